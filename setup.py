@@ -1,0 +1,50 @@
+import pathlib
+import re
+
+from setuptools import find_packages, setup
+
+ROOT = pathlib.Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "trellis_keras/__init__.py").read_text())[1]
+JAX = ["jax>=0.4.35"]
+TEST = ["pytest>=8", "hypothesis>=6.100", *JAX]
+
+setup(
+    name="trellis-keras",
+    version=VERSION,
+    description="TrellisNet, TCN and Lattice Recurrent Unit models for Keras 3",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.11",
+    packages=[*find_packages(include=["trellis_keras", "trellis_keras.*"]),
+              "trellis_keras.zoo._assets"],
+    # Model cards, results and small weights live in zoo/ and travel inside the wheel.
+    package_dir={"trellis_keras.zoo._assets": "zoo"},
+    package_data={
+        "trellis_keras": ["py.typed"],
+        "trellis_keras.zoo._assets": ["*.md", "*/*"],
+    },
+    install_requires=[
+        "tensorflow>=2.18",
+        "keras>=3.13",
+        "tensorflow-datasets>=4.9.7",
+        "keras-nlp>=0.18",
+        "tensorboard>=2.18",
+        "numpy>=1.26",
+        "typer>=0.12",
+        "matplotlib>=3.8",
+    ],
+    extras_require={
+        "test": TEST,
+        "dev": [*TEST, "ruff>=0.6", "build>=1"],
+        "gpu": ["tensorflow[and-cuda]>=2.18"],
+        "jax": JAX,
+    },
+    entry_points={"console_scripts": ["trellis-keras = trellis_keras.cli:main"]},
+    classifiers=[
+        "License :: OSI Approved :: Apache Software License",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)

@@ -1,0 +1,17 @@
+from trellis_keras.layers.dropout import DropConnect, EmbeddingDropout, VariationalDropout
+from trellis_keras.layers.gates import GatedActivation, GRUGates, LSTMGates, RNNGates
+from trellis_keras.layers.trellis import TrellisLayer
+from trellis_keras.layers.weight_norm import ConvolutionKernel, weight_norm
+
+__all__ = [
+    "ConvolutionKernel",
+    "DropConnect",
+    "EmbeddingDropout",
+    "GRUGates",
+    "GatedActivation",
+    "LSTMGates",
+    "RNNGates",
+    "TrellisLayer",
+    "VariationalDropout",
+    "weight_norm",
+]

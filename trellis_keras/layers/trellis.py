@@ -1,0 +1,451 @@
+"""TrellisNet's core as a Keras layer."""
+
+import keras
+from keras import ops
+
+from trellis_keras.layers import gates
+from trellis_keras.layers.convolution import causal_convolution, shift
+from trellis_keras.layers.dropout import VariationalDropout
+from trellis_keras.layers.history import History
+from trellis_keras.layers.weight_norm import ConvolutionKernel
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class TrellisLayer(keras.layers.Layer):
+    """Weight-tied, input-injected temporal convolution (Bai et al. 2019, Eqs. 1, 2 and 12).
+
+    With d the dilation of level i, m a dropout mask and f the gated activation, every level
+    i = 1..depth computes, with the same weights,
+
+        a_t = sum_j x_{t-j*d} Wx[k-1-j] + (m * h^{i-1}_{t-j*d}) Wh[k-1-j] + b,    j = 0..k-1
+        h^i_t, c^i_t = f(a_t, h^{i-1}_{t-d}, c^{i-1}_{t-d})
+
+    and the output is the last `output_units` channels of h at the last level. It is causal:
+    output t depends on inputs up to t only, and on no more than `receptive_field` of them.
+
+    Args:
+        units: Channels of the hidden sequence h (the papers' hidden size plus output size).
+        depth: Number of levels.
+        output_units: Channels of the output, the last ones of h. Default: `units`.
+        kernel_size: Number of taps of the convolutions.
+        dilation_rate: One integer, or a list that the levels cycle through.
+        output_length: Only the last `output_length` steps are returned. Default: all.
+        cell: Gated activation: `"lstm"`, `"gru"`, `"rnn"`, or a `GatedActivation` layer.
+        injection_every: x enters at levels 1, 1 + n, 1 + 2n, ... (1: at every level, Eq. 1).
+        weight_norm: Whether both kernels are weight-normed, each per output channel.
+        dropout: Variational dropout rate of h where it enters the convolution. One mask
+            (batch, channel) is drawn per call and serves all levels and steps.
+        weight_dropout: DropConnect rate of the past taps of both kernels.
+        aux_every: Auxiliary outputs are taken after every `aux_every` levels.
+        aux_from: `"bottom"` counts levels n, 2n, ... up to and including the last one (the
+            authors' program); `"top"` counts L - n, L - 2n, ... (the paper).
+        return_sequences: Whether to return all steps, or the last one only.
+        return_state: Whether to return the last step's states too.
+        return_aux: Whether to return the auxiliary outputs too.
+        stateful: Whether the last states of a batch pad the next one (history repackaging).
+        seed: Integer seed of the dropouts.
+        kernel_initializer, recurrent_initializer, bias_initializer: Of Wx, Wh and b. Default:
+            N(0, 0.01) for all three, as in the authors' program.
+        kernel_regularizer, recurrent_regularizer, bias_regularizer: Of Wx, Wh and b.
+
+    Call arguments:
+        inputs: Tensor (batch, time, channels).
+        initial_state: List of states, each (batch, units): [h, c] for `"lstm"`, [h] else. It
+            stands in every step before the first, at every level (paper, appendix B). Default:
+            zeros, or the carried states of a stateful layer.
+        training: Whether dropout is active.
+        mask: Boolean (batch, time). Masked steps count as steps before the sequence: x is zero
+            and the states are the initial ones there. Right for pre- and for post-padding.
+        output_length: Overrides the constructor's for this call.
+
+    Returns:
+        y (batch, time, output_units), or a tuple of y, then with `return_aux` the auxiliary
+        outputs (batch, n_aux, time, output_units), then with `return_state` the states, each
+        (batch, units). Without `return_sequences` the time axis is gone from y and aux.
+
+    Raises:
+        ValueError: Arguments out of range, inputs shorter than a dilation or than
+            `output_length`, or states of the wrong number or shape.
+
+    Example:
+
+    >>> layer = TrellisLayer(units=12, depth=5, output_units=4)
+    >>> layer(np.zeros((2, 7, 3), "float32")).shape
+    (2, 7, 4)
+    """
+
+    def __init__(
+        self,
+        units,
+        depth,
+        *,
+        output_units=None,
+        kernel_size=2,
+        dilation_rate=1,
+        output_length=None,
+        cell="lstm",
+        injection_every=1,
+        weight_norm=False,
+        dropout=0.0,
+        weight_dropout=0.0,
+        aux_every=None,
+        aux_from="bottom",
+        return_sequences=True,
+        return_state=False,
+        return_aux=False,
+        stateful=False,
+        seed=None,
+        kernel_initializer=None,
+        recurrent_initializer=None,
+        bias_initializer=None,
+        kernel_regularizer=None,
+        recurrent_regularizer=None,
+        bias_regularizer=None,
+        **kwargs,
+    ):
+        # Inputs are cast in `call`: Keras' autocast would take the states down to half precision.
+        super().__init__(autocast=False, **kwargs)
+        output_units = units if output_units is None else output_units
+        _check_positive(
+            units=units,
+            depth=depth,
+            output_units=output_units,
+            kernel_size=kernel_size,
+            injection_every=injection_every,
+        )
+        if output_units > units:
+            raise ValueError(
+                "The output is a part of the hidden channels: `output_units` must be at most "
+                f"`units`. Received: output_units={output_units}, units={units}"
+            )
+        if output_length is not None:
+            _check_positive(output_length=output_length)
+            if not return_sequences and output_length != 1:
+                raise ValueError(
+                    "`return_sequences=False` returns one step. "
+                    f"Received: output_length={output_length}"
+                )
+        self.units = units
+        self.depth = depth
+        self.output_units = output_units
+        self.kernel_size = kernel_size
+        self.dilation_rate = dilation_rate
+        self.dilations = _dilation_cycle(dilation_rate)
+        self.output_length = output_length
+        self.injection_every = injection_every
+        self.weight_norm = weight_norm
+        self.dropout = dropout
+        self.weight_dropout = weight_dropout
+        self.aux_every = aux_every
+        self.aux_from = aux_from
+        self.aux_levels = _aux_levels(depth, aux_every, aux_from)
+        self.return_sequences = return_sequences
+        self.return_state = return_state
+        self.return_aux = return_aux
+        if return_aux and not self.aux_levels:
+            raise ValueError("`return_aux=True` needs `aux_every`. Received: aux_every=None")
+        self.stateful = stateful
+        self.seed = seed
+        self.kernel_initializer = _initializer(kernel_initializer, seed, 0)
+        self.recurrent_initializer = _initializer(recurrent_initializer, seed, 1)
+        self.bias_initializer = _initializer(bias_initializer, seed, 2)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.recurrent_regularizer = keras.regularizers.get(recurrent_regularizer)
+        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
+        self.supports_masking = True
+
+        # States and gates stay at least at float32 under mixed precision.
+        self.state_dtype = keras.backend.result_type(self.compute_dtype, "float32")
+        self.cell = gates.get(cell, units, dtype=self.state_dtype)
+        self.kernel = self._convolution_kernel("kernel", seed)
+        self.recurrent_kernel = self._convolution_kernel("recurrent_kernel", seed)
+        self.hidden_dropout = VariationalDropout(dropout, seed=seed, dtype=self.dtype_policy)
+        if stateful:
+            self.history = History(self.cell.state_size, dtype=self.state_dtype)
+
+    def _convolution_kernel(self, name, seed):
+        recurrent = name == "recurrent_kernel"
+        return ConvolutionKernel(
+            self.kernel_size,
+            self.cell.kernel_units,
+            weight_norm=self.weight_norm,
+            dropout=self.weight_dropout,
+            initializer=self.recurrent_initializer if recurrent else self.kernel_initializer,
+            regularizer=self.recurrent_regularizer if recurrent else self.kernel_regularizer,
+            seed=None if seed is None else seed + 1 + recurrent,
+            dtype=self.dtype_policy,
+            name=name,
+        )
+
+    def build(self, input_shape):
+        self.kernel.build(input_shape)
+        self.recurrent_kernel.build((None, None, self.units))
+        self.bias = self.add_weight(
+            name="bias",
+            shape=(self.cell.preactivation_size,),
+            initializer=self.bias_initializer,
+            regularizer=self.bias_regularizer,
+            autocast=False,
+        )
+        if self.stateful and input_shape[0] is not None:
+            self.history.allocate(input_shape[0], training=True)
+            self.history.allocate(input_shape[0], training=False)
+
+    @property
+    def receptive_field(self):
+        """Number of inputs, the current one included, that an output depends on."""
+        spans = [(self.kernel_size - 1) * self.dilation(i) for i in range(1, self.depth + 1)]
+        return 1 + sum(spans)
+
+    def dilation(self, level):
+        """Dilation of a level, counted from 1."""
+        return self.dilations[(level - 1) % len(self.dilations)]
+
+    def call(self, inputs, initial_state=None, training=False, mask=None, output_length=None):
+        training = bool(training)
+        self._check_length(inputs.shape[1], output_length)
+        x = ops.cast(inputs, self.compute_dtype)
+        carried = self._initial_state(x, initial_state, training)
+        y_levels, states = self._levels(x, carried, training, mask)
+        last = _last_step(states, carried, mask)
+        if self.stateful:
+            self.history.write(last, training)
+        return self._outputs(y_levels, last, self._kept(output_length))
+
+    def _levels(self, x, carried, training, mask):
+        """Runs all levels; returns the outputs of the auxiliary levels and of the last, and
+        the states of the last."""
+        kernel = self.cell.arrange(self.kernel(training=training))
+        recurrent_kernel = self.cell.arrange(self.recurrent_kernel(training=training))
+        bias = ops.cast(self.bias, self.state_dtype)
+        hold = _hold_masked(mask, carried)
+        x = x if mask is None else x * ops.cast(mask, x.dtype)[..., None]
+        injected = {
+            d: ops.cast(causal_convolution(x, kernel, d), self.state_dtype)
+            for d in {self.dilation(i) for i in self._injected_levels()}
+        }
+        batch, time, _ = ops.shape(x)
+        states = [ops.zeros((batch, time, n), self.state_dtype) for n in self.cell.state_size]
+        dropout = self.hidden_dropout.mask(states[0], training)
+        states = hold(states)
+        outputs = {}
+        for level in range(1, self.depth + 1):
+            d = self.dilation(level)
+            h, past_h = states[0], carried[0]
+            if dropout is not None:
+                h, past_h = h * dropout, past_h * dropout[:, 0]
+            h, past_h = (ops.cast(t, self.compute_dtype) for t in (h, past_h))
+            a = ops.cast(causal_convolution(h, recurrent_kernel, d, past_h), self.state_dtype)
+            a = a + bias
+            if level in self._injected_levels():
+                a = a + injected[d]
+            past = [shift(s, d, p) for s, p in zip(states, carried, strict=True)]
+            _, states = self.cell(a, past)
+            states = hold(states)
+            if level in self.aux_levels or level == self.depth:
+                outputs[level] = states[0][..., -self.output_units :]
+        return outputs, states
+
+    def _injected_levels(self):
+        return range(1, self.depth + 1, self.injection_every)
+
+    def _initial_state(self, x, initial_state, training):
+        """Returns the states before the first step, each (batch, units)."""
+        batch = x.shape[0]
+        if initial_state is None and self.stateful:
+            return self.history.read(batch, training)
+        sizes = self.cell.state_size
+        if initial_state is None:
+            return [ops.zeros((ops.shape(x)[0], size), self.state_dtype) for size in sizes]
+        if not isinstance(initial_state, (list, tuple)):
+            initial_state = [initial_state]
+        shapes = [tuple(state.shape) for state in initial_state]
+        wanted = [(batch, size) for size in sizes]
+        right = len(shapes) == len(wanted) and all(map(_compatible, shapes, wanted))
+        if not right:
+            raise ValueError(
+                f"`initial_state` must hold {len(wanted)} tensors of shapes {wanted}. "
+                f"Received shapes: {shapes}"
+            )
+        return [ops.cast(state, self.state_dtype) for state in initial_state]
+
+    def _check_length(self, time, output_length):
+        if time is None:
+            return
+        longest = max(self.dilation(i) for i in range(1, self.depth + 1))
+        if time < longest:
+            raise ValueError(
+                f"The input has {time} steps, fewer than the dilation {longest}: such a level "
+                "would see nothing but padding. Use longer sequences or smaller dilations."
+            )
+        kept = self._kept(output_length)
+        if kept is not None and kept > time:
+            raise ValueError(
+                f"`output_length` must be at most the length of the input. "
+                f"Received: output_length={kept}, input length {time}"
+            )
+
+    def _kept(self, output_length):
+        if not self.return_sequences:
+            return 1
+        return self.output_length if output_length is None else output_length
+
+    def _outputs(self, outputs, states, kept):
+        y = outputs[self.depth]
+        aux = ops.stack([outputs[i] for i in self.aux_levels], axis=1) if self.return_aux else None
+
+        def finish(tensor):
+            tensor = tensor if kept is None else tensor[..., -kept:, :]
+            tensor = tensor if self.return_sequences else tensor[..., -1, :]
+            return ops.cast(tensor, self.compute_dtype)
+
+        result = [finish(y)]
+        if self.return_aux:
+            result.append(finish(aux))
+        if self.return_state:
+            result.extend(states)
+        return result[0] if len(result) == 1 else tuple(result)
+
+    def reset_state(self, batch_size=None, training=None):
+        """Zeroes the carried states of a stateful layer.
+
+        Args:
+            batch_size: Number of rows to allocate. Default: as before.
+            training: Which states: those of training, of evaluation, or (None) both.
+
+        Raises:
+            ValueError: The layer is not stateful.
+        """
+        if not self.stateful:
+            raise ValueError("`reset_state` needs a layer with `stateful=True`.")
+        self.history.reset(batch_size, training)
+
+    def compute_mask(self, inputs, mask=None):
+        """Returns a mask per output: only y keeps the time axis that the mask belongs to."""
+        if mask is not None and self.return_sequences:
+            mask = mask if self.output_length is None else mask[:, -self.output_length :]
+        else:
+            mask = None
+        others = self.return_aux + self.return_state * len(self.cell.state_size)
+        return (mask, *[None] * others) if others else mask
+
+    def compute_output_shape(self, input_shape, output_length=None):
+        batch, time = input_shape[0], input_shape[1]
+        kept = self._kept(output_length)
+        steps = (time if kept is None else kept,) if self.return_sequences else ()
+        shapes = [(batch, *steps, self.output_units)]
+        if self.return_aux:
+            shapes.append((batch, len(self.aux_levels), *steps, self.output_units))
+        if self.return_state:
+            shapes.extend((batch, size) for size in self.cell.state_size)
+        return shapes[0] if len(shapes) == 1 else tuple(shapes)
+
+    def compute_output_spec(
+        self, inputs, initial_state=None, training=False, mask=None, output_length=None
+    ):
+        self._check_length(inputs.shape[1], output_length)
+        shapes = self.compute_output_shape(inputs.shape, output_length)
+        if not isinstance(shapes[0], tuple):
+            return keras.KerasTensor(shapes, self.compute_dtype)
+        n_states = self.return_state * len(self.cell.state_size)
+        dtypes = [self.compute_dtype] * (len(shapes) - n_states) + [self.state_dtype] * n_states
+        return tuple(map(keras.KerasTensor, shapes, dtypes))
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "units": self.units,
+            "depth": self.depth,
+            "output_units": self.output_units,
+            "kernel_size": self.kernel_size,
+            "dilation_rate": self.dilation_rate,
+            "output_length": self.output_length,
+            "cell": keras.saving.serialize_keras_object(self.cell),
+            "injection_every": self.injection_every,
+            "weight_norm": self.weight_norm,
+            "dropout": self.dropout,
+            "weight_dropout": self.weight_dropout,
+            "aux_every": self.aux_every,
+            "aux_from": self.aux_from,
+            "return_sequences": self.return_sequences,
+            "return_state": self.return_state,
+            "return_aux": self.return_aux,
+            "stateful": self.stateful,
+            "seed": self.seed,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "recurrent_initializer": keras.initializers.serialize(self.recurrent_initializer),
+            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
+            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
+            "recurrent_regularizer": keras.regularizers.serialize(self.recurrent_regularizer),
+            "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
+        }
+
+
+def _check_positive(**arguments):
+    for name, value in arguments.items():
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
+
+
+def _dilation_cycle(dilation_rate):
+    cycle = [dilation_rate] if isinstance(dilation_rate, int) else list(dilation_rate)
+    if not cycle:
+        raise ValueError("`dilation_rate` must not be empty.")
+    for d in cycle:
+        _check_positive(dilation_rate=d)
+    return cycle
+
+
+def _aux_levels(depth, aux_every, aux_from):
+    if aux_from not in ("bottom", "top"):
+        raise ValueError(f'`aux_from` must be "bottom" or "top". Received: {aux_from!r}')
+    if aux_every is None:
+        return []
+    _check_positive(aux_every=aux_every)
+    if aux_from == "bottom":
+        levels = list(range(aux_every, depth + 1, aux_every))
+    else:
+        levels = sorted(range(depth - aux_every, 0, -aux_every))
+    if not levels:
+        raise ValueError(
+            "`aux_every` leaves no auxiliary output: it must be at most the depth (less than it "
+            f'with aux_from="top"). Received: aux_every={aux_every}, depth={depth}'
+        )
+    return levels
+
+
+def _initializer(identifier, seed, offset):
+    """The authors' N(0, 0.01), with a seed of its own per weight, unless another is given."""
+    if identifier is not None:
+        return keras.initializers.get(identifier)
+    seed = None if seed is None else seed + offset
+    return keras.initializers.RandomNormal(stddev=0.01, seed=seed)
+
+
+def _compatible(shape, wanted):
+    """Whether two static shapes can be the same, None standing for any size."""
+    return len(shape) == len(wanted) and all(
+        a == b or a is None or b is None for a, b in zip(shape, wanted, strict=True)
+    )
+
+
+def _hold_masked(mask, carried):
+    """Returns a function that puts the carried states where the mask is False."""
+    if mask is None:
+        return lambda states: states
+    valid = ops.cast(mask, "bool")[..., None]
+    return lambda states: [
+        ops.where(valid, s, p[:, None, :]) for s, p in zip(states, carried, strict=True)
+    ]
+
+
+def _last_step(states, carried, mask):
+    """States at the last step of each row; with a mask, at the last valid one."""
+    if mask is None:
+        return [state[:, -1] for state in states]
+    steps = ops.cumsum(ops.ones_like(mask, dtype="int32"), axis=1)
+    last = ops.max(ops.where(ops.cast(mask, "bool"), steps, 0), axis=1)[:, None, None]
+    return [
+        ops.take_along_axis(ops.concatenate([p[:, None, :], s], axis=1), last, axis=1)[:, 0]
+        for s, p in zip(states, carried, strict=True)
+    ]

@@ -1,0 +1,119 @@
+"""Convolution kernels with weight normalisation and DropConnect."""
+
+import keras
+from keras import ops
+
+from trellis_keras.layers.dropout import DropConnect
+
+
+def weight_norm(direction, gain):
+    """Returns `direction * gain / ||direction||`, the norm taken per output channel.
+
+    Salimans & Kingma 2016, Eq. (2).
+
+    Args:
+        direction: Tensor (tap, in, out).
+        gain: Tensor (out,).
+    """
+    return direction * (gain / _norm(direction))
+
+
+def _norm(kernel):
+    return ops.sqrt(ops.sum(ops.square(kernel), axis=(0, 1)))
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class ConvolutionKernel(keras.layers.Layer):
+    """A (tap, in, out) kernel, weight-normed and with DropConnect if asked for.
+
+    With weight norm the kernel is kept as a direction and a gain per output channel. DropConnect
+    acts on the direction, whose norm is then that of what was left (as in the authors' program).
+
+    Args:
+        kernel_size: Number of taps. The last tap acts on the current step.
+        filters: Number of output channels.
+        weight_norm: Whether to keep the kernel as direction and gain.
+        dropout: DropConnect rate of the past taps.
+        initializer, regularizer: Of the kernel (with weight norm: of its direction).
+        seed: Integer seed of DropConnect.
+
+    Call arguments:
+        training: Whether DropConnect is active.
+
+    Returns:
+        The kernel to convolve with, (tap, in, out).
+
+    Raises:
+        ValueError: `kernel_size` or `filters` not positive, or `dropout` outside [0, 1).
+
+    Example:
+
+    >>> kernel = ConvolutionKernel(2, 8, weight_norm=True)
+    >>> kernel.build((None, None, 3))
+    >>> kernel().shape
+    (2, 3, 8)
+    """
+
+    def __init__(
+        self,
+        kernel_size,
+        filters,
+        *,
+        weight_norm=False,
+        dropout=0.0,
+        initializer="glorot_uniform",
+        regularizer=None,
+        seed=None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        if kernel_size < 1 or filters < 1:
+            raise ValueError(
+                "`kernel_size` and `filters` must be positive. "
+                f"Received: kernel_size={kernel_size}, filters={filters}"
+            )
+        self.kernel_size = kernel_size
+        self.filters = filters
+        self.weight_norm = weight_norm
+        self.initializer = keras.initializers.get(initializer)
+        self.regularizer = keras.regularizers.get(regularizer)
+        self.seed = seed
+        # Norms and masks are taken in the variables' dtype; the result is cast once, at the end.
+        self.drop_connect = DropConnect(dropout, seed=seed, dtype=self.variable_dtype)
+
+    def build(self, input_shape):
+        """Creates the weights for an operand of shape (batch, time, in)."""
+        self.kernel = self.add_weight(
+            name="kernel",
+            shape=(self.kernel_size, input_shape[-1], self.filters),
+            initializer=self.initializer,
+            regularizer=self.regularizer,
+            autocast=False,
+        )
+        self.gain = None
+        if self.weight_norm:
+            self.gain = self.add_weight(
+                name="gain",
+                shape=(self.filters,),
+                # The gain starts at the norm of the direction, so that the kernel is the direction.
+                initializer=lambda shape, dtype: ops.cast(_norm(self.kernel), dtype),
+                autocast=False,
+            )
+
+    def call(self, training=False):
+        kernel = self.drop_connect(ops.convert_to_tensor(self.kernel), training=training)
+        if self.gain is not None:
+            kernel = weight_norm(kernel, self.gain)
+        return ops.cast(kernel, self.compute_dtype)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "kernel_size": self.kernel_size,
+            "filters": self.filters,
+            "weight_norm": self.weight_norm,
+            "dropout": self.drop_connect.rate,
+            "initializer": keras.initializers.serialize(self.initializer),
+            "regularizer": keras.regularizers.serialize(self.regularizer),
+            "seed": self.seed,
+        }
