@@ -1,0 +1,117 @@
+import hashlib
+import http.server
+import io
+import tarfile
+import threading
+
+import pytest
+
+from trellis_keras.data import corpora, load
+
+pytest.importorskip("tensorflow_datasets")
+
+from trellis_keras.data import builders  # noqa: E402
+
+CONTENTS = {
+    "train": b" the cat sat \n the <unk> ran \n",
+    "valid": b" the cat ran \n",
+    "test": b" the <unk> sat \n",
+}
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A local web site whose folder is returned; the builder looks for the archive there."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args):
+            super().__init__(*args, directory=folder)
+
+        def log_message(self, *args):
+            """Keeps the tests' output clean."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}/simple-examples.tgz"
+    files = {
+        split: (member, hashlib.sha256(CONTENTS[split]).hexdigest())
+        for split, (member, _) in builders.PtbText.FILES.items()
+    }
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(builders.PtbText, "URL", url)
+    monkeypatch.setattr(builders.PtbText, "FILES", files)
+    yield folder
+    server.shutdown()
+    server.server_close()
+
+
+def write_archive(folder, contents):
+    with tarfile.open(folder / "simple-examples.tgz", "w:gz") as archive:
+        members = {"train": "./simple-examples/data/ptb.train.txt"}
+        add(archive, "./simple-examples/README", b"other files are passed over")
+        for split, content in contents.items():
+            member = members.get(split, f"simple-examples/data/ptb.{split}.txt")
+            add(archive, member, content)
+
+
+def add(archive, name, content):
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    archive.addfile(info, io.BytesIO(content))
+
+
+def test_download_verify_cache(site, tmp_path):
+    write_archive(site, CONTENTS)
+    assert builders.read_files(builders.PtbText, tmp_path / "cache") == CONTENTS
+    # The second time nothing is downloaded.
+    (site / "simple-examples.tgz").unlink()
+    assert builders.read_files(builders.PtbText, tmp_path / "cache") == CONTENTS
+
+
+def test_load_downloads_where_there_is_no_local_copy(site, tmp_path, tiny_ptb, monkeypatch):
+    write_archive(site, CONTENTS)
+    monkeypatch.setattr(
+        builders, "read_files", lambda cls, read=builders.read_files: read(cls, tmp_path / "cache")
+    )
+    downloaded, local = load("ptb_word"), load("ptb_word", data_dir=tiny_ptb)
+    assert downloaded.checksum == local.checksum
+    assert downloaded.vocabulary == local.vocabulary
+
+
+def test_failed_download_points_to_local_copies(site, tmp_path):
+    message = (
+        f"Could not download {builders.PtbText.URL}.*404.*"
+        f"`data_dir`.*{corpora.ENVIRONMENT_VARIABLE}"
+    )
+    with pytest.raises(OSError, match=message):
+        builders.read_files(builders.PtbText, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    "write, error, message",
+    [
+        (
+            lambda site: write_archive(site, {**CONTENTS, "valid": b" other \n"}),
+            ValueError,
+            "ptb.valid.txt of .* is not the published file: expected sha256 .*, found .*data_dir",
+        ),
+        (
+            lambda site: write_archive(site, {"train": CONTENTS["train"]}),
+            ValueError,
+            "has no file simple-examples/data/ptb.valid.txt.*data_dir",
+        ),
+        (
+            lambda site: (site / "simple-examples.tgz").write_text("<html>moved</html>"),
+            OSError,
+            "Could not download .*data_dir",
+        ),
+    ],
+)
+def test_bad_archives_are_named_and_not_kept(site, tmp_path, write, error, message):
+    write(site)
+    with pytest.raises(error, match=message):
+        builders.read_files(builders.PtbText, tmp_path / "cache")
+    write_archive(site, CONTENTS)
+    assert builders.read_files(builders.PtbText, tmp_path / "cache") == CONTENTS

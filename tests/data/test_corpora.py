@@ -1,0 +1,210 @@
+import gzip
+import hashlib
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from trellis_keras.data import corpora, list_datasets, load
+
+
+def test_registered_names():
+    assert {"ptb_word", "ptb_char", "text", "pydoc"} <= set(list_datasets())
+    with pytest.raises(ValueError, match="Received: 'ptb'; known: .*'ptb_char', 'ptb_word'"):
+        load("ptb")
+
+
+@pytest.mark.parametrize("name", ["ptb_word", "pydoc"])
+def test_unknown_options_are_named(name):
+    with pytest.raises(ValueError, match=r"Received: \['unti'\]; known: "):
+        load(name, unti="word")
+
+
+def test_missing_option_is_named():
+    with pytest.raises(ValueError, match=r"needs the options \['path'\]"):
+        load("text")
+
+
+def test_ptb_words(data_dir):
+    corpus = load("ptb_word", data_dir=data_dir)
+    assert [len(corpus.train), len(corpus.valid), len(corpus.test)] == [929_589, 73_760, 82_430]
+    assert len(corpus.vocabulary) == 10_000
+    assert corpus.unit == "word"
+    assert corpus.train.dtype == np.int32
+    # Frequency order: the counts never rise.
+    assert np.all(np.diff(np.bincount(corpus.train)) <= 0)
+    text = corpus.vocabulary.decode(corpus.train[:100])
+    assert text.startswith("aer banknote berlitz calloway")
+    assert "pierre <unk> N years old will join the board" in text
+
+
+def test_ptb_characters(data_dir):
+    corpus = load("ptb_char", data_dir=data_dir)
+    sizes = [len(corpus.train), len(corpus.valid), len(corpus.test)]
+    assert sizes == [5_059_550, 396_412, 446_184]
+    assert len(corpus.vocabulary) == 50
+    assert "\n" in corpus.vocabulary.tokens
+    assert corpus.unit == "character"
+    text = corpus.vocabulary.decode(corpus.valid[:400])
+    assert text.startswith("consumers may want to move their telephones a ")
+    assert " \n" in text and "\n " not in text
+    digest = hashlib.sha256()
+    for split in corpora.SPLITS:
+        digest.update(gzip.decompress((data_dir / f"ptb/ptb.{split}.txt.gz").read_bytes()))
+    assert corpus.checksum == digest.hexdigest()
+
+
+def test_wrong_sizes_name_file_expected_and_found(tiny_ptb):
+    with pytest.raises(
+        ValueError, match=r"ptb\.train\.txt is not the published file: expected 50 .*, found 14"
+    ):
+        load("ptb_char", data_dir=tiny_ptb)
+    with open(tiny_ptb / "ptb" / "ptb.valid.txt", "a") as file:
+        file.write(" the \n")
+    with pytest.raises(ValueError, match=r"ptb\.valid\.txt.*expected 4 words, found 6"):
+        load("ptb_word", data_dir=tiny_ptb)
+
+
+def compress(folder):
+    for path in list(folder.glob("ptb/*.txt")):
+        path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+
+
+def test_compressed_and_plain_files_are_the_same(tiny_ptb):
+    plain = load("ptb_word", data_dir=tiny_ptb)
+    compress(tiny_ptb)
+    packed = load("ptb_word", data_dir=str(tiny_ptb))
+    assert plain.vocabulary.tokens == ("<eos>", "the", "<unk>", "cat", "ran", "sat")
+    assert plain.vocabulary == packed.vocabulary
+    assert plain.checksum == packed.checksum
+    np.testing.assert_array_equal(plain.train, packed.train)
+
+
+def test_environment_variable_and_argument(tiny_ptb, tmp_path_factory, monkeypatch):
+    monkeypatch.setenv(corpora.ENVIRONMENT_VARIABLE, str(tiny_ptb))
+    assert len(load("ptb_word").train) == 8
+    other = tmp_path_factory.mktemp("other")
+    with pytest.raises(FileNotFoundError, match=r"Neither .*other.*ptb\.train\.txt nor"):
+        load("ptb_word", data_dir=other)
+    monkeypatch.setenv(corpora.ENVIRONMENT_VARIABLE, str(other / "typo"))
+    with pytest.raises(FileNotFoundError, match="TRELLIS_KERAS_DATA is not a folder.*typo"):
+        load("ptb_word")
+
+
+def test_download_only_without_a_local_copy(tiny_ptb, tmp_path_factory, monkeypatch):
+    downloads = []
+
+    def download(builder_name):
+        downloads.append(builder_name)
+        return [corpora._read_file(tiny_ptb / corpora.PTB_FILES[s]) for s in corpora.SPLITS]
+
+    monkeypatch.setattr(corpora, "_downloaded_sources", download)
+    load("ptb_word", data_dir=tiny_ptb)
+    assert downloads == []
+    load("ptb_word")
+    # A folder of other data sets is no reason not to download this one.
+    monkeypatch.setenv(corpora.ENVIRONMENT_VARIABLE, str(tmp_path_factory.mktemp("others")))
+    load("ptb_word")
+    assert downloads == ["PtbText", "PtbText"]
+
+
+def test_a_missing_file_of_a_local_copy_is_an_error(tiny_ptb, monkeypatch):
+    (tiny_ptb / "ptb" / "ptb.test.txt").unlink()
+    monkeypatch.setenv(corpora.ENVIRONMENT_VARIABLE, str(tiny_ptb))
+    with pytest.raises(FileNotFoundError, match=r"ptb\.test\.txt.*data_dir.*TRELLIS_KERAS_DATA"):
+        load("ptb_word")
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda content: content[:-12], "is truncated"),
+        (lambda content: content[:30], "is truncated"),
+        (lambda content: b"no gzip" + content, "is not a sound gzip file"),
+        (lambda content: content[:10] + b"\xff" * 20 + content[30:], "is not a sound gzip file"),
+        (lambda content: gzip.compress(b""), "is empty"),
+    ],
+)
+def test_damaged_gzip_files(tmp_path, change, message):
+    path = tmp_path / "some.txt.gz"
+    path.write_bytes(change(gzip.compress(bytes(range(128)) * 10)))
+    with pytest.raises(ValueError, match=f"some.txt.gz {message}"):
+        load("text", path=path)
+
+
+def test_text_by_characters(tmp_path):
+    path = tmp_path / "my.txt"
+    content = "Grüße an\r\nalle. " * 20
+    path.write_bytes(content.encode())
+    corpus = load("text", path=path)
+    assert [len(corpus.train), len(corpus.valid), len(corpus.test)] == [288, 16, 16]
+    ids = np.concatenate([corpus.train, corpus.valid, corpus.test])
+    assert corpus.vocabulary.decode(ids) == content
+    assert corpus.checksum == hashlib.sha256(content.encode()).hexdigest()
+    assert corpus.name == "text"
+
+
+def test_text_by_words_with_other_shares(tmp_path):
+    path = tmp_path / "my.txt"
+    path.write_text("b a a\n" * 10)
+    corpus = load("text", path=str(path), unit="word", split=(0.8, 0.1, 0.1))
+    assert [len(corpus.train), len(corpus.valid), len(corpus.test)] == [32, 4, 4]
+    assert corpus.vocabulary.tokens == ("a", "<eos>", "b")
+    assert corpus.vocabulary.decode(corpus.valid) == "b a a\n"
+
+
+@pytest.mark.parametrize(
+    "content, options, error, message",
+    [
+        (None, {}, FileNotFoundError, "my.txt nor .*my.txt.gz is a file"),
+        (b"", {}, ValueError, "my.txt is empty"),
+        (b"abc\xff" * 90, {}, ValueError, "my.txt is not UTF-8 text: the byte 0xff at offset 3"),
+        (b"abcdefghi", {}, ValueError, r"my.txt is too short to split.*Received: 9 characters"),
+        (b"  ", {"unit": "word"}, ValueError, "my.txt has no words"),
+        (b"abc" * 90, {"unit": "byte"}, ValueError, "unit='byte'"),
+        (b"abc" * 90, {"split": (0.9, 0.1)}, ValueError, r"split=\(0.9, 0.1\)"),
+        (b"abc" * 90, {"split": (0.9, 0.2, 0.1)}, ValueError, "add up to 1"),
+        (b"abc" * 90, {"split": (1.0, 0.1, -0.1)}, ValueError, "positive"),
+    ],
+)
+def test_bad_texts(tmp_path, content, options, error, message):
+    path = tmp_path / "my.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(error, match=message):
+        load("text", path=path, **options)
+
+
+def test_pydoc():
+    corpus = load("pydoc")
+    sizes = np.array([len(corpus.train), len(corpus.valid), len(corpus.test)])
+    assert sizes.sum() > 300_000
+    np.testing.assert_allclose(sizes / sizes.sum(), [0.9, 0.05, 0.05], atol=1e-4)
+    assert corpus.unit == "character"
+    assert load("pydoc").checksum == corpus.checksum
+    assert len(load("pydoc", split=(0.8, 0.1, 0.1)).train) < sizes[0]
+
+
+def test_package_needs_neither_tensorflow_nor_tfds():
+    script = """
+        import sys
+        for name in ("tensorflow", "tensorflow_datasets", "keras_nlp"):
+            sys.modules[name] = None
+        from trellis_keras import data
+        corpus = data.load("pydoc")
+        stream = data.TokenStream(corpus.train, 4, 16, horizon=4)
+        assert stream[0][0].shape == (4, 16)
+        try:
+            data.load("ptb_word")
+        except ImportError as error:
+            assert "TRELLIS_KERAS_DATA" in str(error)
+        else:
+            raise AssertionError("no error without tensorflow-datasets")
+    """
+    environment = {**os.environ, "KERAS_BACKEND": "jax"}
+    environment.pop(corpora.ENVIRONMENT_VARIABLE, None)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, env=environment)

@@ -1,0 +1,164 @@
+import json
+import stat
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trellis_keras.data import Vocabulary, check_tokens
+
+
+def words():
+    return Vocabulary(["the", "<eos>", "<unk>", "cat"], unit="word", unknown="<unk>")
+
+
+def test_words_end_each_line_with_eos():
+    ids = words().encode("the  cat\n\n cat the ")
+    assert ids.dtype == np.int32
+    assert ids.tolist() == [0, 3, 1, 1, 3, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [("the", [0]), ("the\n", [0, 1]), ("the\ncat", [0, 1, 3]), ("", []), (" \n ", [1])],
+)
+def test_prompt_keeps_only_the_eos_that_is_written(text, expected):
+    assert words().encode(text, final_eos=False).tolist() == expected
+
+
+def test_decode_shows_eos_as_newline():
+    assert words().decode([1, 0, 3, 1, 1, 3]) == "\nthe cat\n\ncat"
+    assert words().decode([]) == ""
+
+
+def test_unknown_words_become_the_unknown_token():
+    assert words().encode("the dog").tolist() == [0, 2, 1]
+
+
+def test_unknown_symbols_without_a_token_for_them():
+    vocabulary = Vocabulary(["<eos>", "a"])
+    with pytest.raises(ValueError, match=r"'x', 'y' \(2 distinct, 3 in all\)"):
+        vocabulary.encode("a x y x")
+    vocabulary = Vocabulary("abc", unit="character")
+    with pytest.raises(ValueError, match=r"'1', '2', '3', '4', '5', \.\.\. \(7 distinct, 7 in all"):
+        vocabulary.encode("a1234567")
+
+
+def test_characters():
+    vocabulary = Vocabulary(["b", "\n", "a", "\U0001f600"], unit="character")
+    ids = vocabulary.encode("ab\n\U0001f600")
+    assert ids.dtype == np.int32
+    assert ids.tolist() == [2, 0, 1, 3]
+    assert vocabulary.decode(ids) == "ab\n\U0001f600"
+    assert vocabulary.encode("").shape == (0,)
+    with pytest.raises(ValueError, match=r"'\\ud800'"):
+        vocabulary.encode("a\ud800")
+
+
+def test_order_is_frequency_then_alphabet_for_words_and_code_point_for_characters():
+    vocabulary = Vocabulary.from_text("b a c c\nb a\nc\n")
+    assert vocabulary.tokens == ("<eos>", "c", "a", "b")
+    assert Vocabulary.from_text("ba\nB", "character").tokens == ("\n", "B", "a", "b")
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.text())
+def test_characters_round_trip(text):
+    if text:
+        vocabulary = Vocabulary.from_text(text, "character")
+        assert vocabulary.decode(vocabulary.encode(text)) == text
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.lists(st.sampled_from(["a", "b", "cd"]), max_size=3), min_size=1))
+def test_words_round_trip(lines):
+    text = "".join(" ".join(line) + "\n" for line in lines)
+    vocabulary = Vocabulary.from_text(text)
+    assert vocabulary.decode(vocabulary.encode(text)) == text
+
+
+def test_config_round_trip_through_json_and_keras():
+    vocabulary = words()
+    config = json.loads(json.dumps(vocabulary.get_config()))
+    assert Vocabulary.from_config(config) == vocabulary
+    packed = json.loads(json.dumps(keras.saving.serialize_keras_object(vocabulary)))
+    assert keras.saving.deserialize_keras_object(packed) == vocabulary
+    assert hash(Vocabulary.from_config(config)) == hash(vocabulary)
+    assert Vocabulary.from_config({**config, "unknown": None}) != vocabulary
+
+
+def test_save_and_load(tmp_path):
+    path = tmp_path / "vocabulary.json"
+    path.write_text("old")
+    vocabulary = Vocabulary.from_text("häßlich \n\u2028", "character")
+    vocabulary.save(path)
+    assert Vocabulary.load(path) == vocabulary
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    assert path.stat().st_mode & stat.S_IRUSR
+
+
+def test_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "vocabulary.json"
+    words().save(path)
+
+    def fail(*args):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(json, "dump", fail)
+    with pytest.raises(OSError, match="disk full"):
+        Vocabulary(["<eos>"]).save(path)
+    assert Vocabulary.load(path) == words()
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    "content", ['{"tokens": ["<eos>", "a', "[]", '{"words": []}', '{"tokens": []}']
+)
+def test_load_of_a_damaged_file_names_it(tmp_path, content):
+    path = tmp_path / "vocabulary.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match="vocabulary.json does not hold a vocabulary"):
+        Vocabulary.load(path)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"tokens": ["a"], "unit": "byte"}, "unit='byte'"),
+        ({"tokens": []}, "at least one"),
+        ({"tokens": ["<eos>", "a", "a"]}, r"twice: \['a'\]"),
+        ({"tokens": ["<eos>", 3]}, "strings. Received: 3"),
+        ({"tokens": ["<eos>", "a b"]}, "white space. Received: 'a b'"),
+        ({"tokens": ["a"]}, "<eos>"),
+        ({"tokens": ["ab"], "unit": "character"}, "one character. Received: 'ab'"),
+        ({"tokens": ["<eos>"], "unknown": "<unk>"}, "unknown='<unk>'"),
+    ],
+)
+def test_bad_vocabularies(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Vocabulary(**arguments)
+
+
+@pytest.mark.parametrize(
+    "ids, message",
+    [
+        ([0, 4], r"\[0, 4\). Received: 4"),
+        ([-1], r"\[0, 4\). Received: -1"),
+        ([0.0], "integers.*float64"),
+        ([[0]], "one axis"),
+    ],
+)
+def test_decode_refuses_bad_ids(ids, message):
+    with pytest.raises(ValueError, match=message):
+        words().decode(ids)
+
+
+def test_check_tokens():
+    check_tokens(np.array([[0, 3]], "uint8"), 4)
+    check_tokens(np.zeros((0,), "int32"), 4)
+    with pytest.raises(ValueError, match="float32"):
+        check_tokens(np.zeros(3, "float32"), 4)
+    with pytest.raises(ValueError, match=r"\[0, 4\). Received: 4"):
+        check_tokens(np.array([0, 4]), 4)

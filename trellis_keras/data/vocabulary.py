@@ -1,0 +1,242 @@
+"""From text to token ids and back."""
+
+import collections
+import json
+
+import keras
+import numpy as np
+
+from trellis_keras.files import replacing
+from trellis_keras.tokens import check_tokens
+
+EOS = "<eos>"
+UNITS = ("word", "character")
+# Enough unknown symbols to recognise the cause, few enough to stay readable.
+_MAX_NAMED = 5
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class Vocabulary:
+    """An immutable, ordered list of tokens; a token's place is its id.
+
+    In word units the text is split at white space and every line ends with the token
+    `"<eos>"`. In character units each character is one token, a line's end being the
+    character `"\\n"`.
+
+    Args:
+        tokens: Iterable of distinct strings. In word units none holds white space and
+            `"<eos>"` is among them; in character units each is one character.
+        unit: `"word"` or `"character"`.
+        unknown: A token of `tokens` that stands for every symbol the vocabulary does not
+            know (for instance `"<unk>"`). `None` makes such symbols an error.
+
+    Raises:
+        ValueError: If `unit` is another word, or `tokens` are not as described.
+
+    Example:
+
+    >>> vocabulary = Vocabulary(["<eos>", "the", "cat"], unit="word")
+    >>> vocabulary.encode("the cat")
+    array([1, 2, 0], dtype=int32)
+    >>> vocabulary.decode([1, 2, 0])
+    'the cat\\n'
+    """
+
+    def __init__(self, tokens, unit="word", unknown=None):
+        tokens = tuple(tokens)
+        _check_vocabulary(tokens, unit, unknown)
+        self._tokens = tokens
+        self._unit = unit
+        self._unknown = unknown
+        self._index = {token: i for i, token in enumerate(tokens)}
+        if unit == "character":
+            # Characters are looked up by code point, a whole text at a time.
+            codes = np.array([ord(token) for token in tokens], dtype="uint32")
+            self._order = np.argsort(codes).astype("int32")
+            self._codes = codes[self._order]
+
+    @classmethod
+    def from_text(cls, text, unit="word", unknown=None):
+        """Builds the vocabulary of a text.
+
+        The order depends on the text only: words by falling frequency (what an adaptive
+        softmax wants) and alphabetically where that is equal, characters by code point.
+
+        Args:
+            text: The text, a string.
+            unit: `"word"` or `"character"`.
+            unknown: As in the constructor; the text has to contain it.
+
+        Returns:
+            A `Vocabulary`.
+        """
+        if unit == "character":
+            return cls(sorted(set(text)), unit, unknown)
+        counts = collections.Counter(_split_words(text))
+        return cls(sorted(counts, key=lambda word: (-counts[word], word)), unit, unknown)
+
+    @property
+    def tokens(self):
+        """All tokens in the order of their ids, a tuple of strings."""
+        return self._tokens
+
+    @property
+    def unit(self):
+        """`"word"` or `"character"`."""
+        return self._unit
+
+    @property
+    def unknown(self):
+        """The token that stands for unknown symbols, or `None`."""
+        return self._unknown
+
+    def __len__(self):
+        return len(self._tokens)
+
+    def __eq__(self, other):
+        return isinstance(other, Vocabulary) and self.get_config() == other.get_config()
+
+    def __hash__(self):
+        return hash((self._tokens, self._unit, self._unknown))
+
+    def __repr__(self):
+        return f"<Vocabulary of {len(self)} tokens, unit={self._unit!r}>"
+
+    def encode(self, text, final_eos=True):
+        """Turns text into token ids.
+
+        Args:
+            text: A string.
+            final_eos: Only for words: whether a last line that has no newline of its own
+                gets an `"<eos>"` all the same. Use `False` for a prompt that the model is
+                to continue.
+
+        Returns:
+            The ids, an int32 array of shape (tokens,).
+
+        Raises:
+            ValueError: If the text has symbols that the vocabulary does not know and there
+                is no `unknown` token.
+        """
+        if self._unit == "word":
+            symbols = _split_words(text, final_eos)
+            ids = np.array([self._index.get(word, -1) for word in symbols], dtype="int32")
+        else:
+            symbols = text
+            ids = self._encode_characters(text)
+        missing = np.flatnonzero(ids < 0)
+        if missing.size:
+            if self._unknown is None:
+                raise ValueError(self._describe_missing(symbols, missing))
+            ids[missing] = self._index[self._unknown]
+        return ids
+
+    def decode(self, ids):
+        """Turns token ids into text.
+
+        Args:
+            ids: Integers in [0, `len(self)`), of shape (tokens,).
+
+        Returns:
+            A string: words with single spaces between them and a newline for each
+            `"<eos>"`, or the characters one after another.
+
+        Raises:
+            ValueError: If `ids` are not integers or lie outside the vocabulary.
+        """
+        ids = np.asarray(ids)
+        if ids.ndim != 1:
+            raise ValueError(f"`ids` must have one axis, (tokens,). Received: shape {ids.shape}")
+        if ids.size == 0:
+            return ""
+        check_tokens(ids, len(self))
+        symbols = [self._tokens[i] for i in ids]
+        if self._unit == "character":
+            return "".join(symbols)
+        lines = " ".join("\n" if word == EOS else word for word in symbols)
+        return lines.replace(" \n", "\n").replace("\n ", "\n")
+
+    def get_config(self):
+        """The constructor's arguments, ready for JSON."""
+        return {"tokens": list(self._tokens), "unit": self._unit, "unknown": self._unknown}
+
+    @classmethod
+    def from_config(cls, config):
+        """The inverse of `get_config()`."""
+        return cls(**config)
+
+    def save(self, path):
+        """Writes the vocabulary as JSON; `path` holds the old file or the whole new one."""
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(self.get_config()), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path):
+        """Reads a vocabulary that `save()` wrote.
+
+        Args:
+            path: The JSON file.
+
+        Returns:
+            A `Vocabulary`.
+
+        Raises:
+            ValueError: If the file does not hold a vocabulary.
+        """
+        with open(path, encoding="utf-8") as file:
+            try:
+                config = json.load(file)
+                return cls.from_config(config)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{path} does not hold a vocabulary: {error}") from error
+
+    def _encode_characters(self, text):
+        # "surrogatepass": a lone surrogate is then an unknown symbol like any other.
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+        place = np.searchsorted(self._codes, codes)
+        place = np.minimum(place, len(self._codes) - 1)
+        return np.where(self._codes[place] == codes, self._order[place], np.int32(-1))
+
+    def _describe_missing(self, symbols, missing):
+        distinct = list(dict.fromkeys(symbols[i] for i in missing))
+        named = ", ".join(repr(symbol) for symbol in distinct[:_MAX_NAMED])
+        more = ", ..." if len(distinct) > _MAX_NAMED else ""
+        return (
+            f"The text has symbols unknown to the vocabulary of {len(self)} {self._unit}s, "
+            f"which has no token for unknown ones: {named}{more} "
+            f"({len(distinct)} distinct, {len(missing)} in all)."
+        )
+
+
+def _split_words(text, final_eos=True):
+    lines = text.split("\n")
+    last = lines.pop().split()
+    words = []
+    for line in lines:
+        words += line.split()
+        words.append(EOS)
+    words += last
+    if last and final_eos:
+        words.append(EOS)
+    return words
+
+
+def _check_vocabulary(tokens, unit, unknown):
+    if unit not in UNITS:
+        raise ValueError(f"`unit` must be one of {UNITS}. Received: unit={unit!r}")
+    if not tokens:
+        raise ValueError("A vocabulary needs at least one token. Received: none")
+    for token in tokens:
+        if not isinstance(token, str):
+            raise ValueError(f"Tokens must be strings. Received: {token!r}")
+        if unit == "character" and len(token) != 1:
+            raise ValueError(f"With unit='character' a token is one character. Received: {token!r}")
+        if unit == "word" and token.split() != [token]:
+            raise ValueError(f"A word is not empty and has no white space. Received: {token!r}")
+    repeated = [token for token, n in collections.Counter(tokens).items() if n > 1]
+    if repeated:
+        raise ValueError(f"Tokens must be distinct. Received twice: {repeated[:_MAX_NAMED]}")
+    if unit == "word" and EOS not in tokens:
+        raise ValueError(f"A word vocabulary needs the token {EOS!r}, the end of a line.")
+    if unknown is not None and unknown not in tokens:
+        raise ValueError(f"`unknown` must be one of the tokens. Received: unknown={unknown!r}")
