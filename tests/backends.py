@@ -1,0 +1,133 @@
+"""Child processes for tests that need another Keras backend, another floatx or a clean interpreter.
+
+A process has one backend and one floatx, so a test that must hold on both backends, or in
+float64, runs again in a child process. Nothing has to be done for that beyond marking it:
+
+    pytestmark = [pytest.mark.both_backends, pytest.mark.float64]
+
+* no mark: TensorFlow, float32, in the process of `pytest` itself;
+* `both_backends`: once more on JAX;
+* `float64`: once more with floatx float64 (TensorFlow only, unless `both_backends` is there too).
+
+`tests/test_backends.py` starts the child processes and shows their output where one fails. While
+writing a test, run it directly:
+
+    KERAS_BACKEND=jax TRELLIS_TEST_FLOATX=float64 pytest tests/training/test_optimizers.py
+
+A test that needs a process of its own (one that is killed, one where tensorflow must not be
+there) calls `run_script`.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# What a child process must not inherit: it decides these itself.
+_DECIDED_HERE = ("KERAS_BACKEND", "TRELLIS_TEST_FLOATX", "JAX_ENABLE_X64", "PYTEST_ADDOPTS")
+
+
+def child_environment(backend="tensorflow", floatx="float32", **extra):
+    """Returns the environment of a child process with this backend and floatx.
+
+    Args:
+        backend: `"tensorflow"` or `"jax"`.
+        floatx: `"float32"` or `"float64"`; on JAX the latter also sets `JAX_ENABLE_X64`, without
+            which JAX computes in float32 while the variables still say float64.
+        **extra: further environment variables.
+    """
+    if backend not in ("tensorflow", "jax"):
+        raise ValueError(f"`backend` must be 'tensorflow' or 'jax'. Received: {backend!r}")
+    if floatx not in ("float32", "float64"):
+        raise ValueError(f"`floatx` must be 'float32' or 'float64'. Received: {floatx!r}")
+    environment = {k: v for k, v in os.environ.items() if k not in _DECIDED_HERE}
+    environment |= {
+        "KERAS_BACKEND": backend,
+        "TRELLIS_TEST_FLOATX": floatx,
+        "JAX_ENABLE_X64": "1" if floatx == "float64" else "0",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+    return environment | {k: str(v) for k, v in extra.items()}
+
+
+def run_tests(*paths, backend="tensorflow", floatx="float32", marks="not slow", timeout=1800):
+    """Runs test files or folders in a child `pytest` and fails with its output if one fails.
+
+    Args:
+        *paths: files, folders or node ids, absolute or relative to the project; none: `tests/`.
+        backend, floatx: as in `child_environment`.
+        marks: the `-m` expression that selects the tests.
+        timeout: seconds until the child is ended.
+
+    Returns:
+        The child's standard output.
+    """
+    arguments = [str(p) for p in paths] or ["tests"]
+    command = [sys.executable, "-m", "pytest", "-q", "--maxfail=5", "--tb=short", "-m", marks]
+    command += ["-p", "no:cacheprovider", *arguments]
+    return _run(command, child_environment(backend, floatx), timeout)
+
+
+def run_script(
+    source,
+    *arguments,
+    backend="tensorflow",
+    floatx="float32",
+    block=(),
+    check=True,
+    timeout=600,
+    **environment,
+):
+    """Runs Python source in a child process.
+
+    The script starts with floatx set, and with the modules in `block` impossible to import.
+
+    Args:
+        source: the Python source text.
+        *arguments: seen by the script as `sys.argv[1:]`.
+        backend, floatx: as in `child_environment`.
+        block: names of modules that the script must not be able to import, such as
+            `("tensorflow",)`.
+        check: whether an exit status other than 0 fails the test, with the child's output.
+        timeout: seconds until the child is ended.
+        **environment: further environment variables.
+
+    Returns:
+        The child's standard output, or with `check=False` the `subprocess.CompletedProcess`.
+    """
+    command, variables = script_command(
+        source, *arguments, backend=backend, floatx=floatx, block=block, **environment
+    )
+    return _run(command, variables, timeout, check)
+
+
+def script_command(
+    source, *arguments, backend="tensorflow", floatx="float32", block=(), **environment
+):
+    """Returns `(command, environment)` for a script, for tests that start and kill it themselves.
+
+    Args: as in `run_script`.
+    """
+    prologue = f"import sys\nfor _name in {tuple(block)!r}: sys.modules[_name] = None\n"
+    if floatx != "float32":
+        prologue += f"import keras\nkeras.config.set_floatx({floatx!r})\n"
+    command = [sys.executable, "-c", prologue + source, *map(str, arguments)]
+    return command, child_environment(backend, floatx, **environment)
+
+
+def _run(command, environment, timeout, check=True):
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, timeout=timeout, capture_output=True, text=True
+    )
+    if not check:
+        return done
+    if done.returncode:
+        settings = {name: environment[name] for name in ("KERAS_BACKEND", "TRELLIS_TEST_FLOATX")}
+        raise AssertionError(
+            f"The child process {settings} ended with status {done.returncode}.\n"
+            f"--- its output\n{done.stdout[-12000:]}\n--- its errors\n{done.stderr[-6000:]}"
+        )
+    return done.stdout

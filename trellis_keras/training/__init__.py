@@ -1,0 +1,22 @@
+"""Optimizers, learning-rate rules, metrics and checkpoints of the published recipes."""
+
+from trellis_keras.training.callbacks import PlateauDecay, StepDecay
+from trellis_keras.training.checkpoint import Checkpoint, restore, set_seeds
+from trellis_keras.training.checkpoint_files import latest
+from trellis_keras.training.metrics import BitsPerCharacter, CrossEntropy, Perplexity
+from trellis_keras.training.optimizers import SGD, Adam, RMSprop
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "BitsPerCharacter",
+    "Checkpoint",
+    "CrossEntropy",
+    "Perplexity",
+    "PlateauDecay",
+    "RMSprop",
+    "StepDecay",
+    "latest",
+    "restore",
+    "set_seeds",
+]

@@ -1,0 +1,92 @@
+"""What a run leaves behind beside its checkpoints: a table of its epochs and its best model."""
+
+import csv
+import pathlib
+
+import keras
+
+from trellis_keras.files import replacing
+
+
+class HistoryCSV(keras.callbacks.Callback):
+    """Writes one CSV row per epoch, also through interruptions.
+
+    Takes the place of `keras.callbacks.CSVLogger`, which writes an epoch twice if a run was killed
+    between its row and its checkpoint. The file is always whole.
+
+    Args:
+        path: The CSV file; its columns are `epoch` (counted from 1) and the epoch's logs.
+
+    Example:
+
+    >>> model.fit(x, y, callbacks=[HistoryCSV("run/history.csv")])
+    """
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = pathlib.Path(path)
+        self._rows = None
+
+    def on_train_begin(self, logs=None):
+        self._rows = None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if self._rows is None:  # the first epoch of this `fit`; a resumed one begins later
+            self._rows = [row for row in read_history(self.path) if int(row["epoch"]) <= epoch]
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._rows.append({"epoch": epoch + 1, **(logs or {})})
+        columns = list(dict.fromkeys(name for row in self._rows for name in row))
+        with replacing(self.path) as temporary, open(temporary, "w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(self._rows)
+
+
+def read_history(path):
+    """Returns the rows of a `HistoryCSV` file as dicts of strings; none if there is no file."""
+    path = pathlib.Path(path)
+    if not path.exists():
+        return []
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+class BestModel(keras.callbacks.Callback):
+    """Saves the model whenever a value is the best so far.
+
+    Unlike `keras.callbacks.ModelCheckpoint` it replaces the file in one step and keeps its memory
+    in a `training.Checkpoint`.
+
+    Args:
+        path: The `.keras` file.
+        monitor: Name of a value in the logs that should fall.
+
+    Example:
+
+    >>> model.fit(x, y, validation_split=0.1, callbacks=[BestModel("run/best.keras")])
+    """
+
+    def __init__(self, path, monitor="val_loss"):
+        super().__init__()
+        self.path = pathlib.Path(path)
+        self.monitor = monitor
+        self.best = None
+
+    def get_state(self):
+        return {"best": self.best}
+
+    def set_state(self, state):
+        self.best = state["best"]
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.monitor not in (logs or {}):
+            raise ValueError(
+                f"BestModel watches {self.monitor!r}, which this epoch did not produce. "
+                f"It has {sorted(logs or {})}."
+            )
+        value = float(logs[self.monitor])
+        if self.best is None or value < self.best:
+            self.best = value
+            with replacing(self.path) as temporary:
+                self.model.save(temporary)
