@@ -17,8 +17,10 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
-    packages=[*find_packages(include=["trellis_keras", "trellis_keras.*"]),
-              "trellis_keras.zoo._assets"],
+    packages=[
+        *find_packages(include=["trellis_keras", "trellis_keras.*"]),
+        "trellis_keras.zoo._assets",
+    ],
     # Model cards, results and small weights live in zoo/ and travel inside the wheel.
     package_dir={"trellis_keras.zoo._assets": "zoo"},
     package_data={
@@ -29,6 +31,7 @@ setup(
         "tensorflow>=2.18",
         "keras>=3.13",
         "tensorflow-datasets>=4.9.7",
+        "importlib-resources",  # tensorflow-datasets needs it and does not say so
         "keras-nlp>=0.18",
         "tensorboard>=2.18",
         "numpy>=1.26",

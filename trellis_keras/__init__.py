@@ -1,3 +1,8 @@
-"""TrellisNet, TCN and Lattice Recurrent Unit models for Keras."""
+"""TrellisNet, TCN and Lattice Recurrent Unit models for Keras 3."""
 
 __version__ = "0.1.0"
+
+# Importing them registers their classes, so that `keras.saving.load_model` finds every one.
+from trellis_keras import data, interop, layers, models, serving, training, zoo
+
+__all__ = ["data", "interop", "layers", "models", "serving", "training", "zoo"]

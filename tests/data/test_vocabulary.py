@@ -106,7 +106,7 @@ def test_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     def fail(*args):
         raise OSError("disk full")
 
-    monkeypatch.setattr(json, "dump", fail)
+    monkeypatch.setattr(json, "dumps", fail)
     with pytest.raises(OSError, match="disk full"):
         Vocabulary(["<eos>"]).save(path)
     assert Vocabulary.load(path) == words()

@@ -13,6 +13,8 @@ is elementwise over (batch, time).
 import keras
 from keras import ops
 
+from trellis_keras.layers.precision import tanh
+
 
 class GatedActivation(keras.layers.Layer):
     """Base class of gated activations, and the contract for your own.
@@ -77,7 +79,7 @@ class RNNGates(GatedActivation):
     """Elman's activation: h = tanh(a)."""
 
     def call(self, inputs, states):
-        h = ops.tanh(inputs)
+        h = tanh(inputs)
         return h, [h]
 
 
@@ -93,8 +95,8 @@ class LSTMGates(GatedActivation):
 
     def call(self, inputs, states):
         i, f, g, o = ops.split(inputs, 4, axis=-1)
-        c = ops.sigmoid(f) * states[1] + ops.sigmoid(i) * ops.tanh(g)
-        h = ops.sigmoid(o) * ops.tanh(c)
+        c = ops.sigmoid(f) * states[1] + ops.sigmoid(i) * tanh(g)
+        h = ops.sigmoid(o) * tanh(c)
         return h, [h, c]
 
 
@@ -125,7 +127,7 @@ class GRUGates(GatedActivation):
     def call(self, inputs, states):
         z, r, current, past = ops.split(inputs, 4, axis=-1)
         z = ops.sigmoid(z)
-        candidate = ops.tanh(current + ops.sigmoid(r) * past)
+        candidate = tanh(current + ops.sigmoid(r) * past)
         h = z * states[0] + (1 - z) * candidate
         return h, [h]
 

@@ -28,7 +28,7 @@ class History(keras.layers.Layer):
         states = self._states[training]
         if states and states[0].shape[0] == batch_size:
             for state in states:
-                state.assign(ops.zeros_like(state))
+                state.assign(ops.zeros(state.shape, dtype=state.dtype))
             return
         phase = "training" if training else "evaluation"
         self._states[training] = [

@@ -1,0 +1,111 @@
+"""Models of the golden fixtures, and their arrays in the fixtures' layout."""
+
+import keras
+import numpy as np
+
+from trellis_keras.interop import load_torch_state_dict
+from trellis_keras.layers import TrellisLayer
+from trellis_keras.models import LanguageModel
+
+
+def floats(array):
+    """An array in the floatx of this process."""
+    return np.asarray(array, keras.config.floatx())
+
+
+def family(arrays, prefix):
+    """The arrays `prefix.name` as {name: array}; float64 references win over float32 ones."""
+    prefix = f"{prefix}."
+    found = {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+    exact = {k.removesuffix("_f64"): v for k, v in found.items() if k.endswith("_f64")}
+    return {k: v for k, v in found.items() if not k.endswith("_f64")} | exact
+
+
+def to_ours(name, array):
+    """Lays an array of the authors' parameter `name` (or of its gradient) out as ours."""
+    if name.startswith(("encoder", "decoder")):
+        return array
+    blocks = np.split(array, 4)
+    array = np.concatenate([blocks[i] for i in (0, 3, 2, 1)])
+    if name.endswith("_g"):
+        return array.reshape(-1)
+    return array.transpose(2, 1, 0) if array.ndim == 3 else array
+
+
+def to_keras_time(array):
+    """(batch, channels, time) -> (batch, time, channels)."""
+    return floats(array).transpose(0, 2, 1)
+
+
+def variables_of(layer):
+    """{the authors' name: our variable} of a TrellisLayer or a LanguageModel around one."""
+    if isinstance(layer, LanguageModel):
+        return variables_of(layer.backbone) | {
+            "encoder.weight": layer.embedding.embeddings,
+            "decoder.bias": layer.head.bias,
+        }
+    found = {"bias2": layer.bias}
+    for name, kernel in (("weight1", layer.kernel), ("weight2", layer.recurrent_kernel)):
+        suffix = "_v" if layer.weight_norm else ""
+        found[name + suffix] = kernel.kernel
+        if layer.weight_norm:
+            found[name + "_g"] = kernel.gain
+    return found
+
+
+def core_layer(arrays, **options):
+    """The TrellisLayer of a `trellis_core_*` case, weights loaded."""
+    config = arrays["meta"]["config"]
+    outputs = {k: v for k, v in arrays.items() if k.startswith("out.y")}
+    layer = TrellisLayer(
+        arrays["in.h0"].shape[1],
+        config["nlevels"],
+        output_units=next(iter(outputs.values())).shape[-1],
+        kernel_size=config["k"],
+        dilation_rate=config["dil"],
+        weight_norm=config["wn"],
+        return_state=True,
+        **options,
+    )
+    x = next(v for k, v in arrays.items() if k.startswith("in.x"))
+    layer.build((None, None, x.shape[1]))
+    load_torch_state_dict(layer, family(arrays, "param"))
+    return layer
+
+
+def language_model(arrays, parameters="param", **options):
+    """The LanguageModel of a `trellis_lm_*` or `trajectory_*` case, weights loaded."""
+    config = arrays["meta"]["config"]
+    embedding = arrays[f"{parameters}.encoder.weight"]
+    weight2 = next(v for k, v in arrays.items() if k.startswith(f"{parameters}.weight2"))
+    recurrent = next(
+        v for k, v in arrays.items() if k in (f"{parameters}.weight2", f"{parameters}.weight2_v")
+    )
+    dropouts = {"dropout": config.get("dropouth", 0.0), "weight_dropout": config.get("wdrop", 0.0)}
+    backbone = TrellisLayer(
+        weight2.shape[0] // 4,
+        config["nlevels"],
+        output_units=config["nout"],
+        kernel_size=recurrent.shape[-1],
+        dilation_rate=config.get("dil", 1),
+        weight_norm=config["wn"],
+        aux_every=config["aux_freq"] if config["aux"] else None,
+        return_aux=bool(config["aux"]),
+        stateful=config.get("repack", False),
+        **dropouts,
+    )
+    model = LanguageModel(
+        config["V"],
+        embedding.shape[1],
+        backbone,
+        embedding_dropout=config.get("emb_dropout", 0.0),
+        input_dropout=config.get("dropouti", 0.0),
+        output_dropout=config.get("dropout", 0.0),
+        aux_weight=config["aux"],
+        activation_penalty=config.get("alpha", 0),
+        temporal_activation_penalty=config.get("beta", 0),
+        **options,
+    )
+    model.build((None, None))
+    load_torch_state_dict(model, family(arrays, parameters))
+    return model

@@ -1,0 +1,143 @@
+"""LanguageModel against the authors' programs: one pass, one loss, whole trainings."""
+
+import numpy as np
+import pytest
+from authors import family, floats, language_model, to_ours, variables_of
+from gradients import value_and_gradients
+from keras import ops
+
+from trellis_keras.training.optimizers import SGD, Adam
+
+pytestmark = [pytest.mark.both_backends, pytest.mark.float64]
+
+CASES = ["softmax", "softmax_wnorm", "noaux", "last_row"]
+
+
+def logits_to_log_probabilities(logits):
+    logits = np.asarray(logits, "float64")
+    return logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("history", [False, True])
+def test_outputs(case, history, golden, assert_close):
+    arrays = golden(f"trellis_lm_{case}")
+    model = language_model(arrays)
+    suffix = "_hist_f64" if history else "_f64"
+    states = [floats(arrays[f"in.{name}"][:, :, 0]) for name in ("h0", "c0")]
+    backbone = model.backbone
+    outputs = backbone(
+        model.embedding(arrays["in.tokens"]), initial_state=states if history else None
+    )
+    raw, aux = outputs if backbone.return_aux else (outputs, None)
+    assert_close(raw, arrays["out.raw_output" + suffix], "lm_output", "raw")
+    decoded = logits_to_log_probabilities(arrays["out.decoded" + suffix])
+    assert_close(model.head(raw), decoded, "lm_output", "decoded")
+    if not history:
+        assert_close(model(arrays["in.tokens"]), decoded, "lm_output", "call")
+    if aux is not None:
+        decoded = logits_to_log_probabilities(arrays["out.aux_decoded" + suffix])
+        assert_close(model.head(aux), decoded, "lm_output", "aux")
+
+
+def scored(model, x, y, training=True):
+    """What `fit` computes for a batch: the loss, from the last y.shape[1] positions."""
+    with model._counting((x, y)):
+        y_pred = model(x, training=training)
+        return model.compute_loss(x, y, y_pred, training=training), y_pred
+
+
+def put_masks(model, masks, config):
+    """Puts the stored draws in place of the random ones."""
+    backbone = model.backbone
+
+    def fixed(layer, mask):
+        mask = floats(mask) / (1 - layer.rate)
+        layer.draw = lambda shape: ops.convert_to_tensor(mask)
+
+    def kernel_mask(mask):
+        return to_ours("kernel", mask)
+
+    fixed(model.embedding_dropout, masks["emb"])
+    fixed(model.input_dropout, masks["input"])
+    fixed(backbone.kernel.drop_connect, kernel_mask(masks["weight1"]))
+    fixed(backbone.recurrent_kernel.drop_connect, kernel_mask(masks["weight2"]))
+    fixed(backbone.hidden_dropout, masks["hidden"].transpose(0, 2, 1))
+    fixed(model.output_dropout, masks["output"])
+    fixed(model.aux_dropout, masks["aux_output"])
+
+
+@pytest.mark.parametrize("case", [*CASES, "dropout"])
+def test_training_loss_and_gradients(case, golden, assert_close):
+    arrays = golden(f"trellis_lm_{case}")
+    config = arrays["meta"]["config"]
+    model = language_model(arrays)
+    if case == "dropout":
+        put_masks(model, family(arrays, "mask"), config)
+    stream = arrays["in.stream"].T
+    rows = min(config["seq_len"], stream.shape[1] - 1)
+    x, y = stream[:, :rows], stream[:, config["horizon"] + 1 : rows + 1]
+    (loss, _), gradients, _ = value_and_gradients(
+        lambda: scored(model, x, y), list(variables_of(model).values())
+    )
+    assert_close(loss, arrays["out.loss_f64"], "lm_output", "loss")
+    reference = family(arrays, "grad") | family(arrays, "gradfull")
+    for name, gradient in zip(variables_of(model), gradients, strict=True):
+        wanted = to_ours(name, reference[name])
+        assert_close(ops.convert_to_numpy(gradient), wanted, "lm_gradient", name)
+
+
+TRAJECTORIES = ["word_sgd", "word_sgd_bigger_init", "char_adam_repack_wnorm"]
+
+
+def segments(stream, length, valid, history):
+    """The authors' segmentation: [(x, y), ...] with targets for the counted steps only."""
+    stream, batches, start = stream.T, [], 0
+    while start + history < stream.shape[1] - 1:
+        stop = min(start + length, stream.shape[1] - 1)
+        y = stream[:, start + 1 + history : stop + 1]
+        batches.append((stream[:, start:stop], y))
+        start += valid
+    return batches
+
+
+def evaluate(model, batches):
+    """Mean cross-entropy over counted steps of segments of different lengths."""
+    if model.backbone.stateful:
+        model.backbone.reset_state(len(batches[0][0]), training=False)
+    losses = [float(scored(model, x, y, training=False)[0]) for x, y in batches]
+    return np.average(losses, weights=[y.shape[1] for _, y in batches])
+
+
+@pytest.mark.parametrize("case", TRAJECTORIES)
+def test_training_trajectory(case, golden, assert_close, tolerance, floatx):
+    arrays = golden(f"trajectory_{case}")
+    meta = arrays["meta"]
+    config, valid, history = meta["config"], meta["valid_len"], meta["eff_history"]
+    length = valid + history
+    model = language_model(arrays, parameters="param0")
+    optimizer = {"SGD": SGD, "Adam": Adam}[config["optim"]]
+    model.compile(
+        optimizer(config["lr"], l2=config["wdecay"], clip_norm=config["clip"]), jit_compile=False
+    )
+    evaluation = segments(arrays["in.eval_stream"], length, valid, history)
+    before = evaluate(model, evaluation)
+    allowed = tolerance("trajectory_loss")
+    assert before == pytest.approx(arrays["out.eval_loss_before_f64"], rel=allowed)
+
+    batches = segments(arrays["in.stream"], length, valid, history)
+    assert len(batches) == config["steps"]
+    if model.backbone.stateful:
+        model.backbone.reset_state(len(batches[0][0]), training=True)
+    losses = []
+    for step, (x, y) in enumerate(batches):
+        model.reset_metrics()
+        losses.append(model.train_on_batch(x, y, return_dict=True)["loss"])
+        if step in (0, len(batches) - 1):
+            reference = family(arrays, "param1" if step == 0 else "paramN")
+            for name, variable in variables_of(model).items():
+                wanted = to_ours(name, reference[name])
+                assert_close(ops.convert_to_numpy(variable), wanted, "trajectory_weight", name)
+    assert_close(floats(losses), arrays["out.loss_f64"], "trajectory_loss", "loss")
+    after = evaluate(model, evaluation)
+    assert after == pytest.approx(arrays["out.eval_loss_after_f64"], rel=allowed)

@@ -1,0 +1,3 @@
+from trellis_keras.cli import main
+
+main()

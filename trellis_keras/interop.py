@@ -1,0 +1,159 @@
+"""Weights of the TrellisNet authors' PyTorch checkpoints.
+
+Their layout: convolution kernels are (out, in, tap), gate blocks stand in the order input,
+output, candidate, forget, `weight1` acts on x, `weight2` and `bias2` on h; with weight norm
+`weight1_v` is the direction and `weight1_g` the gain. Ours is (tap, in, out) with Keras' block
+order input, forget, candidate, output.
+"""
+
+import pathlib
+
+import numpy as np
+
+from trellis_keras.layers import TrellisLayer
+from trellis_keras.layers.gates import LSTMGates
+from trellis_keras.models import LanguageModel
+
+
+def load_torch_state_dict(model_or_layer, state_dict):
+    """Loads weights under the authors' parameter names.
+
+    Args:
+        model_or_layer: A built `TrellisLayer` with LSTM gates, or a `LanguageModel` around one.
+        state_dict: Mapping from names to arrays, or the path of a checkpoint (`.npz`, or a file
+            of `torch.save(model.state_dict(), path)`, for which torch must be installed).
+            Names may be full (`tnet.module.full_conv.weight1_v_raw`) or short (`weight1_v`);
+            several names of one tensor are accepted if their values agree.
+
+    Raises:
+        ValueError: A name is missing, unknown, given twice with different values, or of the
+            wrong shape. Nothing is changed then.
+
+    Example:
+
+    >>> layer = TrellisLayer(units=3, depth=2)
+    >>> layer.build((None, None, 2))
+    >>> weights = {"weight1": np.ones((12, 2, 2)), "weight2": np.ones((12, 3, 2)),
+    ...            "bias2": np.zeros(12)}
+    >>> load_torch_state_dict(layer, weights)
+    """
+    if not isinstance(state_dict, dict):
+        state_dict = _read(state_dict)
+    targets = _targets(model_or_layer)
+    arrays = _canonical(state_dict, targets)
+    missing = sorted(set(targets) - set(arrays))
+    if missing:
+        raise ValueError(f"The state dict lacks {missing}. It has {sorted(state_dict)}.")
+    values = {}
+    for name, (variable, convert) in targets.items():
+        values[name] = _converted(name, arrays[name], convert, tuple(variable.shape))
+    for name, (variable, _) in targets.items():
+        variable.assign(values[name])
+
+
+def _targets(model_or_layer):
+    """Maps the authors' short names to (variable, conversion)."""
+    if isinstance(model_or_layer, TrellisLayer):
+        return _trellis_targets(model_or_layer)
+    if not isinstance(model_or_layer, LanguageModel):
+        raise ValueError(
+            "Expected a TrellisLayer or a LanguageModel around one. "
+            f"Received: {type(model_or_layer).__name__}"
+        )
+    model = model_or_layer
+    targets = _targets(model.backbone)
+    targets["encoder.weight"] = (model.embedding.embeddings, np.asarray)
+    if not model.tie_embeddings:
+        targets["decoder.weight"] = (model.head.kernel, np.transpose)
+    targets["decoder.bias"] = (model.head.bias, np.asarray)
+    return targets
+
+
+def _trellis_targets(layer):
+    if not layer.built:
+        raise ValueError("Build the model before loading weights into it.")
+    if not isinstance(layer.cell, LSTMGates):
+        raise ValueError(
+            f"The authors' programs have LSTM gates only. Received: cell={layer.cell!r}"
+        )
+    targets = {"bias2": (layer.bias, _reorder_gates)}
+    for name, kernel in (("weight1", layer.kernel), ("weight2", layer.recurrent_kernel)):
+        if layer.weight_norm:
+            targets[f"{name}_v"] = (kernel.kernel, _convolution_kernel)
+            targets[f"{name}_g"] = (kernel.gain, _gain)
+        else:
+            targets[name] = (kernel.kernel, _convolution_kernel)
+    return targets
+
+
+def _reorder_gates(array):
+    i, o, g, f = np.split(array, 4)
+    return np.concatenate([i, f, g, o])
+
+
+def _convolution_kernel(array):
+    return _reorder_gates(array).transpose(2, 1, 0)
+
+
+def _gain(array):
+    return _reorder_gates(array.reshape(-1))
+
+
+def _converted(name, array, convert, shape):
+    try:
+        value = convert(array)
+    except ValueError:
+        value = None
+    if value is None or value.shape != shape:
+        raise ValueError(
+            f"{name!r} does not fit: a variable of shape {shape} cannot be made of an array of "
+            f"shape {array.shape} ((out, in, tap) for kernels)."
+        )
+    return value
+
+
+def _canonical(state_dict, targets):
+    """Shortens the names and merges aliases."""
+    arrays = {}
+    for full_name, value in state_dict.items():
+        name = _short_name(full_name)
+        value = np.asarray(value)
+        if name == "decoder.weight" and name not in targets and "encoder.weight" in targets:
+            name = "encoder.weight"  # tied: one tensor under two names
+        if name not in targets:
+            raise ValueError(
+                f"The state dict has {full_name!r}, which the model has no place for. "
+                f"It takes {sorted(targets)}."
+            )
+        if name in arrays and not np.array_equal(arrays[name], value):
+            raise ValueError(f"Two names of {name!r} have different values: {full_name!r} is one.")
+        arrays[name] = value
+    return arrays
+
+
+def _short_name(name):
+    """`tnet.module.full_conv.weight1_v_raw` -> `weight1_v`; `encoder.weight` stays."""
+    *path, last = name.split(".")
+    last = last.removesuffix("_raw")
+    return f"{path[-1]}.{last}" if path and path[-1] in ("encoder", "decoder") else last
+
+
+def _read(path):
+    path = pathlib.Path(path)
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(
+            f"Reading {path} needs PyTorch (pip install torch). Without it, save the weights as "
+            "an .npz file or pass a dict of arrays."
+        ) from error
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(state, dict) or not all(hasattr(v, "numpy") for v in state.values()):
+        raise ValueError(
+            f"{path} does not hold a state dict. Save one with "
+            "torch.save(model.state_dict(), path)."
+        )
+    return {name: tensor.numpy() for name, tensor in state.items()}

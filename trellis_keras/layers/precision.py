@@ -1,0 +1,20 @@
+"""Which precision states, softmaxes and losses are computed in."""
+
+import keras
+from keras import ops
+
+
+def at_least_float32(dtype):
+    """float32 for the half precisions, else `dtype` itself.
+
+    `keras.backend.result_type(dtype, "float32")` will not do: except on TensorFlow it answers
+    float32 for float64 too.
+    """
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
+
+
+def tanh(x):
+    """Hyperbolic tangent that stays in float64 (`keras.ops.tanh` leaves it on JAX)."""
+    if keras.backend.standardize_dtype(x.dtype) == "float64":
+        return 2 * ops.sigmoid(2 * x) - 1
+    return ops.tanh(x)

@@ -1,0 +1,430 @@
+"""A language model around any causal backbone layer."""
+
+import contextlib
+import inspect
+
+import keras
+import numpy as np
+from keras import ops
+
+from trellis_keras.generation import Generation
+from trellis_keras.layers.dropout import EmbeddingDropout, VariationalDropout
+from trellis_keras.layers.heads import DenseHead
+from trellis_keras.tokens import check_tokens
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class LanguageModel(Generation, keras.Model):
+    """Embedding, causal backbone and output head, trained on next-token prediction.
+
+    `fit` and `evaluate` take token ids x (batch, time) and targets y (batch, n), n <= time: the
+    next tokens of the last n positions. The positions before them are history: they are read, but
+    not counted (effective-history training, TrellisNet appendix B.2), and a `TrellisLayer` leaves
+    out what no counted position can see. The training loss is
+
+        CE + aux_weight * sum_a CE_a + AR * mean(output^2) + TAR * mean((raw_{t+1} - raw_t)^2),
+
+    CE_a being the cross-entropies of the backbone's auxiliary outputs, `raw` the backbone's
+    output before the output dropout and `output` after it; the validation loss is CE alone. Means
+    are over counted tokens, so that the figures of an epoch are exact over the split.
+
+    Args:
+        vocabulary_size: Number of tokens V.
+        embedding_dim: Width of the embedding.
+        backbone: Causal layer from (batch, time, embedding_dim) to (batch, time, channels): a
+            `TrellisLayer`, `keras.layers.LSTM(..., return_sequences=True)`, ... One with
+            `return_aux=True` gives auxiliary outputs.
+        head: Output head (see `layers.heads`). Default: `DenseHead(vocabulary_size)`.
+        tie_embeddings: Whether the head uses the embedding's matrix.
+        embedding_dropout: Rate of dropped words (whole words, for a whole batch).
+        input_dropout: Variational dropout rate of the embedded input.
+        output_dropout: Variational dropout rate of the output and the auxiliary outputs.
+        aux_weight: Weight of the sum of the auxiliary losses.
+        activation_penalty: AR, weight of the mean square of the output (Merity et al. 2018).
+        temporal_activation_penalty: TAR, weight of the mean squared step-to-step change.
+        embeddings_initializer: Default: U(-0.1, 0.1), the authors'.
+        vocabulary: `data.Vocabulary` that is saved with the model, or None.
+        seed: Integer seed of the dropouts and the default initialisers.
+
+    Call arguments:
+        tokens: Integer tensor (batch, time).
+        training: Whether dropout is active.
+
+    Returns:
+        Log-probabilities (batch, time, V).
+
+    Raises:
+        ValueError: Arguments that do not fit each other, tokens that are not integers or lie
+            outside the vocabulary.
+
+    Example:
+
+    >>> backbone = TrellisLayer(units=24, depth=6, output_units=16)
+    >>> model = LanguageModel(vocabulary_size=50, embedding_dim=16, backbone=backbone)
+    >>> model.compile("adam")
+    >>> tokens = np.random.randint(0, 50, (8, 21))
+    >>> _ = model.fit(tokens[:, :-1], tokens[:, 1:], verbose=0)
+    >>> model.predict(tokens, verbose=0).shape
+    (8, 21, 50)
+    """
+
+    def __init__(
+        self,
+        vocabulary_size,
+        embedding_dim,
+        backbone,
+        *,
+        head=None,
+        tie_embeddings=True,
+        embedding_dropout=0.0,
+        input_dropout=0.0,
+        output_dropout=0.0,
+        aux_weight=0.0,
+        activation_penalty=0.0,
+        temporal_activation_penalty=0.0,
+        embeddings_initializer=None,
+        vocabulary=None,
+        seed=None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        if aux_weight and not getattr(backbone, "return_aux", False):
+            raise ValueError(
+                "`aux_weight` needs a backbone with auxiliary outputs (return_aux=True). "
+                f"Received: aux_weight={aux_weight}, backbone={backbone}"
+            )
+        if getattr(backbone, "return_state", False):
+            raise ValueError("The backbone of a language model must have return_state=False.")
+        if vocabulary is not None and len(vocabulary) != vocabulary_size:
+            raise ValueError(
+                f"The vocabulary has {len(vocabulary)} tokens, but vocabulary_size="
+                f"{vocabulary_size}"
+            )
+        self.vocabulary_size = vocabulary_size
+        self.embedding_dim = embedding_dim
+        self.tie_embeddings = tie_embeddings
+        self.aux_weight = aux_weight
+        self.activation_penalty = activation_penalty
+        self.temporal_activation_penalty = temporal_activation_penalty
+        self.vocabulary = vocabulary
+        self.seed = seed
+        self.embedding = keras.layers.Embedding(
+            vocabulary_size,
+            embedding_dim,
+            embeddings_initializer=keras.initializers.RandomUniform(-0.1, 0.1, seed=seed)
+            if embeddings_initializer is None
+            else embeddings_initializer,
+            name="embedding",
+        )
+        self.embedding_dropout = EmbeddingDropout(embedding_dropout, vocabulary_size, _sub(seed, 1))
+        self.input_dropout = VariationalDropout(input_dropout, _sub(seed, 2))
+        self.backbone = backbone
+        self.output_dropout = VariationalDropout(output_dropout, _sub(seed, 3))
+        self.aux_dropout = VariationalDropout(output_dropout, _sub(seed, 4))
+        self.head = DenseHead(vocabulary_size, name="head") if head is None else head
+        if tie_embeddings:
+            self.head.tie(self.embedding)
+
+        self._backbone_takes_length = "output_length" in inspect.signature(backbone.call).parameters
+        self._counted = None
+        self._mean_loss = keras.metrics.Mean(name="token_loss")
+        self._set_token_metrics([])
+
+    def build(self, input_shape):
+        batch, time = input_shape
+        self.embedding.build((batch, time))
+        embedded = (batch, time, self.embedding_dim)
+        if not self.backbone.built:
+            self.backbone.build(embedded)
+        hidden = self.backbone.compute_output_shape(embedded)
+        self.head.build(hidden[0] if isinstance(hidden[0], tuple) else hidden)
+
+    # Forward pass
+
+    def call(self, tokens, training=False):
+        outputs = self._encode(tokens, training)
+        # In `fit` and `evaluate` the loss is the head's: no log-probabilities are made.
+        if self._counted is not None:
+            return outputs
+        return self.head(outputs["raw"])
+
+    def _encode(self, tokens, training=False):
+        """Returns the backbone's outputs before the output dropout: raw and, if any, aux."""
+        if not keras.backend.is_int_dtype(tokens.dtype):
+            raise ValueError(f"Tokens must be integers. Received: dtype {tokens.dtype}")
+        x = self.embedding_dropout(self.embedding(tokens), tokens, training=training)
+        x = self.input_dropout(x, training=training)
+        length = {}
+        if self._backbone_takes_length and isinstance(self._counted, int):
+            length["output_length"] = self._counted
+        outputs = self.backbone(x, training=training, **length)
+        outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+        if self._counted is not None:
+            outputs = [output[..., -self._counted :, :] for output in outputs]
+        return dict(zip(("raw", "aux"), outputs, strict=False))
+
+    # Training and evaluation
+
+    def compile(
+        self,
+        optimizer="rmsprop",
+        metrics=None,
+        *,
+        run_eagerly=False,
+        steps_per_execution=1,
+        jit_compile="auto",
+        auto_scale_loss=True,
+    ):
+        """Configures training. The loss is the head's, so there is no `loss` argument.
+
+        Args:
+            optimizer: Keras optimizer.
+            metrics: Metrics that are fed the negative log-likelihood per token in nats, with the
+                tokens' weights: `training.Perplexity()`, `training.BitsPerCharacter()`,
+                or any `keras.metrics.Metric` with `update_state(values, sample_weight)`.
+            run_eagerly, steps_per_execution, jit_compile, auto_scale_loss: As in Keras.
+        """
+        metrics = list(metrics or [])
+        for metric in metrics:
+            if not isinstance(metric, keras.metrics.Metric):
+                raise ValueError(
+                    "`metrics` must be metric objects that take the negative log-likelihood per "
+                    f"token, such as training.Perplexity(). Received: {metric!r}"
+                )
+        super().compile(
+            optimizer=optimizer,
+            run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution,
+            jit_compile=jit_compile,
+            auto_scale_loss=auto_scale_loss,
+        )
+        self._set_token_metrics(metrics)
+
+    def _set_token_metrics(self, metrics):
+        # Past Keras' tracking, which would refuse metrics in a model that is built already.
+        object.__setattr__(self, "_token_metrics", metrics)
+
+    @property
+    def metrics(self):
+        return [*super().metrics, *self._token_metrics]
+
+    def get_compile_config(self):
+        if not self.compiled:
+            return None
+        return {
+            "optimizer": keras.saving.serialize_keras_object(self.optimizer),
+            "metrics": [keras.saving.serialize_keras_object(m) for m in self._token_metrics],
+            "jit_compile": self.jit_compile,
+        }
+
+    def compile_from_config(self, config):
+        self.compile(
+            optimizer=keras.saving.deserialize_keras_object(config["optimizer"]),
+            metrics=[keras.saving.deserialize_keras_object(m) for m in config["metrics"]],
+            jit_compile=config["jit_compile"],
+        )
+        if self.built:
+            self.optimizer.build(self.trainable_variables)
+
+    def train_step(self, *args):
+        with self._counting(args[-1]):
+            return super().train_step(*args)
+
+    def test_step(self, *args):
+        with self._counting(args[-1]):
+            return super().test_step(*args)
+
+    @contextlib.contextmanager
+    def _counting(self, data):
+        """While it is open, `call` returns what `compute_loss` needs for the last n outputs."""
+        _, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        if y is None:
+            raise ValueError(
+                "A language model is trained and evaluated on (tokens, next tokens). "
+                "Received no targets."
+            )
+        # An integer where the length is static; the backbone can only be told such a one.
+        self._counted = ops.shape(y)[1]
+        try:
+            yield
+        finally:
+            self._counted = None
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        """Returns the loss of a batch and feeds the metrics; see the class for the formula."""
+        raw = y_pred["raw"]
+        output = self.output_dropout(raw, training=training)
+        nll = self.head.loss(output, y)
+        weight = _token_weight(sample_weight, nll)
+        loss = _mean(nll, weight)
+        self._update_metrics(nll, weight)
+        if training:
+            loss = loss + self._auxiliary_loss(y_pred, y, weight)
+            loss = loss + self._penalties(raw, output, weight)
+            loss = loss + sum(self.losses)
+        self._mean_loss.update_state(loss, sample_weight=ops.sum(weight))
+        return loss
+
+    def _auxiliary_loss(self, y_pred, y, weight):
+        if not self.aux_weight:
+            return 0.0
+        aux = self.aux_dropout(y_pred["aux"], training=True)
+        nll = self.head.loss(aux, ops.repeat(y[:, None], aux.shape[1], axis=1))
+        # A sum over the auxiliary outputs of means over tokens.
+        return self.aux_weight * _mean(ops.sum(nll, axis=1), weight)
+
+    def _penalties(self, raw, output, weight):
+        """AR and TAR, over counted steps."""
+        raw, output = ops.cast(raw, weight.dtype), ops.cast(output, weight.dtype)
+        penalty = 0.0
+        if self.activation_penalty:
+            penalty += self.activation_penalty * _mean(_mean_square(output), weight)
+        if self.temporal_activation_penalty:
+            change = _mean_square(raw[:, 1:] - raw[:, :-1])
+            both = weight[:, 1:] * weight[:, :-1]
+            penalty += self.temporal_activation_penalty * _mean(change, both)
+        return penalty
+
+    def _update_metrics(self, nll, weight):
+        for metric in self._token_metrics:
+            metric.update_state(nll, sample_weight=weight)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return self.get_metrics_result()
+
+    def get_metrics_result(self):
+        # Keras weighs a batch's loss by its rows; ours is weighed by its counted tokens.
+        results = super().get_metrics_result()
+        results["loss"] = results.pop("token_loss")
+        return results
+
+    def fit(self, x=None, y=None, *, batch_size=None, callbacks=None, shuffle=None, **kwargs):
+        """As `keras.Model.fit`, but batches of a text stay in order.
+
+        Args:
+            shuffle: Default: True for arrays, False for a `PyDataset`, whose batches Keras would
+                shuffle, and with a stateful backbone, whose history would be lost.
+
+        A stateful backbone's history is reset at the begin of each epoch.
+        """
+        self._check_tokens(x, y)
+        stateful = getattr(self.backbone, "stateful", False)
+        if shuffle is None:
+            shuffle = not (stateful or isinstance(x, keras.utils.PyDataset))
+        if stateful:
+            if shuffle:
+                raise ValueError("A stateful backbone needs its batches in order: shuffle=False.")
+            self._allocate_history(x, batch_size, training=True)
+            callbacks = [_ResetHistory(), *(callbacks or [])]
+        return super().fit(
+            x, y, batch_size=batch_size, callbacks=callbacks, shuffle=shuffle, **kwargs
+        )
+
+    def evaluate(self, x=None, y=None, batch_size=None, **kwargs):
+        """As `keras.Model.evaluate`; a stateful backbone starts with an empty history."""
+        self._check_tokens(x, y)
+        if getattr(self.backbone, "stateful", False):
+            self._allocate_history(x, batch_size, training=False)
+        return super().evaluate(x, y, batch_size=batch_size, **kwargs)
+
+    def predict(self, x, batch_size=None, **kwargs):
+        """As `keras.Model.predict`; a stateful backbone starts with an empty history."""
+        self._check_tokens(x)
+        if getattr(self.backbone, "stateful", False):
+            self._allocate_history(x, batch_size, training=False)
+        return super().predict(x, batch_size=batch_size, **kwargs)
+
+    def _check_tokens(self, *arrays):
+        for array in arrays:
+            if isinstance(array, np.ndarray):
+                check_tokens(array, self.vocabulary_size)
+
+    def _allocate_history(self, x, batch_size, training):
+        """Gives the stateful backbone an empty history for the batches of x."""
+        rows = _batch_rows(x, batch_size)
+        changed = self.backbone.history.batch_size(training) not in (None, rows)
+        self.backbone.reset_state(rows, training)
+        if changed:
+            # A compiled function holds the old batch size's variables.
+            self.train_function = None if training else self.train_function
+            self.test_function = self.predict_function = None
+
+    # Serialization
+
+    def get_config(self):
+        serialize = keras.saving.serialize_keras_object
+        return {
+            **super().get_config(),
+            "vocabulary_size": self.vocabulary_size,
+            "embedding_dim": self.embedding_dim,
+            "backbone": serialize(self.backbone),
+            "head": serialize(self.head),
+            "tie_embeddings": self.tie_embeddings,
+            "embedding_dropout": self.embedding_dropout.rate,
+            "input_dropout": self.input_dropout.rate,
+            "output_dropout": self.output_dropout.rate,
+            "aux_weight": self.aux_weight,
+            "activation_penalty": self.activation_penalty,
+            "temporal_activation_penalty": self.temporal_activation_penalty,
+            "embeddings_initializer": serialize(self.embedding.embeddings_initializer),
+            "vocabulary": None if self.vocabulary is None else serialize(self.vocabulary),
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        layers = {
+            name: keras.saving.deserialize_keras_object(config[name])
+            for name in ("backbone", "head", "embeddings_initializer", "vocabulary")
+        }
+        return cls(**{**config, **layers})
+
+
+class _ResetHistory(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.backbone.reset_state(training=True)
+
+
+def _sub(seed, offset):
+    """A seed of its own for every random layer."""
+    return None if seed is None else seed + offset
+
+
+def _token_weight(sample_weight, nll):
+    """Weights (batch, n) from weights per token, per row, or none."""
+    if sample_weight is None:
+        return ops.ones_like(nll)
+    weight = ops.cast(sample_weight, nll.dtype)
+    if len(weight.shape) == 1:
+        weight = weight[:, None]
+    return ops.broadcast_to(weight, ops.shape(nll))
+
+
+def _mean(values, weight):
+    """Weighted mean; 0 where all weights are 0."""
+    return ops.divide_no_nan(ops.sum(values * weight), ops.sum(weight))
+
+
+def _mean_square(x):
+    """Mean over channels. (`ops.mean` leaves float64 on JAX.)"""
+    return ops.sum(ops.square(x), axis=-1) / x.shape[-1]
+
+
+def _batch_rows(x, batch_size):
+    """Rows of the batches that Keras will make of x, which must all have as many."""
+    if isinstance(x, keras.utils.PyDataset):
+        return len(x[0][0])
+    if hasattr(x, "element_spec"):
+        spec = x.element_spec[0] if isinstance(x.element_spec, tuple) else x.element_spec
+        if spec.shape[0] is None:
+            raise ValueError(
+                "A stateful backbone needs batches of one size: batch(..., drop_remainder=True)."
+            )
+        return spec.shape[0]
+    rows = batch_size or 32
+    if len(x) % rows:
+        raise ValueError(
+            "A stateful backbone needs batches of one size. "
+            f"Received: {len(x)} rows with batch_size={rows}"
+        )
+    return rows
