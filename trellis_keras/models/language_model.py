@@ -357,8 +357,8 @@ class LanguageModel(Generation, keras.Model):
             **super().get_config(),
             "vocabulary_size": self.vocabulary_size,
             "embedding_dim": self.embedding_dim,
-            "backbone": serialize(self.backbone),
-            "head": serialize(self.head),
+            "backbone": _serialize_unbuilt(self.backbone),
+            "head": _serialize_unbuilt(self.head),
             "tie_embeddings": self.tie_embeddings,
             "embedding_dropout": self.embedding_dropout.rate,
             "input_dropout": self.input_dropout.rate,
@@ -385,6 +385,13 @@ class _ResetHistory(keras.callbacks.Callback):
         self.model.backbone.reset_state(training=True)
 
 
+def _serialize_unbuilt(layer):
+    """Leaves the building to the model: a head must be tied before it is built."""
+    serialized = keras.saving.serialize_keras_object(layer)
+    serialized.pop("build_config", None)
+    return serialized
+
+
 def _sub(seed, offset):
     """A seed of its own for every random layer."""
     return None if seed is None else seed + offset
@@ -394,9 +401,8 @@ def _token_weight(sample_weight, nll):
     """Weights (batch, n) from weights per token, per row, or none."""
     if sample_weight is None:
         return ops.ones_like(nll)
-    weight = ops.cast(sample_weight, nll.dtype)
-    if len(weight.shape) == 1:
-        weight = weight[:, None]
+    # By reshape: where both kinds were seen, TensorFlow does not know the rank any more.
+    weight = ops.reshape(ops.cast(sample_weight, nll.dtype), (ops.shape(nll)[0], -1))
     return ops.broadcast_to(weight, ops.shape(nll))
 
 

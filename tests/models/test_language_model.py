@@ -1,0 +1,264 @@
+"""LanguageModel as a Keras model: fit, evaluate, predict, saving, histories, bad input."""
+
+import keras
+import numpy as np
+import pytest
+from backends import run_script
+from keras import ops
+
+from trellis_keras.data import TokenStream, Vocabulary
+from trellis_keras.layers import TrellisLayer
+from trellis_keras.models import LanguageModel
+from trellis_keras.training import SGD, Adam, BitsPerCharacter, CrossEntropy, Perplexity
+
+pytestmark = pytest.mark.both_backends
+
+V = 11
+
+
+def small_model(jit_compile=False, optimizer=None, metrics=(), vocabulary=None, **options):
+    settings = {"output_units": 6, "aux_every": 2, "return_aux": True, "seed": 3}
+    settings |= options.pop("backbone", {})
+    model = LanguageModel(
+        V,
+        6,
+        TrellisLayer(10, 5, **settings),
+        aux_weight=0.1 if settings["return_aux"] else 0.0,
+        vocabulary=vocabulary,
+        seed=7,
+        **options,
+    )
+    model.build((None, None))
+    model.compile(optimizer or Adam(1e-2), metrics=list(metrics), jit_compile=jit_compile)
+    return model
+
+
+def random_tokens(*shape, seed=0):
+    return np.random.default_rng(seed).integers(0, V, shape)
+
+
+def counted_nll(model, stream):
+    """-log p of every counted target, from `predict`."""
+    values = []
+    for i in range(len(stream)):
+        x, y, weight = stream[i]
+        log_p = np.asarray(model.predict(x, verbose=0, batch_size=len(x)))[:, -y.shape[1] :]
+        nll = -np.take_along_axis(log_p, y[..., None], axis=-1)[..., 0]
+        values.append(nll[weight > 0])
+    return np.concatenate(values)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_fit_on_arrays_that_the_batch_does_not_divide(jit_compile):
+    model = small_model(jit_compile)
+    tokens = np.tile(np.arange(V), 40)[: 19 * 21].reshape(19, 21)
+    history = model.fit(
+        tokens[:, :-1], tokens[:, 1:], batch_size=8, epochs=25, verbose=0,
+        validation_data=(tokens[:, :-1], tokens[:, 1:]),
+    )
+    losses = history.history["val_loss"]
+    assert losses[0] > 2 and losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("history", ["chop", "repackage"])
+def test_evaluation_is_the_mean_over_all_targets(history, jit_compile):
+    stateful = {"stateful": history == "repackage"}
+    metrics = [Perplexity(), BitsPerCharacter(), CrossEntropy()]
+    model = small_model(jit_compile, metrics=metrics, backbone=stateful)
+    tokens = random_tokens(211)
+    stream = TokenStream(
+        tokens, batch_size=4, segment=9, history=history, horizon=5 * (history == "chop")
+    )
+    results = model.evaluate(stream, verbose=0, return_dict=True)
+    assert stream.targets_counted == 210
+    if history == "chop":
+        nll = counted_nll(model, stream)
+        assert len(nll) == 210
+        mean = np.mean(nll, dtype="float64")
+        assert results["loss"] == pytest.approx(mean, rel=1e-5)
+    assert results["cross_entropy"] == pytest.approx(results["loss"], rel=1e-5)
+    assert results["perplexity"] == pytest.approx(np.exp(results["loss"]), rel=1e-5)
+    assert results["bpc"] == pytest.approx(results["loss"] / np.log(2), rel=1e-5)
+
+
+def test_repackaged_evaluation_hands_the_state_on():
+    options = {"backbone": {"stateful": True, "aux_every": None, "return_aux": False}}
+    model = small_model(**options)
+    tokens = random_tokens(41)
+    stream = TokenStream(tokens, batch_size=1, segment=8, history="repackage")
+    results = model.evaluate(stream, verbose=0, return_dict=True)
+    # By hand: the state of each segment's end pads the next.
+    embedded = model.embedding(tokens[None, :40])
+    state, nll = [np.zeros((1, 10), "float32")] * 2, []
+    reference = TrellisLayer(10, 5, output_units=6, return_state=True)
+    reference.build((None, None, 6))
+    reference.set_weights(model.backbone.get_weights())
+    for start in range(0, 40, 8):
+        hidden, *state = reference(embedded[:, start : start + 8], initial_state=list(state))
+        y = tokens[None, start + 1 : start + 9]
+        nll.append(np.asarray(model.head.loss(hidden, y)))
+    assert results["loss"] == pytest.approx(np.mean(nll), rel=1e-5)
+
+
+def test_validation_neither_sees_nor_disturbs_the_training_history():
+    tokens = random_tokens(400)
+    stream = TokenStream(tokens, batch_size=4, segment=10, history="repackage")
+    states = []
+    for validate in (False, True):
+        model = small_model(optimizer=SGD(0.1), backbone={"stateful": True})
+        model.fit(stream, epochs=1, verbose=0)
+        if validate:  # with another batch size
+            other = TokenStream(tokens[:100], batch_size=2, segment=10, history="repackage")
+            first = model.evaluate(other, verbose=0)
+            assert model.evaluate(other, verbose=0) == first
+        states.append([np.asarray(v) for v in model.backbone.history.read(4, training=True)])
+    for a, b in zip(*states, strict=True):
+        assert np.any(a) and np.array_equal(a, b)
+
+
+def test_history_is_reset_at_each_epoch():
+    stream = TokenStream(random_tokens(81), batch_size=2, segment=10, history="repackage")
+    model = small_model(optimizer=SGD(1e-12), backbone={"stateful": True})
+    history = model.fit(stream, epochs=2, verbose=0).history["loss"]
+    assert history[0] == pytest.approx(history[1], rel=1e-6)
+
+
+def test_history_is_neither_counted_nor_saved(tmp_path):
+    plain, stateful = small_model(), small_model(backbone={"stateful": True})
+    stateful.backbone.reset_state(batch_size=3)
+    assert stateful.count_params() == plain.count_params()
+    stateful.save_weights(tmp_path / "w.weights.h5")
+    plain.load_weights(tmp_path / "w.weights.h5")
+    x = random_tokens(3, 8)
+    stateful.backbone.reset_state(batch_size=3)
+    np.testing.assert_allclose(stateful(x), plain(x), rtol=1e-6)
+
+
+def test_only_counted_positions_enter_the_loss():
+    model = small_model()
+    x, y = random_tokens(4, 12), random_tokens(4, 5, seed=1)
+    log_p = np.asarray(model.predict(x, verbose=0))[:, -5:]
+    expected = -np.mean(np.take_along_axis(log_p, y[..., None], axis=-1))
+    assert model.evaluate(x, y, verbose=0) == pytest.approx(expected, rel=1e-5)
+
+
+def test_weights_of_rows_and_tokens():
+    model = small_model()
+    x, y = random_tokens(4, 12), random_tokens(4, 12, seed=1)
+    per_row = np.array([1.0, 0.0, 2.0, 1.0])
+    per_token = np.repeat(per_row[:, None], 12, axis=1)
+    assert model.evaluate(x, y, sample_weight=per_row, verbose=0) == pytest.approx(
+        model.evaluate(x, y, sample_weight=per_token, verbose=0), rel=1e-6
+    )
+
+
+def test_keras_file_gives_identical_outputs(tmp_path):
+    vocabulary = Vocabulary([chr(97 + i) for i in range(V)], "character")
+    model = small_model(metrics=[BitsPerCharacter()], vocabulary=vocabulary, output_dropout=0.3)
+    tokens = random_tokens(8, 13)
+    model.fit(tokens[:, :-1], tokens[:, 1:], verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert np.array_equal(model.predict(tokens, verbose=0), loaded.predict(tokens, verbose=0))
+    assert loaded.vocabulary == vocabulary
+    before = model.evaluate(tokens[:, :-1], tokens[:, 1:], verbose=0, return_dict=True)
+    after = loaded.evaluate(tokens[:, :-1], tokens[:, 1:], verbose=0, return_dict=True)
+    assert before == after and set(after) == {"loss", "bpc"}
+    for a, b in zip(model.optimizer.variables, loaded.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+def test_any_keras_backbone(tie_embeddings):
+    lstm = keras.layers.LSTM(6, return_sequences=True)
+    model = LanguageModel(V, 6, lstm, tie_embeddings=tie_embeddings)
+    model.compile(Adam(3e-2))
+    tokens = np.tile(np.arange(V), 20)[:192].reshape(8, 24)
+    losses = model.fit(tokens[:, :-1], tokens[:, 2:], epochs=20, verbose=0).history["loss"]
+    assert losses[-1] < 0.7 * losses[0]
+    assert len(model.head.weights) == (1 if tie_embeddings else 2) + 1 * tie_embeddings
+
+
+def test_half_precision_keeps_states_and_losses_in_float32():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = small_model()
+        assert model.backbone.state_dtype == "float32"
+        assert model.predict(random_tokens(2, 6), verbose=0).dtype == np.float32
+        tokens = random_tokens(8, 13)
+        assert np.isfinite(model.fit(tokens[:, :-1], tokens[:, 1:], verbose=0).history["loss"][0])
+        assert all(w.dtype == "float32" for w in model.weights)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def test_penalties_and_auxiliary_losses_are_in_the_training_loss_only():
+    x, y = random_tokens(4, 12), random_tokens(4, 12, seed=1)
+    plain = small_model(optimizer=SGD(1e-12))
+    full = small_model(
+        optimizer=SGD(1e-12), activation_penalty=2e3, temporal_activation_penalty=1e3
+    )
+    assert plain.evaluate(x, y, verbose=0) == pytest.approx(full.evaluate(x, y, verbose=0))
+    raw, aux = (np.asarray(t) for t in full.backbone(full.embedding(x)))
+    penalties = 2e3 * np.mean(raw**2) + 1e3 * np.mean((raw[:, 1:] - raw[:, :-1]) ** 2)
+    losses = [m.fit(x, y, batch_size=4, verbose=0).history["loss"][0] for m in (plain, full)]
+    assert losses[1] - losses[0] == pytest.approx(penalties, rel=1e-3)
+    aux_nll = np.asarray(plain.head.loss(ops.convert_to_tensor(aux), np.repeat(y[:, None], 2, 1)))
+    expected = plain.evaluate(x, y, verbose=0) + 0.1 * aux_nll.mean(axis=(0, 2)).sum()
+    assert losses[0] == pytest.approx(expected, rel=1e-4)
+
+
+# Bad input
+
+
+def test_bad_tokens_are_named():
+    model = small_model()
+    with pytest.raises(ValueError, match=rf"\[0, {V}\).*{V}"):
+        model.fit(np.full((2, 4), V), np.zeros((2, 4), int), verbose=0)
+    with pytest.raises(ValueError, match="float64"):
+        model.evaluate(np.zeros((2, 4)), np.zeros((2, 4), int), verbose=0)
+    with pytest.raises(ValueError, match="-1"):
+        model.predict(np.full((2, 4), -1), verbose=0)
+    with pytest.raises(ValueError, match="integers"):
+        model(np.zeros((2, 4), "float32"))
+
+
+def test_targets_are_needed():
+    with pytest.raises(ValueError, match="no targets"):
+        small_model().fit(random_tokens(4, 8), verbose=0)
+
+
+def test_arguments_that_do_not_fit():
+    with pytest.raises(ValueError, match="return_aux=True"):
+        LanguageModel(V, 6, TrellisLayer(6, 2), aux_weight=0.1)
+    with pytest.raises(ValueError, match="return_state=False"):
+        LanguageModel(V, 6, TrellisLayer(6, 2, return_state=True))
+    with pytest.raises(ValueError, match="embedding_dim=5.*8 channels"):
+        LanguageModel(V, 5, TrellisLayer(8, 2)).build((None, None))
+    with pytest.raises(ValueError, match="2 tokens"):
+        LanguageModel(V, 6, TrellisLayer(6, 2), vocabulary=Vocabulary(["a", "b"], "character"))
+    with pytest.raises(ValueError, match="perplexity"):
+        LanguageModel(V, 6, TrellisLayer(6, 2)).compile("adam", metrics=["perplexity"])
+
+
+def test_stateful_batches_must_have_one_size_and_stay_in_order():
+    model = small_model(backbone={"stateful": True})
+    x = random_tokens(6, 8)
+    with pytest.raises(ValueError, match="6 rows with batch_size=4"):
+        model.fit(x, x, batch_size=4, verbose=0)
+    with pytest.raises(ValueError, match="shuffle=False"):
+        model.fit(x, x, batch_size=3, shuffle=True, verbose=0)
+
+
+def test_fit_without_tensorflow():
+    """A machine may have JAX only."""
+    source = """
+import numpy as np
+from trellis_keras.zoo import trellisnet_char
+model = trellisnet_char(vocabulary_size=9, hidden_units=4, embedding_dim=3, depth=3)
+tokens = np.random.randint(0, 9, (8, 11))
+print(model.fit(tokens[:, :-1], tokens[:, 1:], epochs=2, verbose=0).history["loss"][-1])
+"""
+    blocked = ("tensorflow", "tensorflow_datasets", "keras_nlp", "keras_hub")
+    assert float(run_script(source, backend="jax", block=blocked).split()[-1]) < 3
