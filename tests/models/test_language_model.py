@@ -53,7 +53,11 @@ def test_fit_on_arrays_that_the_batch_does_not_divide(jit_compile):
     model = small_model(jit_compile)
     tokens = np.tile(np.arange(V), 40)[: 19 * 21].reshape(19, 21)
     history = model.fit(
-        tokens[:, :-1], tokens[:, 1:], batch_size=8, epochs=25, verbose=0,
+        tokens[:, :-1],
+        tokens[:, 1:],
+        batch_size=8,
+        epochs=25,
+        verbose=0,
         validation_data=(tokens[:, :-1], tokens[:, 1:]),
     )
     losses = history.history["val_loss"]

@@ -1,0 +1,79 @@
+"""Masks of the dropout layers and of DropConnect, weight normalisation."""
+
+import keras
+import numpy as np
+import pytest
+
+from trellis_keras.layers import (
+    ConvolutionKernel,
+    DropConnect,
+    EmbeddingDropout,
+    VariationalDropout,
+    weight_norm,
+)
+
+pytestmark = pytest.mark.both_backends
+
+ONES = np.ones((40, 6, 50), "float32")
+
+
+@pytest.mark.parametrize(
+    "layer, inputs, axis",
+    [
+        (VariationalDropout(0.25, seed=1), (ONES,), 1),
+        (EmbeddingDropout(0.25, input_dim=600, seed=1), (ONES, np.arange(240).reshape(40, 6)), 2),
+        (DropConnect(0.25, seed=1), (np.ones((5, 60, 50), "float32"),), None),
+    ],
+)
+def test_rate_scale_and_shared_axis(layer, inputs, axis):
+    assert np.array_equal(layer(*inputs), inputs[0])
+    y = np.asarray(layer(*inputs, training=True))
+    dropped = y[:-1] if isinstance(layer, DropConnect) else y
+    assert set(np.unique(dropped)) == {0, np.float32(1 / 0.75)}
+    assert np.mean(dropped == 0) == pytest.approx(0.25, abs=0.06)
+    if axis is not None:
+        assert np.array_equal(y.min(axis=axis), y.max(axis=axis))
+
+
+def test_auxiliary_axis():
+    y = np.asarray(VariationalDropout(0.5, seed=2)(np.ones((3, 4, 5, 6), "float32"), training=True))
+    assert np.array_equal(y.min(axis=2), y.max(axis=2))
+    assert np.any(y[:, 0] != y[:, 1])
+
+
+def test_a_word_is_dropped_everywhere():
+    tokens = np.array([[1, 2, 1], [2, 1, 1]])
+    y = EmbeddingDropout(0.5, input_dim=3, seed=4)(ONES[:2, :3], tokens, training=True)
+    y = np.asarray(y)[..., 0]
+    for word in (1, 2):
+        assert len(np.unique(y[tokens == word])) == 1
+
+
+def test_the_current_tap_is_never_dropped():
+    kernel = np.asarray(DropConnect(0.9, seed=0)(np.ones((3, 8, 8), "float32"), training=True))
+    assert np.all(kernel[-1] == 1) and np.any(kernel[:-1] == 0)
+    single = np.ones((1, 8, 8), "float32")
+    assert np.array_equal(DropConnect(0.9)(single, training=True), single)
+
+
+def test_weight_norm_starts_at_the_direction():
+    kernel = ConvolutionKernel(2, 7, weight_norm=True, initializer="random_normal")
+    kernel.build((None, None, 3))
+    np.testing.assert_allclose(kernel(), kernel.kernel, rtol=1e-5)
+    norms = np.sqrt(np.sum(np.asarray(kernel.kernel) ** 2, axis=(0, 1)))
+    np.testing.assert_allclose(kernel.gain, norms, rtol=1e-5)
+    doubled = weight_norm(np.asarray(kernel.kernel), 2 * norms)
+    np.testing.assert_allclose(doubled, 2 * np.asarray(kernel.kernel), rtol=1e-5)
+
+
+@pytest.mark.parametrize("cls", [VariationalDropout, DropConnect])
+def test_round_trip_and_bad_rate(cls):
+    layer = cls(0.3, seed=9)
+    copy = cls.from_config(layer.get_config())
+    x = np.ones((2, 3, 4), "float32")
+    assert np.array_equal(layer(x, training=True), copy(x, training=True))
+    with pytest.raises(ValueError, match="rate=1"):
+        cls(1.0)
+    with pytest.raises(ValueError, match="input_dim=0"):
+        EmbeddingDropout(0.1, input_dim=0)
+    assert not keras.Sequential([cls(0.0)]).variables
