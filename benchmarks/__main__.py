@@ -1,0 +1,147 @@
+"""Runs cases in fresh processes, the variants of a case in turn, and writes JSON and Markdown."""
+
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+from typing import Annotated
+
+import typer
+
+from benchmarks.cases import CASES
+from trellis_keras.files import replacing
+
+app = typer.Typer(add_completion=False, help=__doc__)
+
+
+@app.command("list")
+def list_command():
+    """List the cases."""
+    for name, case in CASES.items():
+        typer.echo(f"{name:14} {case.about}: {', '.join(case.variants)}")
+
+
+@app.command()
+def run(
+    names: Annotated[list[str] | None, typer.Argument(help="Cases; none: all.")] = None,
+    rounds: Annotated[int, typer.Option(help="Counted steps of each variant.")] = 5,
+    variants: Annotated[str | None, typer.Option(help="Only variants that contain this.")] = None,
+    output: Annotated[str, typer.Option(help="Folder of the results.")] = "benchmarks/results",
+):
+    """Run cases and print a table of each."""
+    names = names or list(CASES)
+    unknown = [name for name in names if name not in CASES]
+    if unknown:
+        raise typer.BadParameter(f"unknown cases {unknown}; there are {list(CASES)}")
+    folder = pathlib.Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        chosen = [v for v in CASES[name].variants if variants is None or variants in v]
+        results = {"case": name, "machine": machine(), "variants": measure(name, chosen, rounds)}
+        table = markdown(name, results)
+        typer.echo(table)
+        stem = f"{name}-{results['machine']['backend']}"
+        _write(folder / f"{stem}.json", json.dumps(results, indent=2) + "\n")
+        _write(folder / f"{stem}.md", table)
+
+
+def measure(name, variants, rounds):
+    """Times the variants of a case in turn; returns {variant: figures}."""
+    workers = {variant: _start(name, variant) for variant in variants}
+    figures = {variant: {"steps_s": []} for variant in variants}
+    for variant in variants:  # one after the other: compiling in parallel would distort
+        _send(workers[variant], "begin")
+        figures[variant] |= _answer(workers[variant], variant)
+        _answer(workers[variant], variant)  # a step to warm up
+    for _ in range(rounds):
+        for variant in variants:
+            _send(workers[variant], "step")
+            answer = _answer(workers[variant], variant)
+            figures[variant]["steps_s"].append(answer["step_s"])
+            figures[variant]["amount"] = answer["amount"]
+    for variant in variants:
+        _send(workers[variant], "end")
+        figures[variant] |= _answer(workers[variant], variant)
+        workers[variant].wait()
+        figures[variant]["step_s"] = statistics.median(figures[variant]["steps_s"])
+    return figures
+
+
+def _start(name, variant):
+    command = [sys.executable, "-m", "benchmarks.worker", name, variant]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+
+
+def _send(worker, command):
+    worker.stdin.write(command + "\n")
+    worker.stdin.flush()
+
+
+def _answer(worker, variant):
+    line = worker.stdout.readline()
+    if not line:
+        raise RuntimeError(f"The variant {variant!r} ended with status {worker.wait()}.")
+    return json.loads(line)
+
+
+def markdown(name, results):
+    """Returns the results of a case as a Markdown table."""
+    case, figures = CASES[name], results["variants"]
+    base = figures.get(case.baseline, {}).get("step_s")
+    base_amount = figures.get(case.baseline, {}).get("amount") or 1
+    machine_line = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
+    lines = [
+        f"### {name}: {case.about}",
+        "",
+        machine_line,
+        "",
+        "| variant | step, s (median of steps) | times faster | peak, GiB | first call - step, s "
+        "| GFLOP/s of the full computation |",
+        "|---|---|---|---|---|---|",
+    ]
+    for variant, f in figures.items():
+        # Where the amount is tokens, the time of one token is compared.
+        amount = f["amount"] if 0 < f["amount"] < 1e6 else 1
+        other = base_amount if 0 < base_amount < 1e6 else 1
+        per_unit = f["step_s"] / amount
+        ratio = f"{base / other / per_unit:.2f}" if base else ""
+        rate = f"{f['amount'] / f['step_s'] / 1e9:.0f}" if f["amount"] >= 1e6 else ""
+        lines.append(
+            f"| {variant} | {per_unit:.4g} | {ratio} | {f['peak_gib']:.2f} | "
+            f"{f['first_call_s'] - f['step_s']:.1f} | {rate} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def machine():
+    """Returns what the figures depend on: processor, cores, backend and versions."""
+    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+    packages = ("keras", backend if backend == "tensorflow" else "jax")
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "backend": backend,
+        **{package: importlib.metadata.version(package) for package in packages},
+    }
+
+
+def _processor():
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def _write(path, text):
+    with replacing(path) as temporary:
+        temporary.write_text(text)
+
+
+if __name__ == "__main__":
+    app()

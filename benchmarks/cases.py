@@ -1,0 +1,231 @@
+"""What is measured. A case has variants; each builds a function that runs one step."""
+
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Callable
+
+# Keras and the package are imported by the functions: each variant runs in a process of its own.
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Variants that are compared.
+
+    Attributes:
+        about: One line on what a step is.
+        variants: {name: function that returns `step() -> amount`}. The amount is the
+            floating-point operations of the full computation (0: not counted), or tokens.
+        baseline: The variant that the others are divided by, or None.
+    """
+
+    about: str
+    variants: dict[str, Callable]
+    baseline: str | None = None
+
+
+def _reference():
+    """The plain implementation lives with the tests."""
+    sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests"))
+    from reference import PlainTrellisLayer
+
+    return PlainTrellisLayer
+
+
+def _layer_class(plain):
+    from trellis_keras.layers import TrellisLayer
+
+    return _reference() if plain else TrellisLayer
+
+
+def gemm(dtype="float32", m=16 * 110, k=2800, n=5600, repeats=8):
+    """The matrix product of the word-level models: the machine's own limit."""
+
+    def build():
+        import keras
+        import numpy as np
+        from keras import ops
+
+        rng = np.random.default_rng(0)
+        a = ops.cast(rng.normal(size=(m, k)), dtype)
+        b = ops.cast(rng.normal(size=(k, n)), dtype)
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            product = tf.function(lambda a, b: tf.reduce_sum(tf.cast(a @ b, "float32")))
+        else:
+            import jax
+
+            product = jax.jit(lambda a, b: (a @ b).astype("float32").sum())
+
+        def step():
+            for _ in range(repeats):
+                float(product(a, b))
+            return 2.0 * m * k * n * repeats
+
+        return step
+
+    return build
+
+
+def pixels(plain=False, jit_compile=False):
+    """A training step of the pixel classifier: 784 steps, dilations 1, 1, 2, 4, ..., 512."""
+
+    def build():
+        import keras
+        import numpy as np
+
+        layer = _layer_class(plain)(
+            130,
+            11,
+            output_units=10,
+            dilation_rate=[1, *(2**i for i in range(10))],
+            return_sequences=False,
+        )
+        model = keras.Sequential([keras.Input((784, 1)), layer, keras.layers.Dense(10)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(2e-3), loss, jit_compile=jit_compile)
+        x = np.random.default_rng(0).normal(size=(32, 784, 1)).astype("float32")
+        y = np.arange(32) % 10
+        return lambda: _count(model.train_on_batch(x, y), 0)
+
+    return build
+
+
+def word_ptb(depth, plain=False, jit_compile=True, policy="float32", zoo=False, **layer_options):
+    """A training step of word-level PTB: 400 -> 1400 units, batch 16, 110 steps, half counted."""
+
+    def build():
+        import keras
+        import numpy as np
+
+        from trellis_keras.models import LanguageModel
+        from trellis_keras.training import SGD
+        from trellis_keras.zoo import trellisnet_ptb
+
+        keras.config.set_dtype_policy(policy)
+        if zoo:
+            model = trellisnet_ptb(depth=depth, jit_compile=jit_compile)
+        else:
+            layer = _layer_class(plain)(1400, depth, output_units=400, **layer_options)
+            model = LanguageModel(10_000, 400, layer)
+            model.build((None, None))
+            model.compile(SGD(20.0, clip_norm=0.225), jit_compile=jit_compile)
+        tokens = np.random.default_rng(0).integers(0, 10_000, (16, 111))
+        x, y = tokens[:, :-1], tokens[:, 56:]
+        core = 6.0 * 16 * 110 * 2 * 1400 * 5600 * depth
+        decoder = 6.0 * 16 * 55 * 400 * 10_000
+        return lambda: _count(model.train_on_batch(x, y), core + decoder)
+
+    return build
+
+
+def char_ptb(depth=125, plain=False, jit_compile=True):
+    """A training step of character-level PTB, everything on: batch 24, 125 steps, state carried."""
+
+    def build():
+        import numpy as np
+
+        from trellis_keras.zoo import trellisnet_char_ptb
+
+        model = trellisnet_char_ptb(depth=depth, jit_compile=jit_compile)
+        model.backbone.reset_state(24)
+        tokens = np.random.default_rng(0).integers(0, 50, (24, depth + 1))
+        return lambda: _count(model.train_on_batch(tokens[:, :-1], tokens[:, 1:]), 0)
+
+    return build
+
+
+def small_levels(depth, time=110, plain=False):
+    """A training step of many small levels: how compile and step time grow."""
+
+    def build():
+        import keras
+        import numpy as np
+
+        layer = _layer_class(plain)(64, depth, output_units=16)
+        model = keras.Sequential([keras.Input((time, 16)), layer])
+        model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=True)
+        x = np.random.default_rng(0).normal(size=(16, time, 16)).astype("float32")
+        return lambda: _count(model.train_on_batch(x, x), 0)
+
+    return build
+
+
+def streaming(batch, streamed):
+    """Tokens of trellisnet_ptb: 16 cached steps in a compiled loop, or one window of 110."""
+
+    def build():
+        import numpy as np
+
+        from benchmarks.compiled import compiled_steps, compiled_window
+        from trellis_keras.zoo import trellisnet_ptb
+
+        model = trellisnet_ptb(aux_every=None, aux_weight=0.0)
+        tokens = np.random.default_rng(0).integers(0, 10_000, (batch, 110)).astype("int32")
+        if streamed:
+            return compiled_steps(model, tokens[:, :16])
+        return compiled_window(model, tokens)
+
+    return build
+
+
+def _count(_, amount):
+    return amount
+
+
+CASES = {
+    "gemm": Case(
+        "matrix product 1760 x 2800 x 5600", {"float32": gemm(), "bf16": gemm("bfloat16")}
+    ),
+    "pixels": Case(
+        "training step, 784 pixels, 11 levels, batch 32",
+        {
+            "all positions, graph": pixels(plain=True),
+            "cone, graph": pixels(),
+            "cone, XLA": pixels(jit_compile=True),
+        },
+        baseline="all positions, graph",
+    ),
+    "word_ptb_12": Case(
+        "training step, word PTB core, 12 levels",
+        {
+            "plain, graph": word_ptb(12, plain=True, jit_compile=False),
+            "float32, XLA": word_ptb(12),
+            "bf16, graph": word_ptb(12, policy="mixed_bfloat16", jit_compile=False),
+            "GEMM float32": gemm(),
+        },
+        baseline="plain, graph",
+    ),
+    "word_ptb_55": Case(
+        "training step, word PTB core, 55 levels",
+        {
+            "plain, graph": word_ptb(55, plain=True, jit_compile=False),
+            "float32, XLA": word_ptb(55),
+            "bf16, graph": word_ptb(55, policy="mixed_bfloat16", jit_compile=False),
+            "zoo, everything on, XLA": word_ptb(55, zoo=True),
+            "GEMM float32": gemm(),
+        },
+        baseline="plain, graph",
+    ),
+    "char_ptb": Case("training step, char PTB, 125 levels, everything on", {"XLA": char_ptb()}),
+    "streaming_1": Case(
+        "a token of trellisnet_ptb's shape, batch 1",
+        {"window of 110": streaming(1, False), "cached": streaming(1, True)},
+        baseline="window of 110",
+    ),
+    "streaming_8": Case(
+        "a token of trellisnet_ptb's shape, batch 8",
+        {"window of 110": streaming(8, False), "cached": streaming(8, True)},
+        baseline="window of 110",
+    ),
+    "depth": Case(
+        "training step of small levels, XLA: compile and step time against depth",
+        {f"{depth} levels": small_levels(depth) for depth in (35, 70, 140)}
+        | {"35 levels, plain": small_levels(35, plain=True)},
+    ),
+    "time": Case(
+        "training step of 35 small levels, XLA: step time against length",
+        {f"{time} steps": small_levels(35, time) for time in (110, 220, 440)},
+    ),
+}
