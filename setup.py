@@ -46,7 +46,6 @@ setup(
     },
     entry_points={"console_scripts": ["trellis-keras = trellis_keras.cli:main"]},
     classifiers=[
-        "License :: OSI Approved :: Apache Software License",
         "Programming Language :: Python :: 3.11",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],

@@ -23,7 +23,8 @@ def _tensorflow(function, variables, inputs):
     with tf.GradientTape() as tape:
         tape.watch(inputs)
         value, aux = function(*inputs)
-    gradients = tape.gradient(value, [*(v.value for v in variables), *inputs])
+    sources = [*(v.value for v in variables), *inputs]
+    gradients = tape.gradient(value, sources, unconnected_gradients="zero")  # as JAX does
     gradients = [tf.convert_to_tensor(g) for g in gradients]
     return (value, aux), gradients[: len(variables)], gradients[len(variables) :]
 

@@ -15,7 +15,9 @@ def pad_past(x, steps, past=None):
         return x
     if past is None:
         return ops.pad(x, [[0, 0], [steps, 0], [0, 0]])
-    return ops.concatenate([ops.repeat(past[:, None, :], steps, axis=1), x], axis=1)
+    # Not `repeat`: its gradient does not compile in an XLA loop while the batch size is unknown.
+    before = past[:, None, :] + ops.zeros((1, steps, 1), dtype=past.dtype)
+    return ops.concatenate([before, x], axis=1)
 
 
 def shift(x, steps, past=None):
@@ -36,8 +38,29 @@ def causal_convolution(x, kernel, dilation_rate=1, past=None):
         Tensor (batch, time, out).
     """
     taps, channels, filters = kernel.shape
-    time = ops.shape(x)[1]
-    padded = pad_past(x, (taps - 1) * dilation_rate, past)
-    seen = [padded[:, j * dilation_rate : j * dilation_rate + time] for j in range(taps)]
-    stacked = ops.reshape(kernel, (taps * channels, filters))
-    return ops.einsum("btc,cd->btd", ops.concatenate(seen, axis=-1), stacked)
+    seen = [shift(x, j * dilation_rate, past) for j in reversed(range(taps))]
+    return apply_taps(seen, ops.reshape(kernel, (taps * channels, filters)))
+
+
+def apply_taps(seen, kernel):
+    """Multiplies what the taps see, a list of (batch, time, in), with (taps * in, out).
+
+    One product for all taps: faster than one per tap. It is an einsum because the gradient of
+    `matmul` does not compile inside an XLA loop while the batch size is unknown.
+    """
+    return ops.einsum("btc,cd->btd", ops.concatenate(seen, axis=-1), kernel)
+
+
+def gather(x, read, past=None):
+    """Picks positions of a (batch, positions, channels) tensor, see `cone.Read`.
+
+    Args:
+        x: Tensor (batch, positions, channels).
+        read: A `cone.Read`.
+        past: Tensor (batch, channels) that stands before the sequence, or None for zeros.
+    """
+    if read.index is None:
+        return shift(x, read.padding, past)
+    slices = isinstance(read.index, slice)
+    found = x[:, read.index] if slices else ops.take(x, read.index.astype("int32"), axis=1)
+    return pad_past(found, read.padding, past)

@@ -3,15 +3,18 @@
 import keras
 from keras import ops
 
-from trellis_keras.layers import gates
-from trellis_keras.layers.convolution import causal_convolution, shift
+from trellis_keras.layers import arguments, gates
+from trellis_keras.layers.depth_loop import plan_levels
 from trellis_keras.layers.dropout import VariationalDropout
 from trellis_keras.layers.history import History
+from trellis_keras.layers.level import Levels, last_step
+from trellis_keras.layers.precision import at_least_float32
+from trellis_keras.layers.trellis_streaming import TrellisStreaming
 from trellis_keras.layers.weight_norm import ConvolutionKernel
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class TrellisLayer(keras.layers.Layer):
+class TrellisLayer(TrellisStreaming, keras.layers.Layer):
     """Weight-tied, input-injected temporal convolution (Bai et al. 2019, Eqs. 1, 2 and 12).
 
     With d the dilation of level i, m a dropout mask and f the gated activation, every level
@@ -29,7 +32,8 @@ class TrellisLayer(keras.layers.Layer):
         output_units: Channels of the output, the last ones of h. Default: `units`.
         kernel_size: Number of taps of the convolutions.
         dilation_rate: One integer, or a list that the levels cycle through.
-        output_length: Only the last `output_length` steps are returned. Default: all.
+        output_length: Only the last `output_length` steps are returned, and no more is computed
+            than they depend on (`layers.cone`; for inputs of static length). Default: all.
         cell: Gated activation: `"lstm"`, `"gru"`, `"rnn"`, or a `GatedActivation` layer.
         injection_every: x enters at levels 1, 1 + n, 1 + 2n, ... (1: at every level, Eq. 1).
         weight_norm: Whether both kernels are weight-normed, each per output channel.
@@ -43,6 +47,11 @@ class TrellisLayer(keras.layers.Layer):
         return_state: Whether to return the last step's states too.
         return_aux: Whether to return the auxiliary outputs too.
         stateful: Whether the last states of a batch pad the next one (history repackaging).
+        unroll: Whether every level is compiled by itself (True), or a block of levels as a loop,
+            which compiles once (False). The results are the same. Default (None): a loop, unless
+            it would compute over 1.25 times as many positions as unrolled levels, or the cell has
+            variables that are not trained (its own random seed). Dilations that do not repeat
+            leave nothing to loop over. See `layers.depth_loop`.
         seed: Integer seed of the dropouts.
         kernel_initializer, recurrent_initializer, bias_initializer: Of Wx, Wh and b. Default:
             N(0, 0.01) for all three, as in the authors' program.
@@ -94,6 +103,7 @@ class TrellisLayer(keras.layers.Layer):
         return_state=False,
         return_aux=False,
         stateful=False,
+        unroll=None,
         seed=None,
         kernel_initializer=None,
         recurrent_initializer=None,
@@ -106,7 +116,7 @@ class TrellisLayer(keras.layers.Layer):
         # Inputs are cast in `call`: Keras' autocast would take the states down to half precision.
         super().__init__(autocast=False, **kwargs)
         output_units = units if output_units is None else output_units
-        _check_positive(
+        arguments.check_positive(
             units=units,
             depth=depth,
             output_units=output_units,
@@ -119,7 +129,7 @@ class TrellisLayer(keras.layers.Layer):
                 f"`units`. Received: output_units={output_units}, units={units}"
             )
         if output_length is not None:
-            _check_positive(output_length=output_length)
+            arguments.check_positive(output_length=output_length)
             if not return_sequences and output_length != 1:
                 raise ValueError(
                     "`return_sequences=False` returns one step. "
@@ -130,7 +140,7 @@ class TrellisLayer(keras.layers.Layer):
         self.output_units = output_units
         self.kernel_size = kernel_size
         self.dilation_rate = dilation_rate
-        self.dilations = _dilation_cycle(dilation_rate)
+        self.dilations = arguments.dilation_cycle(dilation_rate)
         self.output_length = output_length
         self.injection_every = injection_every
         self.weight_norm = weight_norm
@@ -138,24 +148,25 @@ class TrellisLayer(keras.layers.Layer):
         self.weight_dropout = weight_dropout
         self.aux_every = aux_every
         self.aux_from = aux_from
-        self.aux_levels = _aux_levels(depth, aux_every, aux_from)
+        self.aux_levels = arguments.aux_levels(depth, aux_every, aux_from)
         self.return_sequences = return_sequences
         self.return_state = return_state
         self.return_aux = return_aux
         if return_aux and not self.aux_levels:
             raise ValueError("`return_aux=True` needs `aux_every`. Received: aux_every=None")
         self.stateful = stateful
+        self.unroll = unroll
         self.seed = seed
-        self.kernel_initializer = _initializer(kernel_initializer, seed, 0)
-        self.recurrent_initializer = _initializer(recurrent_initializer, seed, 1)
-        self.bias_initializer = _initializer(bias_initializer, seed, 2)
+        self.kernel_initializer = arguments.initializer(kernel_initializer, seed, 0)
+        self.recurrent_initializer = arguments.initializer(recurrent_initializer, seed, 1)
+        self.bias_initializer = arguments.initializer(bias_initializer, seed, 2)
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.recurrent_regularizer = keras.regularizers.get(recurrent_regularizer)
         self.bias_regularizer = keras.regularizers.get(bias_regularizer)
         self.supports_masking = True
 
         # States and gates stay at least at float32 under mixed precision.
-        self.state_dtype = keras.backend.result_type(self.compute_dtype, "float32")
+        self.state_dtype = at_least_float32(self.compute_dtype)
         self.cell = gates.get(cell, units, dtype=self.state_dtype)
         self.kernel = self._convolution_kernel("kernel", seed)
         self.recurrent_kernel = self._convolution_kernel("recurrent_kernel", seed)
@@ -201,67 +212,34 @@ class TrellisLayer(keras.layers.Layer):
         """Dilation of a level, counted from 1."""
         return self.dilations[(level - 1) % len(self.dilations)]
 
+    def enters(self, level):
+        """Whether x enters at a level, counted from 1."""
+        return (level - 1) % self.injection_every == 0
+
     def call(self, inputs, initial_state=None, training=False, mask=None, output_length=None):
         training = bool(training)
         self._check_length(inputs.shape[1], output_length)
         x = ops.cast(inputs, self.compute_dtype)
-        carried = self._initial_state(x, initial_state, training)
-        y_levels, states = self._levels(x, carried, training, mask)
-        last = _last_step(states, carried, mask)
+        history = self._initial_state(x.shape[0], initial_state, training)
+        wants_states = self.return_state or self.stateful
+        kept = self._kept(output_length)
+        # The last valid step of a masked row can be any one.
+        plan = plan_levels(self, x.shape[1], None if wants_states and mask is not None else kept)
+        outputs, states = Levels(self, x, history, mask, training, plan).run()
+        last = last_step(states, history, mask) if wants_states else None
         if self.stateful:
             self.history.write(last, training)
-        return self._outputs(y_levels, last, self._kept(output_length))
+        return self._outputs(outputs, last, kept)
 
-    def _levels(self, x, carried, training, mask):
-        """Runs all levels; returns the outputs of the auxiliary levels and of the last, and
-        the states of the last."""
-        kernel = self.cell.arrange(self.kernel(training=training))
-        recurrent_kernel = self.cell.arrange(self.recurrent_kernel(training=training))
-        bias = ops.cast(self.bias, self.state_dtype)
-        hold = _hold_masked(mask, carried)
-        x = x if mask is None else x * ops.cast(mask, x.dtype)[..., None]
-        injected = {
-            d: ops.cast(causal_convolution(x, kernel, d), self.state_dtype)
-            for d in {self.dilation(i) for i in self._injected_levels()}
-        }
-        batch, time, _ = ops.shape(x)
-        states = [ops.zeros((batch, time, n), self.state_dtype) for n in self.cell.state_size]
-        dropout = self.hidden_dropout.mask(states[0], training)
-        states = hold(states)
-        outputs = {}
-        for level in range(1, self.depth + 1):
-            d = self.dilation(level)
-            h, past_h = states[0], carried[0]
-            if dropout is not None:
-                h, past_h = h * dropout, past_h * dropout[:, 0]
-            h, past_h = (ops.cast(t, self.compute_dtype) for t in (h, past_h))
-            a = ops.cast(causal_convolution(h, recurrent_kernel, d, past_h), self.state_dtype)
-            a = a + bias
-            if level in self._injected_levels():
-                a = a + injected[d]
-            past = [shift(s, d, p) for s, p in zip(states, carried, strict=True)]
-            _, states = self.cell(a, past)
-            states = hold(states)
-            if level in self.aux_levels or level == self.depth:
-                outputs[level] = states[0][..., -self.output_units :]
-        return outputs, states
-
-    def _injected_levels(self):
-        return range(1, self.depth + 1, self.injection_every)
-
-    def _initial_state(self, x, initial_state, training):
-        """Returns the states before the first step, each (batch, units)."""
-        batch = x.shape[0]
-        if initial_state is None and self.stateful:
-            return self.history.read(batch, training)
-        sizes = self.cell.state_size
+    def _initial_state(self, batch, initial_state, training):
+        """Returns the states before the first step, each (batch, units), or None for zeros."""
         if initial_state is None:
-            return [ops.zeros((ops.shape(x)[0], size), self.state_dtype) for size in sizes]
+            return self.history.read(batch, training) if self.stateful else None
         if not isinstance(initial_state, (list, tuple)):
             initial_state = [initial_state]
         shapes = [tuple(state.shape) for state in initial_state]
-        wanted = [(batch, size) for size in sizes]
-        right = len(shapes) == len(wanted) and all(map(_compatible, shapes, wanted))
+        wanted = [(batch, size) for size in self.cell.state_size]
+        right = len(shapes) == len(wanted) and all(map(arguments.compatible, shapes, wanted))
         if not right:
             raise ValueError(
                 f"`initial_state` must hold {len(wanted)} tensors of shapes {wanted}. "
@@ -291,17 +269,14 @@ class TrellisLayer(keras.layers.Layer):
         return self.output_length if output_length is None else output_length
 
     def _outputs(self, outputs, states, kept):
-        y = outputs[self.depth]
-        aux = ops.stack([outputs[i] for i in self.aux_levels], axis=1) if self.return_aux else None
+        def finish(h):
+            y = h[..., -self.output_units :]
+            y = y if kept is None else y[:, -kept:]
+            return ops.cast(y if self.return_sequences else y[:, -1], self.compute_dtype)
 
-        def finish(tensor):
-            tensor = tensor if kept is None else tensor[..., -kept:, :]
-            tensor = tensor if self.return_sequences else tensor[..., -1, :]
-            return ops.cast(tensor, self.compute_dtype)
-
-        result = [finish(y)]
+        result = [finish(outputs[self.depth])]
         if self.return_aux:
-            result.append(finish(aux))
+            result.append(ops.stack([finish(outputs[i]) for i in self.aux_levels], axis=1))
         if self.return_state:
             result.extend(states)
         return result[0] if len(result) == 1 else tuple(result)
@@ -371,6 +346,7 @@ class TrellisLayer(keras.layers.Layer):
             "return_state": self.return_state,
             "return_aux": self.return_aux,
             "stateful": self.stateful,
+            "unroll": self.unroll,
             "seed": self.seed,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "recurrent_initializer": keras.initializers.serialize(self.recurrent_initializer),
@@ -379,73 +355,3 @@ class TrellisLayer(keras.layers.Layer):
             "recurrent_regularizer": keras.regularizers.serialize(self.recurrent_regularizer),
             "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
         }
-
-
-def _check_positive(**arguments):
-    for name, value in arguments.items():
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
-
-
-def _dilation_cycle(dilation_rate):
-    cycle = [dilation_rate] if isinstance(dilation_rate, int) else list(dilation_rate)
-    if not cycle:
-        raise ValueError("`dilation_rate` must not be empty.")
-    for d in cycle:
-        _check_positive(dilation_rate=d)
-    return cycle
-
-
-def _aux_levels(depth, aux_every, aux_from):
-    if aux_from not in ("bottom", "top"):
-        raise ValueError(f'`aux_from` must be "bottom" or "top". Received: {aux_from!r}')
-    if aux_every is None:
-        return []
-    _check_positive(aux_every=aux_every)
-    if aux_from == "bottom":
-        levels = list(range(aux_every, depth + 1, aux_every))
-    else:
-        levels = sorted(range(depth - aux_every, 0, -aux_every))
-    if not levels:
-        raise ValueError(
-            "`aux_every` leaves no auxiliary output: it must be at most the depth (less than it "
-            f'with aux_from="top"). Received: aux_every={aux_every}, depth={depth}'
-        )
-    return levels
-
-
-def _initializer(identifier, seed, offset):
-    """The authors' N(0, 0.01), with a seed of its own per weight, unless another is given."""
-    if identifier is not None:
-        return keras.initializers.get(identifier)
-    seed = None if seed is None else seed + offset
-    return keras.initializers.RandomNormal(stddev=0.01, seed=seed)
-
-
-def _compatible(shape, wanted):
-    """Whether two static shapes can be the same, None standing for any size."""
-    return len(shape) == len(wanted) and all(
-        a == b or a is None or b is None for a, b in zip(shape, wanted, strict=True)
-    )
-
-
-def _hold_masked(mask, carried):
-    """Returns a function that puts the carried states where the mask is False."""
-    if mask is None:
-        return lambda states: states
-    valid = ops.cast(mask, "bool")[..., None]
-    return lambda states: [
-        ops.where(valid, s, p[:, None, :]) for s, p in zip(states, carried, strict=True)
-    ]
-
-
-def _last_step(states, carried, mask):
-    """States at the last step of each row; with a mask, at the last valid one."""
-    if mask is None:
-        return [state[:, -1] for state in states]
-    steps = ops.cumsum(ops.ones_like(mask, dtype="int32"), axis=1)
-    last = ops.max(ops.where(ops.cast(mask, "bool"), steps, 0), axis=1)[:, None, None]
-    return [
-        ops.take_along_axis(ops.concatenate([p[:, None, :], s], axis=1), last, axis=1)[:, 0]
-        for s, p in zip(states, carried, strict=True)
-    ]

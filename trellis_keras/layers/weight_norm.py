@@ -101,10 +101,14 @@ class ConvolutionKernel(keras.layers.Layer):
             )
 
     def call(self, training=False):
+        return ops.cast(self.uncast(training), self.compute_dtype)
+
+    def uncast(self, training=False):
+        """The same in the variables' dtype, for a loop that casts it in each of its turns."""
         kernel = self.drop_connect(ops.convert_to_tensor(self.kernel), training=training)
         if self.gain is not None:
             kernel = weight_norm(kernel, self.gain)
-        return ops.cast(kernel, self.compute_dtype)
+        return kernel
 
     def get_config(self):
         return {

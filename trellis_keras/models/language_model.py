@@ -10,6 +10,7 @@ from keras import ops
 from trellis_keras.generation import Generation
 from trellis_keras.layers.dropout import EmbeddingDropout, VariationalDropout
 from trellis_keras.layers.heads import DenseHead
+from trellis_keras.models import token_loss
 from trellis_keras.tokens import check_tokens
 
 
@@ -255,8 +256,8 @@ class LanguageModel(Generation, keras.Model):
         raw = y_pred["raw"]
         output = self.output_dropout(raw, training=training)
         nll = self.head.loss(output, y)
-        weight = _token_weight(sample_weight, nll)
-        loss = _mean(nll, weight)
+        weight = token_loss.token_weight(sample_weight, nll)
+        loss = token_loss.mean(nll, weight)
         self._update_metrics(nll, weight)
         if training:
             loss = loss + self._auxiliary_loss(y_pred, y, weight)
@@ -271,18 +272,14 @@ class LanguageModel(Generation, keras.Model):
         aux = self.aux_dropout(y_pred["aux"], training=True)
         nll = self.head.loss(aux, ops.repeat(y[:, None], aux.shape[1], axis=1))
         # A sum over the auxiliary outputs of means over tokens.
-        return self.aux_weight * _mean(ops.sum(nll, axis=1), weight)
+        return self.aux_weight * token_loss.mean(ops.sum(nll, axis=1), weight)
 
     def _penalties(self, raw, output, weight):
-        """AR and TAR, over counted steps."""
-        raw, output = ops.cast(raw, weight.dtype), ops.cast(output, weight.dtype)
         penalty = 0.0
         if self.activation_penalty:
-            penalty += self.activation_penalty * _mean(_mean_square(output), weight)
+            penalty += self.activation_penalty * token_loss.activation(output, weight)
         if self.temporal_activation_penalty:
-            change = _mean_square(raw[:, 1:] - raw[:, :-1])
-            both = weight[:, 1:] * weight[:, :-1]
-            penalty += self.temporal_activation_penalty * _mean(change, both)
+            penalty += self.temporal_activation_penalty * token_loss.change(raw, weight)
         return penalty
 
     def _update_metrics(self, nll, weight):
@@ -395,25 +392,6 @@ def _serialize_unbuilt(layer):
 def _sub(seed, offset):
     """A seed of its own for every random layer."""
     return None if seed is None else seed + offset
-
-
-def _token_weight(sample_weight, nll):
-    """Weights (batch, n) from weights per token, per row, or none."""
-    if sample_weight is None:
-        return ops.ones_like(nll)
-    # By reshape: where both kinds were seen, TensorFlow does not know the rank any more.
-    weight = ops.reshape(ops.cast(sample_weight, nll.dtype), (ops.shape(nll)[0], -1))
-    return ops.broadcast_to(weight, ops.shape(nll))
-
-
-def _mean(values, weight):
-    """Weighted mean; 0 where all weights are 0."""
-    return ops.divide_no_nan(ops.sum(values * weight), ops.sum(weight))
-
-
-def _mean_square(x):
-    """Mean over channels. (`ops.mean` leaves float64 on JAX.)"""
-    return ops.sum(ops.square(x), axis=-1) / x.shape[-1]
 
 
 def _batch_rows(x, batch_size):

@@ -1,0 +1,311 @@
+"""Cone and depth loop against the plain layer that computes everything (`reference.py`)."""
+
+import keras
+import numpy as np
+import pytest
+from gradients import value_and_gradients
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from keras import ops
+from reference import PlainTrellisLayer
+
+from trellis_keras.layers import GatedActivation, TrellisLayer
+from trellis_keras.layers.depth_loop import plan_levels
+from trellis_keras.layers.precision import tanh
+
+pytestmark = [pytest.mark.both_backends, pytest.mark.float64]
+
+TENSORFLOW = keras.backend.backend() == "tensorflow"
+BATCH, CHANNELS, UNITS = 3, 2, 4
+
+
+class ScaledGate(GatedActivation):
+    """A user's cell, with a weight of its own and a state that nothing reads but itself."""
+
+    state_blocks = 2
+    preactivation_blocks = 2
+
+    def __init__(self, units, **kwargs):
+        super().__init__(units, **kwargs)
+        self.scale = self.add_weight(name="scale", shape=(units,), initializer="ones")
+
+    def call(self, inputs, states):
+        gate, candidate = ops.split(inputs, 2, axis=-1)
+        gate = ops.sigmoid(gate * ops.cast(self.scale, inputs.dtype))
+        h = gate * states[0] + (1 - gate) * tanh(candidate)
+        return h, [h, 0.5 * states[1] + h]
+
+
+def make(options, unroll, time, history=False):
+    """Returns the layer under test and the plain one, same weights, masks fixed."""
+    options = {"output_units": 3, "weight_dropout": 0.3, "dropout": 0.4, "seed": 1, **options}
+    options["cell"] = ScaledGate(UNITS) if options.get("cell") == "user" else options.get("cell")
+    options = {k: v for k, v in options.items() if v is not None}
+    random = keras.initializers.RandomNormal(stddev=0.5, seed=3)
+    names = ("kernel_initializer", "recurrent_initializer", "bias_initializer")
+    options |= dict.fromkeys(names, random)
+    layers = [TrellisLayer(UNITS, unroll=unroll, **options), PlainTrellisLayer(UNITS, **options)]
+    for layer in layers:
+        layer.build((BATCH, time, CHANNELS))
+        layer.hidden_dropout.draw = fixed_mask(layer.hidden_dropout.compute_dtype, 5)
+        for kernel, seed in ((layer.kernel, 6), (layer.recurrent_kernel, 7)):
+            kernel.drop_connect.draw = fixed_mask(kernel.drop_connect.compute_dtype, seed)
+    layers[1].set_weights(layers[0].get_weights())
+    return layers
+
+
+def fixed_mask(dtype, seed):
+    # Drawn for the test's batch, whatever (unknown) batch the layer asks for.
+    def draw(shape):
+        shape = tuple(n if isinstance(n, int) else BATCH for n in shape)
+        kept = np.random.default_rng(seed).random(shape) >= 0.3
+        return ops.convert_to_tensor(kept / 0.7, dtype)
+
+    return draw
+
+
+def inputs_of(layer, time, history, masked):
+    random = np.random.default_rng(2)
+    floatx = keras.config.floatx()
+    x = random.standard_normal((BATCH, time, CHANNELS)).astype(floatx)
+    sizes = layer.cell.state_size if history else []
+    states = [random.standard_normal((BATCH, n)).astype(floatx) for n in sizes]
+    mask = None
+    if masked:
+        mask = random.random((BATCH, time)) > 0.3
+        mask[0] = False
+    return x, states, mask
+
+
+def compute(layer, x, states, mask, training=True, how="eager", **call):
+    """All outputs, and the gradients of their sum with respect to weights, x and states."""
+
+    def loss(x, *states):
+        found = layer(x, initial_state=list(states) or None, mask=mask, training=training, **call)
+        found = [y for y in keras.tree.flatten(found)]
+        # Weights that differ from output to output, so that no mistake cancels.
+        total = sum(
+            ops.sum(ops.sin(ops.cast(y, layer.state_dtype) * (3 + i))) for i, y in enumerate(found)
+        )
+        return total, found
+
+    def everything(x, *states):
+        return value_and_gradients(loss, layer.trainable_variables, x, *states)
+
+    if TENSORFLOW and how != "eager":
+        import tensorflow as tf
+
+        signature = [tf.TensorSpec((None, *a.shape[1:]), a.dtype) for a in (x, *states)]
+        everything = tf.function(everything, input_signature=signature, jit_compile=how == "xla")
+    elif how != "eager":
+        import jax
+
+        everything = jax.jit(everything)
+    (_, outputs), by_weight, by_input = everything(x, *states)
+    return [np.asarray(a) for a in (*outputs, *by_weight, *by_input)]
+
+
+def assert_same(actual, reference, floatx):
+    assert len(actual) == len(reference)
+    for i, (a, b) in enumerate(zip(actual, reference, strict=True)):
+        assert a.dtype == b.dtype == floatx and a.shape == b.shape, i
+        error = np.linalg.norm(a - b) / (np.linalg.norm(b) or 1)
+        assert error <= (1e-12 if floatx == "float64" else 2e-6), (i, error)
+
+
+def check(options, time, unroll, floatx, kept=None, history=False, masked=False, how="eager"):
+    layer, plain = make(options, unroll, time)
+    arguments = inputs_of(layer, time, history, masked)
+    call = {} if kept is None else {"output_length": kept}
+    assert_same(
+        compute(layer, *arguments, how=how, **call),
+        compute(plain, *arguments, how="graph", **call),
+        floatx,
+    )
+
+
+DOUBLING = [1, 1, 2, 4, 8, 16]
+
+# (time, kept outputs, history, mask, constructor arguments)
+CASES = {
+    "chop": (20, 8, False, False, {"depth": 12, "aux_every": 5, "return_aux": True}),
+    "last step": (16, 1, True, False, {"depth": 11, "return_state": True}),
+    "dilation cycle": (19, 6, True, False, {"depth": 9, "dilation_rate": [1, 3]}),
+    "doubling": (32, 1, False, False, {"depth": 6, "dilation_rate": [1, 1, 2, 4, 8, 16]}),
+    "doubling, two steps": (
+        32,
+        2,
+        False,
+        False,
+        {"depth": 6, "dilation_rate": [1, 1, 2, 4, 8, 16]},
+    ),
+    "kernel 1": (9, 4, True, False, {"depth": 5, "kernel_size": 1, "dilation_rate": 2}),
+    "kernel 3": (17, 5, True, False, {"depth": 6, "kernel_size": 3, "weight_norm": True}),
+    "gru": (15, 7, True, False, {"depth": 7, "cell": "gru", "aux_every": 3, "return_aux": True}),
+    "rnn": (15, 7, False, False, {"depth": 7, "cell": "rnn", "injection_every": 3}),
+    "user cell": (12, 5, True, False, {"depth": 6, "cell": "user", "injection_every": 2}),
+    "masked": (14, 5, True, True, {"depth": 7, "return_state": True, "dilation_rate": [2, 1]}),
+    "masked, no history": (14, 5, False, True, {"depth": 7}),
+    "aux at every level": (8, 3, False, False, {"depth": 4, "aux_every": 1, "return_aux": True}),
+}
+
+
+@pytest.mark.parametrize("unroll", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_same_as_plain(case, unroll, floatx):
+    time, kept, history, masked, options = CASES[case]
+    check(options, time, unroll, floatx, kept, history, masked, how="graph")
+
+
+XLA = ["chop", "dilation cycle", "kernel 3", "gru", "user cell", "masked"]
+
+
+@pytest.mark.skipif(not TENSORFLOW, reason="JAX always compiles")
+@pytest.mark.parametrize("case", XLA)
+def test_same_as_plain_under_xla_with_unknown_batch(case, floatx):
+    time, kept, history, masked, options = CASES[case]
+    check(options, time, False, floatx, kept, history, masked, how="xla")
+
+
+@st.composite
+def calls(draw):
+    dilations = draw(st.sampled_from([1, 2, [1, 2], [1, 1, 2, 4], [3, 1, 2]]))
+    time = draw(st.integers(4, 20))
+    depth = draw(st.integers(1, 9))
+    aux_every = draw(st.none() | st.integers(1, depth))
+    options = {
+        "depth": depth,
+        "dilation_rate": dilations,
+        "kernel_size": draw(st.integers(1, 3)),
+        "cell": draw(st.sampled_from(["lstm", "lstm", "gru", "rnn", "user"])),
+        "injection_every": draw(st.sampled_from([1, 1, 2, 3])),
+        "weight_norm": draw(st.booleans()),
+        "aux_every": aux_every,
+        "return_aux": aux_every is not None,
+        "return_state": draw(st.booleans()),
+    }
+    kept = draw(st.integers(1, time))
+    unroll = draw(st.sampled_from([None, False]))
+    return options, time, unroll, kept, draw(st.booleans()), draw(st.booleans())
+
+
+def check_random(call, floatx):
+    options, time, unroll, kept, history, masked = call
+    check(options, time, unroll, floatx, kept, history, masked)
+
+
+QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=QUIET)
+@given(calls())
+def test_random_calls(floatx, call):
+    check_random(call, floatx)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None, suppress_health_check=QUIET)
+@given(calls())
+def test_many_random_calls(floatx, call):
+    check_random(call, floatx)
+
+
+def test_unknown_length_is_the_same(floatx):
+    if not TENSORFLOW:
+        pytest.skip("JAX has no unknown lengths")
+    import tensorflow as tf
+
+    layer, plain = make({"depth": 6, "dilation_rate": [1, 2], "kernel_size": 3}, None, None)
+    x, states, _ = inputs_of(layer, 4, True, False)  # fewer steps than the taps reach back
+    spec = tf.TensorSpec((None, None, CHANNELS), floatx)
+    found = tf.function(lambda x: layer(x, initial_state=states), input_signature=[spec])(x)
+    assert_same([np.asarray(found)], [np.asarray(plain(x, initial_state=states))], floatx)
+
+
+def test_static_batch_of_a_history_and_unknown_batch_of_x(floatx):
+    layer, plain = make({"depth": 6, "stateful": True}, False, 7)
+    x, _, _ = inputs_of(layer, 7, False, False)
+    for _ in range(2):
+        actual = compute(layer, x, [], None, training=False, how="graph" if TENSORFLOW else "eager")
+        assert_same(actual, compute(plain, x, [], None, training=False), floatx)
+        for one in (layer, plain):  # on JAX a gradient's side effects are dropped
+            one(x)
+
+
+def test_rule():
+    def turns(time=50, kept=None, **options):
+        layer = TrellisLayer(UNITS, **options)
+        return [b.turns for b in plan_levels(layer, time, kept).blocks]
+
+    assert turns(depth=30) == [1, 29]
+    assert turns(depth=30, aux_every=10) == [1, 9, 10, 10]
+    assert turns(depth=8, dilation_rate=[1, 2]) == [1, 3, 1]
+    assert turns(depth=8, dilation_rate=[2, 2]) == [1, 7]
+    assert turns(depth=30, unroll=True) == [1] * 30
+    assert turns(time=None, kept=1, depth=30) == [1, 29]
+    assert turns(depth=12, dilation_rate=DOUBLING, kept=1) == [1] * 12
+    assert max(turns(depth=18, dilation_rate=DOUBLING, kept=1, unroll=False)) > 1
+    assert 1 < max(turns(depth=40, kept=1))
+
+
+def test_a_cell_that_draws_random_numbers_is_unrolled():
+    class NoisyGates(GatedActivation):
+        def __init__(self, units, **kwargs):
+            super().__init__(units, **kwargs)
+            self.seed_generator = keras.random.SeedGenerator(1)
+
+        def call(self, inputs, states):
+            h = ops.tanh(inputs) + keras.random.normal(ops.shape(inputs), seed=self.seed_generator)
+            return h, [h]
+
+    layer = TrellisLayer(UNITS, depth=9, cell=NoisyGates(UNITS))
+    assert {b.turns for b in plan_levels(layer, 20, None).blocks} == {1}
+    assert layer(np.zeros((2, 20, 3), keras.config.floatx())).shape == (2, 20, UNITS)
+
+
+@pytest.mark.parametrize("unroll", [True, False])
+def test_half_precision_keeps_states_and_weight_gradients_in_full(unroll):
+    random = np.random.default_rng(0)
+    options = {"depth": 9, "return_state": True, "seed": 1}
+    x = random.standard_normal((BATCH, 12, CHANNELS)).astype("float32")
+    full = TrellisLayer(UNITS, dtype="float32", **options)
+    half = TrellisLayer(UNITS, dtype="mixed_bfloat16", unroll=unroll, **options)
+    for layer in (full, half):
+        layer.build(x.shape)
+        assert layer.state_dtype == "float32"
+    half.set_weights(full.get_weights())
+    scores, *states = half(x, output_length=4)
+    assert keras.backend.standardize_dtype(scores.dtype) == "bfloat16"
+    assert {keras.backend.standardize_dtype(s.dtype) for s in states} == {"float32"}
+
+    def loss(layer):
+        return lambda x: (ops.sum(ops.cast(layer(x)[0], "float32") ** 2), [])
+
+    _, rough, _ = value_and_gradients(loss(half), half.trainable_variables, x)
+    _, exact, _ = value_and_gradients(loss(full), full.trainable_variables, x)
+    for a, b in zip(rough, exact, strict=True):
+        a, b = np.asarray(a, "float32"), np.asarray(b, "float32")
+        assert np.max(np.abs(a - b)) < 0.03 * np.max(np.abs(b))
+
+
+@pytest.mark.skipif(not TENSORFLOW, reason="JAX pads nothing: it compiles for each batch size")
+@pytest.mark.parametrize("dataset", [False, True])
+def test_fit_under_xla_with_a_partial_batch(dataset, floatx):
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, i):
+            piece = slice(4 * i, 4 * i + 4)
+            return x[piece], y[piece]
+
+    random = np.random.default_rng(0)
+    x = random.standard_normal((7, 10, CHANNELS)).astype(floatx)
+    y = random.standard_normal((7, 5, UNITS)).astype(floatx)
+    layer = TrellisLayer(UNITS, depth=8, aux_every=4, dropout=0.2, output_length=5)
+    model = keras.Sequential([keras.Input((10, CHANNELS)), layer])
+    model.compile("sgd", "mse", jit_compile=True)
+    data = (Batches(),) if dataset else (x, y)
+    batch_size = None if dataset else 4
+    history = model.fit(*data, batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
+    assert np.all(np.isfinite(history.history["loss"]))

@@ -1,0 +1,73 @@
+"""TrellisLayer in the plainest way: every level, one after the other, at every position.
+
+What the dependency cone, the depth loop and the fast path are compared to. It shares the layer's
+constructor, weights, kernels, masks and gated activation, and nothing of how levels are run.
+"""
+
+from keras import ops
+
+from trellis_keras.layers import TrellisLayer
+from trellis_keras.layers.convolution import causal_convolution, shift
+
+
+class PlainTrellisLayer(TrellisLayer):
+    """A `TrellisLayer` that computes everything."""
+
+    def call(self, inputs, initial_state=None, training=False, mask=None, output_length=None):
+        x = ops.cast(inputs, self.compute_dtype)
+        batch, time, _ = ops.shape(x)
+        past = self._initial_state(inputs.shape[0], initial_state, training)
+        if past is None:
+            past = [ops.zeros((batch, n), self.state_dtype) for n in self.cell.state_size]
+        valid = ops.ones((batch, time), "bool") if mask is None else ops.cast(mask, "bool")
+        levels, states = self._all_levels(x, past, training, valid[..., None])
+        states = _last_valid(states, past, valid)
+        if self.stateful:
+            self.history.write(states, training)
+        kept = time if self._kept(output_length) is None else self._kept(output_length)
+        y = ops.stack([h[:, time - kept :, -self.output_units :] for h in levels], axis=1)
+        y = ops.cast(y if self.return_sequences else y[:, :, -1], self.compute_dtype)
+        result = [y[:, -1]]
+        if self.return_aux:
+            result.append(ops.stack([y[:, i - 1] for i in self.aux_levels], axis=1))
+        if self.return_state:
+            result.extend(states)
+        return result[0] if len(result) == 1 else tuple(result)
+
+    def _all_levels(self, x, past, training, valid):
+        kernel = self.cell.arrange(self.kernel(training=training))
+        recurrent_kernel = self.cell.arrange(self.recurrent_kernel(training=training))
+        bias = ops.cast(self.bias, self.state_dtype)
+        ones = ops.ones((*ops.shape(x)[:2], self.units), self.state_dtype)
+        dropout = self.hidden_dropout.mask(ones, training)
+        dropout = ones[:, :1] if dropout is None else dropout
+        x = ops.where(valid, x, ops.zeros_like(x))
+
+        def hold(states):
+            return [ops.where(valid, s, p[:, None]) for s, p in zip(states, past, strict=True)]
+
+        states = hold([ops.zeros_like(ones) for _ in past])
+        levels = []
+        for i in range(self.depth):
+            d = self.dilation(i + 1)
+            h = ops.cast(states[0] * dropout, self.compute_dtype)
+            past_h = ops.cast(past[0] * dropout[:, 0], self.compute_dtype)
+            a = ops.cast(causal_convolution(h, recurrent_kernel, d, past_h), self.state_dtype)
+            if i % self.injection_every == 0:
+                a = a + ops.cast(causal_convolution(x, kernel, d), self.state_dtype)
+            shifted = [shift(s, d, p) for s, p in zip(states, past, strict=True)]
+            states = hold(self.cell(a + bias, shifted)[1])
+            levels.append(states[0])
+        return levels, states
+
+
+def _last_valid(states, past, valid):
+    """The states of each row's last valid step, by a 0/1 weight per step."""
+    time = ops.shape(valid)[1]
+    steps = ops.where(valid, ops.arange(1, time + 1), 0)
+    last = ops.max(steps, axis=1)
+    chosen = ops.equal(ops.arange(time + 1)[None], last[:, None])[..., None]
+    with_past = [
+        ops.concatenate([p[:, None], s], axis=1) for s, p in zip(states, past, strict=True)
+    ]
+    return [ops.sum(ops.where(chosen, s, ops.zeros_like(s)), axis=1) for s in with_past]

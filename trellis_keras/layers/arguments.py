@@ -1,0 +1,51 @@
+"""Checks of constructor arguments, and what follows from them."""
+
+import keras
+
+
+def check_positive(**arguments):
+    for name, value in arguments.items():
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
+
+
+def dilation_cycle(dilation_rate):
+    cycle = [dilation_rate] if isinstance(dilation_rate, int) else list(dilation_rate)
+    if not cycle:
+        raise ValueError("`dilation_rate` must not be empty.")
+    for d in cycle:
+        check_positive(dilation_rate=d)
+    return cycle
+
+
+def aux_levels(depth, aux_every, aux_from):
+    if aux_from not in ("bottom", "top"):
+        raise ValueError(f'`aux_from` must be "bottom" or "top". Received: {aux_from!r}')
+    if aux_every is None:
+        return []
+    check_positive(aux_every=aux_every)
+    if aux_from == "bottom":
+        levels = list(range(aux_every, depth + 1, aux_every))
+    else:
+        levels = sorted(range(depth - aux_every, 0, -aux_every))
+    if not levels:
+        raise ValueError(
+            "`aux_every` leaves no auxiliary output: it must be at most the depth (less than it "
+            f'with aux_from="top"). Received: aux_every={aux_every}, depth={depth}'
+        )
+    return levels
+
+
+def initializer(identifier, seed, offset):
+    """The authors' N(0, 0.01), with a seed of its own per weight, unless another is given."""
+    if identifier is not None:
+        return keras.initializers.get(identifier)
+    seed = None if seed is None else seed + offset
+    return keras.initializers.RandomNormal(stddev=0.01, seed=seed)
+
+
+def compatible(shape, wanted):
+    """Whether two static shapes can be the same, None standing for any size."""
+    return len(shape) == len(wanted) and all(
+        a == b or a is None or b is None for a, b in zip(shape, wanted, strict=True)
+    )

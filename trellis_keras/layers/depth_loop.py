@@ -1,0 +1,87 @@
+"""The levels of a TrellisNet as loops that compile once.
+
+All levels share their weights, so a level needs to be compiled once, not `depth` times. What they
+do not share is the positions that they compute (see `cone`). So levels are grouped in blocks, of
+equal positions within, and each block is a loop:
+
+- level 1 is never in a loop: without a history it has no hidden product;
+- a block ends at every auxiliary level, and where enough positions fall out of the cone to be worth
+  another loop (`cone.choose_blocks`);
+- a turn of the loop is one cycle of the dilations: one level for a single dilation. Levels that are
+  left over in a block when all whole cycles are done are unrolled.
+
+When dilations grow until they reach over the whole sequence, as in image classification with
+dilations 1, 1, 2, 4, ..., 512, they do not repeat: everything is unrolled then. The other reason to
+unroll is a cone of few, strided positions, of which a loop would have to compute all in between.
+"""
+
+import functools
+
+import keras
+from keras import ops
+
+from trellis_keras.layers.cone import Cone, choose_blocks, offsets
+
+# A loop may compute this many times the positions that unrolled levels do. More of them would cost
+# more than the compile time that a loop saves is worth.
+_WASTE = 1.25
+
+
+def plan_levels(layer, time, kept):
+    """Returns the `Cone` of a TrellisLayer: what its levels compute and which of them are loops.
+
+    Args:
+        layer: The `TrellisLayer`; its `unroll` decides, or with None the rule described there.
+        time: Length of the sequence, or None if unknown.
+        kept: How many of the last outputs are wanted, or None for all.
+    """
+    unroll = layer.unroll
+    if unroll is None and layer.cell.non_trainable_variables:
+        unroll = True
+    dilations = tuple(layer.dilation(i) for i in range(1, layer.depth + 1))
+    aux = tuple(layer.aux_levels)
+    return _plan(time, layer.kernel_size, dilations, _period(layer.dilations), kept, aux, unroll)
+
+
+@functools.lru_cache(maxsize=64)
+def _plan(time, kernel_size, dilations, period, kept, aux_levels, unroll):
+    # The gated activation reads the states one dilation ago, even if the kernel has but one tap.
+    reads = [offsets(max(kernel_size, 2), d) for d in dilations]
+    unrolled = Cone(time, reads, kept, aux_levels)
+    if unroll:
+        return unrolled
+    blocks = choose_blocks(time, reads, kept, aux_levels, period, first=2)
+    looped = Cone(time, reads, kept, aux_levels, blocks)
+    if unroll is None and time is not None and looped.count > _WASTE * unrolled.count:
+        return unrolled
+    return looped
+
+
+def _period(cycle):
+    """After how many levels the dilations repeat: [1, 2, 1, 2] does so after two."""
+    n = len(cycle)
+    return next(p for p in range(1, n + 1) if n % p == 0 and cycle[:p] * (n // p) == cycle)
+
+
+def repeat(turn, states, turns):
+    """Returns the states after `states = turn(i, states)` for i = 0..turns-1, compiled once.
+
+    Each backend gets the loop whose gradient it has: TensorFlow's `scan` has none under XLA, JAX's
+    `while_loop` has none at all.
+
+    Args:
+        turn: Function of an integer tensor and a list of tensors. It must not draw random numbers.
+        states: List of tensors.
+        turns: Number of turns.
+    """
+    if keras.backend.backend() == "tensorflow":
+        _, *states = ops.while_loop(
+            lambda i, *_: i < turns,
+            lambda i, *s: (i + 1, *turn(i, list(s))),
+            (0, *states),
+            # Without a static bound, XLA cannot allocate what the gradient needs.
+            maximum_iterations=turns,
+        )
+        return states
+    states, _ = ops.scan(lambda s, i: (turn(i, s), None), states, ops.arange(turns))
+    return states

@@ -1,0 +1,185 @@
+"""The levels of one call of a TrellisLayer: the equations of a level, and the order they run in."""
+
+import functools
+
+import numpy as np
+from keras import ops
+
+from trellis_keras.layers import cone, depth_loop
+from trellis_keras.layers.convolution import apply_taps, gather, pad_past
+
+
+class Levels:
+    """What all levels of one call share: weights, input injection, history and masks.
+
+    Args:
+        layer: The `TrellisLayer`.
+        x: Tensor (batch, time, channels) in the compute dtype.
+        history: States before the first step, each (batch, units), or None for zeros.
+        mask: Boolean (batch, time), or None.
+        training: Whether dropout is active.
+        plan: The `Cone` of this call, see `depth_loop.plan_levels`.
+    """
+
+    def __init__(self, layer, x, history, mask, training, plan):
+        self.layer, self.plan = layer, plan
+        self.history = [None] * len(layer.cell.state_size) if history is None else history
+        self.batch, self.time, _ = ops.shape(x)
+        self.everything = None if plan.time is None else np.arange(plan.time)
+        self.mask = None if mask is None else ops.cast(mask, "bool")[..., None]
+        kernel = layer.cell.arrange(layer.recurrent_kernel.uncast(training=training))
+        self.taps, channels, filters = kernel.shape
+        self.kernel = ops.reshape(kernel, (self.taps * channels, filters))
+        ones = ops.ones((self.batch, 1, channels), layer.state_dtype)
+        self.dropout = layer.hidden_dropout.mask(ones, training)
+        self.bias = ops.cast(layer.bias, layer.state_dtype)
+        x = x if mask is None else ops.where(self.mask, x, ops.zeros_like(x))
+        self.injection = self._inject(x, layer.cell.arrange(layer.kernel(training=training)))
+
+    def run(self):
+        """Runs all levels.
+
+        Returns:
+            {level: its h} of the auxiliary levels and the last one, and the last one's states. All
+            at the positions that the plan has for these levels, so they end with the last step.
+        """
+        states = self._ground()
+        outputs = {}
+        for block in self.plan.blocks:
+            run = self._loop if block.turns > 1 else self._single
+            states = run(block, states)
+            if block.last in self.layer.aux_levels or block.last == self.layer.depth:
+                outputs[block.last] = states[0]
+        return outputs, states
+
+    def level(self, below, inject, seen, valid):
+        """The states of a level, from those of the level below it (TrellisNet, Eqs. 1, 2, 12).
+
+        Args:
+            below: List of states (batch, positions below, units), or None for the zeros below
+                level 1, which add nothing.
+            inject: What x and the bias add: (batch, positions, preactivations).
+            seen: `seen(state, j, past)` is the state j dilations ago, and `past` before the first.
+            valid: Boolean (batch, positions, 1), False where the history stands; None: all True.
+        """
+        layer = self.layer
+        if below is None:
+            a, past = inject, self._zeros(ops.shape(inject)[1])
+        else:
+            h, before = self._operand(below[0]), self._operand(self.history[0])
+            taps = [seen(h, j, before) for j in reversed(range(self.taps))]
+            # Cast in here, so that the weight gradients of all levels add up in full precision.
+            a = apply_taps(taps, ops.cast(self.kernel, layer.compute_dtype))
+            a = ops.cast(a, layer.state_dtype) + inject
+            past = [seen(s, 1, p) for s, p in zip(below, self.history, strict=True)]
+        _, states = layer.cell(a, past)
+        return self._hold([ops.cast(s, layer.state_dtype) for s in states], valid)
+
+    def _operand(self, h):
+        """h (batch, positions, units), or before the first step (batch, units), as convolved."""
+        if h is None:
+            return None
+        if self.dropout is not None:
+            h = h * (self.dropout if len(h.shape) == 3 else self.dropout[:, 0])
+        return ops.cast(h, self.layer.compute_dtype)
+
+    def _single(self, block, below):
+        """A level that is not in a loop."""
+        level = block.first
+        seen = functools.partial(self._seen, level, level - 1)
+        inject = self._injected(level) if self.layer.enters(level) else self.bias
+        return self.level(below, inject, seen, self._valid(level))
+
+    def _loop(self, block, states):
+        """The levels of a block, of which all compute the same positions."""
+        layer, first = self.layer, block.first
+        states = [gather(s, self.plan.read(first, 0)) for s in states]
+        valid = self._valid(first)
+        cycle = range(first, first + block.period)
+        injected = {layer.dilation(level): self._injected(level) for level in cycle}
+
+        def turn(i, states):
+            for level in cycle:
+                inject = injected[layer.dilation(level)]
+                if layer.injection_every > 1:
+                    inject = ops.where(layer.enters(level + i * block.period), inject, self.bias)
+                seen = functools.partial(self._seen, level, level)
+                states = self.level(states, inject, seen, valid)
+            return states
+
+        return depth_loop.repeat(turn, states, block.turns)
+
+    def _seen(self, level, below, state, j, past):
+        read = self.plan.read(level, j * self.layer.dilation(level), below)
+        return gather(state, read, past)
+
+    def _inject(self, x, kernel):
+        """What x and the bias add, once per distinct dilation: {d: (positions, tensor)}."""
+        layer = self.layer
+        taps, channels, filters = kernel.shape
+        kernel = ops.reshape(kernel, (taps * channels, filters))
+        by_dilation = {}
+        for block in self.plan.blocks:
+            for level in range(block.first, block.last + 1):
+                if layer.enters(level) or block.turns > 1:
+                    by_dilation.setdefault(layer.dilation(level), []).append(level)
+        injection = {}
+        for d, levels in by_dilation.items():
+            positions = self._union(levels)
+            reads = [cone.read(positions, self.everything, j * d) for j in reversed(range(taps))]
+            a = apply_taps([gather(x, r) for r in reads], kernel)
+            injection[d] = positions, ops.cast(a, layer.state_dtype) + self.bias
+        return injection
+
+    def _union(self, levels):
+        if self.everything is None:
+            return None
+        return np.unique(np.concatenate([self.plan.positions[i] for i in levels]))
+
+    def _injected(self, level):
+        positions, rows = self.injection[self.layer.dilation(level)]
+        return gather(rows, cone.read(self.plan.positions[level], positions))
+
+    def _ground(self):
+        """The states below level 1: zeros, or None where they are seen nowhere."""
+        if self.history[0] is None:
+            return None
+        positions = self.plan.positions[0]
+        return self._hold(
+            self._zeros(self.time if positions is None else len(positions)), self._valid(0)
+        )
+
+    def _zeros(self, width):
+        shapes = [(self.batch, width, size) for size in self.layer.cell.state_size]
+        return [ops.zeros(shape, self.layer.state_dtype) for shape in shapes]
+
+    def _valid(self, level):
+        if self.mask is None:
+            return None
+        return gather(self.mask, cone.read(self.plan.positions[level], self.everything))
+
+    def _hold(self, states, valid):
+        """Puts the history where the mask is False."""
+        if valid is None:
+            return states
+        pairs = zip(states, self.history, strict=True)
+        pasts = [ops.zeros_like(s) if p is None else p[:, None, :] for s, p in pairs]
+        return [ops.where(valid, s, p) for s, p in zip(states, pasts, strict=True)]
+
+
+def last_step(states, history, mask):
+    """States at the last step of each row; with a mask, at the last valid one.
+
+    Args:
+        states: List of tensors (batch, time, units); without a mask, any that end with the last
+            step.
+        history: List of tensors (batch, units) for rows without a valid step, or None for zeros.
+        mask: Boolean (batch, time), or None.
+    """
+    if mask is None:
+        return [state[:, -1] for state in states]
+    steps = ops.cumsum(ops.ones_like(mask, dtype="int32"), axis=1)
+    last = ops.max(ops.where(ops.cast(mask, "bool"), steps, 0), axis=1)[:, None, None]
+    history = history or [None] * len(states)
+    with_past = [pad_past(s, 1, p) for s, p in zip(states, history, strict=True)]
+    return [ops.take_along_axis(s, last, axis=1)[:, 0] for s in with_past]
