@@ -30,9 +30,20 @@ def run(
     names: Annotated[list[str] | None, typer.Argument(help="Cases; none: all.")] = None,
     rounds: Annotated[int, typer.Option(help="Counted steps of each variant.")] = 5,
     variants: Annotated[str | None, typer.Option(help="Only variants that contain this.")] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(help="Of JAX' float32 products: highest (no TF32), tensorfloat32, bfloat16."),
+    ] = None,
     output: Annotated[str, typer.Option(help="Folder of the results.")] = "benchmarks/results",
 ):
-    """Run cases and print a table of each."""
+    """Run cases and print a table of each.
+
+    KERAS_BACKEND chooses the backend. With JAX on a GPU, memory is the GPU's.
+    """
+    if precision is not None:
+        if os.environ.get("KERAS_BACKEND") != "jax":
+            raise typer.BadParameter("--precision needs KERAS_BACKEND=jax")
+        os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = precision
     names = names or list(CASES)
     unknown = [name for name in names if name not in CASES]
     if unknown:
@@ -44,7 +55,8 @@ def run(
         results = {"case": name, "machine": machine(), "variants": measure(name, chosen, rounds)}
         table = markdown(name, results)
         typer.echo(table)
-        stem = f"{name}-{results['machine']['backend']}"
+        kind = [results["machine"]["backend"], results["machine"].get("precision")]
+        stem = "-".join(filter(None, [name, *kind]))
         _write(folder / f"{stem}.json", json.dumps(results, indent=2) + "\n")
         _write(folder / f"{stem}.md", table)
 
@@ -101,9 +113,9 @@ def markdown(name, results):
         "",
         machine_line,
         "",
-        "| variant | step, s (median of steps) | times faster | peak, GiB | first call - step, s "
-        "| GFLOP/s of the full computation |",
-        "|---|---|---|---|---|---|",
+        "| variant | device | step, s (median of steps) | times faster | peak, GiB "
+        "| first call - step, s | GFLOP/s of the full computation |",
+        "|---|---|---|---|---|---|---|",
     ]
     for variant, f in figures.items():
         # Where the amount is tokens, the time of one token is compared.
@@ -113,7 +125,7 @@ def markdown(name, results):
         ratio = f"{base / other / per_unit:.2f}" if base else ""
         rate = f"{f['amount'] / f['step_s'] / 1e9:.0f}" if f["amount"] >= 1e6 else ""
         lines.append(
-            f"| {variant} | {per_unit:.4g} | {ratio} | {f['peak_gib']:.2f} | "
+            f"| {variant} | {f['device']} | {per_unit:.4g} | {ratio} | {f['peak_gib']:.2f} | "
             f"{f['first_call_s'] - f['step_s']:.1f} | {rate} |"
         )
     return "\n".join(lines) + "\n"
@@ -123,12 +135,15 @@ def machine():
     """Returns what the figures depend on: processor, cores, backend and versions."""
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     packages = ("keras", backend if backend == "tensorflow" else "jax")
-    return {
+    found = {
         "processor": _processor(),
         "cores": os.cpu_count(),
         "backend": backend,
         **{package: importlib.metadata.version(package) for package in packages},
     }
+    if "JAX_DEFAULT_MATMUL_PRECISION" in os.environ:
+        found["precision"] = os.environ["JAX_DEFAULT_MATMUL_PRECISION"]
+    return found
 
 
 def _processor():
