@@ -13,11 +13,15 @@ app = typer.Typer(
     help="Trellis networks, TCNs and lattice recurrent units: train, evaluate, generate, export.",
 )
 
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="MODEL|--FIELD VALUE", help="A model of the zoo, and settings."),
+]
 Run = Annotated[str, typer.Argument(help="Folder of a run that `train` has made.")]
 DataDir = Annotated[
     str | None, typer.Option(help="Folder of local copies of the data (or TRELLIS_KERAS_DATA).")
 ]
-_FREE_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
+_ANY_OPTION = {"ignore_unknown_options": True}
 
 
 @app.command("list")
@@ -28,43 +32,56 @@ def list_command(
     from trellis_keras import zoo
 
     for name in zoo.list_models(pattern):
-        training = zoo.recipe(name).training
-        published = f"{training.metric} {training.published}" if training.published else "-"
-        typer.echo(f"{name:32} {training.data:12} published: {published}")
+        recipe = zoo.recipe(name)
+        published = recipe.training.published
+        result = f"published: {recipe.model.metric} {published}" if published else ""
+        typer.echo(f"{name:24} {recipe.training.data:12} {result}".rstrip())
 
 
-@app.command("recipe", context_settings=_FREE_OPTIONS)
-def recipe_command(context: typer.Context, model: str):
+@app.command("recipe", context_settings=_ANY_OPTION)
+def recipe_command(settings: Settings = None):
     """Show a model's recipe. Every field is also an option of `train`: --depth 8, --epochs 3."""
     from trellis_keras import zoo
 
-    typer.echo(zoo.recipe(model, **_overrides(context.args)).to_json(), nl=False)
+    model, overrides = _parse(settings)
+    if model is None:
+        raise ValueError(f"Name a model: {', '.join(zoo.list_models())}")
+    typer.echo(zoo.recipe(model, **overrides).to_json(), nl=False)
 
 
-@app.command(context_settings=_FREE_OPTIONS)
+@app.command(context_settings=_ANY_OPTION)
 def train(
-    context: typer.Context,
     output: Annotated[str, typer.Option(help="Folder of the run; an existing one is resumed.")],
-    model: Annotated[str | None, typer.Argument(help="A model of the zoo; none: resume.")] = None,
+    settings: Settings = None,
     text: Annotated[str | None, typer.Option(help="Train on this text file of yours.")] = None,
     data_dir: DataDir = None,
 ):
     """Train a model by its recipe, or go on with an interrupted run.
 
-    Every field of the recipe (see the command `recipe`) can be given as an option, for example
-    --depth 8 --epochs 3.
+    Every field of the recipe is an option, for example --depth 8 --epochs 3; see the command
+    `recipe`. Without a model, the run in the output folder goes on.
     """
     from trellis_keras import zoo
     from trellis_keras.zoo import runs
 
-    overrides = _overrides(context.args)
+    model, overrides = _parse(settings)
+    if data_dir is not None:
+        overrides["data_dir"] = data_dir
     if text is not None:
-        overrides |= {"data": "text", "data_options": {"path": text}}
+        overrides["data"] = "text"
+        options = overrides.setdefault("data_options", {})
+        if isinstance(options, dict):  # anything else the recipe will refuse
+            options["path"] = text
     if model is None:
-        chosen = runs.read_recipe(output).replace(**overrides)
+        recipe = runs.read_recipe(output).replace(**overrides)
     else:
-        chosen = zoo.recipe(model, **overrides)
-    runs.train(chosen, output, data_dir)
+        recipe = zoo.recipe(model, **overrides)
+    try:
+        # A progress bar on a terminal; in a file, a line per epoch.
+        runs.train(recipe, output, verbose=1 if sys.stdout.isatty() else 2)
+    except KeyboardInterrupt:
+        typer.echo(f"\nInterrupted. To go on: trellis-keras train --output {output}", err=True)
+        raise
 
 
 @app.command()
@@ -79,8 +96,6 @@ def evaluate(
     """Evaluate the best model of a run on a whole split."""
     from trellis_keras.zoo import runs
 
-    if split not in ("train", "valid", "test"):
-        raise ValueError(f"--split must be train, valid or test. Received: {split}")
     results = runs.evaluate(run, split, protocol, data_dir)
     typer.echo(json.dumps({"run": run, "split": split, "protocol": protocol, **results}))
 
@@ -89,8 +104,8 @@ def evaluate(
 def generate(
     run: Run,
     prompt: Annotated[str, typer.Option(help="Text to go on from.")] = "The ",
-    length: Annotated[int, typer.Option(help="Number of tokens to add.")] = 300,
-    sampler: Annotated[str, typer.Option(help="greedy, top_k, top_p or random.")] = "top_p",
+    length: Annotated[int, typer.Option(min=1, help="Number of tokens to add.")] = 300,
+    sampler: Annotated[str, typer.Option(help="greedy, top_k, top_p, random or beam.")] = "top_p",
     seed: Annotated[int, typer.Option(help="Of the sampler.")] = 0,
 ):
     """Continue a text with the best model of a run."""
@@ -98,8 +113,7 @@ def generate(
 
     model = runs.load_best(run)
     prompt_length = len(model.vocabulary.encode(prompt, final_eos=False))
-    text = model.generate([prompt], prompt_length + length, sampler=sampler, seed=seed)
-    typer.echo(text[0])
+    typer.echo(model.generate(prompt, prompt_length + length, sampler=sampler, seed=seed))
 
 
 @app.command()
@@ -111,25 +125,36 @@ def export(run: Run, path: Annotated[str, typer.Argument(help="Folder of the Sav
     typer.echo(f"Written: {serving.export(runs.load_best(run), path)}")
 
 
-def _overrides(arguments):
-    """Turns ['--depth', '8', '--data=pydoc'] into {'depth': 8, 'data': 'pydoc'}."""
-    overrides, rest = {}, list(arguments)
+def _parse(settings):
+    """Turns ['name', '--depth', '8', '--data=pydoc'] into 'name', {'depth': 8, 'data': 'pydoc'}."""
+    names, overrides, rest = [], {}, list(settings or [])
     while rest:
         option, equals, value = rest.pop(0).partition("=")
-        if not option.startswith("--"):
-            raise ValueError(f"Expected an option such as --epochs 3. Received: {option!r}")
+        if not option.startswith("-"):
+            names.append(option + equals + value)
+            continue
         if not equals:
-            if not rest:
+            # A negative number begins with one dash.
+            if not rest or rest[0].startswith("--"):
                 raise ValueError(f"{option} needs a value.")
             value = rest.pop(0)
+        if not option.startswith("--"):
+            raise ValueError(f"Expected an option such as --epochs 3. Received: {option!r}")
         overrides[option[2:].replace("-", "_")] = _value(value)
-    return overrides
+    if len(names) > 1:
+        raise ValueError(f"Expected one model at most. Received: {', '.join(names)}")
+    return names[0] if names else None, overrides
+
+
+_WORDS = {"none": None, "None": None, "True": True, "False": False}
 
 
 def _value(text):
-    """Reads numbers, true, false, none and lists as such, everything else as text."""
+    """Reads numbers, true, false, none, lists and mappings as such, everything else as text."""
+    if text in _WORDS:
+        return _WORDS[text]
     try:
-        return json.loads({"none": "null", "None": "null", "True": "true"}.get(text, text))
+        return json.loads(text)
     except json.JSONDecodeError:
         return text
 
@@ -138,7 +163,7 @@ def main():
     """Runs the command line; what the user did wrong is one line, not a traceback."""
     try:
         app()
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except (ValueError, OSError, ImportError) as error:
         typer.echo(f"Error: {error}", err=True)
         sys.exit(2)
 

@@ -3,7 +3,9 @@
 import contextlib
 import os
 import pathlib
-import tempfile
+import secrets
+
+_ASIDE = ".writing-"
 
 
 @contextlib.contextmanager
@@ -19,21 +21,19 @@ def replacing(path):
     ...     _ = temporary.write_text("whole or not at all")
     """
     path = pathlib.Path(path)
-    # The suffix stays: some writers choose their format by it.
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-", suffix=path.suffix)
-    os.close(handle)
-    temporary = pathlib.Path(name)
+    # The name's end stays: some writers choose their format by it.
+    temporary = path.with_name(f"{_ASIDE}{secrets.token_hex(4)}-{path.name}")
+    temporary.touch(exist_ok=False)  # with the user's usual permissions, unlike `tempfile`
     try:
         yield temporary
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _umask():
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def remove_unfinished(folder):
+    """Removes what killed processes left of `replacing` in a folder."""
+    for path in pathlib.Path(folder).glob(f"{_ASIDE}*"):
+        path.unlink(missing_ok=True)

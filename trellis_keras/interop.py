@@ -6,8 +6,12 @@ output, candidate, forget, `weight1` acts on x, `weight2` and `bias2` on h; with
 order input, forget, candidate, output.
 """
 
+import collections.abc
 import pathlib
+import pickle
+import zipfile
 
+import keras
 import numpy as np
 
 from trellis_keras.layers import TrellisLayer
@@ -27,7 +31,7 @@ def load_torch_state_dict(model_or_layer, state_dict):
 
     Raises:
         ValueError: A name is missing, unknown, given twice with different values, or of the
-            wrong shape. Nothing is changed then.
+            wrong shape, or the file is damaged. Nothing is changed then.
 
     Example:
 
@@ -37,7 +41,7 @@ def load_torch_state_dict(model_or_layer, state_dict):
     ...            "bias2": np.zeros(12)}
     >>> load_torch_state_dict(layer, weights)
     """
-    if not isinstance(state_dict, dict):
+    if not isinstance(state_dict, collections.abc.Mapping):
         state_dict = _read(state_dict)
     targets = _targets(model_or_layer)
     arrays = _canonical(state_dict, targets)
@@ -46,7 +50,7 @@ def load_torch_state_dict(model_or_layer, state_dict):
         raise ValueError(f"The state dict lacks {missing}. It has {sorted(state_dict)}.")
     values = {}
     for name, (variable, convert) in targets.items():
-        values[name] = _converted(name, arrays[name], convert, tuple(variable.shape))
+        values[name] = _converted(name, arrays[name], convert, variable)
     for name, (variable, _) in targets.items():
         variable.assign(values[name])
 
@@ -99,15 +103,16 @@ def _gain(array):
     return _reorder_gates(array.reshape(-1))
 
 
-def _converted(name, array, convert, shape):
+def _converted(name, array, convert, variable):
+    shape = tuple(variable.shape)
     try:
-        value = convert(array)
-    except ValueError:
+        value = convert(array).astype(keras.backend.standardize_dtype(variable.dtype))
+    except (ValueError, IndexError, TypeError):
         value = None
     if value is None or value.shape != shape:
         raise ValueError(
             f"{name!r} does not fit: a variable of shape {shape} cannot be made of an array of "
-            f"shape {array.shape} ((out, in, tap) for kernels)."
+            f"shape {array.shape} and type {array.dtype} (kernels are (out, in, tap))."
         )
     return value
 
@@ -117,7 +122,7 @@ def _canonical(state_dict, targets):
     arrays = {}
     for full_name, value in state_dict.items():
         name = _short_name(full_name)
-        value = np.asarray(value)
+        value = _array(value)
         if name == "decoder.weight" and name not in targets and "encoder.weight" in targets:
             name = "encoder.weight"  # tied: one tensor under two names
         if name not in targets:
@@ -138,11 +143,30 @@ def _short_name(name):
     return f"{path[-1]}.{last}" if path and path[-1] in ("encoder", "decoder") else last
 
 
+def _array(value):
+    """Returns a NumPy array of an array or of a torch tensor, wherever it is."""
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+
+
 def _read(path):
     path = pathlib.Path(path)
-    if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as arrays:
-            return dict(arrays)
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no checkpoint {path}.")
+    try:
+        return _read_npz(path) if path.suffix == ".npz" else _read_torch(path)
+    except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, pickle.PickleError) as error:
+        raise ValueError(
+            f"{path} does not hold a state dict, or is damaged: {error}. Save one with "
+            "np.savez(path, **arrays) or torch.save(model.state_dict(), path)."
+        ) from error
+
+
+def _read_npz(path):
+    with np.load(path, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def _read_torch(path):
     try:
         import torch
     except ImportError as error:
@@ -151,9 +175,6 @@ def _read(path):
             "an .npz file or pass a dict of arrays."
         ) from error
     state = torch.load(path, map_location="cpu", weights_only=True)
-    if not isinstance(state, dict) or not all(hasattr(v, "numpy") for v in state.values()):
-        raise ValueError(
-            f"{path} does not hold a state dict. Save one with "
-            "torch.save(model.state_dict(), path)."
-        )
-    return {name: tensor.numpy() for name, tensor in state.items()}
+    if not isinstance(state, dict) or not all(hasattr(v, "detach") for v in state.values()):
+        raise ValueError("it is no mapping of names to tensors")
+    return state

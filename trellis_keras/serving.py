@@ -23,21 +23,23 @@ def export(model, path):
         The path.
 
     Raises:
-        ValueError: `path` exists, or the model is not built.
+        ValueError: `path` exists, or the model is not built, or Keras does not run on TensorFlow.
 
     Example:
 
     >>> model = trellis_keras.zoo.trellisnet_char()
     >>> export(model, "serving/trellisnet_char/1")
     """
-    path = pathlib.Path(path)
+    path = pathlib.Path(path).expanduser()
+    _check_backend()
     if path.exists():
         raise ValueError(f"{path} exists already. Choose a new folder, or remove it first.")
     if not model.built:
         raise ValueError("Build the model before exporting it: model.build((None, None)).")
     model = without_history(model)
+    # The archive finds the endpoint's variables. It is not told of the model: of a loaded one it
+    # would make a signature of its own, with float tokens.
     archive = keras.export.ExportArchive()
-    archive.track(model)
     archive.add_endpoint(
         "serving_default",
         lambda tokens: {"log_probabilities": model(tokens, training=False)},
@@ -65,11 +67,16 @@ def without_history(model):
     return copy
 
 
+def _check_backend():
+    if keras.backend.backend() != "tensorflow":
+        raise ValueError(
+            "A SavedModel is written by TensorFlow, but Keras runs on "
+            f"{keras.backend.backend()}. Save the model as a .keras file and export it in a "
+            "process with KERAS_BACKEND=tensorflow (a run's folder: trellis-keras export)."
+        )
+
+
 def _tokens_spec():
-    try:
-        import tensorflow as tf
-    except ImportError as error:
-        raise ImportError(
-            "Exporting a SavedModel needs TensorFlow (pip install tensorflow)."
-        ) from error
+    import tensorflow as tf
+
     return tf.TensorSpec([None, None], tf.int32, name="tokens")

@@ -46,8 +46,8 @@ class TokenStream(keras.utils.PyDataset):
     - `protocol="authors"`: as in the TrellisNet authors' program, for comparison. The text
       is cut to a multiple of `batch_size`. Skipped (`targets_skipped`
       in all) are the tokens cut off, the targets that cross from one row to the next and,
-      with `"chop"`, the first `horizon` targets of every row. The last segment may be shorter
-      than the others; all weights are 1.
+      with `"chop"`, the first `horizon` targets of every row. Their last segment is shorter
+      than the others; here it is padded with weight 0.
 
     Args:
         tokens: Integer array of shape (N,), N >= 2.
@@ -183,16 +183,11 @@ class TokenStream(keras.utils.PyDataset):
         """The same batches, in order, as a `tf.data.Dataset`.
 
         Returns:
-            A dataset of `(x, y, weight)` with static shapes (with `protocol="authors"` and a
-            shorter last segment the time axis is `None`) and known cardinality.
+            A dataset of `(x, y, weight)` with static shapes and known cardinality.
         """
         import tensorflow as tf
 
-        first, last = self[0], self[self._steps - 1]
-        signature = tuple(
-            tf.TensorSpec(a.shape if a.shape == b.shape else (self._batch_size, None), a.dtype)
-            for a, b in zip(first, last, strict=True)
-        )
+        signature = tuple(tf.TensorSpec(array.shape, array.dtype) for array in self[0])
         dataset = tf.data.Dataset.from_generator(lambda: iter(self), output_signature=signature)
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(self._steps))
         return dataset.prefetch(tf.data.AUTOTUNE)
@@ -212,13 +207,14 @@ class TokenStream(keras.utils.PyDataset):
         return x, y, (targets < row_end).astype("float32")
 
     def _authors_batch(self, index):
-        start = index * self.output_length
-        length = min(self._segment, self._row_length - 1 - start)
         row_start = np.arange(self._batch_size)[:, None] * self._row_length
-        inputs = row_start + start + np.arange(length)
+        places = index * self.output_length + np.arange(self._segment)
+        last_input = self._row_length - 2
+        inputs = row_start + np.minimum(places, last_input)
         x = self._tokens[inputs].astype("int32")
         y = self._tokens[inputs[:, self._horizon :] + 1].astype("int32")
-        return x, y, np.ones(y.shape, "float32")
+        counts = (places <= last_input)[self._horizon :]
+        return x, y, np.broadcast_to(counts, y.shape).astype("float32")
 
     def _check_arguments(self, vocabulary_size):
         if self._history not in HISTORIES:

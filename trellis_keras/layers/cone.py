@@ -37,7 +37,7 @@ import numpy as np
 
 # What one more block must save, as a fraction of all the work, to be worth compiling. Makes the
 # number of blocks depend on how much the cone shrinks, and not on how many levels it has.
-_BLOCK_COST = 0.005
+_BLOCK_COST = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Cone:
                 self.positions[level] = wanted
                 wanted = _read_positions(wanted, self.offsets[level - 1])
             if block.turns > 1:
-                wanted = np.arange(wanted[0], time)
+                wanted = np.arange(_even_start(wanted[0], time), time)
                 self.positions[block.first : block.last + 1] = [wanted] * (
                     block.last - block.first + 1
                 )
@@ -130,6 +130,11 @@ class Cone:
         """
         below = level - 1 if below is None else below
         return read(self.positions[level], self.positions[below], offset)
+
+
+def _even_start(start, time):
+    """One position earlier if that makes their number even: `depth_loop_tf` takes them in pairs."""
+    return start - 1 if (time - start) % 2 and start > 0 else start
 
 
 def read(wanted, available, offset=0):

@@ -13,6 +13,8 @@ equal positions within, and each block is a loop:
 When dilations grow until they reach over the whole sequence, as in image classification with
 dilations 1, 1, 2, 4, ..., 512, they do not repeat: everything is unrolled then. The other reason to
 unroll is a cone of few, strided positions, of which a loop would have to compute all in between.
+
+Where `has_fast_path` says so, TensorFlow runs a block by `depth_loop_tf` instead, with less work.
 """
 
 import functools
@@ -21,6 +23,7 @@ import keras
 from keras import ops
 
 from trellis_keras.layers.cone import Cone, choose_blocks, offsets
+from trellis_keras.layers.gates import LSTMGates
 
 # A loop may compute this many times the positions that unrolled levels do. More of them would cost
 # more than the compile time that a loop saves is worth.
@@ -61,6 +64,24 @@ def _period(cycle):
     """After how many levels the dilations repeat: [1, 2, 1, 2] does so after two."""
     n = len(cycle)
     return next(p for p in range(1, n + 1) if n % p == 0 and cycle[:p] * (n // p) == cycle)
+
+
+def has_fast_path(layer, time):
+    """Whether `depth_loop_tf` can run a layer's loops: TensorFlow while it traces a function, LSTM
+    gates, kernel size 2, dilation 1, x at every level, sequences of static length (and no mask)."""
+    if keras.backend.backend() != "tensorflow":
+        return False
+    import tensorflow as tf
+
+    return (
+        layer.memory is not None
+        and not tf.executing_eagerly()
+        and type(layer.cell) is LSTMGates
+        and layer.kernel_size == 2
+        and set(layer.dilations) == {1}
+        and layer.injection_every == 1
+        and time is not None
+    )
 
 
 def repeat(turn, states, turns):

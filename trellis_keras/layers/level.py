@@ -22,7 +22,7 @@ class Levels:
     """
 
     def __init__(self, layer, x, history, mask, training, plan):
-        self.layer, self.plan = layer, plan
+        self.layer, self.plan, self.training = layer, plan, training
         self.history = [None] * len(layer.cell.state_size) if history is None else history
         self.batch, self.time, _ = ops.shape(x)
         self.everything = None if plan.time is None else np.arange(plan.time)
@@ -95,6 +95,8 @@ class Levels:
         layer, first = self.layer, block.first
         states = [gather(s, self.plan.read(first, 0)) for s in states]
         valid = self._valid(first)
+        if valid is None and depth_loop.has_fast_path(layer, self.plan.time):
+            return self._fast_loop(block, states)
         cycle = range(first, first + block.period)
         injected = {layer.dilation(level): self._injected(level) for level in cycle}
 
@@ -108,6 +110,22 @@ class Levels:
             return states
 
         return depth_loop.repeat(turn, states, block.turns)
+
+    def _fast_loop(self, block, states):
+        """The same as `_loop`, see `depth_loop_tf`."""
+        from trellis_keras.layers import depth_loop_tf
+
+        return depth_loop_tf.lstm_levels(
+            states,
+            self._injected(block.first),
+            self.kernel,
+            self.dropout,
+            self.history,
+            block.turns,
+            self.layer.compute_dtype,
+            self.training,
+            lean=self.layer.memory == "lean",
+        )
 
     def _seen(self, level, below, state, j, past):
         read = self.plan.read(level, j * self.layer.dilation(level), below)

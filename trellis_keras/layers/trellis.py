@@ -33,7 +33,8 @@ class TrellisLayer(TrellisStreaming, keras.layers.Layer):
         kernel_size: Number of taps of the convolutions.
         dilation_rate: One integer, or a list that the levels cycle through.
         output_length: Only the last `output_length` steps are returned, and no more is computed
-            than they depend on (`layers.cone`; for inputs of static length). Default: all.
+            than they depend on (`layers.cone`). Default: all. Everything is computed if the length
+            of the input is not static, or if states are wanted of a masked input.
         cell: Gated activation: `"lstm"`, `"gru"`, `"rnn"`, or a `GatedActivation` layer.
         injection_every: x enters at levels 1, 1 + n, 1 + 2n, ... (1: at every level, Eq. 1).
         weight_norm: Whether both kernels are weight-normed, each per output channel.
@@ -52,6 +53,10 @@ class TrellisLayer(TrellisStreaming, keras.layers.Layer):
             it would compute over 1.25 times as many positions as unrolled levels, or the cell has
             variables that are not trained (its own random seed). Dilations that do not repeat
             leave nothing to loop over. See `layers.depth_loop`.
+        memory: What `layers.depth_loop_tf`, the faster loop that TensorFlow has for LSTM gates with
+            kernel size 2, dilation 1, x at every level, static lengths and no mask, keeps for the
+            gradient: `"fast"` keeps each level's pre-activations, `"lean"` computes them again;
+            None does without that loop. Elsewhere it changes nothing.
         seed: Integer seed of the dropouts.
         kernel_initializer, recurrent_initializer, bias_initializer: Of Wx, Wh and b. Default:
             N(0, 0.01) for all three, as in the authors' program.
@@ -104,6 +109,7 @@ class TrellisLayer(TrellisStreaming, keras.layers.Layer):
         return_aux=False,
         stateful=False,
         unroll=None,
+        memory="fast",
         seed=None,
         kernel_initializer=None,
         recurrent_initializer=None,
@@ -156,6 +162,9 @@ class TrellisLayer(TrellisStreaming, keras.layers.Layer):
             raise ValueError("`return_aux=True` needs `aux_every`. Received: aux_every=None")
         self.stateful = stateful
         self.unroll = unroll
+        if memory not in ("fast", "lean", None):
+            raise ValueError(f'`memory` must be "fast", "lean" or None. Received: {memory!r}')
+        self.memory = memory
         self.seed = seed
         self.kernel_initializer = arguments.initializer(kernel_initializer, seed, 0)
         self.recurrent_initializer = arguments.initializer(recurrent_initializer, seed, 1)
@@ -347,6 +356,7 @@ class TrellisLayer(TrellisStreaming, keras.layers.Layer):
             "return_aux": self.return_aux,
             "stateful": self.stateful,
             "unroll": self.unroll,
+            "memory": self.memory,
             "seed": self.seed,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "recurrent_initializer": keras.initializers.serialize(self.recurrent_initializer),

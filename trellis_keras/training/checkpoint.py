@@ -223,8 +223,8 @@ def set_seeds(model, seed, epoch):
 
     >>> trellis_keras.training.set_seeds(model, seed=0, epoch=3)
     """
-    weights = {id(weight) for weight in model.weights}
-    generators = [v for v in _unique(model.variables) if id(v) not in weights]
+    # Other variables that are no weights, such as a carried history, keep their values.
+    generators = [v for v in _unique(model.variables) if v.name == "seed_generator_state"]
     for index, generator in enumerate(generators):
         (value,) = np.random.SeedSequence((seed, epoch, index)).generate_state(1)
         # A generator's state is a key and a count. 31 bits fit every backend's integer.

@@ -1,6 +1,7 @@
 """What a run leaves behind beside its checkpoints: a table of its epochs and its best model."""
 
 import csv
+import math
 import pathlib
 
 import keras
@@ -62,6 +63,9 @@ class BestModel(keras.callbacks.Callback):
         path: The `.keras` file.
         monitor: Name of a value in the logs that should fall.
 
+    Raises:
+        ValueError: After the first epoch, if the logs have no such value.
+
     Example:
 
     >>> model.fit(x, y, validation_split=0.1, callbacks=[BestModel("run/best.keras")])
@@ -86,7 +90,8 @@ class BestModel(keras.callbacks.Callback):
                 f"It has {sorted(logs or {})}."
             )
         value = float(logs[self.monitor])
-        if self.best is None or value < self.best:
+        # A model that diverged is better than none, and any other is better than it.
+        if self.best is None or value < self.best or math.isnan(self.best):
             self.best = value
             with replacing(self.path) as temporary:
                 self.model.save(temporary)

@@ -3,6 +3,8 @@
 import os
 import pathlib
 
+WEIGHTS = "weights.weights.h5"
+
 _PACKAGE = pathlib.Path(__file__).parent
 
 
@@ -21,18 +23,15 @@ def assets_folder():
             raise FileNotFoundError(f"TRELLIS_KERAS_ZOO is not a folder: {named}")
         return pathlib.Path(named)
     checkout = _PACKAGE.parent.parent
-    for folder in (checkout / "zoo", _PACKAGE / "_assets"):
-        # site-packages could hold somebody else's `zoo`: ours has a README of its own.
-        if (folder / "README.md").is_file() and (folder != checkout / "zoo" or _is_ours(checkout)):
+    # Where a wheel is installed, a `zoo` beside the package would be somebody else's.
+    is_checkout = (checkout / "setup.py").is_file()
+    for folder in [checkout / "zoo"] * is_checkout + [_PACKAGE / "_assets"]:
+        if (folder / "README.md").is_file():
             return folder
     raise FileNotFoundError(
         "The zoo's assets are missing from this installation. Set TRELLIS_KERAS_ZOO to a copy "
         "of the repository's zoo/ folder."
     )
-
-
-def _is_ours(checkout):
-    return (checkout / "setup.py").is_file()
 
 
 def load_weights(model, name, weights):
@@ -48,14 +47,25 @@ def load_weights(model, name, weights):
     """
     if weights is None:
         return model
-    path = pathlib.Path(weights)
     if weights == "pretrained":
-        path = assets_folder() / name / "weights.weights.h5"
-    if not path.is_file():
-        available = sorted(p.parent.name for p in assets_folder().glob("*/weights.weights.h5"))
-        raise ValueError(
-            f"{name}: no weights at {path}. Pretrained weights come with: "
-            f"{', '.join(available) or 'no model yet'}"
-        )
+        path = _pretrained(name)
+    else:
+        path = pathlib.Path(weights).expanduser()
+        if not path.is_file():
+            raise ValueError(
+                f'{name}: `weights` must be None, "pretrained" or a file. There is none at {path}'
+            )
     model.load_weights(path)
     return model
+
+
+def _pretrained(name):
+    assets = assets_folder()
+    path = assets / name / WEIGHTS
+    if not path.is_file():
+        there = sorted(folder.parent.name for folder in assets.glob(f"*/{WEIGHTS}"))
+        raise ValueError(
+            f"There are no pretrained weights of {name}. There are some of: "
+            f"{', '.join(there) or 'no model yet'}"
+        )
+    return path

@@ -9,12 +9,15 @@ tensorboard/   logs for TensorBoard
 
 import json
 import math
-import os
 import pathlib
+import tempfile
+import zipfile
 
 import keras
 
-from trellis_keras.files import replacing
+from trellis_keras.data.corpora import SPLITS
+from trellis_keras.data.streams import PROTOCOLS
+from trellis_keras.files import remove_unfinished, replacing
 from trellis_keras.training import Checkpoint
 from trellis_keras.training.records import BestModel, HistoryCSV
 from trellis_keras.zoo import registry
@@ -23,31 +26,39 @@ RECIPE = "recipe.json"
 BEST = "best.keras"
 
 
-def train(recipe, folder, data_dir=None, verbose="auto"):
+def train(recipe, folder, verbose="auto"):
     """Trains a model by its recipe, or goes on with a run that was interrupted.
 
     Args:
         recipe: A `Recipe`. If `folder` holds a run, it must be that run's, though it may have
-            more epochs.
-        folder: The run's folder, made if need be.
-        data_dir: Folder of local copies of the data.
+            another number of epochs.
+        folder: The run's folder, made if need be. One process at a time may train in it.
         verbose: As in `keras.Model.fit`.
 
     Returns:
         The trained model.
 
     Raises:
-        ValueError: The folder cannot be written to, or holds a run of another recipe.
+        ValueError: The folder cannot be written to, or holds a run of another recipe, or the data
+            are not what they should be.
+        FileNotFoundError: The data are missing.
+
+    Example:
+
+    >>> recipe = zoo.recipe("trellisnet_char", epochs=3)
+    >>> model = train(recipe, "runs/first")
     """
     folder = _writable(folder)
-    _check_same_run(recipe, folder)
-    corpus = recipe.load_data(data_dir)
-    recipe = recipe.replace(vocabulary_size=len(corpus.vocabulary))
+    remove_unfinished(folder)
+    recipe = _continued(recipe, folder)
+    corpus = recipe.load_data()
+    recipe = recipe.replace(vocabulary_size=len(corpus.vocabulary), data_checksum=corpus.checksum)
     model = registry.get_model(recipe.name, vocabulary=corpus.vocabulary, **vars(recipe.model))
-    print(describe(recipe, model, corpus), flush=True)
     train_stream, valid_stream = recipe.stream(corpus.train), recipe.stream(corpus.valid)
+    if verbose:
+        print(describe(recipe, model, corpus), flush=True)
     with replacing(folder / RECIPE) as temporary:
-        temporary.write_text(recipe.to_json())
+        temporary.write_text(recipe.to_json(), encoding="utf-8")
     model.fit(
         train_stream,
         validation_data=valid_stream,
@@ -63,12 +74,16 @@ def read_recipe(folder):
 
     Raises:
         FileNotFoundError: There is no run.
+        ValueError: Its recipe cannot be read.
     """
     path = pathlib.Path(folder) / RECIPE
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no run: {RECIPE} is missing.")
-    text = path.read_text()
-    return registry.recipe(json.loads(text)["name"]).from_json(text)
+    try:
+        text = path.read_text(encoding="utf-8")
+        return registry.recipe(json.loads(text)["name"]).from_json(text)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a recipe of this version: {error}") from error
 
 
 def load_best(folder):
@@ -76,11 +91,13 @@ def load_best(folder):
 
     Raises:
         FileNotFoundError: There is no run, or it has not finished an epoch.
+        ValueError: The model's file is damaged.
     """
     read_recipe(folder)
     path = pathlib.Path(folder) / BEST
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no {BEST}: the run has not finished an epoch yet.")
+    _check_whole(path)
     return keras.saving.load_model(path)
 
 
@@ -92,46 +109,50 @@ def evaluate(folder, split="test", protocol="exact", data_dir=None, verbose=0):
         split: `"train"`, `"valid"` or `"test"`.
         protocol: `"exact"` counts each target once; `"authors"` counts as the authors' program
             does, see `data.TokenStream`.
-        data_dir: Folder of local copies of the data.
+        data_dir: Folder of local copies of the data, if they are not where the run found them.
         verbose: As in `keras.Model.evaluate`.
 
     Returns:
         A dict of the metrics, with `targets`, the number of counted targets.
+
+    Raises:
+        ValueError: An unknown split or protocol, data that are not the run's, or a damaged file.
+        FileNotFoundError: There is no run, or it has not finished an epoch, or has lost its data.
     """
+    for name, value, choices in (("split", split, SPLITS), ("protocol", protocol, PROTOCOLS)):
+        if value not in choices:
+            raise ValueError(f"`{name}` must be one of {', '.join(choices)}. Received: {value!r}")
     recipe, model = read_recipe(folder), load_best(folder)
-    corpus = recipe.load_data(data_dir)
-    if corpus.vocabulary != model.vocabulary:
-        raise ValueError(
-            f"The vocabulary of {recipe.training.data} ({len(corpus.vocabulary)} tokens) is not "
-            f"the saved model's ({len(model.vocabulary)} tokens): the data have changed."
-        )
-    stream = recipe.stream(getattr(corpus, split), protocol)
+    if data_dir is not None:
+        recipe = recipe.replace(data_dir=data_dir)
+    stream = recipe.stream(getattr(recipe.load_data(), split), protocol)
     results = model.evaluate(stream, return_dict=True, verbose=verbose)
     return {**results, "targets": stream.targets_counted}
 
 
 def describe(recipe, model, corpus):
     """Returns a few lines on a run: model, data, recipe."""
-    training = recipe.training
-    sizes = ", ".join(f"{s} {len(getattr(corpus, s)):,}" for s in ("train", "valid", "test"))
+    config, training = recipe.model, recipe.training
+    sizes = ", ".join(f"{split} {len(getattr(corpus, split)):,}" for split in SPLITS)
     unit = "words" if corpus.unit == "word" else "characters"
-    uniform = math.log(len(corpus.vocabulary))
-    baseline = math.exp(uniform) if training.metric == "perplexity" else uniform / math.log(2)
-    config = recipe.model
-    return "\n".join(
-        [
-            f"{recipe.name}: {model.count_params():,} parameters, {config.depth} levels, "
-            f"{config.hidden_units} hidden + {config.output_units or config.embedding_dim} output "
-            "units",
-            f"{training.data}: {sizes} {unit}, vocabulary {len(corpus.vocabulary):,} "
-            f"(a uniform guess: {training.metric} {baseline:.4g})",
-            f"batches of {training.batch_size} x {recipe.segment} tokens, history "
-            f"{config.history}, horizon {recipe.horizon}, auxiliary losses "
-            + (f"every {config.aux_every} levels" if config.aux_every else "none"),
-            f"{config.optimizer} {config.learning_rate:g}, {training.epochs} epochs"
-            + (f"; published {training.metric} {training.published}" if training.published else ""),
-        ]
-    )
+    auxiliary = config.aux_every if config.aux_weight else None
+    lines = [
+        f"{recipe.name}: {model.count_params():,} parameters, {config.depth} levels, "
+        f"{config.hidden_units} hidden + {config.derived()['output_units']} output units",
+        f"{training.data}: {sizes} {unit}, vocabulary {len(corpus.vocabulary):,} "
+        f"(a uniform guess: {config.metric} {_uniform_guess(recipe, corpus):.4g})",
+        f"batches of {training.batch_size} x {recipe.segment} tokens, history {config.history}"
+        + (f", horizon {recipe.horizon}" if config.history == "chop" else "")
+        + (f", auxiliary losses every {auxiliary} levels" if auxiliary else ""),
+        f"{config.optimizer} {config.learning_rate:g}, up to epoch {training.epochs}"
+        + (f"; published {config.metric} {training.published}" if training.published else ""),
+    ]
+    return "\n".join(lines)
+
+
+def _uniform_guess(recipe, corpus):
+    size = len(corpus.vocabulary)
+    return size if recipe.model.metric == "perplexity" else math.log2(size)
 
 
 def _callbacks(recipe, folder):
@@ -149,36 +170,53 @@ def _tensorboard(folder):
     try:
         import tensorflow  # noqa: F401
     except ImportError:
-        print("TensorFlow is not installed: no TensorBoard logs are written.")
+        print("TensorFlow is not installed: no TensorBoard logs are written.", flush=True)
         return []
     return [keras.callbacks.TensorBoard(folder / "tensorboard")]
 
 
 def _writable(folder):
-    folder = pathlib.Path(folder)
+    folder = pathlib.Path(folder).expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
-        raise ValueError(f"The output folder {folder} cannot be made: {error}") from error
-    if not os.access(folder, os.W_OK):
-        raise ValueError(f"The output folder {folder} cannot be written to.")
+        raise ValueError(f"The output folder {folder} cannot be written to: {error}") from error
     return folder
 
 
-def _check_same_run(recipe, folder):
-    """A folder belongs to one recipe; only the number of epochs may grow."""
-    if not (folder / RECIPE).exists():
-        return
-    old, new = read_recipe(folder).fields(), recipe.fields()
-    free = {"epochs", "vocabulary_size"}  # the vocabulary's size is the data's
-    different = [
-        f"{name}: {old[name]!r} there, {new[name]!r} here"
-        for name in new
-        if name not in free and old.get(name) != new[name]
-    ]
-    if read_recipe(folder).name != recipe.name or different:
+def _check_whole(path):
+    """Refuses a damaged archive, for which Keras has many different errors."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, EOFError) as error:
+        damaged = error
+    if damaged:
         raise ValueError(
-            f"{folder} holds a run of {read_recipe(folder).name} with other settings "
-            f"({'; '.join(different) or 'another model'}). Choose another folder, or go on with "
-            f"that run: trellis-keras train --output {folder}"
+            f"{path} is damaged ({damaged}). Put a copy of it back, or train in another folder."
         )
+
+
+# A folder's run may go on with other values of these.
+_FREE = {"epochs", "data_dir", "data_checksum", "vocabulary_size"}
+
+
+def _continued(recipe, folder):
+    """Checks that the folder belongs to no other recipe, and takes over its data's checksum."""
+    if not (folder / RECIPE).exists():
+        return recipe
+    there = read_recipe(folder)
+    old, new = {"model": there.name, **there.fields()}, {"model": recipe.name, **recipe.fields()}
+    different = [
+        f"{name} {old.get(name)!r} there, {value!r} here"
+        for name, value in new.items()
+        if name not in _FREE and old.get(name) != value
+    ]
+    if different:
+        raise ValueError(
+            f"{folder} holds a run with other settings: {'; '.join(different)}. Choose another "
+            f"folder, or go on with that run: trellis-keras train --output {folder}"
+        )
+    return recipe.replace(data_checksum=there.training.data_checksum)

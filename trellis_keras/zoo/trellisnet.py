@@ -8,11 +8,40 @@ from trellis_keras.layers import TrellisLayer
 from trellis_keras.models import LanguageModel
 from trellis_keras.training import SGD, Adam, BitsPerCharacter, Perplexity
 from trellis_keras.zoo.assets import load_weights
-from trellis_keras.zoo.recipe import Recipe, TextTraining
+from trellis_keras.zoo.recipe import Recipe, TextTraining, check_field
 from trellis_keras.zoo.registry import register
 
 OPTIMIZERS = {"sgd": SGD, "adam": Adam}
+METRICS = {"perplexity": Perplexity, "bpc": BitsPerCharacter}
+HISTORIES = ("chop", "repackage")
 LEAST_AUX_EVERY = 4
+
+POSITIVE = (
+    "vocabulary_size",
+    "embedding_dim",
+    "hidden_units",
+    "depth",
+    "kernel_size",
+    "injection_every",
+    "learning_rate",
+    "clip_norm",
+)
+NOT_NEGATIVE = (
+    "aux_weight",
+    "activation_penalty",
+    "temporal_activation_penalty",
+    "initial_stddev",
+    "initial_embedding",
+    "l2",
+    "seed",
+)
+RATES = (
+    "embedding_dropout",
+    "input_dropout",
+    "hidden_dropout",
+    "output_dropout",
+    "weight_dropout",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,7 +49,7 @@ class TrellisLanguageModel:
     """Everything that makes a TrellisNet language model and its optimizer.
 
     Attributes:
-        vocabulary_size: Number of tokens.
+        vocabulary_size: Number of tokens. A run takes it from its data.
         embedding_dim: Width of the embedding, tied to the output matrix.
         hidden_units: Hidden channels beside the output channels.
         output_units: Output channels. None: as many as the embedding has.
@@ -44,6 +73,7 @@ class TrellisLanguageModel:
         learning_rate: Its initial learning rate.
         clip_norm: Gradients are clipped to this global norm. None: not at all.
         l2: Weight decay, added to the gradient.
+        metric: `"perplexity"` or `"bpc"`, what is shown beside the loss.
         jit_compile: Whether XLA compiles the training step.
         seed: Of the initial weights and the dropouts. None: another one each time.
     """
@@ -72,21 +102,32 @@ class TrellisLanguageModel:
     learning_rate: float
     clip_norm: float | None = None
     l2: float = 0.0
+    metric: str
     jit_compile: bool = True
     seed: int | None = 0
 
     def __post_init__(self):
-        if self.history not in ("chop", "repackage"):
-            raise ValueError(f'`history` must be "chop" or "repackage". Received: {self.history!r}')
-        if self.optimizer not in OPTIMIZERS:
-            raise ValueError(
-                f"`optimizer` must be one of {sorted(OPTIMIZERS)}. Received: {self.optimizer!r}"
-            )
-        if self.aux_every is not None and self.aux_every > self.depth:
-            raise ValueError(
-                "`aux_every` must be at most `depth`. "
-                f"Received: aux_every={self.aux_every}, depth={self.depth}"
-            )
+        _check_choice("history", self.history, HISTORIES)
+        _check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        _check_choice("metric", self.metric, METRICS)
+        for name in POSITIVE:
+            check_field(self, name, lambda value: value > 0, "positive")
+        for name in NOT_NEGATIVE:
+            check_field(self, name, lambda value: value >= 0, "0 or more")
+        for name in RATES:
+            check_field(self, name, lambda value: 0 <= value < 1, "in [0, 1)")
+        check_field(
+            self,
+            "aux_every",
+            lambda value: 1 <= value <= self.depth,
+            f"at least 1 and at most `depth`, {self.depth}",
+        )
+        check_field(
+            self,
+            "output_units",
+            lambda value: value == self.embedding_dim,
+            f"`embedding_dim`, {self.embedding_dim}, because the output matrix is the embedding's",
+        )
 
     def replace(self, **fields):
         """Returns a configuration with other fields; a changed depth brings a fitting aux_every.
@@ -94,20 +135,22 @@ class TrellisLanguageModel:
         The auxiliary losses of a shallower net are taken at its middle, or left out where that
         would be below level 4.
         """
-        depth = fields.get("depth", self.depth)
-        if self.aux_every is not None and "aux_every" not in fields:
-            fitting = min(self.aux_every, depth // 2)
+        if "depth" in fields and "aux_every" not in fields and self.aux_every is not None:
+            fitting = min(self.aux_every, fields["depth"] // 2)
             fields["aux_every"] = fitting if fitting >= LEAST_AUX_EVERY else None
         return dataclasses.replace(self, **fields)
 
-    def build(self, metric, vocabulary=None):
-        """Returns the compiled `LanguageModel`, its weights initialised."""
+    def derived(self):
+        """Returns what follows from the fields."""
         output_units = self.output_units or self.embedding_dim
+        return {"output_units": output_units, "units": self.hidden_units + output_units}
+
+    def build(self, vocabulary=None):
+        """Returns the compiled `LanguageModel`, its weights initialised."""
         has_aux = self.aux_every is not None and self.aux_weight > 0
         backbone = TrellisLayer(
-            self.hidden_units + output_units,
-            self.depth,
-            output_units=output_units,
+            **self.derived(),
+            depth=self.depth,
             kernel_size=self.kernel_size,
             injection_every=self.injection_every,
             weight_norm=self.weight_norm,
@@ -140,7 +183,7 @@ class TrellisLanguageModel:
         optimizer = OPTIMIZERS[self.optimizer](
             self.learning_rate, clip_norm=self.clip_norm, l2=self.l2
         )
-        model.compile(optimizer, metrics=[metric], jit_compile=self.jit_compile)
+        model.compile(optimizer, metrics=[METRICS[self.metric]()], jit_compile=self.jit_compile)
         return model
 
     def _initializers(self):
@@ -150,6 +193,11 @@ class TrellisLanguageModel:
 
         names = ("kernel_initializer", "recurrent_initializer", "bias_initializer")
         return {name: normal(20 + i) for i, name in enumerate(names)}
+
+
+def _check_choice(name, value, choices):
+    if value not in choices:
+        raise ValueError(f"`{name}` must be one of {sorted(choices)}. Received: {value!r}")
 
 
 WORD_DECAY = {
@@ -182,10 +230,10 @@ WORD_DECAY = {
             learning_rate=20.0,
             clip_norm=0.225,
             l2=1e-6,
+            metric="perplexity",
         ),
         TextTraining(
             data="ptb_word",
-            metric="perplexity",
             published=56.97,
             source="TrellisNet Table 1",
             batch_size=16,
@@ -206,7 +254,7 @@ def trellisnet_ptb(config, weights, vocabulary):
     Returns:
         A compiled `LanguageModel`.
     """
-    return load_weights(config.build(Perplexity(), vocabulary), "trellisnet_ptb", weights)
+    return load_weights(config.build(vocabulary), "trellisnet_ptb", weights)
 
 
 @register(
@@ -229,10 +277,10 @@ def trellisnet_ptb(config, weights, vocabulary):
             learning_rate=2e-3,
             clip_norm=0.2,
             l2=1e-6,
+            metric="bpc",
         ),
         TextTraining(
             data="ptb_char",
-            metric="bpc",
             published=1.158,
             source="TrellisNet Table 3",
             batch_size=24,
@@ -254,9 +302,7 @@ def trellisnet_char_ptb(config, weights, vocabulary):
     Returns:
         A compiled `LanguageModel`.
     """
-    return load_weights(
-        config.build(BitsPerCharacter(), vocabulary), "trellisnet_char_ptb", weights
-    )
+    return load_weights(config.build(vocabulary), "trellisnet_char_ptb", weights)
 
 
 @register(
@@ -273,10 +319,10 @@ def trellisnet_char_ptb(config, weights, vocabulary):
             optimizer="adam",
             learning_rate=8e-3,
             clip_norm=1.0,
+            metric="bpc",
         ),
         TextTraining(
             data="pydoc",
-            metric="bpc",
             batch_size=32,
             segment=74,
             epochs=4,
@@ -300,4 +346,4 @@ def trellisnet_char(config, weights, vocabulary):
     Returns:
         A compiled `LanguageModel`.
     """
-    return load_weights(config.build(BitsPerCharacter(), vocabulary), "trellisnet_char", weights)
+    return load_weights(config.build(vocabulary), "trellisnet_char", weights)

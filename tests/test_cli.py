@@ -1,0 +1,342 @@
+"""The command line, as a user has it: what it prints, and its errors of one line."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from backends import child_environment
+from small_runs import TINY, options, tiny_run, write_text
+
+from trellis_keras import __version__, cli, data
+from trellis_keras.zoo import runs
+
+SMALL = list(map(str, options(TINY | {"epochs": 1, "jit_compile": "false"})))
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A finished run, which no test may change."""
+    return tiny_run(tmp_path_factory.mktemp("cli"), epochs=1)
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """`run("list", ...)`: exit status, standard output and errors of the console script."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["trellis-keras", *map(str, arguments)])
+        try:
+            cli.main()
+            status = 0
+        except SystemExit as end:
+            status = end.code or 0
+        shown = capsys.readouterr()
+        return status, shown.out, shown.err
+
+    return run
+
+
+@pytest.fixture
+def refused(run):
+    """`refused(...)`: the error of a command that ends with status 2 and a single line."""
+
+    def refused(*arguments):
+        status, out, err = run(*arguments)
+        assert (status, out) == (2, "")
+        assert err.startswith("Error: ")
+        assert err.count("\n") == 1
+        return err.removeprefix("Error: ").rstrip()
+
+    return refused
+
+
+@pytest.fixture
+def no_data(monkeypatch):
+    """Fails the test where data are loaded."""
+
+    def load(*arguments, **options):
+        raise AssertionError("data were loaded")
+
+    monkeypatch.setattr(data, "load", load)
+
+
+# list, recipe
+
+
+def test_list(run):
+    status, out, _ = run("list")
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()] == [
+        "trellisnet_char",
+        "trellisnet_char_ptb",
+        "trellisnet_ptb",
+    ]
+    assert "published: perplexity 56.97" in out
+    assert run("list", "*_char*")[1].count("\n") == 2
+    assert run("list", "lstm_*")[1] == ""
+
+
+def test_recipe(run):
+    status, out, _ = run("recipe", "trellisnet_ptb", "--depth", "8", "--hidden-units=256")
+    recipe = json.loads(out)
+    assert status == 0
+    assert recipe["trellis_keras"] == __version__
+    assert recipe["model"]["depth"] == 8
+    assert recipe["model"]["aux_every"] == 4
+    assert recipe["derived"]["horizon"] == 8
+    assert recipe["derived"]["units"] == 256 + 400
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "value"),
+    [
+        (["--l2", "1e-3"], "l2", 0.001),
+        (["--clip_norm", "none"], "clip_norm", None),
+        (["--clip-norm=None"], "clip_norm", None),
+        (["--jit-compile", "False"], "jit_compile", False),
+        (["--jit-compile=true"], "jit_compile", True),
+        (["--decay-epochs", "[5, 6]"], "decay_epochs", [5, 6]),
+        (["--decay-epochs=[]", "--decay-rule=none"], "decay_epochs", []),
+        (["--decay-rule", "none"], "decay_rule", None),
+        (["--source", "a=b"], "source", "a=b"),
+        (["--source=a=b"], "source", "a=b"),
+        (["--depth", "4", "--depth", "5"], "depth", 5),
+    ],
+)
+def test_option_values(run, words, field, value):
+    for arguments in (["trellisnet_char", *words], [*words, "trellisnet_char"]):
+        status, out, err = run("recipe", *arguments)
+        assert status == 0, err
+        recipe = json.loads(out)
+        assert (recipe["model"] | recipe["training"])[field] == value
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "Name a model: trellisnet_char, trellisnet_char_ptb, trellisnet_ptb"),
+        (["lstm_ptb"], "Unknown model 'lstm_ptb'. The zoo has: trellisnet_char,"),
+        (["trellisnet_char", "trellisnet_ptb"], "Expected one model at most"),
+        (["trellisnet_char", "--deep", "8"], "unknown field 'deep'. It has: vocabulary_size"),
+        (["trellisnet_char", "--depth"], "--depth needs a value"),
+        (["trellisnet_char", "--depth", "--epochs", "3"], "--depth needs a value"),
+        (["trellisnet_char", "-d", "8"], "Expected an option such as --epochs 3. Received: '-d'"),
+        (["trellisnet_char", "--depth", "-8"], "`depth` must be positive. Received: -8"),
+        (["trellisnet_char", "--depth=-8"], "`depth` must be positive. Received: -8"),
+        (["trellisnet_char", "--depth", "8.5"], "`depth` must be an integer. Received: 8.5"),
+        (["trellisnet_char", "--depth", "eight"], "`depth` must be an integer. Received: 'eight'"),
+        (["trellisnet_char", "--depth", "true"], "`depth` must be an integer. Received: True"),
+        (["trellisnet_char", "--l2", "NaN"], "`l2` must be 0 or more. Received: nan"),
+        (["trellisnet_char", "--horizon", "74"], "horizon=74, segment=74"),
+        (["trellisnet_ptb", "--depth", "8", "--aux-every", "9"], "`aux_every` must be at least 1"),
+    ],
+)
+def test_wrong_settings(refused, words, message):
+    assert message in refused("recipe", *words)
+
+
+# train
+
+
+def test_train_and_go_on(run, tmp_path):
+    text = write_text(tmp_path / "text.txt")
+    folder = tmp_path / "runs" / "first"
+    status, out, err = run("train", "trellisnet_char", *SMALL, "--text", text, "--output", folder)
+    assert status == 0, err
+    assert "trellisnet_char: 835 parameters, 3 levels, 4 hidden + 4 output units" in out
+    assert "val_bpc" in out
+    assert "\b" not in out and "\r" not in out  # no progress bar in a file
+    status, out, err = run("train", "--output", folder, "--epochs", "2")
+    assert status == 0, err
+    assert "Resuming after epoch 1" in out
+    assert runs.read_recipe(folder).training.epochs == 2
+    assert runs.read_recipe(folder).model.depth == 3
+
+
+def test_the_model_may_come_last(run, tmp_path):
+    text = write_text(tmp_path / "text.txt")
+    status, _, err = run(
+        "train", "--depth=2", *SMALL[2:], "--output", tmp_path / "run", "--text", text,
+        "trellisnet_char",
+    )  # fmt: skip
+    assert status == 0, err
+    assert runs.read_recipe(tmp_path / "run").model.depth == 2
+
+
+def test_an_interrupted_run_says_how_to_go_on(run, tmp_path, monkeypatch):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "train", interrupt)
+    status, _, err = run("train", "trellisnet_char", "--output", tmp_path)
+    assert status not in (0, 2)
+    assert f"To go on: trellis-keras train --output {tmp_path}" in err
+
+
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--deep", "8"], "unknown field 'deep'"),
+        (["--epochs", "0"], "`epochs` must be 1 or more"),
+        (["--learning-rate", "fast"], "`learning_rate` must be a number"),
+        (["--data", "ptb"], "`data` must be one of"),
+        (["--seed", "-1"], "`seed` must be 0 or more"),
+        (["--data-options", "my.txt"], "`data_options` must be a mapping"),
+        (["--text", "a.txt", "--data-options", "2"], "`data_options` must be a mapping"),
+    ],
+)
+def test_wrong_options_are_refused_before_data_are_loaded(refused, tmp_path, words, message):
+    output = tmp_path / "run"
+    assert message in refused("train", "trellisnet_char", *words, "--output", output)
+    assert not output.exists()
+
+
+def test_train_without_output_or_model(run, refused, tmp_path):
+    status, _, err = run("train", "trellisnet_char")
+    assert status == 2
+    assert "--output" in err
+    assert "holds no run: recipe.json is missing" in refused("train", "--output", tmp_path)
+
+
+def test_train_with_other_settings_in_a_folder(refused, shared):
+    assert "depth 3 there, 4 here" in refused("train", "--output", shared, "--depth", "4")
+
+
+def test_unwritable_output(refused, tmp_path):
+    text = write_text(tmp_path / "text.txt")
+    message = refused("train", "trellisnet_char", "--text", text, "--output", text / "run")
+    assert message.startswith(f"The output folder {text / 'run'} cannot be written to")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "text.txt.gz is a file"),
+        (b"", "text.txt is empty"),
+        (b"short", "text.txt is too short to split"),
+        (b"too short for rows of thirty-two" * 2, "`batch_size` must be at most"),
+        (b"\xff\xfe text", "text.txt is not UTF-8 text"),
+    ],
+    ids=["missing", "empty", "short", "few_rows", "no_text"],
+)
+def test_wrong_texts(refused, tmp_path, content, message):
+    path = tmp_path / "text.txt"
+    if content is not None:
+        path.write_bytes(content)
+    output = tmp_path / "run"
+    assert message in refused("train", "trellisnet_char", "--text", path, "--output", output)
+    assert not (output / "recipe.json").exists()
+
+
+def test_text_options(run, tmp_path):
+    text = write_text(tmp_path / "text.txt")
+    status, out, err = run(
+        "train", "trellisnet_char", *SMALL, "--output", tmp_path / "run", "--text", text,
+        "--metric", "perplexity", "--data-options", '{"unit": "word", "split": [0.8, 0.1, 0.1]}',
+    )  # fmt: skip
+    assert status == 0, err
+    assert "words, vocabulary" in out
+    assert "val_perplexity" in out
+
+
+def test_missing_data_folder(refused, tmp_path):
+    words = ["trellisnet_ptb", "--output", tmp_path / "run"]
+    assert "data_dir is not a folder" in refused("train", *words, "--data-dir", tmp_path / "no")
+    assert "is a file" in refused("train", *words, "--data-dir", tmp_path)
+
+
+# evaluate, generate, export
+
+
+def test_evaluate(run, shared, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run("evaluate", shared)
+    assert status == 0, err
+    results = json.loads(out)
+    assert results == {
+        "run": str(shared),
+        "split": "test",
+        "protocol": "exact",
+        **runs.evaluate(shared),
+    }
+    other = json.loads(run("evaluate", shared, "--split=valid", "--protocol", "authors")[1])
+    assert other["targets"] < results["targets"]
+
+
+def test_wrong_evaluations(refused, shared, tmp_path):
+    assert "holds no run" in refused("evaluate", tmp_path)
+    assert "`split` must be one of train, valid" in refused("evaluate", shared, "--split", "dev")
+    assert "`protocol` must be one of" in refused("evaluate", shared, "--protocol", "paper")
+
+
+def test_generate(run, shared):
+    status, out, err = run("generate", shared, "--prompt", "ab", "--length", "20", "--seed", "1")
+    assert status == 0, err
+    text = out.removesuffix("\n")
+    assert text.startswith("ab")
+    assert len(text) == 22
+    again = run("generate", shared, "--prompt", "ab", "--length", "20", "--seed", "1")[1]
+    assert again == out
+
+
+def test_wrong_prompts(run, refused, shared, tmp_path):
+    assert "holds no run" in refused("generate", tmp_path)
+    assert "symbols unknown to the vocabulary" in refused("generate", shared, "--prompt", "z")
+    assert "none empty" in refused("generate", shared, "--prompt", "")
+    assert "`sampler` must be" in refused("generate", shared, "--prompt", "a", "--sampler", "best")
+    assert run("generate", shared, "--prompt", "a", "--length", "0")[0] == 2
+
+
+def test_export(run, refused, shared, tmp_path):
+    pytest.importorskip("tensorflow")
+    path = tmp_path / "serving" / "1"
+    status, out, err = run("export", shared, path)
+    assert status == 0, err
+    assert out == f"Written: {path}\n"
+    assert (path / "saved_model.pb").is_file()
+    assert "exists already" in refused("export", shared, path)
+    assert "holds no run" in refused("export", tmp_path, tmp_path / "other")
+    (tmp_path / "file").touch()
+    assert str(tmp_path / "file") in refused("export", shared, tmp_path / "file" / "1")
+
+
+def test_damaged_files(refused, shared, tmp_path):
+    (tmp_path / "recipe.json").write_bytes((shared / "recipe.json").read_bytes())
+    assert "has not finished an epoch yet" in refused("evaluate", tmp_path)
+    (tmp_path / "best.keras").write_bytes((shared / "best.keras").read_bytes()[:1000])
+    for command in (["evaluate"], ["generate"], ["export", tmp_path / "1"]):
+        assert "best.keras is damaged" in refused(command[0], tmp_path, *command[1:])
+    (tmp_path / "recipe.json").write_text("{")
+    assert "recipe.json is not a recipe" in refused("evaluate", tmp_path)
+
+
+# As a process
+
+
+def test_a_session_in_another_folder(tmp_path):
+    """Relative paths hold wherever the later commands are given."""
+    write_text(tmp_path / "my.txt")
+    (tmp_path / "elsewhere").mkdir()
+
+    def command(*words, cwd):
+        done = subprocess.run(
+            [sys.executable, "-m", "trellis_keras", *words],
+            cwd=tmp_path / cwd,
+            env=child_environment(),
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert "Traceback" not in done.stderr
+        return done
+
+    words = ["trellisnet_char", *SMALL, "--text", "my.txt", "--output", "runs/first"]
+    done = command("train", *words, cwd=".")
+    assert done.returncode == 0, done.stderr
+    done = command("evaluate", "../runs/first", cwd="elsewhere")
+    assert json.loads(done.stdout)["targets"] == 99
+    done = command("evaluate", "runs/first", cwd="elsewhere")
+    assert done.returncode == 2
+    assert done.stderr.endswith("Error: runs/first holds no run: recipe.json is missing.\n")

@@ -1,0 +1,163 @@
+"""Recipes: overrides, what follows from them, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from trellis_keras import zoo
+
+
+def test_a_shallower_net_gets_a_horizon_and_auxiliary_losses_that_fit():
+    recipe = zoo.recipe("trellisnet_ptb", depth=8, hidden_units=256, embedding_dim=128)
+    assert recipe.horizon == 8
+    assert recipe.segment == 110
+    assert recipe.model.aux_every == 4
+    shown = json.loads(recipe.to_json())
+    assert shown["model"]["aux_every"] == 4
+    assert shown["derived"] == {"output_units": 128, "units": 384, "segment": 110, "horizon": 8}
+
+
+@pytest.mark.parametrize(("depth", "aux_every"), [(7, None), (9, 4), (31, 15), (200, 16)])
+def test_aux_every_follows_the_depth(depth, aux_every):
+    recipe = zoo.recipe("trellisnet_ptb", depth=depth, segment=300)
+    assert recipe.model.aux_every == aux_every
+
+
+def test_a_given_aux_every_stays():
+    recipe = zoo.recipe("trellisnet_ptb", depth=8, aux_every=7).replace(vocabulary_size=9)
+    assert recipe.model.aux_every == 7
+
+
+def test_the_horizon_covers_the_receptive_field():
+    assert zoo.recipe("trellisnet_ptb", depth=8, kernel_size=3).horizon == 16
+    assert zoo.recipe("trellisnet_ptb", horizon=3).horizon == 3
+    assert zoo.recipe("trellisnet_char_ptb").horizon == 0
+    assert zoo.recipe("trellisnet_char_ptb", depth=9).segment == 9
+
+
+def test_json_round_trip():
+    recipe = zoo.recipe(
+        "trellisnet_char", depth=5, clip_norm=None, decay_epochs=[1, 2, 3], seed=None, l2=1
+    )
+    again = zoo.recipe("trellisnet_char").from_json(recipe.to_json())
+    assert again == recipe
+    assert again.training.decay_epochs == (1, 2, 3)
+    assert isinstance(again.model.l2, float)
+
+
+def test_json_keeps_left_out_auxiliary_losses():
+    recipe = zoo.recipe("trellisnet_ptb", depth=6)
+    assert zoo.recipe("trellisnet_ptb").from_json(recipe.to_json()) == recipe
+
+
+def test_numpy_values_and_paths_are_taken(tmp_path):
+    recipe = zoo.recipe(
+        "trellisnet_char",
+        depth=np.int64(5),
+        learning_rate=np.float32(0.5),
+        data="text",
+        data_options={"path": tmp_path / "a.txt"},
+    )
+    assert json.loads(recipe.to_json())["training"]["data_options"] == {
+        "path": str(tmp_path / "a.txt")
+    }
+    assert recipe.model.learning_rate == 0.5
+
+
+def test_paths_do_not_depend_on_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    recipe = zoo.recipe(
+        "trellisnet_char", data="text", data_options={"path": "a.txt"}, data_dir="~/data"
+    )
+    assert recipe.training.data_options == {"path": str(tmp_path / "a.txt")}
+    assert recipe.training.data_dir == str(tmp_path / "data")
+
+
+def test_unknown_names_are_answered_with_the_known_ones():
+    with pytest.raises(ValueError, match="'deep'.*It has:.* depth, .*epochs"):
+        zoo.recipe("trellisnet_ptb", deep=8)
+    with pytest.raises(ValueError, match="'trellisnet'.*trellisnet_char, trellisnet_char_ptb"):
+        zoo.recipe("trellisnet")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("depth", "8", "must be an integer"),
+        ("depth", 8.0, "must be an integer"),
+        ("depth", True, "must be an integer"),
+        ("depth", None, "must be an integer"),
+        ("epochs", [3], "must be an integer"),
+        ("l2", "small", "must be a number"),
+        ("l2", False, "must be a number"),
+        ("clip_norm", "none", "must be a number or none"),
+        ("jit_compile", 1, "must be true or false"),
+        ("optimizer", 3, "must be text"),
+        ("data_options", "my.txt", 'must be a mapping such as {"path"'),
+        ("decay_epochs", 2, r"must be a list such as \[2, 3\]"),
+        ("decay_epochs", [1, 2.5], "must be a list"),
+    ],
+)
+def test_wrong_types_are_refused(field, value, message):
+    with pytest.raises(ValueError, match=f"`{field}` {message}"):
+        zoo.recipe("trellisnet_char", **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("depth", 0, "positive"),
+        ("depth", -4, "positive"),
+        ("kernel_size", 0, "positive"),
+        ("learning_rate", 0.0, "positive"),
+        ("learning_rate", float("nan"), "positive"),
+        ("clip_norm", -1.0, "positive"),
+        ("l2", -1e-6, "0 or more"),
+        ("seed", -1, "0 or more"),
+        ("hidden_dropout", 1.0, r"in \[0, 1\)"),
+        ("weight_dropout", -0.1, r"in \[0, 1\)"),
+        ("output_units", 65, "`embedding_dim`, 64"),
+        ("history", "both", r"\['chop', 'repackage'\]"),
+        ("optimizer", "adamw", r"\['adam', 'sgd'\]"),
+        ("metric", "accuracy", r"\['bpc', 'perplexity'\]"),
+        ("data", "ptb", "pydoc"),
+        ("decay_rule", "never", "best_before"),
+        ("decay_factor", 2.0, "`decay_...` make no rule: .*factor"),
+        ("decay_epochs", [], "`decay_...` make no rule: .*epochs"),
+        ("decay_epochs", [3, 2], "`decay_...` make no rule: .*rising"),
+        ("batch_size", 0, "1 or more"),
+        ("epochs", 0, "1 or more"),
+        ("segment", 0, "1 or more"),
+        ("horizon", -1, "0 or more"),
+    ],
+)
+def test_values_out_of_range_are_refused(field, value, message):
+    with pytest.raises(ValueError, match=message):
+        zoo.recipe("trellisnet_char", **{field: value})
+
+
+def test_fields_that_do_not_fit_each_other_are_refused():
+    with pytest.raises(ValueError, match="horizon=110, segment=110"):
+        zoo.recipe("trellisnet_ptb", horizon=110)
+    with pytest.raises(ValueError, match="horizon=110, segment=110"):
+        zoo.recipe("trellisnet_ptb", depth=110)
+    with pytest.raises(ValueError, match="`aux_every` must be .* at most `depth`, 8. Received: 9"):
+        zoo.recipe("trellisnet_ptb", depth=8, aux_every=9)
+    with pytest.raises(ValueError, match='`horizon` belongs to history="chop"'):
+        zoo.recipe("trellisnet_char_ptb", horizon=3)
+
+
+def test_other_data_than_those_of_the_checksum_are_refused():
+    with pytest.raises(ValueError, match="'pydoc' have changed since the run began"):
+        zoo.recipe("trellisnet_char", data_checksum="0" * 64).load_data()
+
+
+@pytest.mark.parametrize(
+    ("rule", "callbacks"),
+    [(None, []), ("steps", ["StepDecay"]), ("best_before", ["PlateauDecay"])],
+)
+def test_the_decay_rule_becomes_a_callback(rule, callbacks):
+    recipe = zoo.recipe("trellisnet_char", decay_rule=rule)
+    assert [type(callback).__name__ for callback in recipe.callbacks()] == callbacks

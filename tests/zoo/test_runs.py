@@ -1,0 +1,399 @@
+"""Runs: what training leaves, resuming, damage, exact evaluation, and runs that are killed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+from backends import ROOT, child_environment, run_script
+from small_runs import STATEFUL, TINY, options, tiny_recipe, tiny_run, write_text
+
+from trellis_keras import data
+from trellis_keras.training.records import BestModel, HistoryCSV, read_history
+from trellis_keras.zoo import runs
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A finished run of two epochs, which no test may change."""
+    return tiny_run(tmp_path_factory.mktemp("shared"))
+
+
+def arrays(run, epoch):
+    with np.load(run / "checkpoints" / f"epoch-{epoch:04d}" / "variables.npz") as file:
+        return dict(file)
+
+
+def assert_same_end(left, right, epochs):
+    """The same weights, optimizer, history and best model, to the bit."""
+    ours, theirs = arrays(left, epochs), arrays(right, epochs)
+    assert ours.keys() == theirs.keys()
+    for name, array in ours.items():
+        np.testing.assert_array_equal(array, theirs[name], err_msg=name)
+    assert (left / "history.csv").read_text() == (right / "history.csv").read_text()
+    best = [runs.load_best(run).get_weights() for run in (left, right)]
+    for ours, theirs in zip(*best, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+# What a run leaves
+
+
+def test_files(shared):
+    names = {"recipe.json", "history.csv", "best.keras", "checkpoints", "tensorboard"}
+    assert {path.name for path in shared.iterdir()} == names
+    assert [row["epoch"] for row in read_history(shared / "history.csv")] == ["1", "2"]
+    columns = {"epoch", "loss", "bpc", "val_loss", "val_bpc", "learning_rate"}
+    assert set(read_history(shared / "history.csv")[0]) == columns
+    checkpoints = sorted(path.name for path in (shared / "checkpoints").iterdir())
+    assert checkpoints == ["epoch-0001", "epoch-0002"]
+    assert list((shared / "tensorboard").rglob("events*"))
+
+
+def test_recipe_is_complete(shared):
+    recipe = runs.read_recipe(shared)
+    corpus = recipe.load_data()
+    assert recipe.model.vocabulary_size == len(corpus.vocabulary)
+    assert recipe.training.data_checksum == corpus.checksum
+    assert recipe.model.depth == TINY["depth"]
+
+
+def test_best_model_carries_its_vocabulary(shared):
+    vocabulary = runs.load_best(shared).vocabulary
+    assert vocabulary == runs.read_recipe(shared).load_data().vocabulary
+
+
+def test_the_description_names_sizes_and_settings(tmp_path, capsys):
+    recipe = tiny_recipe(tmp_path, epochs=1, depth=8, aux_every=4, aux_weight=0.1, segment=20)
+    runs.train(recipe, tmp_path / "run", verbose=2)
+    shown = capsys.readouterr().out
+    assert "levels, 4 hidden + 4 output units" in shown
+    assert "text: train 1,800, valid 100, test 100 characters, vocabulary 7" in shown
+    assert "a uniform guess: bpc 2.807" in shown
+    assert "batches of 4 x 20 tokens, history chop, horizon 8, auxiliary losses every 4" in shown
+
+
+# Going on
+
+
+def test_more_epochs(tmp_path):
+    split, whole = tmp_path / "split", tmp_path / "whole"
+    for folder in (split, whole):
+        folder.mkdir()
+    tiny_run(split, epochs=1)
+    tiny_run(split, epochs=3)
+    assert_same_end(split / "run", tiny_run(whole, epochs=3), 3)
+    assert runs.read_recipe(split / "run").training.epochs == 3
+
+
+def test_a_finished_run_stays_as_it_is(tmp_path, capsys):
+    run = tiny_run(tmp_path, epochs=1)
+    before = arrays(run, 1)
+    capsys.readouterr()
+    runs.train(runs.read_recipe(run), run, verbose=2)
+    assert "training is complete after 1 epochs" in capsys.readouterr().out
+    for name, array in arrays(run, 1).items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+def test_another_recipe_is_refused_with_the_difference(shared):
+    with pytest.raises(ValueError, match="other settings: depth 3 there, 4 here. Choose another"):
+        runs.train(tiny_recipe(shared.parent, depth=4), shared)
+
+
+def test_another_model_is_refused(tmp_path, shared):
+    recipe = json.loads((shared / "recipe.json").read_text())
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe | {"name": "trellisnet_char_ptb"}))
+    with pytest.raises(ValueError, match="model 'trellisnet_char_ptb' there, 'trellisnet_char'"):
+        runs.train(tiny_recipe(shared.parent), tmp_path)
+
+
+def test_changed_data_are_refused(tmp_path):
+    run = tiny_run(tmp_path, epochs=1)
+    write_text(tmp_path / "text.txt", length=1990)
+    with pytest.raises(ValueError, match="data 'text' have changed since the run began"):
+        runs.train(tiny_recipe(tmp_path), run)
+    with pytest.raises(ValueError, match="data 'text' have changed"):
+        runs.evaluate(run)
+
+
+def test_what_a_killed_process_was_writing_is_removed(tmp_path):
+    run = tiny_run(tmp_path, epochs=1)
+    (run / ".writing-0123abcd-best.keras").write_bytes(b"half")
+    tiny_run(tmp_path, epochs=1)
+    assert not list(run.glob(".*"))
+
+
+# Damage and wrong folders
+
+
+def test_unwritable_folder(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    with pytest.raises(ValueError, match=r"output folder .*text.txt/run cannot be written to"):
+        runs.train(recipe, tmp_path / "text.txt" / "run")
+    with pytest.raises(ValueError, match=r"output folder .*text.txt cannot be written to"):
+        runs.train(recipe, tmp_path / "text.txt")
+
+
+def test_no_run(tmp_path):
+    for use in (runs.read_recipe, runs.load_best, runs.evaluate):
+        with pytest.raises(FileNotFoundError, match="holds no run: recipe.json is missing"):
+            use(tmp_path)
+
+
+def test_a_run_without_a_finished_epoch(tmp_path):
+    (tmp_path / "recipe.json").write_text(tiny_recipe(tmp_path).to_json())
+    with pytest.raises(FileNotFoundError, match="has not finished an epoch yet"):
+        runs.load_best(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", '{"name": "trell', "[]", '{"name": 3}', "{}"])
+def test_a_damaged_recipe(tmp_path, text):
+    (tmp_path / "recipe.json").write_text(text)
+    with pytest.raises(ValueError, match="recipe.json is not a recipe of this version"):
+        runs.read_recipe(tmp_path)
+
+
+def test_a_truncated_checkpoint_falls_back(tmp_path):
+    run = tiny_run(tmp_path, epochs=2)
+    before = arrays(run, 2)
+    path = run / "checkpoints" / "epoch-0002" / "variables.npz"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.warns(UserWarning, match="epoch-0002 is damaged"):
+        tiny_run(tmp_path, epochs=2)
+    for name, array in arrays(run, 2).items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.999])
+def test_a_truncated_best_model(tmp_path, shared, kept):
+    content = (shared / "best.keras").read_bytes()
+    (tmp_path / "recipe.json").write_bytes((shared / "recipe.json").read_bytes())
+    (tmp_path / "best.keras").write_bytes(content[: int(kept * len(content))])
+    with pytest.raises(ValueError, match="best.keras is damaged"):
+        runs.load_best(tmp_path)
+
+
+def test_a_best_model_with_flipped_bits(tmp_path, shared):
+    content = bytearray((shared / "best.keras").read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 8] = bytes(8)
+    (tmp_path / "recipe.json").write_bytes((shared / "recipe.json").read_bytes())
+    (tmp_path / "best.keras").write_bytes(content)
+    with pytest.raises(ValueError, match="best.keras is damaged"):
+        runs.load_best(tmp_path)
+
+
+# Evaluation
+
+
+def nll_of_whole_text(model, tokens, horizon):
+    """Mean over all targets, read in one go after `horizon` start tokens."""
+    inputs = np.concatenate([np.zeros(horizon, "int32"), tokens[:-1]])
+    scores = model.predict(inputs[None], verbose=0)[0, horizon:]
+    return -np.mean(scores[np.arange(len(tokens) - 1), tokens[1:]])
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_evaluation_counts_every_target_once(shared, split):
+    recipe = runs.read_recipe(shared)
+    tokens = getattr(recipe.load_data(), split)
+    expected = nll_of_whole_text(runs.load_best(shared), tokens, recipe.horizon)
+    results = runs.evaluate(shared, split)
+    assert results["targets"] == len(tokens) - 1 == 99
+    assert results["loss"] == pytest.approx(expected, rel=1e-5)
+    assert results["bpc"] == pytest.approx(expected / np.log(2), rel=1e-5)
+
+
+def nll_of_rows(model, inputs, targets, segment):
+    """NLL of every target, the state handed from segment to segment by hand."""
+    config = model.backbone.get_config()
+    config |= {"stateful": False, "return_state": True, "return_aux": False}
+    layer = type(model.backbone).from_config(config)
+    layer.build((None, None, model.embedding_dim))
+    layer.set_weights(model.backbone.get_weights())
+    scores, states = [], None
+    for start in range(0, inputs.shape[1], segment):
+        x = model.embedding(inputs[:, start : start + segment])
+        hidden, *states = layer(x, initial_state=states)
+        scores.append(keras.ops.convert_to_numpy(model.head(hidden)))
+    scores = np.concatenate(scores, axis=1)
+    return -np.take_along_axis(scores, targets[..., None], axis=-1).reshape(-1)
+
+
+def test_evaluation_with_a_carried_history(tmp_path):
+    run = tiny_run(tmp_path, **STATEFUL | {"epochs": 1})
+    tokens = runs.read_recipe(run).load_data().test
+    # Each row of the batch starts with an empty history and reads its part of the text.
+    rows, length = TINY["batch_size"], -(-(len(tokens) - 1) // TINY["batch_size"])
+    padded = np.pad(tokens, (0, rows * length + 1 - len(tokens)))
+    inputs, targets = padded[:-1].reshape(rows, length), padded[1:].reshape(rows, length)
+    nll = nll_of_rows(runs.load_best(run), inputs, targets, TINY["segment"])
+    results = runs.evaluate(run)
+    assert results["targets"] == len(tokens) - 1
+    assert results["loss"] == pytest.approx(np.mean(nll[: len(tokens) - 1]), rel=1e-5)
+
+
+def test_the_best_epoch_is_the_saved_one(shared):
+    history = read_history(shared / "history.csv")
+    best = min(float(row["val_loss"]) for row in history)
+    assert runs.evaluate(shared, "valid")["loss"] == pytest.approx(best, rel=1e-5)
+
+
+def test_the_authors_count_fewer_targets(shared):
+    exact, authors = (runs.evaluate(shared, protocol=name) for name in ("exact", "authors"))
+    assert authors["targets"] == 4 * (25 - 1 - 3) < exact["targets"]
+    assert authors["loss"] != exact["loss"]
+
+
+def test_wrong_split_or_protocol(shared):
+    with pytest.raises(ValueError, match="`split` must be one of train, valid, test"):
+        runs.evaluate(shared, "validation")
+    with pytest.raises(ValueError, match="`protocol` must be one of exact, authors"):
+        runs.evaluate(shared, protocol="paper")
+
+
+def test_the_data_may_have_moved(tmp_path, monkeypatch):
+    """`evaluate` finds a published corpus at another place."""
+    monkeypatch.setattr(data, "load", lambda name, data_dir, **_: (name, data_dir))
+    recipe = tiny_recipe(tmp_path, data_dir=tmp_path).replace(data_dir=tmp_path / "other")
+    monkeypatch.setattr(type(recipe), "load_data", lambda self: self.training.data_dir)
+    assert recipe.load_data() == str(tmp_path / "other")
+
+
+# Records
+
+
+class Logs(keras.callbacks.Callback):
+    """Puts given values into the logs."""
+
+    def __init__(self, *values):
+        super().__init__()
+        self.values = values
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["val_loss"] = self.values[epoch]
+
+
+def fit_with(*callbacks, epochs):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", loss="mse")
+    model.fit(np.ones((2, 1)), np.ones((2, 1)), epochs=epochs, callbacks=callbacks, verbose=0)
+    return model
+
+
+def test_best_model_after_a_value_that_is_no_number(tmp_path):
+    best = BestModel(tmp_path / "best.keras")
+    model = fit_with(Logs(float("nan"), 3.0, float("nan"), 4.0), best, epochs=4)
+    assert best.best == 3.0
+    saved = keras.saving.load_model(tmp_path / "best.keras")
+    assert not np.array_equal(saved.get_weights()[0], model.get_weights()[0])
+
+
+def test_best_model_without_its_value(tmp_path):
+    with pytest.raises(ValueError, match="BestModel watches 'val_loss'.*It has .'loss'."):
+        fit_with(BestModel(tmp_path / "best.keras"), epochs=1)
+
+
+def test_history_with_new_columns(tmp_path):
+    path = tmp_path / "history.csv"
+    path.write_text("epoch,loss\n1,0.5\n2,0.25\n")
+    history = HistoryCSV(path)
+    history.on_train_begin()
+    history.on_epoch_begin(1)
+    history.on_epoch_end(1, {"loss": 0.3, "val_loss": 0.4})
+    assert path.read_text() == "epoch,loss,val_loss\n1,0.5,\n2,0.3,0.4\n"
+
+
+# Killed runs, without TensorFlow
+
+
+def test_jax_alone(tmp_path):
+    """Training, resuming and evaluation where TensorFlow and its libraries are not installed."""
+    source = """
+import pathlib, sys
+from small_runs import tiny_recipe
+from trellis_keras.zoo import runs
+folder = pathlib.Path(sys.argv[1])
+runs.train(tiny_recipe(folder, epochs=1, jit_compile=True), folder / "run", verbose=0)
+runs.train(tiny_recipe(folder, epochs=2, jit_compile=True), folder / "run", verbose=0)
+print(runs.evaluate(folder / "run"))
+"""
+    output = run_script(
+        f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})\n{source}",
+        tmp_path,
+        backend="jax",
+        block=("tensorflow", "tensorflow_datasets", "keras_nlp"),
+    )
+    assert "TensorFlow is not installed: no TensorBoard logs are written." in output
+    assert "'targets': 99" in output
+    assert not (tmp_path / "run" / "tensorboard").exists()
+    # What JAX has trained, TensorFlow reads.
+    assert f"'targets': {runs.evaluate(tmp_path / 'run')['targets']}" in output
+
+
+def train_in_a_child(folder, backend, settings, kill_after=None):
+    """Runs `train` from the command line and kills it, or returns its status."""
+    command = [sys.executable, "-m", "trellis_keras", "train", "trellisnet_char"]
+    command += ["--output", folder / "run", "--text", folder / "text.txt", *options(settings)]
+    with open(folder / "log.txt", "a") as log:
+        process = subprocess.Popen(
+            list(map(str, command)),
+            env=child_environment(backend),
+            cwd=ROOT,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        if kill_after is not None:
+            wait_for_an_epoch(folder / "run", process)
+            time.sleep(kill_after)
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGKILL)
+        return process.wait()
+
+
+def wait_for_an_epoch(run, process):
+    """Returns when there is one more row in the history."""
+    epochs = len(read_history(run / "history.csv"))
+    while process.poll() is None and len(read_history(run / "history.csv")) == epochs:
+        time.sleep(0.01)
+
+
+def check_killed_run(tmp_path, backend, settings, kills):
+    rng = random.Random(kills)
+    folders = [tmp_path / "killed", tmp_path / "whole"]
+    for folder in folders:
+        folder.mkdir()
+        write_text(folder / "text.txt")
+    killed = 0
+    for _ in range(kills):
+        killed += train_in_a_child(folders[0], backend, settings, rng.uniform(0, 0.3)) != 0
+    assert killed, "no process was alive when it was to be killed"
+    for folder in folders:
+        status = train_in_a_child(folder, backend, settings)
+        assert status == 0, (folder / "log.txt").read_text()[-3000:]
+    assert_same_end(folders[0] / "run", folders[1] / "run", settings["epochs"])
+
+
+@pytest.mark.parametrize(
+    ("backend", "settings"),
+    # JAX without its compiler computes operation by operation.
+    [("tensorflow", STATEFUL), ("jax", TINY | {"jit_compile": True, "hidden_dropout": 0.3})],
+    ids=["tensorflow", "jax"],
+)
+def test_a_killed_run_ends_like_an_uninterrupted_one(tmp_path, backend, settings):
+    check_killed_run(tmp_path, backend, settings | {"epochs": 8}, kills=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+@pytest.mark.parametrize("settings", [TINY | {"hidden_dropout": 0.3}, STATEFUL])
+def test_a_run_killed_many_times(tmp_path, backend, settings):
+    settings = settings | {"jit_compile": True, "epochs": 30}
+    check_killed_run(tmp_path, backend, settings, kills=6)

@@ -1,0 +1,214 @@
+"""A block of LSTM levels on TensorFlow, with three products in place of four and its own gradient.
+
+With kernel size 2 and dilation 1, positions come in pairs: an even one e, the odd one o after it,
+and the odd one p before it (of the pair before). A level multiplies them with the kernels W_p (past
+tap) and W_n (current tap):
+
+    a_e = p W_p + e W_n,        a_o = e W_p + o W_n.
+
+These four products are three (Winograd's F(2, 2): Lavin & Gray 2016, Fast Algorithms for
+Convolutional Neural Networks, section 4.1; the algebra is exact):
+
+    m1 = (p - e) W_p,    m2 = e (W_p + W_n),    m3 = (e - o) W_n,
+    a_e = m1 + m2,       a_o = m2 - m3,
+
+and so are those of the gradients with respect to e, o, p and to W_p, W_n. Left to automatic
+differentiation this is no gain: each product would be transposed by itself, sums materialised, and
+every intermediate result of every level kept. So the gradient of a whole block is written out here.
+It keeps the states of each level and the pre-activations (`memory="fast"`), or computes the latter
+again (`memory="lean"`), and adds up all levels' weight gradients in one accumulator.
+"""
+
+import tensorflow as tf
+
+
+def lstm_levels(
+    states, inject, kernel, dropout, history, turns, compute_dtype, training, lean=False
+):
+    """Returns the states [h, c] after `turns` levels.
+
+    Args:
+        states: [h, c], each (batch, positions, units), the number of positions static.
+        inject: What x and the bias add, (batch, positions, 4 * units).
+        kernel: (2 * units, 4 * units), the past tap first, in at least float32.
+        dropout: Mask (batch, 1, units) of h in the convolution, or None.
+        history: [h, c], each (batch, units), or Nones for zeros.
+        turns: Number of levels.
+        compute_dtype: Dtype of the products' operands.
+        training: Whether a gradient is likely to follow. If not, nothing is kept for it (and it is
+            left to automatic differentiation).
+        lean: Whether pre-activations are computed again in the backward pass.
+    """
+    width, size = states[0].shape[1], states[0].shape[2]
+    history = [
+        tf.zeros_like(state[:, 0]) if past is None else past
+        for state, past in zip(states, history, strict=True)
+    ]
+    block = _Block(dropout, turns, compute_dtype, lean)
+    pairs = [part for tensor in (*states, inject) for part in _split(tensor)]
+    run = block if training else block.without_gradient
+    h_even, h_odd, c_even, c_odd = run(*pairs, *history, kernel)
+    return [_join(h_even, h_odd, width, size), _join(c_even, c_odd, width, size)]
+
+
+def _split(x):
+    """Even and odd positions; an odd number gets one more at the end, which nothing reads."""
+    if x.shape[1] % 2:
+        x = tf.pad(x, [[0, 0], [0, 1], [0, 0]])
+    return x[:, 0::2], x[:, 1::2]
+
+
+def _join(even, odd, width, size):
+    pairs = tf.stack([even, odd], axis=2)
+    return tf.reshape(pairs, (-1, 2 * even.shape[1], size))[:, :width]
+
+
+def _later(odd, past):
+    """What stands one step before each even position."""
+    return tf.concat([past[:, None], odd[:, :-1]], axis=1)
+
+
+def _earlier(gradient):
+    """The transpose of `_later`: the parts for the odd positions and for the past."""
+    return tf.concat([gradient[:, 1:], tf.zeros_like(gradient[:, :1])], axis=1), gradient[:, 0]
+
+
+def _sort(arguments):
+    """(h, c of even and odd positions), (what x and the bias add), (past h and c), kernel."""
+    return arguments[:4], arguments[4:6], arguments[6:8], arguments[8]
+
+
+class _Block:
+    """The levels of a block as one function with a gradient of its own."""
+
+    def __init__(self, dropout, turns, compute_dtype, lean):
+        self.dropout, self.turns, self.lean = dropout, turns, lean
+        self.compute_dtype = compute_dtype
+
+    def __call__(self, *arguments):
+        @tf.custom_gradient
+        def block(*arguments):
+            states, inject, past, kernel = _sort(arguments)
+            states, kept = self._forward(states, inject, past, kernel)
+
+            def gradient(*upstream):
+                return self._backward(upstream, kept, inject, past, kernel)
+
+            return states, gradient
+
+        return block(*arguments)
+
+    def without_gradient(self, *arguments):
+        return self._forward(*_sort(arguments), keep=False)[0]
+
+    def _kernels(self, kernel):
+        """W_p, W_p + W_n and W_n, as operands."""
+        past, now = tf.split(kernel, 2, axis=0)
+        return [tf.cast(k, self.compute_dtype) for k in (past, past + now, now)]
+
+    def _product(self, x, kernel, transpose=False):
+        equation = "btd,cd->btc" if transpose else "btc,cd->btd"
+        return tf.cast(tf.einsum(equation, tf.cast(x, self.compute_dtype), kernel), x.dtype)
+
+    def _weight_gradient(self, x, upstream):
+        x, d = (tf.cast(t, self.compute_dtype) for t in (x, upstream))
+        return tf.cast(tf.einsum("btc,btd->cd", x, d), upstream.dtype)
+
+    def _drop(self, h):
+        return h if self.dropout is None else h * self.dropout
+
+    def _operands(self, h_even, h_odd, past_h):
+        """p - e, e and e - o."""
+        even, odd = self._drop(h_even), self._drop(h_odd)
+        past = self._drop(past_h[:, None])[:, 0]
+        return _later(odd, past) - even, even, even - odd
+
+    def _preactivations(self, h_even, h_odd, past_h, inject, kernels):
+        operands = self._operands(h_even, h_odd, past_h)
+        m1, m2, m3 = map(self._product, operands, kernels)
+        return m1 + m2 + inject[0], m2 - m3 + inject[1]
+
+    def _forward(self, states, inject, past, kernel, keep=True):
+        """Returns the last level's states, and what the gradient needs of every level."""
+        kernels = self._kernels(kernel)
+        kept = [self._array(t) for t in (states if self.lean else (*states, *inject))]
+        kept = kept if keep else []
+
+        def level(i, states, kept):
+            h_even, h_odd, c_even, c_odd = states
+            a_even, a_odd = self._preactivations(h_even, h_odd, past[0], inject, kernels)
+            new_even = _lstm(a_even, _later(c_odd, past[1]))
+            new_odd = _lstm(a_odd, c_even)
+            values = (*states, a_even, a_odd)
+            kept = [array.write(i, v) for array, v in zip(kept, values, strict=False)]
+            return i + 1, [new_even[0], new_odd[0], new_even[1], new_odd[1]], kept
+
+        _, states, kept = self._loop(level, [0, list(states), kept])
+        return states, kept
+
+    def _backward(self, upstream, kept, inject, past, kernel):
+        """Gradients of the block's arguments."""
+        kernels = self._kernels(kernel)
+
+        def level(i, upstream, sums):
+            h_even, h_odd, c_even, c_odd, *a = [a.read(self.turns - 1 - i) for a in kept]
+            a = a or self._preactivations(h_even, h_odd, past[0], inject, kernels)
+            dh_even, dh_odd, dc_even, dc_odd = upstream
+            da_even, dc_past = _lstm_gradient(a[0], _later(c_odd, past[1]), dh_even, dc_even)
+            da_odd, dc_even = _lstm_gradient(a[1], c_even, dh_odd, dc_odd)
+            dc_odd, dc_past = _earlier(dc_past)
+            da_sum = da_even + da_odd
+
+            operands = self._operands(h_even, h_odd, past[0])
+            g1, g2, g3 = map(self._weight_gradient, operands, (da_even, da_sum, da_odd))
+            n1, n2, n3 = (
+                self._product(d, k, transpose=True)
+                for d, k in zip((da_even, da_sum, da_odd), kernels, strict=True)
+            )
+            dh_odd, dh_past = _earlier(n1)
+            upstream = [self._drop(n2 - n1 - n3), self._drop(n3 + dh_odd), dc_even, dc_odd]
+            dh_past = self._drop(dh_past[:, None])[:, 0]
+            dkernel = tf.concat([g1 + g2, g2 - g3], axis=0)
+            new = (da_even, da_odd, dh_past, dc_past, dkernel)
+            return i + 1, upstream, [s + n for s, n in zip(sums, new, strict=True)]
+
+        sums = [tf.zeros_like(t) for t in (*inject, *past, kernel)]
+        _, upstream, sums = self._loop(level, [0, list(upstream), sums])
+        return [*upstream, *sums]
+
+    def _array(self, like):
+        return tf.TensorArray(
+            like.dtype, self.turns, element_shape=like.shape, clear_after_read=False
+        )
+
+    def _loop(self, level, variables):
+        # One iteration at a time: levels depend on each other, and memory is what is short.
+        return tf.while_loop(
+            lambda i, *_: i < self.turns,
+            level,
+            variables,
+            maximum_iterations=self.turns,
+            parallel_iterations=1,
+        )
+
+
+def _lstm(a, past_c):
+    """h and c of `gates.LSTMGates`."""
+    i, f, g, o = tf.split(a, 4, axis=-1)
+    c = tf.sigmoid(f) * past_c + tf.sigmoid(i) * tf.tanh(g)
+    return tf.sigmoid(o) * tf.tanh(c), c
+
+
+def _lstm_gradient(a, past_c, dh, dc):
+    """Gradients with respect to a and past_c."""
+    i, f, g, o = tf.split(a, 4, axis=-1)
+    i, f, g, o = tf.sigmoid(i), tf.sigmoid(f), tf.tanh(g), tf.sigmoid(o)
+    tanh_c = tf.tanh(f * past_c + i * g)
+    dc = dc + dh * o * (1 - tanh_c * tanh_c)
+    parts = (
+        dc * g * i * (1 - i),
+        dc * past_c * f * (1 - f),
+        dc * i * (1 - g * g),
+        dh * tanh_c * o * (1 - o),
+    )
+    return tf.concat(parts, axis=-1), dc * f
