@@ -182,6 +182,7 @@ CASES = {
         "training step, 784 pixels, 11 levels, batch 32",
         {
             "all positions, graph": pixels(plain=True),
+            "all positions, XLA": pixels(plain=True, jit_compile=True),
             "cone, graph": pixels(),
             "cone, XLA": pixels(jit_compile=True),
         },
@@ -191,7 +192,10 @@ CASES = {
         "training step, word PTB core, 12 levels",
         {
             "plain, graph": word_ptb(12, plain=True, jit_compile=False),
+            "float32, graph": word_ptb(12, jit_compile=False),
             "float32, XLA": word_ptb(12),
+            "float32, graph, without depth_loop_tf": word_ptb(12, jit_compile=False, memory=None),
+            "float32, XLA, without depth_loop_tf": word_ptb(12, memory=None),
             "bf16, graph": word_ptb(12, policy="mixed_bfloat16", jit_compile=False),
             "GEMM float32": gemm(),
         },
@@ -201,7 +205,10 @@ CASES = {
         "training step, word PTB core, 55 levels",
         {
             "plain, graph": word_ptb(55, plain=True, jit_compile=False),
+            "float32, graph": word_ptb(55, jit_compile=False),
             "float32, XLA": word_ptb(55),
+            "float32, graph, without depth_loop_tf": word_ptb(55, jit_compile=False, memory=None),
+            "float32, graph, lean": word_ptb(55, jit_compile=False, memory="lean"),
             "bf16, graph": word_ptb(55, policy="mixed_bfloat16", jit_compile=False),
             "zoo, everything on, XLA": word_ptb(55, zoo=True),
             "GEMM float32": gemm(),

@@ -1,6 +1,6 @@
 """Draws docs/cone.png: the positions that a TrellisLayer computes in two typical cases.
 
-    python docs/draw_cone.py
+python docs/draw_cone.py
 """
 
 import pathlib

@@ -14,6 +14,8 @@ import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+from keras_nlp.samplers import TopPSampler
+
 from trellis_keras import serving, zoo
 from trellis_keras.zoo import runs
 
@@ -27,8 +29,9 @@ def main(folder="runs/quickstart"):
 
     model = runs.load_best(folder)
     prompt = "The value of "
-    text = model.generate([prompt], max_length=len(prompt) + 300, sampler="top_p", seed=1)
-    print(f"\nA sample:\n{text[0]}")
+    sampler = TopPSampler(p=0.9, temperature=0.7)
+    text = model.generate(prompt, max_length=len(prompt) + 300, sampler=sampler, seed=1)
+    print(f"\nA sample:\n{text}")
 
     saved_model = folder / "serving" / "1"
     shutil.rmtree(saved_model, ignore_errors=True)

@@ -106,6 +106,9 @@ def generate(
     prompt: Annotated[str, typer.Option(help="Text to go on from.")] = "The ",
     length: Annotated[int, typer.Option(min=1, help="Number of tokens to add.")] = 300,
     sampler: Annotated[str, typer.Option(help="greedy, top_k, top_p, random or beam.")] = "top_p",
+    temperature: Annotated[
+        float, typer.Option(help="Of top_k, top_p and random; lower is safer.")
+    ] = 0.8,
     seed: Annotated[int, typer.Option(help="Of the sampler.")] = 0,
 ):
     """Continue a text with the best model of a run."""
@@ -113,6 +116,7 @@ def generate(
 
     model = runs.load_best(run)
     prompt_length = len(model.vocabulary.encode(prompt, final_eos=False))
+    sampler = _sampler(sampler, temperature)
     typer.echo(model.generate(prompt, prompt_length + length, sampler=sampler, seed=seed))
 
 
@@ -123,6 +127,19 @@ def export(run: Run, path: Annotated[str, typer.Argument(help="Folder of the Sav
     from trellis_keras.zoo import runs
 
     typer.echo(f"Written: {serving.export(runs.load_best(run), path)}")
+
+
+def _sampler(name, temperature):
+    """Keras-NLP's samplers, with settings for small models where its own are close to greedy."""
+    from keras_nlp import samplers
+
+    if temperature <= 0:
+        raise ValueError(f"--temperature must be positive. Received: {temperature}")
+    if name == "top_p":
+        return samplers.TopPSampler(p=0.9, temperature=temperature)
+    if name == "top_k":
+        return samplers.TopKSampler(k=20, temperature=temperature)
+    return samplers.RandomSampler(temperature=temperature) if name == "random" else name
 
 
 def _parse(settings):

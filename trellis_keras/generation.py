@@ -210,8 +210,7 @@ def _samplers():
         import keras_nlp
     except ImportError as error:
         raise ImportError(
-            "`generate` takes its samplers from Keras-NLP. Install it with "
-            "`pip install keras-nlp`."
+            "`generate` takes its samplers from Keras-NLP. Install it with `pip install keras-nlp`."
         ) from error
     return keras_nlp.samplers
 
@@ -339,7 +338,7 @@ def _compile(function, variables, updated=()):
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        return tf.function(function, jit_compile=True)
+        return tf.function(function, jit_compile=True, autograph=False)
     if keras.backend.backend() == "jax":
         return _compile_jax(function, [*variables, *updated], updated)
     return function

@@ -154,6 +154,14 @@ def test_other_data_than_those_of_the_checksum_are_refused():
         zoo.recipe("trellisnet_char", data_checksum="0" * 64).load_data()
 
 
+def test_a_recipe_streams_its_data():
+    recipe = zoo.recipe("trellisnet_char")
+    corpus = recipe.load_data()
+    x, y, _ = recipe.stream(corpus.valid)[0]
+    assert (x.shape, y.shape) == ((32, 74), (32, 64))
+    assert len(recipe.stream(corpus.train)) > 100
+
+
 @pytest.mark.parametrize(
     ("rule", "callbacks"),
     [(None, []), ("steps", ["StepDecay"]), ("best_before", ["PlateauDecay"])],

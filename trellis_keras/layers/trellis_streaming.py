@@ -80,8 +80,7 @@ class TrellisStreaming(streaming.Streaming):
         # The level axis first: it is the one to loop over. The cell wants a time axis.
         a = ops.moveaxis(a + _injections(self, inputs, kernel, 1)[:, :, 0] + bias, 1, 0)
         past = [
-            ops.moveaxis(_steps_back(self, rings, 1), 1, 0)[:, :, None]
-            for rings in cache["states"]
+            ops.moveaxis(_steps_back(self, rings, 1), 1, 0)[:, :, None] for rings in cache["states"]
         ]
 
         def level(below, preactivation_and_past):

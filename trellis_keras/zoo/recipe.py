@@ -150,7 +150,11 @@ class Recipe:
         return corpus
 
     def stream(self, tokens, protocol="exact"):
-        """Returns a split as batches for `fit` or `evaluate`."""
+        """Returns a split as batches for `fit` or `evaluate`.
+
+        Its tokens are those of the data's vocabulary, which the model must be built with: the
+        recipe's `vocabulary_size` may be another as long as no run has set it.
+        """
         return data.TokenStream(
             tokens,
             batch_size=self.training.batch_size,
@@ -158,7 +162,6 @@ class Recipe:
             history=self.model.history,
             horizon=self.horizon,
             protocol=protocol,
-            vocabulary_size=self.model.vocabulary_size,
         )
 
     def callbacks(self):
