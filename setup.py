@@ -11,7 +11,7 @@ TEST = ["pytest>=8", "hypothesis>=6.100", *JAX]
 setup(
     name="trellis-keras",
     version=VERSION,
-    description="TrellisNet, TCN and Lattice Recurrent Unit models for Keras 3",
+    description="TrellisNet sequence models for Keras 3, with recipes, streaming and serving",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

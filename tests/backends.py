@@ -53,22 +53,23 @@ def child_environment(backend="tensorflow", floatx="float32", **extra):
     return environment | {k: str(v) for k, v in extra.items()}
 
 
-def run_tests(*paths, backend="tensorflow", floatx="float32", marks="not slow", timeout=1800):
-    """Runs test files or folders in a child `pytest` and fails with its output if one fails.
+def start_tests(marks, output, backend="tensorflow", floatx="float32"):
+    """Starts a child `pytest` on all tests with these marks.
 
     Args:
-        *paths: files, folders or node ids, absolute or relative to the project; none: `tests/`.
-        backend, floatx: as in `child_environment`.
         marks: the `-m` expression that selects the tests.
-        timeout: seconds until the child is ended.
+        output: the file, open for writing, that takes the child's output.
+        backend, floatx: as in `child_environment`.
 
     Returns:
-        The child's standard output.
+        The `subprocess.Popen`.
     """
-    arguments = [str(p) for p in paths] or ["tests"]
     command = [sys.executable, "-m", "pytest", "-q", "--maxfail=5", "--tb=short", "-m", marks]
-    command += ["-p", "no:cacheprovider", *arguments]
-    return _run(command, child_environment(backend, floatx), timeout)
+    command += ["--durations=15", "-p", "no:cacheprovider", "tests"]
+    environment = child_environment(backend, floatx)
+    return subprocess.Popen(
+        command, env=environment, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
+    )
 
 
 def run_script(

@@ -4,7 +4,7 @@
 """
 
 import pytest
-from backends import run_script, run_tests
+from backends import run_script, start_tests
 
 SETTINGS = {
     "tensorflow-float64": ("tensorflow", "float64", "float64"),
@@ -13,15 +13,41 @@ SETTINGS = {
 }
 
 
+def children_of(tmp_path_factory, which):
+    """Starts the child processes of all settings at once: each leaves cores idle at times."""
+    folder = tmp_path_factory.mktemp("children")
+    children = {}
+    for setting, (backend, floatx, marks) in SETTINGS.items():
+        with open(folder / setting, "w") as output:
+            child = start_tests(f"{marks} and {which}", output, backend, floatx)
+        children[setting] = child, folder / setting
+    yield children
+    for child, _ in children.values():
+        child.kill()
+        child.wait()
+
+
+@pytest.fixture(scope="module")
+def children(tmp_path_factory):
+    yield from children_of(tmp_path_factory, "not slow")
+
+
+@pytest.fixture(scope="module")
+def slow_children(tmp_path_factory):
+    yield from children_of(tmp_path_factory, "slow")
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_marked_tests_hold_elsewhere(setting):
-    backend, floatx, marks = SETTINGS[setting]
-    run_tests(backend=backend, floatx=floatx, marks=f"{marks} and not slow")
+def test_marked_tests_hold_elsewhere(setting, children):
+    child, output = children[setting]
+    assert child.wait() == 0, f"{setting}:\n{output.read_text()[-20000:]}"
 
 
 @pytest.mark.slow
-def test_marked_slow_tests_hold_on_jax():
-    run_tests(backend="jax", marks="both_backends and slow", timeout=7200)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_marked_slow_tests_hold_elsewhere(setting, slow_children):
+    child, output = slow_children[setting]
+    assert child.wait() == 0, f"{setting}:\n{output.read_text()[-20000:]}"
 
 
 def test_the_settings_reach_the_child():

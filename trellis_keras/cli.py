@@ -10,7 +10,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Trellis networks, TCNs and lattice recurrent units: train, evaluate, generate, export.",
+    help="Trellis networks: train, evaluate, generate, export.",
 )
 
 Settings = Annotated[
@@ -103,7 +103,7 @@ def evaluate(
 @app.command()
 def generate(
     run: Run,
-    prompt: Annotated[str, typer.Option(help="Text to go on from.")] = "The ",
+    prompt: Annotated[str, typer.Option(help="Text to go on from.")] = "the ",
     length: Annotated[int, typer.Option(min=1, help="Number of tokens to add.")] = 300,
     sampler: Annotated[str, typer.Option(help="greedy, top_k, top_p, random or beam.")] = "top_p",
     temperature: Annotated[

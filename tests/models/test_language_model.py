@@ -228,6 +228,41 @@ def test_bad_tokens_are_named():
         model(np.zeros((2, 4), "float32"))
 
 
+def test_bad_tokens_of_streams_and_validation_data_are_named_at_once():
+    model, good = small_model(), random_tokens(50)
+    bad = TokenStream(np.append(good, V), batch_size=2, segment=9, horizon=5)
+    with pytest.raises(ValueError, match=f"Received: {V}"):
+        model.fit(bad, verbose=0)
+    stream = TokenStream(good, batch_size=2, segment=9, horizon=5)
+    with pytest.raises(ValueError, match=f"Received: {V}"):
+        model.fit(stream, validation_data=bad, verbose=0)
+    with pytest.raises(ValueError, match=f"Received: {V}"):
+        model.fit(stream, validation_data=(np.full((2, 9), V), np.zeros((2, 9), int)), verbose=0)
+
+
+def test_metrics_are_named():
+    model = small_model(metrics=[Perplexity()])
+    x = random_tokens(4, 9)
+    values = dict(zip(model.metrics_names, model.evaluate(x, x, verbose=0), strict=True))
+    assert values["perplexity"] == pytest.approx(np.exp(values["loss"]), rel=1e-4)
+
+
+def test_compile_settings_are_saved(tmp_path):
+    model = small_model()
+    model.compile(Adam(1e-2), steps_per_execution=3, jit_compile=False)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.steps_per_execution == 3 and loaded.jit_compile is False
+
+
+def test_a_stateful_model_takes_fewer_rows_than_a_batch():
+    model = small_model(backbone={"stateful": True})
+    x = random_tokens(5, 9)
+    model.fit(x, x, epochs=1, verbose=0, callbacks=keras.callbacks.Callback())
+    assert model.predict(x, verbose=0).shape == (5, 9, V)
+    assert model.compute_output_shape((5, 9)) == (5, 9, V)
+
+
 def test_targets_are_needed():
     with pytest.raises(ValueError, match="no targets"):
         small_model().fit(random_tokens(4, 8), verbose=0)
@@ -238,6 +273,10 @@ def test_arguments_that_do_not_fit():
         LanguageModel(V, 6, TrellisLayer(6, 2), aux_weight=0.1)
     with pytest.raises(ValueError, match="return_state=False"):
         LanguageModel(V, 6, TrellisLayer(6, 2, return_state=True))
+    with pytest.raises(ValueError, match="return_sequences=True"):
+        LanguageModel(V, 6, keras.layers.LSTM(6))
+    with pytest.raises(ValueError, match="stateful"):
+        LanguageModel(V, 6, keras.layers.LSTM(6, return_sequences=True, stateful=True))
     with pytest.raises(ValueError, match="embedding_dim=5.*8 channels"):
         LanguageModel(V, 5, TrellisLayer(8, 2)).build((None, None))
     with pytest.raises(ValueError, match="2 tokens"):
@@ -266,3 +305,21 @@ print(model.fit(tokens[:, :-1], tokens[:, 1:], epochs=2, verbose=0).history["los
 """
     blocked = ("tensorflow", "tensorflow_datasets", "keras_nlp", "keras_hub")
     assert float(run_script(source, backend="jax", block=blocked).split()[-1]) < 3
+
+
+def test_training_and_evaluation_compute_the_cone_only(monkeypatch):
+    from trellis_keras.layers import trellis
+
+    kept = []
+    plan_levels = trellis.plan_levels
+    monkeypatch.setattr(
+        trellis, "plan_levels", lambda *args: kept.append(args[2]) or plan_levels(*args)
+    )
+    stream = TokenStream(random_tokens(100), batch_size=2, segment=9, horizon=5)
+    model = small_model()
+    model.fit(stream, epochs=1, verbose=0)
+    model.evaluate(stream, verbose=0)
+    assert set(kept) == {4}
+    kept.clear()
+    model.predict(stream[0][0], verbose=0)
+    assert set(kept) == {None}

@@ -105,7 +105,10 @@ def evaluate(model, batches):
     """Mean cross-entropy over counted steps of segments of different lengths."""
     if model.backbone.stateful:
         model.backbone.reset_state(len(batches[0][0]), training=False)
-    losses = [float(scored(model, x, y, training=False)[0]) for x, y in batches]
+    losses = []
+    for x, y in batches:
+        model.reset_metrics()
+        losses.append(model.test_on_batch(x, y, return_dict=True)["loss"])
     return np.average(losses, weights=[y.shape[1] for _, y in batches])
 
 

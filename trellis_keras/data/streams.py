@@ -1,5 +1,6 @@
 """Batches of consecutive text for language models."""
 
+import functools
 import operator
 
 import keras
@@ -141,6 +142,11 @@ class TokenStream(keras.utils.PyDataset):
     def protocol(self):
         """`"exact"` or `"authors"`."""
         return self._protocol
+
+    @functools.cached_property
+    def token_range(self):
+        """The smallest and the largest id, which a model checks against its vocabulary."""
+        return int(self._tokens.min()), int(self._tokens.max())
 
     @property
     def horizon(self):

@@ -1,16 +1,19 @@
 """Checks of constructor arguments, and what follows from them."""
 
+import numbers
+
 import keras
 
 
 def check_positive(**arguments):
     for name, value in arguments.items():
-        if not isinstance(value, int) or value < 1:
+        if not isinstance(value, numbers.Integral) or value < 1:
             raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
 
 
 def dilation_cycle(dilation_rate):
-    cycle = [dilation_rate] if isinstance(dilation_rate, int) else list(dilation_rate)
+    single = isinstance(dilation_rate, numbers.Integral)
+    cycle = [dilation_rate] if single else list(dilation_rate)
     if not cycle:
         raise ValueError("`dilation_rate` must not be empty.")
     for d in cycle:

@@ -70,7 +70,8 @@ class TrellisLayer(TrellisStreaming, keras.layers.Layer):
         training: Whether dropout is active.
         mask: Boolean (batch, time). Masked steps count as steps before the sequence: x is zero
             and the states are the initial ones there. Right for pre- and for post-padding.
-        output_length: Overrides the constructor's for this call.
+        output_length: Overrides the constructor's for this call. (A mask that Keras passes on to
+            the next layer has the constructor's.)
 
     Returns:
         y (batch, time, output_units), or a tuple of y, then with `return_aux` the auxiliary
@@ -161,6 +162,8 @@ class TrellisLayer(TrellisStreaming, keras.layers.Layer):
         if return_aux and not self.aux_levels:
             raise ValueError("`return_aux=True` needs `aux_every`. Received: aux_every=None")
         self.stateful = stateful
+        if unroll not in (None, True, False):
+            raise ValueError(f"`unroll` must be None, True or False. Received: {unroll!r}")
         self.unroll = unroll
         if memory not in ("fast", "lean", None):
             raise ValueError(f'`memory` must be "fast", "lean" or None. Received: {memory!r}')
@@ -214,8 +217,10 @@ class TrellisLayer(TrellisStreaming, keras.layers.Layer):
     @property
     def receptive_field(self):
         """Number of inputs, the current one included, that an output depends on."""
-        spans = [(self.kernel_size - 1) * self.dilation(i) for i in range(1, self.depth + 1)]
-        return 1 + sum(spans)
+        # The gates read the states one dilation ago even where the kernel has but one tap; below
+        # level 1 these are zero.
+        taps = [self.kernel_size - 1] + [max(self.kernel_size - 1, 1)] * (self.depth - 1)
+        return 1 + sum(n * self.dilation(i) for i, n in enumerate(taps, start=1))
 
     def dilation(self, level):
         """Dilation of a level, counted from 1."""

@@ -96,6 +96,13 @@ class LanguageModel(Generation, keras.Model):
             )
         if getattr(backbone, "return_state", False):
             raise ValueError("The backbone of a language model must have return_state=False.")
+        if not getattr(backbone, "return_sequences", True):
+            raise ValueError("The backbone of a language model must have return_sequences=True.")
+        if getattr(backbone, "stateful", False) and not hasattr(backbone, "history"):
+            raise ValueError(
+                "Only a TrellisLayer can be a stateful backbone: others mix up the states of "
+                f"training and validation. Received: {backbone}"
+            )
         if vocabulary is not None and len(vocabulary) != vocabulary_size:
             raise ValueError(
                 f"The vocabulary has {len(vocabulary)} tokens, but vocabulary_size="
@@ -128,7 +135,7 @@ class LanguageModel(Generation, keras.Model):
 
         self._backbone_takes_length = "output_length" in inspect.signature(backbone.call).parameters
         self._counted = None
-        self._mean_loss = keras.metrics.Mean(name="token_loss")
+        self._mean_loss = keras.metrics.Mean(name="loss")
         self._set_token_metrics([])
 
     def build(self, input_shape):
@@ -163,6 +170,9 @@ class LanguageModel(Generation, keras.Model):
         if self._counted is not None:
             outputs = [output[..., -self._counted :, :] for output in outputs]
         return dict(zip(("raw", "aux"), outputs, strict=False))
+
+    def compute_output_shape(self, input_shape):
+        return (*input_shape, self.vocabulary_size)
 
     # Training and evaluation
 
@@ -207,7 +217,8 @@ class LanguageModel(Generation, keras.Model):
 
     @property
     def metrics(self):
-        return [*super().metrics, *self._token_metrics]
+        # Keras' own loss tracker weighs a batch by its rows; ours by its counted tokens.
+        return [self._mean_loss, *self._token_metrics] if self.compiled else []
 
     def get_compile_config(self):
         if not self.compiled:
@@ -215,15 +226,18 @@ class LanguageModel(Generation, keras.Model):
         return {
             "optimizer": keras.saving.serialize_keras_object(self.optimizer),
             "metrics": [keras.saving.serialize_keras_object(m) for m in self._token_metrics],
+            "run_eagerly": self.run_eagerly,
+            "steps_per_execution": self.steps_per_execution,
             "jit_compile": self.jit_compile,
         }
 
     def compile_from_config(self, config):
-        self.compile(
-            optimizer=keras.saving.deserialize_keras_object(config["optimizer"]),
-            metrics=[keras.saving.deserialize_keras_object(m) for m in config["metrics"]],
-            jit_compile=config["jit_compile"],
-        )
+        deserialize = keras.saving.deserialize_keras_object
+        objects = {
+            "optimizer": deserialize(config["optimizer"]),
+            "metrics": [deserialize(m) for m in config["metrics"]],
+        }
+        self.compile(**{**config, **objects})
         if self.built:
             self.optimizer.build(self.trainable_variables)
 
@@ -289,22 +303,36 @@ class LanguageModel(Generation, keras.Model):
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         return self.get_metrics_result()
 
-    def get_metrics_result(self):
-        # Keras weighs a batch's loss by its rows; ours is weighed by its counted tokens.
-        results = super().get_metrics_result()
-        results["loss"] = results.pop("token_loss")
-        return results
-
-    def fit(self, x=None, y=None, *, batch_size=None, callbacks=None, shuffle=None, **kwargs):
+    def fit(
+        self,
+        x=None,
+        y=None,
+        batch_size=None,
+        epochs=1,
+        verbose="auto",
+        callbacks=None,
+        *,
+        validation_data=None,
+        shuffle=None,
+        **kwargs,
+    ):
         """As `keras.Model.fit`, but batches of a text stay in order.
 
+        Token ids of arrays and of `data.TokenStream`s are checked before anything else.
+
         Args:
+            x, y, batch_size, epochs, verbose, callbacks, validation_data: As in Keras.
             shuffle: Default: True for arrays, False for a `PyDataset`, whose batches Keras would
                 shuffle, and with a stateful backbone, whose history would be lost.
+
+            **kwargs: Keras' other arguments.
 
         A stateful backbone's history is reset at the begin of each epoch.
         """
         self._check_tokens(x, y)
+        self._check_tokens(
+            *(validation_data[:2] if isinstance(validation_data, tuple) else [validation_data])
+        )
         stateful = getattr(self.backbone, "stateful", False)
         if shuffle is None:
             shuffle = not (stateful or isinstance(x, keras.utils.PyDataset))
@@ -312,9 +340,17 @@ class LanguageModel(Generation, keras.Model):
             if shuffle:
                 raise ValueError("A stateful backbone needs its batches in order: shuffle=False.")
             self._allocate_history(x, batch_size, training=True)
-            callbacks = [_ResetHistory(), *(callbacks or [])]
+            callbacks = [_ResetHistory(), *keras.tree.flatten(callbacks or [])]
         return super().fit(
-            x, y, batch_size=batch_size, callbacks=callbacks, shuffle=shuffle, **kwargs
+            x,
+            y,
+            batch_size=batch_size,
+            epochs=epochs,
+            verbose=verbose,
+            callbacks=callbacks,
+            validation_data=validation_data,
+            shuffle=shuffle,
+            **kwargs,
         )
 
     def evaluate(self, x=None, y=None, batch_size=None, **kwargs):
@@ -331,10 +367,12 @@ class LanguageModel(Generation, keras.Model):
             self._allocate_history(x, batch_size, training=False)
         return super().predict(x, batch_size=batch_size, **kwargs)
 
-    def _check_tokens(self, *arrays):
-        for array in arrays:
-            if isinstance(array, np.ndarray):
-                check_tokens(array, self.vocabulary_size)
+    def _check_tokens(self, *sources):
+        for source in sources:
+            if isinstance(source, np.ndarray):
+                check_tokens(source, self.vocabulary_size)
+            elif hasattr(source, "token_range"):  # a data.TokenStream
+                check_tokens(np.array(source.token_range), self.vocabulary_size)
 
     def _allocate_history(self, x, batch_size, training):
         """Gives the stateful backbone an empty history for the batches of x."""
@@ -405,7 +443,7 @@ def _batch_rows(x, batch_size):
                 "A stateful backbone needs batches of one size: batch(..., drop_remainder=True)."
             )
         return spec.shape[0]
-    rows = batch_size or 32
+    rows = min(batch_size or 32, len(x))
     if len(x) % rows:
         raise ValueError(
             "A stateful backbone needs batches of one size. "

@@ -25,11 +25,12 @@ class Checkpoint(keras.callbacks.Callback):
       a random state that nothing can save: give `fit` the argument `shuffle=False`, and shuffle
       in the data set if need be.
 
-    Saved are the model's weights and all other variables of its layers (such as the state of a
-    stateful layer), the optimizer's with iteration and learning rate, the epoch and the
-    callbacks' states. Random generators are not saved: at the begin of an epoch each one in the
-    model is set from `seed` and the epoch. What was restored comes before what was compiled: to go
-    on with another learning rate, set it after the restart in a callback.
+    Saved are the model's weights, the optimizer's variables with iteration and learning rate, the
+    epoch and the callbacks' states. The history that a stateful layer carries is not: a
+    `LanguageModel` begins each epoch with an empty one. Random generators are not saved either: at
+    the begin of an epoch each one in the model is set from `seed` and the epoch. What was restored
+    comes before what was compiled: to go on with another learning rate, set it after the restart
+    in a callback.
 
     A checkpoint is a folder `epoch-0007` (seven epochs finished), see `checkpoint_files`. It is
     written aside and then renamed, and older ones are removed only then.

@@ -104,7 +104,7 @@ class Recipe:
         if self.model.history == "repackage":
             return 0
         given = self.training.horizon
-        return self.model.depth * (self.model.kernel_size - 1) if given is None else given
+        return self.model.depth * max(self.model.kernel_size - 1, 1) if given is None else given
 
     def _check(self):
         training = self.training

@@ -69,6 +69,8 @@ class TrellisLanguageModel:
         initial_stddev: Standard deviation of the initial kernels and biases.
         initial_embedding: The initial embedding is uniform within plus or minus this.
         injection_every: x enters every so many levels.
+        memory: `"fast"`, or `"lean"` for a slower step that takes less memory (see
+            `layers.TrellisLayer`).
         optimizer: `"sgd"` or `"adam"`.
         learning_rate: Its initial learning rate.
         clip_norm: Gradients are clipped to this global norm. None: not at all.
@@ -98,6 +100,7 @@ class TrellisLanguageModel:
     initial_stddev: float = 0.01
     initial_embedding: float = 0.1
     injection_every: int = 1
+    memory: str | None = "fast"
     optimizer: str
     learning_rate: float
     clip_norm: float | None = None
@@ -153,6 +156,7 @@ class TrellisLanguageModel:
             depth=self.depth,
             kernel_size=self.kernel_size,
             injection_every=self.injection_every,
+            memory=self.memory,
             weight_norm=self.weight_norm,
             dropout=self.hidden_dropout,
             weight_dropout=self.weight_dropout,
