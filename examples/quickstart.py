@@ -29,8 +29,8 @@ def main(folder="runs/quickstart"):
 
     model = runs.load_best(folder)
     prompt = "The value of "
-    sampler = TopPSampler(p=0.9, temperature=0.7)
-    text = model.generate(prompt, max_length=len(prompt) + 300, sampler=sampler, seed=1)
+    sampler = TopPSampler(p=0.9, temperature=0.6)
+    text = model.generate(prompt, max_length=len(prompt) + 300, sampler=sampler, seed=4)
     print(f"\nA sample:\n{text}")
 
     saved_model = folder / "serving" / "1"
