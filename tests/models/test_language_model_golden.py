@@ -1,5 +1,6 @@
 """LanguageModel against the authors' programs: one pass, one loss, whole trainings."""
 
+import keras
 import numpy as np
 import pytest
 from authors import family, floats, language_model, to_ours, variables_of
@@ -121,7 +122,8 @@ def test_training_trajectory(case, golden, assert_close, tolerance, floatx):
     model = language_model(arrays, parameters="param0")
     optimizer = {"SGD": SGD, "Adam": Adam}[config["optim"]]
     model.compile(
-        optimizer(config["lr"], l2=config["wdecay"], clip_norm=config["clip"]), jit_compile=False
+        optimizer(config["lr"], l2=config["wdecay"], clip_norm=config["clip"]),
+        jit_compile=keras.backend.backend() == "jax",
     )
     evaluation = segments(arrays["in.eval_stream"], length, valid, history)
     before = evaluate(model, evaluation)
