@@ -274,7 +274,9 @@ def _generate(model, prompt, max_length, sampler, stop):
         cache = _prefill_function(model)(ops.convert_to_tensor(prompt[:, :-1]))
     else:
         cache = model.initial_cache(batch)
-    padded = ops.convert_to_tensor(np.pad(prompt, [[0, 0], [0, max_length - length]]))
+    # The samplers look for stop tokens in all places, so what is not written yet is no token.
+    padded = np.pad(prompt, [[0, 0], [0, max_length - length]], constant_values=-1)
+    padded = ops.convert_to_tensor(padded)
     function, compiled_sampler = _sample_function(model, sampler, stop)
     _copy_state(sampler, compiled_sampler)
     ids = function(padded, cache, ops.convert_to_tensor(length, "int32"))

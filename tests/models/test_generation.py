@@ -185,6 +185,15 @@ def test_rows_end_with_their_first_stop_token(model):
         assert (row[end:] == whole[end]).all()
 
 
+@pytest.mark.parametrize("stop", [0, 4])
+def test_any_token_can_be_the_stop_token(model, stop):
+    free = model.generate(PROMPT, 40, sampler="random", seed=3)
+    stopped = model.generate(PROMPT, 40, sampler="random", seed=3, stop_tokens=stop)
+    for row, whole in zip(stopped, free, strict=True):
+        end = 3 + int(np.argmax([*(whole[3:] == stop), True]))
+        np.testing.assert_array_equal(row[: end + 1], whole[: end + 1])
+
+
 def test_stop_tokens_as_text(speller):
     free = speller.generate("ab", 30, sampler="random", seed=1)
     stop = free[6]
