@@ -4,7 +4,7 @@ import keras
 import numpy as np
 
 from trellis_keras.interop import load_torch_state_dict
-from trellis_keras.layers import TrellisLayer
+from trellis_keras.layers import TCN, TrellisLayer
 from trellis_keras.models import LanguageModel
 
 
@@ -69,6 +69,15 @@ def core_layer(arrays, **options):
     )
     x = next(v for k, v in arrays.items() if k.startswith("in.x"))
     layer.build((None, None, x.shape[1]))
+    load_torch_state_dict(layer, family(arrays, "param"))
+    return layer
+
+
+def tcn_layer(arrays, **options):
+    """The TCN of a `tcn_core_*` case, weights loaded."""
+    config = arrays["meta"]["config"]
+    layer = TCN(config["channels"], config["k"], len(config["channels"]), **options)
+    layer.build((None, None, config["ninp"]))
     load_torch_state_dict(layer, family(arrays, "param"))
     return layer
 

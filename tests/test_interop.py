@@ -211,10 +211,10 @@ def test_other_cells_and_layers():
     layer = TrellisLayer(units=3, depth=2, cell="gru")
     layer.build((None, None, 2))
     assert_refused(layer, weights(3, 2), "LSTM gates only")
-    with pytest.raises(ValueError, match="Expected a TrellisLayer .* Received: LSTM"):
+    with pytest.raises(ValueError, match="Expected a TrellisLayer, .* Received: LSTM"):
         load_torch_state_dict(keras.layers.LSTM(3), {})
     backbone = keras.layers.LSTM(4, return_sequences=True)
-    with pytest.raises(ValueError, match="Expected a TrellisLayer .* Received: LSTM"):
+    with pytest.raises(ValueError, match="Expected a TrellisLayer, .* Received: LSTM"):
         load_torch_state_dict(LanguageModel(7, 4, backbone), {})
 
 

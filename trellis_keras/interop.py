@@ -1,9 +1,11 @@
-"""Weights of the TrellisNet authors' PyTorch checkpoints.
+"""Weights of the TrellisNet and TCN authors' PyTorch checkpoints.
 
-Their layout: convolution kernels are (out, in, tap), gate blocks stand in the order input,
-output, candidate, forget, `weight1` acts on x, `weight2` and `bias2` on h; with weight norm
-`weight1_v` is the direction and `weight1_g` the gain. Ours is (tap, in, out) with Keras' block
-order input, forget, candidate, output.
+Their layout: convolution kernels are (out, in, tap), ours (tap, in, out); with weight norm
+`weight_v` is the direction and `weight_g` the gain.
+
+In TrellisNets gate blocks stand in the order input, output, candidate, forget, ours in Keras'
+order input, forget, candidate, output; `weight1` acts on x, `weight2` and `bias2` on h. In TCNs
+`network.i.conv1` and `conv2` are the convolutions of block i, `downsample` is its shortcut.
 """
 
 import collections.abc
@@ -14,7 +16,7 @@ import zipfile
 import keras
 import numpy as np
 
-from trellis_keras.layers import TrellisLayer
+from trellis_keras.layers import TCN, TrellisLayer
 from trellis_keras.layers.gates import LSTMGates
 from trellis_keras.models import LanguageModel
 
@@ -23,10 +25,12 @@ def load_torch_state_dict(model_or_layer, state_dict):
     """Loads weights under the authors' parameter names.
 
     Args:
-        model_or_layer: A built `TrellisLayer` with LSTM gates, or a `LanguageModel` around one.
+        model_or_layer: A built `TrellisLayer` with LSTM gates, a built `TCN`, or a `LanguageModel`
+            around one of them.
         state_dict: Mapping from names to arrays, or the path of a checkpoint (`.npz`, or a file
             of `torch.save(model.state_dict(), path)`, for which torch must be installed).
-            Names may be full (`tnet.module.full_conv.weight1_v_raw`) or short (`weight1_v`);
+            Names may be full (`tnet.module.full_conv.weight1_v_raw`, `tcn.network.0.conv1.bias`)
+            or short (`weight1_v`, `network.0.conv1.bias`);
             several names of one tensor are accepted if their values agree.
 
     Raises:
@@ -43,7 +47,7 @@ def load_torch_state_dict(model_or_layer, state_dict):
     """
     if not isinstance(state_dict, collections.abc.Mapping):
         state_dict = _read(state_dict)
-    targets = _targets(model_or_layer)
+    targets = parameters(model_or_layer)
     arrays = _canonical(state_dict, targets)
     missing = sorted(set(targets) - set(arrays))
     if missing:
@@ -55,17 +59,19 @@ def load_torch_state_dict(model_or_layer, state_dict):
         variable.assign(values[name])
 
 
-def _targets(model_or_layer):
-    """Maps the authors' short names to (variable, conversion)."""
+def parameters(model_or_layer):
+    """Returns {the authors' name: (our variable, what lays out an array of theirs as ours)}."""
     if isinstance(model_or_layer, TrellisLayer):
         return _trellis_targets(model_or_layer)
+    if isinstance(model_or_layer, TCN):
+        return _tcn_targets(model_or_layer)
     if not isinstance(model_or_layer, LanguageModel):
         raise ValueError(
-            "Expected a TrellisLayer or a LanguageModel around one. "
+            "Expected a TrellisLayer, a TCN, or a LanguageModel around one of them. "
             f"Received: {type(model_or_layer).__name__}"
         )
     model = model_or_layer
-    targets = _targets(model.backbone)
+    targets = parameters(model.backbone)
     targets["encoder.weight"] = (model.embedding.embeddings, np.asarray)
     if not model.tie_embeddings:
         targets["decoder.weight"] = (model.head.kernel, np.transpose)
@@ -74,8 +80,7 @@ def _targets(model_or_layer):
 
 
 def _trellis_targets(layer):
-    if not layer.built:
-        raise ValueError("Build the model before loading weights into it.")
+    _check_built(layer)
     if not isinstance(layer.cell, LSTMGates):
         raise ValueError(
             f"The authors' programs have LSTM gates only. Received: cell={layer.cell!r}"
@@ -88,6 +93,35 @@ def _trellis_targets(layer):
         else:
             targets[name] = (kernel.kernel, _convolution_kernel)
     return targets
+
+
+def _tcn_targets(layer):
+    _check_built(layer)
+    targets = {}
+    for i, block in enumerate(layer.blocks):
+        prefix = f"network.{i}"
+        for n, (kernel, bias) in enumerate(zip(block.convolutions, block.biases, strict=True)):
+            name = f"{prefix}.conv{n + 1}"
+            targets[f"{name}.bias"] = (bias, np.asarray)
+            if block.weight_norm:
+                targets[f"{name}.weight_v"] = (kernel.kernel, np.transpose)
+                targets[f"{name}.weight_g"] = (kernel.gain, np.ravel)
+            else:
+                targets[f"{name}.weight"] = (kernel.kernel, np.transpose)
+        if block.shortcut is not None:
+            targets[f"{prefix}.downsample.weight"] = (block.shortcut.kernel, _pointwise)
+            targets[f"{prefix}.downsample.bias"] = (block.shortcut.bias, np.asarray)
+    return targets
+
+
+def _check_built(layer):
+    if not layer.built:
+        raise ValueError("Build the model before loading weights into it.")
+
+
+def _pointwise(array):
+    """(out, in, 1) -> (in, out)."""
+    return array[:, :, 0].T
 
 
 def _reorder_gates(array):
@@ -137,8 +171,11 @@ def _canonical(state_dict, targets):
 
 
 def _short_name(name):
-    """`tnet.module.full_conv.weight1_v_raw` -> `weight1_v`; `encoder.weight` stays."""
+    """`tnet.module.full_conv.weight1_v_raw` -> `weight1_v`; `encoder.weight` and all that follows
+    `network` stay."""
     *path, last = name.split(".")
+    if "network" in path:
+        return ".".join([*path[path.index("network") :], last])
     last = last.removesuffix("_raw")
     return f"{path[-1]}.{last}" if path and path[-1] in ("encoder", "decoder") else last
 

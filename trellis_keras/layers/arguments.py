@@ -52,3 +52,19 @@ def compatible(shape, wanted):
     return len(shape) == len(wanted) and all(
         a == b or a is None or b is None for a, b in zip(shape, wanted, strict=True)
     )
+
+
+def check_length(time, longest_dilation, kept):
+    """Refuses sequences that are too short for a dilation or for the outputs wanted of them."""
+    if time is None:
+        return
+    if time < longest_dilation:
+        raise ValueError(
+            f"The input has {time} steps, fewer than the dilation {longest_dilation}: such a level "
+            "would see nothing but padding. Use longer sequences or smaller dilations."
+        )
+    if kept is not None and kept > time:
+        raise ValueError(
+            f"`output_length` must be at most the length of the input. "
+            f"Received: output_length={kept}, input length {time}"
+        )
