@@ -1,12 +1,10 @@
 import hashlib
-import http.server
 import io
 import tarfile
-import threading
 
 import pytest
 
-from trellis_keras.data import corpora, load
+from trellis_keras.data import load, sources
 
 pytest.importorskip("tensorflow_datasets")
 
@@ -20,31 +18,16 @@ CONTENTS = {
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch):
+def site(web_site, monkeypatch):
     """A local web site whose folder is returned; the builder looks for the archive there."""
-    folder = tmp_path / "site"
-    folder.mkdir()
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *args):
-            super().__init__(*args, directory=folder)
-
-        def log_message(self, *args):
-            """Keeps the tests' output clean."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}/simple-examples.tgz"
+    folder, url = web_site
     files = {
         split: (member, hashlib.sha256(CONTENTS[split]).hexdigest())
         for split, (member, _) in builders.PtbText.FILES.items()
     }
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(builders.PtbText, "URL", url)
+    monkeypatch.setattr(builders.PtbText, "URL", f"{url}/simple-examples.tgz")
     monkeypatch.setattr(builders.PtbText, "FILES", files)
-    yield folder
-    server.shutdown()
-    server.server_close()
+    return folder
 
 
 def write_archive(folder, contents):
@@ -83,7 +66,7 @@ def test_load_downloads_where_there_is_no_local_copy(site, tmp_path, tiny_ptb, m
 def test_failed_download_points_to_local_copies(site, tmp_path):
     message = (
         f"Could not download {builders.PtbText.URL}.*404.*"
-        f"`data_dir`.*{corpora.ENVIRONMENT_VARIABLE}"
+        f"`data_dir`.*{sources.ENVIRONMENT_VARIABLE}"
     )
     with pytest.raises(OSError, match=message):
         builders.read_files(builders.PtbText, tmp_path / "cache")

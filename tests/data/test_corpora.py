@@ -4,11 +4,12 @@ import os
 import subprocess
 import sys
 import textwrap
+import types
 
 import numpy as np
 import pytest
 
-from trellis_keras.data import corpora, list_datasets, load
+from trellis_keras.data import corpora, list_datasets, load, sources
 
 
 def test_registered_names():
@@ -52,7 +53,7 @@ def test_ptb_characters(data_dir):
     assert text.startswith("consumers may want to move their telephones a ")
     assert " \n" in text and "\n " not in text
     digest = hashlib.sha256()
-    for split in corpora.SPLITS:
+    for split in sources.SPLITS:
         digest.update(gzip.decompress((data_dir / f"ptb/ptb.{split}.txt.gz").read_bytes()))
     assert corpus.checksum == digest.hexdigest()
 
@@ -85,12 +86,12 @@ def test_compressed_and_plain_files_are_the_same(tiny_ptb):
 
 
 def test_environment_variable_and_argument(tiny_ptb, tmp_path_factory, monkeypatch):
-    monkeypatch.setenv(corpora.ENVIRONMENT_VARIABLE, str(tiny_ptb))
+    monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, str(tiny_ptb))
     assert len(load("ptb_word").train) == 8
     other = tmp_path_factory.mktemp("other")
     with pytest.raises(FileNotFoundError, match=r"Neither .*other.*ptb\.train\.txt nor"):
         load("ptb_word", data_dir=other)
-    monkeypatch.setenv(corpora.ENVIRONMENT_VARIABLE, str(other / "typo"))
+    monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, str(other / "typo"))
     with pytest.raises(FileNotFoundError, match="TRELLIS_KERAS_DATA is not a folder.*typo"):
         load("ptb_word")
 
@@ -98,23 +99,24 @@ def test_environment_variable_and_argument(tiny_ptb, tmp_path_factory, monkeypat
 def test_download_only_without_a_local_copy(tiny_ptb, tmp_path_factory, monkeypatch):
     downloads = []
 
-    def download(builder_name):
-        downloads.append(builder_name)
-        return [corpora._read_file(tiny_ptb / corpora.PTB_FILES[s]) for s in corpora.SPLITS]
+    def read_files(name):
+        downloads.append(name)
+        return {s: (tiny_ptb / corpora.PTB_FILES[s]).read_bytes() for s in sources.SPLITS}
 
-    monkeypatch.setattr(corpora, "_downloaded_sources", download)
+    builders = types.SimpleNamespace(PtbText="PtbText", read_files=read_files)
+    monkeypatch.setattr(sources, "import_builders", lambda: builders)
     load("ptb_word", data_dir=tiny_ptb)
     assert downloads == []
     load("ptb_word")
     # A folder of other data sets is no reason not to download this one.
-    monkeypatch.setenv(corpora.ENVIRONMENT_VARIABLE, str(tmp_path_factory.mktemp("others")))
+    monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, str(tmp_path_factory.mktemp("others")))
     load("ptb_word")
     assert downloads == ["PtbText", "PtbText"]
 
 
 def test_a_missing_file_of_a_local_copy_is_an_error(tiny_ptb, monkeypatch):
     (tiny_ptb / "ptb" / "ptb.test.txt").unlink()
-    monkeypatch.setenv(corpora.ENVIRONMENT_VARIABLE, str(tiny_ptb))
+    monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, str(tiny_ptb))
     with pytest.raises(FileNotFoundError, match=r"ptb\.test\.txt.*data_dir.*TRELLIS_KERAS_DATA"):
         load("ptb_word")
 
@@ -206,5 +208,5 @@ def test_package_needs_neither_tensorflow_nor_tfds():
             raise AssertionError("no error without tensorflow-datasets")
     """
     environment = {**os.environ, "KERAS_BACKEND": "jax"}
-    environment.pop(corpora.ENVIRONMENT_VARIABLE, None)
+    environment.pop(sources.ENVIRONMENT_VARIABLE, None)
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, env=environment)

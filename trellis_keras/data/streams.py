@@ -1,11 +1,11 @@
 """Batches of consecutive text for language models."""
 
 import functools
-import operator
 
 import keras
 import numpy as np
 
+from trellis_keras.data.checks import checked_int
 from trellis_keras.tokens import check_tokens
 
 HISTORIES = ("chop", "repackage")
@@ -100,10 +100,10 @@ class TokenStream(keras.utils.PyDataset):
             max_queue_size=max_queue_size,
         )
         self._tokens = _checked_tokens(tokens, vocabulary_size)
-        self._batch_size = _checked_int("batch_size", batch_size, 1)
-        self._segment = _checked_int("segment", segment, 1)
-        self._horizon = _checked_int("horizon", horizon, 0)
-        self._start_token = _checked_int("start_token", start_token, 0)
+        self._batch_size = checked_int("batch_size", batch_size, 1)
+        self._segment = checked_int("segment", segment, 1)
+        self._horizon = checked_int("horizon", horizon, 0)
+        self._start_token = checked_int("start_token", start_token, 0)
         self._history = history
         self._protocol = protocol
         self._check_arguments(vocabulary_size)
@@ -260,13 +260,3 @@ def _checked_tokens(tokens, vocabulary_size):
     if vocabulary_size is not None:
         check_tokens(tokens, vocabulary_size)
     return tokens
-
-
-def _checked_int(name, value, minimum):
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < minimum:
-        raise ValueError(f"`{name}` must be an integer >= {minimum}. Received: {name}={value!r}")
-    return number

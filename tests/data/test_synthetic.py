@@ -1,0 +1,103 @@
+import hashlib
+
+import numpy as np
+import pytest
+
+from trellis_keras.data import adding_examples, copy_memory_examples, load
+
+
+def test_adding_layout():
+    x, y = adding_examples(T=7, count=500, seed=3)
+    assert (x.shape, x.dtype, y.shape, y.dtype) == ((500, 7, 2), "float32", (500, 1), "float32")
+    assert x[:, :, 0].min() >= 0 and x[:, :, 0].max() < 1
+    assert set(np.unique(x[:, :, 1])) == {0, 1}
+    np.testing.assert_array_equal(x[:, :, 1].sum(axis=1), 2)
+    np.testing.assert_allclose((x[:, :, 0] * x[:, :, 1]).sum(axis=1), y[:, 0], rtol=1e-6)
+
+
+def test_adding_marks_every_pair_of_places_equally_often():
+    x, _ = adding_examples(T=4, count=60_000, seed=0)
+    pairs, counts = np.unique(x[:, :, 1], axis=0, return_counts=True)
+    assert len(pairs) == 6
+    np.testing.assert_allclose(counts, 10_000, rtol=0.04)
+
+
+def test_answering_one_on_adding_has_an_error_of_a_sixth():
+    _, y = adding_examples(T=20, count=50_000, seed=1)
+    # The standard error of this mean is 0.0009; the paper's misprint 0.1767 is 0.01 away.
+    assert np.mean((y - 1) ** 2) == pytest.approx(1 / 6, abs=0.004)
+
+
+@pytest.mark.parametrize("T", [1, 2, 30])
+def test_copy_memory_layout(T):
+    x, y = copy_memory_examples(T, count=50, seed=3)
+    assert (x.shape, x.dtype, y.shape, y.dtype) == (
+        (50, T + 20, 1),
+        "float32",
+        (50, T + 20),
+        "int32",
+    )
+    digits = x[:, :10, 0]
+    assert set(np.unique(digits)) == set(range(1, 9))
+    assert np.all(x[:, 10 : T + 9] == 0)
+    assert np.all(x[:, T + 9 :] == 9) and x[:, T + 9 :].shape[1] == 11
+    assert np.all(y[:, :-10] == 0)
+    np.testing.assert_array_equal(y[:, -10:], digits)
+
+
+def test_memoryless_copying_has_the_published_cross_entropy():
+    T = 500
+    _, y = copy_memory_examples(T, count=20, seed=0)
+    # Sure zeros, then a blind guess among the digits 1 to 8.
+    probability = np.zeros((T + 20, 9))
+    probability[:-10, 0] = 1
+    probability[-10:, 1:] = 1 / 8
+    nll = -np.log(probability[np.arange(T + 20), y])
+    assert nll.mean() == pytest.approx(10 * np.log(8) / (T + 20))
+    assert nll.mean() == pytest.approx(0.0400, abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    "name, checksum",
+    [("adding", "ba2c468db2262473"), ("copy_memory", "78c3322c04eca486")],
+)
+def test_generated_numbers_are_pinned(name, checksum):
+    splits = load(name, T=6, train=20, valid=5, test=5)
+    digest = hashlib.sha256()
+    for part in (splits.train, splits.valid, splits.test):
+        digest.update(part.x.tobytes() + part.y.tobytes())
+    assert splits.checksum == digest.hexdigest()
+    assert splits.checksum[:16] == checksum
+
+
+@pytest.mark.parametrize("name", ["adding", "copy_memory"])
+def test_splits_share_no_numbers(name):
+    splits = load(name, T=10, train=30, valid=30, test=30)
+    parts = [splits.train.x, splits.valid.x, splits.test.x, load(name, T=10, seed=1).train.x[:30]]
+    for i, part in enumerate(parts):
+        for other in parts[:i]:
+            assert len({row.tobytes() for row in (*part, *other)}) == 60
+    longer = load(name, T=10, train=50, valid=30, test=30)
+    np.testing.assert_array_equal(longer.test.x, splits.test.x)
+
+
+def test_sizes_of_the_authors_programs():
+    for name, train in (("adding", 50_000), ("copy_memory", 10_000)):
+        splits = load(name, T=2)
+        assert [len(splits.train), len(splits.valid), len(splits.test)] == [train, 1000, 1000]
+
+
+@pytest.mark.parametrize(
+    "name, options, message",
+    [
+        ("adding", {"T": 1}, r"`T` must be an integer >= 2. Received: T=1"),
+        ("copy_memory", {"T": 0}, r"`T` must be an integer >= 1. Received: T=0"),
+        ("adding", {"T": 2.5}, r"Received: T=2.5"),
+        ("adding", {"T": 9, "valid": 0}, "`valid` must be an integer >= 1"),
+        ("copy_memory", {"T": 9, "seed": -1}, "`seed` must be an integer >= 0"),
+        ("adding", {}, r"needs the options \['T'\]"),
+    ],
+)
+def test_bad_options(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        load(name, **options)

@@ -1,0 +1,148 @@
+"""The files of data sets: local copies, and downloads where there are none."""
+
+import dataclasses
+import gzip
+import hashlib
+import os
+import pathlib
+import zlib
+
+ENVIRONMENT_VARIABLE = "TRELLIS_KERAS_DATA"
+SPLITS = ("train", "valid", "test")
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """One file of a data set: its bytes, and the name that error messages give it."""
+
+    label: str
+    content: bytes
+
+
+def read_files(files, data_dir, builder_name):
+    """Reads a data set's files from a local copy, else downloads them.
+
+    Args:
+        files: Dict from part to path, as in `local_sources`.
+        data_dir: As in `load`.
+        builder_name: Class in `builders.py` whose `FILES` has the same parts.
+
+    Returns:
+        A list with the `Source` of each part.
+    """
+    sources = local_sources(files, data_dir)
+    if sources is None:
+        builders = import_builders()
+        contents = builders.read_files(getattr(builders, builder_name))
+        sources = [Source(f"{builder_name} {part}", contents[part]) for part in files]
+    return sources
+
+
+def local_sources(files, data_dir):
+    """Reads the local copy of a data set's files.
+
+    Args:
+        files: Dict from part to the file's path inside the folder of local copies, or to a
+            tuple of paths of which the first that exists is taken.
+        data_dir: That folder; `None` means the environment variable's.
+
+    Returns:
+        A list with the `Source` of each part, or `None` if there is no local copy.
+
+    Raises:
+        FileNotFoundError: If the folder or a file is missing.
+        ValueError: If a file is empty or not sound.
+    """
+    folder = data_dir or os.environ.get(ENVIRONMENT_VARIABLE)
+    if not folder:
+        return None
+    if not os.path.isdir(folder):
+        origin = "data_dir" if data_dir else ENVIRONMENT_VARIABLE
+        raise FileNotFoundError(f"{origin} is not a folder. Received: {os.fspath(folder)!r}")
+    paths = [_first_existing(pathlib.Path(folder), names) for names in files.values()]
+    # The environment's folder may hold other data sets only; an argument means this one.
+    if not data_dir and not any(_variants(path) for path in paths):
+        return None
+    return [read_file(path) for path in paths]
+
+
+def import_builders():
+    """The module that downloads, imported late: it needs tensorflow and tensorflow-datasets."""
+    try:
+        from trellis_keras.data import builders
+    except ImportError as error:
+        raise ImportError(
+            "There is no local copy of the data set, and to download it needs tensorflow and "
+            f"tensorflow-datasets. {local_copy_hint()}"
+        ) from error
+    return builders
+
+
+def local_copy_hint():
+    """The sentence that tells a user how to point to local copies."""
+    return (
+        "To use a local copy pass its folder as `data_dir` or set the environment variable "
+        f"{ENVIRONMENT_VARIABLE} to it."
+    )
+
+
+def _first_existing(folder, names):
+    paths = [folder / name for name in ([names] if isinstance(names, str) else names)]
+    return next((path for path in paths if _variants(path)), paths[0])
+
+
+def _variants(path):
+    """The file and its compressed form, as far as they exist."""
+    candidates = (path, path.with_name(path.name + ".gz"))
+    return [candidate for candidate in candidates if candidate.is_file()]
+
+
+def read_file(path):
+    """Reads `path` or its compressed form `path.gz` as a `Source`."""
+    found = _variants(path)
+    if not found:
+        raise FileNotFoundError(f"Neither {path} nor {path}.gz is a file. {local_copy_hint()}")
+    path = found[0]
+    content = path.read_bytes()
+    if path.suffix == ".gz":
+        content = _decompress(path, content)
+    if not content:
+        raise ValueError(f"{path} is empty")
+    return Source(str(path), content)
+
+
+def _decompress(path, content):
+    try:
+        return gzip.decompress(content)
+    except EOFError as error:
+        raise ValueError(f"{path} is truncated: the compressed data end too early") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is not a sound gzip file: {error}") from error
+
+
+def decode(source):
+    """The UTF-8 text of a `Source`."""
+    try:
+        return source.content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{source.label} is not UTF-8 text: the byte {source.content[error.start]:#04x} at "
+            f"offset {error.start} cannot be decoded"
+        ) from error
+
+
+def checksum(contents):
+    """sha256 (hexadecimal) of bytes or contiguous arrays, one after the other."""
+    digest = hashlib.sha256()
+    for content in contents:
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def check_count(source, noun, expected, found):
+    """Refuses a file whose size is not the published one."""
+    if found != expected:
+        raise ValueError(
+            f"{source.label} is not the published file: expected {expected:,} {noun}, "
+            f"found {found:,}"
+        )
