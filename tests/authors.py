@@ -3,9 +3,9 @@
 import keras
 import numpy as np
 
-from trellis_keras.interop import load_torch_state_dict
+from trellis_keras.interop import load_torch_state_dict, parameters
 from trellis_keras.layers import TCN, TrellisLayer
-from trellis_keras.models import LanguageModel
+from trellis_keras.models import LanguageModel, SequenceClassifier
 
 
 def floats(array):
@@ -118,3 +118,42 @@ def language_model(arrays, parameters="param", **options):
     model.build((None, None))
     load_torch_state_dict(model, family(arrays, parameters))
     return model
+
+
+def pixel_classifier(arrays):
+    """The SequenceClassifier of a `trellis_pixel_*` case, weights loaded."""
+    config = arrays["meta"]["config"]
+    backbone = TrellisLayer(
+        config["nhid"] + config["nout"],
+        config["nlevels"],
+        output_units=config["nout"],
+        kernel_size=config["k"],
+        dilation_rate=config["dil"],
+        weight_norm=config["wn"],
+        return_sequences=False,
+    )
+    model = SequenceClassifier(backbone, 10)
+    model.build((None, None, config["ninp"]))
+    load_with_linear(model, family(arrays, "param"))
+    return model
+
+
+def load_with_linear(model, parameters):
+    """Loads the weights of a sequence model, whose head is `linear` in the authors' programs."""
+    head = {"weight": model.head.kernel, "bias": model.head.bias}
+    for name, variable in head.items():
+        variable.assign(parameters.pop(f"linear.{name}").T)
+    load_torch_state_dict(model.backbone, parameters)
+
+
+def task_variables(model):
+    """{the authors' name: (our variable, what lays out theirs as ours)} of a TCN task's model."""
+    if isinstance(model, LanguageModel):
+        return _under_tcn(parameters(model))
+    head = {"linear.weight": (model.head.kernel, np.transpose)}
+    head |= {"linear.bias": (model.head.bias, np.asarray)}
+    return _under_tcn(parameters(model.backbone)) | head
+
+
+def _under_tcn(found):
+    return {f"tcn.{k}" if k.startswith("network") else k: v for k, v in found.items()}

@@ -3,7 +3,7 @@
 from trellis_keras.training.callbacks import PlateauDecay, StepDecay
 from trellis_keras.training.checkpoint import Checkpoint, restore, set_seeds
 from trellis_keras.training.checkpoint_files import latest
-from trellis_keras.training.metrics import BitsPerCharacter, CrossEntropy, Perplexity
+from trellis_keras.training.metrics import BitsPerCharacter, CrossEntropy, FrameNLL, Perplexity
 from trellis_keras.training.optimizers import SGD, Adam, RMSprop
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "BitsPerCharacter",
     "Checkpoint",
     "CrossEntropy",
+    "FrameNLL",
     "Perplexity",
     "PlateauDecay",
     "RMSprop",

@@ -9,6 +9,8 @@ import math
 import keras
 from keras import ops
 
+from trellis_keras.models.losses import frame_nll
+
 _ARGS = """name: name in logs and progress bar.
         dtype: dtype of the result. Sums are kept in float32 at least."""
 
@@ -137,6 +139,42 @@ class BitsPerCharacter(_TokenMean):
 
     def _from_nats(self, mean):
         return ops.divide(mean, math.log(2.0))
+
+
+@_document
+@keras.saving.register_keras_serializable("trellis_keras")
+class FrameNLL(_TokenMean):
+    """Mean negative log-likelihood of a piano roll's frame, in nats, over all frames of a split.
+
+    The figure of the TCN paper's music tables (Bai et al. 2018): the sum over keys of the binary
+    cross-entropy. A Keras metric of targets and logits; give it to `compile` as one of the
+    `weighted_metrics`, so that padded frames do not count.
+
+    Args:
+        {{args}}
+
+    Arguments of `update_state`:
+        y_true: targets (..., keys) of 0 and 1.
+        y_pred: logits (..., keys).
+        sample_weight: how much each frame counts, (...) or a leading part of it.
+
+    Example: two frames of two keys, of which the second is padding.
+
+    >>> metric = trellis_keras.training.FrameNLL()
+    >>> metric.update_state(np.ones((1, 2, 2)), np.zeros((1, 2, 2)), sample_weight=[[1.0, 0.0]])
+    >>> round(float(metric.result()), 4)
+    1.3863
+    """
+
+    def __init__(self, name="frame_nll", dtype=None):
+        super().__init__(name, dtype)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        logits = ops.cast(y_pred, self._sum_dtype)
+        super().update_state(frame_nll(y_true, logits), sample_weight)
+
+    def _from_nats(self, mean):
+        return mean
 
 
 def _broadcast(weight, nll, dtype):
