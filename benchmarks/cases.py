@@ -1,27 +1,12 @@
 """What is measured. A case has variants; each builds a function that runs one step."""
 
-import dataclasses
 import pathlib
 import sys
-from collections.abc import Callable
+
+from benchmarks.case import Case
+from benchmarks.tcn import CASES as TCN_CASES
 
 # Keras and the package are imported by the functions: each variant runs in a process of its own.
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """Variants that are compared.
-
-    Attributes:
-        about: One line on what a step is.
-        variants: {name: function that returns `step() -> amount`}. The amount is the
-            floating-point operations of the full computation (0: not counted), or tokens.
-        baseline: The variant that the others are divided by, or None.
-    """
-
-    about: str
-    variants: dict[str, Callable]
-    baseline: str | None = None
 
 
 def _reference():
@@ -136,18 +121,19 @@ def char_ptb(depth=125, plain=False, jit_compile=True):
     return build
 
 
-def small_levels(depth, time=110, plain=False):
+def small_levels(depth, time=110, kept=None, plain=False):
     """A training step of many small levels: how compile and step time grow."""
 
     def build():
         import keras
         import numpy as np
 
-        layer = _layer_class(plain)(64, depth, output_units=16)
+        layer = _layer_class(plain)(64, depth, output_units=16, output_length=kept)
         model = keras.Sequential([keras.Input((time, 16)), layer])
         model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=True)
         x = np.random.default_rng(0).normal(size=(16, time, 16)).astype("float32")
-        return lambda: _count(model.train_on_batch(x, x), 0)
+        y = x if kept is None else x[:, -kept:]
+        return lambda: _count(model.train_on_batch(x, y), 0)
 
     return build
 
@@ -164,7 +150,7 @@ def streaming(batch, streamed):
         model = trellisnet_ptb(aux_every=None, aux_weight=0.0)
         tokens = np.random.default_rng(0).integers(0, 10_000, (batch, 110)).astype("int32")
         if streamed:
-            return compiled_steps(model, tokens[:, :16])
+            return compiled_steps(model, tokens[:, :16], 10_000)
         return compiled_window(model, tokens)
 
     return build
@@ -243,10 +229,13 @@ CASES = {
     "depth": Case(
         "training step of small levels, XLA: compile and step time against depth",
         {f"{depth} levels": small_levels(depth) for depth in (35, 70, 140)}
-        | {"35 levels, plain": small_levels(35, plain=True)},
+        | {
+            "140 levels, half kept": small_levels(140, time=280, kept=140),
+            "35 levels, plain": small_levels(35, plain=True),
+        },
     ),
     "time": Case(
         "training step of 35 small levels, XLA: step time against length",
         {f"{time} steps": small_levels(35, time) for time in (110, 220, 440)},
     ),
-}
+} | TCN_CASES

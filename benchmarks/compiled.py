@@ -5,46 +5,53 @@ import numpy as np
 from keras import ops
 
 
-def compiled_steps(model, tokens):
-    """Returns a function that streams (batch, n) tokens and returns n, the steps it took."""
-    cache = model.initial_cache(len(tokens))
-    flat = keras.tree.flatten(cache)
-    n = tokens.shape[1]
+def compiled_steps(layer, x, width):
+    """Returns a function that streams (batch, n, ...) inputs and returns n, the steps it took.
 
-    def stream(tokens, *leaves):
-        def turn(i, scores, *leaves):
+    Args:
+        layer: Model or layer that streams.
+        x: Array whose second axis is time.
+        width: Channels of the layer's output.
+    """
+    cache = layer.initial_cache(len(x))
+    flat = keras.tree.flatten(cache)
+    n = x.shape[1]
+
+    def stream(x, *leaves):
+        def turn(i, y, *leaves):
             state = keras.tree.pack_sequence_as(cache, leaves)
-            y, state = model.step(ops.take(tokens, i, axis=1), state)
+            y, state = layer.step(ops.take(x, i, axis=1), state)
             return i + 1, y, *keras.tree.flatten(state)
 
-        scores = ops.zeros((tokens.shape[0], model.vocabulary_size))
-        return ops.while_loop(lambda i, *_: i < n, turn, (0, scores, *leaves))[1]
+        y = ops.zeros((x.shape[0], width))
+        return ops.while_loop(lambda i, *_: i < n, turn, (0, y, *leaves))[1]
 
-    return _run(stream, tokens, flat, n, model)
-
-
-def compiled_window(model, tokens):
-    """Returns a function that scores the last position of a (batch, time) window: one token."""
-
-    def window(tokens):
-        return model(tokens, training=False)[:, -1]
-
-    return _run(window, tokens, [], 1, model)
+    return _run(stream, x, flat, n)
 
 
-def _run(function, tokens, leaves, amount, model):
-    tokens = ops.convert_to_tensor(tokens)
+def compiled_window(model, x, jit_compile=True):
+    """Returns a function that computes the last output of a (batch, time, ...) window: one step."""
+
+    def window(x):
+        y = model(x, training=False)
+        return y[:, -1] if len(y.shape) == 3 else y
+
+    return _run(window, x, [], 1, jit_compile)
+
+
+def _run(function, x, leaves, amount, jit_compile=True):
+    x = ops.convert_to_tensor(x)
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        compiled = tf.function(function, jit_compile=True)
+        compiled = tf.function(function, jit_compile=jit_compile)
     else:
         import jax
 
         compiled = jax.jit(function)
 
     def step():
-        np.asarray(compiled(tokens, *leaves))
+        np.asarray(compiled(x, *leaves))
         return amount
 
     return step

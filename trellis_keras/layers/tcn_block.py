@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops
 
 from trellis_keras.layers import arguments, cone, streaming
+from trellis_keras.layers.cone_convolution import convolve
 from trellis_keras.layers.convolution import apply_taps, gather
 from trellis_keras.layers.weight_norm import ConvolutionKernel
 
@@ -195,20 +196,15 @@ class TCNBlock(streaming.Streaming, keras.layers.Layer):
         """
         z = x
         for n in range(CONVOLUTIONS):
-            z = self._preactivation(n, seen.taps(n, z))
-            z = self.dropouts[n](self._activate(n, z), training=training)
+            a = seen.convolve(n, z, self.convolutions[n]())
+            a = a + ops.cast(self.biases[n], a.dtype)
+            z = self.dropouts[n](self._activate(n, a), training=training)
         y = z
         if self.residual:
             here = seen.here(x)
             y = z + (here if self.shortcut is None else self.shortcut(here))
             y = y if self.activation == "glu" else self.activation(y)
         return seen.valid(y), seen.valid(z)
-
-    def _preactivation(self, n, taps):
-        kernel = self.convolutions[n]()
-        size, channels, filters = kernel.shape
-        product = apply_taps(taps, ops.reshape(kernel, (size * channels, filters)))
-        return product + ops.cast(self.biases[n], product.dtype)
 
     def _activate(self, n, a):
         if self.activation == "glu":
@@ -289,11 +285,12 @@ class Positions:
         self.block, self.plan, self.first = block, plan, first
         self.mask = None if mask is None else ops.cast(mask, "bool")[..., None]
 
-    def taps(self, n, z):
-        """What each tap of convolution n sees of its input z, the oldest first."""
+    def convolve(self, n, z, kernel):
+        """Convolution n of its input z."""
         level = self.first + n
         z = self._zero_masked(z, level - 1)
-        return [gather(z, self.plan.read(level, o)) for o in reversed(self.block.offsets)]
+        wanted, available = self.plan.positions[level], self.plan.positions[level - 1]
+        return convolve(z, kernel, self.block.dilation_rate, wanted, available)
 
     def here(self, x):
         """The block's input at the positions of its output."""
@@ -330,11 +327,12 @@ class Steps:
         self.block, self.cache, self.time = block, cache, time
         self.next = []
 
-    def taps(self, n, z):
+    def convolve(self, n, z, kernel):
         z = ops.concatenate([self.cache[n], z], axis=1)
         self.next.append(z[:, self.time :])
         starts = self.block.offsets  # the oldest tap sees the first steps
-        return [z[:, start : start + self.time] for start in starts]
+        seen = [z[:, start : start + self.time] for start in starts]
+        return apply_taps(seen, ops.reshape(kernel, (-1, kernel.shape[-1])))
 
     def here(self, x):
         return x

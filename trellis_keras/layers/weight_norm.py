@@ -96,7 +96,9 @@ class ConvolutionKernel(keras.layers.Layer):
                 name="gain",
                 shape=(self.filters,),
                 # The gain starts at the norm of the direction, so that the kernel is the direction.
-                initializer=lambda shape, dtype: ops.cast(_norm(self.kernel), dtype),
+                # An initializer gives equal numbers twice. The variable itself cannot be read: XLA
+                # would refuse to compile a `fit` that builds the model.
+                initializer=lambda shape, dtype: _norm(self.initializer(self.kernel.shape, dtype)),
                 autocast=False,
             )
 

@@ -1,0 +1,103 @@
+"""A dilated causal convolution between positions of a cone, as a dense one where it can be.
+
+Where dilations double and only the last output counts, the positions of a level are evenly spaced,
+by as much as the dilation of the level above. Counted in that spacing, the taps are neighbours:
+the convolution is an ordinary dense one with a stride, which backends do well. With evenly spaced
+positions whose taps are no neighbours, every `dilation`-th position belongs to one dense
+convolution, and all of these run at once. What is left (index lists) is gathered tap by tap.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from keras import ops
+
+from trellis_keras.layers import cone
+from trellis_keras.layers.convolution import apply_taps, gather, pad_past
+
+
+class Window(NamedTuple):
+    """A convolution in units of the spacing of the positions that it reads.
+
+    Attributes:
+        start: Index of what the oldest tap sees first. Negative: so many zeros come first.
+        stride: Of the outputs.
+        dilation: Of the taps.
+        length: Number of outputs, or None if unknown.
+    """
+
+    start: int
+    stride: int
+    dilation: int
+    length: int | None
+
+
+def convolve(x, kernel, dilation_rate, wanted, available):
+    """Convolves what stands at the positions `available` to the positions `wanted`.
+
+    Args:
+        x: Tensor (batch, positions available, in).
+        kernel: Tensor (tap, in, out). The last tap acts on the current step.
+        dilation_rate: Steps between two taps.
+        wanted, available: Ascending arrays of positions, or both None: all, of an unknown number.
+
+    Returns:
+        Tensor (batch, positions wanted, out).
+    """
+    taps = kernel.shape[0]
+    window = find_window(wanted, available, taps, dilation_rate)
+    if window is None:
+        reads = [cone.read(wanted, available, o) for o in cone.offsets(taps, dilation_rate)]
+        seen = [gather(x, read) for read in reversed(reads)]
+        return apply_taps(seen, ops.reshape(kernel, (-1, kernel.shape[-1])))
+    if window.start > 0:
+        x = x[:, window.start :]
+    else:
+        x = pad_past(x, -window.start)
+    if window.dilation == 1:
+        return _first(_dense(x, kernel, window.stride), window.length)
+    return _phases(x, kernel, window)
+
+
+def find_window(wanted, available, taps, dilation_rate):
+    """Returns the `Window` of a convolution, or None if there is none. Arguments as `convolve`."""
+    if wanted is None:
+        return Window(-(taps - 1) * dilation_rate, 1, dilation_rate, None)
+    spacing = _spacing(available) or dilation_rate
+    stride = _spacing(wanted) or spacing
+    first = wanted[0] - (taps - 1) * dilation_rate - available[0]
+    if spacing < 0 or stride < 0 or any(n % spacing for n in (stride, dilation_rate, first)):
+        return None
+    window = Window(
+        int(first // spacing), int(stride // spacing), int(dilation_rate // spacing), len(wanted)
+    )
+    return None if window.dilation > 1 and window.stride > 1 else window
+
+
+def _spacing(positions):
+    """The distance of evenly spaced positions, 0 if there is but one, -1 if they are not even."""
+    steps = np.unique(np.diff(positions))
+    return int(steps[0]) if len(steps) == 1 else -min(len(steps), 1)
+
+
+def _dense(x, kernel, stride):
+    # In two dimensions, of which the first is 1: XLA is slower in one.
+    x, kernel = ops.expand_dims(x, 1), ops.expand_dims(kernel, 0)
+    return ops.squeeze(ops.conv(x, kernel, strides=(1, stride), padding="valid"), axis=1)
+
+
+def _first(x, length):
+    """The first positions of x, which may have no more (the gradient of a slice is no view)."""
+    return x if length in (None, x.shape[1]) else x[:, :length]
+
+
+def _phases(x, kernel, window):
+    """A dense convolution for each remainder of the position by the dilation."""
+    d, channels, filters = window.dilation, kernel.shape[1], kernel.shape[2]
+    total = ops.shape(x)[1]
+    rows = (total + d - 1) // d
+    x = ops.pad(x, [[0, 0], [0, rows * d - total], [0, 0]])
+    x = ops.reshape(x, (-1, rows, d, channels))
+    y = ops.conv(x, ops.expand_dims(kernel, 1), padding="valid")
+    length = total - (kernel.shape[0] - 1) * d if window.length is None else window.length
+    return ops.reshape(y, (-1, (rows - kernel.shape[0] + 1) * d, filters))[:, :length]
