@@ -134,26 +134,11 @@ def pixel_classifier(arrays):
     )
     model = SequenceClassifier(backbone, 10)
     model.build((None, None, config["ninp"]))
-    load_with_linear(model, family(arrays, "param"))
+    load_torch_state_dict(model, family(arrays, "param"))
     return model
-
-
-def load_with_linear(model, parameters):
-    """Loads the weights of a sequence model, whose head is `linear` in the authors' programs."""
-    head = {"weight": model.head.kernel, "bias": model.head.bias}
-    for name, variable in head.items():
-        variable.assign(parameters.pop(f"linear.{name}").T)
-    load_torch_state_dict(model.backbone, parameters)
 
 
 def task_variables(model):
     """{the authors' name: (our variable, what lays out theirs as ours)} of a TCN task's model."""
-    if isinstance(model, LanguageModel):
-        return _under_tcn(parameters(model))
-    head = {"linear.weight": (model.head.kernel, np.transpose)}
-    head |= {"linear.bias": (model.head.bias, np.asarray)}
-    return _under_tcn(parameters(model.backbone)) | head
-
-
-def _under_tcn(found):
+    found = parameters(model)
     return {f"tcn.{k}" if k.startswith("network") else k: v for k, v in found.items()}

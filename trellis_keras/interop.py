@@ -19,14 +19,15 @@ import numpy as np
 from trellis_keras.layers import TCN, TrellisLayer
 from trellis_keras.layers.gates import LSTMGates
 from trellis_keras.models import LanguageModel
+from trellis_keras.models.sequence_model import SequenceModel
 
 
 def load_torch_state_dict(model_or_layer, state_dict):
     """Loads weights under the authors' parameter names.
 
     Args:
-        model_or_layer: A built `TrellisLayer` with LSTM gates, a built `TCN`, or a `LanguageModel`
-            around one of them.
+        model_or_layer: A built `TrellisLayer` with LSTM gates, a built `TCN`, or a model of
+            `trellis_keras.models` around one of them.
         state_dict: Mapping from names to arrays, or the path of a checkpoint (`.npz`, or a file
             of `torch.save(model.state_dict(), path)`, for which torch must be installed).
             Names may be full (`tnet.module.full_conv.weight1_v_raw`, `tcn.network.0.conv1.bias`)
@@ -65,17 +66,18 @@ def parameters(model_or_layer):
         return _trellis_targets(model_or_layer)
     if isinstance(model_or_layer, TCN):
         return _tcn_targets(model_or_layer)
-    if not isinstance(model_or_layer, LanguageModel):
+    if not isinstance(model_or_layer, (LanguageModel, SequenceModel)):
         raise ValueError(
-            "Expected a TrellisLayer, a TCN, or a LanguageModel around one of them. "
+            "Expected a TrellisLayer, a TCN, or a model of trellis_keras around one of them. "
             f"Received: {type(model_or_layer).__name__}"
         )
     model = model_or_layer
-    targets = parameters(model.backbone)
-    targets["encoder.weight"] = (model.embedding.embeddings, np.asarray)
-    if not model.tie_embeddings:
-        targets["decoder.weight"] = (model.head.kernel, np.transpose)
-    targets["decoder.bias"] = (model.head.bias, np.asarray)
+    targets, head = parameters(model.backbone), "linear"
+    if isinstance(model, LanguageModel):
+        targets["encoder.weight"], head = (model.embedding.embeddings, np.asarray), "decoder"
+    if not getattr(model, "tie_embeddings", False):
+        targets[f"{head}.weight"] = (model.head.kernel, np.transpose)
+    targets[f"{head}.bias"] = (model.head.bias, np.asarray)
     return targets
 
 
@@ -170,6 +172,10 @@ def _canonical(state_dict, targets):
     return arrays
 
 
+# Layers whose `weight` and `bias` keep their names.
+_DENSE = ("encoder", "decoder", "linear")
+
+
 def _short_name(name):
     """`tnet.module.full_conv.weight1_v_raw` -> `weight1_v`; `encoder.weight` and all that follows
     `network` stay."""
@@ -177,7 +183,7 @@ def _short_name(name):
     if "network" in path:
         return ".".join([*path[path.index("network") :], last])
     last = last.removesuffix("_raw")
-    return f"{path[-1]}.{last}" if path and path[-1] in ("encoder", "decoder") else last
+    return f"{path[-1]}.{last}" if path and path[-1] in _DENSE else last
 
 
 def _array(value):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from authors import family, floats, load_with_linear, task_variables, to_keras_time
+from authors import family, floats, task_variables, to_keras_time
 from gradients import value_and_gradients
 from keras import ops
 
@@ -40,7 +40,7 @@ def variables_of(model):
 def check_sequence_model(model, x, y, arrays, finish, assert_close):
     """`finish` makes the authors' outputs and loss of ours."""
     model.build((None, None, x.shape[-1]))
-    load_with_linear(model, family(arrays, "param"))
+    load_torch_state_dict(model, family(arrays, "param"))
     model.compile("sgd")
 
     def loss(x):

@@ -203,7 +203,8 @@ class SequenceModel(keras.Model):
 
     def _check_data(self, x, y=None, sample_weight=None):
         if isinstance(x, keras.utils.PyDataset):
-            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(x[0])
+            # Its weights may be 0 in whole rows, with which it fills up the last batch.
+            x, y, _ = keras.utils.unpack_x_y_sample_weight(x[0])
         if isinstance(x, np.ndarray):
             self._check_inputs(x)
             if y is None:
