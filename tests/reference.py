@@ -7,7 +7,7 @@ constructor, weights, kernels, masks and gated activation, and nothing of how le
 from keras import ops
 
 from trellis_keras.layers import TrellisLayer
-from trellis_keras.layers.convolution import causal_convolution, shift
+from trellis_keras.layers.convolution import apply_taps, shift
 
 
 class PlainTrellisLayer(TrellisLayer):
@@ -24,9 +24,12 @@ class PlainTrellisLayer(TrellisLayer):
         states = _last_valid(states, past, valid)
         if self.stateful:
             self.history.write(states, training)
-        kept = time if self._kept(output_length) is None else self._kept(output_length)
-        y = ops.stack([h[:, time - kept :, -self.output_units :] for h in levels], axis=1)
-        y = ops.cast(y if self.return_sequences else y[:, :, -1], self.compute_dtype)
+        if self.return_sequences:
+            kept = time if self._kept(output_length) is None else self._kept(output_length)
+            y = ops.stack([h[:, time - kept :] for h in levels], axis=1)
+        else:
+            y = ops.stack(_last_valid(levels, past[:1] * self.depth, valid), axis=1)
+        y = ops.cast(y[..., -self.output_units :], self.compute_dtype)
         result = [y[:, -1]]
         if self.return_aux:
             result.append(ops.stack([y[:, i - 1] for i in self.aux_levels], axis=1))
@@ -71,3 +74,20 @@ def _last_valid(states, past, valid):
         ops.concatenate([p[:, None], s], axis=1) for s, p in zip(states, past, strict=True)
     ]
     return [ops.sum(ops.where(chosen, s, ops.zeros_like(s)), axis=1) for s in with_past]
+
+
+def causal_convolution(x, kernel, dilation_rate=1, past=None):
+    """Convolves (batch, time, in) with (tap, in, out); output t sees x_{t-j*dilation}, j < taps.
+
+    Args:
+        x: Tensor (batch, time, in).
+        kernel: Tensor (tap, in, out). The last tap acts on the current step.
+        dilation_rate: Steps between two taps.
+        past: Tensor (batch, in) that stands in every step before the first, or None for zeros.
+
+    Returns:
+        Tensor (batch, time, out).
+    """
+    taps, channels, filters = kernel.shape
+    seen = [shift(x, j * dilation_rate, past) for j in reversed(range(taps))]
+    return apply_taps(seen, ops.reshape(kernel, (taps * channels, filters)))

@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trellis_keras.layers.cone import Block, Cone, choose_blocks, draw_cone, offsets, read
+from trellis_keras.layers.cone import (
+    Block,
+    Cone,
+    choose_blocks,
+    draw_cone,
+    interleaved,
+    offsets,
+    read,
+)
 
 
 def reachable(time, reads, kept, also_kept):
@@ -77,6 +85,34 @@ def test_doubling_dilations_read_slices():
     assert len(cone.positions[10]) == 2
     assert all(isinstance(cone.read(i, 0).index, slice) for i in range(1, 12))
     assert cone.fraction < 0.19
+
+
+def test_taps_of_doubling_dilations_interleave():
+    cone = Cone(784, [(0, d) for d in (1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)], kept=1)
+    widths = [len(positions) for positions in cone.positions]
+    found = [
+        interleaved([cone.read(i, d), cone.read(i, 0)], widths[i - 1])
+        for i, (_, d) in enumerate(cone.offsets, start=1)
+    ]
+    assert found == [None, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(networks())
+def test_what_interleaves_is_read_in_turn(network):
+    time, reads, kept, also_kept, _ = network
+    cone = Cone(time, reads, kept, also_kept)
+    for level in range(1, len(reads) + 1):
+        found = [cone.read(level, o) for o in reversed(reads[level - 1])]
+        below = cone.positions[level - 1] + 1  # so that 0 can stand for what lies before
+        taps = [np.pad(below[r.index], (r.padding, 0)) for r in found]
+        padding = interleaved(found, len(below))
+        in_turn = np.stack(taps, axis=1).ravel()
+        if padding is None:
+            padded = np.pad(below, (max(0, len(in_turn) - len(below)), 0))
+            assert not np.array_equal(in_turn, padded)
+        else:
+            np.testing.assert_array_equal(in_turn, np.pad(below, (padding, 0)))
 
 
 def test_last_step_with_auxiliary_level():

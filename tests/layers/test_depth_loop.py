@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from keras import ops
 from reference import PlainTrellisLayer
 
-from trellis_keras.layers import GatedActivation, TrellisLayer, cone, depth_loop
+from trellis_keras.layers import GatedActivation, TrellisLayer, depth_loop
 from trellis_keras.layers.depth_loop import plan_levels
 from trellis_keras.layers.precision import tanh
 
@@ -107,15 +107,17 @@ def compute(layer, x, states, mask, training=True, how="eager", **call):
     return [np.asarray(a) for a in (*outputs, *by_weight, *by_input)]
 
 
-def assert_same(actual, reference, floatx):
+def assert_same(actual, reference, floatx, float32_bound=2e-6):
     assert len(actual) == len(reference)
     for i, (a, b) in enumerate(zip(actual, reference, strict=True)):
         assert a.dtype == b.dtype == floatx and a.shape == b.shape, i
-        error = np.linalg.norm(a - b) / (np.linalg.norm(b) or 1)
-        assert error <= (1e-12 if floatx == "float64" else 2e-6), (i, error)
+        error = np.max(np.abs(a - b), initial=0) / (np.max(np.abs(b), initial=0) or 1)
+        assert error <= (1e-12 if floatx == "float64" else float32_bound), (i, error)
 
 
-def check(options, time, unrolls, floatx, kept=None, history=False, masked=False, how="eager"):
+def check(
+    options, time, unrolls, floatx, kept=None, history=False, masked=False, how="eager", **bound
+):
     """Compares layers with these values of `unroll` to the plain one."""
     reference = None
     for unroll in unrolls:
@@ -123,13 +125,14 @@ def check(options, time, unrolls, floatx, kept=None, history=False, masked=False
         arguments = inputs_of(layer, time, history, masked)
         if reference is None:
             reference = compute(plain, *arguments, how=FASTEST, output_length=kept)
-        assert_same(compute(layer, *arguments, how=how, output_length=kept), reference, floatx)
+        found = compute(layer, *arguments, how=how, output_length=kept)
+        assert_same(found, reference, floatx, **bound)
 
 
 @pytest.fixture
 def loops(monkeypatch):
     """Makes loops out of the few levels of a test, which would not be worth it."""
-    monkeypatch.setattr(cone, "_BLOCK_COST", 0.2)
+    monkeypatch.setattr(depth_loop, "_block_cost", lambda *_: 0.2)
     depth_loop._plan.cache_clear()
     yield
     depth_loop._plan.cache_clear()
@@ -231,9 +234,9 @@ def calls(draw):
     return options, time, unroll, kept, draw(st.booleans()), draw(st.booleans())
 
 
-def check_random(call, floatx):
+def check_random(call, floatx, **bound):
     options, time, unroll, kept, history, masked = call
-    check(options, time, [unroll], floatx, kept, history, masked, how=FASTEST)
+    check(options, time, [unroll], floatx, kept, history, masked, how=FASTEST, **bound)
 
 
 QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -245,11 +248,14 @@ def test_random_calls(floatx, loops, call):
     check_random(call, floatx)
 
 
+# Of 600 random calls in float32, one had a gradient over 2e-6 (2.4e-6; outputs were within 4e-7),
+# and that is no mistake of the cone: the plain layer's own gradients were up to 5.4e-6 away from
+# those in float64, where both agree within 5e-15. A search for the worst call needs such a bound.
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=QUIET)
 @given(calls())
 def test_many_random_calls(floatx, loops, call):
-    check_random(call, floatx)
+    check_random(call, floatx, float32_bound=6e-6)
 
 
 def test_unknown_length_is_the_same(floatx):
@@ -288,6 +294,16 @@ def test_rule():
     assert turns(depth=12, dilation_rate=DOUBLING, kept=1) == [1] * 12
     assert max(turns(depth=18, dilation_rate=DOUBLING, kept=1, unroll=False)) > 1
     assert 1 < max(turns(depth=40, kept=1))
+
+
+def test_small_models_have_fewer_loops():
+    def plan(units, depth, time, kept):
+        return plan_levels(TrellisLayer(units, depth), time, kept)
+
+    small, large = plan(64, 140, 280, 140), plan(1400, 140, 280, 140)
+    assert len(small.blocks) == 3 and len(large.blocks) > 5
+    least = plan_levels(TrellisLayer(64, 140, unroll=True), 280, 140).count
+    assert large.count < 1.07 * least and small.count < 1.17 * least
 
 
 def test_a_cell_that_draws_random_numbers_is_unrolled():

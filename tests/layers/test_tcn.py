@@ -13,7 +13,6 @@ from trellis_keras.layers import TCN, TCNBlock
 from trellis_keras.layers.cone import Cone, offsets
 from trellis_keras.layers.cone_convolution import find_window
 
-pytestmark = [pytest.mark.both_backends, pytest.mark.float64]
 
 # Largest error divided by max|reference|.
 EXACT = {"float64": 1e-12, "float32": 2e-6}
@@ -57,6 +56,8 @@ def of_variant(name):
     return make(**({"depth": 3} | VARIANTS[name]))
 
 
+@pytest.mark.both_backends
+@pytest.mark.float64
 @given(
     time=st.integers(9, 40),
     kernel_size=st.integers(2, 4),
@@ -85,6 +86,8 @@ def test_cone_equals_full(time, kernel_size, dilations, kept, skip, masked):
         assert_same(ours, reference)
 
 
+@pytest.mark.both_backends
+@pytest.mark.float64
 @given(
     kernel_size=st.integers(2, 4),
     dilations=st.lists(st.integers(1, 5), min_size=1, max_size=3),
@@ -119,6 +122,8 @@ def test_convolutions_are_dense_where_positions_are_even():
     assert find_window(np.array([3, 4, 9]), everything, 3, 4) is None
 
 
+@pytest.mark.both_backends
+@pytest.mark.float64
 @pytest.mark.parametrize("name", VARIANTS)
 def test_streaming_equals_forward(name):
     check_streaming(of_variant(name), random((2, 17, 4)), steps=9)
@@ -149,6 +154,7 @@ def test_masks_equal_unpadded_sequences(name, side):
         assert not y[row][~mask[row]].any()
 
 
+@pytest.mark.both_backends
 def test_masks_come_from_keras_layers():
     x = random((2, 12, 4))
     x[0, 7:] = 0
@@ -161,6 +167,7 @@ def test_masks_come_from_keras_layers():
         assert_same(found, wanted)
 
 
+@pytest.mark.both_backends
 def test_rows_without_a_valid_step_are_zero():
     layer = make(depth=2, return_sequences=False)
     y = ops.convert_to_numpy(layer(random((2, 8, 4)), mask=np.arange(2)[:, None] == [1] * 8))
@@ -193,6 +200,7 @@ def test_shapes():
     assert make(depth=2, output_length=3).compute_mask(None, ops.ones((2, 9))).shape == (2, 3)
 
 
+@pytest.mark.both_backends
 def test_unknown_length():
     x = random((2, 13, 4))
     for options in ({}, {"output_length": 2}, {"return_sequences": False}):
@@ -224,6 +232,7 @@ def test_spatial_dropout_drops_channels():
     assert 0.3 < (y == 0).mean() < 0.7
 
 
+@pytest.mark.both_backends
 def test_mixed_precision():
     layer = make(depth=2, dtype="mixed_bfloat16")
     y = layer(random((2, 9, 4)))
@@ -231,6 +240,7 @@ def test_mixed_precision():
     assert all(v.dtype == "float32" for v in layer.trainable_variables)
 
 
+@pytest.mark.both_backends
 @pytest.mark.parametrize("options", [{}, {"return_sequences": False}], ids=["all", "last"])
 def test_fit_with_xla(options):
     """11 rows in batches of 4: the last batch is another shape."""

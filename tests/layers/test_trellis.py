@@ -40,6 +40,7 @@ SETTINGS = {
     "aux_from_top": {"aux_every": 2, "aux_from": "top", "return_aux": True},
     "state": {"return_state": True},
     "last_step": {"return_sequences": False, "return_state": True},
+    "last_step_aux": {"return_sequences": False, "aux_every": 2, "return_aux": True},
     "last_steps": {"output_length": 4, "aux_every": 2, "return_aux": True, "return_state": True},
     "dropout": {"dropout": 0.3, "weight_dropout": 0.4, "seed": 5},
 }
@@ -122,7 +123,7 @@ def test_causality_and_receptive_field(name):
     assert np.array_equal(seen, expected)
 
 
-@pytest.mark.parametrize("name", ["plain", "kernel_3", "gru", "aux", "last_step"])
+@pytest.mark.parametrize("name", ["plain", "kernel_3", "gru", "aux", "last_step", "last_step_aux"])
 @pytest.mark.parametrize("side", ["pre", "post"])
 @pytest.mark.parametrize("history", [False, True])
 def test_masked_steps_are_as_if_not_there(name, side, history):
@@ -140,12 +141,29 @@ def test_masked_steps_are_as_if_not_there(name, side, history):
         valid[:, 9:] = False
     expected = flat(layer(x, initial_state=states))
     actual = flat(layer(padded, initial_state=states, mask=valid))
-    if name == "last_step":
-        # y is the last step, masked or not; the states are those of the last valid step.
-        expected, actual = expected[side == "post" :], actual[side == "post" :]
     for a, b in zip(expected, actual, strict=True):
-        b = b[..., kept, :] if b.ndim >= 3 else b
+        b = b[..., kept, :] if layer.return_sequences and b.ndim >= 3 else b
         np.testing.assert_allclose(b, a, rtol=0, atol=1e-6 if a.dtype == np.float32 else 1e-14)
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_last_step_of_rows_of_different_lengths(history):
+    layer = layer_of("last_step_aux", return_state=True)
+    x, states = random_input(4, 9, 4), [random_input(4, 8, seed=i) for i in range(2)]
+    states = states if history else [np.zeros_like(s) for s in states]
+    valid = np.zeros((4, 9), bool)
+    rows = [slice(0, 9), slice(0, 5), slice(3, 9), slice(0, 0)]  # full, post- and pre-padded, empty
+    for row, steps in enumerate(rows):
+        valid[row, steps] = True
+    actual = flat(layer(x, mask=valid, initial_state=states if history else None))
+    for row, steps in enumerate(rows[:3]):
+        own = [s[row : row + 1] for s in states]
+        expected = flat(layer(x[row : row + 1, steps], initial_state=own))
+        for a, b in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(a[row], b[0], atol=1e-6 if b.dtype == np.float32 else 1e-14)
+    y, aux, h, c = (a[3] for a in actual)  # nothing is valid: the initial states
+    np.testing.assert_array_equal([y, *aux, h], [states[0][3]] * 4)
+    np.testing.assert_array_equal(c, states[1][3])
 
 
 def test_the_mask_of_an_embedding_arrives():

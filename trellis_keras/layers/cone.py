@@ -35,10 +35,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-# What one more block must save, as a fraction of all the work, to be worth compiling. Makes the
-# number of blocks depend on how much the cone shrinks, and not on how many levels it has.
-_BLOCK_COST = 0.01
-
 
 @dataclasses.dataclass(frozen=True)
 class Read:
@@ -52,6 +48,11 @@ class Read:
 
     padding: int
     index: slice | np.ndarray | None
+
+    @property
+    def stretch(self):
+        """Whether the values lie side by side."""
+        return self.index is None or isinstance(self.index, slice) and self.index.step == 1
 
 
 class Block(NamedTuple):
@@ -163,12 +164,35 @@ def read(wanted, available, offset=0):
     return Read(padding, index)
 
 
+def interleaved(reads, width):
+    """How many steps to put before `width` positions for the reads to take them in turn.
+
+    With doubling dilations and one kept output, the two taps of a level read every position of the
+    level below exactly once: the older tap the first, the third, ..., the other one the rest.
+
+    Args:
+        reads: List of `Read`s, the oldest offset first.
+        width: Number of positions that they read from.
+
+    Returns:
+        The number of steps, or None if the reads do not interleave.
+    """
+    if any(r.index is None for r in reads):
+        return None
+    rows = [np.r_[np.full(r.padding, -1), np.arange(width)[r.index]] for r in reads]
+    order = np.stack(rows, axis=1).ravel()
+    padding = len(order) - width
+    if padding < 0 or np.any(order != np.maximum(np.arange(-padding, width), -1)):
+        return None
+    return padding
+
+
 def offsets(kernel_size, dilation):
     """Offsets of a convolution: 0, d, ..., (k-1)d."""
     return tuple(j * dilation for j in range(kernel_size))
 
 
-def choose_blocks(time, offsets, kept=None, bounds=(), period=1, first=1):
+def choose_blocks(time, offsets, kept=None, bounds=(), period=1, first=1, block_cost=0.01):
     """Divides levels into blocks that compute little more than the cone, and are few.
 
     Args:
@@ -177,6 +201,9 @@ def choose_blocks(time, offsets, kept=None, bounds=(), period=1, first=1):
         bounds: Levels at which a block must end (the last level is one anyway).
         period: Levels per turn of the loop: after so many, the offsets repeat.
         first: Levels below this one are blocks of their own.
+        block_cost: What one more block must save, as a fraction of all the work, to be worth
+            compiling. Being a fraction, it makes the number of blocks depend on how much the cone
+            shrinks, and not on how many levels it has.
 
     Returns:
         List of `Block`s from level 1 to the last. The levels at the top of a stretch between two
@@ -185,7 +212,7 @@ def choose_blocks(time, offsets, kept=None, bounds=(), period=1, first=1):
     depth = len(offsets)
     starts = _starts(time, offsets, kept)
     width = [0 if time is None else time - s for s in starts]
-    block_cost = _BLOCK_COST * sum(width[1:])
+    block_cost = block_cost * sum(width[1:])
     blocks = [Block(i, i, 1) for i in range(1, first)]
     below = first - 1
     for bound in sorted({*(b for b in bounds if b >= first), depth}):

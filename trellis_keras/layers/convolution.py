@@ -2,6 +2,8 @@
 
 from keras import ops
 
+from trellis_keras.layers.cone import interleaved
+
 
 def pad_past(x, steps, past=None):
     """Puts `steps` steps before a (batch, time, channels) tensor.
@@ -25,30 +27,18 @@ def shift(x, steps, past=None):
     return pad_past(x, steps, past)[:, : ops.shape(x)[1]]
 
 
-def causal_convolution(x, kernel, dilation_rate=1, past=None):
-    """Convolves (batch, time, in) with (tap, in, out); output t sees x_{t-j*dilation}, j < taps.
-
-    Args:
-        x: Tensor (batch, time, in).
-        kernel: Tensor (tap, in, out). The last tap acts on the current step.
-        dilation_rate: Steps between two taps.
-        past: Tensor (batch, in) that stands in every step before the first, or None for zeros.
-
-    Returns:
-        Tensor (batch, time, out).
-    """
-    taps, channels, filters = kernel.shape
-    seen = [shift(x, j * dilation_rate, past) for j in reversed(range(taps))]
-    return apply_taps(seen, ops.reshape(kernel, (taps * channels, filters)))
-
-
 def apply_taps(seen, kernel):
-    """Multiplies what the taps see, a list of (batch, time, in), with (taps * in, out).
+    """Multiplies what the taps see, a list of (batch, time, in), with (taps * in, out)."""
+    return product(ops.concatenate(seen, axis=-1), kernel)
+
+
+def product(seen, kernel):
+    """Multiplies what the taps see, side by side (batch, time, taps * in), with (taps * in, out).
 
     One product for all taps: faster than one per tap. It is an einsum because the gradient of
     `matmul` does not compile inside an XLA loop while the batch size is unknown.
     """
-    return ops.einsum("btc,cd->btd", ops.concatenate(seen, axis=-1), kernel)
+    return ops.einsum("btc,cd->btd", seen, kernel)
 
 
 def gather(x, read, past=None):
@@ -64,3 +54,20 @@ def gather(x, read, past=None):
     slices = isinstance(read.index, slice)
     found = x[:, read.index] if slices else ops.take(x, read.index.astype("int32"), axis=1)
     return pad_past(found, read.padding, past)
+
+
+def gather_taps(x, reads, past=None):
+    """What several taps see, side by side: (batch, positions, taps * channels).
+
+    Args:
+        x: Tensor (batch, positions, channels).
+        reads: A `cone.Read` per tap, the oldest first.
+        past: As in `gather`.
+    """
+    padding = interleaved(reads, x.shape[1])
+    if padding is None:
+        return ops.concatenate([gather(x, read, past) for read in reads], axis=-1)
+    # One after the other already, as with doubling dilations: nothing is copied.
+    taps, (_, positions, channels) = len(reads), x.shape
+    positions = (padding + positions) // taps
+    return ops.reshape(pad_past(x, padding, past), (-1, positions, taps * channels))

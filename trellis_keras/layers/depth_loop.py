@@ -25,9 +25,16 @@ from keras import ops
 from trellis_keras.layers.cone import Cone, choose_blocks, offsets
 from trellis_keras.layers.gates import LSTMGates
 
-# A loop may compute this many times the positions that unrolled levels do. More of them would cost
-# more than the compile time that a loop saves is worth.
-_WASTE = 1.25
+# A loop may compute this much more than unrolled levels do. More of it would cost more than the
+# compile time that a loop saves is worth.
+_WASTE = 0.25
+
+# To compile one more loop takes about a second. It must save this many multiply-adds per row of the
+# batch and step (50 ms of 16 rows, forward and backward, at 200 GFLOP/s), within bounds: it need
+# not save more than this fraction of the work in a small model, nor less than that in a large one.
+_LOOP_COST = 1e8
+_LEAST_SAVED, _MOST_SAVED = 0.01, 0.06
+_LEVELS_PER_LOOP = 4  # as many unrolled levels compile in the time of one loop
 
 
 def plan_levels(layer, time, kept):
@@ -43,21 +50,34 @@ def plan_levels(layer, time, kept):
         unroll = True
     dilations = tuple(layer.dilation(i) for i in range(1, layer.depth + 1))
     aux = tuple(layer.aux_levels)
-    return _plan(time, layer.kernel_size, dilations, _period(layer.dilations), kept, aux, unroll)
+    weights = layer.kernel_size * layer.units * layer.cell.preactivation_size
+    period = _period(layer.dilations)
+    return _plan(time, layer.kernel_size, dilations, period, kept, aux, unroll, weights)
 
 
 @functools.lru_cache(maxsize=64)
-def _plan(time, kernel_size, dilations, period, kept, aux_levels, unroll):
+def _plan(time, kernel_size, dilations, period, kept, aux_levels, unroll, weights):
     # The gated activation reads the states one dilation ago, even if the kernel has but one tap.
     reads = [offsets(max(kernel_size, 2), d) for d in dilations]
     unrolled = Cone(time, reads, kept, aux_levels)
     if unroll:
         return unrolled
-    blocks = choose_blocks(time, reads, kept, aux_levels, period, first=2)
+    block_cost = _block_cost(unrolled, weights)
+    blocks = choose_blocks(time, reads, kept, aux_levels, period, 2, block_cost)
     looped = Cone(time, reads, kept, aux_levels, blocks)
-    if unroll is None and time is not None and looped.count > _WASTE * unrolled.count:
-        return unrolled
+    if unroll is None and time is not None:
+        allowed = max(_WASTE, block_cost * len(reads) / _LEVELS_PER_LOOP)
+        if looped.count > (1 + allowed) * unrolled.count:
+            return unrolled
     return looped
+
+
+def _block_cost(unrolled, weights):
+    """What one more block must save to be worth compiling, as a fraction of the work."""
+    if unrolled.time is None:
+        return _LEAST_SAVED
+    cost = _LOOP_COST / (weights * unrolled.count)
+    return min(max(cost, _LEAST_SAVED), _MOST_SAVED)
 
 
 def _period(cycle):

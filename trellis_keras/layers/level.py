@@ -1,12 +1,10 @@
 """The levels of one call of a TrellisLayer: the equations of a level, and the order they run in."""
 
-import functools
-
 import numpy as np
 from keras import ops
 
 from trellis_keras.layers import cone, depth_loop
-from trellis_keras.layers.convolution import apply_taps, gather, pad_past
+from trellis_keras.layers.convolution import gather, gather_taps, pad_past, product
 
 
 class Levels:
@@ -34,7 +32,8 @@ class Levels:
         self.dropout = layer.hidden_dropout.mask(ones, training)
         self.bias = ops.cast(layer.bias, layer.state_dtype)
         x = x if mask is None else ops.where(self.mask, x, ops.zeros_like(x))
-        self.injection = self._inject(x, layer.cell.arrange(layer.kernel(training=training)))
+        self.x, self.x_kernel = x, layer.cell.arrange(layer.kernel(training=training))
+        self.shared, self.injection = self._shared(), {}
 
     def run(self):
         """Runs all levels.
@@ -52,14 +51,14 @@ class Levels:
                 outputs[block.last] = states[0]
         return outputs, states
 
-    def level(self, below, inject, seen, valid):
+    def level(self, below, inject, reads, valid):
         """The states of a level, from those of the level below it (TrellisNet, Eqs. 1, 2, 12).
 
         Args:
             below: List of states (batch, positions below, units), or None for the zeros below
                 level 1, which add nothing.
             inject: What x and the bias add: (batch, positions, preactivations).
-            seen: `seen(state, j, past)` is the state j dilations ago, and `past` before the first.
+            reads: Where the taps find the states below, see `_reads`.
             valid: Boolean (batch, positions, 1), False where the history stands; None: all True.
         """
         layer = self.layer
@@ -67,11 +66,11 @@ class Levels:
             a, past = inject, self._zeros(ops.shape(inject)[1])
         else:
             h, before = self._operand(below[0]), self._operand(self.history[0])
-            taps = [seen(h, j, before) for j in reversed(range(self.taps))]
+            seen = gather_taps(h, reads[-self.taps :], before)
             # Cast in here, so that the weight gradients of all levels add up in full precision.
-            a = apply_taps(taps, ops.cast(self.kernel, layer.compute_dtype))
+            a = product(seen, ops.cast(self.kernel, layer.compute_dtype))
             a = ops.cast(a, layer.state_dtype) + inject
-            past = [seen(s, 1, p) for s, p in zip(below, self.history, strict=True)]
+            past = [gather(s, reads[-2], p) for s, p in zip(below, self.history, strict=True)]
         _, states = layer.cell(a, past)
         return self._hold([ops.cast(s, layer.state_dtype) for s in states], valid)
 
@@ -86,9 +85,8 @@ class Levels:
     def _single(self, block, below):
         """A level that is not in a loop."""
         level = block.first
-        seen = functools.partial(self._seen, level, level - 1)
         inject = self._injected(level) if self.layer.enters(level) else self.bias
-        return self.level(below, inject, seen, self._valid(level))
+        return self.level(below, inject, self._reads(level, level - 1), self._valid(level))
 
     def _loop(self, block, states):
         """The levels of a block, of which all compute the same positions."""
@@ -105,8 +103,7 @@ class Levels:
                 inject = injected[layer.dilation(level)]
                 if layer.injection_every > 1:
                     inject = ops.where(layer.enters(level + i * block.period), inject, self.bias)
-                seen = functools.partial(self._seen, level, level)
-                states = self.level(states, inject, seen, valid)
+                states = self.level(states, inject, self._reads(level, level), valid)
             return states
 
         return depth_loop.repeat(turn, states, block.turns)
@@ -127,36 +124,48 @@ class Levels:
             lean=self.layer.memory == "lean",
         )
 
-    def _seen(self, level, below, state, j, past):
-        read = self.plan.read(level, j * self.layer.dilation(level), below)
-        return gather(state, read, past)
+    def _reads(self, level, below):
+        """Where a level finds the states of the one below: the oldest tap first, at last now.
 
-    def _inject(self, x, kernel):
-        """What x and the bias add, once per distinct dilation: {d: (positions, tensor)}."""
-        layer = self.layer
-        taps, channels, filters = kernel.shape
-        kernel = ops.reshape(kernel, (taps * channels, filters))
+        Also one dilation ago if the kernel has but one tap: the gates want the states there.
+        """
+        d = self.layer.dilation(level)
+        return [self.plan.read(level, j * d, below) for j in reversed(range(max(self.taps, 2)))]
+
+    def _injected(self, level):
+        """What x and the bias add at a level: (batch, positions, preactivations).
+
+        It is computed once for all levels of a dilation, of which each takes a stretch. Rows that
+        lie scattered are computed anew: the gradient of picking them is as large as all the rows.
+        """
+        d, positions = self.layer.dilation(level), self.plan.positions[level]
+        read = cone.read(positions, self.shared[d])
+        if not read.stretch:
+            return self._inject(d, positions)
+        if d not in self.injection:
+            self.injection[d] = self._inject(d, self.shared[d])
+        return gather(self.injection[d], read)
+
+    def _inject(self, d, positions):
+        taps, channels, filters = self.x_kernel.shape
+        reads = [cone.read(positions, self.everything, j * d) for j in reversed(range(taps))]
+        kernel = ops.reshape(self.x_kernel, (taps * channels, filters))
+        a = product(gather_taps(self.x, reads), kernel)
+        return ops.cast(a, self.layer.state_dtype) + self.bias
+
+    def _shared(self):
+        """The positions where x enters any of the levels of a dilation: {dilation: positions}."""
         by_dilation = {}
         for block in self.plan.blocks:
             for level in range(block.first, block.last + 1):
-                if layer.enters(level) or block.turns > 1:
-                    by_dilation.setdefault(layer.dilation(level), []).append(level)
-        injection = {}
-        for d, levels in by_dilation.items():
-            positions = self._union(levels)
-            reads = [cone.read(positions, self.everything, j * d) for j in reversed(range(taps))]
-            a = apply_taps([gather(x, r) for r in reads], kernel)
-            injection[d] = positions, ops.cast(a, layer.state_dtype) + self.bias
-        return injection
+                if self.layer.enters(level) or block.turns > 1:
+                    by_dilation.setdefault(self.layer.dilation(level), []).append(level)
+        return {d: self._union(levels) for d, levels in by_dilation.items()}
 
     def _union(self, levels):
         if self.everything is None:
             return None
         return np.unique(np.concatenate([self.plan.positions[i] for i in levels]))
-
-    def _injected(self, level):
-        positions, rows = self.injection[self.layer.dilation(level)]
-        return gather(rows, cone.read(self.plan.positions[level], positions))
 
     def _ground(self):
         """The states below level 1: zeros, or None where they are seen nowhere."""

@@ -34,7 +34,8 @@ class TrellisLayer(TrellisStreaming, keras.layers.Layer):
         dilation_rate: One integer, or a list that the levels cycle through.
         output_length: Only the last `output_length` steps are returned, and no more is computed
             than they depend on (`layers.cone`). Default: all. Everything is computed if the length
-            of the input is not static, or if states are wanted of a masked input.
+            of the input is not static, or if the last step or the states of a masked input are
+            wanted: a row's last valid step can be any one.
         cell: Gated activation: `"lstm"`, `"gru"`, `"rnn"`, or a `GatedActivation` layer.
         injection_every: x enters at levels 1, 1 + n, 1 + 2n, ... (1: at every level, Eq. 1).
         weight_norm: Whether both kernels are weight-normed, each per output channel.
@@ -44,15 +45,16 @@ class TrellisLayer(TrellisStreaming, keras.layers.Layer):
         aux_every: Auxiliary outputs are taken after every `aux_every` levels.
         aux_from: `"bottom"` counts levels n, 2n, ... up to and including the last one (the
             authors' program); `"top"` counts L - n, L - 2n, ... (the paper).
-        return_sequences: Whether to return all steps, or the last one only.
+        return_sequences: Whether to return all steps, or the last one only: with a mask, each
+            row's last valid one, as `keras.layers.RNN` does (a row without any gets the initial h).
         return_state: Whether to return the last step's states too.
         return_aux: Whether to return the auxiliary outputs too.
         stateful: Whether the last states of a batch pad the next one (history repackaging).
         unroll: Whether every level is compiled by itself (True), or a block of levels as a loop,
             which compiles once (False). The results are the same. Default (None): a loop, unless
-            it would compute over 1.25 times as many positions as unrolled levels, or the cell has
-            variables that are not trained (its own random seed). Dilations that do not repeat
-            leave nothing to loop over. See `layers.depth_loop`.
+            it would compute over 1.25 times as many positions as unrolled levels (more if these
+            are many), or the cell has variables that are not trained (its own random seed).
+            Dilations that do not repeat leave nothing to loop over. See `layers.depth_loop`.
         memory: What `layers.depth_loop_tf`, the faster loop that TensorFlow has for LSTM gates with
             kernel size 2, dilation 1, x at every level, static lengths and no mask, keeps for the
             gradient: `"fast"` keeps each level's pre-activations, `"lean"` computes them again;
@@ -238,8 +240,12 @@ class TrellisLayer(TrellisStreaming, keras.layers.Layer):
         wants_states = self.return_state or self.stateful
         kept = self._kept(output_length)
         # The last valid step of a masked row can be any one.
-        plan = plan_levels(self, x.shape[1], None if wants_states and mask is not None else kept)
+        anywhere = mask is not None and (wants_states or not self.return_sequences)
+        plan = plan_levels(self, x.shape[1], None if anywhere else kept)
         outputs, states = Levels(self, x, history, mask, training, plan).run()
+        if not self.return_sequences:
+            past = None if history is None else history[:1]
+            outputs = {i: last_step([h], past, mask)[0] for i, h in outputs.items()}
         last = last_step(states, history, mask) if wants_states else None
         if self.stateful:
             self.history.write(last, training)
@@ -262,20 +268,8 @@ class TrellisLayer(TrellisStreaming, keras.layers.Layer):
         return [ops.cast(state, self.state_dtype) for state in initial_state]
 
     def _check_length(self, time, output_length):
-        if time is None:
-            return
         longest = max(self.dilation(i) for i in range(1, self.depth + 1))
-        if time < longest:
-            raise ValueError(
-                f"The input has {time} steps, fewer than the dilation {longest}: such a level "
-                "would see nothing but padding. Use longer sequences or smaller dilations."
-            )
-        kept = self._kept(output_length)
-        if kept is not None and kept > time:
-            raise ValueError(
-                f"`output_length` must be at most the length of the input. "
-                f"Received: output_length={kept}, input length {time}"
-            )
+        arguments.check_length(time, longest, self._kept(output_length))
 
     def _kept(self, output_length):
         if not self.return_sequences:
@@ -284,9 +278,8 @@ class TrellisLayer(TrellisStreaming, keras.layers.Layer):
 
     def _outputs(self, outputs, states, kept):
         def finish(h):
-            y = h[..., -self.output_units :]
-            y = y if kept is None else y[:, -kept:]
-            return ops.cast(y if self.return_sequences else y[:, -1], self.compute_dtype)
+            h = h[:, -kept:] if self.return_sequences and kept is not None else h
+            return ops.cast(h[..., -self.output_units :], self.compute_dtype)
 
         result = [finish(outputs[self.depth])]
         if self.return_aux:
