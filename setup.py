@@ -11,7 +11,7 @@ TEST = ["pytest>=8", "hypothesis>=6.100", *JAX]
 setup(
     name="trellis-keras",
     version=VERSION,
-    description="TrellisNet sequence models for Keras 3, with recipes, streaming and serving",
+    description="TrellisNet and TCN sequence models for Keras 3: recipes, streaming, serving",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

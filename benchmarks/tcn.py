@@ -1,4 +1,8 @@
-"""TCN against keras-tcn (`pip install keras-tcn`) at equal sizes."""
+"""TCN against keras-tcn at equal sizes.
+
+That package is installed with `pip install --no-deps keras-tcn`: its version 3.5.7 asks for
+tensorflow-macos on every system.
+"""
 
 from benchmarks.case import Case
 

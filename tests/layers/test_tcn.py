@@ -13,7 +13,6 @@ from trellis_keras.layers import TCN, TCNBlock
 from trellis_keras.layers.cone import Cone, offsets
 from trellis_keras.layers.cone_convolution import find_window
 
-
 # Largest error divided by max|reference|.
 EXACT = {"float64": 1e-12, "float32": 2e-6}
 FLOATX = keras.config.floatx()
