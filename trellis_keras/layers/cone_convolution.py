@@ -2,9 +2,8 @@
 
 Where dilations double and only the last output counts, the positions of a level are evenly spaced,
 by as much as the dilation of the level above. Counted in that spacing, the taps are neighbours:
-the convolution is an ordinary dense one with a stride, which backends do well. With evenly spaced
-positions whose taps are no neighbours, every `dilation`-th position belongs to one dense
-convolution, and all of these run at once. What is left (index lists) is gathered tap by tap.
+the convolution is an ordinary dense one with a stride, which backends do well. Otherwise it is a
+dilated one, and where the positions are not evenly spaced they are gathered tap by tap.
 """
 
 from typing import NamedTuple
@@ -54,9 +53,7 @@ def convolve(x, kernel, dilation_rate, wanted, available):
         x = x[:, window.start :]
     else:
         x = pad_past(x, -window.start)
-    if window.dilation == 1:
-        return _first(_dense(x, kernel, window.stride), window.length)
-    return _phases(x, kernel, window)
+    return _first(_convolution(x, kernel, window), window.length)
 
 
 def find_window(wanted, available, taps, dilation_rate):
@@ -71,6 +68,7 @@ def find_window(wanted, available, taps, dilation_rate):
     window = Window(
         int(first // spacing), int(stride // spacing), int(dilation_rate // spacing), len(wanted)
     )
+    # Backends have no convolution with both.
     return None if window.dilation > 1 and window.stride > 1 else window
 
 
@@ -80,24 +78,18 @@ def _spacing(positions):
     return int(steps[0]) if len(steps) == 1 else -min(len(steps), 1)
 
 
-def _dense(x, kernel, stride):
+def _convolution(x, kernel, window):
     # In two dimensions, of which the first is 1: XLA is slower in one.
-    x, kernel = ops.expand_dims(x, 1), ops.expand_dims(kernel, 0)
-    return ops.squeeze(ops.conv(x, kernel, strides=(1, stride), padding="valid"), axis=1)
+    y = ops.conv(
+        ops.expand_dims(x, 1),
+        ops.expand_dims(kernel, 0),
+        strides=(1, window.stride),
+        dilation_rate=(1, window.dilation),
+        padding="valid",
+    )
+    return ops.squeeze(y, axis=1)
 
 
 def _first(x, length):
     """The first positions of x, which may have no more (the gradient of a slice is no view)."""
     return x if length in (None, x.shape[1]) else x[:, :length]
-
-
-def _phases(x, kernel, window):
-    """A dense convolution for each remainder of the position by the dilation."""
-    d, channels, filters = window.dilation, kernel.shape[1], kernel.shape[2]
-    total = ops.shape(x)[1]
-    rows = (total + d - 1) // d
-    x = ops.pad(x, [[0, 0], [0, rows * d - total], [0, 0]])
-    x = ops.reshape(x, (-1, rows, d, channels))
-    y = ops.conv(x, ops.expand_dims(kernel, 1), padding="valid")
-    length = total - (kernel.shape[0] - 1) * d if window.length is None else window.length
-    return ops.reshape(y, (-1, (rows - kernel.shape[0] + 1) * d, filters))[:, :length]
