@@ -8,7 +8,7 @@ import pytest
 from backends import child_environment
 from small_runs import TINY, options, tiny_run, write_text
 
-from trellis_keras import __version__, cli, data
+from trellis_keras import __version__, cli, data, zoo
 from trellis_keras.zoo import runs
 
 SMALL = list(map(str, options(TINY | {"epochs": 1, "jit_compile": "false"})))
@@ -67,14 +67,11 @@ def no_data(monkeypatch):
 def test_list(run):
     status, out, _ = run("list")
     assert status == 0
-    assert [line.split()[0] for line in out.splitlines()] == [
-        "trellisnet_char",
-        "trellisnet_char_ptb",
-        "trellisnet_ptb",
-    ]
+    assert [line.split()[0] for line in out.splitlines()] == zoo.list_models()
     assert "published: perplexity 56.97" in out
-    assert run("list", "*_char*")[1].count("\n") == 2
-    assert run("list", "lstm_*")[1] == ""
+    assert "published: mse 5.8e-05" in out
+    assert run("list", "trellisnet_char*")[1].count("\n") == 2
+    assert run("list", "transformer_*")[1] == ""
 
 
 def test_recipe(run):
@@ -115,10 +112,10 @@ def test_option_values(run, words, field, value):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "Name a model: trellisnet_char, trellisnet_char_ptb, trellisnet_ptb"),
-        (["lstm_ptb"], "Unknown model 'lstm_ptb'. The zoo has: trellisnet_char,"),
+        ([], "trellisnet_char, trellisnet_char_ptb, "),
+        (["my_ptb"], "Unknown model 'my_ptb'. The zoo has: gru_adding,"),
         (["trellisnet_char", "trellisnet_ptb"], "Expected one model at most"),
-        (["trellisnet_char", "--deep", "8"], "unknown field 'deep'. It has: vocabulary_size"),
+        (["trellisnet_char", "--deep", "8"], "unknown field 'deep'. It has: optimizer, "),
         (["trellisnet_char", "--depth"], "--depth needs a value"),
         (["trellisnet_char", "--depth", "--epochs", "3"], "--depth needs a value"),
         (["trellisnet_char", "-d", "8"], "Expected an option such as --epochs 3. Received: '-d'"),
@@ -130,6 +127,9 @@ def test_option_values(run, words, field, value):
         (["trellisnet_char", "--l2", "NaN"], "`l2` must be 0 or more. Received: nan"),
         (["trellisnet_char", "--horizon", "74"], "horizon=74, segment=74"),
         (["trellisnet_ptb", "--depth", "8", "--aux-every", "9"], "`aux_every` must be at least 1"),
+        (["tcn_adding", "--T", "20"], "T=20 is too short: sequences have 20 steps"),
+        (["tcn_copy_memory", "--T", "9999"], "No published setting sees a whole sequence"),
+        (["tcn_jsb", "--segment", "9"], "unknown field 'segment'"),
     ],
 )
 def test_wrong_settings(refused, words, message):
@@ -279,6 +279,24 @@ def test_generate(run, shared):
     assert len(text) == 22
     again = run("generate", shared, "--prompt", "ab", "--length", "20", "--seed", "1")[1]
     assert again == out
+
+
+def test_a_model_of_sequences(run, refused, tmp_path):
+    folder = tmp_path / "run"
+    sizes = json.dumps({"train": 8, "valid": 4, "test": 6})
+    status, out, err = run(
+        "train", "tcn_adding", "--T", "8", "--depth", "2", "--filters", "3", "--epochs", "1",
+        "--data-options", sizes, "--jit-compile", "false", "--output", folder,
+    )  # fmt: skip
+    assert status == 0, err
+    assert "2 blocks of 3 filters, kernel size 6, sees 31 steps" in out
+    assert "adding (T 8): train 8, valid 4, test 6 sequences" in out
+    results = json.loads(run("evaluate", folder)[1])
+    assert results["sequences"] == 6
+    assert results["mse"] == results["loss"]
+    assert "`generate` is for language models" in refused("generate", folder)
+    assert "is a run of tcn_adding" in refused("export", folder, tmp_path / "1")
+    assert "for texts only" in refused("evaluate", folder, "--protocol", "authors")
 
 
 def test_wrong_prompts(run, refused, shared, tmp_path):

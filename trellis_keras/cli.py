@@ -1,4 +1,4 @@
-"""The command line: list, recipe, train, evaluate, generate, export."""
+"""The command line: list, recipe, train, evaluate, generate, export, publish."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Trellis networks: train, evaluate, generate, export.",
+    help="Causal sequence models: train, evaluate, generate, export.",
 )
 
 Settings = Annotated[
@@ -89,7 +89,8 @@ def evaluate(
     run: Run,
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
     protocol: Annotated[
-        str, typer.Option(help="exact (each target once) or authors (as the authors count).")
+        str,
+        typer.Option(help="Of a text: exact (each target once) or authors (as the authors count)."),
     ] = "exact",
     data_dir: DataDir = None,
 ):
@@ -112,9 +113,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="Of the sampler.")] = 0,
 ):
     """Continue a text with the best model of a run."""
-    from trellis_keras.zoo import runs
-
-    model = runs.load_best(run)
+    model = _language_model(run, "generate")
     prompt_length = len(model.vocabulary.encode(prompt, final_eos=False))
     sampler = _sampler(sampler, temperature)
     typer.echo(model.generate(prompt, prompt_length + length, sampler=sampler, seed=seed))
@@ -124,9 +123,31 @@ def generate(
 def export(run: Run, path: Annotated[str, typer.Argument(help="Folder of the SavedModel.")]):
     """Write the best model of a run as a SavedModel for TensorFlow Serving."""
     from trellis_keras import serving
-    from trellis_keras.zoo import runs
 
-    typer.echo(f"Written: {serving.export(runs.load_best(run), path)}")
+    typer.echo(f"Written: {serving.export(_language_model(run, 'export'), path)}")
+
+
+def _language_model(run, command):
+    """Loads a run's best model, or refuses one that has nothing to do with texts."""
+    from trellis_keras.zoo import registry, runs
+
+    recipe = runs.read_recipe(run)
+    if not registry.reads_text(recipe.model):
+        raise ValueError(f"`{command}` is for language models. {run} is a run of {recipe.name}.")
+    return runs.load_best(run)
+
+
+@app.command()
+def publish(
+    run: Run,
+    folder: Annotated[str, typer.Argument(help="Where to write, such as zoo/tcn_jsb.")],
+    data_dir: DataDir = None,
+):
+    """Evaluate the best model of a run on the test split and write its card and results."""
+    from trellis_keras.zoo.publish import publish
+
+    results = publish(run, folder, data_dir)
+    typer.echo(json.dumps({name: results[name] for name in ("model", "metric", "test")}))
 
 
 def _sampler(name, temperature):

@@ -252,6 +252,24 @@ def test_fit_with_xla(options):
     assert losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.both_backends
+def test_fit_on_batches_of_different_lengths():
+    """Keras gives the model no static length then."""
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, i):
+            x = random((4, 9 + 3 * i, 4))
+            return x, x[..., :1]
+
+    model = keras.Sequential([keras.Input((None, 4)), make(depth=3), keras.layers.Dense(1)])
+    model.compile("adam", "mse", jit_compile=True)
+    losses = model.fit(Batches(), epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+
+
 def test_step_compiles_once_for_many_steps():
     layer = make(depth=3)
     x = random((2, 6, 4))

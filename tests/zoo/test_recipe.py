@@ -78,7 +78,9 @@ def test_paths_do_not_depend_on_the_working_directory(tmp_path, monkeypatch):
 def test_unknown_names_are_answered_with_the_known_ones():
     with pytest.raises(ValueError, match="'deep'.*It has:.* depth, .*epochs"):
         zoo.recipe("trellisnet_ptb", deep=8)
-    with pytest.raises(ValueError, match="'trellisnet'.*trellisnet_char, trellisnet_char_ptb"):
+    with pytest.raises(
+        ValueError, match="'trellisnet'.*tcn_adding, .*trellisnet_char, trellisnet_char_ptb"
+    ):
         zoo.recipe("trellisnet")
 
 
@@ -120,7 +122,7 @@ def test_wrong_types_are_refused(field, value, message):
         ("weight_dropout", -0.1, r"in \[0, 1\)"),
         ("output_units", 65, "`embedding_dim`, 64"),
         ("history", "both", r"\['chop', 'repackage'\]"),
-        ("optimizer", "adamw", r"\['adam', 'sgd'\]"),
+        ("optimizer", "adamw", r"\['adam', 'rmsprop', 'sgd'\]"),
         ("metric", "accuracy", r"\['bpc', 'perplexity'\]"),
         ("data", "ptb", "pydoc"),
         ("decay_rule", "never", "best_before"),

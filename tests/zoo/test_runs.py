@@ -1,17 +1,12 @@
 """Runs: what training leaves, resuming, damage, exact evaluation, and runs that are killed."""
 
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 
 import keras
 import numpy as np
 import pytest
-from backends import ROOT, child_environment, run_script
+from backends import ROOT, run_script
+from run_checks import arrays, assert_same_end, check_killed_run
 from small_runs import STATEFUL, TINY, options, tiny_recipe, tiny_run, write_text
 
 from trellis_keras import data
@@ -23,23 +18,6 @@ from trellis_keras.zoo import runs
 def shared(tmp_path_factory):
     """A finished run of two epochs, which no test may change."""
     return tiny_run(tmp_path_factory.mktemp("shared"))
-
-
-def arrays(run, epoch):
-    with np.load(run / "checkpoints" / f"epoch-{epoch:04d}" / "variables.npz") as file:
-        return dict(file)
-
-
-def assert_same_end(left, right, epochs):
-    """The same weights, optimizer, history and best model, to the bit."""
-    ours, theirs = arrays(left, epochs), arrays(right, epochs)
-    assert ours.keys() == theirs.keys()
-    for name, array in ours.items():
-        np.testing.assert_array_equal(array, theirs[name], err_msg=name)
-    assert (left / "history.csv").read_text() == (right / "history.csv").read_text()
-    best = [runs.load_best(run).get_weights() for run in (left, right)]
-    for ours, theirs in zip(*best, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
 
 
 # What a run leaves
@@ -73,10 +51,10 @@ def test_the_description_names_sizes_and_settings(tmp_path, capsys):
     recipe = tiny_recipe(tmp_path, epochs=1, depth=8, aux_every=4, aux_weight=0.1, segment=20)
     runs.train(recipe, tmp_path / "run", verbose=2)
     shown = capsys.readouterr().out
-    assert "levels, 4 hidden + 4 output units" in shown
+    assert "levels, 4 hidden + 4 output units, auxiliary losses every 4 levels" in shown
     assert "text: train 1,800, valid 100, test 100 characters, vocabulary 7" in shown
     assert "a uniform guess: bpc 2.807" in shown
-    assert "batches of 4 x 20 tokens, history chop, horizon 8, auxiliary losses every 4" in shown
+    assert "batches of 4 x 20 tokens, history chop, horizon 8" in shown
 
 
 # Going on
@@ -338,47 +316,11 @@ print(runs.evaluate(folder / "run"))
     assert f"'targets': {runs.evaluate(tmp_path / 'run')['targets']}" in output
 
 
-def train_in_a_child(folder, backend, settings, kill_after=None):
-    """Runs `train` from the command line and kills it, or returns its status."""
-    command = [sys.executable, "-m", "trellis_keras", "train", "trellisnet_char"]
-    command += ["--output", folder / "run", "--text", folder / "text.txt", *options(settings)]
-    with open(folder / "log.txt", "a") as log:
-        process = subprocess.Popen(
-            list(map(str, command)),
-            env=child_environment(backend),
-            cwd=ROOT,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        if kill_after is not None:
-            wait_for_an_epoch(folder / "run", process)
-            time.sleep(kill_after)
-            if process.poll() is None:
-                os.kill(process.pid, signal.SIGKILL)
-        return process.wait()
-
-
-def wait_for_an_epoch(run, process):
-    """Returns when there is one more row in the history."""
-    epochs = len(read_history(run / "history.csv"))
-    while process.poll() is None and len(read_history(run / "history.csv")) == epochs:
-        time.sleep(0.01)
-
-
-def check_killed_run(tmp_path, backend, settings, kills):
-    rng = random.Random(kills)
-    folders = [tmp_path / "killed", tmp_path / "whole"]
-    for folder in folders:
-        folder.mkdir()
-        write_text(folder / "text.txt")
-    killed = 0
-    for _ in range(kills):
-        killed += train_in_a_child(folders[0], backend, settings, rng.uniform(0, 0.3)) != 0
-    assert killed, "no process was alive when it was to be killed"
-    for folder in folders:
-        status = train_in_a_child(folder, backend, settings)
-        assert status == 0, (folder / "log.txt").read_text()[-3000:]
-    assert_same_end(folders[0] / "run", folders[1] / "run", settings["epochs"])
+def check_killed_text_run(tmp_path, backend, settings, epochs, kills):
+    text = write_text(tmp_path / "text.txt")
+    settings = {name: value for name, value in settings.items() if name != "epochs"}
+    words = ["trellisnet_char", "--text", text, *options(settings)]
+    check_killed_run(tmp_path, backend, words, epochs, kills)
 
 
 @pytest.mark.parametrize(
@@ -388,12 +330,11 @@ def check_killed_run(tmp_path, backend, settings, kills):
     ids=["tensorflow", "jax"],
 )
 def test_a_killed_run_ends_like_an_uninterrupted_one(tmp_path, backend, settings):
-    check_killed_run(tmp_path, backend, settings | {"epochs": 8}, kills=1)
+    check_killed_text_run(tmp_path, backend, settings, epochs=8, kills=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 @pytest.mark.parametrize("settings", [TINY | {"hidden_dropout": 0.3}, STATEFUL])
 def test_a_run_killed_many_times(tmp_path, backend, settings):
-    settings = settings | {"jit_compile": True, "epochs": 30}
-    check_killed_run(tmp_path, backend, settings, kills=6)
+    check_killed_text_run(tmp_path, backend, settings | {"jit_compile": True}, epochs=30, kills=6)

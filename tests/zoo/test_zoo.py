@@ -2,6 +2,7 @@
 
 import inspect
 import pydoc
+import re
 
 import keras
 import numpy as np
@@ -22,16 +23,19 @@ def test_parameters(build, parameters):
 
 
 def test_list_models():
-    assert zoo.list_models() == ["trellisnet_char", "trellisnet_char_ptb", "trellisnet_ptb"]
-    assert zoo.list_models("*_ptb") == ["trellisnet_char_ptb", "trellisnet_ptb"]
-    assert zoo.list_models("lstm_*") == []
+    assert zoo.list_models("trellisnet_*_ptb") == ["trellisnet_char_ptb"]
+    assert zoo.list_models("transformer_*") == []
+    # Everything that is registered is handed on by the package, and the other way round.
+    assert zoo.list_models() == sorted(
+        set(zoo.__all__) - {"Recipe", "get_model", "list_models", "recipe"}
+    )
 
 
 def test_get_model_is_the_function():
     left = zoo.get_model("trellisnet_char", **TINY)
     right = zoo.trellisnet_char(**TINY)
     assert [w.tolist() for w in left.get_weights()] == [w.tolist() for w in right.get_weights()]
-    with pytest.raises(ValueError, match="Unknown model 'lstm'. The zoo has: trellisnet_char, "):
+    with pytest.raises(ValueError, match="Unknown model 'lstm'. The zoo has: gru_adding, "):
         zoo.get_model("lstm")
 
 
@@ -138,8 +142,9 @@ def test_a_wrong_assets_folder_is_an_error(monkeypatch, tmp_path):
         assets.assets_folder()
 
 
-def test_this_checkout_has_assets():
-    assert (assets.assets_folder() / "README.md").is_file()
+def test_the_readme_lists_every_model():
+    text = (assets.assets_folder() / "README.md").read_text()
+    assert sorted(re.findall(r"^\| (\w+_\w+) \|", text, re.MULTILINE)) == zoo.list_models()
 
 
 def test_a_model_of_the_zoo_is_saved_whole(tmp_path):

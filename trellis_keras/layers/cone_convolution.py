@@ -87,7 +87,8 @@ def _convolution(x, kernel, window):
         dilation_rate=(1, window.dilation),
         padding="valid",
     )
-    return ops.squeeze(y, axis=1)
+    # Not `squeeze`: TensorFlow forgets the 1 if it does not know the length of the sequence.
+    return ops.reshape(y, (-1, ops.shape(y)[2], kernel.shape[-1]))
 
 
 def _first(x, length):

@@ -7,53 +7,7 @@ import os
 import typing
 
 import trellis_keras
-from trellis_keras import data
-from trellis_keras.training import PlateauDecay, StepDecay
-
-DECAY_RULES = ("best_before", "worst_of_last", "patience", "steps")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TextTraining:
-    """How a language model is trained.
-
-    Attributes:
-        data: Name of the corpus, see `data.list_datasets()`.
-        data_options: The corpus' options, such as the `path` of a text.
-        data_dir: Folder of local copies of the data. None: see `data.load`.
-        data_checksum: `Corpus.checksum` of the only data that will do, set by a run so that it
-            does not go on with other ones. None: any.
-        published: The published test result, in the model's metric, or None.
-        source: Where it is published.
-        batch_size: Rows of a batch.
-        segment: Tokens of a row that one batch reads. None: the model's number of levels.
-        horizon: With `history="chop"`, how many of them are read but not counted. None: as many
-            as the model looks back (with two taps the number of levels), so that every counted
-            token sees its whole receptive field.
-        epochs: Upper limit.
-        decay_rule: Of the learning rate: a rule of `training.PlateauDecay`, or `"steps"` for
-            `training.StepDecay`. None: it stays.
-        decay_factor: What the learning rate is multiplied with.
-        decay_window: Epochs that the plateau rule looks back.
-        decay_epochs: Epochs after which `"steps"` decays.
-        min_learning_rate: Lower limit of the plateau rules.
-    """
-
-    data: str
-    data_options: dict = dataclasses.field(default_factory=dict)
-    data_dir: str | None = None
-    data_checksum: str | None = None
-    published: float | None = None
-    source: str = ""
-    batch_size: int
-    segment: int | None = None
-    horizon: int | None = None
-    epochs: int
-    decay_rule: str | None = None
-    decay_factor: float = 0.1
-    decay_window: int = 10
-    decay_epochs: tuple[int, ...] = ()
-    min_learning_rate: float = 0.0
+from trellis_keras.zoo.training import Training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +20,7 @@ class Recipe:
 
     name: str
     model: typing.Any
-    training: TextTraining
+    training: Training
 
     def replace(self, **overrides):
         """Returns a recipe with other fields, of the model's or of the training's.
@@ -83,12 +37,12 @@ class Recipe:
                     f"{self.name}: unknown field {field!r}. It has: {', '.join(self.fields())}"
                 )
             parts[part][field] = _checked(self.name, getattr(self, part), field, value)
-        new = Recipe(
-            self.name,
-            self.model.replace(**parts["model"]),
-            dataclasses.replace(self.training, **_absolute(parts["training"])),
-        )
-        new._check()
+        model = self.model.replace(**parts["model"])
+        training = _absolute(parts["training"])
+        if not model.has_result_of(self.model):
+            training = {"published": None, "source": ""} | training
+        new = Recipe(self.name, model, dataclasses.replace(self.training, **training))
+        new.training.check(new.model)
         return new
 
     def fields(self):
@@ -97,88 +51,45 @@ class Recipe:
 
     @property
     def segment(self):
-        return self.training.segment or self.model.depth
+        """Tokens of a text that one row of a batch reads."""
+        return self.training.segment_of(self.model)
 
     @property
     def horizon(self):
-        if self.model.history == "repackage":
-            return 0
-        given = self.training.horizon
-        return self.model.depth * max(self.model.kernel_size - 1, 1) if given is None else given
-
-    def _check(self):
-        training = self.training
-        if training.data not in data.list_datasets():
-            raise ValueError(
-                f"`data` must be one of {data.list_datasets()}. Received: {training.data!r}"
-            )
-        check_field(
-            training,
-            "decay_rule",
-            lambda value: value in DECAY_RULES,
-            f"one of {', '.join(DECAY_RULES)} or none",
-        )
-        for name in ("batch_size", "epochs", "segment"):
-            check_field(training, name, lambda value: value >= 1, "1 or more")
-        check_field(training, "horizon", lambda value: value >= 0, "0 or more")
-        if self.model.history == "repackage" and training.horizon is not None:
-            raise ValueError('`horizon` belongs to history="chop". Received: history="repackage"')
-        if self.horizon >= self.segment:
-            raise ValueError(
-                "`horizon` must be smaller than `segment`, or no token is counted. "
-                f"Received: horizon={self.horizon}, segment={self.segment}"
-            )
-        try:
-            self.callbacks()
-        except ValueError as error:
-            raise ValueError(f"The fields `decay_...` make no rule: {error}") from error
+        """How many of them are read but not counted."""
+        return self.training.horizon_of(self.model)
 
     def load_data(self):
-        """Loads the corpus.
+        """Loads the data set: a `data.Corpus` or `data.Splits`.
 
         Raises:
             ValueError: It is not what it should be, or not the one of `data_checksum`.
             FileNotFoundError: A file is missing.
         """
-        training = self.training
-        corpus = data.load(training.data, training.data_dir, **training.data_options)
-        if training.data_checksum not in (None, corpus.checksum):
-            raise ValueError(
-                f"The data {training.data!r} have changed since the run began: their checksum is "
-                f"{corpus.checksum[:12]}..., not {training.data_checksum[:12]}..."
-            )
-        return corpus
+        return self.training.load(self.model)
 
-    def stream(self, tokens, protocol="exact"):
-        """Returns a split as batches for `fit` or `evaluate`.
+    def with_data(self, loaded):
+        """Returns the recipe bound to what `load_data` returned: its checksum, its vocabulary."""
+        fields = self.training.model_fields(loaded)
+        return self.replace(data_checksum=loaded.checksum, **fields)
 
-        Its tokens are those of the data's vocabulary, which the model must be built with: the
-        recipe's `vocabulary_size` may be another as long as no run has set it.
+    def stream(self, part, protocol="exact", shuffle=False):
+        """Returns a part of the data as batches for `fit` or `evaluate`.
+
+        The tokens of a text are those of the data's vocabulary, which the model must be built
+        with: the recipe's `vocabulary_size` may be another as long as no run has set it.
+
+        Args:
+            part: `train`, `valid` or `test` of what `load_data` returned.
+            protocol: Of a text, see `data.TokenStream`.
+            shuffle: Whether separate sequences come in a new order in each epoch, which needs
+                `data.EpochOrder` among the callbacks. A text is always read in its order.
         """
-        return data.TokenStream(
-            tokens,
-            batch_size=self.training.batch_size,
-            segment=self.segment,
-            history=self.model.history,
-            horizon=self.horizon,
-            protocol=protocol,
-        )
+        return self.training.stream(self.model, part, protocol, shuffle)
 
     def callbacks(self):
         """Returns the published learning-rate rule as callbacks for `fit`."""
-        training = self.training
-        if training.decay_rule is None:
-            return []
-        if training.decay_rule == "steps":
-            return [StepDecay(training.decay_epochs, training.decay_factor, verbose=1)]
-        decay = PlateauDecay(
-            factor=training.decay_factor,
-            rule=training.decay_rule,
-            window=training.decay_window,
-            min_lr=training.min_learning_rate,
-            verbose=1,
-        )
-        return [decay]
+        return self.training.callbacks()
 
     def to_json(self):
         """Returns the recipe as JSON text.
@@ -190,7 +101,7 @@ class Recipe:
             "trellis_keras": trellis_keras.__version__,
             "model": vars(self.model),
             "training": vars(self.training),
-            "derived": {**self.model.derived(), "segment": self.segment, "horizon": self.horizon},
+            "derived": {**self.model.derived(), **self.training.derived(self.model)},
         }
         return json.dumps(fields, indent=2) + "\n"
 
@@ -198,13 +109,6 @@ class Recipe:
         """Returns this recipe with the fields that `to_json` wrote."""
         fields = json.loads(text)
         return self.replace(**fields["model"], **fields["training"])
-
-
-def check_field(part, name, is_right, wording):
-    """Raises a `ValueError` unless a field's value is None or right."""
-    value = getattr(part, name)
-    if value is not None and not is_right(value):
-        raise ValueError(f"`{name}` must be {wording}. Received: {value}")
 
 
 _KINDS = {

@@ -4,23 +4,27 @@ import fnmatch
 import functools
 import inspect
 
+from trellis_keras.zoo.assets import load_weights
+
 _ENTRIES = {}
 
 
 def register(recipe):
     """Registers a zoo function, whose name is `recipe.name`, together with its recipe.
 
-    The decorated function takes a recipe's model configuration, `weights` and `vocabulary` and
-    builds the model. What it becomes takes the configuration's fields as keyword arguments.
+    The decorated function takes the recipe's model configuration (and, of a language model, the
+    vocabulary) and builds the model. What it becomes takes the configuration's fields and
+    `weights` (and `vocabulary`) as keyword arguments.
     """
 
     def decorator(function):
         @functools.wraps(function)
-        def build(*, weights=None, vocabulary=None, **overrides):
-            if vocabulary is not None:
-                overrides.setdefault("vocabulary_size", len(vocabulary))
+        def build(*, weights=None, **overrides):
+            vocabulary = (overrides.pop("vocabulary", None),) if reads_text(recipe.model) else ()
+            if any(vocabulary):
+                overrides.setdefault("vocabulary_size", len(vocabulary[0]))
             config = recipe.replace(**_model_only(recipe, overrides)).model
-            return function(config, weights, vocabulary)
+            return load_weights(function(config, *vocabulary), recipe.name, weights)
 
         build.__signature__ = _signature(recipe.model)
         if function.__name__ != recipe.name:
@@ -45,6 +49,11 @@ def get_model(name, **arguments):
     return _entry(name)[0](**arguments)
 
 
+def describe(name):
+    """Returns what the zoo model `name` is: the first paragraph of its docstring."""
+    return " ".join(_entry(name)[0].__doc__.split("\n\n")[0].split())
+
+
 def recipe(name, **overrides):
     """Returns the `Recipe` of the zoo model `name`.
 
@@ -63,6 +72,11 @@ def recipe(name, **overrides):
     return _entry(name)[1].replace(**overrides)
 
 
+def reads_text(config):
+    """Whether a configuration is a language model's."""
+    return hasattr(config, "vocabulary_size")
+
+
 def _entry(name):
     if name not in _ENTRIES:
         raise ValueError(f"Unknown model {name!r}. The zoo has: {', '.join(list_models())}")
@@ -71,20 +85,24 @@ def _entry(name):
 
 def _model_only(recipe, overrides):
     """Refuses fields of the training, which a model function has no use for."""
-    known = {field for field in vars(recipe.model)}
-    unknown = sorted(set(overrides) - known)
+    unknown = sorted(set(overrides) - set(vars(recipe.model)))
     if unknown:
         raise ValueError(
-            f"{recipe.name}: unknown arguments {unknown}. It takes: weights, vocabulary, "
-            f"{', '.join(sorted(known))}"
+            f"{recipe.name}: unknown arguments {unknown}. It takes: "
+            f"{', '.join(_arguments(recipe.model))}"
         )
     return overrides
 
 
+def _arguments(config):
+    """The keyword arguments of a model's function with their defaults."""
+    vocabulary = {"vocabulary": None} if reads_text(config) else {}
+    return {"weights": None, **vocabulary, **vars(config)}
+
+
 def _signature(config):
-    """The keyword arguments that the function takes, with their defaults, for help()."""
-    defaults = {"weights": None, "vocabulary": None, **vars(config)}
+    """What help() shows."""
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Signature(
-        [inspect.Parameter(name, kind, default=value) for name, value in defaults.items()]
+        [inspect.Parameter(name, kind, default=value) for name, value in _arguments(config).items()]
     )

@@ -8,14 +8,14 @@ tensorboard/   logs for TensorBoard
 """
 
 import json
-import math
 import pathlib
 import tempfile
 import zipfile
 
 import keras
 
-from trellis_keras.data.corpora import SPLITS
+from trellis_keras.data.sequences import EpochOrder
+from trellis_keras.data.sources import SPLITS
 from trellis_keras.data.streams import PROTOCOLS
 from trellis_keras.files import remove_unfinished, replacing
 from trellis_keras.training import Checkpoint
@@ -51,19 +51,21 @@ def train(recipe, folder, verbose="auto"):
     folder = _writable(folder)
     remove_unfinished(folder)
     recipe = _continued(recipe, folder)
-    corpus = recipe.load_data()
-    recipe = recipe.replace(vocabulary_size=len(corpus.vocabulary), data_checksum=corpus.checksum)
-    model = registry.get_model(recipe.name, vocabulary=corpus.vocabulary, **vars(recipe.model))
-    train_stream, valid_stream = recipe.stream(corpus.train), recipe.stream(corpus.valid)
+    loaded = recipe.load_data()
+    recipe = recipe.with_data(loaded)
+    model = _build(recipe, loaded)
+    train_stream = recipe.stream(loaded.train, shuffle=True)
+    valid_stream = recipe.stream(loaded.valid)
     if verbose:
-        print(describe(recipe, model, corpus), flush=True)
+        print(describe(recipe, model, loaded), flush=True)
     with replacing(folder / RECIPE) as temporary:
         temporary.write_text(recipe.to_json(), encoding="utf-8")
     model.fit(
         train_stream,
         validation_data=valid_stream,
         epochs=recipe.training.epochs,
-        callbacks=_callbacks(recipe, folder),
+        callbacks=_callbacks(recipe, folder, train_stream),
+        shuffle=False,  # the stream's business: Keras would do it from no seed
         verbose=verbose,
     )
     return model
@@ -107,13 +109,14 @@ def evaluate(folder, split="test", protocol="exact", data_dir=None, verbose=0):
     Args:
         folder: The run's folder.
         split: `"train"`, `"valid"` or `"test"`.
-        protocol: `"exact"` counts each target once; `"authors"` counts as the authors' program
-            does, see `data.TokenStream`.
+        protocol: Of a text: `"exact"` counts each target once; `"authors"` counts as the
+            authors' program does, see `data.TokenStream`.
         data_dir: Folder of local copies of the data, if they are not where the run found them.
         verbose: As in `keras.Model.evaluate`.
 
     Returns:
-        A dict of the metrics, with `targets`, the number of counted targets.
+        A dict of the metrics, the published one among them, and of the number of what they are
+        means of: `targets` of a text, `frames` of music, else `sequences`.
 
     Raises:
         ValueError: An unknown split or protocol, data that are not the run's, or a damaged file.
@@ -125,40 +128,36 @@ def evaluate(folder, split="test", protocol="exact", data_dir=None, verbose=0):
     recipe, model = read_recipe(folder), load_best(folder)
     if data_dir is not None:
         recipe = recipe.replace(data_dir=data_dir)
-    stream = recipe.stream(getattr(recipe.load_data(), split), protocol)
+    part = getattr(recipe.load_data(), split)
+    stream = recipe.stream(part, protocol)
     results = model.evaluate(stream, return_dict=True, verbose=verbose)
-    return {**results, "targets": stream.targets_counted}
+    # Some published figures are the loss, under another name.
+    results.setdefault(recipe.model.metric, results["loss"])
+    return {**results, **recipe.training.counted(part, stream)}
 
 
-def describe(recipe, model, corpus):
+def describe(recipe, model, loaded):
     """Returns a few lines on a run: model, data, recipe."""
     config, training = recipe.model, recipe.training
-    sizes = ", ".join(f"{split} {len(getattr(corpus, split)):,}" for split in SPLITS)
-    unit = "words" if corpus.unit == "word" else "characters"
-    auxiliary = config.aux_every if config.aux_weight else None
+    published = f"; published {config.metric} {training.published:g}" if training.published else ""
     lines = [
-        f"{recipe.name}: {model.count_params():,} parameters, {config.depth} levels, "
-        f"{config.hidden_units} hidden + {config.derived()['output_units']} output units",
-        f"{training.data}: {sizes} {unit}, vocabulary {len(corpus.vocabulary):,} "
-        f"(a uniform guess: {config.metric} {_uniform_guess(recipe, corpus):.4g})",
-        f"batches of {training.batch_size} x {recipe.segment} tokens, history {config.history}"
-        + (f", horizon {recipe.horizon}" if config.history == "chop" else "")
-        + (f", auxiliary losses every {auxiliary} levels" if auxiliary else ""),
-        f"{config.optimizer} {config.learning_rate:g}, up to epoch {training.epochs}"
-        + (f"; published {config.metric} {training.published}" if training.published else ""),
+        f"{recipe.name}: {model.count_params():,} parameters, {config.summary()}",
+        *training.describe(config, loaded),
+        f"{config.optimizer} {config.learning_rate:g}, up to epoch {training.epochs}{published}",
     ]
     return "\n".join(lines)
 
 
-def _uniform_guess(recipe, corpus):
-    size = len(corpus.vocabulary)
-    return size if recipe.model.metric == "perplexity" else math.log2(size)
+def _build(recipe, loaded):
+    vocabulary = {"vocabulary": loaded.vocabulary} if registry.reads_text(recipe.model) else {}
+    return registry.get_model(recipe.name, **vocabulary, **vars(recipe.model))
 
 
-def _callbacks(recipe, folder):
+def _callbacks(recipe, folder, train_stream):
     decay = recipe.callbacks()
     best = BestModel(folder / BEST)
-    callbacks = [*decay, HistoryCSV(folder / "history.csv"), best, *_tensorboard(folder)]
+    order = [EpochOrder(train_stream)] if hasattr(train_stream, "epoch") else []
+    callbacks = [*order, *decay, HistoryCSV(folder / "history.csv"), best, *_tensorboard(folder)]
     # Last, so that it saves what the others remember of the epoch.
     checkpoint = Checkpoint(
         folder / "checkpoints", seed=recipe.model.seed or 0, callbacks=[*decay, best]

@@ -1,0 +1,77 @@
+"""Runs that are killed, compared with runs that are not."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+from backends import ROOT, child_environment
+
+from trellis_keras.training.records import read_history
+from trellis_keras.zoo import runs
+
+
+def arrays(run, epoch):
+    """The variables of a run's checkpoint."""
+    with np.load(run / "checkpoints" / f"epoch-{epoch:04d}" / "variables.npz") as file:
+        return dict(file)
+
+
+def assert_same_end(left, right, epochs):
+    """The same weights, optimizer, history and best model, to the bit."""
+    ours, theirs = arrays(left, epochs), arrays(right, epochs)
+    assert ours.keys() == theirs.keys()
+    for name, array in ours.items():
+        np.testing.assert_array_equal(array, theirs[name], err_msg=name)
+    assert (left / "history.csv").read_text() == (right / "history.csv").read_text()
+    best = [runs.load_best(run).get_weights() for run in (left, right)]
+    for ours, theirs in zip(*best, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def check_killed_run(folder, backend, words, epochs, kills):
+    """Trains twice by the command line's `words`, kills one of the runs, compares the ends."""
+    rng = random.Random(kills)
+    words = [*words, "--epochs", epochs]
+    killed, whole = folder / "killed", folder / "whole"
+    deaths = 0
+    for _ in range(kills):
+        deaths += _train_in_a_child(killed, backend, words, rng.uniform(0, 0.3)) != 0
+    assert deaths, "no process was alive when it was to be killed"
+    for run in (killed, whole):
+        status = _train_in_a_child(run, backend, words)
+        assert status == 0, _log(run).read_text()[-3000:]
+    assert_same_end(killed, whole, epochs)
+
+
+def _train_in_a_child(run, backend, words, kill_after=None):
+    """Trains from the command line and kills it, or returns its status."""
+    command = [sys.executable, "-m", "trellis_keras", "train", *words, "--output", run]
+    with open(_log(run), "a") as log:
+        process = subprocess.Popen(
+            list(map(str, command)),
+            env=child_environment(backend),
+            cwd=ROOT,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        if kill_after is not None:
+            _wait_for_an_epoch(run, process)
+            time.sleep(kill_after)
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGKILL)
+        return process.wait()
+
+
+def _log(run):
+    return run.parent / f"{run.name}.log"
+
+
+def _wait_for_an_epoch(run, process):
+    """Returns when there is one more row in the history."""
+    epochs = len(read_history(run / "history.csv"))
+    while process.poll() is None and len(read_history(run / "history.csv")) == epochs:
+        time.sleep(0.01)

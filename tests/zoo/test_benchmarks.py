@@ -1,0 +1,320 @@
+"""The models of the TCN paper's benchmarks and of pixels: sizes, settings, a step of training."""
+
+import numpy as np
+import pytest
+
+from trellis_keras import data, zoo
+from trellis_keras.zoo import registry, runs
+from trellis_keras.zoo.tasks import DigitsRecalled
+
+TCN_PAPER = ("adding", "copy_memory", "seq_mnist", "permuted_mnist", "jsb", "nottingham")
+TEXTS = ("ptb", "char_ptb", "text8")
+RECURRENT = [f"{cell}_{name}" for cell in ("lstm", "gru", "rnn") for name in TCN_PAPER + TEXTS]
+PIXELS = ("seq_mnist", "permuted_mnist", "seq_cifar10")
+SEQUENCES = [
+    *(f"tcn_{name}" for name in TCN_PAPER),
+    *(f"trellisnet_{name}" for name in PIXELS),
+    *(name for name in RECURRENT if not name.endswith(TEXTS)),
+]
+LANGUAGE = [
+    *(f"tcn_{name}" for name in (*TEXTS, "wt103", "lambada")),
+    *(f"{cell}_{name}" for cell in ("lstm", "gru", "rnn") for name in TEXTS),
+]
+
+
+def tcn_parameters(widths, kernel_size):
+    """By TABLES: k w (a + w) + 4 w a block, and a shortcut where widths differ."""
+    total = 0
+    for a, w in zip(widths, widths[1:], strict=False):
+        total += kernel_size * w * (a + w) + 4 * w + (a * w + w) * (a != w)
+    return total
+
+
+def language_parameters(words, embedding, kernel_size, depth, filters):
+    widths = [embedding] + [filters] * (depth - 1) + [embedding]
+    return tcn_parameters(widths, kernel_size) + words * embedding + words
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "parameters"),
+    [
+        ("tcn_adding", {"T": 200}, 58_051),
+        ("tcn_adding", {"T": 400}, 67_582),
+        ("tcn_adding", {}, 70_369),
+        ("tcn_adding", {"T": 200, "filters": 30}, tcn_parameters([2] + 7 * [30], 6) + 31),
+        ("tcn_copy_memory", {"T": 500}, 10_750),
+        ("tcn_copy_memory", {}, 12_530),
+        ("tcn_copy_memory", {"T": 2000}, 14_170),
+        ("tcn_seq_mnist", {}, 66_910),
+        ("tcn_permuted_mnist", {"size": "37k"}, 37_010),
+        ("tcn_jsb", {}, 269_938),
+        ("tcn_nottingham", {}, 1_053_238),
+        ("tcn_char_ptb", {}, 2_222_100),
+        ("tcn_text8", {}, 4_129_667),
+        ("tcn_ptb", {}, 14_659_600),
+        ("trellisnet_seq_mnist", {}, 137_910),
+        ("trellisnet_seq_mnist", {"size": "8m"}, 8_020_110),
+        ("trellisnet_permuted_mnist", {}, 137_910),
+        ("trellisnet_seq_cifar10", {}, 139_990),
+        ("lstm_adding", {"T": 200}, 72_458),
+        ("lstm_adding", {}, 69_291),
+        ("lstm_seq_mnist", {}, 69_950),
+        ("lstm_copy_memory", {}, 10_910),
+        ("lstm_copy_memory", {"T": 2000}, 16_418),
+        ("lstm_jsb", {}, 569_688),
+        ("lstm_nottingham", {}, 1_222_088),
+        ("lstm_nottingham", {"layers": 3, "hidden_units": 280}, 1_694_648),
+        ("lstm_ptb", {}, 18_778_400),
+        ("lstm_char_ptb", {}, 4_648_850),
+        ("lstm_text8", {}, 4_720_835),
+    ],
+)
+def test_parameters(name, arguments, parameters):
+    assert zoo.get_model(name, **arguments).count_params() == parameters
+
+
+def test_parameters_of_long_word_lists():
+    """With fewer words; the words' share is linear."""
+    for name, words, published in (
+        ("tcn_wt103", 267_735, 132_060_735),
+        ("tcn_lambada", 93_215, 56_710_715),
+    ):
+        config = zoo.recipe(name).model
+        assert config.vocabulary_size == words
+        shape = (config.embedding_dim, config.kernel_size, config.depth, config.filters)
+        assert language_parameters(words, *shape) == published
+        few = zoo.get_model(name, vocabulary_size=10)
+        assert few.count_params() == language_parameters(10, *shape)
+
+
+@pytest.mark.slow
+def test_parameters_of_wikitext103():
+    assert zoo.tcn_wt103().count_params() == 132_060_735
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_parameters(name):
+    config = zoo.recipe(name).model
+    small = config.replace(hidden_units=6, layers=2)
+    assert small.build().count_params() == small.parameters()
+    assert f"{config.parameters():,}" in getattr(zoo, name).__doc__
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "published"),
+    [
+        ("adding", 70e3),
+        ("copy_memory", 16e3),
+        ("seq_mnist", 70e3),
+        ("jsb", 300e3),
+        ("nottingham", 1e6),
+        ("ptb", 13e6),
+        ("char_ptb", 3e6),
+        ("text8", 4.6e6),
+    ],
+)
+def test_equal_sizes(benchmark, published):
+    for cell in ("lstm", "gru", "rnn"):
+        config = zoo.recipe(f"{cell}_{benchmark}", size="equal").model
+        assert config.parameters() == pytest.approx(published, rel=0.01)
+
+
+# Settings
+
+
+def test_T_brings_its_setting():
+    config = zoo.recipe("tcn_adding", T=200).model
+    assert (config.kernel_size, config.depth, config.filters) == (6, 7, 27)
+    assert zoo.recipe("tcn_adding", T=200, filters=30).model.filters == 30
+    # What is set by name stays when the recipe is bound to its data.
+    assert zoo.recipe("tcn_adding", filters=30).replace(T=600, seed=1).model.filters == 30
+    # Not published: the smallest that sees the whole sequence.
+    assert zoo.recipe("tcn_adding", T=1271).model.kernel_size == 6
+    assert zoo.recipe("tcn_adding", T=1272).model.kernel_size == 7
+    assert zoo.recipe("tcn_copy_memory", T=3552).model.depth == 9
+    assert zoo.recipe("tcn_adding", T=5000, kernel_size=8, depth=9).model.filters == 24
+
+
+def test_the_published_result_belongs_to_its_benchmark():
+    for other in ({"T": 200}, {"activation": "glu"}):
+        assert zoo.recipe("tcn_adding", **other).training.published is None
+    assert zoo.recipe("tcn_adding", filters=30).training.published == 5.8e-5
+    assert zoo.recipe("tcn_seq_mnist", size="37k").training.published is None
+    assert zoo.recipe("lstm_copy_memory", T=500).training.published is None
+    assert zoo.recipe("tcn_adding", T=200, published=1.0).training.published == 1.0
+
+
+def test_T_of_the_recurrent_nets():
+    config = zoo.recipe("lstm_adding", T=400).model
+    assert (config.layers, config.hidden_units, config.forget_bias) == (2, 77, 10.0)
+    assert zoo.recipe("lstm_adding", T=300).model.forget_bias == 10.0
+    assert zoo.recipe("lstm_adding", T=200).model.optimizer == "sgd"
+    assert zoo.recipe("gru_copy_memory", T=9000).model.hidden_units == 32
+    assert zoo.recipe("lstm_ptb", size="equal").model.embedding_dim == 556
+    weights = zoo.lstm_adding(T=200).backbone.layers[0].get_weights()
+    np.testing.assert_array_equal(weights[2].reshape(4, 77)[:, 0], [0, 5, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("tcn_adding", {"T": 0}, "`T` must be positive"),
+        ("tcn_adding", {"T": 63}, "T=63 is too short: .* has the dilation 64. .* at most 6"),
+        ("tcn_copy_memory", {"T": 107}, "T=107 is too short: sequences have 127 steps"),
+        ("tcn_adding", {"T": 9999}, "widest sees 3571 steps"),
+        ("tcn_adding", {"data_options": {"T": 5}}, "leave .'T'. to the model"),
+        ("tcn_adding", {"activation": "tanh"}, "`activation` must be one of"),
+        ("tcn_adding", {"dropout": 1.0}, r"`dropout` must be in \[0, 1\)"),
+        ("tcn_adding", {"data": "sums"}, "`data` must be one of .*'adding'"),
+        ("tcn_adding", {"batch_size": 0}, "`batch_size` must be 1 or more"),
+        ("tcn_seq_mnist", {"size": "70k"}, r"`size` must be one of \['37k', '67k'\]"),
+        ("trellisnet_seq_mnist", {"size": "1m"}, r"`size` must be one of \['140k', '8m'\]"),
+        ("trellisnet_seq_mnist", {"dilations": [1, 0]}, "`dilations` must be numbers of 1"),
+        ("tcn_ptb", {"segment": None}, "`segment` must be given"),
+        ("tcn_ptb", {"horizon": 80}, "horizon=80, segment=80"),
+        ("lstm_ptb", {"horizon": None}, "`horizon` must be given"),
+        ("gru_jsb", {"size": "table3"}, 'use size="equal"'),
+        ("gru_jsb", {"T": 5}, "`T` is a setting of adding and copy memory"),
+        ("lstm_jsb", {"cell": "lru"}, "`cell` must be one of"),
+        ("lstm_ptb", {"embedding_dim": 5}, "`embedding_dim` must be `hidden_units`"),
+    ],
+)
+def test_wrong_settings(name, fields, message):
+    with pytest.raises(ValueError, match=message):
+        zoo.recipe(name, **fields)
+
+
+def test_the_horizon_of_a_tcn_covers_its_receptive_field():
+    assert zoo.recipe("tcn_char_ptb", horizon=None).horizon == 28
+    assert zoo.recipe("tcn_char_ptb").horizon == 80
+
+
+@pytest.mark.parametrize("name", zoo.list_models())
+def test_json_round_trip(name):
+    recipe = zoo.recipe(name, epochs=3)
+    assert zoo.recipe(name).from_json(recipe.to_json()) == recipe
+
+
+def test_data_that_a_model_cannot_be_trained_on():
+    with pytest.raises(ValueError, match="'wikitext103' is not available yet"):
+        zoo.recipe("tcn_wt103").load_data()
+    with pytest.raises(ValueError, match="trained on separate sequences. .* 'pydoc' has none"):
+        zoo.recipe("tcn_jsb", data="pydoc").load_data()
+    options = {"T": 8, "train": 2, "valid": 2, "test": 2}
+    with pytest.raises(ValueError, match="'adding' has none for training. Give one"):
+        zoo.recipe("tcn_ptb", data="adding", data_options=options).load_data()
+    recipe = zoo.recipe("tcn_seq_mnist", data="adding", data_options=options)
+    with pytest.raises(ValueError, match="'adding' has 2 channels, the model has channels=1"):
+        recipe.stream(recipe.load_data().train)
+
+
+# A step of training
+
+
+def small(name):
+    """Arguments that make a small net of any of the models."""
+    fields = vars(zoo.recipe(name).model)
+    wanted = {
+        "filters": 4,
+        "hidden_units": 4,
+        "depth": 2,
+        "dilations": (1, 2),
+        "vocabulary_size": 9,
+        "embedding_dim": 4,
+    }
+    if "T" in fields and fields["T"]:
+        wanted["T"] = 12
+    return {key: value for key, value in wanted.items() if key in fields}
+
+
+def examples(name, config):
+    """Random examples of the benchmark's kind."""
+    rng = np.random.RandomState(0)
+    if config.task.metric == "mse":
+        return data.Examples(*data.adding_examples(12, 4, 0))
+    if config.task.metric == "cross_entropy":
+        return data.Examples(*data.copy_memory_examples(12, 4, 0))
+    if config.task.metric == "accuracy":
+        x = rng.rand(4, 12, config.channels).astype("float32")
+        return data.Examples(x, rng.randint(0, 10, 4))
+    return data.PianoRolls(tuple(rng.randint(0, 2, (frames, 88)) for frames in (5, 9)))
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_a_step_on_sequences(name):
+    recipe = zoo.recipe(name, **small(name), batch_size=2, jit_compile=False)
+    part = examples(name, recipe.model)
+    stream = recipe.stream(part, shuffle=True)
+    model = zoo.get_model(name, **vars(recipe.model))
+    before = [weight.copy() for weight in model.get_weights()]
+    history = model.fit(stream, shuffle=False, verbose=0).history
+    assert np.isfinite(history["loss"][0])
+    assert any((a != b).any() for a, b in zip(before, model.get_weights(), strict=True))
+    assert str(list(recipe.training.counted(part, stream).values())[0]).isdigit()
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_a_step_on_text(name):
+    recipe = zoo.recipe(name, **small(name), batch_size=2, jit_compile=False)
+    tokens = np.random.RandomState(0).randint(0, 9, 200)
+    model = zoo.get_model(name, **vars(recipe.model))
+    history = model.fit(recipe.stream(tokens), steps_per_epoch=1, verbose=0).history
+    assert np.isfinite(history["loss"][0])
+    assert np.isfinite(history[recipe.model.metric][0])
+
+
+@pytest.mark.parametrize("name", ["tcn_copy_memory", "lstm_jsb", "trellisnet_seq_mnist"])
+def test_a_compiled_step(name):
+    recipe = zoo.recipe(name, **small(name), batch_size=2)
+    model = zoo.get_model(name, **vars(recipe.model))
+    assert model.jit_compile is True
+    stream = recipe.stream(examples(name, recipe.model))
+    assert np.isfinite(model.fit(stream, shuffle=False, verbose=0).history["loss"][0])
+
+
+@pytest.mark.parametrize(
+    ("name", "filters"),
+    [("tcn_adding", 17), ("tcn_copy_memory", 7), ("tcn_jsb", 104), ("tcn_char_ptb", 309)],
+)
+def test_a_gated_net_of_the_same_size(name, filters):
+    gated = zoo.get_model(name, activation="glu", filters=filters)
+    assert gated.backbone.blocks[0].activation == "glu"
+    plain = zoo.get_model(name).count_params()
+    assert gated.count_params() == pytest.approx(plain, rel=0.05)
+
+
+def test_a_vocabulary_is_for_texts():
+    assert not registry.reads_text(zoo.recipe("tcn_jsb").model)
+    vocabulary = data.Vocabulary(["a", "b"], unit="character")
+    with pytest.raises(ValueError, match="unknown arguments .'vocabulary'."):
+        zoo.tcn_jsb(vocabulary=vocabulary)
+    assert zoo.tcn_text8(vocabulary=vocabulary).vocabulary_size == 2
+
+
+def test_descriptions_name_the_architecture():
+    recipe = zoo.recipe("lstm_jsb", hidden_units=4)
+    rolls = data.PianoRolls((np.zeros((4, 88)),))
+    splits = data.Splits("jsb", train=rolls, valid=rolls, test=rolls, checksum="")
+    shown = runs.describe(recipe, zoo.lstm_jsb(hidden_units=4), splits)
+    assert "2 layers of 4 LSTM units" in shown
+    assert "jsb: train 1, valid 1, test 1 sequences" in shown
+    assert "published frame_nll 8.45" in shown
+
+
+# The metric
+
+
+def test_digits_recalled():
+    y = np.tile(np.arange(12) % 10, (3, 1))
+    logits = np.eye(10)[y]
+    logits[1, -10] = 0.0  # argmax 0, but 2 is right
+    logits[2, 0] = np.eye(10)[5]  # not one of the last ten
+    metric = DigitsRecalled()
+    metric.update_state(y, logits)
+    assert float(metric.result()) == pytest.approx(2 / 3)
+    metric.reset_state()
+    metric.update_state(y, logits, sample_weight=np.repeat([[1.0], [1.0], [0.0]], 12, axis=1))
+    assert float(metric.result()) == pytest.approx(1 / 2)

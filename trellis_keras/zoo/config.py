@@ -1,0 +1,92 @@
+"""What the configurations of all zoo models share: optimizer, XLA, seed, and checks of fields."""
+
+import dataclasses
+from typing import ClassVar
+
+from trellis_keras.training import SGD, Adam, RMSprop
+
+OPTIMIZERS = {"sgd": SGD, "adam": Adam, "rmsprop": RMSprop}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """The part of a configuration that no architecture changes.
+
+    A subclass lists in `POSITIVE`, `NOT_NEGATIVE` and `RATES` which of its fields must be so, and
+    says in `settings` which published settings follow from which field, and in `BENCHMARK` which
+    fields decide what is measured: with another value there the published result is none.
+
+    Attributes:
+        optimizer: `"sgd"`, `"adam"` or `"rmsprop"`.
+        learning_rate: Its initial learning rate.
+        clip_norm: Gradients are clipped to this global norm. None: not at all.
+        l2: Weight decay, added to the gradient.
+        jit_compile: Whether XLA compiles the training step.
+        seed: Of the initial weights, the dropouts and the order of the examples. None: other
+            weights and dropouts each time.
+    """
+
+    POSITIVE: ClassVar[tuple] = ("learning_rate", "clip_norm")
+    NOT_NEGATIVE: ClassVar[tuple] = ("l2", "seed")
+    RATES: ClassVar[tuple] = ()
+    BENCHMARK: ClassVar[tuple] = ()
+
+    optimizer: str
+    learning_rate: float
+    clip_norm: float | None = None
+    l2: float = 0.0
+    jit_compile: bool = True
+    seed: int | None = 0
+
+    def __post_init__(self):
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        for name in self.POSITIVE:
+            check_field(self, name, lambda value: value > 0, "positive")
+        for name in self.NOT_NEGATIVE:
+            check_field(self, name, lambda value: value >= 0, "0 or more")
+        for name in self.RATES:
+            check_field(self, name, lambda value: 0 <= value < 1, "in [0, 1)")
+
+    def replace(self, **fields):
+        """Returns a configuration with other fields, and what follows from them."""
+        return dataclasses.replace(self, **{**self.settings(fields), **fields})
+
+    def settings(self, fields):
+        """Returns the fields that follow from the new values `fields`; those given win."""
+        return {}
+
+    def has_result_of(self, other):
+        """Whether another configuration's published result is this one's too."""
+        return all(getattr(self, name) == getattr(other, name) for name in self.BENCHMARK)
+
+    def derived(self):
+        """Returns what follows from the fields, for the reader of a recipe."""
+        return {}
+
+    def data_options(self):
+        """Returns the options of the data set that the model decides, such as T."""
+        return {}
+
+    def summary(self):
+        """Returns the architecture in a few words."""
+        raise NotImplementedError
+
+    def make_optimizer(self):
+        return OPTIMIZERS[self.optimizer](self.learning_rate, clip_norm=self.clip_norm, l2=self.l2)
+
+    def sub_seed(self, offset):
+        """Returns a seed for a part of the model: none has the same numbers as another."""
+        return None if self.seed is None else self.seed + offset
+
+
+def check_choice(name, value, choices):
+    """Raises a `ValueError` unless the value is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"`{name}` must be one of {sorted(choices)}. Received: {value!r}")
+
+
+def check_field(part, name, is_right, wording):
+    """Raises a `ValueError` unless a field's value is None or right."""
+    value = getattr(part, name)
+    if value is not None and not is_right(value):
+        raise ValueError(f"`{name}` must be {wording}. Received: {value}")

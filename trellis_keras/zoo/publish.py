@@ -1,0 +1,205 @@
+"""What a finished run leaves in the zoo: card, results, history, learning curve, small weights."""
+
+import csv
+import datetime
+import json
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+
+import keras
+
+import trellis_keras
+from trellis_keras.files import replacing
+from trellis_keras.zoo import registry, runs
+from trellis_keras.zoo.assets import WEIGHTS
+
+# Larger weights are no part of the repository.
+_LARGEST_WEIGHTS = 5_000_000  # bytes
+
+
+def publish(run, folder, data_dir=None):
+    """Evaluates the best model of a run on the test split and writes what the zoo keeps of it.
+
+    Writes `results.json`, `history.csv`, `curve.png`, `card.md` and, for a model with the zoo's
+    own settings, the weights where they are below 5 MB.
+
+    Args:
+        run: The run's folder.
+        folder: Where to write, for instance `zoo/tcn_jsb`.
+        data_dir: Folder of local copies of the data, if they are not where the run found them.
+
+    Returns:
+        The results, a dict.
+
+    Raises:
+        ValueError: As `runs.evaluate`.
+        FileNotFoundError: As `runs.evaluate`.
+    """
+    run, folder = pathlib.Path(run), pathlib.Path(folder)
+    recipe, model = runs.read_recipe(run), runs.load_best(run)
+    results = _results(run, recipe, model, runs.evaluate(run, "test", data_dir=data_dir))
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(run / "history.csv", folder / "history.csv")
+    with replacing(folder / "results.json") as temporary:
+        temporary.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    with replacing(folder / "curve.png") as temporary:
+        _draw(_history(run), results, temporary)
+    with replacing(folder / "card.md") as temporary:
+        temporary.write_text(_card(recipe, results), encoding="utf-8")
+    usual = registry.recipe(recipe.name, **_free(recipe)).model
+    if recipe.model == usual and 4 * model.count_params() < _LARGEST_WEIGHTS:
+        with replacing(folder / WEIGHTS) as temporary:
+            model.save_weights(temporary)
+    return results
+
+
+def _free(recipe):
+    """The one field of a model that its data decide."""
+    size = getattr(recipe.model, "vocabulary_size", None)
+    return {} if size is None else {"vocabulary_size": size}
+
+
+def _results(run, recipe, model, test):
+    history = _history(run)
+    best = min(history, key=lambda row: row["val_loss"])
+    return {
+        "model": recipe.name,
+        "settings": _changed(recipe),
+        "metric": recipe.model.metric,
+        "test": test[recipe.model.metric],
+        "test_metrics": test,
+        "published": recipe.training.published,
+        "source": recipe.training.source,
+        "protocol": "the epoch of the lowest validation loss; the test split is evaluated once",
+        "validation_loss": best["val_loss"],
+        "epoch": int(best["epoch"]),
+        "epochs": len(history),
+        "seed": recipe.model.seed,
+        "parameters": model.count_params(),
+        "wall_time_s": _wall_time(run),
+        "hardware": f"{os.cpu_count()} cores of {_processor()}",
+        "backend": f"{keras.backend.backend()} {_backend_version()}, keras {keras.__version__}",
+        "trellis_keras": trellis_keras.__version__,
+        "commit": _commit(),
+        "data": recipe.training.data,
+        "data_checksum": recipe.training.data_checksum,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+
+
+def _changed(recipe):
+    """Fields that are not the zoo's own."""
+    usual = registry.recipe(recipe.name).fields()
+    skipped = {"data_dir", "data_checksum", "vocabulary_size"}
+    fields = recipe.fields().items()
+    return {k: v for k, v in fields if k not in skipped and v != usual[k]}
+
+
+def _history(run):
+    with open(run / "history.csv", newline="", encoding="utf-8") as file:
+        return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+
+
+def _wall_time(run):
+    """Seconds of training by TensorBoard's records, pauses left out; None without such."""
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError:
+        return None
+    stamps = []
+    for path in sorted((run / "tensorboard" / "train").glob("events.out.tfevents.*")):
+        events = EventAccumulator(str(path)).Reload()
+        tags = events.Tags()
+        tensors = [e.wall_time for t in tags["tensors"] for e in events.Tensors(t)]
+        scalars = [e.wall_time for t in tags["scalars"] for e in events.Scalars(t)]
+        if tensors or scalars:
+            stamps.append(max(tensors + scalars) - events.FirstEventTimestamp())
+    return round(sum(stamps), 1) if stamps else None
+
+
+def _processor():
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _backend_version():
+    return __import__(keras.backend.backend()).__version__
+
+
+def _commit():
+    """The commit of the checkout that ran, or None outside of one."""
+    root = pathlib.Path(trellis_keras.__file__).parent.parent
+    command = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def _draw(history, results, path):
+    """The losses of training and validation by epoch."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    epochs = [row["epoch"] for row in history]
+    for name, label in (("loss", "training"), ("val_loss", "validation")):
+        axes.plot(epochs, [row[name] for row in history], label=label)
+    axes.axvline(results["epoch"], color="0.7", lw=1, zorder=0, label="reported epoch")
+    values = [row[name] for row in history for name in ("loss", "val_loss")]
+    if min(values) > 0 and max(values) > 20 * min(values):
+        axes.set_yscale("log")
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("loss")
+    axes.set_title(_title(results))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=120, format="png")
+
+
+def _title(results):
+    settings = ", ".join(f"{k}={v}" for k, v in results["settings"].items() if k == "T")
+    return results["model"] + (f" ({settings})" if settings else "")
+
+
+def _card(recipe, results):
+    options = "".join(
+        f" --{name.replace('_', '-')} {json.dumps(value)}"
+        for name, value in results["settings"].items()
+    )
+    other = {k: v for k, v in results["test_metrics"].items() if k not in (results["metric"],)}
+    minutes = "unknown" if results["wall_time_s"] is None else f"{results['wall_time_s'] / 60:.0f}"
+    published = results["published"]
+    return f"""# {_title(results)}
+
+{registry.describe(recipe.name)}
+
+| | {results["metric"]} on the test split |
+|---|---|
+| ours | {results["test"]:.6g} |
+| published ({results["source"]}) | {"-" if published is None else f"{published:g}"} |
+
+Also measured: {", ".join(f"{k} {v:.6g}" for k, v in other.items())}.
+
+Epoch {results["epoch"]} of {results["epochs"]}, chosen by the validation loss
+({results["validation_loss"]:.6g}); the test split was evaluated once. Seed {results["seed"]},
+{results["parameters"]:,} parameters, {minutes} minutes on {results["hardware"]}
+({results["backend"]}). Data: `{results["data"]}`, see `trellis_keras.data.load`.
+
+![Learning curve](curve.png)
+
+Trained and written by
+
+```sh
+trellis-keras train {recipe.name}{options} --output runs/{recipe.name}
+trellis-keras publish runs/{recipe.name} FOLDER
+```
+"""

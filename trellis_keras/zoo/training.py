@@ -1,0 +1,245 @@
+"""How the zoo's models are trained: on a text, or on separate sequences."""
+
+import dataclasses
+import math
+
+from trellis_keras import data
+from trellis_keras.data.sources import SPLITS
+from trellis_keras.training import PlateauDecay, StepDecay
+from trellis_keras.zoo.config import check_choice, check_field
+
+DECAY_RULES = ("best_before", "worst_of_last", "patience", "steps")
+# Named by recipes, so that their models can be built, but not to be loaded yet.
+PLANNED = ("wikitext103",)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+    """What all ways of training share.
+
+    Attributes:
+        data: Name of the data set, see `data.list_datasets()`.
+        data_options: The data set's options, such as the `path` of a text.
+        data_dir: Folder of local copies of the data. None: see `data.load`.
+        data_checksum: The checksum of the only data that will do, set by a run so that it
+            does not go on with other ones. None: any.
+        published: The published test result, in the model's metric, or None.
+        source: Where it is published.
+        batch_size: Rows of a batch.
+        epochs: Upper limit.
+        decay_rule: Of the learning rate: a rule of `training.PlateauDecay`, or `"steps"` for
+            `training.StepDecay`. None: it stays.
+        decay_factor: What the learning rate is multiplied with.
+        decay_window: Epochs that the plateau rule looks back.
+        decay_strict: Whether an equal value is good enough for the plateau rule. None: as the
+            rule has it.
+        decay_epochs: Epochs after which `"steps"` decays.
+        min_learning_rate: Lower limit of the plateau rules.
+    """
+
+    data: str
+    data_options: dict = dataclasses.field(default_factory=dict)
+    data_dir: str | None = None
+    data_checksum: str | None = None
+    published: float | None = None
+    source: str = ""
+    batch_size: int
+    epochs: int
+    decay_rule: str | None = None
+    decay_factor: float = 0.1
+    decay_window: int = 10
+    decay_strict: bool | None = None
+    decay_epochs: tuple[int, ...] = ()
+    min_learning_rate: float = 0.0
+
+    def check(self, model):
+        """Raises a `ValueError` where fields are wrong, or do not fit the model's."""
+        if self.data not in (*data.list_datasets(), *PLANNED):
+            raise ValueError(
+                f"`data` must be one of {data.list_datasets()}. Received: {self.data!r}"
+            )
+        if self.decay_rule is not None:
+            check_choice("decay_rule", self.decay_rule, DECAY_RULES)
+        for name in ("batch_size", "epochs"):
+            check_field(self, name, lambda value: value >= 1, "1 or more")
+        theirs = sorted(set(self.data_options) & set(model.data_options()))
+        if theirs:
+            raise ValueError(f"`data_options` must leave {theirs} to the model's field {theirs}.")
+        try:
+            self.callbacks()
+        except ValueError as error:
+            raise ValueError(f"The fields `decay_...` make no rule: {error}") from error
+
+    def load(self, model):
+        """Loads the data set."""
+        if self.data not in data.list_datasets():
+            raise ValueError(
+                f"The data set {self.data!r} is not available yet: the model can be built, but "
+                f"not trained. There are: {data.list_datasets()}"
+            )
+        options = {**self.data_options, **model.data_options()}
+        loaded = data.load(self.data, self.data_dir, **options)
+        self._check_kind(loaded)
+        if self.data_checksum not in (None, loaded.checksum):
+            raise ValueError(
+                f"The data {self.data!r} have changed since the run began: their checksum is "
+                f"{loaded.checksum[:12]}..., not {self.data_checksum[:12]}..."
+            )
+        return loaded
+
+    def callbacks(self):
+        """Returns the published learning-rate rule as callbacks for `fit`."""
+        if self.decay_rule is None:
+            return []
+        if self.decay_rule == "steps":
+            return [StepDecay(self.decay_epochs, self.decay_factor, verbose=1)]
+        decay = PlateauDecay(
+            factor=self.decay_factor,
+            rule=self.decay_rule,
+            window=self.decay_window,
+            strict=self.decay_strict,
+            min_lr=self.min_learning_rate,
+            verbose=1,
+        )
+        return [decay]
+
+    def derived(self, model):
+        """Returns what follows from fields that are None."""
+        return {}
+
+    def model_fields(self, loaded):
+        """Returns the fields of the model that the data decide."""
+        return {}
+
+    def _check_kind(self, loaded):
+        raise NotImplementedError
+
+    def stream(self, model, part, protocol, shuffle):
+        """Returns a part of the data as batches."""
+        raise NotImplementedError
+
+    def counted(self, part, stream):
+        """Returns what a figure over the stream is a mean of: {noun: number}."""
+        raise NotImplementedError
+
+    def describe(self, model, loaded):
+        """Returns lines on the data and the batches."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextTraining(Training):
+    """How a language model is trained.
+
+    Attributes:
+        segment: Tokens of a row that one batch reads. None: the model's number of levels.
+        horizon: Where segments overlap, how many of them are read but not counted. None: as many
+            as the model looks back (with two taps the number of levels), so that every counted
+            token sees its whole receptive field.
+        **: Those of `Training`.
+    """
+
+    segment: int | None = None
+    horizon: int | None = None
+
+    def segment_of(self, model):
+        return self.segment or model.default_segment
+
+    def horizon_of(self, model):
+        if model.reading == "repackage":
+            return 0
+        return model.default_horizon if self.horizon is None else self.horizon
+
+    def check(self, model):
+        super().check(model)
+        check_field(self, "segment", lambda value: value >= 1, "1 or more")
+        check_field(self, "horizon", lambda value: value >= 0, "0 or more")
+        if model.reading == "repackage" and self.horizon is not None:
+            raise ValueError('`horizon` belongs to history="chop". Received: history="repackage"')
+        segment, horizon = self.segment_of(model), self.horizon_of(model)
+        for name, value in (("segment", segment), ("horizon", horizon)):
+            if value is None:
+                raise ValueError(f"`{name}` must be given for this model. Received: none")
+        if horizon >= segment:
+            raise ValueError(
+                "`horizon` must be smaller than `segment`, or no token is counted. "
+                f"Received: horizon={horizon}, segment={segment}"
+            )
+
+    def derived(self, model):
+        return {"segment": self.segment_of(model), "horizon": self.horizon_of(model)}
+
+    def model_fields(self, loaded):
+        return {"vocabulary_size": len(loaded.vocabulary)}
+
+    def _check_kind(self, loaded):
+        if not isinstance(loaded, data.Corpus):
+            raise ValueError(
+                f"A language model is trained on a text, and the data set {self.data!r} has none "
+                'for training. Give one: data="text", data_options={"path": ...}'
+            )
+
+    def stream(self, model, part, protocol, shuffle):
+        del shuffle  # a text is read in its order
+        return data.TokenStream(
+            part,
+            batch_size=self.batch_size,
+            segment=self.segment_of(model),
+            history=model.reading,
+            horizon=self.horizon_of(model),
+            protocol=protocol,
+        )
+
+    def counted(self, part, stream):
+        return {"targets": stream.targets_counted}
+
+    def describe(self, model, loaded):
+        sizes = ", ".join(f"{split} {len(getattr(loaded, split)):,}" for split in SPLITS)
+        unit = "words" if loaded.unit == "word" else "characters"
+        size = len(loaded.vocabulary)
+        guess = size if model.metric == "perplexity" else math.log2(size)
+        chop = model.reading == "chop"
+        return [
+            f"{self.data}: {sizes} {unit}, vocabulary {size:,} "
+            f"(a uniform guess: {model.metric} {guess:.4g})",
+            f"batches of {self.batch_size} x {self.segment_of(model)} tokens, history "
+            f"{model.reading}" + (f", horizon {self.horizon_of(model)}" if chop else ""),
+        ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SequenceTraining(Training):
+    """How a model of separate sequences is trained: in a new order in each epoch."""
+
+    def _check_kind(self, loaded):
+        if not isinstance(loaded, data.Splits) or not len(loaded.train):
+            raise ValueError(
+                f"This model is trained on separate sequences. The data set {self.data!r} has none."
+            )
+
+    def stream(self, model, part, protocol, shuffle):
+        if protocol != "exact":
+            raise ValueError(
+                f'A `protocol` other than "exact" is for texts only. Received: {protocol!r}'
+            )
+        stream = part.stream(self.batch_size, seed=model.seed or 0, shuffle=shuffle)
+        channels = stream[0][0].shape[-1]
+        if channels != model.channels:
+            raise ValueError(
+                f"The data set {self.data!r} has {channels} channels, the model has "
+                f"channels={model.channels}"
+            )
+        return stream
+
+    def counted(self, part, stream):
+        if isinstance(stream, data.PianoRollStream):
+            return {"frames": stream.frames_counted}
+        return {"sequences": len(part)}
+
+    def describe(self, model, loaded):
+        sizes = ", ".join(f"{split} {len(getattr(loaded, split)):,}" for split in SPLITS)
+        given = ", ".join(f"{name} {value}" for name, value in model.data_options().items())
+        return [
+            f"{self.data}{f' ({given})' if given else ''}: {sizes} sequences",
+            f"batches of {self.batch_size}, in a new order in each epoch",
+        ]
