@@ -8,8 +8,6 @@ from keras import ops
 
 from trellis_keras.layers import GatedActivation, TrellisLayer
 
-pytestmark = [pytest.mark.both_backends, pytest.mark.float64]
-
 
 @keras.saving.register_keras_serializable("tests")
 class MinimalGate(GatedActivation):
@@ -88,6 +86,7 @@ def test_shapes_are_those_computed(name):
     assert len(unknown) == len(shapes)
 
 
+@pytest.mark.both_backends
 @pytest.mark.parametrize("name", ["plain", "gru", "aux", "last_step", "dropout", "own_cell"])
 def test_a_model_trains_and_is_saved(name, tmp_path):
     inputs = keras.Input((None, 4))
@@ -104,6 +103,7 @@ def test_a_model_trains_and_is_saved(name, tmp_path):
     np.testing.assert_array_equal(*predictions)
 
 
+@pytest.mark.both_backends
 @pytest.mark.parametrize(
     "name", ["plain", "kernel_1", "kernel_3", "gru", "own_cell", "weight_norm"]
 )
@@ -123,6 +123,7 @@ def test_causality_and_receptive_field(name):
     assert np.array_equal(seen, expected)
 
 
+@pytest.mark.float64
 @pytest.mark.parametrize("name", ["plain", "kernel_3", "gru", "aux", "last_step", "last_step_aux"])
 @pytest.mark.parametrize("side", ["pre", "post"])
 @pytest.mark.parametrize("history", [False, True])
@@ -146,6 +147,8 @@ def test_masked_steps_are_as_if_not_there(name, side, history):
         np.testing.assert_allclose(b, a, rtol=0, atol=1e-6 if a.dtype == np.float32 else 1e-14)
 
 
+@pytest.mark.both_backends
+@pytest.mark.float64
 @pytest.mark.parametrize("history", [False, True])
 def test_last_step_of_rows_of_different_lengths(history):
     layer = layer_of("last_step_aux", return_state=True)
@@ -166,6 +169,7 @@ def test_last_step_of_rows_of_different_lengths(history):
     np.testing.assert_array_equal(c, states[1][3])
 
 
+@pytest.mark.both_backends
 def test_the_mask_of_an_embedding_arrives():
     model = keras.Sequential(
         [keras.layers.Embedding(5, 4, mask_zero=True), layer_of("plain"), keras.layers.LSTM(3)]
@@ -175,6 +179,7 @@ def test_the_mask_of_an_embedding_arrives():
     np.testing.assert_allclose(model(tokens), model(padded), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.both_backends
 def test_dropout_is_one_mask_for_all_steps_and_off_in_inference():
     layer = layer_of("dropout")
     x = random_input(2, 9, 4)
@@ -184,6 +189,8 @@ def test_dropout_is_one_mask_for_all_steps_and_off_in_inference():
     assert mask.shape == (2, 1, 8)
 
 
+@pytest.mark.both_backends
+@pytest.mark.float64
 def test_injection_every():
     """With x entering at level 1 only, a net of one-step memory forgets it by the last level."""
     layer = TrellisLayer(6, 3, cell="rnn", injection_every=3, **LIVELY)
@@ -202,6 +209,8 @@ def test_injection_every():
     np.testing.assert_allclose(layer(x), h, atol=1e-6 if x.dtype == np.float32 else 1e-13)
 
 
+@pytest.mark.both_backends
+@pytest.mark.float64
 def test_one_gru_level_is_a_step_of_the_keras_cell():
     cell = keras.layers.GRUCell(5, bias_initializer="random_normal")
     x, h = random_input(3, 4), random_input(3, 5, seed=1)
@@ -216,6 +225,8 @@ def test_one_gru_level_is_a_step_of_the_keras_cell():
     np.testing.assert_allclose(actual, expected, atol=1e-6 if x.dtype == np.float32 else 1e-7)
 
 
+@pytest.mark.both_backends
+@pytest.mark.float64
 def test_stateful_equals_initial_state():
     plain = layer_of("state")
     stateful = layer_of("plain", stateful=True)

@@ -12,6 +12,7 @@ from trellis_keras.zoo.tasks import SequenceConfig
 from trellis_keras.zoo.training import SequenceTraining
 
 ACTIVATIONS = ("relu", "glu")
+DROPOUT_KINDS = ("spatial", "element")
 
 # Kernel size, blocks and filters of Table 2.
 ADDING = {200: (6, 7, 27), 400: (7, 7, 27), 600: (8, 8, 24)}
@@ -27,7 +28,9 @@ class TCNSequenceModel(SequenceConfig):
         kernel_size: Taps of the convolutions.
         depth: Number of blocks, of dilations 1, 2, 4, ...
         filters: Channels of each block.
-        dropout: Rate of dropped channels after each convolution, each by itself.
+        dropout: Dropout rate after each convolution.
+        dropout_kind: `"spatial"` drops whole channels of a row (the paper), `"element"` every
+            number by itself (the authors' program as it is now).
         activation: `"relu"`, or `"glu"` for the gated net of Table 5, which has nearly twice the
             parameters at the same width.
         **: Those of `SequenceConfig` and `Config`.
@@ -41,11 +44,13 @@ class TCNSequenceModel(SequenceConfig):
     depth: int
     filters: int
     dropout: float = 0.0
+    dropout_kind: str = "spatial"
     activation: str = "relu"
 
     def __post_init__(self):
         super().__post_init__()
         check_choice("activation", self.activation, ACTIVATIONS)
+        check_choice("dropout_kind", self.dropout_kind, DROPOUT_KINDS)
 
     def derived(self):
         return {"receptive_field": receptive_field(self.kernel_size, self.depth)}
@@ -62,6 +67,7 @@ class TCNSequenceModel(SequenceConfig):
             self.kernel_size,
             self.depth,
             dropout=self.dropout,
+            dropout_kind=self.dropout_kind,
             activation=self.activation,
             return_sequences=self.task.per_step,
             seed=self.sub_seed(10),

@@ -10,7 +10,7 @@ from trellis_keras.zoo.config import check_choice
 from trellis_keras.zoo.language import LanguageConfig
 from trellis_keras.zoo.recipe import Recipe
 from trellis_keras.zoo.registry import register
-from trellis_keras.zoo.tcn import ACTIVATIONS, receptive_field
+from trellis_keras.zoo.tcn import ACTIVATIONS, DROPOUT_KINDS, receptive_field
 from trellis_keras.zoo.training import TextTraining
 
 
@@ -24,7 +24,9 @@ class TCNLanguageModel(LanguageConfig):
         kernel_size: Taps of the convolutions.
         depth: Number of blocks, of dilations 1, 2, 4, ...
         filters: Channels of all blocks but the last.
-        dropout: Rate of dropped channels after each convolution, each by itself.
+        dropout: Dropout rate after each convolution.
+        dropout_kind: `"spatial"` drops whole channels of a row (the paper), `"element"` every
+            number by itself (the authors' program as it is now).
         activation: `"relu"`, or `"glu"` for the gated net of Table 5, which has nearly twice the
             parameters at the same width.
         normal_embedding: Whether the initial embedding is N(0, 0.01), as in the authors' word
@@ -40,12 +42,14 @@ class TCNLanguageModel(LanguageConfig):
     depth: int
     filters: int
     dropout: float = 0.0
+    dropout_kind: str = "spatial"
     activation: str = "relu"
     normal_embedding: bool = False
 
     def __post_init__(self):
         super().__post_init__()
         check_choice("activation", self.activation, ACTIVATIONS)
+        check_choice("dropout_kind", self.dropout_kind, DROPOUT_KINDS)
 
     @property
     def default_horizon(self):
@@ -66,6 +70,7 @@ class TCNLanguageModel(LanguageConfig):
             self.kernel_size,
             self.depth,
             dropout=self.dropout,
+            dropout_kind=self.dropout_kind,
             activation=self.activation,
             seed=self.sub_seed(10),
             name="tcn",
