@@ -87,7 +87,15 @@ def test_shapes_are_those_computed(name):
 
 
 @pytest.mark.both_backends
-@pytest.mark.parametrize("name", ["plain", "gru", "aux", "last_step", "dropout", "own_cell"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain",
+        "dropout",
+        "own_cell",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gru", "aux", "last_step")),
+    ],
+)
 def test_a_model_trains_and_is_saved(name, tmp_path):
     inputs = keras.Input((None, 4))
     outputs = keras.tree.flatten(layer_of(name)(inputs))[0]

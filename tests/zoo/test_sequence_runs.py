@@ -116,7 +116,11 @@ def test_each_epoch_has_its_own_order(tmp_path):
     ("backend", "words"),
     [
         ("tensorflow", ["tcn_copy_memory", "--depth=3", "--filters=4", "--dropout=0.2"]),
-        ("jax", ["lstm_adding", "--hidden-units=4", "--dropout=0.2"]),
+        pytest.param(
+            "jax",
+            ["lstm_adding", "--hidden-units=4", "--dropout=0.2"],
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["tensorflow", "jax"],
 )
