@@ -1,0 +1,1 @@
+"""What the study scripts share: tasks, nets of equal size, training, tables and figures."""

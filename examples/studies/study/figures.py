@@ -1,0 +1,93 @@
+"""Figures: one colour and one marker per net in all studies, safe for the colour-blind."""
+
+import matplotlib
+
+matplotlib.use("Agg")  # before pyplot: no display is needed
+
+import matplotlib.pyplot as plt  # noqa: E402
+
+from trellis_keras.files import replacing  # noqa: E402
+
+# Okabe and Ito's palette.
+COLOURS = {"tcn": "#0072B2", "lstm": "#D55E00", "gru": "#009E73", "rnn": "#CC79A7"}
+MARKERS = {"tcn": "o", "lstm": "s", "gru": "^", "rnn": "D"}
+# For variants of one net, from dark to light.
+SHADES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#000000")
+QUICK = "--quick shows that the script works, not the result"
+
+
+def panels(number, columns=2, height=3.8):
+    """A figure with that many panels, and the list of them."""
+    columns = min(columns, number)
+    lines = -(-number // columns)
+    figure, axes = plt.subplots(
+        lines, columns, figsize=(5.2 * columns, height * lines), squeeze=False, layout="constrained"
+    )
+    axes = list(axes.flat)
+    for empty in axes[number:]:
+        empty.set_visible(False)
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.3)
+    return figure, axes[:number]
+
+
+def save(figure, study):
+    """Writes a study's PNG, which is whole or not there."""
+    path = study.path("png")
+    if study.settings["quick"]:
+        figure.suptitle(QUICK, fontsize="small", color="gray")
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=150)
+    plt.close(figure)
+    print(f"Figure: {path}" + (f" ({QUICK})" if study.settings["quick"] else ""))
+
+
+def title(task_name):
+    """A task's name in words: `copy_memory_500` as `Copy memory, T = 500`."""
+    words = {
+        "seq_mnist": "Sequential MNIST",
+        "permuted_mnist": "Permuted MNIST",
+        "jsb": "JSB Chorales",
+        "nottingham": "Nottingham",
+        "ptb_word": "PTB, words",
+        "ptb_char": "PTB, characters",
+    }
+    if task_name in words:
+        return words[task_name]
+    name, T = task_name.rsplit("_", 1)
+    return f"{'Adding problem' if name == 'adding' else 'Copy memory'}, T = {T}"
+
+
+def curves(rows, panel, line, style):
+    """A figure of learning curves: the validation's metric against steps.
+
+    Args:
+        rows: Rows of a table.
+        panel: Column with a panel per value, such as "task".
+        line: Column with a line per value.
+        style: Dict from a line's value to its label and matplotlib options.
+    """
+    from study import tasks
+
+    figure, axes = panels(len(dict.fromkeys(row[panel] for row in rows)))
+    for axis, of in zip(axes, dict.fromkeys(row[panel] for row in rows), strict=True):
+        here = [row for row in rows if row[panel] == of]
+        for name in (name for name in style if any(row[line] == name for row in here)):
+            label, options = style[name]
+            for seed in dict.fromkeys(row["seed"] for row in here):
+                points = [
+                    (row["step"], row["valid"])
+                    for row in here
+                    if row[line] == name and row["seed"] == seed
+                ]
+                if points:
+                    axis.plot(*zip(*points, strict=True), label=label, **options)
+                    label = None  # once in the legend
+        task = tasks.get(here[0]["task"])
+        axis.set(xlabel="Training step", ylabel=f"{task.metric_label} (validation)")
+        axis.set_title(title(of))
+        if task.log_scale:
+            axis.set_yscale("log")
+        axis.legend()
+    return figure

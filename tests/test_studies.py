@@ -1,0 +1,220 @@
+"""The study scripts refuse what they must, fit nets to a size, and resume."""
+
+import csv
+import dataclasses
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from backends import ROOT, child_environment
+
+STUDIES = ROOT / "examples" / "studies"
+sys.path.insert(0, str(STUDIES))
+
+import convergence  # noqa: E402
+import memory_horizon  # noqa: E402
+from study import cli, nets, tasks, training  # noqa: E402
+from study.table import Study  # noqa: E402
+
+SETTINGS = {"quick": True, "train": 64}
+COLUMNS = ["net", "seed", "value"]
+
+
+def test_unknown_names_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="Unknown task 'nothing'.*seq_mnist"):
+        convergence.run(tmp_path, SETTINGS, ["nothing"], ["tcn"], [0])
+    with pytest.raises(ValueError, match="recurrent nets read numbers"):
+        convergence.run(tmp_path, SETTINGS, ["ptb_word"], ["tcn"], [0])
+    with pytest.raises(ValueError, match="Unknown net 'nothing'"):
+        nets.build("nothing", tasks.get("adding_30"))
+
+
+def test_rows_of_other_settings_are_refused(tmp_path):
+    Study("try", tmp_path, SETTINGS, COLUMNS)
+    with pytest.raises(ValueError, match="train=64 there, 65 now"):
+        Study("try", tmp_path, {**SETTINGS, "train": 65}, COLUMNS)
+
+
+@pytest.mark.parametrize("text", ["net,seed\n", "net,seed,value,hardware\ntcn,0\n", ""])
+def test_damaged_tables_are_refused(tmp_path, text):
+    Study("try", tmp_path, SETTINGS, COLUMNS)
+    (tmp_path / "try.csv").write_text(text)
+    with pytest.raises(ValueError, match="no whole table"):
+        Study("try", tmp_path, SETTINGS, COLUMNS)
+
+
+def test_damaged_or_missing_settings_are_refused(tmp_path):
+    (tmp_path / "try.json").write_text("{")
+    with pytest.raises(ValueError, match="damaged"):
+        Study("try", tmp_path, SETTINGS, COLUMNS)
+    (tmp_path / "try.json").rename(tmp_path / "try.csv")
+    with pytest.raises(ValueError, match="no settings beside it"):
+        Study("try", tmp_path, SETTINGS, COLUMNS)
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="Cannot write to"):
+        Study("try", tmp_path / "file" / "folder", SETTINGS, COLUMNS)
+
+
+def test_a_finished_cell_is_not_measured_again(tmp_path):
+    measured = []
+
+    def measure(work):
+        measured.append(work)
+        return [{"value": 0.5}]
+
+    for seed in (0, 1, 0):
+        study = Study("try", tmp_path, SETTINGS, COLUMNS)
+        study.run({"net": "tcn", "seed": seed}, measure)
+    assert len(measured) == 2
+    assert [(row["seed"], row["value"]) for row in study.rows()] == [(0, 0.5), (1, 0.5)]
+
+
+# Hidden sizes, computed by hand from the layers' formulas, that meet the paper's sizes.
+@pytest.mark.parametrize(
+    ("task", "net", "size", "width"),
+    [
+        ("adding_600", "lstm", None, 131),
+        ("adding_600", "gru", None, 151),
+        ("adding_200", "rnn", None, 152),
+        ("permuted_mnist", "lstm", None, 130),
+        ("copy_memory_500", "gru", None, 70),
+        ("copy_memory_2000", "rnn", None, 55),
+        ("copy_memory_100", "lstm", 10_000, 48),
+        ("copy_memory_100", "gru", 10_000, 55),
+        ("copy_memory_100", "rnn", 10_000, 94),
+    ],
+)
+def test_recurrent_nets_have_the_published_size(task, net, size, width):
+    model = nets.build(net, tasks.get(task), size=size)
+    backbone = model.backbone
+    layers = getattr(backbone, "layers", None) or [backbone]
+    assert {layer.units for layer in layers} == {width}
+
+
+def test_a_size_that_no_net_has_is_refused():
+    with pytest.raises(ValueError, match="No width comes near to 10 parameters"):
+        nets.build("lstm", tasks.get("adding_30"), size=10)
+
+
+@pytest.mark.parametrize(("steps", "blocks"), [(15, 1), (16, 2), (43, 2), (44, 3)])
+def test_depth_is_the_smallest_that_sees_all_steps(steps, blocks):
+    assert nets.depth(steps, kernel_size=8) == blocks
+
+
+TASK = dataclasses.replace(
+    tasks.get("adding_8"), kernel_size=3, depth=2, filters=4, batch_size=8, dropout=0.2
+)
+PIECE = 3  # steps; an epoch of 40 sequences has 5: pieces and epochs do not coincide
+
+
+def curve(folder, stop=None):
+    """Records of a TCN trained for four epochs on 40 sequences."""
+    model = nets.build("tcn", TASK, seed=1)
+    splits = tasks.load(TASK, 40)
+    records = training.train(model, TASK, splits, folder, seed=1, epochs=4, records=7, stop=stop)
+    return [{**record, "seconds": None} for record in records]
+
+
+@pytest.fixture
+def handed_out(monkeypatch):
+    """Dict from a step to all the batches that `Pieces` gave out for it."""
+    batches = {}
+
+    class Watched(training.Pieces):
+        def __getitem__(self, index):
+            batch = super().__getitem__(index)
+            batches.setdefault(self.piece * len(self) + index, []).append(batch[0])
+            return batch
+
+    monkeypatch.setattr(training, "Pieces", Watched)
+    return batches
+
+
+def test_an_interrupted_cell_ends_with_the_same_records(tmp_path, monkeypatch, handed_out):
+    """And every step has its batch, though Keras fetches batches ahead."""
+    monkeypatch.setattr(nets, "_xla", lambda net: False)  # compiling would be all of the time
+    stream = TASK.stream(tasks.load(TASK, 40), "train", 1)
+
+    def interrupt(record):
+        if record["step"] == 3 * PIECE:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        curve(tmp_path / "resumed", interrupt)
+    resumed = curve(tmp_path / "resumed")
+    assert sorted(handed_out) == list(range(7 * PIECE))
+    for step, batches in handed_out.items():
+        stream.epoch, index = divmod(step, len(stream))
+        for batch in batches:
+            np.testing.assert_array_equal(batch, stream[index][0])
+    assert resumed == curve(tmp_path / "whole")
+    assert [record["step"] for record in resumed] == [3, 6, 9, 12, 15, 18, 21]
+
+
+def test_one_cell_from_command_to_files(tmp_path):
+    settings = {"quick": True, "size": 1000, "epochs": 1, "train": 64, "records": 1}
+    study = memory_horizon.run(tmp_path, settings, [2], [3], ["gru"])
+    (row,) = study.rows()
+    assert (row["net"], row["T"], row["seed"]) == ("gru", 2, 3)
+    assert 0 <= row["recall_accuracy"] <= 1 and abs(row["parameters"] - 1000) < 250
+    assert (tmp_path / "memory_horizon.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seeds"),
+    [([], [0]), (["--seed", "3"], [3]), (["--seed", "3", "--seed", "1"], [3, 1])],
+)
+def test_seeds_of_the_command_line(monkeypatch, arguments, seeds):
+    calls = []
+    monkeypatch.setattr(memory_horizon, "run", lambda *given: calls.append(given))
+    monkeypatch.setattr(sys, "argv", ["memory_horizon.py", "--quick", *arguments])
+    with pytest.raises(SystemExit, match="0"):
+        cli.run(memory_horizon.main)
+    ((folder, settings, delays, given),) = calls
+    assert list(given) == seeds and settings["quick"] and len(delays) == 2
+    assert folder == "runs/studies/memory_horizon-quick"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [(KeyboardInterrupt(), "130", "goes on from here"), (ValueError("no"), "2", "Error: no")],
+)
+def test_how_a_script_ends(monkeypatch, capsys, error, status, words):
+    def fail(*given):
+        raise error
+
+    monkeypatch.setattr(memory_horizon, "run", fail)
+    monkeypatch.setattr(sys, "argv", ["memory_horizon.py"])
+    with pytest.raises(SystemExit, match=status):
+        cli.run(memory_horizon.main)
+    assert words in capsys.readouterr().err
+
+
+def script(name, *arguments):
+    command = [sys.executable, STUDIES / f"{name}.py", *arguments]
+    return subprocess.run(command, env=child_environment(), capture_output=True, text=True)
+
+
+def test_errors_end_a_script_with_one_line(tmp_path):
+    (tmp_path / "gating.json").write_text(json.dumps({"quick": False}))
+    done = script("gating", "--quick", "--seed", "1", "--seed", "2", "--output", tmp_path)
+    assert done.returncode == 2
+    assert "Error:" in done.stderr and "other settings" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["memory_horizon", "convergence", "ablation", "gating", "cost"])
+def test_quick_runs(tmp_path, name):
+    for _ in range(2):
+        done = script(name, "--quick", "--output", tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert "done before" in done.stdout
+    with open(tmp_path / f"{name}.csv", newline="") as file:
+        assert {row["seed"] for row in csv.DictReader(file)} == {"0"}
+    assert (tmp_path / f"{name}.png").stat().st_size > 10_000
