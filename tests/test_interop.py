@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from trellis_keras.interop import load_torch_state_dict
-from trellis_keras.layers import TrellisLayer
+from trellis_keras.interop import load_torch_state_dict, parameters
+from trellis_keras.layers import TCN, TrellisLayer
 from trellis_keras.models import LanguageModel
 
 pytestmark = pytest.mark.both_backends
@@ -241,3 +241,20 @@ def test_without_torch_the_error_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     (tmp_path / "weights.pt").touch()
     assert_refused(built_layer(), tmp_path / "weights.pt", "needs PyTorch", ImportError)
+
+
+def test_a_tcn_checkpoint_names_its_convolutions_twice():
+    layer = TCN(4, 3, 2)
+    layer.build((None, None, 4))
+    rng = np.random.default_rng(0)
+    short = {name: rng.normal(size=v.shape[::-1]) for name, (v, _) in parameters(layer).items()}
+    short = {n: v[:, None, None] if n.endswith("_g") else v for n, v in short.items()}
+    twice = {}
+    for name, array in short.items():
+        full = f"tcn.{name}"
+        renamed = full.replace("weight_g", "parametrizations.weight.original0")
+        twice[renamed.replace("weight_v", "parametrizations.weight.original1")] = array
+        twice[full.replace("conv1", "net.0").replace("conv2", "net.4")] = array
+    load_torch_state_dict(layer, twice)
+    for name, (variable, convert) in parameters(layer).items():
+        np.testing.assert_allclose(variable, convert(short[name]), rtol=1e-6)

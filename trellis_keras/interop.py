@@ -181,9 +181,28 @@ def _short_name(name):
     `network` stay."""
     *path, last = name.split(".")
     if "network" in path:
-        return ".".join([*path[path.index("network") :], last])
+        return _tcn_name([*path[path.index("network") :], last])
     last = last.removesuffix("_raw")
     return f"{path[-1]}.{last}" if path and path[-1] in _DENSE else last
+
+
+# `net` holds the convolutions a second time; newer versions of torch rename gain and direction.
+_TCN_ALIASES = {
+    "net.0": "conv1",
+    "net.4": "conv2",
+    "parametrizations.weight.original0": "weight_g",
+    "parametrizations.weight.original1": "weight_v",
+}
+
+
+def _tcn_name(parts):
+    """`network.0.net.4.bias` -> `network.0.conv2.bias`."""
+    name = ".".join(parts)
+    for alias, plain in _TCN_ALIASES.items():
+        name = name.replace(f".{alias}.", f".{plain}.")
+        if name.endswith(f".{alias}"):
+            name = name.removesuffix(alias) + plain
+    return name
 
 
 def _array(value):

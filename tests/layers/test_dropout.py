@@ -56,6 +56,20 @@ def test_the_current_tap_is_never_dropped():
     assert np.array_equal(DropConnect(0.9)(single, training=True), single)
 
 
+@pytest.mark.parametrize(
+    "initializer",
+    [
+        lambda shape, dtype=None: keras.random.normal(shape, dtype=dtype),
+        keras.initializers.RandomNormal(seed=keras.random.SeedGenerator(1)),
+    ],
+    ids=["function", "seed generator"],
+)
+def test_weight_norm_needs_an_initializer_that_repeats(initializer):
+    with pytest.raises(ValueError, match="equal numbers twice"):
+        ConvolutionKernel(2, 7, weight_norm=True, initializer=initializer)
+    ConvolutionKernel(2, 7, initializer=initializer).build((None, None, 3))
+
+
 def test_weight_norm_starts_at_the_direction():
     kernel = ConvolutionKernel(2, 7, weight_norm=True, initializer="random_normal")
     kernel.build((None, None, 3))

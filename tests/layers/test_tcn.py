@@ -214,8 +214,43 @@ def test_weights_start_as_documented():
     bound = 1 / np.sqrt(4 * 20)
     assert np.abs(kernel).max() <= bound
     assert np.abs(kernel).std() == pytest.approx(bound / np.sqrt(12), rel=0.05)
-    second = ops.convert_to_numpy(layer.blocks[0].convolutions[1].kernel)
-    assert abs(np.corrcoef(kernel.ravel()[:1000], second.ravel()[:1000])[0, 1]) < 0.2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"seed": 3}, {"kernel_initializer": keras.initializers.GlorotUniform(seed=3)}],
+    ids=["seed", "seeded initializer"],
+)
+def test_every_weight_has_numbers_of_its_own(options):
+    layer = TCN([4, 8, 4, 8], 3, 4, **options)
+    layer.build((None, None, 4))
+    again = TCN.from_config(layer.get_config())
+    again.build((None, None, 4))
+    weights = [ops.convert_to_numpy(w) for w in layer.trainable_weights]
+    random = [w for w in weights if w.ndim > 1]
+    assert len({w.ravel()[:8].tobytes() for w in random}) == len(random)
+    assert len({w.std() for w in random if w.shape == (3, 8, 8)}) > 1
+    if "seed" in options:
+        others = TCN([4, 8, 4, 8], 3, 4, seed=4)
+        others.build((None, None, 4))
+        new = [ops.convert_to_numpy(w) for w in others.trainable_weights if len(w.shape) > 1]
+        assert not {w.tobytes() for w in new} & {w.tobytes() for w in random}
+        for a, b in zip(weights, again.trainable_weights, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_the_image_data_format_does_not_matter():
+    layer, x = make(depth=3), random((2, 12, 4))
+    wanted = ops.convert_to_numpy(layer(x))
+    keras.config.set_image_data_format("channels_first")
+    try:
+        assert_same(layer(x), wanted)
+    finally:
+        keras.config.set_image_data_format("channels_last")
+
+
+def test_the_glu_function_is_the_glu_activation():
+    assert TCNBlock(3, 2, activation=keras.activations.glu).activation == "glu"
 
 
 def test_spatial_dropout_drops_channels():

@@ -1,13 +1,14 @@
 """What a run leaves in the zoo."""
 
 import json
+import shlex
 
 import pytest
 
 from trellis_keras import zoo
 from trellis_keras.zoo import runs
 from trellis_keras.zoo.assets import WEIGHTS
-from trellis_keras.zoo.publish import publish
+from trellis_keras.zoo.publish import is_the_zoos, publish
 
 SETTINGS = {
     "T": 8,
@@ -42,16 +43,28 @@ def test_card_and_results(run, tmp_path):
     assert not (folder / WEIGHTS).exists()
 
 
-def test_weights_of_the_zoos_own_settings_load(tmp_path, monkeypatch):
-    small = {"epochs": 1, "data_options": {"train": 32, "valid": 16, "test": 16}}
-    runs.train(zoo.recipe("rnn_copy_memory", **small), tmp_path / "run", verbose=0)
-    (tmp_path / "zoo").mkdir()
-    (tmp_path / "zoo" / "README.md").write_text("")
-    publish(tmp_path / "run", tmp_path / "zoo" / "rnn_copy_memory")
-    monkeypatch.setenv("TRELLIS_KERAS_ZOO", str(tmp_path / "zoo"))
-    loaded = zoo.get_model("rnn_copy_memory", weights="pretrained").get_weights()
-    best = runs.load_best(tmp_path / "run").get_weights()
-    assert all((a == b).all() for a, b in zip(loaded, best, strict=True))
+@pytest.mark.parametrize(
+    ("name", "changes", "wanted"),
+    [
+        ("tcn_jsb", {}, True),
+        ("tcn_jsb", {"epochs": 3, "seed": 2, "jit_compile": False}, True),
+        ("tcn_jsb", {"dropout": 0.1}, False),
+        ("tcn_adding", {"data_options": {"train": 8}}, False),
+        ("tcn_char_ptb", {"data": "pydoc"}, False),
+        ("tcn_char_ptb", {}, False),
+    ],
+)
+def test_which_weights_are_the_zoos(name, changes, wanted):
+    assert is_the_zoos(zoo.recipe(name, **changes)) == wanted
+
+
+def test_the_cards_command_is_one_for_the_shell(run, tmp_path):
+    publish(run, tmp_path / "out")
+    card = (tmp_path / "out" / "card.md").read_text()
+    command = next(line for line in card.splitlines() if line.startswith("trellis-keras train"))
+    words = shlex.split(command)
+    assert json.loads(words[words.index("--data-options") + 1]) == SETTINGS["data_options"]
+    assert "--published" not in words
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):

@@ -171,3 +171,19 @@ def test_a_recipe_streams_its_data():
 def test_the_decay_rule_becomes_a_callback(rule, callbacks):
     recipe = zoo.recipe("trellisnet_char", decay_rule=rule)
     assert [type(callback).__name__ for callback in recipe.callbacks()] == callbacks
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("trellisnet_ptb", {"data": "pydoc"}),
+        ("tcn_ptb", {"metric": "bpc"}),
+        ("tcn_lambada", {"data": "text", "data_options": {"path": "novels.txt"}}),
+        ("tcn_adding", {"T": 200}),
+        ("tcn_jsb", {"activation": "glu"}),
+    ],
+)
+def test_a_published_result_is_none_of_another_task(name, changes):
+    assert zoo.recipe(name).training.published is not None
+    assert zoo.recipe(name, **changes).training.published is None
+    assert zoo.recipe(name, epochs=3).training.published is not None

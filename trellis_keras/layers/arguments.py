@@ -3,6 +3,7 @@
 import numbers
 
 import keras
+import numpy as np
 
 
 def check_positive(**arguments):
@@ -45,6 +46,31 @@ def initializer(identifier, seed, offset):
         return keras.initializers.get(identifier)
     seed = None if seed is None else seed + offset
     return keras.initializers.RandomNormal(stddev=0.01, seed=seed)
+
+
+def sub_seed(seed, *path):
+    """A seed for a part of a layer, unrelated to those of other parts and of other seeds."""
+    if seed is None:
+        return None
+    return int(np.random.SeedSequence([seed % 2**32, *path]).generate_state(1)[0] >> 1)
+
+
+def seeded(initializer, seed, *path):
+    """An initializer with a seed of its own: one with a seed draws equal numbers each time.
+
+    Args:
+        initializer: Keras initializer. A seed that it has counts more than `seed`.
+        seed: Integer or None.
+        *path: Integers that tell the part from the others.
+    """
+    config = initializer.get_config() if hasattr(initializer, "get_config") else {}
+    own = config.get("seed", False)
+    if own is not None and (isinstance(own, bool) or not isinstance(own, int)):
+        return initializer  # it draws nothing, or other numbers each time
+    base = seed if own is None else own
+    if base is None:
+        return initializer.clone()
+    return type(initializer).from_config({**config, "seed": sub_seed(base, *path)})
 
 
 def compatible(shape, wanted):

@@ -86,6 +86,7 @@ def _convolution(x, kernel, window):
         strides=(1, window.stride),
         dilation_rate=(1, window.dilation),
         padding="valid",
+        data_format="channels_last",
     )
     # Not `squeeze`: TensorFlow forgets the 1 if it does not know the length of the sequence.
     return ops.reshape(y, (-1, ops.shape(y)[2], kernel.shape[-1]))

@@ -13,6 +13,9 @@ from trellis_keras.layers.tcn_block import (
     Steps,
     TCNBlock,
     checked_stream,
+    default_kernel,
+    default_shortcut,
+    initializer_config,
     plan,
     shared_config,
 )
@@ -118,6 +121,9 @@ class TCN(streaming.Streaming, keras.layers.Layer):
         self.skip_connections = skip_connections
         self.return_sequences = return_sequences
         self.output_length = output_length
+        self.kernel_initializer = default_kernel(kernel_initializer)
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.shortcut_initializer = default_shortcut(shortcut_initializer)
         self.seed = seed
         self.supports_masking = True
         self.blocks = [
@@ -131,11 +137,11 @@ class TCN(streaming.Streaming, keras.layers.Layer):
                 activation=activation,
                 normalization=normalization,
                 residual=residual,
-                kernel_initializer=kernel_initializer,
-                bias_initializer=bias_initializer,
-                shortcut_initializer=shortcut_initializer,
+                kernel_initializer=arguments.seeded(self.kernel_initializer, seed, i, 0),
+                bias_initializer=arguments.seeded(self.bias_initializer, seed, i, 1),
+                shortcut_initializer=arguments.seeded(self.shortcut_initializer, seed, i, 2),
                 kernel_regularizer=kernel_regularizer,
-                seed=None if seed is None else seed + 10 * i,
+                seed=arguments.sub_seed(seed, i, 3),
                 dtype=self.dtype_policy,
                 name=f"block_{i + 1}",
             )
@@ -272,7 +278,7 @@ class TCN(streaming.Streaming, keras.layers.Layer):
             "return_sequences": self.return_sequences,
             "output_length": self.output_length,
             **shared_config(self.blocks[0]),
-            "seed": self.seed,
+            **initializer_config(self),
         }
 
 
@@ -285,7 +291,7 @@ def _dilations(depth, dilations):
     if dilations is None:
         arguments.check_positive(depth=depth)
         return [2**i for i in range(depth)]
-    return arguments.dilation_cycle(list(dilations))
+    return arguments.dilation_cycle(dilations)
 
 
 def _widths(filters, depth):

@@ -104,14 +104,13 @@ class TCNBlock(streaming.Streaming, keras.layers.Layer):
         self.dropout = dropout
         self.dropout_kind = dropout_kind
         self.weight_norm = weight_norm
-        self.activation = activation if activation == "glu" else keras.activations.get(activation)
+        is_glu = activation in ("glu", keras.activations.glu)
+        self.activation = "glu" if is_glu else keras.activations.get(activation)
         self.normalization = normalization
         self.residual = residual
-        if kernel_initializer is None:
-            kernel_initializer = keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.kernel_initializer = default_kernel(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.shortcut_initializer = arguments.initializer(shortcut_initializer, seed, 0)
+        self.shortcut_initializer = default_shortcut(shortcut_initializer)
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.seed = seed
         self.supports_masking = True
@@ -130,7 +129,7 @@ class TCNBlock(streaming.Streaming, keras.layers.Layer):
             self.kernel_size,
             self.filters * (2 if self.activation == "glu" else 1),
             weight_norm=self.weight_norm,
-            initializer=_seeded(self.kernel_initializer, self.seed, n + 1),
+            initializer=arguments.seeded(self.kernel_initializer, self.seed, n),
             regularizer=self.kernel_regularizer,
             dtype=self.dtype_policy,
             name=f"convolution_{n + 1}",
@@ -147,7 +146,7 @@ class TCNBlock(streaming.Streaming, keras.layers.Layer):
             )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"`dropout` must be in [0, 1). Received: dropout={self.dropout}")
-        seed = None if self.seed is None else self.seed + n
+        seed = arguments.sub_seed(self.seed, 10 + n)
         return kinds[self.dropout_kind](self.dropout, seed=seed, dtype=self.dtype_policy)
 
     def build(self, input_shape):
@@ -159,7 +158,7 @@ class TCNBlock(streaming.Streaming, keras.layers.Layer):
                 self.add_weight(
                     name=f"bias_{n + 1}",
                     shape=(convolution.filters,),
-                    initializer=self.bias_initializer,
+                    initializer=arguments.seeded(self.bias_initializer, self.seed, 20 + n),
                 )
             )
         for norm in self.norms:
@@ -167,7 +166,7 @@ class TCNBlock(streaming.Streaming, keras.layers.Layer):
         if self.residual and channels != self.filters:
             self.shortcut = keras.layers.Dense(
                 self.filters,
-                kernel_initializer=self.shortcut_initializer,
+                kernel_initializer=arguments.seeded(self.shortcut_initializer, self.seed, 30),
                 dtype=self.dtype_policy,
                 name="shortcut",
             )
@@ -347,14 +346,16 @@ def plan(time, reads, kept=None, also_kept=()):
     return cone.Cone(time, reads, kept, also_kept)
 
 
-def _seeded(initializer, seed, offset):
-    """A random initializer with a seed of its own; Keras' would draw equal numbers twice."""
-    config = initializer.get_config() if hasattr(initializer, "get_config") else {}
-    if "seed" not in config:
-        return initializer
-    if seed is None:
-        return initializer.clone() if hasattr(initializer, "clone") else initializer
-    return type(initializer).from_config({**config, "seed": seed + offset})
+def default_kernel(initializer):
+    """Uniform in +-1/sqrt(taps * channels), unless another is given."""
+    usual = keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
+    return keras.initializers.get(usual if initializer is None else initializer)
+
+
+def default_shortcut(initializer):
+    """N(0, 0.01), unless another is given."""
+    usual = keras.initializers.RandomNormal(stddev=0.01)
+    return keras.initializers.get(usual if initializer is None else initializer)
 
 
 def shared_config(block):
@@ -368,11 +369,19 @@ def shared_config(block):
         "activation": "glu" if glu else keras.activations.serialize(block.activation),
         "normalization": block.normalization,
         "residual": block.residual,
-        "kernel_initializer": keras.initializers.serialize(block.kernel_initializer),
-        "bias_initializer": keras.initializers.serialize(block.bias_initializer),
-        "shortcut_initializer": keras.initializers.serialize(block.shortcut_initializer),
         "kernel_regularizer": keras.regularizers.serialize(block.kernel_regularizer),
-        "seed": block.seed,
+        **initializer_config(block),
+    }
+
+
+def initializer_config(layer):
+    """The arguments that say where the weights begin."""
+    serialize = keras.initializers.serialize
+    return {
+        "kernel_initializer": serialize(layer.kernel_initializer),
+        "bias_initializer": serialize(layer.bias_initializer),
+        "shortcut_initializer": serialize(layer.shortcut_initializer),
+        "seed": layer.seed,
     }
 
 

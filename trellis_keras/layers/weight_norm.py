@@ -22,6 +22,12 @@ def _norm(kernel):
     return ops.sqrt(ops.sum(ops.square(kernel), axis=(0, 1)))
 
 
+def _repeatable(initializer):
+    if not isinstance(initializer, keras.initializers.Initializer):
+        return False
+    return isinstance(initializer.get_config().get("seed"), (int, type(None)))
+
+
 @keras.saving.register_keras_serializable("trellis_keras")
 class ConvolutionKernel(keras.layers.Layer):
     """A (tap, in, out) kernel, weight-normed and with DropConnect if asked for.
@@ -44,7 +50,8 @@ class ConvolutionKernel(keras.layers.Layer):
         The kernel to convolve with, (tap, in, out).
 
     Raises:
-        ValueError: `kernel_size` or `filters` not positive, or `dropout` outside [0, 1).
+        ValueError: `kernel_size` or `filters` not positive, `dropout` outside [0, 1), or with
+            `weight_norm` an initializer that gives other numbers each time.
 
     Example:
 
@@ -78,6 +85,12 @@ class ConvolutionKernel(keras.layers.Layer):
         self.initializer = keras.initializers.get(initializer)
         self.regularizer = keras.regularizers.get(regularizer)
         self.seed = seed
+        if weight_norm and not _repeatable(self.initializer):
+            raise ValueError(
+                "With `weight_norm` the initializer must give equal numbers twice, for the gain "
+                "begins as the kernel's norm: a Keras initializer whose seed is None or an "
+                f"integer. Received: initializer={initializer!r}"
+            )
         # Norms and masks are taken in the variables' dtype; the result is cast once, at the end.
         self.drop_connect = DropConnect(dropout, seed=seed, dtype=self.variable_dtype)
 
@@ -96,8 +109,8 @@ class ConvolutionKernel(keras.layers.Layer):
                 name="gain",
                 shape=(self.filters,),
                 # The gain starts at the norm of the direction, so that the kernel is the direction.
-                # An initializer gives equal numbers twice. The variable itself cannot be read: XLA
-                # would refuse to compile a `fit` that builds the model.
+                # The variable itself cannot be read: XLA would refuse to compile a `fit` that
+                # builds the model.
                 initializer=lambda shape, dtype: _norm(self.initializer(self.kernel.shape, dtype)),
                 autocast=False,
             )

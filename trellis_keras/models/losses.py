@@ -74,5 +74,10 @@ class SquaredError(_MeanOverSteps):
 
     def call(self, y_true, y_pred):
         if len(y_true.shape) < len(y_pred.shape):
+            if y_pred.shape[-1] != 1:
+                raise ValueError(
+                    "Targets without an axis of units need a model with one unit. Received: "
+                    f"targets of shape {tuple(y_true.shape)}, outputs {tuple(y_pred.shape)}"
+                )
             y_true = ops.expand_dims(y_true, -1)
         return ops.sum(ops.square(y_pred - y_true), axis=-1) / y_pred.shape[-1]

@@ -19,7 +19,8 @@ class PolyphonicModel(SequenceModel):
     D being element-wise dropout. The loss of a frame is its negative log-likelihood in nats, the
     sum over the keys of the binary cross-entropy; `compile` takes its mean over the frames, and
     the metric `training.FrameNLL` (which has no part of a regulariser), unless it is told
-    otherwise.
+    otherwise. (The authors' program trains on the sum over a piece's frames, so a bound on the
+    gradient's norm means more there.)
 
     Pieces of music differ in length. Pad them at the end, with any 0/1 frames, and give
     `sample_weight` (batch, time), 1 for a real frame and 0 for padding: the backbone is causal, so

@@ -196,10 +196,12 @@ class SequenceModel(keras.Model):
             **kwargs,
         )
 
-    def evaluate(self, x=None, y=None, batch_size=None, *, sample_weight=None, **kwargs):
+    def evaluate(
+        self, x=None, y=None, batch_size=None, verbose="auto", sample_weight=None, **kwargs
+    ):
         """As `keras.Model.evaluate`, after the checks of `fit`."""
         self._check_data(x, y, sample_weight)
-        return super().evaluate(x, y, batch_size, sample_weight=sample_weight, **kwargs)
+        return super().evaluate(x, y, batch_size, verbose, sample_weight, **kwargs)
 
     def _check_data(self, x, y=None, sample_weight=None):
         if isinstance(x, keras.utils.PyDataset):

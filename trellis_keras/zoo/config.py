@@ -23,7 +23,7 @@ class Config:
         l2: Weight decay, added to the gradient.
         jit_compile: Whether XLA compiles the training step.
         seed: Of the initial weights, the dropouts and the order of the examples. None: other
-            weights and dropouts each time.
+            weights each time (a run's dropouts and order are then those of seed 0).
     """
 
     POSITIVE: ClassVar[tuple] = ("learning_rate", "clip_norm")

@@ -29,6 +29,7 @@ class LanguageConfig(Config):
     POSITIVE: ClassVar[tuple] = (*Config.POSITIVE, "vocabulary_size", "embedding_dim")
     NOT_NEGATIVE: ClassVar[tuple] = (*Config.NOT_NEGATIVE, "initial_embedding")
     RATES: ClassVar[tuple] = ("embedding_dropout", "input_dropout", "output_dropout")
+    BENCHMARK: ClassVar[tuple] = ("metric",)
 
     vocabulary_size: int
     embedding_dim: int

@@ -1,23 +1,22 @@
 """What a finished run leaves in the zoo: card, results, history, learning curve, small weights."""
 
-import csv
 import datetime
 import json
-import os
+import math
 import pathlib
-import platform
+import shlex
 import shutil
-import subprocess
 
-import keras
-
-import trellis_keras
 from trellis_keras.files import replacing
+from trellis_keras.training.records import read_history
 from trellis_keras.zoo import registry, runs
 from trellis_keras.zoo.assets import WEIGHTS
 
 # Larger weights are no part of the repository.
 _LARGEST_WEIGHTS = 5_000_000  # bytes
+
+# Settings that may differ in weights that are called the zoo's.
+_WITHOUT_EFFECT = {"epochs", "jit_compile", "seed"}
 
 
 def publish(run, folder, data_dir=None):
@@ -44,27 +43,32 @@ def publish(run, folder, data_dir=None):
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(run / "history.csv", folder / "history.csv")
     with replacing(folder / "results.json") as temporary:
-        temporary.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(
+            json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8"
+        )
     with replacing(folder / "curve.png") as temporary:
         _draw(_history(run), results, temporary)
     with replacing(folder / "card.md") as temporary:
         temporary.write_text(_card(recipe, results), encoding="utf-8")
-    usual = registry.recipe(recipe.name, **_free(recipe)).model
-    if recipe.model == usual and 4 * model.count_params() < _LARGEST_WEIGHTS:
+    # Those of an earlier run must not stay beside other results.
+    (folder / WEIGHTS).unlink(missing_ok=True)
+    if is_the_zoos(recipe) and 4 * model.count_params() < _LARGEST_WEIGHTS:
         with replacing(folder / WEIGHTS) as temporary:
             model.save_weights(temporary)
     return results
 
 
-def _free(recipe):
-    """The one field of a model that its data decide."""
-    size = getattr(recipe.model, "vocabulary_size", None)
-    return {} if size is None else {"vocabulary_size": size}
+def is_the_zoos(recipe):
+    """Whether a run's weights may be called the zoo's: settings and data are the zoo's own.
+
+    Weights of a language model are none without its vocabulary, which such a file lacks.
+    """
+    return not registry.reads_text(recipe.model) and set(_changed(recipe)) <= _WITHOUT_EFFECT
 
 
 def _results(run, recipe, model, test):
     history = _history(run)
-    best = min(history, key=lambda row: row["val_loss"])
+    best = min(history, key=lambda row: (math.isnan(row["val_loss"]), row["val_loss"]))
     return {
         "model": recipe.name,
         "settings": _changed(recipe),
@@ -80,10 +84,7 @@ def _results(run, recipe, model, test):
         "seed": recipe.model.seed,
         "parameters": model.count_params(),
         "wall_time_s": _wall_time(run),
-        "hardware": f"{os.cpu_count()} cores of {_processor()}",
-        "backend": f"{keras.backend.backend()} {_backend_version()}, keras {keras.__version__}",
-        "trellis_keras": trellis_keras.__version__,
-        "commit": _commit(),
+        **json.loads((run / runs.ENVIRONMENT).read_text(encoding="utf-8")),
         "data": recipe.training.data,
         "data_checksum": recipe.training.data_checksum,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -91,16 +92,18 @@ def _results(run, recipe, model, test):
 
 
 def _changed(recipe):
-    """Fields that are not the zoo's own."""
+    """Fields that are not the zoo's own, paths without their folders."""
     usual = registry.recipe(recipe.name).fields()
-    skipped = {"data_dir", "data_checksum", "vocabulary_size"}
-    fields = recipe.fields().items()
-    return {k: v for k, v in fields if k not in skipped and v != usual[k]}
+    skipped = {"data_dir", "data_checksum", "vocabulary_size", "published", "source"}
+    changed = {k: v for k, v in recipe.fields().items() if k not in skipped and v != usual[k]}
+    options = changed.get("data_options", {})
+    if "path" in options:
+        changed["data_options"] = options | {"path": pathlib.Path(options["path"]).name}
+    return changed
 
 
 def _history(run):
-    with open(run / "history.csv", newline="", encoding="utf-8") as file:
-        return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+    return [{k: float(v) for k, v in row.items()} for row in read_history(run / "history.csv")]
 
 
 def _wall_time(run):
@@ -118,30 +121,6 @@ def _wall_time(run):
         if tensors or scalars:
             stamps.append(max(tensors + scalars) - events.FirstEventTimestamp())
     return round(sum(stamps), 1) if stamps else None
-
-
-def _processor():
-    cpuinfo = pathlib.Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def _backend_version():
-    return __import__(keras.backend.backend()).__version__
-
-
-def _commit():
-    """The commit of the checkout that ran, or None outside of one."""
-    root = pathlib.Path(trellis_keras.__file__).parent.parent
-    command = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
 
 
 def _draw(history, results, path):
@@ -172,7 +151,7 @@ def _title(results):
 
 def _card(recipe, results):
     options = "".join(
-        f" --{name.replace('_', '-')} {json.dumps(value)}"
+        f" --{name.replace('_', '-')} {shlex.quote(json.dumps(value))}"
         for name, value in results["settings"].items()
     )
     other = {k: v for k, v in results["test_metrics"].items() if k not in (results["metric"],)}

@@ -39,7 +39,8 @@ class Recipe:
             parts[part][field] = _checked(self.name, getattr(self, part), field, value)
         model = self.model.replace(**parts["model"])
         training = _absolute(parts["training"])
-        if not model.has_result_of(self.model):
+        same_data = training.get("data", self.training.data) == self.training.data
+        if not (same_data and model.has_result_of(self.model)):
             training = {"published": None, "source": ""} | training
         new = Recipe(self.name, model, dataclasses.replace(self.training, **training))
         new.training.check(new.model)

@@ -23,7 +23,7 @@ class ForgetBias(keras.initializers.Initializer):
 
     Example:
 
-    >>> ForgetBias(5.0)((8,)).tolist()  # input, forget, candidate, output
+    >>> np.asarray(ForgetBias(5.0)((8,))).tolist()  # input, forget, candidate, output
     [0.0, 0.0, 5.0, 5.0, 0.0, 0.0, 0.0, 0.0]
     """
 
@@ -171,6 +171,7 @@ class RecurrentLanguageModel(RecurrentConfig, LanguageConfig):
 
     POSITIVE: ClassVar[tuple] = (*LanguageConfig.POSITIVE, *RecurrentConfig.POSITIVE)
     RATES: ClassVar[tuple] = (*LanguageConfig.RATES, *RecurrentConfig.RATES)
+    BENCHMARK: ClassVar[tuple] = (*LanguageConfig.BENCHMARK, *RecurrentConfig.BENCHMARK)
 
     tie_embeddings: bool = False
 

@@ -1,6 +1,7 @@
 """A run: a folder with a recipe, and what training by that recipe leaves in it.
 
 recipe.json    all settings; what the other commands start from
+environment.json   hardware, versions and commit of the last process that trained
 history.csv    a row per epoch
 best.keras     the model of the best validation loss, with its vocabulary
 checkpoints/   where an interrupted run goes on
@@ -21,8 +22,10 @@ from trellis_keras.files import remove_unfinished, replacing
 from trellis_keras.training import Checkpoint
 from trellis_keras.training.records import BestModel, HistoryCSV
 from trellis_keras.zoo import registry
+from trellis_keras.zoo.environment import environment
 
 RECIPE = "recipe.json"
+ENVIRONMENT = "environment.json"
 BEST = "best.keras"
 
 
@@ -60,6 +63,8 @@ def train(recipe, folder, verbose="auto"):
         print(describe(recipe, model, loaded), flush=True)
     with replacing(folder / RECIPE) as temporary:
         temporary.write_text(recipe.to_json(), encoding="utf-8")
+    with replacing(folder / ENVIRONMENT) as temporary:
+        temporary.write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
     model.fit(
         train_stream,
         validation_data=valid_stream,

@@ -36,7 +36,7 @@ class TCNLanguageModel(LanguageConfig):
 
     POSITIVE: ClassVar[tuple] = (*LanguageConfig.POSITIVE, "kernel_size", "depth", "filters")
     RATES: ClassVar[tuple] = (*LanguageConfig.RATES, "dropout")
-    BENCHMARK: ClassVar[tuple] = ("activation",)
+    BENCHMARK: ClassVar[tuple] = (*LanguageConfig.BENCHMARK, "activation")
 
     kernel_size: int
     depth: int

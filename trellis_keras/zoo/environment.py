@@ -1,0 +1,55 @@
+"""Where a run was computed: hardware, versions, commit."""
+
+import os
+import pathlib
+import platform
+import subprocess
+
+import keras
+
+import trellis_keras
+
+
+def environment():
+    """Returns hardware, backend, versions and commit of this process, a dict of strings."""
+    backend = keras.backend.backend()
+    return {
+        "hardware": ", ".join([f"{os.cpu_count()} cores of {_processor()}", *_accelerators()]),
+        "backend": f"{backend} {__import__(backend).__version__}, keras {keras.__version__}",
+        "trellis_keras": trellis_keras.__version__,
+        "commit": _commit(),
+    }
+
+
+def _processor():
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _accelerators():
+    """Names of the backend's devices that are no CPU."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return [device.device_kind for device in jax.devices() if device.platform != "cpu"]
+    import tensorflow as tf
+
+    details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
+    return [found.get("device_name", "GPU") for found in details]
+
+
+def _commit():
+    """The commit of the checkout that runs, marked if it has been changed; None outside of one."""
+    root = pathlib.Path(trellis_keras.__file__).parent.parent
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
