@@ -18,6 +18,7 @@ A test that needs a process of its own (one that is killed, one where tensorflow
 there) calls `run_script`.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -70,6 +71,35 @@ def start_tests(marks, output, backend="tensorflow", floatx="float32"):
     return subprocess.Popen(
         command, env=environment, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
     )
+
+
+# {name: (backend, floatx, marks of the tests that run there)}
+SETTINGS = {
+    "tensorflow-float64": ("tensorflow", "float64", "float64"),
+    "jax-float32": ("jax", "float32", "both_backends"),
+    "jax-float64": ("jax", "float64", "both_backends and float64"),
+}
+
+
+@contextlib.contextmanager
+def running_children(folder, which):
+    """Yields {setting: (process, file of its output)}: a child `pytest` for each of SETTINGS.
+
+    Args:
+        folder: where their output goes.
+        which: `"slow"` or `"not slow"`.
+    """
+    children = {}
+    for setting, (backend, floatx, marks) in SETTINGS.items():
+        with open(folder / setting, "w") as output:
+            child = start_tests(f"({marks}) and {which}", output, backend, floatx)
+        children[setting] = child, folder / setting
+    try:
+        yield children
+    finally:
+        for child, _ in children.values():
+            child.kill()
+            child.wait()
 
 
 def run_script(

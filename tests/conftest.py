@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # test modules say `from backend
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+from backends import running_children  # noqa: E402
 
 keras.config.set_floatx(FLOATX)
 
@@ -74,3 +75,36 @@ def assert_close(tolerance):
         assert error <= tolerance(kind), f"{name}: error {error:.3g} > {tolerance(kind):.3g}"
 
     return check
+
+
+# Child processes on other backends run beside the other tests: started first, awaited last.
+
+_CHILDREN = {"children", "slow_children"}
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: bool(_CHILDREN.intersection(item.fixturenames)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _start_children(request):
+    for name in sorted(_CHILDREN & _fixtures_of(request.session.items)):
+        request.getfixturevalue(name)
+
+
+def _fixtures_of(items):
+    return {name for item in items for name in item.fixturenames}
+
+
+@pytest.fixture(scope="session")
+def children(tmp_path_factory):
+    """{setting: (process, file of its output)} of the marked tests."""
+    with running_children(tmp_path_factory.mktemp("children"), "not slow") as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def slow_children(tmp_path_factory):
+    """The same, of the slow ones."""
+    with running_children(tmp_path_factory.mktemp("children"), "slow") as started:
+        yield started

@@ -4,37 +4,7 @@
 """
 
 import pytest
-from backends import run_script, start_tests
-
-SETTINGS = {
-    "tensorflow-float64": ("tensorflow", "float64", "float64"),
-    "jax-float32": ("jax", "float32", "both_backends"),
-    "jax-float64": ("jax", "float64", "both_backends and float64"),
-}
-
-
-def children_of(tmp_path_factory, which):
-    """Starts the child processes of all settings at once: each leaves cores idle at times."""
-    folder = tmp_path_factory.mktemp("children")
-    children = {}
-    for setting, (backend, floatx, marks) in SETTINGS.items():
-        with open(folder / setting, "w") as output:
-            child = start_tests(f"{marks} and {which}", output, backend, floatx)
-        children[setting] = child, folder / setting
-    yield children
-    for child, _ in children.values():
-        child.kill()
-        child.wait()
-
-
-@pytest.fixture(scope="module")
-def children(tmp_path_factory):
-    yield from children_of(tmp_path_factory, "not slow")
-
-
-@pytest.fixture(scope="module")
-def slow_children(tmp_path_factory):
-    yield from children_of(tmp_path_factory, "slow")
+from backends import SETTINGS, run_script
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
