@@ -44,7 +44,8 @@ VARIANTS = {
     "glu": {"activation": "glu"},
     "layer norm": {"normalization": "layer"},
     "skip connections": {"skip_connections": True},
-    "no weight norm, tanh": {"weight_norm": False, "activation": "tanh"},
+    # (On JAX `keras.activations.tanh` leaves float64.)
+    "no weight norm, silu": {"weight_norm": False, "activation": "silu"},
     "no residual": {"residual": False},
     "widths": {"filters": [6, 6, 3]},
     "dilations": {"depth": None, "dilations": [1, 3, 2]},
