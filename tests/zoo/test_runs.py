@@ -24,7 +24,14 @@ def shared(tmp_path_factory):
 
 
 def test_files(shared):
-    names = {"recipe.json", "history.csv", "best.keras", "checkpoints", "tensorboard"}
+    names = {
+        "recipe.json",
+        "history.csv",
+        "best.keras",
+        "environment.json",
+        "checkpoints",
+        "tensorboard",
+    }
     assert {path.name for path in shared.iterdir()} == names
     assert [row["epoch"] for row in read_history(shared / "history.csv")] == ["1", "2"]
     columns = {"epoch", "loss", "bpc", "val_loss", "val_bpc", "learning_rate"}
