@@ -18,6 +18,8 @@ layer's main output is made. A layer must have been built before.
 import keras
 from keras import ops
 
+from trellis_keras.layers.arguments import compatible
+
 
 class Streaming:
     """Base class of layers that stream: the protocol above, and `prefill` made of steps.
@@ -125,7 +127,7 @@ def check_shape(name, tensor, shape):
     Raises:
         ValueError: Wrong rank or size.
     """
-    if not _compatible(tensor.shape, shape):
+    if not compatible(tensor.shape, shape):
         raise ValueError(
             f"`{name}` must have shape {tuple(shape)}. Received: shape {tuple(tensor.shape)}"
         )
@@ -146,7 +148,7 @@ def check_cache(layer, cache, expected):
     received = keras.tree.map_structure(lambda tensor: _Shape(tensor.shape), cache)
     wanted = keras.tree.map_shape_structure(_Shape, expected)
     pairs = zip(keras.tree.flatten(received), keras.tree.flatten(wanted), strict=False)
-    right = _same_structure(received, wanted) and all(_compatible(a.size, b.size) for a, b in pairs)
+    right = _same_structure(received, wanted) and all(compatible(a.size, b.size) for a, b in pairs)
     if not right:
         raise ValueError(
             f"The cache does not fit {layer.name}: it is of another batch size or of another "
@@ -170,9 +172,3 @@ def _same_structure(a, b):
     except (ValueError, TypeError):
         return False
     return True
-
-
-def _compatible(shape, wanted):
-    return len(shape) == len(wanted) and all(
-        a == b or a is None or b is None for a, b in zip(shape, wanted, strict=True)
-    )

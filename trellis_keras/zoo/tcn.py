@@ -30,7 +30,7 @@ class TCNSequenceModel(SequenceConfig):
         filters: Channels of each block.
         dropout: Dropout rate after each convolution.
         dropout_kind: `"element"` drops every number by itself (the authors' program as
-            it is now), `"spatial"` whole channels of a row (the paper; worse on JSB).
+            it is now), `"spatial"` whole channels of a row (the paper).
         activation: `"relu"`, or `"glu"` for the gated net of Table 5, which has nearly twice the
             parameters at the same width.
         **: Those of `SequenceConfig` and `Config`.

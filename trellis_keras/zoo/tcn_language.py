@@ -26,7 +26,7 @@ class TCNLanguageModel(LanguageConfig):
         filters: Channels of all blocks but the last.
         dropout: Dropout rate after each convolution.
         dropout_kind: `"element"` drops every number by itself (the authors' program as
-            it is now), `"spatial"` whole channels of a row (the paper; worse on JSB).
+            it is now), `"spatial"` whole channels of a row (the paper).
         activation: `"relu"`, or `"glu"` for the gated net of Table 5, which has nearly twice the
             parameters at the same width.
         normal_embedding: Whether the initial embedding is N(0, 0.01), as in the authors' word
