@@ -3,12 +3,13 @@
 import json
 import shlex
 
+import numpy as np
 import pytest
 
 from trellis_keras import zoo
 from trellis_keras.zoo import runs
 from trellis_keras.zoo.assets import WEIGHTS
-from trellis_keras.zoo.publish import is_the_zoos, publish
+from trellis_keras.zoo.publish import _changed, is_the_zoos, publish
 
 SETTINGS = {
     "T": 8,
@@ -39,7 +40,7 @@ def test_card_and_results(run, tmp_path):
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
     card = (folder / "card.md").read_text()
     assert "tcn_adding (T=8)" in card and "--filters 4" in card
-    # Other settings than the zoo's: its weights would not load into `tcn_adding()`.
+    # Other data than the zoo's: `pretrained` shall not mean these.
     assert not (folder / WEIGHTS).exists()
 
 
@@ -48,7 +49,8 @@ def test_card_and_results(run, tmp_path):
     [
         ("tcn_jsb", {}, True),
         ("tcn_jsb", {"epochs": 3, "seed": 2, "jit_compile": False}, True),
-        ("tcn_jsb", {"dropout": 0.1}, False),
+        ("tcn_jsb", {"dropout": 0.1}, True),
+        ("tcn_adding", {"T": 200}, True),
         ("tcn_adding", {"data_options": {"train": 8}}, False),
         ("tcn_char_ptb", {"data": "pydoc"}, False),
         ("tcn_char_ptb", {}, False),
@@ -56,6 +58,42 @@ def test_card_and_results(run, tmp_path):
 )
 def test_which_weights_are_the_zoos(name, changes, wanted):
     assert is_the_zoos(zoo.recipe(name, **changes)) == wanted
+
+
+@pytest.fixture
+def small_zoo(run, tmp_path, monkeypatch):
+    """A zoo whose only entry is the run's model, as if it had been trained on the zoo's data."""
+    monkeypatch.setattr("trellis_keras.zoo.publish.is_the_zoos", lambda recipe: True)
+    publish(run, tmp_path / "zoo" / "tcn_adding_8")
+    (tmp_path / "zoo" / "README.md").touch()
+    monkeypatch.setenv("TRELLIS_KERAS_ZOO", str(tmp_path / "zoo"))
+    return tmp_path / "zoo" / "tcn_adding_8"
+
+
+def test_published_weights_are_found_by_what_they_solve(run, small_zoo):
+    model = zoo.tcn_adding(T=8, depth=2, filters=4, weights="pretrained", learning_rate=0.1)
+    for ours, theirs in zip(model.get_weights(), runs.load_best(run).get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert "zoo.tcn_adding(" in (small_zoo / "card.md").read_text()
+    for name, settings in (("tcn_adding", {"T": 9, "depth": 2}), ("tcn_jsb", {})):
+        with pytest.raises(ValueError, match=f"no pretrained weights of {name}.*tcn_adding_8"):
+            zoo.get_model(name, **settings, weights="pretrained")
+    with pytest.raises(ValueError, match="does not hold the weights of this tcn_adding"):
+        zoo.tcn_adding(T=8, depth=2, filters=5, weights="pretrained")
+
+
+def test_weights_that_are_not_the_published_ones_are_refused(small_zoo):
+    with open(small_zoo / WEIGHTS, "ab") as file:
+        file.write(b"more")
+    with pytest.raises(ValueError, match="not the file that was published"):
+        zoo.tcn_adding(T=8, depth=2, filters=4, weights="pretrained")
+
+
+def test_settings_that_follow_from_others_are_left_out():
+    recipe = zoo.recipe("tcn_adding", T=200, epochs=3)
+    assert _changed(recipe) == {"T": 200, "epochs": 3}
+    recipe = zoo.recipe("tcn_adding", T=200, filters=30)
+    assert _changed(recipe) == {"T": 200, "filters": 30}
 
 
 def test_the_cards_command_is_one_for_the_shell(run, tmp_path):

@@ -1,9 +1,10 @@
-"""Cards, results and weights of the zoo's models: where they are, and loading them."""
+"""Cards, results and weights of the zoo's models: where they are."""
 
 import os
 import pathlib
 
 WEIGHTS = "weights.weights.h5"
+RESULTS = "results.json"
 
 _PACKAGE = pathlib.Path(__file__).parent
 
@@ -32,40 +33,3 @@ def assets_folder():
         "The zoo's assets are missing from this installation. Set TRELLIS_KERAS_ZOO to a copy "
         "of the repository's zoo/ folder."
     )
-
-
-def load_weights(model, name, weights):
-    """Loads weights into a zoo model and returns it.
-
-    Args:
-        model: A built model.
-        name: Its name in the zoo.
-        weights: None (leave as it is), `"pretrained"`, or the path of a weights file.
-
-    Raises:
-        ValueError: There are no pretrained weights of this model, or the file is missing.
-    """
-    if weights is None:
-        return model
-    if weights == "pretrained":
-        path = _pretrained(name)
-    else:
-        path = pathlib.Path(weights).expanduser()
-        if not path.is_file():
-            raise ValueError(
-                f'{name}: `weights` must be None, "pretrained" or a file. There is none at {path}'
-            )
-    model.load_weights(path)
-    return model
-
-
-def _pretrained(name):
-    assets = assets_folder()
-    path = assets / name / WEIGHTS
-    if not path.is_file():
-        there = sorted(folder.parent.name for folder in assets.glob(f"*/{WEIGHTS}"))
-        raise ValueError(
-            f"There are no pretrained weights of {name}. There are some of: "
-            f"{', '.join(there) or 'no model yet'}"
-        )
-    return path

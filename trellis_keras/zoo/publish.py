@@ -9,14 +9,16 @@ import shutil
 
 from trellis_keras.files import replacing
 from trellis_keras.training.records import read_history
-from trellis_keras.zoo import registry, runs
-from trellis_keras.zoo.assets import WEIGHTS
+from trellis_keras.zoo import pretrained, registry, runs
+from trellis_keras.zoo.assets import RESULTS, WEIGHTS
 
 # Larger weights are no part of the repository.
 _LARGEST_WEIGHTS = 5_000_000  # bytes
 
-# Settings that may differ in weights that are called the zoo's.
-_WITHOUT_EFFECT = {"epochs", "jit_compile", "seed"}
+# Settings that say what a model was trained on.
+_DATA = {"data", "data_options"}
+# What a run knows of its data and of the literature; no settings of anybody's choice.
+_FOUND = {"data_dir", "data_checksum", "vocabulary_size", "published", "source"}
 
 
 def publish(run, folder, data_dir=None):
@@ -41,29 +43,26 @@ def publish(run, folder, data_dir=None):
     recipe, model = runs.read_recipe(run), runs.load_best(run)
     results = _results(run, recipe, model, runs.evaluate(run, "test", data_dir=data_dir))
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(run / "history.csv", folder / "history.csv")
-    with replacing(folder / "results.json") as temporary:
-        temporary.write_text(
-            json.dumps(results, indent=2, allow_nan=False) + "\n", encoding="utf-8"
-        )
-    with replacing(folder / "curve.png") as temporary:
-        _draw(_history(run), results, temporary)
-    with replacing(folder / "card.md") as temporary:
-        temporary.write_text(_card(recipe, results), encoding="utf-8")
     # Those of an earlier run must not stay beside other results.
     (folder / WEIGHTS).unlink(missing_ok=True)
     if is_the_zoos(recipe) and 4 * model.count_params() < _LARGEST_WEIGHTS:
         with replacing(folder / WEIGHTS) as temporary:
             model.save_weights(temporary)
+        results["weights_sha256"] = pretrained.checksum(folder / WEIGHTS)
+    shutil.copyfile(run / "history.csv", folder / "history.csv")
+    _write(folder / RESULTS, json.dumps(results, indent=2, allow_nan=False) + "\n")
+    with replacing(folder / "curve.png") as temporary:
+        _draw(_history(run), results, temporary)
+    _write(folder / "card.md", _card(recipe, results, folder))
     return results
 
 
 def is_the_zoos(recipe):
-    """Whether a run's weights may be called the zoo's: settings and data are the zoo's own.
+    """Whether a run's weights may be called the zoo's: they solve the benchmark of its name.
 
     Weights of a language model are none without its vocabulary, which such a file lacks.
     """
-    return not registry.reads_text(recipe.model) and set(_changed(recipe)) <= _WITHOUT_EFFECT
+    return not registry.reads_text(recipe.model) and not _DATA & set(_changed(recipe))
 
 
 def _results(run, recipe, model, test):
@@ -92,14 +91,34 @@ def _results(run, recipe, model, test):
 
 
 def _changed(recipe):
-    """Fields that are not the zoo's own, paths without their folders."""
-    usual = registry.recipe(recipe.name).fields()
-    skipped = {"data_dir", "data_checksum", "vocabulary_size", "published", "source"}
-    changed = {k: v for k, v in recipe.fields().items() if k not in skipped and v != usual[k]}
+    """The fewest fields that make the zoo's recipe this one, paths without their folders."""
+    zoos = registry.recipe(recipe.name)
+    wanted = _chosen(recipe)
+    changed = {k: v for k, v in wanted.items() if v != zoos.fields()[k]}
+    for name in list(changed):
+        others = {k: v for k, v in changed.items() if k != name}
+        if _makes(zoos, others, wanted):  # it follows from them
+            changed = others
     options = changed.get("data_options", {})
     if "path" in options:
         changed["data_options"] = options | {"path": pathlib.Path(options["path"]).name}
     return changed
+
+
+def _makes(recipe, changed, wanted):
+    try:
+        return _chosen(recipe.replace(**changed)) == wanted
+    except ValueError:  # fields that do not fit each other
+        return False
+
+
+def _chosen(recipe):
+    return {k: v for k, v in recipe.fields().items() if k not in _FOUND}
+
+
+def _write(path, text):
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def _history(run):
@@ -149,14 +168,13 @@ def _title(results):
     return results["model"] + (f" ({settings})" if settings else "")
 
 
-def _card(recipe, results):
+def _card(recipe, results, folder):
     options = "".join(
-        f" --{name.replace('_', '-')} {shlex.quote(json.dumps(value))}"
+        f" --{name.replace('_', '-')} {shlex.quote(_word(value))}"
         for name, value in results["settings"].items()
     )
-    other = {k: v for k, v in results["test_metrics"].items() if k not in (results["metric"],)}
+    other = {k: v for k, v in results["test_metrics"].items() if k != results["metric"]}
     minutes = "unknown" if results["wall_time_s"] is None else f"{results['wall_time_s'] / 60:.0f}"
-    published = results["published"]
     return f"""# {_title(results)}
 
 {registry.describe(recipe.name)}
@@ -164,7 +182,7 @@ def _card(recipe, results):
 | | {results["metric"]} on the test split |
 |---|---|
 | ours | {results["test"]:.6g} |
-| published ({results["source"]}) | {"-" if published is None else f"{published:g}"} |
+| {_published(results)} |
 
 Also measured: {", ".join(f"{k} {v:.6g}" for k, v in other.items())}.
 
@@ -178,7 +196,36 @@ Epoch {results["epoch"]} of {results["epochs"]}, chosen by the validation loss
 Trained and written by
 
 ```sh
-trellis-keras train {recipe.name}{options} --output runs/{recipe.name}
-trellis-keras publish runs/{recipe.name} FOLDER
+trellis-keras train {recipe.name}{options} --output runs/{folder.name}
+trellis-keras publish runs/{folder.name} zoo/{folder.name}
+```
+{_use(recipe, results)}"""
+
+
+def _word(value):
+    """A setting as a word of the command line."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _published(results):
+    if results["published"] is None:
+        return "published | none for these settings"
+    return f"published ({results['source']}) | {results['published']:g}"
+
+
+def _use(recipe, results):
+    """How to get the model with its weights, where these are published too."""
+    if "weights_sha256" not in results:
+        return ""
+    fields = vars(recipe.model)
+    arguments = [f"{k}={v!r}" for k, v in results["settings"].items() if k in fields]
+    call = ", ".join([*arguments, 'weights="pretrained"'])
+    return f"""
+With its weights:
+
+```python
+from trellis_keras import zoo
+
+model = zoo.{recipe.name}({call})
 ```
 """

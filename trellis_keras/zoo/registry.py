@@ -4,7 +4,7 @@ import fnmatch
 import functools
 import inspect
 
-from trellis_keras.zoo.assets import load_weights
+from trellis_keras.zoo.pretrained import load_weights
 
 _ENTRIES = {}
 
@@ -24,11 +24,13 @@ def register(recipe):
             if any(vocabulary):
                 overrides.setdefault("vocabulary_size", len(vocabulary[0]))
             config = recipe.replace(**_model_only(recipe, overrides)).model
-            return load_weights(function(config, *vocabulary), recipe.name, weights)
+            return load_weights(function(config, *vocabulary), recipe, config, weights)
 
         build.__signature__ = _signature(recipe.model)
         if function.__name__ != recipe.name:
             raise ValueError(f"{function.__name__} registers a recipe named {recipe.name!r}")
+        if recipe.name in _ENTRIES:
+            raise ValueError(f"The zoo has a model {recipe.name!r} already.")
         _ENTRIES[recipe.name] = (build, recipe)
         return build
 
