@@ -70,11 +70,14 @@ def small_zoo(run, tmp_path, monkeypatch):
     return tmp_path / "zoo" / "tcn_adding_8"
 
 
+@pytest.mark.filterwarnings("error:Skipping variable")
 def test_published_weights_are_found_by_what_they_solve(run, small_zoo):
     model = zoo.tcn_adding(T=8, depth=2, filters=4, weights="pretrained", learning_rate=0.1)
     for ours, theirs in zip(model.get_weights(), runs.load_best(run).get_weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert "zoo.tcn_adding(" in (small_zoo / "card.md").read_text()
+    numbers = 4 * model.count_params()
+    assert (small_zoo / WEIGHTS).stat().st_size < numbers + 100_000  # no optimizer's beside them
     for name, settings in (("tcn_adding", {"T": 9, "depth": 2}), ("tcn_jsb", {})):
         with pytest.raises(ValueError, match=f"no pretrained weights of {name}.*tcn_adding_8"):
             zoo.get_model(name, **settings, weights="pretrained")

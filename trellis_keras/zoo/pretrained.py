@@ -3,6 +3,7 @@
 import hashlib
 import json
 import pathlib
+import warnings
 
 from trellis_keras.zoo.assets import RESULTS, WEIGHTS, assets_folder
 
@@ -32,7 +33,10 @@ def load_weights(model, recipe, config, weights):
                 f"{path}"
             )
     try:
-        model.load_weights(path)
+        with warnings.catch_warnings():
+            # Published weights are those of a model without an optimizer.
+            warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+            model.load_weights(path)
     except (ValueError, OSError) as error:
         raise ValueError(
             f"{path} does not hold the weights of this {recipe.name}: {error}"

@@ -40,7 +40,8 @@ def publish(run, folder, data_dir=None):
         FileNotFoundError: As `runs.evaluate`.
     """
     run, folder = pathlib.Path(run), pathlib.Path(folder)
-    recipe, model = runs.read_recipe(run), runs.load_best(run)
+    # Without the optimizer, whose variables would be in the weights file too.
+    recipe, model = runs.read_recipe(run), runs.load_best(run, compile=False)
     results = _results(run, recipe, model, runs.evaluate(run, "test", data_dir=data_dir))
     folder.mkdir(parents=True, exist_ok=True)
     # Those of an earlier run must not stay beside other results.

@@ -93,8 +93,12 @@ def read_recipe(folder):
         raise ValueError(f"{path} is not a recipe of this version: {error}") from error
 
 
-def load_best(folder):
+def load_best(folder, compile=True):
     """Returns the best model of the run in `folder`.
+
+    Args:
+        folder: The run's folder.
+        compile: Whether it can be trained on; without, it has no optimizer.
 
     Raises:
         FileNotFoundError: There is no run, or it has not finished an epoch.
@@ -105,7 +109,7 @@ def load_best(folder):
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no {BEST}: the run has not finished an epoch yet.")
     _check_whole(path)
-    return keras.saving.load_model(path)
+    return keras.saving.load_model(path, compile=compile)
 
 
 def evaluate(folder, split="test", protocol="exact", data_dir=None, verbose=0):
