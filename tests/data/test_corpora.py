@@ -164,10 +164,10 @@ def test_text_by_words_with_other_shares(tmp_path):
     [
         (None, {}, FileNotFoundError, "my.txt nor .*my.txt.gz is a file"),
         (b"", {}, ValueError, "my.txt is empty"),
-        (b"abc\xff" * 90, {}, ValueError, "my.txt is not UTF-8 text: the byte 0xff at offset 3"),
+        (b"abc\xff" * 90, {}, ValueError, 'my.txt is not UTF-8.*0xff at offset 3.*unit="byte"'),
         (b"abcdefghi", {}, ValueError, r"my.txt is too short to split.*Received: 9 characters"),
         (b"  ", {"unit": "word"}, ValueError, "my.txt has no words"),
-        (b"abc" * 90, {"unit": "byte"}, ValueError, "unit='byte'"),
+        (b"abc" * 90, {"unit": "letter"}, ValueError, "unit='letter'"),
         (b"abc" * 90, {"split": (0.9, 0.1)}, ValueError, r"split=\(0.9, 0.1\)"),
         (b"abc" * 90, {"split": (0.9, 0.2, 0.1)}, ValueError, "add up to 1"),
         (b"abc" * 90, {"split": (1.0, 0.1, -0.1)}, ValueError, "positive"),

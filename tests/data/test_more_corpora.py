@@ -1,4 +1,4 @@
-"""WikiText-2 and text8, from local copies and by their builders."""
+"""WikiText-2, text8, enwik8, War and Peace: from local copies and by their builders."""
 
 import hashlib
 import zipfile
@@ -14,6 +14,8 @@ WIKITEXT2 = {
     "test": b" = sat = \n",
 }
 TEXT8 = b" cat sat on mat"
+ENWIK8 = b"<a>\xc3\xa4\xff\x00 cat sat on "
+WAR_AND_PEACE = "Well,\n\nPrince, émigrés"
 
 
 @pytest.fixture
@@ -23,6 +25,10 @@ def tiny_sizes(monkeypatch):
     monkeypatch.setattr(corpora, "WIKITEXT2_WORDS", words)
     characters = {"train": 9, "valid": 3, "test": 3, "vocabulary": 8}
     monkeypatch.setattr(corpora, "TEXT8_CHARACTERS", characters)
+    sizes = {"train": 11, "valid": 4, "test": 4, "vocabulary": 13}
+    monkeypatch.setattr(corpora, "ENWIK8_BYTES", sizes)
+    sizes = {"train": 14, "valid": 4, "test": 4, "vocabulary": 15}
+    monkeypatch.setattr(corpora, "WAR_AND_PEACE_CHARACTERS", sizes)
     monkeypatch.delenv(sources.ENVIRONMENT_VARIABLE, raising=False)
 
 
@@ -62,6 +68,62 @@ def test_text8_by_characters(tmp_path, tiny_sizes):
     (tmp_path / "text8/text8").write_bytes(TEXT8.replace(b"m", b"x").replace(b"o", b"x"))
     with pytest.raises(ValueError, match="expected 8 distinct characters, found 7"):
         load("text8", data_dir=tmp_path)
+
+
+def test_enwik8_by_bytes(tmp_path, tiny_sizes):
+    (tmp_path / "enwik8").mkdir()
+    path = tmp_path / "enwik8/enwik8"
+    path.write_bytes(ENWIK8)
+    corpus = load("enwik8", data_dir=tmp_path)
+    assert corpus.unit == "byte"
+    sizes = [len(getattr(corpus, split)) for split in sources.SPLITS]
+    assert sizes == [11, 4, 4]
+    ids = np.concatenate([getattr(corpus, split) for split in sources.SPLITS])
+    assert bytes(ord(corpus.vocabulary.tokens[i]) for i in ids) == ENWIK8
+    assert corpus.checksum == hashlib.sha256(ENWIK8).hexdigest()
+    assert corpus.train.dtype == np.int32
+    path.write_bytes(ENWIK8[:-2])
+    message = r"expected 19 bytes, found 17. Another text.*load\(\"text\", .*unit=\"byte\"\)"
+    with pytest.raises(ValueError, match=message):
+        load("enwik8", data_dir=tmp_path)
+    # What the message advises.
+    part = load("text", path=path, unit="byte", split=(0.6, 0.2, 0.2))
+    assert len(part.train) == 10
+    path.write_bytes(ENWIK8.replace(b"\xff", b"\x00"))
+    with pytest.raises(ValueError, match="expected 13 distinct bytes, found 12"):
+        load("enwik8", data_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text,
+        lambda text: "\ufeff" + text.replace("\n", "\r\n") + "\r\n\r\n",
+        lambda text: text.replace("\n", " \n") + " ",
+    ],
+    ids=["plain", "as_char-rnn", "spaces"],
+)
+def test_war_and_peace_in_the_copies_that_go_round(tmp_path, tiny_sizes, change):
+    (tmp_path / "war_and_peace").mkdir()
+    path = tmp_path / "war_and_peace/warpeace_input.txt"
+    path.write_bytes(change(WAR_AND_PEACE).encode())
+    corpus = load("war_and_peace", data_dir=tmp_path)
+    parts = [corpus.vocabulary.decode(getattr(corpus, split)) for split in sources.SPLITS]
+    assert "".join(parts) == WAR_AND_PEACE
+    assert [len(part) for part in parts] == [14, 4, 4]
+    assert corpus.checksum == hashlib.sha256(WAR_AND_PEACE.encode()).hexdigest()
+    path.write_bytes(WAR_AND_PEACE.replace("Well", "Hello").encode())
+    with pytest.raises(ValueError, match="expected 22 characters, found 23"):
+        load("war_and_peace", data_dir=tmp_path)
+
+
+def test_real_war_and_peace(local_data):
+    corpus = load("war_and_peace", data_dir=local_data("war_and_peace"))
+    sizes = [len(getattr(corpus, split)) for split in sources.SPLITS]
+    assert sizes == [2_876_590, 159_810, 159_811]
+    assert len(corpus.vocabulary) == 82
+    assert corpus.checksum.startswith("b0fc81c399971eaf")
+    assert corpus.vocabulary.decode(corpus.test[-10:]) == "conscious."
 
 
 def builders():
@@ -113,6 +175,32 @@ def test_text8_builder_verifies_the_file(download, monkeypatch):
     monkeypatch.setattr(builder_class, "VERSION", "1.0.1")
     with pytest.raises(OSError, match="Could not download .*text8.zip"):
         download(builder_class, "text8.zip?again")
+
+
+def test_enwik8_builder_verifies_the_file(download, monkeypatch):
+    builder_class = builders().Enwik8
+    write_zip(download.folder / "enwik8.zip", {"enwik8": ENWIK8})
+    with pytest.raises(ValueError, match="enwik8 of .* expected md5 a1fa5f"):
+        download(builder_class, "enwik8.zip")
+    files = {"whole": ("enwik8", hashlib.md5(ENWIK8).hexdigest())}
+    monkeypatch.setattr(builder_class, "FILES", files)
+    assert download(builder_class, "enwik8.zip") == {"whole": ENWIK8}
+
+
+def test_war_and_peace_builder_verifies_what_all_copies_have(download, monkeypatch):
+    builder_class = builders().WarAndPeace
+    assert builder_class.URL.endswith("/char-rnn/warpeace_input.txt")
+    file = ("\ufeff" + WAR_AND_PEACE.replace("\n", "\r\n") + "\r\n").encode()
+    (download.folder / "input.txt").write_bytes(file)
+    with pytest.raises(ValueError, match="warpeace_input.txt of .* expected sha256 b0fc81c3"):
+        download(builder_class, "input.txt")
+    digest = hashlib.sha256(WAR_AND_PEACE.encode()).hexdigest()
+    monkeypatch.setattr(builder_class, "FILES", {"whole": ("warpeace_input.txt", digest)})
+    assert download(builder_class, "input.txt") == {"whole": file}
+    (download.folder / "input.txt").write_bytes(b"\xff" + file)
+    monkeypatch.setattr(builder_class, "VERSION", "1.0.1")
+    with pytest.raises(ValueError, match="is not the published file"):
+        download(builder_class, "input.txt?again")
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,28 @@ def test_repackaged_segments_follow_each_other():
         np.testing.assert_array_equal(rows[b, :25], np.arange(25 * b, 25 * b + 25))
 
 
+def test_carried_state_sees_each_row_without_gaps_up_to_its_last_target():
+    """The Lattice Recurrent Unit paper's batches, 250 rows of 50 steps, over a prime number."""
+    n, rows, steps = 100_003, 250, 50
+    stream = TokenStream(np.arange(n), rows, steps, history="repackage")
+    x, y, weight = (np.concatenate(arrays, axis=1) for arrays in zip(*stream, strict=True))
+    # 401 targets a row, so that the last segment has one; the last row has only 153.
+    assert x.shape == y.shape == weight.shape == (250, 9 * 50)
+    lengths = [401] * 249 + [153]
+    assert weight.sum(axis=1).tolist() == lengths
+    for b, length in enumerate(lengths):
+        np.testing.assert_array_equal(x[b, :length], 401 * b + np.arange(length))
+        np.testing.assert_array_equal(weight[b], np.arange(450) < length)
+    np.testing.assert_array_equal(np.sort(y[weight == 1]), np.arange(1, n))
+
+
+def test_a_text_shorter_than_one_batch_is_one_padded_batch():
+    stream = TokenStream(np.arange(2_000), 250, 50, history="repackage")
+    ((_, y, weight),) = list(stream)
+    assert weight.shape == (250, 50)
+    np.testing.assert_array_equal(y[weight == 1], np.arange(1, 2_000))
+
+
 @st.composite
 def authors_streams(draw):
     n = draw(st.integers(20, 300))
@@ -191,7 +213,10 @@ def test_fit_and_evaluate_take_the_stream():
         ({"segment": 0}, "`segment` must be an integer >= 1.*segment=0"),
         ({"segment": 2.5}, "segment=2.5"),
         ({"batch_size": 0}, "batch_size=0"),
-        ({"batch_size": 20}, "at most the number of targets, 19. Received: batch_size=20"),
+        (
+            {"batch_size": 20},
+            "at most the number of targets, 19.* 20 rows of 4 tokens.*batch_size=20",
+        ),
         ({"horizon": 4}, "smaller than `segment`.*horizon=4, segment=4"),
         ({"horizon": -1}, "horizon=-1"),
         ({"history": "repackage", "horizon": 2}, "must be 0. Received: horizon=2"),

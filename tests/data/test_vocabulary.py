@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trellis_keras.data import Vocabulary, check_tokens
+from trellis_keras.data import Vocabulary, check_tokens, vocabulary
 
 
 def words():
@@ -55,6 +55,36 @@ def test_characters():
     assert vocabulary.encode("").shape == (0,)
     with pytest.raises(ValueError, match=r"'\\ud800'"):
         vocabulary.encode("a\ud800")
+
+
+def test_bytes():
+    content = "häß\U0001f600\n".encode() + b"\xff\x00"
+    vocabulary = Vocabulary.from_text(content, "byte")
+    assert vocabulary.unit == "byte"
+    assert [ord(token) for token in vocabulary.tokens] == sorted(set(content))
+    ids = vocabulary.encode(content)
+    assert ids.dtype == np.int32
+    assert [ord(vocabulary.tokens[i]) for i in ids] == list(content)
+    np.testing.assert_array_equal(vocabulary.encode("hä"), ids[:3])
+    assert vocabulary.decode(ids[:9]) == "häß\U0001f600"
+    # A cut through a character, and what is no UTF-8 at all.
+    assert vocabulary.decode(ids[:2]) == "h\ufffd"
+    assert vocabulary.decode(ids[-2:]) == "\ufffd\x00"
+    assert vocabulary.encode("").shape == (0,)
+    packed = json.loads(json.dumps(keras.saving.serialize_keras_object(vocabulary)))
+    assert keras.saving.deserialize_keras_object(packed) == vocabulary
+    with pytest.raises(ValueError, match=r"b'a', b'\\xc3' \(2 distinct, 2 in all\)"):
+        Vocabulary(["h", "\xa4"], "byte").encode("haä")
+
+
+def test_long_texts_are_encoded_piece_by_piece(monkeypatch):
+    monkeypatch.setattr(vocabulary, "_CHUNK", 3)
+    for unit in ("character", "byte"):
+        for text in ("abcab", "ab\U0001f600abc"):
+            known = Vocabulary.from_text(text, unit)
+            assert known.decode(known.encode(text)) == text
+            with pytest.raises(ValueError, match="'x'.*1 distinct, 2 in all"):
+                known.encode("ax" + text + "x")
 
 
 def test_order_is_frequency_then_alphabet_for_words_and_code_point_for_characters():
@@ -126,13 +156,15 @@ def test_load_of_a_damaged_file_names_it(tmp_path, content):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"tokens": ["a"], "unit": "byte"}, "unit='byte'"),
+        ({"tokens": ["a"], "unit": "letter"}, "unit='letter'"),
         ({"tokens": []}, "at least one"),
         ({"tokens": ["<eos>", "a", "a"]}, r"twice: \['a'\]"),
         ({"tokens": ["<eos>", 3]}, "strings. Received: 3"),
         ({"tokens": ["<eos>", "a b"]}, "white space. Received: 'a b'"),
         ({"tokens": ["a"]}, "<eos>"),
         ({"tokens": ["ab"], "unit": "character"}, "one character. Received: 'ab'"),
+        ({"tokens": ["ab"], "unit": "byte"}, "unit='byte'.*Received: 'ab'"),
+        ({"tokens": ["\u0100"], "unit": "byte"}, r"'.x00' to '.xff'. Received: '\u0100'"),
         ({"tokens": ["<eos>"], "unknown": "<unk>"}, "unknown='<unk>'"),
     ],
 )

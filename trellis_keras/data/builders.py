@@ -13,7 +13,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from etils import epath
 
-from trellis_keras.data.sources import local_copy_hint
+from trellis_keras.data.sources import local_copy_hint, plain_lines
 
 # What a broken connection, a missing page or a page that is no archive raises.
 _DOWNLOAD_ERRORS = (
@@ -79,8 +79,12 @@ class _Files(tfds.core.GeneratorBasedBuilder, skip_registration=True):
                 raise ValueError(f"{self.URL} has no file {member}. {local_copy_hint()}")
             contents[part] = members[member]
             if expected is not None:
-                self._verify(member, contents[part], expected)
+                self._verify(member, self._verified_form(contents[part]), expected)
         return contents
+
+    def _verified_form(self, content):
+        """What the checksum in `FILES` is of."""
+        return content
 
     def _members(self, download):
         wanted = {member for member, _ in self.FILES.values()}
@@ -144,6 +148,35 @@ class Text8(_Files):
     URL = "http://mattmahoney.net/dc/text8.zip"
     ARCHIVE = tfds.download.ExtractMethod.ZIP
     FILES = {"whole": ("text8", "3bea1919949baf155f99411df5fada7e")}
+
+
+class Enwik8(_Files):
+    """enwik8: the first 100 million bytes of a Wikipedia."""
+
+    DESCRIPTION = "enwik8, prepared by Matt Mahoney: 205 distinct bytes."
+    URL = "http://mattmahoney.net/dc/enwik8.zip"
+    ARCHIVE = tfds.download.ExtractMethod.ZIP
+    FILES = {"whole": ("enwik8", "a1fa5ffddb56f4953e226637dabbb36a")}
+
+
+class WarAndPeace(_Files):
+    """War and Peace.
+
+    The checksum is that of the text without byte-order mark and carriage returns: that is what
+    all copies have in common.
+    """
+
+    DESCRIPTION = "War and Peace by Leo Tolstoy, as published with the program char-rnn."
+    URL = "https://cs.stanford.edu/people/karpathy/char-rnn/warpeace_input.txt"
+    FILES = {
+        "whole": (
+            "warpeace_input.txt",
+            "b0fc81c399971eaf738c8be89809e6a0d95c151749112b04f06b6af648d8a39f",
+        )
+    }
+
+    def _verified_form(self, content):
+        return plain_lines(content.decode("utf-8", "replace")).encode()
 
 
 class _PianoRolls(_Files, skip_registration=True):

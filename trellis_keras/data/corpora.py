@@ -1,12 +1,12 @@
-"""Texts as token ids: Penn Treebank, WikiText-2, text8, a file of the user's own."""
+"""Texts as token ids: Penn Treebank, WikiText-2, text8, enwik8 and others, and a user's own."""
 
 import dataclasses
-import math
 import pathlib
 import re
 
 import numpy as np
 
+from trellis_keras.data.cut import Cut
 from trellis_keras.data.registry import register
 from trellis_keras.data.sources import (
     SPLITS,
@@ -14,6 +14,7 @@ from trellis_keras.data.sources import (
     check_count,
     checksum,
     decode,
+    plain_lines,
     read_file,
     read_files,
 )
@@ -35,6 +36,19 @@ WIKITEXT2_WORDS = {"train": 2_088_628, "valid": 217_646, "test": 245_569, "vocab
 TEXT8_FILES = {"whole": "text8/text8"}
 TEXT8_CHARACTERS = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000, "vocabulary": 27}
 
+ENWIK8_FILES = {"whole": "enwik8/enwik8"}
+ENWIK8_BYTES = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000, "vocabulary": 205}
+
+WAR_AND_PEACE_FILES = {"whole": "war_and_peace/warpeace_input.txt"}
+# Counted with line ends of one character and none after the last line. There is no published
+# split; this is 90, 5 and 5 %.
+WAR_AND_PEACE_CHARACTERS = {
+    "train": 2_876_590,
+    "valid": 159_810,
+    "test": 159_811,
+    "vocabulary": 82,
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
@@ -47,7 +61,8 @@ class Corpus:
         test: Like `train`.
         vocabulary: The `Vocabulary` of the ids.
         checksum: sha256 (hexadecimal) of the source's decompressed bytes; where there are
-            several files, of train, valid and test one after the other.
+            several files, of train, valid and test one after the other. Options that lead to
+            other tokens lead to another checksum.
     """
 
     name: str
@@ -59,7 +74,7 @@ class Corpus:
 
     @property
     def unit(self):
-        """What a token is: `"word"` or `"character"`."""
+        """What a token is: `"word"`, `"character"` or `"byte"`."""
         return self.vocabulary.unit
 
 
@@ -73,16 +88,18 @@ def ptb_word(data_dir):
 
 
 @register
-def ptb_char(data_dir):
+def ptb_char(data_dir, *, split=None, first=None, train_fraction=1.0):
     """Penn Treebank by characters.
 
     The one space that begins each line in the files is dropped, the one that ends it is
     kept, and the line's end is the 50th symbol, `"\\n"`.
     """
+    cut = Cut(split, first, train_fraction)
     sources = read_files(PTB_FILES, data_dir, "PtbText")
     texts = [re.sub("^ ", "", decode(source), flags=re.MULTILINE) for source in sources]
     vocabulary = Vocabulary.from_text(texts[0], "character")
-    return _published_corpus("ptb_char", sources, texts, vocabulary, PTB_CHARACTERS)
+    sizes = _check_published(sources, texts, vocabulary, PTB_CHARACTERS)
+    return _cut_corpus("ptb_char", sources, "".join(texts), vocabulary, cut, sizes)
 
 
 @register
@@ -95,75 +112,108 @@ def wikitext2(data_dir):
 
 
 @register
-def text8(data_dir):
+def text8(data_dir, *, split=None, first=None, train_fraction=1.0):
     """text8 by characters: its first 90, then 5 and 5 million."""
+    cut = Cut(split, first, train_fraction)
     (source,) = read_files(TEXT8_FILES, data_dir, "Text8")
-    content = decode(source)
-    sizes = [TEXT8_CHARACTERS[split] for split in SPLITS]
-    check_count(source, "characters", sum(sizes), len(content))
-    vocabulary = Vocabulary.from_text(content, "character")
-    check_count(source, "distinct characters", TEXT8_CHARACTERS["vocabulary"], len(vocabulary))
-    parts, start = {}, 0
-    for split, size in zip(SPLITS, sizes, strict=True):
-        parts[split] = vocabulary.encode(content[start : start + size])
-        start += size
-    return Corpus("text8", vocabulary=vocabulary, checksum=checksum([source.content]), **parts)
+    return _whole_corpus("text8", source, decode(source), TEXT8_CHARACTERS, cut)
 
 
 @register
-def text(data_dir, *, path, unit="character", split=(0.9, 0.05, 0.05)):
+def enwik8(data_dir, *, split=None, first=None, train_fraction=1.0):
+    """enwik8 by bytes: its first 90, then 5 and 5 million."""
+    cut = Cut(split, first, train_fraction)
+    (source,) = read_files(ENWIK8_FILES, data_dir, "Enwik8")
+    return _whole_corpus("enwik8", source, source.content, ENWIK8_BYTES, cut)
+
+
+@register
+def war_and_peace(data_dir, *, split=None, first=None, train_fraction=1.0):
+    """War and Peace by characters.
+
+    The file goes round with and without a byte-order mark, with both kinds of line ends and
+    with spaces or empty lines at its end: all these copies give the same text.
+    """
+    cut = Cut(split, first, train_fraction)
+    (source,) = read_files(WAR_AND_PEACE_FILES, data_dir, "WarAndPeace")
+    content = plain_lines(decode(source))
+    source = Source(source.label, content.encode())
+    return _whole_corpus("war_and_peace", source, content, WAR_AND_PEACE_CHARACTERS, cut)
+
+
+@register
+def text(data_dir, *, path, unit="character", split=None, first=None, train_fraction=1.0):
     """A text file of the user's own, split by position."""
     del data_dir  # `path` says where the file is.
     if unit not in UNITS:
         raise ValueError(f"`unit` must be one of {UNITS}. Received: unit={unit!r}")
+    cut = Cut(split, first, train_fraction)
     source = read_file(pathlib.Path(path))
-    return _split_corpus("text", source, unit, split)
+    if unit == "byte":
+        content = source.content
+    else:
+        content = decode(source, 'To read any file, byte by byte: unit="byte".')
+    if unit == "word" and not content.strip():
+        raise ValueError(f"{source.label} has no words")
+    vocabulary = Vocabulary.from_text(content, unit)
+    return _cut_corpus("text", [source], content, vocabulary, cut, usual_unit="character")
 
 
 @register
-def pydoc(data_dir, *, split=(0.9, 0.05, 0.05)):
+def pydoc(data_dir, *, split=None, first=None, train_fraction=1.0):
     """The help texts that come with Python, by characters, split by position."""
     del data_dir  # Part of every Python installation.
     from pydoc_data.topics import topics
 
-    joined = "\n".join(topics[key] for key in sorted(topics))
-    return _split_corpus("pydoc", Source("pydoc_data.topics", joined.encode()), "character", split)
+    cut = Cut(split, first, train_fraction)
+    content = "\n".join(topics[key] for key in sorted(topics))
+    source = Source("pydoc_data.topics", content.encode())
+    return _cut_corpus("pydoc", [source], content, Vocabulary.from_text(content, "character"), cut)
 
 
 def _published_corpus(name, sources, texts, vocabulary, published):
     """Encodes texts that come in three files and checks their sizes."""
-    noun = f"{vocabulary.unit}s"
-    check_count(sources[0], f"distinct {noun}", published["vocabulary"], len(vocabulary))
-    parts = {}
-    for split, source, content in zip(SPLITS, sources, texts, strict=True):
-        parts[split] = vocabulary.encode(content)
-        check_count(source, noun, published[split], len(parts[split]))
+    texts = [vocabulary.encode(content) for content in texts]
+    _check_published(sources, texts, vocabulary, published)
+    parts = dict(zip(SPLITS, texts, strict=True))
     digest = checksum(source.content for source in sources)
     return Corpus(name=name, vocabulary=vocabulary, checksum=digest, **parts)
 
 
-def _split_corpus(name, source, unit, split):
-    """Encodes one text and cuts it by position."""
-    _check_split(split)
-    content = decode(source)
-    if unit == "word" and not content.strip():
-        raise ValueError(f"{source.label} has no words")
+def _check_published(sources, texts, vocabulary, published):
+    """Checks three files' tokens, or characters as such, and returns their numbers."""
+    noun = f"{vocabulary.unit}s"
+    check_count(sources[0], f"distinct {noun}", published["vocabulary"], len(vocabulary))
+    for split, source, content in zip(SPLITS, sources, texts, strict=True):
+        check_count(source, noun, published[split], len(content))
+    return [len(content) for content in texts]
+
+
+def _whole_corpus(name, source, content, published, cut):
+    """Checks and cuts a published text, characters or bytes, that comes in one file."""
+    unit = "byte" if isinstance(content, bytes) else "character"
+    sizes = [published[split] for split in SPLITS]
+    hint = f'Another text, or a part of this one, is read by load("text", path=..., unit="{unit}").'
+    check_count(source, f"{unit}s", sum(sizes), len(content), hint)
     vocabulary = Vocabulary.from_text(content, unit)
-    ids = vocabulary.encode(content)
-    ends = [0, *(round(len(ids) * math.fsum(split[: i + 1])) for i in range(3))]
-    parts = {key: ids[ends[i] : ends[i + 1]] for i, key in enumerate(SPLITS)}
-    sizes = [len(part) for part in parts.values()]
-    if min(sizes) < 2:
-        raise ValueError(
-            f"{source.label} is too short to split: each part needs at least 2 {unit}s, an input "
-            f"and a target. Received: {len(ids)} {unit}s, split={tuple(split)}, which gives {sizes}"
-        )
-    return Corpus(name=name, vocabulary=vocabulary, checksum=checksum([source.content]), **parts)
+    check_count(source, f"distinct {unit}s", published["vocabulary"], len(vocabulary), hint)
+    return _cut_corpus(name, [source], content, vocabulary, cut, sizes)
 
 
-def _check_split(split):
-    if len(split) != 3 or min(split) <= 0 or not math.isclose(math.fsum(split), 1.0, rel_tol=1e-6):
-        raise ValueError(
-            "`split` must be three positive shares (train, valid, test) that add up to 1. "
-            f"Received: split={tuple(split)}"
-        )
+def _cut_corpus(name, sources, content, vocabulary, cut, published=None, usual_unit=None):
+    """Cuts one text by position and encodes its parts.
+
+    The vocabulary is that of the whole text, wherever it is cut: a symbol of the validation
+    part need not be in the training part.
+    """
+    unit = vocabulary.unit
+    tokens = vocabulary.encode(content) if unit == "word" else content
+    label = sources[0].label if len(sources) == 1 else name
+    places = cut.places(label, unit, len(tokens), published)
+    parts = {split: tokens[place] for split, place in places.items()}
+    if unit != "word":
+        parts = {split: vocabulary.encode(part) for split, part in parts.items()}
+    digest = checksum(source.content for source in sources)
+    if unit != (usual_unit or unit) or cut.changes(len(tokens), published):
+        digest = checksum([f"{digest} {unit} {places}".encode()])
+    return Corpus(name=name, vocabulary=vocabulary, checksum=digest, **parts)

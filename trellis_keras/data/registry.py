@@ -24,11 +24,25 @@ def load(name, data_dir=None, **options):
       `ptb/ptb.train.txt`, `ptb/ptb.valid.txt` and `ptb/ptb.test.txt`.
     - `"wikitext2"`: WikiText-2 by words, from `wikitext2/wiki.train.tokens` and so on.
     - `"text8"`: text8 by characters, from `text8/text8`.
-    - `"text"`: a file of your own, UTF-8. Options: `path`, `unit` (`"character"`, the
-      default, or `"word"`) and `split`, the three parts' shares of the text by position, by
-      default `(0.9, 0.05, 0.05)`. The vocabulary is that of the whole file.
+    - `"enwik8"`: enwik8 by bytes, from `enwik8/enwik8`.
+    - `"war_and_peace"`: Tolstoy's novel by characters, from
+      `war_and_peace/warpeace_input.txt`.
+    - `"text"`: a file of your own. Options: `path` and `unit`, which is `"character"` (the
+      default) or `"word"`, both UTF-8, or `"byte"`.
     - `"pydoc"`: the English of Python's own `pydoc_data.topics`, character by character, on
-      every machine. It differs between versions of Python; the checksum tells. Option: `split`.
+      every machine. It differs between versions of Python; the checksum tells.
+
+    Which part of the text is used for what: options of `"ptb_char"`, `"text8"`, `"enwik8"`,
+    `"war_and_peace"`, `"text"` and `"pydoc"`, also together. Whatever they are, the vocabulary is
+    that of the whole text; tokens other than without options have another checksum.
+
+    - `split`: the shares of the training, validation and test part, which follow each other in
+      the text. By default the published parts of `"ptb_char"`, and `(0.9, 0.05, 0.05)` of all
+      others; with it, or with `first`, Penn Treebank's three files are one text.
+    - `first`: how many tokens of the text are used, from its beginning; what follows is left out
+      before the split. By default all.
+    - `train_fraction`: how much of the training part is used, from its beginning, for instance
+      0.2. Validation and test part do not change.
 
     All others, returned as `Splits`, whose `stream()` makes the batches:
 

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import os
 import pathlib
+import re
 import zlib
 
 ENVIRONMENT_VARIABLE = "TRELLIS_KERAS_DATA"
@@ -120,15 +121,24 @@ def _decompress(path, content):
         raise ValueError(f"{path} is not a sound gzip file: {error}") from error
 
 
-def decode(source):
-    """The UTF-8 text of a `Source`."""
+def decode(source, hint=""):
+    """The UTF-8 text of a `Source`; `hint` ends the error message where it is none."""
     try:
         return source.content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(
+        message = (
             f"{source.label} is not UTF-8 text: the byte {source.content[error.start]:#04x} at "
             f"offset {error.start} cannot be decoded"
-        ) from error
+        )
+        raise ValueError(f"{message}. {hint}" if hint else message) from error
+
+
+def plain_lines(text):
+    """A text without byte-order mark and carriage returns, and without blanks that end a line.
+
+    There are no empty lines at its beginning and end either.
+    """
+    return re.sub(r"[ \t]*(\r\n|\r|\n)", "\n", text.removeprefix("\ufeff")).strip()
 
 
 def checksum(contents):
@@ -139,10 +149,11 @@ def checksum(contents):
     return digest.hexdigest()
 
 
-def check_count(source, noun, expected, found):
-    """Refuses a file whose size is not the published one."""
+def check_count(source, noun, expected, found, hint=""):
+    """Refuses a file whose size is not the published one; `hint` ends the message."""
     if found != expected:
-        raise ValueError(
+        message = (
             f"{source.label} is not the published file: expected {expected:,} {noun}, "
             f"found {found:,}"
         )
+        raise ValueError(f"{message}. {hint}" if hint else message)

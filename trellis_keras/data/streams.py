@@ -40,10 +40,10 @@ class TokenStream(keras.utils.PyDataset):
 
     - `protocol="exact"`: every target exactly once. A row has L = ceil((N - 1) / batch_size)
       targets; what is missing at the end of a row's last segment and of the whole text is
-      padded with weight 0. With `"chop"` the tokens before a target are those that stand
-      before it in the text, also where a row begins; only before the very first token, where
-      there are none, `start_token` is filled in. All batches have the same shape: XLA
-      compiles anew for each new one.
+      padded with weight 0, also where the text is shorter than one full batch. With `"chop"`
+      the tokens before a target are those that stand before it in the text, also where a row
+      begins; only before the very first token, where there are none, `start_token` is filled
+      in. All batches have the same shape: XLA compiles anew for each new one.
     - `protocol="authors"`: as in the TrellisNet authors' program, for comparison. The text
       is cut to a multiple of `batch_size`. Skipped (`targets_skipped`
       in all) are the tokens cut off, the targets that cross from one row to the next and,
@@ -240,6 +240,8 @@ class TokenStream(keras.utils.PyDataset):
         if self._batch_size > len(self._tokens) - 1:
             raise ValueError(
                 f"`batch_size` must be at most the number of targets, {len(self._tokens) - 1}. "
+                f"The text of {len(self._tokens)} tokens is too short for one batch of "
+                f"{self._batch_size} rows of {self._segment} tokens: take more text or fewer rows. "
                 f"Received: batch_size={self._batch_size}"
             )
         if vocabulary_size is not None and self._start_token >= vocabulary_size:

@@ -10,7 +10,9 @@ from trellis_keras.files import replacing
 from trellis_keras.tokens import check_tokens
 
 EOS = "<eos>"
-UNITS = ("word", "character")
+UNITS = ("word", "character", "byte")
+# Characters encoded at a time: what comes in between takes several times their memory.
+_CHUNK = 2**22
 # Enough unknown symbols to recognise the cause, few enough to stay readable.
 _MAX_NAMED = 5
 
@@ -21,12 +23,13 @@ class Vocabulary:
 
     In word units the text is split at white space and every line ends with the token
     `"<eos>"`. In character units each character is one token, a line's end being the
-    character `"\\n"`.
+    character `"\\n"`. In byte units each byte of the text in UTF-8 is one token.
 
     Args:
         tokens: Iterable of distinct strings. In word units none holds white space and
-            `"<eos>"` is among them; in character units each is one character.
-        unit: `"word"` or `"character"`.
+            `"<eos>"` is among them; in character units each is one character; in byte units
+            each is the character of the byte's number, `"\\x00"` to `"\\xff"`.
+        unit: `"word"`, `"character"` or `"byte"`.
         unknown: A token of `tokens` that stands for every symbol the vocabulary does not
             know (for instance `"<unk>"`). `None` makes such symbols an error.
 
@@ -49,22 +52,23 @@ class Vocabulary:
         self._unit = unit
         self._unknown = unknown
         self._index = {token: i for i, token in enumerate(tokens)}
-        if unit == "character":
-            # Characters are looked up by code point, a whole text at a time.
-            codes = np.array([ord(token) for token in tokens], dtype="uint32")
-            self._order = np.argsort(codes).astype("int32")
-            self._codes = codes[self._order]
+        if unit != "word":
+            # The id of each code, and at the end -1, for all larger ones too.
+            codes = [ord(token) for token in tokens]
+            self._ids = np.full(max(codes) + 2, -1, dtype="int32")
+            self._ids[codes] = np.arange(len(codes))
 
     @classmethod
     def from_text(cls, text, unit="word", unknown=None):
         """Builds the vocabulary of a text.
 
         The order depends on the text only: words by falling frequency (what an adaptive
-        softmax wants) and alphabetically where that is equal, characters by code point.
+        softmax wants) and alphabetically where that is equal, characters by code point, bytes
+        by number.
 
         Args:
-            text: The text, a string.
-            unit: `"word"` or `"character"`.
+            text: The text, a string; in byte units also bytes.
+            unit: `"word"`, `"character"` or `"byte"`.
             unknown: As in the constructor; the text has to contain it.
 
         Returns:
@@ -72,6 +76,9 @@ class Vocabulary:
         """
         if unit == "character":
             return cls(sorted(set(text)), unit, unknown)
+        if unit == "byte":
+            content = _utf8(text)
+            return cls([chr(i) for i in range(256) if bytes([i]) in content], unit, unknown)
         counts = collections.Counter(_split_words(text))
         return cls(sorted(counts, key=lambda word: (-counts[word], word)), unit, unknown)
 
@@ -82,7 +89,7 @@ class Vocabulary:
 
     @property
     def unit(self):
-        """`"word"` or `"character"`."""
+        """`"word"`, `"character"` or `"byte"`."""
         return self._unit
 
     @property
@@ -106,7 +113,7 @@ class Vocabulary:
         """Turns text into token ids.
 
         Args:
-            text: A string.
+            text: A string; in byte units also bytes.
             final_eos: Only for words: whether a last line that has no newline of its own
                 gets an `"<eos>"` all the same. Use `False` for a prompt that the model is
                 to continue.
@@ -122,8 +129,8 @@ class Vocabulary:
             symbols = _split_words(text, final_eos)
             ids = np.array([self._index.get(word, -1) for word in symbols], dtype="int32")
         else:
-            symbols = text
-            ids = self._encode_characters(text)
+            symbols = text if self._unit == "character" else _utf8(text)
+            ids = self._encode_symbols(symbols)
         missing = np.flatnonzero(ids < 0)
         if missing.size:
             if self._unknown is None:
@@ -139,7 +146,8 @@ class Vocabulary:
 
         Returns:
             A string: words with single spaces between them and a newline for each
-            `"<eos>"`, or the characters one after another.
+            `"<eos>"`, or the characters one after another, or the bytes read as UTF-8, with
+            `"\\ufffd"` for those that are none.
 
         Raises:
             ValueError: If `ids` are not integers or lie outside the vocabulary.
@@ -153,6 +161,8 @@ class Vocabulary:
         symbols = [self._tokens[i] for i in ids]
         if self._unit == "character":
             return "".join(symbols)
+        if self._unit == "byte":
+            return "".join(symbols).encode("latin-1").decode("utf-8", "replace")
         lines = " ".join("\n" if word == EOS else word for word in symbols)
         return lines.replace(" \n", "\n").replace("\n ", "\n")
 
@@ -190,14 +200,16 @@ class Vocabulary:
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{path} does not hold a vocabulary: {error}") from error
 
-    def _encode_characters(self, text):
-        # "surrogatepass": a lone surrogate is then an unknown symbol like any other.
-        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
-        place = np.searchsorted(self._codes, codes)
-        place = np.minimum(place, len(self._codes) - 1)
-        return np.where(self._codes[place] == codes, self._order[place], np.int32(-1))
+    def _encode_symbols(self, symbols):
+        ids = np.empty(len(symbols), dtype="int32")
+        for start in range(0, len(symbols), _CHUNK):
+            codes = _codes(symbols[start : start + _CHUNK])
+            ids[start : start + _CHUNK] = self._ids.take(codes, mode="clip")
+        return ids
 
     def _describe_missing(self, symbols, missing):
+        if self._unit == "byte":
+            symbols = memoryview(symbols).cast("c")  # its items are bytes, not integers
         distinct = list(dict.fromkeys(symbols[i] for i in missing))
         named = ", ".join(repr(symbol) for symbol in distinct[:_MAX_NAMED])
         more = ", ..." if len(distinct) > _MAX_NAMED else ""
@@ -206,6 +218,17 @@ class Vocabulary:
             f"which has no token for unknown ones: {named}{more} "
             f"({len(distinct)} distinct, {len(missing)} in all)."
         )
+
+
+def _utf8(text):
+    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+
+
+def _codes(symbols):
+    if isinstance(symbols, bytes):
+        return np.frombuffer(symbols, dtype="uint8")
+    # "surrogatepass": a lone surrogate is then an unknown symbol like any other.
+    return np.frombuffer(symbols.encode("utf-32-le", "surrogatepass"), dtype="<u4")
 
 
 def _split_words(text, final_eos=True):
@@ -231,6 +254,11 @@ def _check_vocabulary(tokens, unit, unknown):
             raise ValueError(f"Tokens must be strings. Received: {token!r}")
         if unit == "character" and len(token) != 1:
             raise ValueError(f"With unit='character' a token is one character. Received: {token!r}")
+        if unit == "byte" and not (len(token) == 1 and ord(token) < 256):
+            raise ValueError(
+                f"With unit='byte' a token is a character of {chr(0)!r} to {chr(255)!a}. "
+                f"Received: {token!r}"
+            )
         if unit == "word" and token.split() != [token]:
             raise ValueError(f"A word is not empty and has no white space. Received: {token!r}")
     repeated = [token for token, n in collections.Counter(tokens).items() if n > 1]
