@@ -142,11 +142,14 @@ def publish(
     run: Run,
     folder: Annotated[str, typer.Argument(help="Where to write, such as zoo/tcn_jsb.")],
     data_dir: DataDir = None,
+    note: Annotated[
+        str, typer.Option(help="What a reader of the card should know: runs not shown, limits.")
+    ] = "",
 ):
     """Evaluate the best model of a run on the test split and write its card and results."""
     from trellis_keras.zoo.publish import publish
 
-    results = publish(run, folder, data_dir)
+    results = publish(run, folder, data_dir, note)
     typer.echo(json.dumps({name: results[name] for name in ("model", "metric", "test")}))
 
 

@@ -108,6 +108,12 @@ def test_the_cards_command_is_one_for_the_shell(run, tmp_path):
     assert "--published" not in words
 
 
+def test_a_note_is_on_the_card(run, tmp_path):
+    note = "Three seeds were compared on the validation split."
+    assert publish(run, tmp_path / "out", note=note)["note"] == note
+    assert f"\n\n{note}\n\n" in (tmp_path / "out" / "card.md").read_text()
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no run"):
         publish(tmp_path, tmp_path / "out")

@@ -6,6 +6,7 @@ import math
 import pathlib
 import shlex
 import shutil
+import textwrap
 
 from trellis_keras.files import replacing
 from trellis_keras.training.records import read_history
@@ -21,7 +22,7 @@ _DATA = {"data", "data_options"}
 _FOUND = {"data_dir", "data_checksum", "vocabulary_size", "published", "source"}
 
 
-def publish(run, folder, data_dir=None):
+def publish(run, folder, data_dir=None, note=""):
     """Evaluates the best model of a run on the test split and writes what the zoo keeps of it.
 
     Writes `results.json`, `history.csv`, `curve.png`, `card.md` and, for a model with the zoo's
@@ -31,6 +32,7 @@ def publish(run, folder, data_dir=None):
         run: The run's folder.
         folder: Where to write, for instance `zoo/tcn_jsb`.
         data_dir: Folder of local copies of the data, if they are not where the run found them.
+        note: What a reader of the card should know: runs that are not shown, limits.
 
     Returns:
         The results, a dict.
@@ -43,6 +45,7 @@ def publish(run, folder, data_dir=None):
     # Without the optimizer, whose variables would be in the weights file too.
     recipe, model = runs.read_recipe(run), runs.load_best(run, compile=False)
     results = _results(run, recipe, model, runs.evaluate(run, "test", data_dir=data_dir))
+    results["note"] = note
     folder.mkdir(parents=True, exist_ok=True)
     # Those of an earlier run must not stay beside other results.
     (folder / WEIGHTS).unlink(missing_ok=True)
@@ -191,7 +194,7 @@ Epoch {results["epoch"]} of {results["epochs"]}, chosen by the validation loss
 ({results["validation_loss"]:.6g}); the test split was evaluated once. Seed {results["seed"]},
 {results["parameters"]:,} parameters, {minutes} minutes on {results["hardware"]}
 ({results["backend"]}). Data: `{results["data"]}`, see `trellis_keras.data.load`.
-
+{_paragraph(results["note"])}
 ![Learning curve](curve.png)
 
 Trained and written by
@@ -208,6 +211,10 @@ def _word(value):
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def _paragraph(text):
+    return f"\n{textwrap.fill(text, 100)}\n" if text else ""
+
+
 def _published(results):
     if results["published"] is None:
         return "published | none for these settings"
@@ -218,7 +225,7 @@ def _use(recipe, results):
     """How to get the model with its weights, where these are published too."""
     if "weights_sha256" not in results:
         return ""
-    fields = vars(recipe.model)
+    fields = set(vars(recipe.model)) - {"seed", "jit_compile"}
     arguments = [f"{k}={v!r}" for k, v in results["settings"].items() if k in fields]
     call = ", ".join([*arguments, 'weights="pretrained"'])
     return f"""
