@@ -113,7 +113,7 @@ def test_option_values(run, words, field, value):
     ("words", "message"),
     [
         ([], "trellisnet_char, trellisnet_char_ptb, "),
-        (["my_ptb"], "Unknown model 'my_ptb'. The zoo has: gru_adding,"),
+        (["my_ptb"], "Unknown model 'my_ptb'. The zoo has: grid_lstm_char_ptb,"),
         (["trellisnet_char", "trellisnet_ptb"], "Expected one model at most"),
         (["trellisnet_char", "--deep", "8"], "unknown field 'deep'. It has: optimizer, "),
         (["trellisnet_char", "--depth"], "--depth needs a value"),

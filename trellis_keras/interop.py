@@ -1,4 +1,4 @@
-"""Weights of the TrellisNet and TCN authors' PyTorch checkpoints.
+"""Weights of the TrellisNet, TCN and LRU authors' PyTorch checkpoints.
 
 Their layout: convolution kernels are (out, in, tap), ours (tap, in, out); with weight norm
 `weight_v` is the direction and `weight_g` the gain.
@@ -6,6 +6,11 @@ Their layout: convolution kernels are (out, in, tap), ours (tap, in, out); with 
 In TrellisNets gate blocks stand in the order input, output, candidate, forget, ours in Keras'
 order input, forget, candidate, output; `weight1` acts on x, `weight2` and `bias2` on h. In TCNs
 `network.i.conv1` and `conv2` are the convolutions of block i, `downsample` is its shortcut.
+
+In lattices `layers.i.rnn.n` is cell n of node i. Its `lin` (blocks * units, 2 * units) makes the
+gates of [h1; h2], `gate0` projection 1 of [h1; r * h2], `gate1` projection 2 of [h2; q * h1]. Ours
+have a `kernel` for h1 and a `recurrent_kernel` for h2 with all blocks side by side. The authors'
+update gates need `convention="authors"`.
 """
 
 import collections.abc
@@ -16,7 +21,7 @@ import zipfile
 import keras
 import numpy as np
 
-from trellis_keras.layers import TCN, TrellisLayer
+from trellis_keras.layers import LRU, TCN, LRUCell, TrellisLayer
 from trellis_keras.layers.gates import LSTMGates
 from trellis_keras.models import LanguageModel
 from trellis_keras.models.sequence_model import SequenceModel
@@ -26,12 +31,13 @@ def load_torch_state_dict(model_or_layer, state_dict):
     """Loads weights under the authors' parameter names.
 
     Args:
-        model_or_layer: A built `TrellisLayer` with LSTM gates, a built `TCN`, or a model of
-            `trellis_keras.models` around one of them.
+        model_or_layer: A built `TrellisLayer` with LSTM gates, `TCN`, `LRU`, `LRUCell` or
+            `keras.layers.RNN` of such cells, or a model of `trellis_keras.models` around one of
+            these layers.
         state_dict: Mapping from names to arrays, or the path of a checkpoint (`.npz`, or a file
             of `torch.save(model.state_dict(), path)`, for which torch must be installed).
             Names may be full (`tnet.module.full_conv.weight1_v_raw`, `tcn.network.0.conv1.bias`)
-            or short (`weight1_v`, `network.0.conv1.bias`);
+            or short (`weight1_v`, `network.0.conv1.bias`, `layers.0.rnn.0.lin.weight`);
             several names of one tensor are accepted if their values agree.
 
     Raises:
@@ -49,7 +55,7 @@ def load_torch_state_dict(model_or_layer, state_dict):
     if not isinstance(state_dict, collections.abc.Mapping):
         state_dict = _read(state_dict)
     targets = parameters(model_or_layer)
-    arrays = _canonical(state_dict, targets)
+    arrays = _canonical(merge_lattice(state_dict), targets)
     missing = sorted(set(targets) - set(arrays))
     if missing:
         raise ValueError(f"The state dict lacks {missing}. It has {sorted(state_dict)}.")
@@ -61,14 +67,20 @@ def load_torch_state_dict(model_or_layer, state_dict):
 
 
 def parameters(model_or_layer):
-    """Returns {the authors' name: (our variable, what lays out an array of theirs as ours)}."""
+    """Returns {the authors' name: (our variable, what lays out an array of theirs as ours)}.
+
+    (A lattice's names are those of `merge_lattice`.)
+    """
     if isinstance(model_or_layer, TrellisLayer):
         return _trellis_targets(model_or_layer)
     if isinstance(model_or_layer, TCN):
         return _tcn_targets(model_or_layer)
+    if (cells := _lattice_cells(model_or_layer)) is not None:
+        return _lattice_targets(model_or_layer, cells)
     if not isinstance(model_or_layer, (LanguageModel, SequenceModel)):
         raise ValueError(
-            "Expected a TrellisLayer, a TCN, or a model of trellis_keras around one of them. "
+            "Expected a TrellisLayer, a TCN, an LRU, an LRUCell, an RNN of LRUCells, or a model of "
+            "trellis_keras around one of these layers. "
             f"Received: {type(model_or_layer).__name__}"
         )
     model = model_or_layer
@@ -114,6 +126,89 @@ def _tcn_targets(layer):
             targets[f"{prefix}.downsample.weight"] = (block.shortcut.kernel, _pointwise)
             targets[f"{prefix}.downsample.bias"] = (block.shortcut.bias, np.asarray)
     return targets
+
+
+def _lattice_cells(layer):
+    """The LRUCells of a layer, from the bottom up, or None if it is no lattice."""
+    cells = [layer]
+    if isinstance(layer, LRU):
+        cells = layer.cells
+    elif isinstance(layer, keras.layers.RNN):
+        cells = getattr(layer.cell, "cells", [layer.cell])
+    return cells if all(isinstance(cell, LRUCell) for cell in cells) else None
+
+
+def _lattice_targets(layer, cells):
+    _check_built(layer)
+    if getattr(layer, "projection", None) is not None:
+        raise ValueError("The authors' lattices have no input projection: the layer has one.")
+    targets = {}
+    for i, cell in enumerate(cells):
+        if cell.variant != "ug" and cell.convention != "authors":
+            raise ValueError(
+                f"The authors' program computes variant {cell.variant!r} as "
+                f'`convention="authors"` does. Received: convention={cell.convention!r}'
+            )
+        for n in range(cell.cells_per_node):
+            prefix = f"layers.{i}.rnn.{n}"
+            targets[f"{prefix}.kernel"] = (cell.kernels[n], np.asarray)
+            targets[f"{prefix}.recurrent_kernel"] = (cell.recurrent_kernels[n], np.asarray)
+            if cell.use_bias:
+                targets[f"{prefix}.bias"] = (cell.biases[n], np.asarray)
+    return targets
+
+
+def merge_lattice(state_dict):
+    """Lays the weights of a lattice's cells out as ours; leaves all others as they are.
+
+    Args:
+        state_dict: Mapping from the authors' names to arrays. What was `prefix.lin`, `prefix.gate0`
+            and `prefix.gate1` becomes `prefix.kernel`, `prefix.recurrent_kernel` and `prefix.bias`;
+            a prefix ends in `layers.i.rnn.n`, for a single cell in `rnn.n` or in nothing.
+
+    Raises:
+        ValueError: A cell lacks some of its weights, or they do not fit together.
+    """
+    merged, cells = {}, {}
+    for name, array in state_dict.items():
+        *path, module, kind = ["", *name.split(".")]
+        if module in ("lin", "gate0", "gate1") and kind in ("weight", "bias"):
+            parts, array = cells.setdefault(_cell_prefix(path), {}), _array(array)
+            part = f"{module}.{kind}"
+            if part in parts and not np.array_equal(parts[part], array):
+                raise ValueError(f"Two names of a tensor have different values: {name!r} is one.")
+            parts[part] = array
+        else:
+            merged[name] = array
+    for prefix, parts in cells.items():
+        merged |= {f"{prefix}.{name}": array for name, array in _merge_cell(prefix, parts).items()}
+    return merged
+
+
+def _cell_prefix(path):
+    """`rnn.layers.1.rnn.0` -> `layers.1.rnn.0`; that of a single cell is `layers.0.rnn.n`."""
+    if "layers" in path:
+        return ".".join(path[path.index("layers") :])
+    return f"layers.0.rnn.{path[-1] if path[-1].isdecimal() else 0}"
+
+
+def _merge_cell(prefix, parts):
+    missing = [f"{m}.weight" for m in ("lin", "gate0", "gate1") if f"{m}.weight" not in parts]
+    if missing:
+        raise ValueError(f"The state dict lacks {missing} of the cell {prefix!r}.")
+    try:
+        gates, p1, p2 = (np.split(parts[f"{m}.weight"], 2, 1) for m in ("lin", "gate0", "gate1"))
+        # The second projection's operands are the other way round.
+        of_h1, of_h2 = zip(gates, p1, reversed(p2), strict=True)
+        merged = {
+            "kernel": np.concatenate(of_h1).T,
+            "recurrent_kernel": np.concatenate(of_h2).T,
+        }
+        biases = [parts[f"{m}.bias"] for m in ("lin", "gate0", "gate1") if f"{m}.bias" in parts]
+        return merged | ({"bias": np.concatenate(biases)} if biases else {})
+    except ValueError as error:
+        shapes = {name: array.shape for name, array in parts.items()}
+        raise ValueError(f"The weights of the cell {prefix!r} do not fit: {shapes}") from error
 
 
 def _check_built(layer):
@@ -172,14 +267,18 @@ def _canonical(state_dict, targets):
     return arrays
 
 
-# Layers whose `weight` and `bias` keep their names.
+# Layers whose `weight` and `bias` keep their names, some of which have another one in lattices.
 _DENSE = ("encoder", "decoder", "linear")
+_LATTICE_DENSE = {"affine_enc": "encoder", "affine_dec": "decoder"}
 
 
 def _short_name(name):
     """`tnet.module.full_conv.weight1_v_raw` -> `weight1_v`; `encoder.weight` and all that follows
     `network` stay."""
     *path, last = name.split(".")
+    if path[:1] == ["layers"]:
+        return name  # from `merge_lattice`
+    path = [_LATTICE_DENSE.get(part, part) for part in path]
     if "network" in path:
         return _tcn_name([*path[path.index("network") :], last])
     last = last.removesuffix("_raw")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import ops
 
-from trellis_keras.training.callbacks import PlateauDecay, StepDecay
+from trellis_keras.training.callbacks import ExponentialDecay, PlateauDecay, StepDecay
 
 pytestmark = pytest.mark.both_backends
 
@@ -137,6 +137,20 @@ def test_step_decay_is_a_function_of_the_epoch():
         assert rates + rates_of(second, [0.0] * (7 - cut), rates[-1], start=cut) == expected
 
 
+def test_exponential_decay_is_a_function_of_the_epoch():
+    expected = [8.0, 4.0, 2.0, 1.0]
+    assert rates_of(ExponentialDecay(0.5), [0.0] * 4, 8.0) == expected
+    for cut in range(1, 4):
+        first = ExponentialDecay(0.5)
+        rates = rates_of(first, [0.0] * cut, 8.0)
+        second = ExponentialDecay(0.5)
+        second.set_state(json.loads(json.dumps(first.get_state())))
+        assert rates + rates_of(second, [0.0] * (4 - cut), rates[-1], start=cut) == expected
+    np.testing.assert_allclose(
+        rates_of(ExponentialDecay(), [0.0] * 20, 1e-3), 1e-3 * 0.9 ** np.arange(20), rtol=1e-6
+    )
+
+
 def small_model(learning_rate=0.25):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(learning_rate), loss="mse")
@@ -147,7 +161,9 @@ def fit(model, *callbacks, **kwargs):
     return model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0, callbacks=callbacks, **kwargs)
 
 
-@pytest.mark.parametrize("callback", [StepDecay((1,)), PlateauDecay(factor=0.5, window=1)])
+@pytest.mark.parametrize(
+    "callback", [StepDecay((1,)), ExponentialDecay(), PlateauDecay(factor=0.5, window=1)]
+)
 def test_schedules_are_refused_before_training(callback):
     model = small_model(keras.optimizers.schedules.ExponentialDecay(0.25, 10, 0.5))
     with pytest.raises(ValueError, match="float `learning_rate`"):
@@ -202,3 +218,8 @@ def test_wrong_settings_of_plateau_decay(wrong, named):
 def test_wrong_epochs_of_step_decay(epochs):
     with pytest.raises(ValueError, match="rising"):
         StepDecay(epochs)
+
+
+def test_wrong_factor_of_exponential_decay():
+    with pytest.raises(ValueError, match="factor"):
+        ExponentialDecay(1.0)

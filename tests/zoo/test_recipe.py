@@ -123,7 +123,7 @@ def test_wrong_types_are_refused(field, value, message):
         ("output_units", 65, "`embedding_dim`, 64"),
         ("history", "both", r"\['chop', 'repackage'\]"),
         ("optimizer", "adamw", r"\['adam', 'rmsprop', 'sgd'\]"),
-        ("metric", "accuracy", r"\['bpc', 'perplexity'\]"),
+        ("metric", "accuracy", r"\['bpc', 'cross_entropy', 'perplexity'\]"),
         ("data", "ptb", "pydoc"),
         ("decay_rule", "never", "best_before"),
         ("decay_factor", 2.0, "`decay_...` make no rule: .*factor"),
@@ -187,3 +187,8 @@ def test_a_published_result_is_none_of_another_task(name, changes):
     assert zoo.recipe(name).training.published is not None
     assert zoo.recipe(name, **changes).training.published is None
     assert zoo.recipe(name, epochs=3).training.published is not None
+
+
+def test_data_options_are_those_that_a_run_reads_back():
+    recipe = zoo.recipe("tcn_char_ptb", data="pydoc", data_options={"split": (0.8, 0.1, 0.1)})
+    assert zoo.recipe("tcn_char_ptb").from_json(recipe.to_json()) == recipe

@@ -1,5 +1,10 @@
 from trellis_keras.layers.dropout import DropConnect, EmbeddingDropout, VariationalDropout
 from trellis_keras.layers.gates import GatedActivation, GRUGates, LSTMGates, RNNGates
+from trellis_keras.layers.grid_lstm import GridLSTMCell
+from trellis_keras.layers.lru import LRU
+from trellis_keras.layers.lru_cell import LRUCell
+from trellis_keras.layers.rhn import RHNCell
+from trellis_keras.layers.stacked_rnn import StackedRNN
 from trellis_keras.layers.tcn import TCN
 from trellis_keras.layers.tcn_block import TCNBlock
 from trellis_keras.layers.trellis import TrellisLayer
@@ -11,8 +16,13 @@ __all__ = [
     "EmbeddingDropout",
     "GRUGates",
     "GatedActivation",
+    "GridLSTMCell",
+    "LRU",
+    "LRUCell",
     "LSTMGates",
+    "RHNCell",
     "RNNGates",
+    "StackedRNN",
     "TCN",
     "TCNBlock",
     "TrellisLayer",

@@ -3,6 +3,82 @@
 import keras
 from keras import ops
 
+from trellis_keras.layers.arguments import compatible
+
+
+class CarriedState:
+    """What a layer with states needs to take them as an argument and to carry them.
+
+    The states are a flat list of tensors, each (batch, size). A layer that mixes this in
+
+    - calls `_init_states` in its constructor, and `_allocate_states` in `build`;
+    - starts from `_starting_states` in `call`, and hands its last states to `_carry_states`.
+
+    Attributes:
+        stateful: Whether the last states of a batch are the first ones of the next.
+        state_sizes: List of the states' channel counts.
+        state_dtype: Their dtype.
+        history: `History` of a stateful layer. Others have none.
+    """
+
+    def _init_states(self, state_sizes, dtype, stateful):
+        self.stateful = stateful
+        self.state_sizes = list(state_sizes)
+        self.state_dtype = dtype
+        if stateful:
+            self.history = History(self.state_sizes, dtype=dtype)
+
+    def _allocate_states(self, batch):
+        """Makes room for the states of `batch` rows, if that many are known to come."""
+        if self.stateful and batch is not None:
+            self.history.allocate(batch, training=True)
+            self.history.allocate(batch, training=False)
+
+    def _starting_states(self, batch, initial_state, training):
+        """Returns the states before the first step, each (batch, size), or None for zeros.
+
+        Args:
+            batch: Number of rows, or None if it is not known.
+            initial_state: The call's argument: a list of states, one alone, or None.
+            training: Whether the carried states of training are wanted, or those of evaluation.
+
+        Raises:
+            ValueError: States of the wrong number or shape, or none are carried for this batch
+                size.
+        """
+        if initial_state is None:
+            return self.history.read(batch, bool(training)) if self.stateful else None
+        if not isinstance(initial_state, (list, tuple)):
+            initial_state = [initial_state]
+        shapes = [tuple(state.shape) for state in initial_state]
+        wanted = [(batch, size) for size in self.state_sizes]
+        right = len(shapes) == len(wanted) and all(map(compatible, shapes, wanted))
+        if not right:
+            raise ValueError(
+                f"`initial_state` must hold {len(wanted)} tensors of shapes {wanted}. "
+                f"Received shapes: {shapes}"
+            )
+        return [ops.cast(state, self.state_dtype) for state in initial_state]
+
+    def _carry_states(self, states, training):
+        """Keeps the last states for the next batch, if the layer is stateful."""
+        if self.stateful:
+            self.history.write(states, bool(training))
+
+    def reset_state(self, batch_size=None, training=None):
+        """Zeroes the carried states of a stateful layer.
+
+        Args:
+            batch_size: Number of rows to allocate. Default: as before.
+            training: Which states: those of training, of evaluation, or (None) both.
+
+        Raises:
+            ValueError: The layer is not stateful.
+        """
+        if not self.stateful:
+            raise ValueError("`reset_state` needs a layer with `stateful=True`.")
+        self.history.reset(batch_size, training)
+
 
 class History(keras.layers.Layer):
     """Holds the states of a `stateful=True` layer between batches.

@@ -6,7 +6,7 @@ from keras import ops
 from trellis_keras.layers import arguments, gates
 from trellis_keras.layers.depth_loop import plan_levels
 from trellis_keras.layers.dropout import VariationalDropout
-from trellis_keras.layers.history import History
+from trellis_keras.layers.history import CarriedState
 from trellis_keras.layers.level import Levels, last_step
 from trellis_keras.layers.precision import at_least_float32
 from trellis_keras.layers.trellis_streaming import TrellisStreaming
@@ -14,7 +14,7 @@ from trellis_keras.layers.weight_norm import ConvolutionKernel
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class TrellisLayer(TrellisStreaming, keras.layers.Layer):
+class TrellisLayer(CarriedState, TrellisStreaming, keras.layers.Layer):
     """Weight-tied, input-injected temporal convolution (Bai et al. 2019, Eqs. 1, 2 and 12).
 
     With d the dilation of level i, m a dropout mask and f the gated activation, every level
@@ -163,7 +163,6 @@ class TrellisLayer(TrellisStreaming, keras.layers.Layer):
         self.return_aux = return_aux
         if return_aux and not self.aux_levels:
             raise ValueError("`return_aux=True` needs `aux_every`. Received: aux_every=None")
-        self.stateful = stateful
         if unroll not in (None, True, False):
             raise ValueError(f"`unroll` must be None, True or False. Received: {unroll!r}")
         self.unroll = unroll
@@ -180,13 +179,12 @@ class TrellisLayer(TrellisStreaming, keras.layers.Layer):
         self.supports_masking = True
 
         # States and gates stay at least at float32 under mixed precision.
-        self.state_dtype = at_least_float32(self.compute_dtype)
-        self.cell = gates.get(cell, units, dtype=self.state_dtype)
+        state_dtype = at_least_float32(self.compute_dtype)
+        self.cell = gates.get(cell, units, dtype=state_dtype)
+        self._init_states(self.cell.state_size, state_dtype, stateful)
         self.kernel = self._convolution_kernel("kernel", seed)
         self.recurrent_kernel = self._convolution_kernel("recurrent_kernel", seed)
         self.hidden_dropout = VariationalDropout(dropout, seed=seed, dtype=self.dtype_policy)
-        if stateful:
-            self.history = History(self.cell.state_size, dtype=self.state_dtype)
 
     def _convolution_kernel(self, name, seed):
         recurrent = name == "recurrent_kernel"
@@ -212,9 +210,7 @@ class TrellisLayer(TrellisStreaming, keras.layers.Layer):
             regularizer=self.bias_regularizer,
             autocast=False,
         )
-        if self.stateful and input_shape[0] is not None:
-            self.history.allocate(input_shape[0], training=True)
-            self.history.allocate(input_shape[0], training=False)
+        self._allocate_states(input_shape[0])
 
     @property
     def receptive_field(self):
@@ -236,7 +232,7 @@ class TrellisLayer(TrellisStreaming, keras.layers.Layer):
         training = bool(training)
         self._check_length(inputs.shape[1], output_length)
         x = ops.cast(inputs, self.compute_dtype)
-        history = self._initial_state(x.shape[0], initial_state, training)
+        history = self._starting_states(x.shape[0], initial_state, training)
         wants_states = self.return_state or self.stateful
         kept = self._kept(output_length)
         # The last valid step of a masked row can be any one.
@@ -247,25 +243,8 @@ class TrellisLayer(TrellisStreaming, keras.layers.Layer):
             past = None if history is None else history[:1]
             outputs = {i: last_step([h], past, mask)[0] for i, h in outputs.items()}
         last = last_step(states, history, mask) if wants_states else None
-        if self.stateful:
-            self.history.write(last, training)
+        self._carry_states(last, training)
         return self._outputs(outputs, last, kept)
-
-    def _initial_state(self, batch, initial_state, training):
-        """Returns the states before the first step, each (batch, units), or None for zeros."""
-        if initial_state is None:
-            return self.history.read(batch, training) if self.stateful else None
-        if not isinstance(initial_state, (list, tuple)):
-            initial_state = [initial_state]
-        shapes = [tuple(state.shape) for state in initial_state]
-        wanted = [(batch, size) for size in self.cell.state_size]
-        right = len(shapes) == len(wanted) and all(map(arguments.compatible, shapes, wanted))
-        if not right:
-            raise ValueError(
-                f"`initial_state` must hold {len(wanted)} tensors of shapes {wanted}. "
-                f"Received shapes: {shapes}"
-            )
-        return [ops.cast(state, self.state_dtype) for state in initial_state]
 
     def _check_length(self, time, output_length):
         longest = max(self.dilation(i) for i in range(1, self.depth + 1))
@@ -287,20 +266,6 @@ class TrellisLayer(TrellisStreaming, keras.layers.Layer):
         if self.return_state:
             result.extend(states)
         return result[0] if len(result) == 1 else tuple(result)
-
-    def reset_state(self, batch_size=None, training=None):
-        """Zeroes the carried states of a stateful layer.
-
-        Args:
-            batch_size: Number of rows to allocate. Default: as before.
-            training: Which states: those of training, of evaluation, or (None) both.
-
-        Raises:
-            ValueError: The layer is not stateful.
-        """
-        if not self.stateful:
-            raise ValueError("`reset_state` needs a layer with `stateful=True`.")
-        self.history.reset(batch_size, training)
 
     def compute_mask(self, inputs, mask=None):
         """Returns a mask per output: only y keeps the time axis that the mask belongs to."""

@@ -10,6 +10,7 @@ from keras import ops
 from trellis_keras.generation import Generation
 from trellis_keras.layers.dropout import EmbeddingDropout, VariationalDropout
 from trellis_keras.layers.heads import DenseHead
+from trellis_keras.layers.history import CarriedState
 from trellis_keras.models import token_loss
 from trellis_keras.tokens import check_tokens
 
@@ -33,8 +34,10 @@ class LanguageModel(Generation, keras.Model):
         vocabulary_size: Number of tokens V.
         embedding_dim: Width of the embedding.
         backbone: Causal layer from (batch, time, embedding_dim) to (batch, time, channels): a
-            `TrellisLayer`, `keras.layers.LSTM(..., return_sequences=True)`, ... One with
-            `return_aux=True` gives auxiliary outputs.
+            `TrellisLayer`, a `TCN`, a `StackedRNN` of Keras' recurrent layers, or (without
+            `generate`) any other, such as `keras.layers.LSTM(..., return_sequences=True)`. One
+            with `return_aux=True` gives auxiliary outputs. With `stateful=True` it carries its
+            states from batch to batch.
         head: Output head (see `layers.heads`). Default: `DenseHead(vocabulary_size)`.
         tie_embeddings: Whether the head uses the embedding's matrix.
         embedding_dropout: Rate of dropped words (whole words, for a whole batch).
@@ -67,6 +70,15 @@ class LanguageModel(Generation, keras.Model):
     >>> _ = model.fit(tokens[:, :-1], tokens[:, 1:], verbose=0)
     >>> model.predict(tokens, verbose=0).shape
     (8, 21, 50)
+
+    Keras' recurrent layers as a backbone, which here carries its states from batch to batch:
+
+    >>> lstm = keras.layers.LSTM(16, return_sequences=True, return_state=True)
+    >>> model = LanguageModel(50, 16, StackedRNN([lstm], stateful=True))
+    >>> model.compile("adam")
+    >>> _ = model.fit(tokens[:, :-1], tokens[:, 1:], batch_size=4, verbose=0)
+    >>> model.generate(tokens[:2, :3], max_length=10).shape
+    (2, 10)
     """
 
     def __init__(
@@ -98,10 +110,11 @@ class LanguageModel(Generation, keras.Model):
             raise ValueError("The backbone of a language model must have return_state=False.")
         if not getattr(backbone, "return_sequences", True):
             raise ValueError("The backbone of a language model must have return_sequences=True.")
-        if getattr(backbone, "stateful", False) and not hasattr(backbone, "history"):
+        if getattr(backbone, "stateful", False) and not isinstance(backbone, CarriedState):
             raise ValueError(
-                "Only a TrellisLayer can be a stateful backbone: others mix up the states of "
-                f"training and validation. Received: {backbone}"
+                "A stateful backbone must keep the states of training and of validation apart, as "
+                "a TrellisLayer and a StackedRNN do (Keras' own recurrent layers do not: put them "
+                f"into a StackedRNN(..., stateful=True)). Received: {backbone}"
             )
         if vocabulary is not None and len(vocabulary) != vocabulary_size:
             raise ValueError(

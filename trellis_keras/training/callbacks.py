@@ -208,39 +208,16 @@ class PlateauDecay(_LearningRateCallback):
         self._cooldown_left = self.cooldown
 
 
-class StepDecay(_LearningRateCallback):
-    """Multiplies the learning rate by a factor after given numbers of epochs.
-
-    The rate is a function of the epoch and the base rate alone: a tenth after 220 and a hundredth
-    after 350 epochs is what the TrellisNet program does for characters (Bai et al., 2019).
+class _EpochDecay(_LearningRateCallback):
+    """The rate as a function of the epoch and the base rate alone.
 
     The base rate is the optimizer's when training first begins. It is kept in the state, because
     the optimizer of a restarted run holds a rate that was decayed already.
-
-    Args:
-        epochs: numbers of finished epochs after which the rate is multiplied, in rising order.
-        factor: multiplies the learning rate, between 0 and 1.
-        verbose: 1 prints a line at every change.
-
-    Raises:
-        ValueError: if `epochs` is not rising or a setting is out of range; when training begins
-            with a learning-rate schedule.
-
-    Example:
-
-    >>> decay = trellis_keras.training.StepDecay(epochs=(220, 350), factor=0.1)
-    >>> model.fit(x, y, epochs=400, callbacks=[decay])
     """
 
-    def __init__(self, epochs=(220, 350), factor=0.1, verbose=0):
+    def __init__(self, factor, verbose):
         super().__init__()
         _check_factor(factor)
-        epochs = tuple(epochs)
-        if not epochs or epochs[0] < 1 or list(epochs) != sorted(set(epochs)):
-            raise ValueError(
-                f"`epochs` must be rising numbers of 1 or more. Received: epochs={epochs}"
-            )
-        self.epochs = epochs
         self.factor = factor
         self.verbose = verbose
         self._base_learning_rate = None
@@ -259,8 +236,74 @@ class StepDecay(_LearningRateCallback):
             self._base_learning_rate = self._learning_rate
 
     def on_epoch_begin(self, epoch, logs=None):
-        decays = sum(epoch >= after for after in self.epochs)
-        self._set_learning_rate(epoch, self._base_learning_rate * self.factor**decays, self.verbose)
+        rate = self._base_learning_rate * self.factor ** self._decays(epoch)
+        self._set_learning_rate(epoch, rate, self.verbose)
+
+    def _decays(self, epoch):
+        """Returns how often the rate was multiplied before the epoch, counted from 0."""
+        raise NotImplementedError
+
+
+class StepDecay(_EpochDecay):
+    """Multiplies the learning rate by a factor after given numbers of epochs.
+
+    A tenth after 220 and a hundredth after 350 epochs is what the TrellisNet program does for
+    characters (Bai et al., 2019). The base rate is the optimizer's when training first begins.
+
+    Args:
+        epochs: numbers of finished epochs after which the rate is multiplied, in rising order.
+        factor: multiplies the learning rate, between 0 and 1.
+        verbose: 1 prints a line at every change.
+
+    Raises:
+        ValueError: if `epochs` is not rising or a setting is out of range; when training begins
+            with a learning-rate schedule.
+
+    Example:
+
+    >>> decay = trellis_keras.training.StepDecay(epochs=(220, 350), factor=0.1)
+    >>> model.fit(x, y, epochs=400, callbacks=[decay])
+    """
+
+    def __init__(self, epochs=(220, 350), factor=0.1, verbose=0):
+        super().__init__(factor, verbose)
+        epochs = tuple(epochs)
+        if not epochs or epochs[0] < 1 or list(epochs) != sorted(set(epochs)):
+            raise ValueError(
+                f"`epochs` must be rising numbers of 1 or more. Received: epochs={epochs}"
+            )
+        self.epochs = epochs
+
+    def _decays(self, epoch):
+        return sum(epoch >= after for after in self.epochs)
+
+
+class ExponentialDecay(_EpochDecay):
+    """Multiplies the learning rate by a factor after every epoch.
+
+    The LRU paper (Ahuja & Morency, 2018, "Training Details") has the factor 0.9; that it is an
+    epoch's is the rule of its program. The base rate is the optimizer's when training first
+    begins, and that of the first epoch.
+
+    Args:
+        factor: multiplies the learning rate, between 0 and 1.
+        verbose: 1 prints a line at every change.
+
+    Raises:
+        ValueError: if the factor is out of range; when training begins with a learning-rate
+            schedule.
+
+    Example:
+
+    >>> decay = trellis_keras.training.ExponentialDecay(0.9)
+    >>> model.fit(x, y, epochs=20, callbacks=[decay])
+    """
+
+    def __init__(self, factor=0.9, verbose=0):
+        super().__init__(factor, verbose)
+
+    def _decays(self, epoch):
+        return epoch
 
 
 def _check_factor(factor):

@@ -59,6 +59,18 @@ class Config:
         """Whether another configuration's published result is this one's too."""
         return all(getattr(self, name) == getattr(other, name) for name in self.BENCHMARK)
 
+    def published_on(self, data, data_options):
+        """Returns the fields of the training that say what is published of this model.
+
+        They are asked for where the recipe's own figure does not hold: `has_result_of` says no, or
+        the data are others.
+
+        Args:
+            data: Name of the data set.
+            data_options: Its options.
+        """
+        return {"published": None, "published_epochs": None, "source": ""}
+
     def derived(self):
         """Returns what follows from the fields, for the reader of a recipe."""
         return {}

@@ -6,37 +6,33 @@ from typing import ClassVar
 import keras
 
 from trellis_keras.models import LanguageModel
-from trellis_keras.training import BitsPerCharacter, Perplexity
+from trellis_keras.training import BitsPerCharacter, CrossEntropy, Perplexity
 from trellis_keras.zoo.config import Config, check_choice
 
-METRICS = {"perplexity": Perplexity, "bpc": BitsPerCharacter}
+METRICS = {"perplexity": Perplexity, "bpc": BitsPerCharacter, "cross_entropy": CrossEntropy}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LanguageConfig(Config):
-    """A language model around some backbone.
+class TextConfig(Config):
+    """A language model around some backbone; a subclass says how wide its embedding is.
 
     Attributes:
         vocabulary_size: Number of tokens. A run takes it from its data.
-        embedding_dim: Width of the embedding.
         embedding_dropout: Rate of dropped words.
         input_dropout: Variational dropout rate of the embedded input.
         output_dropout: Variational dropout rate of the output.
-        initial_embedding: The initial embedding is uniform within plus or minus this.
-        metric: `"perplexity"` or `"bpc"`, what is shown beside the loss.
+        metric: `"perplexity"`, `"bpc"` or `"cross_entropy"` (in nats), what is shown beside the
+            loss.
     """
 
-    POSITIVE: ClassVar[tuple] = (*Config.POSITIVE, "vocabulary_size", "embedding_dim")
-    NOT_NEGATIVE: ClassVar[tuple] = (*Config.NOT_NEGATIVE, "initial_embedding")
+    POSITIVE: ClassVar[tuple] = (*Config.POSITIVE, "vocabulary_size")
     RATES: ClassVar[tuple] = ("embedding_dropout", "input_dropout", "output_dropout")
     BENCHMARK: ClassVar[tuple] = ("metric",)
 
     vocabulary_size: int
-    embedding_dim: int
     embedding_dropout: float = 0.0
     input_dropout: float = 0.0
     output_dropout: float = 0.0
-    initial_embedding: float = 0.1
     metric: str
 
     def __post_init__(self):
@@ -87,6 +83,27 @@ class LanguageConfig(Config):
     def extras(self):
         """Returns further arguments of `LanguageModel`."""
         return {}
+
+    def _embeddings_initializer(self):
+        """Returns the initializer of the embedding."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LanguageConfig(TextConfig):
+    """A language model whose embedding is as wide as one likes.
+
+    Attributes:
+        embedding_dim: Width of the embedding.
+        initial_embedding: The initial embedding is uniform within plus or minus this.
+        **: Those of `TextConfig` and `Config`.
+    """
+
+    POSITIVE: ClassVar[tuple] = (*TextConfig.POSITIVE, "embedding_dim")
+    NOT_NEGATIVE: ClassVar[tuple] = (*Config.NOT_NEGATIVE, "initial_embedding")
+
+    embedding_dim: int
+    initial_embedding: float = 0.1
 
     def _embeddings_initializer(self):
         bound = self.initial_embedding

@@ -19,7 +19,14 @@ _LARGEST_WEIGHTS = 5_000_000  # bytes
 # Settings that say what a model was trained on.
 _DATA = {"data", "data_options"}
 # What a run knows of its data and of the literature; no settings of anybody's choice.
-_FOUND = {"data_dir", "data_checksum", "vocabulary_size", "published", "source"}
+_FOUND = {
+    "data_dir",
+    "data_checksum",
+    "vocabulary_size",
+    "published",
+    "published_epochs",
+    "source",
+}
 
 
 def publish(run, folder, data_dir=None, note=""):

@@ -39,10 +39,12 @@ class Recipe:
             parts[part][field] = _checked(self.name, getattr(self, part), field, value)
         model = self.model.replace(**parts["model"])
         training = _absolute(parts["training"])
-        same_data = training.get("data", self.training.data) == self.training.data
-        if not (same_data and model.has_result_of(self.model)):
-            training = {"published": None, "source": ""} | training
         new = Recipe(self.name, model, dataclasses.replace(self.training, **training))
+        if not (_data(new) == _data(self) and model.has_result_of(self.model)):
+            published = model.published_on(*_data(new))
+            new = dataclasses.replace(
+                new, training=dataclasses.replace(new.training, **{**published, **training})
+            )
         new.training.check(new.model)
         return new
 
@@ -89,7 +91,7 @@ class Recipe:
         return self.training.stream(self.model, part, protocol, shuffle)
 
     def callbacks(self):
-        """Returns the published learning-rate rule as callbacks for `fit`."""
+        """Returns the published rules of learning rate and stopping as callbacks for `fit`."""
         return self.training.callbacks()
 
     def to_json(self):
@@ -112,6 +114,10 @@ class Recipe:
         return self.replace(**fields["model"], **fields["training"])
 
 
+def _data(recipe):
+    return recipe.training.data, recipe.training.data_options
+
+
 _KINDS = {
     bool: (bool, "true or false"),
     int: (numbers.Integral, "an integer"),
@@ -132,6 +138,8 @@ def _checked(name, part, field, value):
         raise ValueError(f"{name}: `{field}` must be a list such as [2, 3]. Received: {value!r}")
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
+    if isinstance(value, dict):  # as they come back from a run's folder
+        value = {k: list(v) if isinstance(v, tuple) else v for k, v in value.items()}
     kinds = typing.get_args(wanted) or (wanted,)
     for kind in kinds:
         if _is_a(kind, value):

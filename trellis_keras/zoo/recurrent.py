@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from trellis_keras.layers.heads import DenseHead
+from trellis_keras.layers.stacked_rnn import StackedRNN
 from trellis_keras.zoo import recurrent_settings
 from trellis_keras.zoo.config import Config, check_choice
 from trellis_keras.zoo.language import LanguageConfig
@@ -72,15 +73,16 @@ class RecurrentConfig(Config):
         super().__post_init__()
         check_choice("benchmark", self.benchmark, BENCHMARKS)
         check_choice("cell", self.cell, CELLS)
-        check_choice("size", self.size, SIZES)
+        _check_size(self.size)
 
     def settings(self, fields):
         chosen = {**vars(self), **fields}
         names = ("benchmark", "cell", "size", "T")
         if not any(name in fields and fields[name] != vars(self)[name] for name in names):
             return {}
-        for name, choices in (("benchmark", BENCHMARKS), ("cell", CELLS), ("size", SIZES)):
+        for name, choices in (("benchmark", BENCHMARKS), ("cell", CELLS)):
             check_choice(name, chosen[name], choices)
+        _check_size(chosen["size"])
         return recurrent_settings.fields(
             chosen["benchmark"], chosen["cell"], chosen["size"], chosen.get("T")
         )
@@ -97,18 +99,17 @@ class RecurrentConfig(Config):
         return sum(blocks * units * (width + units + biases) for width in widths)
 
     def recurrent_layers(self, return_sequences):
-        """Returns the layers as a `keras.Sequential`, the last one with all its steps or one."""
+        """Returns the layers as a `StackedRNN` that returns all steps or the last one."""
         layers = []
         for i in range(self.layers):
-            last = i == self.layers - 1
-            layers += [
-                self._layer(i, return_sequences=return_sequences or not last),
-                keras.layers.Dropout(self.dropout, seed=self.sub_seed(100 + i)),
-            ]
-        return keras.Sequential(layers, name="recurrent")
+            dropout = keras.layers.Dropout(self.dropout, seed=self.sub_seed(100 + i))
+            layers += [self._layer(i), dropout]
+        return StackedRNN(layers, return_sequences=return_sequences, name="recurrent")
 
-    def _layer(self, i, **options):
-        options |= {
+    def _layer(self, i):
+        options = {
+            "return_sequences": True,
+            "return_state": True,
             "kernel_initializer": keras.initializers.GlorotUniform(self.sub_seed(200 + i)),
             "recurrent_initializer": keras.initializers.Orthogonal(seed=self.sub_seed(300 + i)),
             "name": f"{self.cell}_{i + 1}",
@@ -205,3 +206,12 @@ class RecurrentLanguageModel(RecurrentConfig, LanguageConfig):
         kernel = keras.initializers.RandomUniform(-0.1, 0.1, seed=self.sub_seed(5))
         head = DenseHead(self.vocabulary_size, kernel_initializer=kernel, name="head")
         return {"head": head, "tie_embeddings": False}
+
+
+def _check_size(size):
+    if size not in SIZES:
+        raise ValueError(
+            f"`size` must be one of {sorted(SIZES)}. Received: {size!r}. (Sizes such as 10m are "
+            "the LRU paper's, whose models are lstm_char_ptb_lru, gru_char_ptb_lru, "
+            "lstm_text8_lru, gru_text8_lru and others.)"
+        )

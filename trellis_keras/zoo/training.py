@@ -5,12 +5,13 @@ import math
 
 from trellis_keras import data
 from trellis_keras.data.sources import SPLITS
-from trellis_keras.training import PlateauDecay, StepDecay
+from trellis_keras.training import EarlyStopping, ExponentialDecay, PlateauDecay, StepDecay
 from trellis_keras.zoo.config import check_choice, check_field
 
-DECAY_RULES = ("best_before", "worst_of_last", "patience", "steps")
+DECAY_RULES = ("best_before", "worst_of_last", "patience", "steps", "exponential")
 # Named by recipes, so that their models can be built, but not to be loaded yet.
 PLANNED = ("wikitext103",)
+_UNIFORM_GUESS = {"perplexity": float, "bpc": math.log2, "cross_entropy": math.log}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,17 +25,24 @@ class Training:
         data_checksum: The checksum of the only data that will do, set by a run so that it
             does not go on with other ones. None: any.
         published: The published test result, in the model's metric, or None.
+        published_epochs: After how many epochs the lowest validation loss was reached there, or
+            None.
         source: Where it is published.
         batch_size: Rows of a batch.
         epochs: Upper limit.
-        decay_rule: Of the learning rate: a rule of `training.PlateauDecay`, or `"steps"` for
-            `training.StepDecay`. None: it stays.
+        decay_rule: Of the learning rate: a rule of `training.PlateauDecay`, `"steps"` for
+            `training.StepDecay`, or `"exponential"` for `training.ExponentialDecay`. None: it
+            stays.
         decay_factor: What the learning rate is multiplied with.
         decay_window: Epochs that the plateau rule looks back.
         decay_strict: Whether an equal value is good enough for the plateau rule. None: as the
             rule has it.
         decay_epochs: Epochs after which `"steps"` decays.
         min_learning_rate: Lower limit of the plateau rules.
+        stop_patience: Training stops after so many epochs in a row in which the validation loss
+            did not fall, see `training.EarlyStopping`. None: at the upper limit only.
+        stop_min_delta: By how much it must fall.
+        stop_against: Against which loss: the `"best"`, or that of the `"previous"` epoch.
     """
 
     data: str
@@ -42,6 +50,7 @@ class Training:
     data_dir: str | None = None
     data_checksum: str | None = None
     published: float | None = None
+    published_epochs: int | None = None
     source: str = ""
     batch_size: int
     epochs: int
@@ -51,6 +60,9 @@ class Training:
     decay_strict: bool | None = None
     decay_epochs: tuple[int, ...] = ()
     min_learning_rate: float = 0.0
+    stop_patience: int | None = None
+    stop_min_delta: float = 0.0
+    stop_against: str = "best"
 
     def check(self, model):
         """Raises a `ValueError` where fields are wrong, or do not fit the model's."""
@@ -65,10 +77,11 @@ class Training:
         theirs = sorted(set(self.data_options) & set(model.data_options()))
         if theirs:
             raise ValueError(f"`data_options` must leave {theirs} to the model's field {theirs}.")
-        try:
-            self.callbacks()
-        except ValueError as error:
-            raise ValueError(f"The fields `decay_...` make no rule: {error}") from error
+        for fields, rule in (("decay_...", self._decay), ("stop_...", self._stopping)):
+            try:
+                rule()
+            except ValueError as error:
+                raise ValueError(f"The fields `{fields}` make no rule: {error}") from error
 
     def load(self, model):
         """Loads the data set."""
@@ -88,11 +101,16 @@ class Training:
         return loaded
 
     def callbacks(self):
-        """Returns the published learning-rate rule as callbacks for `fit`."""
+        """Returns the published rules of learning rate and stopping as callbacks for `fit`."""
+        return [*self._decay(), *self._stopping()]
+
+    def _decay(self):
         if self.decay_rule is None:
             return []
         if self.decay_rule == "steps":
             return [StepDecay(self.decay_epochs, self.decay_factor, verbose=1)]
+        if self.decay_rule == "exponential":
+            return [ExponentialDecay(self.decay_factor)]
         decay = PlateauDecay(
             factor=self.decay_factor,
             rule=self.decay_rule,
@@ -102,6 +120,17 @@ class Training:
             verbose=1,
         )
         return [decay]
+
+    def _stopping(self):
+        if self.stop_patience is None:
+            return []
+        stopping = EarlyStopping(
+            patience=self.stop_patience,
+            min_delta=self.stop_min_delta,
+            against=self.stop_against,
+            verbose=1,
+        )
+        return [stopping]
 
     def derived(self, model):
         """Returns what follows from fields that are None."""
@@ -195,12 +224,11 @@ class TextTraining(Training):
 
     def describe(self, model, loaded):
         sizes = ", ".join(f"{split} {len(getattr(loaded, split)):,}" for split in SPLITS)
-        unit = "words" if loaded.unit == "word" else "characters"
         size = len(loaded.vocabulary)
-        guess = size if model.metric == "perplexity" else math.log2(size)
+        guess = _UNIFORM_GUESS[model.metric](size)
         chop = model.reading == "chop"
         return [
-            f"{self.data}: {sizes} {unit}, vocabulary {size:,} "
+            f"{self.data}: {sizes} {loaded.unit}s, vocabulary {size:,} "
             f"(a uniform guess: {model.metric} {guess:.4g})",
             f"batches of {self.batch_size} x {self.segment_of(model)} tokens, history "
             f"{model.reading}" + (f", horizon {self.horizon_of(model)}" if chop else ""),

@@ -1,0 +1,93 @@
+"""The examples in the docstrings run, and show what they say they show."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+
+import keras
+import numpy as np
+import pytest
+
+import trellis_keras
+from trellis_keras import layers, models, training, zoo
+
+# Trains a whole model.
+SLOW = {"trellis_keras.zoo.runs.train"}
+
+
+class Checker(doctest.OutputChecker):
+    """Takes a shape as TensorFlow prints it, and any output where an example shows none."""
+
+    def check_output(self, want, got, optionflags):
+        got = re.sub(r"TensorShape\(\[(.*?)\]\)", r"(\1)", got)
+        return not want or super().check_output(want, got, optionflags)
+
+
+class BriefModel(keras.Sequential):
+    """Trains for two epochs at most, whatever an example asks for."""
+
+    def fit(self, *args, epochs=1, **kwargs):
+        return super().fit(*args, epochs=min(epochs, 2), verbose=0, **kwargs)
+
+
+def _reader_has():
+    """What an example may use without making it."""
+    x, y = np.random.default_rng(0).normal(size=(2, 20, 1)).astype("float32")
+    model = BriefModel([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    public = {
+        name: getattr(part, name) for part in (layers, models, training) for name in part.__all__
+    }
+    dataset = _Pairs(x, y)
+    return {
+        "np": np,
+        "keras": keras,
+        "ops": keras.ops,
+        "trellis_keras": trellis_keras,
+        "zoo": zoo,
+        "model": model,
+        "x": x,
+        "y": y,
+        **dict.fromkeys(("train", "valid", "test"), dataset),
+        **public,
+    }
+
+
+class _Pairs(keras.utils.PyDataset):
+    def __init__(self, x, y):
+        super().__init__()
+        self.pairs = x, y
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return self.pairs
+
+
+def _examples():
+    for module in pkgutil.walk_packages(trellis_keras.__path__, "trellis_keras."):
+        if module.name.endswith("__main__"):
+            continue
+        for found in doctest.DocTestFinder().find(importlib.import_module(module.name)):
+            if found.examples:
+                marks = [pytest.mark.slow] if found.name in SLOW else []
+                yield pytest.param(found, id=found.name, marks=marks)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("examples")
+
+
+@pytest.mark.parametrize("example", _examples())
+def test_example(example, folder, monkeypatch):
+    monkeypatch.chdir(folder)  # one for all: some examples read what others have written
+    example.globs = {**_reader_has(), **example.globs}
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    report = []
+    result = doctest.DocTestRunner(checker=Checker(), optionflags=flags).run(
+        example, out=report.append
+    )
+    assert not result.failed, "".join(report)

@@ -1,0 +1,217 @@
+"""Gradient norms per layer: right, undisturbing, restored, and drawn."""
+
+import json
+import math
+import sys
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from trellis_keras.layers import LRU, LRUCell, TrellisLayer
+from trellis_keras.models import LanguageModel
+from trellis_keras.training import Checkpoint, CrossEntropy, GradientNorms
+from trellis_keras.training.gradient_norms import layers_with_weights
+
+pytestmark = [pytest.mark.both_backends, pytest.mark.float64]
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(8, 3)), RNG.normal(size=(8, 2))
+HALVES = [(X[:4], Y[:4]), (X[4:], Y[4:])]
+TOKENS = RNG.integers(0, 7, (4, 13))
+
+
+def linear_model(**options):
+    """Two layers without activations, whose gradients can be written down."""
+    layers = [keras.layers.Dense(4, use_bias=False), keras.layers.Dense(2, use_bias=False)]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    for i, variable in enumerate(model.trainable_variables):
+        variable.assign(np.random.default_rng(i).normal(size=variable.shape))
+    model.compile(keras.optimizers.SGD(0.0), loss="mse", **options)
+    return model
+
+
+def linear_gradients(model, x, y):
+    a, b = (ops.convert_to_numpy(v) for v in model.trainable_variables)
+    error = 2 * (x @ a @ b - y) / y.size
+    return x.T @ error @ b.T, (x @ a).T @ error
+
+
+def language_model(seed=0):
+    backbone = TrellisLayer(
+        units=8, depth=3, output_units=4, stateful=True, dropout=0.3, seed=1, name="trellis"
+    )
+    model = LanguageModel(7, 4, backbone, input_dropout=0.2, output_dropout=0.2, seed=seed)
+    model.build((None, None))
+    model.compile(keras.optimizers.Adam(0.01), metrics=[CrossEntropy()])
+    return model
+
+
+def fit(model, *callbacks, epochs=1, x=X, y=Y):
+    return model.fit(
+        x, y, epochs=epochs, batch_size=4, shuffle=False, verbose=0, callbacks=callbacks
+    )
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_norms_of_a_linear_model(eager, tolerance):
+    model = linear_model(run_eagerly=eager)
+    norms = GradientNorms(HALVES)
+    logs = fit(model, norms).history
+    halves = [linear_gradients(model, x, y) for x, y in HALVES]
+    mean = [np.mean(parts, axis=0) for parts in zip(*halves, strict=True)]
+    expected = [np.linalg.norm(part) for part in mean]
+    rows = list(layers_with_weights(model))
+    assert list(norms.norms) == ["gradient_norm", *(f"gradient_norm/{row}" for row in rows)]
+    measured = [norms.norms[f"gradient_norm/{row}"][0] for row in rows]
+    np.testing.assert_allclose(measured, expected, rtol=tolerance("gradient"))
+    everything = math.hypot(*expected)
+    np.testing.assert_allclose(norms.norms["gradient_norm"], [everything], rtol=1e-5)
+    assert {name: logs[name] for name in norms.norms} == norms.norms
+    np.testing.assert_array_equal(norms.heatmap(), np.array(measured)[:, None])
+
+
+def test_the_first_steps_of_a_dataset_and_its_weights(tolerance):
+    class Data(keras.utils.PyDataset):
+        def __len__(self):
+            return 5
+
+        def __getitem__(self, index):
+            assert index == 0, "more batches than asked for"
+            return X, Y, np.repeat([1.0, 0.0], 4)
+
+    model = linear_model()
+    norms = GradientNorms(Data(), steps=1)
+    fit(model, norms)
+    first = linear_gradients(model, *HALVES[0])
+    # Keras divides by the number of rows, also of those that do not count.
+    expected = [np.linalg.norm(part) / 2 for part in first]
+    np.testing.assert_allclose(norms.heatmap()[:, 0], expected, rtol=tolerance("gradient"))
+
+
+def test_regularizers_are_part_of_the_loss(tolerance):
+    dense = keras.layers.Dense(2, use_bias=False, kernel_regularizer=keras.regularizers.L2(0.5))
+    model = keras.Sequential([keras.Input((3,)), dense])
+    model.compile(keras.optimizers.SGD(0.0), loss="mse")
+    norms = GradientNorms([(np.zeros((4, 3)), np.zeros((4, 2)))])
+    fit(model, norms)
+    weights = np.linalg.norm(ops.convert_to_numpy(dense.kernel))  # the slope of 0.5 w^2 is w
+    assert norms.heatmap()[0, 0] == pytest.approx(weights, rel=tolerance("gradient"))
+
+
+def test_a_row_for_each_cell_of_a_stack():
+    cells = [keras.layers.GRUCell(3) for _ in range(10)]
+    model = LanguageModel(7, 3, keras.layers.RNN(cells, return_sequences=True))
+    model.build((None, None))
+    rows = layers_with_weights(model)
+    assert [[id(v) for v in own] for own in rows.values()] == [
+        [id(v) for v in cell.trainable_variables] for cell in cells
+    ]
+    layers = [keras.layers.LSTM(3, return_sequences=True) for _ in range(2)]
+    model = LanguageModel(7, 3, keras.Sequential(layers))
+    model.build((None, None))
+    assert list(layers_with_weights(model)) == ["1_lstm_cell", "2_lstm_cell"]
+    model.backbone.layers[0].trainable = False
+    assert list(layers_with_weights(model)) == ["1_lstm_cell"]
+
+
+def test_lattice_layer_and_its_cells_have_the_same_norms(tolerance):
+    """The layer has a gradient of its own making; both have a row for each cell."""
+    x, y = TOKENS[:, :-1], TOKENS[:, 1:]
+    cells = keras.layers.RNN([LRUCell(4) for _ in range(2)], return_sequences=True)
+    norms, weights = [], None
+    for backbone in (LRU(4, depth=2, return_sequences=True, stateful=True), cells):
+        model = LanguageModel(7, 4, backbone)
+        model.build((None, None))
+        model.compile(keras.optimizers.SGD(0.0))
+        weights = model.get_weights() if weights is None else weights
+        model.set_weights(weights)
+        norms.append(GradientNorms([(x, y)]))
+        fit(model, norms[-1], x=x, y=y)
+    assert norms[0].heatmap().shape == (2, 1)
+    layer, stack = (n.heatmap() for n in norms)
+    np.testing.assert_allclose(layer, stack, rtol=10 * tolerance("gradient"))
+
+
+def test_groups_of_the_users_own():
+    model = linear_model()
+    norms = GradientNorms(HALVES, groups=lambda model: {"all": model.trainable_variables})
+    logs = fit(model, norms).history
+    assert logs["gradient_norm/all"] == logs["gradient_norm"]
+
+
+def test_training_is_not_disturbed():
+    """Dropout, metrics and a carried history are as without the callback."""
+    x, y = TOKENS[:, :-1], TOKENS[:, 1:]
+    # Another number of rows than the carried states have.
+    norms = GradientNorms([(x[:3], y[:3]), (x[:3], y[:3])])
+    ends = []
+    for callbacks in ([], [norms]):
+        model = language_model()
+        history = fit(model, *callbacks, epochs=2, x=x, y=y).history
+        states = [ops.convert_to_numpy(v) for v in model.backbone.history.variables]
+        ends.append((history["loss"], history["cross_entropy"], model.get_weights(), states))
+    for plain, measured in zip(*ends, strict=True):
+        for left, right in zip(plain, measured, strict=True):
+            np.testing.assert_array_equal(left, right)
+    assert model.backbone.stateful
+    assert norms.heatmap().shape == (len(layers_with_weights(model)), 2)
+    assert np.all(norms.heatmap() > 0)
+
+
+def test_a_restarted_run_goes_on_with_the_norms(tmp_path):
+    whole = GradientNorms(HALVES)
+    model = linear_model()
+    model.optimizer.learning_rate = 0.1
+    fit(model, whole, Checkpoint(tmp_path / "whole", callbacks=[whole]), epochs=3)
+    for epochs in (1, 3):
+        model = linear_model()
+        model.optimizer.learning_rate = 0.1
+        split = GradientNorms(HALVES)
+        fit(model, split, Checkpoint(tmp_path / "split", callbacks=[split]), epochs=epochs)
+    assert split.norms == whole.norms
+    assert json.loads(json.dumps(whole.get_state())) == {"norms": whole.norms}
+    other = GradientNorms(HALVES, groups=lambda model: {"all": model.trainable_variables})
+    other.set_state(whole.get_state())
+    with pytest.raises(ValueError, match="other rows. There were .*dense"):
+        fit(linear_model(), other)
+
+
+def test_tensorboard(tmp_path):
+    from tensorflow.python.summary.summary_iterator import summary_iterator
+
+    fit(linear_model(), GradientNorms(HALVES, directory=tmp_path), epochs=2)
+    (file,) = tmp_path.iterdir()
+    values = [(event.step, v) for event in summary_iterator(str(file)) for v in event.summary.value]
+    curves = [step for step, value in values if value.tag == "gradient_norm"]
+    assert curves == [0, 1]
+    sizes = [value.tensor.string_val[:2] for _, value in values if value.tag == "gradient_norms"]
+    assert sizes == [[b"16", b"32"], [b"32", b"32"]]  # width, height
+
+
+def test_the_heatmap_as_an_image():
+    from trellis_keras.training.gradient_norms import _image
+
+    image = _image(np.array([[1.0, 4.0, np.nan], [0.0, 2.0, 1.0]]))
+    assert image.shape == (32, 48)
+    assert image[::16, ::16].tolist() == [[255, 128, 191], [191, 0, 255]]
+    assert _image(np.zeros((1, 1))).min() == 255
+
+
+def test_without_tensorflow_the_logs_are_left(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(ValueError, match="TensorFlow, which is not installed. Leave `directory`"):
+        GradientNorms(HALVES, directory=tmp_path)
+    GradientNorms(HALVES)
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match="`steps` must be 1 or more"):
+        GradientNorms(HALVES, steps=0)
+    with pytest.raises(ValueError, match="found no batches"):
+        fit(linear_model(), GradientNorms([]))
+    strange = keras.Variable(np.zeros(2), name="strange")
+    for groups, named in (({}, "no rows"), ({"a": []}, "none"), ({"a": [strange]}, "strange")):
+        with pytest.raises(ValueError, match=named):
+            fit(linear_model(), GradientNorms(HALVES, groups=lambda model, g=groups: g))

@@ -1,0 +1,44 @@
+"""A loop over time on TensorFlow, in graphs and under XLA.
+
+`keras.ops.scan` has no gradient under XLA there, and keeps what it carries in arrays.
+"""
+
+import tensorflow as tf
+
+
+def scan(step, carry, inputs, reverse=False):
+    """Returns the last carry and what each step returned, stacked, as `keras.ops.scan` does.
+
+    Args:
+        step: Function of the carry and a list of tensors, the slices of `inputs`; returns the next
+            carry and a list of tensors.
+        carry: Tensor.
+        inputs: List of tensors with the time first. All have at least one step.
+        reverse: Whether to begin at the last step.
+    """
+    time = inputs[0].shape[0]
+    time = tf.shape(inputs[0])[0] if time is None else time
+    arrays = [_array(x, time, x.shape[1:]).unstack(x) for x in inputs]
+    # The shapes and dtypes of what a step returns; nothing of it is computed.
+    _, like = step(carry, [x[0] for x in inputs])
+    outputs = [_array(y, time, y.shape) for y in like]
+
+    def body(i, carry, outputs):
+        t = time - 1 - i if reverse else i
+        carry, ys = step(carry, [array.read(t) for array in arrays])
+        return i + 1, carry, [array.write(t, y) for array, y in zip(outputs, ys, strict=True)]
+
+    _, carry, outputs = tf.while_loop(
+        lambda i, *_: i < time,
+        body,
+        (0, carry, outputs),
+        # Without a bound, XLA cannot allocate what a gradient needs.
+        maximum_iterations=time,
+        # Steps depend on each other.
+        parallel_iterations=1,
+    )
+    return carry, [array.stack() for array in outputs]
+
+
+def _array(like, size, shape):
+    return tf.TensorArray(like.dtype, size, element_shape=shape, clear_after_read=False)
