@@ -29,7 +29,7 @@ ENVIRONMENT = "environment.json"
 BEST = "best.keras"
 
 
-def train(recipe, folder, verbose="auto"):
+def train(recipe, folder, verbose="auto", callbacks=()):
     """Trains a model by its recipe, or goes on with a run that was interrupted.
 
     Args:
@@ -37,6 +37,8 @@ def train(recipe, folder, verbose="auto"):
             another number of epochs.
         folder: The run's folder, made if need be. One process at a time may train in it.
         verbose: As in `keras.Model.fit`.
+        callbacks: More callbacks than the recipe's. What those with `get_state` and `set_state`
+            remember is kept with the run.
 
     Returns:
         The trained model.
@@ -69,7 +71,7 @@ def train(recipe, folder, verbose="auto"):
         train_stream,
         validation_data=valid_stream,
         epochs=recipe.training.epochs,
-        callbacks=_callbacks(recipe, folder, train_stream),
+        callbacks=_callbacks(recipe, folder, train_stream, callbacks),
         shuffle=False,  # the stream's business: Keras would do it from no seed
         verbose=verbose,
     )
@@ -162,14 +164,16 @@ def _build(recipe, loaded):
     return registry.get_model(recipe.name, **vocabulary, **vars(recipe.model))
 
 
-def _callbacks(recipe, folder, train_stream):
-    decay = recipe.callbacks()
+def _callbacks(recipe, folder, train_stream, others):
     best = BestModel(folder / BEST)
     order = [EpochOrder(train_stream)] if hasattr(train_stream, "epoch") else []
-    callbacks = [*order, *decay, HistoryCSV(folder / "history.csv"), best, *_tensorboard(folder)]
+    # What they add to the logs is there for the records behind them.
+    rules = [*recipe.callbacks(), *others]
+    callbacks = [*order, *rules, HistoryCSV(folder / "history.csv"), best, *_tensorboard(folder)]
+    remembering = [callback for callback in (*rules, best) if hasattr(callback, "get_state")]
     # Last, so that it saves what the others remember of the epoch.
     checkpoint = Checkpoint(
-        folder / "checkpoints", seed=recipe.model.seed or 0, callbacks=[*decay, best]
+        folder / "checkpoints", seed=recipe.model.seed or 0, callbacks=remembering
     )
     return [*callbacks, checkpoint]
 

@@ -17,6 +17,10 @@ Output = Annotated[
     typer.Option(help="Folder of CSV, PNG and checkpoints. Default: runs/studies/<study>."),
 ]
 Seeds = Annotated[list[int], typer.Option("--seed", min=0, help="May be given several times.")]
+UsualSeeds = Annotated[
+    list[int] | None,
+    typer.Option("--seed", min=0, help="May be given several times. Default: the study's."),
+]
 Tasks = Annotated[
     list[str] | None,
     typer.Option("--task", help="May be given several times: adding_600, copy_memory_1000, ..."),
@@ -27,6 +31,39 @@ Epochs = Annotated[
 DataDir = Annotated[
     str | None, typer.Option(help="Folder of local copies of the data (or TRELLIS_KERAS_DATA).")
 ]
+# Of the LRU paper's studies.
+Nets = Annotated[
+    list[str] | None,
+    typer.Option("--net", help="May be given several times: lru, rg_lru, ps_lru, gru, lstm, ..."),
+]
+Corpora = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--corpus",
+        help="May be given several times: char_ptb, war_and_peace, enwik8, text8, pydoc.",
+    ),
+]
+Sizes = Annotated[
+    list[str] | None,
+    typer.Option("--size", help="Parameters, may be given several times: 10m, 24m, 1m."),
+]
+Percents = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--percent",
+        min=1,
+        max=100,
+        help="Share of the training part that is used, in %. May be given several times.",
+    ),
+]
+Characters = Annotated[
+    int | None, typer.Option(min=1, help="Only the beginning of a corpus, split as a whole is.")
+]
+WholeEpochs = Annotated[
+    int | None, typer.Option("--epochs", min=1, help="The most epochs, in place of the usual 60.")
+]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="In place of the paper's 250.")]
+Layers = Annotated[int | None, typer.Option(min=1, help="The paper: 2 or 4. RHN has one.")]
 
 
 def folder(output, name, quick):
@@ -36,7 +73,12 @@ def folder(output, name, quick):
 
 def settings(quick, scale, epochs):
     """A study's settings: those of its scale, with the epochs of the command line if given."""
-    return {"quick": quick, **scale, **({} if epochs is None else {"epochs": epochs})}
+    return changed(quick, scale, epochs=epochs)
+
+
+def changed(quick, scale, **given):
+    """A study's settings: those of its scale, with what the command line has given (not None)."""
+    return {"quick": quick, **scale, **{k: v for k, v in given.items() if v is not None}}
 
 
 def run(main):
@@ -46,7 +88,7 @@ def run(main):
     def command(**options):
         try:
             main(**options)
-        except (ValueError, FileNotFoundError) as error:
+        except (ValueError, OSError) as error:
             print(f"Error: {error}", file=sys.stderr)
             sys.exit(2)
         except KeyboardInterrupt:  # here, as typer would end without a word

@@ -11,17 +11,35 @@ from trellis_keras.files import replacing  # noqa: E402
 # Okabe and Ito's palette.
 COLOURS = {"tcn": "#0072B2", "lstm": "#D55E00", "gru": "#009E73", "rnn": "#CC79A7"}
 MARKERS = {"tcn": "o", "lstm": "s", "gru": "^", "rnn": "D"}
+# The LRU paper's nets.
+LATTICE_COLOURS = {
+    "lstm": COLOURS["lstm"], "gru": COLOURS["gru"], "grid_lstm": "#CC79A7", "rhn": "#000000",
+    "ps_lru": "#E69F00", "rg_lru": "#56B4E9", "lru": "#0072B2",
+}  # fmt: skip
+LATTICE_MARKERS = {
+    "lstm": MARKERS["lstm"], "gru": MARKERS["gru"], "grid_lstm": "D", "rhn": "v",
+    "ps_lru": "P", "rg_lru": "X", "lru": "o",
+}  # fmt: skip
+# Its Figs. 3 and 4.
+LATTICE_PANELS = {
+    "LRU and others": ("lstm", "gru", "rhn", "grid_lstm", "lru"),
+    "GRU to LRU": ("gru", "ps_lru", "ps_lru_authors", "rg_lru", "rg_lru_authors", "lru"),
+}
 # For variants of one net, from dark to light.
 SHADES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#000000")
 QUICK = "--quick shows that the script works, not the result"
 
 
-def panels(number, columns=2, height=3.8):
+def panels(number, columns=2, height=3.8, width=5.2):
     """A figure with that many panels, and the list of them."""
     columns = min(columns, number)
     lines = -(-number // columns)
     figure, axes = plt.subplots(
-        lines, columns, figsize=(5.2 * columns, height * lines), squeeze=False, layout="constrained"
+        lines,
+        columns,
+        figsize=(width * columns, height * lines),
+        squeeze=False,
+        layout="constrained",
     )
     axes = list(axes.flat)
     for empty in axes[number:]:
@@ -41,6 +59,29 @@ def save(figure, study):
         figure.savefig(temporary, dpi=150)
     plt.close(figure)
     print(f"Figure: {path}" + (f" ({QUICK})" if study.settings["quick"] else ""))
+
+
+def lattice_style(net):
+    """Matplotlib options of a line; dashed and hollow where the paper's program decides."""
+    name = net.removesuffix("_authors")
+    style = {"color": LATTICE_COLOURS[name], "marker": LATTICE_MARKERS[name], "markersize": 5}
+    return style if name == net else {**style, "linestyle": "--", "markerfacecolor": "white"}
+
+
+def heatmap(axis, values, columns, rows, label):
+    """Draws a matrix, its first row at the bottom, larger values darker."""
+    x, y = range(len(columns)), range(len(rows))
+    mesh = axis.pcolormesh(x, y, values, cmap="cividis_r", vmin=0, shading="nearest")
+    step = -(-len(columns) // 12)
+    axis.set_xticks(x[::step], columns[::step])
+    axis.set_yticks(y, rows)
+    axis.grid(False)
+    axis.figure.colorbar(mesh, ax=axis, label=label)
+
+
+def spread(number, width):
+    """Places around 0 so that points of one value lie beside each other."""
+    return [width * ((i + 0.5) / number - 0.5) for i in range(number)]
 
 
 def title(task_name):

@@ -62,12 +62,15 @@ class Study:
             cell: Dict of the columns that tell cells apart.
             measure: Function of a folder for work in progress, which outlives an interruption;
                 returns a list of dicts with the other columns.
+
+        Returns:
+            Whether the cell was measured now.
         """
         label = "-".join(str(value) for value in cell.values())
         rows = self.rows()
         if any(all(str(row[key]) == str(cell[key]) for key in self.keys) for row in rows):
             print(f"{label}: done before", flush=True)
-            return
+            return False
         work = self.folder / "work" / label
         # A cell of another process says itself where it ran.
         new = [{**cell, "hardware": row.get("hardware") or hardware(), **row}
@@ -77,6 +80,7 @@ class Study:
             writer.writeheader()
             writer.writerows(self.rows() + new)
         shutil.rmtree(work, ignore_errors=True)
+        return True
 
     def _check_settings(self, settings):
         remove_unfinished(self.folder)
