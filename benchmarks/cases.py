@@ -4,6 +4,7 @@ import pathlib
 import sys
 
 from benchmarks.case import Case
+from benchmarks.lru import CASES as LRU_CASES
 from benchmarks.tcn import CASES as TCN_CASES
 
 # Keras and the package are imported by the functions: each variant runs in a process of its own.
@@ -238,4 +239,4 @@ CASES = {
         "training step of 35 small levels, XLA: step time against length",
         {f"{time} steps": small_levels(35, time) for time in (110, 220, 440)},
     ),
-} | TCN_CASES
+} | TCN_CASES | LRU_CASES
