@@ -161,82 +161,88 @@ def _count(_, amount):
     return amount
 
 
-CASES = {
-    "gemm": Case(
-        "matrix product 1760 x 2800 x 5600", {"float32": gemm(), "bf16": gemm("bfloat16")}
-    ),
-    "pixels": Case(
-        "training step, 784 pixels, 11 levels, batch 32",
-        {
-            "all positions, graph": pixels(plain=True),
-            "all positions, XLA": pixels(plain=True, jit_compile=True),
-            "cone, graph": pixels(),
-            "cone, XLA": pixels(jit_compile=True),
-        },
-        baseline="all positions, graph",
-    ),
-    "word_ptb_12": Case(
-        "training step, word PTB core, 12 levels",
-        {
-            "plain, graph": word_ptb(12, plain=True, jit_compile=False),
-            "float32, graph": word_ptb(12, jit_compile=False),
-            "float32, XLA": word_ptb(12),
-            "float32, graph, without depth_loop_tf": word_ptb(12, jit_compile=False, memory=None),
-            "float32, XLA, without depth_loop_tf": word_ptb(12, memory=None),
-            "bf16, graph": word_ptb(12, policy="mixed_bfloat16", jit_compile=False),
-            "GEMM float32": gemm(),
-        },
-        baseline="plain, graph",
-    ),
-    # All in memory at once: so the variants of 55 levels are shared out over several cases.
-    "word_ptb_55": Case(
-        "training step, word PTB core, 55 levels",
-        {"float32, XLA": word_ptb(55), "GEMM float32": gemm()},
-    ),
-    "word_ptb_55_lean": Case(
-        "training step, word PTB core, 55 levels, pre-activations computed again",
-        {"float32, XLA": word_ptb(55, memory="lean"), "GEMM float32": gemm()},
-    ),
-    "word_ptb_55_bf16": Case(
-        "training step, word PTB core, 55 levels, mixed_bfloat16",
-        {
-            "bf16, graph": word_ptb(55, policy="mixed_bfloat16", jit_compile=False),
-            "GEMM float32": gemm(),
-        },
-    ),
-    "word_ptb_55_plain": Case(
-        "training step, word PTB core, 55 levels, every position computed",
-        {
-            "plain, graph": word_ptb(55, plain=True, jit_compile=False),
-            "float32, XLA": word_ptb(55),
-        },
-        baseline="plain, graph",
-    ),
-    "word_ptb_55_zoo": Case(
-        "training step of trellisnet_ptb, everything on",
-        {"XLA": word_ptb(55, zoo=True), "GEMM float32": gemm()},
-    ),
-    "char_ptb": Case("training step, char PTB, 125 levels, everything on", {"XLA": char_ptb()}),
-    "streaming_1": Case(
-        "a token of trellisnet_ptb's shape, batch 1",
-        {"window of 110": streaming(1, False), "cached": streaming(1, True)},
-        baseline="window of 110",
-    ),
-    "streaming_8": Case(
-        "a token of trellisnet_ptb's shape, batch 8",
-        {"window of 110": streaming(8, False), "cached": streaming(8, True)},
-        baseline="window of 110",
-    ),
-    "depth": Case(
-        "training step of small levels, XLA: compile and step time against depth",
-        {f"{depth} levels": small_levels(depth) for depth in (35, 70, 140)}
-        | {
-            "140 levels, half kept": small_levels(140, time=280, kept=140),
-            "35 levels, plain": small_levels(35, plain=True),
-        },
-    ),
-    "time": Case(
-        "training step of 35 small levels, XLA: step time against length",
-        {f"{time} steps": small_levels(35, time) for time in (110, 220, 440)},
-    ),
-} | TCN_CASES | LRU_CASES
+CASES = (
+    {
+        "gemm": Case(
+            "matrix product 1760 x 2800 x 5600", {"float32": gemm(), "bf16": gemm("bfloat16")}
+        ),
+        "pixels": Case(
+            "training step, 784 pixels, 11 levels, batch 32",
+            {
+                "all positions, graph": pixels(plain=True),
+                "all positions, XLA": pixels(plain=True, jit_compile=True),
+                "cone, graph": pixels(),
+                "cone, XLA": pixels(jit_compile=True),
+            },
+            baseline="all positions, graph",
+        ),
+        "word_ptb_12": Case(
+            "training step, word PTB core, 12 levels",
+            {
+                "plain, graph": word_ptb(12, plain=True, jit_compile=False),
+                "float32, graph": word_ptb(12, jit_compile=False),
+                "float32, XLA": word_ptb(12),
+                "float32, graph, without depth_loop_tf": word_ptb(
+                    12, jit_compile=False, memory=None
+                ),
+                "float32, XLA, without depth_loop_tf": word_ptb(12, memory=None),
+                "bf16, graph": word_ptb(12, policy="mixed_bfloat16", jit_compile=False),
+                "GEMM float32": gemm(),
+            },
+            baseline="plain, graph",
+        ),
+        # All in memory at once: so the variants of 55 levels are shared out over several cases.
+        "word_ptb_55": Case(
+            "training step, word PTB core, 55 levels",
+            {"float32, XLA": word_ptb(55), "GEMM float32": gemm()},
+        ),
+        "word_ptb_55_lean": Case(
+            "training step, word PTB core, 55 levels, pre-activations computed again",
+            {"float32, XLA": word_ptb(55, memory="lean"), "GEMM float32": gemm()},
+        ),
+        "word_ptb_55_bf16": Case(
+            "training step, word PTB core, 55 levels, mixed_bfloat16",
+            {
+                "bf16, graph": word_ptb(55, policy="mixed_bfloat16", jit_compile=False),
+                "GEMM float32": gemm(),
+            },
+        ),
+        "word_ptb_55_plain": Case(
+            "training step, word PTB core, 55 levels, every position computed",
+            {
+                "plain, graph": word_ptb(55, plain=True, jit_compile=False),
+                "float32, XLA": word_ptb(55),
+            },
+            baseline="plain, graph",
+        ),
+        "word_ptb_55_zoo": Case(
+            "training step of trellisnet_ptb, everything on",
+            {"XLA": word_ptb(55, zoo=True), "GEMM float32": gemm()},
+        ),
+        "char_ptb": Case("training step, char PTB, 125 levels, everything on", {"XLA": char_ptb()}),
+        "streaming_1": Case(
+            "a token of trellisnet_ptb's shape, batch 1",
+            {"window of 110": streaming(1, False), "cached": streaming(1, True)},
+            baseline="window of 110",
+        ),
+        "streaming_8": Case(
+            "a token of trellisnet_ptb's shape, batch 8",
+            {"window of 110": streaming(8, False), "cached": streaming(8, True)},
+            baseline="window of 110",
+        ),
+        "depth": Case(
+            "training step of small levels, XLA: compile and step time against depth",
+            {f"{depth} levels": small_levels(depth) for depth in (35, 70, 140)}
+            | {
+                "140 levels, half kept": small_levels(140, time=280, kept=140),
+                "35 levels, plain": small_levels(35, plain=True),
+            },
+        ),
+        "time": Case(
+            "training step of 35 small levels, XLA: step time against length",
+            {f"{time} steps": small_levels(35, time) for time in (110, 220, 440)},
+        ),
+    }
+    | TCN_CASES
+    | LRU_CASES
+)
