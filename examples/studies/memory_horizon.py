@@ -52,7 +52,8 @@ def run(folder, settings, delays, seeds, nets=("tcn", "lstm", "gru")):
 def measure(settings, work, net, T, seed):
     """Trains one net on one T."""
     from study import nets, tasks, training
-    from study.kinds import COPIED
+
+    from trellis_keras.data.synthetic import COPIED
 
     task = tasks.copy_memory(
         T,

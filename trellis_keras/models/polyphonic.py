@@ -5,6 +5,7 @@ import keras
 from trellis_keras.layers import arguments
 from trellis_keras.models import checks
 from trellis_keras.models.losses import FrameLoss
+from trellis_keras.models.metrics import FrameNLL
 from trellis_keras.models.sequence_model import SequenceModel
 
 
@@ -100,9 +101,6 @@ class PolyphonicModel(SequenceModel):
         return FrameLoss()
 
     def _default_metrics(self):
-        # Here, not above: the training tools are built on models.
-        from trellis_keras.training.metrics import FrameNLL
-
         return [FrameNLL()]
 
     def _check_inputs(self, x):

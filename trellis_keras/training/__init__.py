@@ -1,11 +1,11 @@
 """Optimizers, learning-rate rules, metrics and checkpoints of the published recipes."""
 
+from trellis_keras.models.metrics import BitsPerCharacter, CrossEntropy, FrameNLL, Perplexity
 from trellis_keras.training.callbacks import ExponentialDecay, PlateauDecay, StepDecay
 from trellis_keras.training.checkpoint import Checkpoint, restore, set_seeds
 from trellis_keras.training.checkpoint_files import latest
 from trellis_keras.training.early_stopping import EarlyStopping
 from trellis_keras.training.gradient_norms import GradientNorms
-from trellis_keras.training.metrics import BitsPerCharacter, CrossEntropy, FrameNLL, Perplexity
 from trellis_keras.training.optimizers import SGD, Adam, RMSprop
 
 __all__ = [

@@ -7,10 +7,10 @@ from typing import ClassVar
 import keras
 from keras import ops
 
+from trellis_keras.data.synthetic import COPIED
 from trellis_keras.models import PolyphonicModel, SequenceClassifier, SequenceRegressor
 from trellis_keras.zoo.config import Config
 
-COPIED = 10
 _OUTPUTS = ("units", "num_classes", "keys")
 
 

@@ -6,6 +6,7 @@ import math
 import keras
 
 from trellis_keras import data
+from trellis_keras.data.synthetic import COPIED
 from trellis_keras.models import (
     LanguageModel,
     PolyphonicModel,
@@ -13,8 +14,6 @@ from trellis_keras.models import (
     SequenceRegressor,
 )
 from trellis_keras.training import Adam, PlateauDecay
-
-COPIED = 10
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,8 +22,8 @@ def main(settings):
     import keras
 
     from study import nets, tasks
-    from study.kinds import COPIED
     from study.table import hardware
+    from trellis_keras.data.synthetic import COPIED
 
     T, kernel_size, batch_size = (settings[key] for key in ("T", "kernel_size", "batch_size"))
     depth = nets.depth(T + 2 * COPIED, kernel_size)

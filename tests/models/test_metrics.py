@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from trellis_keras.training.metrics import BitsPerCharacter, CrossEntropy, Perplexity
+from trellis_keras.models.metrics import BitsPerCharacter, CrossEntropy, Perplexity
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.float64]
 
