@@ -4,7 +4,7 @@ import numpy as np
 from keras import ops
 
 from trellis_keras.layers import cone, depth_loop
-from trellis_keras.layers.convolution import gather, gather_taps, pad_past, product
+from trellis_keras.layers.convolution import gather, gather_taps, product
 
 
 class Levels:
@@ -192,21 +192,3 @@ class Levels:
         pairs = zip(states, self.history, strict=True)
         pasts = [ops.zeros_like(s) if p is None else p[:, None, :] for s, p in pairs]
         return [ops.where(valid, s, p) for s, p in zip(states, pasts, strict=True)]
-
-
-def last_step(states, history, mask):
-    """States at the last step of each row; with a mask, at the last valid one.
-
-    Args:
-        states: List of tensors (batch, time, units); without a mask, any that end with the last
-            step.
-        history: List of tensors (batch, units) for rows without a valid step, or None for zeros.
-        mask: Boolean (batch, time), or None.
-    """
-    if mask is None:
-        return [state[:, -1] for state in states]
-    steps = ops.cumsum(ops.ones_like(mask, dtype="int32"), axis=1)
-    last = ops.max(ops.where(ops.cast(mask, "bool"), steps, 0), axis=1)[:, None, None]
-    history = history or [None] * len(states)
-    with_past = [pad_past(s, 1, p) for s, p in zip(states, history, strict=True)]
-    return [ops.take_along_axis(s, last, axis=1)[:, 0] for s in with_past]

@@ -9,7 +9,7 @@ from keras import ops
 from trellis_keras.layers import streaming
 from trellis_keras.layers.dropout import VariationalDropout
 from trellis_keras.layers.history import CarriedState
-from trellis_keras.layers.level import last_step
+from trellis_keras.layers.output_steps import last_step
 from trellis_keras.layers.precision import at_least_float32
 from trellis_keras.layers.tcn_block import checked_stream
 

@@ -6,7 +6,7 @@ from keras import ops
 
 from trellis_keras.layers import arguments, cone, streaming
 from trellis_keras.layers.convolution import gather
-from trellis_keras.layers.level import last_step
+from trellis_keras.layers.output_steps import OutputSteps, last_step
 from trellis_keras.layers.tcn_block import (
     CONVOLUTIONS,
     Positions,
@@ -22,7 +22,7 @@ from trellis_keras.layers.tcn_block import (
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class TCN(streaming.Streaming, keras.layers.Layer):
+class TCN(OutputSteps, streaming.Streaming, keras.layers.Layer):
     """Temporal convolutional network: a stack of `TCNBlock`s (Bai et al. 2018, section 3).
 
     The block i = 1..n has the dilation 2^(i-1) unless others are given, so the stack sees
@@ -192,11 +192,6 @@ class TCN(streaming.Streaming, keras.layers.Layer):
         last_positions = [last] if not self.skip_connections else branches
         return sum(y if kept is None else y[:, -kept:] for y in last_positions)
 
-    def _kept(self, output_length):
-        if not self.return_sequences:
-            return 1
-        return self.output_length if output_length is None else output_length
-
     def _check_length(self, time, output_length):
         arguments.check_length(time, max(self.dilations), self._kept(output_length))
 
@@ -254,15 +249,11 @@ class TCN(streaming.Streaming, keras.layers.Layer):
     # Keras
 
     def compute_mask(self, inputs, mask=None):
-        if mask is None or not self.return_sequences:
-            return None
-        return mask if self.output_length is None else mask[:, -self.output_length :]
+        return self._output_mask(mask)
 
     def compute_output_shape(self, input_shape, output_length=None):
-        batch, time = input_shape[0], input_shape[1]
-        kept = self._kept(output_length)
-        steps = (time if kept is None else kept,) if self.return_sequences else ()
-        return (batch, *steps, self.blocks[-1].filters)
+        steps = self._step_axis(input_shape[1], output_length)
+        return (input_shape[0], *steps, self.blocks[-1].filters)
 
     def compute_output_spec(self, inputs, training=False, mask=None, output_length=None):
         self._check_length(inputs.shape[1], output_length)

@@ -7,14 +7,15 @@ from trellis_keras.layers import arguments, gates
 from trellis_keras.layers.depth_loop import plan_levels
 from trellis_keras.layers.dropout import VariationalDropout
 from trellis_keras.layers.history import CarriedState
-from trellis_keras.layers.level import Levels, last_step
+from trellis_keras.layers.level import Levels
+from trellis_keras.layers.output_steps import OutputSteps, last_step
 from trellis_keras.layers.precision import at_least_float32
 from trellis_keras.layers.trellis_streaming import TrellisStreaming
 from trellis_keras.layers.weight_norm import ConvolutionKernel
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class TrellisLayer(CarriedState, TrellisStreaming, keras.layers.Layer):
+class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Layer):
     """Weight-tied, input-injected temporal convolution (Bai et al. 2019, Eqs. 1, 2 and 12).
 
     With d the dilation of level i, m a dropout mask and f the gated activation, every level
@@ -250,11 +251,6 @@ class TrellisLayer(CarriedState, TrellisStreaming, keras.layers.Layer):
         longest = max(self.dilation(i) for i in range(1, self.depth + 1))
         arguments.check_length(time, longest, self._kept(output_length))
 
-    def _kept(self, output_length):
-        if not self.return_sequences:
-            return 1
-        return self.output_length if output_length is None else output_length
-
     def _outputs(self, outputs, states, kept):
         def finish(h):
             h = h[:, -kept:] if self.return_sequences and kept is not None else h
@@ -269,17 +265,12 @@ class TrellisLayer(CarriedState, TrellisStreaming, keras.layers.Layer):
 
     def compute_mask(self, inputs, mask=None):
         """Returns a mask per output: only y keeps the time axis that the mask belongs to."""
-        if mask is not None and self.return_sequences:
-            mask = mask if self.output_length is None else mask[:, -self.output_length :]
-        else:
-            mask = None
+        mask = self._output_mask(mask)
         others = self.return_aux + self.return_state * len(self.cell.state_size)
         return (mask, *[None] * others) if others else mask
 
     def compute_output_shape(self, input_shape, output_length=None):
-        batch, time = input_shape[0], input_shape[1]
-        kept = self._kept(output_length)
-        steps = (time if kept is None else kept,) if self.return_sequences else ()
+        batch, steps = input_shape[0], self._step_axis(input_shape[1], output_length)
         shapes = [(batch, *steps, self.output_units)]
         if self.return_aux:
             shapes.append((batch, len(self.aux_levels), *steps, self.output_units))
