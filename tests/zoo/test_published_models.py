@@ -147,6 +147,13 @@ def test_the_published_result_belongs_to_its_benchmark():
     assert zoo.recipe("tcn_adding", T=200, published=1.0).training.published == 1.0
 
 
+def test_only_an_lstm_has_a_forget_gate():
+    assert zoo.recipe("gru_adding").model.forget_bias == 1.0
+    assert zoo.recipe("gru_adding", cell="lstm", T=200).model.forget_bias == 5.0
+    with pytest.raises(ValueError, match="Only an LSTM has a forget gate.*forget_bias=2.0.*'gru'"):
+        zoo.recipe("gru_adding", forget_bias=2.0)
+
+
 def test_T_of_the_recurrent_nets():
     config = zoo.recipe("lstm_adding", T=400).model
     assert (config.layers, config.hidden_units, config.forget_bias) == (2, 77, 10.0)

@@ -1,6 +1,7 @@
 """Optimizers, learning-rate rules, metrics and checkpoints of the published recipes."""
 
 from trellis_keras.models.metrics import BitsPerCharacter, CrossEntropy, FrameNLL, Perplexity
+from trellis_keras.training.asgd import ASGD, ASGDSwitch
 from trellis_keras.training.callbacks import ExponentialDecay, PlateauDecay, StepDecay
 from trellis_keras.training.checkpoint import Checkpoint, restore, set_seeds
 from trellis_keras.training.checkpoint_files import latest
@@ -9,7 +10,9 @@ from trellis_keras.training.gradient_norms import GradientNorms
 from trellis_keras.training.optimizers import SGD, Adam, RMSprop
 
 __all__ = [
+    "ASGD",
     "SGD",
+    "ASGDSwitch",
     "Adam",
     "BitsPerCharacter",
     "Checkpoint",

@@ -53,7 +53,7 @@ class RecurrentConfig(Config):
         layers: Number of recurrent layers.
         hidden_units: Units of each.
         dropout: Rate of dropped outputs of each layer, each by itself.
-        forget_bias: Initial bias of an LSTM's forget gate.
+        forget_bias: Initial bias of an LSTM's forget gate; 1 for the other cells, which have none.
         **: Those of `Config`.
     """
 
@@ -74,6 +74,11 @@ class RecurrentConfig(Config):
         check_choice("benchmark", self.benchmark, BENCHMARKS)
         check_choice("cell", self.cell, CELLS)
         _check_size(self.size)
+        if self.cell != "lstm" and self.forget_bias != 1.0:
+            raise ValueError(
+                f"Only an LSTM has a forget gate. Received: forget_bias={self.forget_bias}, "
+                f"cell={self.cell!r}"
+            )
 
     def settings(self, fields):
         chosen = {**vars(self), **fields}

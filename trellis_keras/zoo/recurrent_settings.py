@@ -126,7 +126,7 @@ def fields(benchmark, cell, size, T=None):
         "layers": setting.layers,
         "hidden_units": setting.table3 if size == "table3" else setting.equal[CELLS.index(cell)],
         "dropout": setting.dropout,
-        "forget_bias": setting.forget_bias,
+        "forget_bias": setting.forget_bias if cell == "lstm" else 1.0,
         "clip_norm": setting.clip_norm,
         "optimizer": setting.optimizer,
         "learning_rate": setting.learning_rate,
