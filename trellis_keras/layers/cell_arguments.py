@@ -43,8 +43,3 @@ def by_block(*initializers):
         return ops.concatenate([block((units,), dtype=dtype) for block in initializers])
 
     return initial
-
-
-def dropped(x, mask):
-    """x times a dropout mask, which is None where nothing is dropped."""
-    return x if mask is None else x * mask

@@ -4,9 +4,9 @@ import keras
 from keras import ops
 
 from trellis_keras.layers import arguments
-from trellis_keras.layers.cell_arguments import by_block, check_call, dropped
+from trellis_keras.layers.cell_arguments import by_block, check_call
 from trellis_keras.layers.precision import tanh
-from trellis_keras.layers.recurrent_cell import RecurrentCell
+from trellis_keras.layers.recurrent_cell import RecurrentCell, drop
 
 _UPDATES = ("parallel", "sequential")
 _DIRECTIONS = ("depth", "time")
@@ -190,10 +190,10 @@ class GridLSTMCell(RecurrentCell):
         """(h1', m1') and (h2', m2') from (h1, m1) and (h2, m2)."""
         (h1, m1), (h2, m2) = depth, time
         depth_weights, time_weights = weights
-        below, before = dropped(h1, masks[0]), dropped(h2, masks[1])
+        below, before = drop(h1, masks[0]), drop(h2, masks[1])
         h1, m1 = _lstm(below, before, m1, depth_weights)
         if self.update == "sequential":
-            below = dropped(h1, masks[0])
+            below = drop(h1, masks[0])
         h2, m2 = _lstm(below, before, m2, time_weights)
         return (h1, m1), (h2, m2)
 

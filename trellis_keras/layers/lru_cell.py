@@ -6,7 +6,7 @@ from keras import ops
 from trellis_keras.layers import arguments
 from trellis_keras.layers.cell_arguments import check_call
 from trellis_keras.layers.precision import tanh
-from trellis_keras.layers.recurrent_cell import RecurrentCell
+from trellis_keras.layers.recurrent_cell import RecurrentCell, drop
 
 _GATES = {"ug": ("z1", "z2", "r", "q"), "rg": ("z", "r", "q"), "ps": ("z", "r")}
 
@@ -239,7 +239,3 @@ class LRUCell(RecurrentCell):
 def product(x, weight, dtype):
     """x (rows, in) times weight (in, out), with operands of `dtype` and a result of x's own."""
     return ops.cast(ops.matmul(ops.cast(x, dtype), ops.cast(weight, dtype)), x.dtype)
-
-
-def drop(x, mask):
-    return x if mask is None else x * ops.cast(mask, x.dtype)

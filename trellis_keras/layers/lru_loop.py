@@ -12,8 +12,9 @@ the pre-activations' gradients only; then each weight's gradient is one product 
 import keras
 from keras import ops
 
-from trellis_keras.layers.lru_cell import drop, product
+from trellis_keras.layers.lru_cell import product
 from trellis_keras.layers.precision import tanh
+from trellis_keras.layers.recurrent_cell import drop
 
 
 def scan(step, carry, inputs, reverse=False):

@@ -2,9 +2,9 @@
 
 from keras import ops
 
-from trellis_keras.layers.lru_cell import drop
 from trellis_keras.layers.lru_loop import scan, time_gates, time_states
 from trellis_keras.layers.precision import tanh
+from trellis_keras.layers.recurrent_cell import drop
 
 
 def row(cell, x, h2, valid=None, training=False, only_last=False):

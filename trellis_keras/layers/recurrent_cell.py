@@ -165,6 +165,11 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
         }
 
 
+def drop(x, mask):
+    """x times a dropout mask, which is None where nothing is dropped."""
+    return x if mask is None else x * ops.cast(mask, x.dtype)
+
+
 def _draw(dropout, like, **training):
     """A mask of the shape of a tensor: zeros, and 1 / (1 - rate) where it is kept."""
     return None if dropout.rate == 0 else dropout(like, **training)

@@ -4,9 +4,9 @@ import keras
 from keras import ops
 
 from trellis_keras.layers import arguments
-from trellis_keras.layers.cell_arguments import by_block, check_call, dropped
+from trellis_keras.layers.cell_arguments import by_block, check_call
 from trellis_keras.layers.precision import tanh
-from trellis_keras.layers.recurrent_cell import RecurrentCell
+from trellis_keras.layers.recurrent_cell import RecurrentCell, drop
 
 _CARRIES = ("coupled", "independent")
 
@@ -149,9 +149,9 @@ class RHNCell(RecurrentCell):
         check_call(self, inputs, states, [self.input_width])
         s = states[0]
         input_mask, state_mask = self.masks(inputs, s, training)
-        x = ops.matmul(dropped(inputs, input_mask), self.kernel)
+        x = ops.matmul(drop(inputs, input_mask), self.kernel)
         for n, recurrent_kernel in enumerate(self.recurrent_kernels):
-            a = ops.matmul(dropped(s, state_mask), recurrent_kernel)
+            a = ops.matmul(drop(s, state_mask), recurrent_kernel)
             a = a + x if n == 0 else a
             a = a + self.biases[n] if self.use_bias else a
             s = self._highway(a, s)
