@@ -3,6 +3,7 @@
 import pathlib
 import sys
 
+from benchmarks.adaptive_softmax import CASES as ADAPTIVE_SOFTMAX_CASES
 from benchmarks.case import Case
 from benchmarks.lru import CASES as LRU_CASES
 from benchmarks.tcn import CASES as TCN_CASES
@@ -245,4 +246,5 @@ CASES = (
     }
     | TCN_CASES
     | LRU_CASES
+    | ADAPTIVE_SOFTMAX_CASES
 )

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 
 from trellis_keras.interop import load_torch_state_dict, parameters
-from trellis_keras.layers import TCN, TrellisLayer
+from trellis_keras.layers import TCN, MixtureOfSoftmaxes, TrellisLayer
 from trellis_keras.models import LanguageModel, SequenceClassifier
 
 
@@ -23,6 +23,8 @@ def family(arrays, prefix):
 
 def to_ours(name, array):
     """Lays an array of the authors' parameter `name` (or of its gradient) out as ours."""
+    if name.startswith("mixsoft"):
+        return array.T
     if name.startswith(("encoder", "decoder")):
         return array
     blocks = np.split(array, 4)
@@ -40,10 +42,16 @@ def to_keras_time(array):
 def variables_of(layer):
     """{the authors' name: our variable} of a TrellisLayer or a LanguageModel around one."""
     if isinstance(layer, LanguageModel):
-        return variables_of(layer.backbone) | {
-            "encoder.weight": layer.embedding.embeddings,
-            "decoder.bias": layer.head.bias,
-        }
+        head = layer.head
+        found = {"encoder.weight": layer.embedding.embeddings, "decoder.bias": head.bias}
+        if isinstance(head, MixtureOfSoftmaxes):
+            found |= {
+                "mixsoft.prior.weight": head.prior_kernel,
+                "mixsoft.prior.bias": head.prior_bias,
+                "mixsoft.latent.weight": head.latent_kernel,
+                "mixsoft.latent.bias": head.latent_bias,
+            }
+        return variables_of(layer.backbone) | found
     found = {"bias2": layer.bias}
     for name, kernel in (("weight1", layer.kernel), ("weight2", layer.recurrent_kernel)):
         suffix = "_v" if layer.weight_norm else ""
@@ -82,8 +90,11 @@ def tcn_layer(arrays, **options):
     return layer
 
 
-def language_model(arrays, parameters="param", **options):
-    """The LanguageModel of a `trellis_lm_*` or `trajectory_*` case, weights loaded."""
+def language_model(arrays, parameters="param", block_steps="auto", **options):
+    """The LanguageModel of a `trellis_lm_*` or `trajectory_*` case, weights loaded.
+
+    `block_steps` is that of a mixture of softmaxes.
+    """
     config = arrays["meta"]["config"]
     embedding = arrays[f"{parameters}.encoder.weight"]
     weight2 = next(v for k, v in arrays.items() if k.startswith(f"{parameters}.weight2"))
@@ -103,6 +114,14 @@ def language_model(arrays, parameters="param", **options):
         stateful=config.get("repack", False),
         **dropouts,
     )
+    if "n_experts" in config:
+        options["head"] = MixtureOfSoftmaxes(
+            config["V"],
+            config["n_experts"],
+            latent_dropout=config.get("dropoutl", 0.0),
+            epsilon=1e-8,
+            block_steps=block_steps,
+        )
     model = LanguageModel(
         config["V"],
         embedding.shape[1],

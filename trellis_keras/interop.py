@@ -4,7 +4,8 @@ Their layout: convolution kernels are (out, in, tap), ours (tap, in, out); with 
 `weight_v` is the direction and `weight_g` the gain.
 
 In TrellisNets gate blocks stand in the order input, output, candidate, forget, ours in Keras'
-order input, forget, candidate, output; `weight1` acts on x, `weight2` and `bias2` on h. In TCNs
+order input, forget, candidate, output; `weight1` acts on x, `weight2` and `bias2` on h. `prior` and
+`latent` are those of a mixture of softmaxes, one expert after the other, as ours. In TCNs
 `network.i.conv1` and `conv2` are the convolutions of block i, `downsample` is its shortcut.
 
 In lattices `layers.i.rnn.n` is cell n of node i. Its `lin` (blocks * units, 2 * units) makes the
@@ -21,7 +22,7 @@ import zipfile
 import keras
 import numpy as np
 
-from trellis_keras.layers import LRU, TCN, LRUCell, TrellisLayer
+from trellis_keras.layers import LRU, TCN, LRUCell, MixtureOfSoftmaxes, TrellisLayer
 from trellis_keras.layers.gates import LSTMGates
 from trellis_keras.models import LanguageModel
 from trellis_keras.models.sequence_model import SequenceModel
@@ -90,6 +91,10 @@ def parameters(model_or_layer):
     if not getattr(model, "tie_embeddings", False):
         targets[f"{head}.weight"] = (model.head.kernel, np.transpose)
     targets[f"{head}.bias"] = (model.head.bias, np.asarray)
+    if isinstance(model.head, MixtureOfSoftmaxes):
+        for part in ("prior", "latent"):
+            targets[f"{part}.weight"] = (getattr(model.head, f"{part}_kernel"), np.transpose)
+            targets[f"{part}.bias"] = (getattr(model.head, f"{part}_bias"), np.asarray)
     return targets
 
 
@@ -268,7 +273,7 @@ def _canonical(state_dict, targets):
 
 
 # Layers whose `weight` and `bias` keep their names, some of which have another one in lattices.
-_DENSE = ("encoder", "decoder", "linear")
+_DENSE = ("encoder", "decoder", "linear", "prior", "latent")
 _LATTICE_DENSE = {"affine_enc": "encoder", "affine_dec": "decoder"}
 
 

@@ -11,7 +11,14 @@ from trellis_keras.training.optimizers import SGD, Adam
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.float64]
 
-CASES = ["softmax", "softmax_wnorm", "noaux", "last_row"]
+CASES = ["softmax", "softmax_wnorm", "noaux", "last_row", "mos"]
+
+
+def log_probabilities(arrays, name):
+    """What the authors' program decodes: logits, but of a mixture of softmaxes log(p + 1e-8)."""
+    if "n_experts" in arrays["meta"]["config"]:
+        return arrays[name]
+    return logits_to_log_probabilities(arrays[name])
 
 
 def logits_to_log_probabilities(logits):
@@ -32,12 +39,12 @@ def test_outputs(case, history, golden, assert_close):
     )
     raw, aux = outputs if backbone.return_aux else (outputs, None)
     assert_close(raw, arrays["out.raw_output" + suffix], "lm_output", "raw")
-    decoded = logits_to_log_probabilities(arrays["out.decoded" + suffix])
+    decoded = log_probabilities(arrays, "out.decoded" + suffix)
     assert_close(model.head(raw), decoded, "lm_output", "decoded")
     if not history:
         assert_close(model(arrays["in.tokens"]), decoded, "lm_output", "call")
     if aux is not None:
-        decoded = logits_to_log_probabilities(arrays["out.aux_decoded" + suffix])
+        decoded = log_probabilities(arrays, "out.aux_decoded" + suffix)
         assert_close(model.head(aux), decoded, "lm_output", "aux")
 
 
@@ -66,14 +73,28 @@ def put_masks(model, masks, config):
     fixed(backbone.hidden_dropout, masks["hidden"].transpose(0, 2, 1))
     fixed(model.output_dropout, masks["output"])
     fixed(model.aux_dropout, masks["aux_output"])
+    if "mos_latent" in masks:
+        put_latent_masks(model.head.latent_dropout, masks)
 
 
-@pytest.mark.parametrize("case", [*CASES, "dropout"])
-def test_training_loss_and_gradients(case, golden, assert_close):
+def put_latent_masks(layer, masks):
+    """One for the output, one for the auxiliary outputs, which have an axis more."""
+    scaled = [floats(masks[name]) / (1 - layer.rate) for name in ("mos_latent", "aux_mos_latent")]
+    by_rank = {mask.ndim: mask for mask in scaled}
+    layer.draw = lambda shape: ops.convert_to_tensor(by_rank[len(shape)])
+
+
+# Of a mixture of softmaxes: once with the logits of two steps at a time.
+LOSSES = [(case, "auto") for case in (*CASES, "dropout", "dropout_mos_wnorm")]
+LOSSES += [("mos", 2), ("dropout_mos_wnorm", 2)]
+
+
+@pytest.mark.parametrize(("case", "block_steps"), LOSSES)
+def test_training_loss_and_gradients(case, block_steps, golden, assert_close):
     arrays = golden(f"trellis_lm_{case}")
     config = arrays["meta"]["config"]
-    model = language_model(arrays)
-    if case == "dropout":
+    model = language_model(arrays, block_steps=block_steps)
+    if case.startswith("dropout"):
         put_masks(model, family(arrays, "mask"), config)
     stream = arrays["in.stream"].T
     rows = min(config["seq_len"], stream.shape[1] - 1)

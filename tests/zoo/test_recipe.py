@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from trellis_keras import zoo
+from trellis_keras.training import ASGD, ASGDSwitch
 
 
 def test_a_shallower_net_gets_a_horizon_and_auxiliary_losses_that_fit():
@@ -122,7 +123,7 @@ def test_wrong_types_are_refused(field, value, message):
         ("weight_dropout", -0.1, r"in \[0, 1\)"),
         ("output_units", 65, "`embedding_dim`, 64"),
         ("history", "both", r"\['chop', 'repackage'\]"),
-        ("optimizer", "adamw", r"\['adam', 'rmsprop', 'sgd'\]"),
+        ("optimizer", "adamw", r"\['adam', 'asgd', 'rmsprop', 'sgd'\]"),
         ("metric", "accuracy", r"\['bpc', 'cross_entropy', 'perplexity'\]"),
         ("data", "ptb", "pydoc"),
         ("decay_rule", "never", "best_before"),
@@ -171,6 +172,29 @@ def test_a_recipe_streams_its_data():
 def test_the_decay_rule_becomes_a_callback(rule, callbacks):
     recipe = zoo.recipe("trellisnet_char", decay_rule=rule)
     assert [type(callback).__name__ for callback in recipe.callbacks()] == callbacks
+
+
+def test_averaging_takes_the_place_of_decay():
+    recipe = zoo.recipe("trellisnet_ptb", optimizer="asgd", decay_rule="average")
+    (switch,) = recipe.callbacks()
+    assert isinstance(switch, ASGDSwitch) and switch.window == 10
+    optimizer = recipe.model.make_optimizer()
+    assert isinstance(optimizer, ASGD) and not optimizer.has_start
+    assert (optimizer.l2, optimizer.clip_norm) == (1e-6, 0.225)
+    assert zoo.recipe("trellisnet_ptb").from_json(recipe.to_json()) == recipe
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer": "asgd"}, "need each other.*'best_before'"),
+        ({"decay_rule": "average"}, "need each other.*'sgd'"),
+        ({"optimizer": "asgd", "decay_rule": "average", "decay_window": 0}, "1 or more"),
+    ],
+)
+def test_averaging_needs_its_optimizer_and_a_window(changes, message):
+    with pytest.raises(ValueError, match=message):
+        zoo.recipe("trellisnet_ptb", **changes)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
+from trellis_keras.layers.adaptive_softmax import AdaptiveSoftmax
 from trellis_keras.layers.dropout import DropConnect, EmbeddingDropout, VariationalDropout
 from trellis_keras.layers.gates import GatedActivation, GRUGates, LSTMGates, RNNGates
 from trellis_keras.layers.grid_lstm import GridLSTMCell
 from trellis_keras.layers.lru import LRU
 from trellis_keras.layers.lru_cell import LRUCell
+from trellis_keras.layers.mixture_of_softmaxes import MixtureOfSoftmaxes
 from trellis_keras.layers.rhn import RHNCell
 from trellis_keras.layers.stacked_rnn import StackedRNN
 from trellis_keras.layers.tcn import TCN
@@ -11,6 +13,7 @@ from trellis_keras.layers.trellis import TrellisLayer
 from trellis_keras.layers.weight_norm import ConvolutionKernel, weight_norm
 
 __all__ = [
+    "AdaptiveSoftmax",
     "ConvolutionKernel",
     "DropConnect",
     "EmbeddingDropout",
@@ -20,6 +23,7 @@ __all__ = [
     "LRU",
     "LRUCell",
     "LSTMGates",
+    "MixtureOfSoftmaxes",
     "RHNCell",
     "RNNGates",
     "StackedRNN",

@@ -146,7 +146,8 @@ class LanguageModel(Generation, keras.Model):
         if tie_embeddings:
             self.head.tie(self.embedding)
 
-        self._backbone_takes_length = "output_length" in inspect.signature(backbone.call).parameters
+        self._backbone_takes_length = _takes(backbone.call, "output_length")
+        self._head_takes_training = _takes(self.head.loss, "training")
         self._counted = None
         self._mean_loss = keras.metrics.Mean(name="loss")
         self._set_token_metrics([])
@@ -282,7 +283,7 @@ class LanguageModel(Generation, keras.Model):
         """Returns the loss of a batch and feeds the metrics; see the class for the formula."""
         raw = y_pred["raw"]
         output = self.output_dropout(raw, training=training)
-        nll = self.head.loss(output, y)
+        nll = self._nll(output, y, training)
         weight = token_loss.token_weight(sample_weight, nll)
         loss = token_loss.mean(nll, weight)
         self._update_metrics(nll, weight)
@@ -293,11 +294,16 @@ class LanguageModel(Generation, keras.Model):
         self._mean_loss.update_state(loss, sample_weight=ops.sum(weight))
         return loss
 
+    def _nll(self, hidden, targets, training):
+        # Only a head with dropout of its own needs to know.
+        options = {"training": training} if self._head_takes_training else {}
+        return self.head.loss(hidden, targets, **options)
+
     def _auxiliary_loss(self, y_pred, y, weight):
         if not self.aux_weight:
             return 0.0
         aux = self.aux_dropout(y_pred["aux"], training=True)
-        nll = self.head.loss(aux, ops.repeat(y[:, None], aux.shape[1], axis=1))
+        nll = self._nll(aux, ops.repeat(y[:, None], aux.shape[1], axis=1), training=True)
         # A sum over the auxiliary outputs of means over tokens.
         return self.aux_weight * token_loss.mean(ops.sum(nll, axis=1), weight)
 
@@ -438,6 +444,10 @@ def _serialize_unbuilt(layer):
     serialized = keras.saving.serialize_keras_object(layer)
     serialized.pop("build_config", None)
     return serialized
+
+
+def _takes(method, argument):
+    return argument in inspect.signature(method).parameters
 
 
 def _sub(seed, offset):

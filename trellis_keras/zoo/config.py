@@ -3,9 +3,9 @@
 import dataclasses
 from typing import ClassVar
 
-from trellis_keras.training import SGD, Adam, RMSprop
+from trellis_keras.training import ASGD, SGD, Adam, RMSprop
 
-OPTIMIZERS = {"sgd": SGD, "adam": Adam, "rmsprop": RMSprop}
+OPTIMIZERS = {"sgd": SGD, "asgd": ASGD, "adam": Adam, "rmsprop": RMSprop}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,8 @@ class Config:
     fields decide what is measured: with another value there the published result is none.
 
     Attributes:
-        optimizer: `"sgd"`, `"adam"` or `"rmsprop"`.
+        optimizer: `"sgd"`, `"adam"`, `"rmsprop"`, or `"asgd"`, which is SGD until the training's
+            `decay_rule`, `"average"`, has it average the weights.
         learning_rate: Its initial learning rate.
         clip_norm: Gradients are clipped to this global norm. None: not at all.
         l2: Weight decay, added to the gradient.

@@ -5,10 +5,16 @@ import math
 
 from trellis_keras import data
 from trellis_keras.data.sources import SPLITS
-from trellis_keras.training import EarlyStopping, ExponentialDecay, PlateauDecay, StepDecay
+from trellis_keras.training import (
+    ASGDSwitch,
+    EarlyStopping,
+    ExponentialDecay,
+    PlateauDecay,
+    StepDecay,
+)
 from trellis_keras.zoo.config import check_choice, check_field
 
-DECAY_RULES = ("best_before", "worst_of_last", "patience", "steps", "exponential")
+DECAY_RULES = ("best_before", "worst_of_last", "patience", "steps", "exponential", "average")
 # Named by recipes, so that their models can be built, but not to be loaded yet.
 PLANNED = ("wikitext103",)
 _UNIFORM_GUESS = {"perplexity": float, "bpc": math.log2, "cross_entropy": math.log}
@@ -31,10 +37,11 @@ class Training:
         batch_size: Rows of a batch.
         epochs: Upper limit.
         decay_rule: Of the learning rate: a rule of `training.PlateauDecay`, `"steps"` for
-            `training.StepDecay`, or `"exponential"` for `training.ExponentialDecay`. None: it
-            stays.
+            `training.StepDecay`, or `"exponential"` for `training.ExponentialDecay`. Or
+            `"average"`: it stays, and `training.ASGDSwitch` averages the weights instead (with
+            the optimizer `"asgd"` only). None: it stays.
         decay_factor: What the learning rate is multiplied with.
-        decay_window: Epochs that the plateau rule looks back.
+        decay_window: Epochs that the plateau rule, or `"average"`, looks back.
         decay_strict: Whether an equal value is good enough for the plateau rule. None: as the
             rule has it.
         decay_epochs: Epochs after which `"steps"` decays.
@@ -72,6 +79,11 @@ class Training:
             )
         if self.decay_rule is not None:
             check_choice("decay_rule", self.decay_rule, DECAY_RULES)
+        if (self.decay_rule == "average") != (model.optimizer == "asgd"):
+            raise ValueError(
+                '`decay_rule="average"` and `optimizer="asgd"` need each other. Received: '
+                f"decay_rule={self.decay_rule!r}, optimizer={model.optimizer!r}"
+            )
         for name in ("batch_size", "epochs"):
             check_field(self, name, lambda value: value >= 1, "1 or more")
         theirs = sorted(set(self.data_options) & set(model.data_options()))
@@ -111,6 +123,8 @@ class Training:
             return [StepDecay(self.decay_epochs, self.decay_factor, verbose=1)]
         if self.decay_rule == "exponential":
             return [ExponentialDecay(self.decay_factor)]
+        if self.decay_rule == "average":
+            return [ASGDSwitch(self.decay_window, verbose=1)]
         decay = PlateauDecay(
             factor=self.decay_factor,
             rule=self.decay_rule,
