@@ -116,7 +116,6 @@ def test_equals_the_layers_in_sequence(name):
     assert_close(short(x), wanted[:, -1])
 
 
-@both
 @exact
 @variants
 def test_states_hand_on(name):
@@ -304,7 +303,6 @@ def test_shapes():
     assert make(return_sequences=False).compute_mask(None, ops.ones((2, 9))) is None
 
 
-@both
 def test_mixed_precision():
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
@@ -319,8 +317,10 @@ def test_mixed_precision():
     assert {keras.backend.standardize_dtype(s.dtype) for s in cache} == {"float32"}
 
 
-@both
-@pytest.mark.parametrize("options", [{}, {"return_sequences": False}], ids=["all", "last"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=both, id="all"), pytest.param({"return_sequences": False}, id="last")],
+)
 def test_fit_with_xla(options):
     """11 rows in batches of 4: the last batch is another shape."""
     layer = StackedRNN([gru(5, dropout=0.05, seed=1), keras.layers.Dropout(0.05)], **options)

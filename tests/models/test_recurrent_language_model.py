@@ -12,7 +12,7 @@ from trellis_keras.models import LanguageModel, SequenceClassifier
 from trellis_keras.serving import without_history
 from trellis_keras.training import SGD, Adam
 
-pytestmark = pytest.mark.both_backends
+both = pytest.mark.both_backends
 
 V = 11
 JAX = keras.backend.backend() == "jax"
@@ -50,6 +50,7 @@ def states(model, training, rows=None):
     return [np.asarray(s) for s in model.backbone.history.read(rows, training)]
 
 
+@both
 def test_carried_states_make_one_text_of_its_segments():
     """A recurrent net's loss over segments is that of one pass over the whole rows."""
     tokens = random_tokens(4, 31)
@@ -65,6 +66,7 @@ def test_carried_states_make_one_text_of_its_segments():
     assert found != pytest.approx(without_states, rel=1e-3)
 
 
+@both
 @pytest.mark.parametrize("jit_compile", [None, True])
 def test_validation_neither_sees_nor_disturbs_the_training_states(jit_compile):
     tokens = random_tokens(200)
@@ -104,7 +106,7 @@ def test_another_batch_size_in_training():
         assert len(states(model, training=True)[0]) == rows
 
 
-@pytest.mark.parametrize("layers", [lstm_and_gru, cells])
+@pytest.mark.parametrize("layers", [pytest.param(lstm_and_gru, marks=both), cells])
 def test_generation_is_that_of_the_forward_pass(layers):
     pytest.importorskip("keras_nlp")
     model = small_model(layers(), stateful=True)
