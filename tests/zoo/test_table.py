@@ -27,15 +27,19 @@ def test_a_run_takes_the_place_of_its_untrained_model(tmp_path, monkeypatch):
         "model": "tcn_adding", "data": "adding", "metric": "mse", "published": None, "test": 2e-4,
         "parameters": 58051, "epochs": 10, "wall_time_s": 240.0, "hardware": "2 cores of X",
     }  # fmt: skip
-    (tmp_path / "tcn_adding_200").mkdir()
-    (tmp_path / "tcn_adding_200" / "results.json").write_text(json.dumps(results))
+    jsb = {"model": "tcn_jsb", "data": "jsb", "metric": "frame_nll", "published": 8.1, "test": 8.2}
+    for folder, changes in (("tcn_adding_200", {}), ("tcn_jsb", jsb)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "results.json").write_text(json.dumps(results | changes))
     monkeypatch.setenv("TRELLIS_KERAS_ZOO", str(tmp_path))
     rows = [row for row in table(lambda name: 1).splitlines() if "adding" in row]
     assert (
         "| [tcn_adding_200](tcn_adding_200/card.md) | adding | mse | - | 0.0002 | - | 58,051 | "
         "10 epochs, 4 min | 2 cores of X |"
     ) in rows
-    assert not any(row.startswith("| tcn_adding |") for row in rows)
+    # T=200 is not what the model's published result is of.
+    assert any(row.startswith("| tcn_adding | adding | mse | 5.8e-05 | - |") for row in rows)
+    assert "| tcn_jsb |" not in table(lambda name: 1)
     assert any(row.startswith("| lstm_adding | adding | mse | 0.164 | - |") for row in rows)
 
 

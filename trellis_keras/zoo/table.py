@@ -23,14 +23,18 @@ HEADER = (
 def table(parameters):
     """Returns the table as Markdown: a row per published run, and one per model without any.
 
+    Runs with other settings, for which nothing is published, do not count as the model's.
+
     Args:
         parameters: Function from a model's name to its number of parameters.
     """
     runs = _runs()
     rows = []
     for name in registry.list_models():
-        rows += [_trained(folder, results) for folder, results in runs.get(name, [])]
-        rows += [] if name in runs else [_untrained(registry.recipe(name), parameters(name))]
+        recipe, found = registry.recipe(name), runs.get(name, [])
+        rows += [_trained(folder, results) for folder, results in found]
+        if not any(results["published"] == recipe.training.published for _, results in found):
+            rows.append(_untrained(recipe, parameters(name)))
     return HEADER + "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
