@@ -16,7 +16,7 @@ class PlainTrellisLayer(TrellisLayer):
     def call(self, inputs, initial_state=None, training=False, mask=None, output_length=None):
         x = ops.cast(inputs, self.compute_dtype)
         batch, time, _ = ops.shape(x)
-        past = self._initial_state(inputs.shape[0], initial_state, training)
+        past = self._starting_states(inputs.shape[0], initial_state, training)
         if past is None:
             past = [ops.zeros((batch, n), self.state_dtype) for n in self.cell.state_size]
         valid = ops.ones((batch, time), "bool") if mask is None else ops.cast(mask, "bool")
