@@ -79,10 +79,10 @@ class Training:
             )
         if self.decay_rule is not None:
             check_choice("decay_rule", self.decay_rule, DECAY_RULES)
-        if (self.decay_rule == "average") != (model.optimizer == "asgd"):
+        if self.decay_rule == "average" and model.optimizer != "asgd":
             raise ValueError(
-                '`decay_rule="average"` and `optimizer="asgd"` need each other. Received: '
-                f"decay_rule={self.decay_rule!r}, optimizer={model.optimizer!r}"
+                '`decay_rule="average"` needs optimizer="asgd". '
+                f"Received: optimizer={model.optimizer!r}"
             )
         for name in ("batch_size", "epochs"):
             check_field(self, name, lambda value: value >= 1, "1 or more")
