@@ -17,6 +17,7 @@ SEQUENCES = [
     *(name for name in RECURRENT if not name.endswith(TEXTS)),
 ]
 LANGUAGE = [
+    *(f"trellisnet_ptb{kind}" for kind in ("", "_large", "_mos", "_mos_large")),
     *(f"tcn_{name}" for name in (*TEXTS, "wt103", "lambada")),
     *(f"{cell}_{name}" for cell in ("lstm", "gru", "rnn") for name in TEXTS),
 ]
@@ -55,6 +56,9 @@ def language_parameters(words, embedding, kernel_size, depth, filters):
         ("tcn_char_ptb", {}, 2_222_100),
         ("tcn_text8", {}, 4_129_667),
         ("tcn_ptb", {}, 14_659_600),
+        ("trellisnet_ptb_large", {}, 32_576_800),
+        ("trellisnet_ptb_mos", {}, 25_681_735),
+        ("trellisnet_ptb_mos_large", {}, 34_178_935),
         ("trellisnet_seq_mnist", {}, 137_910),
         ("trellisnet_seq_mnist", {"size": "8m"}, 8_020_110),
         ("trellisnet_permuted_mnist", {}, 137_910),
@@ -154,6 +158,53 @@ def test_only_an_lstm_has_a_forget_gate():
         zoo.recipe("gru_adding", forget_bias=2.0)
 
 
+def test_settings_of_the_mixture_of_softmaxes():
+    model = zoo.trellisnet_ptb_mos(**small("trellisnet_ptb_mos"))
+    assert (model.head.experts, model.head.latent_dropout.rate) == (2, 0.29)
+    bias = np.abs(zoo.trellisnet_ptb_mos(depth=8, vocabulary_size=9).head.latent_bias)
+    assert bias.max() == pytest.approx(480**-0.5, rel=0.01)
+    recipe = zoo.recipe("trellisnet_ptb_mos")
+    assert (recipe.model.weight_dropout, recipe.model.clip_norm) == (0.45, 0.2)
+    assert "1000 hidden + 480 output units, 15 softmaxes" in recipe.model.summary()
+
+
+@pytest.mark.parametrize(
+    ("ablation", "fields", "published"),
+    [
+        ("no_hidden_dropout", {"hidden_dropout": 0.0}, 64.69),
+        ("no_weight_dropout", {"weight_dropout": 0.0}, 63.82),
+        ("no_auxiliary_losses", {"aux_weight": 0.0}, 57.99),
+        ("no_long_sequence_parallelism", {"history": "repackage"}, 57.35),
+        ("injection_every_2", {"injection_every": 2}, 57.44),
+        ("injection_every_5", {"injection_every": 5}, 59.75),
+        ("injection_every_10", {"injection_every": 10}, 60.70),
+        ("injection_every_20", {"injection_every": 20}, 74.91),
+    ],
+)
+def test_ablations(ablation, fields, published):
+    complete = zoo.recipe("trellisnet_ptb")
+    recipe = complete.replace(ablation=ablation)
+    assert vars(recipe.model) == vars(complete.model) | fields | {"ablation": ablation}
+    assert (recipe.training.published, recipe.training.source) == (published, "TrellisNet Table 6")
+    assert recipe.replace(ablation=None) == complete
+    assert complete.from_json(recipe.to_json()) == recipe
+    # One after another, and of a shallower net.
+    other = recipe.replace(depth=8, hidden_units=4).replace(ablation="no_weight_dropout")
+    assert other.model.weight_dropout == 0
+    assert other.model.hidden_dropout == 0.28 and other.model.aux_every == 4
+
+
+def test_ablations_of_the_segments_and_of_other_data():
+    short = zoo.recipe("trellisnet_ptb", ablation="no_long_sequence_parallelism")
+    assert (short.segment, short.horizon) == (55, 0)
+    assert zoo.recipe("trellisnet_ptb", segment=120, history="chop").segment == 120
+    recipe = zoo.recipe("trellisnet_ptb", ablation="injection_every_2", data="wikitext2")
+    assert recipe.training.published is None
+    assert zoo.recipe("trellisnet_ptb", ablation="injection_every_2", hidden_dropout=0.1)
+    model = zoo.trellisnet_ptb(ablation="no_auxiliary_losses", depth=8, vocabulary_size=9)
+    assert not model.backbone.return_aux
+
+
 def test_T_of_the_recurrent_nets():
     config = zoo.recipe("lstm_adding", T=400).model
     assert (config.layers, config.hidden_units, config.forget_bias) == (2, 77, 10.0)
@@ -180,6 +231,14 @@ def test_T_of_the_recurrent_nets():
         ("tcn_seq_mnist", {"size": "70k"}, r"`size` must be one of \['37k', '67k'\]"),
         ("trellisnet_seq_mnist", {"size": "1m"}, r"`size` must be one of \['140k', '8m'\]"),
         ("trellisnet_seq_mnist", {"dilations": [1, 0]}, "`dilations` must be numbers of 1"),
+        (
+            "trellisnet_ptb",
+            {"ablation": "no_bias"},
+            "`ablation` must be one of .'injection_every_10'",
+        ),
+        ("trellisnet_ptb_mos", {"experts": 0}, "`experts` must be positive"),
+        ("trellisnet_ptb_mos", {"experts": None}, "`output_units` must be `embedding_dim`, 280"),
+        ("trellisnet_ptb", {"latent_dropout": 0.1}, "`latent_dropout` must be 0 without a mixture"),
         ("tcn_ptb", {"segment": None}, "`segment` must be given"),
         ("tcn_ptb", {"horizon": 80}, "horizon=80, segment=80"),
         ("lstm_ptb", {"horizon": None}, "`horizon` must be given"),
@@ -234,6 +293,8 @@ def small(name):
     }
     if "T" in fields and fields["T"]:
         wanted["T"] = 12
+    if fields.get("experts"):
+        wanted |= {"experts": 2, "output_units": 5}
     return {key: value for key, value in wanted.items() if key in fields}
 
 

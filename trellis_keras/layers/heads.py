@@ -4,7 +4,8 @@ The protocol of a head is two methods and an optional third:
 
 - `call(hidden)` returns log-probabilities (..., vocabulary): what `predict` and serving need;
 - `loss(hidden, targets)` returns the negative log-likelihood of each target in nats (...): what
-  training and evaluation need. A head may compute it without ever holding all logits;
+  training and evaluation need. A head may compute it without ever holding all logits; one with a
+  dropout of its own takes `loss(hidden, targets, training=False)`;
 - `tie(embedding)` makes the head use the matrix of a `keras.layers.Embedding`.
 
 `hidden` is (..., channels), with any number of leading axes.

@@ -60,11 +60,17 @@ from trellis_keras.zoo.tcn import (
     tcn_seq_mnist,
 )
 from trellis_keras.zoo.tcn_language import tcn_char_ptb, tcn_lambada, tcn_ptb, tcn_text8, tcn_wt103
-from trellis_keras.zoo.trellisnet import trellisnet_char, trellisnet_char_ptb, trellisnet_ptb
+from trellis_keras.zoo.trellisnet import trellisnet_char, trellisnet_char_ptb
 from trellis_keras.zoo.trellisnet_pixels import (
     trellisnet_permuted_mnist,
     trellisnet_seq_cifar10,
     trellisnet_seq_mnist,
+)
+from trellis_keras.zoo.trellisnet_words import (
+    trellisnet_ptb,
+    trellisnet_ptb_large,
+    trellisnet_ptb_mos,
+    trellisnet_ptb_mos_large,
 )
 
 __all__ = [
@@ -134,6 +140,9 @@ __all__ = [
     "trellisnet_char_ptb",
     "trellisnet_permuted_mnist",
     "trellisnet_ptb",
+    "trellisnet_ptb_large",
+    "trellisnet_ptb_mos",
+    "trellisnet_ptb_mos_large",
     "trellisnet_seq_cifar10",
     "trellisnet_seq_mnist",
 ]

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import keras
 
-from trellis_keras.layers import TrellisLayer
+from trellis_keras.layers import MixtureOfSoftmaxes, TrellisLayer
 from trellis_keras.zoo.config import check_choice, check_field
 from trellis_keras.zoo.language import LanguageConfig
 from trellis_keras.zoo.recipe import Recipe
@@ -25,6 +25,9 @@ class TrellisLanguageModel(LanguageConfig):
     Attributes:
         hidden_units: Hidden channels beside the output channels.
         output_units: Output channels. None: as many as the embedding has.
+        experts: Number of softmaxes of a mixture (see `layers.MixtureOfSoftmaxes`), with which
+            `output_units` may be any. None: a single softmax.
+        latent_dropout: Variational dropout rate of the mixture's latent vectors.
         depth: Number of levels.
         kernel_size: Taps of the convolutions.
         history: `"chop"` (segments overlap) or `"repackage"` (the state is carried over).
@@ -45,6 +48,8 @@ class TrellisLanguageModel(LanguageConfig):
     POSITIVE: ClassVar[tuple] = (
         *LanguageConfig.POSITIVE,
         "hidden_units",
+        "output_units",
+        "experts",
         "depth",
         "kernel_size",
         "injection_every",
@@ -56,10 +61,17 @@ class TrellisLanguageModel(LanguageConfig):
         "temporal_activation_penalty",
         "initial_stddev",
     )
-    RATES: ClassVar[tuple] = (*LanguageConfig.RATES, "hidden_dropout", "weight_dropout")
+    RATES: ClassVar[tuple] = (
+        *LanguageConfig.RATES,
+        "hidden_dropout",
+        "weight_dropout",
+        "latent_dropout",
+    )
 
     hidden_units: int
     output_units: int | None = None
+    experts: int | None = None
+    latent_dropout: float = 0.0
     depth: int
     kernel_size: int = 2
     history: str
@@ -86,8 +98,14 @@ class TrellisLanguageModel(LanguageConfig):
         check_field(
             self,
             "output_units",
-            lambda value: value == self.embedding_dim,
+            lambda value: self.experts or value == self.embedding_dim,
             f"`embedding_dim`, {self.embedding_dim}, because the output matrix is the embedding's",
+        )
+        check_field(
+            self,
+            "latent_dropout",
+            lambda value: self.experts or value == 0,
+            "0 without a mixture of softmaxes (`experts`)",
         )
 
     @property
@@ -121,7 +139,11 @@ class TrellisLanguageModel(LanguageConfig):
     def summary(self):
         auxiliary = f", auxiliary losses every {self.aux_every} levels" if self._has_aux else ""
         units = self.derived()["output_units"]
-        return f"{self.depth} levels, {self.hidden_units} hidden + {units} output units{auxiliary}"
+        mixture = f", {self.experts} softmaxes" if self.experts else ""
+        return (
+            f"{self.depth} levels, {self.hidden_units} hidden + {units} output units"
+            f"{mixture}{auxiliary}"
+        )
 
     @property
     def _has_aux(self):
@@ -147,10 +169,26 @@ class TrellisLanguageModel(LanguageConfig):
 
     def extras(self):
         return {
+            "head": self._head(),
             "aux_weight": self.aux_weight if self._has_aux else 0.0,
             "activation_penalty": self.activation_penalty,
             "temporal_activation_penalty": self.temporal_activation_penalty,
         }
+
+    def _head(self):
+        """Returns the mixture of softmaxes. None: the model's own head."""
+        if self.experts is None:
+            return None
+        # The authors' biases begin as their kernels do.
+        bound = self.derived()["output_units"] ** -0.5
+        return MixtureOfSoftmaxes(
+            self.vocabulary_size,
+            self.experts,
+            latent_dropout=self.latent_dropout,
+            expert_bias_initializer=keras.initializers.RandomUniform(-bound, bound),
+            seed=self.sub_seed(30),
+            name="head",
+        )
 
     def _initializers(self):
         names = ("kernel_initializer", "recurrent_initializer", "bias_initializer")
@@ -160,63 +198,6 @@ class TrellisLanguageModel(LanguageConfig):
             )
             for i, name in enumerate(names)
         }
-
-
-WORD_DECAY = {
-    "decay_rule": "best_before",
-    "decay_factor": 0.25,
-    "decay_window": 10,
-    "min_learning_rate": 0.02,
-}
-
-
-@register(
-    Recipe(
-        "trellisnet_ptb",
-        TrellisLanguageModel(
-            vocabulary_size=10_000,
-            embedding_dim=400,
-            hidden_units=1000,
-            depth=55,
-            history="chop",
-            aux_every=16,
-            aux_weight=0.05,
-            embedding_dropout=0.1,
-            input_dropout=0.45,
-            hidden_dropout=0.28,
-            output_dropout=0.45,
-            weight_dropout=0.5,
-            activation_penalty=2.0,
-            temporal_activation_penalty=1.0,
-            optimizer="sgd",
-            learning_rate=20.0,
-            clip_norm=0.225,
-            l2=1e-6,
-            metric="perplexity",
-        ),
-        TextTraining(
-            data="ptb_word",
-            published=56.97,
-            source="TrellisNet Table 1",
-            batch_size=16,
-            segment=110,
-            epochs=500,
-            **WORD_DECAY,
-        ),
-    )
-)
-def trellisnet_ptb(config, vocabulary):
-    """TrellisNet on word-level Penn Treebank: 24.2M parameters (published test perplexity 56.97).
-
-    Args:
-        weights: None, `"pretrained"` or the path of a weights file.
-        vocabulary: `data.Vocabulary` to save with the model; it sets `vocabulary_size`.
-        **: The fields of `TrellisLanguageModel`.
-
-    Returns:
-        A compiled `LanguageModel`.
-    """
-    return config.build(vocabulary)
 
 
 @register(
