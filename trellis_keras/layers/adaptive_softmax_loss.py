@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from trellis_keras.layers.loops import while_loop
 from trellis_keras.layers.precision import at_least_float32
 
 
@@ -88,15 +89,6 @@ def visit(wanted, capacity, body, carry):
 
     _, *carry = while_loop(lambda done, *_: done < count, turn, (0, *carry))
     return carry
-
-
-def while_loop(condition, body, carry):
-    """`keras.ops.while_loop`, one turn at a time."""
-    if keras.backend.backend() == "tensorflow":
-        from trellis_keras.layers import adaptive_softmax_tf
-
-        return adaptive_softmax_tf.while_loop(condition, body, carry)
-    return ops.while_loop(condition, body, carry)
 
 
 def add_rows(x, rows, values):

@@ -5,8 +5,8 @@ from keras import ops
 
 from trellis_keras.layers import arguments, streaming
 from trellis_keras.layers.history import CarriedState
+from trellis_keras.layers.loops import scan
 from trellis_keras.layers.lru_cell import LRUCell
-from trellis_keras.layers.lru_loop import scan
 from trellis_keras.layers.lru_row import row
 from trellis_keras.layers.precision import at_least_float32
 

@@ -9,21 +9,12 @@ it meets. The gradient written out here keeps h2, z2, r and p1 and goes back thr
 the pre-activations' gradients only; then each weight's gradient is one product over all steps.
 """
 
-import keras
 from keras import ops
 
+from trellis_keras.layers.loops import scan
 from trellis_keras.layers.lru_cell import product
 from trellis_keras.layers.precision import tanh
 from trellis_keras.layers.recurrent_cell import drop
-
-
-def scan(step, carry, inputs, reverse=False):
-    """Loops over the first axis of `inputs`, see `lru_loop_tf.scan`."""
-    if keras.backend.backend() == "tensorflow":
-        from trellis_keras.layers import lru_loop_tf
-
-        return lru_loop_tf.scan(step, carry, inputs, reverse)
-    return ops.scan(step, carry, inputs, reverse=reverse)
 
 
 def time_states(cell, to_gates, to_p, h2, valid=None, mask=None):

@@ -9,7 +9,7 @@ from keras import ops
 from trellis_keras.layers import arguments
 from trellis_keras.layers.dropout import VariationalDropout
 from trellis_keras.layers.heads import DenseHead
-from trellis_keras.layers.lru_loop import scan
+from trellis_keras.layers.loops import scan
 from trellis_keras.layers.precision import at_least_float32, tanh
 from trellis_keras.layers.time_blocks import TimeBlocks, over_blocks
 

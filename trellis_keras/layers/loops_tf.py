@@ -1,21 +1,10 @@
-"""A loop over time on TensorFlow, in graphs and under XLA.
-
-`keras.ops.scan` has no gradient under XLA there, and keeps what it carries in arrays.
-"""
+"""`layers.loops` on TensorFlow, in graphs and under XLA."""
 
 import tensorflow as tf
 
 
-def scan(step, carry, inputs, reverse=False):
-    """Returns the last carry and what each step returned, stacked, as `keras.ops.scan` does.
-
-    Args:
-        step: Function of the carry and a list of tensors, the slices of `inputs`; returns the next
-            carry and a list of tensors.
-        carry: Tensor.
-        inputs: List of tensors with the time first. All have at least one step.
-        reverse: Whether to begin at the last step.
-    """
+def scan(step, carry, inputs, reverse):
+    """See `loops.scan`. `keras.ops.scan` has no gradient under XLA here."""
     time = inputs[0].shape[0]
     time = tf.shape(inputs[0])[0] if time is None else time
     arrays = [_array(x, time, x.shape[1:]).unstack(x) for x in inputs]
@@ -38,6 +27,11 @@ def scan(step, carry, inputs, reverse=False):
         parallel_iterations=1,
     )
     return carry, [array.stack() for array in outputs]
+
+
+def while_loop(condition, body, carry):
+    """See `loops.while_loop`. Without the bound, up to ten turns hold their arrays at once."""
+    return tf.while_loop(condition, body, carry, parallel_iterations=1)
 
 
 def _array(like, size, shape):
