@@ -7,7 +7,9 @@ float64, runs again in a child process. Nothing has to be done for that beyond m
 
 * no mark: TensorFlow, float32, in the process of `pytest` itself;
 * `both_backends`: once more on JAX;
-* `float64`: once more with floatx float64 (TensorFlow only, unless `both_backends` is there too).
+* `float64`: once more with floatx float64 (TensorFlow only, unless `both_backends` is there too);
+* `slow_elsewhere` beside them: those repetitions are for `pytest -m slow`. For what takes long to
+  compile, where another test of the same code is repeated in each run.
 
 `tests/test_backends.py` starts the child processes and shows their output where one fails. While
 writing a test, run it directly:
@@ -87,12 +89,12 @@ def running_children(folder, which):
 
     Args:
         folder: where their output goes.
-        which: `"slow"` or `"not slow"`.
+        which: the `-m` expression that selects among the marked tests.
     """
     children = {}
     for setting, (backend, floatx, marks) in SETTINGS.items():
         with open(folder / setting, "w") as output:
-            child = start_tests(f"({marks}) and {which}", output, backend, floatx)
+            child = start_tests(f"({marks}) and ({which})", output, backend, floatx)
         children[setting] = child, folder / setting
     try:
         yield children

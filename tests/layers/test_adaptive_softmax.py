@@ -135,6 +135,7 @@ BATCHES = {
 }
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.parametrize(
     "kind, batch",
     [*((kind, batch) for kind in ("tied", "projected") for batch in BATCHES), ("own", "overflow")],
@@ -162,6 +163,7 @@ def test_loss_and_gradients_are_the_dense_ones(kind, batch, assert_close):
         assert_close(a, b, "gradient", variable.path)
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.parametrize("kind", KINDS)
 def test_log_prob_and_call_agree(kind, assert_close):
     head = head_of(capacity=2, **KINDS[kind])
@@ -171,6 +173,7 @@ def test_log_prob_and_call_agree(kind, assert_close):
     assert_close(head(hidden), plain_log_probabilities(head, hidden), "output")
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_loss(kind, assert_close):
     """Hidden states with one axis more, as a model's auxiliary loss hands them over."""
@@ -183,6 +186,7 @@ def test_compiled_loss(kind, assert_close):
     )
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.parametrize("k", [4, 9, V])
 @pytest.mark.parametrize("kind", KINDS)
 def test_top_k_is_that_of_all_log_probabilities(kind, k, assert_close):
@@ -196,6 +200,7 @@ def test_top_k_is_that_of_all_log_probabilities(kind, k, assert_close):
     assert np.array_equal(quick(head.predict)(hidden), np.argmax(everything, axis=-1))
 
 
+@pytest.mark.slow_elsewhere
 def test_compiled_top_k():
     head = head_of(capacity=2)
     hidden = ops.convert_to_tensor(random_hidden(7, CHANNELS))
@@ -204,6 +209,7 @@ def test_compiled_top_k():
     assert np.array_equal(words, head.top_k(hidden, 6)[1])
 
 
+@pytest.mark.slow_elsewhere
 def test_top_k_leaves_out_tails_that_cannot_hold_a_word():
     """What is not looked at can be NaN without harm."""
     head = head_of()
@@ -214,6 +220,7 @@ def test_top_k_leaves_out_tails_that_cannot_hold_a_word():
     assert np.all(np.isfinite(log_p))
 
 
+@pytest.mark.slow_elsewhere
 def test_mixed_precision():
     head = head_of(dtype="mixed_bfloat16", capacity=3)
     hidden, targets = random_hidden(30, CHANNELS).astype("float32"), random_targets(30)
@@ -250,6 +257,7 @@ def text(rows, time):
     return (start + 7 * np.arange(time)) % V
 
 
+@pytest.mark.slow_elsewhere
 def test_language_model_in_a_graph(tmp_path):
     """Own weights; fits, evaluates, predicts, is saved and loaded."""
     head = AdaptiveSoftmax(V, CUTOFFS, div_value=2, capacity=4, seed=8)
@@ -272,6 +280,7 @@ def test_language_model_in_a_graph(tmp_path):
     assert loaded.train_on_batch(x, y) == pytest.approx(model.train_on_batch(x, y), rel=1e-4)
 
 
+@pytest.mark.slow_elsewhere
 def test_language_model_under_xla(tmp_path):
     """Tied weights; the batches' size is unknown until they are there."""
     model = language_model()
@@ -286,6 +295,7 @@ def test_language_model_under_xla(tmp_path):
     np.testing.assert_allclose(loaded(x), model(x), rtol=1e-5)
 
 
+@pytest.mark.slow_elsewhere
 def test_twenty_million_words():
     """Tokens x vocabulary would be 300 GiB of logits."""
     words = 20_000_000
@@ -304,6 +314,7 @@ def test_twenty_million_words():
         assert grown[grown >= 100].tolist() == rare
 
 
+@pytest.mark.slow_elsewhere
 def test_config_round_trip():
     head = head_of(div_value=2, capacity=[1, 2, 3], name="head")
     clone = AdaptiveSoftmax.from_config(head.get_config())
@@ -315,6 +326,7 @@ def test_config_round_trip():
     assert symbolic.shape == (None, None, V)
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -336,6 +348,7 @@ def test_wrong_arguments(options, message):
         head_of(**options)
 
 
+@pytest.mark.slow_elsewhere
 def test_wrong_ties_and_k():
     with pytest.raises(ValueError, match="embedding has 30 words.*vocabulary_size=40"):
         head_of().tie(keras.layers.Embedding(30, CHANNELS))

@@ -132,6 +132,7 @@ def test_equations(update, share, memory):
     assert_same([y, *last], [a.astype(x.dtype) for a in (wanted, *ends)])
 
 
+@pytest.mark.slow_elsewhere
 @both
 @updates
 def test_shared_weights_are_equal_weights(update):
@@ -144,6 +145,7 @@ def test_shared_weights_are_equal_weights(update):
     assert_same(keras.layers.RNN(own, return_sequences=True)(x), y)
 
 
+@pytest.mark.slow_elsewhere
 @both
 @updates
 def test_a_column_is_a_stack_of_nodes_that_hand_on_their_memory(update):
@@ -216,12 +218,14 @@ def test_regularizers_and_constraints():
     assert all(w.constraint is not None for w in cell.weights)
 
 
+@pytest.mark.slow_elsewhere
 @both
 @pytest.mark.parametrize("check", cell_check.CHECKS, ids=lambda check: check.__name__)
 def test_is_a_keras_cell(check):
     check(make, random((3, 7, 4)))
 
 
+@pytest.mark.slow_elsewhere
 @both
 def test_masks_with_memory_output():
     def with_memory(**options):
@@ -244,6 +248,7 @@ def test_config_and_file(options, tmp_path):
     )
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -259,6 +264,7 @@ def test_wrong_arguments(options, message):
         make(**options)
 
 
+@pytest.mark.slow_elsewhere
 @both
 def test_wrong_calls():
     x, states = random((2, 5, 4)), [random((2, 4))] * 4

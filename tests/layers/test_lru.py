@@ -53,11 +53,19 @@ CASES = {
         "use_bias": False,
     },
 }
+# Those that JAX and float64 repeat in each run.
+OFTEN = ("ug", "ug, masked, dropout")
 
 
 @pytest.mark.both_backends
 @pytest.mark.float64
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[] if case in OFTEN else pytest.mark.slow_elsewhere)
+        for case in CASES
+    ],
+)
 def test_equals_an_rnn_of_its_cells(case):
     """Outputs, states, and gradients with respect to weights, input and first states."""
     options = dict(CASES[case])
@@ -90,6 +98,7 @@ def test_equals_an_rnn_of_its_cells(case):
         assert_same(ours, reference)
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.both_backends
 @pytest.mark.float64
 @pytest.mark.parametrize("cells_per_node", [1, 2])
@@ -118,6 +127,7 @@ def test_masked_steps_keep_the_state_and_repeat_the_output(cells_per_node):
         np.testing.assert_array_equal(ours[2], first[2])
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.both_backends
 def test_masks_come_from_keras_layers_and_go_on():
     layer = make(return_state=True)
@@ -157,6 +167,7 @@ def test_a_step_has_two_products_and_its_gradient_two():
 # States
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.both_backends
 def test_stateful_equals_one_long_sequence():
     layer = make(batch=2, stateful=True)
@@ -172,6 +183,7 @@ def test_stateful_equals_one_long_sequence():
     assert_same(layer(x[:1, :4]), y[:1, :4])
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.both_backends
 def test_training_and_evaluation_carry_states_of_their_own():
     layer = make(batch=2, stateful=True)
@@ -198,6 +210,7 @@ def test_streaming_equals_forward(options):
     check_streaming(layer, random((2, 6, 2)), 3, initial_state=states)
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.both_backends
 def test_prefill_returns_all_steps():
     layer = make(return_sequences=False)
@@ -227,6 +240,7 @@ def test_bad_stream():
 # Keras
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.both_backends
 def test_input_projection():
     layer = make(4, channels=3, input_projection=True)
@@ -237,6 +251,7 @@ def test_input_projection():
     assert_same(layer(x), plain(layer.projection(x)))
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.both_backends
 @pytest.mark.parametrize("options", [{}, {"cells_per_node": 2}], ids=["", "two cells a node"])
 def test_fit_with_xla(options):
@@ -250,6 +265,7 @@ def test_fit_with_xla(options):
     assert losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.parametrize(
     "jit_compile",
     [False, pytest.param(True, marks=pytest.mark.both_backends)],
@@ -275,6 +291,7 @@ def test_fit_on_batches_of_different_lengths(jit_compile):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.both_backends
 def test_unknown_length():
     x = random((2, 7, 4))
@@ -284,6 +301,7 @@ def test_unknown_length():
         assert_same(model.predict(x, verbose=0), layer(x))
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.both_backends
 def test_mixed_precision():
     layer = make(8, dtype="mixed_bfloat16", return_state=True)

@@ -129,6 +129,7 @@ def by_hand(layer, x, states, mask=None):
     return outputs, last
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.both_backends
 @pytest.mark.float64
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
@@ -166,6 +167,7 @@ def test_rnn_backwards_bidirectional_and_stateful():
     assert_same(carried(x), forwards(x))
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.both_backends
 def test_file_and_compiled_fit(tmp_path):
     cells = [("dropout", 0.1), ("recurrent_dropout", 0.1)]
@@ -180,6 +182,7 @@ def test_file_and_compiled_fit(tmp_path):
     assert_same(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.both_backends
 def test_mixed_precision():
     cells = [make(4, dtype="mixed_bfloat16") for _ in range(2)]
@@ -245,6 +248,7 @@ def probe(rate, recurrent_rate, units=16, depth=1):
     return keras.layers.RNN(cells, return_sequences=True)
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.both_backends
 @pytest.mark.parametrize("compile", [False, True], ids=["", "XLA"])
 @pytest.mark.parametrize("which", ["inputs", "state"])
@@ -289,6 +293,7 @@ def stateless(layer):
     return run
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.both_backends
 def test_each_cell_of_a_stack_has_masks_of_its_own():
     layer = probe(0.5, 0.0, depth=2)
@@ -298,6 +303,7 @@ def test_each_cell_of_a_stack_has_masks_of_its_own():
     assert len(np.unique(y.round(4))) == 4
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.both_backends
 def test_a_cell_by_itself_drops_in_training_only():
     cell = probe(0.5, 0.0).cell.cells[0]
@@ -307,6 +313,7 @@ def test_a_cell_by_itself_drops_in_training_only():
     assert not np.isclose(cell(x, [h], training=False)[0], 0.5).any()
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.both_backends
 def test_inference_advances_no_seed():
     layer = stacked(cell_options=[("dropout", 0.5), ("recurrent_dropout", 0.5)])

@@ -66,6 +66,7 @@ def reference(head, hidden, mask=1.0):
 # Its equations
 
 
+@pytest.mark.slow_elsewhere
 @both_backends
 @float64
 @pytest.mark.parametrize("shape", [(2, 5), (2, 3, 5), (5,)])
@@ -83,6 +84,7 @@ def test_equations(shape, options, block_steps, assert_close):
     assert head.compute_output_shape(hidden.shape) == log_p.shape
 
 
+@pytest.mark.slow_elsewhere
 @both_backends
 @float64
 def test_epsilon(assert_close):
@@ -94,6 +96,7 @@ def test_epsilon(assert_close):
     assert_close(head.loss(hidden, targets), -of_targets, "output")
 
 
+@pytest.mark.slow_elsewhere
 @both_backends
 @float64
 def test_one_expert_is_a_dense_head_behind_a_projection(assert_close):
@@ -107,6 +110,7 @@ def test_one_expert_is_a_dense_head_behind_a_projection(assert_close):
     assert_close(head.loss(hidden, targets), dense.loss(projected, targets), "output")
 
 
+@pytest.mark.slow_elsewhere
 @both_backends
 def test_improbable_tokens_have_finite_losses_and_gradients():
     head = built(block_steps=2)
@@ -180,6 +184,7 @@ def compiled_gradient(head, hidden, targets):
     return gradient.experimental_get_compiler_ir(tf.constant(hidden))(stage="optimized_hlo")
 
 
+@pytest.mark.slow_elsewhere
 @both_backends
 def test_no_more_logits_than_a_block_has():
     hidden, targets = random_inputs(2, 30)
@@ -206,6 +211,7 @@ def test_automatic_blocks(monkeypatch):
 # Its dropout
 
 
+@pytest.mark.slow_elsewhere
 @both_backends
 @float64
 @pytest.mark.parametrize("shape", [(2, 5), (2, 3, 5)])
@@ -223,6 +229,7 @@ def test_one_mask_for_all_steps(shape, assert_close):
     assert_close(nll, -of_targets, "output")
 
 
+@pytest.mark.slow_elsewhere
 @both_backends
 def test_dropout_in_training_only():
     head, plain = built(latent_dropout=0.5), built()
@@ -262,6 +269,7 @@ def small_head(**options):
     return MixtureOfSoftmaxes(V, **{"experts": 3, "block_steps": 2, "seed": 1, **options})
 
 
+@pytest.mark.slow_elsewhere
 @both_backends
 def test_training():
     """7 rows in batches of 3: on TensorFlow the batch size is unknown."""
@@ -303,6 +311,7 @@ def test_the_model_tells_its_head_when_it_trains():
     assert set(calls) == {False}
 
 
+@pytest.mark.slow_elsewhere
 @both_backends
 def test_saving_and_generation(tmp_path):
     model = language_model(small_head(latent_dropout=0.2), aux=False)
@@ -330,6 +339,7 @@ def test_export(tmp_path):
     np.testing.assert_allclose(served, model.predict(tokens, verbose=0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow_elsewhere
 @both_backends
 def test_untied():
     model = language_model(small_head(latent_units=5), tie_embeddings=False, aux=False)
@@ -338,6 +348,7 @@ def test_untied():
     assert np.isfinite(model.train_on_batch(tokens[:, :-1], tokens[:, 1:]))
 
 
+@pytest.mark.slow_elsewhere
 @both_backends
 @pytest.mark.parametrize("block_steps", [None, 2])
 def test_half_precision(block_steps):

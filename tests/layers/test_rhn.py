@@ -202,6 +202,7 @@ def test_regularizers_and_constraints():
     assert all(w.constraint is not None for w in cell.weights)
 
 
+@pytest.mark.slow_elsewhere
 @both
 @pytest.mark.parametrize("check", cell_check.CHECKS, ids=lambda check: check.__name__)
 def test_is_a_keras_cell(check):
@@ -231,6 +232,7 @@ def test_wrong_arguments(options, message):
         make(**options)
 
 
+@pytest.mark.slow_elsewhere
 @both
 def test_wrong_calls():
     rnn = keras.layers.RNN(make())

@@ -97,6 +97,7 @@ def states_for(layer, batch, seed=5):
     return [random(batch, size, seed=seed + i) for i, size in enumerate(layer.state_sizes)]
 
 
+@pytest.mark.slow_elsewhere
 @both
 @exact
 @variants
@@ -116,6 +117,7 @@ def test_equals_the_layers_in_sequence(name):
     assert_close(short(x), wanted[:, -1])
 
 
+@pytest.mark.slow_elsewhere
 @exact
 @variants
 def test_states_hand_on(name):
@@ -150,6 +152,7 @@ def test_stateful_carries_states_without_gradient(name):
     assert not np.any(ops.convert_to_numpy(of_a)) and np.any(ops.convert_to_numpy(of_b))
 
 
+@pytest.mark.slow_elsewhere
 @both
 def test_training_and_evaluation_have_states_of_their_own():
     layer, x = make(batch=2, stateful=True), random(2, 3, 3)
@@ -168,6 +171,7 @@ def test_carried_states_are_no_weights():
     assert len(make(batch=2, stateful=True).weights) == len(make().weights) == 6
 
 
+@pytest.mark.slow_elsewhere
 @both
 @exact
 @pytest.mark.parametrize("side", ["pre", "post"])
@@ -190,6 +194,7 @@ def test_masks_equal_unpadded_sequences(name, side):
             assert_close(state[row], wanted[0])
 
 
+@pytest.mark.slow_elsewhere
 @both
 def test_a_row_without_a_valid_step():
     layer = make(return_sequences=False)
@@ -197,6 +202,7 @@ def test_a_row_without_a_valid_step():
     assert not y[0].any() and y[1].any()
 
 
+@pytest.mark.slow_elsewhere
 @both
 def test_masks_come_from_keras_layers():
     x = random(2, 5, 3)
@@ -241,6 +247,7 @@ def seeds(layer):
     ]
 
 
+@pytest.mark.slow_elsewhere
 @both
 def test_inference_draws_nothing():
     layer, x = make("dropout in cells"), random(2, 5, 3)
@@ -317,6 +324,7 @@ def test_mixed_precision():
     assert {keras.backend.standardize_dtype(s.dtype) for s in cache} == {"float32"}
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.parametrize(
     "options",
     [pytest.param({}, marks=both, id="all"), pytest.param({"return_sequences": False}, id="last")],

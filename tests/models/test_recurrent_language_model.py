@@ -66,6 +66,7 @@ def test_carried_states_make_one_text_of_its_segments():
     assert found != pytest.approx(without_states, rel=1e-3)
 
 
+@pytest.mark.slow_elsewhere
 @both
 @pytest.mark.parametrize("jit_compile", [None, True])
 def test_validation_neither_sees_nor_disturbs_the_training_states(jit_compile):
@@ -106,6 +107,7 @@ def test_another_batch_size_in_training():
         assert len(states(model, training=True)[0]) == rows
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.parametrize("layers", [pytest.param(lstm_and_gru, marks=both), cells])
 def test_generation_is_that_of_the_forward_pass(layers):
     pytest.importorskip("keras_nlp")

@@ -56,6 +56,7 @@ def test_golden_averages_from_gradients(case, golden, assert_close):
     assert_close(ops.convert_to_tensor(b), arrays["traj.ax_b_f64"][-1], "optimizer", "average b")
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.float64
 def test_lambd_decays_weights_and_learning_rate(assert_close):
     lambd, alpha, lr, l2, clip, t0 = 0.25, 0.5, 0.5, 0.125, 1.0, 2
@@ -88,6 +89,7 @@ def one_weight(optimizer):
     return walk, lambda: float(number(w)[0])
 
 
+@pytest.mark.slow_elsewhere
 def test_the_average_and_the_weights_change_places():
     optimizer = ASGD(1.0, t0=0)
     walk, w = one_weight(optimizer)
@@ -105,6 +107,7 @@ def test_the_average_and_the_weights_change_places():
     assert w() == 3.5
 
 
+@pytest.mark.slow_elsewhere
 def test_without_t0_averaging_begins_when_it_is_told_to():
     optimizer = ASGD(1.0)
     walk, w = one_weight(optimizer)
@@ -118,6 +121,7 @@ def test_without_t0_averaging_begins_when_it_is_told_to():
     assert w() == 7.5  # of 7 and 8
 
 
+@pytest.mark.slow_elsewhere
 def test_training_on_from_the_averages_averages_anew():
     optimizer = ASGD(1.0, t0=0)
     walk, w = one_weight(optimizer)
@@ -133,6 +137,7 @@ def test_training_on_from_the_averages_averages_anew():
     assert w() == 6.0  # of 5, 6 and 7
 
 
+@pytest.mark.slow_elsewhere
 def test_gradient_accumulation_averages_over_updates():
     optimizer = ASGD(1.0, t0=0, gradient_accumulation_steps=2)
     walk, w = one_weight(optimizer)
@@ -142,6 +147,7 @@ def test_gradient_accumulation_averages_over_updates():
     assert w() == 3.0
 
 
+@pytest.mark.slow_elsewhere
 def test_keras_file_keeps_the_optimizer_and_its_state(tmp_path):
     model = linear_model(ASGD(0.1, t0=0))
     fit_whole(model, 4)
@@ -153,6 +159,7 @@ def test_keras_file_keeps_the_optimizer_and_its_state(tmp_path):
     assert_same(values(model), values(loaded))
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
@@ -171,6 +178,7 @@ def test_wrong_coefficients(wrong, named):
         ASGD(0.1, **wrong)
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.parametrize("t0", [None, 5])
 def test_config_round_trip(t0):
     optimizer = ASGD(0.5, 1e-4, 0.5, t0, l2=1e-6, clip_norm=0.2, name="mine")

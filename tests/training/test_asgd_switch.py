@@ -36,6 +36,7 @@ def switched_after(losses, **settings):
 NAN = float("nan")
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.parametrize(
     ("window", "losses", "epochs"),
     [
@@ -58,10 +59,12 @@ def test_the_trigger(window, losses, epochs):
     assert switched_after([-loss for loss in losses], window=window, mode="max") == epochs
 
 
+@pytest.mark.slow_elsewhere
 def test_the_default_window_is_the_programs():
     assert switched_after([1, *[2] * 10, 2]) == 12
 
 
+@pytest.mark.slow_elsewhere
 def test_it_says_when_it_begins(capsys):
     assert switched_after([1, 2, 3, 4], window=1, verbose=1) == 3
     assert capsys.readouterr().out.count("Epoch 3: from now on ASGDSwitch averages") == 1
@@ -120,6 +123,7 @@ def test_evaluation_sees_the_average_and_training_does_not(jit_compile, toleranc
     assert_same(model.get_weights(), plain.get_weights())
 
 
+@pytest.mark.slow_elsewhere
 def test_without_validation_what_is_saved_is_the_average(tmp_path):
     model, watch = linear_model(ASGD(0.1)), Watch()
     switch = ASGDSwitch(1, "rising")
@@ -132,6 +136,7 @@ def test_without_validation_what_is_saved_is_the_average(tmp_path):
     assert not np.array_equal(saved.get_weights()[0], watch.ends[-1])
 
 
+@pytest.mark.slow_elsewhere
 def test_an_optimizer_with_t0_needs_no_trigger():
     model, watch = linear_model(ASGD(0.1, t0=1)), Watch()
     switch = ASGDSwitch(1, "nothing of this name")
@@ -140,6 +145,7 @@ def test_an_optimizer_with_t0_needs_no_trigger():
     np.testing.assert_array_equal(model.get_weights()[0], watch.ends[4])
 
 
+@pytest.mark.slow_elsewhere
 def test_a_later_fit_goes_on_with_the_weights():
     def train(*epochs):
         model, switch = linear_model(ASGD(0.1)), ASGDSwitch(1, "rising")
@@ -150,6 +156,7 @@ def test_a_later_fit_goes_on_with_the_weights():
     assert_same(train(7), train(4, 3))
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_under_a_loss_scale(jit_compile):
     inner = ASGD(0.1)
@@ -204,6 +211,7 @@ def uninterrupted(tmp_path_factory):
     return folder, *train(folder, 6)
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.float64
 @pytest.mark.parametrize(
     ("stops", "dies"),
@@ -219,6 +227,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(uninterrupted, tmp_path, stop
     assert_same(*(model.get_weights() for model in best))
 
 
+@pytest.mark.slow_elsewhere
 def test_a_checkpoint_holds_the_averages(uninterrupted):
     folder, model, _ = uninterrupted
     restored = make_model(optimizer=SGD(0.1))
@@ -233,6 +242,7 @@ def test_a_checkpoint_holds_the_averages(uninterrupted):
 # What is refused
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [({"window": 0}, "window=0"), ({"window": -3}, "window=-3"), ({"mode": "auto"}, "mode='auto'")],
@@ -242,11 +252,13 @@ def test_wrong_settings_of_the_switch(wrong, named):
         ASGDSwitch(**wrong)
 
 
+@pytest.mark.slow_elsewhere
 def test_an_optimizer_without_averages_is_refused():
     with pytest.raises(ValueError, match="needs an optimizer that averages.*Received: SGD"):
         fit_whole(linear_model(SGD(0.5)), 1, ASGDSwitch())
 
 
+@pytest.mark.slow_elsewhere
 def test_a_missing_value_is_refused():
     with pytest.raises(ValueError, match="watches 'val_loss'.*It has .*'loss'"):
         fit_whole(linear_model(ASGD(0.1)), 1, ASGDSwitch(), validation_data=None)
@@ -287,6 +299,7 @@ for a, b, average in zip(alone.get_weights(), shared.get_weights(), averages):
 """
 
 
+@pytest.mark.slow_elsewhere
 def test_replicas_average_alike(floatx):
     if keras.backend.backend() != "tensorflow" or floatx != "float32":
         pytest.skip("tf.distribute: once, on TensorFlow")

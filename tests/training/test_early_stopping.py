@@ -39,6 +39,7 @@ def by_the_epoch_before(losses, patience, min_delta):
     return None
 
 
+@pytest.mark.slow_elsewhere
 @settings(deadline=None, max_examples=60)
 @given(LOSSES, st.integers(1, 4), st.sampled_from([0.0, 1.0, 1.5]))
 def test_against_the_epoch_before(losses, patience, min_delta):
@@ -46,6 +47,7 @@ def test_against_the_epoch_before(losses, patience, min_delta):
     assert stops_after(callback, losses) == by_the_epoch_before(losses, patience, min_delta)
 
 
+@pytest.mark.slow_elsewhere
 @settings(deadline=None, max_examples=60)
 @given(LOSSES, st.integers(1, 4), st.sampled_from([0.0, 1.0, 1.5]), st.sampled_from(["min", "max"]))
 def test_against_the_best_is_keras_rule(losses, patience, min_delta, mode):
@@ -54,6 +56,7 @@ def test_against_the_best_is_keras_rule(losses, patience, min_delta, mode):
     assert stops_after(EarlyStopping(**options), losses) == stops_after(theirs, losses)
 
 
+@pytest.mark.slow_elsewhere
 def test_the_programs_rule():
     stopping = EarlyStopping.lru
     assert stops_after(stopping(), [1.0, 0.9, 0.89995, 0.8999, 0.89985, 0.5]) == 5
@@ -64,6 +67,7 @@ def test_the_programs_rule():
     assert stopping("val_bpc", patience=2).monitor == "val_bpc"
 
 
+@pytest.mark.slow_elsewhere
 def test_values_that_are_no_numbers_do_not_fall():
     nan = math.nan
     for against in ("best", "previous"):
@@ -94,6 +98,7 @@ def fit(epochs, *callbacks, rate=0.0):
     return len(history.history.get("loss", []))
 
 
+@pytest.mark.slow_elsewhere
 def test_a_killed_run_stops_where_it_would_have(tmp_path, capsys):
     """The loss stays: epochs 2, 3 and 4 do not fall."""
     trained = []
@@ -106,6 +111,7 @@ def test_a_killed_run_stops_where_it_would_have(tmp_path, capsys):
     assert capsys.readouterr().out.count(said) == 1
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
@@ -120,6 +126,7 @@ def test_wrong_settings(wrong, named):
         EarlyStopping(**({"patience": 1} | wrong))
 
 
+@pytest.mark.slow_elsewhere
 def test_a_value_that_is_not_there():
     with pytest.raises(ValueError, match="EarlyStopping watches 'val_bpc'.*'val_loss'"):
         fit(1, EarlyStopping.lru("val_bpc"))

@@ -72,6 +72,7 @@ def test_norms_of_a_linear_model(eager, tolerance):
     np.testing.assert_array_equal(norms.heatmap(), np.array(measured)[:, None])
 
 
+@pytest.mark.slow_elsewhere
 def test_the_first_steps_of_a_dataset_and_its_weights(tolerance):
     class Data(keras.utils.PyDataset):
         def __len__(self):
@@ -90,6 +91,7 @@ def test_the_first_steps_of_a_dataset_and_its_weights(tolerance):
     np.testing.assert_allclose(norms.heatmap()[:, 0], expected, rtol=tolerance("gradient"))
 
 
+@pytest.mark.slow_elsewhere
 def test_regularizers_are_part_of_the_loss(tolerance):
     dense = keras.layers.Dense(2, use_bias=False, kernel_regularizer=keras.regularizers.L2(0.5))
     model = keras.Sequential([keras.Input((3,)), dense])
@@ -100,6 +102,7 @@ def test_regularizers_are_part_of_the_loss(tolerance):
     assert norms.heatmap()[0, 0] == pytest.approx(weights, rel=tolerance("gradient"))
 
 
+@pytest.mark.slow_elsewhere
 def test_a_row_for_each_cell_of_a_stack():
     cells = [keras.layers.GRUCell(3) for _ in range(10)]
     model = LanguageModel(7, 3, keras.layers.RNN(cells, return_sequences=True))
@@ -116,6 +119,7 @@ def test_a_row_for_each_cell_of_a_stack():
     assert list(layers_with_weights(model)) == ["1_lstm_cell"]
 
 
+@pytest.mark.slow_elsewhere
 def test_lattice_layer_and_its_cells_have_the_same_norms(tolerance):
     """The layer has a gradient of its own making; both have a row for each cell."""
     x, y = TOKENS[:, :-1], TOKENS[:, 1:]
@@ -134,6 +138,7 @@ def test_lattice_layer_and_its_cells_have_the_same_norms(tolerance):
     np.testing.assert_allclose(layer, stack, rtol=10 * tolerance("gradient"))
 
 
+@pytest.mark.slow_elsewhere
 def test_groups_of_the_users_own():
     model = linear_model()
     norms = GradientNorms(HALVES, groups=lambda model: {"all": model.trainable_variables})
@@ -141,6 +146,7 @@ def test_groups_of_the_users_own():
     assert logs["gradient_norm/all"] == logs["gradient_norm"]
 
 
+@pytest.mark.slow_elsewhere
 def test_training_is_not_disturbed():
     """Dropout, metrics and a carried history are as without the callback."""
     x, y = TOKENS[:, :-1], TOKENS[:, 1:]
@@ -160,6 +166,7 @@ def test_training_is_not_disturbed():
     assert np.all(norms.heatmap() > 0)
 
 
+@pytest.mark.slow_elsewhere
 def test_a_restarted_run_goes_on_with_the_norms(tmp_path):
     whole = GradientNorms(HALVES)
     model = linear_model()
@@ -178,6 +185,7 @@ def test_a_restarted_run_goes_on_with_the_norms(tmp_path):
         fit(linear_model(), other)
 
 
+@pytest.mark.slow_elsewhere
 def test_tensorboard(tmp_path):
     from tensorflow.python.summary.summary_iterator import summary_iterator
 
@@ -190,6 +198,7 @@ def test_tensorboard(tmp_path):
     assert sizes == [[b"16", b"32"], [b"32", b"32"]]  # width, height
 
 
+@pytest.mark.slow_elsewhere
 def test_the_heatmap_as_an_image():
     from trellis_keras.training.gradient_norms import _image
 
@@ -199,6 +208,7 @@ def test_the_heatmap_as_an_image():
     assert _image(np.zeros((1, 1))).min() == 255
 
 
+@pytest.mark.slow_elsewhere
 def test_without_tensorflow_the_logs_are_left(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     with pytest.raises(ValueError, match="TensorFlow, which is not installed. Leave `directory`"):
@@ -206,6 +216,7 @@ def test_without_tensorflow_the_logs_are_left(monkeypatch, tmp_path):
     GradientNorms(HALVES)
 
 
+@pytest.mark.slow_elsewhere
 def test_wrong_arguments():
     with pytest.raises(ValueError, match="`steps` must be 1 or more"):
         GradientNorms(HALVES, steps=0)
