@@ -12,6 +12,7 @@ from trellis_keras.layers.recurrent_cell import RecurrentCell
 FLOATX = keras.config.floatx()
 TOLERANCE = {"float64": 1e-12, "float32": 2e-6}[FLOATX]
 VARIANTS = ("ug", "rg", "ps")
+rarely = pytest.mark.slow_elsewhere
 
 
 def random(shape, seed=0):
@@ -75,8 +76,12 @@ def paper(cell, n, h1, h2):
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
     "options",
-    [{}, {"use_bias": False}, {"use_gate_bias": False}, {"cells_per_node": 2}],
-    ids=["plain", "no bias", "no gate bias", "two cells"],
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"use_bias": False}, id="no bias", marks=rarely),
+        pytest.param({"use_gate_bias": False}, id="no gate bias", marks=rarely),
+        pytest.param({"cells_per_node": 2}, id="two cells", marks=rarely),
+    ],
 )
 def test_equations_of_the_paper(variant, convention, options):
     cell = make(5, variant, convention=convention, **options)

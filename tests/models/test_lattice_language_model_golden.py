@@ -115,6 +115,12 @@ CASES = {
         for name, v in VARIANTS.items()
     },
 }
+# Those that JAX and float64 repeat in each run.
+OFTEN = ("lstm", "highway", "lru as one layer")
+cases = pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=[] if c in OFTEN else pytest.mark.slow_elsewhere) for c in CASES],
+)
 
 
 def in_our_order(theirs, layout, merge):
@@ -173,7 +179,7 @@ def log_probabilities(arrays, segment, shape):
     return logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
 
 
-@pytest.mark.parametrize("case", CASES)
+@cases
 def test_outputs_of_consecutive_segments(case, golden, assert_close):
     fixture, backbone, layout = CASES[case]
     arrays = golden(f"lru_lm_{fixture}")
@@ -186,7 +192,7 @@ def test_outputs_of_consecutive_segments(case, golden, assert_close):
             assert_close(ops.convert_to_numpy(state), reference, "output", f"memory {segment}")
 
 
-@pytest.mark.parametrize("case", CASES)
+@cases
 def test_losses_and_gradients_of_consecutive_segments(case, golden, assert_close):
     fixture, backbone, layout = CASES[case]
     arrays = golden(f"lru_lm_{fixture}")
