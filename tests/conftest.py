@@ -9,6 +9,9 @@ FLOATX = os.environ.get("TRELLIS_TEST_FLOATX", "float32")
 # Before Keras, JAX or TensorFlow are imported for the first time.
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Tiny nets that are compiled and run once: LLVM's optimizations would take half of the tests' time.
+# `XLA_FLAGS= pytest` runs with them.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 if FLOATX == "float64":
     os.environ["JAX_ENABLE_X64"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))  # test modules say `from backends import ...`
