@@ -39,6 +39,7 @@ setup(
         "pillow>=10",  # reads the PNG files of CIFAR-10
         "typer>=0.12",
         "matplotlib>=3.8",
+        "filelock>=3.12",  # one process at a time stores a data set
     ],
     extras_require={
         "test": TEST,

@@ -6,6 +6,8 @@ reader of them. This is the only module of the package that needs tensorflow-dat
 
 import contextlib
 import hashlib
+import pathlib
+import shutil
 import tarfile
 import zipfile
 
@@ -94,8 +96,13 @@ class _Files(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         for member, file in tfds.download.iter_archive(download, self.ARCHIVE):
             member = member.removeprefix("./")
             if member in wanted:
-                members[member] = file.read()
+                members[member] = self._kept(member, file)
         return members
+
+    def _kept(self, member, file):
+        """What of an archive's file becomes the example."""
+        del member
+        return file.read()
 
     def _verify(self, name, content, expected):
         method = "md5" if len(expected) == 32 else "sha256"
@@ -105,6 +112,20 @@ class _Files(tfds.core.GeneratorBasedBuilder, skip_registration=True):
                 f"{name} of {self.URL} is not the published file: expected {method} "
                 f"{expected}, found {found}. {local_copy_hint()}"
             )
+
+
+class LargeFiles(_Files, skip_registration=True):
+    """Files too large to be examples: they lie beside the examples, which are their names.
+
+    It is the download that has a checksum, not each of `FILES`.
+    """
+
+    def _kept(self, member, file):
+        name = pathlib.PurePosixPath(member).name
+        # While a data set is being prepared its folder has another name: it is whole or not there.
+        with (self.data_path / name).open("wb") as unpacked:
+            shutil.copyfileobj(file, unpacked)
+        return name
 
 
 class PtbText(_Files):
@@ -138,6 +159,18 @@ class Wikitext2(_Files):
     CHECKSUM = "542ccefacc6c27f945fb54453812b3cd"
     FILES = {
         split: (f"wikitext-2/wiki.{split}.tokens", None) for split in ("train", "valid", "test")
+    }
+
+
+class Wikitext103(LargeFiles):
+    """WikiText-103, the version with rare words replaced."""
+
+    DESCRIPTION = "WikiText-103: 267,735 words, three files."
+    URL = "https://wikitext.smerity.com/wikitext-103-v1.zip"
+    ARCHIVE = tfds.download.ExtractMethod.ZIP
+    CHECKSUM = "9ddaacaf6af0710eda8c456decff7832"
+    FILES = {
+        split: (f"wikitext-103/wiki.{split}.tokens", None) for split in ("train", "valid", "test")
     }
 
 
@@ -226,10 +259,35 @@ def read_files(builder_class, cache_dir=None):
         OSError: If the download fails.
         ValueError: If what came down is not the published data set.
     """
-    with _naming_failures(builder_class.URL):
-        builder = builder_class(data_dir=cache_dir)
-        builder.download_and_prepare()
+    builder = _prepared(builder_class, cache_dir)
     return {part: _only_content(builder, part) for part in builder_class.FILES}
+
+
+def unpack_files(builder_class, cache_dir=None):
+    """Downloads and unpacks large files, or finds those of an earlier call.
+
+    Of several processes that do so at the same time one downloads and the others wait.
+
+    Args:
+        builder_class: A `LargeFiles`.
+        cache_dir: As in `read_files`.
+
+    Returns:
+        A dict from part to path.
+
+    Raises:
+        OSError: If the download fails.
+        ValueError: If what came down is not the published data set.
+    """
+    from filelock import FileLock
+
+    folder = pathlib.Path(builder_class(data_dir=cache_dir).data_dir)
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.parent / ".lock"):
+            _prepared(builder_class, cache_dir)
+    builder = _prepared(builder_class, cache_dir)
+    return {part: folder / _only_content(builder, part).decode() for part in builder_class.FILES}
 
 
 def read_arrays(name, cache_dir=None):
@@ -252,6 +310,13 @@ def read_arrays(name, cache_dir=None):
         split: tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1))
         for split in ("train", "test")
     }
+
+
+def _prepared(builder_class, cache_dir):
+    with _naming_failures(builder_class.URL):
+        builder = builder_class(data_dir=cache_dir)
+        builder.download_and_prepare()
+    return builder
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
-"""Texts as token ids: Penn Treebank, WikiText-2, text8, enwik8 and others, and a user's own."""
+"""Texts as token ids: Penn Treebank, WikiText, text8, enwik8 and others, and a user's own."""
 
 import dataclasses
+import hashlib
 import pathlib
 import re
 
@@ -10,14 +11,17 @@ from trellis_keras.data.cut import Cut
 from trellis_keras.data.registry import register
 from trellis_keras.data.sources import (
     SPLITS,
+    LargeSource,
     Source,
     check_count,
     checksum,
     decode,
+    find_files,
     plain_lines,
     read_file,
     read_files,
 )
+from trellis_keras.data.token_files import word_ids
 from trellis_keras.data.vocabulary import UNITS, Vocabulary
 
 PTB_FILES = {split: f"ptb/ptb.{split}.txt" for split in SPLITS}
@@ -32,6 +36,18 @@ WIKITEXT2_FILES = {
     "test": "wikitext2/wiki.test.tokens",
 }
 WIKITEXT2_WORDS = {"train": 2_088_628, "valid": 217_646, "test": 245_569, "vocabulary": 33_278}
+
+WIKITEXT103_FILES = {
+    # The second name is that of the unpacked archive.
+    split: (f"wikitext103/wiki.{split}.tokens", f"wikitext-103/wiki.{split}.tokens")
+    for split in SPLITS
+}
+WIKITEXT103_WORDS = {
+    "train": 103_227_021,
+    "valid": 217_646,
+    "test": 245_569,
+    "vocabulary": 267_735,
+}
 
 TEXT8_FILES = {"whole": "text8/text8"}
 TEXT8_CHARACTERS = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000, "vocabulary": 27}
@@ -56,7 +72,8 @@ class Corpus:
 
     Attributes:
         name: The name it was loaded by.
-        train: Token ids, int32 of shape (tokens,), in the order of the text.
+        train: Token ids, int32 of shape (tokens,), in the order of the text. Those of
+            WikiText-103 are memory-mapped and cannot be written to.
         valid: Like `train`.
         test: Like `train`.
         vocabulary: The `Vocabulary` of the ids.
@@ -109,6 +126,30 @@ def wikitext2(data_dir):
     texts = [decode(source) for source in sources]
     vocabulary = Vocabulary.from_text(texts[0], "word", unknown="<unk>")
     return _published_corpus("wikitext2", sources, texts, vocabulary, WIKITEXT2_WORDS)
+
+
+@register
+def wikitext103(data_dir):
+    """WikiText-103 by words; every line ends with `"<eos>"`, rare words are `"<unk>"`."""
+    paths = find_files(WIKITEXT103_FILES, data_dir, "Wikitext103")
+    train = LargeSource(paths[0])
+    others = [read_file(path) for path in paths[1:]]
+
+    def check(tokens, words):
+        check_count(train, "distinct words", WIKITEXT103_WORDS["vocabulary"], words)
+        check_count(train, "words", WIKITEXT103_WORDS["train"], tokens)
+
+    digest = hashlib.sha256()
+    for block, _ in train.blocks():
+        digest.update(block)
+    ids, words = word_ids(train, digest.hexdigest(), check)
+    vocabulary = Vocabulary(words, "word", unknown="<unk>")
+    parts = {"train": ids}
+    for split, source in zip(SPLITS[1:], others, strict=True):
+        parts[split] = vocabulary.encode(decode(source))
+        check_count(source, "words", WIKITEXT103_WORDS[split], len(parts[split]))
+        digest.update(source.content)
+    return Corpus(name="wikitext103", vocabulary=vocabulary, checksum=digest.hexdigest(), **parts)
 
 
 @register

@@ -23,6 +23,10 @@ def load(name, data_dir=None, **options):
     - `"ptb_word"`, `"ptb_char"`: Penn Treebank in Mikolov's preparation, from
       `ptb/ptb.train.txt`, `ptb/ptb.valid.txt` and `ptb/ptb.test.txt`.
     - `"wikitext2"`: WikiText-2 by words, from `wikitext2/wiki.train.tokens` and so on.
+    - `"wikitext103"`: WikiText-103 by words, from `wikitext103/wiki.train.tokens` and so on. The
+      first call counts and numbers its words, which takes minutes, and keeps the ids of the
+      training part (413 MB) in tensorflow-datasets' folder: `~/tensorflow_datasets`, or what the
+      environment variable `TFDS_DATA_DIR` names. There they are memory-mapped.
     - `"text8"`: text8 by characters, from `text8/text8`.
     - `"enwik8"`: enwik8 by bytes, from `enwik8/enwik8`.
     - `"war_and_peace"`: Tolstoy's novel by characters, from

@@ -1,5 +1,6 @@
 """The files of data sets: local copies, and downloads where there are none."""
 
+import contextlib
 import dataclasses
 import gzip
 import hashlib
@@ -10,6 +11,8 @@ import zlib
 
 ENVIRONMENT_VARIABLE = "TRELLIS_KERAS_DATA"
 SPLITS = ("train", "valid", "test")
+# Bytes of a large file in memory at a time.
+_BLOCK = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +21,30 @@ class Source:
 
     label: str
     content: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class LargeSource:
+    """Like `Source`, but of a file that is too large for memory and is read in blocks."""
+
+    path: pathlib.Path
+
+    @property
+    def label(self):
+        """The name that error messages give it."""
+        return str(self.path)
+
+    @property
+    def size(self):
+        """Bytes of the file as it is stored."""
+        return self.path.stat().st_size
+
+    def blocks(self):
+        """Yields the decompressed bytes in blocks, each as `(block, bytes of the file read)`."""
+        with open(self.path, "rb") as file, _naming_damage(self.path):
+            content = gzip.open(file) if self.path.suffix == ".gz" else file
+            while block := content.read(_BLOCK):
+                yield block, file.tell()
 
 
 def read_files(files, data_dir, builder_name):
@@ -39,6 +66,25 @@ def read_files(files, data_dir, builder_name):
     return sources
 
 
+def find_files(files, data_dir, builder_name):
+    """Finds a data set's large files in a local copy, else downloads them.
+
+    Args:
+        files: As in `local_sources`.
+        data_dir: As in `load`.
+        builder_name: Class in `builders.py`, a `LargeFiles`, whose `FILES` has the same parts.
+
+    Returns:
+        A list with the path of each part, which may be that of its compressed form.
+    """
+    paths = _local_paths(files, data_dir)
+    if paths is None:
+        builders = import_builders()
+        unpacked = builders.unpack_files(getattr(builders, builder_name))
+        paths = [unpacked[part] for part in files]
+    return [_existing(path) for path in paths]
+
+
 def local_sources(files, data_dir):
     """Reads the local copy of a data set's files.
 
@@ -54,6 +100,11 @@ def local_sources(files, data_dir):
         FileNotFoundError: If the folder or a file is missing.
         ValueError: If a file is empty or not sound.
     """
+    paths = _local_paths(files, data_dir)
+    return None if paths is None else [read_file(path) for path in paths]
+
+
+def _local_paths(files, data_dir):
     folder = data_dir or os.environ.get(ENVIRONMENT_VARIABLE)
     if not folder:
         return None
@@ -64,7 +115,7 @@ def local_sources(files, data_dir):
     # The environment's folder may hold other data sets only; an argument means this one.
     if not data_dir and not any(_variants(path) for path in paths):
         return None
-    return [read_file(path) for path in paths]
+    return paths
 
 
 def import_builders():
@@ -98,37 +149,49 @@ def _variants(path):
     return [candidate for candidate in candidates if candidate.is_file()]
 
 
-def read_file(path):
-    """Reads `path` or its compressed form `path.gz` as a `Source`."""
+def _existing(path):
     found = _variants(path)
     if not found:
         raise FileNotFoundError(f"Neither {path} nor {path}.gz is a file. {local_copy_hint()}")
-    path = found[0]
+    return found[0]
+
+
+def read_file(path):
+    """Reads `path` or its compressed form `path.gz` as a `Source`."""
+    path = _existing(path)
     content = path.read_bytes()
     if path.suffix == ".gz":
-        content = _decompress(path, content)
+        with _naming_damage(path):
+            content = gzip.decompress(content)
     if not content:
         raise ValueError(f"{path} is empty")
     return Source(str(path), content)
 
 
-def _decompress(path, content):
+@contextlib.contextmanager
+def _naming_damage(path):
     try:
-        return gzip.decompress(content)
+        yield
     except EOFError as error:
         raise ValueError(f"{path} is truncated: the compressed data end too early") from error
     except (gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is not a sound gzip file: {error}") from error
 
 
-def decode(source, hint=""):
-    """The UTF-8 text of a `Source`; `hint` ends the error message where it is none."""
+def decode(source, hint="", start=0):
+    """The UTF-8 text of a `Source`.
+
+    Args:
+        source: The `Source`.
+        hint: Ends the error message where it is no such text.
+        start: Where the content begins in the file, for that message.
+    """
     try:
         return source.content.decode("utf-8")
     except UnicodeDecodeError as error:
         message = (
             f"{source.label} is not UTF-8 text: the byte {source.content[error.start]:#04x} at "
-            f"offset {error.start} cannot be decoded"
+            f"offset {start + error.start} cannot be decoded"
         )
         raise ValueError(f"{message}. {hint}" if hint else message) from error
 

@@ -15,8 +15,6 @@ from trellis_keras.training import (
 from trellis_keras.zoo.config import check_choice, check_field
 
 DECAY_RULES = ("best_before", "worst_of_last", "patience", "steps", "exponential", "average")
-# Named by recipes, so that their models can be built, but not to be loaded yet.
-PLANNED = ("wikitext103",)
 _UNIFORM_GUESS = {"perplexity": float, "bpc": math.log2, "cross_entropy": math.log}
 
 
@@ -73,7 +71,7 @@ class Training:
 
     def check(self, model):
         """Raises a `ValueError` where fields are wrong, or do not fit the model's."""
-        if self.data not in (*data.list_datasets(), *PLANNED):
+        if self.data not in data.list_datasets():
             raise ValueError(
                 f"`data` must be one of {data.list_datasets()}. Received: {self.data!r}"
             )
@@ -97,11 +95,6 @@ class Training:
 
     def load(self, model):
         """Loads the data set."""
-        if self.data not in data.list_datasets():
-            raise ValueError(
-                f"The data set {self.data!r} is not available yet: the model can be built, but "
-                f"not trained. There are: {data.list_datasets()}"
-            )
         options = {**self.data_options, **model.data_options()}
         loaded = data.load(self.data, self.data_dir, **options)
         self._check_kind(loaded)
