@@ -4,6 +4,7 @@ What the dependency cone, the depth loop and the fast path are compared to. It s
 constructor, weights, kernels, masks and gated activation, and nothing of how levels are run.
 """
 
+import numpy as np
 from keras import ops
 
 from trellis_keras.layers import TrellisLayer
@@ -49,6 +50,9 @@ class PlainTrellisLayer(TrellisLayer):
         def hold(states):
             return [ops.where(valid, s, p[:, None]) for s, p in zip(states, past, strict=True)]
 
+        # The level from which on a channel is computed; below it is zero.
+        starts = np.repeat(self.group_starts, self.groups) if self.group_starts else 1
+
         states = hold([ops.zeros_like(ones) for _ in past])
         levels = []
         for i in range(self.depth):
@@ -59,7 +63,8 @@ class PlainTrellisLayer(TrellisLayer):
             if i % self.injection_every == 0:
                 a = a + ops.cast(causal_convolution(x, kernel, d), self.state_dtype)
             shifted = [shift(s, d, p) for s, p in zip(states, past, strict=True)]
-            states = hold(self.cell(a + bias, shifted)[1])
+            states = self.cell(a + bias, shifted)[1]
+            states = hold([ops.where(starts <= i + 1, s, ops.zeros_like(s)) for s in states])
             levels.append(states[0])
         return levels, states
 

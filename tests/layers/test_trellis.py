@@ -32,7 +32,15 @@ SETTINGS = {
     "kernel_1": {"kernel_size": 1},
     "gru": {"cell": "gru"},
     "rnn": {"cell": "rnn", "injection_every": 2},
+    "mgu": {"cell": "mgu"},
     "own_cell": {"cell": MinimalGate(8)},
+    "mixed_group": {
+        "kernel_structure": "mixed_group",
+        "groups": [3, 5],
+        "group_starts": [1, 2],
+        "output_units": 5,
+    },
+    "group_starts": {"groups": [2, 2, 4], "group_starts": [2, 4, 3], "output_units": 6},
     "weight_norm": {"weight_norm": True, "kernel_regularizer": "l2"},
     "aux": {"aux_every": 2, "return_aux": True},
     "aux_from_top": {"aux_every": 2, "aux_from": "top", "return_aux": True},
@@ -113,7 +121,17 @@ def test_a_model_trains_and_is_saved(name, tmp_path):
 
 @pytest.mark.both_backends
 @pytest.mark.parametrize(
-    "name", ["plain", "kernel_1", "kernel_3", "gru", "own_cell", "weight_norm"]
+    "name",
+    [
+        "plain",
+        "kernel_1",
+        "kernel_3",
+        "gru",
+        "own_cell",
+        "weight_norm",
+        "mixed_group",
+        "group_starts",
+    ],
 )
 def test_causality_and_receptive_field(name):
     layer = layer_of(name)
@@ -132,7 +150,9 @@ def test_causality_and_receptive_field(name):
 
 
 @pytest.mark.float64
-@pytest.mark.parametrize("name", ["plain", "kernel_3", "gru", "aux", "last_step", "last_step_aux"])
+@pytest.mark.parametrize(
+    "name", ["plain", "kernel_3", "gru", "mixed_group", "aux", "last_step", "last_step_aux"]
+)
 @pytest.mark.parametrize("side", ["pre", "post"])
 @pytest.mark.parametrize("history", [False, True])
 def test_masked_steps_are_as_if_not_there(name, side, history):
@@ -268,6 +288,17 @@ def test_stateful_equals_initial_state():
         ({"return_aux": True}, "aux_every"),
         ({"cell": "lstn"}, "lstn"),
         ({"cell": MinimalGate(7)}, "units=8"),
+        ({"kernel_structure": "sparse"}, "mixed_group.*sparse"),
+        ({"kernel_structure": "mixed_group"}, "need `groups`"),
+        ({"group_starts": [1]}, "need `groups`"),
+        ({"groups": [3, 5]}, "would change nothing"),
+        ({"kernel_structure": "mixed_group", "groups": [3, 4]}, r"groups=\[3, 4\], units=8"),
+        ({"kernel_structure": "mixed_group", "groups": [8, 0]}, r"groups=\[8, 0\]"),
+        ({"kernel_structure": "mixed_group", "groups": 8}, "groups=8"),
+        ({"kernel_structure": "mixed_group", "groups": [4, 4], "depth": 1}, "depth=1"),
+        ({"groups": [3, 5], "group_starts": [1]}, r"group_starts=\[1\], groups=\[3, 5\]"),
+        ({"groups": [3, 5], "group_starts": [1, 6]}, r"group_starts=\[1, 6\].*depth=5"),
+        ({"groups": [3, 5], "group_starts": [0, 1]}, r"group_starts=\[0, 1\]"),
         ({"unroll": "yes"}, "yes"),
         ({"memory": "slow"}, "slow"),
         ({"dropout": 1.0}, "rate=1.0"),

@@ -1,9 +1,10 @@
 from trellis_keras.layers.adaptive_softmax import AdaptiveSoftmax
 from trellis_keras.layers.dropout import DropConnect, EmbeddingDropout, VariationalDropout
-from trellis_keras.layers.gates import GatedActivation, GRUGates, LSTMGates, RNNGates
+from trellis_keras.layers.gates import GatedActivation, GRUGates, LSTMGates, MGUGates, RNNGates
 from trellis_keras.layers.grid_lstm import GridLSTMCell
 from trellis_keras.layers.lru import LRU
 from trellis_keras.layers.lru_cell import LRUCell
+from trellis_keras.layers.mixed_group import MixedGroupKernel
 from trellis_keras.layers.mixture_of_softmaxes import MixtureOfSoftmaxes
 from trellis_keras.layers.rhn import RHNCell
 from trellis_keras.layers.stacked_rnn import StackedRNN
@@ -23,6 +24,8 @@ __all__ = [
     "LRU",
     "LRUCell",
     "LSTMGates",
+    "MGUGates",
+    "MixedGroupKernel",
     "MixtureOfSoftmaxes",
     "RHNCell",
     "RNNGates",

@@ -5,8 +5,8 @@ do not share is the positions that they compute (see `cone`). So levels are grou
 equal positions within, and each block is a loop:
 
 - level 1 is never in a loop: without a history it has no hidden product;
-- a block ends at every auxiliary level, and where enough positions fall out of the cone to be worth
-  another loop (`cone.choose_blocks`);
+- a block ends at every auxiliary level, below every level where a group of channels starts, and
+  where enough positions fall out of the cone to be worth another loop (`cone.choose_blocks`);
 - a turn of the loop is one cycle of the dilations: one level for a single dilation. Levels that are
   left over in a block when all whole cycles are done are unrolled.
 
@@ -22,6 +22,7 @@ import functools
 import keras
 from keras import ops
 
+from trellis_keras.layers import mixed_group
 from trellis_keras.layers.cone import Cone, choose_blocks, offsets
 from trellis_keras.layers.gates import LSTMGates
 
@@ -50,20 +51,22 @@ def plan_levels(layer, time, kept):
         unroll = True
     dilations = tuple(layer.dilation(i) for i in range(1, layer.depth + 1))
     aux = tuple(layer.aux_levels)
+    held = tuple(sorted({level - 1 for level in layer.group_starts or [] if level > 1}))
     weights = layer.kernel_size * layer.units * layer.cell.preactivation_size
     period = _period(layer.dilations)
-    return _plan(time, layer.kernel_size, dilations, period, kept, aux, unroll, weights)
+    return _plan(time, layer.kernel_size, dilations, period, kept, aux, held, unroll, weights)
 
 
 @functools.lru_cache(maxsize=64)
-def _plan(time, kernel_size, dilations, period, kept, aux_levels, unroll, weights):
+def _plan(time, kernel_size, dilations, period, kept, aux_levels, held, unroll, weights):
     # The gated activation reads the states one dilation ago, even if the kernel has but one tap.
     reads = [offsets(max(kernel_size, 2), d) for d in dilations]
     unrolled = Cone(time, reads, kept, aux_levels)
     if unroll:
         return unrolled
     block_cost = _block_cost(unrolled, weights)
-    blocks = choose_blocks(time, reads, kept, aux_levels, period, 2, block_cost)
+    bounds = aux_levels + held
+    blocks = choose_blocks(time, reads, kept, bounds, period, 2, block_cost)
     looped = Cone(time, reads, kept, aux_levels, blocks)
     if unroll is None and time is not None:
         allowed = max(_WASTE, block_cost * len(reads) / _LEVELS_PER_LOOP)
@@ -88,7 +91,8 @@ def _period(cycle):
 
 def has_fast_path(layer, time):
     """Whether `depth_loop_tf` can run a layer's loops: TensorFlow while it traces a function, LSTM
-    gates, kernel size 2, dilation 1, x at every level, sequences of static length (and no mask)."""
+    gates, kernel size 2, dilation 1, x at every level, sequences of static length (and no mask).
+    Its trick saves nothing where a mixed-group kernel is split: its taps share no connection."""
     if keras.backend.backend() != "tensorflow":
         return False
     import tensorflow as tf
@@ -98,6 +102,7 @@ def has_fast_path(layer, time):
         and not tf.executing_eagerly()
         and type(layer.cell) is LSTMGates
         and layer.kernel_size == 2
+        and not mixed_group.splits(layer)
         and set(layer.dilations) == {1}
         and layer.injection_every == 1
         and time is not None

@@ -21,24 +21,42 @@ class GatedActivation(keras.layers.Layer):
 
     A subclass sets `state_blocks` and `preactivation_blocks` and writes `call(inputs, states)`:
 
-    - `inputs`: tensor (batch, time, preactivation_blocks * units), the pre-activations;
+    - `inputs`: tensor (batch, time, preactivation_blocks * units), the pre-activations a_t: blocks
+      of `units` channels side by side, each with a bias of its own;
     - `states`: list of `state_blocks` tensors (batch, time, units) of the level below, shifted by
       one dilation; `states[0]` is the hidden sequence h;
-    - returns `(h, new_states)` with `new_states[0]` being h.
+    - returns `(h, new_states)`, with new_states like `states` and `new_states[0]` being h.
+
+    Only h of the level below is convolved, and x; the other states reach f as they are. Every block
+    is a convolution of all taps, unless `arrange` says otherwise: the layer keeps its kernels as
+    (tap, in, kernel_units), `kernel_units` being a multiple of `units`, and `arrange` lays them
+    out as (tap, in, preactivation_size). It may repeat a block, or give it only some of the taps
+    and zeros for the others. So a gate can act inside a product, as the reset gate of `GRUGates`
+    does on the past taps' part of the candidate (`GatedCandidate`).
+
+    f must not mix channels: channel n of its results depends on channel n of every block and state.
+    It is then as well the f of a stack of RNN layers, a group of channels each (Theorem 1). It must
+    be a pure function: a cell that draws random numbers makes all levels compile one by one. It
+    computes in the dtype that it gets (at least float32).
 
     Args:
         units: Number of hidden channels of the TrellisNet.
 
-    Example: a minimal gated unit (Zhou et al. 2016).
+    Example: an LSTM whose input gate is 1 - f (the "CIFG" of Greff et al. 2017).
 
-    >>> class MinimalGate(GatedActivation):
-    ...     preactivation_blocks = 2
+    >>> class CoupledGates(GatedActivation):
+    ...     state_blocks = 2
+    ...     preactivation_blocks = 3
     ...
     ...     def call(self, inputs, states):
-    ...         forget, candidate = ops.split(inputs, 2, axis=-1)
-    ...         forget = ops.sigmoid(forget)
-    ...         h = (1 - forget) * states[0] + forget * ops.tanh(candidate)
-    ...         return h, [h]
+    ...         f, g, o = ops.split(inputs, 3, axis=-1)
+    ...         f = ops.sigmoid(f)
+    ...         c = f * states[1] + (1 - f) * ops.tanh(g)
+    ...         h = ops.sigmoid(o) * ops.tanh(c)
+    ...         return h, [h, c]
+    ...
+    >>> TrellisLayer(6, depth=4, cell=CoupledGates(6))(np.zeros((2, 5, 3), "float32")).shape
+    (2, 5, 6)
     """
 
     state_blocks = 1
@@ -100,8 +118,28 @@ class LSTMGates(GatedActivation):
         return h, [h, c]
 
 
+class GatedCandidate(GatedActivation):
+    """Base class of cells with a gate on what the past taps add to the candidate.
+
+    The candidate's kernel is the last block of `kernel_units`. As pre-activations its current tap
+    and its past taps are two blocks, the last ones, each with its bias.
+    """
+
+    @property
+    def kernel_units(self):
+        return (self.preactivation_blocks - 1) * self.units
+
+    def arrange(self, kernel):
+        gates, candidate = kernel[..., : -self.units], kernel[..., -self.units :]
+        nothing = ops.zeros_like(candidate[:1])
+        past_taps = kernel.shape[0] - 1
+        current = ops.concatenate([nothing] * past_taps + [candidate[-1:]], axis=0)
+        past = ops.concatenate([candidate[:-1], nothing], axis=0)
+        return ops.concatenate([gates, current, past], axis=-1)
+
+
 @keras.saving.register_keras_serializable("trellis_keras")
-class GRUGates(GatedActivation):
+class GRUGates(GatedCandidate):
     """The GRU's gates as in Keras' `reset_after=True`, blocks z, r, candidate.
 
     The reset gate multiplies what the past taps add to the candidate, so that part is a
@@ -112,18 +150,6 @@ class GRUGates(GatedActivation):
 
     preactivation_blocks = 4
 
-    @property
-    def kernel_units(self):
-        return 3 * self.units
-
-    def arrange(self, kernel):
-        gates, candidate = kernel[..., : 2 * self.units], kernel[..., 2 * self.units :]
-        nothing = ops.zeros_like(candidate[:1])
-        past_taps = kernel.shape[0] - 1
-        current = ops.concatenate([nothing] * past_taps + [candidate[-1:]], axis=0)
-        past = ops.concatenate([candidate[:-1], nothing], axis=0)
-        return ops.concatenate([gates, current, past], axis=-1)
-
     def call(self, inputs, states):
         z, r, current, past = ops.split(inputs, 4, axis=-1)
         z = ops.sigmoid(z)
@@ -132,11 +158,32 @@ class GRUGates(GatedActivation):
         return h, [h]
 
 
-_BY_NAME = {"lstm": LSTMGates, "gru": GRUGates, "rnn": RNNGates}
+@keras.saving.register_keras_serializable("trellis_keras")
+class MGUGates(GatedCandidate):
+    """The minimal gated unit (Zhou et al. 2016), blocks f, candidate: one gate does all.
+
+    In the paper's Eq. (6) f multiplies h before the product, U (f * h). That is not of
+    TrellisNet's Eq. (4), for f would sit between two products of one level. As in `GRUGates` f
+    multiplies the product instead, f * (U h + b), so the pre-activations are three: f, candidate
+    (current tap), candidate (past taps).
+
+    h = (1 - f) * h_{t-d} + f * tanh(current + f * past)
+    """
+
+    preactivation_blocks = 3
+
+    def call(self, inputs, states):
+        f, current, past = ops.split(inputs, 3, axis=-1)
+        f = ops.sigmoid(f)
+        h = (1 - f) * states[0] + f * tanh(current + f * past)
+        return h, [h]
+
+
+_BY_NAME = {"lstm": LSTMGates, "gru": GRUGates, "mgu": MGUGates, "rnn": RNNGates}
 
 
 def get(cell, units, dtype=None):
-    """Returns the gated activation for `"lstm"`, `"gru"`, `"rnn"` or a layer of the user's.
+    """Returns the gated activation of a name, or a layer of the user's.
 
     Raises:
         ValueError: An unknown name, or a layer that does not keep to the contract of

@@ -3,8 +3,9 @@
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers import cone, depth_loop
+from trellis_keras.layers import cone, depth_loop, mixed_group
 from trellis_keras.layers.convolution import gather, gather_taps, product
+from trellis_keras.layers.mixed_group import GroupedProduct
 
 
 class Levels:
@@ -28,6 +29,9 @@ class Levels:
         kernel = layer.cell.arrange(layer.recurrent_kernel.uncast(training=training))
         self.taps, channels, filters = kernel.shape
         self.kernel = ops.reshape(kernel, (self.taps * channels, filters))
+        self.by_group = None
+        if mixed_group.splits(layer):
+            self.by_group = GroupedProduct(kernel, self.taps - 1, layer.groups)
         ones = ops.ones((self.batch, 1, channels), layer.state_dtype)
         self.dropout = layer.hidden_dropout.mask(ones, training)
         self.bias = ops.cast(layer.bias, layer.state_dtype)
@@ -51,7 +55,7 @@ class Levels:
                 outputs[block.last] = states[0]
         return outputs, states
 
-    def level(self, below, inject, reads, valid):
+    def level(self, below, inject, reads, valid, awake):
         """The states of a level, from those of the level below it (TrellisNet, Eqs. 1, 2, 12).
 
         Args:
@@ -60,19 +64,28 @@ class Levels:
             inject: What x and the bias add: (batch, positions, preactivations).
             reads: Where the taps find the states below, see `_reads`.
             valid: Boolean (batch, positions, 1), False where the history stands; None: all True.
+            awake: Boolean (units,), False for the channels that are held at zero; None: all True.
         """
         layer = self.layer
         if below is None:
             a, past = inject, self._zeros(ops.shape(inject)[1])
         else:
-            h, before = self._operand(below[0]), self._operand(self.history[0])
-            seen = gather_taps(h, reads[-self.taps :], before)
-            # Cast in here, so that the weight gradients of all levels add up in full precision.
-            a = product(seen, ops.cast(self.kernel, layer.compute_dtype))
-            a = ops.cast(a, layer.state_dtype) + inject
+            a = ops.cast(self._convolve(below[0], reads[-self.taps :]), layer.state_dtype) + inject
             past = [gather(s, reads[-2], p) for s, p in zip(below, self.history, strict=True)]
         _, states = layer.cell(a, past)
-        return self._hold([ops.cast(s, layer.state_dtype) for s in states], valid)
+        states = [ops.cast(s, layer.state_dtype) for s in states]
+        if awake is not None:
+            states = [ops.where(awake, s, ops.zeros_like(s)) for s in states]
+        return self._hold(states, valid)
+
+    def _convolve(self, h, reads):
+        """The product of what the taps see with the kernel."""
+        h, before = self._operand(h), self._operand(self.history[0])
+        dtype = self.layer.compute_dtype
+        if self.by_group is not None:
+            return self.by_group([gather(h, read, before) for read in reads], dtype)
+        # Cast in here, so that the weight gradients of all levels add up in full precision.
+        return product(gather_taps(h, reads, before), ops.cast(self.kernel, dtype))
 
     def _operand(self, h):
         """h (batch, positions, units), or before the first step (batch, units), as convolved."""
@@ -86,14 +99,16 @@ class Levels:
         """A level that is not in a loop."""
         level = block.first
         inject = self._injected(level) if self.layer.enters(level) else self.bias
-        return self.level(below, inject, self._reads(level, level - 1), self._valid(level))
+        reads, valid = self._reads(level, level - 1), self._valid(level)
+        return self.level(below, inject, reads, valid, self.layer.awake(level))
 
     def _loop(self, block, states):
         """The levels of a block, of which all compute the same positions."""
         layer, first = self.layer, block.first
         states = [gather(s, self.plan.read(first, 0)) for s in states]
-        valid = self._valid(first)
-        if valid is None and depth_loop.has_fast_path(layer, self.plan.time):
+        # The same at all levels of the block: it ends where a group starts.
+        valid, awake = self._valid(first), layer.awake(first)
+        if valid is awake is None and depth_loop.has_fast_path(layer, self.plan.time):
             return self._fast_loop(block, states)
         cycle = range(first, first + block.period)
         injected = {layer.dilation(level): self._injected(level) for level in cycle}
@@ -103,7 +118,7 @@ class Levels:
                 inject = injected[layer.dilation(level)]
                 if layer.injection_every > 1:
                     inject = ops.where(layer.enters(level + i * block.period), inject, self.bias)
-                states = self.level(states, inject, self._reads(level, level), valid)
+                states = self.level(states, inject, self._reads(level, level), valid, awake)
             return states
 
         return depth_loop.repeat(turn, states, block.turns)

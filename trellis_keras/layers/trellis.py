@@ -1,13 +1,17 @@
 """TrellisNet's core as a Keras layer."""
 
+import functools
+
 import keras
+import numpy as np
 from keras import ops
 
-from trellis_keras.layers import arguments, gates
+from trellis_keras.layers import arguments, gates, mixed_group
 from trellis_keras.layers.depth_loop import plan_levels
 from trellis_keras.layers.dropout import VariationalDropout
 from trellis_keras.layers.history import CarriedState
 from trellis_keras.layers.level import Levels
+from trellis_keras.layers.mixed_group import MixedGroupKernel
 from trellis_keras.layers.output_steps import OutputSteps, last_step
 from trellis_keras.layers.precision import at_least_float32
 from trellis_keras.layers.trellis_streaming import TrellisStreaming
@@ -37,7 +41,17 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
             than they depend on (`layers.cone`). Default: all. Everything is computed if the length
             of the input is not static, or if the last step or the states of a masked input are
             wanted: a row's last valid step can be any one.
-        cell: Gated activation: `"lstm"`, `"gru"`, `"rnn"`, or a `GatedActivation` layer.
+        cell: Gated activation: `"lstm"`, `"gru"`, `"mgu"`, `"rnn"`, or a `GatedActivation` layer.
+        kernel_structure: `"dense"`, or `"mixed_group"` for the sparse kernels of Eq. (5): past taps
+            of Wh connect each group with itself, its current tap each with the next one, and x's
+            current tap feeds the first (`layers.mixed_group`). The kernels keep their shapes; what
+            is not connected is and stays zero.
+        groups: List of the channel widths of the groups, the bottom one first, summing to `units`.
+            In each block of gates the groups lie side by side in this order.
+        group_starts: List of levels, one per group. At the levels below its own all states of a
+            group are zero at every step of the sequence (before the first step the history stands
+            at all levels). Default: no group is held. Theorem 1 needs 1, 2, 3, ... if there are
+            biases. They hold for dense kernels too.
         injection_every: x enters at levels 1, 1 + n, 1 + 2n, ... (1: at every level, Eq. 1).
         weight_norm: Whether both kernels are weight-normed, each per output channel.
         dropout: Variational dropout rate of h where it enters the convolution. One mask
@@ -82,8 +96,8 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
         (batch, units). Without `return_sequences` the time axis is gone from y and aux.
 
     Raises:
-        ValueError: Arguments out of range, inputs shorter than a dilation or than
-            `output_length`, or states of the wrong number or shape.
+        ValueError: Arguments out of range or that need others, inputs shorter than a dilation or
+            than `output_length`, or states of the wrong number or shape.
 
     Example:
 
@@ -102,6 +116,9 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
         dilation_rate=1,
         output_length=None,
         cell="lstm",
+        kernel_structure="dense",
+        groups=None,
+        group_starts=None,
         injection_every=1,
         weight_norm=False,
         dropout=0.0,
@@ -145,6 +162,7 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
                     "`return_sequences=False` returns one step. "
                     f"Received: output_length={output_length}"
                 )
+        mixed_group.check_arguments(units, depth, groups, kernel_structure, group_starts)
         self.units = units
         self.depth = depth
         self.output_units = output_units
@@ -152,6 +170,9 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
         self.dilation_rate = dilation_rate
         self.dilations = arguments.dilation_cycle(dilation_rate)
         self.output_length = output_length
+        self.kernel_structure = kernel_structure
+        self.groups = None if groups is None else list(groups)
+        self.group_starts = None if group_starts is None else list(group_starts)
         self.injection_every = injection_every
         self.weight_norm = weight_norm
         self.dropout = dropout
@@ -189,7 +210,10 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
 
     def _convolution_kernel(self, name, seed):
         recurrent = name == "recurrent_kernel"
-        return ConvolutionKernel(
+        kernel = ConvolutionKernel
+        if self.kernel_structure == "mixed_group":
+            kernel = functools.partial(MixedGroupKernel, groups=self.groups, recurrent=recurrent)
+        return kernel(
             self.kernel_size,
             self.cell.kernel_units,
             weight_norm=self.weight_norm,
@@ -216,10 +240,26 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
     @property
     def receptive_field(self):
         """Number of inputs, the current one included, that an output depends on."""
-        # The gates read the states one dilation ago even where the kernel has but one tap; below
-        # level 1 these are zero.
-        taps = [self.kernel_size - 1] + [max(self.kernel_size - 1, 1)] * (self.depth - 1)
-        return 1 + sum(n * self.dilation(i) for i, n in enumerate(taps, start=1))
+        return mixed_group.receptive_field(self)
+
+    def to_dense(self):
+        """Returns a new layer with dense kernels that computes the same function.
+
+        It has this layer's weights, with zeros where this one has no connection, its start levels
+        and its other arguments. Training it moves all of the kernels: the step from an RNN to a
+        TrellisNet (paper, section 4.2).
+
+        Raises:
+            ValueError: The layer's kernels are dense.
+        """
+        return mixed_group.lift_mask(self)
+
+    def awake(self, levels):
+        """Which channels have started at a level: booleans (units,), or for an array of levels
+        (levels, units). None if all have, at each of them."""
+        if self.group_starts is None or np.min(levels) >= max(self.group_starts):
+            return None
+        return np.repeat(self.group_starts, self.groups) <= np.asarray(levels)[..., None]
 
     def dilation(self, level):
         """Dilation of a level, counted from 1."""
@@ -299,6 +339,9 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
             "dilation_rate": self.dilation_rate,
             "output_length": self.output_length,
             "cell": keras.saving.serialize_keras_object(self.cell),
+            "kernel_structure": self.kernel_structure,
+            "groups": self.groups,
+            "group_starts": self.group_starts,
             "injection_every": self.injection_every,
             "weight_norm": self.weight_norm,
             "dropout": self.dropout,

@@ -17,6 +17,7 @@ import numpy as np
 from keras import ops
 
 from trellis_keras.layers import streaming
+from trellis_keras.layers.mixed_group import hidden_product
 
 
 class TrellisStreaming(streaming.Streaming):
@@ -75,23 +76,24 @@ class TrellisStreaming(streaming.Streaming):
         inputs = ops.concatenate([cache["inputs"], x[:, None]], axis=1)
         kernel, recurrent_kernel, bias = _weights(self)
         # Sliced here, once a step: inside the loop XLA would copy it at every level.
-        current_kernel = recurrent_kernel[-1]
+        current_product = hidden_product(self, recurrent_kernel[-1:], 0)
         a = _past_products(self, recurrent_kernel[:-1], cache["states"][0])
+        awake = _awake(self)
         # The level axis first: it is the one to loop over. The cell wants a time axis.
         a = ops.moveaxis(a + _injections(self, inputs, kernel, 1)[:, :, 0] + bias, 1, 0)
         past = [
             ops.moveaxis(_steps_back(self, rings, 1), 1, 0)[:, :, None] for rings in cache["states"]
         ]
 
-        def level(below, preactivation_and_past):
-            a, past = preactivation_and_past
+        def level(below, own):
+            a, past, awake = own
             h = ops.cast(below[0], self.compute_dtype)
-            current = ops.einsum("btc,cd->btd", h, current_kernel)
-            states = _apply_cell(self, a + ops.cast(current, self.state_dtype), past)
+            current = current_product([h], self.compute_dtype)
+            states = _apply_cell(self, a + ops.cast(current, self.state_dtype), past, *awake)
             return states, states
 
         ground = [ops.zeros_like(state[0]) for state in past]
-        top, states = ops.scan(level, ground, (a[:, :, None], past))
+        top, states = ops.scan(level, ground, (a[:, :, None], past, awake))
         below = [
             ops.moveaxis(ops.concatenate([g[None], s[:-1]], axis=0)[:, :, 0], 0, 1)
             for g, s in zip(ground, states, strict=True)
@@ -118,11 +120,12 @@ class TrellisStreaming(streaming.Streaming):
         inputs = ops.concatenate([cache["inputs"], x], axis=1)
         time = ops.shape(x)[1]
         kernel, recurrent_kernel, bias = _weights(self)
-        taps, units, filters = recurrent_kernel.shape
-        recurrent_kernel = ops.reshape(recurrent_kernel, (taps * units, filters))
+        taps = recurrent_kernel.shape[0]
+        product = hidden_product(self, recurrent_kernel, taps - 1)
         injected, injection = _injected_rows(self, inputs, kernel, time)
         injection = ops.convert_to_tensor(injection)
         dilations = ops.convert_to_tensor(_dilations(self))
+        awake = _awake(self)
 
         def level(i, carried):
             below, rings = carried
@@ -132,12 +135,13 @@ class TrellisStreaming(streaming.Streaming):
                 ops.concatenate([ring[i], state], axis=1)
                 for ring, state in zip(rings, below, strict=True)
             ]
-            h = ops.concatenate(
-                [_piece(seen[0], j * d, time) for j in range(taps - 1, -1, -1)], axis=-1
+            h = ops.cast(seen[0], self.compute_dtype)
+            a = product(
+                [_piece(h, j * d, time) for j in range(taps - 1, -1, -1)], self.compute_dtype
             )
-            product = ops.einsum("btc,cd->btd", ops.cast(h, self.compute_dtype), recurrent_kernel)
-            a = ops.cast(product, self.state_dtype) + injected[injection[i]] + bias
-            states = _apply_cell(self, a, [_piece(s, d, time) for s in seen])
+            a = ops.cast(a, self.state_dtype) + injected[injection[i]] + bias
+            past = [_piece(s, d, time) for s in seen]
+            states = _apply_cell(self, a, past, *[of_level[i] for of_level in awake])
             rings = [
                 ops.slice_update(ring, (i, 0, 0, 0), s[None, :, -ring.shape[2] :])
                 for ring, s in zip(rings, seen, strict=True)
@@ -220,20 +224,30 @@ def _weights(layer):
     return kernel, recurrent_kernel, ops.cast(layer.bias, layer.state_dtype)
 
 
-def _apply_cell(layer, a, past):
+def _awake(layer):
+    """[Which channels have started at each level, (level, units)], or [] if all have."""
+    awake = layer.awake(np.arange(1, layer.depth + 1))
+    return [] if awake is None else [ops.convert_to_tensor(awake)]
+
+
+def _apply_cell(layer, a, past, awake=None):
+    """The states of a level; `awake` as in `level.Levels.level`."""
     _, states = layer.cell(a, past)
-    return [ops.cast(state, layer.state_dtype) for state in states]
+    states = [ops.cast(state, layer.state_dtype) for state in states]
+    if awake is None:
+        return states
+    return [ops.where(awake, state, ops.zeros_like(state)) for state in states]
 
 
 def _past_products(layer, past_kernel, rings):
     """The past taps' part of every level's pre-activation, (batch, level, preactivations)."""
-    taps, units, filters = past_kernel.shape
+    taps = past_kernel.shape[0]
     if taps == 0:
         return ops.zeros((), layer.state_dtype)
     h = [_steps_back(layer, rings, j) for j in range(taps, 0, -1)]
-    h = ops.cast(ops.concatenate(h, axis=-1), layer.compute_dtype)
-    kernel = ops.reshape(past_kernel, (taps * units, filters))
-    return ops.cast(ops.einsum("blc,cd->bld", h, kernel), layer.state_dtype)
+    h = [ops.cast(tap, layer.compute_dtype) for tap in h]
+    product = hidden_product(layer, past_kernel, taps)
+    return ops.cast(product(h, layer.compute_dtype), layer.state_dtype)
 
 
 def _injections(layer, inputs, kernel, time):

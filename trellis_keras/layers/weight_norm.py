@@ -19,7 +19,9 @@ def weight_norm(direction, gain):
 
 
 def _norm(kernel):
-    return ops.sqrt(ops.sum(ops.square(kernel), axis=(0, 1)))
+    squares = ops.sum(ops.square(kernel), axis=(0, 1))
+    # A channel without weights, masked or dropped, has a kernel of zeros, and a gradient of zeros.
+    return ops.sqrt(ops.where(squares > 0, squares, ops.ones_like(squares)))
 
 
 def _repeatable(initializer):
@@ -99,8 +101,8 @@ class ConvolutionKernel(keras.layers.Layer):
         self.kernel = self.add_weight(
             name="kernel",
             shape=(self.kernel_size, input_shape[-1], self.filters),
-            initializer=self.initializer,
-            regularizer=self.regularizer,
+            initializer=self._initial_value,
+            regularizer=self._penalty if self.regularizer else None,
             autocast=False,
         )
         self.gain = None
@@ -111,16 +113,29 @@ class ConvolutionKernel(keras.layers.Layer):
                 # The gain starts at the norm of the direction, so that the kernel is the direction.
                 # The variable itself cannot be read: XLA would refuse to compile a `fit` that
                 # builds the model.
-                initializer=lambda shape, dtype: _norm(self.initializer(self.kernel.shape, dtype)),
+                initializer=lambda shape, dtype: _norm(
+                    self._initial_value(self.kernel.shape, dtype)
+                ),
                 autocast=False,
             )
+
+    def _initial_value(self, shape, dtype):
+        return self.connected(self.initializer(shape, dtype=dtype))
+
+    def _penalty(self, kernel):
+        return self.regularizer(self.connected(ops.convert_to_tensor(kernel)))
+
+    def connected(self, kernel):
+        """The kernel with zeros where a subclass wants no connection. Here: the kernel."""
+        return kernel
 
     def call(self, training=False):
         return ops.cast(self.uncast(training), self.compute_dtype)
 
     def uncast(self, training=False):
         """The same in the variables' dtype, for a loop that casts it in each of its turns."""
-        kernel = self.drop_connect(ops.convert_to_tensor(self.kernel), training=training)
+        kernel = self.connected(ops.convert_to_tensor(self.kernel))
+        kernel = self.drop_connect(kernel, training=training)
         if self.gain is not None:
             kernel = weight_norm(kernel, self.gain)
         return kernel
