@@ -1,5 +1,6 @@
 """The command line, as a user has it: what it prints, and its errors of one line."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -265,6 +266,23 @@ def test_evaluate(run, shared, monkeypatch, tmp_path):
     assert other["targets"] < results["targets"]
 
 
+def test_a_breakdown(run, refused, shared, tmp_path):
+    folder = tmp_path / "parts"
+    status, out, err = run("evaluate", shared, "--split", "valid", "--breakdown", folder)
+    assert status == 0, err
+    results = json.loads(out)
+    with open(folder / "position.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["counted"] == "True"]
+    tokens = [int(row["tokens"]) for row in rows]
+    bits = sum(n * float(row["bpc"]) for n, row in zip(tokens, rows, strict=True))
+    assert sum(tokens) == results["targets"]
+    assert bits / sum(tokens) == pytest.approx(results["bpc"], rel=1e-6)
+    assert (folder / "frequency.png").stat().st_size
+    (tmp_path / "file").touch()
+    wrong = refused("evaluate", shared, "--breakdown", tmp_path / "file")
+    assert "file cannot be written to" in wrong
+
+
 def test_wrong_evaluations(refused, shared, tmp_path):
     assert "holds no run" in refused("evaluate", tmp_path)
     assert "`split` must be one of train, valid" in refused("evaluate", shared, "--split", "dev")
@@ -297,6 +315,8 @@ def test_a_model_of_sequences(run, refused, tmp_path):
     assert "`generate` is for language models" in refused("generate", folder)
     assert "is a run of tcn_adding" in refused("export", folder, tmp_path / "1")
     assert "for texts only" in refused("evaluate", folder, "--protocol", "authors")
+    wrong = refused("evaluate", folder, "--breakdown", tmp_path / "parts")
+    assert "A breakdown is for a LanguageModel" in wrong
 
 
 def test_wrong_prompts(run, refused, shared, tmp_path):

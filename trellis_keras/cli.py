@@ -93,11 +93,15 @@ def evaluate(
         typer.Option(help="Of a text: exact (each target once) or authors (as the authors count)."),
     ] = "exact",
     data_dir: DataDir = None,
+    breakdown: Annotated[
+        str | None,
+        typer.Option(help="Folder for tables and plots by word frequency and by position."),
+    ] = None,
 ):
     """Evaluate the best model of a run on a whole split."""
     from trellis_keras.zoo import runs
 
-    results = runs.evaluate(run, split, protocol, data_dir)
+    results = runs.evaluate(run, split, protocol, data_dir, breakdown=breakdown)
     typer.echo(json.dumps({"run": run, "split": split, "protocol": protocol, **results}))
 
 

@@ -15,6 +15,7 @@ import zipfile
 
 import keras
 
+from trellis_keras.breakdown import measure
 from trellis_keras.data.sequences import EpochOrder
 from trellis_keras.data.sources import SPLITS
 from trellis_keras.data.streams import PROTOCOLS
@@ -114,7 +115,7 @@ def load_best(folder, compile=True):
     return keras.saving.load_model(path, compile=compile)
 
 
-def evaluate(folder, split="test", protocol="exact", data_dir=None, verbose=0):
+def evaluate(folder, split="test", protocol="exact", data_dir=None, verbose=0, breakdown=None):
     """Evaluates the best model of a run.
 
     Args:
@@ -124,13 +125,16 @@ def evaluate(folder, split="test", protocol="exact", data_dir=None, verbose=0):
             authors' program does, see `data.TokenStream`.
         data_dir: Folder of local copies of the data, if they are not where the run found them.
         verbose: As in `keras.Model.evaluate`.
+        breakdown: Folder where a language model's figures by word frequency and by position go,
+            see `breakdown.Breakdown.write`. None: they are not worked out.
 
     Returns:
         A dict of the metrics, the published one among them, and of the number of what they are
         means of: `targets` of a text, `frames` of music, else `sequences`.
 
     Raises:
-        ValueError: An unknown split or protocol, data that are not the run's, or a damaged file.
+        ValueError: An unknown split or protocol, data that are not the run's, a damaged file, or
+            a `breakdown` that cannot be written to or of a model that reads no text.
         FileNotFoundError: There is no run, or it has not finished an epoch, or has lost its data.
     """
     for name, value, choices in (("split", split, SPLITS), ("protocol", protocol, PROTOCOLS)):
@@ -139,8 +143,12 @@ def evaluate(folder, split="test", protocol="exact", data_dir=None, verbose=0):
     recipe, model = read_recipe(folder), load_best(folder)
     if data_dir is not None:
         recipe = recipe.replace(data_dir=data_dir)
-    part = getattr(recipe.load_data(), split)
+    loaded = recipe.load_data()
+    part = getattr(loaded, split)
     stream = recipe.stream(part, protocol)
+    if breakdown is not None:
+        breakdown = _writable(breakdown)
+        measure(model, stream, loaded.train, recipe.model.metric, verbose).write(breakdown)
     results = model.evaluate(stream, return_dict=True, verbose=verbose)
     # Some published figures are the loss, under another name.
     results.setdefault(recipe.model.metric, results["loss"])
