@@ -36,9 +36,11 @@ def product(seen, kernel):
     """Multiplies what the taps see, side by side (batch, time, taps * in), with (taps * in, out).
 
     One product for all taps: faster than one per tap. It is an einsum because the gradient of
-    `matmul` does not compile inside an XLA loop while the batch size is unknown.
+    `matmul` does not compile inside an XLA loop while the batch size is unknown. The axis u is
+    there because without it Keras makes a `matmul` of the einsum, for whose gradient TensorFlow
+    keeps one kernel for each row of the batch.
     """
-    return ops.einsum("btc,cd->btd", seen, kernel)
+    return ops.einsum("btuc,cd->btud", seen[:, :, None], kernel)[:, :, 0]
 
 
 def gather(x, read, past=None):
