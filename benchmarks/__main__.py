@@ -60,8 +60,8 @@ def run(
         typer.echo(table)
         kind = [results["machine"]["backend"], results["machine"].get("precision")]
         stem = "-".join(filter(None, [name, *kind]))
-        _write(folder / f"{stem}.json", json.dumps(results, indent=2) + "\n")
-        _write(folder / f"{stem}.md", table)
+        write(folder / f"{stem}.json", json.dumps(results, indent=2) + "\n")
+        write(folder / f"{stem}.md", table)
 
 
 def measure(name, variants, rounds):
@@ -156,7 +156,7 @@ def _processor():
     return platform.processor()
 
 
-def _write(path, text):
+def write(path, text):
     with replacing(path) as temporary:
         temporary.write_text(text)
 

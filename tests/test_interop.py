@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trellis_keras.interop import load_torch_state_dict, parameters
-from trellis_keras.layers import TCN, TrellisLayer
+from trellis_keras.layers import TCN, AdaptiveSoftmax, MixtureOfSoftmaxes, TrellisLayer
 from trellis_keras.models import LanguageModel
 
 pytestmark = pytest.mark.both_backends
@@ -119,6 +119,44 @@ def test_an_untied_decoder_has_weights_of_its_own():
     load_torch_state_dict(model, state | {"decoder.weight": decoder})
     kernel = keras.ops.convert_to_numpy(model.head.kernel)
     np.testing.assert_allclose(kernel, decoder.T, rtol=1e-6)
+
+
+def test_all_names_of_a_mixture_of_softmaxes():
+    """The authors' model holds its parts twice: by name and in a list."""
+    model = built_model(head=MixtureOfSoftmaxes(7, 3, 4))
+    rng = np.random.default_rng(2)
+    shapes = {"prior": (3, 4), "latent": (12, 4)}
+    mixture = {f"{name}.weight": rng.normal(size=shape) for name, shape in shapes.items()}
+    mixture |= {f"{name}.bias": rng.normal(size=shape[0]) for name, shape in shapes.items()}
+    short = model_weights()
+    decoder = {"decoder.weight": short["encoder.weight"], "decoder.bias": short["decoder.bias"]}
+    state = full_names(short) | decoder
+    for name, array in full_names(weights(5, 4)).items():
+        state[name.replace("tnet", "network.0")] = array
+    for prefix in ("mixsoft", "network.1"):
+        state |= {f"{prefix}.{name}": array for name, array in (mixture | decoder).items()}
+    load_torch_state_dict(model, state)
+    np.testing.assert_allclose(model.head.latent_kernel, mixture["latent.weight"].T, rtol=1e-6)
+    np.testing.assert_allclose(model.head.prior_bias, mixture["prior.bias"], rtol=1e-6)
+    np.testing.assert_allclose(model.embedding.embeddings, short["encoder.weight"], rtol=1e-6)
+    bias = keras.ops.convert_to_numpy(model.backbone.bias)  # gates i, f, c, o; theirs i, o, g, f
+    np.testing.assert_allclose(bias[:5], short["bias2"][:5], rtol=1e-6)
+    np.testing.assert_allclose(bias[5:10], short["bias2"][15:], rtol=1e-6)
+
+
+def test_tails_of_the_split_cross_entropy():
+    model, state = built_model(head=AdaptiveSoftmax(7, (2, 5))), model_weights()
+    assert_refused(model, state, r"lacks \['tail_bias', 'tail_vectors'\]")
+    tails = {"tail_vectors": np.arange(8.0).reshape(2, 4), "tail_bias": np.array([8.0, 9.0])}
+    load_torch_state_dict(model, state | {f"criterion.{k}": v for k, v in tails.items()})
+    # Theirs begins with the last tail.
+    np.testing.assert_array_equal(model.head.cluster_kernel, tails["tail_vectors"][::-1])
+    np.testing.assert_array_equal(model.head.cluster_bias, [9.0, 8.0])
+    np.testing.assert_allclose(model.head.bias, state["decoder.bias"], rtol=1e-6)
+    wrong = tails | {"tail_vectors": np.zeros((3, 4))}
+    assert_refused(model, state | wrong, "'tail_vectors' does not fit")
+    untied = built_model(head=AdaptiveSoftmax(7, (2, 5)), tie_embeddings=False)
+    assert_refused(untied, state | tails, "matrices of its own .tie_embeddings=False.")
 
 
 def test_npz_file(tmp_path):

@@ -179,7 +179,7 @@ def _scored(model, stream, verbose):
     if not model.built:
         model.build((stream.batch_size, stream.segment))
     if getattr(model.backbone, "stateful", False):
-        model._allocate_history(stream, None, training=False)
+        model.allocate_history(stream, None, training=False)
     scorer = _TokenNLL(model)
     bar = keras.utils.Progbar(len(stream), verbose=verbose)
     for index in range(len(stream)):

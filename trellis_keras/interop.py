@@ -5,7 +5,9 @@ Their layout: convolution kernels are (out, in, tap), ours (tap, in, out); with 
 
 In TrellisNets gate blocks stand in the order input, output, candidate, forget, ours in Keras'
 order input, forget, candidate, output; `weight1` acts on x, `weight2` and `bias2` on h. `prior` and
-`latent` are those of a mixture of softmaxes, one expert after the other, as ours. In TCNs
+`latent` are those of a mixture of softmaxes, one expert after the other, as ours. `tail_vectors`
+and `tail_bias` are those of the split cross-entropy, which keeps them in a state dict of its own,
+the last tail's first; ours are an adaptive softmax's, the first tail's first. In TCNs
 `network.i.conv1` and `conv2` are the convolutions of block i, `downsample` is its shortcut.
 
 In lattices `layers.i.rnn.n` is cell n of node i. Its `lin` (blocks * units, 2 * units) makes the
@@ -22,7 +24,14 @@ import zipfile
 import keras
 import numpy as np
 
-from trellis_keras.layers import LRU, TCN, LRUCell, MixtureOfSoftmaxes, TrellisLayer
+from trellis_keras.layers import (
+    LRU,
+    TCN,
+    AdaptiveSoftmax,
+    LRUCell,
+    MixtureOfSoftmaxes,
+    TrellisLayer,
+)
 from trellis_keras.layers.gates import LSTMGates
 from trellis_keras.models import LanguageModel
 from trellis_keras.models.sequence_model import SequenceModel
@@ -39,7 +48,8 @@ def load_torch_state_dict(model_or_layer, state_dict):
             of `torch.save(model.state_dict(), path)`, for which torch must be installed).
             Names may be full (`tnet.module.full_conv.weight1_v_raw`, `tcn.network.0.conv1.bias`)
             or short (`weight1_v`, `network.0.conv1.bias`, `layers.0.rnn.0.lin.weight`);
-            several names of one tensor are accepted if their values agree.
+            several names of one tensor are accepted if their values agree. An adaptive softmax
+            needs those of the program's loss too: `{**model_state, **loss_state}`.
 
     Raises:
         ValueError: A name is missing, unknown, given twice with different values, or of the
@@ -88,14 +98,30 @@ def parameters(model_or_layer):
     targets, head = parameters(model.backbone), "linear"
     if isinstance(model, LanguageModel):
         targets["encoder.weight"], head = (model.embedding.embeddings, np.asarray), "decoder"
+    targets[f"{head}.bias"] = (model.head.bias, np.asarray)
+    if isinstance(model.head, AdaptiveSoftmax):
+        return targets | _tail_targets(model.head)
     if not getattr(model, "tie_embeddings", False):
         targets[f"{head}.weight"] = (model.head.kernel, np.transpose)
-    targets[f"{head}.bias"] = (model.head.bias, np.asarray)
     if isinstance(model.head, MixtureOfSoftmaxes):
         for part in ("prior", "latent"):
             targets[f"{part}.weight"] = (getattr(model.head, f"{part}_kernel"), np.transpose)
             targets[f"{part}.bias"] = (getattr(model.head, f"{part}_bias"), np.asarray)
     return targets
+
+
+def _tail_targets(head):
+    if head.embedding is None:
+        raise ValueError(
+            "The authors' split cross-entropy uses the embedding's matrix. Received: an adaptive "
+            "softmax with matrices of its own (tie_embeddings=False)"
+        )
+    if not head.cutoffs:
+        return {}
+    return {
+        "tail_vectors": (head.cluster_kernel, np.flipud),
+        "tail_bias": (head.cluster_bias, np.flip),
+    }
 
 
 def _trellis_targets(layer):
@@ -278,18 +304,21 @@ _LATTICE_DENSE = {"affine_enc": "encoder", "affine_dec": "decoder"}
 
 
 def _short_name(name):
-    """`tnet.module.full_conv.weight1_v_raw` -> `weight1_v`; `encoder.weight` and all that follows
+    """`tnet.module.full_conv.weight1_v_raw` -> `weight1_v`; `encoder.weight` and all of a TCN's
     `network` stay."""
     *path, last = name.split(".")
     if path[:1] == ["layers"]:
         return name  # from `merge_lattice`
     path = [_LATTICE_DENSE.get(part, part) for part in path]
-    if "network" in path:
-        return _tcn_name([*path[path.index("network") :], last])
+    of_block = path[path.index("network") :] if "network" in path else []
+    if set(of_block[2:3]) & _TCN_MODULES:
+        return _tcn_name([*of_block, last])
     last = last.removesuffix("_raw")
     return f"{path[-1]}.{last}" if path and path[-1] in _DENSE else last
 
 
+# A TrellisNet has a `network` too, which holds all that `tnet` and `mixsoft` hold.
+_TCN_MODULES = {"conv1", "conv2", "net", "downsample"}
 # `net` holds the convolutions a second time; newer versions of torch rename gain and direction.
 _TCN_ALIASES = {
     "net.0": "conv1",

@@ -215,6 +215,42 @@ def test_penalties_and_auxiliary_losses_are_in_the_training_loss_only():
     assert losses[0] == pytest.approx(expected, rel=1e-4)
 
 
+class Recorder(keras.layers.Layer):
+    """A backbone that shows what it is given and hands it on."""
+
+    def call(self, inputs):
+        self.seen = inputs
+        return inputs
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+
+@pytest.mark.parametrize(("kind", "steps_differ"), [("variational", False), ("element", True)])
+def test_kinds_of_input_dropout(kind, steps_differ):
+    model = LanguageModel(
+        V,
+        64,
+        Recorder(),
+        input_dropout=0.25,
+        input_dropout_kind=kind,
+        embeddings_initializer="ones",
+        seed=2,
+    )
+    model.build((None, None))
+    tokens = random_tokens(3, 50)
+    model(tokens, training=True)
+    seen = np.asarray(model.backbone.seen)
+    # Kept numbers are scaled up, and each row has a mask of its own.
+    assert set(np.unique(seen.round(6))) == {0.0, np.round(4 / 3, 6).astype(seen.dtype)}
+    assert np.mean(seen == 0) == pytest.approx(0.25, abs=0.02 if steps_differ else 0.1)
+    assert np.any(seen[0] != seen[1])
+    assert np.any(seen[:, 0] != seen[:, 1]) == steps_differ
+    model(tokens)
+    assert np.all(np.asarray(model.backbone.seen) == 1)
+    assert model.get_config()["input_dropout_kind"] == kind
+
+
 # Bad input
 
 
@@ -265,6 +301,25 @@ def test_a_stateful_model_takes_fewer_rows_than_a_batch():
     assert model.compute_output_shape((5, 9)) == (5, 9, V)
 
 
+def test_weights_of_another_vocabulary_are_refused(tmp_path):
+    tokens = [chr(97 + i) for i in range(V)]
+    model = small_model(vocabulary=Vocabulary(tokens, "character"))
+    model.save_weights(tmp_path / "a.weights.h5")
+    model.save(tmp_path / "a.keras")
+    swapped = small_model(vocabulary=Vocabulary([*tokens[:-2], "k", "j"], "character"))
+    with pytest.raises(ValueError, match="another vocabulary: token 9 is 'j' there, 'k' in the"):
+        swapped.load_weights(tmp_path / "a.keras")
+    larger = LanguageModel(V + 1, 6, TrellisLayer(10, 5, output_units=6), seed=0)
+    larger.build((None, None))
+    before = larger.get_weights()
+    for name in ("a.keras", "a.weights.h5"):
+        with pytest.raises(ValueError, match=rf"{name} holds .* 11 tokens, .*vocabulary_size=12"):
+            larger.load_weights(tmp_path / name)
+        small_model().load_weights(tmp_path / name)
+    for ours, unchanged in zip(larger.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(ours, unchanged)
+
+
 def test_targets_are_needed():
     with pytest.raises(ValueError, match="no targets"):
         small_model().fit(random_tokens(4, 8), verbose=0)
@@ -281,6 +336,8 @@ def test_arguments_that_do_not_fit():
         LanguageModel(V, 6, keras.layers.LSTM(6, return_sequences=True, stateful=True))
     with pytest.raises(ValueError, match="embedding_dim=5.*8 channels"):
         LanguageModel(V, 5, TrellisLayer(8, 2)).build((None, None))
+    with pytest.raises(ValueError, match=r"\['element', 'variational'\]. Received: 'word'"):
+        LanguageModel(V, 6, TrellisLayer(6, 2), input_dropout_kind="word")
     with pytest.raises(ValueError, match="2 tokens"):
         LanguageModel(V, 6, TrellisLayer(6, 2), vocabulary=Vocabulary(["a", "b"], "character"))
     with pytest.raises(ValueError, match="perplexity"):

@@ -18,6 +18,7 @@ SEQUENCES = [
 ]
 LANGUAGE = [
     *(f"trellisnet_ptb{kind}" for kind in ("", "_large", "_mos", "_mos_large")),
+    "trellisnet_wt103",
     *(f"tcn_{name}" for name in (*TEXTS, "wt103", "lambada")),
     *(f"{cell}_{name}" for cell in ("lstm", "gru", "rnn") for name in TEXTS),
 ]
@@ -29,11 +30,6 @@ def tcn_parameters(widths, kernel_size):
     for a, w in zip(widths, widths[1:], strict=False):
         total += kernel_size * w * (a + w) + 4 * w + (a * w + w) * (a != w)
     return total
-
-
-def language_parameters(words, embedding, kernel_size, depth, filters):
-    widths = [embedding] + [filters] * (depth - 1) + [embedding]
-    return tcn_parameters(widths, kernel_size) + words * embedding + words
 
 
 # Sizes
@@ -78,25 +74,6 @@ def language_parameters(words, embedding, kernel_size, depth, filters):
 )
 def test_parameters(name, arguments, parameters):
     assert zoo.get_model(name, **arguments).count_params() == parameters
-
-
-def test_parameters_of_long_word_lists():
-    """With fewer words; the words' share is linear."""
-    for name, words, published in (
-        ("tcn_wt103", 267_735, 132_060_735),
-        ("tcn_lambada", 93_215, 56_710_715),
-    ):
-        config = zoo.recipe(name).model
-        assert config.vocabulary_size == words
-        shape = (config.embedding_dim, config.kernel_size, config.depth, config.filters)
-        assert language_parameters(words, *shape) == published
-        few = zoo.get_model(name, vocabulary_size=10)
-        assert few.count_params() == language_parameters(10, *shape)
-
-
-@pytest.mark.slow
-def test_parameters_of_wikitext103():
-    assert zoo.tcn_wt103().count_params() == 132_060_735
 
 
 @pytest.mark.parametrize("name", RECURRENT)
@@ -175,6 +152,7 @@ def test_settings_of_the_mixture_of_softmaxes():
         ("no_weight_dropout", {"weight_dropout": 0.0}, 63.82),
         ("no_auxiliary_losses", {"aux_weight": 0.0}, 57.99),
         ("no_long_sequence_parallelism", {"history": "repackage"}, 57.35),
+        ("mixed_group_kernel", {"groups": 2, "hidden_units": 2062}, 59.18),
         ("injection_every_2", {"injection_every": 2}, 57.44),
         ("injection_every_5", {"injection_every": 5}, 59.75),
         ("injection_every_10", {"injection_every": 10}, 60.70),
@@ -194,6 +172,29 @@ def test_ablations(ablation, fields, published):
     assert other.model.hidden_dropout == 0.28 and other.model.aux_every == 4
 
 
+# Channels of a group by TABLES: with p = 400, 4 d (p + d (2 G - 1)) weights.
+@pytest.mark.parametrize(("groups", "width"), [(2, 1231), (3, 965), (4, 820)])
+def test_a_mixed_group_kernel_of_the_same_size(groups, width):
+    config = zoo.recipe("trellisnet_ptb", ablation="mixed_group_kernel", groups=groups).model
+    assert config.hidden_units == groups * width - 400
+    weights = 4 * width * (400 + width * (2 * groups - 1))
+    assert weights == pytest.approx(4 * 1400 * 2 * 1800, rel=2e-3)
+    assert f"kernels in {groups} groups ({weights:,} weights" in config.summary()
+    assert zoo.recipe("trellisnet_ptb").replace(groups=groups).replace(groups=None) == zoo.recipe(
+        "trellisnet_ptb"
+    )
+
+
+def test_the_net_of_a_mixed_group_kernel():
+    sizes = {"depth": 4, "embedding_dim": 4, "hidden_units": 5, "vocabulary_size": 9}
+    recipe = zoo.recipe("trellisnet_ptb", ablation="mixed_group_kernel", groups=3, **sizes)
+    backbone = recipe.model.build().backbone
+    assert (backbone.kernel_structure, backbone.groups) == ("mixed_group", [3, 3, 3])
+    kernels = (backbone.kernel, backbone.recurrent_kernel)
+    assert sum(kernel.count_connections() for kernel in kernels) == 4 * 3 * (4 + 3 * 5)
+    assert "(228 weights" in recipe.model.summary()
+
+
 def test_ablations_of_the_segments_and_of_other_data():
     short = zoo.recipe("trellisnet_ptb", ablation="no_long_sequence_parallelism")
     assert (short.segment, short.horizon) == (55, 0)
@@ -203,6 +204,17 @@ def test_ablations_of_the_segments_and_of_other_data():
     assert zoo.recipe("trellisnet_ptb", ablation="injection_every_2", hidden_dropout=0.1)
     model = zoo.trellisnet_ptb(ablation="no_auxiliary_losses", depth=8, vocabulary_size=9)
     assert not model.backbone.return_aux
+
+
+def test_the_tcn_drops_single_numbers_of_its_input():
+    for name in LANGUAGE:
+        model = zoo.get_model(name, **small(name))
+        kind = type(model.input_dropout).__name__
+        assert kind == ("Dropout" if name.startswith("tcn_") else "VariationalDropout")
+        if name.startswith("tcn_"):
+            assert model.input_dropout.rate == zoo.recipe(name).model.input_dropout > 0
+    with pytest.raises(ValueError, match="`input_dropout_kind` must be one of"):
+        zoo.recipe("tcn_ptb", input_dropout_kind="spatial")
 
 
 def test_T_of_the_recurrent_nets():
@@ -236,6 +248,12 @@ def test_T_of_the_recurrent_nets():
             {"ablation": "no_bias"},
             "`ablation` must be one of .'injection_every_10'",
         ),
+        ("trellisnet_ptb", {"groups": 0}, "`groups` must be positive"),
+        (
+            "trellisnet_ptb",
+            {"groups": 3, "hidden_units": 999},
+            "`groups` must be a divisor of the 1399 hidden and output units",
+        ),
         ("trellisnet_ptb_mos", {"experts": 0}, "`experts` must be positive"),
         ("trellisnet_ptb_mos", {"experts": None}, "`output_units` must be `embedding_dim`, 280"),
         ("trellisnet_ptb", {"latent_dropout": 0.1}, "`latent_dropout` must be 0 without a mixture"),
@@ -265,8 +283,6 @@ def test_json_round_trip(name):
 
 
 def test_data_that_a_model_cannot_be_trained_on():
-    with pytest.raises(ValueError, match="'wikitext103' is not available yet"):
-        zoo.recipe("tcn_wt103").load_data()
     with pytest.raises(ValueError, match="trained on separate sequences. .* 'pydoc' has none"):
         zoo.recipe("tcn_jsb", data="pydoc").load_data()
     options = {"T": 8, "train": 2, "valid": 2, "test": 2}

@@ -13,6 +13,14 @@ from trellis_keras import data
 from trellis_keras.training.records import BestModel, HistoryCSV, read_history
 from trellis_keras.zoo import runs
 
+# A rate so high that the validation loss rises now and then, which begins the average.
+AVERAGING = {
+    "optimizer": "asgd",
+    "learning_rate": 20.0,
+    "decay_rule": "average",
+    "decay_window": 1,
+}
+
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
@@ -75,6 +83,18 @@ def test_more_epochs(tmp_path):
     tiny_run(split, epochs=3)
     assert_same_end(split / "run", tiny_run(whole, epochs=3), 3)
     assert runs.read_recipe(split / "run").training.epochs == 3
+
+
+def test_more_epochs_of_averaged_weights(tmp_path, capsys):
+    """The average begins after the third epoch; the fifth takes it up."""
+    # What is learnt is wrong for the end of the text: the validation loss rises from the start.
+    (tmp_path / "text.txt").write_text("ab" * 900 + "cd" * 100)
+    for folder, epochs, begins in (("run", 4, True), ("run", 5, False), ("whole", 5, True)):
+        recipe = tiny_recipe(tmp_path, **AVERAGING | {"learning_rate": 1.0, "epochs": epochs})
+        runs.train(recipe, tmp_path / folder)
+        shown = capsys.readouterr().out
+        assert ("Epoch 3: from now on ASGDSwitch averages the weights" in shown) == begins
+    assert_same_end(tmp_path / "run", tmp_path / "whole", 5)
 
 
 def test_a_finished_run_stays_as_it_is(tmp_path, capsys):
@@ -342,6 +362,8 @@ def test_a_killed_run_ends_like_an_uninterrupted_one(tmp_path, backend, settings
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-@pytest.mark.parametrize("settings", [TINY | {"hidden_dropout": 0.3}, STATEFUL])
+@pytest.mark.parametrize(
+    "settings", [TINY | {"hidden_dropout": 0.3}, STATEFUL, STATEFUL | AVERAGING]
+)
 def test_a_run_killed_many_times(tmp_path, backend, settings):
     check_killed_text_run(tmp_path, backend, settings | {"jit_compile": True}, epochs=30, kills=6)

@@ -90,7 +90,7 @@ class AdaptiveSoftmax(keras.layers.Layer):
     ):
         super().__init__(**kwargs)
         check_positive(vocabulary_size=vocabulary_size)
-        cutoffs = _check_cutoffs(cutoffs, vocabulary_size)
+        cutoffs = check_cutoffs(cutoffs, vocabulary_size)
         if not isinstance(div_value, numbers.Real) or not div_value >= 1:
             raise ValueError(f"`div_value` must be at least 1. Received: div_value={div_value!r}")
         self.vocabulary_size = vocabulary_size
@@ -346,7 +346,8 @@ def _search(hidden, tail, tail_log_p, first_word, capacity, best, k):
     return visit(tail_log_p > best[0][:-1, -1], capacity, body, tuple(best))
 
 
-def _check_cutoffs(cutoffs, vocabulary_size):
+def check_cutoffs(cutoffs, vocabulary_size):
+    """Returns the first words of the tails as a list, or raises a `ValueError`."""
     cutoffs = list(cutoffs)
     bounds = [0, *cutoffs, vocabulary_size]
     integers = all(isinstance(c, numbers.Integral) for c in cutoffs)

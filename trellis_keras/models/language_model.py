@@ -4,19 +4,19 @@ import contextlib
 import inspect
 
 import keras
-import numpy as np
 from keras import ops
 
 from trellis_keras.generation import Generation
 from trellis_keras.layers.dropout import EmbeddingDropout, VariationalDropout
 from trellis_keras.layers.heads import DenseHead
 from trellis_keras.layers.history import CarriedState
-from trellis_keras.models import token_loss
-from trellis_keras.tokens import check_tokens
+from trellis_keras.models import devices, token_loss
+from trellis_keras.models.ordered_batches import OrderedBatches
+from trellis_keras.models.vocabulary_check import check_weights_file
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class LanguageModel(Generation, keras.Model):
+class LanguageModel(Generation, OrderedBatches, keras.Model):
     """Embedding, causal backbone and output head, trained on next-token prediction.
 
     `fit` and `evaluate` take token ids x (batch, time) and targets y (batch, n), n <= time: the
@@ -41,7 +41,9 @@ class LanguageModel(Generation, keras.Model):
         head: Output head (see `layers.heads`). Default: `DenseHead(vocabulary_size)`.
         tie_embeddings: Whether the head uses the embedding's matrix.
         embedding_dropout: Rate of dropped words (whole words, for a whole batch).
-        input_dropout: Variational dropout rate of the embedded input.
+        input_dropout: Dropout rate of the embedded input.
+        input_dropout_kind: `"variational"` drops the same channels at all steps of a row (the
+            TrellisNet authors' programs), `"element"` every number by itself (the TCN authors').
         output_dropout: Variational dropout rate of the output and the auxiliary outputs.
         aux_weight: Weight of the sum of the auxiliary losses.
         activation_penalty: AR, weight of the mean square of the output (Merity et al. 2018).
@@ -91,6 +93,7 @@ class LanguageModel(Generation, keras.Model):
         tie_embeddings=True,
         embedding_dropout=0.0,
         input_dropout=0.0,
+        input_dropout_kind="variational",
         output_dropout=0.0,
         aux_weight=0.0,
         activation_penalty=0.0,
@@ -138,7 +141,8 @@ class LanguageModel(Generation, keras.Model):
             name="embedding",
         )
         self.embedding_dropout = EmbeddingDropout(embedding_dropout, vocabulary_size, _sub(seed, 1))
-        self.input_dropout = VariationalDropout(input_dropout, _sub(seed, 2))
+        self.input_dropout_kind = input_dropout_kind
+        self.input_dropout = _input_dropout(input_dropout_kind)(input_dropout, seed=_sub(seed, 2))
         self.backbone = backbone
         self.output_dropout = VariationalDropout(output_dropout, _sub(seed, 3))
         self.aux_dropout = VariationalDropout(output_dropout, _sub(seed, 4))
@@ -216,6 +220,7 @@ class LanguageModel(Generation, keras.Model):
                     "`metrics` must be metric objects that take the negative log-likelihood per "
                     f"token, such as training.Perplexity(). Received: {metric!r}"
                 )
+        devices.check_compile(self, jit_compile, steps_per_execution)
         super().compile(
             optimizer=optimizer,
             run_eagerly=run_eagerly,
@@ -285,14 +290,15 @@ class LanguageModel(Generation, keras.Model):
         output = self.output_dropout(raw, training=training)
         nll = self._nll(output, y, training)
         weight = token_loss.token_weight(sample_weight, nll)
+        counted = ops.sum(weight)
         loss = token_loss.mean(nll, weight)
         self._update_metrics(nll, weight)
         if training:
             loss = loss + self._auxiliary_loss(y_pred, y, weight)
             loss = loss + self._penalties(raw, output, weight)
             loss = loss + sum(self.losses)
-        self._mean_loss.update_state(loss, sample_weight=ops.sum(weight))
-        return loss
+        self._mean_loss.update_state(loss, sample_weight=counted)
+        return devices.share(loss, counted)
 
     def _nll(self, hidden, targets, training):
         # Only a head with dropout of its own needs to know.
@@ -322,88 +328,17 @@ class LanguageModel(Generation, keras.Model):
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         return self.get_metrics_result()
 
-    def fit(
-        self,
-        x=None,
-        y=None,
-        batch_size=None,
-        epochs=1,
-        verbose="auto",
-        callbacks=None,
-        *,
-        validation_data=None,
-        shuffle=None,
-        **kwargs,
-    ):
-        """As `keras.Model.fit`, but batches of a text stay in order.
-
-        Token ids of arrays and of `data.TokenStream`s are checked before anything else.
-
-        Args:
-            x, y, batch_size, epochs, verbose, callbacks, validation_data: As in Keras.
-            shuffle: Default: True for arrays, False for a `PyDataset`, whose batches Keras would
-                shuffle, and with a stateful backbone, whose history would be lost.
-
-            **kwargs: Keras' other arguments.
-
-        A stateful backbone's history is reset at the begin of each epoch.
-        """
-        self._check_tokens(x, y)
-        self._check_tokens(
-            *(validation_data[:2] if isinstance(validation_data, tuple) else [validation_data])
-        )
-        stateful = getattr(self.backbone, "stateful", False)
-        if shuffle is None:
-            shuffle = not (stateful or isinstance(x, keras.utils.PyDataset))
-        if stateful:
-            if shuffle:
-                raise ValueError("A stateful backbone needs its batches in order: shuffle=False.")
-            self._allocate_history(x, batch_size, training=True)
-            callbacks = [_ResetHistory(), *keras.tree.flatten(callbacks or [])]
-        return super().fit(
-            x,
-            y,
-            batch_size=batch_size,
-            epochs=epochs,
-            verbose=verbose,
-            callbacks=callbacks,
-            validation_data=validation_data,
-            shuffle=shuffle,
-            **kwargs,
-        )
-
-    def evaluate(self, x=None, y=None, batch_size=None, **kwargs):
-        """As `keras.Model.evaluate`; a stateful backbone starts with an empty history."""
-        self._check_tokens(x, y)
-        if getattr(self.backbone, "stateful", False):
-            self._allocate_history(x, batch_size, training=False)
-        return super().evaluate(x, y, batch_size=batch_size, **kwargs)
-
-    def predict(self, x, batch_size=None, **kwargs):
-        """As `keras.Model.predict`; a stateful backbone starts with an empty history."""
-        self._check_tokens(x)
-        if getattr(self.backbone, "stateful", False):
-            self._allocate_history(x, batch_size, training=False)
-        return super().predict(x, batch_size=batch_size, **kwargs)
-
-    def _check_tokens(self, *sources):
-        for source in sources:
-            if isinstance(source, np.ndarray):
-                check_tokens(source, self.vocabulary_size)
-            elif hasattr(source, "token_range"):  # a data.TokenStream
-                check_tokens(np.array(source.token_range), self.vocabulary_size)
-
-    def _allocate_history(self, x, batch_size, training):
-        """Gives the stateful backbone an empty history for the batches of x."""
-        rows = _batch_rows(x, batch_size)
-        changed = self.backbone.history.batch_size(training) not in (None, rows)
-        self.backbone.reset_state(rows, training)
-        if changed:
-            # A compiled function holds the old batch size's variables.
-            self.train_function = None if training else self.train_function
-            self.test_function = self.predict_function = None
-
     # Serialization
+
+    def load_weights(self, filepath, skip_mismatch=False, **options):
+        """As `keras.Model.load_weights`, but refuses the weights of another vocabulary.
+
+        Raises:
+            ValueError: The file is that of a model with other tokens, or does not fit otherwise.
+        """
+        if not skip_mismatch:
+            check_weights_file(filepath, self)
+        super().load_weights(filepath, skip_mismatch=skip_mismatch, **options)
 
     def get_config(self):
         serialize = keras.saving.serialize_keras_object
@@ -416,6 +351,7 @@ class LanguageModel(Generation, keras.Model):
             "tie_embeddings": self.tie_embeddings,
             "embedding_dropout": self.embedding_dropout.rate,
             "input_dropout": self.input_dropout.rate,
+            "input_dropout_kind": self.input_dropout_kind,
             "output_dropout": self.output_dropout.rate,
             "aux_weight": self.aux_weight,
             "activation_penalty": self.activation_penalty,
@@ -434,16 +370,18 @@ class LanguageModel(Generation, keras.Model):
         return cls(**{**config, **layers})
 
 
-class _ResetHistory(keras.callbacks.Callback):
-    def on_epoch_begin(self, epoch, logs=None):
-        self.model.backbone.reset_state(training=True)
-
-
 def _serialize_unbuilt(layer):
     """Leaves the building to the model: a head must be tied before it is built."""
     serialized = keras.saving.serialize_keras_object(layer)
     serialized.pop("build_config", None)
     return serialized
+
+
+def _input_dropout(kind):
+    kinds = {"variational": VariationalDropout, "element": keras.layers.Dropout}
+    if kind not in kinds:
+        raise ValueError(f"`input_dropout_kind` must be one of {sorted(kinds)}. Received: {kind!r}")
+    return kinds[kind]
 
 
 def _takes(method, argument):
@@ -453,23 +391,3 @@ def _takes(method, argument):
 def _sub(seed, offset):
     """A seed of its own for every random layer."""
     return None if seed is None else seed + offset
-
-
-def _batch_rows(x, batch_size):
-    """Rows of the batches that Keras will make of x, which must all have as many."""
-    if isinstance(x, keras.utils.PyDataset):
-        return len(x[0][0])
-    if hasattr(x, "element_spec"):
-        spec = x.element_spec[0] if isinstance(x.element_spec, tuple) else x.element_spec
-        if spec.shape[0] is None:
-            raise ValueError(
-                "A stateful backbone needs batches of one size: batch(..., drop_remainder=True)."
-            )
-        return spec.shape[0]
-    rows = min(batch_size or 32, len(x))
-    if len(x) % rows:
-        raise ValueError(
-            "A stateful backbone needs batches of one size. "
-            f"Received: {len(x)} rows with batch_size={rows}"
-        )
-    return rows

@@ -6,7 +6,7 @@ from keras import ops
 
 from trellis_keras.layers import streaming
 from trellis_keras.layers.precision import at_least_float32
-from trellis_keras.models import checks
+from trellis_keras.models import checks, devices
 
 
 class SequenceModel(keras.Model):
@@ -117,6 +117,8 @@ class SequenceModel(keras.Model):
         """
         if loss is None and metrics is None and weighted_metrics is None:
             weighted_metrics = self._default_metrics()
+        options = {"jit_compile": "auto", "steps_per_execution": 1} | kwargs
+        devices.check_compile(self, options["jit_compile"], options["steps_per_execution"])
         super().compile(
             optimizer,
             loss=self._default_loss() if loss is None else loss,
@@ -139,10 +141,12 @@ class SequenceModel(keras.Model):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         """Returns the loss of a batch, and feeds the metrics."""
         weight = self._weight(y_pred, sample_weight)
-        loss = super().compute_loss(x, y, y_pred, weight, training)
-        self._mean_loss.update_state(loss, sample_weight=ops.sum(weight))
+        # Keras divides by the number of replicas, whatever their weights are.
+        loss = super().compute_loss(x, y, y_pred, weight, training) * devices.replicas()
+        counted = ops.sum(weight)
+        self._mean_loss.update_state(loss, sample_weight=counted)
         super().compute_metrics(x, y, y_pred, weight)
-        return loss
+        return devices.share(loss, counted)
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         # `compute_loss` has fed them: on JAX the outputs lose their mask on the way here.

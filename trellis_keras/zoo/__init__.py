@@ -71,6 +71,7 @@ from trellis_keras.zoo.trellisnet_words import (
     trellisnet_ptb_large,
     trellisnet_ptb_mos,
     trellisnet_ptb_mos_large,
+    trellisnet_wt103,
 )
 
 __all__ = [
@@ -145,4 +146,5 @@ __all__ = [
     "trellisnet_ptb_mos_large",
     "trellisnet_seq_cifar10",
     "trellisnet_seq_mnist",
+    "trellisnet_wt103",
 ]

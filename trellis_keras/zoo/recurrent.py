@@ -197,20 +197,22 @@ class RecurrentLanguageModel(RecurrentConfig, LanguageConfig):
             found["embedding_dim"] = chosen["hidden_units"]
         return found
 
+    def summary(self):
+        return super().summary() + self.clusters()
+
     def parameters(self):
-        """Returns the number of parameters."""
+        """Returns the number of parameters that the model has with a full softmax."""
         widths = self.embedding_dim + 1 + (0 if self.tie_embeddings else self.hidden_units)
         return self.recurrent_parameters(self.embedding_dim) + widths * self.vocabulary_size
 
     def backbone(self):
         return self.recurrent_layers(return_sequences=True)
 
-    def extras(self):
-        if self.tie_embeddings:
-            return {}
+    def head(self):
+        if self.cutoffs or self.tie_embeddings:
+            return super().head()
         kernel = keras.initializers.RandomUniform(-0.1, 0.1, seed=self.sub_seed(5))
-        head = DenseHead(self.vocabulary_size, kernel_initializer=kernel, name="head")
-        return {"head": head, "tie_embeddings": False}
+        return DenseHead(self.vocabulary_size, kernel_initializer=kernel, name="head")
 
 
 def _check_size(size):

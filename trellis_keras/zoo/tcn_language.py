@@ -7,7 +7,7 @@ import keras
 
 from trellis_keras.layers import TCN
 from trellis_keras.zoo.config import check_choice
-from trellis_keras.zoo.language import LanguageConfig
+from trellis_keras.zoo.language import WIKITEXT103_CUTOFFS, LanguageConfig
 from trellis_keras.zoo.recipe import Recipe
 from trellis_keras.zoo.registry import register
 from trellis_keras.zoo.tcn import ACTIVATIONS, DROPOUT_KINDS, receptive_field
@@ -18,7 +18,9 @@ from trellis_keras.zoo.training import TextTraining
 class TCNLanguageModel(LanguageConfig):
     """Everything that makes a TCN language model and its optimizer.
 
-    The last block is as wide as the embedding, to whose matrix the output is tied.
+    The last block is as wide as the embedding, to whose matrix the output is tied. As in the
+    authors' programs every number of the embedded input is dropped by itself
+    (`input_dropout_kind="element"`).
 
     Attributes:
         kernel_size: Taps of the convolutions.
@@ -45,6 +47,7 @@ class TCNLanguageModel(LanguageConfig):
     dropout_kind: str = "element"
     activation: str = "relu"
     normal_embedding: bool = False
+    input_dropout_kind: str = "element"
 
     def __post_init__(self):
         super().__post_init__()
@@ -62,6 +65,7 @@ class TCNLanguageModel(LanguageConfig):
         return (
             f"{self.depth} blocks of {self.filters} filters, the last of {self.embedding_dim}, "
             f"kernel size {self.kernel_size}, sees {self.derived()['receptive_field']:,} tokens"
+            f"{self.clusters()}"
         )
 
     def backbone(self):
@@ -166,8 +170,7 @@ def tcn_ptb(config, vocabulary):
 
     Parameters: 14,659,600 (published 13M, which takes 487 filters in the first three blocks). The
     paper halves SGD's rate on a plateau and names no first one: rate 4, input dropout, segments
-    of 80 words with 40 counted and what a plateau is are the authors' program's. Its input
-    dropout is element-wise, ours variational.
+    of 80 words with 40 counted and what a plateau is are the authors' program's.
 
     With gates (`activation="glu"`, Table 5): published 87.94; `filters=345` has the same size.
 
@@ -194,6 +197,7 @@ def tcn_ptb(config, vocabulary):
             filters=1000,
             dropout=0.4,
             input_dropout=0.25,
+            cutoffs=WIKITEXT103_CUTOFFS,
         ),
         training=dict(data="wikitext103", batch_size=16, segment=80, horizon=40),
     )
@@ -201,10 +205,11 @@ def tcn_ptb(config, vocabulary):
 def tcn_wt103(config, vocabulary):
     """TCN on WikiText-103 (TCN, Tables 1 and 2): published test perplexity 45.19.
 
-    Parameters: 132,060,735 (published 148M, which takes `kernel_size=5` or `filters=1308`). The
+    Parameters: 132,061,938 (published 148M, which takes `kernel_size=5` or `filters=1308`). The
     rest is as in `tcn_ptb`; the paper's row has dropout 0.4 and clip 0.4 in merged cells. There
-    is no program of the authors for this data set, and the data set is not part of this package
-    yet: the model can be built, not trained.
+    is no program of the authors for this data set, and the paper does not say what its softmax is:
+    the clusters are those of `trellisnet_wt103`. With `cutoffs=()` it is a full softmax
+    (132,060,735 parameters).
 
     Args:
         weights: None, `"pretrained"` or the path of a weights file.
@@ -237,7 +242,9 @@ def tcn_lambada(config, vocabulary):
     """TCN on LAMBADA (TCN, Tables 1 and 2): published perplexity of the last words 1279.
 
     Parameters: 56,710,715 (published 56M) with the 93,215 words of the data set's first list;
-    66.5M with the 112,746 of the newer one. The authors' evaluation reads the last word before it
+    66.5M with the 112,746 of the newer one. The softmax is a full one, as in the authors' program
+    (the paper says nothing of it); `cutoffs=(2_000, 10_000, 30_000)`, say, makes it an adaptive
+    one, of 1,503 more parameters. The authors' evaluation reads the last word before it
     predicts it; whether 1279 was measured so is not known (see `data.last_word_examples`).
     Segments and input dropout are their program's, the decay is the paper's.
 
@@ -271,7 +278,7 @@ def tcn_char_ptb(config, vocabulary):
 
     Parameters: 2,222,100 (published 3M, which takes 531 filters). Segments of 400 characters with
     320 counted, input dropout and decay are the authors' program's; the optimizer is the paper's
-    Adam, not the program's SGD. Its input dropout is element-wise, ours variational.
+    Adam, not the program's SGD.
 
     With gates (`activation="glu"`, Table 5): published 1.306; `filters=309` has the same size.
 

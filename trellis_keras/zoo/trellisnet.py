@@ -20,7 +20,8 @@ LEAST_AUX_EVERY = 4
 class TrellisLanguageModel(LanguageConfig):
     """Everything that makes a TrellisNet language model and its optimizer.
 
-    The output matrix is the embedding's.
+    The output matrix is the embedding's, also with an adaptive softmax (`cutoffs`), which then has
+    full-width tails as the authors' split loss has.
 
     Attributes:
         hidden_units: Hidden channels beside the output channels.
@@ -36,10 +37,10 @@ class TrellisLanguageModel(LanguageConfig):
         hidden_dropout: Variational dropout rate of h in the convolution.
         weight_dropout: DropConnect rate of the past taps.
         weight_norm: Whether the kernels are weight-normed.
-        activation_penalty: AR of the loss.
-        temporal_activation_penalty: TAR of the loss.
         initial_stddev: Standard deviation of the initial kernels and biases.
         injection_every: x enters every so many levels.
+        groups: Number of equally wide groups of channels of a mixed-group kernel (Eq. 5). None: the
+            kernels are dense.
         memory: `"fast"`, or `"lean"` for a slower step that takes less memory (see
             `layers.TrellisLayer`).
         **: Those of `LanguageConfig` and `Config`.
@@ -53,12 +54,11 @@ class TrellisLanguageModel(LanguageConfig):
         "depth",
         "kernel_size",
         "injection_every",
+        "groups",
     )
     NOT_NEGATIVE: ClassVar[tuple] = (
         *LanguageConfig.NOT_NEGATIVE,
         "aux_weight",
-        "activation_penalty",
-        "temporal_activation_penalty",
         "initial_stddev",
     )
     RATES: ClassVar[tuple] = (
@@ -80,10 +80,9 @@ class TrellisLanguageModel(LanguageConfig):
     hidden_dropout: float = 0.0
     weight_dropout: float = 0.0
     weight_norm: bool = False
-    activation_penalty: float = 0.0
-    temporal_activation_penalty: float = 0.0
     initial_stddev: float = 0.01
     injection_every: int = 1
+    groups: int | None = None
     memory: str | None = "fast"
 
     def __post_init__(self):
@@ -107,6 +106,19 @@ class TrellisLanguageModel(LanguageConfig):
             lambda value: self.experts or value == 0,
             "0 without a mixture of softmaxes (`experts`)",
         )
+        check_field(
+            self,
+            "cutoffs",
+            lambda value: not (self.experts and value),
+            f"() with a mixture of softmaxes (`experts`, {self.experts})",
+        )
+        units = self.derived()["units"]
+        check_field(
+            self,
+            "groups",
+            lambda value: units % value == 0,
+            f"a divisor of the {units} hidden and output units",
+        )
 
     @property
     def reading(self):
@@ -126,10 +138,11 @@ class TrellisLanguageModel(LanguageConfig):
         The auxiliary losses of a shallower net are taken at its middle, or left out where that
         would be below level 4.
         """
+        follows = super().settings(fields)
         if "depth" not in fields or self.aux_every is None:
-            return {}
+            return follows
         fitting = min(self.aux_every, fields["depth"] // 2)
-        return {"aux_every": fitting if fitting >= LEAST_AUX_EVERY else None}
+        return {**follows, "aux_every": fitting if fitting >= LEAST_AUX_EVERY else None}
 
     def derived(self):
         """Returns what follows from the fields."""
@@ -142,16 +155,30 @@ class TrellisLanguageModel(LanguageConfig):
         mixture = f", {self.experts} softmaxes" if self.experts else ""
         return (
             f"{self.depth} levels, {self.hidden_units} hidden + {units} output units"
-            f"{mixture}{auxiliary}"
+            f"{mixture}{self.clusters()}{auxiliary}{self._structure()}"
         )
+
+    def _structure(self):
+        """Says how many weights a mixed-group kernel has: a model's count has its zeros too."""
+        if self.groups is None:
+            return ""
+        weights = kernel_weights(
+            self.embedding_dim, self.derived()["units"], self.kernel_size, self.groups
+        )
+        return f", kernels in {self.groups} groups ({weights:,} weights, all others are zero)"
 
     @property
     def _has_aux(self):
         return self.aux_every is not None and self.aux_weight > 0
 
     def backbone(self):
+        groups = {}
+        if self.groups is not None:
+            width = self.derived()["units"] // self.groups
+            groups = {"kernel_structure": "mixed_group", "groups": [width] * self.groups}
         return TrellisLayer(
             **self.derived(),
+            **groups,
             depth=self.depth,
             kernel_size=self.kernel_size,
             injection_every=self.injection_every,
@@ -168,17 +195,11 @@ class TrellisLanguageModel(LanguageConfig):
         )
 
     def extras(self):
-        return {
-            "head": self._head(),
-            "aux_weight": self.aux_weight if self._has_aux else 0.0,
-            "activation_penalty": self.activation_penalty,
-            "temporal_activation_penalty": self.temporal_activation_penalty,
-        }
+        return {**super().extras(), "aux_weight": self.aux_weight if self._has_aux else 0.0}
 
-    def _head(self):
-        """Returns the mixture of softmaxes. None: the model's own head."""
+    def head(self):
         if self.experts is None:
-            return None
+            return super().head()
         # The authors' biases begin as their kernels do.
         bound = self.derived()["output_units"] ** -0.5
         return MixtureOfSoftmaxes(
@@ -198,6 +219,22 @@ class TrellisLanguageModel(LanguageConfig):
             )
             for i, name in enumerate(names)
         }
+
+
+def kernel_weights(channels, units, kernel_size, groups=None):
+    """Returns the number of weights of the kernels of a TrellisNet with an LSTM's gates.
+
+    Args:
+        channels: Of x.
+        units: Of h.
+        kernel_size: Taps.
+        groups: Number of equally wide groups of a mixed-group kernel. None: a dense one.
+    """
+    if groups is None:
+        return 4 * units * kernel_size * (channels + units)
+    width = units // groups
+    # Past taps connect each group with itself, the current one x and each with the next.
+    return 4 * width * (channels + width * (groups * kernel_size - 1))
 
 
 @register(

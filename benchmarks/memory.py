@@ -1,0 +1,198 @@
+"""The memory of a training step of `trellisnet_wt103` at full size, part by part.
+
+    python -m benchmarks.memory
+
+XLA lays out all of a step's buffers when it compiles it, before any of them is there. So the step
+of the published model can be measured where it could not be run: it is compiled and XLA's report is
+read. What a part takes is the difference between two reports. One step of few levels is also taken,
+with the full width, vocabulary and batch, to compare the report with what a process really needs.
+"""
+
+import json
+import math
+import os
+import pathlib
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+from typing import Annotated
+
+import typer
+
+from benchmarks.__main__ import machine, write
+
+# Keras and the package are imported by the functions: each row runs in a process of its own.
+
+BATCH, SEGMENT, UNITS, LEVELS, SHALLOW = 40, 70, 2000, 70, 6
+NO_AUX = {"aux_every": None}
+# What of the published model is different. None: it has no levels at all.
+ROWS = {
+    "no levels": None,
+    f"{SHALLOW} levels": {"depth": SHALLOW, **NO_AUX},
+    f"{LEVELS} levels": NO_AUX,
+    f"{LEVELS} levels, auxiliary losses": {},
+    f'{LEVELS} levels, auxiliary losses, memory="lean"': {"memory": "lean"},
+}
+_TOTAL = re.compile(r"Total bytes used: (\d+)")
+
+app = typer.Typer(add_completion=False, help=__doc__)
+
+
+@app.command()
+def account(
+    output: Annotated[str, typer.Option(help="Folder of the results.")] = "benchmarks/results",
+):
+    """Print the account and write it as JSON and Markdown."""
+    rows = {name: _in_a_process(name) for name in ROWS}
+    taken = _in_a_process(f"{SHALLOW} levels", "--take")
+    results = {"machine": machine(), "rows": rows, "taken": taken, "parts": parts(rows)}
+    table = markdown(results)
+    typer.echo(table)
+    stem = pathlib.Path(output) / "wt103_memory-tensorflow"
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    write(stem.with_suffix(".json"), json.dumps(results, indent=2) + "\n")
+    write(stem.with_suffix(".md"), table)
+
+
+@app.command()
+def step(row: str, take: Annotated[bool, typer.Option(help="Take it, too.")] = False):
+    """Compile the step of a row and print bytes as JSON; XLA_FLAGS says where XLA reports."""
+    model = _model(ROWS[row])
+    model.optimizer.build(model.trainable_variables)
+    x, y = _batch(model)
+    before = _peak()
+    if take:
+        model.train_on_batch(x, y)
+    else:
+        _compile(model, x, y)
+    figures = {
+        "parameters": _bytes(model.trainable_variables),
+        "moments": _bytes(model.optimizer.variables),
+        "process_before": before,
+        "process_peak": _peak(),
+    }
+    typer.echo(json.dumps(figures))
+
+
+def _in_a_process(row, *options):
+    """The figures of `step`, and the bytes of XLA's report."""
+    with tempfile.TemporaryDirectory() as folder:
+        # Without LLVM's optimizations, which are long and change nothing about the buffers.
+        flags = (
+            f"--xla_dump_to={folder} --xla_dump_hlo_as_text --xla_backend_optimization_level=0 "
+            + os.environ.get("XLA_FLAGS", "")
+        )
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.memory", "step", row, *options],
+            env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "XLA_FLAGS": flags},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        reports = pathlib.Path(folder).glob("*memory-usage-report.txt")
+        totals = [int(_TOTAL.search(report.read_text())[1]) for report in reports]
+    return {**json.loads(done.stdout.splitlines()[-1]), "total": max(totals)}
+
+
+def _model(settings):
+    from keras.layers import Identity
+
+    from trellis_keras import zoo
+    from trellis_keras.models import LanguageModel
+
+    if settings is not None:
+        return zoo.trellisnet_wt103(**settings)
+    config = zoo.recipe("trellisnet_wt103").model
+    model = LanguageModel(
+        config.vocabulary_size, config.embedding_dim, Identity(), head=config.head()
+    )
+    model.build((None, None))
+    model.compile(config.make_optimizer(), jit_compile=True)
+    return model
+
+
+def _batch(model):
+    """Words of probability 1 / rank; a carried history of the batch's size."""
+    import numpy as np
+
+    if hasattr(model.backbone, "reset_state"):
+        model.backbone.reset_state(BATCH, training=True)
+    words = model.vocabulary_size
+    frequency = 1 / np.arange(1, words + 1)
+    rng = np.random.default_rng(0)
+    tokens = rng.choice(words, (BATCH, SEGMENT + 1), p=frequency / frequency.sum()).astype("int32")
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def _compile(model, x, y):
+    import tensorflow as tf
+
+    function = tf.function(model.train_step, jit_compile=True)
+    function.experimental_get_compiler_ir((tf.constant(x), tf.constant(y)))(stage="optimized_hlo")
+
+
+def _bytes(variables):
+    return sum(4 * math.prod(variable.shape) for variable in variables)
+
+
+def _peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # KiB on Linux
+
+
+def parts(rows):
+    """Bytes of each part of the published model's step: differences between rows."""
+    none, shallow, plain, published, _ = rows.values()
+    level = (plain["total"] - shallow["total"]) / (LEVELS - SHALLOW)
+    # The head's parameters and their gradients are among those of the model.
+    head = none["total"] - 2 * none["parameters"] - none["moments"]
+    known = {
+        "parameters": published["parameters"],
+        "moments of Adam": published["moments"],
+        "gradients": published["parameters"],
+        f"{LEVELS} levels": LEVELS * level,
+        "buffers of embedding and softmax": head,
+        "auxiliary losses": published["total"] - plain["total"],
+    }
+    return known | {"all else": published["total"] - sum(known.values())}
+
+
+def markdown(results):
+    """Returns the account as Markdown."""
+
+    def gib(number):
+        return f"{number / 2**30:.2f}"
+
+    machine_line = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
+    lines = [
+        "### wt103_memory: a training step of trellisnet_wt103, float32, XLA, "
+        f"{BATCH} x {SEGMENT} tokens",
+        "",
+        machine_line,
+        "",
+        "| compiled | parameters, GiB | moments, GiB | in all by XLA's report, GiB |",
+        "|---|---|---|---|",
+    ]
+    for name, row in results["rows"].items():
+        lines.append(
+            f"| {name} | {gib(row['parameters'])} | {gib(row['moments'])} | {gib(row['total'])} |"
+        )
+    lines += ["", "| part of the published model's step | GiB |", "|---|---|"]
+    lines += [f"| {name} | {gib(number)} |" for name, number in results["parts"].items()]
+    state = 4 * BATCH * SEGMENT * UNITS
+    taken = results["taken"]
+    lines += [
+        "",
+        f"By count, a level keeps h and c ({2 * state / 2**20:.0f} MiB) and, unless "
+        f'memory="lean", its pre-activations ({4 * state / 2**20:.0f} MiB).',
+        "",
+        f"A step of {SHALLOW} levels was taken: the process had {gib(taken['process_before'])} GiB "
+        f"at most before it and {gib(taken['process_peak'])} GiB in it; XLA's report of that step "
+        f"says {gib(taken['total'])} GiB.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    app()
