@@ -6,7 +6,9 @@ import sys
 from benchmarks.adaptive_softmax import CASES as ADAPTIVE_SOFTMAX_CASES
 from benchmarks.case import Case
 from benchmarks.lru import CASES as LRU_CASES
+from benchmarks.mixed_group import CASES as MIXED_GROUP_CASES
 from benchmarks.tcn import CASES as TCN_CASES
+from benchmarks.theorem1 import CASES as THEOREM1_CASES
 
 # Keras and the package are imported by the functions: each variant runs in a process of its own.
 
@@ -247,4 +249,6 @@ CASES = (
     | TCN_CASES
     | LRU_CASES
     | ADAPTIVE_SOFTMAX_CASES
+    | THEOREM1_CASES
+    | MIXED_GROUP_CASES
 )

@@ -1,4 +1,4 @@
-"""Compiled inference: a loop of cached steps, or one pass over a window."""
+"""Compiled inference: a loop of cached steps, or one pass over a window or a whole sequence."""
 
 import keras
 import numpy as np
@@ -37,6 +37,11 @@ def compiled_window(model, x, jit_compile=True):
         return y[:, -1] if len(y.shape) == 3 else y
 
     return _run(window, x, [], 1, jit_compile)
+
+
+def compiled_call(function, x, jit_compile=True):
+    """Returns a function that computes all outputs of (batch, time, ...) inputs: one step."""
+    return _run(lambda x: function(x, training=False), x, [], 1, jit_compile)
 
 
 def _run(function, x, leaves, amount, jit_compile=True):

@@ -6,7 +6,7 @@ import pytest
 from keras import layers
 from rnn_stacks import CHANNELS, assert_same, random_input, randomize
 
-from trellis_keras.equivalence import TruncatedRNN, to_trellis
+from trellis_keras.equivalence import TruncatedRNN, to_dense, to_trellis
 from trellis_keras.layers import StackedRNN
 from trellis_keras.models import LanguageModel, SequenceClassifier
 
@@ -230,3 +230,24 @@ def test_refused(name):
     model, message = REFUSED[name]
     with pytest.raises(ValueError, match=message):
         to_trellis(model(), M)
+
+
+@pytest.mark.parametrize("name", ["sequential", "functional", "untied"])
+def test_the_sparsity_of_a_model_is_lifted(name):
+    trellis = to_trellis(randomize(MODELS[name]()), M)
+    if name == "sequential":
+        trellis.compile("sgd", "sparse_categorical_crossentropy")
+    dense = to_dense(trellis)
+    assert type(dense) is type(trellis) and dense.compiled == trellis.compiled
+    tokens = random_tokens(2, 9)
+    keras.tree.map_structure(assert_same, dense(tokens), trellis(tokens))
+    layers_of = [dense.backbone] if name == "untied" else dense.layers
+    structures = [x.kernel_structure for x in layers_of if hasattr(x, "kernel_structure")]
+    assert structures == ["dense"]
+    own = {id(v) for v in dense.variables}
+    assert not own.intersection(id(v) for v in trellis.variables)
+
+
+def test_a_model_without_sparsity():
+    with pytest.raises(ValueError, match="must have a TrellisLayer with kernel_structure"):
+        to_dense(sequential())

@@ -29,7 +29,7 @@ def to_trellis(model_or_layers, horizon):
     The result computes what the RNN computes, with weights of its own. What the RNN has for
     training only (initializers, regularizers, constraints, trainable=False) stays behind; a model
     is compiled as it was, with a new optimizer. A layer without bias becomes a group with a bias of
-    zeros, which can be trained. To train all of the kernels go on with `TrellisLayer.to_dense()`.
+    zeros, which can be trained. To train all of the kernels go on with `to_dense`.
 
     Args:
         model_or_layers: Built layers, the bottom one first, as one of

@@ -53,12 +53,12 @@ def _sequential(model, convert_layers):
     first, last = (model.layers.index(recurrent[i]) for i in (0, -1))
     trellis = convert_layers(model.layers[first : last + 1])
     below, above = model.layers[:first], model.layers[last + 1 :]
-    copies = {layer: _copy(layer) for layer in below + above}
+    copies = {layer: copy(layer) for layer in below + above}
     x = model.inputs[0]
     layers = [keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name)]
     layers += [copies[layer] for layer in below] + [trellis] + [copies[layer] for layer in above]
     new = keras.Sequential(layers, name=model.name)
-    _copy_weights(copies)
+    copy_weights(copies)
     return new
 
 
@@ -66,11 +66,11 @@ def _functional(model, convert_layers):
     exchange = _Exchange(model, convert_layers)
     copies = {}
 
-    def copy(layer):
-        return layer if layer in exchange.layers else copies.setdefault(layer, _copy(layer))
+    def copied(layer):
+        return layer if layer in exchange.layers else copies.setdefault(layer, copy(layer))
 
-    new = keras.models.clone_model(model, clone_function=copy, call_function=exchange)
-    _copy_weights(copies)
+    new = keras.models.clone_model(model, clone_function=copied, call_function=exchange)
+    copy_weights(copies)
     return new
 
 
@@ -150,11 +150,13 @@ def _recurrent_layers(model):
     return found
 
 
-def _copy(layer):
+def copy(layer):
+    """A layer with the same arguments, without weights."""
     return type(layer).from_config(layer.get_config())
 
 
-def _copy_weights(copies):
-    for layer, copy in copies.items():
+def copy_weights(copies):
+    """Gives each layer's weights to its copy, {layer: copy}."""
+    for layer, its_copy in copies.items():
         if isinstance(layer, keras.Layer):  # and no operation of keras.ops
-            copy.set_weights(layer.get_weights())
+            its_copy.set_weights(layer.get_weights())

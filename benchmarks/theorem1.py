@@ -1,0 +1,78 @@
+"""A 2-layer LSTM truncated to M steps: its TrellisNet (Theorem 1) against running every window.
+
+All outputs of a batch of sequences are computed, without gradients. "Every window" does what the
+definition says: for each position it runs the LSTM anew over the last M steps, all windows side by
+side. "LSTM" is the one without truncation, another function that is M times less work.
+"""
+
+from benchmarks.case import Case
+
+# Keras and the package are imported by the functions: each variant runs in a process of its own.
+
+
+def lstm(units):
+    """Two layers, of the same weights in every process."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.LSTM(units, return_sequences=True) for _ in range(2)]
+    return keras.Sequential([keras.Input((None, units)), *layers])
+
+
+def untruncated(model, horizon):
+    return model
+
+
+def converted(model, horizon):
+    from trellis_keras.equivalence import to_trellis
+
+    return to_trellis(model.layers, horizon)
+
+
+def every_window(model, horizon):
+    """A function from (batch, time, channels) to the truncated model's outputs."""
+    import numpy as np
+    from keras import ops
+
+    def call(x, training=False):
+        batch, time, channels = x.shape
+        later = time - horizon
+        steps = np.arange(1, later + 1)[:, None] + np.arange(horizon)
+        windows = ops.reshape(ops.take(x, steps, axis=1), (batch * later, horizon, channels))
+        # Those of the first positions all begin at the first step.
+        first = model(x[:, :horizon], training=training)
+        last = model(windows, training=training)[:, -1]
+        return ops.concatenate([first, ops.reshape(last, (batch, later, last.shape[-1]))], axis=1)
+
+    return call
+
+
+def inference(make, batch, jit_compile, time=512, units=128, horizon=32):
+    """A step: all outputs of a batch."""
+
+    def build():
+        import numpy as np
+
+        from benchmarks.compiled import compiled_call
+
+        x = np.random.default_rng(0).normal(size=(batch, time, units)).astype("float32")
+        return compiled_call(make(lstm(units), horizon), x, jit_compile)
+
+    return build
+
+
+def _case(batch):
+    makers = {"every window": every_window, "TrellisNet": converted, "LSTM": untruncated}
+    return Case(
+        f"all outputs of a 2-layer LSTM of 128 units, truncated to 32 steps: batch {batch}, "
+        "512 steps",
+        {
+            f"{name}, {how}": inference(make, batch, how == "XLA")
+            for name, make in makers.items()
+            for how in ("graph", "XLA")
+        },
+        baseline="every window, graph",
+    )
+
+
+CASES = {"theorem1_1": _case(1), "theorem1_16": _case(16)}

@@ -1,0 +1,122 @@
+"""Theorem 1's page, example, error table and benchmark: they run, and say what they found."""
+
+import csv
+import dataclasses
+import re
+import sys
+
+import keras
+import numpy as np
+import pytest
+from backends import ROOT
+from typer.testing import CliRunner
+
+EXAMPLE = ROOT / "examples" / "theorem1"
+sys.path[:0] = [str(ROOT), str(EXAMPLE)]
+
+import measure_error  # noqa: E402
+import warm_start  # noqa: E402
+
+from benchmarks import theorem1  # noqa: E402
+
+PAGE = (ROOT / "docs" / "theorem1.md").read_text(encoding="utf-8")
+TINY = dataclasses.replace(
+    warm_start.QUICK,
+    data="pydoc", units=4, horizon=3, lstm_steps=2, further_steps=2, every=1, characters=40,
+)  # fmt: skip
+
+
+def rows(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def check_bits(folder):
+    """A row per net; the TrellisNet has the truncated LSTM's bits."""
+    lstm, truncated, trellis = rows(folder / "bits.csv")
+    assert abs(float(trellis["difference"])) <= 1e-4
+    assert truncated["difference"] == "0.0e+00"
+    return lstm, truncated, trellis
+
+
+def check_curve(folder):
+    """The dense net begins where the converted one was. Returns its held-out bits."""
+    points = rows(folder / "curve.csv")
+    dense = [float(p["bits_per_character"]) for p in points if p["net"] == "TrellisNet, dense"]
+    *_, trellis = rows(folder / "bits.csv")
+    assert dense[0] == pytest.approx(float(trellis["bits_per_character"]), abs=1e-4)
+    return dense
+
+
+def test_the_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
+        exec(compile(block, "docs/theorem1.md", "exec"), names)
+
+
+def test_the_pages_figures_are_the_examples():
+    for row in rows(EXAMPLE / "results" / "bits.csv"):
+        assert f"| {row['net']} | {float(row['bits_per_character']):.4f} |" in PAGE
+
+
+def test_the_example_found_what_it_must():
+    check_bits(EXAMPLE / "results")
+    dense = check_curve(EXAMPLE / "results")
+    assert dense[-1] < dense[0] - 0.01
+
+
+def test_the_example(tmp_path, monkeypatch):
+    compile_model = warm_start.compile_model
+    monkeypatch.setattr(  # XLA would take most of the time
+        warm_start,
+        "compile_model",
+        lambda model, rate, jit_compile: compile_model(model, rate, False),
+    )
+    found, curves = warm_start.run(TINY, tmp_path)
+    lstm, truncated, _ = check_bits(tmp_path)
+    check_curve(tmp_path)
+    assert lstm["bits_per_character"] != truncated["bits_per_character"]
+    assert [len(bits) for bits in found.values()] == [40, 40, 40]
+    assert [step for step, _ in curves["TrellisNet, dense"]] == [2, 3, 4]
+    assert len({value for _, value in curves["TrellisNet, dense"]}) == 3
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_windows_as_long_as_the_text_are_no_truncation():
+    model = warm_start.make_lstm(TINY, 9)
+    tokens = np.random.default_rng(0).integers(0, 9, 8)
+    np.testing.assert_allclose(
+        warm_start.bits_of_windows(model, tokens, 7), warm_start.bits(model, tokens), rtol=1e-5
+    )
+
+
+def test_an_unknown_text_is_refused(tmp_path):
+    options = ["--data", "nothing", "--output", str(tmp_path / "out")]
+    done = CliRunner().invoke(warm_start.app, options)
+    assert done.exit_code == 2 and "nothing" in done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_errors_with_and_without_start_levels(monkeypatch):
+    monkeypatch.setattr(measure_error, "TIME", 34)
+    error, without = measure_error.errors_of(keras.layers.GRU, 2, seed=0)
+    assert error < 1e-5 and without > 1e-2
+
+
+def test_the_benchmark_compares_equal_functions():
+    model = theorem1.lstm(4)
+    x = np.random.default_rng(0).normal(size=(2, 9, 4)).astype("float32")
+    windows = theorem1.every_window(model, 3)(x)
+    np.testing.assert_allclose(theorem1.converted(model, 3)(x), windows, atol=1e-6)
+    whole = theorem1.untruncated(model, 3)(x)
+    np.testing.assert_allclose(whole[:, :3], windows[:, :3], atol=1e-6)
+    assert np.max(np.abs(whole - windows)) > 1e-3
+
+
+@pytest.mark.parametrize("make", ["every_window", "converted", "untruncated"])
+def test_a_step_of_the_benchmark(make):
+    build = theorem1.inference(
+        getattr(theorem1, make), batch=2, jit_compile=False, time=5, units=4, horizon=3
+    )
+    assert build()() == 1
