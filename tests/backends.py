@@ -21,6 +21,7 @@ there) calls `run_script`.
 """
 
 import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -70,8 +71,14 @@ def start_tests(marks, output, backend="tensorflow", floatx="float32"):
     command = [sys.executable, "-m", "pytest", "-q", "--maxfail=5", "--tb=short", "-m", marks]
     command += ["--durations=15", "-p", "no:cacheprovider", "tests"]
     environment = child_environment(backend, floatx)
+    # Behind the tests that started it, so that no processor is left without work at the end.
     return subprocess.Popen(
-        command, env=environment, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
+        command,
+        env=environment,
+        cwd=ROOT,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        preexec_fn=functools.partial(os.nice, 10),
     )
 
 
