@@ -6,8 +6,10 @@ float64, runs again in a child process. Nothing has to be done for that beyond m
     pytestmark = [pytest.mark.both_backends, pytest.mark.float64]
 
 * no mark: TensorFlow, float32, in the process of `pytest` itself;
-* `both_backends`: once more on JAX;
-* `float64`: once more with floatx float64 (TensorFlow only, unless `both_backends` is there too);
+* `both_backends`: once more on JAX, in float32;
+* `float64`: once more with floatx float64, on TensorFlow;
+* both: also on JAX in float64, and there in float32 with `pytest -m slow` only, unless the test
+  compares golden numbers (the mark `golden`, which every user of that fixture has);
 * `slow_elsewhere` beside them: those repetitions are for `pytest -m slow`. For what takes long to
   compile, where another test of the same code is repeated in each run.
 
@@ -82,24 +84,27 @@ def start_tests(marks, output, backend="tensorflow", floatx="float32"):
     )
 
 
-# {name: (backend, floatx, marks of the tests that run there)}
+_QUICK = "not slow and not slow_elsewhere"
+# {name: (backend, floatx, marks of the tests that run there, those of them in a usual run)}. What
+# holds on JAX in float64 is repeated there in float32 by `pytest -m slow`, but for golden numbers.
 SETTINGS = {
-    "tensorflow-float64": ("tensorflow", "float64", "float64"),
-    "jax-float32": ("jax", "float32", "both_backends"),
-    "jax-float64": ("jax", "float64", "both_backends and float64"),
+    "tensorflow-float64": ("tensorflow", "float64", "float64", _QUICK),
+    "jax-float32": ("jax", "float32", "both_backends", f"{_QUICK} and (golden or not float64)"),
+    "jax-float64": ("jax", "float64", "both_backends and float64", _QUICK),
 }
 
 
 @contextlib.contextmanager
-def running_children(folder, which):
+def running_children(folder, slow):
     """Yields {setting: (process, file of its output)}: a child `pytest` for each of SETTINGS.
 
     Args:
         folder: where their output goes.
-        which: the `-m` expression that selects among the marked tests.
+        slow: whether the children run what a usual run leaves out, instead of the rest.
     """
     children = {}
-    for setting, (backend, floatx, marks) in SETTINGS.items():
+    for setting, (backend, floatx, marks, usual) in SETTINGS.items():
+        which = f"not ({usual})" if slow else usual
         with open(folder / setting, "w") as output:
             child = start_tests(f"({marks}) and ({which})", output, backend, floatx)
         children[setting] = child, folder / setting

@@ -83,11 +83,13 @@ def assert_close(tolerance):
 # Child processes on other backends run beside the other tests: started first, awaited last.
 
 _CHILDREN = {"children", "slow_children"}
-# What the children of a usual run repeat.
-OFTEN = "not slow and not slow_elsewhere"
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(items):
+    for item in items:
+        if "golden" in item.fixturenames:
+            item.add_marker("golden")
     items.sort(key=lambda item: bool(_CHILDREN.intersection(item.fixturenames)))
 
 
@@ -104,12 +106,12 @@ def _fixtures_of(items):
 @pytest.fixture(scope="session")
 def children(tmp_path_factory):
     """{setting: (process, file of its output)} of the marked tests."""
-    with running_children(tmp_path_factory.mktemp("children"), OFTEN) as started:
+    with running_children(tmp_path_factory.mktemp("children"), slow=False) as started:
         yield started
 
 
 @pytest.fixture(scope="session")
 def slow_children(tmp_path_factory):
     """The same, of the slow ones."""
-    with running_children(tmp_path_factory.mktemp("children"), f"not ({OFTEN})") as started:
+    with running_children(tmp_path_factory.mktemp("children"), slow=True) as started:
         yield started
