@@ -1,6 +1,6 @@
 """The memory of a training step of `trellisnet_wt103` at full size, part by part.
 
-    python -m benchmarks.memory
+    python -m benchmarks.memory account
 
 XLA lays out all of a step's buffers when it compiles it, before any of them is there. So the step
 of the published model can be measured where it could not be run: it is compiled and XLA's report is
