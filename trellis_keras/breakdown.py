@@ -68,10 +68,9 @@ class Breakdown:
 def measure(model, stream, train_tokens, metric="perplexity", verbose=0):
     """Breaks a language model's perplexity down by word frequency and by position.
 
-    The buckets are powers of ten of a word's count in the training text, finer at the rare end than
-    those of Rae et al. 2018 ("Fast Parametric Learning with Activation Memorization"). Works batch
-    by batch with the head's negative log-likelihood of each token: the scores of a large
-    vocabulary are never kept. A stateful model starts with an empty history.
+    The buckets are powers of ten of a word's count in the training text. Works batch by batch with
+    the head's negative log-likelihood of each token: the scores of a large vocabulary are never
+    kept. A stateful model starts with an empty history.
 
     Args:
         model: `LanguageModel`.

@@ -90,7 +90,7 @@ def _number(source, check, words_file, ids_file):
     if not tokens:
         raise ValueError(f"{source.label} has no words")
     check(tokens, len(counts))
-    vocabulary = Vocabulary(sorted(counts, key=lambda word: (-counts[word], word)), "word")
+    vocabulary = Vocabulary.from_counts(counts)
     with replacing(words_file) as temporary:
         temporary.write_text("\n".join(vocabulary.tokens), encoding="utf-8")
     # Last: where the ids are, the words are too.

@@ -79,8 +79,20 @@ class Vocabulary:
         if unit == "byte":
             content = _utf8(text)
             return cls([chr(i) for i in range(256) if bytes([i]) in content], unit, unknown)
-        counts = collections.Counter(_split_words(text))
-        return cls(sorted(counts, key=lambda word: (-counts[word], word)), unit, unknown)
+        return cls.from_counts(collections.Counter(_split_words(text)), unknown)
+
+    @classmethod
+    def from_counts(cls, counts, unknown=None):
+        """Builds the vocabulary of a text from how often each of its words occurs.
+
+        Args:
+            counts: Dict from word to its count. The order is that of `from_text`.
+            unknown: As in the constructor.
+
+        Returns:
+            A `Vocabulary` of words.
+        """
+        return cls(sorted(counts, key=lambda word: (-counts[word], word)), "word", unknown)
 
     @property
     def tokens(self):
