@@ -302,6 +302,11 @@ def trellisnet_wt103(config, vocabulary):
     segment, input dropout and the learning rate's two steps are that program's too. (There the rate
     also falls when the validation loss is worse than the best of all but the last five epochs.)
 
+    A training step in float32 needs about 14.1 GiB by XLA's own account of its buffers on a CPU
+    (`python -m benchmarks.memory account`: 2.6 parameters, moments and gradients, 0.125 each of 70
+    levels, 1.2 auxiliary losses, 1.4 all else), 8.4 with `memory="lean"`. So a GPU of 24 GiB should
+    hold it, one of 16 GiB the lean one; neither was tried.
+
     Training and evaluation never hold all words' logits. `predict`, `generate` and an exported
     model do, 1 MiB for each token that they score: `model.head.top_k` and `log_prob` do not.
 
