@@ -1,7 +1,5 @@
 """Loading weights under the authors' names, and what is refused."""
 
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -262,7 +260,7 @@ def test_truncated_file(tmp_path, kept):
     np.savez(path, **weights(3, 2))
     content = path.read_bytes()
     path.write_bytes(content[: int(kept * len(content)) if kept < 1 else kept])
-    assert_refused(built_layer(), path, "weights.npz does not hold a state dict, or is damaged")
+    assert_refused(built_layer(), path, "weights.npz: it does not hold a state dict, or is damaged")
 
 
 def test_pickled_arrays_are_not_read(tmp_path):
@@ -275,10 +273,10 @@ def test_missing_file(tmp_path):
     assert_refused(built_layer(), path, "There is no checkpoint", FileNotFoundError)
 
 
-def test_without_torch_the_error_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    (tmp_path / "weights.pt").touch()
-    assert_refused(built_layer(), tmp_path / "weights.pt", "needs PyTorch", ImportError)
+def test_a_files_own_names_are_told_with_the_file(tmp_path):
+    path = tmp_path / "weights.npz"
+    np.savez(path, **weights(3, 2), other=np.ones(2))
+    assert_refused(built_layer(), path, "weights.npz: The state dict has 'other'")
 
 
 def test_a_tcn_checkpoint_names_its_convolutions_twice():

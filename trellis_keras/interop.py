@@ -18,12 +18,11 @@ update gates need `convention="authors"`.
 
 import collections.abc
 import pathlib
-import pickle
-import zipfile
 
 import keras
 import numpy as np
 
+from trellis_keras.array_files import read_npz
 from trellis_keras.layers import (
     LRU,
     TCN,
@@ -35,6 +34,7 @@ from trellis_keras.layers import (
 from trellis_keras.layers.gates import LSTMGates
 from trellis_keras.models import LanguageModel
 from trellis_keras.models.sequence_model import SequenceModel
+from trellis_keras.torch_files import read_state_dict
 
 
 def load_torch_state_dict(model_or_layer, state_dict):
@@ -45,7 +45,8 @@ def load_torch_state_dict(model_or_layer, state_dict):
             `keras.layers.RNN` of such cells, or a model of `trellis_keras.models` around one of
             these layers.
         state_dict: Mapping from names to arrays, or the path of a checkpoint (`.npz`, or a file
-            of `torch.save(model.state_dict(), path)`, for which torch must be installed).
+            of `torch.save(model.state_dict(), path)`, which is read without PyTorch and without
+            running anything in it).
             Names may be full (`tnet.module.full_conv.weight1_v_raw`, `tcn.network.0.conv1.bias`)
             or short (`weight1_v`, `network.0.conv1.bias`, `layers.0.rnn.0.lin.weight`);
             several names of one tensor are accepted if their values agree. An adaptive softmax
@@ -64,7 +65,10 @@ def load_torch_state_dict(model_or_layer, state_dict):
     >>> load_torch_state_dict(layer, weights)
     """
     if not isinstance(state_dict, collections.abc.Mapping):
-        state_dict = _read(state_dict)
+        try:
+            return load_torch_state_dict(model_or_layer, _read(state_dict))
+        except ValueError as error:
+            raise ValueError(f"{state_dict}: {error}") from error
     targets = parameters(model_or_layer)
     arrays = _canonical(merge_lattice(state_dict), targets)
     missing = sorted(set(targets) - set(arrays))
@@ -348,28 +352,9 @@ def _read(path):
     if not path.is_file():
         raise FileNotFoundError(f"There is no checkpoint {path}.")
     try:
-        return _read_npz(path) if path.suffix == ".npz" else _read_torch(path)
-    except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, pickle.PickleError) as error:
+        return read_npz(path) if path.suffix == ".npz" else read_state_dict(path)
+    except ValueError as error:
         raise ValueError(
-            f"{path} does not hold a state dict, or is damaged: {error}. Save one with "
+            f"it does not hold a state dict, or is damaged: {error}. Save one with "
             "np.savez(path, **arrays) or torch.save(model.state_dict(), path)."
         ) from error
-
-
-def _read_npz(path):
-    with np.load(path, allow_pickle=False) as arrays:
-        return dict(arrays)
-
-
-def _read_torch(path):
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError(
-            f"Reading {path} needs PyTorch (pip install torch). Without it, save the weights as "
-            "an .npz file or pass a dict of arrays."
-        ) from error
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    if not isinstance(state, dict) or not all(hasattr(v, "detach") for v in state.values()):
-        raise ValueError("it is no mapping of names to tensors")
-    return state

@@ -210,3 +210,18 @@ def test_package_needs_neither_tensorflow_nor_tfds():
     environment = {**os.environ, "KERAS_BACKEND": "jax"}
     environment.pop(sources.ENVIRONMENT_VARIABLE, None)
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, env=environment)
+
+
+def test_a_compressed_file_that_unpacks_to_too_much(tmp_path, monkeypatch):
+    (tmp_path / "text.gz").write_bytes(gzip.compress(b"ab" * 50_000))
+    assert len(load("text", path=tmp_path / "text").train) == 90_000
+    monkeypatch.setattr(sources, "_UNPACKED", 1_000)
+    with pytest.raises(ValueError, match="text.gz would unpack to more than .* bytes"):
+        load("text", path=tmp_path / "text")
+
+
+@pytest.mark.parametrize("content, message", [(b" the cat \n", "`unknown`"), (b" \n", "`unknown`")])
+def test_a_text_of_which_no_vocabulary_can_be_made_is_named(tiny_ptb, content, message):
+    (tiny_ptb / "ptb/ptb.train.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=f"ptb.train.txt has another text: .*{message}"):
+        load("ptb_word", data_dir=tiny_ptb)

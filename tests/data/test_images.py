@@ -126,8 +126,17 @@ def rewrite(path, change):
     "file, change, message",
     [
         ("train-images-idx3", lambda c: c[:-1], "is cut off or too long: .* 4,720 bytes, found 4,"),
-        ("train-images-idx3", lambda c: c[:9], "not an idx file of bytes, or its header is cut"),
+        ("train-images-idx3", lambda c: c[:9], "not an idx file of bytes .* or its header is cut"),
         ("train-images-idx3", lambda c: c[:2], "not an idx file"),
+        ("train-images-idx3", lambda c: idx(np.zeros((6, 784))), "with 1 or 3 axes"),
+        ("train-images-idx3", lambda c: b"\0\0\x08\xff" + bytes(2000), "with 1 or 3 axes"),
+        # Whose product is 0 in 64 bits.
+        (
+            "train-images-idx3",
+            lambda c: b"\0\0\x08\x03" + b"\x80\0\0\0" * 2 + b"\0\0\0\4",
+            "promises 18,446,744,073,709,551,632 bytes",
+        ),
+        ("t10k-labels-idx1", lambda c: idx(np.zeros((2, 1, 1))), r"of shape \(images,\). Received"),
         ("t10k-labels-idx1", lambda c: b"\0\0\x0d" + c[3:], "not an idx file"),
         (
             "train-images-idx3",
@@ -160,7 +169,7 @@ def test_bad_cifar10_files(tiny):
         with pytest.raises(ValueError, match="train_01.png is not sound, or cut off"):
             load("cifar10", data_dir=tiny)
     PIL.Image.fromarray(np.zeros((96, 31, 3), "uint8")).save(path)
-    with pytest.raises(ValueError, match=r"images of 32 x 32 pixels.*shape \(96, 31, 3\)"):
+    with pytest.raises(ValueError, match="must be 32 x 32 pixels.*Received: 31 x 96 pixels"):
         load("cifar10", data_dir=tiny)
     PIL.Image.fromarray(np.zeros((32, 32, 3), "uint8")).save(path)
     with pytest.raises(ValueError, match="expected 6 images and labels, found 4 and 6"):
@@ -192,3 +201,45 @@ def test_downloaded_arrays(tiny, name, monkeypatch):
     assert asked == [name]
     assert downloaded.checksum == local.checksum
     np.testing.assert_array_equal(downloaded.valid.x, local.valid.x)
+
+
+@pytest.mark.parametrize(
+    "labels, message",
+    [
+        ({"y_train": np.zeros((6, 1), "int64")}, r"shape \(6, 1\), int64"),
+        ({"y_train": np.zeros(6)}, "Received: shape .* float64"),
+        ({"y_train": np.array(list("abcdef"))}, "labels must be integers"),
+        ({"y_train": np.array([{}] * 6, dtype=object)}, "labels.npz is not sound"),
+        ({"other": np.zeros(6)}, "labels.npz is not sound, .*y_train"),
+    ],
+)
+def test_labels_that_are_none(tiny, labels, message):
+    np.savez(tiny / "cifar10/labels.npz", **{"y_test": np.array([2, 6]), **labels})
+    with pytest.raises(ValueError, match=message):
+        load("cifar10", data_dir=tiny)
+
+
+@pytest.mark.parametrize("kind", ["EPS", "GIF", "TIFF", "JPEG"])
+def test_no_format_but_png_is_read(tiny, kind):
+    """Pillow has PostScript in such a file run by another program."""
+    path = tiny / "cifar10/train_01.png"
+    PIL.Image.new("RGB", (32, 32)).save(path, kind)
+    with pytest.raises(ValueError, match="train_01.png is not sound, or cut off"):
+        load("cifar10", data_dir=tiny)
+
+
+@pytest.mark.parametrize(
+    "size, mode, message",
+    [
+        ((32, 1_024), "1", "at most 31 one under another. Received: 32 x 1024 pixels"),
+        ((300, 400), "1", "train_01.png is not sound, or cut off: .* bomb"),
+        ((32, 96), "L", "it must have 3 channels. Received: mode 'L'"),
+    ],
+)
+def test_sizes_are_checked_before_an_image_is_unpacked(tiny, monkeypatch, size, mode, message):
+    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 50_000)
+    monkeypatch.setattr(images, "_STRIP", 31)
+    path = tiny / "cifar10/train_01.png"
+    PIL.Image.new(mode, size).save(path)
+    with pytest.raises(ValueError, match=message):
+        load("cifar10", data_dir=tiny)

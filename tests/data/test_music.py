@@ -1,3 +1,4 @@
+import hashlib
 import io
 
 import numpy as np
@@ -47,7 +48,10 @@ def test_real_music(name, local_data):
 
 def test_local_copy(tmp_path, monkeypatch):
     (tmp_path / "poly_music").mkdir()
-    (tmp_path / "poly_music" / "JSB_Chorales.mat").write_bytes(mat_file())
+    content = mat_file()
+    (tmp_path / "poly_music" / "JSB_Chorales.mat").write_bytes(content)
+    published = {"JSB_Chorales": hashlib.sha256(content).hexdigest()}
+    monkeypatch.setattr(music, "CHECKSUMS", published)
     with pytest.raises(ValueError, match="not the published file: expected 229 train pieces, fo"):
         load("jsb", data_dir=tmp_path)
     sizes = {"train": (3, 15), "valid": (1, 4), "test": (1, 4)}
@@ -88,3 +92,12 @@ def cells(*rolls):
 def test_bad_contents(changes, message):
     with pytest.raises(ValueError, match=message):
         parse(mat_file(**changes))
+
+
+def test_only_the_published_file_reaches_scipy(tmp_path, monkeypatch):
+    """Its reader ends the process on some files that were tampered with."""
+    (tmp_path / "poly_music").mkdir()
+    (tmp_path / "poly_music" / "Nottingham.mat").write_bytes(mat_file())
+    monkeypatch.setattr(music, "parse_piano_rolls", None)
+    with pytest.raises(ValueError, match="Nottingham.mat is not the published .* sha256 d154f7ca"):
+        load("nottingham", data_dir=tmp_path)

@@ -261,3 +261,14 @@ def test_the_benchmark_measures_a_random_text(tmp_path):
     assert figures["tokens"] == 20_000 and 250 < figures["distinct_words"] <= 301
     assert figures["peak_gib"] >= figures["peak_gib_before"] > 0
     assert not list(tmp_path.iterdir())
+
+
+def test_a_text_without_any_space_is_refused(tmp_path, monkeypatch):
+    """What has no end has to be in memory as a whole."""
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "stored"))
+    monkeypatch.setattr(sources, "_BLOCK", 100)
+    monkeypatch.setattr(token_files, "_LONGEST_WORD", 1_000)
+    path = tmp_path / "text"
+    path.write_bytes(b"a" * 10_000)
+    with pytest.raises(ValueError, match="text is no text of words: it has 1,000 bytes without"):
+        word_ids(LargeSource(path), "0", lambda tokens, words: None)

@@ -194,3 +194,10 @@ def test_check_tokens():
         check_tokens(np.zeros(3, "float32"), 4)
     with pytest.raises(ValueError, match=r"\[0, 4\). Received: 4"):
         check_tokens(np.array([0, 4]), 4)
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"tokens": "' + b"\xff", b"\xff\xfe"])
+def test_load_of_what_is_no_vocabulary_names_the_file(tmp_path, content):
+    (tmp_path / "vocabulary.json").write_bytes(content)
+    with pytest.raises(ValueError, match="vocabulary.json does not hold a vocabulary"):
+        Vocabulary.load(tmp_path / "vocabulary.json")

@@ -29,3 +29,33 @@ def test_pretrained_weights_have_their_published_result(results, folder_of_data)
     model = zoo.get_model(recipe.name, **vars(recipe.model), weights="pretrained")
     logs = model.evaluate(recipe.stream(loaded.test), verbose=0, return_dict=True)
     assert logs["loss"] == pytest.approx(results["test_metrics"]["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("", "holds no results of a model"),
+        ("[]", "holds no results of a model"),
+        ("[" * 100_000, "holds no results of a model"),
+        ('{"model": 3}', "its model is 3"),
+        ('{"model": "tcn_adding"}', "is of no recipe of this version: KeyError"),
+        ('{"model": "tcn_adding", "settings": [1]}', "is of no recipe of this version"),
+        ('{"model": "tcn_adding", "settings": {"T": "x"}}', "is of no recipe of this version"),
+        ('{"model": "tcn_adding", "settings": {}}', "is not the file that was published"),
+    ],
+)
+def test_results_that_are_damaged(tmp_path, monkeypatch, content, message):
+    monkeypatch.setenv("TRELLIS_KERAS_ZOO", str(tmp_path))
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "results.json").write_text(content)
+    (tmp_path / "some" / "weights.weights.h5").write_bytes(b"no weights")
+    with pytest.raises(ValueError, match=f"some/(results.json|weights).*{message}"):
+        zoo.tcn_adding(weights="pretrained")
+
+
+@pytest.mark.parametrize("content", [b"", b"no HDF5" * 100])
+def test_a_file_that_holds_no_weights(tmp_path, content):
+    path = tmp_path / "some.weights.h5"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="some.weights.h5 does not hold the weights of this tcn_"):
+        zoo.tcn_adding(weights=path)

@@ -6,6 +6,7 @@ reader of them. This is the only module of the package that needs tensorflow-dat
 
 import contextlib
 import hashlib
+import io
 import pathlib
 import shutil
 import tarfile
@@ -15,6 +16,8 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from etils import epath
 
+from trellis_keras.data.download import fetch
+from trellis_keras.data.music import CHECKSUMS
 from trellis_keras.data.sources import local_copy_hint, plain_lines
 
 # What a broken connection, a missing page or a page that is no archive raises.
@@ -45,6 +48,8 @@ class _Files(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     ARCHIVE = None
     # Checksum of the download; `None` where `FILES` has one for each file.
     CHECKSUM = None
+    # The most bytes of the download, and of a file in it that is kept in memory.
+    LARGEST = 2**28
     # Part: file inside the archive, checksum of its bytes or `None`.
     FILES = {}
 
@@ -58,13 +63,14 @@ class _Files(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         )
 
     def _split_generators(self, dl_manager):
-        download = dl_manager.download(self.URL)
+        # Not by `dl_manager.download`, which begins anew after every interruption.
+        folder = pathlib.Path(dl_manager.download_dir) / "trellis_keras" / self.name
+        download = fetch(self.URL, folder, self.LARGEST)
         try:
             contents = self._read(download)
         except Exception:
-            # Left in the cache, a bad file (or its .INFO file) would spoil the next attempt.
-            for path in download.parent.glob(f"{download.name}*"):
-                path.unlink()
+            # Left in the cache, a bad file would spoil the next attempt.
+            download.unlink()
             raise
         return {part: self._generate_examples(contents[part]) for part in self.FILES}
 
@@ -73,7 +79,8 @@ class _Files(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     def _read(self, download):
         if self.CHECKSUM is not None:
-            self._verify("The whole", download.read_bytes(), self.CHECKSUM)
+            with open(download, "rb") as file:
+                self._verify("The whole", file, self.CHECKSUM)
         members = self._members(download)
         contents = {}
         for part, (member, expected) in self.FILES.items():
@@ -81,7 +88,7 @@ class _Files(tfds.core.GeneratorBasedBuilder, skip_registration=True):
                 raise ValueError(f"{self.URL} has no file {member}. {local_copy_hint()}")
             contents[part] = members[member]
             if expected is not None:
-                self._verify(member, self._verified_form(contents[part]), expected)
+                self._verify(member, io.BytesIO(self._verified_form(contents[part])), expected)
         return contents
 
     def _verified_form(self, content):
@@ -101,12 +108,14 @@ class _Files(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     def _kept(self, member, file):
         """What of an archive's file becomes the example."""
-        del member
-        return file.read()
+        content = file.read(self.LARGEST + 1)
+        if len(content) > self.LARGEST:
+            raise ValueError(f"{member} of {self.URL} has more than {self.LARGEST:,} bytes")
+        return content
 
-    def _verify(self, name, content, expected):
+    def _verify(self, name, file, expected):
         method = "md5" if len(expected) == 32 else "sha256"
-        found = hashlib.new(method, content).hexdigest()
+        found = hashlib.file_digest(file, method).hexdigest()
         if found != expected:
             raise ValueError(
                 f"{name} of {self.URL} is not the published file: expected {method} "
@@ -226,7 +235,7 @@ class Jsb(_PianoRolls):
     FILES = {
         "whole": (
             "JSB_Chorales.mat",
-            "ac0e608527cc411c7e21ef7d38be47f0de7fb6b13b3ae168b8eccf1c2a9b18d4",
+            CHECKSUMS["JSB_Chorales"],
         )
     }
 
@@ -239,7 +248,7 @@ class Nottingham(_PianoRolls):
     FILES = {
         "whole": (
             "Nottingham.mat",
-            "d154f7ca2e90799dc1dc011d8fc048f2fc6ef3f7c69d974b9cf27a471634fbea",
+            CHECKSUMS["Nottingham"],
         )
     }
 

@@ -1,5 +1,6 @@
 """Texts as token ids: Penn Treebank, WikiText, text8, enwik8 and others, and a user's own."""
 
+import contextlib
 import dataclasses
 import hashlib
 import pathlib
@@ -100,7 +101,7 @@ def ptb_word(data_dir):
     """Penn Treebank by words; every line ends with `"<eos>"`, rare words are `"<unk>"`."""
     sources = read_files(PTB_FILES, data_dir, "PtbText")
     texts = [decode(source) for source in sources]
-    vocabulary = Vocabulary.from_text(texts[0], "word", unknown="<unk>")
+    vocabulary = _vocabulary(sources[0], texts[0], "word", unknown="<unk>")
     return _published_corpus("ptb_word", sources, texts, vocabulary, PTB_WORDS)
 
 
@@ -114,7 +115,7 @@ def ptb_char(data_dir, *, split=None, first=None, train_fraction=1.0):
     cut = Cut(split, first, train_fraction)
     sources = read_files(PTB_FILES, data_dir, "PtbText")
     texts = [re.sub("^ ", "", decode(source), flags=re.MULTILINE) for source in sources]
-    vocabulary = Vocabulary.from_text(texts[0], "character")
+    vocabulary = _vocabulary(sources[0], texts[0], "character")
     sizes = _check_published(sources, texts, vocabulary, PTB_CHARACTERS)
     return _cut_corpus("ptb_char", sources, "".join(texts), vocabulary, cut, sizes)
 
@@ -124,7 +125,7 @@ def wikitext2(data_dir):
     """WikiText-2 by words; every line ends with `"<eos>"`, rare words are `"<unk>"`."""
     sources = read_files(WIKITEXT2_FILES, data_dir, "Wikitext2")
     texts = [decode(source) for source in sources]
-    vocabulary = Vocabulary.from_text(texts[0], "word", unknown="<unk>")
+    vocabulary = _vocabulary(sources[0], texts[0], "word", unknown="<unk>")
     return _published_corpus("wikitext2", sources, texts, vocabulary, WIKITEXT2_WORDS)
 
 
@@ -143,7 +144,8 @@ def wikitext103(data_dir):
     for block, _ in train.blocks():
         digest.update(block)
     ids, words = word_ids(train, digest.hexdigest(), check)
-    vocabulary = Vocabulary(words, "word", unknown="<unk>")
+    with _naming(train):
+        vocabulary = Vocabulary(words, "word", unknown="<unk>")
     parts = {"train": ids}
     for split, source in zip(SPLITS[1:], others, strict=True):
         parts[split] = vocabulary.encode(decode(source))
@@ -196,7 +198,7 @@ def text(data_dir, *, path, unit="character", split=None, first=None, train_frac
         content = decode(source, 'To read any file, byte by byte: unit="byte".')
     if unit == "word" and not content.strip():
         raise ValueError(f"{source.label} has no words")
-    vocabulary = Vocabulary.from_text(content, unit)
+    vocabulary = _vocabulary(source, content, unit)
     return _cut_corpus("text", [source], content, vocabulary, cut, usual_unit="character")
 
 
@@ -210,6 +212,20 @@ def pydoc(data_dir, *, split=None, first=None, train_fraction=1.0):
     content = "\n".join(topics[key] for key in sorted(topics))
     source = Source("pydoc_data.topics", content.encode())
     return _cut_corpus("pydoc", [source], content, Vocabulary.from_text(content, "character"), cut)
+
+
+def _vocabulary(source, content, unit, unknown=None):
+    """The vocabulary of a file's text."""
+    with _naming(source):
+        return Vocabulary.from_text(content, unit, unknown)
+
+
+@contextlib.contextmanager
+def _naming(source):
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{source.label} has another text: {error}") from error
 
 
 def _published_corpus(name, sources, texts, vocabulary, published):
@@ -236,7 +252,7 @@ def _whole_corpus(name, source, content, published, cut):
     sizes = [published[split] for split in SPLITS]
     hint = f'Another text, or a part of this one, is read by load("text", path=..., unit="{unit}").'
     check_count(source, f"{unit}s", sum(sizes), len(content), hint)
-    vocabulary = Vocabulary.from_text(content, unit)
+    vocabulary = _vocabulary(source, content, unit)
     check_count(source, f"distinct {unit}s", published["vocabulary"], len(vocabulary), hint)
     return _cut_corpus(name, [source], content, vocabulary, cut, sizes)
 

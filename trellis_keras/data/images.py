@@ -11,10 +11,11 @@ import contextlib
 import dataclasses
 import hashlib
 import io
-import zipfile
+import math
 
 import numpy as np
 
+from trellis_keras.array_files import read_npz
 from trellis_keras.data.registry import register
 from trellis_keras.data.sources import SPLITS, checksum, import_builders, local_sources
 from trellis_keras.data.splits import Examples, Splits
@@ -27,6 +28,7 @@ _IDX_FILES = {
     "test labels": "mnist/t10k-labels-idx1-ubyte",
 }
 _STRIPS = {"train": 50, "test": 10}
+_STRIP = 1_000  # images in one of these files
 _CIFAR10_FILES = {"labels": "cifar10/labels.npz"} | {
     f"{split} {i}": f"cifar10/{split}_{i:02}.png" for split, n in _STRIPS.items() for i in range(n)
 }
@@ -159,6 +161,11 @@ def _content_order(images, labels):
 
 
 def _check_images(published, split, images, labels):
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise ValueError(
+            f"{published.name} {split}: labels must be integers of shape (images,). "
+            f"Received: shape {labels.shape}, {labels.dtype}"
+        )
     if images.shape[1:] != published.shape:
         raise ValueError(
             f"{published.name} {split}: images must have the shape {published.shape}. "
@@ -193,10 +200,12 @@ def _parse_idx(source):
     content = source.content
     axes = content[3] if len(content) > 3 else 0
     header = 4 + 4 * axes
-    if content[:3] != b"\0\0\x08" or len(content) < header:
-        raise ValueError(f"{source.label} is not an idx file of bytes, or its header is cut off")
-    shape = np.frombuffer(content, ">u4", axes, 4).astype(int)
-    expected = header + shape.prod()
+    if content[:3] != b"\0\0\x08" or axes not in (1, 3) or len(content) < header:
+        raise ValueError(
+            f"{source.label} is not an idx file of bytes with 1 or 3 axes, or its header is cut off"
+        )
+    shape = np.frombuffer(content, ">u4", axes, 4).tolist()
+    expected = header + math.prod(shape)
     if len(content) != expected:
         raise ValueError(
             f"{source.label} is cut off or too long: its header promises {expected:,} bytes, "
@@ -210,7 +219,8 @@ def _read_cifar10(data_dir):
     if sources is None:
         return _downloaded("cifar10")
     files = dict(zip(_CIFAR10_FILES, sources, strict=True))
-    with _naming(files["labels"]), np.load(io.BytesIO(files["labels"].content)) as arrays:
+    with _naming(files["labels"]):
+        arrays = read_npz(io.BytesIO(files["labels"].content))
         labels = {split: arrays[f"y_{split}"] for split in _STRIPS}
     images = {
         split: np.concatenate([_parse_strip(files[f"{split} {i}"]) for i in range(count)])
@@ -222,23 +232,28 @@ def _read_cifar10(data_dir):
 def _parse_strip(source):
     import PIL.Image
 
-    with _naming(source), PIL.Image.open(io.BytesIO(source.content)) as image:
-        pixels = np.asarray(image)
     height, width, channels = CIFAR10.shape
-    if pixels.shape[1:] != (width, channels) or len(pixels) % height:
-        raise ValueError(
-            f"{source.label} must hold images of {width} x {height} pixels with {channels} "
-            f"channels, one under another. Received: an array of shape {pixels.shape}"
-        )
+    file, too_large = io.BytesIO(source.content), PIL.Image.DecompressionBombError
+    # No other format: Pillow gives some of them to other programs.
+    with _naming(source, too_large), PIL.Image.open(file, formats=["PNG"]) as image:
+        # Known before any pixel is unpacked.
+        if image.width != width or image.height % height or image.height > _STRIP * height:
+            raise ValueError(
+                f"its images must be {width} x {height} pixels, at most {_STRIP} one under "
+                f"another. Received: {image.width} x {image.height} pixels"
+            )
+        pixels = np.asarray(image)
+        if pixels.shape[2:] != (channels,):
+            raise ValueError(f"it must have {channels} channels. Received: mode {image.mode!r}")
     return pixels.reshape(-1, *CIFAR10.shape)
 
 
 @contextlib.contextmanager
-def _naming(source):
-    """Names the file that a library cannot read."""
+def _naming(source, *others):
+    """Names the file that a library cannot read; `others` are its own errors."""
     try:
         yield
-    except (OSError, EOFError, KeyError, ValueError, SyntaxError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, KeyError, ValueError, SyntaxError, *others) as error:
         raise ValueError(f"{source.label} is not sound, or cut off: {error}") from error
 
 

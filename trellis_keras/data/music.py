@@ -12,6 +12,12 @@ from trellis_keras.data.splits import Splits
 JSB_SIZES = {"train": (229, 13_807), "valid": (76, 4_602), "test": (77, 4_725)}
 NOTTINGHAM_SIZES = {"train": (694, 176_561), "valid": (173, 45_513), "test": (170, 44_463)}
 
+# sha256 of the .mat files published with the TCN paper's programs.
+CHECKSUMS = {
+    "JSB_Chorales": "ac0e608527cc411c7e21ef7d38be47f0de7fb6b13b3ae168b8eccf1c2a9b18d4",
+    "Nottingham": "d154f7ca2e90799dc1dc011d8fc048f2fc6ef3f7c69d974b9cf27a471634fbea",
+}
+
 _VARIABLES = {"train": "traindata", "valid": "validdata", "test": "testdata"}
 
 
@@ -46,7 +52,9 @@ def nottingham(data_dir):
 
 
 def parse_piano_rolls(source):
-    """Reads the piano rolls of a MATLAB file.
+    """Reads the piano rolls of a MATLAB file of known origin.
+
+    SciPy ends the whole process on some files that were tampered with.
 
     Args:
         source: A `Source`: the file's bytes and the name that error messages give it. Its
@@ -94,10 +102,16 @@ def _read_mat(source):
 
 def _read_music(name, file, builder_name, sizes, data_dir):
     (source,) = read_files({"whole": f"poly_music/{file}.mat"}, data_dir, builder_name)
+    found = checksum([source.content])
+    if found != CHECKSUMS[file]:
+        raise ValueError(
+            f"{source.label} is not the published file: expected sha256 {CHECKSUMS[file]}, "
+            f"found {found}"
+        )
     rolls = parse_piano_rolls(source)
     for split in SPLITS:
         pieces, frames = sizes[split]
         check_count(source, f"{split} pieces", pieces, len(rolls[split]))
         check_count(source, f"{split} frames", frames, sum(map(len, rolls[split])))
     parts = {split: PianoRolls(rolls[split]) for split in SPLITS}
-    return Splits(name, checksum=checksum([source.content]), **parts)
+    return Splits(name, checksum=found, **parts)

@@ -13,6 +13,10 @@ ENVIRONMENT_VARIABLE = "TRELLIS_KERAS_DATA"
 SPLITS = ("train", "valid", "test")
 # Bytes of a large file in memory at a time.
 _BLOCK = 2**20
+# What a compressed file may unpack to in memory: so many bytes, or if it is large itself so many
+# times its size.
+_UNPACKED = 2**28
+_EXPANSION = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,13 +163,22 @@ def _existing(path):
 def read_file(path):
     """Reads `path` or its compressed form `path.gz` as a `Source`."""
     path = _existing(path)
-    content = path.read_bytes()
-    if path.suffix == ".gz":
-        with _naming_damage(path):
-            content = gzip.decompress(content)
+    content = _unpacked(path) if path.suffix == ".gz" else path.read_bytes()
     if not content:
         raise ValueError(f"{path} is empty")
     return Source(str(path), content)
+
+
+def _unpacked(path):
+    limit = max(_UNPACKED, _EXPANSION * path.stat().st_size)
+    with _naming_damage(path), gzip.open(path) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(
+            f"{path} would unpack to more than {limit:,} bytes, {_EXPANSION} times its own: that "
+            "is no text. If it is one, unpack it first"
+        )
+    return content
 
 
 @contextlib.contextmanager

@@ -13,6 +13,9 @@ from trellis_keras.data.sources import Source, decode
 from trellis_keras.data.vocabulary import EOS, Vocabulary
 from trellis_keras.files import remove_unfinished, replacing
 
+# In bytes; all of it is in memory at a time.
+_LONGEST_WORD = 2**24
+
 
 def word_ids(source, checksum, check):
     """Numbers the words of a text, and maps the file of their ids into memory.
@@ -135,6 +138,11 @@ def _uncut(source, show):
     for block, place in source.blocks():
         block = rest + block
         end = max(block.rfind(b" "), block.rfind(b"\n")) + 1
+        if len(block) - end > _LONGEST_WORD:
+            raise ValueError(
+                f"{source.label} is no text of words: it has {_LONGEST_WORD:,} bytes without a "
+                "space or a line's end"
+            )
         yield block[:end]
         rest = block[end:]
         show(place)

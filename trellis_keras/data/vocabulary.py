@@ -209,7 +209,7 @@ class Vocabulary:
             try:
                 config = json.load(file)
                 return cls.from_config(config)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, RecursionError) as error:
                 raise ValueError(f"{path} does not hold a vocabulary: {error}") from error
 
     def _encode_symbols(self, symbols):

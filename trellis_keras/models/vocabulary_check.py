@@ -1,10 +1,12 @@
 """Whether a file's weights belong to a model's vocabulary."""
 
-import json
+import itertools
 import pathlib
-import zipfile
 
 import h5py
+
+from trellis_keras.array_files import opened_archive
+from trellis_keras.models.saved_files import check_claims, read_config
 
 
 def check_weights_file(path, model):
@@ -18,13 +20,15 @@ def check_weights_file(path, model):
         model: The `LanguageModel` that is to load it.
 
     Raises:
-        ValueError: Another number of tokens, or a token that is another one.
+        ValueError: Another number of tokens, or a token that is another one, or a damaged file.
+        OSError: It cannot be read.
     """
     path = pathlib.Path(path)
+    check_claims(path)
     size, vocabulary = None, None
-    if path.suffix == ".keras" and zipfile.is_zipfile(path):
+    if path.suffix == ".keras":
         size, vocabulary = _saved_vocabulary(path)
-    elif path.name.endswith(".weights.h5") and h5py.is_hdf5(path):
+    elif path.name.endswith(".weights.h5"):
         size = _embedded_tokens(path)
     if size not in (None, model.vocabulary_size):
         raise ValueError(
@@ -32,7 +36,7 @@ def check_weights_file(path, model):
             f"{model.vocabulary_size:,}: it belongs to another vocabulary."
         )
     if None not in (vocabulary, model.vocabulary) and vocabulary != list(model.vocabulary.tokens):
-        pairs = enumerate(zip(vocabulary, model.vocabulary.tokens, strict=True))
+        pairs = enumerate(itertools.zip_longest(vocabulary, model.vocabulary.tokens))
         place, (theirs, ours) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
         raise ValueError(
             f"{path} was saved with another vocabulary: token {place} is {theirs!r} there, "
@@ -42,13 +46,17 @@ def check_weights_file(path, model):
 
 def _saved_vocabulary(path):
     """Returns the number of tokens and the tokens of a saved language model; None: unknown."""
-    with zipfile.ZipFile(path) as archive:
-        config = json.loads(archive.read("config.json"))["config"]
-    vocabulary = config.get("vocabulary")
-    return config.get("vocabulary_size"), vocabulary and vocabulary["config"]["tokens"]
+    with open(path, "rb") as file, opened_archive(file) as archive:
+        config = read_config(archive)["config"]
+    try:
+        vocabulary = config.get("vocabulary")
+        tokens = None if vocabulary is None else list(vocabulary["config"]["tokens"])
+        return int(config["vocabulary_size"]), tokens
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} holds no language model: {error!r}") from error
 
 
 def _embedded_tokens(path):
     with h5py.File(path) as file:
         embedding = file.get("embedding/vars/0")
-        return None if embedding is None else embedding.shape[0]
+        return embedding.shape[0] if isinstance(embedding, h5py.Dataset) else None

@@ -1,5 +1,6 @@
 """Cards, results and weights of the zoo's models: where they are."""
 
+import json
 import os
 import pathlib
 
@@ -33,3 +34,18 @@ def assets_folder():
         "The zoo's assets are missing from this installation. Set TRELLIS_KERAS_ZOO to a copy "
         "of the repository's zoo/ folder."
     )
+
+
+def read_results(path):
+    """Returns what a `results.json` holds, a dict.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(results["model"], str):
+            raise ValueError(f"its model is {results['model']!r}")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"{path} holds no results of a model: {error!r}") from error
+    return results

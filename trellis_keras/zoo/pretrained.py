@@ -1,11 +1,11 @@
 """Weights of the zoo's models: of a file, or those that were published with results."""
 
 import hashlib
-import json
 import pathlib
 import warnings
 
-from trellis_keras.zoo.assets import RESULTS, WEIGHTS, assets_folder
+from trellis_keras.models.saved_files import check_claims
+from trellis_keras.zoo.assets import RESULTS, WEIGHTS, assets_folder, read_results
 
 
 def load_weights(model, recipe, config, weights):
@@ -33,11 +33,12 @@ def load_weights(model, recipe, config, weights):
                 f"{path}"
             )
     try:
+        check_claims(path)
         with warnings.catch_warnings():
             # Published weights are those of a model without an optimizer.
             warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
             model.load_weights(path)
-    except (ValueError, OSError) as error:
+    except Exception as error:  # Keras has another one for each kind of damage
         raise ValueError(
             f"{path} does not hold the weights of this {recipe.name}: {error}"
         ) from error
@@ -53,7 +54,7 @@ def published():
     """Yields (folder, results) of everything that was published with its weights."""
     for path in sorted(assets_folder().glob(f"*/{RESULTS}")):
         if (path.parent / WEIGHTS).is_file():
-            yield path.parent, json.loads(path.read_text(encoding="utf-8"))
+            yield path.parent, read_results(path)
 
 
 def _pretrained(recipe, config):
@@ -63,7 +64,7 @@ def _pretrained(recipe, config):
         there.append(folder.name)
         if results["model"] != recipe.name:
             continue
-        if config.has_result_of(recipe.replace(**results["settings"]).model):
+        if config.has_result_of(_trained(recipe, folder, results).model):
             _check_untouched(folder / WEIGHTS, results)
             return folder / WEIGHTS
     raise ValueError(
@@ -72,9 +73,20 @@ def _pretrained(recipe, config):
     )
 
 
+def _trained(recipe, folder, results):
+    """The recipe that published weights were trained by."""
+    try:
+        return recipe.replace(**results["settings"])
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise ValueError(
+            f"{folder / RESULTS} is of no recipe of this version: {error!r}"
+        ) from error
+
+
 def _check_untouched(path, results):
-    if checksum(path) != results["weights_sha256"]:
+    expected = results.get("weights_sha256")
+    if checksum(path) != expected:
         raise ValueError(
             f"{path} is not the file that was published: its checksum is {checksum(path)}, not "
-            f"{results['weights_sha256']}. Install the package again, or check the file out again."
+            f"{expected}. Install the package again, or check the file out again."
         )

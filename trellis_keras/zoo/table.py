@@ -5,13 +5,12 @@
 writes it anew from the recipes and the `results.json` of the published runs.
 """
 
-import json
 import pathlib
 import sys
 
 from trellis_keras.files import replacing
 from trellis_keras.zoo import registry
-from trellis_keras.zoo.assets import RESULTS, assets_folder
+from trellis_keras.zoo.assets import RESULTS, assets_folder, read_results
 
 BEGIN, END = "<!-- table -->\n", "<!-- end of the table -->\n"
 HEADER = (
@@ -60,7 +59,7 @@ def _runs():
     """Returns {model's name: [(folder's name, results), ...]}."""
     runs = {}
     for path in sorted(assets_folder().glob(f"*/{RESULTS}")):
-        results = json.loads(path.read_text(encoding="utf-8"))
+        results = read_results(path)
         runs.setdefault(results["model"], []).append((path.parent.name, results))
     return runs
 

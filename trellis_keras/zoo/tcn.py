@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from trellis_keras.layers import TCN
 from trellis_keras.zoo import tasks
-from trellis_keras.zoo.config import check_choice
+from trellis_keras.zoo.config import check_choice, check_field
 from trellis_keras.zoo.recipe import Recipe
 from trellis_keras.zoo.registry import register
 from trellis_keras.zoo.tasks import SequenceConfig
@@ -13,6 +13,8 @@ from trellis_keras.zoo.training import SequenceTraining
 
 ACTIVATIONS = ("relu", "glu")
 DROPOUT_KINDS = ("spatial", "element")
+
+DEEPEST = 40  # blocks; the dilation doubles from one to the next
 
 # Kernel size, blocks and filters of Table 2.
 ADDING = {200: (6, 7, 27), 400: (7, 7, 27), 600: (8, 8, 24)}
@@ -49,6 +51,7 @@ class TCNSequenceModel(SequenceConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        check_depth(self)
         check_choice("activation", self.activation, ACTIVATIONS)
         check_choice("dropout_kind", self.dropout_kind, DROPOUT_KINDS)
 
@@ -175,6 +178,11 @@ class TCNMusic(TCNSequenceModel):
     """The TCN of polyphonic music. Its fields are those of `TCNSequenceModel`."""
 
     task: ClassVar = tasks.MUSIC
+
+
+def check_depth(config):
+    """Raises a `ValueError` where the last block's dilation would be longer than any sequence."""
+    check_field(config, "depth", lambda value: value <= DEEPEST, f"at most {DEEPEST}")
 
 
 def receptive_field(kernel_size, depth):

@@ -10,7 +10,7 @@ from trellis_keras.zoo.config import check_choice
 from trellis_keras.zoo.language import WIKITEXT103_CUTOFFS, LanguageConfig
 from trellis_keras.zoo.recipe import Recipe
 from trellis_keras.zoo.registry import register
-from trellis_keras.zoo.tcn import ACTIVATIONS, DROPOUT_KINDS, receptive_field
+from trellis_keras.zoo.tcn import ACTIVATIONS, DROPOUT_KINDS, check_depth, receptive_field
 from trellis_keras.zoo.training import TextTraining
 
 
@@ -51,6 +51,7 @@ class TCNLanguageModel(LanguageConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        check_depth(self)
         check_choice("activation", self.activation, ACTIVATIONS)
         check_choice("dropout_kind", self.dropout_kind, DROPOUT_KINDS)
 

@@ -1,0 +1,540 @@
+"""Every loader of the package, with valid files of its kind and the ways they are damaged."""
+
+import contextlib
+import dataclasses
+import gzip
+import hashlib
+import io
+import json
+import os
+import pathlib
+import sys
+import zipfile
+from unittest import mock
+
+import numpy as np
+from fuzz_inputs import damaged, damaged_json
+
+from trellis_keras import data, interop, layers, training, zoo
+from trellis_keras.data import corpora, images, lambada, music
+from trellis_keras.models import LanguageModel
+from trellis_keras.training import checkpoint_files
+from trellis_keras.training.records import read_history
+from trellis_keras.zoo import assets, runs
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
+TARGETS = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A loader ready to be tried.
+
+    Attributes:
+        path: The file that is damaged; the loader's error must name it or its folder.
+        inputs: Strategy of what it holds: bytes.
+        load: Function without arguments that reads it.
+        write: Function that puts an input where it belongs.
+    """
+
+    path: pathlib.Path
+    inputs: object
+    load: object
+    write: object = None
+
+    def put(self, content):
+        if self.write is None:
+            self.path.write_bytes(content)
+        else:
+            self.write(content)
+
+
+def target(function):
+    """Registers `function(folder)`, a generator that yields the `Target` in an empty folder."""
+    TARGETS[function.__name__] = contextlib.contextmanager(function)
+    return function
+
+
+# Images
+
+
+def _idx(array):
+    header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+    return header + array.astype("uint8").tobytes()
+
+
+def _few(name, **sizes):
+    """Makes a few images a whole data set."""
+    published = dataclasses.replace(getattr(images, name), **sizes)
+    return mock.patch.object(images, name, published)
+
+
+def _mnist(folder, damaged_file):
+    (folder / "mnist").mkdir()
+    pixels = np.arange(3 * 784).reshape(3, 28, 28) % 256
+    for stem, count in (("train", 3), ("t10k", 1)):
+        (folder / f"mnist/{stem}-images-idx3-ubyte").write_bytes(_idx(pixels[:count]))
+        (folder / f"mnist/{stem}-labels-idx1-ubyte").write_bytes(_idx(np.arange(count)))
+    path = folder / "mnist" / damaged_file
+    with _few("MNIST", train=3, test=1, validation=1):
+        inputs = damaged([path.read_bytes(), _idx(np.zeros((2, 2))), _idx(np.zeros(0))])
+        yield Target(path, inputs, lambda: data.load("mnist", data_dir=folder))
+
+
+@target
+def idx_images(folder):
+    yield from _mnist(folder, "train-images-idx3-ubyte")
+
+
+@target
+def idx_labels(folder):
+    yield from _mnist(folder, "train-labels-idx1-ubyte")
+
+
+def _cifar10(folder, damaged_file, contents):
+    import PIL.Image
+
+    (folder / "cifar10").mkdir()
+    strip = (np.arange(64 * 32 * 3).reshape(64, 32, 3) % 251).astype("uint8")
+    for split in ("train", "test"):
+        PIL.Image.fromarray(strip).save(folder / f"cifar10/{split}_00.png")
+    np.savez(folder / "cifar10/labels.npz", y_train=[1, 2], y_test=[3, 4])
+    path = folder / "cifar10" / damaged_file
+    files = {"labels": "cifar10/labels.npz"} | {
+        f"{split} 0": f"cifar10/{split}_00.png" for split in ("train", "test")
+    }
+    with (
+        _few("CIFAR10", train=2, test=2, validation=1),
+        mock.patch.multiple(images, _CIFAR10_FILES=files, _STRIPS={"train": 1, "test": 1}),
+    ):
+        inputs = damaged([path.read_bytes(), *contents])
+        yield Target(path, inputs, lambda: data.load("cifar10", data_dir=folder))
+
+
+def _image(kind, size, mode="RGB"):
+    import PIL.Image
+
+    file = io.BytesIO()
+    PIL.Image.new(mode, size).save(file, kind)
+    return file.getvalue()
+
+
+@target
+def png(folder):
+    others = [_image("PNG", (32, 32), mode) for mode in ("P", "L", "RGBA", "I;16", "1")]
+    formats = [_image(kind, (32, 32)) for kind in ("GIF", "TIFF", "BMP", "EPS")]
+    yield from _cifar10(folder, "train_00.png", [*others, *formats, _image("PNG", (20_000, 32))])
+
+
+def _npz(**arrays):
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def _hostile_npz():
+    """Arrays that are no numbers, and one that claims far more than it has."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        header = io.BytesIO()
+        shape = {"descr": "<f8", "fortran_order": False, "shape": (10**10,)}
+        np.lib.format.write_array_header_1_0(header, shape)
+        archive.writestr("y_train.npy", header.getvalue())
+        archive.writestr("zeros.npy", bytes(10**7))
+    objects = _npz(y_train=np.array([{}], dtype=object), y_test=[1])
+    alone = io.BytesIO()
+    np.save(alone, np.arange(3))
+    return [file.getvalue(), objects, alone.getvalue(), _npz(y_train=["a"], y_test=[[1.5]])]
+
+
+@target
+def npz_labels(folder):
+    yield from _cifar10(folder, "labels.npz", _hostile_npz())
+
+
+# Music
+
+
+@target
+def mat(folder):
+    import scipy.io
+
+    (folder / "poly_music").mkdir()
+    path = folder / "poly_music" / "JSB_Chorales.mat"
+    variables = {}
+    for name, count in (("traindata", 2), ("validdata", 1), ("testdata", 1)):
+        variables[name] = np.empty((1, count), dtype=object)
+        for i in range(count):
+            variables[name][0, i] = np.eye(4 + i, 88, dtype="uint8")
+    contents = []
+    for compressed in (False, True):
+        file = io.BytesIO()
+        scipy.io.savemat(file, variables, do_compression=compressed)
+        contents.append(file.getvalue())
+    file = io.BytesIO()
+    scipy.io.savemat(file, {"traindata": np.eye(3)}, format="4")
+    contents.append(file.getvalue())
+    sizes = {"train": (2, 9), "valid": (1, 4), "test": (1, 4)}
+    published = {"JSB_Chorales": hashlib.sha256(contents[0]).hexdigest()}
+    with mock.patch.multiple(music, JSB_SIZES=sizes, CHECKSUMS=published):
+        yield Target(path, damaged(contents), lambda: data.load("jsb", data_dir=folder))
+
+
+# Texts
+
+_TEXT = " the cat sat \n the <unk> ran \n the caf\u00e9 \n" * 3
+
+
+@target
+def own_text(folder):
+    path = folder / "text.txt"
+    units = iter(lambda: len(path.read_bytes()) % 3, None)
+
+    def load():
+        unit = ("character", "word", "byte")[next(units)]
+        data.load("text", path=path, unit=unit)
+
+    yield Target(path, damaged([_TEXT.encode(), _TEXT.encode("utf-16"), b""]), load)
+
+
+@target
+def gzip_text(folder):
+    contents = [gzip.compress(_TEXT.encode()), gzip.compress(bytes(10**6)), _TEXT.encode()]
+    path = folder / "text.txt.gz"
+    yield Target(path, damaged(contents), lambda: data.load("text", path=folder / "text.txt"))
+
+
+def _corpus(folder, name, files, sizes_name, sizes):
+    for file in files:
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_bytes(_TEXT.encode())
+    with mock.patch.object(corpora, sizes_name, sizes):
+        path = folder / files[0]
+        inputs = damaged([_TEXT.encode(), _TEXT.replace("<unk>", "a").encode()])
+        yield Target(path, inputs, lambda: data.load(name, data_dir=folder))
+
+
+@target
+def ptb_word(folder):
+    words = {"train": 33, "valid": 33, "test": 33, "vocabulary": 7}
+    yield from _corpus(folder, "ptb_word", list(corpora.PTB_FILES.values()), "PTB_WORDS", words)
+
+
+@target
+def ptb_char(folder):
+    sizes = {"train": 114, "valid": 114, "test": 114, "vocabulary": 16}
+    yield from _corpus(
+        folder, "ptb_char", list(corpora.PTB_FILES.values()), "PTB_CHARACTERS", sizes
+    )
+
+
+@target
+def war_and_peace(folder):
+    sizes = {"train": 60, "valid": 26, "test": 26, "vocabulary": 16}
+    files = list(corpora.WAR_AND_PEACE_FILES.values())
+    yield from _corpus(folder, "war_and_peace", files, "WAR_AND_PEACE_CHARACTERS", sizes)
+
+
+@target
+def wikitext103(folder):
+    files = [names[0] for names in corpora.WIKITEXT103_FILES.values()]
+    words = {"train": 33, "valid": 33, "test": 33, "vocabulary": 7}
+    environment = {"TFDS_DATA_DIR": str(folder / "cache")}
+    with mock.patch.dict(os.environ, environment):
+        yield from _corpus(folder, "wikitext103", files, "WIKITEXT103_WORDS", words)
+
+
+@target
+def lambada_passages(folder):
+    (folder / "lambada").mkdir()
+    for name in lambada._FILES.values():
+        (folder / name).write_bytes(_TEXT.encode())
+    path = folder / lambada._FILES["valid"]
+    with mock.patch.object(lambada, "PASSAGES", {"valid": 9, "test": 9}):
+        inputs = damaged([_TEXT.encode()])
+        yield Target(path, inputs, lambda: data.load("lambada", data_dir=folder))
+
+
+# JSON and CSV
+
+
+@target
+def vocabulary(folder):
+    documents = [
+        {"tokens": ["<eos>", "the", "<unk>"], "unit": "word", "unknown": "<unk>"},
+        {"tokens": ["a", "b"], "unit": "character", "unknown": None},
+        {"tokens": ["\x00", "\xff"], "unit": "byte"},
+    ]
+    texts = [json.dumps(document).encode() for document in documents]
+    inputs = damaged_json(documents) | damaged(texts)
+    path = folder / "vocabulary.json"
+
+    def load():
+        loaded = data.Vocabulary.load(path)
+        assert data.Vocabulary(**loaded.get_config()) == loaded
+
+    yield Target(path, inputs, load)
+
+
+@target
+def recipe(folder):
+    names = ["trellisnet_char", "tcn_adding", "lru_char_ptb", "tcn_jsb"]
+    texts = [zoo.recipe(name).to_json() for name in names]
+    more = ["adding", "text", "trellisnet_ptb", {"path": "text.txt"}, {"T": 10**12}]
+    inputs = damaged_json([json.loads(text) for text in texts], more)
+    inputs |= damaged([text.encode() for text in texts])
+    path = folder / runs.RECIPE
+    yield Target(path, inputs, lambda: runs.read_recipe(folder).to_json())
+
+
+@target
+def history(folder):
+    text = b"epoch,loss,val_loss\r\n1,0.5,0.25\r\n2,nan,1e-3\r\n"
+    path = folder / "history.csv"
+    inputs = damaged([text, b'epoch,"a\nb"\n1,2\n', b"epoch\n" + b"1" * 200_000])
+    yield Target(path, inputs, lambda: read_history(path))
+
+
+@target
+def results(folder):
+    (folder / "some_model").mkdir()
+    weights = folder / "some_model" / assets.WEIGHTS
+    weights.write_bytes(b"no weights")
+    document = {
+        "model": "tcn_adding",
+        "settings": {"T": 200, "seed": 3},
+        "weights_sha256": zoo.pretrained.checksum(weights),
+    }
+    path = folder / "some_model" / assets.RESULTS
+    with mock.patch.dict(os.environ, {"TRELLIS_KERAS_ZOO": str(folder)}):
+        inputs = damaged_json([document]) | damaged([json.dumps(document).encode()])
+        own = zoo.recipe("tcn_adding", T=200)
+        load = lambda: zoo.pretrained._pretrained(own, own.model)  # noqa: E731
+        yield Target(path, inputs, load)
+
+
+# Checkpoints
+
+
+def _small_model():
+    import keras
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    model.compile(training.Adam(0.1), loss="mse")
+    return model
+
+
+def _checkpoint(folder, damaged_file, contents=()):
+    model, place = _small_model(), folder / "checkpoints"
+    checkpoint = training.Checkpoint(place, callbacks=[training.PlateauDecay.trellisnet_word()])
+    checkpoint.set_model(model)
+    checkpoint.set_params({"epochs": 1, "verbose": 0})
+    model.optimizer.build(model.trainable_variables)
+    checkpoint.on_epoch_end(0, {"loss": 0.5})
+    whole = place / "epoch-0001"
+    path = whole / damaged_file
+
+    def write(content):
+        path.write_bytes(content)
+        if damaged_file != checkpoint_files.MANIFEST:  # as one who means harm would
+            names = (checkpoint_files.VARIABLES, checkpoint_files.STATE)
+            sums = {name: checkpoint_files._sha256(whole / name) for name in names}
+            (whole / checkpoint_files.MANIFEST).write_text(json.dumps({"sha256": sums}))
+
+    content = path.read_bytes()
+    inputs = damaged([content, *contents])
+    if path.suffix == ".json":
+        inputs |= damaged_json([json.loads(content)])
+
+    def load():
+        training.restore(model, place)
+        checkpoint.on_train_begin()
+
+    yield Target(path, inputs, load, write)
+
+
+@target
+def checkpoint_state(folder):
+    yield from _checkpoint(folder, checkpoint_files.STATE)
+
+
+@target
+def checkpoint_manifest(folder):
+    yield from _checkpoint(folder, checkpoint_files.MANIFEST)
+
+
+@target
+def checkpoint_variables(folder):
+    yield from _checkpoint(folder, checkpoint_files.VARIABLES, _hostile_npz())
+
+
+# Weights
+
+
+def _trellis():
+    layer = layers.TrellisLayer(units=3, depth=2)
+    layer.build((None, None, 2))
+    weights = {"weight1": np.ones((12, 2, 2)), "weight2": np.ones((12, 3, 2)), "bias2": np.ones(12)}
+    return layer, weights
+
+
+@target
+def npz_weights(folder):
+    layer, weights = _trellis()
+    path = folder / "weights.npz"
+    inputs = damaged([_npz(**weights), *_hostile_npz()])
+    yield Target(path, inputs, lambda: interop.load_torch_state_dict(layer, path))
+
+
+def _torch(folder, inputs, write=None):
+    layer, _ = _trellis()
+    path = folder / "weights.pt"
+    load = lambda: interop.load_torch_state_dict(layer, path)  # noqa: E731
+    yield Target(path, inputs, load, write)
+
+
+def _torch_contents():
+    names = ("torch_trellis", "torch_trellis_old", "torch_kinds")
+    return [(GOLDEN / f"{name}.pt").read_bytes() for name in names]
+
+
+@target
+def torch_file(folder):
+    yield from _torch(folder, damaged([*_torch_contents(), HOSTILE_PICKLE]))
+
+
+@target
+def torch_program(folder):
+    """The part of a checkpoint that is a pickle, in an archive that is sound."""
+    whole = zipfile.ZipFile(io.BytesIO(_torch_contents()[0]))
+
+    def write(program):
+        with zipfile.ZipFile(folder / "weights.pt", "w") as archive:
+            for name in whole.namelist():
+                archive.writestr(name, program if name.endswith(".pkl") else whole.read(name))
+
+    program = next(whole.read(name) for name in whole.namelist() if name.endswith(".pkl"))
+    yield from _torch(folder, damaged([program, HOSTILE_PICKLE]), write)
+
+
+CANARY = "a loader ran this"
+# os.mkdir(CANARY), in the current folder.
+HOSTILE_PICKLE = b"\x80\x02cos\nmkdir\nX" + len(CANARY).to_bytes(4, "little") + CANARY.encode()
+HOSTILE_PICKLE += b"\x85R."
+
+_HOSTILE_CONFIGS = [
+    {"class_name": "__lambda__", "config": {"value": ["4wEAAAA=", None, None]}},
+    {"class_name": "Lambda", "module": "keras.layers", "config": {"function": "os.mkdir"}},
+    {"class_name": "function", "module": "os", "config": "mkdir", "registered_name": "mkdir"},
+    {"class_name": "system", "module": "os", "config": {}, "registered_name": None},
+    {"class_name": "get_file", "module": "keras.utils", "config": {}, "registered_name": None},
+    {"class_name": "TFSMLayer", "module": "keras.layers", "config": {"filepath": CANARY}},
+    {"class_name": "Dense", "module": "keras.layers", "config": {"units": 10**12}},
+    {"class_name": "__numpy__", "config": {"value": [1], "dtype": "object"}},
+    {"class_name": "__tensor__", "config": {"value": [1], "dtype": "float32"}},
+]
+
+
+def _saved_model(folder):
+    model = LanguageModel(
+        4, 2, layers.TCN(2, 2, 1), vocabulary=data.Vocabulary("abcd", "character")
+    )
+    model.build((None, None))
+    model.compile(training.Adam(0.1))
+    model.save(folder / runs.BEST)
+    return model
+
+
+def _keras(folder, part, inputs):
+    """A model whose file has one damaged part in an archive that is sound."""
+    (folder / runs.RECIPE).write_text(zoo.recipe("trellisnet_char").to_json(), encoding="utf-8")
+    model = _saved_model(folder)
+    path = folder / runs.BEST
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+
+    def write(content):
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, whole in parts.items():
+                archive.writestr(name, content if name == part else whole)
+
+    def load():
+        model.load_weights(path)
+        runs.load_best(folder)
+
+    whole = path.read_bytes()
+    yield Target(path, inputs(parts.get(part, whole)), load, part and write)
+
+
+@target
+def keras_file(folder):
+    yield from _keras(folder, None, lambda content: damaged([content]))
+
+
+@target
+def keras_config(folder):
+    def inputs(content):
+        return damaged_json([json.loads(content)], _HOSTILE_CONFIGS)
+
+    yield from _keras(folder, "config.json", inputs)
+
+
+@target
+def keras_weights(folder):
+    yield from _keras(folder, "model.weights.h5", lambda content: damaged([content]))
+
+
+@target
+def h5_weights(folder):
+    model = _saved_model(folder)
+    path = folder / "some.weights.h5"
+    model.save_weights(path)
+    own = zoo.recipe("trellisnet_char")
+    load = lambda: zoo.pretrained.load_weights(model, own, own.model, path)  # noqa: E731
+    yield Target(path, damaged([path.read_bytes()]), load)
+
+
+# Requests to a server
+
+
+def requests(double, path):
+    """The `Target` of a `rest_double.Double`; the name of `path` stands for the request."""
+    state = _answer(double, {"signature_name": "initial_state", "inputs": {"batch_size": 1}})
+    text = {"text": ["ab"], "max_new_tokens": 2, "temperature": 0.5, "seed": 0}
+    documents = [
+        {"instances": [[1, 2, 3], [3, 2, 1]]},
+        {"inputs": {"tokens": [[1, 2]]}, "signature_name": "serving_default"},
+        {"inputs": {"tokens": [1], **state}, "signature_name": "step"},
+        {"inputs": {"batch_size": 2}, "signature_name": "initial_state"},
+        {"inputs": text, "signature_name": "generate_text"},
+        {"instances": ["ab", {"b64": "YQ=="}], "signature_name": "score_text"},
+    ]
+    texts = [json.dumps(document).encode() for document in documents]
+
+    def load():
+        status, answer = double.handle(path.read_bytes())
+        json.loads(answer)
+        if 400 <= status < 500:
+            raise ValueError(f"{path}: {answer}")
+        if status != 200:
+            raise RuntimeError(f"{status}: {answer}")
+
+    return Target(path, damaged_json(documents) | damaged(texts), load)
+
+
+def _answer(double, request):
+    status, answer = double.handle(json.dumps(request).encode())
+    assert status == 200, answer
+    return json.loads(answer)["outputs"]
+
+
+@target
+def rest(folder):
+    sys.path.append(str(pathlib.Path(__file__).parents[1] / "serving"))
+    from rest_double import Double
+    from tiny import NAME, make_model
+
+    from trellis_keras import serving
+
+    serving.export(make_model(seed=1), folder / NAME, warmup=False)
+    yield requests(Double(folder / NAME, NAME), folder / "request.json")
