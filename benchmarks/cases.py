@@ -5,6 +5,7 @@ import sys
 
 from benchmarks.adaptive_softmax import CASES as ADAPTIVE_SOFTMAX_CASES
 from benchmarks.case import Case
+from benchmarks.generation import CASES as GENERATION_CASES
 from benchmarks.lru import CASES as LRU_CASES
 from benchmarks.mixed_group import CASES as MIXED_GROUP_CASES
 from benchmarks.tcn import CASES as TCN_CASES
@@ -248,6 +249,7 @@ CASES = (
     }
     | TCN_CASES
     | LRU_CASES
+    | GENERATION_CASES
     | ADAPTIVE_SOFTMAX_CASES
     | THEOREM1_CASES
     | MIXED_GROUP_CASES

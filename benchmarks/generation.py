@@ -1,0 +1,94 @@
+"""The cost of a generated token: the compiled loop against running the window again."""
+
+from benchmarks.case import Case
+
+# Keras and the package are imported by the functions: each variant runs in a process of its own.
+
+VOCABULARY, WINDOW = 10_000, 110
+
+
+def _model():
+    from trellis_keras.zoo import trellisnet_ptb
+
+    return trellisnet_ptb(aux_every=None, aux_weight=0.0)
+
+
+def _tokens(batch, time):
+    import numpy as np
+
+    return np.random.default_rng(0).integers(0, VOCABULARY, (batch, time)).astype("int32")
+
+
+def loop(batch, prompt=16, new=48):
+    """`generate` from a prompt, which is read within the step: tokens are the new ones."""
+
+    def build():
+        model, tokens = _model(), _tokens(batch, prompt)
+
+        def step():
+            model.generate(tokens, prompt + new, sampler="greedy")
+            return new
+
+        return step
+
+    return build
+
+
+def one_by_one(prompt=16, new=48):
+    """`generate_stream`: a compiled step, called for each token."""
+
+    def build():
+        model, tokens = _model(), _tokens(1, prompt)
+
+        def step():
+            list(model.generate_stream(tokens[0], prompt + new, sampler="greedy"))
+            return new
+
+        return step
+
+    return build
+
+
+def window(batch, cone=False):
+    """A greedy token from a window; with `cone`, only what its last output depends on."""
+
+    def build():
+        import numpy as np
+        from keras import ops
+
+        from trellis_keras.generation.compiled import compile_xla
+
+        model = _model()
+        length = {"output_length": 1} if cone else {}
+
+        def choose(tokens):
+            hidden = model.backbone(model.embedding(tokens), **length)
+            return ops.argmax(model.head(hidden[:, -1]), axis=-1)
+
+        choose = compile_xla(choose, model.variables)
+        tokens = ops.convert_to_tensor(_tokens(batch, WINDOW))
+
+        def step():
+            np.asarray(choose(tokens))
+            return 1
+
+        return step
+
+    return build
+
+
+def _case(batch, variants):
+    return Case(
+        f"a generated token of trellisnet_ptb's shape, batch {batch}",
+        {f"window of {WINDOW}": window(batch), **variants, "generate": loop(batch)},
+        baseline=f"window of {WINDOW}",
+    )
+
+
+CASES = {
+    "generate_1": _case(
+        1,
+        {f"window of {WINDOW}, last output only": window(1, True), "generate_stream": one_by_one()},
+    ),
+    "generate_8": _case(8, {f"window of {WINDOW}, last output only": window(8, True)}),
+}

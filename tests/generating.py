@@ -1,0 +1,56 @@
+"""Small language models that write, and what they should have written."""
+
+import keras
+import numpy as np
+from keras import ops
+from streaming_check import compiled
+
+from trellis_keras.layers import TrellisLayer
+from trellis_keras.models import LanguageModel
+
+SIZE = 11
+
+
+def make(vocabulary=None, backbone=None, size=SIZE, **options):
+    """A model whose next-token distributions are far from uniform and from one another."""
+    size = size if vocabulary is None else len(vocabulary)
+    options = {"tie_embeddings": False} | options
+    glorot = keras.initializers.GlorotUniform
+    if backbone is None:
+        backbone = TrellisLayer(
+            12,
+            4,
+            output_units=8,
+            kernel_initializer=glorot(seed=1),
+            recurrent_initializer=glorot(seed=2),
+        )
+    model = LanguageModel(
+        size,
+        8,
+        backbone,
+        vocabulary=vocabulary,
+        embeddings_initializer=keras.initializers.RandomNormal(stddev=1.0, seed=3),
+        **options,
+    )
+    model.build((None, None))
+    if not options["tie_embeddings"]:
+        model.head.kernel.assign(4 * keras.initializers.RandomNormal(seed=4, stddev=1.0)((8, size)))
+    return model
+
+
+def rerun_greedily(model, prompts, max_length):
+    """Argmax of the whole model, run again over the whole window for every token.
+
+    Args:
+        prompts: Rows of ids, also of different lengths.
+    """
+    lengths = np.array([len(row) for row in prompts])
+    ids = np.zeros((len(prompts), max_length), "int32")
+    for row, prompt in zip(ids, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    forward = compiled(model)
+    for t in range(lengths.min(), max_length):
+        # What stands behind t is not seen: the model is causal.
+        best = np.asarray(forward(ops.convert_to_tensor(ids)))[:, t - 1].argmax(axis=-1)
+        ids[:, t] = np.where(t < lengths, ids[:, t], best)
+    return ids

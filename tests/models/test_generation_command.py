@@ -1,0 +1,123 @@
+"""The command `generate`: what a terminal shows, and when."""
+
+import re
+import sys
+
+import pytest
+
+from trellis_keras import cli
+from trellis_keras.data.vocabulary import Vocabulary
+
+samplers = pytest.importorskip("keras_nlp").samplers
+
+
+class Speaker:
+    """Stands for a run's model: notes what it is asked for, and says what it is told to."""
+
+    vocabulary = Vocabulary.from_text("ab .", unit="character")
+    vocabulary_size = 4
+
+    def __init__(self):
+        self.asked = []
+        self.pieces = ["a", "b", "."]
+
+    def generate_stream(self, prompt, max_length, sampler, **options):
+        self.asked.append({"prompt": prompt, "max_length": max_length, **options})
+        self.sampler = sampler
+        return iter(self.pieces)
+
+
+@pytest.fixture
+def speaker(monkeypatch):
+    speaker = Speaker()
+    monkeypatch.setattr(cli, "_language_model", lambda run, command: speaker)
+    return speaker
+
+
+@pytest.fixture
+def generate(monkeypatch, capsys):
+    """`generate("--seed", 1)`: exit status, standard output and errors."""
+
+    def generate(*arguments):
+        arguments = ["trellis-keras", "generate", "run", *map(str, arguments)]
+        monkeypatch.setattr(sys, "argv", arguments)
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+            sys.exit(0)
+        shown = capsys.readouterr()
+        return end.value.code or 0, shown.out, shown.err
+
+    return generate
+
+
+def test_what_the_model_is_asked_for(generate, speaker):
+    status, out, err = generate(
+        "--prompt", "a", "--prompt", "bab", "--length", 5, "--stop", ".", "--stop", "a", "--seed", 3
+    )  # fmt: skip
+    assert (status, out, err) == (0, "ab.\n\nab.\n", "")
+    options = {"seed": 3, "stop_tokens": [".", "a"]}
+    assert speaker.asked == [
+        {"prompt": "a", "max_length": 6, **options},
+        {"prompt": "bab", "max_length": 8, **options},
+    ]
+
+
+def test_pieces_are_shown_as_they_come(generate, speaker, capsys):
+    seen = []
+
+    def pieces():
+        for piece in "ab.":
+            yield piece
+            seen.append(capsys.readouterr().out)
+
+    speaker.pieces = pieces()
+    assert generate("--prompt", "a")[0] == 0
+    assert seen == ["a", "b", "."]
+
+
+def test_an_interruption_ends_the_line_and_nothing_else_is_said(generate, speaker):
+    def pieces():
+        yield "ab"
+        raise KeyboardInterrupt
+
+    speaker.pieces = pieces()
+    assert generate("--prompt", "a") == (130, "ab\n", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "settings"),
+    [
+        ([], "TopPSampler", {"p": 0.9, "temperature": 0.8}),
+        (["--top-p", 0.5, "--temperature", 2], "TopPSampler", {"p": 0.5, "temperature": 2.0}),
+        (["--sampler", "top_k"], "TopKSampler", {"k": 4, "temperature": 0.8}),
+        (["--sampler", "top_k", "--top-k", 3], "TopKSampler", {"k": 3}),
+        (["--sampler", "random"], "RandomSampler", {"temperature": 0.8}),
+        (["--sampler", "greedy"], "GreedySampler", {}),
+        (["--sampler", "beam", "--beams", 2], "BeamSampler", {"num_beams": 2}),
+        (["--sampler", "contrastive"], "ContrastiveSampler", {"k": 4}),
+    ],
+)
+def test_samplers(generate, speaker, options, kind, settings):
+    status, _, err = generate("--prompt", "a", *options)
+    assert status == 0, err
+    assert type(speaker.sampler) is getattr(samplers, kind)
+    config = speaker.sampler.get_config()
+    assert {name: config[name] for name in settings} == settings
+    whole = kind in ("BeamSampler", "ContrastiveSampler")
+    assert ("appear at their end" in err) == whole
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--sampler", "best"], "`sampler` must be one of greedy, .*contrastive. Received: best"),
+        (["--sampler", "greedy", "--temperature", 1], "--temperature is not for the sampler gre"),
+        (["--top-k", 3], "--top-k is not for the sampler top_p"),
+        (["--temperature", 0], "--temperature must be positive. Received: 0.0"),
+        (["--prompt", "z"], "unknown to the vocabulary"),
+    ],
+)
+def test_wrong_options(generate, speaker, options, message):
+    status, out, err = generate("--prompt", "a", *options)
+    assert (status, out) == (2, "")
+    assert re.search(message, err)
