@@ -6,7 +6,8 @@ from setuptools import find_packages, setup
 ROOT = pathlib.Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "trellis_keras/__init__.py").read_text())[1]
 JAX = ["jax>=0.4.35"]
-TEST = ["pytest>=8", "hypothesis>=6.100", *JAX]
+SERVING = ["tensorflow-serving-api>=2.18"]
+TEST = ["pytest>=8", "hypothesis>=6.100", *JAX, *SERVING]
 
 setup(
     name="trellis-keras",
@@ -39,13 +40,18 @@ setup(
         "pillow>=10",  # reads the PNG files of CIFAR-10
         "typer>=0.12",
         "matplotlib>=3.8",
-        "filelock>=3.12",  # one process at a time stores a data set
+        "filelock>=3.12",  # one process at a time stores a data set, and trains in a folder
+        "h5py>=3.10",
+        "requests>=2.31",
+        "tqdm>=4.66",
     ],
     extras_require={
         "test": TEST,
         "dev": [*TEST, "ruff>=0.6", "build>=1"],
         "gpu": ["tensorflow[and-cuda]>=2.18"],
         "jax": JAX,
+        "serving": SERVING,
+        "onnx": ["tf2onnx>=1.17", "onnx>=1.16", "onnxruntime>=1.18"],
     },
     entry_points={"console_scripts": ["trellis-keras = trellis_keras.cli:main"]},
     classifiers=[

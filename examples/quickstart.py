@@ -9,7 +9,6 @@ Started again on the same folder, it goes on where it was interrupted.
 
 import os
 import pathlib
-import shutil
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -33,9 +32,7 @@ def main(folder="runs/quickstart"):
     text = model.generate(prompt, max_length=len(prompt) + 300, sampler=sampler, seed=4)
     print(f"\nA sample:\n{text}")
 
-    saved_model = folder / "serving" / "1"
-    shutil.rmtree(saved_model, ignore_errors=True)
-    print(f"\nSavedModel: {serving.export(model, saved_model)}")
+    print(f"\nSavedModel: {serving.export(model, folder / 'serving')}")
 
 
 if __name__ == "__main__":

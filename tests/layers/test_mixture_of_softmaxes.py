@@ -15,7 +15,6 @@ from keras import ops
 from trellis_keras.layers import MixtureOfSoftmaxes, TrellisLayer
 from trellis_keras.layers.heads import DenseHead
 from trellis_keras.models import LanguageModel
-from trellis_keras.serving import export
 
 both_backends = pytest.mark.both_backends
 float64 = pytest.mark.float64
@@ -326,17 +325,6 @@ def test_saving_and_generation(tmp_path):
         np.testing.assert_array_equal(
             model.predict(ids[:, :t], verbose=0)[:, -1].argmax(axis=-1), ids[:, t]
         )
-
-
-def test_export(tmp_path):
-    import tensorflow as tf
-
-    model = language_model(small_head(latent_dropout=0.2))
-    tokens = np.arange(21).reshape(3, 7).astype("int32") % V
-    export(model, tmp_path / "exported")
-    serving = tf.saved_model.load(tmp_path / "exported").signatures["serving_default"]
-    served = serving(tokens=tf.constant(tokens))["log_probabilities"]
-    np.testing.assert_allclose(served, model.predict(tokens, verbose=0), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow_elsewhere

@@ -71,10 +71,18 @@ def step_through(layer, x, cache=None):
     def body(t, carried):
         ys, cache = carried
         y, cache = layer.step(steps[t], cache)
-        return ops.slice_update(ys, (t, *[0] * len(y.shape)), y[None]), cache
+        return replace_row(ys, t, y), cache
 
     ys, cache = ops.fori_loop(1, ops.shape(steps)[0], body, (ys, cache))
     return ops.moveaxis(ys, 0, 1), cache
+
+
+def replace_row(rows, index, row):
+    """Returns a tensor (n, ...) with another row at a scalar tensor's index.
+
+    Not `slice_update`: TensorFlow has only XLA's operation for it, which a server may lack.
+    """
+    return ops.scatter_update(rows, ops.reshape(index, (1, 1)), row[None])
 
 
 def check_streams(layer):

@@ -143,7 +143,7 @@ class TrellisStreaming(streaming.Streaming):
             past = [_piece(s, d, time) for s in seen]
             states = _apply_cell(self, a, past, *[of_level[i] for of_level in awake])
             rings = [
-                ops.slice_update(ring, (i, 0, 0, 0), s[None, :, -ring.shape[2] :])
+                streaming.replace_row(ring, i, s[:, -ring.shape[2] :])
                 for ring, s in zip(rings, seen, strict=True)
             ]
             return states, rings

@@ -1,0 +1,170 @@
+"""What a client of a served language model does, whatever carries its requests.
+
+A transport (`rest_client.RestTransport`, `grpc_client.GrpcTransport`) offers three methods:
+
+    newest_version()                         the newest version that the server answers for
+    endpoints(version=None)                  names of the endpoints of a version
+    predict(endpoint, inputs, version=None)  the outputs; inputs and outputs are dicts from a
+                                             name to a NumPy array, texts are arrays of str
+
+Without a version the newest one answers. Nothing here needs TensorFlow or trellis_keras.
+"""
+
+import itertools
+import json
+
+import numpy as np
+
+EOS = "<eos>"
+
+
+class ServerError(Exception):
+    """The server refused a request, or did not answer."""
+
+
+class Session:
+    """One stream of tokens, or several side by side. The server keeps nothing of it.
+
+    The state travels with every step: the server returns it and the session sends it back. A
+    state belongs to the weights that made it, so the session stays with the version it began
+    with when a newer one appears.
+
+    Args:
+        transport: See above.
+        batch_size: Number of streams.
+    """
+
+    def __init__(self, transport, batch_size=1):
+        self.transport = transport
+        self.batch_size = batch_size
+        self.version = transport.newest_version()
+        self.state = None
+
+    def step(self, tokens):
+        """Reads one token per stream.
+
+        Args:
+            tokens: Integers (batch,).
+
+        Returns:
+            Log-probabilities (batch, vocabulary) of the next tokens.
+        """
+        if self.state is None:
+            self.state = self._predict("initial_state", batch_size=np.int32(self.batch_size))
+        return self._advance("step", tokens=np.asarray(tokens, "int32"), **self.state)
+
+    def read(self, tokens):
+        """Reads tokens (batch, time), at least one; returns what the last `step` would.
+
+        The beginning of a stream is one request, where the server has `prefill`.
+        """
+        tokens = np.asarray(tokens, "int32")
+        if self.state is None and "prefill" in self.transport.endpoints(self.version):
+            return self._advance("prefill", tokens=tokens)
+        for column in tokens.T:
+            log_probabilities = self.step(column)
+        return log_probabilities
+
+    def _advance(self, endpoint, **inputs):
+        outputs = self._predict(endpoint, **inputs)
+        log_probabilities = outputs.pop("log_probabilities")
+        self.state = outputs
+        return log_probabilities
+
+    def _predict(self, endpoint, **inputs):
+        return self.transport.predict(endpoint, inputs, self.version)
+
+
+def sample(log_probabilities, temperature, rng):
+    """Draws one token per row of (batch, vocabulary); temperature 0: the most probable one."""
+    if temperature == 0:
+        return log_probabilities.argmax(axis=-1)
+    noise = rng.gumbel(size=log_probabilities.shape)
+    return (log_probabilities / temperature + noise).argmax(axis=-1)
+
+
+def continue_stream(session, log_probabilities, length, temperature, rng):
+    """Yields `length` sampled tokens (batch,), each of which the session has then read."""
+    for _ in range(length):
+        tokens = sample(log_probabilities, temperature, rng)
+        log_probabilities = session.step(tokens)
+        yield tokens
+
+
+def generate_texts(transport, texts, max_new_tokens, temperature, seed):
+    """Continues texts on the server; one request. Returns a list of whole texts."""
+    inputs = {
+        "text": np.array(texts, dtype=object),
+        "max_new_tokens": np.int32(max_new_tokens),
+        "temperature": np.float32(temperature),
+        "seed": np.int32(seed),
+    }
+    return transport.predict("generate_text", inputs)["text"].tolist()
+
+
+def score_texts(transport, texts):
+    """Log-probability (batch,) of each text after its first token, and how many tokens that is."""
+    outputs = transport.predict("score_text", {"text": np.array(texts, dtype=object)})
+    return outputs["log_probability"], outputs["num_tokens"]
+
+
+def score_tokens(transport, rows):
+    """The same of rows of token ids, for models without `score_text`.
+
+    Rows of unequal length share a request: what stands behind a row's end changes nothing
+    before it, because the model is causal.
+    """
+    lengths = np.array([len(row) for row in rows])
+    tokens = np.zeros((len(rows), max(lengths.max(), 1)), "int32")
+    for padded, row in zip(tokens, rows, strict=True):
+        padded[: len(row)] = row
+    scores = transport.predict("serving_default", {"tokens": tokens})["log_probabilities"]
+    of_targets = np.take_along_axis(scores[:, :-1], tokens[:, 1:, None], axis=2)[..., 0]
+    counted = np.arange(1, tokens.shape[1]) < lengths[:, None]
+    return np.where(counted, of_targets, 0).sum(axis=1), counted.sum(axis=1)
+
+
+def batches(items, size):
+    """Yields lists of `size` items; the last one may be shorter."""
+    items = iter(items)
+    while batch := list(itertools.islice(items, size)):
+        yield batch
+
+
+class Vocabulary:
+    """The token ids of a model, from the vocabulary file beside its SavedModel.
+
+    The part of `trellis_keras.data.Vocabulary` that a client needs, which thus need not import
+    Keras.
+
+    Args:
+        path: The JSON file.
+    """
+
+    def __init__(self, path):
+        with open(path, encoding="utf-8") as file:
+            config = json.load(file)
+        self.tokens, self.unit = config["tokens"], config["unit"]
+        self._ids = {token: i for i, token in enumerate(self.tokens)}
+        self._unknown = self._ids.get(config["unknown"])
+
+    def encode(self, text):
+        """Returns the ids of a text that goes on: its last line has no end yet."""
+        if self.unit == "word":
+            symbols = text.replace("\n", f" {EOS} ").split()
+        elif self.unit == "byte":
+            symbols = text.encode("utf-8").decode("latin-1")
+        else:
+            symbols = text
+        ids = [self._ids.get(symbol, self._unknown) for symbol in symbols]
+        if None in ids:
+            raise ValueError(f"The model does not know {symbols[ids.index(None)]!r}.")
+        return np.array(ids, "int32")
+
+    def decode(self, ids):
+        """Returns the text of ids; words are separated by spaces."""
+        tokens = [self.tokens[i] for i in ids]
+        if self.unit == "word":
+            return " ".join("\n" if token == EOS else token for token in tokens)
+        text = "".join(tokens)
+        return text.encode("latin-1").decode("utf-8", "replace") if self.unit == "byte" else text
