@@ -1,0 +1,108 @@
+"""Time and memory of scoring a text file of a gigabyte.
+
+`python -m benchmarks.score run` writes a text of random words, has a fresh process score it with a
+small model of characters (its weights are random: they cost the same), and prints the figures as
+JSON. The text and the scores are deleted.
+"""
+
+import json
+import pathlib
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Annotated
+
+import numpy as np
+import typer
+
+# The package is imported by the measured process only: what this one holds must not count.
+
+LETTERS = "etaoinshrdlcumwfgypbvkjxqz"
+WORDS = 5000
+BLOCK = 1 << 20  # words
+
+app = typer.Typer(add_completion=False, help=__doc__)
+
+
+@app.command()
+def run(
+    megabytes: Annotated[float, typer.Option(help="Size of the text.")] = 1000,
+    line: Annotated[float, typer.Option(help="Median length of a line, in words.")] = 15,
+    spread: Annotated[
+        float, typer.Option(help="Standard deviation of the logarithm of a line's length.")
+    ] = 1.0,
+    whole: Annotated[bool, typer.Option("--whole", help="Score it as one text.")] = False,
+    depth: Annotated[int, typer.Option(help="Levels of the model.")] = 2,
+    hidden_units: Annotated[int, typer.Option(help="Its hidden units.")] = 8,
+    embedding_dim: Annotated[int, typer.Option(help="Its output units.")] = 8,
+    batch_tokens: Annotated[int, typer.Option(help="Tokens in a batch.")] = 8192,
+    seed: Annotated[int, typer.Option(help="Of the text.")] = 0,
+    folder: Annotated[str | None, typer.Option(help="Where the text and the scores lie.")] = None,
+):
+    """Measure how a text of random words is scored."""
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        text = pathlib.Path(temporary, "text.txt")
+        write_text(text, megabytes * 1e6, line, spread, seed)
+        settings = {"depth": depth, "hidden_units": hidden_units, "embedding_dim": embedding_dim}
+        options = {"whole": whole, "batch_tokens": batch_tokens}
+        command = [sys.executable, "-m", "benchmarks.score", "measure", str(text)]
+        command += [json.dumps(settings), json.dumps(options)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        typer.echo(json.dumps({**settings, **options, **json.loads(done.stdout)}, indent=2))
+
+
+@app.command()
+def measure(path: str, settings: str, options: str):
+    """Score a text and print the figures of this process."""
+    from trellis_keras import scoring, zoo
+    from trellis_keras.data import Vocabulary
+
+    path = pathlib.Path(path)
+    vocabulary = Vocabulary(["\n", " ", *LETTERS], unit="character")
+    model = zoo.trellisnet_char(vocabulary=vocabulary, **json.loads(settings))
+    before = _peak()
+    started, started_cpu = time.perf_counter(), time.process_time()
+    totals = scoring.score(
+        model, path, path.with_name("scores.csv"), verbose=2, **json.loads(options)
+    )
+    seconds, cpu = time.perf_counter() - started, time.process_time() - started_cpu
+    megabytes = path.stat().st_size / 1e6
+    figures = {
+        "parameters": model.count_params(),
+        "megabytes": megabytes,
+        "lines": totals["lines"],
+        "tokens": totals["num_tokens"],
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "megabytes_per_s": megabytes / seconds,
+        "megabytes_per_cpu_s": megabytes / cpu,
+        "peak_gib_before": before,
+        "peak_gib": _peak(),
+    }
+    typer.echo(json.dumps(figures))
+
+
+def write_text(path, size, line, spread, seed):
+    """Writes `size` bytes or a little more, in lines of whole words."""
+    rng = np.random.default_rng(seed)
+    words = ["".join(rng.choice(list(LETTERS), n)) for n in rng.integers(2, 9, WORDS)]
+    words = np.array([*words, "\n"], dtype=object)
+    shares = np.cumsum(1 / np.arange(1, WORDS + 1))
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        while file.tell() < size:
+            ids = np.searchsorted(shares, rng.random(BLOCK) * shares[-1])
+            lengths = rng.lognormal(np.log(line), spread, BLOCK).astype("int64") + 1
+            ends = np.cumsum(lengths)
+            ids[ends[ends < BLOCK]] = WORDS
+            text = " ".join(words[ids]).replace(" \n ", "\n")
+            file.write(text[: int(size) - file.tell()] + "\n")
+
+
+def _peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
+
+
+if __name__ == "__main__":
+    app()
