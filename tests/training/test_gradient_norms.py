@@ -7,12 +7,17 @@ import sys
 import keras
 import numpy as np
 import pytest
+from event_files import read_events
+from gradients import value_and_gradients
 from keras import ops
+from reference import PlainTrellisLayer
 
-from trellis_keras.layers import LRU, LRUCell, TrellisLayer
+from trellis_keras.layers import LRU, TCN, LRUCell, StackedRNN, TrellisLayer
 from trellis_keras.models import LanguageModel
 from trellis_keras.training import Checkpoint, CrossEntropy, GradientNorms
-from trellis_keras.training.gradient_norms import layers_with_weights
+from trellis_keras.training.gradient_norms import layers_with_weights, parts_with_weights
+from trellis_keras.training.gradients import LossGradient
+from trellis_keras.training.heatmap import draw_heatmap
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.float64]
 
@@ -139,6 +144,98 @@ def test_lattice_layer_and_its_cells_have_the_same_norms(tolerance):
 
 
 @pytest.mark.slow_elsewhere
+def test_the_parts_that_a_model_is_deep_by():
+    cells = [keras.layers.GRUCell(3) for _ in range(2)]
+    stack = StackedRNN([keras.layers.LSTM(3, return_sequences=True, return_state=True)] * 1)
+    expected = {
+        TCN(3, 2, depth=2): ["1_block", "2_block"],
+        LRU(3, depth=2, return_sequences=True): ["1_cell", "2_cell"],
+        keras.layers.RNN(cells, return_sequences=True): ["1_gru_cell", "2_gru_cell"],
+        stack: ["1_lstm_cell"],
+    }
+    for backbone, names in expected.items():
+        model = LanguageModel(7, 3, backbone)
+        model.build((None, None))
+        rows = parts_with_weights(model)
+        assert list(rows) == names
+        variables = [id(v) for row in rows.values() for v in row]
+        assert variables == [id(v) for v in backbone.trainable_variables]
+
+
+# Levels, which share their weights
+
+
+def trellis_model(layer_class):
+    layer = layer_class(
+        units=6,
+        depth=4,
+        output_units=4,
+        dilation_rate=[1, 2],
+        injection_every=2,
+        weight_norm=True,
+        aux_every=2,
+        return_aux=True,
+        kernel_initializer=keras.initializers.RandomNormal(stddev=0.5, seed=1),
+        recurrent_initializer=keras.initializers.RandomNormal(stddev=0.5, seed=2),
+    )
+    model = LanguageModel(7, 4, layer, aux_weight=0.5, seed=3)
+    model.build((None, None))
+    model.compile(keras.optimizers.SGD(0.0))
+    return model
+
+
+def gradients_of_levels(model, x, y):
+    """dL/da^i of a model with a `PlainTrellisLayer`, by tensors of zeros added to all a^i."""
+    layer, cell, length = model.backbone, model.backbone.cell, y.shape[1]
+    targets = ops.convert_to_tensor(y)
+
+    def loss(*added):
+        rest = iter(added)
+        vars(layer)["cell"] = lambda a, states: cell(a + next(rest), states)
+        vars(layer)["cell"].__dict__.update(state_size=cell.state_size, arrange=cell.arrange)
+        raw, aux = layer(model.embedding(x), training=True)
+        nll = ops.mean(model.head.loss(raw[:, -length:], targets))
+        for i in range(aux.shape[1]):
+            nll = nll + 0.5 * ops.mean(model.head.loss(aux[:, i, -length:], targets))
+        return nll, None
+
+    zeros = np.zeros((layer.depth, *x.shape, cell.preactivation_size), layer.state_dtype)
+    try:
+        return [ops.convert_to_numpy(g) for g in value_and_gradients(loss, [], *zeros)[2]]
+    finally:
+        vars(layer)["cell"] = cell
+
+
+def test_norms_of_the_levels_of_a_trellisnet(tolerance):
+    batches = [(TOKENS[rows, :-1], TOKENS[rows, 5:]) for rows in (slice(2), slice(2, 4))]
+    model, plain = trellis_model(TrellisLayer), trellis_model(PlainTrellisLayer)
+    plain.set_weights(model.get_weights())
+    norms = GradientNorms(batches, by_level=True)
+    fit(model, norms, x=batches[0][0], y=batches[0][1])
+    expected = [gradients_of_levels(plain, x, y) for x, y in batches]
+    squares = [sum(np.sum(np.square(g)) for g in level) for level in zip(*expected, strict=True)]
+    assert list(norms.norms)[1:] == [f"gradient_norm/level_{i}" for i in (1, 2, 3, 4)]
+    np.testing.assert_allclose(
+        norms.heatmap()[:, 0], np.sqrt(squares) / 2, rtol=10 * tolerance("gradient")
+    )
+    # The gradient of a shared weight is the sum of what the levels add to it.
+    bias = [v is model.backbone.bias for v in model.trainable_variables].index(True)
+    shared = ops.convert_to_numpy(LossGradient(model)(batches[0])[bias])
+    whole = sum(g.sum(axis=(0, 1)) for g in expected[0])
+    np.testing.assert_allclose(shared, whole, atol=10 * tolerance("gradient") * abs(whole).max())
+    assert type(model.backbone.cell).__name__ == "LSTMGates"
+    assert model.backbone.unroll is None
+
+
+@pytest.mark.slow_elsewhere
+def test_levels_are_those_of_a_trellisnet():
+    with pytest.raises(ValueError, match="whose `backbone` is a TrellisLayer"):
+        fit(linear_model(), GradientNorms(HALVES, by_level=True))
+    with pytest.raises(ValueError, match="leave it or `by_level` out"):
+        GradientNorms(HALVES, by_level=True, groups=layers_with_weights)
+
+
+@pytest.mark.slow_elsewhere
 def test_groups_of_the_users_own():
     model = linear_model()
     norms = GradientNorms(HALVES, groups=lambda model: {"all": model.trainable_variables})
@@ -151,9 +248,10 @@ def test_training_is_not_disturbed():
     """Dropout, metrics and a carried history are as without the callback."""
     x, y = TOKENS[:, :-1], TOKENS[:, 1:]
     # Another number of rows than the carried states have.
-    norms = GradientNorms([(x[:3], y[:3]), (x[:3], y[:3])])
+    batches = [(x[:3], y[:3]), (x[:3], y[:3])]
+    norms, levels = GradientNorms(batches), GradientNorms(batches, by_level=True, in_logs=False)
     ends = []
-    for callbacks in ([], [norms]):
+    for callbacks in ([], [norms, levels]):
         model = language_model()
         history = fit(model, *callbacks, epochs=2, x=x, y=y).history
         states = [ops.convert_to_numpy(v) for v in model.backbone.history.variables]
@@ -163,7 +261,10 @@ def test_training_is_not_disturbed():
             np.testing.assert_array_equal(left, right)
     assert model.backbone.stateful
     assert norms.heatmap().shape == (len(layers_with_weights(model)), 2)
-    assert np.all(norms.heatmap() > 0)
+    assert levels.heatmap().shape == (3, 2)
+    assert np.all(norms.heatmap() > 0) and np.all(levels.heatmap() > 0)
+    np.testing.assert_array_equal(history["gradient_norm"], norms.norms["gradient_norm"])
+    assert not any("level" in name for name in history)
 
 
 @pytest.mark.slow_elsewhere
@@ -186,32 +287,61 @@ def test_a_restarted_run_goes_on_with_the_norms(tmp_path):
 
 
 @pytest.mark.slow_elsewhere
-def test_tensorboard(tmp_path):
-    from tensorflow.python.summary.summary_iterator import summary_iterator
+def test_a_table_takes_the_place_of_the_state(tmp_path):
+    table = tmp_path / "norms.csv"
+    whole = GradientNorms(HALVES)
+    fit(linear_model(), whole, epochs=4)
+    for epoch, callbacks in enumerate([[GradientNorms(HALVES, table=table)], []]):
+        fit_from(epoch, *callbacks)
+    last = GradientNorms(HALVES, table=table)
+    fit_from(2, last)
+    fit_from(2, last)  # as after a kill between the table and the checkpoint
+    measured = np.array(list(last.norms.values()))
+    # The second epoch was trained without.
+    np.testing.assert_array_equal(np.isnan(measured[0]), [False, True, False])
+    np.testing.assert_array_equal(measured[:, [0, 2]], np.array(list(whole.norms.values()))[:, :2])
 
+
+def fit_from(epoch, *callbacks):
+    linear_model().fit(
+        X, Y, initial_epoch=epoch, epochs=epoch + 1, batch_size=4, verbose=0, callbacks=callbacks
+    )
+
+
+@pytest.mark.slow_elsewhere
+def test_curves_and_heatmaps_for_tensorboard(tmp_path):
     fit(linear_model(), GradientNorms(HALVES, directory=tmp_path), epochs=2)
-    (file,) = tmp_path.iterdir()
-    values = [(event.step, v) for event in summary_iterator(str(file)) for v in event.summary.value]
-    curves = [step for step, value in values if value.tag == "gradient_norm"]
-    assert curves == [0, 1]
-    sizes = [value.tensor.string_val[:2] for _, value in values if value.tag == "gradient_norms"]
-    assert sizes == [[b"16", b"32"], [b"32", b"32"]]  # width, height
+    values, _ = read_events(tmp_path)
+    norms, rows = "gradient_norm", ("1_dense", "2_dense")
+    assert sorted(values) == [norms, *(f"{norms}/{row}" for row in rows), "gradient_norms"]
+    assert all(list(steps) == [0, 1] for steps in values.values())
+    width, height, picture = values["gradient_norms"][1].string_val
+    assert min(int(width), int(height)) > 100 and picture.startswith(b"\x89PNG")
 
 
 @pytest.mark.slow_elsewhere
 def test_the_heatmap_as_an_image():
-    from trellis_keras.training.gradient_norms import _image
+    """A square has its norm's colour; what is no positive number is white."""
+    norms = np.array([[1.0, 100.0], [np.nan, 1.0]])
+    picture = draw_heatmap(norms, ["low", "high"], "norms")
+    height, width, _ = picture.shape
+    left, right, top, bottom = width // 3, 2 * width // 3, height // 3, 2 * height // 3
+    low, high = picture[bottom, left].tolist(), picture[bottom, right].tolist()
+    assert low != high
+    assert picture[top, right].tolist() == low
+    assert picture[top, left].tolist() == [255, 255, 255] not in (low, high)
 
-    image = _image(np.array([[1.0, 4.0, np.nan], [0.0, 2.0, 1.0]]))
-    assert image.shape == (32, 48)
-    assert image[::16, ::16].tolist() == [[255, 128, 191], [191, 0, 255]]
-    assert _image(np.zeros((1, 1))).min() == 255
+
+@pytest.mark.slow_elsewhere
+@pytest.mark.parametrize("norms", [np.zeros((1, 1)), np.full((2, 1), np.nan), np.ones((40, 1))])
+def test_heatmaps_without_a_range(norms):
+    assert draw_heatmap(norms, list(map(str, norms)), "norms").max() == 255
 
 
 @pytest.mark.slow_elsewhere
 def test_without_tensorflow_the_logs_are_left(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(ValueError, match="TensorFlow, which is not installed. Leave `directory`"):
+    with pytest.raises(ValueError, match="with TensorFlow, which is not installed"):
         GradientNorms(HALVES, directory=tmp_path)
     GradientNorms(HALVES)
 

@@ -1,6 +1,7 @@
-"""How long the gradients of a model's layers are, epoch by epoch."""
+"""How long the gradients of a model's layers or levels are, epoch by epoch."""
 
 import itertools
+import math
 import re
 
 import keras
@@ -9,13 +10,16 @@ from keras import ops
 
 from trellis_keras.layers.precision import at_least_float32
 from trellis_keras.training.gradients import LossGradient
+from trellis_keras.training.heatmap import draw_heatmap
+from trellis_keras.training.level_gradients import LevelGradient
+from trellis_keras.training.records import HistoryCSV, read_history
+from trellis_keras.training.summaries import Summaries
 
 GLOBAL = "gradient_norm"
-_SQUARE = 16  # pixels
 
 
 class GradientNorms(keras.callbacks.Callback):
-    """Measures the gradient's norm in each layer at the end of every epoch.
+    """Measures the gradient's norm in each layer, or level, at the end of every epoch.
 
     Figure 7 of the LRU paper (Ahuja & Morency, 2018): whether gradients reach the lower layers of
     a deep stack. Measured is the gradient of the training loss, averaged over the given batches,
@@ -23,6 +27,13 @@ class GradientNorms(keras.callbacks.Callback):
     dropout, and with the states of stateful layers empty. (The paper's program sums the gradients
     of all batches of an epoch while its weights move.) The training itself is not touched: its
     random numbers, metrics and carried states are as without this callback.
+
+    The levels of a TrellisNet share their weights. With `by_level` there is a row for each of
+    them: the norm of that same loss' gradient with respect to all pre-activations of the level in
+    these batches, of which its share in the weights' gradient is made (`training.level_gradients`).
+
+    It costs a forward and a backward pass for each batch, and once their compilation (with
+    `by_level` that of every level by itself).
 
     The logs of the epoch get `gradient_norm`, that of all trainable variables together, and
     `gradient_norm/<row>` of each row. Callbacks that write logs, such as
@@ -35,17 +46,22 @@ class GradientNorms(keras.callbacks.Callback):
         groups: function from the model to the rows, a dict {name: list of trainable variables}.
             By default each layer that has trainable weights of its own is a row: those of
             `model.backbone`, where there is one (cells of a stack are layers), or of the model.
+        by_level: whether the rows are the levels of `model.backbone`, a `TrellisLayer`.
         directory: where to write TensorBoard's logs: a curve for each row, and a heatmap of the
             epochs until now as an image. `None`: none are written.
+        table: path of a CSV file with a row for each epoch (`training.records.HistoryCSV`), from
+            which a restarted run takes up the norms of its earlier epochs, instead of from
+            `set_state`. Epochs that it lacks are NaN. `None`: there is none.
+        in_logs: whether the norms go into the epoch's logs, and so to all who print or store them.
 
     Attributes:
         norms: {row: list of its norms after each epoch}, with the row `gradient_norm` first.
 
     Raises:
         ValueError: when constructed, if TensorBoard's logs are wanted where TensorFlow is not
-            installed; when training begins, if `groups` gives no rows or a variable that is not
-            trained, or the rows are not those of the state that was restored; after the first
-            epoch without batches.
+            installed, or both `groups` and `by_level`; when training begins, if there are no
+            levels, `groups` gives no rows or a variable that is not trained, or the rows are not
+            those of the state that was restored; after the first epoch without batches.
 
     Example:
 
@@ -55,15 +71,33 @@ class GradientNorms(keras.callbacks.Callback):
     (1, 2)
     """
 
-    def __init__(self, batches, *, steps=None, groups=None, directory=None):
+    def __init__(
+        self,
+        batches,
+        *,
+        steps=None,
+        groups=None,
+        by_level=False,
+        directory=None,
+        table=None,
+        in_logs=True,
+    ):
         super().__init__()
         if steps is not None and steps < 1:
             raise ValueError(f"`steps` must be 1 or more, or None for all. Received: steps={steps}")
+        if by_level and groups is not None:
+            raise ValueError(
+                "`groups` are rows of weights, which levels share: leave it or `by_level` out."
+            )
         self.batches = batches
         self.steps = steps
         self.groups = layers_with_weights if groups is None else groups
+        self.by_level = by_level
+        self.in_logs = in_logs
         self.norms = {}
-        self._tensorboard = None if directory is None else _TensorBoard(directory)
+        self._summaries = None if directory is None else Summaries(directory)
+        self._table = None if table is None else HistoryCSV(table)
+        self._restored = False
         self._rows = None
         self._gradient = None
 
@@ -80,11 +114,22 @@ class GradientNorms(keras.callbacks.Callback):
         return np.array([values for name, values in self.norms.items() if name != GLOBAL])
 
     def on_train_begin(self, logs=None):
-        self._rows = _checked_rows(self.groups(self.model), self.model)
-        self._gradient = LossGradient(self.model)
+        if self.by_level:
+            self._gradient = LevelGradient(self.model)
+            self._rows = _numbered("level", self.model.backbone.depth)
+        else:
+            self._gradient = LossGradient(self.model)
+            self._rows = _checked_rows(self.groups(self.model), self.model)
+        self._restored = False
+        if self._table is not None:
+            self._table.on_train_begin()
 
     def on_epoch_begin(self, epoch, logs=None):
         names = [GLOBAL, *(f"{GLOBAL}/{row}" for row in self._rows)]
+        if self._table is not None and not self._restored:
+            self._table.on_epoch_begin(epoch)
+            self.norms = _read_norms(self._table.path, names, epoch)
+        self._restored = True
         if not self.norms:
             self.norms = {name: [] for name in names}
         if list(self.norms) != names:
@@ -94,17 +139,30 @@ class GradientNorms(keras.callbacks.Callback):
             )
 
     def on_epoch_end(self, epoch, logs=None):
-        gradient = self._mean_gradient()
-        everything = range(len(gradient))
-        for name, indices in zip(self.norms, [everything, *self._rows.values()], strict=True):
-            norm = _norm([gradient[i] for i in indices])
+        measured = dict(zip(self.norms, self._measure(), strict=True))
+        for name, norm in measured.items():
             self.norms[name].append(norm)
-            if logs is not None:
-                logs[name] = norm
-        if self._tensorboard is not None:
-            self._tensorboard.write(epoch, self.norms, self.heatmap())
+        if logs is not None and self.in_logs:
+            logs.update(measured)
+        if self._table is not None:
+            self._table.on_epoch_end(epoch, measured)
+        if self._summaries is not None:
+            self._summaries.scalars(epoch, measured)
+            self._summaries.image(epoch, "gradient_norms", self._picture())
+            self._summaries.flush()
 
-    def _mean_gradient(self):
+    def _measure(self):
+        """The norm of the mean gradient, and those of the rows."""
+        total, count = self._sum_of_gradients()
+        if self.by_level:
+            *total, squares = total
+            # Of one loss, the mean over the batches, as a function of all their pre-activations.
+            rows = np.sqrt(ops.convert_to_numpy(squares))
+        else:
+            rows = [_norm([total[i] for i in indices]) for indices in self._rows.values()]
+        return [float(norm) / count for norm in (_norm(total), *rows)]
+
+    def _sum_of_gradients(self):
         total, count = None, 0
         for batch in itertools.islice(_each(self.batches), self.steps):
             gradient = self._gradient(batch)
@@ -112,7 +170,11 @@ class GradientNorms(keras.callbacks.Callback):
             count += 1
         if total is None:
             raise ValueError("GradientNorms found no batches. Give it a list or a PyDataset.")
-        return [ops.divide(part, count) for part in total]
+        return total, count
+
+    def _picture(self):
+        title = f"Gradient norm by {'level' if self.by_level else 'layer'} and epoch"
+        return draw_heatmap(self.heatmap(), list(self._rows), title)
 
 
 def layers_with_weights(model):
@@ -132,10 +194,55 @@ def layers_with_weights(model):
     for layer in _in_order(getattr(model, "backbone", model)):
         own = [v for v in layer._trainable_variables if id(v) in trained]
         if own:
-            # Keras numbers the layers of a process, which a restarted run would not repeat.
-            rows.append((re.sub(r"_\d+$", "", layer.name), own))
-    width = len(str(len(rows)))
-    return {f"{i:0{width}}_{name}": own for i, (name, own) in enumerate(rows, start=1)}
+            rows.append((_kind(layer), own))
+    numbers = _numbered("", len(rows))
+    return {f"{i}_{name}": own for i, (name, own) in zip(numbers, rows, strict=True)}
+
+
+def parts_with_weights(model):
+    """Returns {name: trainable variables} of the parts that a model is deep by.
+
+    They are the blocks of a TCN, the layers of a stack, the cells of a deep cell: what the first
+    layer, from the backbone (or the model) inwards, is made of that has more than one part.
+
+    Args:
+        model: A model.
+
+    Example:
+
+    >>> backbone = trellis_keras.layers.TCN(4, kernel_size=2, depth=3)
+    >>> model = trellis_keras.models.LanguageModel(7, 4, backbone)
+    >>> model.build((None, None))
+    >>> list(parts_with_weights(model))
+    ['1_block', '2_block', '3_block']
+    """
+    parts = _parts(getattr(model, "backbone", model))
+    numbers = _numbered("", len(parts))
+    return {
+        f"{i}_{_kind(part)}": part.trainable_variables
+        for i, part in zip(numbers, parts, strict=True)
+    }
+
+
+def _parts(layer):
+    while not layer._trainable_variables:
+        inside = layer._flatten_layers(include_self=False, recursive=False)
+        parts = [part for part in inside if part.trainable_variables]
+        if len(parts) != 1:
+            return parts
+        (layer,) = parts
+    return [layer]
+
+
+def _numbered(word, count):
+    """['level_01', ..., 'level_12'], or without a word ['01', ..., '12']: sorted as counted."""
+    width = len(str(count))
+    return [f"{word}_{i:0{width}}".lstrip("_") for i in range(1, count + 1)]
+
+
+def _kind(layer):
+    """A layer's name. Keras numbers the layers of a process, which a restart would not repeat."""
+    return re.sub(r"_\d+$", "", layer.name)
 
 
 def _in_order(layer):
@@ -160,6 +267,13 @@ def _checked_rows(groups, model):
     return {name: [index[id(v)] for v in variables] for name, variables in groups.items()}
 
 
+def _read_norms(path, names, epochs):
+    """{row: its norms after each epoch} from a table; NaN where it has none."""
+    rows = {int(row["epoch"]): row for row in read_history(path)}
+    of_epochs = [rows.get(epoch, {}) for epoch in range(1, epochs + 1)]
+    return {name: [float(row.get(name) or math.nan) for row in of_epochs] for name in names}
+
+
 def _each(batches):
     if isinstance(batches, keras.utils.PyDataset):
         return (batches[i] for i in range(len(batches)))
@@ -173,33 +287,3 @@ def _norm(gradients):
 
 def _in_single_precision(x):
     return ops.cast(x, at_least_float32(keras.backend.standardize_dtype(x.dtype)))
-
-
-class _TensorBoard:
-    """Writes curves and heatmaps."""
-
-    def __init__(self, directory):
-        try:
-            import tensorflow as tf
-        except ImportError as error:
-            raise ValueError(
-                "GradientNorms writes TensorBoard's logs with TensorFlow, which is not installed. "
-                "Leave `directory` out: the norms are in the epoch's logs too."
-            ) from error
-        self._summary = tf.summary
-        self._writer = tf.summary.create_file_writer(str(directory))
-
-    def write(self, epoch, norms, heatmap):
-        with self._writer.as_default(step=epoch):
-            for name, values in norms.items():
-                self._summary.scalar(name, values[-1])
-            self._summary.image("gradient_norms", _image(heatmap)[None, :, :, None])
-        self._writer.flush()
-
-
-def _image(heatmap):
-    """Returns gray squares (pixels, pixels): the first row at the bottom, large norms dark."""
-    finite = np.where(np.isfinite(heatmap), heatmap, 0.0)
-    shares = finite / (finite.max() or 1.0)
-    gray = np.round(255 * (1 - shares)).astype("uint8")[::-1]
-    return np.kron(gray, np.ones((_SQUARE, _SQUARE), "uint8"))

@@ -35,10 +35,12 @@ class LossGradient:
 
     def __call__(self, batch):
         batch = keras.tree.map_structure(_tensor, keras.utils.unpack_x_y_sample_weight(batch))
-        weights = [_tensor(v.value) for v in self.model.trainable_variables]
         others = [_tensor(v.value) for v in self._other_variables()]
-        with _without_history(self.model):
-            return self._gradient(weights, others, batch)
+        with without_history(self.model):
+            return self._gradient(self._weights(), others, batch)
+
+    def _weights(self):
+        return [_tensor(v.value) for v in self.model.trainable_variables]
 
     def _other_variables(self):
         return [*self.model.non_trainable_variables, *self.model.metrics_variables]
@@ -65,8 +67,11 @@ def _as_in_training(model, batch):
 
 
 @contextlib.contextmanager
-def _without_history(model):
-    """A batch of another size than training's has no place in the states that training carries."""
+def without_history(model):
+    """While it is open, stateful layers begin with empty states, and keep none.
+
+    A batch of another size than training's has no place in the states that training carries.
+    """
     layers = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
     try:
         for layer in layers:
@@ -102,4 +107,4 @@ def _differentiated_tf(loss, model):
 
     if model.run_eagerly:
         return gradient
-    return tf.function(gradient, jit_compile=bool(model.jit_compile))
+    return tf.function(gradient, jit_compile=bool(model.jit_compile), autograph=False)
