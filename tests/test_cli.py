@@ -12,7 +12,8 @@ from small_runs import TINY, options, tiny_run, write_text
 from trellis_keras import __version__, cli, data, zoo
 from trellis_keras.zoo import runs
 
-SMALL = list(map(str, options(TINY | {"epochs": 1, "jit_compile": "false"})))
+UNOBSERVED = ["--gradient-norms", "0", "--sample-length", "0"]
+SMALL = [*map(str, options(TINY | {"epochs": 1, "jit_compile": "false"})), *UNOBSERVED]
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +149,7 @@ def test_train_and_go_on(run, tmp_path):
     assert "trellisnet_char: 835 parameters, 3 levels, 4 hidden + 4 output units" in out
     assert "val_bpc" in out
     assert "\b" not in out and "\r" not in out  # no progress bar in a file
-    status, out, err = run("train", "--output", folder, "--epochs", "2")
+    status, out, err = run("train", "--output", folder, "--epochs", "2", *UNOBSERVED)
     assert status == 0, err
     assert "Resuming after epoch 1" in out
     assert runs.read_recipe(folder).training.epochs == 2
@@ -313,7 +314,8 @@ def test_a_model_of_sequences(run, refused, tmp_path):
     assert results["sequences"] == 6
     assert results["mse"] == results["loss"]
     assert "`generate` is for language models" in refused("generate", folder)
-    assert "is a run of tcn_adding" in refused("export", folder, tmp_path / "1")
+    status, out, err = run("export", folder, tmp_path / "served")
+    assert (status, out) == (0, f"Written: {tmp_path / 'served' / '1'}\n"), err
     assert "for texts only" in refused("evaluate", folder, "--protocol", "authors")
     wrong = refused("evaluate", folder, "--breakdown", tmp_path / "parts")
     assert "A breakdown is for a LanguageModel" in wrong
@@ -329,15 +331,19 @@ def test_wrong_prompts(run, refused, shared, tmp_path):
 
 def test_export(run, refused, shared, tmp_path):
     pytest.importorskip("tensorflow")
-    path = tmp_path / "serving" / "1"
+    path = tmp_path / "serving" / "abc"
     status, out, err = run("export", shared, path)
     assert status == 0, err
-    assert out == f"Written: {path}\n"
-    assert (path / "saved_model.pb").is_file()
-    assert "exists already" in refused("export", shared, path)
+    assert out == f"Written: {path / '1'}\n"
+    assert (path / "1" / "saved_model.pb").is_file()
+    assert "exists already" in refused("export", shared, path, "--version", "1")
+    assert "looks like one version" in refused("export", shared, path / "1")
     assert "holds no run" in refused("export", tmp_path, tmp_path / "other")
+    assert "`format` must be" in refused("export", shared, path, "--format", "pb")
+    assert "belongs to format='litert'" in refused("export", shared, path, "--quantization", "int8")
     (tmp_path / "file").touch()
-    assert str(tmp_path / "file") in refused("export", shared, tmp_path / "file" / "1")
+    assert str(tmp_path / "file") in refused("export", shared, tmp_path / "file")
+    assert [found.name for found in path.iterdir()] == ["1"]
 
 
 def test_damaged_files(refused, shared, tmp_path):

@@ -1,4 +1,4 @@
-"""The command line: list, recipe, train, evaluate, generate, export, publish."""
+"""The command line: list, recipe, train, evaluate, generate, export, score, publish."""
 
 import json
 import sys
@@ -55,14 +55,29 @@ def train(
     settings: Settings = None,
     text: Annotated[str | None, typer.Option(help="Train on this text file of yours.")] = None,
     data_dir: DataDir = None,
+    gradient_norms: Annotated[
+        int,
+        typer.Option(min=0, help="Measure gradients on so many batches after each epoch; 0: none."),
+    ] = 2,
+    sample_length: Annotated[
+        int,
+        typer.Option(min=0, help="Let a language model write so many tokens then; 0: none."),
+    ] = 200,
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="FIRST:LAST", help="Profile these batches, counted from 1."),
+    ] = None,
 ):
     """Train a model by its recipe, or go on with an interrupted run.
 
     Every field of the recipe is an option, for example --depth 8 --epochs 3; see the command
     `recipe`. Without a model, the run in the output folder goes on.
+
+    To watch it: tensorboard --logdir OUTPUT/tensorboard
     """
     from trellis_keras import zoo
     from trellis_keras.zoo import runs
+    from trellis_keras.zoo.observation import Observation
 
     model, overrides = _parse(settings)
     if data_dir is not None:
@@ -76,9 +91,11 @@ def train(
         recipe = runs.read_recipe(output).replace(**overrides)
     else:
         recipe = zoo.recipe(model, **overrides)
+    observation = Observation(gradient_norms, sample_length, graph=True, profile=_range(profile))
     try:
         # A progress bar on a terminal; in a file, a line per epoch.
-        runs.train(recipe, output, verbose=1 if sys.stdout.isatty() else 2)
+        verbose = 1 if sys.stdout.isatty() else 2
+        runs.train(recipe, output, verbose=verbose, observation=observation)
     except KeyboardInterrupt:
         typer.echo(f"\nInterrupted. To go on: trellis-keras train --output {output}", err=True)
         raise
@@ -108,27 +125,121 @@ def evaluate(
 @app.command()
 def generate(
     run: Run,
-    prompt: Annotated[str, typer.Option(help="Text to go on from.")] = "the ",
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(help="Text to go on from (default: 'the '); repeat it for several texts."),
+    ] = None,
     length: Annotated[int, typer.Option(min=1, help="Number of tokens to add.")] = 300,
-    sampler: Annotated[str, typer.Option(help="greedy, top_k, top_p, random or beam.")] = "top_p",
+    sampler: Annotated[
+        str, typer.Option(help="greedy, random, top_k, top_p, beam or contrastive.")
+    ] = "top_p",
     temperature: Annotated[
-        float, typer.Option(help="Of top_k, top_p and random; lower is safer.")
-    ] = 0.8,
+        float | None,
+        typer.Option(help="Of random, top_k and top_p (default: 0.8); lower is safer."),
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens that top_k (default: 20) or contrastive (5) choose from."),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Probability that top_p chooses from (default: 0.9)."),
+    ] = None,
+    beams: Annotated[
+        int | None, typer.Option(min=1, help="Texts that beam keeps (default: 5).")
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(help="Token that ends a text, such as '<eos>'; repeat it for several."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the sampler.")] = 0,
 ):
-    """Continue a text with the best model of a run."""
+    """Continue texts with the best model of a run; they appear as they are generated."""
     model = _language_model(run, "generate")
-    prompt_length = len(model.vocabulary.encode(prompt, final_eos=False))
-    sampler = _sampler(sampler, temperature)
-    typer.echo(model.generate(prompt, prompt_length + length, sampler=sampler, seed=seed))
+    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "beams": beams}
+    chosen = _sampler(sampler, model.vocabulary_size, options)
+    texts = []
+    for start in prompt or ["the "]:
+        tokens = len(model.vocabulary.encode(start, final_eos=False)) + length
+        texts.append(model.generate_stream(start, tokens, chosen, seed=seed, stop_tokens=stop))
+    if sampler in ("beam", "contrastive"):
+        typer.echo(f"{sampler} weighs whole continuations: they appear at their end.", err=True)
+    try:
+        for number, pieces in enumerate(texts):
+            typer.echo("\n" * (number > 0), nl=False)
+            for piece in pieces:
+                typer.echo(piece, nl=False)
+            typer.echo()
+    except KeyboardInterrupt:
+        typer.echo()
+        raise typer.Exit(130) from None  # as the shell says it
 
 
 @app.command()
-def export(run: Run, path: Annotated[str, typer.Argument(help="Folder of the SavedModel.")]):
-    """Write the best model of a run as a SavedModel for TensorFlow Serving."""
+def export(
+    run: Run,
+    path: Annotated[
+        str, typer.Argument(help="Folder of all versions of the model; of other formats the file.")
+    ],
+    version: Annotated[
+        int | None, typer.Option(min=1, help="Number of the version (default: the next).")
+    ] = None,
+    format: Annotated[str, typer.Option(help="saved_model, litert or onnx.")] = "saved_model",
+    quantization: Annotated[str | None, typer.Option(help="Of litert: int8.")] = None,
+    warmup: Annotated[
+        bool, typer.Option("--warmup", help="Add requests that TensorFlow Serving tries out.")
+    ] = False,
+):
+    """Write the best model of a run for TensorFlow Serving, or for another runtime."""
     from trellis_keras import serving
+    from trellis_keras.zoo import runs
 
-    typer.echo(f"Written: {serving.export(_language_model(run, 'export'), path)}")
+    model = runs.load_best(run, compile=False)
+    options = {"format": format, "quantization": quantization, "warmup": warmup}
+    typer.echo(f"Written: {serving.export(model, path, version, **options)}")
+
+
+@app.command()
+def score(
+    run: Run,
+    file: Annotated[str, typer.Argument(help="Text, a document per line; may be of any size.")],
+    output: Annotated[
+        str, typer.Option(help="What to write: a .csv or .jsonl file. An interrupted job goes on.")
+    ],
+    whole: Annotated[
+        bool, typer.Option("--whole", help="The file is one text, read on from line to line.")
+    ] = False,
+    field: Annotated[
+        str | None, typer.Option(help="Of JSON lines: the name of the document's text.")
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(help="Token before each document, such as '<eos>': its first counts too."),
+    ] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option(help="Tokens in a batch, a power of two; more take more memory.")
+    ] = None,
+):
+    """Write the log-probability of each line of a text under the best model of a run."""
+    from trellis_keras import scoring
+    from trellis_keras.zoo import runs
+
+    try:
+        totals = scoring.score(
+            _language_model(run, "score"),
+            file,
+            output,
+            whole=whole,
+            field=field,
+            start=start,
+            metric=runs.read_recipe(run).model.metric,
+            batch_tokens=batch_tokens,
+            verbose=1 if sys.stderr.isatty() else 2,
+        )
+    except KeyboardInterrupt:
+        typer.echo("\nInterrupted. To go on, give the same command again.", err=True)
+        raise
+    typer.echo(json.dumps({"run": run, "file": file, "output": output, **totals}))
 
 
 def _language_model(run, command):
@@ -157,17 +268,41 @@ def publish(
     typer.echo(json.dumps({name: results[name] for name in ("model", "metric", "test")}))
 
 
-def _sampler(name, temperature):
+def _sampler(name, vocabulary_size, options):
     """Keras-NLP's samplers, with settings for small models where its own are close to greedy."""
     from keras_nlp import samplers
 
-    if temperature <= 0:
-        raise ValueError(f"--temperature must be positive. Received: {temperature}")
-    if name == "top_p":
-        return samplers.TopPSampler(p=0.9, temperature=temperature)
-    if name == "top_k":
-        return samplers.TopKSampler(k=20, temperature=temperature)
-    return samplers.RandomSampler(temperature=temperature) if name == "random" else name
+    known = {
+        "greedy": (samplers.GreedySampler, {}),
+        "random": (samplers.RandomSampler, {"temperature": 0.8}),
+        "top_k": (samplers.TopKSampler, {"top_k": min(20, vocabulary_size), "temperature": 0.8}),
+        "top_p": (samplers.TopPSampler, {"top_p": 0.9, "temperature": 0.8}),
+        "beam": (samplers.BeamSampler, {"beams": 5}),
+        "contrastive": (samplers.ContrastiveSampler, {"top_k": min(5, vocabulary_size)}),
+    }
+    if name not in known:
+        raise ValueError(f"`sampler` must be one of {', '.join(known)}. Received: {name}")
+    kind, settings = known[name]
+    for option, value in options.items():
+        if value is None:
+            continue
+        if option not in settings:
+            raise ValueError(f"--{option.replace('_', '-')} is not for the sampler {name}.")
+        settings[option] = value
+    if settings.get("temperature", 1) <= 0:
+        raise ValueError(f"--temperature must be positive. Received: {settings['temperature']}")
+    names = {"top_k": "k", "top_p": "p", "beams": "num_beams"}
+    return kind(**{names.get(option, option): value for option, value in settings.items()})
+
+
+def _range(text):
+    """Turns '10:15' into (10, 15)."""
+    if text is None:
+        return None
+    first, colon, last = text.partition(":")
+    if not (colon and first.isdecimal() and last.isdecimal()):
+        raise ValueError(f"--profile takes two batches such as 10:15. Received: {text!r}")
+    return int(first), int(last)
 
 
 def _parse(settings):
@@ -208,7 +343,7 @@ def main():
     """Runs the command line; what the user did wrong is one line, not a traceback."""
     try:
         app()
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, FloatingPointError) as error:
         typer.echo(f"Error: {error}", err=True)
         sys.exit(2)
 

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trellis_keras.data import EpochOrder, Examples, PianoRollStream, SequenceStream, Splits
+from trellis_keras.data import (
+    EpochOrder,
+    Examples,
+    PianoRollStream,
+    SequenceStream,
+    Splits,
+    TokenStream,
+)
 
 
 @settings(deadline=None, max_examples=100)
@@ -69,7 +76,7 @@ def test_epochs_follow_fit_also_after_a_resume():
     assert fit(initial_epoch=2) == whole
 
 
-def test_streams_travel_to_worker_processes():
+def test_streams_travel_to_other_processes():
     stream = SequenceStream(np.arange(9), np.arange(9), 4, shuffle=True, workers=2)
     stream.epoch = 2
     assert order(pickle.loads(pickle.dumps(stream))) == order(stream)
@@ -96,6 +103,14 @@ def test_bad_arguments(arguments, message):
     arguments = {"x": np.zeros((4, 2)), "y": np.zeros(4), "batch_size": 2} | arguments
     with pytest.raises(ValueError, match=message):
         SequenceStream(**arguments)
+
+
+def test_no_worker_processes():
+    # Keras waits for ever for one that has died.
+    with pytest.raises(TypeError, match="use_multiprocessing"):
+        SequenceStream(np.zeros(4), np.zeros(4), 3, use_multiprocessing=True)
+    with pytest.raises(TypeError, match="use_multiprocessing"):
+        TokenStream(np.arange(9), 2, 3, use_multiprocessing=True)
 
 
 def test_bad_index_and_epoch():

@@ -344,4 +344,4 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
     assert json.loads(command("evaluate", run))["cross_entropy"] > 0
     assert command("generate", run, "--prompt", "ab", "--length", 9).startswith("ab")
     assert "Written" in command("export", run, tmp_path / "saved")
-    assert (tmp_path / "saved" / "saved_model.pb").exists()
+    assert (tmp_path / "saved" / "1" / "saved_model.pb").exists()

@@ -158,7 +158,19 @@ def test_a_run_without_a_finished_epoch(tmp_path):
         runs.load_best(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", '{"name": "trell', "[]", '{"name": 3}', "{}"])
+NAMED = '{"name": "tcn_adding", '
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *["", '{"name": "trell', "[]", '{"name": 3}', "{}", '{"name": []}', "[" * 100_000],
+        *[NAMED + '"model": [], "training": {}}', NAMED + '"model": {"seed": 1e999}}'],
+        NAMED + '"model": {"learning_rate": 1' + "0" * 400 + '}, "training": {}}',
+        # Twice the dilation with each block.
+        NAMED + '"model": {"depth": 9223372036854775808}, "training": {}}',
+    ],
+)
 def test_a_damaged_recipe(tmp_path, text):
     (tmp_path / "recipe.json").write_text(text)
     with pytest.raises(ValueError, match="recipe.json is not a recipe of this version"):

@@ -17,8 +17,8 @@ class _ExampleStream(keras.utils.PyDataset):
     fill its last batch fills it up with its own examples, again from the first, at weight 0.
     """
 
-    def __init__(self, groups, batch_size, seed, shuffle, **kwargs):
-        super().__init__(**kwargs)
+    def __init__(self, groups, batch_size, seed, shuffle, workers=1, max_queue_size=10):
+        super().__init__(workers=workers, max_queue_size=max_queue_size)
         self._groups = groups
         self._batch_size = checked_int("batch_size", batch_size, 1)
         self._seed = checked_int("seed", seed, 0)
@@ -94,8 +94,9 @@ class SequenceStream(_ExampleStream):
             has at least one weight that is not 0.
         seed: Where the order comes from, an integer of 0 or more.
         shuffle: Whether the examples are put in a new order for each epoch.
-        **kwargs: As in `keras.utils.PyDataset`: `workers`, `use_multiprocessing`,
-            `max_queue_size`.
+        **kwargs: As in `keras.utils.PyDataset`: `workers`, which are threads, and
+            `max_queue_size`. There is no `use_multiprocessing`: Keras waits for ever for a process
+            that has died.
 
     Raises:
         ValueError: If an argument is not as described.
@@ -148,7 +149,7 @@ class PianoRollStream(_ExampleStream):
         buckets: Number of different lengths, 1 or more.
         seed: Where the order comes from, an integer of 0 or more.
         shuffle: Whether the rolls are put in a new order for each epoch.
-        **kwargs: As in `keras.utils.PyDataset`.
+        **kwargs: `workers` and `max_queue_size`, as in `keras.utils.PyDataset`; no processes.
 
     Raises:
         ValueError: If an argument is not as described.

@@ -60,8 +60,8 @@ class TokenStream(keras.utils.PyDataset):
         protocol: `"exact"` or `"authors"`.
         start_token: The id that stands before the beginning of the text.
         vocabulary_size: If given, the ids are checked once to lie in [0, `vocabulary_size`).
-        workers: As in `keras.utils.PyDataset`.
-        use_multiprocessing: As in `keras.utils.PyDataset`.
+        workers: As in `keras.utils.PyDataset`, threads. There is no `use_multiprocessing`: Keras
+            waits for ever for a process that has died.
         max_queue_size: As in `keras.utils.PyDataset`.
 
     Raises:
@@ -91,14 +91,9 @@ class TokenStream(keras.utils.PyDataset):
         start_token=0,
         vocabulary_size=None,
         workers=1,
-        use_multiprocessing=False,
         max_queue_size=10,
     ):
-        super().__init__(
-            workers=workers,
-            use_multiprocessing=use_multiprocessing,
-            max_queue_size=max_queue_size,
-        )
+        super().__init__(workers=workers, max_queue_size=max_queue_size)
         self._tokens = _checked_tokens(tokens, vocabulary_size)
         self._batch_size = checked_int("batch_size", batch_size, 1)
         self._segment = checked_int("segment", segment, 1)

@@ -8,6 +8,7 @@ from trellis_keras.training.checkpoint_files import latest
 from trellis_keras.training.early_stopping import EarlyStopping
 from trellis_keras.training.gradient_norms import GradientNorms
 from trellis_keras.training.optimizers import SGD, Adam, RMSprop
+from trellis_keras.training.stop_on_nan import StopOnNaN
 
 __all__ = [
     "ASGD",
@@ -25,6 +26,7 @@ __all__ = [
     "PlateauDecay",
     "RMSprop",
     "StepDecay",
+    "StopOnNaN",
     "latest",
     "restore",
     "set_seeds",

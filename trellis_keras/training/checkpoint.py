@@ -6,10 +6,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.training import checkpoint_files
+from trellis_keras.training import checkpoint_files, checkpoint_state
 from trellis_keras.training.checkpoint_files import latest
-
-_FORMAT = 1
+from trellis_keras.training.checkpoint_state import FORMAT, KINDS
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -49,6 +48,9 @@ class Checkpoint(keras.callbacks.Callback):
             out of range; when training begins, if no checkpoint there is whole or the newest is of
             another model, optimizer, seed or list of callbacks; after the first epoch, if a
             callback in `callbacks` comes later than this one in the list given to `fit`.
+        FloatingPointError: after an epoch, if a weight is not finite. Nothing is written then: the
+            checkpoints that are there are good ones. `StopOnNaN` stops earlier.
+        OSError: after an epoch, if its checkpoint cannot be written. The older ones stay.
 
     Example:
 
@@ -106,10 +108,11 @@ class Checkpoint(keras.callbacks.Callback):
         self.model._initial_epoch = None
 
     def _save(self, epoch, logs):
+        _check_finite(self.model, epoch)
         arrays, names = _take(self.model)
         states = self._states()
         state = {
-            "format": _FORMAT,
+            "format": FORMAT,
             "epoch": epoch,
             "seed": self.seed,
             "epochs": self.params["epochs"],
@@ -139,11 +142,11 @@ class Checkpoint(keras.callbacks.Callback):
                 )
 
     def _resume(self, folder):
-        state, arrays = checkpoint_files.read(folder)
+        state, arrays = checkpoint_state.read(folder)
         self._check_settings(folder, state)
-        _put(self.model, arrays, state["variables"], folder, ("model", "optimizer"))
+        _put(self.model, arrays, state["variables"], folder, KINDS)
         for callback, saved in zip(self.callbacks, state["callbacks"], strict=True):
-            callback.set_state(saved["state"])
+            _restore_memory(callback, saved, folder)
         epoch, epochs = state["epoch"], self.params["epochs"]
         stopped = state["stopped"] and epochs <= state["epochs"]
         if stopped or epoch >= epochs:
@@ -158,10 +161,6 @@ class Checkpoint(keras.callbacks.Callback):
         self.model._initial_epoch = epoch
 
     def _check_settings(self, folder, state):
-        if state["format"] != _FORMAT:
-            raise ValueError(
-                f"{folder} has format {state['format']}, this version reads {_FORMAT}."
-            )
         if state["seed"] != self.seed:
             raise ValueError(
                 f"{folder} was written with seed={state['seed']}, which the rest of the run must "
@@ -206,8 +205,8 @@ def restore(model, path, *, weights_only=False):
     kinds = ("model",)
     if not weights_only and getattr(model, "optimizer", None) is not None:
         _build_optimizer(model)
-        kinds = ("model", "optimizer")
-    state, arrays = checkpoint_files.read(folder)
+        kinds = KINDS
+    state, arrays = checkpoint_state.read(folder)
     _put(model, arrays, state["variables"], folder, kinds)
     return state
 
@@ -232,12 +231,29 @@ def set_seeds(model, seed, epoch):
         generator.assign(np.array([value >> 1, 0]))
 
 
+def _restore_memory(callback, saved, folder):
+    try:
+        callback.set_state(saved["state"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder} has no state of {saved['class']}: {error!r}") from error
+
+
 def _check_built(model):
     if not model.built:
         raise ValueError(
             "A checkpoint needs a model with variables. Build it first, by `build` or by calling "
             "it on a batch."
         )
+
+
+def _check_finite(model, epoch):
+    for variable in _unique(model.weights):
+        if keras.backend.is_float_dtype(variable.dtype) and not np.all(
+            np.isfinite(ops.convert_to_numpy(variable))
+        ):
+            raise FloatingPointError(
+                f"After epoch {epoch} the weight {variable.path!r} is not finite."
+            )
 
 
 def _build_optimizer(model):
@@ -256,7 +272,7 @@ def _variables(model, kind):
 def _take(model):
     """Returns all variables' values by name in the file, and what they are called."""
     arrays, names = {}, {}
-    for kind in ("model", "optimizer"):
+    for kind in KINDS:
         variables = _variables(model, kind)
         names[kind] = [
             {"path": v.path, "dtype": keras.backend.standardize_dtype(v.dtype)} for v in variables
@@ -289,17 +305,19 @@ def _put(model, arrays, names, folder, kinds):
 
 def _check_same(kind, variable, name, array, folder):
     dtype = keras.backend.standardize_dtype(variable.dtype)
+    stored = _storable(ops.convert_to_numpy(variable).dtype)
     integers = "int" in dtype and "int" in name["dtype"]  # the iteration: int32 on JAX
     if (
         tuple(variable.shape) != array.shape
         or _role(kind, variable.path) != _role(kind, name["path"])
         or not (integers or dtype == name["dtype"])
+        or not (array.dtype.kind == stored.kind and (integers or array.dtype == stored))
     ):
         raise ValueError(
             f"{folder} is not a checkpoint of this model and optimizer. The first difference: it "
-            f"has {name['path']!r} of shape {array.shape} and dtype {name['dtype']} where the "
-            f"model has {variable.path!r} of shape {tuple(variable.shape)} and dtype {dtype}. "
-            "Nothing was changed."
+            f"has {name['path']!r} of shape {array.shape} and dtype {name['dtype']} (stored as "
+            f"{array.dtype}) where the model has {variable.path!r} of shape "
+            f"{tuple(variable.shape)} and dtype {dtype}. Nothing was changed."
         )
 
 

@@ -11,12 +11,15 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import tempfile
 import warnings
 from pathlib import Path
 
 import numpy as np
+
+from trellis_keras.files import naming, sync_folder
 
 VARIABLES = "variables.npz"
 STATE = "state.json"
@@ -56,7 +59,17 @@ def write(directory, epoch, arrays, state):
 
     Returns:
         The checkpoint's folder.
+
+    Raises:
+        OSError: if it cannot be written; the folder is named, and the older ones are untouched.
     """
+    folder = directory / f"epoch-{epoch:04d}"
+    with naming(folder, directory / _ASIDE):
+        _write(directory, folder, arrays, state)
+    return folder
+
+
+def _write(directory, folder, arrays, state):
     aside = Path(tempfile.mkdtemp(prefix=_ASIDE, dir=directory))
     try:
         with open(aside / VARIABLES, "wb") as file:
@@ -66,22 +79,21 @@ def write(directory, epoch, arrays, state):
         sums = {name: _sha256(aside / name) for name in (VARIABLES, STATE)}
         _write_json(aside / MANIFEST, {"sha256": sums})
         aside.chmod(0o755)  # mkdtemp's 0700 would lock out whoever evaluates the run
-        _sync_folder(aside)
-        folder = directory / f"epoch-{epoch:04d}"
+        sync_folder(aside)
         remove(folder)  # a damaged one, or one of a run that began again
         aside.rename(folder)
-        _sync_folder(directory)
+        sync_folder(directory)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    return folder
 
 
 def remove(folder):
     """Removes a checkpoint; one that is half removed is no checkpoint any more."""
     if folder.exists():
-        grave = Path(tempfile.mkdtemp(prefix=_ASIDE, dir=folder.parent))
-        folder.rename(grave / folder.name)
+        # By renaming alone: on a full disk no folder could be made for it.
+        grave = folder.with_name(f"{_ASIDE}{secrets.token_hex(4)}")
+        folder.rename(grave)
         shutil.rmtree(grave)
 
 
@@ -158,7 +170,7 @@ def find_damage(folder):
         for name in (VARIABLES, STATE):
             if _sha256(folder / name) != sums[name]:
                 return f"{name} is not what was written"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return f"{type(error).__name__}: {error}"
     return None
 
@@ -194,12 +206,3 @@ def _write_json(path, value):
 def _sync(file):
     file.flush()
     os.fsync(file.fileno())
-
-
-def _sync_folder(folder):
-    if os.name == "posix":  # elsewhere a folder cannot be opened
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -38,26 +38,42 @@ class HistoryCSV(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         self._rows.append({"epoch": epoch + 1, **(logs or {})})
         columns = list(dict.fromkeys(name for row in self._rows for name in row))
-        with replacing(self.path) as temporary, open(temporary, "w", newline="") as file:
+        with (
+            replacing(self.path) as temporary,
+            open(temporary, "w", newline="", encoding="utf-8") as file,
+        ):
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(self._rows)
 
 
 def read_history(path):
-    """Returns the rows of a `HistoryCSV` file as dicts of strings; none if there is no file."""
+    """Returns the rows of a `HistoryCSV` file as dicts of strings; none if there is no file.
+
+    Raises:
+        ValueError: It is damaged: a row without an epoch's number, or with values that are none.
+    """
     path = pathlib.Path(path)
     if not path.exists():
         return []
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file, strict=True))
+        for row in rows:
+            if int(row["epoch"]) < 1:
+                raise ValueError(f"epoch {row['epoch']}")
+            for value in row.values():
+                float(value or 0)  # empty: another epoch's logs had more
+    except (ValueError, TypeError, KeyError, csv.Error) as error:
+        raise ValueError(f"{path} is no history of epochs, or damaged: {error!r}") from error
+    return rows
 
 
 class BestModel(keras.callbacks.Callback):
     """Saves the model whenever a value is the best so far.
 
     Unlike `keras.callbacks.ModelCheckpoint` it replaces the file in one step and keeps its memory
-    in a `training.Checkpoint`.
+    in a `training.Checkpoint`. A model whose value is no number is not saved, also as the first.
 
     Args:
         path: The `.keras` file.
@@ -75,7 +91,7 @@ class BestModel(keras.callbacks.Callback):
         super().__init__()
         self.path = pathlib.Path(path)
         self.monitor = monitor
-        self.best = None
+        self.best = math.inf
 
     def get_state(self):
         return {"best": self.best}
@@ -90,8 +106,7 @@ class BestModel(keras.callbacks.Callback):
                 f"It has {sorted(logs or {})}."
             )
         value = float(logs[self.monitor])
-        # A model that diverged is better than none, and any other is better than it.
-        if self.best is None or value < self.best or math.isnan(self.best):
+        if value < self.best:
             self.best = value
             with replacing(self.path) as temporary:
                 self.model.save(temporary)

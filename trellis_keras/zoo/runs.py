@@ -3,6 +3,7 @@
 recipe.json    all settings; what the other commands start from
 environment.json   hardware, versions and commit of the last process that trained
 history.csv    a row per epoch
+gradient_norms.csv   likewise, where gradients were measured
 best.keras     the model of the best validation loss, with its vocabulary
 checkpoints/   where an interrupted run goes on
 tensorboard/   logs for TensorBoard
@@ -11,43 +12,49 @@ tensorboard/   logs for TensorBoard
 import json
 import pathlib
 import tempfile
-import zipfile
-
-import keras
 
 from trellis_keras.breakdown import measure
 from trellis_keras.data.sequences import EpochOrder
 from trellis_keras.data.sources import SPLITS
 from trellis_keras.data.streams import PROTOCOLS
-from trellis_keras.files import remove_unfinished, replacing
-from trellis_keras.training import Checkpoint
+from trellis_keras.files import claimed, remove_unfinished, replacing
+from trellis_keras.models.saved_files import load_model
+from trellis_keras.training import Checkpoint, StopOnNaN
 from trellis_keras.training.records import BestModel, HistoryCSV
 from trellis_keras.zoo import registry
 from trellis_keras.zoo.environment import environment
+from trellis_keras.zoo.failures import explained
+from trellis_keras.zoo.observation import Observation
 
 RECIPE = "recipe.json"
 ENVIRONMENT = "environment.json"
 BEST = "best.keras"
 
 
-def train(recipe, folder, verbose="auto", callbacks=()):
+def train(recipe, folder, verbose="auto", callbacks=(), observation=None):
     """Trains a model by its recipe, or goes on with a run that was interrupted.
 
     Args:
         recipe: A `Recipe`. If `folder` holds a run, it must be that run's, though it may have
             another number of epochs.
-        folder: The run's folder, made if need be. One process at a time may train in it.
+        folder: The run's folder, made if need be. While a process trains in it, others are refused.
         verbose: As in `keras.Model.fit`.
         callbacks: More callbacks than the recipe's. What those with `get_state` and `set_state`
             remember is kept with the run.
+        observation: An `Observation`, what TensorBoard shows beside metrics and learning rate.
+            It changes nothing of the training, and may be another when a run goes on. Default:
+            nothing.
 
     Returns:
         The trained model.
 
     Raises:
-        ValueError: The folder cannot be written to, or holds a run of another recipe, or the data
-            are not what they should be.
+        ValueError: The folder cannot be written to, or holds a run of another recipe, or another
+            process trains in it, or the data are not what they should be.
         FileNotFoundError: The data are missing.
+        FloatingPointError: The loss is not finite any more. Nothing of that epoch was saved.
+        OSError: Something could not be written, or the data not be read. What was saved before is
+            whole, and the run goes on from there.
 
     Example:
 
@@ -55,12 +62,25 @@ def train(recipe, folder, verbose="auto", callbacks=()):
     >>> model = train(recipe, "runs/first")
     """
     folder = _writable(folder)
-    remove_unfinished(folder)
-    recipe = _continued(recipe, folder)
-    loaded = recipe.load_data()
-    recipe = recipe.with_data(loaded)
+    with claimed(folder):
+        remove_unfinished(folder)
+        recipe = _continued(recipe, folder)
+        loaded = recipe.load_data()
+        recipe = recipe.with_data(loaded)
+        with explained(folder):
+            return _fit(recipe, loaded, folder, verbose, callbacks, observation or Observation())
+
+
+def _fit(recipe, loaded, folder, verbose, callbacks, observation):
     model = _build(recipe, loaded)
     train_stream = recipe.stream(loaded.train, shuffle=True)
+    observers = observation.callbacks(
+        folder,
+        model,
+        recipe.stream(loaded.train),
+        loaded,
+        batches=len(train_stream) * recipe.training.epochs,
+    )
     valid_stream = recipe.stream(loaded.valid)
     if verbose:
         print(describe(recipe, model, loaded), flush=True)
@@ -72,7 +92,7 @@ def train(recipe, folder, verbose="auto", callbacks=()):
         train_stream,
         validation_data=valid_stream,
         epochs=recipe.training.epochs,
-        callbacks=_callbacks(recipe, folder, train_stream, callbacks),
+        callbacks=_callbacks(recipe, folder, train_stream, callbacks, observers),
         shuffle=False,  # the stream's business: Keras would do it from no seed
         verbose=verbose,
     )
@@ -92,7 +112,7 @@ def read_recipe(folder):
     try:
         text = path.read_text(encoding="utf-8")
         return registry.recipe(json.loads(text)["name"]).from_json(text)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path} is not a recipe of this version: {error}") from error
 
 
@@ -111,8 +131,10 @@ def load_best(folder, compile=True):
     path = pathlib.Path(folder) / BEST
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no {BEST}: the run has not finished an epoch yet.")
-    _check_whole(path)
-    return keras.saving.load_model(path, compile=compile)
+    try:
+        return load_model(path, compile=compile)
+    except ValueError as error:
+        raise ValueError(f"{error} Put a copy of it back, or train in another folder.") from error
 
 
 def evaluate(folder, split="test", protocol="exact", data_dir=None, verbose=0, breakdown=None):
@@ -172,27 +194,20 @@ def _build(recipe, loaded):
     return registry.get_model(recipe.name, **vocabulary, **vars(recipe.model))
 
 
-def _callbacks(recipe, folder, train_stream, others):
+def _callbacks(recipe, folder, train_stream, others, observers):
     best = BestModel(folder / BEST)
     order = [EpochOrder(train_stream)] if hasattr(train_stream, "epoch") else []
     # What they add to the logs is there for the records behind them.
     rules = [*recipe.callbacks(), *others]
-    callbacks = [*order, *rules, HistoryCSV(folder / "history.csv"), best, *_tensorboard(folder)]
+    records = [HistoryCSV(folder / "history.csv"), best, *observers]
+    # First, so that no other learns of the end of an epoch that was lost.
+    callbacks = [StopOnNaN(), *order, *rules, *records]
     remembering = [callback for callback in (*rules, best) if hasattr(callback, "get_state")]
     # Last, so that it saves what the others remember of the epoch.
     checkpoint = Checkpoint(
         folder / "checkpoints", seed=recipe.model.seed or 0, callbacks=remembering
     )
     return [*callbacks, checkpoint]
-
-
-def _tensorboard(folder):
-    try:
-        import tensorflow  # noqa: F401
-    except ImportError:
-        print("TensorFlow is not installed: no TensorBoard logs are written.", flush=True)
-        return []
-    return [keras.callbacks.TensorBoard(folder / "tensorboard")]
 
 
 def _writable(folder):
@@ -204,19 +219,6 @@ def _writable(folder):
     except OSError as error:
         raise ValueError(f"The output folder {folder} cannot be written to: {error}") from error
     return folder
-
-
-def _check_whole(path):
-    """Refuses a damaged archive, for which Keras has many different errors."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-    except (zipfile.BadZipFile, EOFError) as error:
-        damaged = error
-    if damaged:
-        raise ValueError(
-            f"{path} is damaged ({damaged}). Put a copy of it back, or train in another folder."
-        )
 
 
 # A folder's run may go on with other values of these.

@@ -1,0 +1,45 @@
+"""The soak script: that it sees what differs, and, slowly, that nothing does."""
+
+import zipfile
+
+import h5py
+import numpy as np
+import pytest
+
+from benchmarks import soak
+from trellis_keras.training import checkpoint_files
+
+
+def a_run(folder, weight=1.0, best=1.0, loss=0.5):
+    """What `soak.differences` reads of a finished run."""
+    (folder / "checkpoints").mkdir(parents=True)
+    arrays = {"model.00000": np.array([weight])}
+    checkpoint_files.write(folder / "checkpoints", soak.EPOCHS, arrays, {"logs": {"loss": loss}})
+    for name in ("history.csv", "gradient_norms.csv"):
+        (folder / name).write_text(f"epoch,loss\n1,{loss}\n")
+    with h5py.File(folder / "weights.h5", "w") as file:
+        file["layers/dense/vars/0"] = [best]
+    with zipfile.ZipFile(folder / "best.keras", "w") as archive:
+        archive.write(folder / "weights.h5", "model.weights.h5")
+    return folder
+
+
+def test_differences_are_seen(tmp_path):
+    run = a_run(tmp_path / "run")
+    assert soak.differences(run, a_run(tmp_path / "same")) == []
+    assert soak.differences(run, a_run(tmp_path / "weight", weight=1 + 1e-15)) == [
+        "weights and optimizer"
+    ]
+    assert soak.differences(run, a_run(tmp_path / "best", best=1 + 1e-15)) == ["best.keras"]
+    assert soak.differences(run, a_run(tmp_path / "loss", loss=0.25)) == [
+        "state",
+        "history.csv",
+        "gradient_norms.csv",
+    ]
+
+
+@pytest.mark.slow
+def test_killed_runs_end_as_others_do(tmp_path):
+    results = soak.soak(tmp_path, kills=4, seed=1)
+    assert len(results["kills"]) == 4
+    assert results["lost"] == results["different"] == []

@@ -1,0 +1,32 @@
+"""Histories that are damaged."""
+
+import pytest
+
+from trellis_keras.training.records import read_history
+
+
+def test_a_history(tmp_path):
+    path = tmp_path / "history.csv"
+    assert read_history(path) == []
+    path.write_bytes(b"epoch,loss,val_loss\r\n1,nan,\r\n2,0.5,1e-3\r\n")
+    assert [row["loss"] for row in read_history(path)] == ["nan", "0.5"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"epoch,loss\n1,a\n",
+        b"epoch,loss\nx,1\n",
+        b"epoch,loss\n0,1\n",
+        b"epoch,loss\n1,2,3\n",
+        b"loss\n1\n",
+        b"epoch\n\xff\n",
+        b'epoch\n"1\n',
+        b"epoch\n" + b"1" * 200_000,
+    ],
+)
+def test_a_damaged_history_is_named(tmp_path, content):
+    path = tmp_path / "history.csv"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="history.csv is no history of epochs, or damaged"):
+        read_history(path)
