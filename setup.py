@@ -40,7 +40,7 @@ setup(
         "pillow>=10",  # reads the PNG files of CIFAR-10
         "typer>=0.12",
         "matplotlib>=3.8",
-        "filelock>=3.12",  # one process at a time stores a data set, and trains in a folder
+        "filelock>=4.2",  # one process at a time stores a data set, and trains in a folder
         "h5py>=3.10",
         "requests>=2.31",
         "tqdm>=4.66",

@@ -126,7 +126,7 @@ def _holder(path):
     try:
         inode = path.stat().st_ino
         table = pathlib.Path("/proc/locks").read_text()
-    except FileNotFoundError:  # no such table here, or released by now
+    except OSError:  # no such table here, or not for us, or released by now
         return ""
     for line in table.splitlines():
         _, kind, _, _, process, file, *_ = line.split()

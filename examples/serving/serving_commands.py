@@ -76,7 +76,7 @@ def stream(
         typer.echo(_most_probable(vocabulary, log_probabilities[0], top))
         if sample:
             drawn = continue_stream(session, log_probabilities, sample, temperature, rng)
-            typer.echo(line.rstrip("\n") + vocabulary.decode([int(t[0]) for t in drawn]))
+            typer.echo(vocabulary.decode([*tokens, *(int(t[0]) for t in drawn)]))
 
 
 def _most_probable(vocabulary, log_probabilities, top):

@@ -220,6 +220,16 @@ def test_a_compressed_file_that_unpacks_to_too_much(tmp_path, monkeypatch):
         load("text", path=tmp_path / "text")
 
 
+def test_a_text_with_a_character_of_its_own_is_named(tiny_ptb, monkeypatch):
+    sizes = {"train": 28, "valid": 13, "test": 15, "vocabulary": 14}
+    monkeypatch.setattr(corpora, "PTB_CHARACTERS", sizes)
+    assert len(load("ptb_char", data_dir=tiny_ptb).valid) == 13
+    path = tiny_ptb / "ptb/ptb.valid.txt"
+    path.write_bytes(path.read_bytes().replace(b"cat", b"czt"))
+    with pytest.raises(ValueError, match="valid.* has another text: .*unknown"):
+        load("ptb_char", data_dir=tiny_ptb)
+
+
 @pytest.mark.parametrize("content, message", [(b" the cat \n", "`unknown`"), (b" \n", "`unknown`")])
 def test_a_text_of_which_no_vocabulary_can_be_made_is_named(tiny_ptb, content, message):
     (tiny_ptb / "ptb/ptb.train.txt").write_bytes(content)

@@ -94,11 +94,13 @@ def main():
     names = arguments.only.split(",") if arguments.only else _names()
     print("| loader | inputs | accepted | refused | findings | slowest | seconds |")
     print("|---|---|---|---|---|---|---|", flush=True)
+    found = False
     for name in names:
         command = [sys.executable, __file__, "--in-this-process", "--only", name]
         command += ["--inputs", arguments.inputs, "--seed", arguments.seed, "--keep", keep]
         done = subprocess.run([*map(str, command)], capture_output=True, text=True)
         if done.returncode:
+            found = True
             print(f"| {name} | ended with status {done.returncode} at {keep / name}.last |")
             print(done.stderr[-1500:], flush=True)
             continue
@@ -108,7 +110,9 @@ def main():
         print(f"| {' | '.join(cells)} | {row['seconds']:.0f} |")
         for kind, file in row["kinds"].items():
             print(f"  {file}: {kind}")
+        found |= bool(row["kinds"])
         sys.stdout.flush()
+    sys.exit(found)
 
 
 def _names():

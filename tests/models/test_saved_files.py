@@ -77,6 +77,7 @@ BACKBONE = ("config", "backbone", "config")
         (_set(*BACKBONE, "filters", value=10**12), "filters=1000000000000 is too large"),
         (_set(*BACKBONE, "filters", value=5_000), "would have .* weights, but it holds"),
         (_set("config", "vocabulary_size", value=90_000), "vocabulary"),
+        (_set("config", "vocabulary_size", value=float("inf")), "vocabulary_size=inf is too large"),
         (_set("build_config", "input_shape", value=[None, 10**10]), "input_shape=10000000000 is"),
         (
             _set("compile_config", "metrics", value=[{"num_classes": 10**5}]),

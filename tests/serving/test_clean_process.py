@@ -10,7 +10,7 @@ pytest.importorskip("tensorflow")
 
 SHAPES = [(1, 1), (3, 17)]
 PROMPTS = ["a", "a cab", "bad  "]
-LONG = ("trellisnet_char", "tcn_copy_memory")  # whose stream has 1,000 steps
+LONG = ("trellisnet_char", "tcn_copy_memory", "lru_char_ptb")  # whose stream has 1,000 steps
 
 
 def requests(model, name):

@@ -101,6 +101,22 @@ def test_a_layer_that_draws_in_inference_is_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["stacked"]
 
 
+def test_noise_from_a_seed_of_its_own_is_refused(tmp_path):
+    class Noise(keras.layers.Layer):
+        def call(self, x):
+            return x + keras.random.normal(keras.ops.shape(x), seed=3)
+
+        def compute_output_shape(self, input_shape):
+            return input_shape
+
+    model = LanguageModel(7, 4, Noise())
+    model.build((None, None))
+    with pytest.raises(
+        ValueError, match="would not follow from the request alone.*StatelessRandom"
+    ):
+        serving.export(model, tmp_path / "noise")
+
+
 def test_exporting_changes_nothing_in_the_model(exported):
     model, _ = exported("trellisnet_char")
     assert model.backbone.stateful
@@ -144,7 +160,13 @@ DRAW = {"temperature": 1.0, "seed": 0}
 REFUSED = {
     "id too large": ("serving_default", {"tokens": [[1, 11]]}, r"must lie in \[0, 11\).*11"),
     "id below zero": ("serving_default", {"tokens": [[1, -1]]}, r"must lie in \[0, 11\).*-1"),
-    "no rows": ("initial_state", {"batch_size": 0}, "1 to 4096.*0"),
+    "no rows": (
+        "generate",
+        {"tokens": np.zeros((0, 2)), "max_length": 9, **DRAW},
+        "one row or more",
+    ),
+    "in all": ("generate", {"tokens": [[1]] * 70, "max_length": 60_001, **DRAW}, "4194304 in all"),
+    "no state": ("initial_state", {"batch_size": 0}, "1 to 4096.*0"),
     "many rows": ("initial_state", {"batch_size": 2**31 - 1}, "1 to 4096"),
     "id in prefill": ("prefill", {"tokens": [[11]]}, "must lie in"),
     "id in generate": ("generate", {"tokens": [[11]], "max_length": 9, **DRAW}, "must lie in"),
@@ -182,6 +204,14 @@ def test_a_step_outside_the_vocabulary_is_refused(signatures):
     state = signatures["initial_state"](batch_size=tf.constant(2))
     with pytest.raises(tf.errors.InvalidArgumentError, match="must lie in"):
         signatures["step"](tokens=tf.constant([1, -2]), **state)
+
+
+def test_a_step_with_the_state_of_other_rows_is_refused(exported):
+    # A product of one row and a sum with several would be taken for each of them.
+    signatures = tf.saved_model.load(exported("lru_char_ptb")[1]).signatures
+    state = signatures["initial_state"](batch_size=tf.constant(1))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="same number of rows.*3"):
+        signatures["step"](tokens=tf.constant([1, 2, 3]), **state)
 
 
 # Drawing

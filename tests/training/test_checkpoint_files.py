@@ -78,6 +78,18 @@ def test_a_damaged_newest_checkpoint_costs_an_epoch(tmp_path, file, damage):
         assert latest(tmp_path) == tmp_path / "epoch-0001"
 
 
+def test_a_disk_that_cannot_be_read_is_no_damage(tmp_path, monkeypatch):
+    """Whoever is told of damage removes the folder."""
+    checkpoint_files.write(tmp_path, 1, {"a": np.zeros(2)}, {})
+
+    def fail(path):
+        raise OSError(5, "Input/output error", str(path))
+
+    monkeypatch.setattr(checkpoint_files, "_sha256", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        checkpoint_files.latest(tmp_path)
+
+
 def test_training_falls_back_and_replaces_the_damaged_one(tmp_path):
     expected = values(two_epochs(tmp_path))
     truncate(tmp_path / "epoch-0002" / "variables.npz")

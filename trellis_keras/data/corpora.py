@@ -117,6 +117,9 @@ def ptb_char(data_dir, *, split=None, first=None, train_fraction=1.0):
     texts = [re.sub("^ ", "", decode(source), flags=re.MULTILINE) for source in sources]
     vocabulary = _vocabulary(sources[0], texts[0], "character")
     sizes = _check_published(sources, texts, vocabulary, PTB_CHARACTERS)
+    for source, text in zip(sources, texts, strict=True):
+        with _naming(source):
+            vocabulary.encode(text)  # before they are one text
     return _cut_corpus("ptb_char", sources, "".join(texts), vocabulary, cut, sizes)
 
 
@@ -230,9 +233,11 @@ def _naming(source):
 
 def _published_corpus(name, sources, texts, vocabulary, published):
     """Encodes texts that come in three files and checks their sizes."""
-    texts = [vocabulary.encode(content) for content in texts]
-    _check_published(sources, texts, vocabulary, published)
-    parts = dict(zip(SPLITS, texts, strict=True))
+    parts = {}
+    for split, source, content in zip(SPLITS, sources, texts, strict=True):
+        with _naming(source):
+            parts[split] = vocabulary.encode(content)
+    _check_published(sources, list(parts.values()), vocabulary, published)
     digest = checksum(source.content for source in sources)
     return Corpus(name=name, vocabulary=vocabulary, checksum=digest, **parts)
 

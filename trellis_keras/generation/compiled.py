@@ -2,7 +2,7 @@
 
 import keras
 
-# Pairs of a sampler's settings and stop tokens: a compiled function takes megabytes.
+# Shapes, samplers' settings, stop tokens: a compiled function takes megabytes.
 _KEPT = 16
 
 

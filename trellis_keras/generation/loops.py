@@ -28,7 +28,7 @@ def sample(model, given, sampler, stop):
         hidden = _hidden_states(model, shared)
         rest = given.shape[1] - shortest
         options["hidden_states"] = ops.pad(hidden, [[0, 0], [0, rest], [0, 0]])
-    loop = _compiled(_loop, model, sampler, stop)
+    loop = _compiled(_loop, model, sampler, given.shape, stop)
     index = ops.convert_to_tensor(shortest, "int32")
     ids = loop(ops.convert_to_tensor(given), _cache_before_last(model, shared), index, options)
     return ops.convert_to_numpy(ids)
@@ -36,7 +36,7 @@ def sample(model, given, sampler, stop):
 
 def stream(model, prompt, max_length, sampler, stop):
     """Yields the ids that follow a prompt (time,), each as soon as it is chosen."""
-    choice = _compiled(_choice, model, sampler)
+    choice = _compiled(_choice, model, sampler, 1)
     cache = _cache_before_last(model, prompt[None])
     token = ops.convert_to_tensor(prompt[-1:])
     for _ in range(max_length - len(prompt)):
@@ -59,12 +59,16 @@ def _hidden_states(model, tokens):
 
 
 def _read(model, tokens, name, function):
-    compiled = kept(model, name, lambda: compile_xla(function, model.variables))
+    key = name, *tokens.shape
+    compiled = kept(model, key, lambda: compile_xla(function, model.variables))
     return compiled(ops.convert_to_tensor(tokens))
 
 
-def _compiled(make, model, sampler, *settings):
-    """Returns `make(model, sampler, *settings)` compiled; it advances the sampler's state."""
+def _compiled(make, model, sampler, shape, *settings):
+    """Returns `make(model, sampler, *settings)` compiled; it advances the sampler's state.
+
+    Each shape of the arguments has one of its own, so that those no longer used can go.
+    """
 
     def build():
         # One of our own: the user may change the attributes of theirs.
@@ -72,7 +76,7 @@ def _compiled(make, model, sampler, *settings):
         own = sampler.from_config(sampler.get_config()) if known else sampler
         return compile_xla(make(model, own, *settings), model.variables, own.variables), own
 
-    key = (make.__name__, *samplers.key(sampler), *settings)
+    key = (make.__name__, *samplers.key(sampler), shape, *settings)
     function, own = kept(model, key, build)
 
     def call(*tensors):

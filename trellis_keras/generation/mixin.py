@@ -75,8 +75,9 @@ class Generation:
 
         Compiled, in seconds, and kept with the model are the forward pass, for each new batch size
         or length of the shortest prompt, and the loop, for each new batch size, `max_length`, set
-        of stop tokens, and kind or settings of the sampler. Other prompts, seeds and weights
-        compile nothing. What was used longest ago goes when there are more than 16.
+        of stop tokens, and kind or settings of the sampler (one of a class of your own is known
+        as an object: make a new one for other settings). Other prompts, seeds and weights compile
+        nothing. What was used longest ago goes when there are more than 16.
 
         Args:
             prompts: A string or a list of strings (for a model with a vocabulary), or rows of

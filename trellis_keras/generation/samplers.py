@@ -70,7 +70,8 @@ def key(sampler):
         # A user's sampler need not describe itself by its config.
         return kind, id(sampler)
     config = {k: v for k, v in sampler.get_config().items() if k != "seed"}
-    return kind, json.dumps(config, sort_keys=True)
+    # NumPy's numbers are as good as Python's.
+    return kind, json.dumps(config, sort_keys=True, default=lambda number: number.item())
 
 
 def from_library(sampler):

@@ -1,5 +1,6 @@
 """Model and weights files of any origin: what they claim is checked before Keras makes it."""
 
+import io
 import json
 import math
 import struct
@@ -15,7 +16,7 @@ CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 # The largest number in a configuration, but for seeds, that needs no file of that many bytes.
 _SMALL = 100_000
 # The largest one in a metric's, of which some keep a square of it.
-_SMALL_METRIC = 1_000
+_SMALL_METRIC = 10_000
 # Bytes at the beginning of an HDF5 file, where it says how long it is.
 _SUPERBLOCK = 52
 
@@ -86,7 +87,10 @@ def _check_claims(file):
     for part, largest in ((config, max(size, _SMALL)), (metrics, _SMALL_METRIC)):
         for name, number in _numbers(part):
             if number > largest:
-                raise ValueError(f"{name}={number} is too large for a file of {size:,} bytes")
+                raise ValueError(
+                    f"{name}={number} is too large: at most {largest:,} is taken from a file of "
+                    f"{size:,} bytes"
+                )
     claimed = _count_weights(config)
     if claimed > stored:
         raise ValueError(f"its model would have {claimed:,} weights, but it holds {stored:,}")
@@ -94,8 +98,8 @@ def _check_claims(file):
 
 def _stored_numbers(archive):
     """Returns how many numbers the weights of a `.keras` file are."""
-    with archive.open(WEIGHTS) as file:
-        return _count_numbers(file, archive.getinfo(WEIGHTS).file_size)
+    content = archive.read(WEIGHTS)  # HDF5 goes to and fro, for which a zip file begins anew
+    return _count_numbers(io.BytesIO(content), len(content))
 
 
 def _count_numbers(file, size):
@@ -127,7 +131,7 @@ def _measured(item):
 
 
 def _numbers(config, name=""):
-    """Yields (name, size) of the integers in a configuration, but for seeds and references."""
+    """Yields (name, size) of the numbers in a configuration, but for seeds and references."""
     if isinstance(config, dict):
         for key, value in config.items():
             if key != "shared_object_id" and not key.endswith("seed"):
@@ -135,7 +139,7 @@ def _numbers(config, name=""):
     elif isinstance(config, list):
         for value in config:
             yield from _numbers(value, name)
-    elif isinstance(config, int):
+    elif isinstance(config, (int, float)):
         yield name, abs(config)
 
 

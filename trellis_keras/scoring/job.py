@@ -20,7 +20,7 @@ from trellis_keras.serving import without_history
 _BATCHES = 64
 # What a line costs beside its tokens, in tokens: a file may hold nothing but empty lines.
 _LINE = 16
-# Log-probabilities that exist at a time, at most: 256 MB in float32.
+# Log-probabilities that exist at a time: 256 MB in float32, or those of 1024 tokens.
 _SCORES = 1 << 26
 
 
@@ -175,7 +175,6 @@ class _Job:
         reader, text = self.reader, self.text
         waiting = text.rows[1] if len(text.rows) > 1 else reader.line
         first, sums, counts = self.rows.take(int(waiting))
-        file.write(self.table.rows(first, sums, counts).encode())
         self.log_probability += float(sums.sum())
         self.num_tokens += int(counts.sum())
         progress = {
@@ -191,7 +190,7 @@ class _Job:
         arrays = {"sums": self.rows.sums, "counts": self.rows.counts}
         arrays |= {"ids": text.ids, "rows": text.rows}
         arrays |= {f"cache_{i}": leaf for i, leaf in enumerate(_leaves(text.cache))}
-        unfinished.save(file, progress, arrays)
+        unfinished.save(file, self.table.rows(first, sums, counts), progress, arrays)
         self.saved, self.read, self.scored = reader.offset, 0, 0
         self.progress.update(self.saved)
 

@@ -119,6 +119,10 @@ class Unfinished:
         with claimed(self.folder):
             remove_unfinished(self.folder)
             yield
+        if self.path.exists():
+            shutil.rmtree(
+                self.folder
+            )  # not before its lock is closed: some systems keep open files
 
     def load(self):
         """Returns (progress, arrays) of the last `save`, or None if there was none.
@@ -150,9 +154,10 @@ class Unfinished:
         """What the user can do."""
         return f"To begin anew, remove {self.folder}."
 
-    def save(self, file, progress, arrays):
-        """Notes how far the job has come, once the rows in `file`, which is open, are safe."""
+    def save(self, file, text, progress, arrays):
+        """Adds text to the rows in `file`, which is open, then notes how far the job has come."""
         with naming(self.rows, self.rows):
+            file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
         progress = json.dumps({**progress, "written": file.tell()})
@@ -163,4 +168,3 @@ class Unfinished:
         """Gives the whole file its name."""
         os.replace(self.rows, self.path)
         sync_folder(self.path.parent)
-        shutil.rmtree(self.folder)

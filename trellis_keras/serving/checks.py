@@ -5,8 +5,9 @@ without a word.
 """
 
 # They bound the work and the memory that one request can ask for.
-MOST_NEW_TOKENS = 2**16
-MOST_ROWS = 2**12
+MOST_NEW_TOKENS = 2**16  # of a row
+MOST_IN_ALL = 2**22  # of all rows
+MOST_ROWS = 2**12  # of a state
 
 
 def that(condition, message, *values):
@@ -52,6 +53,14 @@ def temperature(value):
     )
 
 
+def same_rows(inputs):
+    """Refuses inputs that differ in their number of rows: some layers would repeat a single one."""
+    import tensorflow as tf
+
+    rows = tf.stack([tf.shape(value)[0] for value in inputs])
+    return that(rows == rows[:1], "All inputs must have the same number of rows. Received:", rows)
+
+
 def number_of_rows(count):
     """Refuses a state of no rows, or of too many."""
     return that(
@@ -61,10 +70,15 @@ def number_of_rows(count):
     )
 
 
-def number_of_new_tokens(count):
-    """Refuses too few or too many tokens to generate."""
+def number_of_new_tokens(count, rows):
+    """Refuses no rows, and too few or too many tokens to generate."""
+    import tensorflow as tf
+
+    most = tf.minimum(MOST_NEW_TOKENS, MOST_IN_ALL // tf.maximum(rows, 1))
     return that(
-        (count >= 1) & (count <= MOST_NEW_TOKENS),
-        f"A request asks for 1 to {MOST_NEW_TOKENS} new tokens. Received:",
+        (rows >= 1) & (count >= 1) & (count <= most),
+        f"A request asks for 1 to {MOST_NEW_TOKENS} new tokens of each of one row or more, "
+        f"{MOST_IN_ALL} in all at most. Received new tokens and rows:",
         count,
+        rows,
     )

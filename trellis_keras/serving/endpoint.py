@@ -52,6 +52,7 @@ class Endpoint:
         inputs, outputs: Dicts from name to `Field`.
         function: Takes the inputs, tensors, as keyword arguments and returns a dict of the outputs.
         check: Takes the inputs likewise, and returns a list of assertions on their values.
+        draws: Whether it draws random numbers, from nothing but its inputs.
         tables: The lookup tables that the function reads.
     """
 
@@ -61,6 +62,7 @@ class Endpoint:
     outputs: dict
     function: Callable
     check: Callable = lambda **inputs: []
+    draws: bool = False
     tables: tuple = ()
 
     def input_specs(self):
@@ -68,8 +70,12 @@ class Endpoint:
         return {name: field.spec(name) for name, field in self.inputs.items()}
 
     def checked(self, **inputs):
-        """`function`, after `check`; its outputs have the shapes that their fields say."""
-        assertions = self.check(**inputs)
+        """`function` of what `check` lets pass and of as many rows in all inputs.
+
+        The outputs have the shapes that their fields say.
+        """
+        rows = [inputs[name] for name, field in self.inputs.items() if "batch" in field.shape]
+        assertions = [checks.same_rows(rows), *self.check(**inputs)]
         inputs = {name: checks.after(assertions, value) for name, value in inputs.items()}
         outputs = self.function(**inputs)
         return {

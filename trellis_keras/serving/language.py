@@ -88,7 +88,7 @@ def _generate(model):
         return [
             checks.tokens_in(tokens, model.vocabulary_size),
             checks.at_least_one_token(ops.shape(tokens)[1]),
-            checks.number_of_new_tokens(max_length - ops.shape(tokens)[1]),
+            checks.number_of_new_tokens(max_length - ops.shape(tokens)[1], ops.shape(tokens)[0]),
             checks.temperature(temperature),
         ]
 
@@ -104,6 +104,7 @@ def _generate(model):
         {"tokens": Field("int32", ("batch", "max_length"), "Prompts and continuations.")},
         generate,
         check,
+        draws=True,
     )
 
 
@@ -137,8 +138,11 @@ def _generate_text(model, encode):
         ids = sampling.generate(model, ids, lengths, max_new_tokens, temperature, seed)
         return {"text": decode(ids, lengths + max_new_tokens)}
 
-    def check(max_new_tokens, temperature, **_):
-        return [checks.number_of_new_tokens(max_new_tokens), checks.temperature(temperature)]
+    def check(max_new_tokens, temperature, **inputs):
+        return [
+            checks.number_of_new_tokens(max_new_tokens, ops.shape(inputs["text"])[0]),
+            checks.temperature(temperature),
+        ]
 
     return Endpoint(
         "generate_text",
@@ -152,6 +156,7 @@ def _generate_text(model, encode):
         {"text": Field("string", ("batch",), "The texts and their continuations.")},
         generate_text,
         check,
+        draws=True,
         tables=encode.tables,
     )
 

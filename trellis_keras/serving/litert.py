@@ -100,8 +100,8 @@ def _check_dtype(model):
     dtypes = {model.compute_dtype, model.backbone.compute_dtype}
     if dtypes != {"float32"}:
         raise ValueError(
-            "LiteRT computes in float32. Make the model anew under the dtype policy 'float32' and "
-            f"load its weights. Received: a model that computes in {', '.join(sorted(dtypes))}"
+            "`step` is converted in float32. Make the model anew under the dtype policy 'float32' "
+            f"and load its weights. Received: a model that computes in {', '.join(sorted(dtypes))}"
         )
 
 

@@ -4,15 +4,19 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import tempfile
 
+from trellis_keras.files import sync_folder
 from trellis_keras.serving import warmup
 from trellis_keras.serving.endpoints import endpoints_of
 
 EXTRA = "assets.extra"
 SIGNATURES = "signatures.json"
 VOCABULARY = "vocabulary.json"
+# Calls of functions, whose operations are looked at too.
+_CALLS = {"StatefulPartitionedCall"}
 # Folders that are not whole yet. No integer, so no server takes them for versions.
 _UNFINISHED = ".exporting-"
 
@@ -88,11 +92,13 @@ def _traced(endpoint):
     function = tf.function(endpoint.checked, autograph=False)
     function = function.get_concrete_function(**endpoint.input_specs())
     found = operations(function)
-    impure = {op for op in found if "Assign" in op or "Random" in op}
-    impure = sorted(op for op in impure if not op.startswith("StatelessRandom"))
+    impure = {op for op in found if re.search("Assign|Random|Multinomial|^Stateful[A-Z]", op)}
+    # A function of the request's seed alone.
+    pure = {op for op in impure if endpoint.draws and op.startswith("Stateless")}
+    impure = sorted(impure - pure - _CALLS)
     if impure:
         raise ValueError(
-            f"The answers of `{endpoint.name}` would depend on what was asked before: its graph "
+            f"The answers of `{endpoint.name}` would not follow from the request alone: its graph "
             f"has {', '.join(impure)}. Some layer of the model draws random numbers or assigns "
             "variables in inference, as Keras' recurrent layers with dropout do (put these into a "
             "StackedRNN)."
@@ -155,8 +161,10 @@ def _unfinished(path):
 
 def _sync(folder):
     """Makes the disk have all files before a name promises that they are whole."""
-    for path in folder.rglob("*"):
-        if path.is_file():
+    for path in [folder, *folder.rglob("*")]:
+        if path.is_dir():
+            sync_folder(path)
+        else:
             with open(path, "rb+") as file:
                 os.fsync(file.fileno())
 
@@ -167,12 +175,15 @@ def _publish(folder, path, version):
         target = path / str(version or 1 + _highest(path))
         try:
             # Of two that come at once, one finds a folder that is not empty.
-            return folder.rename(target)
+            folder.rename(target)
         except OSError as error:
             if not target.exists():
                 raise
             if version is not None:
                 raise ValueError(_taken(path, version)) from error
+        else:
+            sync_folder(path)
+            return target
 
 
 def _highest(path):

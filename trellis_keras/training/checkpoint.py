@@ -248,9 +248,12 @@ def _check_built(model):
 
 def _check_finite(model, epoch):
     for variable in _unique(model.weights):
-        if keras.backend.is_float_dtype(variable.dtype) and not np.all(
-            np.isfinite(ops.convert_to_numpy(variable))
-        ):
+        if not keras.backend.is_float_dtype(variable.dtype):
+            continue
+        # A constant, such as a mask, may be infinite.
+        lost = ops.convert_to_numpy(variable)
+        lost = ~np.isfinite(lost) if variable.trainable else np.isnan(lost)
+        if lost.any():
             raise FloatingPointError(
                 f"After epoch {epoch} the weight {variable.path!r} is not finite."
             )

@@ -26,6 +26,15 @@ STATE = "state.json"
 MANIFEST = "manifest.json"
 
 _FOLDER = re.compile(r"epoch-(\d{4,})")
+_DAMAGE = (
+    FileNotFoundError,
+    NotADirectoryError,
+    IsADirectoryError,
+    ValueError,
+    KeyError,
+    TypeError,
+    RecursionError,
+)
 _ASIDE = ".unfinished-"  # no reader takes such a folder for a checkpoint
 
 
@@ -94,7 +103,7 @@ def remove(folder):
         # By renaming alone: on a full disk no folder could be made for it.
         grave = folder.with_name(f"{_ASIDE}{secrets.token_hex(4)}")
         folder.rename(grave)
-        shutil.rmtree(grave)
+        shutil.rmtree(grave, ignore_errors=True)  # `remove_unfinished` finds what is left
 
 
 def remove_unfinished(directory):
@@ -164,13 +173,17 @@ def find(path):
 
 
 def find_damage(folder):
-    """Returns what is wrong with a checkpoint's folder, or `None` if it is whole."""
+    """Returns what is wrong with a checkpoint's folder, or `None` if it is whole.
+
+    Raises:
+        OSError: if that cannot be told, because the disk or the network does not let it be read.
+    """
     try:
         sums = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sha256"]
         for name in (VARIABLES, STATE):
             if _sha256(folder / name) != sums[name]:
                 return f"{name} is not what was written"
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except _DAMAGE as error:
         return f"{type(error).__name__}: {error}"
     return None
 

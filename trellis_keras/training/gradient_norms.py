@@ -123,6 +123,9 @@ class GradientNorms(keras.callbacks.Callback):
         self._restored = False
         if self._table is not None:
             self._table.on_train_begin()
+        # What it may lack, such as memory, it shall lack before an epoch's work can be lost.
+        for batch in itertools.islice(_each(self.batches), 1):
+            self._gradient(batch)
 
     def on_epoch_begin(self, epoch, logs=None):
         names = [GLOBAL, *(f"{GLOBAL}/{row}" for row in self._rows)]

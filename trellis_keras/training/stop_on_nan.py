@@ -38,6 +38,8 @@ class StopOnNaN(keras.callbacks.Callback):
         self._lost = []
 
     def on_train_batch_end(self, batch, logs=None):
+        if "loss" not in (logs or {}):
+            raise ValueError(f"StopOnNaN watches 'loss', which is not in the logs: {logs}")
         loss = logs["loss"]  # the epoch's mean so far, which no later step makes finite again
         if not math.isfinite(loss):
             self._lost.append((batch + 1, loss))

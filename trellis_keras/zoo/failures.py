@@ -36,7 +36,10 @@ def explained(folder):
 
 
 def _saved(folder):
-    checkpoint = latest(folder / "checkpoints")
+    try:
+        checkpoint = latest(folder / "checkpoints")
+    except (OSError, ValueError):  # the same disk may be the reason of both
+        return "What was saved before cannot be read now either."
     return "No epoch was saved." if checkpoint is None else f"The last good state is {checkpoint}."
 
 

@@ -80,7 +80,7 @@ class Observation:
         if self.profile[1] > batches:
             raise ValueError(
                 f"The last batch to profile, {self.profile[1]}, is not among the {batches} batches "
-                "of this run."
+                "that are left of this run."
             )
 
     def _metrics(self, logs):

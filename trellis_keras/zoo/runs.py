@@ -19,7 +19,7 @@ from trellis_keras.data.sources import SPLITS
 from trellis_keras.data.streams import PROTOCOLS
 from trellis_keras.files import claimed, remove_unfinished, replacing
 from trellis_keras.models.saved_files import load_model
-from trellis_keras.training import Checkpoint, StopOnNaN
+from trellis_keras.training import Checkpoint, StopOnNaN, latest
 from trellis_keras.training.records import BestModel, HistoryCSV
 from trellis_keras.zoo import registry
 from trellis_keras.zoo.environment import environment
@@ -79,7 +79,7 @@ def _fit(recipe, loaded, folder, verbose, callbacks, observation):
         model,
         recipe.stream(loaded.train),
         loaded,
-        batches=len(train_stream) * recipe.training.epochs,
+        batches=len(train_stream) * (recipe.training.epochs - _epochs_done(folder)),
     )
     valid_stream = recipe.stream(loaded.valid)
     if verbose:
@@ -97,6 +97,11 @@ def _fit(recipe, loaded, folder, verbose, callbacks, observation):
         verbose=verbose,
     )
     return model
+
+
+def _epochs_done(folder):
+    checkpoint = latest(folder / "checkpoints")
+    return 0 if checkpoint is None else int(checkpoint.name.removeprefix("epoch-"))
 
 
 def read_recipe(folder):
