@@ -25,9 +25,6 @@ class StopOnNaN(keras.callbacks.Callback):
     >>> model.fit(x, y, callbacks=[trellis_keras.training.StopOnNaN(), checkpoint])
     """
 
-    # Keras may go on with the next steps while one is looked at: nothing is read but its loss.
-    async_safe = True
-
     def __init__(self):
         super().__init__()
         self._epoch = 0
