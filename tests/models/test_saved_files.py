@@ -93,6 +93,16 @@ def test_sizes_are_checked_before_anything_is_made(saved, tmp_path, change, mess
         load_model(path)
 
 
+def test_weights_that_do_not_fit_are_named(saved, tmp_path):
+    path = altered(saved, tmp_path, _set("config", "vocabulary_size", value=float("inf")))
+    with pytest.raises(ValueError, match="altered.keras holds no language model.*infinity"):
+        saved[0].load_weights(path)
+    other = LanguageModel(4, 2, TCN(2, 2, 2))
+    other.build((None, None))
+    with pytest.raises(ValueError, match="model.keras does not fit this model"):
+        other.load_weights(saved[1])
+
+
 LAMBDA = {
     "class_name": "Lambda",
     "module": "keras.layers",

@@ -338,7 +338,10 @@ class LanguageModel(Generation, OrderedBatches, keras.Model):
         """
         if not skip_mismatch:
             check_weights_file(filepath, self)
-        super().load_weights(filepath, skip_mismatch=skip_mismatch, **options)
+        try:
+            super().load_weights(filepath, skip_mismatch=skip_mismatch, **options)
+        except ValueError as error:
+            raise ValueError(f"{filepath} does not fit this model: {error}") from error
 
     def get_config(self):
         serialize = keras.saving.serialize_keras_object

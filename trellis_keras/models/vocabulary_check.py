@@ -52,7 +52,7 @@ def _saved_vocabulary(path):
         vocabulary = config.get("vocabulary")
         tokens = None if vocabulary is None else list(vocabulary["config"]["tokens"])
         return int(config["vocabulary_size"]), tokens
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{path} holds no language model: {error!r}") from error
 
 
