@@ -93,6 +93,15 @@ def test_sizes_are_checked_before_anything_is_made(saved, tmp_path, change, mess
         load_model(path)
 
 
+def test_a_full_disk_is_no_damage(saved, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(keras.saving, "load_model", fail)
+    with pytest.raises(OSError, match="No space left"):
+        load_model(saved[1])
+
+
 def test_weights_that_do_not_fit_are_named(saved, tmp_path):
     path = altered(saved, tmp_path, _set("config", "vocabulary_size", value=float("inf")))
     with pytest.raises(ValueError, match="altered.keras holds no language model.*infinity"):

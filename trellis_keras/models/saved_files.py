@@ -42,6 +42,8 @@ def load_model(path, compile=True):
             return keras.saving.load_model(path, compile=compile)
         # A configuration calls constructors, each of which may raise what it likes.
         except Exception as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the disk's fault, not the file's
             raise ValueError(f"{path} is damaged, or no model of this version: {error}") from error
 
 
