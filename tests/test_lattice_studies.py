@@ -119,6 +119,7 @@ def values(rows):
     return [{k: v for k, v in row.items() if k not in ("seconds", "compiles")} for row in rows]
 
 
+@pytest.mark.slow
 def test_an_interrupted_cell_ends_with_the_same_rows(tmp_path, monkeypatch):
     whole = lattice.train(SMALL, tmp_path / "whole", **CELL)
 

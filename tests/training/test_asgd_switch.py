@@ -299,7 +299,7 @@ for a, b, average in zip(alone.get_weights(), shared.get_weights(), averages):
 """
 
 
-@pytest.mark.slow_elsewhere
+@pytest.mark.slow
 def test_replicas_average_alike(floatx):
     if keras.backend.backend() != "tensorflow" or floatx != "float32":
         pytest.skip("tf.distribute: once, on TensorFlow")

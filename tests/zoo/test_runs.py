@@ -365,7 +365,12 @@ def check_killed_text_run(tmp_path, backend, settings, epochs, kills):
 @pytest.mark.parametrize(
     ("backend", "settings"),
     # JAX without its compiler computes operation by operation.
-    [("tensorflow", STATEFUL), ("jax", TINY | {"jit_compile": True, "hidden_dropout": 0.3})],
+    [
+        ("tensorflow", STATEFUL),
+        pytest.param(
+            "jax", TINY | {"jit_compile": True, "hidden_dropout": 0.3}, marks=pytest.mark.slow
+        ),
+    ],
     ids=["tensorflow", "jax"],
 )
 def test_a_killed_run_ends_like_an_uninterrupted_one(tmp_path, backend, settings):

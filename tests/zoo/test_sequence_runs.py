@@ -112,15 +112,12 @@ def test_each_epoch_has_its_own_order(tmp_path):
     assert [batch[1].tolist() for batch in other] != first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "words"),
     [
         ("tensorflow", ["tcn_copy_memory", "--depth=3", "--filters=4", "--dropout=0.2"]),
-        pytest.param(
-            "jax",
-            ["lstm_adding", "--hidden-units=4", "--dropout=0.2"],
-            marks=pytest.mark.slow,
-        ),
+        ("jax", ["lstm_adding", "--hidden-units=4", "--dropout=0.2"]),
     ],
     ids=["tensorflow", "jax"],
 )
