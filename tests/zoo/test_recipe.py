@@ -119,6 +119,7 @@ def test_wrong_types_are_refused(field, value, message):
         ("clip_norm", -1.0, "positive"),
         ("l2", -1e-6, "0 or more"),
         ("seed", -1, "0 or more"),
+        ("dtype_policy", "bf16", "must be one of .*mixed_bfloat16"),
         ("hidden_dropout", 1.0, r"in \[0, 1\)"),
         ("weight_dropout", -0.1, r"in \[0, 1\)"),
         ("output_units", 65, "`embedding_dim`, 64"),

@@ -107,6 +107,14 @@ def test_a_finished_run_stays_as_it_is(tmp_path, capsys):
         np.testing.assert_array_equal(array, before[name])
 
 
+def test_another_precision_goes_on(tmp_path):
+    run = tiny_run(tmp_path, epochs=1)
+    half = tiny_recipe(tmp_path, epochs=2, dtype_policy="mixed_bfloat16")
+    assert runs.train(half, run, verbose=0).compute_dtype == "bfloat16"
+    assert runs.read_recipe(run).model.dtype_policy == "mixed_bfloat16"
+    assert [row["epoch"] for row in read_history(run / "history.csv")] == ["1", "2"]
+
+
 def test_another_recipe_is_refused_with_the_difference(shared):
     with pytest.raises(ValueError, match="other settings: depth 3 there, 4 here. Choose another"):
         runs.train(tiny_recipe(shared.parent, depth=4), shared)

@@ -74,6 +74,17 @@ def test_no_seed_gives_other_weights_each_time():
     assert not np.array_equal(one, other)
 
 
+@pytest.mark.parametrize("name", ["tcn_adding", "tcn_jsb", "lstm_adding"])
+def test_precision_is_an_argument(name):
+    models = [zoo.get_model(name, dtype_policy=p) for p in (None, "mixed_bfloat16", "float64")]
+    compute = [model.compute_dtype for model in models]
+    backbone = [model.backbone.compute_dtype for model in models]
+    kept = [keras.backend.standardize_dtype(model.weights[0].dtype) for model in models]
+    assert compute == backbone == ["float32", "bfloat16", "float64"]
+    assert kept == ["float32", "float32", "float64"]
+    assert keras.config.dtype_policy().name == "float32"
+
+
 def test_weights_from_a_file(tmp_path):
     trained = zoo.trellisnet_char(seed=5, **TINY)
     trained.save_weights(tmp_path / "a.weights.h5")

@@ -1,5 +1,7 @@
 """Which precision states, softmaxes and losses are computed in."""
 
+import contextlib
+
 import keras
 from keras import ops
 
@@ -11,6 +13,18 @@ def at_least_float32(dtype):
     float32 for float64 too.
     """
     return "float32" if dtype in ("float16", "bfloat16") else dtype
+
+
+@contextlib.contextmanager
+def default_policy(name):
+    """Layers made in this context compute in the dtype policy `name`. None: nothing changes."""
+    before = keras.config.dtype_policy()
+    if name is not None:
+        keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 def tanh(x):

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from trellis_keras.training import ASGD, SGD, Adam, RMSprop
 
+DTYPE_POLICIES = ("float32", "float64", "mixed_bfloat16")
 OPTIMIZERS = {"sgd": SGD, "asgd": ASGD, "adam": Adam, "rmsprop": RMSprop}
 
 
@@ -23,6 +24,8 @@ class Config:
         clip_norm: Gradients are clipped to this global norm. None: not at all.
         l2: Weight decay, added to the gradient.
         jit_compile: Whether XLA compiles the training step.
+        dtype_policy: Keras' dtype policy of all layers: `"float32"`, `"float64"`, or
+            `"mixed_bfloat16"`, whose weights stay in float32. None: `keras.config.dtype_policy()`.
         seed: Of the initial weights, the dropouts and the order of the examples. None: other
             weights each time (a run's dropouts and order are then those of seed 0).
     """
@@ -37,10 +40,13 @@ class Config:
     clip_norm: float | None = None
     l2: float = 0.0
     jit_compile: bool = True
+    dtype_policy: str | None = None
     seed: int | None = 0
 
     def __post_init__(self):
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        if self.dtype_policy is not None:
+            check_choice("dtype_policy", self.dtype_policy, DTYPE_POLICIES)
         for name in self.POSITIVE:
             check_field(self, name, lambda value: value > 0, "positive")
         for name in self.NOT_NEGATIVE:

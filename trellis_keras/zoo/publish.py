@@ -232,7 +232,7 @@ def _use(recipe, results):
     """How to get the model with its weights, where these are published too."""
     if "weights_sha256" not in results:
         return ""
-    fields = set(vars(recipe.model)) - {"seed", "jit_compile"}
+    fields = set(vars(recipe.model)) - {"seed", "jit_compile", "dtype_policy"}
     arguments = [f"{k}={v!r}" for k, v in results["settings"].items() if k in fields]
     call = ", ".join([*arguments, 'weights="pretrained"'])
     return f"""

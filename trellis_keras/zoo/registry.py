@@ -4,6 +4,7 @@ import fnmatch
 import functools
 import inspect
 
+from trellis_keras.layers.precision import default_policy
 from trellis_keras.zoo.pretrained import load_weights
 
 _ENTRIES = {}
@@ -24,7 +25,9 @@ def register(recipe):
             if any(vocabulary):
                 overrides.setdefault("vocabulary_size", len(vocabulary[0]))
             config = recipe.replace(**_model_only(recipe, overrides)).model
-            return load_weights(function(config, *vocabulary), recipe, config, weights)
+            with default_policy(config.dtype_policy):
+                model = function(config, *vocabulary)
+            return load_weights(model, recipe, config, weights)
 
         build.__signature__ = _signature(recipe.model)
         if function.__name__ != recipe.name:

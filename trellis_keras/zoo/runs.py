@@ -226,8 +226,16 @@ def _writable(folder):
     return folder
 
 
-# A folder's run may go on with other values of these.
-_FREE = {"epochs", "data_dir", "data_checksum", "vocabulary_size"}
+# A folder's run may go on with other values of these: how long, where the data are, and how the
+# machine computes it.
+_FREE = {
+    "epochs",
+    "data_dir",
+    "data_checksum",
+    "vocabulary_size",
+    "jit_compile",
+    "dtype_policy",
+}
 
 
 def _continued(recipe, folder):
