@@ -67,6 +67,10 @@ def train(
         str | None,
         typer.Option(metavar="FIRST:LAST", help="Profile these batches, counted from 1."),
     ] = None,
+    max_minutes: Annotated[
+        float | None,
+        typer.Option(help="End after the last epoch that fits; the same run goes on another time."),
+    ] = None,
 ):
     """Train a model by its recipe, or go on with an interrupted run.
 
@@ -95,7 +99,9 @@ def train(
     try:
         # A progress bar on a terminal; in a file, a line per epoch.
         verbose = 1 if sys.stdout.isatty() else 2
-        runs.train(recipe, output, verbose=verbose, observation=observation)
+        runs.train(
+            recipe, output, verbose=verbose, observation=observation, max_minutes=max_minutes
+        )
     except KeyboardInterrupt:
         typer.echo(f"\nInterrupted. To go on: trellis-keras train --output {output}", err=True)
         raise
@@ -260,11 +266,15 @@ def publish(
     note: Annotated[
         str, typer.Option(help="What a reader of the card should know: runs not shown, limits.")
     ] = "",
+    other_seed: Annotated[
+        list[str] | None,
+        typer.Option(help="A run by the same recipe with another seed; repeat it for several."),
+    ] = None,
 ):
     """Evaluate the best model of a run on the test split and write its card and results."""
     from trellis_keras.zoo.publish import publish
 
-    results = publish(run, folder, data_dir, note)
+    results = publish(run, folder, data_dir, note, other_seed or ())
     typer.echo(json.dumps({name: results[name] for name in ("model", "metric", "test")}))
 
 

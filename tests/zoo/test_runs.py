@@ -1,6 +1,9 @@
 """Runs: what training leaves, resuming, damage, exact evaluation, and runs that are killed."""
 
+import functools
+import itertools
 import json
+import sys
 
 import keras
 import numpy as np
@@ -9,7 +12,8 @@ from backends import ROOT, run_script
 from run_checks import arrays, assert_same_end, check_killed_run
 from small_runs import STATEFUL, TINY, options, tiny_recipe, tiny_run, write_text
 
-from trellis_keras import data
+from trellis_keras import cli, data
+from trellis_keras.training import TimeLimit
 from trellis_keras.training.records import BestModel, HistoryCSV, read_history
 from trellis_keras.zoo import runs
 
@@ -107,12 +111,67 @@ def test_a_finished_run_stays_as_it_is(tmp_path, capsys):
         np.testing.assert_array_equal(array, before[name])
 
 
+def test_a_run_that_a_time_limit_ends_goes_on(tmp_path, monkeypatch, capsys):
+    """To the same end, to the bit, as one without."""
+    clock = itertools.count(step=60)  # each look at it takes a minute
+    limit = functools.partial(TimeLimit, clock=lambda: next(clock))
+    monkeypatch.setattr(runs, "TimeLimit", limit)
+    recipe, run = tiny_recipe(tmp_path, **STATEFUL | {"epochs": 4}), tmp_path / "run"
+    # Made at 0, begun at 1, and epochs end at 2, 3, 4, ...: the third would be too late.
+    runs.train(recipe, run, verbose=2, max_minutes=3)
+    assert runs.epochs_done(run) == 2 and not runs.is_finished(run)
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith("2 of 4 epochs are done")
+    assert said.endswith(f"To go on: trellis-keras train --output {run}")
+    runs.train(runs.read_recipe(run), run, verbose=0, max_minutes=1000)
+    assert runs.is_finished(run)
+    runs.train(recipe, tmp_path / "whole", verbose=0)
+    assert_same_end(run, tmp_path / "whole", 4)
+
+
+def test_the_time_limit_of_the_command_line(tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    tiny = [*options(TINY | {"jit_compile": "false"}), "--text", write_text(tmp_path / "text.txt")]
+    tiny += ["--gradient-norms", 0, "--sample-length", 0]
+    for epochs, words in ((1, ["trellisnet_char", *tiny, "--max-minutes", "1e-9"]), (2, [])):
+        words = ["trellis-keras", "train", *words, "--output", run]
+        monkeypatch.setattr(sys, "argv", list(map(str, words)))
+        with pytest.raises(SystemExit, match="0"):
+            cli.main()
+        assert runs.epochs_done(run) == epochs
+        assert ("1 of 2 epochs are done" in capsys.readouterr().out) == (epochs == 1)
+
+
+def test_a_run_that_a_rule_has_ended_is_finished(tmp_path):
+    stopping = {"stop_patience": 1, "stop_min_delta": 100.0, "stop_against": "previous"}
+    run = tiny_run(tmp_path, epochs=3, **stopping)
+    assert runs.epochs_done(run) == 2 and runs.is_finished(run)
+
+
+def test_a_time_limit_is_positive(tmp_path):
+    with pytest.raises(ValueError, match="`max_minutes` must be positive. Received: 0"):
+        runs.train(tiny_recipe(tmp_path), tmp_path / "run", max_minutes=0)
+    assert not (tmp_path / "run").exists()
+
+
 def test_another_precision_goes_on(tmp_path):
     run = tiny_run(tmp_path, epochs=1)
     half = tiny_recipe(tmp_path, epochs=2, dtype_policy="mixed_bfloat16")
     assert runs.train(half, run, verbose=0).compute_dtype == "bfloat16"
     assert runs.read_recipe(run).model.dtype_policy == "mixed_bfloat16"
+    runs.train(half.replace(dtype_policy="float32"), run, verbose=0)  # nothing is left to do
+    processes = json.loads((run / "environment.json").read_text())["processes"]
+    computed = [(process["from_epoch"], process["dtype_policy"]) for process in processes]
+    assert computed == [(1, "float32"), (2, "mixed_bfloat16")]
     assert [row["epoch"] for row in read_history(run / "history.csv")] == ["1", "2"]
+
+
+def test_processes_that_compute_alike_are_one(tmp_path):
+    for epochs in (1, 2):
+        run = tiny_run(tmp_path, epochs=epochs)
+    record = json.loads((run / "environment.json").read_text())
+    (process,) = record.pop("processes")
+    assert process == {"from_epoch": 1, **record, "dtype_policy": "float32"}
 
 
 def test_another_recipe_is_refused_with_the_difference(shared):

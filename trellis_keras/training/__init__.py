@@ -9,6 +9,7 @@ from trellis_keras.training.early_stopping import EarlyStopping
 from trellis_keras.training.gradient_norms import GradientNorms
 from trellis_keras.training.optimizers import SGD, Adam, RMSprop
 from trellis_keras.training.stop_on_nan import StopOnNaN
+from trellis_keras.training.time_limit import TimeLimit
 
 __all__ = [
     "ASGD",
@@ -27,6 +28,7 @@ __all__ = [
     "RMSprop",
     "StepDecay",
     "StopOnNaN",
+    "TimeLimit",
     "latest",
     "restore",
     "set_seeds",

@@ -19,7 +19,8 @@ class Checkpoint(keras.callbacks.Callback):
     moment and any number of times, ends with the weights of one that was not, if
 
     * this callback is the LAST in the list given to `fit`, so that what the others do at the end
-      of an epoch is saved; the callbacks with a memory are named in `callbacks`;
+      of an epoch is saved (only `TimeLimit`, which has no memory, comes behind it); the callbacks
+      with a memory are named in `callbacks`;
     * the order of the data depends on the epoch alone. Keras shuffles arrays and `PyDataset`s with
       a random state that nothing can save: give `fit` the argument `shuffle=False`, and shuffle
       in the data set if need be.

@@ -1,5 +1,6 @@
-"""Where a run was computed: hardware, versions, commit."""
+"""Where and how a run was computed: hardware, versions, commit, precision."""
 
+import json
 import os
 import pathlib
 import platform
@@ -8,6 +9,7 @@ import subprocess
 import keras
 
 import trellis_keras
+from trellis_keras.files import replacing
 
 
 def environment():
@@ -19,6 +21,29 @@ def environment():
         "trellis_keras": trellis_keras.__version__,
         "commit": _commit(),
     }
+
+
+def record(path, recipe, epoch):
+    """Writes into a run's `environment.json` what computes from an epoch on.
+
+    It holds the `environment()` of the newest process and `processes`, a list of those that
+    computed in another way than the one before, each with its first epoch.
+
+    Args:
+        path: The file; what earlier processes have written stays.
+        recipe: The run's `Recipe`.
+        epoch: The first epoch of this process, counted from 1.
+    """
+    now = environment()
+    policy = recipe.model.dtype_policy or keras.config.dtype_policy().name
+    process = {"from_epoch": epoch, **now, "dtype_policy": policy}
+    processes = json.loads(path.read_text(encoding="utf-8"))["processes"] if path.exists() else []
+    processes = [before for before in processes if before["from_epoch"] < epoch]
+    if not processes or processes[-1] | {"from_epoch": epoch} != process:
+        processes.append(process)
+    with replacing(path) as temporary:
+        text = json.dumps({**now, "processes": processes}, indent=2) + "\n"
+        temporary.write_text(text, encoding="utf-8")
 
 
 def _processor():

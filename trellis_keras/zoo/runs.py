@@ -1,7 +1,7 @@
 """A run: a folder with a recipe, and what training by that recipe leaves in it.
 
 recipe.json    all settings; what the other commands start from
-environment.json   hardware, versions and commit of the last process that trained
+environment.json   hardware, versions, commit and precision of the processes that trained
 history.csv    a row per epoch
 gradient_norms.csv   likewise, where gradients were measured
 best.keras     the model of the best validation loss, with its vocabulary
@@ -11,6 +11,7 @@ tensorboard/   logs for TensorBoard
 
 import json
 import pathlib
+import shlex
 import tempfile
 
 from trellis_keras.breakdown import measure
@@ -19,10 +20,9 @@ from trellis_keras.data.sources import SPLITS
 from trellis_keras.data.streams import PROTOCOLS
 from trellis_keras.files import claimed, remove_unfinished, replacing
 from trellis_keras.models.saved_files import load_model
-from trellis_keras.training import Checkpoint, StopOnNaN, latest
+from trellis_keras.training import Checkpoint, StopOnNaN, TimeLimit, checkpoint_state, latest
 from trellis_keras.training.records import BestModel, HistoryCSV
-from trellis_keras.zoo import registry
-from trellis_keras.zoo.environment import environment
+from trellis_keras.zoo import environment, registry
 from trellis_keras.zoo.failures import explained
 from trellis_keras.zoo.observation import Observation
 
@@ -31,7 +31,7 @@ ENVIRONMENT = "environment.json"
 BEST = "best.keras"
 
 
-def train(recipe, folder, verbose="auto", callbacks=(), observation=None):
+def train(recipe, folder, verbose="auto", callbacks=(), observation=None, max_minutes=None):
     """Trains a model by its recipe, or goes on with a run that was interrupted.
 
     Args:
@@ -44,13 +44,17 @@ def train(recipe, folder, verbose="auto", callbacks=(), observation=None):
         observation: An `Observation`, what TensorBoard shows beside metrics and learning rate.
             It changes nothing of the training, and may be another when a run goes on. Default:
             nothing.
+        max_minutes: Training ends after an epoch if another one would end later than so many
+            minutes from now, see `training.TimeLimit`; the run goes on when it is called again.
+            Default: no limit.
 
     Returns:
         The trained model.
 
     Raises:
         ValueError: The folder cannot be written to, or holds a run of another recipe, or another
-            process trains in it, or the data are not what they should be.
+            process trains in it, or the data are not what they should be, or `max_minutes` is not
+            positive.
         FileNotFoundError: The data are missing.
         FloatingPointError: The loss is not finite any more. Nothing of that epoch was saved.
         OSError: Something could not be written, or the data not be read. What was saved before is
@@ -61,17 +65,31 @@ def train(recipe, folder, verbose="auto", callbacks=(), observation=None):
     >>> recipe = zoo.recipe("trellisnet_char", epochs=3)
     >>> model = train(recipe, "runs/first")
     """
+    limits = _limits(max_minutes, folder)  # before the data, whose loading takes time too
     folder = _writable(folder)
     with claimed(folder):
         remove_unfinished(folder)
         recipe = _continued(recipe, folder)
         loaded = recipe.load_data()
         recipe = recipe.with_data(loaded)
+        observation = observation or Observation()
         with explained(folder):
-            return _fit(recipe, loaded, folder, verbose, callbacks, observation or Observation())
+            return _fit(recipe, loaded, folder, verbose, callbacks, observation, limits)
 
 
-def _fit(recipe, loaded, folder, verbose, callbacks, observation):
+def _limits(max_minutes, folder):
+    if max_minutes is None:
+        return []
+    if not max_minutes > 0:
+        raise ValueError(f"`max_minutes` must be positive. Received: {max_minutes}")
+    return [
+        TimeLimit(
+            60 * max_minutes, command=f"trellis-keras train --output {shlex.quote(str(folder))}"
+        )
+    ]
+
+
+def _fit(recipe, loaded, folder, verbose, callbacks, observation, limits):
     model = _build(recipe, loaded)
     train_stream = recipe.stream(loaded.train, shuffle=True)
     observers = observation.callbacks(
@@ -79,29 +97,48 @@ def _fit(recipe, loaded, folder, verbose, callbacks, observation):
         model,
         recipe.stream(loaded.train),
         loaded,
-        batches=len(train_stream) * (recipe.training.epochs - _epochs_done(folder)),
+        batches=len(train_stream) * (recipe.training.epochs - epochs_done(folder)),
     )
     valid_stream = recipe.stream(loaded.valid)
     if verbose:
         print(describe(recipe, model, loaded), flush=True)
     with replacing(folder / RECIPE) as temporary:
         temporary.write_text(recipe.to_json(), encoding="utf-8")
-    with replacing(folder / ENVIRONMENT) as temporary:
-        temporary.write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
+    if not is_finished(folder):
+        environment.record(folder / ENVIRONMENT, recipe, epochs_done(folder) + 1)
     model.fit(
         train_stream,
         validation_data=valid_stream,
         epochs=recipe.training.epochs,
-        callbacks=_callbacks(recipe, folder, train_stream, callbacks, observers),
+        callbacks=[
+            *_callbacks(recipe, folder, train_stream, callbacks, observers),
+            *limits,  # behind the checkpoint: what they end is not over
+        ],
         shuffle=False,  # the stream's business: Keras would do it from no seed
         verbose=verbose,
     )
     return model
 
 
-def _epochs_done(folder):
-    checkpoint = latest(folder / "checkpoints")
+def epochs_done(folder):
+    """Returns after how many epochs the run in `folder` would go on."""
+    checkpoint = latest(pathlib.Path(folder) / "checkpoints")
     return 0 if checkpoint is None else int(checkpoint.name.removeprefix("epoch-"))
+
+
+def is_finished(folder):
+    """Whether the run in `folder` has had its last epoch, or a rule of its recipe has ended it.
+
+    Raises:
+        FileNotFoundError: There is no run.
+        ValueError: Its recipe or its checkpoint cannot be read.
+    """
+    epochs = read_recipe(folder).training.epochs
+    checkpoint = latest(pathlib.Path(folder) / "checkpoints")
+    if checkpoint is None:
+        return False
+    state, _ = checkpoint_state.read(checkpoint)
+    return state["epoch"] >= epochs or state["stopped"] and epochs <= state["epochs"]
 
 
 def read_recipe(folder):
