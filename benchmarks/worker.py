@@ -22,15 +22,15 @@ def main(case, variant):
 
     sys.stdin.readline()  # "begin": the others are waiting
     step = CASES[case].variants[variant]()
-    print(json.dumps({"first_call_s": _timed(step)[0]}), file=out)
-    print(json.dumps({"warm_s": _timed(step)[0]}), file=out)
+    print(json.dumps({"first_call_s": timed(step)[0]}), file=out)
+    print(json.dumps({"warm_s": timed(step)[0]}), file=out)
     while sys.stdin.readline().strip() == "step":
-        seconds, amount = _timed(step)
+        seconds, amount = timed(step)
         print(json.dumps({"step_s": seconds, "amount": amount}), file=out)
-    print(json.dumps(_device()), file=out)
+    print(json.dumps(device()), file=out)
 
 
-def _device():
+def device():
     """What ran, and its peak memory: the accelerator's where there is one, else this process'."""
     import keras
 
@@ -46,7 +46,8 @@ def _device():
     return {"device": "cpu", "peak_gib": peak}
 
 
-def _timed(step):
+def timed(step):
+    """Runs a step; returns its seconds and its amount."""
     started = time.perf_counter()
     amount = step()
     return time.perf_counter() - started, amount

@@ -1,0 +1,6 @@
+"""For a machine with one GPU that is lent for minutes at a time: README.md has the commands."""
+
+import os
+
+# Before Keras is imported for the first time. TensorFlow need not be installed.
+os.environ.setdefault("KERAS_BACKEND", "jax")

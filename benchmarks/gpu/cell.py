@@ -1,0 +1,141 @@
+"""One measurement of `benchmarks.gpu.steps`, in a process of its own; prints its figures as JSON.
+
+The figures of the model come first, then a large matrix product in the same precision: what the
+machine can do at best. What fails, such as a model that is too large for the device, is a figure
+too: its error.
+"""
+
+import json
+import os
+import statistics
+import traceback
+from typing import Annotated
+
+import typer
+
+from benchmarks.cases import gemm
+from benchmarks.gpu.work import operations
+from benchmarks.worker import device, timed
+
+WARM_UP = 3  # steps that are not counted
+LONGEST = 60.0  # seconds: no further step is begun after so many, if there are ...
+FEWEST = 5  # ... so many
+PRODUCT = (16_384, 8_192, 8_192)  # 2.2 TFLOP
+TINY_PRODUCT = (64, 64, 64)
+# Lengths that only the data know.
+PIXELS = {"mnist": 784, "cifar10": 1024}
+TINY_PIXELS = 16
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    model: str,
+    policy: str,
+    settings: Annotated[str, typer.Option(help="Fields of the recipe, as JSON.")] = "{}",
+    all_positions: Annotated[bool, typer.Option("--all-positions")] = False,
+    steps: int = 30,
+    quick: bool = False,
+):
+    """Measure training steps of a zoo model on random data."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever else is printed must not mix with the figures
+    try:
+        figures = model_figures(model, policy, json.loads(settings), all_positions, steps, quick)
+        figures |= product_figures(policy, TINY_PRODUCT if quick else PRODUCT)
+    except Exception as error:
+        traceback.print_exc()
+        figures = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
+    print(json.dumps(figures), file=out, flush=True)
+
+
+def model_figures(name, policy, settings, all_positions, steps, quick):
+    """Builds the model and returns its times, memory and amount of work."""
+    from trellis_keras import zoo
+
+    if all_positions:
+        compute_all_positions()
+    recipe = zoo.recipe(name, **settings, dtype_policy=policy)
+    model = getattr(zoo, name)(**vars(recipe.model))
+    batch = random_batch(recipe, quick)
+    if getattr(model.backbone, "stateful", False):
+        model.backbone.reset_state(len(batch[0]), training=True)
+
+    def step():
+        logs = model.train_on_batch(*batch, return_dict=True)
+        wait(model)
+        return float(logs["loss"])
+
+    first_s, loss = timed(step)
+    for _ in range(WARM_UP):
+        step()
+    times = []
+    while len(times) < steps and (len(times) < FEWEST or sum(times) < LONGEST):
+        times.append(timed(step)[0])
+    full = operations(recipe.model, model, batch, cone=False)
+    done = full if all_positions else operations(recipe.model, model, batch)
+    return {
+        "parameters": model.count_params(),
+        "batch": list(batch[0].shape),
+        "first_call_s": first_s,
+        "step_s": statistics.median(times),
+        "steps_s": times,
+        "first_loss": loss,
+        "operations_full": full,
+        "operations_done": done,
+        **device(),  # now: the product's memory must not count
+    }
+
+
+def compute_all_positions():
+    """From now on all positions of all levels are computed, whatever the loss can see."""
+    from trellis_keras.layers import trellis
+
+    plan_levels = trellis.plan_levels
+    trellis.plan_levels = lambda layer, time, kept: plan_levels(layer, time, None)
+
+
+def random_batch(recipe, quick):
+    """The first batch of the recipe's stream of random data, with its shapes and weights."""
+    import numpy as np
+
+    from trellis_keras import data
+
+    rng, rows = np.random.default_rng(0), recipe.training.batch_size
+    if recipe.training.data not in PIXELS:
+        counted = recipe.segment - recipe.horizon
+        part = rng.integers(0, recipe.model.vocabulary_size, rows * counted + 1).astype("int32")
+    else:
+        pixels = TINY_PIXELS if quick else PIXELS[recipe.training.data]
+        x = rng.normal(size=(rows, pixels, recipe.model.channels)).astype("float32")
+        part = data.Examples(x, (np.arange(rows) % 10).astype("int32"))
+    return recipe.stream(part)[0]
+
+
+def wait(model):
+    """Returns when the step is done on the device too, and not only handed to it."""
+    import keras
+
+    if keras.backend.backend() == "jax":
+        import jax
+
+        jax.block_until_ready([variable.value for variable in model.variables])
+
+
+def product_figures(policy, sizes):
+    """Returns operations a second of a matrix product in a policy's compute dtype."""
+    import keras
+
+    dtype = keras.DTypePolicy(policy).compute_dtype
+    product = gemm(dtype, *sizes)()
+    product()
+    rates = []
+    for _ in range(FEWEST):
+        seconds, amount = timed(product)
+        rates.append(amount / seconds)
+    return {"product": list(sizes), "product_rate": statistics.median(rates)}
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,257 @@
+"""Step time, memory and fraction of the peak of TrellisNets, in calls of a few minutes each.
+
+    python -m benchmarks.gpu.steps --minutes 9 --peak-float32 TFLOPS --peak-bfloat16 TFLOPS
+
+measures cell after cell (a model in a precision, with the dependency cone or with all positions)
+as long as the time allows, and writes each at once: the next call goes on with those that are
+missing. At the end of each call come the table `steps.md` and its numbers, `steps.json`.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from benchmarks.__main__ import machine, write
+from trellis_keras.files import claimed, remove_unfinished
+
+POLICIES = ("float32", "mixed_bfloat16")
+# {shown name: (zoo model, settings, settings of --quick, whether the cone leaves anything out)}.
+_TINY_WORDS = {"hidden_units": 8, "embedding_dim": 4, "vocabulary_size": 20, "batch_size": 2}
+_TINY_PIXELS = {"hidden_units": 6, "output_units": 4, "dilations": [1, 2, 4], "batch_size": 2}
+MODELS = {
+    "trellisnet_ptb": ("trellisnet_ptb", {}, _TINY_WORDS | {"depth": 5, "segment": 12}, True),
+    # Every output counts there, so that the cone is all positions.
+    "trellisnet_char_ptb": ("trellisnet_char_ptb", {}, _TINY_WORDS | {"depth": 5}, False),
+    "trellisnet_seq_mnist": ("trellisnet_seq_mnist", {}, _TINY_PIXELS, True),
+    "trellisnet_seq_cifar10": ("trellisnet_seq_cifar10", {}, _TINY_PIXELS, True),
+    "trellisnet_seq_mnist 8m": ("trellisnet_seq_mnist", {"size": "8m"}, _TINY_PIXELS, True),
+}
+UNKNOWN_S = 180.0  # what a cell is expected to take when none has been measured
+MARGIN = 1.3  # how much longer than the longest so far
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A model of MODELS in a precision, with the cone or without."""
+
+    model: str
+    policy: str
+    cone: bool
+
+    @property
+    def name(self):
+        return "-".join([self.model.replace(" ", "_"), self.policy, self.positions])
+
+    @property
+    def positions(self):
+        return "cone" if self.cone else "all"
+
+    def command(self, steps, quick):
+        zoo_model, settings, tiny, _ = MODELS[self.model]
+        command = [sys.executable, "-m", "benchmarks.gpu.cell", zoo_model, self.policy]
+        command += ["--settings", json.dumps(settings | tiny if quick else settings)]
+        command += ["--steps", str(steps), "--quick" if quick else "--no-quick"]
+        return command + ["--all-positions"] * (not self.cone)
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    output: Annotated[str, typer.Option(help="Folder of all state and results.")] = "runs/gpu",
+    minutes: Annotated[float, typer.Option(help="How long this call may take.")] = 9.0,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only cells whose name contains one of these.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Counted steps of a cell, after 4 others.")] = 30,
+    peak_float32: Annotated[
+        float | None, typer.Option(help="The device's TFLOP/s in float32, see --precision.")
+    ] = None,
+    peak_bfloat16: Annotated[
+        float | None, typer.Option(help="The device's TFLOP/s in bfloat16.")
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(help="Of JAX' float32 products: highest (no TF32), tensorfloat32, bfloat16."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Tiny models, to try the script out.")
+    ] = False,
+):
+    """Measure what has not been measured yet, and write the table of all."""
+    if not minutes > 0:
+        raise typer.BadParameter(f"--minutes must be positive. Received: {minutes}")
+    end = time.monotonic() + 60 * minutes
+    if precision is not None:
+        os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = precision
+    name = "-".join(["steps", *filter(None, [precision, "quick" if quick else None])])
+    folder = pathlib.Path(output).expanduser() / name
+    folder.mkdir(parents=True, exist_ok=True)
+    cells = [cell for cell in all_cells() if any(part in cell.name for part in only or [""])]
+    if not cells:
+        raise typer.BadParameter(f"no cell has such a name: {[c.name for c in all_cells()]}")
+    with claimed(folder):
+        remove_unfinished(folder)
+        measure(folder, cells, end, lambda cell, left: run(cell, steps, quick, left))
+        peaks = dict(zip(POLICIES, (peak_float32, peak_bfloat16), strict=True))
+        results = {"machine": machine(), "peak_tflops": peaks, "cells": finished(folder)}
+        write(folder.with_suffix(".json"), json.dumps(results, indent=2) + "\n")
+        write(folder.with_suffix(".md"), markdown(results))
+    typer.echo(markdown(results))
+    left = [cell.name for cell in cells if not (folder / f"{cell.name}.json").exists()]
+    typer.echo(f"Left: {', '.join(left)}. The same command goes on." if left else "All is done.")
+
+
+def all_cells():
+    return [
+        Cell(model, policy, cone)
+        for model, (*_, leaves_out) in MODELS.items()
+        for policy in POLICIES
+        for cone in ((True, False) if leaves_out else (True,))
+    ]
+
+
+def measure(folder, cells, end, run, clock=time.monotonic):
+    """Measures the cells that have no file, as long as they are likely to end in time.
+
+    Args:
+        folder: Where a cell's file goes.
+        cells: List of `Cell`s.
+        end: When this call is over, by the clock.
+        run: Function of a cell and the seconds left that returns its figures, or None if that was
+            too little time.
+        clock: Function that returns seconds.
+    """
+    began = False
+    for cell in cells:
+        path = folder / f"{cell.name}.json"
+        if path.exists():
+            typer.echo(f"{cell.name}: measured before")
+            continue
+        # The first of a call has all of its time; more there will not be in another one.
+        if began and clock() + expected(cell, finished(folder)) > end:
+            return
+        started = clock()
+        figures = run(cell, end - started)
+        if figures is None and began:
+            return
+        if figures is None:
+            figures = {"error": f"did not end within {end - started:.0f} s: raise --minutes"}
+        began = True
+        figures = dataclasses.asdict(cell) | figures | {"wall_s": clock() - started}
+        write(path, json.dumps(figures, indent=2) + "\n")
+        shown = figures.get("error") or f"{figures['step_s']:.4g} s a step"
+        typer.echo(f"{cell.name}: {shown}")
+
+
+def expected(cell, others):
+    """Seconds that a cell will take: what the longest did, of the same model if there is any."""
+    same = [other for other in others if other["model"] == cell.model]
+    walls = [other["wall_s"] for other in same or others]
+    return MARGIN * max(walls) if walls else UNKNOWN_S
+
+
+def run(cell, steps, quick, left):
+    """Measures a cell in a process of its own; returns its figures or {"error": ...}.
+
+    Or None if it was not done within the seconds that are left.
+    """
+    environment = {
+        # Others than this process may be on the device; and what a cell has is to be seen.
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        **os.environ,
+    }
+    typer.echo(f"{cell.name} ...")
+    try:
+        done = subprocess.run(
+            cell.command(steps, quick),
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=max(left, 1.0),
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    if done.returncode:
+        return {"error": f"its process ended with status {done.returncode}"}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def finished(folder):
+    """What has been measured in a folder, in the order of the cells."""
+    paths = [folder / f"{cell.name}.json" for cell in all_cells()]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+
+
+_NOTES = """
+A step is a training step on random data of the recipe's shapes; "all" positions: without the
+dependency cone. Operations are those of the matrix products, forward and backward: "done" at the
+positions that were computed, "full" at all positions of all levels, computed or not. So "done" a
+second is the machine's rate, and "full" a second compares with programs that compute everything.
+"% of peak" is of the number given with --peak-float32 or --peak-bfloat16, "% of product" of what a
+matrix product of {sizes} reached in the same process and precision. Where all outputs
+count (trellisnet_char_ptb), the cone is all positions.
+"""
+_COLUMNS = (
+    *("model", "precision", "positions", "step, s (median)", "first call, s", "peak memory, GiB"),
+    *("full, TFLOP", "done, TFLOP", "done, TFLOP/s", "done, % of peak"),
+    *("done, % of product", "full, % of peak", "full, % of product"),
+)
+
+
+def markdown(results):
+    """Returns the results as Markdown."""
+    cells = results["cells"]
+    measured = [cell for cell in cells if "error" not in cell]
+    devices = sorted({cell["device"] for cell in measured})
+    facts = [f"{key} {value}" for key, value in results["machine"].items()]
+    lines = [
+        "### steps: training steps of TrellisNets",
+        "",
+        ", ".join([*(f"device {device}" for device in devices), *facts]),
+        "",
+        f"| {' | '.join(_COLUMNS)} |",
+        "|" + "---|" * len(_COLUMNS),
+    ]
+    for cell in cells:
+        row = [cell["model"], cell["policy"], "cone" if cell["cone"] else "all"]
+        row += _figures(cell, results["peak_tflops"][cell["policy"]])
+        lines.append(f"| {' | '.join(row)} |")
+    if measured:
+        sizes = " x ".join(map(str, measured[0]["product"]))
+        lines += _NOTES.format(sizes=sizes).rstrip().splitlines()
+    return "\n".join(lines) + "\n"
+
+
+def _figures(cell, peak):
+    if "error" in cell:
+        return [f"failed: {cell['error'][:200].replace('|', '/')}", *[""] * (len(_COLUMNS) - 4)]
+    full, done = (cell[f"operations_{name}"] / cell["step_s"] for name in ("full", "done"))
+    return [
+        f"{cell['step_s']:.4g}",
+        f"{cell['first_call_s']:.1f}",
+        f"{cell['peak_gib']:.2f}",
+        f"{cell['operations_full'] / 1e12:.3g}",
+        f"{cell['operations_done'] / 1e12:.3g}",
+        f"{done / 1e12:.3g}",
+        _percent(done, peak and 1e12 * peak),
+        _percent(done, cell["product_rate"]),
+        _percent(full, peak and 1e12 * peak),
+        _percent(full, cell["product_rate"]),
+    ]
+
+
+def _percent(rate, of):
+    return f"{100 * rate / of:.1f}" if of else ""
+
+
+if __name__ == "__main__":
+    app()

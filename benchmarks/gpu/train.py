@@ -1,0 +1,228 @@
+"""Trains the models of a queue, in calls of a few minutes each.
+
+    python -m benchmarks.gpu.train --minutes 9
+
+goes on where the last call stopped, epoch by epoch. A run that has come to its end is evaluated and
+published into the folder `zoo/` of the output, and the queue goes on. At its end each call says
+what is done and what is left.
+"""
+
+import json
+import pathlib
+import time
+import traceback
+from typing import Annotated
+
+import typer
+
+from benchmarks.gpu import pace
+from trellis_keras.files import claimed
+
+# In the order in which they are trained.
+QUEUE = (
+    "trellisnet_permuted_mnist",
+    "trellisnet_seq_mnist",
+    "trellisnet_seq_cifar10",
+    "lru_char_ptb",
+    "gru_char_ptb_lru",
+    "lstm_char_ptb_lru",
+    "trellisnet_char_ptb",
+    "trellisnet_ptb",
+)
+# A run that is not the first of its call begins only if there is as much of the call left.
+_ENOUGH = 1 / 3
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    output: Annotated[str, typer.Option(help="Folder of all state and results.")] = "runs/gpu",
+    minutes: Annotated[float, typer.Option(help="How long this call may take.")] = 9.0,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this model of the queue; may be repeated.")
+    ] = None,
+    dtype_policy: Annotated[
+        str | None,
+        typer.Option(help="float32 or mixed_bfloat16. Default: the run's own, at first float32."),
+    ] = None,
+    settings: Annotated[
+        str, typer.Option(help='Other fields of the recipes, as JSON: \'{"size": "8m"}\'.')
+    ] = "{}",
+    data_dir: Annotated[
+        str | None, typer.Option(help="Folder of local copies of the data (or TRELLIS_KERAS_DATA).")
+    ] = None,
+):
+    """Train what is not finished yet, in the order of the queue."""
+    if not minutes > 0:
+        raise typer.BadParameter(f"--minutes must be positive. Received: {minutes}")
+    end = time.monotonic() + 60 * minutes
+    if not set(only or ()) <= set(QUEUE):
+        raise typer.BadParameter(f"the queue has no {sorted(set(only) - set(QUEUE))}: {QUEUE}")
+    folder = pathlib.Path(output).expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    overrides = json.loads(settings)
+    overrides |= {"data_dir": data_dir} if data_dir is not None else {}
+    overrides |= {"dtype_policy": dtype_policy} if dtype_policy is not None else {}
+    names = [name for name in QUEUE if name in (only or QUEUE)]
+    with claimed(folder):
+        queue = Queue(folder, end, 60 * minutes, overrides)
+        for name in names:
+            if different := queue.other_settings(name):
+                raise typer.BadParameter(
+                    f"{name} is finished in {output}, with {different}. Choose another --output"
+                )
+        queue.work(names)
+    for name in names:
+        typer.echo(f"{name}: {queue.standing(name)}")
+    if queue.problems:
+        raise typer.Exit(1)
+
+
+class Queue:
+    """The runs in a folder: `runs/NAME`, their times in `times/NAME.json`, and `zoo/NAME`.
+
+    Args:
+        folder: The folder.
+        end: When this call is over, by the clock.
+        seconds: How long it is in all.
+        overrides: Fields of the recipes.
+        clock: Function that returns seconds.
+    """
+
+    def __init__(self, folder, end, seconds, overrides, clock=time.monotonic):
+        self.folder, self.end, self.seconds = folder, end, seconds
+        self.overrides = overrides
+        self.clock = clock
+        self.fresh = True  # all of this call is still left
+        self.problems = {}  # {name: why it does not go on}
+
+    def work(self, names):
+        """Goes through the queue until the time is over."""
+        import keras
+
+        for name in names:
+            if self.published(name):
+                continue
+            try:
+                time_is_over = self._go_on(name)
+            # What fails is no reason to leave the rest of the queue: a model that is too large for
+            # the device (JAX' RuntimeError), data that are not there, a loss that is none.
+            except (RuntimeError, ValueError, OSError, ImportError, FloatingPointError) as error:
+                traceback.print_exc()
+                self.problems[name] = " ".join(str(error).split())[:500]
+                time_is_over = False
+            if time_is_over:
+                return
+            keras.utils.clear_session()
+
+    def _go_on(self, name):
+        """Trains a run, and publishes it where it is finished. Returns whether time is over."""
+        if not self._is_finished(name):
+            if not self._worth_it(name):
+                return True
+            fresh, self.fresh = self.fresh, False
+            try:
+                self._train(name)
+            except pace.NoRoom:
+                if not fresh:
+                    return True
+                self.problems[name] = self._advice(name)
+                return False
+            if not self._is_finished(name):
+                return True
+        self.fresh = False
+        self._publish(name)
+        return False
+
+    def _train(self, name):
+        from trellis_keras.zoo import runs
+
+        runs.train(
+            self._recipe(name),
+            self.run(name),
+            verbose=2,
+            callbacks=[pace.Pace(self._times(name), self.end, self.clock)],
+            # An epoch is trained anyhow.
+            max_minutes=max(self.end - self.clock(), 1e-3) / 60,
+        )
+
+    def _publish(self, name):
+        from trellis_keras.zoo.publish import publish
+
+        epochs = pace.read(self._times(name))["epochs"]
+        # TensorBoard's files, from which the zoo knows it otherwise, are not written here.
+        seconds = sum(epochs.values()) if epochs else None
+        results = publish(self.run(name), self.folder / "zoo" / name, wall_time_s=seconds)
+        typer.echo(f"{name}: published, test {results['metric']} {results['test']:.6g}")
+
+    def _recipe(self, name):
+        from trellis_keras import zoo
+        from trellis_keras.zoo import runs
+
+        if (self.run(name) / runs.RECIPE).exists():
+            return runs.read_recipe(self.run(name)).replace(**self.overrides)
+        return zoo.recipe(name, **{"dtype_policy": "float32"} | self.overrides)
+
+    def _is_finished(self, name):
+        from trellis_keras.zoo import runs
+
+        return (self.run(name) / runs.RECIPE).exists() and runs.is_finished(self.run(name))
+
+    def other_settings(self, name):
+        """Returns the fields of a finished run that are not as this call wants them."""
+        from trellis_keras.zoo import runs
+
+        if not self._is_finished(name):
+            return {}
+        there, wanted = runs.read_recipe(self.run(name)).fields(), self._recipe(name).fields()
+        return {k: there[k] for k in self.overrides if k != "data_dir" and there[k] != wanted[k]}
+
+    def _worth_it(self, name):
+        """Whether an epoch is likely to end in this call."""
+        epochs = pace.read(self._times(name))["epochs"]
+        # The longest has compiling in it.
+        needed = max(epochs.values()) if epochs else _ENOUGH * self.seconds
+        return self.fresh or self.clock() + needed < self.end
+
+    def _advice(self, name):
+        seconds = pace.epoch_s(pace.read(self._times(name)))
+        return (
+            f"an epoch takes at least {seconds / 60:.1f} minutes here and does not fit a call of "
+            f"{self.seconds / 60:g}, so it would never be finished. On a machine of your own raise "
+            "--minutes; else try --dtype-policy mixed_bfloat16"
+        )
+
+    def run(self, name):
+        return self.folder / "runs" / name
+
+    def _times(self, name):
+        return self.folder / "times" / f"{name}.json"
+
+    def published(self, name):
+        """Whether all of it is there: `publish` writes the card last."""
+        return (self.folder / "zoo" / name / "card.md").exists()
+
+    def standing(self, name):
+        """Returns in a few words what is done and what is left of a run."""
+        from trellis_keras.zoo import runs
+
+        if self.published(name):
+            return "done"
+        if name in self.problems:
+            return f"left out: {self.problems[name]}"
+        if not (self.run(name) / runs.RECIPE).exists():
+            return "not begun"
+        done = runs.epochs_done(self.run(name))
+        epochs = runs.read_recipe(self.run(name)).training.epochs
+        seconds = pace.epoch_s(pace.read(self._times(name)))
+        if seconds is None:
+            return f"{done} of {epochs} epochs"
+        left = (epochs - done) * seconds
+        return (
+            f"{done} of {epochs} epochs, {seconds:.0f} s each: {left / 3600:.1f} hours left at most"
+        )
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,47 @@
+"""How much a training step of a TrellisNet has to compute."""
+
+import numpy as np
+
+from trellis_keras.layers.depth_loop import plan_levels
+
+
+def operations(config, model, batch, cone=True):
+    """Floating-point operations of a step's matrix products: forward, and twice that for gradients.
+
+    Gates, softmax, dropout, weight norm and the optimizer are not counted.
+
+    Args:
+        config: The model's configuration, of which the width of the input is taken.
+        model: A zoo model with a `TrellisLayer`.
+        batch: A batch (x, y, weight), as its recipe's stream has it.
+        cone: Whether to count the positions that the layer computes, which are those that the loss
+            can see and, in loops, a few more. Else those of all levels.
+
+    Returns:
+        A float.
+    """
+    layer, (x, y, _) = model.backbone, batch
+    rows, time = x.shape[:2]
+    counted = y.shape[1] if layer.return_sequences else 1
+    plan = plan_levels(layer, time, counted if cone else None)
+    # Without a carried history nothing but zeros lies below level 1.
+    multiplying = range(1 if layer.stateful else 2, layer.depth + 1)
+    hidden = layer.units * sum(len(plan.positions[level]) for level in multiplying)
+    entering = {}
+    for level in filter(layer.enters, range(1, layer.depth + 1)):
+        entering.setdefault(layer.dilation(level), []).append(plan.positions[level])
+    # x enters once for all levels of a dilation.
+    injected = sum(len(np.unique(np.concatenate(levels))) for levels in entering.values())
+    core = layer.kernel_size * layer.cell.kernel_units * (hidden + _channels(config) * injected)
+    return 6.0 * rows * (core + _head(layer, model, counted))
+
+
+def _channels(config):
+    return config.embedding_dim if hasattr(config, "embedding_dim") else config.channels
+
+
+def _head(layer, model, counted):
+    """Products of one row, for the last level and every auxiliary one."""
+    outputs = getattr(model, "vocabulary_size", None) or model.head.units
+    levels = 1 + layer.return_aux * len(layer.aux_levels)
+    return counted * levels * layer.output_units * outputs
