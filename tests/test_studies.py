@@ -137,7 +137,6 @@ def handed_out(monkeypatch):
 
 def test_an_interrupted_cell_ends_with_the_same_records(tmp_path, monkeypatch, handed_out):
     """And every step has its batch, though Keras fetches batches ahead."""
-    monkeypatch.setattr(nets, "_xla", lambda net: False)  # compiling would be all of the time
     stream = TASK.stream(tasks.load(TASK, 40), "train", 1)
 
     def interrupt(record):

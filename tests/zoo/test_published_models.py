@@ -1,5 +1,6 @@
 """The models of the TCN paper's benchmarks and of pixels: sizes, settings, a step of training."""
 
+import keras
 import numpy as np
 import pytest
 
@@ -354,7 +355,8 @@ def test_a_step_on_text(name):
 def test_a_compiled_step(name):
     recipe = zoo.recipe(name, **small(name), batch_size=2)
     model = zoo.get_model(name, **vars(recipe.model))
-    assert model.jit_compile is True
+    # TensorFlow's loops over time are slow under XLA on a CPU, and cuDNN's layers go without it.
+    assert model.jit_compile is (name.startswith("trellisnet") or keras.backend.backend() == "jax")
     stream = recipe.stream(examples(name, recipe.model))
     assert np.isfinite(model.fit(stream, shuffle=False, verbose=0).history["loss"][0])
 

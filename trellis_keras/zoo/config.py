@@ -23,7 +23,8 @@ class Config:
         learning_rate: Its initial learning rate.
         clip_norm: Gradients are clipped to this global norm. None: not at all.
         l2: Weight decay, added to the gradient.
-        jit_compile: Whether XLA compiles the training step.
+        jit_compile: Whether XLA compiles the training step. None: Keras decides (`"auto"`): on
+            TensorFlow it does without XLA on a CPU, and for cuDNN's layers on a GPU.
         dtype_policy: Keras' dtype policy of all layers: `"float32"`, `"float64"`, or
             `"mixed_bfloat16"`, whose weights stay in float32. None: `keras.config.dtype_policy()`.
         seed: Of the initial weights, the dropouts and the order of the examples. None: other
@@ -39,7 +40,7 @@ class Config:
     learning_rate: float
     clip_norm: float | None = None
     l2: float = 0.0
-    jit_compile: bool = True
+    jit_compile: bool | None = True
     dtype_policy: str | None = None
     seed: int | None = 0
 
@@ -89,6 +90,14 @@ class Config:
     def summary(self):
         """Returns the architecture in a few words."""
         raise NotImplementedError
+
+    def make_compile_options(self):
+        """Returns the arguments of `compile` that do not depend on the task."""
+        automatic = self.jit_compile is None
+        return {
+            "optimizer": self.make_optimizer(),
+            "jit_compile": "auto" if automatic else self.jit_compile,
+        }
 
     def make_optimizer(self):
         return OPTIMIZERS[self.optimizer](self.learning_rate, clip_norm=self.clip_norm, l2=self.l2)

@@ -83,11 +83,7 @@ class TextConfig(Config):
             **self.extras(),
         )
         model.build((None, None))
-        model.compile(
-            self.make_optimizer(),
-            metrics=[METRICS[self.metric]()],
-            jit_compile=self.jit_compile,
-        )
+        model.compile(metrics=[METRICS[self.metric]()], **self.make_compile_options())
         return model
 
     def extras(self):

@@ -186,6 +186,7 @@ class LSTMLanguageModel(LayeredLanguageModel):
     """
 
     unit = "LSTM"
+    jit_compile: bool | None = None
 
     @property
     def unit_parameters(self):
@@ -213,6 +214,7 @@ class GRULanguageModel(LayeredLanguageModel):
     """
 
     unit = "GRU"
+    jit_compile: bool | None = None
 
     @property
     def unit_parameters(self):

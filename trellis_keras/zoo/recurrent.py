@@ -66,6 +66,8 @@ class RecurrentConfig(Config):
     size: str
     layers: int
     hidden_units: int
+    # XLA on a CPU copies a loop's whole history at every step of time.
+    jit_compile: bool | None = None
     dropout: float = 0.0
     forget_bias: float = 1.0
 

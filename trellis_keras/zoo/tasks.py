@@ -122,11 +122,7 @@ class SequenceConfig(Config):
             seed=self.seed,
         )
         model.build((None, None, self.channels))
-        model.compile(
-            self.make_optimizer(),
-            weighted_metrics=task.metrics() or None,
-            jit_compile=self.jit_compile,
-        )
+        model.compile(weighted_metrics=task.metrics() or None, **self.make_compile_options())
         return model
 
     def _head_initializer(self):

@@ -43,6 +43,7 @@ class TCNLanguageModel(LanguageConfig):
     kernel_size: int
     depth: int
     filters: int
+    jit_compile: bool | None = None
     dropout: float = 0.0
     dropout_kind: str = "element"
     activation: str = "relu"

@@ -40,7 +40,7 @@ def build(net, task, *, size=None, seed=0, **tcn_options):
     model = make(width)
     metrics = task.metrics()
     metrics = {} if metrics is None else {"weighted_metrics": metrics}
-    model.compile(task.make_optimizer(net), jit_compile=_xla(net), **metrics)
+    model.compile(task.make_optimizer(net), jit_compile="auto", **metrics)
     return model
 
 
@@ -114,9 +114,3 @@ def forget_bias(value):
         return keras.ops.convert_to_tensor(np.repeat([0, value, 0, 0], shape[0] // 4), dtype)
 
     return initialize
-
-
-def _xla(net):
-    """Whether to compile by XLA. On a GPU TensorFlow's recurrent layers run in cuDNN instead."""
-    on_gpu = bool(keras.distribution.list_devices("gpu"))
-    return "auto" if on_gpu and net in RECURRENT else True
