@@ -62,7 +62,7 @@ def step(row: str, take: Annotated[bool, typer.Option(help="Take it, too.")] = F
     model = _model(ROWS[row])
     model.optimizer.build(model.trainable_variables)
     x, y = _batch(model)
-    before = _peak()
+    before = peak()
     if take:
         model.train_on_batch(x, y)
     else:
@@ -71,7 +71,7 @@ def step(row: str, take: Annotated[bool, typer.Option(help="Take it, too.")] = F
         "parameters": _bytes(model.trainable_variables),
         "moments": _bytes(model.optimizer.variables),
         "process_before": before,
-        "process_peak": _peak(),
+        "process_peak": peak(),
     }
     typer.echo(json.dumps(figures))
 
@@ -137,7 +137,8 @@ def _bytes(variables):
     return sum(4 * math.prod(variable.shape) for variable in variables)
 
 
-def _peak():
+def peak():
+    """The most bytes that this process has had in memory."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # KiB on Linux
 
 

@@ -490,7 +490,7 @@ def h5_weights(folder):
     path = folder / "some.weights.h5"
     model.save_weights(path)
     own = zoo.recipe("trellisnet_char")
-    load = lambda: zoo.pretrained.load_weights(model, own, own.model, path)  # noqa: E731
+    load = lambda: zoo.pretrained.load_weights(model, own, path)  # noqa: E731
     yield Target(path, damaged([path.read_bytes()]), load)
 
 

@@ -6,6 +6,7 @@ import pathlib
 
 WEIGHTS = "weights.weights.h5"
 RESULTS = "results.json"
+COSTS = "costs.json"
 
 _PACKAGE = pathlib.Path(__file__).parent
 
@@ -49,3 +50,30 @@ def read_results(path):
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{path} holds no results of a model: {error!r}") from error
     return results
+
+
+def all_results(folder):
+    """Returns [(folder, results)] of everything that was published, by name.
+
+    Raises:
+        ValueError: A `results.json` is damaged.
+    """
+    return [(path.parent, read_results(path)) for path in sorted(folder.glob(f"*/{RESULTS}"))]
+
+
+def read_costs(folder):
+    """Returns what `costs.json` holds, a dict: what training each model would cost, and where."""
+    return json.loads((folder / COSTS).read_text(encoding="utf-8"))
+
+
+def cost_of(name, costs):
+    """Returns what `costs.json` holds of one model.
+
+    Raises:
+        ValueError: It does not have it.
+    """
+    if name not in costs["models"]:
+        raise ValueError(
+            f"{COSTS} does not have {name}. Measure it: python -m benchmarks.zoo_costs {name}"
+        )
+    return costs["models"][name]

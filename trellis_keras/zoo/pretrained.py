@@ -4,34 +4,42 @@ import hashlib
 import pathlib
 import warnings
 
+from trellis_keras import data
 from trellis_keras.models.saved_files import check_claims
-from trellis_keras.zoo.assets import RESULTS, WEIGHTS, assets_folder, read_results
+from trellis_keras.zoo.assets import RESULTS, WEIGHTS, all_results, assets_folder
 
 
-def load_weights(model, recipe, config, weights):
-    """Loads weights into a zoo model and returns it.
+def find(recipe, config, weights):
+    """Returns the path of a weights file, and the vocabulary that was published with it or None.
 
     Args:
-        model: A built model.
-        recipe: The zoo's recipe of its name.
-        config: The configuration that the model was built from.
-        weights: None (leave as it is), `"pretrained"`, or the path of a weights file.
+        recipe: The zoo's recipe of the model's name.
+        config: The configuration of the model.
+        weights: `"pretrained"`, or the path of a weights file.
 
     Raises:
         ValueError: There are no pretrained weights of this model, the file is missing, or it is
             not the one that was published.
     """
-    if weights is None:
-        return model
     if weights == "pretrained":
-        path = _pretrained(recipe, config)
-    else:
-        path = pathlib.Path(weights).expanduser()
-        if not path.is_file():
-            raise ValueError(
-                f'{recipe.name}: `weights` must be None, "pretrained" or a file. There is none at '
-                f"{path}"
-            )
+        folder, results = _pretrained(recipe, config)
+        vocabulary = results.get("vocabulary")
+        return folder / WEIGHTS, vocabulary and data.Vocabulary.from_config(vocabulary)
+    path = pathlib.Path(weights).expanduser()
+    if not path.is_file():
+        raise ValueError(
+            f'{recipe.name}: `weights` must be None, "pretrained" or a file. There is none at '
+            f"{path}"
+        )
+    return path, None
+
+
+def load_weights(model, recipe, path):
+    """Loads a file's weights into a zoo model that is built, and returns it.
+
+    Raises:
+        ValueError: The file does not hold the weights of this model.
+    """
     try:
         check_claims(path)
         with warnings.catch_warnings():
@@ -51,26 +59,32 @@ def checksum(path):
 
 
 def published():
-    """Yields (folder, results) of everything that was published with its weights."""
-    for path in sorted(assets_folder().glob(f"*/{RESULTS}")):
-        if (path.parent / WEIGHTS).is_file():
-            yield path.parent, read_results(path)
+    """Returns [(folder, results)] of everything that was published with its weights."""
+    return [found for found in all_results(assets_folder()) if (found[0] / WEIGHTS).is_file()]
 
 
 def _pretrained(recipe, config):
-    """The weights of the model's name that solve the same benchmark, such as one T of several."""
-    there = []
-    for folder, results in published():
-        there.append(folder.name)
-        if results["model"] != recipe.name:
-            continue
-        if config.has_result_of(_trained(recipe, folder, results).model):
-            _check_untouched(folder / WEIGHTS, results)
-            return folder / WEIGHTS
-    raise ValueError(
-        f"There are no pretrained weights of {recipe.name} with these settings. There are some "
-        f"of: {', '.join(there) or 'no model yet'}"
-    )
+    """(folder, results) of the weights that solve the same benchmark, such as one T of several.
+
+    Among several, such as two sizes, those of the model that is most like this one.
+    """
+    there, alike = published(), {}
+    for folder, results in there:
+        if results["model"] == recipe.name:
+            theirs = _trained(recipe, folder, results).model
+            if config.has_result_of(theirs):
+                same = [value == getattr(theirs, name) for name, value in vars(config).items()]
+                alike[folder] = (sum(same), results)
+    if not alike:
+        names = ", ".join(folder.name for folder, _ in there) or "no model yet"
+        raise ValueError(
+            f"There are no pretrained weights of {recipe.name} with these settings. There are some "
+            f"of: {names}"
+        )
+    folder = max(alike, key=lambda folder: alike[folder][0])
+    results = alike[folder][1]
+    _check_untouched(folder / WEIGHTS, results)
+    return folder, results
 
 
 def _trained(recipe, folder, results):

@@ -4,14 +4,14 @@ import datetime
 import json
 import math
 import pathlib
-import shlex
 import shutil
-import textwrap
+import tempfile
 
 from trellis_keras.files import replacing
 from trellis_keras.training.records import read_history
-from trellis_keras.zoo import pretrained, registry, runs
+from trellis_keras.zoo import cards, pretrained, registry, runs
 from trellis_keras.zoo.assets import RESULTS, WEIGHTS
+from trellis_keras.zoo.card_sections import title
 
 # Larger weights are no part of the repository.
 _LARGEST_WEIGHTS = 5_000_000  # bytes
@@ -29,56 +29,135 @@ _FOUND = {
 }
 
 
-def publish(run, folder, data_dir=None, note=""):
+def publish(run, folder, data_dir=None, note="", other_seeds=(), wall_time_s=None):
     """Evaluates the best model of a run on the test split and writes what the zoo keeps of it.
 
-    Writes `results.json`, `history.csv`, `curve.png`, `card.md` and, for a model with the zoo's
-    own settings, the weights where they are below 5 MB.
+    Writes `results.json`, `history.csv`, `curve.png`, `card.md` and, for a model that solves the
+    benchmark of its name, the weights where they are below 5 MB. A vocabulary of characters or
+    bytes goes with them; one of words does not, as it would be a part of the text.
 
     Args:
         run: The run's folder.
         folder: Where to write, for instance `zoo/tcn_jsb`.
         data_dir: Folder of local copies of the data, if they are not where the run found them.
-        note: What a reader of the card should know: runs that are not shown, limits.
+        note: What a reader of the card should know: runs that are not shown, limits, what the
+            gap to the published result is due to.
+        other_seeds: Folders of runs by the same recipe with other seeds. Their test results are
+            told beside that of `run`, which must have the lowest validation loss of all.
+        wall_time_s: Seconds of training. Default: by TensorBoard's records, if there are any.
 
     Returns:
         The results, a dict.
 
     Raises:
-        ValueError: As `runs.evaluate`.
+        ValueError: As `runs.evaluate`; or a run in `other_seeds` has another recipe, no other seed
+            or a lower validation loss; or `folder` has the name of another model, or of this one
+            with another benchmark (such as another T).
         FileNotFoundError: As `runs.evaluate`.
     """
     run, folder = pathlib.Path(run), pathlib.Path(folder)
+    other_seeds = [pathlib.Path(other) for other in other_seeds]
+    recipe = runs.read_recipe(run)
+    _check_name(folder.name, recipe)
     # Without the optimizer, whose variables would be in the weights file too.
-    recipe, model = runs.read_recipe(run), runs.load_best(run, compile=False)
+    model = runs.load_best(run, compile=False)
+    _check_seeds(run, recipe, other_seeds)
     results = _results(run, recipe, model, runs.evaluate(run, "test", data_dir=data_dir))
+    results["other_seeds"] = [_other_seed(other, data_dir) for other in other_seeds]
+    results["wall_time_s"] = _wall_time(run) if wall_time_s is None else wall_time_s
     results["note"] = note
     folder.mkdir(parents=True, exist_ok=True)
-    # Those of an earlier run must not stay beside other results.
-    (folder / WEIGHTS).unlink(missing_ok=True)
-    if is_the_zoos(recipe) and 4 * model.count_params() < _LARGEST_WEIGHTS:
-        with replacing(folder / WEIGHTS) as temporary:
-            model.save_weights(temporary)
-        results["weights_sha256"] = pretrained.checksum(folder / WEIGHTS)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as aside:
+        weights = _weights(model, recipe, pathlib.Path(aside) / WEIGHTS)
+        if weights is not None:
+            results["weights_sha256"] = pretrained.checksum(weights)
+            if registry.reads_text(recipe.model):
+                results["vocabulary"] = model.vocabulary.get_config()
+        text = json.dumps(results, indent=2, allow_nan=False) + "\n"
+        # Weights of an earlier run must not stay beside other results.
+        (folder / WEIGHTS).unlink(missing_ok=True)
+        if weights is not None:
+            weights.replace(folder / WEIGHTS)
+    results = json.loads(text)  # as all who read the file will see them
+    _write(folder / RESULTS, text)
     shutil.copyfile(run / "history.csv", folder / "history.csv")
-    _write(folder / RESULTS, json.dumps(results, indent=2, allow_nan=False) + "\n")
     with replacing(folder / "curve.png") as temporary:
         _draw(_history(run), results, temporary)
-    _write(folder / "card.md", _card(recipe, results, folder))
+    _write(folder / cards.CARD, cards.trained(results, folder.name))
     return results
 
 
-def is_the_zoos(recipe):
+def _weights(model, recipe, path):
+    """Saves a model's weights; None where they are not to be published."""
+    if not is_the_zoos(recipe, getattr(model, "vocabulary", None)):
+        return None
+    model.save_weights(path)
+    return path if path.stat().st_size < _LARGEST_WEIGHTS else None
+
+
+def is_the_zoos(recipe, vocabulary):
     """Whether a run's weights may be called the zoo's: they solve the benchmark of its name.
 
-    Weights of a language model are none without its vocabulary, which such a file lacks.
+    Weights of a language model are of no use without its vocabulary.
     """
-    return not registry.reads_text(recipe.model) and not _DATA & set(_changed(recipe))
+    of_words = vocabulary is not None and vocabulary.unit == "word"
+    return not of_words and not _DATA & set(_changed(recipe))
+
+
+def _check_name(name, recipe):
+    """Keeps a model's own folder for the benchmark that is published of it."""
+    if name not in registry.list_models():
+        return
+    if name != recipe.name:
+        raise ValueError(f"{name} is another model's folder than {recipe.name}'s.")
+    if registry.recipe(name).training.published != recipe.training.published:
+        raise ValueError(
+            f"The folder {name} is kept for what a paper has published of {name}, and this run is "
+            f"of other settings: {_changed(recipe)}. Name it {name}_..."
+        )
+
+
+def _check_seeds(run, recipe, other_seeds):
+    """Refuses other runs that are not of the same recipe, or the one of which should be shown."""
+    seeds, best = {recipe.model.seed}, _best(run)["val_loss"]
+    for other in other_seeds:
+        theirs = runs.read_recipe(other)
+        if _identity(theirs) != _identity(recipe):
+            raise ValueError(f"{other} was trained by another recipe than {run}.")
+        if theirs.model.seed in seeds:
+            raise ValueError(f"{other} has the seed {theirs.model.seed}, which is there already.")
+        if _best(other)["val_loss"] < best:
+            raise ValueError(f"{other} has a lower validation loss than {run}: publish that one.")
+        seeds.add(theirs.model.seed)
+
+
+def _identity(recipe):
+    """What two runs must have in common to differ by their seeds alone."""
+    chosen = {k: v for k, v in _chosen(recipe).items() if k not in ("seed", "jit_compile")}
+    return recipe.name, recipe.training.data_checksum, chosen
+
+
+def _other_seed(run, data_dir):
+    recipe, test, best = runs.read_recipe(run), runs.evaluate(run, data_dir=data_dir), _best(run)
+    return {
+        "seed": recipe.model.seed,
+        "test": test[recipe.model.metric],
+        "validation_loss": best["val_loss"],
+        "epoch": int(best["epoch"]),
+        "epochs": len(_history(run)),
+        "wall_time_s": _wall_time(run),
+    }
+
+
+def _best(run):
+    """The row of the history with the lowest validation loss."""
+    if not _history(run):
+        raise ValueError(f"{run} has not finished an epoch yet.")
+    return min(_history(run), key=lambda row: (math.isnan(row["val_loss"]), row["val_loss"]))
 
 
 def _results(run, recipe, model, test):
-    history = _history(run)
-    best = min(history, key=lambda row: (math.isnan(row["val_loss"]), row["val_loss"]))
+    history, best = _history(run), _best(run)
     return {
         "model": recipe.name,
         "settings": _changed(recipe),
@@ -87,13 +166,14 @@ def _results(run, recipe, model, test):
         "test_metrics": test,
         "published": recipe.training.published,
         "source": recipe.training.source,
-        "protocol": "the epoch of the lowest validation loss; the test split is evaluated once",
+        "protocol": "the epoch of the lowest validation loss; the test split has no part in that",
         "validation_loss": best["val_loss"],
         "epoch": int(best["epoch"]),
         "epochs": len(history),
+        "recipe_epochs": recipe.training.epochs,
+        "finished": runs.is_finished(run),
         "seed": recipe.model.seed,
         "parameters": model.count_params(),
-        "wall_time_s": _wall_time(run),
         **json.loads((run / runs.ENVIRONMENT).read_text(encoding="utf-8")),
         "data": recipe.training.data,
         "data_checksum": recipe.training.data_checksum,
@@ -168,79 +248,7 @@ def _draw(history, results, path):
         axes.set_yscale("log")
     axes.set_xlabel("epoch")
     axes.set_ylabel("loss")
-    axes.set_title(_title(results))
+    axes.set_title(title(results))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=120, format="png")
-
-
-def _title(results):
-    settings = ", ".join(f"{k}={v}" for k, v in results["settings"].items() if k == "T")
-    return results["model"] + (f" ({settings})" if settings else "")
-
-
-def _card(recipe, results, folder):
-    options = "".join(
-        f" --{name.replace('_', '-')} {shlex.quote(_word(value))}"
-        for name, value in results["settings"].items()
-    )
-    other = {k: v for k, v in results["test_metrics"].items() if k != results["metric"]}
-    minutes = "unknown" if results["wall_time_s"] is None else f"{results['wall_time_s'] / 60:.0f}"
-    return f"""# {_title(results)}
-
-{registry.describe(recipe.name)}
-
-| | {results["metric"]} on the test split |
-|---|---|
-| ours | {results["test"]:.6g} |
-| {_published(results)} |
-
-Also measured: {", ".join(f"{k} {v:.6g}" for k, v in other.items())}.
-
-Epoch {results["epoch"]} of {results["epochs"]}, chosen by the validation loss
-({results["validation_loss"]:.6g}); the test split was evaluated once. Seed {results["seed"]},
-{results["parameters"]:,} parameters, {minutes} minutes on {results["hardware"]}
-({results["backend"]}). Data: `{results["data"]}`, see `trellis_keras.data.load`.
-{_paragraph(results["note"])}
-![Learning curve](curve.png)
-
-Trained and written by
-
-```sh
-trellis-keras train {recipe.name}{options} --output runs/{folder.name}
-trellis-keras publish runs/{folder.name} zoo/{folder.name}
-```
-{_use(recipe, results)}"""
-
-
-def _word(value):
-    """A setting as a word of the command line."""
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _paragraph(text):
-    return f"\n{textwrap.fill(text, 100)}\n" if text else ""
-
-
-def _published(results):
-    if results["published"] is None:
-        return "published | none for these settings"
-    return f"published ({results['source']}) | {results['published']:g}"
-
-
-def _use(recipe, results):
-    """How to get the model with its weights, where these are published too."""
-    if "weights_sha256" not in results:
-        return ""
-    fields = set(vars(recipe.model)) - {"seed", "jit_compile", "dtype_policy"}
-    arguments = [f"{k}={v!r}" for k, v in results["settings"].items() if k in fields]
-    call = ", ".join([*arguments, 'weights="pretrained"'])
-    return f"""
-With its weights:
-
-```python
-from trellis_keras import zoo
-
-model = zoo.{recipe.name}({call})
-```
-"""

@@ -5,7 +5,7 @@ import functools
 import inspect
 
 from trellis_keras.layers.precision import default_policy
-from trellis_keras.zoo.pretrained import load_weights
+from trellis_keras.zoo import pretrained
 
 _ENTRIES = {}
 
@@ -21,13 +21,20 @@ def register(recipe):
     def decorator(function):
         @functools.wraps(function)
         def build(*, weights=None, **overrides):
-            vocabulary = (overrides.pop("vocabulary", None),) if reads_text(recipe.model) else ()
-            if any(vocabulary):
-                overrides.setdefault("vocabulary_size", len(vocabulary[0]))
+            vocabulary = overrides.pop("vocabulary", None) if reads_text(recipe.model) else None
+            path = None
+            if weights is not None:
+                config = recipe.replace(**_model_only(recipe, overrides)).model
+                path, published = pretrained.find(recipe, config, weights)
+                vocabulary = _the_same(recipe, vocabulary, published)
+                _check_size(recipe, overrides, published)
+            if vocabulary is not None:
+                overrides.setdefault("vocabulary_size", len(vocabulary))
             config = recipe.replace(**_model_only(recipe, overrides)).model
+            arguments = (config, vocabulary) if reads_text(config) else (config,)
             with default_policy(config.dtype_policy):
-                model = function(config, *vocabulary)
-            return load_weights(model, recipe, config, weights)
+                model = function(*arguments)
+            return model if path is None else pretrained.load_weights(model, recipe, path)
 
         build.__signature__ = _signature(recipe.model)
         if function.__name__ != recipe.name:
@@ -80,6 +87,25 @@ def recipe(name, **overrides):
 def reads_text(config):
     """Whether a configuration is a language model's."""
     return hasattr(config, "vocabulary_size")
+
+
+def _the_same(recipe, vocabulary, published):
+    """The vocabulary of published weights, which a user's must be."""
+    if published is None or vocabulary in (None, published):
+        return published or vocabulary
+    raise ValueError(
+        f"{recipe.name}: the pretrained weights are of another vocabulary, of {len(published)} "
+        f"tokens. Leave `vocabulary` out to get it. Received: {vocabulary!r}"
+    )
+
+
+def _check_size(recipe, overrides, published):
+    size = overrides.get("vocabulary_size")
+    if published is not None and size not in (None, len(published)):
+        raise ValueError(
+            f"{recipe.name}: the pretrained weights are of a vocabulary of {len(published)} "
+            f"tokens. Received: vocabulary_size={size}"
+        )
 
 
 def _entry(name):

@@ -1,40 +1,53 @@
 """The table of all models in `zoo/README.md`: published results, ours, and what they took.
 
-    python -m trellis_keras.zoo.table zoo/README.md
+    python -m trellis_keras.zoo.table
 
-writes it anew from the recipes and the `results.json` of the published runs.
+writes it anew from the recipes, `costs.json` and the `results.json` of the published runs, and the
+shorter one on the checkout's first page, of the runs that a paper has a result of.
 """
 
-import pathlib
 import sys
 
 from trellis_keras.files import replacing
 from trellis_keras.zoo import registry
-from trellis_keras.zoo.assets import RESULTS, assets_folder, read_results
+from trellis_keras.zoo.assets import all_results, assets_folder, cost_of, read_costs
+from trellis_keras.zoo.card_sections import spread
+from trellis_keras.zoo.cards import untrained_models
 
 BEGIN, END = "<!-- table -->\n", "<!-- end of the table -->\n"
 HEADER = (
     "| model | data | metric | published | ours | difference | parameters | training | machine |\n"
     "|---|---|---|---|---|---|---|---|---|\n"
 )
+FRONT_HEADER = (
+    "| model | metric | published | ours | parameters | training |\n|---|---|---|---|---|---|\n"
+)
 
 
-def table(parameters):
-    """Returns the table as Markdown: a row per published run, and one per model without any.
+def table():
+    """Returns the table as Markdown: a row per published run, and one per model without any."""
+    folder = assets_folder()
+    runs, costs = all_results(folder), read_costs(folder)
+    untrained = untrained_models([results for _, results in runs])
+    rows = {}
+    for path, results in runs:
+        rows.setdefault(results["model"], []).append(_trained(path.name, results))
+    for name in untrained:
+        rows.setdefault(name, []).append(_untrained(name, cost_of(name, costs)["parameters"]))
+    rows = [row for name in sorted(rows) for row in rows[name]]
+    return HEADER + _markdown(rows)
 
-    Runs with other settings, for which nothing is published, do not count as the model's.
 
-    Args:
-        parameters: Function from a model's name to its number of parameters.
-    """
-    runs = _runs()
+def front_table():
+    """Returns the first page's table as Markdown: of the runs that a paper has a result of."""
     rows = []
-    for name in registry.list_models():
-        recipe, found = registry.recipe(name), runs.get(name, [])
-        rows += [_trained(folder, results) for folder, results in found]
-        if not any(results["published"] == recipe.training.published for _, results in found):
-            rows.append(_untrained(recipe, parameters(name)))
-    return HEADER + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    for path, results in all_results(assets_folder()):
+        if results["published"] is not None:
+            row = _trained(path.name, results)
+            name, _, metric, published, ours, _, parameters, training, _ = row
+            name = name.replace(f"({path.name}", f"(zoo/{path.name}")
+            rows.append([name, metric, published, ours, parameters, training])
+    return FRONT_HEADER + _markdown(rows)
 
 
 def replace_table(text, new):
@@ -50,55 +63,64 @@ def replace_table(text, new):
     return before + begin + new + end + after
 
 
-def count_parameters(name):
-    """Returns the number of parameters of a zoo model, by building it."""
-    return registry.get_model(name).count_params()
-
-
-def _runs():
-    """Returns {model's name: [(folder's name, results), ...]}."""
-    runs = {}
-    for path in sorted(assets_folder().glob(f"*/{RESULTS}")):
-        results = read_results(path)
-        runs.setdefault(results["model"], []).append((path.parent.name, results))
-    return runs
-
-
 def _trained(folder, results):
     published, ours = results["published"], results["test"]
-    minutes = results["wall_time_s"]
+    seconds = results["wall_time_s"]
+    took = "" if seconds is None else f", {seconds / 60:.0f} min"
+    whole = "" if results.get("finished", True) else f" of {results['recipe_epochs']}"
     return [
         f"[{folder}]({folder}/card.md)",
         results["data"],
         results["metric"],
         _number(published),
-        _number(ours),
+        _number(ours) + _seeds(results),
         "-" if published is None else f"{ours - published:+.3g}",
         f"{results['parameters']:,}",
-        f"{results['epochs']} epochs" + ("" if minutes is None else f", {minutes / 60:.0f} min"),
+        f"{results['epochs']}{whole} epochs{took}",
         results["hardware"],
     ]
 
 
-def _untrained(recipe, parameters):
-    training = recipe.training
-    published = _number(training.published)
+def _seeds(results):
+    mean, deviation, number = spread(results)
+    return f" ({mean:.4g} ± {deviation:.2g}, {number} seeds)" if number > 1 else ""
+
+
+def _untrained(name, parameters):
+    recipe = registry.recipe(name)
     return [
-        recipe.name, training.data, recipe.model.metric, published, "-", "-", f"{parameters:,}",
-        "-", "-",
-    ]  # fmt: skip
+        f"[{name}]({name}/card.md)",
+        recipe.training.data,
+        recipe.model.metric,
+        _number(recipe.training.published),
+        *["-", "-"],
+        f"{parameters:,}",
+        *["-", "-"],
+    ]
+
+
+def _markdown(rows):
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def _number(value):
     return "-" if value is None else f"{value:.4g}"
 
 
-def main(path):
-    page = pathlib.Path(path)
-    text = replace_table(page.read_text(encoding="utf-8"), table(count_parameters))
+def main():
+    if sys.argv[1:]:
+        raise SystemExit(f"It takes no arguments. Received: {' '.join(sys.argv[1:])}")
+    folder = assets_folder()
+    _replace_in(folder / "README.md", table())
+    if (folder.parent / "setup.py").is_file():
+        _replace_in(folder.parent / "README.md", front_table())
+
+
+def _replace_in(page, new):
+    text = replace_table(page.read_text(encoding="utf-8"), new)
     with replacing(page) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
