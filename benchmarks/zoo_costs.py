@@ -28,8 +28,9 @@ from trellis_keras.zoo.assets import COSTS, assets_folder
 BATCHES = 5
 ENOUGH = 10  # seconds of one core, after which no further step is measured
 
-# Fields that make a model fit into the memory of an ordinary machine.
-SMALLER = {"trellisnet_wt103": {"memory": "lean"}}
+# Models that are too large for an ordinary machine are measured with so many levels: what a level
+# takes is the same at all of them.
+LEVELS = {"trellisnet_wt103": (4, 12)}
 
 # Tokens of the training part of the large texts.
 TRAINING_TOKENS = {
@@ -59,7 +60,7 @@ def main(
     for name in names or zoo.list_models():
         if name in costs["models"]:
             continue
-        costs["models"][name] = _in_own_process(name, core)
+        costs["models"][name] = _figures(name, core)
         typer.echo(f"{name}: {costs['models'][name]}")
         costs["models"] = dict(sorted(costs["models"].items()))
         with replacing(path) as temporary:
@@ -76,30 +77,50 @@ def _continued(costs, machine, path):
     return costs
 
 
-def _in_own_process(name, core):
-    code = f"from benchmarks.zoo_costs import measure; measure({name!r}, {core})"
+def _figures(name, core):
+    if name not in LEVELS:
+        return _in_own_process(name, core)
+    few, more = LEVELS[name]
+    small, large = (_in_own_process(name, core, depth=depth) for depth in LEVELS[name])
+    return large | _at_full_depth(name, few, more, small, large)
+
+
+def _at_full_depth(name, few, more, small, large):
+    """Time and memory on the line through two measurements with fewer levels."""
+    from trellis_keras import zoo
+
+    recipe = zoo.recipe(name)
+    beyond = (recipe.model.depth - more) / (more - few)
+    line = {k: large[k] + beyond * (large[k] - small[k]) for k in ("step_core_s", "memory_gib")}
+    return {
+        "step_core_s": float(f"{line['step_core_s']:.3g}"),
+        "memory_gib": round(line["memory_gib"], 1),
+        "levels_measured": [few, more],
+    }
+
+
+def _in_own_process(name, core, **fields):
+    code = f"from benchmarks.zoo_costs import measure; measure({name!r}, {core}, **{fields!r})"
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise SystemExit(f"{name} could not be measured: exit status {done.returncode}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measure(name, core):
+def measure(name, core, **fields):
     """Prints the figures of one model as JSON."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})  # before the backend counts the cores
     from benchmarks.memory import peak
     from trellis_keras import zoo
 
-    smaller = SMALLER.get(name, {})
-    recipe, batches, steps = _batches(zoo.recipe(name, **smaller))
+    recipe, batches, steps = _batches(zoo.recipe(name, **fields))
     model = zoo.get_model(name, **vars(recipe.model) | {"jit_compile": False})
     figures = {
         "step_core_s": float(f"{_step_time(model, batches):.3g}"),
         "steps_per_epoch": steps,
         "memory_gib": round(peak() / 2**30, 2),
         "parameters": model.count_params(),
-        **({"with": smaller} if smaller else {}),
     }
     print(json.dumps(figures))
 

@@ -114,11 +114,12 @@ def cost(recipe, cost, machine):
     steps, epochs = cost["steps_per_epoch"], recipe.training.epochs
     epoch = steps * cost["step_core_s"]
     upper = "at most " if recipe.training.stop_patience else ""
-    smaller = "".join(f", `{name}={value!r}`" for name, value in cost.get("with", {}).items())
+    levels = cost.get("levels_measured")
+    how = "" if levels is None else f", extrapolated from {levels[0]} and {levels[1]} levels"
     return paragraph(
         f"Not trained here, so it has no weights. Expected cost: a training step takes "
         f"{time(cost['step_core_s'])} of processor time and the process {cost['memory_gib']:.1f} "
-        f"GiB ({machine['hardware']}, {machine['backend']}, float32, without XLA{smaller}). With "
+        f"GiB ({machine['hardware']}, {machine['backend']}, float32, without XLA{how}). With "
         f"{steps:,} steps an epoch takes {time(epoch)} of one core, its validation not counted, "
         f"and the recipe's {upper}{epochs:,} epochs {time(epoch * epochs)}. No GPU was at hand."
     )
