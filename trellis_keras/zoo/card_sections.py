@@ -218,7 +218,7 @@ def _text(recipe):
 def use(recipe, results, folder):
     """How to build the model, with its weights where these are published too, and to serve it."""
     arguments = [
-        f"{name}={value!r}"
+        f"{name}={_literal(value)}"
         for name, value in results.get("settings", {}).items()
         if name in vars(recipe.model) and name not in _OF_THE_RUN
     ]
@@ -236,6 +236,10 @@ A trained run is served from a SavedModel, which `help(trellis_keras.serving.exp
 ```sh
 trellis-keras export runs/{folder} serving/{recipe.name}
 ```"""
+
+
+def _literal(value):
+    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def limits(recipe, results):
