@@ -10,6 +10,7 @@ from benchmarks.lru import CASES as LRU_CASES
 from benchmarks.mixed_group import CASES as MIXED_GROUP_CASES
 from benchmarks.tcn import CASES as TCN_CASES
 from benchmarks.theorem1 import CASES as THEOREM1_CASES
+from benchmarks.zoo_xla import CASES as ZOO_XLA_CASES
 
 # Keras and the package are imported by the functions: each variant runs in a process of its own.
 
@@ -253,4 +254,5 @@ CASES = (
     | ADAPTIVE_SOFTMAX_CASES
     | THEOREM1_CASES
     | MIXED_GROUP_CASES
+    | ZOO_XLA_CASES
 )

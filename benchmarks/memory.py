@@ -13,7 +13,6 @@ import math
 import os
 import pathlib
 import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.__main__ import machine, write
+from benchmarks.process import begin_epoch, peak_memory, words
 
 # Keras and the package are imported by the functions: each row runs in a process of its own.
 
@@ -62,7 +62,7 @@ def step(row: str, take: Annotated[bool, typer.Option(help="Take it, too.")] = F
     model = _model(ROWS[row])
     model.optimizer.build(model.trainable_variables)
     x, y = _batch(model)
-    before = peak()
+    before = peak_memory()
     if take:
         model.train_on_batch(x, y)
     else:
@@ -71,7 +71,7 @@ def step(row: str, take: Annotated[bool, typer.Option(help="Take it, too.")] = F
         "parameters": _bytes(model.trainable_variables),
         "moments": _bytes(model.optimizer.variables),
         "process_before": before,
-        "process_peak": peak(),
+        "process_peak": peak_memory(),
     }
     typer.echo(json.dumps(figures))
 
@@ -117,12 +117,8 @@ def _batch(model):
     """Words of probability 1 / rank; a carried history of the batch's size."""
     import numpy as np
 
-    if hasattr(model.backbone, "reset_state"):
-        model.backbone.reset_state(BATCH, training=True)
-    words = model.vocabulary_size
-    frequency = 1 / np.arange(1, words + 1)
-    rng = np.random.default_rng(0)
-    tokens = rng.choice(words, (BATCH, SEGMENT + 1), p=frequency / frequency.sum()).astype("int32")
+    begin_epoch(model, BATCH)
+    tokens = words(np.random.default_rng(0), model.vocabulary_size, (BATCH, SEGMENT + 1))
     return tokens[:, :-1], tokens[:, 1:]
 
 
@@ -135,11 +131,6 @@ def _compile(model, x, y):
 
 def _bytes(variables):
     return sum(4 * math.prod(variable.shape) for variable in variables)
-
-
-def peak():
-    """The most bytes that this process has had in memory."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # KiB on Linux
 
 
 def parts(rows):

@@ -7,7 +7,6 @@ JSON. The text and the scores are deleted.
 
 import json
 import pathlib
-import resource
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,8 @@ from typing import Annotated
 
 import numpy as np
 import typer
+
+from benchmarks.process import peak_memory
 
 # The package is imported by the measured process only: what this one holds must not count.
 
@@ -62,7 +63,7 @@ def measure(path: str, settings: str, options: str):
     path = pathlib.Path(path)
     vocabulary = Vocabulary(["\n", " ", *LETTERS], unit="character")
     model = zoo.trellisnet_char(vocabulary=vocabulary, **json.loads(settings))
-    before = _peak()
+    before = peak_memory() / 2**30
     started, started_cpu = time.perf_counter(), time.process_time()
     totals = scoring.score(
         model, path, path.with_name("scores.csv"), verbose=2, **json.loads(options)
@@ -79,7 +80,7 @@ def measure(path: str, settings: str, options: str):
         "megabytes_per_s": megabytes / seconds,
         "megabytes_per_cpu_s": megabytes / cpu,
         "peak_gib_before": before,
-        "peak_gib": _peak(),
+        "peak_gib": peak_memory() / 2**30,
     }
     typer.echo(json.dumps(figures))
 
@@ -98,10 +99,6 @@ def write_text(path, size, line, spread, seed):
             ids[ends[ends < BLOCK]] = WORDS
             text = " ".join(words[ids]).replace(" \n ", "\n")
             file.write(text[: int(size) - file.tell()] + "\n")
-
-
-def _peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
 
 
 if __name__ == "__main__":

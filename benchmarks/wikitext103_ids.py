@@ -8,7 +8,6 @@ figures as JSON. The text and the ids, 1 GB in all, are deleted.
 import json
 import os
 import pathlib
-import resource
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,8 @@ from typing import Annotated
 
 import numpy as np
 import typer
+
+from benchmarks.process import peak_memory
 
 # The package is imported by the measured process only: what this one holds must not count.
 
@@ -68,7 +69,7 @@ def measure(path):
     from trellis_keras.data.token_files import word_ids
 
     source = LargeSource(pathlib.Path(path))
-    before = _peak()
+    before = peak_memory() / 2**30
     started = time.perf_counter()
     digest = hashlib.sha256()
     for block, _ in source.blocks():
@@ -84,7 +85,7 @@ def measure(path):
         "numbering_cpu_s": ended_cpu - hashed_cpu,
         "tokens_per_s": len(ids) / (ended - hashed),
         "peak_gib_before": before,
-        "peak_gib": _peak(),
+        "peak_gib": peak_memory() / 2**30,
     }
     print(json.dumps(figures))
 
@@ -95,10 +96,6 @@ def _word(rank):
     while rank := rank // 26:
         word += LETTERS[rank % 26]
     return f"{word}{LETTERS[len(word)]}e"
-
-
-def _peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
 
 
 if __name__ == "__main__":

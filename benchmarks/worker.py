@@ -6,9 +6,10 @@ the machine. Lines of JSON go out on standard output, one per command on standar
 
 import json
 import os
-import resource
 import sys
 import time
+
+from benchmarks.process import peak_memory
 
 
 def main(case, variant):
@@ -42,8 +43,7 @@ def device():
         if statistics:
             peak = statistics["peak_bytes_in_use"] / 2**30
             return {"device": device.device_kind, "peak_gib": peak}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
-    return {"device": "cpu", "peak_gib": peak}
+    return {"device": "cpu", "peak_gib": peak_memory() / 2**30}
 
 
 def timed(step):

@@ -15,6 +15,7 @@ import typer
 
 from benchmarks.cases import gemm
 from benchmarks.gpu.work import operations
+from benchmarks.process import begin_epoch
 from benchmarks.worker import device, timed
 
 WARM_UP = 3  # steps that are not counted
@@ -59,8 +60,7 @@ def model_figures(name, policy, settings, all_positions, steps, quick):
     recipe = zoo.recipe(name, **settings, dtype_policy=policy)
     model = getattr(zoo, name)(**vars(recipe.model))
     batch = random_batch(recipe, quick)
-    if getattr(model.backbone, "stateful", False):
-        model.backbone.reset_state(len(batch[0]), training=True)
+    begin_epoch(model, len(batch[0]))
 
     def step():
         logs = model.train_on_batch(*batch, return_dict=True)

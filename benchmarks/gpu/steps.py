@@ -19,6 +19,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.__main__ import machine, write
+from benchmarks.gpu.options import Minutes, Output, end_of_call
 from trellis_keras.files import claimed, remove_unfinished
 
 POLICIES = ("float32", "mixed_bfloat16")
@@ -66,8 +67,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    output: Annotated[str, typer.Option(help="Folder of all state and results.")] = "runs/gpu",
-    minutes: Annotated[float, typer.Option(help="How long this call may take.")] = 9.0,
+    output: Output = "runs/gpu",
+    minutes: Minutes = 9.0,
     only: Annotated[
         list[str] | None, typer.Option(help="Only cells whose name contains one of these.")
     ] = None,
@@ -87,9 +88,7 @@ def main(
     ] = False,
 ):
     """Measure what has not been measured yet, and write the table of all."""
-    if not minutes > 0:
-        raise typer.BadParameter(f"--minutes must be positive. Received: {minutes}")
-    end = time.monotonic() + 60 * minutes
+    end = end_of_call(minutes)
     if precision is not None:
         os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = precision
     name = "-".join(["steps", *filter(None, [precision, "quick" if quick else None])])

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.gpu import pace
+from benchmarks.gpu.options import Minutes, Output, end_of_call
 from trellis_keras.files import claimed
 
 # In the order in which they are trained.
@@ -37,8 +38,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    output: Annotated[str, typer.Option(help="Folder of all state and results.")] = "runs/gpu",
-    minutes: Annotated[float, typer.Option(help="How long this call may take.")] = 9.0,
+    output: Output = "runs/gpu",
+    minutes: Minutes = 9.0,
     only: Annotated[
         list[str] | None, typer.Option(help="Only this model of the queue; may be repeated.")
     ] = None,
@@ -54,9 +55,7 @@ def main(
     ] = None,
 ):
     """Train what is not finished yet, in the order of the queue."""
-    if not minutes > 0:
-        raise typer.BadParameter(f"--minutes must be positive. Received: {minutes}")
-    end = time.monotonic() + 60 * minutes
+    end = end_of_call(minutes)
     if not set(only or ()) <= set(QUEUE):
         raise typer.BadParameter(f"the queue has no {sorted(set(only) - set(QUEUE))}: {QUEUE}")
     folder = pathlib.Path(output).expanduser()

@@ -235,3 +235,11 @@ def test_errors():
         new.initial_cache(2)
     with pytest.raises(ValueError, match="protocol.*lacks.*step"):
         streaming.check_streams(keras.layers.LSTM(4))
+
+
+def test_a_layer_without_its_steps_is_told_what_to_define():
+    layer = streaming.Streaming()
+    with pytest.raises(NotImplementedError, match=r"Streaming must define `initial_cache\(batch_s"):
+        layer.initial_cache(1)
+    with pytest.raises(NotImplementedError, match=r"Streaming must define `step\(x, cache\)`"):
+        layer.step(np.zeros((1, 2)), None)

@@ -43,11 +43,11 @@ class Streaming:
 
     def initial_cache(self, batch_size):
         """Returns the cache before the first step of `batch_size` rows."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define `initial_cache(batch_size)`.")
 
     def step(self, x, cache):
         """Advances one step: x (batch, channels) and a cache to (y (batch, filters), cache)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define `step(x, cache)`.")
 
     def prefill(self, x, cache=None):
         """Advances x.shape[1] steps; returns `(y, cache)`, y (batch, time, filters)."""

@@ -120,9 +120,8 @@ class Unfinished:
             remove_unfinished(self.folder)
             yield
         if self.path.exists():
-            shutil.rmtree(
-                self.folder
-            )  # not before its lock is closed: some systems keep open files
+            # Not before its lock is closed: some systems keep open files.
+            shutil.rmtree(self.folder)
 
     def load(self):
         """Returns (progress, arrays) of the last `save`, or None if there was none.
