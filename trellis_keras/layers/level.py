@@ -33,7 +33,8 @@ class Levels:
         if mixed_group.splits(layer):
             self.by_group = GroupedProduct(kernel, self.taps - 1, layer.groups)
         ones = ops.ones((self.batch, 1, channels), layer.state_dtype)
-        self.dropout = layer.hidden_dropout.mask(ones, training)
+        dropout = layer.hidden_dropout.mask(ones, training)
+        self.dropout = None if dropout is None else ops.cast(dropout, layer.state_dtype)
         self.bias = ops.cast(layer.bias, layer.state_dtype)
         x = x if mask is None else ops.where(self.mask, x, ops.zeros_like(x))
         self.x, self.x_kernel = x, layer.cell.arrange(layer.kernel(training=training))
