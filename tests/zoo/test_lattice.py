@@ -287,6 +287,15 @@ KINDS_OF_RUNS = [
 
 
 @pytest.mark.parametrize(("name", "fields"), KINDS_OF_RUNS)
+def test_a_run_in_half_precision(tmp_path, name, fields):
+    run = tiny_run(tmp_path, name, **fields, epochs=1, dtype_policy="mixed_bfloat16")
+    model = runs.load_best(run)
+    assert model.compute_dtype == "bfloat16"
+    tokens = runs.read_recipe(run).load_data().test[None, :20]
+    assert np.all(np.isfinite(model.predict(tokens, verbose=0)))
+
+
+@pytest.mark.parametrize(("name", "fields"), KINDS_OF_RUNS)
 def test_a_run_carries_its_states_and_counts_every_target(tmp_path, name, fields):
     run = tiny_run(tmp_path, name, **fields, epochs=1)
     recipe, model = runs.read_recipe(run), runs.load_best(run)
