@@ -149,6 +149,12 @@ def run_script(
     return _run(command, variables, timeout, check)
 
 
+def run_module(module, *arguments, timeout=600):
+    """Runs `python -m module` in the root of the repository: a `subprocess.CompletedProcess`."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    return _run(command, child_environment(), timeout, check=False)
+
+
 def script_command(
     source, *arguments, backend="tensorflow", floatx="float32", block=(), **environment
 ):

@@ -1,17 +1,12 @@
 """The benchmark command runs a case from end to end."""
 
 import json
-import subprocess
-import sys
 
-from backends import ROOT, child_environment
+from backends import run_module
 
 
-def benchmarks(*arguments, **options):
-    command = [sys.executable, "-m", "benchmarks", *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, env=child_environment(), capture_output=True, text=True, **options
-    )
+def benchmarks(*arguments):
+    return run_module("benchmarks", *arguments)
 
 
 def test_a_case_writes_its_figures(tmp_path):
