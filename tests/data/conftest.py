@@ -11,13 +11,12 @@ import pytest
 @pytest.fixture(scope="session")
 def local_data():
     """`local_data(name)`: the folder of the real data sets, or a skip if it lacks `name`."""
-    beside_checkout = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data"
-    folder = pathlib.Path(os.environ.get("TRELLIS_KERAS_DATA") or beside_checkout)
+    folder = os.environ.get("TRELLIS_KERAS_DATA")
 
     def check(name):
-        if not (folder / name).is_dir():
+        if not folder or not (pathlib.Path(folder) / name).is_dir():
             pytest.skip(f"no local copy of {name}/: set TRELLIS_KERAS_DATA to its folder")
-        return folder
+        return pathlib.Path(folder)
 
     return check
 
