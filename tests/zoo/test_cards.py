@@ -1,6 +1,7 @@
 """The zoo's cards: each is what its results, or its recipe and its cost, make of it."""
 
 import json
+import pathlib
 import re
 import shlex
 
@@ -8,7 +9,7 @@ import pytest
 
 from trellis_keras import cli, data, zoo
 from trellis_keras.data.licences import about
-from trellis_keras.zoo import assets, card_sections, cards
+from trellis_keras.zoo import assets, card_sections, cards, publish
 
 COSTS = {
     "machine": {"hardware": "2 cores of X", "backend": "tensorflow 1"},
@@ -65,11 +66,16 @@ def test_the_commands_of_every_card_are_ones(all_cards):
         words = next(shlex.split(c) for c in commands if c.startswith("trellis-keras train"))
         at = words.index("--output")
         assert words[at + 1] == f"runs/{name}"
-        if "--text" in words:
+        text = "--text" in words
+        if text:
             words[words.index("--text") : words.index("--text") + 2] = []
             at -= 2
         model, settings = cli._parse(words[2:at])
         recipe = zoo.recipe(model, **settings)
+        published = next(shlex.split(c) for c in commands if c.startswith("trellis-keras publish"))
+        assert published[2] == f"runs/{name}"
+        of_the_run = recipe.replace(data="text", data_options={"path": "x"}) if text else recipe
+        publish._check_name(pathlib.Path(published[3]).name, of_the_run)
         call = re.search(r"^model = zoo\.(\w+)\((.*?)\)", card, re.MULTILINE)
         assert call[1] == model
         arguments = eval(f"dict({call[2]})")

@@ -193,7 +193,9 @@ def train(recipe, results, folder):
         other = {**settings, "seed": seed}
         lines.append(f"{backend}trellis-keras train {recipe.name}{_options(other)} --output {run}")
     others = "".join(f" --other-seed {run}" for run in runs[1:])
-    lines.append(f"{backend}trellis-keras publish {runs[0]} runs/published/{folder}{others}")
+    # A folder named as the model is kept for the benchmark's own data.
+    name = f"{folder}_text" if _text(recipe) else folder
+    lines.append(f"{backend}trellis-keras publish {runs[0]} runs/published/{name}{others}")
     return "\n".join(["```sh", *lines, "```"])
 
 
