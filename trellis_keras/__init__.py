@@ -1,4 +1,4 @@
-"""TrellisNet sequence models for Keras 3."""
+"""TrellisNet, TCN and Lattice Recurrent Unit sequence models for Keras 3."""
 
 __version__ = "0.1.0"
 

@@ -1,4 +1,4 @@
-"""For a machine with one GPU that is lent for minutes at a time: README.md has the commands."""
+"""For a machine with one GPU and a time limit: README.md has the commands."""
 
 import os
 

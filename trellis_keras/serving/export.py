@@ -27,7 +27,7 @@ def export(model, path, version=None, *, format=SAVED_MODEL, quantization=None, 
         format: `"saved_model"`; `"litert"` (a `.tflite` file) or `"onnx"`, of `step` alone.
         quantization: Of LiteRT: None or `"int8"`, see docs/serving.md.
         warmup: Whether a SavedModel gets requests that TensorFlow Serving tries out before it
-            offers the version. They need `pip install trellis-keras[serving]`.
+            offers the version. They need tensorflow-serving-api (extra `serving`).
 
     Returns:
         The path that was written: of a SavedModel, the version's folder.

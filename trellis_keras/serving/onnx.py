@@ -35,7 +35,7 @@ def _packages():
         import tf2onnx
     except ImportError as error:
         raise ImportError(
-            "ONNX files are written with tf2onnx: pip install trellis-keras[onnx]"
+            "ONNX files are written with tf2onnx: pip install tf2onnx onnx onnxruntime"
         ) from error
     return onnx, tf2onnx
 

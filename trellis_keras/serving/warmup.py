@@ -14,7 +14,7 @@ def check_installed():
     except ImportError as error:
         raise ImportError(
             "Warm-up requests are written with tensorflow-serving-api. Install it with "
-            "`pip install trellis-keras[serving]`, or export without them."
+            "`pip install tensorflow-serving-api`, or export without them."
         ) from error
 
 

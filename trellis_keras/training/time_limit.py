@@ -1,4 +1,4 @@
-"""Training on a machine that is lent for a limited time."""
+"""Training within a limited time."""
 
 import time
 
@@ -8,7 +8,7 @@ import keras
 class TimeLimit(keras.callbacks.Callback):
     """Stops training after an epoch if another one would end too late.
 
-    For machines that are lent for so many minutes: the time that is left is enough to leave in
+    For a batch queue, or a notebook that ends after so many minutes: the time that is left is enough to leave in
     good order, and the next process goes on from the last checkpoint. The time counts from the
     moment when this callback is made, so make it before the data are loaded and the model is built.
     Another epoch is expected to take as long as the longest of this `fit` did, with validation, all
