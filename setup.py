@@ -12,7 +12,7 @@ TEST = ["pytest>=8", "hypothesis>=6.100", *JAX, *SERVING]
 setup(
     name="trellis-keras",
     version=VERSION,
-    description="TrellisNet, TCN and Lattice Recurrent Unit models for Keras 3: recipes, streaming, serving",
+    description="TrellisNet, TCN and Lattice Recurrent Unit sequence models for Keras 3",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

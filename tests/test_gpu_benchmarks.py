@@ -1,4 +1,4 @@
-"""The resumable scripts for a GPU within a time limit: what a call begins and the next does, what is counted.
+"""The resumable scripts for a GPU with a time limit: what a call begins, what the next does.
 
 On tiny models, and on the processor: a GPU is not tested here.
 """

@@ -8,9 +8,10 @@ import keras
 class TimeLimit(keras.callbacks.Callback):
     """Stops training after an epoch if another one would end too late.
 
-    For a batch queue, or a notebook that ends after so many minutes: the time that is left is enough to leave in
-    good order, and the next process goes on from the last checkpoint. The time counts from the
-    moment when this callback is made, so make it before the data are loaded and the model is built.
+    For a batch queue, or a notebook that ends after so many minutes: the time that is left is
+    enough to leave in good order, and the next process goes on from the last checkpoint. The time
+    counts from the moment when this callback is made, so make it before the data are loaded and the
+    model is built.
     Another epoch is expected to take as long as the longest of this `fit` did, with validation, all
     callbacks and, in the first one, compiling. An epoch is never cut short: one is always trained,
     however little time there is.
