@@ -21,7 +21,7 @@ from trellis_check import (
     make,
 )
 
-from trellis_keras.layers import GatedActivation, TrellisLayer
+from trellis_keras.layers import GatedActivation, LSTMGates, TrellisLayer
 from trellis_keras.layers.depth_loop import plan_levels
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.float64]
@@ -211,6 +211,28 @@ def test_half_precision_keeps_states_and_weight_gradients_in_full(unroll, memory
         assert [str(a.dtype) for a in rough] == ["bfloat16", *dtypes]
         for a, b in zip(rough, exact, strict=True):
             assert np.linalg.norm(a.astype("float32") - b) < 0.02 * np.linalg.norm(b)
+
+
+@pytest.mark.parametrize("policy", ["bfloat16", "float16"])
+def test_half_precision_of_the_weights_too(policy):
+    layer = TrellisLayer(UNITS, depth=9, dtype=policy, dropout=0.4, weight_norm=True, seed=1)
+    x = np.random.default_rng(0).standard_normal((BATCH, 12, CHANNELS)).astype("float32")
+    layer.build(x.shape)
+    found = compute(layer, x, [], None, how="graph")
+    assert all(np.all(np.isfinite(a.astype("float32"))) for a in found)
+    assert {str(a.dtype) for a in found[:-1]} == {policy}  # the output and the weights' gradients
+
+
+def test_a_cell_of_ones_own_computes_in_the_layers_precision():
+    # A layer, so Keras would cast what it gets to the policy that it was made under.
+    layers = [TrellisLayer(UNITS, 9, cell=cell, seed=1) for cell in (LSTMGates(UNITS), "lstm")]
+    wide = TrellisLayer(UNITS, 9, cell=LSTMGates(UNITS, dtype="bfloat16"), seed=1)
+    x = np.random.default_rng(0).standard_normal((BATCH, 12, CHANNELS)).astype("float32")
+    expected = layers[1](x)
+    for layer in (layers[0], wide):
+        layer.build(x.shape)
+        layer.set_weights(layers[1].get_weights())
+        np.testing.assert_allclose(layer(x), expected, rtol=1e-6)
 
 
 @pytest.mark.skipif(not TENSORFLOW, reason="JAX pads nothing: it compiles for each batch size")

@@ -7,10 +7,11 @@ from keras import ops
 
 from trellis_keras.layers.adaptive_softmax_loss import Cluster, ClusterLoss, visit
 from trellis_keras.layers.arguments import check_positive, seeded
+from trellis_keras.layers.heads import Head
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class AdaptiveSoftmax(keras.layers.Layer):
+class AdaptiveSoftmax(Head):
     """A softmax over frequent words and clusters of rare ones (Grave et al. 2017, section 4).
 
     Words are numbered by falling frequency and cut into a head [0, cutoffs[0]) and tails
@@ -137,8 +138,12 @@ class AdaptiveSoftmax(keras.layers.Layer):
                 f"Received: embedding_dim={self.embedding.output_dim}, hidden output "
                 f"{channels} channels. Make them equal or set tie_embeddings=False."
             )
+        # Biases are not rounded in half precision: logits are at least float32.
         self.bias = self.add_weight(
-            name="bias", shape=(self.vocabulary_size,), initializer=self.bias_initializer
+            name="bias",
+            shape=(self.vocabulary_size,),
+            initializer=self.bias_initializer,
+            autocast=False,
         )
         if tails:
             self.cluster_kernel = self.add_weight(
@@ -147,7 +152,10 @@ class AdaptiveSoftmax(keras.layers.Layer):
                 initializer=seeded(self.cluster_initializer, self.seed, 0),
             )
             self.cluster_bias = self.add_weight(
-                name="cluster_bias", shape=(tails,), initializer=self.bias_initializer
+                name="cluster_bias",
+                shape=(tails,),
+                initializer=self.bias_initializer,
+                autocast=False,
             )
 
     def _add_kernels(self, channels):
@@ -298,9 +306,6 @@ class AdaptiveSoftmax(keras.layers.Layer):
         if isinstance(self.capacity, list):
             return self.capacity
         return [self.capacity] * len(self.cutoffs)
-
-    def compute_output_shape(self, input_shape):
-        return (*input_shape[:-1], self.vocabulary_size)
 
     def get_config(self):
         serialize = keras.initializers.serialize

@@ -4,12 +4,18 @@ import numbers
 
 import keras
 import numpy as np
+from keras.src.backend import get_keras_mask  # on JAX it is no attribute of a traced array
 
 
 def check_positive(**arguments):
     for name, value in arguments.items():
         if not isinstance(value, numbers.Integral) or value < 1:
             raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
+
+
+def mask_of(inputs, mask):
+    """The mask of a call: where states are passed too, Keras does not look for that of `inputs`."""
+    return get_keras_mask(inputs) if mask is None else mask
 
 
 def dilation_cycle(dilation_rate):

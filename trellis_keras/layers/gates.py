@@ -63,7 +63,7 @@ class GatedActivation(keras.layers.Layer):
     preactivation_blocks = 1
 
     def __init__(self, units, **kwargs):
-        super().__init__(**kwargs)
+        super().__init__(autocast=False, **kwargs)  # the caller's dtype is the right one
         self.units = units
         self.built = True
 

@@ -17,8 +17,19 @@ from keras import ops
 from trellis_keras.layers.precision import at_least_float32
 
 
+class Head(keras.layers.Layer):
+    """What a head returns, symbolically: it is at least float32 in half precision too."""
+
+    def compute_output_shape(self, input_shape):
+        return (*input_shape[:-1], self.vocabulary_size)
+
+    def compute_output_spec(self, hidden, **_):
+        shape = self.compute_output_shape(hidden.shape)
+        return keras.KerasTensor(shape, at_least_float32(self.compute_dtype))
+
+
 @keras.saving.register_keras_serializable("trellis_keras")
-class DenseHead(keras.layers.Layer):
+class DenseHead(Head):
     """A linear map to the vocabulary and a softmax; its matrix may be the embedding's.
 
     Args:
@@ -74,7 +85,10 @@ class DenseHead(keras.layers.Layer):
                 f"{channels} channels. Make them equal or set tie_embeddings=False."
             )
         self.bias = self.add_weight(
-            name="bias", shape=(self.vocabulary_size,), initializer=self.bias_initializer
+            name="bias",
+            shape=(self.vocabulary_size,),
+            initializer=self.bias_initializer,
+            autocast=False,  # logits are at least float32
         )
 
     def logits(self, hidden):
@@ -96,9 +110,6 @@ class DenseHead(keras.layers.Layer):
             targets: Integer tensor (...).
         """
         return ops.sparse_categorical_crossentropy(targets, self.logits(hidden), from_logits=True)
-
-    def compute_output_shape(self, input_shape):
-        return (*input_shape[:-1], self.vocabulary_size)
 
     def get_config(self):
         return {

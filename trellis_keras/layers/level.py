@@ -26,15 +26,16 @@ class Levels:
         self.batch, self.time, _ = ops.shape(x)
         self.everything = None if plan.time is None else np.arange(plan.time)
         self.mask = None if mask is None else ops.cast(mask, "bool")[..., None]
-        kernel = layer.cell.arrange(layer.recurrent_kernel.uncast(training=training))
+        # Weights may be half as wide as states: under the policy "bfloat16".
+        kernel = ops.cast(layer.recurrent_kernel.uncast(training=training), layer.state_dtype)
+        kernel = layer.cell.arrange(kernel)
         self.taps, channels, filters = kernel.shape
         self.kernel = ops.reshape(kernel, (self.taps * channels, filters))
         self.by_group = None
         if mixed_group.splits(layer):
             self.by_group = GroupedProduct(kernel, self.taps - 1, layer.groups)
         ones = ops.ones((self.batch, 1, channels), layer.state_dtype)
-        dropout = layer.hidden_dropout.mask(ones, training)
-        self.dropout = None if dropout is None else ops.cast(dropout, layer.state_dtype)
+        self.dropout = layer.hidden_dropout.mask(ones, training)
         self.bias = ops.cast(layer.bias, layer.state_dtype)
         x = x if mask is None else ops.where(self.mask, x, ops.zeros_like(x))
         self.x, self.x_kernel = x, layer.cell.arrange(layer.kernel(training=training))

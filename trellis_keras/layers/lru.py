@@ -170,6 +170,7 @@ class LRU(CarriedState, streaming.Streaming, keras.layers.Layer):
         self._allocate_states(input_shape[0])
 
     def call(self, inputs, initial_state=None, training=False, mask=None):
+        mask = arguments.mask_of(inputs, mask)
         states = self._starting_states(inputs.shape[0], initial_state, training)
         y, states = self._run(inputs, states, self.return_sequences, training, mask)
         self._carry_states(states, training)

@@ -206,7 +206,8 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
         self._init_states(self.cell.state_size, state_dtype, stateful)
         self.kernel = self._convolution_kernel("kernel", seed)
         self.recurrent_kernel = self._convolution_kernel("recurrent_kernel", seed)
-        self.hidden_dropout = VariationalDropout(dropout, seed=seed, dtype=self.dtype_policy)
+        # It multiplies states.
+        self.hidden_dropout = VariationalDropout(dropout, seed=seed, dtype=state_dtype)
 
     def _convolution_kernel(self, name, seed):
         recurrent = name == "recurrent_kernel"
@@ -271,6 +272,7 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
 
     def call(self, inputs, initial_state=None, training=False, mask=None, output_length=None):
         training = bool(training)
+        mask = arguments.mask_of(inputs, mask)
         self._check_length(inputs.shape[1], output_length)
         x = ops.cast(inputs, self.compute_dtype)
         history = self._starting_states(x.shape[0], initial_state, training)
