@@ -6,6 +6,7 @@ import pytest
 from backends import ROOT, run_module
 
 from trellis_keras import zoo
+from trellis_keras.layers.arguments import aux_levels
 
 
 def costs(*arguments):
@@ -49,12 +50,23 @@ def test_unknown_models_are_named(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def auxiliary_losses(recipe):
+    return len(aux_levels(recipe.model.depth, recipe.model.aux_every, "bottom"))
+
+
 def test_large_models_are_measured_with_few_levels(script, monkeypatch):
-    def measured(name, core, depth):
+    full = zoo.recipe("trellisnet_wt103")
+
+    def measured(name, core, **fields):
+        recipe = zoo.recipe(name, **fields)
+        depth = recipe.model.depth
+        # Nothing but the depth differs.
+        assert recipe.segment == full.segment
+        assert auxiliary_losses(recipe) == auxiliary_losses(full) == 2
         return {"step_core_s": 2.0 + 0.5 * depth, "memory_gib": 1 + 0.1 * depth, "steps": 7}
 
     monkeypatch.setattr(script, "_in_own_process", measured)
-    depth = zoo.recipe("trellisnet_wt103").model.depth
+    depth = full.model.depth
     assert script._figures("trellisnet_wt103", 0) == {
         "step_core_s": pytest.approx(2.0 + 0.5 * depth, rel=0.01),
         "memory_gib": pytest.approx(1 + 0.1 * depth, abs=0.05),
