@@ -55,7 +55,10 @@ def run(
     for name in names:
         parts = variants or [""]
         chosen = [v for v in CASES[name].variants if any(part in v for part in parts)]
+        left_out = [v for v in CASES[name].left_out(machine()["backend"]) if v in chosen]
+        chosen = [v for v in chosen if v not in left_out]
         results = {"case": name, "machine": machine(), "variants": measure(name, chosen, rounds)}
+        results["left_out"] = left_out
         table = markdown(name, results)
         typer.echo(table)
         kind = [results["machine"]["backend"], results["machine"].get("precision")]
@@ -131,6 +134,8 @@ def markdown(name, results):
             f"| {variant} | {f['device']} | {per_unit:.4g} | {ratio} | {f['peak_gib']:.2f} | "
             f"{f['first_call_s'] - f['step_s']:.1f} | {rate} |"
         )
+    if left_out := results.get("left_out"):
+        lines += ["", f"Left out, as Keras has no graph without XLA on JAX: {'; '.join(left_out)}."]
     return "\n".join(lines) + "\n"
 
 

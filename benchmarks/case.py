@@ -3,6 +3,9 @@
 import dataclasses
 from collections.abc import Callable
 
+# Parts of the names of variants that are not compiled by XLA.
+_WITHOUT_XLA = {"graph", "without XLA"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Case:
@@ -18,3 +21,12 @@ class Case:
     about: str
     variants: dict[str, Callable]
     baseline: str | None = None
+
+    def left_out(self, backend):
+        """Names of the variants that a backend does not have: those of a graph without XLA.
+
+        On JAX Keras compiles with XLA, or trains one operation after the other, which nobody does.
+        """
+        if backend != "jax":
+            return []
+        return [name for name in self.variants if _WITHOUT_XLA & set(name.split(", "))]

@@ -4,6 +4,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from trellis_keras.generation.compiled import compile_xla
+
 
 def compiled_steps(layer, x, width):
     """Returns a function that streams (batch, n, ...) inputs and returns n, the steps it took.
@@ -26,7 +28,7 @@ def compiled_steps(layer, x, width):
         y = ops.zeros((x.shape[0], width))
         return ops.while_loop(lambda i, *_: i < n, turn, (0, y, *leaves))[1]
 
-    return _run(stream, x, flat, n)
+    return _run(stream, layer.variables, x, flat, n)
 
 
 def compiled_window(model, x, jit_compile=True):
@@ -36,24 +38,22 @@ def compiled_window(model, x, jit_compile=True):
         y = model(x, training=False)
         return y[:, -1] if len(y.shape) == 3 else y
 
-    return _run(window, x, [], 1, jit_compile)
+    return _run(window, model.variables, x, [], 1, jit_compile)
 
 
-def compiled_call(function, x, jit_compile=True):
+def compiled_call(function, variables, x, jit_compile=True):
     """Returns a function that computes all outputs of (batch, time, ...) inputs: one step."""
-    return _run(lambda x: function(x, training=False), x, [], 1, jit_compile)
+    return _run(lambda x: function(x, training=False), variables, x, [], 1, jit_compile)
 
 
-def _run(function, x, leaves, amount, jit_compile=True):
+def _run(function, variables, x, leaves, amount, jit_compile=True):
     x = ops.convert_to_tensor(x)
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        compiled = tf.function(function, jit_compile=jit_compile)
+    if jit_compile:
+        compiled = compile_xla(function, variables)
     else:
-        import jax
+        import tensorflow as tf  # on JAX there is nothing between XLA and one operation at a time
 
-        compiled = jax.jit(function)
+        compiled = tf.function(function)
 
     def step():
         np.asarray(compiled(x, *leaves))

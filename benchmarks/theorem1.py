@@ -56,7 +56,10 @@ def inference(make, batch, jit_compile, time=512, units=128, horizon=32):
         from benchmarks.compiled import compiled_call
 
         x = np.random.default_rng(0).normal(size=(batch, time, units)).astype("float32")
-        return compiled_call(make(lstm(units), horizon), x, jit_compile)
+        model = lstm(units)
+        function = make(model, horizon)
+        variables = getattr(function, "variables", model.variables)
+        return compiled_call(function, variables, x, jit_compile)
 
     return build
 

@@ -2,7 +2,13 @@
 
 import json
 
+import keras
+import numpy as np
 from backends import run_module
+
+from benchmarks import compiled
+from benchmarks.__main__ import markdown
+from benchmarks.cases import CASES
 
 
 def benchmarks(*arguments):
@@ -17,6 +23,31 @@ def test_a_case_writes_its_figures(tmp_path):
     assert len(figures["steps_s"]) == 2 and figures["peak_gib"] > 0
     assert figures["first_call_s"] > 0 and figures["step_s"] > 0
     assert (tmp_path / "time-tensorflow.md").read_text() in done.stdout
+
+
+def test_variants_without_xla_are_left_out_on_jax():
+    assert CASES["pixels"].left_out("jax") == ["all positions, graph", "cone, graph"]
+    assert CASES["xla_lstm_adding"].left_out("jax") == ["without XLA"]
+    assert CASES["time"].left_out("jax") == CASES["pixels"].left_out("tensorflow") == []
+    figures = {"steps_s": [1.0], "step_s": 1.0, "first_call_s": 2.0, "amount": 0}
+    figures |= {"device": "cpu", "peak_gib": 1.0}
+    results = {"machine": {}, "variants": {"cone, XLA": figures}, "left_out": ["cone, graph"]}
+    assert markdown("pixels", results).endswith("without XLA on JAX: cone, graph.\n")
+
+
+def test_weights_are_arguments_of_what_xla_compiles(monkeypatch):
+    given = []
+
+    def compile_xla(function, variables):
+        given.append(variables)
+        return function
+
+    monkeypatch.setattr(compiled, "compile_xla", compile_xla)
+    model = keras.Sequential([keras.Input((4, 3)), keras.layers.Dense(2)])
+    x = np.zeros((1, 4, 3), "float32")
+    assert compiled.compiled_window(model, x)() == 1
+    assert compiled.compiled_call(model, model.variables, x)() == 1
+    assert given == [model.variables] * 2
 
 
 def test_unknown_cases_are_named():

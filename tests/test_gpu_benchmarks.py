@@ -8,6 +8,8 @@ import subprocess
 import sys
 import types
 
+import keras
+import numpy as np
 import pytest
 from backends import ROOT, child_environment
 from small_runs import TINY, tiny_recipe, write_text
@@ -117,6 +119,15 @@ def test_operations_are_those_of_the_equations():
     assert 0.6 < operations(recipe.model, model, batch) / (6 * full) < 0.9
 
 
+def test_steps_are_those_of_one_fit():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile("sgd", "mse")
+    batch = np.ones((2, 1), "float32"), np.zeros((2, 1), "float32")
+    first_s, times, loss = one_cell.step_times(model, batch, steps=3)
+    assert first_s > max(times) and len(times) == 3 and loss == 1
+    assert model.optimizer.iterations == one_cell.WARM_UP + 3
+
+
 @pytest.mark.slow
 def test_steps_are_measured_on_jax_and_never_again(tmp_path):
     arguments = ["--quick", "--steps", 5, "--only", "ptb-float32", "--output", tmp_path]
@@ -194,6 +205,27 @@ def test_a_finished_run_with_other_settings_is_not_passed_over(tmp_path):
     assert other(epochs=2, dtype_policy="float32") == {"epochs": 1, "dtype_policy": None}
 
 
+@pytest.mark.parametrize(
+    ("settings", "folder"),
+    [
+        ({"epochs": 1, "dtype_policy": "mixed_bfloat16"}, "lru_char_ptb"),
+        ({"hidden_units": 16}, "lru_char_ptb_custom"),
+        ({"data": "text8", "published": 1.2, "source": "LRU Table 1"}, "lru_char_ptb_custom"),
+    ],
+)
+def test_a_models_own_folder_is_kept_for_its_benchmark(tmp_path, settings, folder):
+    queue = train.Queue(tmp_path, 1, 1, settings)
+    queue.run("lru_char_ptb").mkdir(parents=True)
+    recipe = zoo.recipe("lru_char_ptb", **settings)
+    (queue.run("lru_char_ptb") / runs.RECIPE).write_text(recipe.to_json())
+    card = queue._card("lru_char_ptb")
+    assert card.parent == tmp_path / "zoo" / folder
+    assert not queue.published("lru_char_ptb")
+    card.parent.mkdir(parents=True)
+    card.touch()
+    assert queue.published("lru_char_ptb")
+
+
 def test_what_fails_is_left_out_and_named(tmp_path):
     runs = {"a": [RuntimeError("RESOURCE_EXHAUSTED:\n out of memory")], "b": [30]}
     queue = FakeQueue(tmp_path, 100, Clock(), runs)
@@ -204,9 +236,7 @@ def test_what_fails_is_left_out_and_named(tmp_path):
 
 
 def test_an_epoch_that_fits_no_call(tmp_path):
-    runs = {"a": [30], "b": [pace.NoRoom()], "c": [30]}
-    (tmp_path / "times").mkdir()
-    (tmp_path / "times" / "b.json").write_text('{"epochs": {}, "at_least_s": 150.0}')
+    runs = {"a": [30], "b": [pace.NoRoom(150)], "c": [30]}
     queue = FakeQueue(tmp_path, 100, Clock(), runs)
     queue.work(["a", "b", "c"])
     assert queue.trained == ["a"] and not queue.problems  # another call may have room for b
@@ -217,13 +247,22 @@ def test_an_epoch_that_fits_no_call(tmp_path):
     assert "raise --minutes" in queue.standing("b")
 
 
-def fit(callback, clock, epochs, batch_s):
+def test_a_run_that_fails_does_not_make_the_others_wait(tmp_path):
+    runs = {"a": [OSError("no data")], "b": [pace.NoRoom(150)], "c": [30]}
+    queue = FakeQueue(tmp_path, 100, Clock(), runs)
+    queue.work(["a", "b", "c"])
+    assert queue.trained == ["c"]
+    assert "does not fit the 1.6 that a call has for it" in queue.standing("b").replace("\n", " ")
+
+
+def fit(callback, clock, epochs, batch_s, policy="float32"):
     """A training without a model."""
     callback.set_params({"steps": 100})
-    callback.set_model(types.SimpleNamespace())
+    callback.set_model(types.SimpleNamespace(dtype_policy=keras.DTypePolicy(policy)))
     clock.now += 7  # of data and building
     callback.on_train_begin()
     for epoch in epochs:
+        callback.on_epoch_begin(epoch)
         for batch in range(100):
             clock.now += batch_s + 40 * (batch == 0 and epoch == epochs[0])  # compiling
             callback.on_train_batch_end(batch)
@@ -253,6 +292,41 @@ def test_an_epoch_without_room_is_foretold(tmp_path, end, room):
         assert pace.epoch_s(pace.read(path)) == 100
 
 
+class Killed(pace.Pace):
+    """Of a process that is killed in the validation: nothing learns of the epoch's end."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        pass
+
+
+def test_an_epoch_that_was_killed_twice_is_not_begun_again(tmp_path):
+    path = tmp_path / "times.json"
+
+    def call(seconds, kind=pace.Pace, **options):
+        clock = Clock()
+        fit(kind(path, seconds, clock), clock, range(1), batch_s=1, **options)
+
+    call(150, Killed)
+    call(150, Killed)
+    with pytest.raises(pace.NoRoom) as refused:
+        call(151)
+    assert refused.value.seconds == 143  # without the 7 before it
+    call(170, Killed)  # more time, and this is its first try
+    call(150, Killed, policy="mixed_bfloat16")
+    call(170)
+    assert pace.read(path)["begun"] == []
+
+
+def test_an_epoch_that_was_interrupted_was_not_killed(tmp_path):
+    path, clock = tmp_path / "times.json", Clock()
+    with pytest.raises(KeyboardInterrupt), pace.Pace(path, 150, clock) as callback:
+        callback.set_model(types.SimpleNamespace(dtype_policy=keras.DTypePolicy("float32")))
+        callback.on_epoch_begin(0)
+        assert len(pace.read(path)["begun"]) == 1
+        raise KeyboardInterrupt
+    assert pace.read(path)["begun"] == []
+
+
 @pytest.mark.slow
 def test_runs_are_trained_and_published_on_jax(tmp_path):
     """Call by call: one epoch, the rest of it and the next run, nothing."""
@@ -273,6 +347,8 @@ def test_runs_are_trained_and_published_on_jax(tmp_path):
     done = script("train", *arguments)
     assert done.stdout == "trellisnet_char_ptb: done\ntrellisnet_ptb: done\n"
     for name in ("trellisnet_char_ptb", "trellisnet_ptb"):
-        results = json.loads((tmp_path / "gpu" / "zoo" / name / "results.json").read_text())
-        assert results["epochs"] == 2 and results["note"].startswith("2 epochs took ")
+        # On a text of one's own, of which nothing is published.
+        folder = tmp_path / "gpu" / "zoo" / f"{name}_custom"
+        results = json.loads((folder / "results.json").read_text())
+        assert results["epochs"] == 2 and results["wall_time_s"] > 0
         assert results["settings"]["dtype_policy"] == "mixed_bfloat16"

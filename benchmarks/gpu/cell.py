@@ -1,13 +1,17 @@
 """One measurement of `benchmarks.gpu.steps`, in a process of its own; prints its figures as JSON.
 
-The figures of the model come first, then a large matrix product in the same precision: what the
-machine can do at best. What fails, such as a model that is too large for the device, is a figure
-too: its error.
+A step is one of `fit` on the same batch again and again, from loss to loss: with what comes between
+the steps of a real training, and with the variables on the device from one to the next. (Keras'
+`train_on_batch` on JAX collects them and puts them back in each step.) The figures of the model
+come first, then a large matrix product in the same precision: what the machine can do at best. What
+fails, such as a model that is too large for the device, is a figure too: its error.
 """
 
+import itertools
 import json
 import os
 import statistics
+import time
 import traceback
 from typing import Annotated
 
@@ -15,10 +19,9 @@ import typer
 
 from benchmarks.cases import gemm
 from benchmarks.gpu.work import operations
-from benchmarks.process import begin_epoch
 from benchmarks.worker import device, timed
 
-WARM_UP = 3  # steps that are not counted
+WARM_UP = 4  # steps that are not counted, the first one with compiling among them
 LONGEST = 60.0  # seconds: no further step is begun after so many, if there are ...
 FEWEST = 5  # ... so many
 PRODUCT = (16_384, 8_192, 8_192)  # 2.2 TFLOP
@@ -60,19 +63,7 @@ def model_figures(name, policy, settings, all_positions, steps, quick):
     recipe = zoo.recipe(name, **settings, dtype_policy=policy)
     model = getattr(zoo, name)(**vars(recipe.model))
     batch = random_batch(recipe, quick)
-    begin_epoch(model, len(batch[0]))
-
-    def step():
-        logs = model.train_on_batch(*batch, return_dict=True)
-        wait(model)
-        return float(logs["loss"])
-
-    first_s, loss = timed(step)
-    for _ in range(WARM_UP):
-        step()
-    times = []
-    while len(times) < steps and (len(times) < FEWEST or sum(times) < LONGEST):
-        times.append(timed(step)[0])
+    first_s, times, loss = step_times(model, batch, steps)
     full = operations(recipe.model, model, batch, cone=False)
     done = full if all_positions else operations(recipe.model, model, batch)
     return {
@@ -86,6 +77,35 @@ def model_figures(name, policy, settings, all_positions, steps, quick):
         "operations_done": done,
         **device(),  # now: the product's memory must not count
     }
+
+
+def step_times(model, batch, steps):
+    """Trains on a batch; returns the seconds of the first step and of those counted, and a loss."""
+    import keras
+
+    class Repeated(keras.utils.PyDataset):
+        def __len__(self):
+            return WARM_UP + steps
+
+        def __getitem__(self, index):
+            return batch
+
+    class Times(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.ends, self.losses = [time.perf_counter()], []
+
+        def on_train_batch_end(self, number, logs=None):
+            # Keras has made a number of the loss: the step is done, and not only handed over.
+            self.losses.append(logs["loss"])
+            self.ends.append(time.perf_counter())
+            counted = self.ends[WARM_UP:]
+            if len(counted) > FEWEST and counted[-1] - counted[0] > LONGEST:
+                self.model.stop_training = True
+
+    seen = Times()
+    model.fit(Repeated(), callbacks=[seen], shuffle=False, verbose=0)
+    first, *others = (end - begin for begin, end in itertools.pairwise(seen.ends))
+    return first, others[WARM_UP - 1 :], seen.losses[0]
 
 
 def compute_all_positions():
@@ -111,16 +131,6 @@ def random_batch(recipe, quick):
         x = rng.normal(size=(rows, pixels, recipe.model.channels)).astype("float32")
         part = data.Examples(x, (np.arange(rows) % 10).astype("int32"))
     return recipe.stream(part)[0]
-
-
-def wait(model):
-    """Returns when the step is done on the device too, and not only handed to it."""
-    import keras
-
-    if keras.backend.backend() == "jax":
-        import jax
-
-        jax.block_until_ready([variable.value for variable in model.variables])
 
 
 def product_figures(policy, sizes):

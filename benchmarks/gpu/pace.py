@@ -12,8 +12,21 @@ from benchmarks.__main__ import write
 SKIPPED, SAMPLE = 5, 25  # batches of an epoch: those of compiling, and those that tell its time
 
 
+# An epoch that was killed so often with as much time as now is not begun again: once may be chance.
+TRIES = 2
+MORE = 1.05  # times as much time is more, as loading and building do not always take the same
+
+
 class NoRoom(Exception):
-    """An epoch would not end in time. Nothing of it is saved."""
+    """An epoch would not end in time. Nothing of it is saved.
+
+    Args:
+        seconds: What it takes at least.
+    """
+
+    def __init__(self, seconds):
+        super().__init__(f"An epoch takes at least {seconds:.0f} s.")
+        self.seconds = seconds
 
 
 class Pace(keras.callbacks.Callback):
@@ -21,11 +34,14 @@ class Pace(keras.callbacks.Callback):
 
     `training.TimeLimit` learns what an epoch takes when one has ended. On a machine that is taken
     away before the first one has, that is too late: so its end is foretold from its first batches,
-    without its validation.
+    without its validation. Where validation and checkpoint are what does not fit, the file tells
+    it: an epoch that was begun and not ended stays in it, unless the process left in good order.
+    It is a context manager, to know that.
 
     Args:
-        path: JSON file `{"epochs": {number: seconds}, "at_least_s": seconds}`. It keeps what
-            earlier processes have written.
+        path: JSON file `{"epochs": {number: seconds}, "at_least_s": seconds, "begun": [...]}`,
+            with the time and the precision that epochs without an end had. It keeps what earlier
+            processes have written.
         end: When the time is over, by the clock.
         clock: Function that returns seconds.
 
@@ -39,11 +55,35 @@ class Pace(keras.callbacks.Callback):
         self.end = end
         self._clock = clock
         self._times = read(self.path)
-        self._before = self._skipped = None
+        self._before = self._skipped = self._begun = None
         self._first = True
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        """What ends now was not killed."""
+        if self._begun is not None:
+            self._times["begun"].remove(self._begun)
+            self._begun = None
+            self._write()
 
     def on_train_begin(self, logs=None):
         self._before = self._clock()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        room = self.end - self._clock()
+        policy = self.model.dtype_policy.name
+        killed = [
+            other["room_s"]
+            for other in self._times["begun"]
+            if other["dtype_policy"] == policy and room < MORE * other["room_s"]
+        ]
+        if self._first and len(killed) >= TRIES:
+            raise NoRoom(max(killed))
+        self._begun = {"room_s": room, "dtype_policy": policy}
+        self._times["begun"].append(self._begun)
+        self._write()
 
     def on_train_batch_end(self, batch, logs=None):
         if batch + 1 == SKIPPED:
@@ -55,6 +95,7 @@ class Pace(keras.callbacks.Callback):
         now = self._clock()
         self._times["epochs"][str(epoch + 1)] = now - self._before
         self._before, self._first = now, False
+        self._times["begun"], self._begun = [], None
         self._write()
 
     def _foretell(self):
@@ -63,7 +104,7 @@ class Pace(keras.callbacks.Callback):
         self._times["at_least_s"] = batch_s * self.params["steps"]
         self._write()
         if now + batch_s * (self.params["steps"] - SAMPLE) > self.end:
-            raise NoRoom
+            raise NoRoom(self._times["at_least_s"])
 
     def _write(self):
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,9 +114,8 @@ class Pace(keras.callbacks.Callback):
 def read(path):
     """Returns what `Pace` has written, or the same with nothing in it."""
     path = pathlib.Path(path)
-    if not path.exists():
-        return {"epochs": {}, "at_least_s": None}
-    return json.loads(path.read_text(encoding="utf-8"))
+    times = {"epochs": {}, "at_least_s": None, "begun": []}
+    return times | (json.loads(path.read_text(encoding="utf-8")) if path.exists() else {})
 
 
 def epoch_s(times):

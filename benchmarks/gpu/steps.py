@@ -191,7 +191,7 @@ def finished(folder):
 
 
 _NOTES = """
-A step is a training step on random data of the recipe's shapes; "all" positions: without the
+A step is one of Keras' `fit` on random data of the recipe's shapes; "all" positions: without the
 dependency cone. Operations are those of the matrix products, forward and backward: "done" at the
 positions that were computed, "full" at all positions of all levels, computed or not. So "done" a
 second is the machine's rate, and "full" a second compares with programs that compute everything.

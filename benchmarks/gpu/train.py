@@ -32,6 +32,8 @@ QUEUE = (
 )
 # A run that is not the first of its call begins only if there is as much of the call left.
 _ENOUGH = 1 / 3
+# What a run must have in common with the zoo's recipe to be shown under the model's own name.
+_BENCHMARK = ("published", "source", "data", "data_options")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -81,6 +83,8 @@ def main(
 class Queue:
     """The runs in a folder: `runs/NAME`, their times in `times/NAME.json`, and `zoo/NAME`.
 
+    A run of other settings than those that something is published of goes to `zoo/NAME_custom`.
+
     Args:
         folder: The folder.
         end: When this call is over, by the clock.
@@ -103,6 +107,7 @@ class Queue:
         for name in names:
             if self.published(name):
                 continue
+            fresh = self.fresh
             try:
                 time_is_over = self._go_on(name)
             # What fails is no reason to leave the rest of the queue: a model that is too large for
@@ -110,6 +115,8 @@ class Queue:
             except (RuntimeError, ValueError, OSError, ImportError, FloatingPointError) as error:
                 traceback.print_exc()
                 self.problems[name] = " ".join(str(error).split())[:500]
+                # It will fail in each call, so that the next run never has more of one than now.
+                self.fresh = fresh
                 time_is_over = False
             if time_is_over:
                 return
@@ -121,12 +128,13 @@ class Queue:
             if not self._worth_it(name):
                 return True
             fresh, self.fresh = self.fresh, False
+            left = self.end - self.clock()
             try:
                 self._train(name)
-            except pace.NoRoom:
+            except pace.NoRoom as error:
                 if not fresh:
                     return True
-                self.problems[name] = self._advice(name)
+                self.problems[name] = self._advice(name, error.seconds, left)
                 return False
             if not self._is_finished(name):
                 return True
@@ -137,14 +145,15 @@ class Queue:
     def _train(self, name):
         from trellis_keras.zoo import runs
 
-        runs.train(
-            self._recipe(name),
-            self.run(name),
-            verbose=2,
-            callbacks=[pace.Pace(self._times(name), self.end, self.clock)],
-            # An epoch is trained anyhow.
-            max_minutes=max(self.end - self.clock(), 1e-3) / 60,
-        )
+        with pace.Pace(self._times(name), self.end, self.clock) as times:
+            runs.train(
+                self._recipe(name),
+                self.run(name),
+                verbose=2,
+                callbacks=[times],
+                # An epoch is trained anyhow.
+                max_minutes=max(self.end - self.clock(), 1e-3) / 60,
+            )
 
     def _publish(self, name):
         from trellis_keras.zoo.publish import publish
@@ -152,8 +161,9 @@ class Queue:
         epochs = pace.read(self._times(name))["epochs"]
         # TensorBoard's files, from which the zoo knows it otherwise, are not written here.
         seconds = sum(epochs.values()) if epochs else None
-        results = publish(self.run(name), self.folder / "zoo" / name, wall_time_s=seconds)
-        typer.echo(f"{name}: published, test {results['metric']} {results['test']:.6g}")
+        folder = self._card(name).parent
+        results = publish(self.run(name), folder, wall_time_s=seconds)
+        typer.echo(f"{name}: {folder}, test {results['metric']} {results['test']:.6g}")
 
     def _recipe(self, name):
         from trellis_keras import zoo
@@ -184,12 +194,12 @@ class Queue:
         needed = max(epochs.values()) if epochs else _ENOUGH * self.seconds
         return self.fresh or self.clock() + needed < self.end
 
-    def _advice(self, name):
-        seconds = pace.epoch_s(pace.read(self._times(name)))
+    def _advice(self, name, seconds, left):
         return (
-            f"an epoch takes at least {seconds / 60:.1f} minutes here and does not fit a call of "
-            f"{self.seconds / 60:g}, so it would never be finished. On a machine of your own raise "
-            "--minutes; else try --dtype-policy mixed_bfloat16"
+            f"an epoch takes at least {seconds / 60:.1f} minutes here and does not fit the "
+            f"{left / 60:.1f} that a call has for it, so it would never be finished. On a machine "
+            "of your own raise --minutes; else try --dtype-policy mixed_bfloat16. To have it tried "
+            f"again all the same, delete {self._times(name)}"
         )
 
     def run(self, name):
@@ -200,7 +210,19 @@ class Queue:
 
     def published(self, name):
         """Whether all of it is there: `publish` writes the card last."""
-        return (self.folder / "zoo" / name / "card.md").exists()
+        return any(card.exists() for card in self._cards(name))
+
+    def _cards(self, name):
+        return [self.folder / "zoo" / folder / "card.md" for folder in (name, f"{name}_custom")]
+
+    def _card(self, name):
+        """Where a run's card goes: a model's own folder is for the benchmark of its name."""
+        from trellis_keras import zoo
+
+        own, custom = self._cards(name)
+        run, zoos = self._recipe(name).training, zoo.recipe(name).training
+        of_the_zoo = all(getattr(run, field) == getattr(zoos, field) for field in _BENCHMARK)
+        return own if of_the_zoo else custom
 
     def standing(self, name):
         """Returns in a few words what is done and what is left of a run."""
