@@ -171,9 +171,9 @@ def test_an_interrupted_run_says_how_to_go_on(run, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runs, "train", interrupt)
-    status, _, err = run("train", "trellisnet_char", "--output", tmp_path)
+    status, _, err = run("train", "trellisnet_char", "--output", tmp_path / "my run")
     assert status not in (0, 2)
-    assert f"To go on: trellis-keras train --output {tmp_path}" in err
+    assert f"To go on: trellis-keras train --output '{tmp_path / 'my run'}'\n" in err
 
 
 @pytest.mark.usefixtures("no_data")
@@ -187,6 +187,11 @@ def test_an_interrupted_run_says_how_to_go_on(run, tmp_path, monkeypatch):
         (["--seed", "-1"], "`seed` must be 0 or more"),
         (["--data-options", "my.txt"], "`data_options` must be a mapping"),
         (["--text", "a.txt", "--data-options", "2"], "`data_options` must be a mapping"),
+        (["--text", "a.txt", "--data", "pydoc"], "--text a.txt and --data pydoc exclude each"),
+        (
+            ["--text", "a.txt", "--data-options", '{"path": "b.txt"}'],
+            '--text a.txt and --data-options \'{"path": "b.txt"}\' exclude each other',
+        ),
     ],
 )
 def test_wrong_options_are_refused_before_data_are_loaded(refused, tmp_path, words, message):

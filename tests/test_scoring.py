@@ -174,6 +174,29 @@ def test_bytes(tmp_path):
     check_lines(model, [BYTES.encode(line) for line in path.read_bytes().split(b"\n")], table)
 
 
+def documents(path, vocabulary):
+    """What a reader yields, as a text for each line."""
+    found = {}
+    lines = reader.Reader(path, vocabulary)
+    for ids, line, _ in lines:
+        found[line] = found.get(line, "") + vocabulary.decode(ids)
+    assert lines.offset == path.stat().st_size
+    return list(found.values())
+
+
+@pytest.mark.parametrize("unit", ["character", "byte"])
+def test_lines_that_end_as_on_windows(unit, tmp_path):
+    """Also where a part that is read ends between the two characters."""
+    lines = ["", *("ab" * 100)[:5], "ab" * 31, "ab" * 31 + "a", "ab" * 32, "ab" * 63 + "a", "b"]
+    for end in ("\r\n", "\n"):
+        path = write(tmp_path, end.join(lines))
+        assert documents(path, Vocabulary("ab", unit=unit)) == lines
+    # Anywhere else it is a symbol.
+    lines = ["a\rb", "a" * 63 + "\rb", "b\r"]
+    path = write(tmp_path, "\r\n".join(lines))
+    assert documents(path, Vocabulary("\rab", unit=unit)) == lines
+
+
 def test_json(model, tmp_path):
     """A document of a field, with its own line ends; a JSON object per row."""
     documents = ["ab\ncé", "", "a" * 100, "b"]

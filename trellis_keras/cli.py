@@ -81,16 +81,14 @@ def train(
     """
     from trellis_keras import zoo
     from trellis_keras.zoo import runs
+    from trellis_keras.zoo.failures import resuming
     from trellis_keras.zoo.observation import Observation
 
     model, overrides = _parse(settings)
     if data_dir is not None:
         overrides["data_dir"] = data_dir
     if text is not None:
-        overrides["data"] = "text"
-        options = overrides.setdefault("data_options", {})
-        if isinstance(options, dict):  # anything else the recipe will refuse
-            options["path"] = text
+        _add_text(overrides, text)
     if model is None:
         recipe = runs.read_recipe(output).replace(**overrides)
     else:
@@ -103,7 +101,7 @@ def train(
             recipe, output, verbose=verbose, observation=observation, max_minutes=max_minutes
         )
     except KeyboardInterrupt:
-        typer.echo(f"\nInterrupted. To go on: trellis-keras train --output {output}", err=True)
+        typer.echo(f"\nInterrupted. To go on: {resuming(output)}", err=True)
         raise
 
 
@@ -303,6 +301,18 @@ def _sampler(name, vocabulary_size, options):
         raise ValueError(f"--temperature must be positive. Received: {settings['temperature']}")
     names = {"top_k": "k", "top_p": "p", "beams": "num_beams"}
     return kind(**{names.get(option, option): value for option, value in settings.items()})
+
+
+def _add_text(overrides, text):
+    """Adds what --text means to the settings, or refuses those that mean other data."""
+    data = overrides.setdefault("data", "text")
+    if data != "text":
+        raise ValueError(f"--text {text} and --data {data} exclude each other.")
+    options = overrides.setdefault("data_options", {})
+    # Anything else the recipe will refuse.
+    if isinstance(options, dict) and options.setdefault("path", text) != text:
+        given = json.dumps(options)
+        raise ValueError(f"--text {text} and --data-options '{given}' exclude each other.")
 
 
 def _range(text):

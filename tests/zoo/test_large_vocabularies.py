@@ -8,6 +8,7 @@ from trellis_keras import data, serving, zoo
 from trellis_keras.layers import AdaptiveSoftmax, TrellisLayer
 from trellis_keras.models import LanguageModel
 from trellis_keras.training import SGD, Perplexity
+from trellis_keras.zoo import runs
 
 WIKITEXT103 = 267_735
 LARGE = ("trellisnet_wt103", "tcn_wt103", "tcn_lambada")
@@ -81,6 +82,23 @@ def test_published_clusters_end_with_the_vocabulary():
     both = {"vocabulary_size": 100, "cutoffs": recipe.model.cutoffs}
     with pytest.raises(ValueError, match="`cutoffs` must be increasing"):
         zoo.recipe("tcn_wt103", **both)
+
+
+def test_a_run_goes_on_whose_vocabulary_has_cut_the_clusters(tmp_path):
+    (tmp_path / "text.txt").write_text("the cat and the dog \n" * 60)
+    recipe = zoo.recipe(
+        "tcn_wt103",
+        **{"embedding_dim": 4, "filters": 4, "depth": 2, "batch_size": 2, "jit_compile": False},
+        **{"segment": 16, "horizon": 6, "epochs": 1, "learning_rate": 0.1},
+        data="text",
+        data_options={"path": tmp_path / "text.txt", "unit": "word"},
+    )
+    for epochs in (1, 2):
+        runs.train(recipe.replace(epochs=epochs), tmp_path / "run", verbose=0)
+    assert runs.epochs_done(tmp_path / "run") == 2
+    assert runs.read_recipe(tmp_path / "run").model.cutoffs == ()
+    with pytest.raises(ValueError, match="other settings: cutoffs .* there, .2, 3. here"):
+        runs.train(recipe.replace(cutoffs=(2, 3)), tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,26 @@
 
 import json
 import shlex
+import shutil
 
 import numpy as np
 import pytest
-from small_runs import TINY, tiny_run
+from small_runs import TINY, tiny_recipe, tiny_run
 
 from trellis_keras import data, zoo
 from trellis_keras.data.vocabulary import UNITS
+from trellis_keras.files import claimed
+from trellis_keras.training.records import read_history
 from trellis_keras.zoo import runs
 from trellis_keras.zoo.assets import WEIGHTS
-from trellis_keras.zoo.publish import _best, _changed, _identity, is_the_zoos, publish
+from trellis_keras.zoo.publish import (
+    _best,
+    _changed,
+    _check_name,
+    _identity,
+    is_the_zoos,
+    publish,
+)
 
 SETTINGS = {
     "T": 8,
@@ -98,7 +108,7 @@ def test_published_weights_are_found_by_what_they_solve(run, small_zoo):
 def test_a_language_models_weights_come_with_their_vocabulary(tmp_path, monkeypatch):
     run = tiny_run(tmp_path, epochs=1)
     monkeypatch.setattr("trellis_keras.zoo.publish.is_the_zoos", lambda *_: True)
-    publish(run, tmp_path / "zoo" / "trellisnet_char")
+    publish(run, tmp_path / "zoo" / "trellisnet_char_letters")
     monkeypatch.setenv("TRELLIS_KERAS_ZOO", str(tmp_path / "zoo"))
     (tmp_path / "zoo" / "README.md").touch()
     size = {name: TINY[name] for name in ("depth", "hidden_units", "embedding_dim")}
@@ -194,10 +204,63 @@ def test_two_models_with_the_same_fields_are_no_seeds():
 
 
 def test_a_models_own_folder_is_for_its_benchmark(run, tmp_path):
-    for name, message in (("tcn_jsb", "another model's"), ("tcn_adding", "is kept for what")):
+    for name, message in (("tcn_jsb", "another model's"), ("tcn_adding", "is kept for the")):
         with pytest.raises(ValueError, match=message):
             publish(run, tmp_path / name)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_models_own_folder_also_where_nothing_or_the_same_is_published(tmp_path):
+    _check_name("trellisnet_char", zoo.recipe("trellisnet_char", epochs=3))
+    _check_name("trellisnet_char_mine", tiny_recipe(tmp_path))
+    with pytest.raises(ValueError, match="kept for the benchmark of trellisnet_char.*text.txt"):
+        _check_name("trellisnet_char", tiny_recipe(tmp_path))
+    gated = zoo.recipe("tcn_seq_mnist", activation="glu", filters=18)
+    assert gated.training.published == zoo.recipe("tcn_seq_mnist").training.published
+    with pytest.raises(ValueError, match="kept for the benchmark of tcn_seq_mnist.*'glu'"):
+        _check_name("tcn_seq_mnist", gated)
+
+
+@pytest.fixture
+def interrupted(run, tmp_path):
+    """A run that was ended after the third of nine epochs."""
+    folder = shutil.copytree(run, tmp_path / "run")
+    (folder / "recipe.json").write_text(runs.read_recipe(run).replace(epochs=9).to_json())
+    return folder
+
+
+def _write_history(run, rows):
+    lines = [",".join(row) for row in (rows[0], *(row.values() for row in rows))]
+    (run / "history.csv").write_text("\n".join(lines) + "\n")
+
+
+def test_an_interrupted_run(interrupted, tmp_path, monkeypatch):
+    """In whose history a value is missing."""
+    first, *others = read_history(interrupted / "history.csv")
+    _write_history(interrupted, [first | {"loss": ""}, *others])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    results = publish("~/run", "~/out")
+    assert not results["finished"] and results["epochs"] == 3
+    assert (tmp_path / "out" / "curve.png").exists()
+    assert not list(interrupted.glob(".*"))
+
+
+def test_a_run_killed_at_the_end_of_an_epoch(interrupted, run, tmp_path):
+    rows = read_history(interrupted / "history.csv")
+    _write_history(interrupted, [*rows, rows[-1] | {"epoch": "4", "val_loss": "1e-9"}])
+    wanted = f"{interrupted} has 4 epochs .* 3 in its last .*: trellis-keras train --output"
+    for runs_ in ((interrupted,), (run, interrupted)):
+        with pytest.raises(ValueError, match=wanted):
+            publish(runs_[0], tmp_path / "out", other_seeds=runs_[1:])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_in_which_another_process_trains(interrupted, run, tmp_path):
+    with claimed(interrupted):
+        for runs_ in ((interrupted,), (run, interrupted)):
+            with pytest.raises(ValueError, match=f"{interrupted} is in use: another process"):
+                publish(runs_[0], tmp_path / "out", other_seeds=runs_[1:])
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_without_an_epoch(run, tmp_path):

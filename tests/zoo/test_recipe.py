@@ -213,6 +213,54 @@ def test_a_published_result_is_none_of_another_task(name, changes):
     assert zoo.recipe(name, epochs=3).training.published is not None
 
 
+GATED = {"activation": "glu"}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "published", "table"),
+    [
+        ("tcn_jsb", GATED | {"filters": 104}, 8.13, 5),
+        ("tcn_text8", GATED | {"filters": 364}, 1.485, 5),
+        ("tcn_permuted_mnist", GATED | {"filters": 18}, 0.969, 5),
+        ("tcn_adding", GATED | {"filters": 17}, 5.6e-5, 5),
+        ("tcn_adding", GATED | {"filters": 17, "T": 1000}, None, None),
+        ("tcn_ptb", GATED | {"filters": 345, "metric": "bpc"}, None, None),
+        ("tcn_jsb", GATED | {"filters": 104, "data": "nottingham"}, None, None),
+        ("tcn_seq_mnist", {"data": "permuted_mnist"}, 0.972, 1),
+    ],
+)
+def test_what_is_published_of_tcns(name, changes, published, table):
+    training = zoo.recipe(name, **changes).training
+    assert training.published == published
+    assert training.source.startswith(f"TCN Table {table}" if table else "")
+    one_by_one = zoo.recipe(name)
+    for field, value in changes.items():
+        one_by_one = one_by_one.replace(**{field: value})
+    assert one_by_one.training == training
+
+
+@pytest.mark.parametrize(
+    ("name", "there"),
+    [
+        ("tcn_adding", {"T": 400}),
+        ("tcn_copy_memory", {"T": 500}),
+        ("tcn_ptb", {"data": "pydoc"}),
+        ("tcn_jsb", GATED),
+    ],
+)
+def test_a_published_result_comes_back_with_its_benchmark(name, there):
+    recipe = zoo.recipe(name)
+    back = {field: recipe.fields()[field] for field in there}
+    assert recipe.replace(**there).training.published is None
+    assert recipe.replace(**there).replace(**back) == recipe
+
+
+def test_gates_of_another_size_have_no_published_result():
+    gated = zoo.recipe("tcn_jsb", activation="glu", filters=104)
+    assert gated.replace(filters=100).training.published is None
+    assert gated.replace(filters=100).replace(filters=104) == gated
+
+
 def test_data_options_are_those_that_a_run_reads_back():
     recipe = zoo.recipe("tcn_char_ptb", data="pydoc", data_options={"split": (0.8, 0.1, 0.1)})
     assert zoo.recipe("tcn_char_ptb").from_json(recipe.to_json()) == recipe

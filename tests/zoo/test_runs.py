@@ -16,6 +16,7 @@ from trellis_keras import cli, data
 from trellis_keras.training import TimeLimit
 from trellis_keras.training.records import BestModel, HistoryCSV, read_history
 from trellis_keras.zoo import runs
+from trellis_keras.zoo.failures import explained
 
 # A rate so high that the validation loss rises now and then, which begins the average.
 AVERAGING = {
@@ -160,10 +161,22 @@ def test_another_precision_goes_on(tmp_path):
     assert runs.train(half, run, verbose=0).compute_dtype == "bfloat16"
     assert runs.read_recipe(run).model.dtype_policy == "mixed_bfloat16"
     runs.train(half.replace(dtype_policy="float32"), run, verbose=0)  # nothing is left to do
+    assert runs.read_recipe(run).model.dtype_policy == "float32"
     processes = json.loads((run / "environment.json").read_text())["processes"]
     computed = [(process["from_epoch"], process["dtype_policy"]) for process in processes]
     assert computed == [(1, "float32"), (2, "mixed_bfloat16")]
     assert [row["epoch"] for row in read_history(run / "history.csv")] == ["1", "2"]
+
+
+def test_a_precision_that_is_refused_leaves_the_run_as_it_was(tmp_path):
+    run = tiny_run(tmp_path, epochs=1)
+    files = [run / name for name in ("recipe.json", "environment.json")]
+    before = [path.read_bytes() for path in files]
+    with pytest.raises(ValueError, match="is not a checkpoint of this model.*Nothing was changed"):
+        tiny_run(tmp_path, epochs=2, dtype_policy="float64")
+    assert [path.read_bytes() for path in files] == before
+    runs.train(runs.read_recipe(run).replace(epochs=2), run, verbose=0)
+    assert runs.epochs_done(run) == 2
 
 
 def test_processes_that_compute_alike_are_one(tmp_path):
@@ -177,6 +190,23 @@ def test_processes_that_compute_alike_are_one(tmp_path):
 def test_another_recipe_is_refused_with_the_difference(shared):
     with pytest.raises(ValueError, match="other settings: depth 3 there, 4 here. Choose another"):
         runs.train(tiny_recipe(shared.parent, depth=4), shared)
+
+
+def test_the_command_that_goes_on_is_one_for_the_shell(tmp_path, shared):
+    folder = tmp_path / "my run"
+    folder.mkdir()
+    (folder / "recipe.json").write_bytes((shared / "recipe.json").read_bytes())
+    with pytest.raises(ValueError, match=f"train --output '{folder}'$"):
+        runs.train(tiny_recipe(shared.parent, depth=4), folder)
+    with pytest.raises(OSError, match=f"train --output '{folder}'$"), explained(folder):
+        raise OSError("No space left")
+
+
+def test_the_home_folder_may_be_abbreviated(shared, monkeypatch):
+    monkeypatch.setenv("HOME", str(shared.parent))
+    assert runs.read_recipe("~/run") == runs.read_recipe(shared)
+    assert runs.is_finished("~/run") and runs.epochs_done("~/run") == 2
+    assert runs.evaluate("~/run", "valid") == runs.evaluate(shared, "valid")
 
 
 def test_another_model_is_refused(tmp_path, shared):

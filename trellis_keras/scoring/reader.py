@@ -16,7 +16,7 @@ class Reader:
     are the last ones of it.
 
     In word units a line ends with `"<eos>"`, in the others with nothing, or in a `whole` text with
-    the line's end as it stands in the file.
+    the line's end as it stands in the file, which is `\\n` or `\\r\\n`.
 
     Args:
         path: The file, in UTF-8 (in byte units: any).
@@ -82,7 +82,7 @@ class Reader:
     def _encode(self, content, ends):
         """Returns ids, and how many of the bytes they are of: a symbol may be cut at the end."""
         unit = self._vocabulary.unit
-        used = len(content) if ends or unit != "word" else self._last_blank(content)
+        used = len(content) if ends else self._whole_symbols(content)
         text = content[:used]
         if unit != "byte" or self._field is not None:
             text, used = self._decode(text, ends)
@@ -91,7 +91,7 @@ class Reader:
         elif ends and unit == "word":
             text = text.removesuffix("\n") + "\n"
         elif ends and not self._whole:
-            text = text.removesuffix("\n" if isinstance(text, str) else b"\n")
+            text = _without_end(text)
         try:
             return self._vocabulary.encode(text, final_eos=self._field is not None), used
         except ValueError as error:
@@ -105,6 +105,13 @@ class Reader:
                 f"{self._place} is not UTF-8 text: the byte {content[error.start]:#04x} at offset "
                 f"{self.offset + error.start} of the file cannot be decoded"
             ) from error
+
+    def _whole_symbols(self, content):
+        """How many bytes of a part of a line surely cut no word and no line's end."""
+        if self._vocabulary.unit == "word":
+            return self._last_blank(content)
+        cut = not self._whole and content.endswith(b"\r")
+        return len(content) - cut
 
     def _last_blank(self, content):
         end = max(content.rfind(blank) for blank in _BLANKS) + 1
@@ -127,6 +134,11 @@ class Reader:
     @property
     def _place(self):
         return f"{self.path}, line {self.line + 1:,}"
+
+
+def _without_end(line):
+    both, newline = ("\r\n", "\n") if isinstance(line, str) else (b"\r\n", b"\n")
+    return line.removesuffix(both).removesuffix(newline)
 
 
 def token_id(vocabulary, token):

@@ -2,9 +2,21 @@
 
 import contextlib
 import re
+import shlex
 import sys
 
 from trellis_keras.training import latest
+
+
+def resuming(folder):
+    """Returns the command with which the run in `folder` goes on, for a shell.
+
+    Example:
+
+    >>> resuming("runs/my first")
+    "trellis-keras train --output 'runs/my first'"
+    """
+    return f"trellis-keras train --output {shlex.quote(str(folder))}"
 
 
 @contextlib.contextmanager
@@ -30,8 +42,7 @@ def explained(folder):
         if reason is None:
             raise
         raise OSError(
-            f"{reason}. {_saved(folder)} When that is put right, go on with: "
-            f"trellis-keras train --output {folder}"
+            f"{reason}. {_saved(folder)} When that is put right, go on with: {resuming(folder)}"
         ) from error
 
 

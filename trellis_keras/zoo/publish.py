@@ -1,17 +1,20 @@
 """What a finished run leaves in the zoo: card, results, history, learning curve, small weights."""
 
+import contextlib
 import datetime
 import json
 import math
+import os
 import pathlib
 import shutil
 import tempfile
 
-from trellis_keras.files import replacing
+from trellis_keras.files import claimed, replacing
 from trellis_keras.training.records import read_history
 from trellis_keras.zoo import cards, pretrained, registry, runs
 from trellis_keras.zoo.assets import RESULTS, WEIGHTS
 from trellis_keras.zoo.card_sections import title
+from trellis_keras.zoo.failures import resuming
 
 # Larger weights are no part of the repository.
 _LARGEST_WEIGHTS = 5_000_000  # bytes
@@ -51,16 +54,31 @@ def publish(run, folder, data_dir=None, note="", other_seeds=(), wall_time_s=Non
 
     Raises:
         ValueError: As `runs.evaluate`; or a run in `other_seeds` has another recipe, no other seed
-            or a lower validation loss; or `folder` has the name of another model, or of this one
-            with another benchmark (such as another T).
+            or a lower validation loss; or a run was killed between an epoch's row in its history
+            and its checkpoint, or another process trains in it; or `folder` has the name of
+            another model, or of this one with another benchmark (such as another T, or a text of
+            one's own).
         FileNotFoundError: As `runs.evaluate`.
     """
-    run, folder = pathlib.Path(run), pathlib.Path(folder)
-    other_seeds = [pathlib.Path(other) for other in other_seeds]
+    run, folder, *other_seeds = [
+        pathlib.Path(path).expanduser() for path in (run, folder, *other_seeds)
+    ]
+    for each in (run, *other_seeds):
+        runs.read_recipe(each)  # there is a run
+    with contextlib.ExitStack() as claims:
+        for each in sorted({each.resolve() for each in (run, *other_seeds)}):
+            if os.access(each, os.W_OK):  # else nobody trains there
+                claims.enter_context(claimed(each))
+        return _publish(run, folder, data_dir, note, other_seeds, wall_time_s)
+
+
+def _publish(run, folder, data_dir, note, other_seeds, wall_time_s):
     recipe = runs.read_recipe(run)
     _check_name(folder.name, recipe)
     # Without the optimizer, whose variables would be in the weights file too.
     model = runs.load_best(run, compile=False)
+    for each in (run, *other_seeds):
+        _check_whole(each)
     _check_seeds(run, recipe, other_seeds)
     results = _results(run, recipe, model, runs.evaluate(run, "test", data_dir=data_dir))
     results["other_seeds"] = [_other_seed(other, data_dir) for other in other_seeds]
@@ -110,10 +128,26 @@ def _check_name(name, recipe):
         return
     if name != recipe.name:
         raise ValueError(f"{name} is another model's folder than {recipe.name}'s.")
-    if registry.recipe(name).training.published != recipe.training.published:
+    changed = _changed(recipe)
+    # Models of which nothing is published have a benchmark too: their data.
+    if _DATA & set(changed) or _figure(recipe) != _figure(registry.recipe(name)):
         raise ValueError(
-            f"The folder {name} is kept for what a paper has published of {name}, and this run is "
-            f"of other settings: {_changed(recipe)}. Name it {name}_..."
+            f"The folder {name} is kept for the benchmark of {name}, and this run is of other "
+            f"settings: {changed}. Name it {name}_..."
+        )
+
+
+def _figure(recipe):
+    return recipe.training.published, recipe.training.source
+
+
+def _check_whole(run):
+    """Refuses a run that was killed at an epoch's end: its best model may be an older one's."""
+    rows, epochs = len(_history(run)), runs.epochs_done(run)
+    if rows != epochs:
+        raise ValueError(
+            f"{run} has {rows} epochs in its history and {epochs} in its last checkpoint, as runs "
+            f"have that were killed at the end of an epoch. Go on with it first: {resuming(run)}"
         )
 
 
@@ -213,7 +247,9 @@ def _write(path, text):
 
 
 def _history(run):
-    return [{k: float(v) for k, v in row.items()} for row in read_history(run / "history.csv")]
+    """The rows of a run's history, with NaN where an epoch has no such value."""
+    rows = read_history(run / "history.csv")
+    return [{k: float(v or "nan") for k, v in row.items()} for row in rows]
 
 
 def _wall_time(run):
@@ -244,6 +280,7 @@ def _draw(history, results, path):
         axes.plot(epochs, [row[name] for row in history], label=label)
     axes.axvline(results["epoch"], color="0.7", lw=1, zorder=0, label="reported epoch")
     values = [row[name] for row in history for name in ("loss", "val_loss")]
+    values = [value for value in values if not math.isnan(value)]
     if min(values) > 0 and max(values) > 20 * min(values):
         axes.set_yscale("log")
     axes.set_xlabel("epoch")

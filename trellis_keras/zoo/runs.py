@@ -11,8 +11,9 @@ tensorboard/   logs for TensorBoard
 
 import json
 import pathlib
-import shlex
 import tempfile
+
+import keras
 
 from trellis_keras.breakdown import measure
 from trellis_keras.data.sequences import EpochOrder
@@ -23,7 +24,7 @@ from trellis_keras.models.saved_files import load_model
 from trellis_keras.training import Checkpoint, StopOnNaN, TimeLimit, checkpoint_state, latest
 from trellis_keras.training.records import BestModel, HistoryCSV
 from trellis_keras.zoo import environment, registry
-from trellis_keras.zoo.failures import explained
+from trellis_keras.zoo.failures import explained, resuming
 from trellis_keras.zoo.observation import Observation
 
 RECIPE = "recipe.json"
@@ -65,6 +66,7 @@ def train(recipe, folder, verbose="auto", callbacks=(), observation=None, max_mi
     >>> recipe = zoo.recipe("trellisnet_char", epochs=3)
     >>> model = train(recipe, "runs/first")
     """
+    folder = pathlib.Path(folder).expanduser()
     limits = _limits(max_minutes, folder)  # before the data, whose loading takes time too
     folder = _writable(folder)
     with claimed(folder):
@@ -82,11 +84,7 @@ def _limits(max_minutes, folder):
         return []
     if not max_minutes > 0:
         raise ValueError(f"`max_minutes` must be positive. Received: {max_minutes}")
-    return [
-        TimeLimit(
-            60 * max_minutes, command=f"trellis-keras train --output {shlex.quote(str(folder))}"
-        )
-    ]
+    return [TimeLimit(60 * max_minutes, command=resuming(folder))]
 
 
 def _fit(recipe, loaded, folder, verbose, callbacks, observation, limits):
@@ -102,22 +100,28 @@ def _fit(recipe, loaded, folder, verbose, callbacks, observation, limits):
     valid_stream = recipe.stream(loaded.valid)
     if verbose:
         print(describe(recipe, model, loaded), flush=True)
-    with replacing(folder / RECIPE) as temporary:
-        temporary.write_text(recipe.to_json(), encoding="utf-8")
-    if not is_finished(folder):
-        environment.record(folder / ENVIRONMENT, recipe, epochs_done(folder) + 1)
     model.fit(
         train_stream,
         validation_data=valid_stream,
         epochs=recipe.training.epochs,
         callbacks=[
             *_callbacks(recipe, folder, train_stream, callbacks, observers),
-            *limits,  # behind the checkpoint: what they end is not over
+            # Behind the checkpoint, which refuses a model that is not the run's.
+            keras.callbacks.LambdaCallback(on_train_begin=lambda logs: _record(recipe, folder)),
+            *limits,  # there too: what they end is not over
         ],
         shuffle=False,  # the stream's business: Keras would do it from no seed
         verbose=verbose,
     )
     return model
+
+
+def _record(recipe, folder):
+    """Writes by which recipe the run goes on, and what computes it."""
+    with replacing(folder / RECIPE) as temporary:
+        temporary.write_text(recipe.to_json(), encoding="utf-8")
+    if not is_finished(folder):
+        environment.record(folder / ENVIRONMENT, recipe, epochs_done(folder) + 1)
 
 
 def epochs_done(folder):
@@ -148,7 +152,7 @@ def read_recipe(folder):
         FileNotFoundError: There is no run.
         ValueError: Its recipe cannot be read.
     """
-    path = pathlib.Path(folder) / RECIPE
+    path = pathlib.Path(folder).expanduser() / RECIPE
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no run: {RECIPE} is missing.")
     try:
@@ -170,7 +174,7 @@ def load_best(folder, compile=True):
         ValueError: The model's file is damaged.
     """
     read_recipe(folder)
-    path = pathlib.Path(folder) / BEST
+    path = pathlib.Path(folder).expanduser() / BEST
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no {BEST}: the run has not finished an epoch yet.")
     try:
@@ -263,8 +267,8 @@ def _writable(folder):
     return folder
 
 
-# A folder's run may go on with other values of these: how long, where the data are, and how the
-# machine computes it.
+# A folder's run may go on with other values of these: how long, where the data are, how the
+# machine computes it, and what the literature says.
 _FREE = {
     "epochs",
     "data_dir",
@@ -272,6 +276,9 @@ _FREE = {
     "vocabulary_size",
     "jit_compile",
     "dtype_policy",
+    "published",
+    "published_epochs",
+    "source",
 }
 
 
@@ -280,6 +287,9 @@ def _continued(recipe, folder):
     if not (folder / RECIPE).exists():
         return recipe
     there = read_recipe(folder)
+    if there.name == recipe.name and registry.reads_text(recipe.model):
+        # The run has it from its data, and other fields, such as `cutoffs`, from it.
+        recipe = recipe.replace(vocabulary_size=there.model.vocabulary_size)
     old, new = {"model": there.name, **there.fields()}, {"model": recipe.name, **recipe.fields()}
     different = [
         f"{name} {old.get(name)!r} there, {value!r} here"
@@ -289,6 +299,6 @@ def _continued(recipe, folder):
     if different:
         raise ValueError(
             f"{folder} holds a run with other settings: {'; '.join(different)}. Choose another "
-            f"folder, or go on with that run: trellis-keras train --output {folder}"
+            f"folder, or go on with that run: {resuming(folder)}"
         )
     return recipe.replace(data_checksum=there.training.data_checksum)

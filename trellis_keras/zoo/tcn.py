@@ -9,6 +9,7 @@ from trellis_keras.zoo.config import check_choice, check_field
 from trellis_keras.zoo.recipe import Recipe
 from trellis_keras.zoo.registry import register
 from trellis_keras.zoo.tasks import SequenceConfig
+from trellis_keras.zoo.tcn_results import PublishedNet
 from trellis_keras.zoo.training import SequenceTraining
 
 ACTIVATIONS = ("relu", "glu")
@@ -23,7 +24,7 @@ PIXELS = {"67k": (7, 8, 25), "37k": (6, 8, 20)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TCNSequenceModel(SequenceConfig):
+class TCNSequenceModel(PublishedNet, SequenceConfig):
     """Everything that makes a TCN on whole sequences and its optimizer.
 
     Attributes:
@@ -195,8 +196,13 @@ def _fields(setting):
     return dict(zip(("kernel_size", "depth", "filters"), setting, strict=True))
 
 
+def _recipe(name, model, *, data, **training):
+    published = model.published_on(data, {})
+    return Recipe(name, model, SequenceTraining(data=data, **published, **training))
+
+
 @register(
-    Recipe(
+    _recipe(
         "tcn_adding",
         TCNAdding(
             T=600,
@@ -205,13 +211,9 @@ def _fields(setting):
             optimizer="adam",
             learning_rate=2e-3,
         ),
-        SequenceTraining(
-            data="adding",
-            published=5.8e-5,
-            source="TCN Table 1 (T=600)",
-            batch_size=32,
-            epochs=10,
-        ),
+        data="adding",
+        batch_size=32,
+        epochs=10,
     )
 )
 def tcn_adding(config):
@@ -235,7 +237,7 @@ def tcn_adding(config):
 
 
 @register(
-    Recipe(
+    _recipe(
         "tcn_copy_memory",
         TCNCopyMemory(
             T=1000,
@@ -246,13 +248,9 @@ def tcn_adding(config):
             learning_rate=5e-4,
             clip_norm=1.0,
         ),
-        SequenceTraining(
-            data="copy_memory",
-            published=3.5e-5,
-            source="TCN Table 1 (T=1000)",
-            batch_size=32,
-            epochs=50,
-        ),
+        data="copy_memory",
+        batch_size=32,
+        epochs=50,
     )
 )
 def tcn_copy_memory(config):
@@ -278,24 +276,20 @@ def tcn_copy_memory(config):
     return config.build()
 
 
-def _pixels(name, dataset, published):
+def _pixels(name, dataset):
     """Sequential and permuted MNIST differ in the order of the pixels only."""
-    return Recipe(
+    return _recipe(
         name,
         TCNPixels(channels=1, **_fields(PIXELS["67k"]), optimizer="adam", learning_rate=2e-3),
-        SequenceTraining(
-            data=dataset,
-            published=published,
-            source="TCN Table 1",
-            batch_size=64,
-            epochs=20,
-            decay_rule="steps",
-            decay_epochs=(10,),
-        ),
+        data=dataset,
+        batch_size=64,
+        epochs=20,
+        decay_rule="steps",
+        decay_epochs=(10,),
     )
 
 
-@register(_pixels("tcn_seq_mnist", "mnist", 0.990))
+@register(_pixels("tcn_seq_mnist", "mnist"))
 def tcn_seq_mnist(config):
     """TCN on sequential MNIST (TCN, Tables 1 and 2): published accuracy 99.0 %.
 
@@ -316,7 +310,7 @@ def tcn_seq_mnist(config):
     return config.build()
 
 
-@register(_pixels("tcn_permuted_mnist", "permuted_mnist", 0.972))
+@register(_pixels("tcn_permuted_mnist", "permuted_mnist"))
 def tcn_permuted_mnist(config):
     """TCN on permuted MNIST (TCN, Tables 1 and 2): published accuracy 97.2 %.
 
@@ -336,26 +330,22 @@ def tcn_permuted_mnist(config):
     return config.build()
 
 
-def _music(name, published, **model):
+def _music(name, **model):
     """JSB Chorales and Nottingham: the program's batches of one piece and its decay."""
-    return Recipe(
+    return _recipe(
         f"tcn_{name}",
         TCNMusic(channels=88, **model, clip_norm=0.4, optimizer="adam", learning_rate=2e-3),
-        SequenceTraining(
-            data=name,
-            published=published,
-            source="TCN Table 1",
-            batch_size=1,
-            epochs=100,
-            decay_rule="worst_of_last",
-            decay_factor=0.1,
-            decay_window=3,
-            decay_strict=True,
-        ),
+        data=name,
+        batch_size=1,
+        epochs=100,
+        decay_rule="worst_of_last",
+        decay_factor=0.1,
+        decay_window=3,
+        decay_strict=True,
     )
 
 
-@register(_music("jsb", 8.10, kernel_size=3, depth=2, filters=150, dropout=0.5))
+@register(_music("jsb", kernel_size=3, depth=2, filters=150, dropout=0.5))
 def tcn_jsb(config):
     """TCN on JSB Chorales (TCN, Tables 1 and 2): published NLL of a frame 8.10 nats.
 
@@ -374,7 +364,7 @@ def tcn_jsb(config):
     return config.build()
 
 
-@register(_music("nottingham", 3.07, kernel_size=6, depth=4, filters=150, dropout=0.2))
+@register(_music("nottingham", kernel_size=6, depth=4, filters=150, dropout=0.2))
 def tcn_nottingham(config):
     """TCN on Nottingham (TCN, Tables 1 and 2): published NLL of a frame 3.07 nats.
 

@@ -11,11 +11,12 @@ from trellis_keras.zoo.language import WIKITEXT103_CUTOFFS, LanguageConfig
 from trellis_keras.zoo.recipe import Recipe
 from trellis_keras.zoo.registry import register
 from trellis_keras.zoo.tcn import ACTIVATIONS, DROPOUT_KINDS, check_depth, receptive_field
+from trellis_keras.zoo.tcn_results import PublishedNet
 from trellis_keras.zoo.training import TextTraining
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TCNLanguageModel(LanguageConfig):
+class TCNLanguageModel(PublishedNet, LanguageConfig):
     """Everything that makes a TCN language model and its optimizer.
 
     The last block is as wide as the embedding, to whose matrix the output is tied. As in the
@@ -104,8 +105,13 @@ CHARACTER_DECAY = {
 }
 
 
-def _words(name, published, *, model, training):
-    return Recipe(
+def _recipe(name, model, *, data, **training):
+    published = model.published_on(data, {})
+    return Recipe(name, model, TextTraining(data=data, **published, epochs=100, **training))
+
+
+def _words(name, *, model, training):
+    return _recipe(
         name,
         TCNLanguageModel(
             **model,
@@ -115,18 +121,13 @@ def _words(name, published, *, model, training):
             learning_rate=4.0,
             metric="perplexity",
         ),
-        TextTraining(
-            **training,
-            published=published,
-            source="TCN Table 1",
-            epochs=100,
-            **WORD_DECAY,
-        ),
+        **training,
+        **WORD_DECAY,
     )
 
 
-def _characters(name, published, *, data, **model):
-    return Recipe(
+def _characters(name, *, data, **model):
+    return _recipe(
         name,
         TCNLanguageModel(
             **model,
@@ -138,23 +139,17 @@ def _characters(name, published, *, data, **model):
             learning_rate=2e-3,
             metric="bpc",
         ),
-        TextTraining(
-            data=data,
-            published=published,
-            source="TCN Table 1",
-            batch_size=32,
-            segment=400,
-            horizon=80,
-            epochs=100,
-            **CHARACTER_DECAY,
-        ),
+        data=data,
+        batch_size=32,
+        segment=400,
+        horizon=80,
+        **CHARACTER_DECAY,
     )
 
 
 @register(
     _words(
         "tcn_ptb",
-        88.68,
         model=dict(
             vocabulary_size=10_000,
             embedding_dim=600,
@@ -190,7 +185,6 @@ def tcn_ptb(config, vocabulary):
 @register(
     _words(
         "tcn_wt103",
-        45.19,
         model=dict(
             vocabulary_size=267_735,
             embedding_dim=400,
@@ -227,7 +221,6 @@ def tcn_wt103(config, vocabulary):
 @register(
     _words(
         "tcn_lambada",
-        1279.0,
         model=dict(
             vocabulary_size=93_215,
             embedding_dim=500,
@@ -267,7 +260,6 @@ def tcn_lambada(config, vocabulary):
 @register(
     _characters(
         "tcn_char_ptb",
-        1.31,
         data="ptb_char",
         vocabulary_size=50,
         kernel_size=3,
@@ -298,7 +290,6 @@ def tcn_char_ptb(config, vocabulary):
 @register(
     _characters(
         "tcn_text8",
-        1.45,
         data="text8",
         vocabulary_size=27,
         kernel_size=2,
