@@ -1,5 +1,8 @@
 """StackedRNN: Keras' layers as one, carried states, masks, streaming, no draws in inference."""
 
+import threading
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ from streaming_check import assert_close, check_streaming, compiled
 
 from trellis_keras.layers import TrellisLayer, VariationalDropout
 from trellis_keras.layers.precision import tanh
-from trellis_keras.layers.stacked_rnn import StackedRNN
+from trellis_keras.layers.stacked_rnn import StackedRNN, _nothing_drawn
 
 FLOATX = keras.config.floatx()
 both = pytest.mark.both_backends
@@ -264,6 +267,22 @@ def test_inference_draws_nothing():
     assert layer.layers[0].cell.dropout == 0.3 and layer.layers[1].cell.recurrent_dropout == 0.2
 
 
+def test_threads_leave_the_rates_of_cells_as_they_are():
+    layer = lstm(4, dropout=0.3)
+
+    def infer():
+        for _ in range(50):
+            with _nothing_drawn([layer]):
+                time.sleep(1e-4)  # others' turn
+
+    threads = [threading.Thread(target=infer) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert layer.cell.dropout == 0.3
+
+
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="looks into TensorFlow graphs")
 @pytest.mark.parametrize("training", [False, True])
 def test_no_random_op_in_graphs_of_inference(training):
@@ -377,3 +396,14 @@ def test_bad_states_and_streams():
         layer.step(random(3, 3), layer.initial_cache(2))
     with pytest.raises(ValueError, match="must have shape"):
         layer.step(random(2, 4), layer.initial_cache(2))
+
+
+@both
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_cudnn_on_jax_is_for_float32_alone(policy):
+    options = {"return_sequences": True, "return_state": True, "dtype": policy}
+    layer = StackedRNN([keras.layers.LSTM(3, **options), keras.layers.GRU(3, **options)])
+    on_jax = keras.backend.backend() == "jax"
+    expected = False if on_jax and policy != "float32" else "auto"
+    for stack in (layer, StackedRNN.from_config(layer.get_config())):
+        assert stack.layers[0].use_cudnn == expected

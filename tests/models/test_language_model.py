@@ -332,6 +332,8 @@ def test_arguments_that_do_not_fit():
         LanguageModel(V, 6, TrellisLayer(6, 2, return_state=True))
     with pytest.raises(ValueError, match="return_sequences=True"):
         LanguageModel(V, 6, keras.layers.LSTM(6))
+    with pytest.raises(ValueError, match="output_length=None.*Received: output_length=3"):
+        LanguageModel(V, 6, TrellisLayer(6, 2, output_length=3))
     with pytest.raises(ValueError, match="stateful"):
         LanguageModel(V, 6, keras.layers.LSTM(6, return_sequences=True, stateful=True))
     with pytest.raises(ValueError, match="embedding_dim=5.*8 channels"):

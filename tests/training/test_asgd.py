@@ -8,6 +8,7 @@ from checkpoint_helpers import assert_same, values
 from keras import ops
 
 from trellis_keras.training import ASGD
+from trellis_keras.training.checkpoint import _role
 
 pytestmark = pytest.mark.both_backends
 
@@ -179,10 +180,21 @@ def test_wrong_coefficients(wrong, named):
 
 
 @pytest.mark.slow_elsewhere
+def test_checkpoints_of_another_name_fit():
+    roles = []
+    for name in ("use_ema", "asgd"):  # every one was called by the first name once
+        optimizer = ASGD(name=name)
+        optimizer.build([variable([0.0])])
+        roles.append([_role("optimizer", v.path) for v in optimizer.variables])
+    assert roles[0] == roles[1] and {"start", "exchanged", "average"} <= set(roles[0])
+
+
+@pytest.mark.slow_elsewhere
 @pytest.mark.parametrize("t0", [None, 5])
 def test_config_round_trip(t0):
     optimizer = ASGD(0.5, 1e-4, 0.5, t0, l2=1e-6, clip_norm=0.2, name="mine")
     config = optimizer.get_config()
+    assert optimizer.name == "mine" and ASGD().name == "asgd"
     assert not {"momentum", "use_ema", "weight_decay"} & set(config)
     restored = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(optimizer))
     assert type(restored) is ASGD and restored.get_config() == config

@@ -51,6 +51,7 @@ NAN = float("nan")
         (5, [9, 8, 7, 6, 5, 4, 3, 2, 1], None),
         (5, [1, 9, 9, 9, 9, 1, 2], 7),
         (1, [2, NAN, NAN, NAN], None),  # a value that is none is not worse
+        (1, [NAN, 2, 3, 4], 4),  # nor is it the best
         (10, [1] * 11 + [1.5], 12),
     ],
 )

@@ -14,6 +14,7 @@ from trellis_keras.training.callbacks import ExponentialDecay, PlateauDecay, Ste
 
 pytestmark = pytest.mark.both_backends
 
+NAN = float("nan")
 # Few distinct values, so that equal ones are common.
 LOSSES = st.lists(st.integers(0, 6).map(float), max_size=40)
 
@@ -104,6 +105,25 @@ def test_larger_is_better():
     down = PlateauDecay(factor=0.5, window=1)
     up = PlateauDecay(factor=0.5, window=1, mode="max")
     assert rates_of(down, losses) == rates_of(up, [-loss for loss in losses])
+
+
+@pytest.mark.parametrize(
+    ("rule", "window", "losses", "decays"),
+    [
+        ("best_before", 1, [NAN, 2, 3, 4], 1),  # the best of the first two is 2
+        ("worst_of_last", 2, [1, NAN, 2], 0),  # better than none
+        ("patience", 2, [NAN, 2, 1, 0], 0),
+    ],
+)
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_a_value_that_is_none_is_the_worst_to_remember(rule, window, losses, decays, mode):
+    callback = PlateauDecay(factor=0.5, rule=rule, window=window, mode=mode)
+    sign = 1 if mode == "min" else -1
+    assert rates_of(callback, [sign * loss for loss in losses])[-1] == 16 * 0.5**decays
+    restored = PlateauDecay(factor=0.5, rule=rule, window=window)
+    restored.set_state({"values": [NAN, 2.0], "best": NAN, "wait": 0, "cooldown_left": 0})
+    assert restored.get_state()["values"] == [np.inf, 2.0]
+    assert restored.get_state()["best"] == np.inf
 
 
 @pytest.mark.parametrize(

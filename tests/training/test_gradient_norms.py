@@ -18,6 +18,7 @@ from trellis_keras.training import Checkpoint, CrossEntropy, GradientNorms
 from trellis_keras.training.gradient_norms import layers_with_weights, parts_with_weights
 from trellis_keras.training.gradients import LossGradient
 from trellis_keras.training.heatmap import draw_heatmap
+from trellis_keras.training.level_gradients import LevelGradient
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.float64]
 
@@ -227,6 +228,32 @@ def test_norms_of_the_levels_of_a_trellisnet(tolerance):
     assert model.backbone.unroll is None
 
 
+# Scaled losses
+
+
+@pytest.mark.slow_elsewhere
+def test_gradients_too_small_for_half_precision():
+    layer = keras.layers.Dense(1, kernel_initializer="zeros", dtype="mixed_float16")
+    model = keras.Sequential([keras.Input((3,)), layer])
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0))
+    model.compile(scaled, loss="mse", run_eagerly=True)
+    # 0 in float16: its least positive number is 6e-8.
+    kernel, bias = LossGradient(model)((np.ones((4, 3)), np.full((4, 1), 1e-8)))
+    for gradient in (kernel, bias):
+        np.testing.assert_allclose(ops.convert_to_numpy(gradient), -2e-8, rtol=1e-2)
+
+
+@pytest.mark.slow_elsewhere
+def test_the_scale_of_a_loss_is_not_in_the_norms():
+    model, measured = trellis_model(TrellisLayer), []
+    for scale in (None, 8.0):
+        model.compile(keras.optimizers.SGD(0.0, loss_scale_factor=scale), run_eagerly=True)
+        gradient = LevelGradient(model)((TOKENS[:2, :-1], TOKENS[:2, 5:]))
+        measured.append([ops.convert_to_numpy(g) for g in gradient])
+    for plain, scaled in zip(*measured, strict=True):
+        np.testing.assert_allclose(scaled, plain, rtol=1e-4, atol=1e-7)
+
+
 @pytest.mark.slow_elsewhere
 def test_levels_are_those_of_a_trellisnet():
     with pytest.raises(ValueError, match="whose `backbone` is a TrellisLayer"):
@@ -288,7 +315,7 @@ def test_a_restarted_run_goes_on_with_the_norms(tmp_path):
 
 @pytest.mark.slow_elsewhere
 def test_a_table_takes_the_place_of_the_state(tmp_path):
-    table = tmp_path / "norms.csv"
+    table = tmp_path / "new" / "norms.csv"
     whole = GradientNorms(HALVES)
     fit(linear_model(), whole, epochs=4)
     for epoch, callbacks in enumerate([[GradientNorms(HALVES, table=table)], []]):

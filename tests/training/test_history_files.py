@@ -1,8 +1,14 @@
-"""Histories that are damaged."""
+"""Files of a run: their folders, and histories that are damaged."""
 
 import pytest
 
-from trellis_keras.training.records import read_history
+from trellis_keras.training.records import BestModel, HistoryCSV, read_history
+
+
+@pytest.mark.parametrize("callback", [HistoryCSV, BestModel])
+def test_the_folder_is_there_before_the_first_epoch(callback, tmp_path):
+    callback(tmp_path / "new" / "folder" / "file.keras").on_train_begin()
+    assert (tmp_path / "new" / "folder").is_dir()
 
 
 def test_a_history(tmp_path):

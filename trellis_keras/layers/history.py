@@ -31,8 +31,9 @@ class CarriedState:
     def _allocate_states(self, batch):
         """Makes room for the states of `batch` rows, if that many are known to come."""
         if self.stateful and batch is not None:
-            self.history.allocate(batch, training=True)
-            self.history.allocate(batch, training=False)
+            for training in (True, False):
+                if self.history.batch_size(training) != batch:
+                    self.history.allocate(batch, training)
 
     def _starting_states(self, batch, initial_state, training):
         """Returns the states before the first step, each (batch, size), or None for zeros.
@@ -108,8 +109,10 @@ class History(keras.layers.Layer):
             return
         phase = "training" if training else "evaluation"
         self._states[training] = [
+            # By name: while JAX works out shapes, a model can make no array that it keeps.
             keras.Variable(
-                ops.zeros((batch_size, size), dtype=self.compute_dtype),
+                "zeros",
+                shape=(batch_size, size),
                 dtype=self.compute_dtype,
                 trainable=False,
                 name=f"{phase}_state_{i}",
@@ -121,6 +124,10 @@ class History(keras.layers.Layer):
         """Rows of the states held for this phase, or None if there are none yet."""
         states = self._states[training]
         return states[0].shape[0] if states else None
+
+    def held(self, training):
+        """The variables of this phase. `allocate` makes other ones for another batch size."""
+        return self._states[training]
 
     def read(self, batch_size, training):
         """Returns the carried states, each (batch, size), with the gradient stopped.

@@ -2,11 +2,12 @@
 
 import contextlib
 import inspect
+import threading
 
 import keras
 from keras import ops
 
-from trellis_keras.layers import streaming
+from trellis_keras.layers import arguments, streaming
 from trellis_keras.layers.dropout import VariationalDropout
 from trellis_keras.layers.history import CarriedState
 from trellis_keras.layers.output_steps import last_step
@@ -15,6 +16,8 @@ from trellis_keras.layers.tcn_block import checked_stream
 
 # What may stand between the recurrent layers. (Keras' SpatialDropout1D is a Dropout.)
 DROPOUTS = (keras.layers.Dropout, VariationalDropout)
+# Held while the dropout rates of cells, which several layers and threads may share, are set to 0.
+_RATES = threading.RLock()
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
@@ -70,6 +73,7 @@ class StackedRNN(CarriedState, streaming.Streaming, keras.layers.Layer):
         super().__init__(autocast=False, **kwargs)
         _check_layers(layers)
         self.layers = list(layers)
+        _leave_cudnn_alone(self.layers)
         self.return_sequences = return_sequences
         self.return_state = return_state
         self.supports_masking = True
@@ -90,7 +94,7 @@ class StackedRNN(CarriedState, streaming.Streaming, keras.layers.Layer):
         self._allocate_states(input_shape[0])
 
     def call(self, inputs, initial_state=None, training=False, mask=None):
-        training = bool(training)
+        training, mask = bool(training), arguments.mask_of(inputs, mask)
         states = self._starting_states(inputs.shape[0], initial_state, training)
         x = ops.cast(inputs, self.compute_dtype)
         y, states = self._forward(x, states, training, mask)
@@ -260,6 +264,19 @@ def _output_shape(layer, shape):
     return layer.compute_output_shape(shape)[0]
 
 
+def _leave_cudnn_alone(layers):
+    """On JAX with a GPU Keras takes cuDNN's LSTM in half precision too, which cannot be compiled.
+
+    Here rather than where a model is built: an LSTM's config does not say what it was told.
+    """
+    if keras.backend.backend() != "jax":
+        return
+    for layer in layers:
+        half = layer.compute_dtype in ("bfloat16", "float16")
+        if isinstance(layer, keras.layers.LSTM) and layer.use_cudnn == "auto" and half:
+            layer.use_cudnn = False
+
+
 def _step(cell, x, states):
     """Calls a cell as `keras.layers.RNN` does, in inference."""
     states = keras.tree.map_structure(lambda state: ops.cast(state, cell.compute_dtype), states)
@@ -271,14 +288,15 @@ def _step(cell, x, states):
 def _nothing_drawn(layers):
     """Within it Keras' cells draw no dropout masks, which in inference they would not use."""
     cells = [cell for layer in layers for cell in _cells(layer.cell)]
-    rates = [(cell, cell.dropout, cell.recurrent_dropout) for cell in cells]
-    for cell in cells:
-        cell.dropout = cell.recurrent_dropout = 0.0
-    try:
-        yield
-    finally:
-        for cell, dropout, recurrent_dropout in rates:
-            cell.dropout, cell.recurrent_dropout = dropout, recurrent_dropout
+    with _RATES:
+        rates = [(cell, cell.dropout, cell.recurrent_dropout) for cell in cells]
+        for cell in cells:
+            cell.dropout = cell.recurrent_dropout = 0.0
+        try:
+            yield
+        finally:
+            for cell, dropout, recurrent_dropout in rates:
+                cell.dropout, cell.recurrent_dropout = dropout, recurrent_dropout
 
 
 def _cells(cell):

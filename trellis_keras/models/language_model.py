@@ -9,8 +9,9 @@ from keras import ops
 from trellis_keras.generation import Generation
 from trellis_keras.layers.dropout import EmbeddingDropout, VariationalDropout
 from trellis_keras.layers.heads import DenseHead
-from trellis_keras.layers.history import CarriedState
+from trellis_keras.layers.precision import at_least_float32
 from trellis_keras.models import devices, token_loss
+from trellis_keras.models.language_backbone import check_backbone
 from trellis_keras.models.ordered_batches import OrderedBatches
 from trellis_keras.models.vocabulary_check import check_weights_file
 
@@ -104,21 +105,7 @@ class LanguageModel(Generation, OrderedBatches, keras.Model):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        if aux_weight and not getattr(backbone, "return_aux", False):
-            raise ValueError(
-                "`aux_weight` needs a backbone with auxiliary outputs (return_aux=True). "
-                f"Received: aux_weight={aux_weight}, backbone={backbone}"
-            )
-        if getattr(backbone, "return_state", False):
-            raise ValueError("The backbone of a language model must have return_state=False.")
-        if not getattr(backbone, "return_sequences", True):
-            raise ValueError("The backbone of a language model must have return_sequences=True.")
-        if getattr(backbone, "stateful", False) and not isinstance(backbone, CarriedState):
-            raise ValueError(
-                "A stateful backbone must keep the states of training and of validation apart, as "
-                "a TrellisLayer and a StackedRNN do (Keras' own recurrent layers do not: put them "
-                f"into a StackedRNN(..., stateful=True)). Received: {backbone}"
-            )
+        check_backbone(backbone, aux_weight)
         if vocabulary is not None and len(vocabulary) != vocabulary_size:
             raise ValueError(
                 f"The vocabulary has {len(vocabulary)} tokens, but vocabulary_size="
@@ -132,21 +119,29 @@ class LanguageModel(Generation, OrderedBatches, keras.Model):
         self.temporal_activation_penalty = temporal_activation_penalty
         self.vocabulary = vocabulary
         self.seed = seed
+        policy = {"dtype": self.dtype_policy}
         self.embedding = keras.layers.Embedding(
             vocabulary_size,
             embedding_dim,
-            embeddings_initializer=keras.initializers.RandomUniform(-0.1, 0.1, seed=seed)
+            embeddings_initializer=_uniform(seed)
             if embeddings_initializer is None
             else embeddings_initializer,
             name="embedding",
+            **policy,
         )
-        self.embedding_dropout = EmbeddingDropout(embedding_dropout, vocabulary_size, _sub(seed, 1))
+        self.embedding_dropout = EmbeddingDropout(
+            embedding_dropout, vocabulary_size, _sub(seed, 1), **policy
+        )
         self.input_dropout_kind = input_dropout_kind
-        self.input_dropout = _input_dropout(input_dropout_kind)(input_dropout, seed=_sub(seed, 2))
+        self.input_dropout = _input_dropout(input_dropout_kind)(
+            input_dropout, seed=_sub(seed, 2), **policy
+        )
         self.backbone = backbone
-        self.output_dropout = VariationalDropout(output_dropout, _sub(seed, 3))
-        self.aux_dropout = VariationalDropout(output_dropout, _sub(seed, 4))
-        self.head = DenseHead(vocabulary_size, name="head") if head is None else head
+        self.output_dropout = VariationalDropout(output_dropout, _sub(seed, 3), **policy)
+        self.aux_dropout = VariationalDropout(output_dropout, _sub(seed, 4), **policy)
+        if head is None:
+            head = DenseHead(vocabulary_size, _uniform(_sub(seed, 5)), name="head", **policy)
+        self.head = head
         if tie_embeddings:
             self.head.tie(self.embedding)
 
@@ -192,6 +187,10 @@ class LanguageModel(Generation, OrderedBatches, keras.Model):
     def compute_output_shape(self, input_shape):
         return (*input_shape, self.vocabulary_size)
 
+    def compute_output_spec(self, tokens, training=False):
+        shape = self.compute_output_shape(tokens.shape)
+        return keras.KerasTensor(shape, at_least_float32(self.head.compute_dtype))
+
     # Training and evaluation
 
     def compile(
@@ -228,6 +227,7 @@ class LanguageModel(Generation, OrderedBatches, keras.Model):
             jit_compile=jit_compile,
             auto_scale_loss=auto_scale_loss,
         )
+        self._auto_scale_loss = auto_scale_loss
         self._set_token_metrics(metrics)
 
     def _set_token_metrics(self, metrics):
@@ -248,6 +248,7 @@ class LanguageModel(Generation, OrderedBatches, keras.Model):
             "run_eagerly": self.run_eagerly,
             "steps_per_execution": self.steps_per_execution,
             "jit_compile": self.jit_compile,
+            "auto_scale_loss": self._auto_scale_loss,
         }
 
     def compile_from_config(self, config):
@@ -378,6 +379,10 @@ def _serialize_unbuilt(layer):
     serialized = keras.saving.serialize_keras_object(layer)
     serialized.pop("build_config", None)
     return serialized
+
+
+def _uniform(seed):
+    return keras.initializers.RandomUniform(-0.1, 0.1, seed=seed)
 
 
 def _input_dropout(kind):

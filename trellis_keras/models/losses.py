@@ -28,6 +28,9 @@ class _MeanOverSteps(keras.losses.Loss):
     def __init__(self, name=None, reduction="mean_with_sample_weight", dtype=None):
         super().__init__(name=name, reduction=reduction, dtype=dtype)
 
+    def get_config(self):
+        return {**super().get_config(), "dtype": self.dtype}
+
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class FrameLoss(_MeanOverSteps):

@@ -83,13 +83,13 @@ class OrderedBatches:
 
     def allocate_history(self, x, batch_size, training):
         """Gives the stateful backbone an empty history for the batches of x."""
-        rows = _batch_rows(x, batch_size)
-        changed = self.backbone.history.batch_size(training) not in (None, rows)
-        self.backbone.reset_state(rows, training)
-        if changed:
-            # A compiled function holds the old batch size's variables.
-            self.train_function = None if training else self.train_function
-            self.test_function = self.predict_function = None
+        self.backbone.reset_state(_batch_rows(x, batch_size), training)
+        phase, held = f"_held_{training}", self.backbone.history.held(training)
+        if getattr(self, phase, None) is not held:
+            # A compiled function goes on with the variables that it was compiled with.
+            for function in ["train"] if training else ["test", "predict"]:
+                setattr(self, f"{function}_function", None)
+            object.__setattr__(self, phase, held)  # to Keras' tracking they would be weights
 
 
 class _ResetHistory(keras.callbacks.Callback):

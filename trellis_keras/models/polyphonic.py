@@ -98,7 +98,7 @@ class PolyphonicModel(SequenceModel):
         super().build(input_shape)
 
     def _default_loss(self):
-        return FrameLoss()
+        return FrameLoss(dtype=self.head.compute_dtype)
 
     def _default_metrics(self):
         return [FrameNLL()]

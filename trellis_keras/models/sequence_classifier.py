@@ -89,7 +89,9 @@ class SequenceClassifier(SequenceModel):
 
     def _default_loss(self):
         return keras.losses.SparseCategoricalCrossentropy(
-            from_logits=True, reduction="mean_with_sample_weight"
+            from_logits=True,
+            reduction="mean_with_sample_weight",
+            dtype=self.head.compute_dtype,
         )
 
     def _default_metrics(self):

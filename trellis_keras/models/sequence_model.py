@@ -5,6 +5,7 @@ import numpy as np
 from keras import ops
 
 from trellis_keras.layers import streaming
+from trellis_keras.layers.arguments import mask_of
 from trellis_keras.layers.precision import at_least_float32
 from trellis_keras.models import checks, devices
 
@@ -101,6 +102,9 @@ class SequenceModel(keras.Model):
     def compute_output_shape(self, input_shape):
         return self.head.compute_output_shape(self.backbone.compute_output_shape(input_shape))
 
+    def compute_output_spec(self, inputs, training=False, mask=None):
+        return keras.KerasTensor(self.compute_output_shape(inputs.shape), self.head.compute_dtype)
+
     # Training and evaluation
 
     def compile(
@@ -117,7 +121,8 @@ class SequenceModel(keras.Model):
         """
         if loss is None and metrics is None and weighted_metrics is None:
             weighted_metrics = self._default_metrics()
-        options = {"jit_compile": "auto", "steps_per_execution": 1} | kwargs
+        options = {"jit_compile": "auto", "steps_per_execution": 1, "auto_scale_loss": True}
+        options |= kwargs
         devices.check_compile(self, options["jit_compile"], options["steps_per_execution"])
         super().compile(
             optimizer,
@@ -126,6 +131,16 @@ class SequenceModel(keras.Model):
             weighted_metrics=weighted_metrics,
             **kwargs,
         )
+        self._own_loss = loss is None
+        self._auto_scale_loss = options["auto_scale_loss"]
+
+    def get_compile_config(self):
+        config = super().get_compile_config()
+        if not config:
+            return config
+        # Keras' losses forget their precision; the model's own is made anew.
+        own = {"loss": None} if self._own_loss else {}
+        return {**config, **own, "auto_scale_loss": self._auto_scale_loss}
 
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
@@ -162,7 +177,7 @@ class SequenceModel(keras.Model):
             # By reshape: a weight per row and one per step are both right.
             ranked = (shape[0], -1) if self.per_step else (shape[0],)
             weight = weight * ops.reshape(ops.cast(sample_weight, weight.dtype), ranked)
-        mask = getattr(y_pred, "_keras_mask", None)
+        mask = mask_of(y_pred, None)
         return weight if mask is None else weight * ops.cast(mask, weight.dtype)
 
     def fit(

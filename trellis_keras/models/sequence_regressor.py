@@ -80,7 +80,7 @@ class SequenceRegressor(SequenceModel):
         self.units = units
 
     def _default_loss(self):
-        return SquaredError()
+        return SquaredError(dtype=self.head.compute_dtype)
 
     def _check_targets(self, y):
         if self.units == 1 and y.ndim == 1 + self.per_step:

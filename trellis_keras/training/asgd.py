@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from trellis_keras.training.callbacks import remembered
 from trellis_keras.training.optimizers import SGD
 
 _NEVER = 2**31 - 1  # the largest step that every backend's integer can count to
@@ -70,9 +71,9 @@ class ASGD(SGD):
         name="asgd",
         **kwargs,
     ):
-        for name in ("momentum", "nesterov", "use_ema"):
-            if kwargs.pop(name, None):
-                raise ValueError(f"ASGD averages plain steps, so that it has no `{name}`.")
+        for other in ("momentum", "nesterov", "use_ema"):
+            if kwargs.pop(other, None):
+                raise ValueError(f"ASGD averages plain steps, so that it has no `{other}`.")
         if not (lambd >= 0 and alpha >= 0):
             raise ValueError(
                 f"`lambd` and `alpha` must be 0 or more. Received: lambd={lambd}, alpha={alpha}"
@@ -224,7 +225,7 @@ class ASGDSwitch(keras.callbacks.Callback):
 
     def set_state(self, state):
         """Takes up the memory that `get_state` returned."""
-        self._values = list(state["values"])
+        self._values = [remembered(value) for value in state["values"]]
 
     def on_train_begin(self, logs=None):
         if not isinstance(self._optimizer, ASGD):
@@ -261,7 +262,7 @@ class ASGDSwitch(keras.callbacks.Callback):
         value = float(logs[self.monitor])
         value = value if self.mode == "min" else -value
         earlier = self._values[: -self.window]
-        self._values.append(value)
+        self._values.append(remembered(value))
         return bool(earlier) and value > min(earlier)
 
 

@@ -4,6 +4,8 @@ Each has `get_state()` and `set_state(state)` with plain JSON values, which
 `trellis_keras.training.Checkpoint` saves and restores.
 """
 
+import math
+
 import keras
 from keras import ops
 
@@ -121,7 +123,7 @@ class PlateauDecay(_LearningRateCallback):
         self.mode = mode
         self.verbose = verbose
         self._values = []
-        self._best = None
+        self._best = math.inf
         self._wait = 0
         self._cooldown_left = 0
 
@@ -154,8 +156,8 @@ class PlateauDecay(_LearningRateCallback):
 
     def set_state(self, state):
         """Takes up the memory that `get_state` returned."""
-        self._values = list(state["values"])
-        self._best = state["best"]
+        self._values = [remembered(value) for value in state["values"]]
+        self._best = remembered(state["best"])
         self._wait = state["wait"]
         self._cooldown_left = state["cooldown_left"]
 
@@ -166,7 +168,7 @@ class PlateauDecay(_LearningRateCallback):
         falling = value if self.mode == "min" else -value
         if getattr(self, f"_{self.rule}")(falling):
             self._decay(epoch)
-        self._values.append(falling)
+        self._values.append(remembered(falling))
 
     def _value(self, logs):
         if self.monitor not in logs:
@@ -192,7 +194,7 @@ class PlateauDecay(_LearningRateCallback):
         if self._cooldown_left:
             self._cooldown_left -= 1
             self._wait = 0
-        if self._best is None or value < self._best - self.min_delta:
+        if value < self._best - self.min_delta:
             self._best = value
             self._wait = 0
         elif not self._cooldown_left:
@@ -304,6 +306,11 @@ class ExponentialDecay(_EpochDecay):
 
     def _decays(self, epoch):
         return epoch
+
+
+def remembered(value):
+    """A falling value as later ones are compared with it: one that is none is worse than any."""
+    return math.inf if value is None or math.isnan(value) else value
 
 
 def _check_factor(factor):

@@ -8,7 +8,6 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers.precision import at_least_float32
 from trellis_keras.training.gradients import LossGradient
 from trellis_keras.training.heatmap import draw_heatmap
 from trellis_keras.training.level_gradients import LevelGradient
@@ -284,9 +283,5 @@ def _each(batches):
 
 
 def _norm(gradients):
-    squares = [ops.sum(ops.square(_in_single_precision(gradient))) for gradient in gradients]
+    squares = [ops.sum(ops.square(gradient)) for gradient in gradients]
     return float(ops.convert_to_numpy(ops.sqrt(sum(squares))))
-
-
-def _in_single_precision(x):
-    return ops.cast(x, at_least_float32(keras.backend.standardize_dtype(x.dtype)))

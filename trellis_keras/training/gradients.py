@@ -5,12 +5,16 @@ import contextlib
 import keras
 from keras import ops
 
+from trellis_keras.layers.precision import at_least_float32
+
 
 class LossGradient:
     """Computes the gradient of the loss that `fit` would minimise, and changes nothing.
 
     Weights, random generators, metrics and carried states are as before; the states of stateful
-    layers are taken to be empty. The optimizer's clipping and weight decay are not part of it.
+    layers are taken to be empty. The optimizer's clipping and weight decay are not part of it. If
+    the optimizer scales the loss, because small gradients would be 0 in float16, so does this, and
+    takes the scale out of the gradient again.
     On JAX it can be called where the model's variables can be read: between epochs, not in one.
 
     Args:
@@ -20,7 +24,7 @@ class LossGradient:
         batch: (x, y) or (x, y, sample_weight) as `fit` takes them from a `PyDataset`.
 
     Returns:
-        A list of tensors, one for each of `model.trainable_variables`.
+        A list of tensors, one for each of `model.trainable_variables`, at least float32.
 
     Example:
 
@@ -36,8 +40,12 @@ class LossGradient:
     def __call__(self, batch):
         batch = keras.tree.map_structure(_tensor, keras.utils.unpack_x_y_sample_weight(batch))
         others = [_tensor(v.value) for v in self._other_variables()]
+        scale = ops.convert_to_tensor(self.model.optimizer.scale_loss(ops.ones(())))
         with without_history(self.model):
-            return self._gradient(self._weights(), others, batch)
+            return self._unscaled(self._gradient(self._weights(), others, batch, scale), scale)
+
+    def _unscaled(self, gradient, scale):
+        return [slope / ops.cast(scale, slope.dtype) for slope in map(_wide, gradient)]
 
     def _weights(self):
         return [_tensor(v.value) for v in self.model.trainable_variables]
@@ -45,7 +53,7 @@ class LossGradient:
     def _other_variables(self):
         return [*self.model.non_trainable_variables, *self.model.metrics_variables]
 
-    def _loss(self, weights, others, batch):
+    def _loss(self, weights, others, batch, scale):
         variables = [*self.model.trainable_variables, *self._other_variables()]
         state = list(zip(variables, [*weights, *others], strict=True))
         # What a step assigns to variables stays in the scope.
@@ -53,11 +61,16 @@ class LossGradient:
             with _as_in_training(self.model, batch):
                 x, y, sample_weight = batch
                 y_pred = self.model(x, training=True)
-                return self.model.compute_loss(x, y, y_pred, sample_weight, training=True)
+                loss = self.model.compute_loss(x, y, y_pred, sample_weight, training=True)
+                return loss * ops.cast(scale, loss.dtype)
 
 
 def _tensor(leaf):
     return None if leaf is None else ops.convert_to_tensor(leaf)
+
+
+def _wide(x):
+    return ops.cast(x, at_least_float32(keras.backend.standardize_dtype(x.dtype)))
 
 
 def _as_in_training(model, batch):

@@ -59,10 +59,14 @@ class LevelGradient(LossGradient):
     def _weights(self):
         return [*super()._weights(), ops.zeros(self._layer.depth, self._layer.state_dtype)]
 
-    def _loss(self, weights, others, batch):
+    def _loss(self, weights, *rest):
         *weights, numbers = weights
         with _level_by_level(self._layer, _Probed(self._layer.cell, ops.unstack(numbers))):
-            return super()._loss(weights, others, batch)
+            return super()._loss(weights, *rest)
+
+    def _unscaled(self, gradient, scale):
+        *gradients, squares = super()._unscaled(gradient, scale)
+        return [*gradients, squares / ops.cast(scale, squares.dtype)]
 
 
 class _Probed:
@@ -83,7 +87,7 @@ def _probe(a, number):
     """Returns a; `number` gets the sum of squares of a's gradient as its own."""
 
     def gradient(upstream):
-        return upstream, ops.cast(ops.sum(ops.square(upstream)), number.dtype)
+        return upstream, ops.sum(ops.square(ops.cast(upstream, number.dtype)))
 
     return a, gradient
 

@@ -294,7 +294,8 @@ class RMSprop(_ClippedL2Gradient, keras.optimizers.RMSprop):
         variance = self._decayed(self._velocities, variable, ops.square(gradient))
         if self.centered:
             mean = self._decayed(self._average_gradients, variable, gradient)
-            variance = ops.subtract(variance, ops.square(mean))
+            # Rounding may leave a little less than nothing of it.
+            variance = ops.maximum(ops.subtract(variance, ops.square(mean)), 0)
         step = ops.divide(gradient, ops.add(ops.sqrt(variance), self.epsilon))
         if self.momentum > 0:
             m = self._state(self._momentums, variable)

@@ -16,7 +16,8 @@ class HistoryCSV(keras.callbacks.Callback):
     between its row and its checkpoint. The file is always whole.
 
     Args:
-        path: The CSV file; its columns are `epoch` (counted from 1) and the epoch's logs.
+        path: The CSV file; its columns are `epoch` (counted from 1) and the epoch's logs. Its
+            folder is made when training begins.
 
     Example:
 
@@ -29,6 +30,7 @@ class HistoryCSV(keras.callbacks.Callback):
         self._rows = None
 
     def on_train_begin(self, logs=None):
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         self._rows = None
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -76,7 +78,7 @@ class BestModel(keras.callbacks.Callback):
     in a `training.Checkpoint`. A model whose value is no number is not saved, also as the first.
 
     Args:
-        path: The `.keras` file.
+        path: The `.keras` file. Its folder is made when training begins.
         monitor: Name of a value in the logs that should fall.
 
     Raises:
@@ -98,6 +100,9 @@ class BestModel(keras.callbacks.Callback):
 
     def set_state(self, state):
         self.best = state["best"]
+
+    def on_train_begin(self, logs=None):
+        self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def on_epoch_end(self, epoch, logs=None):
         if self.monitor not in (logs or {}):
