@@ -29,6 +29,6 @@ def test_the_requests_can_be_answered(tmp_path):
 
 def test_without_the_package_nothing_is_begun(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_serving", None)
-    with pytest.raises(ImportError, match=r"pip install trellis-keras\[serving\]"):
+    with pytest.raises(ImportError, match="pip install tensorflow-serving-api"):
         serving.export(small_model("tcn_adding"), tmp_path / "model", warmup=True)
     assert not list(tmp_path.iterdir())
