@@ -32,7 +32,11 @@ def test_the_first_lines_run_at_a_smaller_size():
     run_script(source)
 
 
-@pytest.mark.parametrize("number", range(1, len(PYTHON)))
+# The first of these trains a model at the size that it has: most of a minute.
+EXAMPLES = [pytest.param(1, marks=pytest.mark.slow), *range(2, len(PYTHON))]
+
+
+@pytest.mark.parametrize("number", EXAMPLES)
 def test_python_examples_run(number):
     run_script(PYTHON[number], XLA_FLAGS="")  # as a user has it
 

@@ -22,6 +22,7 @@ def script(monkeypatch):
     return zoo_costs
 
 
+@pytest.mark.slow
 def test_figures_of_a_model_are_added_to_those_that_are_there(tmp_path):
     file = tmp_path / "costs.json"
     done = costs("tcn_copy_memory", "--output", file)

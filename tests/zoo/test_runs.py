@@ -459,14 +459,13 @@ def check_killed_text_run(tmp_path, backend, settings, epochs, kills):
     check_killed_run(tmp_path, backend, words, epochs, kills)
 
 
+@pytest.mark.slow  # tests/training/test_checkpoint.py kills smaller ones
 @pytest.mark.parametrize(
     ("backend", "settings"),
     # JAX without its compiler computes operation by operation.
     [
         ("tensorflow", STATEFUL),
-        pytest.param(
-            "jax", TINY | {"jit_compile": True, "hidden_dropout": 0.3}, marks=pytest.mark.slow
-        ),
+        ("jax", TINY | {"jit_compile": True, "hidden_dropout": 0.3}),
     ],
     ids=["tensorflow", "jax"],
 )
