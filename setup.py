@@ -7,7 +7,7 @@ ROOT = pathlib.Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "trellis_keras/__init__.py").read_text())[1]
 JAX = ["jax>=0.4.35"]
 SERVING = ["tensorflow-serving-api>=2.18"]
-TEST = ["pytest>=8", "hypothesis>=6.100", *JAX, *SERVING]
+TEST = ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", *JAX, *SERVING]
 
 setup(
     name="trellis-keras",

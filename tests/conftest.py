@@ -80,27 +80,35 @@ def assert_close(tolerance):
     return check
 
 
-# Child processes on other backends run beside the other tests: started first, awaited last.
+# Child processes on other backends run beside the other tests: started first, awaited last. With
+# `pytest -n 2` one of the two processes of pytest-xdist awaits them while the other one tests.
 
 _CHILDREN = {"children", "slow_children"}
 
 
+def pytest_configure(config):
+    config.option.loadscopereorder = False  # pytest-xdist: files in the order below, not by size
+
+
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     for item in items:
         if "golden" in item.fixturenames:
             item.add_marker("golden")
-    items.sort(key=lambda item: bool(_CHILDREN.intersection(item.fixturenames)))
+    items.sort(key=_needs_children, reverse=hasattr(config, "workerinput"))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _start_children(request):
-    for name in sorted(_CHILDREN & _fixtures_of(request.session.items)):
+    if hasattr(request.config, "workerinput"):
+        return
+    needed = {name for item in request.session.items for name in item.fixturenames}
+    for name in sorted(_CHILDREN & needed):
         request.getfixturevalue(name)
 
 
-def _fixtures_of(items):
-    return {name for item in items for name in item.fixturenames}
+def _needs_children(item):
+    return not _CHILDREN.isdisjoint(item.fixturenames)
 
 
 @pytest.fixture(scope="session")
