@@ -8,8 +8,7 @@ float64, runs again in a child process. Nothing has to be done for that beyond m
 * no mark: TensorFlow, float32, in the process of `pytest` itself;
 * `both_backends`: once more on JAX, in float32;
 * `float64`: once more with floatx float64, on TensorFlow;
-* both: also on JAX in float64, and there in float32 with `pytest -m slow` only, unless the test
-  compares golden numbers (the mark `golden`, which every user of that fixture has);
+* both: also on JAX in float64, and there in float32 with `pytest -m slow` only;
 * `slow_elsewhere` beside them: those repetitions are for `pytest -m slow`. For what takes long to
   compile, where another test of the same code is repeated in each run.
 
@@ -86,10 +85,10 @@ def start_tests(marks, output, backend="tensorflow", floatx="float32"):
 
 _QUICK = "not slow and not slow_elsewhere"
 # {name: (backend, floatx, marks of the tests that run there, those of them in a usual run)}. What
-# holds on JAX in float64 is repeated there in float32 by `pytest -m slow`, but for golden numbers.
+# holds on JAX in float64 is repeated there in float32 by `pytest -m slow`.
 SETTINGS = {
     "tensorflow-float64": ("tensorflow", "float64", "float64", _QUICK),
-    "jax-float32": ("jax", "float32", "both_backends", f"{_QUICK} and (golden or not float64)"),
+    "jax-float32": ("jax", "float32", "both_backends", f"{_QUICK} and not float64"),
     "jax-float64": ("jax", "float64", "both_backends and float64", _QUICK),
 }
 

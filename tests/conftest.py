@@ -90,11 +90,7 @@ def pytest_configure(config):
     config.option.loadscopereorder = False  # pytest-xdist: files in the order below, not by size
 
 
-@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(config, items):
-    for item in items:
-        if "golden" in item.fixturenames:
-            item.add_marker("golden")
     items.sort(key=_needs_children, reverse=hasattr(config, "workerinput"))
 
 
