@@ -53,7 +53,7 @@ class Breakdown:
 
     def write(self, folder):
         """Writes `frequency.csv`, `position.csv` and their plots, `.png`, into a folder."""
-        folder = pathlib.Path(folder)
+        folder = pathlib.Path(folder).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
         for name, draw in (("frequency", _draw_frequency), ("position", _draw_position)):
             rows = getattr(self, name)

@@ -348,7 +348,7 @@ def _array(value):
 
 
 def _read(path):
-    path = pathlib.Path(path)
+    path = pathlib.Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"There is no checkpoint {path}.")
     try:

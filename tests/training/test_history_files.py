@@ -11,6 +11,14 @@ def test_the_folder_is_there_before_the_first_epoch(callback, tmp_path):
     assert (tmp_path / "new" / "folder").is_dir()
 
 
+@pytest.mark.parametrize("callback", [HistoryCSV, BestModel])
+def test_a_tilde_is_the_home_folder(callback, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    callback("~/run/file.keras").on_train_begin()
+    assert (tmp_path / "run").is_dir()
+    assert read_history("~/run/history.csv") == []
+
+
 def test_a_history(tmp_path):
     path = tmp_path / "history.csv"
     assert read_history(path) == []

@@ -194,7 +194,7 @@ def text(data_dir, *, path, unit="character", split=None, first=None, train_frac
     if unit not in UNITS:
         raise ValueError(f"`unit` must be one of {UNITS}. Received: unit={unit!r}")
     cut = Cut(split, first, train_fraction)
-    source = read_file(pathlib.Path(path))
+    source = read_file(pathlib.Path(path).expanduser())
     if unit == "byte":
         content = source.content
     else:

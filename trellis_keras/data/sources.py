@@ -112,10 +112,11 @@ def _local_paths(files, data_dir):
     folder = data_dir or os.environ.get(ENVIRONMENT_VARIABLE)
     if not folder:
         return None
-    if not os.path.isdir(folder):
+    folder = pathlib.Path(folder).expanduser()
+    if not folder.is_dir():
         origin = "data_dir" if data_dir else ENVIRONMENT_VARIABLE
         raise FileNotFoundError(f"{origin} is not a folder. Received: {os.fspath(folder)!r}")
-    paths = [_first_existing(pathlib.Path(folder), names) for names in files.values()]
+    paths = [_first_existing(folder, names) for names in files.values()]
     # The environment's folder may hold other data sets only; an argument means this one.
     if not data_dir and not any(_variants(path) for path in paths):
         return None

@@ -26,7 +26,7 @@ class HistoryCSV(keras.callbacks.Callback):
 
     def __init__(self, path):
         super().__init__()
-        self.path = pathlib.Path(path)
+        self.path = pathlib.Path(path).expanduser()
         self._rows = None
 
     def on_train_begin(self, logs=None):
@@ -55,7 +55,7 @@ def read_history(path):
     Raises:
         ValueError: It is damaged: a row without an epoch's number, or with values that are none.
     """
-    path = pathlib.Path(path)
+    path = pathlib.Path(path).expanduser()
     if not path.exists():
         return []
     try:
@@ -91,7 +91,7 @@ class BestModel(keras.callbacks.Callback):
 
     def __init__(self, path, monitor="val_loss"):
         super().__init__()
-        self.path = pathlib.Path(path)
+        self.path = pathlib.Path(path).expanduser()
         self.monitor = monitor
         self.best = math.inf
 

@@ -23,7 +23,7 @@ class Summaries:
                 "TensorBoard's logs are written with TensorFlow, which is not installed. "
                 f"Received: directory={str(directory)!r}"
             ) from error
-        self.directory = pathlib.Path(directory)
+        self.directory = pathlib.Path(directory).expanduser()
         self._summary = tf.summary
         self._writer = None
 
