@@ -91,16 +91,21 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    items.sort(key=_needs_children, reverse=hasattr(config, "workerinput"))
+    items.sort(key=_needs_children, reverse=_is_worker(config))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _start_children(request):
-    if hasattr(request.config, "workerinput"):
-        return
+    if _is_worker(request.config):
+        return  # the one that gets the tests that need them starts them
     needed = {name for item in request.session.items for name in item.fixturenames}
     for name in sorted(_CHILDREN & needed):
         request.getfixturevalue(name)
+
+
+def _is_worker(config):
+    """Whether this is one of the processes that pytest-xdist has started."""
+    return hasattr(config, "workerinput")
 
 
 def _needs_children(item):

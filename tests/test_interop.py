@@ -273,6 +273,11 @@ def test_missing_file(tmp_path):
     assert_refused(built_layer(), path, "There is no checkpoint", FileNotFoundError)
 
 
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert_refused(built_layer(), "~/weights.npz", str(tmp_path), FileNotFoundError)
+
+
 def test_a_files_own_names_are_told_with_the_file(tmp_path):
     path = tmp_path / "weights.npz"
     np.savez(path, **weights(3, 2), other=np.ones(2))

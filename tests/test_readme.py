@@ -22,7 +22,7 @@ PYTHON = blocks("python")
 
 @pytest.mark.slow
 def test_the_first_lines_run():
-    """The full-size model takes a training step: a minute or two on two cores, and 6 GiB."""
+    """The full-size model takes a training step in which all targets count."""
     run_script(PYTHON[0], timeout=3600)
 
 

@@ -96,18 +96,14 @@ def test_environment_variable_and_argument(tiny_ptb, tmp_path_factory, monkeypat
         load("ptb_word")
 
 
-@pytest.mark.parametrize("how", ["data_dir", "environment", "path"])
-def test_a_tilde_is_the_home_folder(how, tiny_ptb, monkeypatch):
+def test_a_tilde_is_the_home_folder(tiny_ptb, monkeypatch):
     monkeypatch.setenv("HOME", str(tiny_ptb.parent))
     folder = f"~/{tiny_ptb.name}"
-    if how == "path":
-        path = f"{folder}/ptb/ptb.train.txt"
-        assert load("text", path=path, split=(0.5, 0.25, 0.25)).unit == "character"
-        return
-    if how == "environment":
-        monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, folder)
-    options = {"data_dir": folder} if how == "data_dir" else {}
-    assert len(load("ptb_word", **options).train) == 8
+    assert len(load("ptb_word", data_dir=folder).train) == 8
+    text = load("text", path=f"{folder}/ptb/ptb.train.txt", split=(0.5, 0.25, 0.25))
+    assert text.unit == "character"
+    monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, folder)
+    assert len(load("ptb_word").train) == 8
 
 
 def test_download_only_without_a_local_copy(tiny_ptb, tmp_path_factory, monkeypatch):

@@ -3,6 +3,7 @@
 import pytest
 
 from trellis_keras.training.records import BestModel, HistoryCSV, read_history
+from trellis_keras.training.summaries import Summaries
 
 
 @pytest.mark.parametrize("callback", [HistoryCSV, BestModel])
@@ -16,7 +17,14 @@ def test_a_tilde_is_the_home_folder(callback, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     callback("~/run/file.keras").on_train_begin()
     assert (tmp_path / "run").is_dir()
-    assert read_history("~/run/history.csv") == []
+    (tmp_path / "run" / "history.csv").write_text("epoch,loss\n1,2.0\n")
+    assert len(read_history("~/run/history.csv")) == 1
+
+
+def test_also_of_tensorboards_logs(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Summaries("~/logs").scalars(0, {"loss": 1.0})
+    assert list((tmp_path / "logs").iterdir())
 
 
 def test_a_history(tmp_path):
