@@ -95,6 +95,29 @@ def test_fast_path(case, memory, how, floatx, loops, monkeypatch):
 
 
 @pytest.mark.skipif(not TENSORFLOW, reason="TensorFlow's fast path")
+def test_no_sums_of_three_in_the_loops(floatx):
+    """Of these TensorFlow's memory optimizer makes temporary variables, which loops cannot have."""
+    import tensorflow as tf
+
+    layer, _ = make({"depth": 6, "memory": "lean"}, None, 8)
+    x, *_ = inputs_of(layer, 8, False, False)
+
+    @tf.function
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            value = ops.sum(layer(x, training=True))
+        return tape.gradient(value, layer.trainable_weights)
+
+    functions = gradient.get_concrete_function(tf.convert_to_tensor(x)).graph.as_graph_def()
+    bodies = [function.node_def for function in functions.library.function]
+    sums = [{node.name: node for node in body if node.op in ("AddV2", "Add")} for body in bodies]
+    assert any(sums)
+    for body in sums:
+        for node in body.values():
+            assert not any(name.split(":")[0] in body for name in node.input), node
+
+
+@pytest.mark.skipif(not TENSORFLOW, reason="TensorFlow's fast path")
 def test_fast_path_in_inference_has_a_gradient(floatx):
     layer, plain = make({"depth": 6}, None, 8)
     arguments = inputs_of(layer, 8, True, False)

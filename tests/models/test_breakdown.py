@@ -179,6 +179,12 @@ def test_files(tmp_path):
     parts.write(folder)  # again
 
 
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    measure(language_model(trellis()), chop(), TRAIN).write("~/figures")
+    assert (tmp_path / "figures" / "frequency.csv").is_file()
+
+
 def test_wrong_input():
     model, stream = language_model(trellis()), chop()
     with pytest.raises(ValueError, match="for a LanguageModel. Received: SequenceRegressor"):

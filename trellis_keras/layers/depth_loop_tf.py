@@ -9,8 +9,8 @@ tap) and W_n (current tap):
 These four products are three (Winograd's F(2, 2): Lavin & Gray 2016, Fast Algorithms for
 Convolutional Neural Networks, section 4.1; the algebra is exact):
 
-    m1 = (p - e) W_p,    m2 = e (W_p + W_n),    m3 = (e - o) W_n,
-    a_e = m1 + m2,       a_o = m2 - m3,
+    m1 = (e - p) W_p,    m2 = e (W_p + W_n),    m3 = (e - o) W_n,
+    a_e = m2 - m1,       a_o = m2 - m3,
 
 and so are those of the gradients with respect to e, o, p and to W_p, W_n. Left to automatic
 differentiation this is no gain: each product would be transposed by itself, sums materialised, and
@@ -118,15 +118,17 @@ class _Block:
         return h if self.dropout is None else h * self.dropout
 
     def _operands(self, h_even, h_odd, past_h):
-        """p - e, e and e - o."""
+        """e - p, e and e - o."""
         even, odd = self._drop(h_even), self._drop(h_odd)
         past = self._drop(past_h[:, None])[:, 0]
-        return _later(odd, past) - even, even, even - odd
+        return even - _later(odd, past), even, even - odd
 
     def _preactivations(self, h_even, h_odd, past_h, inject, kernels):
         operands = self._operands(h_even, h_odd, past_h)
         m1, m2, m3 = map(self._product, operands, kernels)
-        return m1 + m2 + inject[0], m2 - m3 + inject[1]
+        # Short of memory, TensorFlow adds up three summands in a temporary variable, which fails in
+        # a loop (AlreadyExistsError); a difference and a summand it leaves alone.
+        return m2 - m1 + inject[0], m2 - m3 + inject[1]
 
     def _forward(self, states, inject, past, kernel, keep=True):
         """Returns the last level's states, and what the gradient needs of every level."""
@@ -168,7 +170,7 @@ class _Block:
             dh_odd, dh_past = _earlier(n1)
             upstream = [self._drop(n2 - n1 - n3), self._drop(n3 + dh_odd), dc_even, dc_odd]
             dh_past = self._drop(dh_past[:, None])[:, 0]
-            dkernel = tf.concat([g1 + g2, g2 - g3], axis=0)
+            dkernel = tf.concat([g2 - g1, g2 - g3], axis=0)
             new = (da_even, da_odd, dh_past, dc_past, dkernel)
             return i + 1, upstream, [s + n for s, n in zip(sums, new, strict=True)]
 
