@@ -283,6 +283,28 @@ def test_threads_leave_the_rates_of_cells_as_they_are():
     assert layer.cell.dropout == 0.3
 
 
+def test_inference_in_another_thread_leaves_the_rates_of_training():
+    upper, seen, looked = lstm(4, dropout=0.3), [], threading.Event()
+
+    class Between(keras.layers.Dropout):
+        def call(self, inputs, training=False):
+            if training:
+                other.start()
+                other.join(0.5)  # long enough to come here, if nothing holds it
+                seen.append(upper.cell.dropout)
+                looked.set()
+            else:
+                looked.wait()
+            return inputs
+
+    layer = StackedRNN([lstm(4), Between(0.0), upper])
+    layer.build((2, 5, 3))
+    other = threading.Thread(target=layer, args=(random(2, 5, 3),))
+    layer(random(2, 5, 3), training=True)
+    other.join()
+    assert seen == [0.3]
+
+
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="looks into TensorFlow graphs")
 @pytest.mark.parametrize("training", [False, True])
 def test_no_random_op_in_graphs_of_inference(training):

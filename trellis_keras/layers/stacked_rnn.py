@@ -16,7 +16,8 @@ from trellis_keras.layers.tcn_block import checked_stream
 
 # What may stand between the recurrent layers. (Keras' SpatialDropout1D is a Dropout.)
 DROPOUTS = (keras.layers.Dropout, VariationalDropout)
-# Held while the dropout rates of cells, which several layers and threads may share, are set to 0.
+# Held while the dropout rates of cells, which several layers and threads may share, are set to 0,
+# or while they are read in training.
 _RATES = threading.RLock()
 
 
@@ -106,7 +107,7 @@ class StackedRNN(CarriedState, streaming.Streaming, keras.layers.Layer):
     def _forward(self, x, states, training=False, mask=None):
         """Returns all outputs and the last states, from states or from None."""
         given, last = iter(states or []), []
-        with contextlib.nullcontext() if training else _nothing_drawn(self._recurrent):
+        with _RATES if training else _nothing_drawn(self._recurrent):
             for layer in self.layers:
                 if isinstance(layer, DROPOUTS):
                     x = layer(x, training=training)
