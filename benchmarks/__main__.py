@@ -4,7 +4,6 @@ import importlib.metadata
 import json
 import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
@@ -36,7 +35,7 @@ def run(
         str | None,
         typer.Option(help="Of JAX' float32 products: highest (no TF32), tensorfloat32, bfloat16."),
     ] = None,
-    output: Annotated[str, typer.Option(help="Folder of the results.")] = "benchmarks/results",
+    output: Annotated[str, typer.Option(help="Folder of the results.")] = "runs/benchmarks",
 ):
     """Run cases and print a table of each.
 
@@ -140,25 +139,21 @@ def markdown(name, results):
 
 
 def machine():
-    """Returns what the figures depend on: processor, cores, backend and versions."""
+    """Returns what the figures depend on: processor, cores, backend, versions and commit."""
+    from trellis_keras.zoo import environment  # and with it Keras, which `list` does not need
+
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     packages = ("keras", backend if backend == "tensorflow" else "jax")
     found = {
-        "processor": _processor(),
+        "processor": environment.processor(),
         "cores": os.cpu_count(),
         "backend": backend,
         **{package: importlib.metadata.version(package) for package in packages},
+        "commit": environment.commit(),
     }
     if "JAX_DEFAULT_MATMUL_PRECISION" in os.environ:
         found["precision"] = os.environ["JAX_DEFAULT_MATMUL_PRECISION"]
     return found
-
-
-def _processor():
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 def write(path, text):

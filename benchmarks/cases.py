@@ -144,22 +144,44 @@ def small_levels(depth, time=110, kept=None, plain=False):
     return build
 
 
-def streaming(batch, streamed):
-    """Tokens of trellisnet_ptb: 16 cached steps in a compiled loop, or one window of 110."""
+def streaming(batch, streamed=False, cone=False):
+    """Tokens of trellisnet_ptb: 16 cached steps in a compiled loop, or one window of 110.
+
+    With `cone` only what the window's last output depends on is computed.
+    """
 
     def build():
         import numpy as np
 
-        from benchmarks.compiled import compiled_steps, compiled_window
+        from benchmarks.compiled import compiled_call, compiled_steps, compiled_window
         from trellis_keras.zoo import trellisnet_ptb
 
         model = trellisnet_ptb(aux_every=None, aux_weight=0.0)
         tokens = np.random.default_rng(0).integers(0, 10_000, (batch, 110)).astype("int32")
         if streamed:
             return compiled_steps(model, tokens[:, :16], 10_000)
-        return compiled_window(model, tokens)
+        if not cone:
+            return compiled_window(model, tokens)
+
+        def last(tokens, training):
+            hidden = model.backbone(model.embedding(tokens), output_length=1, training=training)
+            return model.head(hidden[:, -1])
+
+        return compiled_call(last, model.variables, tokens)
 
     return build
+
+
+def streaming_case(batch):
+    return Case(
+        f"a token of trellisnet_ptb's shape, batch {batch}",
+        {
+            "window of 110": streaming(batch),
+            "window of 110, last output only": streaming(batch, cone=True),
+            "cached": streaming(batch, streamed=True),
+        },
+        baseline="window of 110",
+    )
 
 
 def _count(_, amount):
@@ -185,6 +207,7 @@ CASES = (
             "training step, word PTB core, 12 levels",
             {
                 "plain, graph": word_ptb(12, plain=True, jit_compile=False),
+                "plain, XLA": word_ptb(12, plain=True),
                 "float32, graph": word_ptb(12, jit_compile=False),
                 "float32, XLA": word_ptb(12),
                 "float32, graph, without depth_loop_tf": word_ptb(
@@ -225,16 +248,8 @@ CASES = (
             {"XLA": word_ptb(55, zoo=True), "GEMM float32": gemm()},
         ),
         "char_ptb": Case("training step, char PTB, 125 levels, everything on", {"XLA": char_ptb()}),
-        "streaming_1": Case(
-            "a token of trellisnet_ptb's shape, batch 1",
-            {"window of 110": streaming(1, False), "cached": streaming(1, True)},
-            baseline="window of 110",
-        ),
-        "streaming_8": Case(
-            "a token of trellisnet_ptb's shape, batch 8",
-            {"window of 110": streaming(8, False), "cached": streaming(8, True)},
-            baseline="window of 110",
-        ),
+        "streaming_1": streaming_case(1),
+        "streaming_8": streaming_case(8),
         "depth": Case(
             "training step of small levels, XLA: compile and step time against depth",
             {f"{depth} levels": small_levels(depth) for depth in (35, 70, 140)}

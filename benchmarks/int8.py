@@ -28,7 +28,7 @@ FILES = {"LiteRT, float32": None, "LiteRT, int8": "int8"}
 def main(
     run: Annotated[str, typer.Argument(help="Folder of a run of `trellis-keras train`.")],
     characters: Annotated[int, typer.Option(help="How many are scored.")] = 5000,
-    output: Annotated[str, typer.Option(help="Folder of the results.")] = "benchmarks/results",
+    output: Annotated[str, typer.Option(help="Folder of the results.")] = "runs/benchmarks",
 ):
     """Compare a run's best model in float32 and int8."""
     from trellis_keras.zoo import runs

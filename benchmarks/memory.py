@@ -42,7 +42,7 @@ app = typer.Typer(add_completion=False, help=__doc__)
 
 @app.command()
 def account(
-    output: Annotated[str, typer.Option(help="Folder of the results.")] = "benchmarks/results",
+    output: Annotated[str, typer.Option(help="Folder of the results.")] = "runs/benchmarks",
 ):
     """Print the account and write it as JSON and Markdown."""
     rows = {name: _in_a_process(name) for name in ROWS}

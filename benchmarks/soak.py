@@ -71,7 +71,7 @@ _DESCRIBED = " parameters, "
 def main(
     kills: Annotated[int, typer.Option(min=1, help="How often a process is killed.")] = 30,
     seed: Annotated[int, typer.Option(help="Of the moments.")] = 0,
-    output: Annotated[str, typer.Option(help="Folder of the results.")] = "benchmarks/results",
+    output: Annotated[str, typer.Option(help="Folder of the results.")] = "runs/benchmarks",
 ):
     """Print a table and write it as JSON and Markdown; the status is 1 if anything went wrong.
 

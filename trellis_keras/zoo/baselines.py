@@ -10,7 +10,7 @@ from trellis_keras.zoo.recipe import Recipe
 from trellis_keras.zoo.recurrent import RecurrentLanguageModel, RecurrentSequenceModel
 from trellis_keras.zoo.recurrent_settings import CELLS
 
-_DOC = """{cell} on {title} (TCN, Tables 1 and 3): published {metric} {published}.
+_DOC = """{cell} on {title} (TCN, {tables}): published {metric} {published}.
 
     Parameters: {count:,} (published {size}).{remark}
 
@@ -71,6 +71,7 @@ def _register(benchmark, title, size, cell, published, remark, model):
     build.__doc__ = _DOC.format(
         cell=cell.upper(),
         title=title,
+        tables="Tables 1 and 3" if cell == "lstm" else "Table 1",
         metric=recipe.model.metric,
         published=f"{published:g}",
         count=recipe.model.parameters(),

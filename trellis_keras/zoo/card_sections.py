@@ -121,7 +121,7 @@ def cost(recipe, cost, machine):
         f"{time(cost['step_core_s'])} of processor time and the process {cost['memory_gib']:.1f} "
         f"GiB ({machine['hardware']}, {machine['backend']}, float32, without XLA{how}). With "
         f"{steps:,} steps an epoch takes {time(epoch)} of one core, its validation not counted, "
-        f"and the recipe's {upper}{epochs:,} epochs {time(epoch * epochs)}. No GPU was at hand."
+        f"and the recipe's {upper}{epochs:,} epochs {time(epoch * epochs)}."
     )
 
 
@@ -165,7 +165,12 @@ def _decay(training):
 def _stopping(training):
     if training.stop_patience is None:
         return ""
-    return f"; stops after {training.stop_patience} epochs without a lower validation loss"
+    than = "one before" if training.stop_against == "previous" else "best before"
+    by = f" by {training.stop_min_delta:g}" if training.stop_min_delta else ""
+    return (
+        f"; stops after {training.stop_patience} epochs in a row whose validation loss is not lower"
+        f"{by} than the {than}"
+    )
 
 
 def data(recipe, checksum=None):
@@ -267,6 +272,11 @@ def limits(recipe, results):
         lines.append(
             "The weights are under the package's licence. They were trained on the benchmark's "
             "training split alone, for its task alone."
+        )
+    elif results:
+        lines.append(
+            "The trained weights are not published: the zoo keeps those under 5 MB, and of "
+            "language models those that read characters."
         )
     lines.append("Results differ between backends and machines in the last digits.")
     return _list(lines)

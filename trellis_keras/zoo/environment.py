@@ -16,10 +16,10 @@ def environment():
     """Returns hardware, backend, versions and commit of this process, a dict of strings."""
     backend = keras.backend.backend()
     return {
-        "hardware": ", ".join([f"{os.cpu_count()} cores of {_processor()}", *_accelerators()]),
+        "hardware": ", ".join([f"{os.cpu_count()} cores of {processor()}", *accelerators()]),
         "backend": f"{backend} {__import__(backend).__version__}, keras {keras.__version__}",
         "trellis_keras": trellis_keras.__version__,
-        "commit": _commit(),
+        "commit": commit(),
     }
 
 
@@ -46,7 +46,8 @@ def record(path, recipe, epoch):
         temporary.write_text(text, encoding="utf-8")
 
 
-def _processor():
+def processor():
+    """Returns the processor's name."""
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text(encoding="utf-8").splitlines():
@@ -55,8 +56,8 @@ def _processor():
     return platform.processor() or platform.machine()
 
 
-def _accelerators():
-    """Names of the backend's devices that are no CPU."""
+def accelerators():
+    """Returns the names of the backend's devices that are no CPU."""
     if keras.backend.backend() == "jax":
         import jax
 
@@ -67,8 +68,8 @@ def _accelerators():
     return [found.get("device_name", "GPU") for found in details]
 
 
-def _commit():
-    """The commit of the checkout that runs, marked if it has been changed; None outside of one."""
+def commit():
+    """Returns the commit of the checkout that runs, marked if changed; None outside of one."""
     root = pathlib.Path(trellis_keras.__file__).parent.parent
     if not (root / ".git").exists():
         return None

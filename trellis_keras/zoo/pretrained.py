@@ -78,7 +78,8 @@ def _pretrained(recipe, config):
     if not alike:
         names = ", ".join(folder.name for folder, _ in there) or "no model yet"
         raise ValueError(
-            f"There are no pretrained weights of {recipe.name} with these settings. There are some "
+            f"There are no pretrained weights of {recipe.name} with these settings; the zoo keeps "
+            "those under 5 MB, and of language models those that read characters. There are some "
             f"of: {names}"
         )
     folder = max(alike, key=lambda folder: alike[folder][0])

@@ -4,10 +4,10 @@ import csv
 import json
 import os
 import pathlib
-import platform
 import shutil
 
 from trellis_keras.files import remove_unfinished, replacing
+from trellis_keras.zoo.environment import accelerators, processor
 
 
 class Study:
@@ -113,31 +113,9 @@ def hardware():
     """One line: processor or accelerator, number of cores, backend."""
     import keras
 
-    devices = _accelerators() or [f"{_processor()}, {os.cpu_count()} cores"]
+    devices = accelerators() or [f"{processor()}, {os.cpu_count()} cores"]
     backend = keras.backend.backend()
     return f"{', '.join(devices)}; {backend}, Keras {keras.__version__}"
-
-
-def _accelerators():
-    import keras
-
-    if keras.backend.backend() == "jax":
-        import jax
-
-        return [device.device_kind for device in jax.devices() if device.platform != "cpu"]
-    import tensorflow as tf
-
-    gpus = tf.config.list_physical_devices("GPU")
-    return [tf.config.experimental.get_device_details(gpu)["device_name"] for gpu in gpus]
-
-
-def _processor():
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def _writable(folder):
