@@ -30,7 +30,7 @@ import h5py
 import typer
 
 from benchmarks.__main__ import machine, write
-from trellis_keras.training import checkpoint_files
+from trellis_keras.training import checkpoint_files, checkpoint_state
 
 EPOCHS = 6
 # Every source of randomness, and a history carried from batch to batch.
@@ -319,7 +319,7 @@ def differences(run, other):
     """Names what differs, to the bit, between what two finished runs have left."""
     readers = {
         "weights and optimizer": _checkpoint,
-        "state": lambda run: checkpoint_files.read(_last(run))[0],
+        "state": lambda run: checkpoint_state.read(_last(run))[0],
         "history.csv": lambda run: (run / "history.csv").read_bytes(),
         "gradient_norms.csv": lambda run: (run / "gradient_norms.csv").read_bytes(),
         "best.keras": _best,
@@ -332,7 +332,7 @@ def _last(run):
 
 
 def _checkpoint(run):
-    return {name: a.tobytes() for name, a in checkpoint_files.read(_last(run))[1].items()}
+    return {name: a.tobytes() for name, a in checkpoint_state.read(_last(run))[1].items()}
 
 
 def _best(run):

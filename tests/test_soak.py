@@ -5,6 +5,7 @@ import zipfile
 import h5py
 import numpy as np
 import pytest
+from small_runs import checkpoint_state
 
 from benchmarks import soak
 from trellis_keras.training import checkpoint_files
@@ -14,7 +15,8 @@ def a_run(folder, weight=1.0, best=1.0, loss=0.5):
     """What `soak.differences` reads of a finished run."""
     (folder / "checkpoints").mkdir(parents=True)
     arrays = {"model.00000": np.array([weight])}
-    checkpoint_files.write(folder / "checkpoints", soak.EPOCHS, arrays, {"logs": {"loss": loss}})
+    state = checkpoint_state(soak.EPOCHS, logs={"loss": loss})
+    checkpoint_files.write(folder / "checkpoints", soak.EPOCHS, arrays, state)
     for name in ("history.csv", "gradient_norms.csv"):
         (folder / name).write_text(f"epoch,loss\n1,{loss}\n")
     with h5py.File(folder / "weights.h5", "w") as file:

@@ -329,9 +329,23 @@ def test_wrong_arguments(options, message):
         head_of(**options)
 
 
+def test_the_seed_is_that_of_all_initializers():
+    names = ("cluster_initializer", "bias_initializer", "kernel_initializer")
+
+    def weights():
+        head = AdaptiveSoftmax(V, CUTOFFS, seed=3, **dict.fromkeys(names, "random_normal"))
+        head.build((None, CHANNELS))
+        return head.get_weights()
+
+    for one, other in zip(weights(), weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    bias, cluster_bias = [w for w in weights() if w.ndim == 1]
+    assert not np.allclose(bias[: len(cluster_bias)], cluster_bias)
+
+
 @pytest.mark.slow_elsewhere
 def test_wrong_ties_and_k():
-    with pytest.raises(ValueError, match="embedding has 30 words.*vocabulary_size=40"):
+    with pytest.raises(ValueError, match="embedding has 30 tokens.*vocabulary_size=40"):
         head_of().tie(keras.layers.Embedding(30, CHANNELS))
     with pytest.raises(ValueError, match="div_value=1.*tie_embeddings=False"):
         LanguageModel(V, 8, keras.layers.Dense(8), head=AdaptiveSoftmax(V, CUTOFFS, div_value=2))

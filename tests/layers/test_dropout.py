@@ -80,6 +80,13 @@ def test_weight_norm_starts_at_the_direction():
     np.testing.assert_allclose(doubled, 2 * np.asarray(kernel.kernel), rtol=1e-5)
 
 
+def test_one_mask_for_all_steps_needs_steps():
+    x = np.ones((4, 6), "float32")
+    with pytest.raises(ValueError, match=r"Received: inputs of shape \(4, 6\).*layers.Dropout"):
+        VariationalDropout(0.5)(x, training=True)
+    assert VariationalDropout(0.5)(x).shape == (4, 6)  # in inference it is the identity
+
+
 @pytest.mark.parametrize("cls", [VariationalDropout, DropConnect])
 def test_round_trip_and_bad_rate(cls):
     layer = cls(0.3, seed=9)

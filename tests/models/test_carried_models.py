@@ -53,3 +53,19 @@ def test_states_that_were_reset_by_hand_are_those_that_training_carries():
         model.fit(tokens(rows, 5), tokens(rows, 5), verbose=0)
         (state,) = model.backbone.history.held(training=True)
         assert state.shape == (rows, 6) and np.any(state)
+
+
+class Arrays(keras.utils.PyDataset):
+    """Items without targets, which Keras takes for `predict`."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return tokens(3, 8)
+
+
+def test_a_dataset_of_plain_arrays():
+    model = LanguageModel(V, 6, trellis())
+    model.compile("sgd", **COMPILED)
+    assert model.predict(Arrays(), verbose=0).shape == (6, 8, V)

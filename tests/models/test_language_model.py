@@ -8,6 +8,7 @@ from keras import ops
 
 from trellis_keras.data import TokenStream, Vocabulary
 from trellis_keras.layers import TrellisLayer
+from trellis_keras.layers.heads import DenseHead
 from trellis_keras.models import LanguageModel
 from trellis_keras.training import SGD, Adam, BitsPerCharacter, CrossEntropy, Perplexity
 
@@ -264,6 +265,17 @@ def test_bad_tokens_are_named():
         model.predict(np.full((2, 4), -1), verbose=0)
     with pytest.raises(ValueError, match="integers"):
         model(np.zeros((2, 4), "float32"))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_head_of_another_vocabulary(tied):
+    backbone = keras.layers.Dense(8)
+    with pytest.raises(ValueError, match="40.*vocabulary_size=50"):
+        LanguageModel(50, 8, backbone, head=DenseHead(40), tie_embeddings=tied)
+    with pytest.raises(ValueError, match="embedding has 50 tokens, but vocabulary_size=40"):
+        DenseHead(40).tie(keras.layers.Embedding(50, 8))
+    with pytest.raises(ValueError, match="positive integer. Received: vocabulary_size=0"):
+        DenseHead(0)
 
 
 def test_bad_tokens_of_streams_and_validation_data_are_named_at_once():

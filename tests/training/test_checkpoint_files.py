@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoint_helpers import assert_same, fit, make_model, truncate, two_epochs, values
+from small_runs import checkpoint_state as state
 
-from trellis_keras.training import Checkpoint, checkpoint_files, latest
+from trellis_keras.training import Checkpoint, checkpoint_files, checkpoint_state, latest
 
 
 class Crash(BaseException):
@@ -40,7 +41,7 @@ def crash_at(monkeypatch, number):
 
 def test_a_crash_at_any_operation_leaves_a_whole_checkpoint(tmp_path):
     def write(epoch):
-        checkpoint_files.write(tmp_path, epoch, {"x": np.full(3, epoch)}, {"epoch": epoch})
+        checkpoint_files.write(tmp_path, epoch, {"x": np.full(3, epoch)}, state(epoch))
         checkpoint_files.remove_older(tmp_path, epoch, keep=2)
 
     write(1)
@@ -54,8 +55,8 @@ def test_a_crash_at_any_operation_leaves_a_whole_checkpoint(tmp_path):
                 break
             except Crash:
                 crashes += 1
-        state, arrays = checkpoint_files.read(latest(tmp_path))
-        assert state["epoch"] in (2, 3) and (arrays["x"] == state["epoch"]).all()
+        found, arrays = checkpoint_state.read(latest(tmp_path))
+        assert found["epoch"] in (2, 3) and (arrays["x"] == found["epoch"]).all()
     assert crashes >= 8
     checkpoint_files.remove_unfinished(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["epoch-0002", "epoch-0003"]

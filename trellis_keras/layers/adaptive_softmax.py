@@ -121,11 +121,7 @@ class AdaptiveSoftmax(Head):
                 "div_value=1. With projected tails, set tie_embeddings=False. "
                 f"Received: div_value={self.div_value}"
             )
-        if embedding.input_dim != self.vocabulary_size:
-            raise ValueError(
-                f"The tied embedding has {embedding.input_dim} words, but "
-                f"vocabulary_size={self.vocabulary_size}"
-            )
+        self.check_vocabulary(embedding)
         self.embedding = embedding
 
     def build(self, input_shape):
@@ -142,7 +138,7 @@ class AdaptiveSoftmax(Head):
         self.bias = self.add_weight(
             name="bias",
             shape=(self.vocabulary_size,),
-            initializer=self.bias_initializer,
+            initializer=seeded(self.bias_initializer, self.seed, 0, 1),
             autocast=False,
         )
         if tails:
@@ -154,7 +150,7 @@ class AdaptiveSoftmax(Head):
             self.cluster_bias = self.add_weight(
                 name="cluster_bias",
                 shape=(tails,),
-                initializer=self.bias_initializer,
+                initializer=seeded(self.bias_initializer, self.seed, 0, 2),
                 autocast=False,
             )
 

@@ -18,6 +18,20 @@ def mask_of(inputs, mask):
     return get_keras_mask(inputs) if mask is None else mask
 
 
+def sequence_spec(layer, input_shape):
+    """The `keras.layers.InputSpec` of a layer that is built for sequences.
+
+    Raises:
+        ValueError: The inputs are none. (Keras looks at a layer's spec once it is built.)
+    """
+    if len(input_shape) != 3:
+        raise ValueError(
+            f"{type(layer).__name__} needs inputs (batch, time, channels). "
+            f"Received: input_shape={tuple(input_shape)}"
+        )
+    return keras.layers.InputSpec(ndim=3, axes={-1: input_shape[-1]})
+
+
 def dilation_cycle(dilation_rate):
     single = isinstance(dilation_rate, numbers.Integral)
     cycle = [dilation_rate] if single else list(dilation_rate)

@@ -57,7 +57,7 @@ class VariationalDropout(_MaskDropout):
         A tensor of the shape of `inputs`. Kept channels are scaled by `1 / (1 - rate)`.
 
     Raises:
-        ValueError: `rate` outside [0, 1).
+        ValueError: `rate` outside [0, 1), or inputs without a time axis.
 
     Example:
 
@@ -74,6 +74,12 @@ class VariationalDropout(_MaskDropout):
         """Returns a mask that broadcasts over the time axis of `inputs`, or None if inactive."""
         if not self.active(training):
             return None
+        if len(inputs.shape) < 3:
+            raise ValueError(
+                "VariationalDropout has one mask for all time steps of inputs (batch, ..., time, "
+                f"channels). Received: inputs of shape {tuple(inputs.shape)}. Where there is no "
+                "time, use keras.layers.Dropout."
+            )
         shape = ops.shape(inputs)
         return self.draw((*shape[:-2], 1, shape[-1]))
 

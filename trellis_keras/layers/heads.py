@@ -14,11 +14,20 @@ The protocol of a head is two methods and an optional third:
 import keras
 from keras import ops
 
+from trellis_keras.layers.arguments import check_positive
 from trellis_keras.layers.precision import at_least_float32
 
 
 class Head(keras.layers.Layer):
     """What a head returns, symbolically: it is at least float32 in half precision too."""
+
+    def check_vocabulary(self, embedding):
+        """Raises a `ValueError` where an embedding that is to be tied has other tokens."""
+        if embedding.input_dim != self.vocabulary_size:
+            raise ValueError(
+                f"The tied embedding has {embedding.input_dim} tokens, but "
+                f"vocabulary_size={self.vocabulary_size}"
+            )
 
     def compute_output_shape(self, input_shape):
         return (*input_shape[:-1], self.vocabulary_size)
@@ -44,7 +53,8 @@ class DenseHead(Head):
         Log-probabilities (..., V), at least float32.
 
     Raises:
-        ValueError: The width of a tied embedding differs from the number of channels.
+        ValueError: `vocabulary_size` is not positive, or a tied embedding has another vocabulary
+            or not as many units as `hidden` has channels.
 
     Example:
 
@@ -57,6 +67,7 @@ class DenseHead(Head):
         self, vocabulary_size, kernel_initializer=None, bias_initializer="zeros", **kwargs
     ):
         super().__init__(**kwargs)
+        check_positive(vocabulary_size=vocabulary_size)
         self.vocabulary_size = vocabulary_size
         self.kernel_initializer = (
             keras.initializers.RandomUniform(-0.1, 0.1)
@@ -67,7 +78,12 @@ class DenseHead(Head):
         self.embedding = None
 
     def tie(self, embedding):
-        """Uses the matrix of `embedding`, a `keras.layers.Embedding` of (V, channels)."""
+        """Uses the matrix of `embedding`, a `keras.layers.Embedding` of (V, channels).
+
+        Raises:
+            ValueError: The embedding has another vocabulary.
+        """
+        self.check_vocabulary(embedding)
         self.embedding = embedding
 
     def build(self, input_shape):

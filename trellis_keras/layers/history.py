@@ -26,7 +26,7 @@ class CarriedState:
         self.state_sizes = list(state_sizes)
         self.state_dtype = dtype
         if stateful:
-            self.history = History(self.state_sizes, dtype=dtype)
+            self.history = History(self.state_sizes, dtype=dtype, name=f"{self.name}_history")
 
     def _allocate_states(self, batch):
         """Makes room for the states of `batch` rows, if that many are known to come."""
@@ -39,7 +39,7 @@ class CarriedState:
         """Returns the states before the first step, each (batch, size), or None for zeros.
 
         Args:
-            batch: Number of rows, or None if it is not known.
+            batch: Number of rows: an integer, a scalar tensor, or None if it is not known.
             initial_state: The call's argument: a list of states, one alone, or None.
             training: Whether the carried states of training are wanted, or those of evaluation.
 
@@ -49,6 +49,7 @@ class CarriedState:
         """
         if initial_state is None:
             return self.history.read(batch, bool(training)) if self.stateful else None
+        batch = _static(batch)
         if not isinstance(initial_state, (list, tuple)):
             initial_state = [initial_state]
         shapes = [tuple(state.shape) for state in initial_state]
@@ -70,7 +71,10 @@ class CarriedState:
         """Zeroes the carried states of a stateful layer.
 
         Args:
-            batch_size: Number of rows to allocate. Default: as before.
+            batch_size: Number of rows to allocate. Default: as before. (Where TensorFlow has
+                compiled a model for any batch size, it must compile it for this one again:
+                `model.make_predict_function(force=True)`, or that of train or test. A
+                `LanguageModel` sees to that.)
             training: Which states: those of training, of evaluation, or (None) both.
 
         Raises:
@@ -89,6 +93,9 @@ class History(keras.layers.Layer):
     variables of the model (JAX hands them through its compiled steps) but not weights: they are
     neither counted nor saved with them.
 
+    Each batch size has variables of its own, which stay: a function that was compiled for one goes
+    on with the variables that it was compiled with.
+
     Args:
         state_size: List of channel counts, one per state.
     """
@@ -97,40 +104,49 @@ class History(keras.layers.Layer):
         super().__init__(**kwargs)
         self.state_size = list(state_size)
         # A plain attribute: Keras' tracking would make weights of the variables.
-        object.__setattr__(self, "_states", {True: [], False: []})
+        object.__setattr__(self, "_states", {True: {}, False: {}})
+        self._rows = {True: None, False: None}
         self.built = True
 
     def allocate(self, batch_size, training):
-        """Makes zero states for `batch_size` rows, or zeroes those that are there."""
+        """Makes zero states for `batch_size` rows, and zeroes those that are there."""
         states = self._states[training]
-        if states and states[0].shape[0] == batch_size:
-            for state in states:
-                state.assign(ops.zeros(state.shape, dtype=state.dtype))
-            return
+        for state in keras.tree.flatten(states):
+            state.assign(ops.zeros(state.shape, dtype=state.dtype))
+        if batch_size not in states:
+            states[batch_size] = self._zeros(batch_size, training)
+        self._rows[training] = batch_size
+
+    def _zeros(self, batch_size, training):
         phase = "training" if training else "evaluation"
-        self._states[training] = [
-            # By name: while JAX works out shapes, a model can make no array that it keeps.
-            keras.Variable(
-                "zeros",
-                shape=(batch_size, size),
-                dtype=self.compute_dtype,
-                trainable=False,
-                name=f"{phase}_state_{i}",
-            )
-            for i, size in enumerate(self.state_size)
-        ]
+        with keras.name_scope(self.name):
+            return [
+                # By name: while JAX works out shapes, a model can make no array that it keeps.
+                keras.Variable(
+                    "zeros",
+                    shape=(batch_size, size),
+                    dtype=self.compute_dtype,
+                    trainable=False,
+                    autocast=False,
+                    name=f"{phase}_state_{i}_of_{batch_size}_rows",
+                )
+                for i, size in enumerate(self.state_size)
+            ]
 
     def batch_size(self, training):
         """Rows of the states held for this phase, or None if there are none yet."""
-        states = self._states[training]
-        return states[0].shape[0] if states else None
+        return self._rows[training]
 
     def held(self, training):
-        """The variables of this phase. `allocate` makes other ones for another batch size."""
-        return self._states[training]
+        """The variables of this phase, other ones for each batch size."""
+        return self._states[training].get(self._rows[training], [])
 
     def read(self, batch_size, training):
         """Returns the carried states, each (batch, size), with the gradient stopped.
+
+        Args:
+            batch_size: Rows of the batch, as in `CarriedState._starting_states`.
+            training: Which phase.
 
         Raises:
             ValueError: No states are allocated, or for another batch size.
@@ -141,15 +157,22 @@ class History(keras.layers.Layer):
                 "A layer with `stateful=True` needs a fixed batch size: build it with the whole "
                 "shape (batch, time, channels), or call `reset_state(batch_size)` first."
             )
-        if batch_size is not None and batch_size != held:
+        if _static(batch_size) not in (None, held):
             raise ValueError(
                 f"The carried state is for batches of {held} rows. Received: {batch_size} rows. "
                 "Call `reset_state(batch_size)` to start with another batch size."
             )
-        return [ops.stop_gradient(state.value) for state in self._states[training]]
+        states = [ops.stop_gradient(state.value) for state in self.held(training)]
+        if batch_size is None or _static(batch_size):
+            return states
+        # A graph for any batch size is made for the states of one. With another it must fail, as
+        # this concatenation does: what follows might take one row for all.
+        with keras.name_scope("carried_states_are_for_another_batch_size"):
+            column = ops.zeros((batch_size, 1), self.compute_dtype)
+            return [ops.concatenate([state, column], axis=1)[:, :-1] for state in states]
 
     def write(self, states, training):
-        for variable, state in zip(self._states[training], states, strict=True):
+        for variable, state in zip(self.held(training), states, strict=True):
             variable.assign(ops.stop_gradient(state))
 
     def reset(self, batch_size=None, training=None):
@@ -161,7 +184,7 @@ class History(keras.layers.Layer):
 
     @property
     def variables(self):
-        return [*self._states[True], *self._states[False]]
+        return keras.tree.flatten(self._states)
 
     @property
     def non_trainable_variables(self):
@@ -180,3 +203,8 @@ class History(keras.layers.Layer):
 
     def load_own_variables(self, store):
         """Loads nothing, see `save_own_variables`."""
+
+
+def _static(batch_size):
+    """The batch size if it is known while a graph is made, else None."""
+    return batch_size if isinstance(batch_size, int) else None

@@ -160,7 +160,7 @@ class LRU(CarriedState, streaming.Streaming, keras.layers.Layer):
 
     def build(self, input_shape):
         self._channels = input_shape[-1]
-        self.input_spec = keras.layers.InputSpec(ndim=3, axes={-1: self._channels})
+        self.input_spec = arguments.sequence_spec(self, input_shape)
         shape = (None, None, input_shape[-1])
         if self.projection is not None:
             self.projection.build(shape)
@@ -171,7 +171,7 @@ class LRU(CarriedState, streaming.Streaming, keras.layers.Layer):
 
     def call(self, inputs, initial_state=None, training=False, mask=None):
         mask = arguments.mask_of(inputs, mask)
-        states = self._starting_states(inputs.shape[0], initial_state, training)
+        states = self._starting_states(ops.shape(inputs)[0], initial_state, training)
         y, states = self._run(inputs, states, self.return_sequences, training, mask)
         self._carry_states(states, training)
         return (y, *states) if self.return_state else y

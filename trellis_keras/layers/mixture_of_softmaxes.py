@@ -96,7 +96,7 @@ class MixtureOfSoftmaxes(DenseHead):
             own_seed = arguments.sub_seed(seed, 1)
             kernel_initializer = keras.initializers.RandomUniform(-0.1, 0.1, seed=own_seed)
         super().__init__(vocabulary_size, kernel_initializer, bias_initializer, **kwargs)
-        arguments.check_positive(vocabulary_size=vocabulary_size, experts=experts)
+        arguments.check_positive(experts=experts)
         if latent_units is not None:
             arguments.check_positive(latent_units=latent_units)
         if block_steps not in (None, "auto"):

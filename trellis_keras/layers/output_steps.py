@@ -2,17 +2,41 @@
 
 from keras import ops
 
+from trellis_keras.layers import arguments
 from trellis_keras.layers.convolution import pad_past
 
 
 class OutputSteps:
     """What the arguments `return_sequences` and `output_length` mean.
 
+    For a layer with a `depth` and a list of `dilations`, those of its levels or of a longer cycle.
+
     Attributes:
         return_sequences: Whether several steps are returned, or the last one only.
         output_length: How many of the last steps are returned. None: all. The call's argument of
             this name takes its place.
     """
+
+    def _init_output_steps(self, return_sequences, output_length):
+        self.return_sequences = return_sequences
+        self._check_output_length(output_length)
+        self.output_length = output_length
+
+    def _check_output_length(self, output_length):
+        if output_length is None:
+            return
+        arguments.check_positive(output_length=output_length)
+        if not self.return_sequences and output_length != 1:
+            raise ValueError(
+                "`return_sequences=False` returns one step. "
+                f"Received: output_length={output_length}"
+            )
+
+    def _check_length(self, time, output_length):
+        """Refuses a call's `output_length`, and inputs that are too short for it or for a level."""
+        self._check_output_length(output_length)
+        longest = max(self.dilations[: self.depth])
+        arguments.check_length(time, longest, self._kept(output_length))
 
     def _kept(self, output_length=None):
         """How many of the last steps are needed. None: all."""

@@ -86,6 +86,7 @@ class StackedRNN(CarriedState, streaming.Streaming, keras.layers.Layer):
         return [layer for layer in self.layers if not isinstance(layer, DROPOUTS)]
 
     def build(self, input_shape):
+        self.input_spec = arguments.sequence_spec(self, input_shape)
         self.input_channels = input_shape[-1]
         shape = (None, None, self.input_channels)
         for layer in self.layers:
@@ -96,7 +97,7 @@ class StackedRNN(CarriedState, streaming.Streaming, keras.layers.Layer):
 
     def call(self, inputs, initial_state=None, training=False, mask=None):
         training, mask = bool(training), arguments.mask_of(inputs, mask)
-        states = self._starting_states(inputs.shape[0], initial_state, training)
+        states = self._starting_states(ops.shape(inputs)[0], initial_state, training)
         x = ops.cast(inputs, self.compute_dtype)
         y, states = self._forward(x, states, training, mask)
         self._carry_states(states, training)

@@ -108,19 +108,11 @@ class TCN(OutputSteps, streaming.Streaming, keras.layers.Layer):
                 "`skip_connections` add the blocks' branches, so all `filters` must be equal. "
                 f"Received: filters={filters}"
             )
-        if output_length is not None:
-            arguments.check_positive(output_length=output_length)
-            if not return_sequences and output_length != 1:
-                raise ValueError(
-                    "`return_sequences=False` returns one step. "
-                    f"Received: output_length={output_length}"
-                )
+        self._init_output_steps(return_sequences, output_length)
         self.filters = filters
         self.kernel_size = kernel_size
         self.dilations = dilations
         self.skip_connections = skip_connections
-        self.return_sequences = return_sequences
-        self.output_length = output_length
         self.kernel_initializer = default_kernel(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.shortcut_initializer = default_shortcut(shortcut_initializer)
@@ -159,6 +151,7 @@ class TCN(OutputSteps, streaming.Streaming, keras.layers.Layer):
         return 1 + sum(block.receptive_field - 1 for block in self.blocks)
 
     def build(self, input_shape):
+        self.input_spec = arguments.sequence_spec(self, input_shape)
         shape = (None, None, input_shape[-1])
         for block in self.blocks:
             block.build(shape)
@@ -191,9 +184,6 @@ class TCN(OutputSteps, streaming.Streaming, keras.layers.Layer):
         """The last block's output or the sum of the branches, at the last `kept` positions."""
         last_positions = [last] if not self.skip_connections else branches
         return sum(y if kept is None else y[:, -kept:] for y in last_positions)
-
-    def _check_length(self, time, output_length):
-        arguments.check_length(time, max(self.dilations), self._kept(output_length))
 
     # Streaming
 

@@ -150,6 +150,7 @@ class TCNBlock(streaming.Streaming, keras.layers.Layer):
         return kinds[self.dropout_kind](self.dropout, seed=seed, dtype=self.dtype_policy)
 
     def build(self, input_shape):
+        self.input_spec = arguments.sequence_spec(self, input_shape)
         channels = input_shape[-1]
         self.biases = []
         for n, convolution in enumerate(self.convolutions):

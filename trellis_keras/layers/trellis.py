@@ -74,7 +74,8 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
             kernel size 2, dilation 1, x at every level, static lengths and no mask, keeps for the
             gradient: `"fast"` keeps each level's pre-activations, `"lean"` computes them again;
             None does without that loop. Elsewhere it changes nothing.
-        seed: Integer seed of the dropouts.
+        seed: Integer seed of the dropouts and of the default initializers. (An initializer that is
+            given has its own.)
         kernel_initializer, recurrent_initializer, bias_initializer: Of Wx, Wh and b. Default:
             N(0, 0.01) for all three, as in the authors' program.
         kernel_regularizer, recurrent_regularizer, bias_regularizer: Of Wx, Wh and b.
@@ -155,13 +156,7 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
                 "The output is a part of the hidden channels: `output_units` must be at most "
                 f"`units`. Received: output_units={output_units}, units={units}"
             )
-        if output_length is not None:
-            arguments.check_positive(output_length=output_length)
-            if not return_sequences and output_length != 1:
-                raise ValueError(
-                    "`return_sequences=False` returns one step. "
-                    f"Received: output_length={output_length}"
-                )
+        self._init_output_steps(return_sequences, output_length)
         mixed_group.check_arguments(units, depth, groups, kernel_structure, group_starts)
         self.units = units
         self.depth = depth
@@ -169,7 +164,6 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
         self.kernel_size = kernel_size
         self.dilation_rate = dilation_rate
         self.dilations = arguments.dilation_cycle(dilation_rate)
-        self.output_length = output_length
         self.kernel_structure = kernel_structure
         self.groups = None if groups is None else list(groups)
         self.group_starts = None if group_starts is None else list(group_starts)
@@ -180,7 +174,6 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
         self.aux_every = aux_every
         self.aux_from = aux_from
         self.aux_levels = arguments.aux_levels(depth, aux_every, aux_from)
-        self.return_sequences = return_sequences
         self.return_state = return_state
         self.return_aux = return_aux
         if return_aux and not self.aux_levels:
@@ -227,6 +220,7 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
         )
 
     def build(self, input_shape):
+        self.input_spec = arguments.sequence_spec(self, input_shape)
         self.kernel.build(input_shape)
         self.recurrent_kernel.build((None, None, self.units))
         self.bias = self.add_weight(
@@ -275,7 +269,7 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
         mask = arguments.mask_of(inputs, mask)
         self._check_length(inputs.shape[1], output_length)
         x = ops.cast(inputs, self.compute_dtype)
-        history = self._starting_states(x.shape[0], initial_state, training)
+        history = self._starting_states(ops.shape(x)[0], initial_state, training)
         wants_states = self.return_state or self.stateful
         kept = self._kept(output_length)
         # The last valid step of a masked row can be any one.
@@ -288,10 +282,6 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
         last = last_step(states, history, mask) if wants_states else None
         self._carry_states(last, training)
         return self._outputs(outputs, last, kept)
-
-    def _check_length(self, time, output_length):
-        longest = max(self.dilation(i) for i in range(1, self.depth + 1))
-        arguments.check_length(time, longest, self._kept(output_length))
 
     def _outputs(self, outputs, states, kept):
         def finish(h):

@@ -141,6 +141,11 @@ class LanguageModel(Generation, OrderedBatches, keras.Model):
         self.aux_dropout = VariationalDropout(output_dropout, _sub(seed, 4), **policy)
         if head is None:
             head = DenseHead(vocabulary_size, _uniform(_sub(seed, 5)), name="head", **policy)
+        if getattr(head, "vocabulary_size", vocabulary_size) != vocabulary_size:
+            raise ValueError(
+                f"The head has vocabulary_size={head.vocabulary_size}, but the model has "
+                f"vocabulary_size={vocabulary_size}"
+            )
         self.head = head
         if tie_embeddings:
             self.head.tie(self.embedding)

@@ -86,7 +86,7 @@ class OrderedBatches:
         self.backbone.reset_state(_batch_rows(x, batch_size), training)
         phase, held = f"_held_{training}", self.backbone.history.held(training)
         if getattr(self, phase, None) is not held:
-            # A compiled function goes on with the variables that it was compiled with.
+            # A function that was compiled for any batch size goes on with the variables of one.
             for function in ["train"] if training else ["test", "predict"]:
                 setattr(self, f"{function}_function", None)
             object.__setattr__(self, phase, held)  # to Keras' tracking they would be weights
@@ -104,7 +104,7 @@ def _batch_rows(x, batch_size):
 
 def _rows_here(x, batch_size):
     if isinstance(x, keras.utils.PyDataset):
-        return len(x[0][0])
+        return len(keras.utils.unpack_x_y_sample_weight(x[0])[0])
     if hasattr(x, "element_spec"):
         spec = x.element_spec[0] if isinstance(x.element_spec, tuple) else x.element_spec
         if spec.shape[0] is None:

@@ -188,13 +188,6 @@ def find_damage(folder):
     return None
 
 
-def read(folder):
-    """Returns `(state, arrays)` of a checkpoint's folder."""
-    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-    with np.load(folder / VARIABLES, allow_pickle=False) as file:
-        return state, dict(file)
-
-
 def _numbered(directory):
     found = []
     if directory.is_dir():

@@ -1,0 +1,110 @@
+"""Carried states: several batch sizes under compiled functions, half precision, names."""
+
+import keras
+import numpy as np
+import pytest
+
+from trellis_keras.layers import LRU, StackedRNN, TrellisLayer
+
+pytestmark = pytest.mark.both_backends
+
+TENSORFLOW = keras.backend.backend() == "tensorflow"
+CHANNELS = 4
+
+
+def gru(dtype=None):
+    layer = keras.layers.GRU(CHANNELS, return_sequences=True, return_state=True, dtype=dtype)
+    return StackedRNN([layer], stateful=True, dtype=dtype)
+
+
+def trellis(dtype=None):
+    return TrellisLayer(CHANNELS, 2, stateful=True, dtype=dtype)
+
+
+def lattice(dtype=None):
+    return LRU(CHANNELS, return_sequences=True, stateful=True, dtype=dtype)
+
+
+each = pytest.mark.parametrize("make", [gru, trellis, lattice])
+
+
+def model_of(*layers):
+    for layer in layers:
+        layer.build((None, None, CHANNELS))
+    model = keras.Sequential(layers)
+    model.compile("sgd", "mse", jit_compile=not TENSORFLOW)
+    return model
+
+
+def inputs(rows):
+    return np.random.default_rng(0).normal(size=(8, 5, CHANNELS)).astype("float32")[:rows]
+
+
+def predict(model, rows):
+    return model.predict(inputs(rows), batch_size=rows, verbose=0)
+
+
+@each
+def test_a_compiled_model_goes_back_to_an_earlier_batch_size(make):
+    layer = make()
+    model, found = model_of(layer), []
+    for rows in (4, 2, 4):
+        layer.reset_state(rows)
+        found.append(predict(model, rows))
+    np.testing.assert_array_equal(found[0], found[2])
+    np.testing.assert_allclose(found[0][:2], found[1], atol=1e-6)
+    assert not np.allclose(predict(model, 4), found[0], atol=1e-6)  # carried on
+
+
+@each
+@pytest.mark.skipif(not TENSORFLOW, reason="JAX compiles for each batch size anew")
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_function_for_any_batch_size_refuses_states_of_another(make, rows):
+    layer = make()
+    model = model_of(layer)
+    for known in (4, 2):  # from two on TensorFlow compiles for any number
+        layer.reset_state(known)
+        predict(model, known)
+    layer.reset_state(rows)
+    with pytest.raises(Exception, match="carried_states_are_for_another_batch_size"):
+        predict(model, rows)
+    model.make_predict_function(force=True)
+    assert predict(model, rows).shape == (rows, 5, CHANNELS)
+
+
+@each
+@pytest.mark.parametrize("training", [False, True])
+def test_states_are_float32_in_mixed_precision(make, training, monkeypatch):
+    layer = make("mixed_bfloat16")
+    layer.build((2, 5, CHANNELS))
+    read, seen = layer.history.read, []
+
+    def reading(*arguments):
+        states = read(*arguments)
+        seen.extend(keras.backend.standardize_dtype(state.dtype) for state in states)
+        return states
+
+    monkeypatch.setattr(layer.history, "read", reading)
+    first, second = [np.asarray(layer(inputs(2), training=training), "float32") for _ in range(2)]
+    assert set(seen) == {"float32"} and not np.allclose(first, second)
+    assert {state.dtype for state in layer.history.variables} == {"float32"}
+
+
+@each
+def test_mixed_precision_in_a_model_of_float32(make):
+    x = keras.Input(batch_shape=(2, 5, CHANNELS))
+    model = keras.Model(x, make("mixed_bfloat16")(x))
+    model.compile("sgd", "mse", jit_compile=not TENSORFLOW)
+    assert not np.allclose(predict(model, 2), predict(model, 2))
+
+
+def test_variables_of_a_model_have_paths_of_their_own():
+    layers = [trellis(), lattice(), trellis()]
+    model = model_of(*layers)
+    for rows in (2, 3):
+        for layer in layers:
+            layer.reset_state(rows)
+    paths = [variable.path for variable in model.variables]
+    assert len(set(paths)) == len(paths)
+    predict(model, 3)
+    assert model.get_state_tree()
