@@ -69,6 +69,16 @@ def run(
 def measure(name, variants, rounds):
     """Times the variants of a case in turn; returns {variant: figures}."""
     workers = {variant: _start(name, variant) for variant in variants}
+    try:
+        return _measure(workers, rounds)
+    finally:
+        for worker in workers.values():
+            worker.kill()  # no effect on those that have ended
+            worker.wait()
+
+
+def _measure(workers, rounds):
+    variants = list(workers)
     figures = {variant: {"steps_s": []} for variant in variants}
     for variant in variants:  # one after the other: compiling in parallel would distort
         _send(workers[variant], "begin")

@@ -1,13 +1,16 @@
 """The benchmark command runs a case from end to end."""
 
 import json
+import subprocess
+import sys
 
 import keras
 import numpy as np
-from backends import run_module
+import pytest
+from backends import ROOT, child_environment, run_module
 
+from benchmarks import __main__ as main
 from benchmarks import compiled
-from benchmarks.__main__ import markdown
 from benchmarks.cases import CASES
 
 
@@ -32,7 +35,7 @@ def test_variants_without_xla_are_left_out_on_jax():
     figures = {"steps_s": [1.0], "step_s": 1.0, "first_call_s": 2.0, "amount": 0}
     figures |= {"device": "cpu", "peak_gib": 1.0}
     results = {"machine": {}, "variants": {"cone, XLA": figures}, "left_out": ["cone, graph"]}
-    assert markdown("pixels", results).endswith("without XLA on JAX: cone, graph.\n")
+    assert main.markdown("pixels", results).endswith("without XLA on JAX: cone, graph.\n")
 
 
 def test_weights_are_arguments_of_what_xla_compiles(monkeypatch):
@@ -53,3 +56,34 @@ def test_weights_are_arguments_of_what_xla_compiles(monkeypatch):
 def test_unknown_cases_are_named():
     done = benchmarks("run", "nothing")
     assert done.returncode == 2 and "nothing" in done.stderr
+
+
+def test_workers_end_with_who_started_them():
+    command = [sys.executable, "-m", "benchmarks.worker", "gemm", "float32"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=child_environment(), stdin=subprocess.DEVNULL, capture_output=True
+    )
+    assert done.returncode == 0 and not done.stdout
+
+
+def test_one_variant_that_fails_ends_the_others(monkeypatch):
+    workers = []
+
+    def start(name, variant):
+        code = "input(); print('{}')" if variant == "fine" else "raise SystemExit(3)"
+        worker = subprocess.Popen(
+            [sys.executable, "-c", code + "; input()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        if variant != "fine":
+            worker.wait()
+        workers.append(worker)
+        return worker
+
+    monkeypatch.setattr(main, "_start", start)
+    with pytest.raises((RuntimeError, BrokenPipeError)):
+        main.measure("gemm", ["broken", "fine"], 1)
+    assert [worker.poll() is None for worker in workers] == [False, False]

@@ -220,7 +220,7 @@ def test_unwritable_output(refused, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "text.txt.gz is a file"),
+        (None, "text.txt. If it has moved"),
         (b"", "text.txt is empty"),
         (b"short", "text.txt is too short to split"),
         (b"too short for rows of thirty-two" * 2, "`batch_size` must be at most"),

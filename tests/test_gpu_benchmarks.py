@@ -90,8 +90,12 @@ def test_a_cell_that_does_not_end_in_time(tmp_path):
     # With all of a call to itself it fails, and the rest goes on.
     assert call(tmp_path, cells[:2], 500, clock, [10, 600]) == cells[1:2]
     (_, failed) = steps.finished(tmp_path)
-    assert failed["error"] == "did not end within 500 s: raise --minutes"
+    assert failed["error"] == "did not end within 500 s"
     assert call(tmp_path, cells, 500, clock, [10, 600, 10]) == cells[2:]
+    conclusion = steps.conclusion(tmp_path, cells)
+    assert conclusion.startswith(f"All is done, but these failed: {cells[1].name}.")
+    assert call(tmp_path, cells, 700, clock, [10, 600, 10]) == cells[1:2]
+    assert steps.conclusion(tmp_path, cells) == "All is done."
 
 
 def test_the_table_of_steps(tmp_path):

@@ -184,6 +184,26 @@ def documents(path, vocabulary):
     return list(found.values())
 
 
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path, model):
+    mark = b"\xef\xbb\xbf"
+    words = write(tmp_path, mark + b"a cat\r\na cat\r\n")
+    assert [ids.tolist() for ids, *_ in reader.Reader(words, WORDS)] == [[2, 4, 0], [2, 4, 0]]
+    assert documents(write(tmp_path, mark + b"ab\n"), CHARACTERS) == ["ab"]
+    assert documents(write(tmp_path, mark), CHARACTERS) == []
+    lines = write(tmp_path, mark + b'{"text": "ab"}\n')
+    assert [ids.tolist() for ids, *_ in reader.Reader(lines, CHARACTERS, field="text")] == [[0, 1]]
+    with pytest.raises(ValueError, match="line 2.*ufeff"):
+        documents(write(tmp_path, b"ab\n" + mark), CHARACTERS)
+    path, tables = write(tmp_path, mark + text([40] * 20).encode()), []
+    for name, marked in (
+        ("marked.csv", path),
+        ("plain.csv", write(tmp_path, text([40] * 20), "p")),
+    ):
+        scoring.score(model, marked, tmp_path / name, batch_tokens=BATCH)
+        tables.append((tmp_path / name).read_text())
+    assert tables[0] == tables[1]
+
+
 @pytest.mark.parametrize("unit", ["character", "byte"])
 def test_lines_that_end_as_on_windows(unit, tmp_path):
     """Also where a part that is read ends between the two characters."""
@@ -292,6 +312,21 @@ def test_another_model_or_other_settings_are_refused(interrupted, model):
     assert go_on(language_model(LINES))["lines"] == 20
     with pytest.raises(ValueError, match=f"{table} exists already"):
         go_on()
+
+
+def test_a_table_that_another_process_has_finished_meanwhile(interrupted, monkeypatch):
+    """Between the look at it and the claim on its folder."""
+    _, table, go_on = interrupted
+    claimed = output.claimed
+
+    def late(folder):
+        table.write_text("whole")
+        return claimed(folder)
+
+    monkeypatch.setattr(output, "claimed", late)
+    with pytest.raises(ValueError, match=f"{table} exists already"):
+        go_on()
+    assert table.read_text() == "whole"
 
 
 def test_a_changed_text(interrupted):

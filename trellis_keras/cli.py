@@ -87,12 +87,10 @@ def train(
     model, overrides = _parse(settings)
     if data_dir is not None:
         overrides["data_dir"] = data_dir
+    base = runs.read_recipe(output) if model is None else zoo.recipe(model)
     if text is not None:
-        _add_text(overrides, text)
-    if model is None:
-        recipe = runs.read_recipe(output).replace(**overrides)
-    else:
-        recipe = zoo.recipe(model, **overrides)
+        _add_text(overrides, text, base.training)
+    recipe = base.replace(**overrides)
     observation = Observation(gradient_norms, sample_length, graph=True, profile=_range(profile))
     try:
         # A progress bar on a terminal; in a file, a line per epoch.
@@ -303,12 +301,17 @@ def _sampler(name, vocabulary_size, options):
     return kind(**{names.get(option, option): value for option, value in settings.items()})
 
 
-def _add_text(overrides, text):
-    """Adds what --text means to the settings, or refuses those that mean other data."""
+def _add_text(overrides, text, training):
+    """Adds what --text means to the settings, or refuses those that mean other data.
+
+    A run that goes on with a text that has moved keeps its other options.
+    """
     data = overrides.setdefault("data", "text")
     if data != "text":
         raise ValueError(f"--text {text} and --data {data} exclude each other.")
-    options = overrides.setdefault("data_options", {})
+    kept = training.data_options if training.data == "text" else {}
+    kept = {name: value for name, value in kept.items() if name != "path"}
+    options = overrides.setdefault("data_options", kept)
     # Anything else the recipe will refuse.
     if isinstance(options, dict) and options.setdefault("path", text) != text:
         given = json.dumps(options)

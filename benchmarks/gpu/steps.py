@@ -105,8 +105,7 @@ def main(
         write(folder.with_suffix(".json"), json.dumps(results, indent=2) + "\n")
         write(folder.with_suffix(".md"), markdown(results))
     typer.echo(markdown(results))
-    left = [cell.name for cell in cells if not (folder / f"{cell.name}.json").exists()]
-    typer.echo(f"Left: {', '.join(left)}. The same command goes on." if left else "All is done.")
+    typer.echo(conclusion(folder, cells))
 
 
 def all_cells():
@@ -132,8 +131,8 @@ def measure(folder, cells, end, run, clock=time.monotonic):
     began = False
     for cell in cells:
         path = folder / f"{cell.name}.json"
-        if path.exists():
-            typer.echo(f"{cell.name}: measured before")
+        if path.exists() and not has_more_time(path, end - clock()):
+            typer.echo(f"{cell.name}: {outcome(path)} before")
             continue
         # The first of a call has all of its time; more there will not be in another one.
         if began and clock() + expected(cell, finished(folder)) > end:
@@ -143,12 +142,39 @@ def measure(folder, cells, end, run, clock=time.monotonic):
         if figures is None and began:
             return
         if figures is None:
-            figures = {"error": f"did not end within {end - started:.0f} s: raise --minutes"}
+            limit = end - started
+            figures = {"error": f"did not end within {limit:.0f} s", "limit_s": limit}
         began = True
         figures = dataclasses.asdict(cell) | figures | {"wall_s": clock() - started}
         write(path, json.dumps(figures, indent=2) + "\n")
         shown = figures.get("error") or f"{figures['step_s']:.4g} s a step"
         typer.echo(f"{cell.name}: {shown}")
+
+
+def conclusion(folder, cells):
+    """Returns a line on what is left to do."""
+    paths = {cell.name: folder / f"{cell.name}.json" for cell in cells}
+    left = [name for name, path in paths.items() if not path.exists()]
+    if left:
+        return f"Left: {', '.join(left)}. The same command goes on."
+    failed = [name for name, path in paths.items() if outcome(path) == "failed"]
+    if failed:
+        return (
+            f"All is done, but these failed: {', '.join(failed)}. Those that did not end in time "
+            f"are tried again with more --minutes, others when their file in {folder} is removed."
+        )
+    return "All is done."
+
+
+def outcome(path):
+    """Whether the cell of a file was measured, or has failed."""
+    return "failed" if "error" in json.loads(path.read_text(encoding="utf-8")) else "measured"
+
+
+def has_more_time(path, left):
+    """Whether a cell that did not end in time now has clearly more of it."""
+    limit = json.loads(path.read_text(encoding="utf-8")).get("limit_s")
+    return limit is not None and left > 1.1 * limit
 
 
 def expected(cell, others):

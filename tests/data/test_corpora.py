@@ -160,6 +160,15 @@ def test_text_by_characters(tmp_path):
     assert corpus.name == "text"
 
 
+@pytest.mark.parametrize("unit", ["character", "word", "byte"])
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path, unit):
+    for name, mark in (("plain", b""), ("marked", b"\xef\xbb\xbf")):
+        (tmp_path / name).write_bytes(mark + b"the cat\nthe cat\n" * 9)
+    plain, marked = (load("text", path=tmp_path / n, unit=unit) for n in ("plain", "marked"))
+    assert (plain.vocabulary == marked.vocabulary) == (unit != "byte")
+    assert (len(plain.train) == len(marked.train)) == (unit != "byte")
+
+
 def test_text_by_words_with_other_shares(tmp_path):
     path = tmp_path / "my.txt"
     path.write_text("b a a\n" * 10)
@@ -172,7 +181,7 @@ def test_text_by_words_with_other_shares(tmp_path):
 @pytest.mark.parametrize(
     "content, options, error, message",
     [
-        (None, {}, FileNotFoundError, "my.txt nor .*my.txt.gz is a file"),
+        (None, {}, FileNotFoundError, "There is no file .*my.txt. If it has moved"),
         (b"", {}, ValueError, "my.txt is empty"),
         (b"abc\xff" * 90, {}, ValueError, 'my.txt is not UTF-8.*0xff at offset 3.*unit="byte"'),
         (b"abcdefghi", {}, ValueError, r"my.txt is too short to split.*Received: 9 characters"),

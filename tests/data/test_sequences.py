@@ -231,3 +231,8 @@ def test_bad_piano_roll_arguments():
         PianoRollStream([], 2)
     with pytest.raises(ValueError, match="`buckets` must be an integer >= 1"):
         PianoRollStream([np.zeros((4, 88))], 2, buckets=0)
+
+
+def test_more_buckets_than_there_are_lengths():
+    rolls = [np.zeros((steps, 88)) for steps in (2, 5, 9)]
+    assert PianoRollStream(rolls, 2, buckets=70).times == PianoRollStream(rolls, 2, buckets=9).times

@@ -1,5 +1,6 @@
 import json
 import stat
+import tracemalloc
 
 import keras
 import numpy as np
@@ -201,3 +202,28 @@ def test_load_of_what_is_no_vocabulary_names_the_file(tmp_path, content):
     (tmp_path / "vocabulary.json").write_bytes(content)
     with pytest.raises(ValueError, match="vocabulary.json does not hold a vocabulary"):
         Vocabulary.load(tmp_path / "vocabulary.json")
+
+
+def test_words_are_those_of_split():
+    text = " a\tb\x0bc\x85d\u2028e \r\n\n  f\x1cg<eos> \n  "
+    words = [word for line in text.split("\n") for word in [*line.split(), "<eos>"]][:-1]
+    vocabulary = Vocabulary.from_text(text)
+    assert [vocabulary.tokens[i] for i in vocabulary.encode(text)] == words
+    assert set(vocabulary.tokens) == set(words)
+
+
+def test_a_last_word_that_looks_like_the_end_of_a_line():
+    vocabulary = Vocabulary(["<eos>", "a"])
+    assert vocabulary.encode("a <eos>").tolist() == [1, 0, 0]
+    assert vocabulary.encode("a <eos>", final_eos=False).tolist() == [1, 0]
+
+
+def test_words_take_little_memory():
+    text = "the cat sat on the mat\n" * 20_000
+    vocabulary = Vocabulary.from_text(text)
+    tracemalloc.start()
+    ids = vocabulary.encode(text)
+    Vocabulary.from_text(text)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * ids.nbytes  # it grows while it is filled

@@ -145,6 +145,11 @@ def test_other_seeds_are_told():
     assert "others" not in cards.trained(RESULTS, "x")
 
 
+def test_a_text_is_named_without_the_folder_it_was_in():
+    recipe = zoo.recipe("trellisnet_char", data="text", data_options={"path": "a/novels.txt"})
+    assert "load('text', path='novels.txt')`" in card_sections.data(recipe)
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [

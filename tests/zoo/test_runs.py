@@ -12,7 +12,7 @@ from backends import ROOT, run_script
 from run_checks import arrays, assert_same_end, check_killed_run
 from small_runs import STATEFUL, TINY, options, tiny_recipe, tiny_run, write_text
 
-from trellis_keras import cli, data
+from trellis_keras import cli, zoo
 from trellis_keras.training import TimeLimit
 from trellis_keras.training.records import BestModel, HistoryCSV, read_history
 from trellis_keras.zoo import runs
@@ -373,12 +373,52 @@ def test_wrong_split_or_protocol(shared):
         runs.evaluate(shared, protocol="paper")
 
 
-def test_the_data_may_have_moved(tmp_path, monkeypatch):
-    """`evaluate` finds a published corpus at another place."""
-    monkeypatch.setattr(data, "load", lambda name, data_dir, **_: (name, data_dir))
-    recipe = tiny_recipe(tmp_path, data_dir=tmp_path).replace(data_dir=tmp_path / "other")
-    monkeypatch.setattr(type(recipe), "load_data", lambda self: self.training.data_dir)
-    assert recipe.load_data() == str(tmp_path / "other")
+@pytest.fixture
+def moved(tmp_path):
+    """(a run by words, the folder where its text is now)."""
+    unit = {"path": tmp_path / "text.txt", "unit": "word"}
+    run, folder = tiny_run(tmp_path, epochs=1, data_options=unit), tmp_path / "other"
+    folder.mkdir()
+    (tmp_path / "text.txt").rename(folder / "text.txt")
+    return run, folder
+
+
+def test_a_text_may_have_moved(moved):
+    run, folder = moved
+    with pytest.raises(FileNotFoundError, match=r"no file .*text.txt. If it has moved, `data_dir`"):
+        runs.evaluate(run)
+    with pytest.raises(FileNotFoundError, match=r"text.txt or .*/nowhere/text.txt"):
+        runs.evaluate(run, data_dir=folder / "nowhere")
+    assert runs.evaluate(run, data_dir=folder)["targets"] > 0
+    recipe = runs.read_recipe(run).replace(data_dir=folder, epochs=2)
+    runs.train(recipe, run, verbose=0)
+    assert runs.is_finished(run)
+
+
+def test_the_command_line_is_told_where_the_text_is_now(moved, monkeypatch):
+    run, folder = moved
+    text = folder / "text.txt"
+    words = ["trellis-keras", "train", "--output", run, "--text", text, "--epochs", 2]
+    monkeypatch.setattr(sys, "argv", list(map(str, words)))
+    with pytest.raises(SystemExit, match="0"):
+        cli.main()
+    options = runs.read_recipe(run).training.data_options
+    assert options == {"path": str(text), "unit": "word"} and runs.is_finished(run)
+    text.write_text(text.read_text() + "abc")
+    with pytest.raises(ValueError, match="data 'text' have changed since the run began"):
+        runs.train(runs.read_recipe(run).replace(epochs=3), run, verbose=0)
+
+
+def test_a_model_that_looks_further_back_than_the_zoos_segment(tmp_path):
+    """The segment is the run's business; who builds a model alone gives none."""
+    segment = zoo.recipe("trellisnet_char").segment
+    small = {"depth": 3, "hidden_units": 4, "embedding_dim": 4, "kernel_size": segment // 2}
+    assert zoo.trellisnet_char(**small).backbone.receptive_field > segment
+    run = tiny_run(tmp_path, kernel_size=segment // 2, segment=2 * segment, epochs=1)
+    assert runs.is_finished(run)
+    assert zoo.trellisnet_char_ptb(history="chop", depth=4, hidden_units=4, embedding_dim=4)
+    with pytest.raises(ValueError, match="`depth` must be an integer. Received: 'many'"):
+        zoo.trellisnet_char(depth="many")
 
 
 # Records

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import hashlib
-import pathlib
 import re
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from trellis_keras.data.cut import Cut
 from trellis_keras.data.registry import register
 from trellis_keras.data.sources import (
+    BYTE_ORDER_MARK,
     SPLITS,
     LargeSource,
     Source,
@@ -21,6 +21,7 @@ from trellis_keras.data.sources import (
     plain_lines,
     read_file,
     read_files,
+    read_own_file,
 )
 from trellis_keras.data.token_files import word_ids
 from trellis_keras.data.vocabulary import UNITS, Vocabulary
@@ -189,16 +190,20 @@ def war_and_peace(data_dir, *, split=None, first=None, train_fraction=1.0):
 
 @register
 def text(data_dir, *, path, unit="character", split=None, first=None, train_fraction=1.0):
-    """A text file of the user's own, split by position."""
-    del data_dir  # `path` says where the file is.
+    """A text file of the user's own, split by position.
+
+    `path` says where the file is. Where it is no longer there, it is looked for in `data_dir`. A
+    byte-order mark is no part of its text.
+    """
     if unit not in UNITS:
         raise ValueError(f"`unit` must be one of {UNITS}. Received: unit={unit!r}")
     cut = Cut(split, first, train_fraction)
-    source = read_file(pathlib.Path(path).expanduser())
+    source = read_own_file(path, data_dir)
     if unit == "byte":
         content = source.content
     else:
         content = decode(source, 'To read any file, byte by byte: unit="byte".')
+        content = content.removeprefix(BYTE_ORDER_MARK)
     if unit == "word" and not content.strip():
         raise ValueError(f"{source.label} has no words")
     vocabulary = _vocabulary(source, content, unit)

@@ -32,7 +32,8 @@ def load(name, data_dir=None, **options):
     - `"war_and_peace"`: Tolstoy's novel by characters, from
       `war_and_peace/warpeace_input.txt`.
     - `"text"`: a file of your own. Options: `path` and `unit`, which is `"character"` (the
-      default) or `"word"`, both UTF-8, or `"byte"`.
+      default) or `"word"`, both UTF-8, or `"byte"`. A file that is not at `path` is looked for in
+      `data_dir`; a byte-order mark is left out of the text.
     - `"pydoc"`: the English of Python's own `pydoc_data.topics`, character by character, on
       every machine. It differs between versions of Python; the checksum tells.
 

@@ -256,7 +256,10 @@ def _two_shapes_first(plan):
 
 def _by_length(steps, buckets):
     """Lengths that halve from the longest on, and the examples that belong to each."""
-    halves = sorted({-(-steps.max() // 2**k) for k in range(buckets)})
+    longest = int(steps.max())
+    # From the length 1 on halves are the same.
+    buckets = min(buckets, longest.bit_length() + 1)
+    halves = sorted({-(-longest // 2**k) for k in range(buckets)})
     place = np.searchsorted(halves, steps)
     used = np.unique(place)
     return tuple(int(halves[i]) for i in used), [np.flatnonzero(place == i) for i in used]

@@ -9,6 +9,7 @@ import pathlib
 import re
 import zlib
 
+BYTE_ORDER_MARK = "\ufeff"
 ENVIRONMENT_VARIABLE = "TRELLIS_KERAS_DATA"
 SPLITS = ("train", "valid", "test")
 # Bytes of a large file in memory at a time.
@@ -170,6 +171,23 @@ def read_file(path):
     return Source(str(path), content)
 
 
+def read_own_file(path, data_dir=None):
+    """Reads a user's own file: from `path`, or else by its name from the folder `data_dir`.
+
+    Raises:
+        FileNotFoundError: It is not there.
+    """
+    path = pathlib.Path(path).expanduser()
+    places = [path] if data_dir is None else [path, pathlib.Path(data_dir).expanduser() / path.name]
+    for place in places:
+        if _variants(place):
+            return read_file(place)
+    raise FileNotFoundError(
+        f"There is no file {' or '.join(map(str, places))}. If it has moved, `data_dir` "
+        "(--data-dir) takes the folder where it is now."
+    )
+
+
 def _unpacked(path):
     limit = max(_UNPACKED, _EXPANSION * path.stat().st_size)
     with _naming_damage(path), gzip.open(path) as file:
@@ -215,7 +233,7 @@ def plain_lines(text):
 
     There are no empty lines at its beginning and end either.
     """
-    return re.sub(r"[ \t]*(\r\n|\r|\n)", "\n", text.removeprefix("\ufeff")).strip()
+    return re.sub(r"[ \t]*(\r\n|\r|\n)", "\n", text.removeprefix(BYTE_ORDER_MARK)).strip()
 
 
 def checksum(contents):

@@ -2,6 +2,7 @@
 
 import collections
 import json
+import re
 
 import keras
 import numpy as np
@@ -15,6 +16,7 @@ UNITS = ("word", "character", "byte")
 _CHUNK = 2**22
 # Enough unknown symbols to recognise the cause, few enough to stay readable.
 _MAX_NAMED = 5
+_WORDS_AND_ENDS = re.compile(r"\n|\S+")
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
@@ -138,15 +140,14 @@ class Vocabulary:
                 is no `unknown` token.
         """
         if self._unit == "word":
-            symbols = _split_words(text, final_eos)
-            ids = np.array([self._index.get(word, -1) for word in symbols], dtype="int32")
+            words = _split_words(text, final_eos)
+            ids = np.fromiter((self._index.get(word, -1) for word in words), dtype="int32")
         else:
-            symbols = text if self._unit == "character" else _utf8(text)
-            ids = self._encode_symbols(symbols)
+            ids = self._encode_symbols(text if self._unit == "character" else _utf8(text))
         missing = np.flatnonzero(ids < 0)
         if missing.size:
             if self._unknown is None:
-                raise ValueError(self._describe_missing(symbols, missing))
+                raise ValueError(self._describe_missing(self._symbols(text), missing))
             ids[missing] = self._index[self._unknown]
         return ids
 
@@ -219,9 +220,14 @@ class Vocabulary:
             ids[start : start + _CHUNK] = self._ids.take(codes, mode="clip")
         return ids
 
+    def _symbols(self, text):
+        """What the text's ids stand for, as a sequence."""
+        if self._unit == "word":
+            return list(_split_words(text))
+        # The items of a memoryview are bytes, not integers.
+        return text if self._unit == "character" else memoryview(_utf8(text)).cast("c")
+
     def _describe_missing(self, symbols, missing):
-        if self._unit == "byte":
-            symbols = memoryview(symbols).cast("c")  # its items are bytes, not integers
         distinct = list(dict.fromkeys(symbols[i] for i in missing))
         named = ", ".join(repr(symbol) for symbol in distinct[:_MAX_NAMED])
         more = ", ..." if len(distinct) > _MAX_NAMED else ""
@@ -244,16 +250,13 @@ def _codes(symbols):
 
 
 def _split_words(text, final_eos=True):
-    lines = text.split("\n")
-    last = lines.pop().split()
-    words = []
-    for line in lines:
-        words += line.split()
-        words.append(EOS)
-    words += last
-    if last and final_eos:
-        words.append(EOS)
-    return words
+    """Yields the words of a text one by one: a list of them takes many times its memory."""
+    line_is_open = False
+    for match in _WORDS_AND_ENDS.finditer(text):
+        line_is_open = match[0] != "\n"
+        yield match[0] if line_is_open else EOS
+    if line_is_open and final_eos:
+        yield EOS
 
 
 def _check_vocabulary(tokens, unit, unknown):

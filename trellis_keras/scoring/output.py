@@ -113,15 +113,19 @@ class Unfinished:
         Raises:
             ValueError: One does, or the file is there already.
         """
-        if self.path.exists():
-            raise ValueError(f"{self.path} exists already. Choose another name, or remove it.")
+        self._check_new()
         self.folder.mkdir(exist_ok=True)
         with claimed(self.folder):
+            self._check_new()  # another process may have ended in between
             remove_unfinished(self.folder)
             yield
         if self.path.exists():
             # Not before its lock is closed: some systems keep open files.
             shutil.rmtree(self.folder)
+
+    def _check_new(self):
+        if self.path.exists():
+            raise ValueError(f"{self.path} exists already. Choose another name, or remove it.")
 
     def load(self):
         """Returns (progress, arrays) of the last `save`, or None if there was none.

@@ -62,6 +62,9 @@ class Reader:
         rest = b""
         with open(self.path, "rb") as file:
             file.seek(self.offset)
+            if self.offset == 0 and self._has_byte_order_mark(file):
+                self._advance(codecs.BOM_UTF8)
+            file.seek(self.offset)
             while True:
                 read = file.readline(limit)
                 ends = read.endswith(b"\n") or len(read) != limit
@@ -74,6 +77,11 @@ class Reader:
                 line = self.line
                 self.line, self.goes_on = line + ends, not ends
                 yield ids, line, ends
+
+    def _has_byte_order_mark(self, file):
+        """Whether the file begins with a mark that is no part of its text."""
+        reads_bytes = self._vocabulary.unit == "byte" and self._field is None
+        return not reads_bytes and file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
 
     def _advance(self, content):
         self.digest.update(content)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import pathlib
 import shlex
 import textwrap
 
@@ -177,6 +178,8 @@ def data(recipe, checksum=None):
     """The data, their terms, and how to load them."""
     name = recipe.training.data
     options = {**recipe.training.data_options, **recipe.model.data_options()}
+    if "path" in options:  # in whatever folder it was
+        options["path"] = pathlib.PurePath(options["path"]).name
     call = ", ".join([repr(name), *(f"{key}={value!r}" for key, value in options.items())])
     known = "" if checksum is None else f" Checksum: `{checksum[:16]}...`."
     return paragraph(

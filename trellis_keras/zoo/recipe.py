@@ -36,9 +36,9 @@ class Recipe:
                 raise ValueError(
                     f"{self.name}: unknown field {field!r}. It has: {', '.join(self.fields())}"
                 )
-            parts[part][field] = _checked(self.name, getattr(self, part), field, value)
-        model = self.model.replace(**parts["model"])
-        training = _absolute(parts["training"])
+            parts[part][field] = value
+        model = self.model_with(**parts["model"])
+        training = _absolute(self._checked("training", parts["training"]))
         new = Recipe(self.name, model, dataclasses.replace(self.training, **training))
         if not (_data(new) == _data(self) and model.has_result_of(self.model)):
             published = model.published_on(*_data(new))
@@ -47,6 +47,20 @@ class Recipe:
             )
         new.training.check(new.model)
         return new
+
+    def model_with(self, **fields):
+        """Returns the model's configuration with other fields, whatever it is trained with.
+
+        Raises:
+            ValueError: A value of the wrong type, or fields that do not fit each other.
+        """
+        return self.model.replace(**self._checked("model", fields))
+
+    def _checked(self, part, fields):
+        return {
+            field: _checked(self.name, getattr(self, part), field, value)
+            for field, value in fields.items()
+        }
 
     def fields(self):
         """Returns {field: value} of the model's configuration and of the training."""

@@ -24,13 +24,13 @@ def register(recipe):
             vocabulary = overrides.pop("vocabulary", None) if reads_text(recipe.model) else None
             path = None
             if weights is not None:
-                config = recipe.replace(**_model_only(recipe, overrides)).model
+                config = recipe.model_with(**_model_only(recipe, overrides))
                 path, published = pretrained.find(recipe, config, weights)
                 vocabulary = _the_same(recipe, vocabulary, published)
                 _check_size(recipe, overrides, published)
             if vocabulary is not None:
                 overrides.setdefault("vocabulary_size", len(vocabulary))
-            config = recipe.replace(**_model_only(recipe, overrides)).model
+            config = recipe.model_with(**_model_only(recipe, overrides))
             arguments = (config, vocabulary) if reads_text(config) else (config,)
             with default_policy(config.dtype_policy):
                 model = function(*arguments)

@@ -282,6 +282,13 @@ _FREE = {
 }
 
 
+def _settled(name, value):
+    """A field's value without what may change: where a text is. The checksum tells if it is it."""
+    if name == "data_options":
+        return {option: value for option, value in value.items() if option != "path"}
+    return value
+
+
 def _continued(recipe, folder):
     """Checks that the folder belongs to no other recipe, and takes over its data's checksum."""
     if not (folder / RECIPE).exists():
@@ -294,7 +301,7 @@ def _continued(recipe, folder):
     different = [
         f"{name} {old.get(name)!r} there, {value!r} here"
         for name, value in new.items()
-        if name not in _FREE and old.get(name) != value
+        if name not in _FREE and _settled(name, old.get(name)) != _settled(name, value)
     ]
     if different:
         raise ValueError(
