@@ -18,6 +18,8 @@ import memory_horizon  # noqa: E402
 from study import cli, nets, tasks, training  # noqa: E402
 from study.table import Study  # noqa: E402
 
+from trellis_keras.training import Adam, PlateauDecay, StepDecay  # noqa: E402
+
 SETTINGS = {"quick": True, "train": 64}
 COLUMNS = ["net", "seed", "value"]
 
@@ -72,6 +74,36 @@ def test_a_finished_cell_is_not_measured_again(tmp_path):
         study.run({"net": "tcn", "seed": seed}, measure)
     assert len(measured) == 2
     assert [(row["seed"], row["value"]) for row in study.rows()] == [(0, 0.5), (1, 0.5)]
+
+
+def test_one_process_at_a_time_measures_in_a_folder(tmp_path):
+    study = Study("try", tmp_path, SETTINGS, COLUMNS)
+
+    def measure(work):
+        unfinished = tmp_path / ".writing-something"
+        unfinished.touch()
+        with pytest.raises(ValueError, match="in use: another process"):
+            Study("try", tmp_path, SETTINGS, COLUMNS).run({"net": "gru", "seed": 0}, measure)
+        assert unfinished.exists()
+        return [{"value": 0.5}]
+
+    assert study.run({"net": "tcn", "seed": 0}, measure)
+    assert [row["net"] for row in study.rows()] == ["tcn"]
+
+
+def test_tasks_have_the_settings_of_the_zoo():
+    pixels, music, words = (tasks.get(name) for name in ("seq_mnist", "jsb", "ptb_word"))
+    assert isinstance(pixels.decay(), StepDecay) and pixels.decay() is not pixels.decay()
+    assert isinstance(music.decay(), PlateauDecay) and music.optimizer == (Adam, 2e-3)
+    assert (words.segment, words.counted, words.depth) == (80, 40, 4)
+    model = nets.build("tcn", tasks.get("ptb_char"), size=60_000, seed=3)
+    other = nets.build("tcn", tasks.get("ptb_char"), size=60_000, seed=4)
+    assert model.embedding_dropout.rate == 0 and model.input_dropout.rate == 0.1
+    assert model.input_dropout_kind == "element"
+    assert np.any(np.asarray(model.embedding.embeddings) != np.asarray(other.embedding.embeddings))
+    between = tasks.get("adding_300")
+    assert (between.options, between.kernel_size) == ({"T": 300}, 7)
+    assert tasks.get("copy_memory_3000").recurrent.layers == 3
 
 
 # Hidden sizes, computed by hand from the layers' formulas, that meet the paper's sizes.

@@ -6,6 +6,7 @@ The TCN paper's Figs. 2-4 (Bai et al. 2018, section 5.2), with the settings of i
 `study/tasks.py` says what the paper leaves open. The curves are of the validation split.
 """
 
+import dataclasses
 from typing import Annotated
 
 import typer
@@ -60,6 +61,7 @@ def measure(settings, task, splits, work, net, seed):
 
     if isinstance(task, tasks.Pixels):
         settings = {**settings, "epochs": settings["epochs"] or PIXEL_EPOCHS}
+        task = dataclasses.replace(task, training=None)  # the rate falls after these epochs only
     depth = settings["depth"] or task.depth
     model = nets.build(net, task, size=settings["size"], seed=seed, depth=depth)
     records = sweep.train(model, settings, task, splits, work, seed, net)

@@ -77,7 +77,7 @@ class TextConfig(Config):
             input_dropout=self.input_dropout,
             input_dropout_kind=self.input_dropout_kind,
             output_dropout=self.output_dropout,
-            embeddings_initializer=self._embeddings_initializer(),
+            embeddings_initializer=self.make_embeddings_initializer(),
             vocabulary=vocabulary,
             seed=self.seed,
             **self.extras(),
@@ -90,7 +90,7 @@ class TextConfig(Config):
         """Returns further arguments of `LanguageModel`."""
         return {}
 
-    def _embeddings_initializer(self):
+    def make_embeddings_initializer(self):
         """Returns the initializer of the embedding."""
         raise NotImplementedError
 
@@ -171,6 +171,6 @@ class LanguageConfig(TextConfig):
         """Returns what a summary says of an adaptive softmax."""
         return f", softmax in {len(self.cutoffs) + 1} clusters" if self.cutoffs else ""
 
-    def _embeddings_initializer(self):
+    def make_embeddings_initializer(self):
         bound = self.initial_embedding
         return keras.initializers.RandomUniform(-bound, bound, seed=self.seed)

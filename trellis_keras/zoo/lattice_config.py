@@ -98,7 +98,7 @@ class UnitLanguageModel(TextConfig):
         head = DenseHead(self.vocabulary_size, kernel_initializer=kernel, name="head")
         return {"head": head, "tie_embeddings": False}
 
-    def _embeddings_initializer(self):
+    def make_embeddings_initializer(self):
         return keras.initializers.GlorotUniform(self.seed)
 
     def _glorot(self, layer):

@@ -83,10 +83,10 @@ class TCNLanguageModel(PublishedNet, LanguageConfig):
             name="tcn",
         )
 
-    def _embeddings_initializer(self):
+    def make_embeddings_initializer(self):
         if self.normal_embedding:
             return keras.initializers.RandomNormal(stddev=0.01, seed=self.seed)
-        return super()._embeddings_initializer()
+        return super().make_embeddings_initializer()
 
 
 # The program's: half, when not better than the worst of the last five epochs.

@@ -13,7 +13,9 @@ from trellis_keras.models import (
     SequenceClassifier,
     SequenceRegressor,
 )
-from trellis_keras.training import Adam, PlateauDecay
+from trellis_keras.training import Adam
+from trellis_keras.zoo.tcn_language import TCNLanguageModel
+from trellis_keras.zoo.training import Training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,13 +53,12 @@ class Task:
     recurrent: Recurrent = Recurrent()
     batch_size: int = 32
     epochs: int
+    training: Training | None = None  # whose rule lowers the rate; None: it stays
 
     metric = "mse"
     metric_label = "Mean squared error"
     log_scale = False
     per_step = False
-    # An epoch of training is a pass over the data: needed where a rule lowers the rate by it.
-    whole_epochs = False
     last_filters = None  # of a tied language model: the last block is as wide as the embedding
     channels = 1
 
@@ -87,8 +88,9 @@ class Task:
         return logs["loss"]
 
     def decay(self):
-        """The rule that lowers the learning rate, or None."""
-        return None
+        """A new callback that lowers the learning rate from epoch to epoch, or None."""
+        rules = [] if self.training is None else self.training.callbacks()
+        return rules[0] if rules else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,7 +141,6 @@ class Music(Task):
     metric = "nll_nats_per_frame"
     metric_label = "NLL in nats a frame"
     per_step = True
-    whole_epochs = True
     channels = 88
 
     def model(self, backbone, **options):
@@ -148,30 +149,24 @@ class Music(Task):
     def value(self, logs):
         return logs["frame_nll"]
 
-    def decay(self):
-        return PlateauDecay.tcn_char()
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Text(Task):
     """Language modelling with tied embeddings (section 5.3); TCN only."""
 
-    embedding_dim: int
-    embedding_dropout: float
-    vocabulary_size: int
+    config: TCNLanguageModel  # embedding and dropouts
     segment: int
     counted: int  # last steps of a segment; the others are history
 
     per_step = True
-    whole_epochs = True
 
     @property
     def channels(self):
-        return self.embedding_dim
+        return self.config.embedding_dim
 
     @property
     def last_filters(self):
-        return self.embedding_dim
+        return self.config.embedding_dim
 
     @property
     def words(self):
@@ -193,20 +188,22 @@ class Text(Task):
             horizon=self.segment - self.counted,
         )
 
-    def model(self, backbone, **options):
+    def model(self, backbone, seed, **options):
+        config = self.config.replace(seed=seed)
         return LanguageModel(
-            self.vocabulary_size,
-            self.embedding_dim,
+            config.vocabulary_size,
+            config.embedding_dim,
             backbone,
-            embedding_dropout=self.embedding_dropout,
+            embedding_dropout=config.embedding_dropout,
+            embeddings_initializer=config.make_embeddings_initializer(),
+            input_dropout=config.input_dropout,
+            input_dropout_kind=config.input_dropout_kind,
+            seed=seed,
             **options,
         )
 
     def value(self, logs):
         return math.exp(logs["loss"]) if self.words else logs["loss"] / math.log(2)
-
-    def decay(self):
-        return PlateauDecay.tcn_word() if self.words else PlateauDecay.tcn_char()
 
 
 class Recall(keras.metrics.SparseCategoricalAccuracy):

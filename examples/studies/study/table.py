@@ -6,7 +6,7 @@ import os
 import pathlib
 import shutil
 
-from trellis_keras.files import remove_unfinished, replacing
+from trellis_keras.files import claimed, remove_unfinished, replacing
 from trellis_keras.zoo.environment import accelerators, processor
 
 
@@ -65,7 +65,15 @@ class Study:
 
         Returns:
             Whether the cell was measured now.
+
+        Raises:
+            ValueError: Another process measures a cell of this folder.
         """
+        with claimed(self.folder):
+            remove_unfinished(self.folder)
+            return self._run(cell, measure)
+
+    def _run(self, cell, measure):
         label = "-".join(str(value) for value in cell.values())
         rows = self.rows()
         if any(all(str(row[key]) == str(cell[key]) for key in self.keys) for row in rows):
@@ -83,7 +91,6 @@ class Study:
         return True
 
     def _check_settings(self, settings):
-        remove_unfinished(self.folder)
         path = self.path("json")
         if not path.exists():
             if self.path("csv").exists():

@@ -1,72 +1,94 @@
-"""The tasks of the TCN paper (Bai et al. 2018), with its settings (Tables 2 and 3).
+"""The tasks of the TCN paper (Bai et al. 2018), with the zoo's settings for its nets.
 
-What the paper leaves open is decided here: GRU and RNN, of which it publishes no settings, take
-the TCN's optimizer and the LSTM's layers and clip; numbers of epochs, and the rules that lower a
-learning rate, are those of the authors' programs.
+Data, TCN and training are those of the `tcn_*` recipes, layers, clip and optimizer of recurrent
+nets those of `lstm_*`. GRU and RNN, of which the paper publishes no settings, take the TCN's
+optimizer.
 """
 
 import dataclasses
 import re
 
 from study.kinds import Adding, CopyMemory, Music, Pixels, Recurrent, Text
-from trellis_keras.training import SGD, Adam, RMSprop
+from trellis_keras import zoo
+from trellis_keras.zoo.config import OPTIMIZERS
+
+# Kind of task, and the parameters that Table 1 gives to every net.
+_BENCHMARKS = {
+    "adding": (Adding, 70_000),
+    "copy_memory": (CopyMemory, 16_000),
+    "seq_mnist": (Pixels, 70_000),
+    "permuted_mnist": (Pixels, 70_000),
+    "jsb": (Music, 300_000),
+    "nottingham": (Music, 1_000_000),
+    "ptb": (Text, 13_000_000),
+    "char_ptb": (Text, 3_000_000),
+}
+_PUBLISHED_T = {"adding": (200, 400, 600), "copy_memory": (500, 1000, 2000)}
+
+
+def _task(name, benchmark, published=None, **changes):
+    """A task with the zoo's settings, of the variant `published` (T) where there are several."""
+    variant = {} if published is None else {"T": published}
+    tcn = zoo.recipe(f"tcn_{benchmark}", **variant)
+    lstm = zoo.recipe(f"lstm_{benchmark}", **variant).model
+    kind, size = _BENCHMARKS[benchmark]
+    model, training = tcn.model, tcn.training
+    settings = {
+        "name": name,
+        "data": training.data,
+        "size": size,
+        "kernel_size": model.kernel_size,
+        "depth": model.depth,
+        "filters": model.filters,
+        "dropout": model.dropout,
+        "clip": model.clip_norm,
+        "optimizer": _optimizer(model),
+        "batch_size": training.batch_size,
+        "epochs": training.epochs,
+        "training": training,
+        "recurrent": Recurrent(
+            lstm.layers, lstm.dropout, lstm.clip_norm, lstm.forget_bias, _optimizer(lstm)
+        ),
+    }
+    if kind is Text:
+        settings |= {
+            "config": model,
+            "segment": tcn.segment,
+            "counted": tcn.segment - tcn.horizon,
+        }
+    return kind(**{**settings, **changes})
+
+
+def _optimizer(model):
+    return OPTIMIZERS[model.optimizer], model.learning_rate
+
+
+def _generated(benchmark, T, changes):
+    """A task of any T; between the published ones it has the next larger one's settings."""
+    published = _PUBLISHED_T[benchmark]
+    nearest = next((other for other in published if T <= other), published[-1])
+    options = {"T": T, **changes.pop("options", {})}
+    return _task(f"{benchmark}_{T}", benchmark, nearest, options=options, **changes)
 
 
 def adding(T, **changes):
-    """The adding problem with T steps; between the published T the next larger one's settings."""
-    if T <= 400:
-        tcn = {"kernel_size": 6 if T <= 200 else 7, "depth": 7, "filters": 27}
-        lstm = (SGD, 1e-3) if T <= 200 else None
-        recurrent = Recurrent(2, clip=50, forget_bias=5 if T <= 200 else 10, optimizer=lstm)
-    else:
-        tcn = {"kernel_size": 8, "depth": 8, "filters": 24}
-        recurrent = Recurrent(1, clip=5)
-    settings = {"size": 70_000, "epochs": 10, "recurrent": recurrent, **tcn, **changes}
-    options = {"T": T, **settings.pop("options", {})}
-    return Adding(name=f"adding_{T}", data="adding", options=options, **settings)
+    """The adding problem with T steps."""
+    return _generated("adding", T, changes)
 
 
 def copy_memory(T, **changes):
-    """Copy memory with a delay of T steps; between the published T as in `adding`."""
-    tcn = {"kernel_size": 6 if T <= 500 else 8, "depth": 8 if 500 < T <= 1000 else 9, "filters": 10}
-    recurrent = Recurrent(1 if T <= 1000 else 3, 0.05, clip=0.25 if T <= 500 else 1)
-    settings = {"size": 16_000, "epochs": 50, "recurrent": recurrent, **tcn}
-    settings |= {"dropout": 0.05, "clip": 1.0, "optimizer": (RMSprop, 5e-4), **changes}
-    options = {"T": T, **settings.pop("options", {})}
-    return CopyMemory(name=f"copy_memory_{T}", data="copy_memory", options=options, **settings)
-
-
-def _pixels(name, data_set, forget_bias):
-    recurrent = Recurrent(1, clip=1, forget_bias=forget_bias, optimizer=(RMSprop, 1e-3))
-    tcn = {"kernel_size": 7, "depth": 8, "filters": 25}
-    sizes = {"size": 70_000, "batch_size": 64, "epochs": 20}
-    return Pixels(name=name, data=data_set, recurrent=recurrent, **tcn, **sizes)
+    """Copy memory with a delay of T steps."""
+    return _generated("copy_memory", T, changes)
 
 
 NAMED = {
-    "seq_mnist": _pixels("seq_mnist", "mnist", 1.0),
-    "permuted_mnist": _pixels("permuted_mnist", "permuted_mnist", 10.0),
-    "jsb": Music(
-        name="jsb", data="jsb", size=300_000, kernel_size=3, depth=2, filters=150, dropout=0.5,
-        clip=0.4, optimizer=(Adam, 1e-3), batch_size=1, epochs=100,
-        recurrent=Recurrent(2, 0.2, 1, 10.0),
-    ),
-    "nottingham": Music(
-        name="nottingham", data="nottingham", size=1_000_000, kernel_size=6, depth=4, filters=150,
-        dropout=0.2, clip=0.4, optimizer=(Adam, 1e-3), batch_size=1, epochs=100,
-        recurrent=Recurrent(3, 0.1, 0.5, optimizer=(Adam, 4e-3)),
-    ),
-    "ptb_word": Text(
-        name="ptb_word", data="ptb_word", size=13_000_000, kernel_size=3, depth=4, filters=600,
-        dropout=0.5, clip=0.4, optimizer=(SGD, 4.0), batch_size=16, epochs=100, embedding_dim=600,
-        embedding_dropout=0.25, vocabulary_size=10_000, segment=80, counted=40,
-    ),
-    "ptb_char": Text(
-        name="ptb_char", data="ptb_char", size=3_000_000, kernel_size=3, depth=3, filters=450,
-        dropout=0.1, clip=0.15, batch_size=32, epochs=100, embedding_dim=100,
-        embedding_dropout=0.1, vocabulary_size=50, segment=400, counted=320,
-    ),
-}  # fmt: skip
+    "seq_mnist": "seq_mnist",
+    "permuted_mnist": "permuted_mnist",
+    "jsb": "jsb",
+    "nottingham": "nottingham",
+    "ptb_word": "ptb",
+    "ptb_char": "char_ptb",
+}
 _GENERATED = {"adding": adding, "copy_memory": copy_memory}
 
 
@@ -96,7 +118,7 @@ def get(name, **changes):
         ValueError: An unknown name, or one that the data do not allow (such as T = 1 of adding).
     """
     if name in NAMED:
-        return dataclasses.replace(NAMED[name], **changes)
+        return _task(name, NAMED[name], **changes)
     match = re.fullmatch(r"(adding|copy_memory)_([1-9]\d*)", name)
     if match is None:
         known = ["adding_<T>", "copy_memory_<T>", *NAMED]

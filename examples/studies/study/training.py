@@ -34,8 +34,8 @@ def train(model, task, splits, folder, *, seed, epochs, records=100, stop=None, 
     folder = pathlib.Path(folder)
     stream = task.stream(splits, "train", seed)
     steps = math.ceil(epochs * len(stream))
-    pieces = Pieces(stream, len(stream) if task.whole_epochs else math.ceil(steps / records))
     decay = task.decay()
+    pieces = Pieces(stream, math.ceil(steps / records) if decay is None else len(stream))
     curve = Curve(task, pieces, steps, stop, label)
     best = BestModel(folder / "best.keras")
     remembered = [*([decay] if decay else []), curve, best]
