@@ -6,8 +6,6 @@ import pytest
 
 from trellis_keras.layers import LRU, TCN, StackedRNN, TCNBlock, TrellisLayer
 
-pytestmark = pytest.mark.both_backends
-
 
 def stacked():
     return StackedRNN([keras.layers.GRU(4, return_sequences=True, return_state=True)])
