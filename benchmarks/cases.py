@@ -207,7 +207,6 @@ CASES = (
             "training step, word PTB core, 12 levels",
             {
                 "plain, graph": word_ptb(12, plain=True, jit_compile=False),
-                "plain, XLA": word_ptb(12, plain=True),
                 "float32, graph": word_ptb(12, jit_compile=False),
                 "float32, XLA": word_ptb(12),
                 "float32, graph, without depth_loop_tf": word_ptb(
@@ -218,6 +217,11 @@ CASES = (
                 "GEMM float32": gemm(),
             },
             baseline="plain, graph",
+        ),
+        "word_ptb_12_xla": Case(
+            "training step, word PTB core, 12 levels, XLA",
+            {"plain, XLA": word_ptb(12, plain=True), "float32, XLA": word_ptb(12)},
+            baseline="plain, XLA",
         ),
         # All in memory at once: so the variants of 55 levels are shared out over several cases.
         "word_ptb_55": Case(
