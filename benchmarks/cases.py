@@ -144,46 +144,6 @@ def small_levels(depth, time=110, kept=None, plain=False):
     return build
 
 
-def streaming(batch, streamed=False, cone=False):
-    """Tokens of trellisnet_ptb: 16 cached steps in a compiled loop, or one window of 110.
-
-    With `cone` only what the window's last output depends on is computed.
-    """
-
-    def build():
-        import numpy as np
-
-        from benchmarks.compiled import compiled_call, compiled_steps, compiled_window
-        from trellis_keras.zoo import trellisnet_ptb
-
-        model = trellisnet_ptb(aux_every=None, aux_weight=0.0)
-        tokens = np.random.default_rng(0).integers(0, 10_000, (batch, 110)).astype("int32")
-        if streamed:
-            return compiled_steps(model, tokens[:, :16], 10_000)
-        if not cone:
-            return compiled_window(model, tokens)
-
-        def last(tokens, training):
-            hidden = model.backbone(model.embedding(tokens), output_length=1, training=training)
-            return model.head(hidden[:, -1])
-
-        return compiled_call(last, model.variables, tokens)
-
-    return build
-
-
-def streaming_case(batch):
-    return Case(
-        f"a token of trellisnet_ptb's shape, batch {batch}",
-        {
-            "window of 110": streaming(batch),
-            "window of 110, last output only": streaming(batch, cone=True),
-            "cached": streaming(batch, streamed=True),
-        },
-        baseline="window of 110",
-    )
-
-
 def _count(_, amount):
     return amount
 
@@ -252,8 +212,6 @@ CASES = (
             {"XLA": word_ptb(55, zoo=True), "GEMM float32": gemm()},
         ),
         "char_ptb": Case("training step, char PTB, 125 levels, everything on", {"XLA": char_ptb()}),
-        "streaming_1": streaming_case(1),
-        "streaming_8": streaming_case(8),
         "depth": Case(
             "training step of small levels, XLA: compile and step time against depth",
             {f"{depth} levels": small_levels(depth) for depth in (35, 70, 140)}

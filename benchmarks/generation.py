@@ -1,4 +1,4 @@
-"""The cost of a generated token: the compiled loop against running the window again."""
+"""The cost of a token, streamed or generated: a cache against running the window again."""
 
 from benchmarks.case import Case
 
@@ -49,6 +49,48 @@ def one_by_one(prompt=16, new=48):
     return build
 
 
+def _last(model, tokens, cone=True):
+    """Log-probabilities after a window; with `cone`, only what they depend on is computed."""
+    length = {"output_length": 1} if cone else {}
+    hidden = model.backbone(model.embedding(tokens), training=False, **length)
+    return model.head(hidden[:, -1])
+
+
+def streamed(batch):
+    """Cached steps in a compiled loop."""
+
+    def build():
+        from benchmarks.compiled import compiled_steps
+
+        return compiled_steps(_model(), _tokens(batch, 16), VOCABULARY)
+
+    return build
+
+
+def all_outputs(batch):
+    """Every output of a window."""
+
+    def build():
+        from benchmarks.compiled import compiled_window
+
+        return compiled_window(_model(), _tokens(batch, WINDOW))
+
+    return build
+
+
+def last_output(batch):
+    """The last output of a window, and what it depends on."""
+
+    def build():
+        from benchmarks.compiled import compiled_call
+
+        model = _model()
+        tokens = _tokens(batch, WINDOW)
+        return compiled_call(lambda x, training: _last(model, x), model.variables, tokens)
+
+    return build
+
+
 def window(batch, cone=False):
     """A greedy token from a window; with `cone`, only what its last output depends on."""
 
@@ -59,11 +101,9 @@ def window(batch, cone=False):
         from trellis_keras.generation.compiled import compile_xla
 
         model = _model()
-        length = {"output_length": 1} if cone else {}
 
         def choose(tokens):
-            hidden = model.backbone(model.embedding(tokens), **length)
-            return ops.argmax(model.head(hidden[:, -1]), axis=-1)
+            return ops.argmax(_last(model, tokens, cone), axis=-1)
 
         choose = compile_xla(choose, model.variables)
         tokens = ops.convert_to_tensor(_tokens(batch, WINDOW))
@@ -85,7 +125,21 @@ def _case(batch, variants):
     )
 
 
+def _streaming_case(batch):
+    return Case(
+        f"a token of trellisnet_ptb's shape, batch {batch}",
+        {
+            f"window of {WINDOW}": all_outputs(batch),
+            f"window of {WINDOW}, last output only": last_output(batch),
+            "cached": streamed(batch),
+        },
+        baseline=f"window of {WINDOW}",
+    )
+
+
 CASES = {
+    "streaming_1": _streaming_case(1),
+    "streaming_8": _streaming_case(8),
     "generate_1": _case(
         1,
         {f"window of {WINDOW}, last output only": window(1, True), "generate_stream": one_by_one()},

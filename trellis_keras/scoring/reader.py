@@ -61,7 +61,6 @@ class Reader:
         limit = PIECE if self._field is None else -1
         rest = b""
         with open(self.path, "rb") as file:
-            file.seek(self.offset)
             if self.offset == 0 and self._has_byte_order_mark(file):
                 self._advance(codecs.BOM_UTF8)
             file.seek(self.offset)

@@ -8,6 +8,7 @@ import textwrap
 
 from trellis_keras.data import licences
 from trellis_keras.zoo import registry
+from trellis_keras.zoo.assets import WEIGHTS_KEPT
 
 # Settings of the run, not of the model that one builds.
 _OF_THE_RUN = {"seed", "jit_compile"}
@@ -277,10 +278,7 @@ def limits(recipe, results):
             "training split alone, for its task alone."
         )
     elif results:
-        lines.append(
-            "The trained weights are not published: the zoo keeps those under 5 MB, and of "
-            "language models those that read characters."
-        )
+        lines.append(f"The trained weights are not published: {WEIGHTS_KEPT}.")
     lines.append("Results differ between backends and machines in the last digits.")
     return _list(lines)
 

@@ -6,7 +6,7 @@ import warnings
 
 from trellis_keras import data
 from trellis_keras.models.saved_files import check_claims
-from trellis_keras.zoo.assets import RESULTS, WEIGHTS, all_results, assets_folder
+from trellis_keras.zoo.assets import RESULTS, WEIGHTS, WEIGHTS_KEPT, all_results, assets_folder
 
 
 def find(recipe, config, weights):
@@ -78,9 +78,8 @@ def _pretrained(recipe, config):
     if not alike:
         names = ", ".join(folder.name for folder, _ in there) or "no model yet"
         raise ValueError(
-            f"There are no pretrained weights of {recipe.name} with these settings; the zoo keeps "
-            "those under 5 MB, and of language models those that read characters. There are some "
-            f"of: {names}"
+            f"There are no pretrained weights of {recipe.name} with these settings; "
+            f"{WEIGHTS_KEPT}. There are some of: {names}"
         )
     folder = max(alike, key=lambda folder: alike[folder][0])
     results = alike[folder][1]

@@ -101,7 +101,8 @@ class Training:
         if self.data_checksum not in (None, loaded.checksum):
             raise ValueError(
                 f"The data {self.data!r} have changed since the run began: their checksum is "
-                f"{loaded.checksum[:12]}..., not {self.data_checksum[:12]}..."
+                f"{loaded.checksum[:12]}..., not {self.data_checksum[:12]}... Put the earlier ones "
+                "back, or train in another folder."
             )
         return loaded
 
