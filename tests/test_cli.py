@@ -91,6 +91,7 @@ def test_recipe(run):
     ("words", "field", "value"),
     [
         (["--l2", "1e-3"], "l2", 0.001),
+        (["--l2", ".5"], "l2", 0.5),
         (["--clip_norm", "none"], "clip_norm", None),
         (["--clip-norm=None"], "clip_norm", None),
         (["--jit-compile", "False"], "jit_compile", False),

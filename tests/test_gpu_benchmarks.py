@@ -259,6 +259,13 @@ def test_a_run_that_fails_does_not_make_the_others_wait(tmp_path):
     assert "does not fit the 1.6 that a call has for it" in queue.standing("b").replace("\n", " ")
 
 
+def test_two_runs_that_fit_no_call_do_not_make_the_others_wait(tmp_path):
+    runs = {"a": [pace.NoRoom(150)], "b": [pace.NoRoom(150)], "c": [30]}
+    queue = FakeQueue(tmp_path, 100, Clock(), runs)
+    queue.work(["a", "b", "c"])
+    assert queue.trained == ["c"] and sorted(queue.problems) == ["a", "b"]
+
+
 def fit(callback, clock, epochs, batch_s, policy="float32"):
     """A training without a model."""
     callback.set_params({"steps": 100})
@@ -308,7 +315,10 @@ def test_an_epoch_that_was_killed_twice_is_not_begun_again(tmp_path):
 
     def call(seconds, kind=pace.Pace, **options):
         clock = Clock()
-        fit(kind(path, seconds, clock), clock, range(1), batch_s=1, **options)
+        callback = kind(path, seconds, clock)
+        fit(callback, clock, range(1), batch_s=1, **options)
+        if kind is not Killed:
+            callback.__exit__()
 
     call(150, Killed)
     call(150, Killed)
@@ -319,6 +329,14 @@ def test_an_epoch_that_was_killed_twice_is_not_begun_again(tmp_path):
     call(150, Killed, policy="mixed_bfloat16")
     call(170)
     assert pace.read(path)["begun"] == []
+
+
+def test_an_epoch_whose_checkpoint_was_killed_counts_too(tmp_path):
+    path, clock = tmp_path / "times.json", Clock()
+    for _ in range(pace.TRIES):
+        fit(pace.Pace(path, clock.now + 150, clock), clock, [0], batch_s=1)
+    with pytest.raises(pace.NoRoom):
+        fit(pace.Pace(path, clock.now + 150, clock), clock, [0], batch_s=1)
 
 
 def test_an_epoch_that_was_interrupted_was_not_killed(tmp_path):

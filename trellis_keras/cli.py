@@ -1,6 +1,7 @@
 """The command line: list, recipe, train, evaluate, generate, export, score, publish."""
 
 import json
+import re
 import sys
 from typing import Annotated
 
@@ -357,7 +358,7 @@ def _value(text):
     if text in _WORDS:
         return _WORDS[text]
     try:
-        return json.loads(text)
+        return json.loads(re.sub(r"^(-?)\.", r"\g<1>0.", text))  # JSON has no .1
     except json.JSONDecodeError:
         return text
 

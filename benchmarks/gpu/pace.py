@@ -64,14 +64,23 @@ class Pace(keras.callbacks.Callback):
     def __exit__(self, *error):
         """What ends now was not killed."""
         if self._begun is not None:
-            self._times["begun"].remove(self._begun)
-            self._begun = None
+            self._forget()
             self._write()
+
+    def _forget(self):
+        """An epoch that has ended had room, and with it those that were killed before."""
+        if self._first:
+            self._times["begun"].remove(self._begun)
+        else:
+            self._times["begun"] = []
+        self._begun = None
 
     def on_train_begin(self, logs=None):
         self._before = self._clock()
 
     def on_epoch_begin(self, epoch, logs=None):
+        if self._begun is not None:  # only now has the checkpoint of the one before been written
+            self._forget()
         room = self.end - self._clock()
         policy = self.model.dtype_policy.name
         killed = [
@@ -95,7 +104,6 @@ class Pace(keras.callbacks.Callback):
         now = self._clock()
         self._times["epochs"][str(epoch + 1)] = now - self._before
         self._before, self._first = now, False
-        self._times["begun"], self._begun = [], None
         self._write()
 
     def _foretell(self):

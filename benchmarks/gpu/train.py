@@ -135,6 +135,7 @@ class Queue:
                 if not fresh:
                     return True
                 self.problems[name] = self._advice(name, error.seconds, left)
+                self.fresh = True  # or the next one that is too long would end every call
                 return False
             if not self._is_finished(name):
                 return True
@@ -162,7 +163,8 @@ class Queue:
         # TensorBoard's files, from which the zoo knows it otherwise, are not written here.
         seconds = sum(epochs.values()) if epochs else None
         folder = self._card(name).parent
-        results = publish(self.run(name), folder, wall_time_s=seconds)
+        data_dir = self.overrides.get("data_dir")
+        results = publish(self.run(name), folder, data_dir, wall_time_s=seconds)
         typer.echo(f"{name}: {folder}, test {results['metric']} {results['test']:.6g}")
 
     def _recipe(self, name):

@@ -22,8 +22,8 @@ def arguments(description):
 
 
 def load(options, **settings):
-    """Returns the recipe, and its data."""
-    recipe = zoo.recipe(options.model, **options.settings, **settings)
+    """Returns the recipe, and its data. `settings` are the script's own and win."""
+    recipe = zoo.recipe(options.model, **{**options.settings, **settings})
     if options.check:
         # Devices draw masks of their own: without them the losses can be compared.
         rates = {

@@ -75,3 +75,17 @@ def test_a_file_that_holds_no_weights(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(ValueError, match="some.weights.h5 does not hold the weights of this tcn_"):
         zoo.tcn_adding(weights=path)
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "fields"),
+    [
+        ("trellisnet_char", "depth=", {"depth": 4}),
+        ("trellisnet_char", "injection_every=1", {"injection_every": 5}),
+        ("trellisnet_char", "groups=None", {"groups": 2}),
+        ("trellisnet_seq_mnist", "dilations=", {"dilations": [1] * 11}),
+    ],
+)
+def test_weights_that_another_function_would_take(name, theirs, fields):
+    with pytest.raises(ValueError, match=f"of a model with {theirs}.* Received: {min(fields)}="):
+        zoo.get_model(name, weights="pretrained", **fields)

@@ -7,6 +7,7 @@ import pytest
 
 from trellis_keras import zoo
 from trellis_keras.training import ASGD, ASGDSwitch
+from trellis_keras.zoo.language import WIKITEXT103_CUTOFFS
 
 
 def test_a_shallower_net_gets_a_horizon_and_auxiliary_losses_that_fit():
@@ -246,6 +247,9 @@ def test_what_is_published_of_tcns(name, changes, published, table):
         ("tcn_copy_memory", {"T": 500}),
         ("tcn_ptb", {"data": "pydoc"}),
         ("tcn_jsb", GATED),
+        ("lstm_adding", {"T": 400}),
+        ("trellisnet_char_ptb", {"data": "pydoc"}),
+        ("trellisnet_seq_cifar10", {"data": "mnist"}),
     ],
 )
 def test_a_published_result_comes_back_with_its_benchmark(name, there):
@@ -253,6 +257,56 @@ def test_a_published_result_comes_back_with_its_benchmark(name, there):
     back = {field: recipe.fields()[field] for field in there}
     assert recipe.replace(**there).training.published is None
     assert recipe.replace(**there).replace(**back) == recipe
+
+
+def test_another_data_set_does_not_keep_the_options_of_the_first():
+    recipe = zoo.recipe("lru_char_ptb")
+    assert recipe.training.data_options
+    assert recipe.replace(data="ptb_word").training.data_options == {}
+    assert recipe.replace(data="ptb_char").training == recipe.training
+    options = {"first": 1000}
+    assert recipe.replace(data="ptb_word", data_options=options).training.data_options == options
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("tcn_adding", {"decay_factor": 0.5}, "`decay_rule=None` has no use for `decay_factor`"),
+        ("tcn_seq_mnist", {"decay_window": 3}, "`decay_rule='steps'` has no use for"),
+        ("lru_text8", {"decay_epochs": [3]}, "'exponential'` has no use for `decay_epochs`"),
+        ("trellisnet_ptb", {"decay_epochs": [3]}, "'best_before'` has no use for"),
+        ("tcn_adding", {"stop_min_delta": 0.1}, "`stop_patience=None` has no use for"),
+        ("trellisnet_char", {"aux_every": 4}, "need both .* aux_every=4, aux_weight=0"),
+        ("trellisnet_char", {"aux_weight": 0.3}, "need both .* aux_every=None, aux_weight=0.3"),
+        ("trellisnet_ptb", {"depth": 4, "aux_weight": 0.3}, "need both .* aux_every=None"),
+        ("trellisnet_char", {"memory": "slow"}, "`memory` must be one of .* Received: 'slow'"),
+    ],
+)
+def test_fields_that_would_be_ignored_are_refused(name, fields, message):
+    with pytest.raises(ValueError, match=message):
+        zoo.recipe(name, **fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("trellisnet_ptb", {"aux_every": None}),
+        ("trellisnet_ptb", {"aux_weight": 0.0}),
+        ("trellisnet_char", {"aux_every": 4, "aux_weight": 0.3}),
+        ("trellisnet_ptb", {"ablation": "no_auxiliary_losses", "depth": 8}),
+        ("trellisnet_ptb", {"decay_rule": None}),
+    ],
+)
+def test_a_recipe_with_fields_that_do_not_matter_is_read_back(name, fields):
+    recipe = zoo.recipe(name, **fields)
+    assert zoo.recipe(name).from_json(recipe.to_json()) == recipe
+    assert zoo.recipe(name, **vars(recipe.model)).model == recipe.model
+
+
+def test_the_clusters_of_a_recurrent_model_follow_its_vocabulary():
+    large = zoo.recipe("lstm_ptb", vocabulary_size=267_735, cutoffs=WIKITEXT103_CUTOFFS)
+    small = large.replace(vocabulary_size=50_000, size="table3")
+    assert small.model.cutoffs == WIKITEXT103_CUTOFFS[:2]
 
 
 def test_gates_of_another_size_have_no_published_result():

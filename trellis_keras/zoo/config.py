@@ -14,8 +14,9 @@ class Config:
     """The part of a configuration that no architecture changes.
 
     A subclass lists in `POSITIVE`, `NOT_NEGATIVE` and `RATES` which of its fields must be so, and
-    says in `settings` which published settings follow from which field, and in `BENCHMARK` which
-    fields decide what is measured: with another value there the published result is none.
+    says in `settings` which published settings follow from which field, in `BENCHMARK` which fields
+    decide what is measured: with another value there the published result is none, and in
+    `COMPUTES` which ones change what the same weights compute.
 
     Attributes:
         optimizer: `"sgd"`, `"adam"`, `"rmsprop"`, or `"asgd"`, which is SGD until the training's
@@ -35,6 +36,7 @@ class Config:
     NOT_NEGATIVE: ClassVar[tuple] = ("l2", "seed")
     RATES: ClassVar[tuple] = ()
     BENCHMARK: ClassVar[tuple] = ()
+    COMPUTES: ClassVar[tuple] = ()
 
     optimizer: str
     learning_rate: float
@@ -66,6 +68,13 @@ class Config:
     def has_result_of(self, other):
         """Whether another configuration's published result is this one's too."""
         return all(getattr(self, name) == getattr(other, name) for name in self.BENCHMARK)
+
+    def computed_otherwise(self, other):
+        """Returns the fields by which another configuration computes something else than this one
+        from weights that fit both: {name: its value}.
+        """
+        theirs = {name: getattr(other, name) for name in self.COMPUTES}
+        return {name: value for name, value in theirs.items() if value != getattr(self, name)}
 
     def published_on(self, data, data_options):
         """Returns the fields of the training that say what is published of this model.

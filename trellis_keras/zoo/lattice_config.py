@@ -147,6 +147,7 @@ class LRULanguageModel(LayeredLanguageModel):
     """
 
     BENCHMARK: ClassVar[tuple] = (*LayeredLanguageModel.BENCHMARK, "variant")
+    COMPUTES: ClassVar[tuple] = ("convention",)
 
     variant: str = "ug"
     convention: str = "paper"
@@ -250,6 +251,7 @@ class GridLSTMLanguageModel(LayeredLanguageModel):
     """
 
     BENCHMARK: ClassVar[tuple] = (*LayeredLanguageModel.BENCHMARK, "share_depth_weights")
+    COMPUTES: ClassVar[tuple] = ("convention",)
     unit = "Grid-LSTM"
 
     convention: str = "paper"

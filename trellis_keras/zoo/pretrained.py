@@ -74,7 +74,8 @@ def _pretrained(recipe, config):
             theirs = _trained(recipe, folder, results).model
             if config.has_result_of(theirs):
                 same = [value == getattr(theirs, name) for name, value in vars(config).items()]
-                alike[folder] = (sum(same), results)
+                others = config.computed_otherwise(theirs)
+                alike[folder] = (not others, sum(same)), others, results
     if not alike:
         names = ", ".join(folder.name for folder, _ in there) or "no model yet"
         raise ValueError(
@@ -82,9 +83,21 @@ def _pretrained(recipe, config):
             f"{WEIGHTS_KEPT}. There are some of: {names}"
         )
     folder = max(alike, key=lambda folder: alike[folder][0])
-    results = alike[folder][1]
+    _, others, results = alike[folder]
+    _check_function(recipe, config, others)
     _check_untouched(folder / WEIGHTS, results)
     return folder, results
+
+
+def _check_function(recipe, config, others):
+    """Refuses what Keras would load without a word."""
+    if others:
+        theirs = ", ".join(f"{name}={value!r}" for name, value in others.items())
+        ours = ", ".join(f"{name}={getattr(config, name)!r}" for name in others)
+        raise ValueError(
+            f"The pretrained weights of {recipe.name} are of a model with {theirs}; in another one "
+            f"they mean nothing. Received: {ours}. (`weights=` with a path does not look at that.)"
+        )
 
 
 def _trained(recipe, folder, results):

@@ -7,7 +7,7 @@ import os
 import typing
 
 import trellis_keras
-from trellis_keras.zoo.training import Training
+from trellis_keras.zoo.training import PUBLISHED, Training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,11 +16,18 @@ class Recipe:
 
     Recipes do not change: `replace` returns a new one. They are written as JSON into a run's
     folder, from where the run can be repeated.
+
+    Attributes:
+        name: Name of the zoo's model.
+        model: Its configuration.
+        training: Its training.
+        origin: The zoo's own recipe, from which `replace` has made this one. None: it is this one.
     """
 
     name: str
     model: typing.Any
     training: Training
+    origin: typing.Any = dataclasses.field(default=None, compare=False, repr=False)
 
     def replace(self, **overrides):
         """Returns a recipe with other fields, of the model's or of the training's.
@@ -38,15 +45,25 @@ class Recipe:
                 )
             parts[part][field] = value
         model = self.model_with(**parts["model"])
-        training = _absolute(self._checked("training", parts["training"]))
-        new = Recipe(self.name, model, dataclasses.replace(self.training, **training))
-        if not (_data(new) == _data(self) and model.has_result_of(self.model)):
-            published = model.published_on(*_data(new))
-            new = dataclasses.replace(
-                new, training=dataclasses.replace(new.training, **{**published, **training})
-            )
+        given = _absolute(self._checked("training", parts["training"]))
+        training = self.training.replace(**given)
+        new = Recipe(self.name, model, training, self.origin or self)
+        if not new._same_benchmark(self):
+            training = dataclasses.replace(training, **{**new._published(), **given})
+            new = dataclasses.replace(new, training=training)
         new.training.check(new.model)
         return new
+
+    def _same_benchmark(self, other):
+        """Whether what is published of the other one is published of this one."""
+        same_data = _data(self) == _data(other)
+        return same_data and self.model.has_result_of(other.model)
+
+    def _published(self):
+        """The fields of the training that say what is published."""
+        if self._same_benchmark(self.origin):
+            return {name: getattr(self.origin.training, name) for name in PUBLISHED}
+        return self.model.published_on(*_data(self))
 
     def model_with(self, **fields):
         """Returns the model's configuration with other fields, whatever it is trained with.

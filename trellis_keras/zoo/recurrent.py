@@ -86,13 +86,14 @@ class RecurrentConfig(Config):
         chosen = {**vars(self), **fields}
         names = ("benchmark", "cell", "size", "T")
         if not any(name in fields and fields[name] != vars(self)[name] for name in names):
-            return {}
+            return super().settings(fields)
         for name, choices in (("benchmark", BENCHMARKS), ("cell", CELLS)):
             check_choice(name, chosen[name], choices)
         _check_size(chosen["size"])
-        return recurrent_settings.fields(
+        row = recurrent_settings.fields(
             chosen["benchmark"], chosen["cell"], chosen["size"], chosen.get("T")
         )
+        return {**super().settings(fields), **row}
 
     def summary(self):
         layers = "layer" if self.layers == 1 else "layers"

@@ -15,6 +15,18 @@ from trellis_keras.training import (
 from trellis_keras.zoo.config import check_choice, check_field
 
 DECAY_RULES = ("best_before", "worst_of_last", "patience", "steps", "exponential", "average")
+# Which fields a rule of the learning rate uses; the plateau rules have them all but the steps.
+_PLATEAU = ("decay_factor", "decay_window", "decay_strict", "min_learning_rate")
+_USED_BY = {
+    None: (),
+    "steps": ("decay_factor", "decay_epochs"),
+    "exponential": ("decay_factor",),
+    "average": ("decay_window",),
+}
+_DECAY = (*_PLATEAU, "decay_epochs")
+_STOPPING = ("stop_min_delta", "stop_against")
+# What is published of the model that is trained so.
+PUBLISHED = ("published", "published_epochs", "source")
 _UNIFORM_GUESS = {"perplexity": float, "bpc": math.log2, "cross_entropy": math.log}
 
 
@@ -68,6 +80,23 @@ class Training:
     stop_patience: int | None = None
     stop_min_delta: float = 0.0
     stop_against: str = "best"
+
+    def replace(self, **fields):
+        """Returns another training; options of another data set do not stay.
+
+        Raises:
+            ValueError: A field that the new training has no use for.
+        """
+        if fields.get("data", self.data) != self.data:
+            fields = {"data_options": {}, **fields}
+        new = dataclasses.replace(self, **fields)
+        # A run's recipe has them all.
+        if "decay_rule" not in fields:
+            used = _USED_BY.get(self.decay_rule, _PLATEAU)
+            _check_used(fields, set(_DECAY) - set(used), "decay_rule", self.decay_rule)
+        if "stop_patience" not in fields and self.stop_patience is None:
+            _check_used(fields, _STOPPING, "stop_patience", None)
+        return new
 
     def check(self, model):
         """Raises a `ValueError` where fields are wrong, or do not fit the model's."""
@@ -162,6 +191,12 @@ class Training:
     def describe(self, model, loaded):
         """Returns lines on the data and the batches."""
         raise NotImplementedError
+
+
+def _check_used(fields, unused, name, value):
+    given = [field for field in unused if field in fields]
+    if given:
+        raise ValueError(f"`{name}={value!r}` has no use for `{min(given)}`. Give both.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

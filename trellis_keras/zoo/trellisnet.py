@@ -13,6 +13,7 @@ from trellis_keras.zoo.registry import register
 from trellis_keras.zoo.training import TextTraining
 
 HISTORIES = ("chop", "repackage")
+MEMORIES = ("fast", "lean")
 LEAST_AUX_EVERY = 4
 
 
@@ -61,6 +62,7 @@ class TrellisLanguageModel(LanguageConfig):
         "aux_weight",
         "initial_stddev",
     )
+    COMPUTES: ClassVar[tuple] = ("depth", "injection_every", "groups")
     RATES: ClassVar[tuple] = (
         *LanguageConfig.RATES,
         "hidden_dropout",
@@ -88,6 +90,8 @@ class TrellisLanguageModel(LanguageConfig):
     def __post_init__(self):
         super().__post_init__()
         check_choice("history", self.history, HISTORIES)
+        if self.memory is not None:
+            check_choice("memory", self.memory, MEMORIES)
         check_field(
             self,
             "aux_every",
@@ -131,6 +135,17 @@ class TrellisLanguageModel(LanguageConfig):
     @property
     def default_horizon(self):
         return self.depth * max(self.kernel_size - 1, 1)
+
+    def replace(self, **fields):
+        """As in `Config`; one field of the auxiliary losses without the other is refused."""
+        new = super().replace(**fields)
+        given = {name: fields[name] for name in ("aux_every", "aux_weight") if fields.get(name)}
+        if len(given) == 1 and not (new._has_aux or {"aux_every", "aux_weight"} <= set(fields)):
+            raise ValueError(
+                "Auxiliary losses need both `aux_every` and a positive `aux_weight`. Received: "
+                f"aux_every={new.aux_every}, aux_weight={new.aux_weight:g}"
+            )
+        return new
 
     def settings(self, fields):
         """A changed depth brings a fitting aux_every.

@@ -40,6 +40,7 @@ class TrellisPixels(SequenceConfig):
         "output_units",
         "kernel_size",
     )
+    COMPUTES: ClassVar[tuple] = ("dilations",)
     RATES: ClassVar[tuple] = (*SequenceConfig.RATES, "hidden_dropout", "weight_dropout")
 
     size: str = "140k"

@@ -88,7 +88,7 @@ def run(main):
     def command(**options):
         try:
             main(**options)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, FloatingPointError) as error:
             print(f"Error: {error}", file=sys.stderr)
             sys.exit(2)
         except KeyboardInterrupt:  # here, as typer would end without a word

@@ -113,7 +113,7 @@ def recipe(settings, corpus, net, size, train_percent, seed, data_dir=None):
     check_name("corpus", corpus, CORPORA)
     made = zoo.recipe(zoo_name(net, corpus), size=size, seed=seed, data_dir=data_dir)
     if corpus == "pydoc":
-        made = made.replace(data="pydoc", data_options={})
+        made = made.replace(data="pydoc")
     options = dict(made.training.data_options)
     if settings["characters"] is not None:
         options["first"] = settings["characters"]

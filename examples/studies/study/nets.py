@@ -3,9 +3,9 @@
 import math
 
 import keras
-import numpy as np
 
 from trellis_keras.layers import TCN
+from trellis_keras.zoo.recurrent import ForgetBias
 
 LABELS = {"tcn": "TCN", "lstm": "LSTM", "gru": "GRU", "rnn": "RNN"}
 RECURRENT = {"lstm": keras.layers.LSTM, "gru": keras.layers.GRU, "rnn": keras.layers.SimpleRNN}
@@ -93,7 +93,7 @@ def _model(net, task, width, seed, tcn_options):
 def _stacked(net, task, width, seed):
     options = {}
     if net == "lstm":
-        bias = forget_bias(task.recurrent.forget_bias)
+        bias = ForgetBias(task.recurrent.forget_bias)
         options = {"unit_forget_bias": False, "bias_initializer": bias}
     layers = [
         RECURRENT[net](
@@ -105,12 +105,3 @@ def _stacked(net, task, width, seed):
         for i in range(task.recurrent.layers)
     ]
     return layers[0] if len(layers) == 1 else keras.Sequential(layers)
-
-
-def forget_bias(value):
-    """An initialiser of an LSTM's bias (blocks i, f, c, o): zeros, and `value` in block f."""
-
-    def initialize(shape, dtype=None):
-        return keras.ops.convert_to_tensor(np.repeat([0, value, 0, 0], shape[0] // 4), dtype)
-
-    return initialize
