@@ -251,3 +251,75 @@ def test_the_sparsity_of_a_model_is_lifted(name):
 def test_a_model_without_sparsity():
     with pytest.raises(ValueError, match="must have a TrellisLayer with kernel_structure"):
         to_dense(sequential())
+
+
+def test_the_sparsity_within_a_backbone_is_lifted():
+    inner = keras.Sequential([layers.GRU(4, return_sequences=True), layers.GRU(3)])
+    trellis = to_trellis(randomize(built(SequenceClassifier(inner, 3))), M)
+    dense = to_dense(trellis)
+    assert dense.backbone.layers[0].kernel_structure == "dense"
+    x = random_input(time=9)
+    assert_same(dense(x), trellis(x))
+
+
+def adapted_sequential():
+    lower = layers.Normalization()
+    lower.adapt(random_input(time=6) * 4 + 50)
+    return keras.Sequential([keras.Input((None, CHANNELS)), lower, layers.LSTM(4)])
+
+
+def adapted_functional():
+    x = keras.Input((None, CHANNELS))
+    normal = layers.Normalization()
+    normal.adapt(random_input(time=6) * 4 + 50)
+    return keras.Model(x, layers.LSTM(4)(normal(x)))
+
+
+def adapted_backbone():
+    return built(SequenceClassifier(adapted_sequential(), 3))
+
+
+@pytest.mark.parametrize("make", [adapted_sequential, adapted_functional, adapted_backbone])
+def test_what_was_adapted_to_data_is_copied(make):
+    model = make()
+    x = random_input(time=M) * 4 + 50
+    trellis = to_trellis(model, M)
+    assert_same(trellis(x), model(x))
+    assert_same(to_dense(trellis)(x), model(x))
+
+
+def test_an_adapted_vocabulary_is_copied():
+    import tensorflow as tf
+
+    words = layers.TextVectorization(output_sequence_length=M)
+    words.adapt(["a b c", "b d"])
+    embedding = layers.Embedding(words.vocabulary_size(), 3)
+    inputs = keras.Input((), dtype="string")
+    model = keras.Model(inputs, layers.LSTM(4)(embedding(words(inputs))))
+    text = tf.constant(["b a", "d d x"])
+    assert_same(to_trellis(model, M)(text), model(text))
+
+
+def test_what_is_frozen_stays_frozen():
+    model = language_model()
+    model.embedding.trainable = False
+    new = to_trellis(model, M)
+    assert not new.embedding.trainable and new.head.trainable
+
+
+def test_the_rows_of_a_stateful_stack_are_kept():
+    backbone = StackedRNN(lstms(return_state=True), stateful=True)
+    model = keras.Sequential([keras.Input(batch_shape=(2, M, CHANNELS)), backbone])
+    new = to_trellis(model, M)
+    x = random_input(time=2 * M)
+    for piece in np.split(x, 2, axis=1):
+        assert_same(new(piece), model(piece))
+
+
+def test_a_long_segment_is_refused_also_where_any_length_was_compiled():
+    model = to_trellis(randomize(language_model(stateful=True)), M)
+    tokens = random_tokens(2, 2 * M)
+    for length in (2, 3, M):
+        model.predict(tokens[:, :length], batch_size=2, verbose=0)
+    with pytest.raises(Exception, match="at most horizon=5|segment_longer_than_the_horizon"):
+        model.predict(tokens, batch_size=2, verbose=0)

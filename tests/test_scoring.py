@@ -38,7 +38,7 @@ BACKBONES = {
 ELSEWHERE = pytest.param("trellis", marks=pytest.mark.both_backends)
 
 
-def language_model(vocabulary, backbone="trellis"):
+def language_model(vocabulary, backbone="trellis", dtype="float32"):
     # Far from uniform: a mistake would not show otherwise.
     wide = keras.initializers.RandomUniform(-1.5, 1.5, seed=2)
     model = LanguageModel(
@@ -49,6 +49,7 @@ def language_model(vocabulary, backbone="trellis"):
         vocabulary=vocabulary,
         seed=0,
         name="scored",
+        dtype=dtype,
     )
     model.build((None, None))
     return model
@@ -309,6 +310,8 @@ def test_another_model_or_other_settings_are_refused(interrupted, model):
     other.head.bias.assign(other.head.bias + 1)
     with pytest.raises(ValueError, match="interrupted job with another model. To begin anew"):
         go_on(other)
+    with pytest.raises(ValueError, match="interrupted job with another model"):
+        go_on(language_model(LINES, dtype="mixed_bfloat16"))
     assert go_on(language_model(LINES))["lines"] == 20
     with pytest.raises(ValueError, match=f"{table} exists already"):
         go_on()

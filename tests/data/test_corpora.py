@@ -178,6 +178,20 @@ def test_text_by_words_with_other_shares(tmp_path):
     assert corpus.vocabulary.decode(corpus.valid) == "b a a\n"
 
 
+@pytest.mark.parametrize(("word", "place"), [("<unk>", 3), ("b", 2)])
+def test_a_word_that_stands_for_those_of_other_texts(tmp_path, word, place):
+    path = tmp_path / "my.txt"
+    path.write_text("b a a\n" * 10)
+    vocabulary = load("text", path=path, unit="word", unknown=word).vocabulary
+    assert vocabulary.tokens[place] == word
+    assert vocabulary.encode("a dog", final_eos=False).tolist() == [0, place]
+
+
+def test_corpora_are_compared_by_their_checksum():
+    one, other = load("pydoc"), load("pydoc")
+    assert one != other and len({one, other}) == 2 and one.checksum == other.checksum
+
+
 @pytest.mark.parametrize(
     "content, options, error, message",
     [
@@ -187,6 +201,7 @@ def test_text_by_words_with_other_shares(tmp_path):
         (b"abcdefghi", {}, ValueError, r"my.txt is too short to split.*Received: 9 characters"),
         (b"  ", {"unit": "word"}, ValueError, "my.txt has no words"),
         (b"abc" * 90, {"unit": "letter"}, ValueError, "unit='letter'"),
+        (b"abc" * 90, {"unknown": "?"}, ValueError, '`unknown` is for unit="word"'),
         (b"abc" * 90, {"split": (0.9, 0.1)}, ValueError, r"split=\(0.9, 0.1\)"),
         (b"abc" * 90, {"split": (0.9, 0.2, 0.1)}, ValueError, "add up to 1"),
         (b"abc" * 90, {"split": (1.0, 0.1, -0.1)}, ValueError, "positive"),

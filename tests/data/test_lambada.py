@@ -3,7 +3,14 @@ import types
 import numpy as np
 import pytest
 
-from trellis_keras.data import Vocabulary, lambada, last_word_examples, load, sources
+from trellis_keras.data import (
+    Passages,
+    Vocabulary,
+    lambada,
+    last_word_examples,
+    load,
+    sources,
+)
 
 WORDS = ("<eos>", "<unk>", "the", "cat", "sat", "on", "mat")
 KNOWING = Vocabulary(WORDS, unknown="<unk>")
@@ -25,7 +32,7 @@ def test_real_passages(local_data):
             assert [*words, vocabulary.tokens[y[b, place]]] == text.split()
             counted += weight[b].sum()
     assert counted == 128
-    with pytest.raises(ValueError, match="No passage"):
+    with pytest.raises(ValueError, match="no passages for training"):
         splits.stream("train", 64, vocabulary=vocabulary)
 
 
@@ -70,6 +77,11 @@ def test_bad_arguments():
         last_word_examples(PASSAGES, Vocabulary(WORDS))
     with pytest.raises(ValueError, match="No passage is left"):
         last_word_examples(["mat", "a dog"], KNOWING)
+
+
+def test_there_are_no_passages_for_training():
+    with pytest.raises(ValueError, match='no passages for training.*unknown="<unk>"'):
+        Passages(()).stream(2, vocabulary=KNOWING)
 
 
 def test_local_copy_and_download(tmp_path, monkeypatch):

@@ -76,8 +76,15 @@ def test_epochs_follow_fit_also_after_a_resume():
     assert fit(initial_epoch=2) == whole
 
 
+@pytest.mark.parametrize("stream", [SequenceStream, TokenStream])
+def test_there_are_no_workers(stream):
+    """With threads of Keras' the batches come twice or never on JAX."""
+    with pytest.raises(TypeError, match="workers"):
+        stream(np.arange(9), np.arange(9), 4, workers=2)
+
+
 def test_streams_travel_to_other_processes():
-    stream = SequenceStream(np.arange(9), np.arange(9), 4, shuffle=True, workers=2)
+    stream = SequenceStream(np.arange(9), np.arange(9), 4, shuffle=True)
     stream.epoch = 2
     assert order(pickle.loads(pickle.dumps(stream))) == order(stream)
 

@@ -174,6 +174,11 @@ def test_bad_vocabularies(arguments, message):
         Vocabulary(**arguments)
 
 
+def test_a_text_in_an_unknown_unit():
+    with pytest.raises(ValueError, match="`unit` must be one of .* Received: unit='char'"):
+        Vocabulary.from_text("ab ab", unit="char")
+
+
 @pytest.mark.parametrize(
     "ids, message",
     [

@@ -288,6 +288,7 @@ def test_stateful_equals_initial_state():
         ({"return_aux": True}, "aux_every"),
         ({"cell": "lstn"}, "lstn"),
         ({"cell": MinimalGate(7)}, "units=8"),
+        ({"cell": MinimalGate}, "a class: pass an instance"),
         ({"kernel_structure": "sparse"}, "mixed_group.*sparse"),
         ({"kernel_structure": "mixed_group"}, "need `groups`"),
         ({"group_starts": [1]}, "need `groups`"),

@@ -396,3 +396,22 @@ def test_training_and_evaluation_compute_the_cone_only(monkeypatch):
     kept.clear()
     model.predict(stream[0][0], verbose=0)
     assert set(kept) == {None}
+
+
+def test_a_head_that_cannot_be_tied():
+    old = LanguageModel(V, 6, TrellisLayer(6, 2), tie_embeddings=False)
+    old.build((None, None))
+    with pytest.raises(ValueError, match="before it is built.* which is built already"):
+        LanguageModel(V, 6, TrellisLayer(6, 2), head=old.head)
+    with pytest.raises(ValueError, match="has no method `tie`"):
+        LanguageModel(V, 6, TrellisLayer(6, 2), head=keras.layers.Identity())
+    new = LanguageModel(V, 6, TrellisLayer(6, 2), head=old.head, tie_embeddings=False)
+    new.build((None, None))
+    assert new.head.kernel is old.head.kernel
+
+
+def test_a_generator_of_batches_cannot_carry_a_history():
+    model = small_model(backbone={"stateful": True})
+    x = random_tokens(2, 5)
+    with pytest.raises(ValueError, match="known beforehand.* Received: generator"):
+        model.fit((batch for batch in [(x, x)] * 2), steps_per_epoch=2)

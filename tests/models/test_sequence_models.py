@@ -109,6 +109,20 @@ def test_one_weight_per_row_counts_for_all_its_steps():
     assert by_row == pytest.approx(by_step, rel=1e-6)
 
 
+def test_a_loss_of_keras_is_the_mean_that_keras_has():
+    """Its reduction divides by all steps, whatever their weights are."""
+    model = SequenceRegressor(trellis(True), 2, per_step=True)
+    model.compile("sgd", loss="mae")
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(5, 9, 2)), rng.normal(size=(5, 9, 2))
+    weight = rng.integers(0, 3, (5, 9)).astype("float32")
+    weight[:, -1] = 1
+    loss = model.evaluate(x, y, sample_weight=weight, batch_size=2, verbose=0)
+    errors = np.abs(model.predict(x, verbose=0) - y).mean(-1)
+    loss = loss[0] if isinstance(loss, list) else loss
+    assert loss == pytest.approx((errors * weight).sum() / weight.size, rel=1e-5)
+
+
 @pytest.mark.parametrize("side", ["pre", "post"])
 @pytest.mark.parametrize("backbone", [trellis, lstm])
 def test_masked_steps_change_nothing(backbone, side):
@@ -303,6 +317,15 @@ def test_bad_labels_are_named_before_training():
         regressor.fit(x, np.zeros((4, 3)), verbose=0)
 
 
+def test_a_loss_of_ones_own_may_have_other_labels():
+    model = classifier(per_step=True)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
+    model.compile("sgd", loss=loss)
+    x, y = data(True, rows=4)
+    y[:, 0] = -1
+    assert np.isfinite(model.evaluate(x, y, verbose=0))
+
+
 def test_a_row_without_a_step_that_counts_is_named():
     model = classifier(per_step=True)
     model.compile("sgd")
@@ -314,11 +337,20 @@ def test_a_row_without_a_step_that_counts_is_named():
             run(x, y, sample_weight=weight, verbose=0)
 
 
-def test_only_built_per_step_models_stream():
-    with pytest.raises(ValueError, match="per_step=True"):
-        model = classifier()
-        model.build((None, None, 2))
-        model.initial_cache(1)
+@pytest.mark.parametrize("backbone", [trellis, tcn])
+def test_a_last_step_model_streams_as_if_each_step_were_the_last(backbone):
+    model = classifier(backbone)
+    x, _ = data(False, rows=3)
+    cache = model.build(x.shape) or model.initial_cache(3)
+    for end in range(1, x.shape[1] + 1):
+        y, cache = model.step(x[:, end - 1], cache)
+        if end > 2:  # shorter ones are shorter than a dilation
+            np.testing.assert_allclose(y, model(x[:, :end]), atol=1e-5)
+    with pytest.raises(ValueError, match="no output for each step of a piece: call `step`"):
+        model.prefill(x)
+
+
+def test_what_does_not_stream():
     with pytest.raises(ValueError, match="not built"):
         classifier(per_step=True).initial_cache(1)
     with pytest.raises(ValueError, match="prefill"):

@@ -3,6 +3,7 @@
 import threading
 
 import keras
+import numpy as np
 import pytest
 from backends import run_script
 from served import small_model
@@ -38,7 +39,7 @@ def test_versions_count_up_unless_given(quick, tmp_path):
     assert quick(path, 10) == path / "10"
     (path / "backup.30").mkdir()
     assert quick(path) == path / "11"
-    assert quick(path, 4) == path / "4"
+    assert quick(path, np.int64(4)) == path / "4"
     assert names(path) == ["1", "10", "11", "2", "4", "backup.30"]
 
 

@@ -5,6 +5,7 @@ reader of them. This is the only module of the package that needs tensorflow-dat
 """
 
 import contextlib
+import functools
 import hashlib
 import io
 import pathlib
@@ -68,9 +69,11 @@ class _Files(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         download = fetch(self.URL, folder, self.LARGEST)
         try:
             contents = self._read(download)
-        except Exception:
-            # Left in the cache, a bad file would spoil the next attempt.
-            download.unlink()
+        except Exception as error:
+            # Left in the cache, a bad file would spoil the next attempt. One that could not be
+            # unpacked, as on a full disk, is not bad.
+            if getattr(error, "errno", None) is None:
+                download.unlink()
             raise
         return {part: self._generate_examples(contents[part]) for part in self.FILES}
 
@@ -275,8 +278,6 @@ def read_files(builder_class, cache_dir=None):
 def unpack_files(builder_class, cache_dir=None):
     """Downloads and unpacks large files, or finds those of an earlier call.
 
-    Of several processes that do so at the same time one downloads and the others wait.
-
     Args:
         builder_class: A `LargeFiles`.
         cache_dir: As in `read_files`.
@@ -288,14 +289,8 @@ def unpack_files(builder_class, cache_dir=None):
         OSError: If the download fails.
         ValueError: If what came down is not the published data set.
     """
-    from filelock import FileLock
-
-    folder = pathlib.Path(builder_class(data_dir=cache_dir).data_dir)
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.parent / ".lock"):
-            _prepared(builder_class, cache_dir)
     builder = _prepared(builder_class, cache_dir)
+    folder = pathlib.Path(builder.data_dir)
     return {part: folder / _only_content(builder, part).decode() for part in builder_class.FILES}
 
 
@@ -313,8 +308,7 @@ def read_arrays(name, cache_dir=None):
         OSError: If the download fails.
     """
     with _naming_failures(f"tensorflow-datasets' {name!r}"):
-        builder = tfds.builder(name, data_dir=cache_dir)
-        builder.download_and_prepare()
+        builder = _prepared_alone(functools.partial(tfds.builder, name, data_dir=cache_dir))
     return {
         split: tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1))
         for split in ("train", "test")
@@ -323,8 +317,20 @@ def read_arrays(name, cache_dir=None):
 
 def _prepared(builder_class, cache_dir):
     with _naming_failures(builder_class.URL):
-        builder = builder_class(data_dir=cache_dir)
-        builder.download_and_prepare()
+        return _prepared_alone(functools.partial(builder_class, data_dir=cache_dir))
+
+
+def _prepared_alone(make):
+    """A builder whose data are there: of several processes one prepares them, the others wait."""
+    from filelock import FileLock
+
+    folder = pathlib.Path(make().data_dir)
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.parent / ".lock"):
+            make().download_and_prepare()
+    builder = make()  # it knows what another process has prepared
+    builder.download_and_prepare()
     return builder
 
 

@@ -24,7 +24,7 @@ from trellis_keras.data.sources import (
     read_own_file,
 )
 from trellis_keras.data.token_files import word_ids
-from trellis_keras.data.vocabulary import UNITS, Vocabulary
+from trellis_keras.data.vocabulary import Vocabulary, check_unit
 
 PTB_FILES = {split: f"ptb/ptb.{split}.txt" for split in SPLITS}
 # The published sizes of Mikolov's preparation of the Penn Treebank, in tokens.
@@ -68,7 +68,7 @@ WAR_AND_PEACE_CHARACTERS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays cannot be compared so
 class Corpus:
     """A text as token ids, in three splits.
 
@@ -189,14 +189,24 @@ def war_and_peace(data_dir, *, split=None, first=None, train_fraction=1.0):
 
 
 @register
-def text(data_dir, *, path, unit="character", split=None, first=None, train_fraction=1.0):
+def text(
+    data_dir,
+    *,
+    path,
+    unit="character",
+    unknown=None,
+    split=None,
+    first=None,
+    train_fraction=1.0,
+):
     """A text file of the user's own, split by position.
 
     `path` says where the file is. Where it is no longer there, it is looked for in `data_dir`. A
-    byte-order mark is no part of its text.
+    byte-order mark is no part of its text. `unknown` is the word for those of other texts.
     """
-    if unit not in UNITS:
-        raise ValueError(f"`unit` must be one of {UNITS}. Received: unit={unit!r}")
+    check_unit(unit)
+    if unknown is not None and unit != "word":
+        raise ValueError(f'`unknown` is for unit="word". Received: {unknown!r}, unit={unit!r}')
     cut = Cut(split, first, train_fraction)
     source = read_own_file(path, data_dir)
     if unit == "byte":
@@ -207,6 +217,10 @@ def text(data_dir, *, path, unit="character", split=None, first=None, train_frac
     if unit == "word" and not content.strip():
         raise ValueError(f"{source.label} has no words")
     vocabulary = _vocabulary(source, content, unit)
+    if unknown is not None:
+        # Last, as the rarest, where it is no word of the text.
+        words = dict.fromkeys((*vocabulary.tokens, unknown))
+        vocabulary = Vocabulary(words, unit, unknown)
     return _cut_corpus("text", [source], content, vocabulary, cut, usual_unit="character")
 
 

@@ -41,6 +41,11 @@ class Passages:
 
     def stream(self, batch_size, *, vocabulary, protocol="words_before", seed=0, shuffle=False):
         """The last words in batches, a `SequenceStream`; see `last_word_examples`."""
+        if not self.texts:
+            raise ValueError(
+                "LAMBADA has no passages for training. A text of yours is loaded by "
+                'load("text", path=..., unit="word", unknown="<unk>")'
+            )
         examples = last_word_examples(self.texts, vocabulary, protocol)
         return examples.stream(batch_size, seed=seed, shuffle=shuffle)
 
@@ -50,7 +55,7 @@ def lambada(data_dir):
     """LAMBADA: 4,869 development passages as `valid` and 5,153 as `test`.
 
     `train` is empty: the training text, 2,662 novels, is no part of this data set. Load a copy of
-    yours with `load("text", path=..., unit="word")`.
+    yours with `load("text", path=..., unit="word", unknown="<unk>")`.
     """
     sources = local_sources(_FILES, data_dir)
     if sources is None:

@@ -21,7 +21,7 @@ CHECKSUMS = {
 _VARIABLES = {"train": "traindata", "valid": "validdata", "test": "testdata"}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays cannot be compared so
 class PianoRolls:
     """Pieces of music of different lengths.
 

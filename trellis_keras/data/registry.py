@@ -33,7 +33,9 @@ def load(name, data_dir=None, **options):
       `war_and_peace/warpeace_input.txt`.
     - `"text"`: a file of your own. Options: `path` and `unit`, which is `"character"` (the
       default) or `"word"`, both UTF-8, or `"byte"`. A file that is not at `path` is looked for in
-      `data_dir`; a byte-order mark is left out of the text.
+      `data_dir`; a byte-order mark is left out of the text. Of words also `unknown`, the word, such
+      as `"<unk>"`, that stands for those which this text does not have; without it they are an
+      error. A model learns it only from a text in which rare words are replaced with it.
     - `"pydoc"`: the English of Python's own `pydoc_data.topics`, character by character, on
       every machine. It differs between versions of Python; the checksum tells.
 

@@ -17,8 +17,8 @@ class _ExampleStream(keras.utils.PyDataset):
     fill its last batch fills it up with its own examples, again from the first, at weight 0.
     """
 
-    def __init__(self, groups, batch_size, seed, shuffle, workers=1, max_queue_size=10):
-        super().__init__(workers=workers, max_queue_size=max_queue_size)
+    def __init__(self, groups, batch_size, seed, shuffle):
+        super().__init__()  # without `workers`, as `TokenStream`
         self._groups = groups
         self._batch_size = checked_int("batch_size", batch_size, 1)
         self._seed = checked_int("seed", seed, 0)
@@ -94,9 +94,6 @@ class SequenceStream(_ExampleStream):
             has at least one weight that is not 0.
         seed: Where the order comes from, an integer of 0 or more.
         shuffle: Whether the examples are put in a new order for each epoch.
-        **kwargs: As in `keras.utils.PyDataset`: `workers`, which are threads, and
-            `max_queue_size`. There is no `use_multiprocessing`: Keras waits for ever for a process
-            that has died.
 
     Raises:
         ValueError: If an argument is not as described.
@@ -110,14 +107,14 @@ class SequenceStream(_ExampleStream):
     array([1., 0.], dtype=float32)
     """
 
-    def __init__(self, x, y, batch_size, *, weight=None, seed=0, shuffle=False, **kwargs):
+    def __init__(self, x, y, batch_size, *, weight=None, seed=0, shuffle=False):
         self._x, self._y = np.asanyarray(x), np.asanyarray(y)
         _check_examples(self._x, self._y)
         if weight is not None:
             weight = np.asarray(weight, dtype="float32")
             _check_weight(weight, self._y)
         self._weight = weight
-        super().__init__([np.arange(len(self._x))], batch_size, seed, shuffle, **kwargs)
+        super().__init__([np.arange(len(self._x))], batch_size, seed, shuffle)
 
     def _batch(self, group, rows, counts):
         if self._weight is not None:
@@ -149,7 +146,6 @@ class PianoRollStream(_ExampleStream):
         buckets: Number of different lengths, 1 or more.
         seed: Where the order comes from, an integer of 0 or more.
         shuffle: Whether the rolls are put in a new order for each epoch.
-        **kwargs: `workers` and `max_queue_size`, as in `keras.utils.PyDataset`; no processes.
 
     Raises:
         ValueError: If an argument is not as described.
@@ -162,7 +158,7 @@ class PianoRollStream(_ExampleStream):
     ((2, 8, 88), array([3., 8.], dtype=float32))
     """
 
-    def __init__(self, rolls, batch_size, *, buckets=4, seed=0, shuffle=False, **kwargs):
+    def __init__(self, rolls, batch_size, *, buckets=4, seed=0, shuffle=False):
         if not len(rolls):
             raise ValueError("`rolls` needs at least one piano roll. Received: none")
         for i, roll in enumerate(rolls):
@@ -171,7 +167,7 @@ class PianoRollStream(_ExampleStream):
         steps = np.array([len(roll) - 1 for roll in rolls])
         self._times, groups = _by_length(steps, checked_int("buckets", buckets, 1))
         self._frames_counted = int(steps.sum())
-        super().__init__(groups, batch_size, seed, shuffle, **kwargs)
+        super().__init__(groups, batch_size, seed, shuffle)
 
     @property
     def times(self):

@@ -9,7 +9,7 @@ from trellis_keras.data.sequences import SequenceStream
 from trellis_keras.data.sources import SPLITS
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays cannot be compared so
 class Examples:
     """Inputs and targets as arrays.
 
@@ -34,7 +34,7 @@ class Examples:
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays cannot be compared so
 class Splits:
     """A data set of separate examples.
 

@@ -60,9 +60,6 @@ class TokenStream(keras.utils.PyDataset):
         protocol: `"exact"` or `"authors"`.
         start_token: The id that stands before the beginning of the text.
         vocabulary_size: If given, the ids are checked once to lie in [0, `vocabulary_size`).
-        workers: As in `keras.utils.PyDataset`, threads. There is no `use_multiprocessing`: Keras
-            waits for ever for a process that has died.
-        max_queue_size: As in `keras.utils.PyDataset`.
 
     Raises:
         ValueError: If an argument is not as described.
@@ -90,10 +87,10 @@ class TokenStream(keras.utils.PyDataset):
         protocol="exact",
         start_token=0,
         vocabulary_size=None,
-        workers=1,
-        max_queue_size=10,
     ):
-        super().__init__(workers=workers, max_queue_size=max_queue_size)
+        # Keras' `workers` are not offered: `fit` on JAX, which looks at a batch to build the model,
+        # would see those that they had ready again, and the last ones never.
+        super().__init__()
         self._tokens = _checked_tokens(tokens, vocabulary_size)
         self._batch_size = checked_int("batch_size", batch_size, 1)
         self._segment = checked_int("segment", segment, 1)

@@ -75,7 +75,11 @@ class Vocabulary:
 
         Returns:
             A `Vocabulary`.
+
+        Raises:
+            ValueError: If `unit` is another word, or the text does not contain `unknown`.
         """
+        check_unit(unit)
         if unit == "character":
             return cls(sorted(set(text)), unit, unknown)
         if unit == "byte":
@@ -259,9 +263,14 @@ def _split_words(text, final_eos=True):
         yield EOS
 
 
-def _check_vocabulary(tokens, unit, unknown):
+def check_unit(unit):
+    """Raises a `ValueError` unless it is one of `UNITS`."""
     if unit not in UNITS:
         raise ValueError(f"`unit` must be one of {UNITS}. Received: unit={unit!r}")
+
+
+def _check_vocabulary(tokens, unit, unknown):
+    check_unit(unit)
     if not tokens:
         raise ValueError("A vocabulary needs at least one token. Received: none")
     for token in tokens:

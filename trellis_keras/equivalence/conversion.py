@@ -74,7 +74,10 @@ def to_trellis(model_or_layers, horizon):
     if len(layers) == 1 and isinstance(layers[0], StackedRNN):
         (outer,) = layers
         names = ("return_sequences", "return_state", "stateful")
-        return _convert(outer.layers, horizon, **{name: getattr(outer, name) for name in names})
+        layer = _convert(outer.layers, horizon, **{name: getattr(outer, name) for name in names})
+        if outer.stateful:
+            layer.history.allocate_as(outer.history)
+        return layer
     return _convert(layers, horizon)
 
 

@@ -4,6 +4,8 @@ import keras
 
 from trellis_keras.equivalence.models import convert, copy, copy_weights
 from trellis_keras.layers import TrellisLayer
+from trellis_keras.models import LanguageModel
+from trellis_keras.models.sequence_model import SequenceModel
 
 
 def to_dense(model_or_layer):
@@ -36,12 +38,13 @@ def to_dense(model_or_layer):
     if isinstance(model_or_layer, TrellisLayer):
         return model_or_layer.to_dense()
     model = model_or_layer
-    if isinstance(getattr(model, "backbone", None), TrellisLayer):
-        return convert(model, TrellisLayer.to_dense)
-    if not any(_is_sparse(layer) for layer in model.layers):
+    if isinstance(model, (LanguageModel, SequenceModel)):
+        return convert(model, to_dense)
+    layers = getattr(model, "layers", [])
+    if not any(_is_sparse(layer) for layer in layers):
         raise ValueError(
             'The model must have a TrellisLayer with kernel_structure="mixed_group", as '
-            f"`to_trellis` makes. Received: {model.name} with {[x.name for x in model.layers]}"
+            f"`to_trellis` makes. Received: {model!r} with {[layer.name for layer in layers]}"
         )
     copies = {}
 

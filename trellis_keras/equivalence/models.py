@@ -1,5 +1,7 @@
 """Exchanging the recurrent layers of a model for a TrellisNet, with copies of all other layers."""
 
+import tempfile
+
 import keras
 
 from trellis_keras.equivalence.stack import is_idle, is_recurrent
@@ -41,10 +43,12 @@ def _with_backbone(model, backbone):
     config = model.get_config() | {"backbone": keras.saving.serialize_keras_object(backbone)}
     new = type(model).from_config(config)
     new.build_from_config(model.get_build_config())
-    new.backbone.set_weights(backbone.get_weights())
-    for part in ("embedding", "head"):
-        if hasattr(model, part):
-            getattr(new, part).set_weights(getattr(model, part).get_weights())
+    copies = {backbone: new.backbone, model.head: new.head}
+    if isinstance(model, LanguageModel):
+        copies[model.embedding] = new.embedding
+    copy_weights(copies)
+    for layer, its_copy in copies.items():
+        its_copy.trainable = layer.trainable
     return new
 
 
@@ -156,7 +160,20 @@ def copy(layer):
 
 
 def copy_weights(copies):
-    """Gives each layer's weights to its copy, {layer: copy}."""
+    """Gives each layer's weights to its copy, {layer: copy}, and what it has adapted to data."""
     for layer, its_copy in copies.items():
         if isinstance(layer, keras.Layer):  # and no operation of keras.ops
-            its_copy.set_weights(layer.get_weights())
+            parts = layer._flatten_layers(), its_copy._flatten_layers()
+            for part, its_part in zip(*parts, strict=True):
+                _copy_state(part, its_part)
+
+
+def _copy_state(layer, its_copy):
+    """As saving and loading do: weights alone do not make an adapted layer work."""
+    store = {}
+    layer.save_own_variables(store)
+    its_copy.load_own_variables(store)
+    if hasattr(layer, "save_assets"):
+        with tempfile.TemporaryDirectory() as folder:
+            layer.save_assets(folder)
+            its_copy.load_assets(folder)

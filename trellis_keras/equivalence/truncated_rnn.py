@@ -1,6 +1,7 @@
 """The TrellisLayer that is a truncated RNN."""
 
 import keras
+from keras import ops
 
 from trellis_keras.layers import TrellisLayer
 
@@ -38,7 +39,7 @@ class TruncatedRNN(TrellisLayer):
 
     Raises:
         ValueError: As `TrellisLayer`; another structure; with a history, a segment of more than
-            `horizon` steps.
+            `horizon` steps. (TensorFlow has its own error where it has compiled for any length.)
 
     Example: an LSTM over two segments, which its carried state makes one.
 
@@ -68,6 +69,8 @@ class TruncatedRNN(TrellisLayer):
 
     def call(self, inputs, initial_state=None, training=False, mask=None, output_length=None):
         self._check_segment(inputs.shape[1], initial_state)
+        if inputs.shape[1] is None and (self.stateful or initial_state is not None):
+            inputs = self._checked_later(inputs)
         return super().call(inputs, initial_state, training, mask, output_length)
 
     def compute_output_spec(
@@ -85,6 +88,12 @@ class TruncatedRNN(TrellisLayer):
                 "the history. Cut the sequence into shorter segments or convert with a larger "
                 f"horizon. Received: {time} steps"
             )
+
+    def _checked_later(self, inputs):
+        """Returns the inputs; where they are too long the graph, made for any length, fails."""
+        with keras.name_scope("segment_longer_than_the_horizon"):
+            ones = ops.ones((1, self.horizon, 1), inputs.dtype)
+            return inputs * ops.slice(ones, (0, 0, 0), (1, ops.shape(inputs)[1], 1))
 
     @classmethod
     def from_config(cls, config):

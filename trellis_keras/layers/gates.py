@@ -198,10 +198,11 @@ def get(cell, units, dtype=None):
         for name in ("state_size", "preactivation_size", "kernel_units", "arrange", "call")
         if not hasattr(cell, name)
     ]
-    if missing:
+    if missing or isinstance(cell, type):
+        lacks = f"which lacks {missing}" if missing else "a class: pass an instance of it"
         raise ValueError(
             f"`cell` must be one of {sorted(_BY_NAME)} or a `GatedActivation` layer. "
-            f"Received: cell={cell!r}, which lacks {missing}"
+            f"Received: cell={cell!r}, {lacks}"
         )
     if list(cell.state_size) != [units] * len(cell.state_size):
         raise ValueError(

@@ -117,6 +117,12 @@ class History(keras.layers.Layer):
             states[batch_size] = self._zeros(batch_size, training)
         self._rows[training] = batch_size
 
+    def allocate_as(self, other):
+        """Makes zero states for as many rows as another history has them."""
+        for training in (True, False):
+            if other.batch_size(training) is not None:
+                self.allocate(other.batch_size(training), training)
+
     def _zeros(self, batch_size, training):
         phase = "training" if training else "evaluation"
         with keras.name_scope(self.name):

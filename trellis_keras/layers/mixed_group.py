@@ -263,9 +263,7 @@ def lift_mask(layer):
     layer.kernel.copy_to(dense.kernel)
     layer.recurrent_kernel.copy_to(dense.recurrent_kernel)
     if layer.stateful:
+        dense.history.allocate_as(layer.history)
         for training in (True, False):
-            batch = layer.history.batch_size(training)
-            if batch is not None:
-                dense.history.allocate(batch, training)
-                dense.history.write(layer.history.read(batch, training), training)
+            dense.history.write(layer.history.held(training), training)
     return dense

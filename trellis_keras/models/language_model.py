@@ -148,7 +148,8 @@ class LanguageModel(Generation, OrderedBatches, keras.Model):
             )
         self.head = head
         if tie_embeddings:
-            self.head.tie(self.embedding)
+            _check_ties(head)
+            head.tie(self.embedding)
 
         self._backbone_takes_length = _takes(backbone.call, "output_length")
         self._head_takes_training = _takes(self.head.loss, "training")
@@ -163,7 +164,8 @@ class LanguageModel(Generation, OrderedBatches, keras.Model):
         if not self.backbone.built:
             self.backbone.build(embedded)
         hidden = self.backbone.compute_output_shape(embedded)
-        self.head.build(hidden[0] if isinstance(hidden[0], tuple) else hidden)
+        if not self.head.built:
+            self.head.build(hidden[0] if isinstance(hidden[0], tuple) else hidden)
 
     # Forward pass
 
@@ -388,6 +390,15 @@ def _serialize_unbuilt(layer):
 
 def _uniform(seed):
     return keras.initializers.RandomUniform(-0.1, 0.1, seed=seed)
+
+
+def _check_ties(head):
+    if not hasattr(head, "tie") or head.built:
+        reason = "is built already" if hasattr(head, "tie") else "has no method `tie`"
+        raise ValueError(
+            "With tie_embeddings=True the head takes the embedding's matrix, before it is built. "
+            f"Set tie_embeddings=False, or pass another head. Received: {head!r}, which {reason}"
+        )
 
 
 def _input_dropout(kind):

@@ -112,6 +112,12 @@ def _rows_here(x, batch_size):
                 "A stateful backbone needs batches of one size: batch(..., drop_remainder=True)."
             )
         return spec.shape[0]
+    if not hasattr(x, "__len__"):
+        raise ValueError(
+            "A stateful backbone needs batches of one size that is known beforehand: arrays, a "
+            "`keras.utils.PyDataset`, or a `tf.data.Dataset` of batch(..., drop_remainder=True). "
+            f"Received: {type(x).__name__}"
+        )
     rows = min(batch_size or 32, len(x))
     if len(x) % rows:
         raise ValueError(

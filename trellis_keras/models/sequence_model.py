@@ -19,7 +19,8 @@ class SequenceModel(keras.Model):
     Losses and figures are means over what counts: over the sequences of a last-step model, over
     the steps of a per-step one, weighted by `sample_weight` ((batch,) or (batch, time)) and without
     the steps that a mask leaves out. Those of an epoch are exact over the whole split; they are
-    no means of batch means.
+    no means of batch means. A loss of another kind is the mean that its `reduction` says: Keras'
+    usual one weights a step's loss, but divides by the number of steps.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class SequenceModel(keras.Model):
         )
         self.supports_masking = True
         self._mean_loss = keras.metrics.Mean(name="loss")
+        self._own_loss = False
 
     def _dropout(self, rate, seed):
         return keras.layers.Dropout(rate, seed=seed, dtype=self.dtype_policy)
@@ -158,7 +160,7 @@ class SequenceModel(keras.Model):
         weight = self._weight(y_pred, sample_weight)
         # Keras divides by the number of replicas, whatever their weights are.
         loss = super().compute_loss(x, y, y_pred, weight, training) * devices.replicas()
-        counted = ops.sum(weight)
+        counted = ops.sum(weight if self._divides_by_weights() else self._weight(y_pred, None))
         self._mean_loss.update_state(loss, sample_weight=counted)
         super().compute_metrics(x, y, y_pred, weight)
         return devices.share(loss, counted)
@@ -168,6 +170,10 @@ class SequenceModel(keras.Model):
         if self._compile_metrics is None or self._compile_metrics.built:
             return self.get_metrics_result()
         return super().compute_metrics(x, y, y_pred, sample_weight)
+
+    def _divides_by_weights(self):
+        (loss,) = keras.tree.flatten(self.loss)
+        return getattr(loss, "reduction", None) == "mean_with_sample_weight"
 
     def _weight(self, y_pred, sample_weight):
         """How much each output counts: (batch,), of a per-step model (batch, time)."""
@@ -231,7 +237,7 @@ class SequenceModel(keras.Model):
             if y is None:
                 raise ValueError(f"{self.name} is trained and evaluated on (x, y). Received no y.")
         # Another loss may want other targets.
-        if isinstance(y, np.ndarray) and type(self.loss) is type(self._default_loss()):
+        if isinstance(y, np.ndarray) and self._own_loss:
             self._check_targets(y)
         if isinstance(sample_weight, np.ndarray):
             checks.check_weights(sample_weight)
@@ -260,7 +266,7 @@ class SequenceModel(keras.Model):
         """Returns the backbone's cache before the first step, see `layers.streaming`.
 
         Raises:
-            ValueError: The model is not built or not per-step, or its backbone does not stream.
+            ValueError: The model is not built, or its backbone does not stream.
         """
         self._check_streams()
         return self.backbone.initial_cache(batch_size)
@@ -273,7 +279,8 @@ class SequenceModel(keras.Model):
             cache: What `initial_cache`, `step` or `prefill` returned.
 
         Returns:
-            This step's output (batch, units), as in a call without dropout, and the new cache.
+            This step's output (batch, units), as in a call without dropout, and the new cache. The
+            output of a last-step model is what it would be if the sequence ended with this step.
 
         Raises:
             ValueError: As `initial_cache`, or x and cache do not fit.
@@ -289,20 +296,20 @@ class SequenceModel(keras.Model):
             The outputs (batch, time, units), and the cache after the last step.
 
         Raises:
-            ValueError: As `step`.
+            ValueError: As `step`, or the model is not per-step.
         """
         self._check_streams()
+        if not self.per_step:
+            raise ValueError(
+                f"{self.name} has no output for each step of a piece: call `step`, or use "
+                "per_step=True and a backbone with return_sequences=True."
+            )
         hidden, cache = self.backbone.prefill(ops.cast(x, self.compute_dtype), cache)
         return self.head(hidden), cache
 
     def _check_streams(self):
         streaming.check_built(self)
         streaming.check_streams(self.backbone)
-        if not self.per_step:
-            raise ValueError(
-                f"{self.name} has an output for the whole sequence only, so it does not stream. "
-                "Use per_step=True and a backbone with return_sequences=True."
-            )
 
     # Serialization
 

@@ -254,7 +254,9 @@ def _fingerprint(model):
     config = json.dumps(keras.saving.serialize_keras_object(model)["config"])
     # Keras counts what has been made in this process in the names that it gives.
     config = json.loads(config, object_hook=lambda d: {k: d[k] for k in d if k != "name"})
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    # A policy is nothing but its name.
+    policies = [layer.dtype_policy.name for layer in model._flatten_layers()]
+    digest = hashlib.sha256(json.dumps([config, policies], sort_keys=True).encode())
     for weight in model.weights:
         digest.update(np.ascontiguousarray(ops.convert_to_numpy(weight)).tobytes())
     return digest.hexdigest()

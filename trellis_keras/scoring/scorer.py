@@ -153,10 +153,9 @@ class LongText:
 
 
 def _forward_takes(layer, steps):
-    """Whether the call, which is faster than `prefill`, takes so many steps and returns as many."""
+    """Whether the call, which is faster than `prefill`, takes so few steps."""
     # A TrellisLayer refuses sequences in which some level would see padding only.
-    longest = max(getattr(layer, "dilations", [1]))
-    return getattr(layer, "output_length", None) is None and steps >= longest
+    return steps >= max(getattr(layer, "dilations", [1]))
 
 
 def _log_probabilities(nll):

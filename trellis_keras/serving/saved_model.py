@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import numbers
 import os
 import pathlib
 import re
@@ -127,7 +128,8 @@ def _check(path, version):
         )
     if version is None:
         return
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+    whole = isinstance(version, numbers.Integral) and not isinstance(version, bool)
+    if not whole or version < 1:
         raise ValueError(f"`version` must be a whole number from 1 on. Received: {version!r}")
     if (path / str(version)).exists():
         raise ValueError(_taken(path, version))

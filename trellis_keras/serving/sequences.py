@@ -35,8 +35,8 @@ def endpoints(model):
 
     def step(inputs, **tensors):
         cache = state.cache(tensors, ops.shape(inputs)[0])
-        hidden, cache = model.backbone.step(ops.cast(inputs, model.compute_dtype), cache)
-        return outputs(model.head(hidden)) | state.flat(cache)
+        logits, cache = model.step(inputs, cache)
+        return outputs(logits) | state.flat(cache)
 
     step = Endpoint(
         "step",

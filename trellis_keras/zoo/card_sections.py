@@ -223,7 +223,7 @@ def _word(value):
 def _text(recipe):
     if recipe.training.data not in _TRAINED_ON_A_TEXT_OF_YOURS:
         return ""
-    return ' --text novels.txt --data-options \'{"unit": "word"}\''
+    return ' --text novels.txt --data-options \'{"unit": "word", "unknown": "<unk>"}\''
 
 
 def use(recipe, results, folder):

@@ -244,7 +244,7 @@ def tcn_lambada(config, vocabulary):
     Segments and input dropout are their program's, the decay is the paper's.
 
     The training text, 2,662 novels, is not part of the data set: train with
-    `data="text", data_options={"path": ..., "unit": "word"}`.
+    `data="text", data_options={"path": ..., "unit": "word", "unknown": "<unk>"}`.
 
     Args:
         weights: None, `"pretrained"` or the path of a weights file.
