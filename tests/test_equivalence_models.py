@@ -301,10 +301,13 @@ def test_an_adapted_vocabulary_is_copied():
 
 
 def test_what_is_frozen_stays_frozen():
-    model = language_model()
-    model.embedding.trainable = False
-    new = to_trellis(model, M)
-    assert not new.embedding.trainable and new.head.trainable
+    for frozen, other in (("embedding", "head"), ("head", "embedding")):
+        model = language_model()
+        getattr(model, frozen).trainable = False
+        new = to_trellis(model, M)
+        assert not getattr(new, frozen).trainable
+        parts = getattr(new, other)._flatten_layers(), new.backbone._flatten_layers()
+        assert all(part.trainable for each in parts for part in each)
 
 
 def test_the_rows_of_a_stateful_stack_are_kept():

@@ -1,5 +1,7 @@
 """TrellisLayer as a Keras layer: configs, shapes, masks, histories, cells, bad input."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -278,6 +280,7 @@ def test_stateful_equals_initial_state():
         ({"depth": -1}, "depth=-1"),
         ({"output_units": 9}, "output_units=9, units=8"),
         ({"kernel_size": 0}, "kernel_size=0"),
+        ({"kernel_size": 1, "weight_dropout": 0.5}, "past taps.*weight_dropout=0.5"),
         ({"dilation_rate": [1, 0]}, "dilation_rate=0"),
         ({"dilation_rate": []}, "must not be empty"),
         ({"output_length": 0}, "output_length=0"),
@@ -333,3 +336,9 @@ def test_bad_calls():
     stateful.reset_state(batch_size=3)
     with pytest.raises(ValueError, match="3 rows. Received: 2 rows"):
         stateful(x)
+
+
+def test_dilations_in_an_array_are_saved():
+    layer = TrellisLayer(6, 3, dilation_rate=2 ** np.arange(3))
+    assert TrellisLayer.from_config(layer.get_config()).dilation_rate == [1, 2, 4]
+    json.dumps(layer.get_config()["dilation_rate"])

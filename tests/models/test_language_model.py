@@ -7,7 +7,7 @@ from backends import run_script
 from keras import ops
 
 from trellis_keras.data import TokenStream, Vocabulary
-from trellis_keras.layers import TrellisLayer
+from trellis_keras.layers import LRU, TCN, TrellisLayer, streaming
 from trellis_keras.layers.heads import DenseHead
 from trellis_keras.models import LanguageModel
 from trellis_keras.training import SGD, Adam, BitsPerCharacter, CrossEntropy, Perplexity
@@ -415,3 +415,98 @@ def test_a_generator_of_batches_cannot_carry_a_history():
     x = random_tokens(2, 5)
     with pytest.raises(ValueError, match="known beforehand.* Received: generator"):
         model.fit((batch for batch in [(x, x)] * 2), steps_per_epoch=2)
+
+
+def test_what_would_be_taken_for_something_else_is_refused():
+    model = small_model()
+    x = random_tokens(4, 8)
+    with pytest.raises(ValueError, match="class_weight.* sample_weight="):
+        model.fit(x, x, class_weight={0: 2.0})
+    with pytest.raises(ValueError, match='format="litert", quantization="int8"'):
+        model.quantize("int8")
+    with pytest.raises(ValueError, match="loss is its head's.* Received: 'mse'"):
+        model.compile("adam", "mse")
+    for wrong in (x[0], x[..., None]):
+        with pytest.raises(ValueError, match=r"must have axes \(batch, time\)"):
+            model.fit(wrong, wrong)
+    with pytest.raises(ValueError, match=r"axes \(batch, time\)"):
+        LanguageModel(V, 6, TrellisLayer(6, 2))(x[..., None])
+    with pytest.raises(ValueError, match="own `train_step` and `test_step`"):
+        model.compute_loss(x, x, model(x))
+
+
+def test_one_metric_alone_is_a_list_of_one():
+    model = small_model()
+    model.compile("sgd", Perplexity())
+    assert "perplexity" in model.evaluate(*[random_tokens(2, 8)] * 2, return_dict=True, verbose=0)
+
+
+def test_a_tied_embedding_that_was_quantized():
+    model = small_model()
+    model.embedding.quantize("int8")
+    with pytest.raises(ValueError, match="cannot be quantized"):
+        model(random_tokens(2, 8))
+
+
+def test_a_history_is_for_the_rows_that_are_trained_on():
+    model = small_model(backbone={"stateful": True})
+    x = random_tokens(10, 8)
+    model.fit(x, x, batch_size=4, validation_split=0.2, validation_batch_size=2, verbose=0)
+    assert model.backbone.history.batch_size(True) == 4
+
+
+def test_a_compiled_step_reads_the_weights_of_the_moment():
+    model = small_model(optimizer=SGD(1.0))
+    step, tokens = streaming.compiled_step(model), np.array([1, 2])
+    before = None
+    for _ in range(2):
+        found, expected = (s(tokens, model.initial_cache(2))[0] for s in (step, model.step))
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        assert before is None or np.max(np.abs(np.subtract(found, before))) > 1e-3
+        before = np.asarray(found)
+        model.fit(*[random_tokens(4, 8)] * 2, verbose=0)
+
+
+def test_tensors_and_data_sets_of_tokens_are_checked_too():
+    class Data(keras.utils.PyDataset):
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, i):
+            return good, bad
+
+    model = small_model()
+    good, bad = random_tokens(2, 8), np.full((2, 8), V)
+    tensors = [ops.convert_to_tensor(tokens) for tokens in (good, bad)]
+    for data in ([good, bad], tensors, [Data()]):
+        for run in (model.fit, model.evaluate):
+            with pytest.raises(ValueError, match=r"must lie in \[0, 11\)"):
+                run(*data, verbose=0)
+
+
+def test_what_is_frozen_stays_so_in_a_file(tmp_path):
+    backbone = TCN(6, 2, 2, seed=0)
+    model = LanguageModel(V, 6, backbone, seed=0)
+    model.build((None, None))
+    model.embedding.trainable = backbone.blocks[0].trainable = False
+    model.compile(SGD(0.1))
+    x = random_tokens(4, 8)
+    model.fit(x, x, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    paths = [[w.name for w in m.trainable_weights] for m in (model, loaded)]
+    assert paths[0] == paths[1] and len(paths[0]) < len(model.weights)
+    before = np.asarray(loaded.embedding.embeddings)
+    loaded.fit(x, x, verbose=0)
+    np.testing.assert_array_equal(loaded.embedding.embeddings, before)
+
+
+@pytest.mark.parametrize("layer", [TCN(4, 2, 2, seed=0), LRU(3, depth=2, input_projection=True)])
+def test_parts_of_a_layer_stay_frozen_in_a_file(layer, tmp_path):
+    inputs = keras.Input((None, 3))
+    model = keras.Model(inputs, layer(inputs))
+    part = layer.blocks[1] if isinstance(layer, TCN) else layer.projection
+    part.trainable = False
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert len(loaded.trainable_weights) == len(model.trainable_weights) < len(model.weights)

@@ -305,6 +305,8 @@ def test_bad_labels_are_named_before_training():
             model.fit(Batches(x, bad), verbose=0)
         with pytest.raises(ValueError, match=r"\[0, 3\)"):
             model.evaluate(x, bad, verbose=0)
+    with pytest.raises(ValueError, match=r"\[0, 3\)"):
+        model.evaluate(x, ops.convert_to_tensor(good + CLASSES), verbose=0)
     with pytest.raises(ValueError, match=r"axes \(batch\)"):
         model.fit(x, np.zeros((4, 5), int), verbose=0)
     per_step = classifier(per_step=True)
@@ -357,3 +359,22 @@ def test_what_does_not_stream():
         model = classifier(lstm, per_step=True)
         model.build((None, None, 2))
         model.step(np.zeros((1, 2)), None)
+
+
+def test_class_weights_are_for_one_label_per_row():
+    x, y = data(True, rows=4)
+    model = classifier(per_step=True)
+    model.compile("sgd")
+    with pytest.raises(ValueError, match="class_weight.* sample_weight="):
+        model.fit(x, y, class_weight={0: 2.0, 1: 1.0, 2: 1.0}, verbose=0)
+    model.build((None, None, 2))
+    with pytest.raises(ValueError, match='quantization="int8"'):
+        model.quantize("int8")
+    x, y = data(False, rows=6)
+    weights = np.array([0.5, 1.0, 3.0], "float32")
+    losses = []
+    for options in ({"class_weight": dict(enumerate(weights))}, {"sample_weight": weights[y]}):
+        model = classifier(seed=1)
+        model.compile(keras.optimizers.SGD(0.0))
+        losses += model.fit(x, y, verbose=0, **options).history["loss"]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -42,12 +42,14 @@ def convert(model, convert_layers):
 def _with_backbone(model, backbone):
     config = model.get_config() | {"backbone": keras.saving.serialize_keras_object(backbone)}
     new = type(model).from_config(config)
-    new.build_from_config(model.get_build_config())
-    copies = {backbone: new.backbone, model.head: new.head}
+    # Which of the parts are frozen is another list of numbers there.
+    build_config = {k: v for k, v in model.get_build_config().items() if k != "frozen"}
+    new.build_from_config(build_config)
+    kept = {model.head: new.head}
     if isinstance(model, LanguageModel):
-        copies[model.embedding] = new.embedding
-    copy_weights(copies)
-    for layer, its_copy in copies.items():
+        kept[model.embedding] = new.embedding
+    copy_weights({backbone: new.backbone, **kept})
+    for layer, its_copy in kept.items():
         its_copy.trainable = layer.trainable
     return new
 

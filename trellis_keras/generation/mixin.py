@@ -25,7 +25,7 @@ class Generation:
     def step(self, tokens, cache):
         """Reads one token per row; its work does not depend on how many came before.
 
-        Not compiled by itself: call it within a `tf.function` or `jax.jit`.
+        Not compiled by itself: `layers.streaming.compiled_step(model)` is.
 
         Args:
             tokens: Integer tensor (batch,).

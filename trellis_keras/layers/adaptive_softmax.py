@@ -7,7 +7,7 @@ from keras import ops
 
 from trellis_keras.layers.adaptive_softmax_loss import Cluster, ClusterLoss, visit
 from trellis_keras.layers.arguments import check_positive, seeded
-from trellis_keras.layers.heads import Head
+from trellis_keras.layers.heads import Head, tied_matrix
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
@@ -183,7 +183,7 @@ class AdaptiveSoftmax(Head):
         weights = [self.bias]
         weights += [self.cluster_kernel, self.cluster_bias] if self.cutoffs else []
         if self.embedding is not None:
-            weights += [self.embedding.embeddings]
+            weights += [tied_matrix(self.embedding)]
         else:
             weights += [*self.kernels, *self.projections]
         return [ops.convert_to_tensor(weight) for weight in weights]

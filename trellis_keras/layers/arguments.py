@@ -39,7 +39,7 @@ def dilation_cycle(dilation_rate):
         raise ValueError("`dilation_rate` must not be empty.")
     for d in cycle:
         check_positive(dilation_rate=d)
-    return cycle
+    return [int(d) for d in cycle]
 
 
 def aux_levels(depth, aux_every, aux_from):

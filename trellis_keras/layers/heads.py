@@ -21,6 +21,10 @@ from trellis_keras.layers.precision import at_least_float32
 class Head(keras.layers.Layer):
     """What a head returns, symbolically: it is at least float32 in half precision too."""
 
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
     def check_vocabulary(self, embedding):
         """Raises a `ValueError` where an embedding that is to be tied has other tokens."""
         if embedding.input_dim != self.vocabulary_size:
@@ -35,6 +39,21 @@ class Head(keras.layers.Layer):
     def compute_output_spec(self, hidden, **_):
         shape = self.compute_output_shape(hidden.shape)
         return keras.KerasTensor(shape, at_least_float32(self.compute_dtype))
+
+
+def tied_matrix(embedding):
+    """Returns the matrix (V, channels) of a `keras.layers.Embedding`.
+
+    Raises:
+        ValueError: It holds the numbers of a quantization.
+    """
+    if embedding.quantization_mode is not None:
+        raise ValueError(
+            "The output matrix is the embedding's, which cannot be quantized then. For int8 use "
+            f'serving.export(model, path, format="litert", quantization="int8"). Received: '
+            f"{embedding.name}, quantized to {embedding.quantization_mode}"
+        )
+    return embedding.embeddings
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
@@ -109,7 +128,9 @@ class DenseHead(Head):
 
     def logits(self, hidden):
         """Returns unnormalised log-probabilities (..., V), at least float32."""
-        kernel = self.kernel if self.embedding is None else ops.transpose(self.embedding.embeddings)
+        kernel = (
+            self.kernel if self.embedding is None else ops.transpose(tied_matrix(self.embedding))
+        )
         kernel = ops.cast(kernel, self.compute_dtype)
         logits = ops.matmul(ops.cast(hidden, self.compute_dtype), kernel)
         wide = at_least_float32(self.compute_dtype)

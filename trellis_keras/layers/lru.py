@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from trellis_keras.layers import arguments, streaming
+from trellis_keras.layers.frozen import KeepsFrozen
 from trellis_keras.layers.history import CarriedState
 from trellis_keras.layers.loops import scan
 from trellis_keras.layers.lru_cell import LRUCell
@@ -29,7 +30,7 @@ _OF_CELLS = (
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class LRU(CarriedState, streaming.Streaming, keras.layers.Layer):
+class LRU(KeepsFrozen, CarriedState, streaming.Streaming, keras.layers.Layer):
     """Lattice Recurrent Unit, `depth` cells high (Ahuja & Morency 2018); not the Linear one.
 
     The function is that of `keras.layers.RNN([LRUCell(units), ...])`, whose equations are in
@@ -69,6 +70,8 @@ class LRU(CarriedState, streaming.Streaming, keras.layers.Layer):
     Raises:
         ValueError: Arguments out of range, an input of another width than `units`, or states of
             the wrong number or shape.
+
+    It has no `go_backwards`: for `keras.layers.Bidirectional` use `keras.layers.RNN` of the cells.
 
     Example:
 

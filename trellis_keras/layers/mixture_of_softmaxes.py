@@ -8,7 +8,7 @@ from keras import ops
 
 from trellis_keras.layers import arguments
 from trellis_keras.layers.dropout import VariationalDropout
-from trellis_keras.layers.heads import DenseHead
+from trellis_keras.layers.heads import DenseHead, tied_matrix
 from trellis_keras.layers.loops import scan
 from trellis_keras.layers.precision import at_least_float32, tanh
 from trellis_keras.layers.time_blocks import TimeBlocks, over_blocks
@@ -238,7 +238,7 @@ class _Experts:
     def __init__(self, head, latent):
         self.experts, self.width = head.experts, latent.shape[-1] // head.experts
         tied = head.embedding is not None
-        kernel = ops.transpose(head.embedding.embeddings) if tied else head.kernel
+        kernel = ops.transpose(tied_matrix(head.embedding)) if tied else head.kernel
         self.kernel = ops.cast(kernel, head.compute_dtype)
         self.wide = at_least_float32(head.compute_dtype)
         self.bias = ops.cast(head.bias, self.wide)

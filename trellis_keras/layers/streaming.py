@@ -19,6 +19,7 @@ import keras
 from keras import ops
 
 from trellis_keras.layers.arguments import compatible
+from trellis_keras.layers.compiled import compile_xla
 
 
 class Streaming:
@@ -75,6 +76,34 @@ def step_through(layer, x, cache=None):
 
     ys, cache = ops.fori_loop(1, ops.shape(steps)[0], body, (ys, cache))
     return ops.moveaxis(ys, 0, 1), cache
+
+
+def compiled_step(layer):
+    """Returns `layer.step` compiled by XLA once for each batch size, whatever the weights are then.
+
+    On JAX prefer it to a `jax.jit` of your own, which keeps the weights that it was compiled with
+    where they are no argument; outside of compiled functions a step may compile anew each time.
+
+    Args:
+        layer: A built layer or model that streams.
+
+    Returns:
+        A function of x and cache, tensors or arrays.
+
+    Raises:
+        ValueError: It does not stream or is not built.
+
+    Example:
+
+    >>> layer = trellis_keras.layers.TCN(4, kernel_size=3, depth=2)
+    >>> layer.build((None, None, 3))
+    >>> step, cache = compiled_step(layer), layer.initial_cache(1)
+    >>> for x in np.zeros((5, 1, 3), "float32"):
+    ...     y, cache = step(x, cache)
+    """
+    check_streams(layer)
+    check_built(layer)
+    return compile_xla(layer.step, layer.variables)
 
 
 def replace_row(rows, index, row):

@@ -6,6 +6,7 @@ from keras import ops
 
 from trellis_keras.layers import arguments, cone, streaming
 from trellis_keras.layers.convolution import gather
+from trellis_keras.layers.frozen import KeepsFrozen
 from trellis_keras.layers.output_steps import OutputSteps, last_step
 from trellis_keras.layers.tcn_block import (
     CONVOLUTIONS,
@@ -22,7 +23,7 @@ from trellis_keras.layers.tcn_block import (
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class TCN(OutputSteps, streaming.Streaming, keras.layers.Layer):
+class TCN(KeepsFrozen, OutputSteps, streaming.Streaming, keras.layers.Layer):
     """Temporal convolutional network: a stack of `TCNBlock`s (Bai et al. 2018, section 3).
 
     The block i = 1..n has the dilation 2^(i-1) unless others are given, so the stack sees

@@ -9,13 +9,14 @@ from keras import ops
 from trellis_keras.layers import arguments, cone, streaming
 from trellis_keras.layers.cone_convolution import convolve
 from trellis_keras.layers.convolution import apply_taps, gather
+from trellis_keras.layers.frozen import KeepsFrozen
 from trellis_keras.layers.weight_norm import ConvolutionKernel
 
 CONVOLUTIONS = 2  # of a block
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class TCNBlock(streaming.Streaming, keras.layers.Layer):
+class TCNBlock(KeepsFrozen, streaming.Streaming, keras.layers.Layer):
     """Residual block of two dilated causal convolutions (Bai et al. 2018, Fig. 1b).
 
     With * the convolution whose taps are `dilation_rate` steps apart and see no later step,

@@ -162,8 +162,8 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
         self.depth = depth
         self.output_units = output_units
         self.kernel_size = kernel_size
-        self.dilation_rate = dilation_rate
         self.dilations = arguments.dilation_cycle(dilation_rate)
+        self.dilation_rate = self.dilations if np.ndim(dilation_rate) else self.dilations[0]
         self.kernel_structure = kernel_structure
         self.groups = None if groups is None else list(groups)
         self.group_starts = None if group_starts is None else list(group_starts)
@@ -178,6 +178,11 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
         self.return_aux = return_aux
         if return_aux and not self.aux_levels:
             raise ValueError("`return_aux=True` needs `aux_every`. Received: aux_every=None")
+        if weight_dropout and kernel_size == 1:
+            raise ValueError(
+                "`weight_dropout` drops the past taps of the kernels, and kernel_size=1 has none. "
+                f"Received: weight_dropout={weight_dropout}"
+            )
         if unroll not in (None, True, False):
             raise ValueError(f"`unroll` must be None, True or False. Received: {unroll!r}")
         self.unroll = unroll

@@ -59,3 +59,29 @@ def check_weights(weights):
             f"Row {empty[0]} has no step that counts: all its sample weights are 0. "
             f"Leave such rows out ({empty.size} of {len(weights)})."
         )
+
+
+def check_class_weight(arguments):
+    """Refuses Keras' `class_weight` where targets have a time axis, which it takes for classes.
+
+    Raises:
+        ValueError: It is among the arguments of `fit`.
+    """
+    if arguments.get("class_weight") is not None:
+        raise ValueError(
+            "`class_weight` is not for targets (batch, time): Keras would take the largest target "
+            "of a row for its class. Pass sample_weight=np.vectorize(class_weight.get)(y)"
+        )
+
+
+def refuse_quantization(model):
+    """Keras would quantize layers that the model's configuration does not name.
+
+    Raises:
+        ValueError: Always.
+    """
+    raise ValueError(
+        "Keras' quantization makes a model of this kind that cannot be loaded again. Use "
+        'serving.export(model, path, format="litert", quantization="int8"). '
+        f"Received: {model.name}"
+    )

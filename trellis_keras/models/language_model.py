@@ -8,16 +8,17 @@ from keras import ops
 
 from trellis_keras.generation import Generation
 from trellis_keras.layers.dropout import EmbeddingDropout, VariationalDropout
+from trellis_keras.layers.frozen import KeepsFrozen
 from trellis_keras.layers.heads import DenseHead
 from trellis_keras.layers.precision import at_least_float32
-from trellis_keras.models import devices, token_loss
+from trellis_keras.models import checks, devices, token_loss
 from trellis_keras.models.language_backbone import check_backbone
 from trellis_keras.models.ordered_batches import OrderedBatches
 from trellis_keras.models.vocabulary_check import check_weights_file
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class LanguageModel(Generation, OrderedBatches, keras.Model):
+class LanguageModel(KeepsFrozen, Generation, OrderedBatches, keras.Model):
     """Embedding, causal backbone and output head, trained on next-token prediction.
 
     `fit` and `evaluate` take token ids x (batch, time) and targets y (batch, n), n <= time: the
@@ -105,6 +106,7 @@ class LanguageModel(Generation, OrderedBatches, keras.Model):
         **kwargs,
     ):
         super().__init__(**kwargs)
+        self.autocast = False  # the layers do so; tokens of another type than integers are refused
         check_backbone(backbone, aux_weight)
         if vocabulary is not None and len(vocabulary) != vocabulary_size:
             raise ValueError(
@@ -157,7 +159,14 @@ class LanguageModel(Generation, OrderedBatches, keras.Model):
         self._mean_loss = keras.metrics.Mean(name="loss")
         self._set_token_metrics([])
 
+    @property
+    def input_dtype(self):
+        # What Keras' own export, also of a model around this one, takes for the signature.
+        return "int32"
+
     def build(self, input_shape):
+        if len(input_shape) != 2:
+            raise ValueError(f"Tokens have axes (batch, time). Received: shape {input_shape}")
         batch, time = input_shape
         self.embedding.build((batch, time))
         embedded = (batch, time, self.embedding_dim)
@@ -198,6 +207,10 @@ class LanguageModel(Generation, OrderedBatches, keras.Model):
         shape = self.compute_output_shape(tokens.shape)
         return keras.KerasTensor(shape, at_least_float32(self.head.compute_dtype))
 
+    def quantize(self, *args, **kwargs):
+        """Not supported: `serving.export` has it."""
+        checks.refuse_quantization(self)
+
     # Training and evaluation
 
     def compile(
@@ -219,12 +232,14 @@ class LanguageModel(Generation, OrderedBatches, keras.Model):
                 or any `keras.metrics.Metric` with `update_state(values, sample_weight)`.
             run_eagerly, steps_per_execution, jit_compile, auto_scale_loss: As in Keras.
         """
-        metrics = list(metrics or [])
+        metrics = [] if metrics is None else metrics
+        metrics = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
         for metric in metrics:
             if not isinstance(metric, keras.metrics.Metric):
                 raise ValueError(
-                    "`metrics` must be metric objects that take the negative log-likelihood per "
-                    f"token, such as training.Perplexity(). Received: {metric!r}"
+                    "A language model's loss is its head's: `compile` takes no other. `metrics` "
+                    "must be metric objects that take the negative log-likelihood per token, such "
+                    f"as training.Perplexity(). Received: {metric!r}"
                 )
         devices.check_compile(self, jit_compile, steps_per_execution)
         super().compile(
@@ -293,7 +308,18 @@ class LanguageModel(Generation, OrderedBatches, keras.Model):
             self._counted = None
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        """Returns the loss of a batch and feeds the metrics; see the class for the formula."""
+        """Returns the loss of a batch and feeds the metrics; see the class for the formula.
+
+        Raises:
+            ValueError: It is called outside of `train_step` and `test_step`, within which the
+                model's outputs are what it needs.
+        """
+        if not isinstance(y_pred, dict):
+            raise ValueError(
+                "Only within a LanguageModel's own `train_step` and `test_step` does a call return "
+                "what its loss is made of. In a loop of your own make a loss of the "
+                "log-probabilities that it returns, or call `super().train_step(data)`."
+            )
         raw = y_pred["raw"]
         output = self.output_dropout(raw, training=training)
         nll = self._nll(output, y, training)

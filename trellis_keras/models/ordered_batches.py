@@ -1,9 +1,11 @@
 """`fit`, `evaluate` and `predict` of a model that reads a text, batch after batch."""
 
+import math
+
 import keras
 import numpy as np
 
-from trellis_keras.models import devices
+from trellis_keras.models import checks, devices
 from trellis_keras.tokens import check_tokens
 
 
@@ -32,10 +34,11 @@ class OrderedBatches:
             shuffle: Default: True for arrays, False for a `PyDataset`, whose batches Keras would
                 shuffle, and with a stateful backbone, whose history would be lost.
 
-            **kwargs: Keras' other arguments.
+            **kwargs: Keras' other arguments, but for `class_weight`.
 
         A stateful backbone's history is reset at the begin of each epoch.
         """
+        checks.check_class_weight(kwargs)
         self._check_tokens(x, y)
         self._check_tokens(
             *(validation_data[:2] if isinstance(validation_data, tuple) else [validation_data])
@@ -46,7 +49,8 @@ class OrderedBatches:
         if stateful:
             if shuffle:
                 raise ValueError("A stateful backbone needs its batches in order: shuffle=False.")
-            self.allocate_history(x, batch_size, training=True)
+            trained = _without_validation(x, kwargs.get("validation_split"))
+            self.allocate_history(trained, batch_size, training=True)
             callbacks = [_ResetHistory(), *keras.tree.flatten(callbacks or [])]
         return super().fit(
             x,
@@ -76,10 +80,15 @@ class OrderedBatches:
 
     def _check_tokens(self, *sources):
         for source in sources:
+            if keras.ops.is_tensor(source):
+                source = keras.ops.convert_to_numpy(source)
             if isinstance(source, np.ndarray):
+                checks.check_rank("tokens", source, "(batch, time)")
                 check_tokens(source, self.vocabulary_size)
             elif hasattr(source, "token_range"):  # a data.TokenStream
                 check_tokens(np.array(source.token_range), self.vocabulary_size)
+            elif isinstance(source, keras.utils.PyDataset):
+                self._check_tokens(*keras.utils.unpack_x_y_sample_weight(source[0])[:2])
 
     def allocate_history(self, x, batch_size, training):
         """Gives the stateful backbone an empty history for the batches of x."""
@@ -95,6 +104,11 @@ class OrderedBatches:
 class _ResetHistory(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         self.model.backbone.reset_state(training=True)
+
+
+def _without_validation(x, validation_split):
+    """The rows of arrays that are trained on."""
+    return x[: math.floor(len(x) * (1 - validation_split))] if validation_split else x
 
 
 def _batch_rows(x, batch_size):

@@ -6,11 +6,12 @@ from keras import ops
 
 from trellis_keras.layers import streaming
 from trellis_keras.layers.arguments import mask_of
+from trellis_keras.layers.frozen import KeepsFrozen
 from trellis_keras.layers.precision import at_least_float32
 from trellis_keras.models import checks, devices
 
 
-class SequenceModel(keras.Model):
+class SequenceModel(KeepsFrozen, keras.Model):
     """Dropout, causal backbone, dropout and a linear head, on the last step or on each.
 
     The base class of `SequenceClassifier`, `SequenceRegressor` and `PolyphonicModel`, which say
@@ -106,6 +107,10 @@ class SequenceModel(keras.Model):
 
     def compute_output_spec(self, inputs, training=False, mask=None):
         return keras.KerasTensor(self.compute_output_shape(inputs.shape), self.head.compute_dtype)
+
+    def quantize(self, *args, **kwargs):
+        """Not supported: `serving.export` has it."""
+        checks.refuse_quantization(self)
 
     # Training and evaluation
 
@@ -204,6 +209,8 @@ class SequenceModel(keras.Model):
         Raises:
             ValueError: Inputs, targets or weights that do not fit the model.
         """
+        if self.per_step:
+            checks.check_class_weight(kwargs)
         self._check_data(x, y, sample_weight)
         if isinstance(validation_data, (tuple, list)):
             self._check_data(*validation_data)
@@ -232,6 +239,7 @@ class SequenceModel(keras.Model):
         if isinstance(x, keras.utils.PyDataset):
             # Its weights may be 0 in whole rows, with which it fills up the last batch.
             x, y, _ = keras.utils.unpack_x_y_sample_weight(x[0])
+        x, y, sample_weight = map(_as_array, (x, y, sample_weight))
         if isinstance(x, np.ndarray):
             self._check_inputs(x)
             if y is None:
@@ -330,3 +338,7 @@ class SequenceModel(keras.Model):
     def from_config(cls, config):
         backbone = keras.saving.deserialize_keras_object(config["backbone"])
         return cls(**{**config, "backbone": backbone})
+
+
+def _as_array(value):
+    return ops.convert_to_numpy(value) if ops.is_tensor(value) else value

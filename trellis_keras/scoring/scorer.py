@@ -3,7 +3,8 @@
 import numpy as np
 from keras import ops
 
-from trellis_keras.generation.compiled import compile_xla, kept
+from trellis_keras.generation.kept import kept
+from trellis_keras.layers.compiled import compile_xla
 
 _SHORTEST = 16
 # Documents longer than this are cut where there are many of them: a recurrent layer would take

@@ -1,6 +1,7 @@
 """What a run shows of itself in TensorBoard. Nothing of it changes the training."""
 
 import dataclasses
+import sys
 
 import keras
 
@@ -77,6 +78,8 @@ class Observation:
             return
         if not _has_tensorflow():
             raise ValueError("A profile is written with TensorFlow, which is not installed.")
+        if keras.backend.backend() == "jax" and sys.version_info < (3, 12):
+            raise ValueError("On JAX Keras writes a profile with Python 3.12 and newer only.")
         if self.profile[1] > batches:
             raise ValueError(
                 f"The last batch to profile, {self.profile[1]}, is not among the {batches} batches "

@@ -1,25 +1,13 @@
-"""Functions compiled once per shape of their arguments, and kept with a model."""
+"""Functions of tensors compiled by XLA, which read the variables of a model as they are then."""
 
 import keras
 
-# Shapes, samplers' settings, stop tokens: a compiled function takes megabytes.
-_KEPT = 16
-
-
-def kept(model, key, make):
-    """Returns what `make()` returned for this key and model, unless it was too long ago."""
-    if "_generation_functions" not in vars(model):
-        # A plain attribute: Keras' tracking would try to save it.
-        object.__setattr__(model, "_generation_functions", {})
-    functions = model._generation_functions
-    functions[key] = functions.pop(key) if key in functions else make()
-    if len(functions) > _KEPT:
-        del functions[next(iter(functions))]
-    return functions[key]
-
 
 def compile_xla(function, variables, updated=()):
-    """Compiles a function of tensors that reads `variables` and updates `updated`."""
+    """Compiles a function of tensors that reads `variables` and updates `updated`.
+
+    On JAX a plain `jax.jit` would go on with the values that it was compiled with.
+    """
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
