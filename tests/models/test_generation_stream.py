@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trellis_keras.data.vocabulary import Vocabulary
-from trellis_keras.generation import compiled, text
+from trellis_keras.generation import kept, text
 
 samplers = pytest.importorskip("keras_nlp").samplers
 both_backends = pytest.mark.both_backends
@@ -118,7 +118,7 @@ def test_the_last_used_functions_are_kept():
     model = type("Model", (), {})()
     made = []
     for key in (*range(16), 0, 16, 0, 1):
-        compiled.kept(model, key, lambda key=key: made.append(key))
+        kept.kept(model, key, lambda key=key: made.append(key))
     assert made == [*range(17), 1]
 
 
