@@ -280,7 +280,6 @@ def test_stateful_equals_initial_state():
         ({"depth": -1}, "depth=-1"),
         ({"output_units": 9}, "output_units=9, units=8"),
         ({"kernel_size": 0}, "kernel_size=0"),
-        ({"kernel_size": 1, "weight_dropout": 0.5}, "past taps.*weight_dropout=0.5"),
         ({"dilation_rate": [1, 0]}, "dilation_rate=0"),
         ({"dilation_rate": []}, "must not be empty"),
         ({"output_length": 0}, "output_length=0"),

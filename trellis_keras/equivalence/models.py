@@ -3,6 +3,7 @@
 import tempfile
 
 import keras
+import numpy as np
 
 from trellis_keras.equivalence.stack import is_idle, is_recurrent
 from trellis_keras.models import LanguageModel
@@ -174,7 +175,8 @@ def _copy_state(layer, its_copy):
     """As saving and loading do: weights alone do not make an adapted layer work."""
     store = {}
     layer.save_own_variables(store)
-    its_copy.load_own_variables(store)
+    # As arrays of their own: JAX gives those of a model that it computes with away.
+    its_copy.load_own_variables({name: np.array(value) for name, value in store.items()})
     if hasattr(layer, "save_assets"):
         with tempfile.TemporaryDirectory() as folder:
             layer.save_assets(folder)

@@ -56,7 +56,8 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
         weight_norm: Whether both kernels are weight-normed, each per output channel.
         dropout: Variational dropout rate of h where it enters the convolution. One mask
             (batch, channel) is drawn per call and serves all levels and steps.
-        weight_dropout: DropConnect rate of the past taps of both kernels.
+        weight_dropout: DropConnect rate of the past taps of both kernels (there are none with
+            `kernel_size=1`).
         aux_every: Auxiliary outputs are taken after every `aux_every` levels.
         aux_from: `"bottom"` counts levels n, 2n, ... up to and including the last one (the
             authors' program); `"top"` counts L - n, L - 2n, ... (the paper).
@@ -178,11 +179,6 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
         self.return_aux = return_aux
         if return_aux and not self.aux_levels:
             raise ValueError("`return_aux=True` needs `aux_every`. Received: aux_every=None")
-        if weight_dropout and kernel_size == 1:
-            raise ValueError(
-                "`weight_dropout` drops the past taps of the kernels, and kernel_size=1 has none. "
-                f"Received: weight_dropout={weight_dropout}"
-            )
         if unroll not in (None, True, False):
             raise ValueError(f"`unroll` must be None, True or False. Received: {unroll!r}")
         self.unroll = unroll
