@@ -259,6 +259,17 @@ def test_a_run_that_fails_does_not_make_the_others_wait(tmp_path):
     assert "does not fit the 1.6 that a call has for it" in queue.standing("b").replace("\n", " ")
 
 
+def test_a_run_is_published_with_the_data_where_they_are_now(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(
+        "trellis_keras.zoo.publish.publish",
+        lambda *words, **_: given.append(words) or {"metric": "accuracy", "test": 0.5},
+    )
+    queue = train.Queue(tmp_path, 1, 1, {"data_dir": str(tmp_path / "here")})
+    queue._publish("trellisnet_seq_mnist")
+    assert given[0][2] == str(tmp_path / "here")
+
+
 def test_two_runs_that_fit_no_call_do_not_make_the_others_wait(tmp_path):
     runs = {"a": [pace.NoRoom(150)], "b": [pace.NoRoom(150)], "c": [30]}
     queue = FakeQueue(tmp_path, 100, Clock(), runs)

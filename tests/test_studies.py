@@ -213,7 +213,11 @@ def test_seeds_of_the_command_line(monkeypatch, arguments, seeds):
 
 @pytest.mark.parametrize(
     ("error", "status", "words"),
-    [(KeyboardInterrupt(), "130", "goes on from here"), (ValueError("no"), "2", "Error: no")],
+    [
+        (KeyboardInterrupt(), "130", "goes on from here"),
+        (ValueError("no"), "2", "Error: no"),
+        (FloatingPointError("diverged"), "2", "Error: diverged"),
+    ],
 )
 def test_how_a_script_ends(monkeypatch, capsys, error, status, words):
     def fail(*given):

@@ -1,6 +1,9 @@
+import concurrent.futures
+import errno
 import hashlib
 import io
 import tarfile
+import threading
 
 import pytest
 
@@ -98,3 +101,35 @@ def test_bad_archives_are_named_and_not_kept(site, tmp_path, write, error, messa
         builders.read_files(builders.PtbText, tmp_path / "cache")
     write_archive(site, CONTENTS)
     assert builders.read_files(builders.PtbText, tmp_path / "cache") == CONTENTS
+
+
+def test_a_download_stays_where_the_disk_was_too_full_to_unpack_it(site, tmp_path, monkeypatch):
+    def full(self, download):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_archive(site, CONTENTS)
+    with monkeypatch.context() as patch:
+        patch.setattr(builders.PtbText, "_read", full)
+        with pytest.raises(OSError, match="No space left"):
+            builders.read_files(builders.PtbText, tmp_path / "cache")
+    (site / "simple-examples.tgz").unlink()
+    assert builders.read_files(builders.PtbText, tmp_path / "cache") == CONTENTS
+
+
+def test_who_comes_second_waits(site, tmp_path, monkeypatch):
+    """Both would prepare the data, and one could not put them where the other's are."""
+    write_archive(site, CONTENTS)
+    read, reading, second = builders.PtbText._read, [], threading.Event()
+
+    def slow(self, download):
+        reading.append(None)
+        second.wait(2)  # which the second one must not get to
+        return read(self, download)
+
+    monkeypatch.setattr(builders.PtbText, "_read", slow)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        runs = [
+            pool.submit(builders.read_files, builders.PtbText, tmp_path / "cache") for _ in range(2)
+        ]
+        assert [run.result() for run in runs] == [CONTENTS] * 2
+    assert len(reading) == 1

@@ -321,6 +321,17 @@ def test_to_dense_takes_the_carried_states_along():
     close(dense(x), layer(x))
 
 
+def test_both_layers_have_states_of_their_own():
+    """In models that JAX computes with, which gives their arrays away."""
+    layer = make([2, 2], 4, stateful=True)
+    layer.reset_state(batch_size=2)
+    x = noise(2, 5, CHANNELS)
+    inputs = keras.Input(batch_shape=x.shape)
+    models = [keras.Model(inputs, each(inputs)) for each in (layer, layer.to_dense())]
+    first, second = (model.predict(x, batch_size=2, verbose=0) for model in models)
+    close(second, first)
+
+
 def test_mgu_has_the_gradient_of_its_equation(floatx):
     if floatx == "float32":
         pytest.skip("differences need float64")

@@ -29,6 +29,9 @@ def test_export(tmp_path):
         exported.export(tmp_path / name, verbose=False)
         served = tf.saved_model.load(str(tmp_path / name))
         np.testing.assert_allclose(served.serve(TOKENS), model(TOKENS), atol=1e-6)
+        tf.saved_model.save(exported, str(tmp_path / f"{name} saved"))
+        saved = tf.saved_model.load(str(tmp_path / f"{name} saved"))
+        np.testing.assert_allclose(saved(TOKENS), model(TOKENS), atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])

@@ -1,11 +1,13 @@
 """Several devices give the losses of one, by the scripts of examples/multi_device."""
 
+import importlib
 import json
 import re
 import shlex
 import socket
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -81,6 +83,15 @@ def check_same(alone, together):
     assert len(alone) == len(together) == STEPS
     np.testing.assert_allclose(together, alone, rtol=0, atol=1e-4)
     assert len(set(alone)) == STEPS
+
+
+def test_what_a_script_needs_wins_over_the_settings(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    task = importlib.import_module("task")
+    settings = ADDING | {"jit_compile": True, "data_options": {"train": 9, "valid": 9, "test": 9}}
+    options = types.SimpleNamespace(model="tcn_adding", settings=settings, check=None)
+    recipe, _ = task.load(options, jit_compile=False)
+    assert recipe.model.jit_compile is False and recipe.model.filters == ADDING["filters"]
 
 
 @pytest.mark.parametrize(

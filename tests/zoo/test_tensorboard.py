@@ -127,6 +127,13 @@ def test_without_tensorflow(tmp_path, monkeypatch, capsys):
         callbacks(tmp_path, Observation(profile=(1, 2)))
 
 
+def test_a_profile_that_keras_would_leave_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("keras.backend.backend", lambda: "jax")
+    monkeypatch.setattr("trellis_keras.zoo.observation.sys", SimpleNamespace(version_info=(3, 11)))
+    with pytest.raises(ValueError, match="Python 3.12 and newer only: leave `profile` out"):
+        callbacks(tmp_path, Observation(gradient_norms=0, profile=(1, 2)))
+
+
 def test_wrong_settings(tmp_path, monkeypatch, capsys):
     with pytest.raises(ValueError, match="`sample_length` must be 0 or more. Received: -1"):
         Observation(sample_length=-1)

@@ -53,7 +53,7 @@ class _ExampleStream(keras.utils.PyDataset):
         return self._batch(group, np.resize(rows, self._batch_size), counts)
 
     def __getstate__(self):
-        # For worker processes: a cache cannot be pickled.
+        # A cache cannot be pickled or copied.
         return {key: value for key, value in self.__dict__.items() if key != "_plan"}
 
     def __setstate__(self, state):

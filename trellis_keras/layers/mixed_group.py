@@ -265,5 +265,7 @@ def lift_mask(layer):
     if layer.stateful:
         dense.history.allocate_as(layer.history)
         for training in (True, False):
-            dense.history.write(layer.history.held(training), training)
+            # As arrays of their own: JAX gives those of a model that it computes with away.
+            states = [ops.copy(state) for state in layer.history.held(training)]
+            dense.history.write(states, training)
     return dense

@@ -17,6 +17,8 @@ from trellis_keras.layers.precision import at_least_float32
 from trellis_keras.layers.trellis_streaming import TrellisStreaming
 from trellis_keras.layers.weight_norm import ConvolutionKernel
 
+MEMORIES = ("fast", "lean")
+
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Layer):
@@ -182,7 +184,7 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
         if unroll not in (None, True, False):
             raise ValueError(f"`unroll` must be None, True or False. Received: {unroll!r}")
         self.unroll = unroll
-        if memory not in ("fast", "lean", None):
+        if memory not in (*MEMORIES, None):
             raise ValueError(f'`memory` must be "fast", "lean" or None. Received: {memory!r}')
         self.memory = memory
         self.seed = seed

@@ -208,7 +208,11 @@ class LanguageModel(KeepsFrozen, Generation, OrderedBatches, keras.Model):
         return keras.KerasTensor(shape, at_least_float32(self.head.compute_dtype))
 
     def quantize(self, *args, **kwargs):
-        """Not supported: `serving.export` has it."""
+        """Not supported: `serving.export(format="litert", quantization="int8")` has it.
+
+        Raises:
+            ValueError: Always.
+        """
         checks.refuse_quantization(self)
 
     # Training and evaluation

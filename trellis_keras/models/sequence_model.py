@@ -109,7 +109,11 @@ class SequenceModel(KeepsFrozen, keras.Model):
         return keras.KerasTensor(self.compute_output_shape(inputs.shape), self.head.compute_dtype)
 
     def quantize(self, *args, **kwargs):
-        """Not supported: `serving.export` has it."""
+        """Not supported: `serving.export(format="litert", quantization="int8")` has it.
+
+        Raises:
+            ValueError: Always.
+        """
         checks.refuse_quantization(self)
 
     # Training and evaluation

@@ -79,7 +79,10 @@ class Observation:
         if not _has_tensorflow():
             raise ValueError("A profile is written with TensorFlow, which is not installed.")
         if keras.backend.backend() == "jax" and sys.version_info < (3, 12):
-            raise ValueError("On JAX Keras writes a profile with Python 3.12 and newer only.")
+            raise ValueError(
+                "On JAX Keras writes a profile with Python 3.12 and newer only: leave `profile` "
+                "out, or use another Python, or TensorFlow."
+            )
         if self.profile[1] > batches:
             raise ValueError(
                 f"The last batch to profile, {self.profile[1]}, is not among the {batches} batches "

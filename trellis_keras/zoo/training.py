@@ -196,7 +196,10 @@ class Training:
 def _check_used(fields, unused, name, value):
     given = [field for field in unused if field in fields]
     if given:
-        raise ValueError(f"`{name}={value!r}` has no use for `{min(given)}`. Give both.")
+        raise ValueError(
+            f"`{name}={value!r}` has no use for `{min(given)}`. Give another `{name}` too, or "
+            f"leave `{min(given)}` out."
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

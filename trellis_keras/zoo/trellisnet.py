@@ -6,6 +6,7 @@ from typing import ClassVar
 import keras
 
 from trellis_keras.layers import MixtureOfSoftmaxes, TrellisLayer
+from trellis_keras.layers.trellis import MEMORIES
 from trellis_keras.zoo.config import check_choice, check_field
 from trellis_keras.zoo.language import LanguageConfig
 from trellis_keras.zoo.recipe import Recipe
@@ -13,7 +14,6 @@ from trellis_keras.zoo.registry import register
 from trellis_keras.zoo.training import TextTraining
 
 HISTORIES = ("chop", "repackage")
-MEMORIES = ("fast", "lean")
 LEAST_AUX_EVERY = 4
 
 
@@ -139,8 +139,8 @@ class TrellisLanguageModel(LanguageConfig):
     def replace(self, **fields):
         """As in `Config`; one field of the auxiliary losses without the other is refused."""
         new = super().replace(**fields)
-        given = {name: fields[name] for name in ("aux_every", "aux_weight") if fields.get(name)}
-        if len(given) == 1 and not (new._has_aux or {"aux_every", "aux_weight"} <= set(fields)):
+        given = [fields[name] for name in ("aux_every", "aux_weight") if name in fields]
+        if len(given) == 1 and given[0] and not new._has_aux:
             raise ValueError(
                 "Auxiliary losses need both `aux_every` and a positive `aux_weight`. Received: "
                 f"aux_every={new.aux_every}, aux_weight={new.aux_weight:g}"
