@@ -50,7 +50,8 @@ class GridLSTMCell(RecurrentCell):
         use_bias: Whether there are biases.
         unit_forget_bias: Whether the biases of forget gates start at 1, as in
             `keras.layers.LSTMCell`.
-        kernel_initializer, recurrent_initializer, bias_initializer: Of the weights.
+        kernel_initializer, recurrent_initializer, bias_initializer: Of the weights. Glorot counts
+            the rows and the units of one gate `[W; U]`, whatever the number of gates.
         kernel_regularizer, recurrent_regularizer, bias_regularizer: Of the weights.
         kernel_constraint, recurrent_constraint, bias_constraint: Of the weights.
         dropout: Rate of h1 (and h1') where it enters a product. One mask (batch, units) serves all
@@ -153,9 +154,13 @@ class GridLSTMCell(RecurrentCell):
 
     def _lstm_weights(self, n, direction, suffix):
         shape, name = (self.units, 4 * self.units), _DIRECTIONS[direction]
+
+        def kernel(kind, suffix):
+            return self.weight(kind, shape, n, direction, name=suffix, fan_in=2 * self.units)
+
         return [
-            self.weight("kernel", shape, n, direction, name=f"{name}_kernel{suffix}"),
-            self.weight("recurrent", shape, n, direction, name=f"{name}_recurrent_kernel{suffix}"),
+            kernel("kernel", f"{name}_kernel{suffix}"),
+            kernel("recurrent", f"{name}_recurrent_kernel{suffix}"),
             self._bias(n, direction, f"{name}_bias{suffix}") if self.use_bias else None,
         ]
 

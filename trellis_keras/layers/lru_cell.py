@@ -41,7 +41,8 @@ class LRUCell(RecurrentCell):
             the next one takes both outputs of the one before.
         use_bias: Whether there are biases.
         use_gate_bias: Whether the gates have one too. (False is the authors' `bias=False`.)
-        kernel_initializer, recurrent_initializer, bias_initializer: Of the weights.
+        kernel_initializer, recurrent_initializer, bias_initializer: Of the weights. Glorot counts
+            the rows and the units of one gate `[W; U]`, whatever the number of gates.
         kernel_regularizer, recurrent_regularizer, bias_regularizer: Of the weights.
         kernel_constraint, recurrent_constraint, bias_constraint: Of the weights.
         dropout: Rate of h1 where it enters the products (not where it is mixed with p2). One mask
@@ -138,8 +139,12 @@ class LRUCell(RecurrentCell):
         self.kernels, self.recurrent_kernels, self.biases = [], [], []
         for n in range(self.cells_per_node):
             end = f"_{n + 1}" if self.cells_per_node > 1 else ""
-            self.kernels.append(self.weight("kernel", shape, n, name=f"kernel{end}"))
-            recurrent = self.weight("recurrent", shape, n, name=f"recurrent_kernel{end}")
+            fan_in = 2 * self.units
+            kernel = self.weight("kernel", shape, n, name=f"kernel{end}", fan_in=fan_in)
+            recurrent = self.weight(
+                "recurrent", shape, n, name=f"recurrent_kernel{end}", fan_in=fan_in
+            )
+            self.kernels.append(kernel)
             self.recurrent_kernels.append(recurrent)
             if self.use_bias:
                 bias = self.weight("bias", (n_biased * self.units,), n, name=f"bias{end}")

@@ -8,6 +8,7 @@ from keras import ops
 from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
 
 from trellis_keras.layers import arguments
+from trellis_keras.layers.cell_arguments import GateInitializer
 from trellis_keras.layers.dropout import VariationalDropout
 
 _KINDS = ("kernel", "recurrent", "bias")
@@ -27,7 +28,8 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
 
     Args:
         units: Number of channels.
-        kernel_initializer, recurrent_initializer, bias_initializer: Of the weights.
+        kernel_initializer, recurrent_initializer, bias_initializer: Of the weights. Glorot counts
+            the rows and the units of one gate `[W; U]`, whatever the number of gates.
         kernel_regularizer, recurrent_regularizer, bias_regularizer: Of the weights.
         kernel_constraint, recurrent_constraint, bias_constraint: Of the weights.
         dropout: Rate of the inputs.
@@ -85,7 +87,7 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
         seed = arguments.sub_seed(self.seed, part)
         return _CellDropout(rate, seed=seed, dtype=self.dtype_policy)
 
-    def weight(self, kind, shape, *part, name=None):
+    def weight(self, kind, shape, *part, name=None, fan_in=None):
         """Adds a weight with the initializer, regularizer and constraint of its kind.
 
         Args:
@@ -94,12 +96,16 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
             *part: Integers that tell it from the cell's other weights of this kind, so that one
                 seed gives each numbers of its own.
             name: Its name. Default: the kind.
+            fan_in: Of a kernel, the number of all rows that feed a gate, see `GateInitializer`.
         """
         initializer = getattr(self, f"{kind}_initializer")
+        initializer = arguments.seeded(initializer, self.seed, _KINDS.index(kind), *part)
+        if kind != "bias":
+            initializer = GateInitializer(initializer, shape[1] // self.units, fan_in)
         return self.add_weight(
             name=name or kind,
             shape=shape,
-            initializer=arguments.seeded(initializer, self.seed, _KINDS.index(kind), *part),
+            initializer=initializer,
             regularizer=getattr(self, f"{kind}_regularizer"),
             constraint=getattr(self, f"{kind}_constraint"),
         )

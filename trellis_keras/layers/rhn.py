@@ -40,7 +40,8 @@ class RHNCell(RecurrentCell):
         transform_bias_initializer: Of b_t. Default: -2, as the RHN authors start with on word PTB
             (-4 on characters), so that a new cell mostly carries its state. The independent carry
             gate's bias starts at minus what this initializer gives: sigmoid(-b) is 1 - sigmoid(b).
-        kernel_initializer, recurrent_initializer, bias_initializer: Of W, R and b_h.
+        kernel_initializer, recurrent_initializer, bias_initializer: Of W, R and b_h. Glorot counts
+            the rows and the units of one gate `[W; U]`, whatever the number of gates.
         kernel_regularizer, recurrent_regularizer, bias_regularizer: Of the weights.
         kernel_constraint, recurrent_constraint, bias_constraint: Of the weights.
         dropout: Rate of the inputs. One mask (batch, channels) serves all steps of a sequence.
@@ -120,9 +121,16 @@ class RHNCell(RecurrentCell):
         self.input_width = input_shape[-1]
         blocks = (2 if self.carry == "coupled" else 3) * self.units
         layers = range(1, self.transition_depth + 1)
-        self.kernel = self.weight("kernel", (self.input_width, blocks))
+        fan_in = self.input_width + self.units  # of the first layer; the others have no input
+        self.kernel = self.weight("kernel", (self.input_width, blocks), fan_in=fan_in)
         self.recurrent_kernels = [
-            self.weight("recurrent", (self.units, blocks), layer, name=f"recurrent_kernel_{layer}")
+            self.weight(
+                "recurrent",
+                (self.units, blocks),
+                layer,
+                name=f"recurrent_kernel_{layer}",
+                fan_in=fan_in if layer == 1 else None,
+            )
             for layer in layers
         ]
         self.biases = [self._bias(blocks, layer) for layer in layers] if self.use_bias else []

@@ -6,6 +6,7 @@ from typing import ClassVar
 import keras
 
 from trellis_keras.layers import LRU, GridLSTMCell, RHNCell
+from trellis_keras.layers.cell_arguments import GateInitializer
 from trellis_keras.layers.heads import DenseHead
 from trellis_keras.layers.stacked_rnn import StackedRNN
 from trellis_keras.zoo import lattice_settings
@@ -99,12 +100,16 @@ class UnitLanguageModel(TextConfig):
         return {"head": head, "tie_embeddings": False}
 
     def make_embeddings_initializer(self):
-        return keras.initializers.GlorotUniform(self.seed)
+        return keras.initializers.RandomNormal(stddev=1.0, seed=self.seed)  # the authors' program's
 
-    def _glorot(self, layer):
-        """Initializers of one of Keras' layers, whose recurrent ones are orthogonal otherwise."""
+    def _glorot(self, layer, gates):
+        """Initializers of one of Keras' layers: every gate by itself, as in the LRU."""
         return {
-            f"{name}_initializer": keras.initializers.GlorotUniform(self.sub_seed(100 * i + layer))
+            f"{name}_initializer": GateInitializer(
+                keras.initializers.GlorotUniform(self.sub_seed(100 * i + layer)),
+                gates,
+                fan_in=2 * self.units,
+            )
             for i, name in enumerate(("kernel", "recurrent"), start=2)
         }
 
@@ -196,7 +201,7 @@ class LSTMLanguageModel(LayeredLanguageModel):
     def backbone(self):
         return StackedRNN(
             [
-                keras.layers.LSTM(self.units, **_STEPS, **self._glorot(i), name=f"lstm_{i + 1}")
+                keras.layers.LSTM(self.units, **_STEPS, **self._glorot(i, 4), name=f"lstm_{i + 1}")
                 for i in range(self.layers)
             ],
             stateful=True,
@@ -228,7 +233,7 @@ class GRULanguageModel(LayeredLanguageModel):
                     self.units,
                     reset_after=True,
                     **_STEPS,
-                    **self._glorot(i),
+                    **self._glorot(i, 3),
                     name=f"gru_{i + 1}",
                 )
                 for i in range(self.layers)
