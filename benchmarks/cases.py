@@ -18,7 +18,7 @@ from benchmarks.zoo_xla import CASES as ZOO_XLA_CASES
 def _reference():
     """The plain implementation lives with the tests."""
     sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests"))
-    from reference import PlainTrellisLayer
+    from tests.support.plain_trellis import PlainTrellisLayer
 
     return PlainTrellisLayer
 

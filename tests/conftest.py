@@ -1,10 +1,14 @@
-"""Settings and fixtures of all tests. How tests reach other backends: see `backends.py`."""
+"""Settings and fixtures of all tests.
+
+A test runs on TensorFlow in float32 unless it is marked:
+
+* `float64`: in float64 too. `floatx` is the fixture that sets Keras' floatx for it;
+* `both_backends`: on JAX too, in the run of `KERAS_BACKEND=jax python -m pytest`, which leaves all
+  others out. There a test marked `float64` runs in float64, and in float32 with `-m slow` only;
+* `slow_elsewhere`: in float64 and on JAX with `-m slow` only.
+"""
 
 import os
-import sys
-from pathlib import Path
-
-FLOATX = os.environ.get("TRELLIS_TEST_FLOATX", "float32")
 
 # Before Keras, JAX or TensorFlow are imported for the first time.
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -12,18 +16,18 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Tiny nets that are compiled and run once: LLVM's optimizations would take half of the tests' time.
 # `XLA_FLAGS= pytest` runs with them.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
-if FLOATX == "float64":
-    os.environ["JAX_ENABLE_X64"] = "1"
-sys.path.insert(0, str(Path(__file__).parent))  # test modules say `from backends import ...`
+# Without it JAX computes in float32 while the variables still say float64.
+os.environ["JAX_ENABLE_X64"] = "1"
+
+import gc  # noqa: E402
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
-from backends import running_children  # noqa: E402
 
-keras.config.set_floatx(FLOATX)
+from tests.support.golden import load_golden  # noqa: E402
 
-GOLDEN = Path(__file__).parent / "golden"
+ON_JAX = keras.backend.backend() == "jax"
 
 # Largest error divided by max|reference|, in float64 and in float32.
 TOLERANCES = {
@@ -38,89 +42,77 @@ TOLERANCES = {
 }
 
 
-@pytest.fixture
-def floatx():
-    """The floatx of this process: "float32" or "float64"."""
-    return FLOATX
+def pytest_generate_tests(metafunc):
+    if metafunc.definition.get_closest_marker("float64") is None:
+        return
+    slow = pytest.mark.slow
+    later = metafunc.definition.get_closest_marker("slow_elsewhere") is not None
+    single = pytest.param("float32", marks=[slow] if ON_JAX else [])
+    double = pytest.param("float64", marks=[slow] if later else [])
+    metafunc.parametrize("floatx", [single, double], indirect=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    if not ON_JAX:
+        return
+    elsewhere = [item for item in items if item.get_closest_marker("both_backends") is None]
+    config.hook.pytest_deselected(items=elsewhere)
+    items[:] = [item for item in items if item.get_closest_marker("both_backends") is not None]
+    for item in items:
+        if item.get_closest_marker("slow_elsewhere") is not None:
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True)
+def floatx(request):
+    """Keras' floatx during the test: "float32", or the parameter of the marker `float64`."""
+    name = getattr(request, "param", "float32")
+    _set_floatx(name)
+    yield name
+    _set_floatx("float32")
+
+
+def _set_floatx(name):
+    keras.config.set_floatx(name)
+    keras.config.set_dtype_policy(name)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _free_memory():
+    """Lets go of the functions that a module has compiled: they would add up to gigabytes."""
+    yield
+    keras.utils.clear_session(free_memory=True)
+    if ON_JAX:
+        import jax
+
+        jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture
-def tolerance():
+def tolerance(floatx):
     """`tolerance(kind)`: the error allowed in this floatx; the kinds are those of TOLERANCES."""
-    return lambda kind: TOLERANCES[kind][0 if FLOATX == "float64" else 1]
+    return lambda kind: TOLERANCES[kind][0 if floatx == "float64" else 1]
 
 
 @pytest.fixture
 def golden():
     """`golden(name)`: the arrays of tests/golden/name.npz as a dict; `meta` is parsed JSON."""
-
-    def load(name):
-        import json
-
-        with np.load(GOLDEN / f"{name}.npz") as file:
-            arrays = dict(file)
-        return arrays | {"meta": json.loads(str(arrays["meta"]))}
-
-    return load
+    return load_golden
 
 
 @pytest.fixture
-def assert_close(tolerance):
+def assert_close(floatx, tolerance):
     """`assert_close(actual, reference, kind)`: dtype is floatx, shapes agree, error allowed."""
 
     def check(actual, reference, kind, name=""):
         # The tensor's own dtype: a JAX array without x64 would become float32 here, unseen.
         actual, reference = np.asarray(actual), np.asarray(reference)
-        assert actual.dtype == FLOATX, f"{name}: dtype {actual.dtype}, floatx is {FLOATX}"
+        assert actual.dtype == floatx, f"{name}: dtype {actual.dtype}, floatx is {floatx}"
         assert actual.shape == reference.shape, f"{name}: {actual.shape} != {reference.shape}"
         scale = np.max(np.abs(reference), initial=0.0) or 1.0
         error = np.max(np.abs(actual - reference), initial=0.0) / scale
         assert error <= tolerance(kind), f"{name}: error {error:.3g} > {tolerance(kind):.3g}"
 
     return check
-
-
-# Child processes on other backends run beside the other tests: started first, awaited last. With
-# `pytest -n 2` one of the two processes of pytest-xdist awaits them while the other one tests.
-
-_CHILDREN = {"children", "slow_children"}
-
-
-def pytest_configure(config):
-    config.option.loadscopereorder = False  # pytest-xdist: files in the order below, not by size
-
-
-def pytest_collection_modifyitems(config, items):
-    items.sort(key=_needs_children, reverse=_is_worker(config))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _start_children(request):
-    if _is_worker(request.config):
-        return  # the one that gets the tests that need them starts them
-    needed = {name for item in request.session.items for name in item.fixturenames}
-    for name in sorted(_CHILDREN & needed):
-        request.getfixturevalue(name)
-
-
-def _is_worker(config):
-    """Whether this is one of the processes that pytest-xdist has started."""
-    return hasattr(config, "workerinput")
-
-
-def _needs_children(item):
-    return not _CHILDREN.isdisjoint(item.fixturenames)
-
-
-@pytest.fixture(scope="session")
-def children(tmp_path_factory):
-    """{setting: (process, file of its output)} of the marked tests."""
-    with running_children(tmp_path_factory.mktemp("children"), slow=False) as started:
-        yield started
-
-
-@pytest.fixture(scope="session")
-def slow_children(tmp_path_factory):
-    """The same, of the slow ones."""
-    with running_children(tmp_path_factory.mktemp("children"), slow=True) as started:
-        yield started

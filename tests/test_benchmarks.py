@@ -7,11 +7,11 @@ import sys
 import keras
 import numpy as np
 import pytest
-from backends import ROOT, child_environment, run_module
 
 from benchmarks import __main__ as main
 from benchmarks import compiled
 from benchmarks.cases import CASES
+from tests.support.processes import ROOT, child_environment, run_module
 
 
 def benchmarks(*arguments):

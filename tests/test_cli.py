@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from backends import child_environment
-from small_runs import TINY, options, tiny_run, write_text
 
+from tests.support.processes import child_environment
+from tests.support.small_runs import TINY, options, tiny_run, write_text
 from trellis_keras import __version__, cli, data, zoo
 from trellis_keras.zoo import runs
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rnn_stacks import (
+
+from tests.support.rnn_stacks import (
     CHANNELS,
     LAYERS,
     assert_same,
@@ -17,7 +18,6 @@ from rnn_stacks import (
     run,
     truncated,
 )
-
 from trellis_keras.equivalence import TruncatedRNN, to_rnn, to_trellis
 from trellis_keras.layers import StackedRNN, TrellisLayer
 

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from rnn_stacks import CHANNELS, random_stack
 
+from tests.support.rnn_stacks import CHANNELS, random_stack
 from trellis_keras.equivalence import TruncatedRNN, to_rnn, to_trellis
 from trellis_keras.layers import StackedRNN, TrellisLayer
 

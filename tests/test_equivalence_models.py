@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from rnn_stacks import CHANNELS, assert_same, random_input, randomize
 
+from tests.support.rnn_stacks import CHANNELS, assert_same, random_input, randomize
 from trellis_keras.equivalence import TruncatedRNN, to_dense, to_trellis
 from trellis_keras.layers import StackedRNN
 from trellis_keras.models import LanguageModel, SequenceClassifier

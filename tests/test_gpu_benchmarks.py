@@ -11,12 +11,12 @@ import types
 import keras
 import numpy as np
 import pytest
-from backends import ROOT, child_environment
-from small_runs import TINY, tiny_recipe, write_text
 
 from benchmarks.gpu import cell as one_cell
 from benchmarks.gpu import pace, steps, train
 from benchmarks.gpu.work import operations
+from tests.support.processes import ROOT, child_environment
+from tests.support.small_runs import TINY, tiny_recipe, write_text
 from trellis_keras import zoo
 from trellis_keras.zoo import runs
 

@@ -7,7 +7,8 @@ import sys
 
 import numpy as np
 import pytest
-from backends import ROOT, child_environment
+
+from tests.support.processes import ROOT, child_environment
 
 STUDIES = ROOT / "examples" / "studies"
 sys.path.insert(0, str(STUDIES))

@@ -2,8 +2,9 @@
 
 import matplotlib.image
 import pytest
-from backends import ROOT
 from matplotlib.figure import Figure
+
+from tests.support.processes import ROOT
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """The memory account's arithmetic."""
 
-from backends import run_script
+from tests.support.processes import run_script
 
 SOURCE = """
 from benchmarks import memory

@@ -4,9 +4,9 @@ import pathlib
 import re
 
 import pytest
-from backends import run_script
 from typer.testing import CliRunner
 
+from tests.support.processes import run_script
 from trellis_keras.cli import app
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -9,8 +9,8 @@ import sys
 import keras
 import numpy as np
 import pytest
-from small_runs import tiny_run
 
+from tests.support.small_runs import tiny_run
 from trellis_keras import cli, layers, scoring
 from trellis_keras.breakdown import METRICS
 from trellis_keras.data import Vocabulary

@@ -5,9 +5,9 @@ import zipfile
 import h5py
 import numpy as np
 import pytest
-from small_runs import checkpoint_state
 
 from benchmarks import soak
+from tests.support.small_runs import checkpoint_state
 from trellis_keras.training import checkpoint_files
 
 

@@ -8,8 +8,9 @@ import sys
 import keras
 import numpy as np
 import pytest
-from backends import ROOT
 from typer.testing import CliRunner
+
+from tests.support.processes import ROOT
 
 EXAMPLE = ROOT / "examples" / "theorem1"
 sys.path[:0] = [str(ROOT), str(EXAMPLE)]

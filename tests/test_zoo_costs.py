@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from backends import ROOT, run_module
 
+from tests.support.processes import ROOT, run_module
 from trellis_keras import zoo
 from trellis_keras.layers.arguments import aux_levels
 

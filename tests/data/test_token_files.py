@@ -14,10 +14,10 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from backends import ROOT, child_environment, script_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.processes import ROOT, child_environment, script_command
 from trellis_keras.data import TokenStream, Vocabulary, sources, token_files
 from trellis_keras.data.sources import LargeSource
 from trellis_keras.data.token_files import word_ids

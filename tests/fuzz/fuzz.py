@@ -1,7 +1,7 @@
 """Gives every loader many damaged files, and prints what came of it.
 
-    python tests/fuzz/fuzz.py --inputs 10000
-    python tests/fuzz/fuzz.py --inputs 10000 --only png,mat
+    python -m tests.fuzz.fuzz --inputs 10000
+    python -m tests.fuzz.fuzz --inputs 10000 --only png,mat
 
 Each loader has a process of its own: a file that ends it is a finding too. Inputs that are findings
 are kept in the folder `--keep`.
@@ -19,7 +19,6 @@ import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 SLOW = 10.0  # seconds for one small file
 ENDLESS = 600  # seconds after which a process is ended
@@ -27,10 +26,11 @@ ENDLESS = 600  # seconds after which a process is ended
 
 def fuzz(name, inputs, seed, keep):
     """Runs one loader; returns a row of the table."""
-    from fuzz_limits import Finding, attempt
-    from fuzz_targets import CANARY, TARGETS
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import seed as seeded
+
+    from tests.fuzz.fuzz_limits import Finding, attempt
+    from tests.fuzz.fuzz_targets import CANARY, TARGETS
 
     counts, findings, slowest = collections.Counter(), {}, 0.0
     with tempfile.TemporaryDirectory() as folder, TARGETS[name](pathlib.Path(folder)) as target:
@@ -96,7 +96,7 @@ def main():
     print("|---|---|---|---|---|---|---|", flush=True)
     found = False
     for name in names:
-        command = [sys.executable, __file__, "--in-this-process", "--only", name]
+        command = [sys.executable, "-m", "tests.fuzz.fuzz", "--in-this-process", "--only", name]
         command += ["--inputs", arguments.inputs, "--seed", arguments.seed, "--keep", keep]
         done = subprocess.run([*map(str, command)], capture_output=True, text=True)
         if done.returncode:
@@ -116,7 +116,7 @@ def main():
 
 
 def _names():
-    from fuzz_targets import TARGETS
+    from tests.fuzz.fuzz_targets import TARGETS
 
     return list(TARGETS)
 

@@ -8,13 +8,12 @@ import io
 import json
 import os
 import pathlib
-import sys
 import zipfile
 from unittest import mock
 
 import numpy as np
-from fuzz_inputs import damaged, damaged_json
 
+from tests.fuzz.fuzz_inputs import damaged, damaged_json
 from trellis_keras import data, interop, layers, training, zoo
 from trellis_keras.data import corpora, images, lambada, music
 from trellis_keras.models import LanguageModel
@@ -530,10 +529,8 @@ def _answer(double, request):
 
 @target
 def rest(folder):
-    sys.path.append(str(pathlib.Path(__file__).parents[1] / "serving"))
-    from rest_double import Double
-    from tiny import NAME, make_model
-
+    from tests.support.rest_double import Double
+    from tests.support.tiny_model import NAME, make_model
     from trellis_keras import serving
 
     serving.export(make_model(seed=1), folder / NAME, warmup=False)

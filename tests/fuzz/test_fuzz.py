@@ -1,12 +1,13 @@
-"""A few damaged files for every loader. `python tests/fuzz/fuzz.py` tries thousands."""
+"""A few damaged files for every loader. `python -m tests.fuzz.fuzz` tries thousands."""
 
 import pathlib
 import struct
 
 import pytest
-from fuzz_limits import Finding, attempt
-from fuzz_targets import CANARY, TARGETS
 from hypothesis import HealthCheck, given, settings
+
+from tests.fuzz.fuzz_limits import Finding, attempt
+from tests.fuzz.fuzz_targets import CANARY, TARGETS
 
 
 # The requests to a server are tried where there is one: `serving/test_rest_fuzz.py`.

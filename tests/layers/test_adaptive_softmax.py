@@ -3,10 +3,10 @@
 import keras
 import numpy as np
 import pytest
-from authors import family, floats
-from gradients import value_and_gradients
 from keras import ops
 
+from tests.support.golden import family, floats
+from tests.support.gradients import value_and_gradients
 from trellis_keras.layers import AdaptiveSoftmax
 from trellis_keras.models import LanguageModel
 from trellis_keras.training import Adam

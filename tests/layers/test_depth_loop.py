@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from keras import ops
-from trellis_check import (
+
+from tests.support.trellis_checks import (
     BATCH,
     CHANNELS,
     QUIET,
@@ -20,7 +21,6 @@ from trellis_check import (
     inputs_of,
     make,
 )
-
 from trellis_keras.layers import GatedActivation, LSTMGates, TrellisLayer
 from trellis_keras.layers.depth_loop import plan_levels
 

@@ -2,15 +2,15 @@
 
 import itertools
 
-import cell_check
 import keras
 import numpy as np
 import pytest
-from authors import family, floats
-from cell_check import assert_same, numpy, random
-from gradients import value_and_gradients
 from keras import ops
 
+from tests.support import cell_checks as cell_check
+from tests.support.cell_checks import assert_same, numpy, random
+from tests.support.golden import family, floats
+from tests.support.gradients import value_and_gradients
 from trellis_keras.layers import GridLSTMCell
 
 both = pytest.mark.both_backends

@@ -3,19 +3,22 @@
 import keras
 import numpy as np
 import pytest
-from gradients import value_and_gradients
 from keras import ops
-from streaming_check import check_streaming, compiled
 
+from tests.support.gradients import value_and_gradients
+from tests.support.streaming_checks import check_streaming, compiled
 from trellis_keras.layers import LRU
 
-FLOATX = keras.config.floatx()
-EXACT = {"float64": 1e-13, "float32": 1e-6}[FLOATX]
+
+def exact():
+    return {"float64": 1e-13, "float32": 1e-6}[keras.config.floatx()]
+
+
 ON_JAX = keras.backend.backend() == "jax"
 
 
 def random(shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype(FLOATX)
+    return np.random.default_rng(seed).normal(size=shape).astype(keras.config.floatx())
 
 
 def make(units=4, depth=2, channels=None, batch=None, **options):
@@ -26,9 +29,10 @@ def make(units=4, depth=2, channels=None, batch=None, **options):
     return layer
 
 
-def assert_same(actual, reference, tolerance=EXACT):
+def assert_same(actual, reference, tolerance=None):
+    tolerance = exact() if tolerance is None else tolerance
     actual, reference = ops.convert_to_numpy(actual), ops.convert_to_numpy(reference)
-    assert actual.dtype == reference.dtype == FLOATX
+    assert actual.dtype == reference.dtype == keras.config.floatx()
     assert actual.shape == reference.shape
     assert np.abs(actual - reference).max() <= tolerance * max(np.abs(reference).max(), 1e-30)
 
@@ -76,7 +80,11 @@ def test_equals_an_rnn_of_its_cells(case):
     rnn = keras.layers.RNN(layer.cells, return_sequences=layer.return_sequences, return_state=True)
     rnn.build((None, None, 5))
     tensor = None if mask is None else ops.convert_to_tensor(mask)
-    counted = np.ones((3, 6), FLOATX) if mask is None or not ON_JAX else mask.astype(FLOATX)
+    counted = (
+        np.ones((3, 6), keras.config.floatx())
+        if mask is None or not ON_JAX
+        else mask.astype(keras.config.floatx())
+    )
 
     def results(layer):
         for seed in layer.non_trainable_variables:
@@ -158,7 +166,9 @@ def test_a_step_has_two_products_and_its_gradient_two():
             loss = tf.reduce_sum(layer(x, training=True) ** 2)
         return tape.gradient(loss, [v.value for v in layer.trainable_variables])
 
-    graph = step.get_concrete_function(tf.TensorSpec((None, 6, 8), FLOATX)).graph.as_graph_def()
+    graph = step.get_concrete_function(
+        tf.TensorSpec((None, 6, 8), keras.config.floatx())
+    ).graph.as_graph_def()
     bodies = [f for f in graph.library.function if "while_body" in f.signature.name]
     products = [sum(node.op == "MatMul" for node in f.node_def) for f in bodies]
     assert products == [2, 2]
@@ -311,9 +321,9 @@ def test_mixed_precision():
     y, *states = layer(x)
     wanted, *wanted_states = full(x)
     assert keras.backend.standardize_dtype(y.dtype) == "bfloat16"
-    assert all(keras.backend.standardize_dtype(s.dtype) == FLOATX for s in states)
-    assert all(v.dtype == FLOATX for v in layer.trainable_variables)
-    assert_same(ops.cast(y, FLOATX), wanted, tolerance=0.03)
+    assert all(keras.backend.standardize_dtype(s.dtype) == keras.config.floatx() for s in states)
+    assert all(v.dtype == keras.config.floatx() for v in layer.trainable_variables)
+    assert_same(ops.cast(y, keras.config.floatx()), wanted, tolerance=0.03)
     assert_same(states[0], wanted_states[0], tolerance=0.03)
     model = keras.Sequential([keras.Input((6, 8)), make(8, 1, dtype="mixed_bfloat16")])
     model.compile("adam", "mse", jit_compile=True)
@@ -404,7 +414,10 @@ def test_bad_input():
         layer(random((1, 3, 5)))
     for shapes in ([(2, 4)], [(2, 4)] * 3, [(2, 4), (2, 5)], [(2, 4), (3, 4)]):
         with pytest.raises(ValueError, match="must hold 2 tensors"):
-            layer(random((2, 3, 4)), initial_state=[np.zeros(s, FLOATX) for s in shapes])
+            layer(
+                random((2, 3, 4)),
+                initial_state=[np.zeros(s, keras.config.floatx()) for s in shapes],
+            )
     with pytest.raises(ValueError, match="stateful=True"):
         layer.reset_state()
     with pytest.raises(ValueError, match="fixed batch size"):

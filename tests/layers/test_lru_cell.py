@@ -4,19 +4,22 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-from streaming_check import compiled
 
+from tests.support.streaming_checks import compiled
 from trellis_keras.layers import LRUCell
 from trellis_keras.layers.recurrent_cell import RecurrentCell
 
-FLOATX = keras.config.floatx()
-TOLERANCE = {"float64": 1e-12, "float32": 2e-6}[FLOATX]
+
+def tolerance():
+    return {"float64": 1e-12, "float32": 2e-6}[keras.config.floatx()]
+
+
 VARIANTS = ("ug", "rg", "ps")
 rarely = pytest.mark.slow_elsewhere
 
 
 def random(shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype(FLOATX)
+    return np.random.default_rng(seed).normal(size=shape).astype(keras.config.floatx())
 
 
 def make(units=4, variant="ug", **options):
@@ -28,9 +31,9 @@ def make(units=4, variant="ug", **options):
 
 def assert_same(actual, reference):
     actual, reference = ops.convert_to_numpy(actual), ops.convert_to_numpy(reference)
-    assert actual.dtype == reference.dtype == FLOATX
+    assert actual.dtype == reference.dtype == keras.config.floatx()
     assert actual.shape == reference.shape
-    assert np.abs(actual - reference).max() <= TOLERANCE * max(np.abs(reference).max(), 1e-30)
+    assert np.abs(actual - reference).max() <= tolerance() * max(np.abs(reference).max(), 1e-30)
 
 
 # The equations
@@ -89,8 +92,8 @@ def test_equations_of_the_paper(variant, convention, options):
     ours, (state,) = cell(h1, [h2])
     for n in range(cell.cells_per_node):
         h1, h2 = paper(cell, n, h1, h2)
-    assert_same(ours, h1.astype(FLOATX))
-    assert_same(state, h2.astype(FLOATX))
+    assert_same(ours, h1.astype(keras.config.floatx()))
+    assert_same(state, h2.astype(keras.config.floatx()))
 
 
 def test_the_conventions_differ_in_rg_and_ps_only():
@@ -122,7 +125,7 @@ def by_hand(layer, x, states, mask=None):
     outputs = np.zeros_like(x)
     last = [np.array(s) for s in states]
     for row in range(len(x)):
-        h2, y = [s[row : row + 1] for s in last], np.zeros((1, x.shape[-1]), FLOATX)
+        h2, y = [s[row : row + 1] for s in last], np.zeros((1, x.shape[-1]), keras.config.floatx())
         for t in range(x.shape[1]):
             if mask is None or mask[row, t]:
                 y = x[row : row + 1, t]
@@ -259,7 +262,7 @@ def probe(rate, recurrent_rate, units=16, depth=1):
 @pytest.mark.parametrize("which", ["inputs", "state"])
 def test_one_mask_for_all_steps(which, compile):
     layer = probe(0.5, 0.0) if which == "inputs" else probe(0.0, 0.5)
-    x, state = np.ones((4, 6, 16), FLOATX), np.ones((4, 16), FLOATX)
+    x, state = np.ones((4, 6, 16), keras.config.floatx()), np.ones((4, 16), keras.config.floatx())
 
     def run(x, state):
         return layer(x, initial_state=[state], training=True)
@@ -282,7 +285,7 @@ def stateless(layer):
     """A compiled training call on JAX, which carries the layer's random state."""
     import jax
 
-    layer(np.ones((4, 6, 16), FLOATX))  # builds it
+    layer(np.ones((4, 6, 16), keras.config.floatx()))  # builds it
 
     @jax.jit
     def call(fixed, x, state):
@@ -302,7 +305,7 @@ def stateless(layer):
 @pytest.mark.both_backends
 def test_each_cell_of_a_stack_has_masks_of_its_own():
     layer = probe(0.5, 0.0, depth=2)
-    y = ops.convert_to_numpy(layer(np.ones((4, 6, 16), FLOATX), training=True))
+    y = ops.convert_to_numpy(layer(np.ones((4, 6, 16), keras.config.floatx()), training=True))
     np.testing.assert_allclose(y, np.broadcast_to(y[:, :1], y.shape))
     # Dropped in both cells, in either or in neither.
     assert len(np.unique(y.round(4))) == 4
@@ -312,7 +315,7 @@ def test_each_cell_of_a_stack_has_masks_of_its_own():
 @pytest.mark.both_backends
 def test_a_cell_by_itself_drops_in_training_only():
     cell = probe(0.5, 0.0).cell.cells[0]
-    x, h = np.ones((4, 16), FLOATX), np.zeros((4, 16), FLOATX)
+    x, h = np.ones((4, 16), keras.config.floatx()), np.zeros((4, 16), keras.config.floatx())
     dropped = [np.isclose(cell(x, [h], training=True)[0], 0.5) for _ in range(2)]
     assert 0.25 < dropped[0].mean() < 0.75 and (dropped[0] != dropped[1]).any()
     assert not np.isclose(cell(x, [h], training=False)[0], 0.5).any()
@@ -347,7 +350,7 @@ def test_the_graph_of_inference_has_no_random_operations():
     def operations(training):
         layer = stacked(cell_options=[("dropout", 0.5), ("recurrent_dropout", 0.5)])
         traced = tf.function(lambda x: layer(x, training=training)).get_concrete_function(
-            tf.TensorSpec((None, None, 4), FLOATX)
+            tf.TensorSpec((None, None, 4), keras.config.floatx())
         )
         graph = traced.graph.as_graph_def()
         functions = [node for f in graph.library.function for node in f.node_def]
@@ -410,7 +413,7 @@ def test_an_input_of_another_width_is_refused():
 
 @pytest.mark.parametrize("states", [[], [(2, 4), (2, 4)], [(2, 5)], [(3, 4)]])
 def test_states_that_do_not_fit_are_refused(states):
-    states = [np.zeros(shape, FLOATX) for shape in states]
+    states = [np.zeros(shape, keras.config.floatx()) for shape in states]
     with pytest.raises(ValueError, match="states"):
         make(4)(random((2, 4)), states)
     if states:

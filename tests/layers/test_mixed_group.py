@@ -5,13 +5,13 @@ import itertools
 import keras
 import numpy as np
 import pytest
-from gradients import value_and_gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import ops
-from streaming_check import check_streaming
-from trellis_check import QUIET, TENSORFLOW, calls, check, check_random
 
+from tests.support.gradients import value_and_gradients
+from tests.support.streaming_checks import check_streaming
+from tests.support.trellis_checks import QUIET, TENSORFLOW, calls, check, check_random
 from trellis_keras.layers import MixedGroupKernel, TrellisLayer, mixed_group
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.float64]

@@ -9,9 +9,9 @@ import re
 import keras
 import numpy as np
 import pytest
-from gradients import value_and_gradients
 from keras import ops
 
+from tests.support.gradients import value_and_gradients
 from trellis_keras.layers import MixtureOfSoftmaxes, TrellisLayer
 from trellis_keras.layers.heads import DenseHead
 from trellis_keras.models import LanguageModel

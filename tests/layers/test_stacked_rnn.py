@@ -6,15 +6,14 @@ import time
 import keras
 import numpy as np
 import pytest
-from gradients import value_and_gradients
 from keras import ops
-from streaming_check import assert_close, check_streaming, compiled
 
+from tests.support.gradients import value_and_gradients
+from tests.support.streaming_checks import assert_close, check_streaming, compiled
 from trellis_keras.layers import TrellisLayer, VariationalDropout
 from trellis_keras.layers.precision import tanh
 from trellis_keras.layers.stacked_rnn import StackedRNN, _nothing_drawn
 
-FLOATX = keras.config.floatx()
 both = pytest.mark.both_backends
 exact = pytest.mark.float64
 
@@ -93,7 +92,7 @@ def make(name="lstm, gru", channels=3, batch=None, **options):
 
 
 def random(*shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype(FLOATX)
+    return np.random.default_rng(seed).normal(size=shape).astype(keras.config.floatx())
 
 
 def states_for(layer, batch, seed=5):
@@ -317,7 +316,9 @@ def test_no_random_op_in_graphs_of_inference(training):
         y = layer(x, training=training)
         return y if training else (y, *layer.step(x[:, 0], layer.initial_cache(2)))
 
-    graph = outputs.get_concrete_function(tf.zeros((2, 5, 3), FLOATX)).graph.as_graph_def()
+    graph = outputs.get_concrete_function(
+        tf.zeros((2, 5, 3), keras.config.floatx())
+    ).graph.as_graph_def()
     nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
     assert any("Random" in node.op for node in nodes) == training
 
@@ -356,7 +357,7 @@ def test_mixed_precision():
     try:
         layer = make(return_state=True)
     finally:
-        keras.config.set_dtype_policy(FLOATX)
+        keras.config.set_dtype_policy(keras.config.floatx())
     y, *states = layer(random(2, 5, 3))
     assert keras.backend.standardize_dtype(y.dtype) == "bfloat16"
     assert {keras.backend.standardize_dtype(s.dtype) for s in states} == {"float32"}

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import ops
-from streaming_check import assert_close, check_streaming, compiled
 
+from tests.support.streaming_checks import assert_close, check_streaming, compiled
 from trellis_keras.layers import GatedActivation, TrellisLayer, streaming
 from trellis_keras.layers.precision import tanh
 

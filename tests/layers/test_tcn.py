@@ -3,19 +3,18 @@
 import keras
 import numpy as np
 import pytest
-from gradients import value_and_gradients
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from keras import ops
-from streaming_check import check_streaming, compiled
 
+from tests.support.gradients import value_and_gradients
+from tests.support.streaming_checks import check_streaming, compiled
 from trellis_keras.layers import TCN, TCNBlock
 from trellis_keras.layers.cone import Cone, offsets
 from trellis_keras.layers.cone_convolution import find_window
 
 # Largest error divided by max|reference|.
 EXACT = {"float64": 1e-12, "float32": 2e-6}
-FLOATX = keras.config.floatx()
 # JAX compiles each example by itself, for seconds.
 EXAMPLES = 15 if keras.backend.backend() == "tensorflow" else 5
 
@@ -30,15 +29,15 @@ def make(filters=5, kernel_size=3, depth=None, channels=4, **options):
 
 
 def random(shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype(FLOATX)
+    return np.random.default_rng(seed).normal(size=shape).astype(keras.config.floatx())
 
 
 def assert_same(actual, reference):
     actual, reference = ops.convert_to_numpy(actual), ops.convert_to_numpy(reference)
-    assert actual.dtype == reference.dtype == FLOATX
+    assert actual.dtype == reference.dtype == keras.config.floatx()
     assert actual.shape == reference.shape
     error = np.abs(actual - reference).max() / max(np.abs(reference).max(), 1e-30)
-    assert error <= EXACT[FLOATX]
+    assert error <= EXACT[keras.config.floatx()]
 
 
 VARIANTS = {

@@ -1,10 +1,10 @@
 """TCN against the authors' program: the output of every block, and gradients."""
 
 import pytest
-from authors import family, tcn_layer, to_keras_time
-from gradients import value_and_gradients
 from keras import ops
 
+from tests.support.golden import family, tcn_layer, to_keras_time
+from tests.support.gradients import value_and_gradients
 from trellis_keras.interop import parameters
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.float64]

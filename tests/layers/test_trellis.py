@@ -5,9 +5,9 @@ import json
 import keras
 import numpy as np
 import pytest
-from gradients import value_and_gradients
 from keras import ops
 
+from tests.support.gradients import value_and_gradients
 from trellis_keras.layers import GatedActivation, TrellisLayer
 
 

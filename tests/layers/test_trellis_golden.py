@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from authors import core_layer, family, floats, to_keras_time, to_ours, variables_of
-from gradients import value_and_gradients
 from keras import ops
+
+from tests.support.golden import core_layer, family, floats, to_keras_time, to_ours, variables_of
+from tests.support.gradients import value_and_gradients
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.float64]
 

@@ -3,10 +3,10 @@
 import keras
 import numpy as np
 import pytest
-from generating import SIZE, make, rerun_greedily
 from keras import ops
-from streaming_check import assert_close
 
+from tests.support.generation import SIZE, make, rerun_greedily
+from tests.support.streaming_checks import assert_close
 from trellis_keras.data.vocabulary import Vocabulary
 from trellis_keras.layers import TrellisLayer, streaming
 from trellis_keras.models import LanguageModel

@@ -5,10 +5,10 @@ import itertools
 import keras
 import numpy as np
 import pytest
-from generating import make, rerun_greedily
 from keras import ops
-from streaming_check import compiled
 
+from tests.support.generation import make, rerun_greedily
+from tests.support.streaming_checks import compiled
 from trellis_keras.data.vocabulary import Vocabulary
 from trellis_keras.generation import loops
 from trellis_keras.generation.samplers import get_sampler

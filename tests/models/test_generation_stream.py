@@ -4,10 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
-from generating import make
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.generation import make
 from trellis_keras.data.vocabulary import Vocabulary
 from trellis_keras.generation import kept, text
 

@@ -3,9 +3,9 @@
 import keras
 import numpy as np
 import pytest
-from backends import run_script
 from keras import ops
 
+from tests.support.processes import run_script
 from trellis_keras.data import TokenStream, Vocabulary
 from trellis_keras.layers import LRU, TCN, TrellisLayer, streaming
 from trellis_keras.layers.heads import DenseHead

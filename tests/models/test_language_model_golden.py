@@ -3,10 +3,10 @@
 import keras
 import numpy as np
 import pytest
-from authors import family, floats, language_model, to_ours, variables_of
-from gradients import value_and_gradients
 from keras import ops
 
+from tests.support.golden import family, floats, language_model, to_ours, variables_of
+from tests.support.gradients import value_and_gradients
 from trellis_keras.training.optimizers import SGD, Adam
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.float64]

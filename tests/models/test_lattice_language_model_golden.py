@@ -5,10 +5,10 @@ from functools import partial
 import keras
 import numpy as np
 import pytest
-from authors import family, floats
-from gradients import value_and_gradients
 from keras import ops
 
+from tests.support.golden import family, floats
+from tests.support.gradients import value_and_gradients
 from trellis_keras.layers import LRU, GridLSTMCell, LRUCell, RHNCell
 from trellis_keras.layers.precision import tanh
 from trellis_keras.layers.stacked_rnn import StackedRNN

@@ -2,10 +2,17 @@
 
 import numpy as np
 import pytest
-from authors import family, floats, pixel_classifier, to_keras_time, to_ours, variables_of
-from gradients import value_and_gradients
 from keras import ops
 
+from tests.support.golden import (
+    family,
+    floats,
+    pixel_classifier,
+    to_keras_time,
+    to_ours,
+    variables_of,
+)
+from tests.support.gradients import value_and_gradients
 from trellis_keras.layers import TrellisLayer
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.float64]

@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from streaming_check import check_streaming
 
+from tests.support.streaming_checks import check_streaming
 from trellis_keras.layers import TrellisLayer
 from trellis_keras.models import PolyphonicModel
 from trellis_keras.models.losses import frame_nll

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-from streaming_check import check_streaming
 
+from tests.support.streaming_checks import check_streaming
 from trellis_keras.layers import TrellisLayer
 from trellis_keras.models import SequenceClassifier, SequenceRegressor
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from authors import family, floats, task_variables, to_keras_time
-from gradients import value_and_gradients
 from keras import ops
 
+from tests.support.golden import family, floats, task_variables, to_keras_time
+from tests.support.gradients import value_and_gradients
 from trellis_keras.interop import load_torch_state_dict
 from trellis_keras.layers import TCN
 from trellis_keras.models import (

@@ -2,9 +2,9 @@
 
 import keras
 import pytest
-from served import KINDS, small_model
-from tiny import NAME, make_model
 
+from tests.support.served import KINDS, small_model
+from tests.support.tiny_model import NAME, make_model
 from trellis_keras import serving
 
 
@@ -32,7 +32,7 @@ def exported(tmp_path_factory):
 @pytest.fixture(scope="session")
 def double(tmp_path_factory):
     """The test double of a server, without the network, and a tiny model's first version."""
-    from rest_double import Double
+    from tests.support.rest_double import Double
 
     folder = tmp_path_factory.mktemp("models") / NAME
     serving.export(make_model(seed=1), folder)

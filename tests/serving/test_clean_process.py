@@ -2,8 +2,17 @@
 
 import numpy as np
 import pytest
-from served import KINDS, LANGUAGE, TEXT, ask, inputs, scores, scores_so_far, small_model
 
+from tests.support.served import (
+    KINDS,
+    LANGUAGE,
+    TEXT,
+    ask,
+    inputs,
+    scores,
+    scores_so_far,
+    small_model,
+)
 from trellis_keras import serving, zoo
 
 pytest.importorskip("tensorflow")

@@ -11,9 +11,9 @@ import threading
 import keras
 import numpy as np
 import pytest
-from backends import ROOT, child_environment, run_script
-from tiny import CHARACTERS, HAS_GRPC, NAME, make_model
 
+from tests.support.processes import ROOT, child_environment, run_script
+from tests.support.tiny_model import CHARACTERS, HAS_GRPC, NAME, make_model
 from trellis_keras import serving
 from trellis_keras.data import Vocabulary
 
@@ -351,7 +351,7 @@ def test_percentiles():
 
 
 def test_a_session_works_where_requests_are_joined(folder, model):
-    from rest_double import Double
+    from tests.support.rest_double import Double
 
     class Direct(rest_client.RestTransport):
         double = Double(folder, NAME, batching=True)

@@ -5,9 +5,9 @@ import threading
 import keras
 import numpy as np
 import pytest
-from backends import run_script
-from served import small_model
 
+from tests.support.processes import run_script
+from tests.support.served import small_model
 from trellis_keras import serving
 from trellis_keras.serving import saved_model
 

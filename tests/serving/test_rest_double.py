@@ -5,7 +5,8 @@ import re
 
 import numpy as np
 import pytest
-from tiny import CHARACTERS, NAME
+
+from tests.support.tiny_model import CHARACTERS, NAME
 
 pytest.importorskip("tensorflow")
 
@@ -108,8 +109,8 @@ def test_floats_that_would_lose_digits_are_refused(double):
 
 
 def test_sizes_are_limited(double, monkeypatch):
-    import rest_double
-    from rest_json import MAX_BYTES
+    from tests.support import rest_double
+    from tests.support.rest_json import MAX_BYTES
 
     assert ask(double, b" " * (MAX_BYTES + 1))[0] == 400
     monkeypatch.setattr(rest_double, "MAX_VALUES", 10)
@@ -147,7 +148,7 @@ def test_addresses(double):
 
 
 def test_the_two_highest_versions_are_served(tmp_path):
-    from rest_double import Double
+    from tests.support.rest_double import Double
 
     for name in ("3", "12", "7", ".exporting-x", "model.keras"):
         (tmp_path / name).mkdir()

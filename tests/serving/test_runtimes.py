@@ -6,9 +6,9 @@ import sys
 import keras
 import numpy as np
 import pytest
-from backends import ROOT
-from served import KINDS, inputs, scores, small_model
 
+from tests.support.processes import ROOT
+from tests.support.served import KINDS, inputs, scores, small_model
 from trellis_keras import serving
 from trellis_keras.layers import TCN
 from trellis_keras.models import LanguageModel

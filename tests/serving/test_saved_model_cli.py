@@ -6,9 +6,9 @@ import sys
 
 import numpy as np
 import pytest
-from backends import child_environment
-from served import inputs, scores, small_model
 
+from tests.support.processes import child_environment
+from tests.support.served import inputs, scores, small_model
 from trellis_keras import serving, zoo
 
 pytest.importorskip("tensorflow")

@@ -5,8 +5,8 @@ import json
 import keras
 import numpy as np
 import pytest
-from served import KINDS, inputs, small_model
 
+from tests.support.served import KINDS, inputs, small_model
 from trellis_keras import serving
 from trellis_keras.layers import TCN, StackedRNN, TrellisLayer
 from trellis_keras.models import LanguageModel, SequenceClassifier

@@ -3,8 +3,8 @@
 import sys
 
 import pytest
-from served import small_model
 
+from tests.support.served import small_model
 from trellis_keras import serving
 
 tf = pytest.importorskip("tensorflow")

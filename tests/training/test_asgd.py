@@ -3,10 +3,10 @@
 import keras
 import numpy as np
 import pytest
-from asgd_helpers import dense_model, fit_whole, linear_model, number, variable
-from checkpoint_helpers import assert_same, values
 from keras import ops
 
+from tests.support.asgd import dense_model, fit_whole, linear_model, number, variable
+from tests.support.checkpoints import assert_same, values
 from trellis_keras.training import ASGD
 from trellis_keras.training.checkpoint import _role
 

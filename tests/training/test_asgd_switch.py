@@ -5,10 +5,10 @@ import json
 import keras
 import numpy as np
 import pytest
-from asgd_helpers import fit_whole, linear_model, number, variable
-from backends import run_script
-from checkpoint_helpers import assert_same, data, fit, make_model, values
 
+from tests.support.asgd import fit_whole, linear_model, number, variable
+from tests.support.checkpoints import assert_same, data, fit, make_model, values
+from tests.support.processes import run_script
 from trellis_keras.training import ASGD, SGD, ASGDSwitch, Checkpoint, restore
 from trellis_keras.training.records import BestModel
 

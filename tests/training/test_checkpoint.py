@@ -11,10 +11,18 @@ from pathlib import Path
 
 import keras
 import pytest
-from backends import script_command
-from checkpoint_helpers import assert_same, data, fit, make_model, truncate, two_epochs, values
 from keras import ops
 
+from tests.support.checkpoints import (
+    assert_same,
+    data,
+    fit,
+    make_model,
+    truncate,
+    two_epochs,
+    values,
+)
+from tests.support.processes import script_command
 from trellis_keras.training import (
     SGD,
     Adam,
@@ -26,7 +34,7 @@ from trellis_keras.training import (
     set_seeds,
 )
 
-RUN = (Path(__file__).parent / "resumable_run.py").read_text(encoding="utf-8")
+RUN = (Path(__file__).parents[1] / "support" / "resumable_run.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.both_backends

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoint_helpers import assert_same, fit, make_model, truncate, two_epochs, values
-from small_runs import checkpoint_state as state
 
+from tests.support.checkpoints import assert_same, fit, make_model, truncate, two_epochs, values
+from tests.support.small_runs import checkpoint_state as state
 from trellis_keras.training import Checkpoint, checkpoint_files, checkpoint_state, latest
 
 

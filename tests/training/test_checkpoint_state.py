@@ -5,8 +5,8 @@ import json
 
 import numpy as np
 import pytest
-from checkpoint_helpers import assert_same, fit, make_model, values
 
+from tests.support.checkpoints import assert_same, fit, make_model, values
 from trellis_keras.training import Checkpoint, PlateauDecay, checkpoint_files, restore
 
 DELETED = object()

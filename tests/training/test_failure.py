@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from checkpoint_helpers import assert_same, data, make_model, values
 
+from tests.support.checkpoints import assert_same, data, make_model, values
 from trellis_keras.training import Checkpoint, StopOnNaN, latest, restore
 from trellis_keras.training.records import BestModel, HistoryCSV, read_history
 from trellis_keras.zoo.failures import explained

@@ -7,11 +7,11 @@ import sys
 import keras
 import numpy as np
 import pytest
-from event_files import read_events
-from gradients import value_and_gradients
 from keras import ops
-from reference import PlainTrellisLayer
 
+from tests.support.event_files import read_events
+from tests.support.gradients import value_and_gradients
+from tests.support.plain_trellis import PlainTrellisLayer
 from trellis_keras.layers import LRU, TCN, LRUCell, StackedRNN, TrellisLayer
 from trellis_keras.models import LanguageModel
 from trellis_keras.training import Checkpoint, CrossEntropy, GradientNorms

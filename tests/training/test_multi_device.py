@@ -11,9 +11,9 @@ import types
 
 import numpy as np
 import pytest
-from backends import ROOT, child_environment
-from small_runs import write_text
 
+from tests.support.processes import ROOT, child_environment
+from tests.support.small_runs import write_text
 from trellis_keras import zoo
 
 EXAMPLES = ROOT / "examples" / "multi_device"

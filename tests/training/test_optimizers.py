@@ -3,9 +3,9 @@
 import keras
 import numpy as np
 import pytest
-from backends import run_script
 from keras import ops
 
+from tests.support.processes import run_script
 from trellis_keras.training.optimizers import SGD, Adam, RMSprop
 
 pytestmark = pytest.mark.both_backends

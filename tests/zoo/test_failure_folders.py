@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from backends import ROOT, run_script
-from run_checks import assert_same_end
-from small_runs import TINY, options, tiny_recipe, tiny_run, write_text
 
+from tests.support.processes import ROOT, run_script
+from tests.support.run_checks import assert_same_end
+from tests.support.small_runs import TINY, options, tiny_recipe, tiny_run, write_text
 from trellis_keras import cli
 from trellis_keras.files import claimed, replacing
 from trellis_keras.training import checkpoint_files, latest
@@ -155,8 +155,7 @@ def test_a_run_on_a_full_disk_goes_on_when_there_is_room(disk, read_only, tmp_pa
 TENSORBOARD = """
 import pathlib, sys
 import keras, numpy as np
-sys.path[:0] = [sys.argv[2], str(pathlib.Path(sys.argv[2]).parent)]
-from test_failure_folders import fill
+from tests.zoo.test_failure_folders import fill
 from trellis_keras.zoo.failures import explained
 folder = pathlib.Path(sys.argv[1])
 model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])

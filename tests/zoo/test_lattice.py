@@ -6,9 +6,9 @@ import sys
 
 import numpy as np
 import pytest
-from run_checks import assert_same_end
-from small_runs import write_text
 
+from tests.support.run_checks import assert_same_end
+from tests.support.small_runs import write_text
 from trellis_keras import cli, zoo
 from trellis_keras.training.records import read_history
 from trellis_keras.zoo import lattice_settings, runs

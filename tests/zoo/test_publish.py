@@ -6,8 +6,8 @@ import shutil
 
 import numpy as np
 import pytest
-from small_runs import TINY, tiny_recipe, tiny_run
 
+from tests.support.small_runs import TINY, tiny_recipe, tiny_run
 from trellis_keras import data, zoo
 from trellis_keras.data.vocabulary import UNITS
 from trellis_keras.files import claimed

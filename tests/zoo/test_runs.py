@@ -8,10 +8,10 @@ import sys
 import keras
 import numpy as np
 import pytest
-from backends import ROOT, run_script
-from run_checks import arrays, assert_same_end, check_killed_run
-from small_runs import STATEFUL, TINY, options, tiny_recipe, tiny_run, write_text
 
+from tests.support.processes import run_script
+from tests.support.run_checks import arrays, assert_same_end, check_killed_run
+from tests.support.small_runs import STATEFUL, TINY, options, tiny_recipe, tiny_run, write_text
 from trellis_keras import cli, zoo
 from trellis_keras.training import TimeLimit
 from trellis_keras.training.records import BestModel, HistoryCSV, read_history
@@ -472,7 +472,7 @@ def test_jax_alone(tmp_path):
     """Training, resuming and evaluation where TensorFlow and its libraries are not installed."""
     source = """
 import pathlib, sys
-from small_runs import tiny_recipe
+from tests.support.small_runs import tiny_recipe
 from trellis_keras.zoo import runs
 folder = pathlib.Path(sys.argv[1])
 runs.train(tiny_recipe(folder, epochs=1, jit_compile=True), folder / "run", verbose=0)
@@ -480,7 +480,7 @@ runs.train(tiny_recipe(folder, epochs=2, jit_compile=True), folder / "run", verb
 print(runs.evaluate(folder / "run"))
 """
     output = run_script(
-        f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})\n{source}",
+        source,
         tmp_path,
         backend="jax",
         block=("tensorflow", "tensorflow_datasets", "keras_nlp"),

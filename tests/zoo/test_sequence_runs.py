@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from backends import ROOT, run_script
-from run_checks import assert_same_end, check_killed_run
 
+from tests.support.processes import run_script
+from tests.support.run_checks import assert_same_end, check_killed_run
 from trellis_keras import data, zoo
 from trellis_keras.training.records import read_history
 from trellis_keras.zoo import runs
@@ -130,11 +130,9 @@ def test_a_killed_run_ends_like_an_uninterrupted_one(tmp_path, backend, words):
 
 def test_jax_alone(tmp_path):
     """Where TensorFlow and its libraries are not installed."""
-    source = f"""
+    source = """
 import pathlib, sys
-sys.path.insert(0, {str(ROOT / "tests" / "zoo")!r})
-sys.path.insert(0, {str(ROOT / "tests")!r})
-from test_sequence_runs import tiny_run
+from tests.zoo.test_sequence_runs import tiny_run
 from trellis_keras.zoo import runs
 print(runs.evaluate(tiny_run(pathlib.Path(sys.argv[1]) / "run", "tcn_copy_memory")))
 """

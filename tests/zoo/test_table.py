@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
-from backends import ROOT
 
+from tests.support.processes import ROOT
 from trellis_keras import zoo
 from trellis_keras.zoo import assets
 from trellis_keras.zoo.table import BEGIN, END, front_table, replace_table, table

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from backends import ROOT, run_script
-from event_files import read_events
-from run_checks import assert_same_end
-from small_runs import STATEFUL, tiny_recipe
 
+from tests.support.event_files import read_events
+from tests.support.processes import run_script
+from tests.support.run_checks import assert_same_end
+from tests.support.small_runs import STATEFUL, tiny_recipe
 from trellis_keras import cli, zoo
 from trellis_keras.training.records import read_history
 from trellis_keras.training.samples import TextSamples
@@ -163,10 +163,9 @@ def test_samples_of_a_model_that_has_none(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [(), ("tensorflow", "tensorflow_datasets", "keras_nlp")])
 def test_on_jax(tmp_path, block):
-    source = f"""
+    source = """
 import pathlib, sys
-sys.path.insert(0, {str(ROOT / "tests")!r})
-from small_runs import tiny_recipe
+from tests.support.small_runs import tiny_recipe
 from trellis_keras.zoo import runs
 from trellis_keras.zoo.observation import Observation
 folder = pathlib.Path(sys.argv[1])

@@ -5,7 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from backends import ROOT, child_environment
+
+from tests.support.processes import ROOT, child_environment
 
 pytestmark = pytest.mark.slow
 

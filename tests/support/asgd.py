@@ -2,8 +2,9 @@
 
 import keras
 import numpy as np
-from checkpoint_helpers import data
 from keras import ops
+
+from tests.support.checkpoints import data
 
 
 @keras.saving.register_keras_serializable("tests")

@@ -9,7 +9,6 @@ from concurrent import futures
 import grpc
 import tensorflow as tf
 from google.protobuf import json_format
-from rest_double import Refused, input_specs
 from tensorflow_serving.apis import (
     get_model_metadata_pb2,
     get_model_status_pb2,
@@ -17,6 +16,8 @@ from tensorflow_serving.apis import (
     predict_pb2,
     prediction_service_pb2_grpc,
 )
+
+from tests.support.rest_double import Refused, input_specs
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]

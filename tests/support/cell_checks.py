@@ -11,21 +11,24 @@ import keras
 import numpy as np
 from keras import ops
 
-FLOATX = keras.config.floatx()
 BACKEND = keras.backend.backend()
-EXACT = {"float64": 1e-12, "float32": 2e-6}[FLOATX]
+
+
+def exact():
+    return {"float64": 1e-12, "float32": 2e-6}[keras.config.floatx()]
 
 
 def random(shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype(FLOATX)
+    return np.random.default_rng(seed).normal(size=shape).astype(keras.config.floatx())
 
 
 def numpy(tensors):
     return keras.tree.map_structure(ops.convert_to_numpy, tensors)
 
 
-def assert_same(actual, reference, tolerance=EXACT):
+def assert_same(actual, reference, tolerance=None):
     """Arrays, or lists of arrays, agree to `tolerance` times the largest number."""
+    tolerance = exact() if tolerance is None else tolerance
     actual, reference = (keras.tree.flatten(numpy(list(a))) for a in (actual, reference))
     assert len(actual) == len(reference)
     for a, b in zip(actual, reference, strict=True):
@@ -116,7 +119,7 @@ def check_half_precision(make, x):
         assert {w.dtype for w in cell.weights} == {"float32"}
         for tensor in [y, *states]:
             assert keras.backend.standardize_dtype(tensor.dtype) == policy.removeprefix("mixed_")
-        assert_same(ops.cast(y, FLOATX), reference, error)
+        assert_same(ops.cast(y, keras.config.floatx()), reference, error)
 
 
 def check_fit(make, x):

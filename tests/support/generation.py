@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 from keras import ops
-from streaming_check import compiled
 
+from tests.support.streaming_checks import compiled
 from trellis_keras.layers import TrellisLayer
 from trellis_keras.models import LanguageModel
 

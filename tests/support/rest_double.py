@@ -27,7 +27,9 @@ import threading
 
 import tensorflow as tf
 from google.protobuf import json_format
-from rest_json import (
+from tensorflow.core.protobuf import saved_model_pb2
+
+from tests.support.rest_json import (
     INTERNAL,
     MAX_BYTES,
     NOT_FOUND,
@@ -41,7 +43,6 @@ from rest_json import (
     rows_to_columns,
     to_array,
 )
-from tensorflow.core.protobuf import saved_model_pb2
 
 MAX_VALUES = 2**22
 VERSIONS = 2  # how many are served at a time
@@ -292,7 +293,7 @@ def main():
     server = Server(double)
     ports = {"rest": server.server_address[1]}
     if options.grpc:
-        import grpc_double
+        from tests.support import grpc_double
 
         _grpc_server, ports["grpc"] = grpc_double.start(double)
     print(json.dumps(ports), flush=True)

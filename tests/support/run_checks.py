@@ -8,8 +8,8 @@ import sys
 import time
 
 import numpy as np
-from backends import ROOT, child_environment
 
+from tests.support.processes import ROOT, child_environment
 from trellis_keras.training.records import read_history
 from trellis_keras.zoo import runs
 

@@ -6,12 +6,12 @@ states is compared. The `loops` fixture (layers/conftest.py) makes loops out of 
 
 import keras
 import numpy as np
-from gradients import value_and_gradients
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from keras import ops
-from reference import PlainTrellisLayer
 
+from tests.support.gradients import value_and_gradients
+from tests.support.plain_trellis import PlainTrellisLayer
 from trellis_keras.layers import GatedActivation, TrellisLayer
 from trellis_keras.layers.precision import tanh
 

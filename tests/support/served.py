@@ -7,9 +7,9 @@ are alike.
 import pickle
 
 import numpy as np
-from backends import run_script
 from keras import ops
 
+from tests.support.processes import run_script
 from trellis_keras import serving, zoo
 from trellis_keras.data import Vocabulary
 from trellis_keras.models import LanguageModel, PolyphonicModel, SequenceClassifier
