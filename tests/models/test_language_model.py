@@ -9,8 +9,8 @@ from tests.support.processes import run_script
 from trellis_keras.data import TokenStream, Vocabulary
 from trellis_keras.layers import LRU, TCN, TrellisLayer, streaming
 from trellis_keras.layers.heads import DenseHead
-from trellis_keras.models import LanguageModel
-from trellis_keras.training import SGD, Adam, BitsPerCharacter, CrossEntropy, Perplexity
+from trellis_keras.models import BitsPerCharacter, CrossEntropy, LanguageModel, Perplexity
+from trellis_keras.training import SGD, Adam
 
 pytestmark = pytest.mark.both_backends
 
@@ -203,9 +203,7 @@ def test_half_precision_keeps_states_and_losses_in_float32():
 def test_penalties_and_auxiliary_losses_are_in_the_training_loss_only():
     x, y = random_tokens(4, 12), random_tokens(4, 12, seed=1)
     plain = small_model(optimizer=SGD(1e-12))
-    full = small_model(
-        optimizer=SGD(1e-12), activation_penalty=2e3, temporal_activation_penalty=1e3
-    )
+    full = small_model(optimizer=SGD(1e-12), activation_reg=2e3, temporal_activation_reg=1e3)
     assert plain.evaluate(x, y, verbose=0) == pytest.approx(full.evaluate(x, y, verbose=0))
     raw, aux = (np.asarray(t) for t in full.backbone(full.embedding(x)))
     penalties = 2e3 * np.mean(raw**2) + 1e3 * np.mean((raw[:, 1:] - raw[:, :-1]) ** 2)

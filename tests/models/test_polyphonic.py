@@ -6,9 +6,8 @@ import pytest
 
 from tests.support.streaming_checks import check_streaming
 from trellis_keras.layers import TrellisLayer
-from trellis_keras.models import PolyphonicModel
+from trellis_keras.models import FrameNLL, PolyphonicModel
 from trellis_keras.models.losses import frame_nll
-from trellis_keras.training import FrameNLL
 
 pytestmark = pytest.mark.both_backends
 

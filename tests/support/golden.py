@@ -142,8 +142,8 @@ def language_model(arrays, parameters="param", block_steps="auto", **options):
         input_dropout=config.get("dropouti", 0.0),
         output_dropout=config.get("dropout", 0.0),
         aux_weight=config["aux"],
-        activation_penalty=config.get("alpha", 0),
-        temporal_activation_penalty=config.get("beta", 0),
+        activation_reg=config.get("alpha", 0),
+        temporal_activation_reg=config.get("beta", 0),
         **options,
     )
     model.build((None, None))

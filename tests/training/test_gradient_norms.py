@@ -13,8 +13,8 @@ from tests.support.event_files import read_events
 from tests.support.gradients import value_and_gradients
 from tests.support.plain_trellis import PlainTrellisLayer
 from trellis_keras.layers import LRU, TCN, LRUCell, StackedRNN, TrellisLayer
-from trellis_keras.models import LanguageModel
-from trellis_keras.training import Checkpoint, CrossEntropy, GradientNorms
+from trellis_keras.models import CrossEntropy, LanguageModel
+from trellis_keras.training import Checkpoint, GradientNorms
 from trellis_keras.training.gradient_norms import layers_with_weights, parts_with_weights
 from trellis_keras.training.gradients import LossGradient
 from trellis_keras.training.heatmap import draw_heatmap

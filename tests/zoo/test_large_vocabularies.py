@@ -6,8 +6,8 @@ import pytest
 
 from trellis_keras import data, serving, zoo
 from trellis_keras.layers import AdaptiveSoftmax, TrellisLayer
-from trellis_keras.models import LanguageModel
-from trellis_keras.training import SGD, Perplexity
+from trellis_keras.models import LanguageModel, Perplexity
+from trellis_keras.training import SGD
 from trellis_keras.zoo import runs
 
 WIKITEXT103 = 267_735
@@ -112,7 +112,7 @@ def test_a_run_goes_on_whose_vocabulary_has_cut_the_clusters(tmp_path):
         ("lstm_ptb", {"tie_embeddings": False, "div_value": 2}, "Received: 2.0"),
         ("trellisnet_ptb_mos", {"cutoffs": [100]}, r"`cutoffs` must be \(\) with a mixture"),
         ("trellisnet_ptb_mos", {"experts": 0}, "`experts` must be positive"),
-        ("tcn_ptb", {"activation_penalty": -1.0}, "`activation_penalty` must be 0 or more"),
+        ("tcn_ptb", {"activation_reg": -1.0}, "`activation_reg` must be 0 or more"),
     ],
 )
 def test_wrong_settings(name, fields, message):
@@ -133,11 +133,11 @@ def test_an_adaptive_softmax_over_recurrent_layers(tie_embeddings):
 
 def test_penalties_are_for_all_backbones():
     fields = {"filters": 4, "embedding_dim": 4, "vocabulary_size": 9}
-    penalties = {"activation_penalty": 2.0, "temporal_activation_penalty": 1.0}
+    penalties = {"activation_reg": 2.0, "temporal_activation_reg": 1.0}
     model = zoo.tcn_ptb(**fields, **penalties, jit_compile=False)
     assert {name: getattr(model, name) for name in penalties} == penalties
-    assert zoo.recipe("lstm_ptb").model.activation_penalty == 0
-    assert zoo.recipe("trellisnet_ptb").model.temporal_activation_penalty == 1.0
+    assert zoo.recipe("lstm_ptb").model.activation_reg == 0
+    assert zoo.recipe("trellisnet_ptb").model.temporal_activation_reg == 1.0
 
 
 SMALL = {
@@ -193,8 +193,8 @@ def test_training_never_holds_tokens_times_words():
         head=AdaptiveSoftmax(words, (100,), capacity=2),
         output_dropout=0.1,
         aux_weight=0.1,
-        activation_penalty=1.0,
-        temporal_activation_penalty=1.0,
+        activation_reg=1.0,
+        temporal_activation_reg=1.0,
         seed=0,
     )
     model.build((None, None))

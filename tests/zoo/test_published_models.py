@@ -6,7 +6,6 @@ import pytest
 
 from trellis_keras import data, zoo
 from trellis_keras.zoo import registry, runs
-from trellis_keras.zoo.tasks import DigitsRecalled
 
 TCN_PAPER = ("adding", "copy_memory", "seq_mnist", "permuted_mnist", "jsb", "nottingham")
 TEXTS = ("ptb", "char_ptb", "text8")
@@ -388,19 +387,3 @@ def test_descriptions_name_the_architecture():
     assert "2 layers of 4 LSTM units" in shown
     assert "jsb: train 1, valid 1, test 1 sequences" in shown
     assert "published frame_nll 8.45" in shown
-
-
-# The metric
-
-
-def test_digits_recalled():
-    y = np.tile(np.arange(12) % 10, (3, 1))
-    logits = np.eye(10)[y]
-    logits[1, -10] = 0.0  # argmax 0, but 2 is right
-    logits[2, 0] = np.eye(10)[5]  # not one of the last ten
-    metric = DigitsRecalled()
-    metric.update_state(y, logits)
-    assert float(metric.result()) == pytest.approx(2 / 3)
-    metric.reset_state()
-    metric.update_state(y, logits, sample_weight=np.repeat([[1.0], [1.0], [0.0]], 12, axis=1))
-    assert float(metric.result()) == pytest.approx(1 / 2)

@@ -1,12 +1,26 @@
+"""Models around a causal backbone, with their losses and metrics."""
+
 from trellis_keras.models.language_model import LanguageModel
 from trellis_keras.models.losses import FrameLoss, SquaredError
+from trellis_keras.models.metrics import (
+    BitsPerCharacter,
+    CrossEntropy,
+    DigitsRecalled,
+    FrameNLL,
+    Perplexity,
+)
 from trellis_keras.models.polyphonic import PolyphonicModel
 from trellis_keras.models.sequence_classifier import SequenceClassifier
 from trellis_keras.models.sequence_regressor import SequenceRegressor
 
 __all__ = [
+    "BitsPerCharacter",
+    "CrossEntropy",
+    "DigitsRecalled",
     "FrameLoss",
+    "FrameNLL",
     "LanguageModel",
+    "Perplexity",
     "PolyphonicModel",
     "SequenceClassifier",
     "SequenceRegressor",

@@ -48,8 +48,8 @@ class LanguageModel(KeepsFrozen, Generation, OrderedBatches, keras.Model):
             TrellisNet authors' programs), `"element"` every number by itself (the TCN authors').
         output_dropout: Variational dropout rate of the output and the auxiliary outputs.
         aux_weight: Weight of the sum of the auxiliary losses.
-        activation_penalty: AR, weight of the mean square of the output (Merity et al. 2018).
-        temporal_activation_penalty: TAR, weight of the mean squared step-to-step change.
+        activation_reg: AR, weight of the mean square of the output (Merity et al. 2018).
+        temporal_activation_reg: TAR, weight of the mean squared step-to-step change.
         embeddings_initializer: Default: U(-0.1, 0.1), the authors'.
         vocabulary: `data.Vocabulary` that is saved with the model, or None.
         seed: Integer seed of the dropouts and the default initialisers.
@@ -98,8 +98,8 @@ class LanguageModel(KeepsFrozen, Generation, OrderedBatches, keras.Model):
         input_dropout_kind="variational",
         output_dropout=0.0,
         aux_weight=0.0,
-        activation_penalty=0.0,
-        temporal_activation_penalty=0.0,
+        activation_reg=0.0,
+        temporal_activation_reg=0.0,
         embeddings_initializer=None,
         vocabulary=None,
         seed=None,
@@ -117,8 +117,8 @@ class LanguageModel(KeepsFrozen, Generation, OrderedBatches, keras.Model):
         self.embedding_dim = embedding_dim
         self.tie_embeddings = tie_embeddings
         self.aux_weight = aux_weight
-        self.activation_penalty = activation_penalty
-        self.temporal_activation_penalty = temporal_activation_penalty
+        self.activation_reg = activation_reg
+        self.temporal_activation_reg = temporal_activation_reg
         self.vocabulary = vocabulary
         self.seed = seed
         policy = {"dtype": self.dtype_policy}
@@ -232,7 +232,7 @@ class LanguageModel(KeepsFrozen, Generation, OrderedBatches, keras.Model):
         Args:
             optimizer: Keras optimizer.
             metrics: Metrics that are fed the negative log-likelihood per token in nats, with the
-                tokens' weights: `training.Perplexity()`, `training.BitsPerCharacter()`,
+                tokens' weights: `models.Perplexity()`, `models.BitsPerCharacter()`,
                 or any `keras.metrics.Metric` with `update_state(values, sample_weight)`.
             run_eagerly, steps_per_execution, jit_compile, auto_scale_loss: As in Keras.
         """
@@ -243,7 +243,7 @@ class LanguageModel(KeepsFrozen, Generation, OrderedBatches, keras.Model):
                 raise ValueError(
                     "A language model's loss is its head's: `compile` takes no other. `metrics` "
                     "must be metric objects that take the negative log-likelihood per token, such "
-                    f"as training.Perplexity(). Received: {metric!r}"
+                    f"as models.Perplexity(). Received: {metric!r}"
                 )
         devices.check_compile(self, jit_compile, steps_per_execution)
         super().compile(
@@ -353,10 +353,10 @@ class LanguageModel(KeepsFrozen, Generation, OrderedBatches, keras.Model):
 
     def _penalties(self, raw, output, weight):
         penalty = 0.0
-        if self.activation_penalty:
-            penalty += self.activation_penalty * token_loss.activation(output, weight)
-        if self.temporal_activation_penalty:
-            penalty += self.temporal_activation_penalty * token_loss.change(raw, weight)
+        if self.activation_reg:
+            penalty += self.activation_reg * token_loss.activation(output, weight)
+        if self.temporal_activation_reg:
+            penalty += self.temporal_activation_reg * token_loss.change(raw, weight)
         return penalty
 
     def _update_metrics(self, nll, weight):
@@ -395,8 +395,8 @@ class LanguageModel(KeepsFrozen, Generation, OrderedBatches, keras.Model):
             "input_dropout_kind": self.input_dropout_kind,
             "output_dropout": self.output_dropout.rate,
             "aux_weight": self.aux_weight,
-            "activation_penalty": self.activation_penalty,
-            "temporal_activation_penalty": self.temporal_activation_penalty,
+            "activation_reg": self.activation_reg,
+            "temporal_activation_reg": self.temporal_activation_reg,
             "embeddings_initializer": serialize(self.embedding.embeddings_initializer),
             "vocabulary": None if self.vocabulary is None else serialize(self.vocabulary),
             "seed": self.seed,

@@ -1,7 +1,8 @@
-"""Metrics over the tokens of a whole split, fed with each token's negative log-likelihood.
+"""Metrics over all the tokens, frames or sequences of a split, exact whatever the batches are.
 
-A published perplexity is exp of the mean over all tokens, not a mean over batches, and needs the
-negative log-likelihoods only: the scores of a large vocabulary are never handed to a metric.
+The perplexity of a split is exp of the mean over all its tokens, not the mean of the batches'
+perplexities. The metrics of language models take each token's negative log-likelihood, so the
+scores of a large vocabulary never reach a metric.
 """
 
 import math
@@ -10,180 +11,191 @@ import keras
 from keras import ops
 
 from trellis_keras.models.losses import frame_nll
-
-_ARGS = """name: name in logs and progress bar.
-        dtype: dtype of the result. Sums are kept in float32 at least."""
-
-_CALL_ARGS = """nll: negative log-likelihood of each token in nats, any shape.
-        sample_weight: how much each token counts, such as 0 for padding. Its shape is that of
-            `nll`, or a leading part of it, for example (batch,) for an `nll` of (batch, time);
-            `None` counts every token once."""
+from trellis_keras.types import Tensor
 
 
-class _TokenMean(keras.metrics.Metric):
-    """Weighted mean over all tokens since the last reset.
+@keras.saving.register_keras_serializable("trellis_keras")
+class CrossEntropy(keras.metrics.Metric):
+    """Computes the mean negative log-likelihood of a token, in nats.
 
-    Sum and weight are each kept as a total and the digits that the total had no room for: a
-    float32 alone cannot count beyond 2^24 tokens.
+    Sums are float32, or float64 if `dtype` is. A float32 cannot count beyond 2^24 tokens, so each
+    sum has a second variable, which holds what rounding has cut off.
+
+    Args:
+        name: String, the metric's name. Defaults to `"cross_entropy"`.
+        dtype: The dtype of the result. Defaults to `keras.config.floatx()`.
+
+    Example:
+
+    >>> metric = CrossEntropy()
+    >>> metric.update_state([1.0, 2.0, 6.0], sample_weight=[1.0, 1.0, 0.0])
+    >>> float(metric.result())
+    1.5
     """
 
-    def __init__(self, name, dtype=None):
+    def __init__(self, name: str = "cross_entropy", dtype: str | None = None):
         super().__init__(name=name, dtype=dtype)
-        # Not `keras.backend.result_type`: on JAX that makes float32 of float64.
+        # Not `keras.backend.result_type`: on JAX it returns float32 for float64.
         self._sum_dtype = "float64" if self.dtype == "float64" else "float32"
         names = ("nll", "nll_remainder", "weight", "weight_remainder")
         self._nll, self._nll_remainder, self._weight, self._weight_remainder = (
             self.add_variable((), "zeros", self._sum_dtype, name=part) for part in names
         )
 
-    def update_state(self, nll, sample_weight=None):
+    def update_state(self, nll: Tensor, sample_weight: Tensor = None) -> None:
+        """Accumulates the negative log-likelihoods of tokens.
+
+        Args:
+            nll: Tensor of any shape, the negative log-likelihood of each token in nats.
+            sample_weight: Tensor of the shape of `nll` or of its leading axes, such as (batch,)
+                for an `nll` of (batch, time). Defaults to 1 for every token.
+        """
         nll = ops.cast(nll, self._sum_dtype)
-        weight = _broadcast(sample_weight, nll, self._sum_dtype)
-        # A padded token does not count, not even if its likelihood is 0.
-        counted = ops.where(ops.equal(weight, 0), ops.zeros_like(nll), nll)
-        _add(self._nll, self._nll_remainder, ops.sum(ops.multiply(counted, weight)))
+        if sample_weight is None:
+            weight = ops.ones_like(nll)
+        else:
+            weight = ops.cast(sample_weight, self._sum_dtype)
+            for _ in range(len(nll.shape) - len(weight.shape)):
+                weight = ops.expand_dims(weight, -1)
+            weight = ops.broadcast_to(weight, ops.shape(nll))
+        # The loss of padding may be infinite or NaN.
+        nll = ops.where(ops.equal(weight, 0), ops.zeros_like(nll), nll)
+        _add(self._nll, self._nll_remainder, ops.sum(ops.multiply(nll, weight)))
         _add(self._weight, self._weight_remainder, ops.sum(weight))
 
-    def mean(self):
-        """Returns the mean in nats, 0 before the first token."""
+    def result(self) -> Tensor:
+        """Returns the metric over all tokens since the last reset."""
         nll = ops.add(self._nll, self._nll_remainder)
-        return ops.divide_no_nan(nll, ops.add(self._weight, self._weight_remainder))
-
-    def result(self):
-        return ops.cast(self._from_nats(self.mean()), self.dtype)
-
-    def _from_nats(self, mean):
-        raise NotImplementedError
-
-
-def _document(cls):
-    """Fills in the parts of the docstring that the metrics share."""
-    if cls.__doc__ is not None:  # None under `python -OO`
-        cls.__doc__ = cls.__doc__.replace("{{args}}", _ARGS).replace("{{call}}", _CALL_ARGS)
-    return cls
-
-
-@_document
-@keras.saving.register_keras_serializable("trellis_keras")
-class CrossEntropy(_TokenMean):
-    """Mean negative log-likelihood of a token, in nats.
-
-    Args:
-        {{args}}
-
-    Arguments of `update_state`:
-        {{call}}
-
-    Example:
-
-    >>> metric = trellis_keras.training.CrossEntropy()
-    >>> metric.update_state([1.0, 2.0, 6.0], sample_weight=[1.0, 1.0, 0.0])
-    >>> float(metric.result())
-    1.5
-    """
-
-    def __init__(self, name="cross_entropy", dtype=None):
-        super().__init__(name, dtype)
+        mean = ops.divide_no_nan(nll, ops.add(self._weight, self._weight_remainder))
+        return ops.cast(self._from_nats(mean), self.dtype)
 
     def _from_nats(self, mean):
         return mean
 
 
-@_document
 @keras.saving.register_keras_serializable("trellis_keras")
-class Perplexity(_TokenMean):
-    """exp of the mean negative log-likelihood of a token.
+class Perplexity(CrossEntropy):
+    """Computes exp of the mean negative log-likelihood of a token.
 
     Args:
-        {{args}}
-
-    Arguments of `update_state`:
-        {{call}}
+        name: String, the metric's name. Defaults to `"perplexity"`.
+        dtype: The dtype of the result. Defaults to `keras.config.floatx()`.
 
     Example:
 
-    >>> metric = trellis_keras.training.Perplexity()
+    >>> metric = Perplexity()
     >>> metric.update_state([0.0, 0.0])
     >>> float(metric.result())
     1.0
     """
 
-    def __init__(self, name="perplexity", dtype=None):
+    def __init__(self, name: str = "perplexity", dtype: str | None = None):
         super().__init__(name, dtype)
 
     def _from_nats(self, mean):
         return ops.exp(mean)
 
 
-@_document
 @keras.saving.register_keras_serializable("trellis_keras")
-class BitsPerCharacter(_TokenMean):
-    """Mean negative log-likelihood of a character, in bits.
+class BitsPerCharacter(CrossEntropy):
+    """Computes the mean negative log-likelihood of a character, in bits.
 
     Args:
-        {{args}}
-
-    Arguments of `update_state`:
-        {{call}}
+        name: String, the metric's name. Defaults to `"bpc"`.
+        dtype: The dtype of the result. Defaults to `keras.config.floatx()`.
 
     Example:
 
-    >>> metric = trellis_keras.training.BitsPerCharacter()
+    >>> metric = BitsPerCharacter()
     >>> metric.update_state([math.log(2.0)])
     >>> float(metric.result())
     1.0
     """
 
-    def __init__(self, name="bpc", dtype=None):
+    def __init__(self, name: str = "bpc", dtype: str | None = None):
         super().__init__(name, dtype)
 
     def _from_nats(self, mean):
         return ops.divide(mean, math.log(2.0))
 
 
-@_document
 @keras.saving.register_keras_serializable("trellis_keras")
-class FrameNLL(_TokenMean):
-    """Mean negative log-likelihood of a piano roll's frame, in nats, over all frames of a split.
+class FrameNLL(CrossEntropy):
+    """Computes the mean negative log-likelihood of a piano roll's frame, in nats.
 
-    The figure of the TCN paper's music tables (Bai et al. 2018): the sum over keys of the binary
-    cross-entropy. A Keras metric of targets and logits; give it to `compile` as one of the
-    `weighted_metrics`, so that padded frames do not count.
+    The figure of the music tables of Bai et al. (2018): binary cross-entropy, summed over the keys.
+    Pass it to `compile` among the `weighted_metrics`, so that padded frames do not count.
 
     Args:
-        {{args}}
+        name: String, the metric's name. Defaults to `"frame_nll"`.
+        dtype: The dtype of the result. Defaults to `keras.config.floatx()`.
 
-    Arguments of `update_state`:
-        y_true: targets (..., keys) of 0 and 1.
-        y_pred: logits (..., keys).
-        sample_weight: how much each frame counts, (...) or a leading part of it.
+    Example: two frames of two keys, the second of them padding.
 
-    Example: two frames of two keys, of which the second is padding.
-
-    >>> metric = trellis_keras.training.FrameNLL()
+    >>> metric = FrameNLL()
     >>> metric.update_state(np.ones((1, 2, 2)), np.zeros((1, 2, 2)), sample_weight=[[1.0, 0.0]])
     >>> round(float(metric.result()), 4)
     1.3863
     """
 
-    def __init__(self, name="frame_nll", dtype=None):
+    def __init__(self, name: str = "frame_nll", dtype: str | None = None):
         super().__init__(name, dtype)
 
-    def update_state(self, y_true, y_pred, sample_weight=None):
+    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> None:
+        """Accumulates the negative log-likelihoods of frames.
+
+        Args:
+            y_true: Tensor (..., keys) of 0 and 1.
+            y_pred: Tensor (..., keys), logits.
+            sample_weight: Tensor (...), or of some leading axes of it. Defaults to 1 for every
+                frame.
+        """
         logits = ops.cast(y_pred, self._sum_dtype)
         super().update_state(frame_nll(y_true, logits), sample_weight)
 
-    def _from_nats(self, mean):
-        return mean
 
+@keras.saving.register_keras_serializable("trellis_keras")
+class DigitsRecalled(keras.metrics.Mean):
+    """Computes the share of sequences whose last digits are all right.
 
-def _broadcast(weight, nll, dtype):
-    if weight is None:
-        return ops.ones_like(nll)
-    weight = ops.cast(weight, dtype)
-    for _ in range(len(nll.shape) - len(weight.shape)):
-        weight = ops.expand_dims(weight, -1)
-    return ops.broadcast_to(weight, ops.shape(nll))
+    The copy-memory task (Bai et al. 2018, section 5.4) asks for ten digits at the end.
+
+    Args:
+        digits: Positive integer, the number of last steps to compare. Defaults to 10.
+        name: String, the metric's name. Defaults to `"recalled"`.
+        dtype: The dtype of the result. Defaults to `keras.config.floatx()`.
+
+    Example:
+
+    >>> metric = DigitsRecalled(digits=2)
+    >>> metric.update_state([[0, 1, 1]], [[[9.0, 0.0], [0.0, 9.0], [0.0, 9.0]]])
+    >>> float(metric.result())
+    1.0
+    """
+
+    def __init__(self, digits: int = 10, name: str = "recalled", dtype: str | None = None):
+        super().__init__(name=name, dtype=dtype)
+        self.digits = digits
+
+    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> None:
+        """Accumulates the share of a batch.
+
+        Args:
+            y_true: Integer tensor (batch, time).
+            y_pred: Tensor (batch, time, classes), logits.
+            sample_weight: Tensor (batch,), or (batch, time), of which the last step counts for its
+                sequence. Defaults to 1 for every sequence.
+        """
+        y_true, y_pred = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)
+        recalled = ops.argmax(y_pred[:, -self.digits :], axis=-1)
+        wanted = ops.cast(y_true[:, -self.digits :], recalled.dtype)
+        right = ops.all(ops.equal(recalled, wanted), axis=-1)
+        if sample_weight is not None and len(sample_weight.shape) > 1:
+            sample_weight = sample_weight[:, -1]
+        super().update_state(ops.cast(right, self.dtype), sample_weight=sample_weight)
+
+    def get_config(self) -> dict:
+        return {"digits": self.digits, "name": self.name, "dtype": self.dtype}
 
 
 def _add(total, remainder, value):

@@ -19,7 +19,7 @@ class PolyphonicModel(SequenceModel):
 
     D being element-wise dropout. The loss of a frame is its negative log-likelihood in nats, the
     sum over the keys of the binary cross-entropy; `compile` takes its mean over the frames, and
-    the metric `training.FrameNLL` (which has no part of a regulariser), unless it is told
+    the metric `models.FrameNLL` (which has no part of a regulariser), unless it is told
     otherwise. (The authors' program trains on the sum over a piece's frames, so a bound on the
     gradient's norm means more there.)
 

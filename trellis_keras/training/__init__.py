@@ -1,6 +1,5 @@
-"""Optimizers, learning-rate rules, metrics and checkpoints of the published recipes."""
+"""Optimizers, learning-rate rules and checkpoints of the published recipes."""
 
-from trellis_keras.models.metrics import BitsPerCharacter, CrossEntropy, FrameNLL, Perplexity
 from trellis_keras.training.asgd import ASGD, ASGDSwitch
 from trellis_keras.training.callbacks import ExponentialDecay, PlateauDecay, StepDecay
 from trellis_keras.training.checkpoint import Checkpoint, restore, set_seeds
@@ -16,14 +15,10 @@ __all__ = [
     "SGD",
     "ASGDSwitch",
     "Adam",
-    "BitsPerCharacter",
     "Checkpoint",
-    "CrossEntropy",
     "EarlyStopping",
     "ExponentialDecay",
-    "FrameNLL",
     "GradientNorms",
-    "Perplexity",
     "PlateauDecay",
     "RMSprop",
     "StepDecay",

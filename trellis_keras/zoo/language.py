@@ -7,8 +7,7 @@ import keras
 
 from trellis_keras.layers import AdaptiveSoftmax
 from trellis_keras.layers.adaptive_softmax import check_cutoffs
-from trellis_keras.models import LanguageModel
-from trellis_keras.training import BitsPerCharacter, CrossEntropy, Perplexity
+from trellis_keras.models import BitsPerCharacter, CrossEntropy, LanguageModel, Perplexity
 from trellis_keras.zoo.config import Config, check_choice, check_field
 
 INPUT_DROPOUT_KINDS = ("variational", "element")
@@ -107,8 +106,8 @@ class LanguageConfig(TextConfig):
             WikiText-103 are cut off where another vocabulary ends. Empty: a full softmax.
         div_value: By how much each tail is narrower than the one before it; 1 with an output
             matrix that is the embedding's.
-        activation_penalty: AR of the loss.
-        temporal_activation_penalty: TAR of the loss.
+        activation_reg: AR of the loss.
+        temporal_activation_reg: TAR of the loss.
         **: Those of `TextConfig` and `Config`.
     """
 
@@ -116,8 +115,8 @@ class LanguageConfig(TextConfig):
     NOT_NEGATIVE: ClassVar[tuple] = (
         *Config.NOT_NEGATIVE,
         "initial_embedding",
-        "activation_penalty",
-        "temporal_activation_penalty",
+        "activation_reg",
+        "temporal_activation_reg",
     )
 
     # Whether the output matrix is the embedding's.
@@ -127,8 +126,8 @@ class LanguageConfig(TextConfig):
     initial_embedding: float = 0.1
     cutoffs: tuple[int, ...] = ()
     div_value: float = 1.0
-    activation_penalty: float = 0.0
-    temporal_activation_penalty: float = 0.0
+    activation_reg: float = 0.0
+    temporal_activation_reg: float = 0.0
 
     def __post_init__(self):
         super().__post_init__()
@@ -151,8 +150,8 @@ class LanguageConfig(TextConfig):
         return {
             "head": self.head(),
             "tie_embeddings": self.tie_embeddings,
-            "activation_penalty": self.activation_penalty,
-            "temporal_activation_penalty": self.temporal_activation_penalty,
+            "activation_reg": self.activation_reg,
+            "temporal_activation_reg": self.temporal_activation_reg,
         }
 
     def head(self):

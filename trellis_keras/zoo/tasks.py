@@ -5,10 +5,13 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import keras
-from keras import ops
 
-from trellis_keras.data.synthetic import COPIED
-from trellis_keras.models import PolyphonicModel, SequenceClassifier, SequenceRegressor
+from trellis_keras.models import (
+    DigitsRecalled,
+    PolyphonicModel,
+    SequenceClassifier,
+    SequenceRegressor,
+)
 from trellis_keras.zoo.config import Config
 
 _OUTPUTS = ("units", "num_classes", "keys")
@@ -40,30 +43,6 @@ class Task:
     def outputs(self):
         """Number of outputs of the head."""
         return next(self.options[name] for name in _OUTPUTS if name in self.options)
-
-
-@keras.saving.register_keras_serializable("trellis_keras")
-class DigitsRecalled(keras.metrics.Mean):
-    """Share of the copy-memory sequences whose last ten steps are all right (TCN, section 5.4).
-
-    Arguments of `update_state`:
-        y_true: Digits (batch, time).
-        y_pred: Logits (batch, time, 10).
-        sample_weight: (batch,), or (batch, time): a sequence counts as its last step does.
-    """
-
-    def __init__(self, name="recalled", dtype=None):
-        super().__init__(name=name, dtype=dtype)
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        digits = ops.argmax(y_pred[:, -COPIED:], axis=-1)
-        right = ops.all(ops.equal(digits, ops.cast(y_true[:, -COPIED:], digits.dtype)), axis=-1)
-        if sample_weight is not None and len(sample_weight.shape) > 1:
-            sample_weight = sample_weight[:, -1]
-        super().update_state(ops.cast(right, self.dtype), sample_weight=sample_weight)
-
-    def get_config(self):
-        return {"name": self.name, "dtype": self.dtype}
 
 
 def _accuracy():
