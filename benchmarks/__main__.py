@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.cases import CASES
-from trellis_keras.files import replacing
+from trellis_keras.files import atomic_write
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
@@ -167,7 +167,7 @@ def machine():
 
 
 def write(path, text):
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(text)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import typer
 
 from benchmarks.process import begin_epoch, peak_memory, words
-from trellis_keras.files import replacing
+from trellis_keras.files import atomic_write
 from trellis_keras.zoo.assets import COSTS, assets_folder
 
 BATCHES = 5
@@ -65,7 +65,7 @@ def main(
         costs["models"][name] = _figures(name, core)
         typer.echo(f"{name}: {costs['models'][name]}")
         costs["models"] = dict(sorted(costs["models"].items()))
-        with replacing(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_text(json.dumps(costs, indent=2) + "\n", encoding="utf-8")
 
 

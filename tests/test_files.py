@@ -1,45 +1,225 @@
-"""Files that are whole or not there."""
+"""Atomic writes, folder locks, and archives that declare more than they hold."""
 
+import contextlib
+import io
 import os
+import subprocess
+import sys
+import zipfile
 
+import numpy as np
 import pytest
 
-from trellis_keras.files import remove_unfinished, replacing
+from tests.support.disks import NO_SPACE, fill, read_only, small_disk
+from tests.support.processes import ROOT
+from trellis_keras import files
+from trellis_keras.files import atomic_write, folder_lock, open_archive, read_npz, remove_unfinished
+
+# Atomic writes
 
 
-def test_the_new_file_takes_the_place_of_the_old(tmp_path):
+def test_the_new_file_replaces_the_old_one(tmp_path):
     path = tmp_path / "a.weights.h5"
     path.write_text("old")
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text("new")
         assert path.read_text() == "old"
-        assert temporary.name.endswith(".weights.h5")
+        assert temporary.parent == tmp_path and temporary.name.endswith(".weights.h5")
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_after_a_failure_the_old_file_stays(tmp_path):
+def test_the_old_file_stays_after_a_failure(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("old")
-    with pytest.raises(KeyboardInterrupt), replacing(path) as temporary:
+    with pytest.raises(KeyboardInterrupt), atomic_write(path) as temporary:
         temporary.write_text("half")
         raise KeyboardInterrupt
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.skipif(os.name != "posix", reason="permissions as on POSIX")
-def test_permissions_are_the_usual_ones(tmp_path):
+def test_file_and_folder_are_synced_before_and_after_the_rename(tmp_path, monkeypatch):
+    path, calls = tmp_path / "a.txt", []
+    monkeypatch.setattr(os, "fsync", lambda file: calls.append(("sync", path.exists())))
+    with atomic_write(path) as temporary:
+        temporary.write_text("new")
+    expected = [("sync", False), ("sync", True)]
+    assert calls == (expected if os.name == "posix" else expected[:1])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX permissions")
+def test_permissions_are_the_users_default(tmp_path):
     (tmp_path / "usual").touch()
-    with replacing(tmp_path / "ours"):
+    with atomic_write(tmp_path / "ours"):
         pass
     assert (tmp_path / "ours").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path):
-    writing = replacing(tmp_path / "a.txt")
-    left = writing.__enter__()
+def test_leftovers_of_killed_processes_are_removed(tmp_path):
+    left = atomic_write(tmp_path / "a.txt").__enter__()
     (tmp_path / "other.txt").touch()
     remove_unfinished(tmp_path)
     assert not left.exists()
     assert (tmp_path / "other.txt").exists()
+
+
+def test_a_full_disk_names_the_file_and_keeps_the_old_one(tmp_path):
+    with small_disk(tmp_path / "disk", "64k") as folder:
+        with atomic_write(folder / "a.txt") as temporary:
+            temporary.write_text("old")
+        with (
+            pytest.raises(OSError, match=f"a.txt {NO_SPACE}$"),
+            atomic_write(folder / "a.txt") as t,
+        ):
+            t.write_bytes(bytes(100_000))
+        assert [path.name for path in folder.iterdir()] == ["a.txt"]
+        assert (folder / "a.txt").read_text() == "old"
+        fill(folder)
+        with pytest.raises(OSError, match=NO_SPACE), folder_lock(folder):
+            with atomic_write(folder / "b.txt") as temporary:
+                temporary.write_text("new")
+
+
+def test_a_read_only_folder_names_the_file(tmp_path):
+    (tmp_path / "source").mkdir()
+    with read_only(tmp_path / "source", tmp_path / "view") as folder:
+        with pytest.raises(OSError, match="a.txt could not be written: Read-only file system$"):
+            with atomic_write(folder / "a.txt"):
+                pass
+
+
+def test_errors_about_other_files_stay_as_they_are(tmp_path):
+    with pytest.raises(FileNotFoundError, match="directory: '.*source'$"):
+        with atomic_write(tmp_path / "a.txt"):
+            (tmp_path / "source").read_text()
+
+
+# Locks
+
+# Without the package, whose import takes seconds.
+HOLD_LOCK = """
+import runpy, sys, time
+with runpy.run_path(sys.argv[1])["folder_lock"](sys.argv[2]):
+    print("locked", flush=True)
+    time.sleep(600)
+"""
+
+
+@contextlib.contextmanager
+def another_process_in(folder):
+    """Holds the lock of a folder in another process, which is killed at the end."""
+    path = ROOT / "trellis_keras" / "files.py"
+    command = [sys.executable, "-c", HOLD_LOCK, str(path), str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "locked\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_folder_is_locked_until_its_process_is_killed(tmp_path):
+    with another_process_in(tmp_path):
+        with pytest.raises(ValueError, match=f"^{tmp_path} is in use by another process. Wait"):
+            with folder_lock(tmp_path):
+                pass
+    with folder_lock(tmp_path):
+        pass
+    assert not (tmp_path / ".lock").exists()
+
+
+def test_an_error_releases_the_lock(tmp_path):
+    for _ in range(2):
+        with pytest.raises(KeyError), folder_lock(tmp_path):
+            raise KeyError
+    assert not list(tmp_path.iterdir())
+
+
+# Archives
+
+
+def test_arrays_of_all_kinds(tmp_path):
+    arrays = {"a": np.arange(6.0).reshape(2, 3).T, "b": np.array(3), "c": np.zeros((0, 2), "int8")}
+    for save in (np.savez, np.savez_compressed):
+        save(tmp_path / "a.npz", **arrays)
+        for file in (tmp_path / "a.npz", io.BytesIO((tmp_path / "a.npz").read_bytes())):
+            read = read_npz(file)
+            assert list(read) == list(arrays)
+            for name, array in arrays.items():
+                assert read[name].dtype == array.dtype
+                np.testing.assert_array_equal(read[name], array)
+
+
+def zipped(*members):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+    return file
+
+
+def declaring(shape, content=b"", descr="<f8"):
+    """An array's file with this header and content."""
+    file = io.BytesIO()
+    header = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue() + content
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [
+        (declaring((10**12,)), r"'a.npy' declares shape \(1000000000000,\) and dtype float64"),
+        (declaring((2,), bytes(17)), r"declares shape \(2,\) .* has 145 bytes"),
+        (declaring((1,), bytes(8), "|O"), "declares .* dtype object"),
+        (declaring((2**62, 4)), "declares"),
+        (declaring((1,)).replace(b"\x93NUMPY\x01", b"\x93NUMPY\x03"), r"unknown format \(3, 0\)"),
+        (declaring((1,)).replace(b"{", b"("), "Invalid .npz file"),
+        (b"no array", "Invalid .npz file"),
+    ],
+)
+def test_headers_are_checked_before_memory_is_allocated(member, message):
+    with pytest.raises(ValueError, match=message):
+        read_npz(zipped(("a.npy", member)))
+
+
+def test_a_single_array_is_refused():
+    file = io.BytesIO()
+    np.save(file, np.arange(3))
+    with pytest.raises(ValueError, match="Invalid .npz file"):
+        read_npz(file)
+
+
+def test_an_archive_that_would_unpack_to_far_more_than_its_size(monkeypatch):
+    file = zipped(*((f"{i}.npy", declaring((1000,), bytes(8000))) for i in range(10)))
+    size = file.getbuffer().nbytes
+    assert len(read_npz(file)) == 10
+    monkeypatch.setattr(files, "_MAX_UNPACKED", 81_279)
+    with pytest.raises(ValueError, match="would unpack to 81,280"):
+        monkeypatch.setattr(files, "_MAX_EXPANSION", 81_279 // size)
+        read_npz(file)
+    monkeypatch.setattr(files, "_MAX_UNPACKED", 81_280)
+    assert len(read_npz(file)) == 10
+    monkeypatch.setattr(files, "_MAX_UNPACKED", 0)
+    monkeypatch.setattr(files, "_MAX_EXPANSION", 81_280 // size + 1)
+    assert len(read_npz(file)) == 10
+
+
+def test_overlapping_members_count_each_time(monkeypatch):
+    file = zipped(("a.npy", declaring((1000,), bytes(8000))))
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.filelist *= 100
+        archive._didModify = True  # writes the list of members again
+    monkeypatch.setattr(files, "_MAX_UNPACKED", 80_000)
+    with pytest.raises(ValueError, match="would unpack to 812,800"):
+        read_npz(file)
+
+
+def test_a_member_declared_larger_than_the_file():
+    file = zipped(("a", bytes(100)))
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.getinfo("a").compress_size = 2**31
+        archive._didModify = True
+    with pytest.raises(ValueError, match="declared larger than the file"), open_archive(file):
+        pass

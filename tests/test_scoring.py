@@ -320,13 +320,13 @@ def test_another_model_or_other_settings_are_refused(interrupted, model):
 def test_a_table_that_another_process_has_finished_meanwhile(interrupted, monkeypatch):
     """Between the look at it and the claim on its folder."""
     _, table, go_on = interrupted
-    claimed = output.claimed
+    locked = output.folder_lock
 
     def late(folder):
         table.write_text("whole")
-        return claimed(folder)
+        return locked(folder)
 
-    monkeypatch.setattr(output, "claimed", late)
+    monkeypatch.setattr(output, "folder_lock", late)
     with pytest.raises(ValueError, match=f"{table} exists already"):
         go_on()
     assert table.read_text() == "whole"

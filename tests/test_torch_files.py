@@ -164,5 +164,5 @@ def test_a_member_that_claims_to_be_larger_than_the_file(tmp_path, field):
     with zipfile.ZipFile(path, "a") as archive:
         setattr(archive.getinfo("weights/data/a"), field, 2**31)
         archive._didModify = True  # the list of members is written again
-    with pytest.raises(ValueError, match="more than it is|no honest archive"):
+    with pytest.raises(ValueError, match="declared larger|would unpack"):
         read_state_dict(path)

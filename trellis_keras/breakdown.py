@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from trellis_keras.data.streams import TokenStream
-from trellis_keras.files import replacing
+from trellis_keras.files import atomic_write
 from trellis_keras.models import LanguageModel
 from trellis_keras.tokens import check_tokens
 
@@ -57,11 +57,11 @@ class Breakdown:
         folder.mkdir(parents=True, exist_ok=True)
         for name, draw in (("frequency", _draw_frequency), ("position", _draw_position)):
             rows = getattr(self, name)
-            with replacing(folder / f"{name}.csv") as path, open(path, "w", newline="") as file:
+            with atomic_write(folder / f"{name}.csv") as path, open(path, "w", newline="") as file:
                 writer = csv.DictWriter(file, rows[0])
                 writer.writeheader()
                 writer.writerows(rows)
-            with replacing(folder / f"{name}.png") as path:
+            with atomic_write(folder / f"{name}.png") as path:
                 _plot(self, draw, path)
 
 

@@ -1,40 +1,59 @@
-"""Writing files that never look whole while they are not, one process at a time."""
+"""Atomic writes, folder locks, and archives that cannot exhaust the memory."""
 
 import contextlib
 import errno
+import math
 import os
-import pathlib
 import secrets
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
 
+import numpy as np
 from filelock import FileLock, Timeout
 
-_ASIDE = ".writing-"
-_CLAIM = ".lock"
-# What only writing meets. The system names no file there.
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_TEMPORARY = ".writing-"
+_LOCK = ".lock"
+# Only writing runs into these; the system reports them without a file name.
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+# An archive may unpack to this many bytes, or to this multiple of its own size if that is more.
+_MAX_UNPACKED = 2**28
+_MAX_EXPANSION = 100
+
+_NPY_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 @contextlib.contextmanager
-def replacing(path):
-    """Yields a temporary path beside `path` that takes its place when the block ends well.
+def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
+    """Yield a temporary path that replaces `path` when the block succeeds.
+
+    Readers see the old file or the new one, never a part. If the block raises, the old file stays.
 
     Args:
         path: The file to write. Its folder must exist.
 
+    Yields:
+        A path in the same folder. Its name ends as `path` does, because some writers choose their
+        format by the suffix.
+
     Raises:
-        OSError: If it cannot be written; `path` is named.
+        OSError: If the file cannot be written. The message names `path`.
 
     Example:
 
-    >>> with replacing("notes.txt") as temporary:
-    ...     _ = temporary.write_text("whole or not at all")
+    >>> with atomic_write("notes.txt") as temporary:
+    ...     _ = temporary.write_text("all or nothing")
     """
-    path = pathlib.Path(path)
-    # The name's end stays: some writers choose their format by it.
-    temporary = path.with_name(f"{_ASIDE}{secrets.token_hex(4)}-{path.name}")
-    with naming(path, temporary):
+    path = Path(path)
+    temporary = path.with_name(f"{_TEMPORARY}{secrets.token_hex(4)}-{path.name}")
+    with annotate_error(path, temporary):
         try:
-            temporary.touch(exist_ok=False)  # with the user's usual permissions, unlike `tempfile`
+            temporary.touch(exist_ok=False)  # with the default permissions, unlike `tempfile`
             yield temporary
             with open(temporary, "rb+") as file:
                 os.fsync(file.fileno())
@@ -45,16 +64,16 @@ def replacing(path):
 
 
 @contextlib.contextmanager
-def naming(path, temporary):
-    """Names `path` in errors from writing it, where the system names a temporary file or none.
+def annotate_error(path: str | os.PathLike, temporary: str | os.PathLike) -> Iterator[None]:
+    """Name `path` in an `OSError` about one of its temporary files, or about a full disk.
 
     Args:
-        path: What is written.
-        temporary: How the paths begin under which it is written.
+        path: The file or folder being written.
+        temporary: The prefix of the paths under which it is written.
 
     Example:
 
-    >>> with naming("notes.txt", ".writing-notes.txt"):
+    >>> with annotate_error("notes.txt", ".writing-notes.txt"):
     ...     raise OSError(28, "No space left on device")
     Traceback (most recent call last):
         ...
@@ -64,23 +83,23 @@ def naming(path, temporary):
         yield
     except OSError as error:
         if error.filename is None:
-            ours = error.errno in _NO_ROOM
+            concerns_path = error.errno in _NO_SPACE
         else:
-            ours = str(error.filename).startswith(str(temporary))
-        if not ours:
+            concerns_path = str(error.filename).startswith(str(temporary))
+        if not concerns_path:
             raise
         raise OSError(f"{path} could not be written: {error.strerror}") from error
 
 
-def remove_unfinished(folder):
-    """Removes what killed processes left of `replacing` in a folder."""
-    for path in pathlib.Path(folder).glob(f"{_ASIDE}*"):
+def remove_unfinished(folder: str | os.PathLike) -> None:
+    """Remove the temporary files that killed processes left in a folder."""
+    for path in Path(folder).glob(f"{_TEMPORARY}*"):
         path.unlink(missing_ok=True)
 
 
-def sync_folder(folder):
-    """Has the names in a folder written to the disk."""
-    if os.name == "posix":  # elsewhere a folder cannot be opened
+def sync_folder(folder: str | os.PathLike) -> None:
+    """Flush a folder's entries to disk, so that a rename in it survives a power failure."""
+    if os.name == "posix":  # other systems cannot open a folder
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -89,47 +108,94 @@ def sync_folder(folder):
 
 
 @contextlib.contextmanager
-def claimed(folder):
-    """Keeps other processes that do the same out of a folder; a killed one's claim ends with it.
+def folder_lock(folder: str | os.PathLike) -> Iterator[None]:
+    """Lock a folder against other processes. The lock of a killed process ends with it.
 
     Args:
-        folder: A folder that can be written to.
+        folder: A writable folder.
 
     Raises:
-        ValueError: Another process has it.
+        ValueError: If another process holds the lock.
 
     Example:
 
-    >>> with claimed("."), replacing("notes.txt") as temporary:
-    ...     _ = temporary.write_text("nobody else writes here")
+    >>> with folder_lock("."), atomic_write("notes.txt") as temporary:
+    ...     _ = temporary.write_text("no other process writes here")
     """
-    path = pathlib.Path(folder) / _CLAIM
+    path = Path(folder) / _LOCK
     lock = FileLock(path)
     try:
         lock.acquire(blocking=False)
     except Timeout:
         raise ValueError(
-            f"{folder} is in use: another process{_holder(path)} writes there. Wait for its end, "
-            "or choose another folder."
+            f"{folder} is in use by another process. Wait until it ends, or choose another folder."
         ) from None
     try:
         yield
     finally:
-        if os.name == "posix":  # elsewhere only after the release, which `filelock` does itself
-            with contextlib.suppress(OSError):  # a file left behind claims nothing
+        if os.name == "posix":  # elsewhere `filelock` removes the file after the release
+            with contextlib.suppress(OSError):  # a leftover file locks nothing
                 path.unlink()
         lock.release()
 
 
-def _holder(path):
-    """Returns the number of the process that holds a lock, in brackets, where Linux tells it."""
+def read_npz(path: str | os.PathLike | BinaryIO) -> dict[str, np.ndarray]:
+    """Read an untrusted `.npz` file: no pickle, and no array larger than its data.
+
+    Args:
+        path: A path or a binary file object.
+
+    Returns:
+        The arrays by name.
+
+    Raises:
+        ValueError: If the content is not an `.npz` archive, is damaged, holds Python objects, or
+            declares arrays larger than their data. The message does not name the file.
+        OSError: If the file cannot be read.
+    """
+    if isinstance(path, (str, os.PathLike)):
+        with open(path, "rb") as file:
+            return read_npz(file)
     try:
-        inode = path.stat().st_ino
-        table = pathlib.Path("/proc/locks").read_text()
-    except OSError:  # no such table here, or not for us, or released by now
-        return ""
-    for line in table.splitlines():
-        _, kind, _, _, process, file, *_ = line.split()
-        if kind == "FLOCK" and file.endswith(f":{inode}"):
-            return f" ({process})"
-    return ""
+        with open_archive(path) as archive:
+            for member in archive.infolist():
+                _check_npy(archive, member)
+        path.seek(0)
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except Exception as error:  # NumPy and zipfile raise many kinds
+        raise ValueError(f"Invalid .npz file: {error}") from error
+
+
+@contextlib.contextmanager
+def open_archive(file: BinaryIO) -> Iterator[zipfile.ZipFile]:
+    """Yield the `ZipFile` of an untrusted binary file, unless it is a decompression bomb.
+
+    Raises:
+        ValueError: If the members would unpack to far more than the size of the file. That size
+            is the only reliable number: members may overlap and headers may lie.
+    """
+    size = file.seek(0, os.SEEK_END)
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        unpacked = sum(member.file_size for member in members)
+        # Python allocates the declared size of a member before it reads.
+        if any(member.compress_size > size for member in members):
+            raise ValueError("a member is declared larger than the file")
+        if unpacked > max(_MAX_UNPACKED, _MAX_EXPANSION * size):
+            raise ValueError(f"{size:,} bytes would unpack to {unpacked:,}")
+        yield archive
+
+
+def _check_npy(archive, member):
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        if version not in _NPY_HEADERS:
+            raise ValueError(f"{member.filename!r} has the unknown format {version}")
+        shape, _, dtype = _NPY_HEADERS[version](file)
+        declared = file.tell() + math.prod(shape) * dtype.itemsize
+    if dtype.hasobject or declared != member.file_size:
+        raise ValueError(
+            f"{member.filename!r} declares shape {shape} and dtype {dtype}, but has "
+            f"{member.file_size:,} bytes"
+        )

@@ -22,7 +22,7 @@ import pathlib
 import keras
 import numpy as np
 
-from trellis_keras.array_files import read_npz
+from trellis_keras.files import read_npz
 from trellis_keras.layers import (
     LRU,
     TCN,

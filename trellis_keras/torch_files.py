@@ -15,7 +15,7 @@ import zipfile
 
 import numpy as np
 
-from trellis_keras.array_files import opened_archive
+from trellis_keras.files import open_archive
 
 _TYPES = {
     "torch DoubleStorage": "<f8",
@@ -77,7 +77,7 @@ def read_state_dict(path):
     with open(path, "rb") as file:
         try:
             if zipfile.is_zipfile(file):
-                with opened_archive(file) as archive:
+                with open_archive(file) as archive:
                     return _read_archive(archive, size)
             file.seek(0)
             # In memory: a file would set aside as much as an instruction claims to read.

@@ -20,7 +20,7 @@ import typer
 
 from benchmarks.__main__ import machine, write
 from benchmarks.gpu.options import Minutes, Output, end_of_call
-from trellis_keras.files import claimed, remove_unfinished
+from trellis_keras.files import folder_lock, remove_unfinished
 
 POLICIES = ("float32", "mixed_bfloat16")
 # {shown name: (zoo model, settings, settings of --quick, whether the cone leaves anything out)}.
@@ -97,7 +97,7 @@ def main(
     cells = [cell for cell in all_cells() if any(part in cell.name for part in only or [""])]
     if not cells:
         raise typer.BadParameter(f"no cell has such a name: {[c.name for c in all_cells()]}")
-    with claimed(folder):
+    with folder_lock(folder):
         remove_unfinished(folder)
         measure(folder, cells, end, lambda cell, left: run(cell, steps, quick, left))
         peaks = dict(zip(POLICIES, (peak_float32, peak_bfloat16), strict=True))

@@ -17,7 +17,7 @@ import typer
 
 from benchmarks.gpu import pace
 from benchmarks.gpu.options import Minutes, Output, end_of_call
-from trellis_keras.files import claimed
+from trellis_keras.files import folder_lock
 
 # In the order in which they are trained.
 QUEUE = (
@@ -66,7 +66,7 @@ def main(
     overrides |= {"data_dir": data_dir} if data_dir is not None else {}
     overrides |= {"dtype_policy": dtype_policy} if dtype_policy is not None else {}
     names = [name for name in QUEUE if name in (only or QUEUE)]
-    with claimed(folder):
+    with folder_lock(folder):
         queue = Queue(folder, end, 60 * minutes, overrides)
         for name in names:
             if different := queue.other_settings(name):

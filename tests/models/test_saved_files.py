@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from trellis_keras import array_files
+from trellis_keras import files
 from trellis_keras.data import Vocabulary
 from trellis_keras.layers import TCN
 from trellis_keras.models import LanguageModel
@@ -197,7 +197,7 @@ def test_damaged_parts(saved, tmp_path, parts):
 
 
 def test_a_file_that_unpacks_to_far_more_than_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(array_files, "_UNPACKED", 10**6)
+    monkeypatch.setattr(files, "_MAX_UNPACKED", 10**6)
     path = tmp_path / "bomb.keras"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("config.json", bytes(2 * 10**6))

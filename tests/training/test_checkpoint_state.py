@@ -91,7 +91,7 @@ def test_values_that_are_missing_or_of_another_kind(tmp_path, written):
             (npz(**arrays), "has no value"),
             (npz(**arrays, **{"model.00000": first.astype(str)}), "stored as <U32"),
             (npz(**arrays, **{"model.00000": first.astype("int8")}), "stored as int8"),
-            (b"no archive", "no sound .npz file"),
+            (b"no archive", "Invalid .npz file"),
         ]
     ):
         folder = tmp_path / str(number)

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.processes import ROOT, run_script
+from tests.support.processes import run_script
 from tests.support.run_checks import assert_same_end
 from tests.support.small_runs import TINY, options, tiny_recipe, tiny_run, write_text
+from tests.test_files import another_process_in
 from trellis_keras import cli
-from trellis_keras.files import claimed, replacing
 from trellis_keras.training import checkpoint_files, latest
 from trellis_keras.zoo import runs
 
@@ -89,30 +88,11 @@ def refused(monkeypatch, capsys):
 # Disks
 
 
-def test_a_file_on_a_full_disk(disk):
-    folder = disk("64k")
-    with replacing(folder / "a.txt") as temporary:
-        temporary.write_text("old")
-    with pytest.raises(OSError, match=f"a.txt {FULL}$"), replacing(folder / "a.txt") as temporary:
-        temporary.write_bytes(bytes(100_000))
-    assert [path.name for path in folder.iterdir()] == ["a.txt"]
-    assert (folder / "a.txt").read_text() == "old"
-
-
-def test_a_file_in_a_folder_that_cannot_be_written_to(read_only, tmp_path):
+def test_a_checkpoint_in_a_folder_that_cannot_be_written_to(read_only, tmp_path):
     (tmp_path / "files").mkdir()
     folder = read_only(tmp_path / "files")
-    with pytest.raises(OSError, match="a.txt could not be written: Read-only file system$"):
-        with replacing(folder / "a.txt"):
-            pass
     with pytest.raises(OSError, match="epoch-0001 could not be written: Read-only file system$"):
         checkpoint_files.write(folder, 1, {}, {})
-
-
-def test_another_file_is_not_blamed_on_the_one_that_is_written(tmp_path):
-    with pytest.raises(FileNotFoundError, match="directory: '.*source'$"):
-        with replacing(tmp_path / "a.txt"):
-            (tmp_path / "source").read_text()
 
 
 def test_a_checkpoint_on_a_full_disk(disk):
@@ -195,46 +175,10 @@ def test_diverging_from_the_command_line(tmp_path, refused):
 
 # One process at a time
 
-# Without the package, whose import takes long.
-CLAIM = """
-import runpy, sys, time
-with runpy.run_path(sys.argv[1])["claimed"](sys.argv[2]):
-    print("claimed", flush=True)
-    time.sleep(600)
-"""
-
-
-@contextlib.contextmanager
-def another_process_in(folder):
-    files = ROOT / "trellis_keras" / "files.py"
-    command = [sys.executable, "-c", CLAIM, str(files), str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout.readline() == "claimed\n"
-            yield process
-        finally:
-            process.kill()
-
 
 def test_a_folder_belongs_to_one_process(tmp_path, refused):
-    with another_process_in(tmp_path) as process:
-        known = rf" \({process.pid}\)" if Path("/proc/locks").exists() else ""
-        told = f"^{tmp_path} is in use: another process{known} writes there. Wait for its end"
-        with pytest.raises(ValueError, match=told), claimed(tmp_path):
-            pass
+    with another_process_in(tmp_path):
         (tmp_path / ".writing-0123abcd-best.keras").write_text("the other process writes this")
         error = refused("train", "trellisnet_char", "--output", tmp_path)
         assert f"{tmp_path} is in use" in error
         assert (tmp_path / ".writing-0123abcd-best.keras").exists()
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-    with claimed(tmp_path):
-        pass
-    assert not (tmp_path / ".lock").exists()
-
-
-def test_a_claim_ends_with_an_error(tmp_path):
-    for _ in range(2):
-        with pytest.raises(KeyError), claimed(tmp_path):
-            raise KeyError
-    assert not list(tmp_path.iterdir())

@@ -10,7 +10,7 @@ import pytest
 from tests.support.small_runs import TINY, tiny_recipe, tiny_run
 from trellis_keras import data, zoo
 from trellis_keras.data.vocabulary import UNITS
-from trellis_keras.files import claimed
+from trellis_keras.files import folder_lock
 from trellis_keras.training.records import read_history
 from trellis_keras.zoo import runs
 from trellis_keras.zoo.assets import WEIGHTS
@@ -256,9 +256,9 @@ def test_a_run_killed_at_the_end_of_an_epoch(interrupted, run, tmp_path):
 
 
 def test_a_run_in_which_another_process_trains(interrupted, run, tmp_path):
-    with claimed(interrupted):
+    with folder_lock(interrupted):
         for runs_ in ((interrupted,), (run, interrupted)):
-            with pytest.raises(ValueError, match=f"{interrupted} is in use: another process"):
+            with pytest.raises(ValueError, match=f"{interrupted} is in use by another process"):
                 publish(runs_[0], tmp_path / "out", other_seeds=runs_[1:])
     assert not (tmp_path / "out").exists()
 

@@ -15,10 +15,10 @@ import math
 
 import numpy as np
 
-from trellis_keras.array_files import read_npz
 from trellis_keras.data.registry import register
 from trellis_keras.data.sources import SPLITS, checksum, import_builders, local_sources
 from trellis_keras.data.splits import Examples, Splits
+from trellis_keras.files import read_npz
 
 _CLASSES = 10
 _IDX_FILES = {

@@ -11,7 +11,7 @@ import numpy as np
 
 from trellis_keras.data.sources import Source, decode
 from trellis_keras.data.vocabulary import EOS, Vocabulary
-from trellis_keras.files import remove_unfinished, replacing
+from trellis_keras.files import atomic_write, remove_unfinished
 
 # In bytes; all of it is in memory at a time.
 _LONGEST_WORD = 2**24
@@ -94,10 +94,10 @@ def _number(source, check, words_file, ids_file):
         raise ValueError(f"{source.label} has no words")
     check(tokens, len(counts))
     vocabulary = Vocabulary.from_counts(counts)
-    with replacing(words_file) as temporary:
+    with atomic_write(words_file) as temporary:
         temporary.write_text("\n".join(vocabulary.tokens), encoding="utf-8")
     # Last: where the ids are, the words are too.
-    with replacing(ids_file) as temporary, open(temporary, "wb") as file:
+    with atomic_write(ids_file) as temporary, open(temporary, "wb") as file:
         texts = _texts(source, lambda place: bar.update(_megabytes(size + place)))
         written = _write_ids(file, tokens, (vocabulary.encode(t, final_eos=False) for t in texts))
         if written != tokens:

@@ -7,7 +7,7 @@ import re
 import keras
 import numpy as np
 
-from trellis_keras.files import replacing
+from trellis_keras.files import atomic_write
 from trellis_keras.tokens import check_tokens
 
 EOS = "<eos>"
@@ -194,7 +194,7 @@ class Vocabulary:
 
     def save(self, path):
         """Writes the vocabulary as JSON; `path` holds the old file or the whole new one."""
-        with replacing(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_text(json.dumps(self.get_config()), encoding="utf-8")
 
     @classmethod

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import h5py
 import keras
 
-from trellis_keras.array_files import opened_archive
+from trellis_keras.files import open_archive
 
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 
@@ -60,7 +60,7 @@ def check_claims(path):
     with open(path, "rb") as file:
         try:
             if path.suffix == ".keras":
-                with opened_archive(file) as archive:
+                with open_archive(file) as archive:
                     read_config(archive)
                     _stored_numbers(archive)
             elif path.name.endswith(".weights.h5"):
@@ -78,7 +78,7 @@ def read_config(archive):
 
 
 def _check_claims(file):
-    with opened_archive(file) as archive:
+    with open_archive(file) as archive:
         config = read_config(archive)
         if damaged := archive.testzip():
             raise ValueError(f"its {damaged} is not what was written")

@@ -5,7 +5,7 @@ import pathlib
 
 import h5py
 
-from trellis_keras.array_files import opened_archive
+from trellis_keras.files import open_archive
 from trellis_keras.models.saved_files import check_claims, read_config
 
 
@@ -46,7 +46,7 @@ def check_weights_file(path, model):
 
 def _saved_vocabulary(path):
     """Returns the number of tokens and the tokens of a saved language model; None: unknown."""
-    with open(path, "rb") as file, opened_archive(file) as archive:
+    with open(path, "rb") as file, open_archive(file) as archive:
         config = read_config(archive)["config"]
     try:
         vocabulary = config.get("vocabulary")

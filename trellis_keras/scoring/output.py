@@ -13,9 +13,15 @@ import shutil
 
 import numpy as np
 
-from trellis_keras.array_files import read_npz
 from trellis_keras.breakdown import METRICS
-from trellis_keras.files import claimed, naming, remove_unfinished, replacing, sync_folder
+from trellis_keras.files import (
+    annotate_error,
+    atomic_write,
+    folder_lock,
+    read_npz,
+    remove_unfinished,
+    sync_folder,
+)
 
 
 class Rows:
@@ -115,7 +121,7 @@ class Unfinished:
         """
         self._check_new()
         self.folder.mkdir(exist_ok=True)
-        with claimed(self.folder):
+        with folder_lock(self.folder):
             self._check_new()  # another process may have ended in between
             remove_unfinished(self.folder)
             yield
@@ -159,12 +165,12 @@ class Unfinished:
 
     def save(self, file, text, progress, arrays):
         """Adds text to the rows in `file`, which is open, then notes how far the job has come."""
-        with naming(self.rows, self.rows):
+        with annotate_error(self.rows, self.rows):
             file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
         progress = json.dumps({**progress, "written": file.tell()})
-        with replacing(self._state) as temporary, open(temporary, "wb") as state:
+        with atomic_write(self._state) as temporary, open(temporary, "wb") as state:
             np.savez(state, progress=progress, **arrays)
 
     def finish(self):

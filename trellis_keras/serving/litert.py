@@ -9,7 +9,7 @@ import dataclasses
 import pathlib
 import tempfile
 
-from trellis_keras.files import replacing
+from trellis_keras.files import atomic_write
 from trellis_keras.layers.streaming import check_streams
 from trellis_keras.serving import saved_model
 from trellis_keras.serving.endpoint import Endpoint
@@ -73,7 +73,7 @@ def check_path(path, suffix):
 def write_new(path, content):
     """Writes a file of bytes, and its folder if there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_bytes(content)
     return path
 

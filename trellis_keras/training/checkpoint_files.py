@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trellis_keras.files import naming, sync_folder
+from trellis_keras.files import annotate_error, sync_folder
 
 VARIABLES = "variables.npz"
 STATE = "state.json"
@@ -73,7 +73,7 @@ def write(directory, epoch, arrays, state):
         OSError: if it cannot be written; the folder is named, and the older ones are untouched.
     """
     folder = directory / f"epoch-{epoch:04d}"
-    with naming(folder, directory / _ASIDE):
+    with annotate_error(folder, directory / _ASIDE):
         _write(directory, folder, arrays, state)
     return folder
 

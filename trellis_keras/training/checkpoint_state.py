@@ -2,7 +2,7 @@
 
 import json
 
-from trellis_keras.array_files import read_npz
+from trellis_keras.files import read_npz
 from trellis_keras.training.checkpoint_files import STATE, VARIABLES
 
 FORMAT = 1

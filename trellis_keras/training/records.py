@@ -6,7 +6,7 @@ import pathlib
 
 import keras
 
-from trellis_keras.files import replacing
+from trellis_keras.files import atomic_write
 
 
 class HistoryCSV(keras.callbacks.Callback):
@@ -41,7 +41,7 @@ class HistoryCSV(keras.callbacks.Callback):
         self._rows.append({"epoch": epoch + 1, **(logs or {})})
         columns = list(dict.fromkeys(name for row in self._rows for name in row))
         with (
-            replacing(self.path) as temporary,
+            atomic_write(self.path) as temporary,
             open(temporary, "w", newline="", encoding="utf-8") as file,
         ):
             writer = csv.DictWriter(file, columns)
@@ -113,5 +113,5 @@ class BestModel(keras.callbacks.Callback):
         value = float(logs[self.monitor])
         if value < self.best:
             self.best = value
-            with replacing(self.path) as temporary:
+            with atomic_write(self.path) as temporary:
                 self.model.save(temporary)

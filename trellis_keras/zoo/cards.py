@@ -9,7 +9,7 @@ benchmarks.zoo_costs` measures.
 
 import pathlib
 
-from trellis_keras.files import replacing
+from trellis_keras.files import atomic_write
 from trellis_keras.zoo import card_sections as sections
 from trellis_keras.zoo import registry
 from trellis_keras.zoo.assets import all_results, assets_folder, cost_of, read_costs
@@ -29,7 +29,7 @@ def write_all(folder=None):
     folder = assets_folder() if folder is None else pathlib.Path(folder)
     for name, text in all_cards(folder).items():
         (folder / name).mkdir(exist_ok=True)
-        with replacing(folder / name / CARD) as temporary:
+        with atomic_write(folder / name / CARD) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
 

@@ -9,7 +9,7 @@ import subprocess
 import keras
 
 import trellis_keras
-from trellis_keras.files import replacing
+from trellis_keras.files import atomic_write
 
 
 def environment():
@@ -41,7 +41,7 @@ def record(path, recipe, epoch):
     processes = [before for before in processes if before["from_epoch"] < epoch]
     if not processes or processes[-1] | {"from_epoch": epoch} != process:
         processes.append(process)
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         text = json.dumps({**now, "processes": processes}, indent=2) + "\n"
         temporary.write_text(text, encoding="utf-8")
 

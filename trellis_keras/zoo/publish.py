@@ -9,7 +9,7 @@ import pathlib
 import shutil
 import tempfile
 
-from trellis_keras.files import claimed, replacing
+from trellis_keras.files import atomic_write, folder_lock
 from trellis_keras.training.records import read_history
 from trellis_keras.zoo import cards, pretrained, registry, runs
 from trellis_keras.zoo.assets import RESULTS, WEIGHTS
@@ -68,7 +68,7 @@ def publish(run, folder, data_dir=None, note="", other_seeds=(), wall_time_s=Non
     with contextlib.ExitStack() as claims:
         for each in sorted({each.resolve() for each in (run, *other_seeds)}):
             if os.access(each, os.W_OK):  # else nobody trains there
-                claims.enter_context(claimed(each))
+                claims.enter_context(folder_lock(each))
         return _publish(run, folder, data_dir, note, other_seeds, wall_time_s)
 
 
@@ -99,7 +99,7 @@ def _publish(run, folder, data_dir, note, other_seeds, wall_time_s):
     results = json.loads(text)  # as all who read the file will see them
     _write(folder / RESULTS, text)
     shutil.copyfile(run / "history.csv", folder / "history.csv")
-    with replacing(folder / "curve.png") as temporary:
+    with atomic_write(folder / "curve.png") as temporary:
         _draw(_history(run), results, temporary)
     _write(folder / cards.CARD, cards.trained(results, folder.name))
     return results
@@ -242,7 +242,7 @@ def _chosen(recipe):
 
 
 def _write(path, text):
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 

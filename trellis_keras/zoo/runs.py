@@ -19,7 +19,7 @@ from trellis_keras.breakdown import measure
 from trellis_keras.data.sequences import EpochOrder
 from trellis_keras.data.sources import SPLITS
 from trellis_keras.data.streams import PROTOCOLS
-from trellis_keras.files import claimed, remove_unfinished, replacing
+from trellis_keras.files import atomic_write, folder_lock, remove_unfinished
 from trellis_keras.models.saved_files import load_model
 from trellis_keras.training import Checkpoint, StopOnNaN, TimeLimit, checkpoint_state, latest
 from trellis_keras.training.records import BestModel, HistoryCSV
@@ -69,7 +69,7 @@ def train(recipe, folder, verbose="auto", callbacks=(), observation=None, max_mi
     folder = pathlib.Path(folder).expanduser()
     limits = _limits(max_minutes, folder)  # before the data, whose loading takes time too
     folder = _writable(folder)
-    with claimed(folder):
+    with folder_lock(folder):
         remove_unfinished(folder)
         recipe = _continued(recipe, folder)
         loaded = recipe.load_data()
@@ -118,7 +118,7 @@ def _fit(recipe, loaded, folder, verbose, callbacks, observation, limits):
 
 def _record(recipe, folder):
     """Writes by which recipe the run goes on, and what computes it."""
-    with replacing(folder / RECIPE) as temporary:
+    with atomic_write(folder / RECIPE) as temporary:
         temporary.write_text(recipe.to_json(), encoding="utf-8")
     if not is_finished(folder):
         environment.record(folder / ENVIRONMENT, recipe, epochs_done(folder) + 1)

@@ -8,7 +8,7 @@ shorter one on the checkout's first page, of the runs that a paper has a result 
 
 import sys
 
-from trellis_keras.files import replacing
+from trellis_keras.files import atomic_write
 from trellis_keras.zoo import registry
 from trellis_keras.zoo.assets import all_results, assets_folder, cost_of, read_costs
 from trellis_keras.zoo.card_sections import spread
@@ -118,7 +118,7 @@ def main():
 
 def _replace_in(page, new):
     text = replace_table(page.read_text(encoding="utf-8"), new)
-    with replacing(page) as temporary:
+    with atomic_write(page) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 

@@ -6,7 +6,7 @@ matplotlib.use("Agg")  # before pyplot: no display is needed
 
 import matplotlib.pyplot as plt  # noqa: E402
 
-from trellis_keras.files import replacing  # noqa: E402
+from trellis_keras.files import atomic_write  # noqa: E402
 
 # Okabe and Ito's palette.
 COLOURS = {"tcn": "#0072B2", "lstm": "#D55E00", "gru": "#009E73", "rnn": "#CC79A7"}
@@ -55,7 +55,7 @@ def save(figure, study):
     path = study.path("png")
     if study.settings["quick"]:
         figure.suptitle(QUICK, fontsize="small", color="gray")
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         figure.savefig(temporary, dpi=150)
     plt.close(figure)
     print(f"Figure: {path}" + (f" ({QUICK})" if study.settings["quick"] else ""))

@@ -6,7 +6,7 @@ import math
 import statistics
 
 from study import figures, lattice
-from trellis_keras.files import replacing
+from trellis_keras.files import atomic_write
 
 LOSS = "Test loss in nats a character"
 TABLE = [
@@ -81,13 +81,13 @@ def published(where, net):
 def write_table(study):
     """Writes the table as CSV and Markdown, and returns the Markdown."""
     rows = table(study)
-    with replacing(study.folder / f"{study.name}_table.csv") as temporary:
+    with atomic_write(study.folder / f"{study.name}_table.csv") as temporary:
         with open(temporary, "w", newline="") as file:
             writer = csv.DictWriter(file, TABLE)
             writer.writeheader()
             writer.writerows(rows)
     text = markdown(study, rows)
-    with replacing(study.path("md")) as temporary:
+    with atomic_write(study.path("md")) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return text
 

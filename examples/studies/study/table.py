@@ -6,7 +6,7 @@ import os
 import pathlib
 import shutil
 
-from trellis_keras.files import claimed, remove_unfinished, replacing
+from trellis_keras.files import atomic_write, folder_lock, remove_unfinished
 from trellis_keras.zoo.environment import accelerators, processor
 
 
@@ -69,7 +69,7 @@ class Study:
         Raises:
             ValueError: Another process measures a cell of this folder.
         """
-        with claimed(self.folder):
+        with folder_lock(self.folder):
             remove_unfinished(self.folder)
             return self._run(cell, measure)
 
@@ -83,7 +83,7 @@ class Study:
         # A cell of another process says itself where it ran.
         new = [{**cell, "hardware": row.get("hardware") or hardware(), **row}
                for row in measure(work)]  # fmt: skip
-        with replacing(self.path("csv")) as temporary, open(temporary, "w", newline="") as file:
+        with atomic_write(self.path("csv")) as temporary, open(temporary, "w", newline="") as file:
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(self.rows() + new)
@@ -98,7 +98,7 @@ class Study:
                     f"{self.path('csv')} has no settings beside it ({path.name}). Move it away, "
                     "or choose another --output."
                 )
-            with replacing(path) as temporary:
+            with atomic_write(path) as temporary:
                 temporary.write_text(json.dumps(settings, indent=2) + "\n")
             return
         try:
@@ -129,7 +129,7 @@ def _writable(folder):
     folder = pathlib.Path(folder).expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / "try"):
+        with atomic_write(folder / "try"):
             pass
         (folder / "try").unlink()
     except OSError as error:
