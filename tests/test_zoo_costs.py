@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.processes import ROOT, run_module
 from trellis_keras import zoo
-from trellis_keras.layers.arguments import aux_levels
+from trellis_keras.layers.trellis import aux_levels
 
 
 def costs(*arguments):

@@ -10,8 +10,8 @@ import numpy as np
 
 from trellis_keras.data.streams import TokenStream
 from trellis_keras.files import atomic_write
+from trellis_keras.layers.base import check_tokens
 from trellis_keras.models import LanguageModel
-from trellis_keras.tokens import check_tokens
 
 # From a mean negative log-likelihood in nats.
 METRICS = {

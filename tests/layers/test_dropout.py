@@ -65,7 +65,7 @@ def test_the_current_tap_is_never_dropped():
     ids=["function", "seed generator"],
 )
 def test_weight_norm_needs_an_initializer_that_repeats(initializer):
-    with pytest.raises(ValueError, match="equal numbers twice"):
+    with pytest.raises(ValueError, match="same numbers twice"):
         ConvolutionKernel(2, 7, weight_norm=True, initializer=initializer)
     ConvolutionKernel(2, 7, initializer=initializer).build((None, None, 3))
 

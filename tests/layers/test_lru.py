@@ -201,13 +201,13 @@ def test_training_and_evaluation_carry_states_of_their_own():
     model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=True)
     x = random((2, 3, 4))
     model.evaluate(x, x, verbose=0)
-    states = [ops.convert_to_numpy(s) for s in layer.history.read(2, training=False)]
+    states = [ops.convert_to_numpy(s) for s in layer.state_cache.read(2, training=False)]
     assert np.abs(states[0]).max() > 0
-    assert not any(np.abs(ops.convert_to_numpy(s)).max() for s in layer.history.read(2, True))
+    assert not any(np.abs(ops.convert_to_numpy(s)).max() for s in layer.state_cache.read(2, True))
     model.fit(x, x, batch_size=2, shuffle=False, verbose=0)
-    for ours, before in zip(layer.history.read(2, training=False), states, strict=True):
+    for ours, before in zip(layer.state_cache.read(2, training=False), states, strict=True):
         np.testing.assert_array_equal(ours, before)
-    for ours, evaluated in zip(layer.history.read(2, True), states, strict=True):
+    for ours, evaluated in zip(layer.state_cache.read(2, True), states, strict=True):
         assert_same(ours, evaluated)
 
 

@@ -222,7 +222,7 @@ def test_groups_are_split_where_they_are_wide():
 def masked(layer):
     """Where the kernels of a layer have no connection: booleans of their shapes."""
     kernels = (layer.kernel, layer.recurrent_kernel)
-    return [np.asarray(k.connected(ops.ones(k.kernel.shape))) == 0 for k in kernels]
+    return [np.asarray(k.apply_connections(ops.ones(k.kernel.shape))) == 0 for k in kernels]
 
 
 def weight_gradients(layer, x):

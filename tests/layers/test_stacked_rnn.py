@@ -11,7 +11,7 @@ from keras import ops
 from tests.support.gradients import value_and_gradients
 from tests.support.streaming_checks import assert_close, check_streaming, compiled
 from trellis_keras.layers import TrellisLayer, VariationalDropout
-from trellis_keras.layers.precision import tanh
+from trellis_keras.layers.base import tanh
 from trellis_keras.layers.stacked_rnn import StackedRNN, _nothing_drawn
 
 both = pytest.mark.both_backends
@@ -159,13 +159,13 @@ def test_stateful_carries_states_without_gradient(name):
 def test_training_and_evaluation_have_states_of_their_own():
     layer, x = make(batch=2, stateful=True), random(2, 3, 3)
     layer(x, training=True)
-    held = [np.asarray(s) for s in layer.history.read(2, training=True)]
+    held = [np.asarray(s) for s in layer.state_cache.read(2, training=True)]
     assert all(np.any(s) for s in held)
-    assert not any(np.any(s) for s in layer.history.read(2, training=False))
+    assert not any(np.any(s) for s in layer.state_cache.read(2, training=False))
     layer(x)
     layer.reset_state(5, training=False)
     layer(random(5, 3, 3))
-    for before, after in zip(held, layer.history.read(2, training=True), strict=True):
+    for before, after in zip(held, layer.state_cache.read(2, training=True), strict=True):
         np.testing.assert_array_equal(before, after)
 
 

@@ -9,7 +9,7 @@ from keras import ops
 
 from tests.support.streaming_checks import assert_close, check_streaming, compiled
 from trellis_keras.layers import GatedActivation, TrellisLayer, streaming
-from trellis_keras.layers.precision import tanh
+from trellis_keras.layers.base import tanh
 
 pytestmark = pytest.mark.both_backends
 
@@ -186,7 +186,7 @@ def test_unknown_batch_size_on_tensorflow():
     assert_close(ops.concatenate([y, last[:, None]], axis=1), layer(x))
 
 
-class RunningSum(streaming.Streaming, keras.layers.Layer):
+class RunningSum(streaming.StreamingMixin, keras.layers.Layer):
     def call(self, x):
         return ops.cumsum(x, axis=1)
 
@@ -238,8 +238,10 @@ def test_errors():
 
 
 def test_a_layer_without_its_steps_is_told_what_to_define():
-    layer = streaming.Streaming()
-    with pytest.raises(NotImplementedError, match=r"Streaming must define `initial_cache\(batch_s"):
+    layer = streaming.StreamingMixin()
+    with pytest.raises(
+        NotImplementedError, match=r"StreamingMixin must define `initial_cache\(batch_s"
+    ):
         layer.initial_cache(1)
-    with pytest.raises(NotImplementedError, match=r"Streaming must define `step\(x, cache\)`"):
+    with pytest.raises(NotImplementedError, match=r"StreamingMixin must define `step\(x, cache\)`"):
         layer.step(np.zeros((1, 2)), None)

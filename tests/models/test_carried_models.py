@@ -39,7 +39,7 @@ def test_the_first_batch_builds_the_model(backbone, method):
     model.compile("sgd", **COMPILED)
     x = tokens(4, 5)
     getattr(model, method)(x, **({} if method == "predict" else {"y": x}), batch_size=2, verbose=0)
-    carried = model.backbone.history.held(training=method == "fit")
+    carried = model.backbone.state_cache.state_variables(training=method == "fit")
     assert carried and all(state.shape[0] == 2 and np.any(state) for state in carried)
 
 
@@ -51,7 +51,7 @@ def test_states_that_were_reset_by_hand_are_those_that_training_carries():
         for rows in sizes:
             model.backbone.reset_state(batch_size=rows, training=True)
         model.fit(tokens(rows, 5), tokens(rows, 5), verbose=0)
-        (state,) = model.backbone.history.held(training=True)
+        (state,) = model.backbone.state_cache.state_variables(training=True)
         assert state.shape == (rows, 6) and np.any(state)
 
 

@@ -196,7 +196,7 @@ def test_a_model_that_generated_can_be_saved(model, tmp_path):
 
 
 @keras.saving.register_keras_serializable("test_generation")
-class LeakySum(streaming.Streaming, keras.layers.Layer):
+class LeakySum(streaming.StreamingMixin, keras.layers.Layer):
     """A backbone with only what the protocol asks for."""
 
     def call(self, x):

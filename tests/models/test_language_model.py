@@ -119,7 +119,7 @@ def test_validation_neither_sees_nor_disturbs_the_training_history():
             other = TokenStream(tokens[:100], batch_size=2, segment=10, history="repackage")
             first = model.evaluate(other, verbose=0)
             assert model.evaluate(other, verbose=0) == first
-        states.append([np.asarray(v) for v in model.backbone.history.read(4, training=True)])
+        states.append([np.asarray(v) for v in model.backbone.state_cache.read(4, training=True)])
     for a, b in zip(*states, strict=True):
         assert np.any(a) and np.array_equal(a, b)
 
@@ -450,7 +450,7 @@ def test_a_history_is_for_the_rows_that_are_trained_on():
     model = small_model(backbone={"stateful": True})
     x = random_tokens(10, 8)
     model.fit(x, x, batch_size=4, validation_split=0.2, validation_batch_size=2, verbose=0)
-    assert model.backbone.history.batch_size(True) == 4
+    assert model.backbone.state_cache.batch_size(True) == 4
 
 
 def test_a_compiled_step_reads_the_weights_of_the_moment():

@@ -10,7 +10,7 @@ from keras import ops
 from tests.support.golden import family, floats
 from tests.support.gradients import value_and_gradients
 from trellis_keras.layers import LRU, GridLSTMCell, LRUCell, RHNCell
-from trellis_keras.layers.precision import tanh
+from trellis_keras.layers.base import tanh
 from trellis_keras.layers.stacked_rnn import StackedRNN
 from trellis_keras.models import LanguageModel
 
@@ -187,7 +187,7 @@ def test_outputs_of_consecutive_segments(case, golden, assert_close):
     for segment in SEGMENTS:
         log_p = model(arrays[f"in.x_{segment}"])
         assert_close(log_p, log_probabilities(arrays, segment, log_p.shape), "output", segment)
-        carried = model.backbone.history.read(None, training=False)
+        carried = model.backbone.state_cache.read(None, training=False)
         for state, reference in zip(carried, memory(arrays, segment), strict=True):
             assert_close(ops.convert_to_numpy(state), reference, "output", f"memory {segment}")
 
@@ -197,22 +197,22 @@ def test_losses_and_gradients_of_consecutive_segments(case, golden, assert_close
     fixture, backbone, layout = CASES[case]
     arrays = golden(f"lru_lm_{fixture}")
     model, variables = language_model(backbone(arrays["meta"]["config"]["H"]), layout, arrays)
-    history = model.backbone.history
+    cache = model.backbone.state_cache
     for segment in SEGMENTS:
         x, y = arrays[f"in.x_{segment}"], arrays[f"in.y_{segment}"]
 
         def loss(x=x, y=y):
             with model._counting((x, y)):
                 value = model.compute_loss(x, y, model(x, training=True))
-            return value, history.read(None, training=True)
+            return value, cache.read(None, training=True)
 
         (value, states), gradients, _ = value_and_gradients(loss, variables)
-        history.write(states, training=True)  # on JAX `loss` has no side effects
+        cache.write(states, training=True)  # on JAX `loss` has no side effects
         assert_close(value, arrays[f"out.loss_{segment}_f64"], "output", f"loss {segment}")
         check_gradients(variables, gradients, arrays, segment, layout, assert_close)
         for state, reference in zip(states, memory(arrays, segment), strict=True):
             assert_close(ops.convert_to_numpy(state), reference, "output", f"memory {segment}")
-    assert not any(np.any(s) for s in history.read(None, training=False))
+    assert not any(np.any(s) for s in cache.read(None, training=False))
 
 
 class DepthMemory(keras.layers.Layer):

@@ -47,7 +47,7 @@ def random_tokens(*shape, seed=0):
 
 
 def states(model, training, rows=None):
-    return [np.asarray(s) for s in model.backbone.history.read(rows, training)]
+    return [np.asarray(s) for s in model.backbone.state_cache.read(rows, training)]
 
 
 @both

@@ -17,16 +17,16 @@ class PlainTrellisLayer(TrellisLayer):
     def call(self, inputs, initial_state=None, training=False, mask=None, output_length=None):
         x = ops.cast(inputs, self.compute_dtype)
         batch, time, _ = ops.shape(x)
-        past = self._starting_states(inputs.shape[0], initial_state, training)
+        past = self._initial_states(inputs.shape[0], initial_state, training)
         if past is None:
             past = [ops.zeros((batch, n), self.state_dtype) for n in self.cell.state_size]
         valid = ops.ones((batch, time), "bool") if mask is None else ops.cast(mask, "bool")
         levels, states = self._all_levels(x, past, training, valid[..., None])
         states = _last_valid(states, past, valid)
         if self.stateful:
-            self.history.write(states, training)
+            self.state_cache.write(states, training)
         if self.return_sequences:
-            kept = time if self._kept(output_length) is None else self._kept(output_length)
+            kept = self._output_steps(output_length) or time
             y = ops.stack([h[:, time - kept :] for h in levels], axis=1)
         else:
             y = ops.stack(_last_valid(levels, past[:1] * self.depth, valid), axis=1)

@@ -13,7 +13,7 @@ from keras import ops
 from tests.support.gradients import value_and_gradients
 from tests.support.plain_trellis import PlainTrellisLayer
 from trellis_keras.layers import GatedActivation, TrellisLayer
-from trellis_keras.layers.precision import tanh
+from trellis_keras.layers.base import tanh
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 # JAX takes seconds to run hundreds of operations one by one.

@@ -281,7 +281,7 @@ def test_training_is_not_disturbed():
     for callbacks in ([], [norms, levels]):
         model = language_model()
         history = fit(model, *callbacks, epochs=2, x=x, y=y).history
-        states = [ops.convert_to_numpy(v) for v in model.backbone.history.variables]
+        states = [ops.convert_to_numpy(v) for v in model.backbone.state_cache.variables]
         ends.append((history["loss"], history["cross_entropy"], model.get_weights(), states))
     for plain, measured in zip(*ends, strict=True):
         for left, right in zip(plain, measured, strict=True):

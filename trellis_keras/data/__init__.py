@@ -10,7 +10,7 @@ from trellis_keras.data.splits import Examples, Splits
 from trellis_keras.data.streams import TokenStream
 from trellis_keras.data.synthetic import adding_examples, copy_memory_examples
 from trellis_keras.data.vocabulary import Vocabulary
-from trellis_keras.tokens import check_tokens
+from trellis_keras.layers.base import check_tokens
 
 __all__ = [
     "Corpus",

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from trellis_keras.data.checks import checked_int
-from trellis_keras.tokens import check_tokens
+from trellis_keras.layers.base import check_tokens
 
 HISTORIES = ("chop", "repackage")
 PROTOCOLS = ("exact", "authors")

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from trellis_keras.files import atomic_write
-from trellis_keras.tokens import check_tokens
+from trellis_keras.layers.base import check_tokens
 
 EOS = "<eos>"
 UNITS = ("word", "character", "byte")

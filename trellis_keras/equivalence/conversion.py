@@ -4,7 +4,7 @@ import keras
 
 from trellis_keras.equivalence import kernels, models, stack
 from trellis_keras.equivalence.truncated_rnn import TruncatedRNN
-from trellis_keras.layers import StackedRNN, arguments
+from trellis_keras.layers import StackedRNN, base
 
 
 def to_trellis(model_or_layers, horizon):
@@ -66,7 +66,7 @@ def to_trellis(model_or_layers, horizon):
     >>> trellis.layers[0].depth
     13
     """
-    arguments.check_positive(horizon=horizon)
+    base.check_positive(horizon=horizon)
     if isinstance(model_or_layers, keras.Model):
         return models.convert(model_or_layers, lambda part: to_trellis(part, horizon))
     single = not isinstance(model_or_layers, (list, tuple))
@@ -76,7 +76,7 @@ def to_trellis(model_or_layers, horizon):
         names = ("return_sequences", "return_state", "stateful")
         layer = _convert(outer.layers, horizon, **{name: getattr(outer, name) for name in names})
         if outer.stateful:
-            layer.history.allocate_as(outer.history)
+            layer.state_cache.allocate_like(outer.state_cache)
         return layer
     return _convert(layers, horizon)
 

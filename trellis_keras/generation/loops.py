@@ -7,7 +7,7 @@ from keras import ops
 from trellis_keras.generation import reading, samplers
 from trellis_keras.generation.kept import kept
 from trellis_keras.generation.text import OPEN
-from trellis_keras.layers.compiled import compile_xla
+from trellis_keras.layers.streaming import compile_xla
 
 
 def sample(model, given, sampler, stop):

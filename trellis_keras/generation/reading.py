@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from trellis_keras.layers import streaming
+from trellis_keras.layers import base, streaming
 
 
 def check_streams(model):
@@ -34,5 +34,5 @@ def _embed(model, tokens, shape):
     tokens = ops.convert_to_tensor(tokens)
     if not keras.backend.is_int_dtype(tokens.dtype):
         raise ValueError(f"Tokens must be integers. Received: dtype {tokens.dtype}")
-    streaming.check_shape("tokens", tokens, shape)
+    base.check_shape("tokens", tokens, shape)
     return model.embedding(tokens)

@@ -4,7 +4,7 @@ import codecs
 
 import numpy as np
 
-from trellis_keras.tokens import check_tokens
+from trellis_keras.layers.base import check_tokens
 
 # In place of tokens that are still to be written: no token, so that it stops nothing.
 OPEN = -1

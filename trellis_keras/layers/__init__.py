@@ -1,17 +1,22 @@
 from trellis_keras.layers.adaptive_softmax import AdaptiveSoftmax
-from trellis_keras.layers.dropout import DropConnect, EmbeddingDropout, VariationalDropout
 from trellis_keras.layers.gates import GatedActivation, GRUGates, LSTMGates, MGUGates, RNNGates
 from trellis_keras.layers.grid_lstm import GridLSTMCell
 from trellis_keras.layers.lru import LRU
 from trellis_keras.layers.lru_cell import LRUCell
 from trellis_keras.layers.mixed_group import MixedGroupKernel
 from trellis_keras.layers.mixture_of_softmaxes import MixtureOfSoftmaxes
+from trellis_keras.layers.regularization import (
+    ConvolutionKernel,
+    DropConnect,
+    EmbeddingDropout,
+    VariationalDropout,
+    weight_norm,
+)
 from trellis_keras.layers.rhn import RHNCell
 from trellis_keras.layers.stacked_rnn import StackedRNN
 from trellis_keras.layers.tcn import TCN
 from trellis_keras.layers.tcn_block import TCNBlock
 from trellis_keras.layers.trellis import TrellisLayer
-from trellis_keras.layers.weight_norm import ConvolutionKernel, weight_norm
 
 __all__ = [
     "AdaptiveSoftmax",

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from trellis_keras.layers.adaptive_softmax_loss import Cluster, ClusterLoss, visit
-from trellis_keras.layers.arguments import check_positive, seeded
+from trellis_keras.layers.base import check_positive, seeded
 from trellis_keras.layers.heads import Head, tied_matrix
 
 

@@ -13,7 +13,7 @@ is elementwise over (batch, time).
 import keras
 from keras import ops
 
-from trellis_keras.layers.precision import tanh
+from trellis_keras.layers.base import tanh
 
 
 class GatedActivation(keras.layers.Layer):

@@ -3,9 +3,8 @@
 import keras
 from keras import ops
 
-from trellis_keras.layers import arguments
-from trellis_keras.layers.cell_arguments import by_block, check_call
-from trellis_keras.layers.precision import tanh
+from trellis_keras.layers import base
+from trellis_keras.layers.base import blockwise_initializer, check_cell_call, tanh
 from trellis_keras.layers.recurrent_cell import RecurrentCell, drop
 
 _UPDATES = ("parallel", "sequential")
@@ -124,7 +123,7 @@ class GridLSTMCell(RecurrentCell):
             seed=seed,
             **kwargs,
         )
-        arguments.check_positive(depth=depth)
+        base.check_positive(depth=depth)
         if update not in _UPDATES:
             raise ValueError(f"`update` must be one of {_UPDATES}. Received: update={update!r}")
         self.depth = depth
@@ -166,20 +165,20 @@ class GridLSTMCell(RecurrentCell):
 
     def _bias(self, n, direction, name):
         usual = [
-            arguments.seeded(self.bias_initializer, self.seed, 2, n, direction, block)
+            base.seeded(self.bias_initializer, self.seed, 2, n, direction, block)
             for block in range(4)
         ]
         forget = keras.initializers.Ones() if self.unit_forget_bias else usual[1]
         return self.add_weight(
             name=name,
             shape=(4 * self.units,),
-            initializer=by_block(usual[0], forget, *usual[2:]),
+            initializer=blockwise_initializer(usual[0], forget, *usual[2:]),
             regularizer=self.bias_regularizer,
             constraint=self.bias_constraint,
         )
 
     def call(self, inputs, states, training=False):
-        check_call(self, inputs, states, [self.units, 2 * self.units])
+        check_cell_call(self, inputs, states, [self.units, 2 * self.units])
         h1 = inputs[:, : self.units]
         m1 = ops.zeros_like(h1) if inputs.shape[-1] == self.units else inputs[:, self.units :]
         input_mask, state_mask = self.masks(inputs, states[0], training)

@@ -14,8 +14,7 @@ The protocol of a head is two methods and an optional third:
 import keras
 from keras import ops
 
-from trellis_keras.layers.arguments import check_positive
-from trellis_keras.layers.precision import at_least_float32
+from trellis_keras.layers.base import at_least_float32, check_positive
 
 
 class Head(keras.layers.Layer):

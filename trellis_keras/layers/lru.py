@@ -3,13 +3,11 @@
 import keras
 from keras import ops
 
-from trellis_keras.layers import arguments, streaming
-from trellis_keras.layers.frozen import KeepsFrozen
-from trellis_keras.layers.history import CarriedState
+from trellis_keras.layers import base, streaming
+from trellis_keras.layers.base import FrozenPartsMixin, StatefulMixin, at_least_float32
 from trellis_keras.layers.loops import scan
 from trellis_keras.layers.lru_cell import LRUCell
 from trellis_keras.layers.lru_row import row
-from trellis_keras.layers.precision import at_least_float32
 
 # The arguments that the layer hands on to its cells.
 _OF_CELLS = (
@@ -30,7 +28,7 @@ _OF_CELLS = (
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class LRU(KeepsFrozen, CarriedState, streaming.Streaming, keras.layers.Layer):
+class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
     """Lattice Recurrent Unit, `depth` cells high (Ahuja & Morency 2018); not the Linear one.
 
     The function is that of `keras.layers.RNN([LRUCell(units), ...])`, whose equations are in
@@ -110,7 +108,7 @@ class LRU(KeepsFrozen, CarriedState, streaming.Streaming, keras.layers.Layer):
     ):
         # Inputs are cast in `call`: Keras' autocast would take the states down to half precision.
         super().__init__(autocast=False, **kwargs)
-        arguments.check_positive(units=units, depth=depth)
+        base.check_positive(units=units, depth=depth)
         self.units = units
         self.input_projection = input_projection
         self.return_sequences = return_sequences
@@ -120,7 +118,7 @@ class LRU(KeepsFrozen, CarriedState, streaming.Streaming, keras.layers.Layer):
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.seed = seed
         self.supports_masking = True
-        self._init_states([units] * depth, at_least_float32(self.compute_dtype), stateful)
+        self._init_stateful([units] * depth, at_least_float32(self.compute_dtype), stateful)
         self.cells = [
             LRUCell(
                 units,
@@ -129,9 +127,9 @@ class LRU(KeepsFrozen, CarriedState, streaming.Streaming, keras.layers.Layer):
                 cells_per_node=cells_per_node,
                 use_bias=use_bias,
                 use_gate_bias=use_gate_bias,
-                kernel_initializer=arguments.seeded(self.kernel_initializer, seed, i, 0),
-                recurrent_initializer=arguments.seeded(self.recurrent_initializer, seed, i, 1),
-                bias_initializer=arguments.seeded(self.bias_initializer, seed, i, 2),
+                kernel_initializer=base.seeded(self.kernel_initializer, seed, i, 0),
+                recurrent_initializer=base.seeded(self.recurrent_initializer, seed, i, 1),
+                bias_initializer=base.seeded(self.bias_initializer, seed, i, 2),
                 kernel_regularizer=kernel_regularizer,
                 recurrent_regularizer=recurrent_regularizer,
                 bias_regularizer=bias_regularizer,
@@ -140,7 +138,7 @@ class LRU(KeepsFrozen, CarriedState, streaming.Streaming, keras.layers.Layer):
                 bias_constraint=bias_constraint,
                 dropout=dropout,
                 recurrent_dropout=recurrent_dropout,
-                seed=arguments.sub_seed(seed, i, 3),
+                seed=base.sub_seed(seed, i, 3),
                 dtype=self.dtype_policy,
                 name=f"cell_{i + 1}",
             )
@@ -150,8 +148,8 @@ class LRU(KeepsFrozen, CarriedState, streaming.Streaming, keras.layers.Layer):
         if input_projection:
             self.projection = keras.layers.Dense(
                 units,
-                kernel_initializer=arguments.seeded(self.kernel_initializer, seed, depth, 0),
-                bias_initializer=arguments.seeded(self.bias_initializer, seed, depth, 2),
+                kernel_initializer=base.seeded(self.kernel_initializer, seed, depth, 0),
+                bias_initializer=base.seeded(self.bias_initializer, seed, depth, 2),
                 dtype=self.dtype_policy,
                 name="input_projection",
             )
@@ -163,18 +161,18 @@ class LRU(KeepsFrozen, CarriedState, streaming.Streaming, keras.layers.Layer):
 
     def build(self, input_shape):
         self._channels = input_shape[-1]
-        self.input_spec = arguments.sequence_spec(self, input_shape)
+        self.input_spec = base.sequence_spec(self, input_shape)
         shape = (None, None, input_shape[-1])
         if self.projection is not None:
             self.projection.build(shape)
             shape = (None, None, self.units)
         for cell in self.cells:
             cell.build(shape)
-        self._allocate_states(input_shape[0])
+        self._build_state_cache(input_shape[0])
 
     def call(self, inputs, initial_state=None, training=False, mask=None):
-        mask = arguments.mask_of(inputs, mask)
-        states = self._starting_states(ops.shape(inputs)[0], initial_state, training)
+        mask = base.resolve_mask(inputs, mask)
+        states = self._initial_states(ops.shape(inputs)[0], initial_state, training)
         y, states = self._run(inputs, states, self.return_sequences, training, mask)
         self._carry_states(states, training)
         return (y, *states) if self.return_state else y
@@ -231,7 +229,7 @@ class LRU(KeepsFrozen, CarriedState, streaming.Streaming, keras.layers.Layer):
         streaming.check_batch_size(batch_size)
         if initial_state is not None:
             rows = batch_size if isinstance(batch_size, int) else None
-            return self._starting_states(rows, initial_state, training=False)
+            return self._initial_states(rows, initial_state, training=False)
         return [ops.zeros((batch_size, self.units), self.state_dtype) for _ in self.cells]
 
     def step(self, x, cache):
@@ -260,7 +258,7 @@ class LRU(KeepsFrozen, CarriedState, streaming.Streaming, keras.layers.Layer):
     def _checked(self, x, cache, rank):
         streaming.check_built(self)
         x = ops.convert_to_tensor(x)
-        streaming.check_shape("x", x, (*[None] * (rank - 1), self._channels))
+        base.check_shape("x", x, (*[None] * (rank - 1), self._channels))
         cache = self.initial_cache(ops.shape(x)[0]) if cache is None else cache
         streaming.check_cache(self, cache, [[x.shape[0], self.units] for _ in self.cells])
         return x, cache

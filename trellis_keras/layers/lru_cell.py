@@ -3,9 +3,8 @@
 import keras
 from keras import ops
 
-from trellis_keras.layers import arguments
-from trellis_keras.layers.cell_arguments import check_call
-from trellis_keras.layers.precision import tanh
+from trellis_keras.layers import base
+from trellis_keras.layers.base import check_cell_call, tanh
 from trellis_keras.layers.recurrent_cell import RecurrentCell, drop
 
 _GATES = {"ug": ("z1", "z2", "r", "q"), "rg": ("z", "r", "q"), "ps": ("z", "r")}
@@ -116,7 +115,7 @@ class LRUCell(RecurrentCell):
             raise ValueError(f"`variant` must be one of {list(_GATES)}. Received: {variant!r}")
         if convention not in ("paper", "authors"):
             raise ValueError(f'`convention` must be "paper" or "authors". Received: {convention!r}')
-        arguments.check_positive(cells_per_node=cells_per_node)
+        base.check_positive(cells_per_node=cells_per_node)
         self.variant = variant
         self.convention = convention
         self.cells_per_node = cells_per_node
@@ -153,7 +152,7 @@ class LRUCell(RecurrentCell):
     def call(self, inputs, states, training=False):
         nested = isinstance(states, (list, tuple))
         states = states if nested else [states]
-        check_call(self, inputs, states, [self.units])
+        check_cell_call(self, inputs, states, [self.units])
         h1, h2 = self.advance(inputs, states[0], self.masks(inputs, states[0], training))
         return h1, [h2] if nested else h2
 

@@ -2,9 +2,9 @@
 
 from keras import ops
 
+from trellis_keras.layers.base import tanh
 from trellis_keras.layers.loops import scan
 from trellis_keras.layers.lru_loop import time_gates, time_states
-from trellis_keras.layers.precision import tanh
 from trellis_keras.layers.recurrent_cell import drop
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from keras import ops
 
 from trellis_keras.layers.convolution import apply_taps, product
-from trellis_keras.layers.weight_norm import ConvolutionKernel
+from trellis_keras.layers.regularization import ConvolutionKernel
 
 STRUCTURES = ("dense", "mixed_group")
 
@@ -79,7 +79,7 @@ class MixedGroupKernel(ConvolutionKernel):
             fed[-1] = 0
         return fed, np.tile(numbered, self.filters // len(numbered))
 
-    def connected(self, kernel):
+    def apply_connections(self, kernel):
         # Compared in the graph: as a constant the mask would be as large there as the kernel.
         fed, belongs = map(ops.convert_to_tensor, self.connections(kernel.shape[1]))
         return ops.where(ops.equal(fed[..., None], belongs), kernel, ops.zeros_like(kernel))
@@ -93,7 +93,7 @@ class MixedGroupKernel(ConvolutionKernel):
 
     def copy_to(self, dense):
         """Gives the weights to a dense `ConvolutionKernel` of the same shape, with their zeros."""
-        kernel = self.connected(ops.convert_to_tensor(self.kernel))
+        kernel = self.apply_connections(ops.convert_to_tensor(self.kernel))
         if self.gain is not None:
             # Directions of zeros cannot be trained. Where there are no weights the gain is zero.
             none = ops.all(kernel == 0, axis=(0, 1))
@@ -263,9 +263,9 @@ def lift_mask(layer):
     layer.kernel.copy_to(dense.kernel)
     layer.recurrent_kernel.copy_to(dense.recurrent_kernel)
     if layer.stateful:
-        dense.history.allocate_as(layer.history)
+        dense.state_cache.allocate_like(layer.state_cache)
         for training in (True, False):
             # As arrays of their own: JAX gives those of a model that it computes with away.
-            states = [ops.copy(state) for state in layer.history.held(training)]
-            dense.history.write(states, training)
+            states = [ops.copy(state) for state in layer.state_cache.state_variables(training)]
+            dense.state_cache.write(states, training)
     return dense

@@ -6,11 +6,11 @@ import numbers
 import keras
 from keras import ops
 
-from trellis_keras.layers import arguments
-from trellis_keras.layers.dropout import VariationalDropout
+from trellis_keras.layers import base
+from trellis_keras.layers.base import at_least_float32, tanh
 from trellis_keras.layers.heads import DenseHead, tied_matrix
 from trellis_keras.layers.loops import scan
-from trellis_keras.layers.precision import at_least_float32, tanh
+from trellis_keras.layers.regularization import VariationalDropout
 from trellis_keras.layers.time_blocks import TimeBlocks, over_blocks
 
 # Logits that exist at once with `block_steps="auto"`: 16 MiB of them in float32. More make no step
@@ -93,12 +93,12 @@ class MixtureOfSoftmaxes(DenseHead):
         **kwargs,
     ):
         if kernel_initializer is None:
-            own_seed = arguments.sub_seed(seed, 1)
+            own_seed = base.sub_seed(seed, 1)
             kernel_initializer = keras.initializers.RandomUniform(-0.1, 0.1, seed=own_seed)
         super().__init__(vocabulary_size, kernel_initializer, bias_initializer, **kwargs)
-        arguments.check_positive(experts=experts)
+        base.check_positive(experts=experts)
         if latent_units is not None:
-            arguments.check_positive(latent_units=latent_units)
+            base.check_positive(latent_units=latent_units)
         if block_steps not in (None, "auto"):
             _check_block_steps(block_steps)
         if epsilon is not None and not (isinstance(epsilon, numbers.Real) and epsilon > 0):
@@ -115,7 +115,7 @@ class MixtureOfSoftmaxes(DenseHead):
         self.seed = seed
         self.latent_dropout = VariationalDropout(
             latent_dropout,
-            arguments.sub_seed(seed, 0),
+            base.sub_seed(seed, 0),
             dtype=self.dtype_policy,
             name="latent_dropout",
         )
@@ -134,12 +134,12 @@ class MixtureOfSoftmaxes(DenseHead):
         kernel = self.add_weight(
             name=f"{name}_kernel",
             shape=shape,
-            initializer=arguments.seeded(self.expert_kernel_initializer, self.seed, 2, part),
+            initializer=base.seeded(self.expert_kernel_initializer, self.seed, 2, part),
         )
         bias = self.add_weight(
             name=f"{name}_bias",
             shape=shape[1:],
-            initializer=arguments.seeded(self.expert_bias_initializer, self.seed, 3, part),
+            initializer=base.seeded(self.expert_bias_initializer, self.seed, 3, part),
         )
         return kernel, bias
 

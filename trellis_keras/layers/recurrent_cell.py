@@ -7,9 +7,9 @@ from keras import ops
 # loop begins. A test (test_lru_cell.py) holds that it does.
 from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
 
-from trellis_keras.layers import arguments
+from trellis_keras.layers import base
 from trellis_keras.layers.cell_arguments import GateInitializer
-from trellis_keras.layers.dropout import VariationalDropout
+from trellis_keras.layers.regularization import VariationalDropout
 
 _KINDS = ("kernel", "recurrent", "bias")
 
@@ -59,7 +59,7 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        arguments.check_positive(units=units)
+        base.check_positive(units=units)
         for name, rate in (("dropout", dropout), ("recurrent_dropout", recurrent_dropout)):
             if not 0 <= rate < 1:
                 raise ValueError(f"`{name}` must be in [0, 1). Received: {name}={rate}")
@@ -84,7 +84,7 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
         self.reset_recurrent_dropout_mask()
 
     def _dropout(self, rate, part):
-        seed = arguments.sub_seed(self.seed, part)
+        seed = base.sub_seed(self.seed, part)
         return _CellDropout(rate, seed=seed, dtype=self.dtype_policy)
 
     def weight(self, kind, shape, *part, name=None, fan_in=None):
@@ -99,7 +99,7 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
             fan_in: Of a kernel, the number of all rows that feed a gate, see `GateInitializer`.
         """
         initializer = getattr(self, f"{kind}_initializer")
-        initializer = arguments.seeded(initializer, self.seed, _KINDS.index(kind), *part)
+        initializer = base.seeded(initializer, self.seed, _KINDS.index(kind), *part)
         if kind != "bias":
             initializer = GateInitializer(initializer, shape[1] // self.units, fan_in)
         return self.add_weight(

@@ -3,9 +3,8 @@
 import keras
 from keras import ops
 
-from trellis_keras.layers import arguments
-from trellis_keras.layers.cell_arguments import by_block, check_call
-from trellis_keras.layers.precision import tanh
+from trellis_keras.layers import base
+from trellis_keras.layers.base import blockwise_initializer, check_cell_call, tanh
 from trellis_keras.layers.recurrent_cell import RecurrentCell, drop
 
 _CARRIES = ("coupled", "independent")
@@ -106,7 +105,7 @@ class RHNCell(RecurrentCell):
             seed=seed,
             **kwargs,
         )
-        arguments.check_positive(transition_depth=transition_depth)
+        base.check_positive(transition_depth=transition_depth)
         if carry not in _CARRIES:
             raise ValueError(f"`carry` must be one of {_CARRIES}. Received: carry={carry!r}")
         self.transition_depth = transition_depth
@@ -137,7 +136,7 @@ class RHNCell(RecurrentCell):
 
     def _bias(self, blocks, layer):
         def seeded(initializer, block):
-            return arguments.seeded(initializer, self.seed, 2, layer, block)
+            return base.seeded(initializer, self.seed, 2, layer, block)
 
         transform, carry = (seeded(self.transform_bias_initializer, block) for block in (1, 2))
         initial = [seeded(self.bias_initializer, 0), transform]
@@ -146,7 +145,7 @@ class RHNCell(RecurrentCell):
         return self.add_weight(
             name=f"bias_{layer}",
             shape=(blocks,),
-            initializer=by_block(*initial),
+            initializer=blockwise_initializer(*initial),
             regularizer=self.bias_regularizer,
             constraint=self.bias_constraint,
         )
@@ -154,7 +153,7 @@ class RHNCell(RecurrentCell):
     def call(self, inputs, states, training=False):
         nested = isinstance(states, (list, tuple))
         states = states if nested else [states]
-        check_call(self, inputs, states, [self.input_width])
+        check_cell_call(self, inputs, states, [self.input_width])
         s = states[0]
         input_mask, state_mask = self.masks(inputs, s, training)
         x = ops.matmul(drop(inputs, input_mask), self.kernel)

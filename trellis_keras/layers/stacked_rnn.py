@@ -7,11 +7,9 @@ import threading
 import keras
 from keras import ops
 
-from trellis_keras.layers import arguments, streaming
-from trellis_keras.layers.dropout import VariationalDropout
-from trellis_keras.layers.history import CarriedState
-from trellis_keras.layers.output_steps import last_step
-from trellis_keras.layers.precision import at_least_float32
+from trellis_keras.layers import base, streaming
+from trellis_keras.layers.base import StatefulMixin, at_least_float32, last_step
+from trellis_keras.layers.regularization import VariationalDropout
 from trellis_keras.layers.tcn_block import checked_stream
 
 # What may stand between the recurrent layers. (Keras' SpatialDropout1D is a Dropout.)
@@ -22,7 +20,7 @@ _RATES = threading.RLock()
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class StackedRNN(CarriedState, streaming.Streaming, keras.layers.Layer):
+class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
     """Recurrent layers, one above the other, that carry their states and stream as one layer.
 
     With `stateful=True` the last states of a batch are the first ones of the next, without
@@ -79,25 +77,25 @@ class StackedRNN(CarriedState, streaming.Streaming, keras.layers.Layer):
         self.return_state = return_state
         self.supports_masking = True
         sizes = [size for layer in self._recurrent for size in _sizes(layer)]
-        self._init_states(sizes, at_least_float32(self.compute_dtype), stateful)
+        self._init_stateful(sizes, at_least_float32(self.compute_dtype), stateful)
 
     @property
     def _recurrent(self):
         return [layer for layer in self.layers if not isinstance(layer, DROPOUTS)]
 
     def build(self, input_shape):
-        self.input_spec = arguments.sequence_spec(self, input_shape)
+        self.input_spec = base.sequence_spec(self, input_shape)
         self.input_channels = input_shape[-1]
         shape = (None, None, self.input_channels)
         for layer in self.layers:
             if not layer.built:
                 layer.build(shape)
             shape = _output_shape(layer, shape)
-        self._allocate_states(input_shape[0])
+        self._build_state_cache(input_shape[0])
 
     def call(self, inputs, initial_state=None, training=False, mask=None):
-        training, mask = bool(training), arguments.mask_of(inputs, mask)
-        states = self._starting_states(ops.shape(inputs)[0], initial_state, training)
+        training, mask = bool(training), base.resolve_mask(inputs, mask)
+        states = self._initial_states(ops.shape(inputs)[0], initial_state, training)
         x = ops.cast(inputs, self.compute_dtype)
         y, states = self._forward(x, states, training, mask)
         self._carry_states(states, training)
@@ -144,7 +142,7 @@ class StackedRNN(CarriedState, streaming.Streaming, keras.layers.Layer):
         streaming.check_batch_size(batch_size)
         if initial_state is not None:
             rows = batch_size if isinstance(batch_size, int) else None
-            return self._starting_states(rows, initial_state, training=False)
+            return self._initial_states(rows, initial_state, training=False)
         begun = [layer.get_initial_state(batch_size) for layer in self._recurrent]
         return [ops.cast(state, self.state_dtype) for state in keras.tree.flatten(begun)]
 

@@ -1,33 +1,35 @@
 """Streaming: one time step at a time, equal to the forward pass.
 
-The protocol of a causal layer that streams, in three methods:
+A causal layer that streams has three methods:
 
 - `initial_cache(batch_size)` returns the cache before the first step: a structure (dicts, lists)
-  of plain tensors, each with the batch as its first axis;
-- `step(x_t, cache)` returns `(y_t, cache)` for one step x_t (batch, channels). Its work and the
-  cache's shapes do not depend on how many steps came before;
-- `prefill(x, cache=None)` returns `(y, cache)` for a whole piece x (batch, time, channels), and
-  the cache that stepping through it would have left. None stands for the initial cache.
+  of tensors, each with the batch as its first axis;
+- `step(x, cache)` returns `(y, cache)` for one step x (batch, channels). Its work and the shapes
+  of the cache do not depend on the number of steps before;
+- `prefill(x, cache=None)` returns `(y, cache)` for a segment x (batch, time, channels), with the
+  cache that stepping through it would leave. None stands for the initial cache.
 
-With y = layer(x), the t-th step returns y[:, t], and so does `prefill`. The functions are pure:
-nothing is stored in the layer, so that a server can hand the cache to its client, a beam search can
-reorder its rows, and all of it compiles. Streaming is inference: no dropout is active, and only the
-layer's main output is made. A layer must have been built before.
+With y = layer(x), step t returns y[:, t], and `prefill` returns y. The methods are pure: nothing is
+stored in the layer, so that a server can hand the cache to its client and a beam search can reorder
+its rows. Streaming is inference: dropout is inactive, and only the main output is computed. The
+layer must be built.
 """
+
+from collections.abc import Callable, Sequence
 
 import keras
 from keras import ops
 
-from trellis_keras.layers.arguments import compatible
-from trellis_keras.layers.compiled import compile_xla
+from trellis_keras.layers.base import shapes_match
+from trellis_keras.types import Cache, Tensor
 
 
-class Streaming:
-    """Base class of layers that stream: the protocol above, and `prefill` made of steps.
+class StreamingMixin:
+    """The streaming protocol, with a `prefill` that loops over steps.
 
     Example: a running sum.
 
-    >>> class RunningSum(Streaming, keras.layers.Layer):
+    >>> class RunningSum(StreamingMixin, keras.layers.Layer):
     ...     def call(self, x):
     ...         return ops.cumsum(x, axis=1)
     ...
@@ -42,20 +44,20 @@ class Streaming:
     [1.0, 2.0, 3.0]
     """
 
-    def initial_cache(self, batch_size):
+    def initial_cache(self, batch_size: int) -> Cache:
         """Returns the cache before the first step of `batch_size` rows."""
         raise NotImplementedError(f"{type(self).__name__} must define `initial_cache(batch_size)`.")
 
-    def step(self, x, cache):
-        """Advances one step: x (batch, channels) and a cache to (y (batch, filters), cache)."""
+    def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """Advances one step: x (batch, channels) to y (batch, filters)."""
         raise NotImplementedError(f"{type(self).__name__} must define `step(x, cache)`.")
 
-    def prefill(self, x, cache=None):
-        """Advances x.shape[1] steps; returns `(y, cache)`, y (batch, time, filters)."""
+    def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """Advances all steps of x (batch, time, channels); y is (batch, time, filters)."""
         return step_through(self, x, cache)
 
 
-def step_through(layer, x, cache=None):
+def step_through(layer, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
     """Feeds x (batch, time, channels) to `layer.step` in a loop that compiles once.
 
     Returns:
@@ -64,7 +66,7 @@ def step_through(layer, x, cache=None):
     x = ops.convert_to_tensor(x)
     cache = layer.initial_cache(ops.shape(x)[0]) if cache is None else cache
     steps = ops.moveaxis(x, 1, 0)
-    # The first step is outside the loop: it tells the shape and dtype of y.
+    # The first step, outside the loop, shows the shape and dtype of y.
     y, cache = layer.step(steps[0], cache)
     rest = ops.zeros((ops.shape(steps)[0] - 1, *ops.shape(y)), dtype=y.dtype)
     ys = ops.concatenate([y[None], rest], axis=0)
@@ -78,20 +80,28 @@ def step_through(layer, x, cache=None):
     return ops.moveaxis(ys, 0, 1), cache
 
 
-def compiled_step(layer):
-    """Returns `layer.step` compiled by XLA once for each batch size, whatever the weights are then.
+def replace_row(rows: Tensor, index: Tensor, row: Tensor) -> Tensor:
+    """Returns `rows` (n, ...) with the row at a scalar tensor's index replaced.
 
-    On JAX prefer it to a `jax.jit` of your own, which keeps the weights that it was compiled with
-    where they are no argument; outside of compiled functions a step may compile anew each time.
+    Not by `slice_update`: on TensorFlow that is an XLA operation, which a server may lack.
+    """
+    return ops.scatter_update(rows, ops.reshape(index, (1, 1)), row[None])
+
+
+def compiled_step(layer) -> Callable[[Tensor, Cache], tuple[Tensor, Cache]]:
+    """Returns `layer.step` compiled by XLA, once per batch size.
+
+    It always uses the layer's current weights. A plain `jax.jit` would keep those that it was
+    compiled with, and outside of compiled functions a step may compile anew each time.
 
     Args:
-        layer: A built layer or model that streams.
+        layer: Built layer or model that streams.
 
     Returns:
         A function of x and cache, tensors or arrays.
 
     Raises:
-        ValueError: It does not stream or is not built.
+        ValueError: `layer` does not stream or is not built.
 
     Example:
 
@@ -106,20 +116,51 @@ def compiled_step(layer):
     return compile_xla(layer.step, layer.variables)
 
 
-def replace_row(rows, index, row):
-    """Returns a tensor (n, ...) with another row at a scalar tensor's index.
+def compile_xla(
+    function: Callable,
+    variables: Sequence[keras.Variable],
+    updated: Sequence[keras.Variable] = (),
+) -> Callable:
+    """Compiles a function of tensors by XLA; it always uses the current values of variables.
 
-    Not `slice_update`: TensorFlow has only XLA's operation for it, which a server may lack.
+    Args:
+        function: Function of tensors.
+        variables: Variables that it reads.
+        updated: Variables that it reads and assigns.
     """
-    return ops.scatter_update(rows, ops.reshape(index, (1, 1)), row[None])
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.function(function, jit_compile=True, autograph=False)
+    if keras.backend.backend() == "jax":
+        return _compile_jax(function, [*variables, *updated], updated)
+    return function
 
 
-def check_streams(layer):
-    """Refuses a layer that does not follow the protocol.
+def _compile_jax(function, variables, updated):
+    import jax
 
-    Raises:
-        ValueError: A method of the protocol is missing.
-    """
+    @jax.jit
+    def pure(values, *arguments):
+        mapping = list(zip(variables, values, strict=True))
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            result = function(*arguments)
+        return result, [scope.get_current_value(variable) for variable in updated]
+
+    def call(*arguments):
+        result, values = pure([variable.value for variable in variables], *arguments)
+        for variable, value in zip(updated, values, strict=True):
+            variable.assign(value)
+        return result
+
+    return call
+
+
+# Checks
+
+
+def check_streams(layer) -> None:
+    """Raises ValueError unless `layer` has the methods of the protocol."""
     missing = [
         name
         for name in ("initial_cache", "step", "prefill")
@@ -127,18 +168,14 @@ def check_streams(layer):
     ]
     if missing:
         raise ValueError(
-            "Streaming and generation need a layer that follows the protocol of "
+            "Streaming and generation need a layer with the protocol of "
             "trellis_keras.layers.streaming (initial_cache, step, prefill). "
             f"Received: {layer!r}, which lacks {missing}"
         )
 
 
-def check_built(layer):
-    """Refuses a layer or model without weights.
-
-    Raises:
-        ValueError: It is not built.
-    """
+def check_built(layer: keras.Layer) -> None:
+    """Raises ValueError unless a layer or model is built."""
     if not layer.built:
         raise ValueError(
             f"{layer.name} is not built, so it has no weights to stream with. Call it once, call "
@@ -146,47 +183,28 @@ def check_built(layer):
         )
 
 
-def check_batch_size(batch_size):
-    """Refuses a batch size that is neither a positive integer nor a tensor.
-
-    Raises:
-        ValueError: It is an integer below 1, or None.
-    """
+def check_batch_size(batch_size) -> None:
+    """Raises ValueError unless `batch_size` is a positive integer or a tensor."""
     if batch_size is None or (isinstance(batch_size, int) and batch_size < 1):
         raise ValueError(
             f"`batch_size` must be a positive integer. Received: batch_size={batch_size}"
         )
 
 
-def check_shape(name, tensor, shape):
-    """Refuses a tensor whose static shape cannot be `shape` (None stands for any size).
-
-    Raises:
-        ValueError: Wrong rank or size.
-    """
-    if not compatible(tensor.shape, shape):
-        raise ValueError(
-            f"`{name}` must have shape {tuple(shape)}. Received: shape {tuple(tensor.shape)}"
-        )
-
-
-def check_cache(layer, cache, expected):
-    """Refuses a cache of another layer or batch size.
+def check_cache(layer: keras.Layer, cache: Cache, expected) -> None:
+    """Raises ValueError unless a cache has the expected structure and shapes.
 
     Args:
         layer: The layer, named in the message.
         cache: Structure of tensors.
-        expected: The structure of shapes (lists, None for an unknown size) that it must have.
-
-    Raises:
-        ValueError: Structure or shapes differ; the message names both.
+        expected: Structure of shapes (lists, None for an unknown size).
     """
-    # A shape is a list too; wrapped, the structures of tensors and of shapes can be compared.
+    # Shapes are lists too; wrapped, the structures of tensors and of shapes can be compared.
     received = keras.tree.map_structure(lambda tensor: _Shape(tensor.shape), cache)
     wanted = keras.tree.map_shape_structure(_Shape, expected)
     pairs = zip(keras.tree.flatten(received), keras.tree.flatten(wanted), strict=False)
-    right = _same_structure(received, wanted) and all(compatible(a.size, b.size) for a, b in pairs)
-    if not right:
+    fits = _same_structure(received, wanted) and all(shapes_match(a.size, b.size) for a, b in pairs)
+    if not fits:
         raise ValueError(
             f"The cache does not fit {layer.name}: it is of another batch size or of another "
             f"layer. Expected tensors of shapes: {wanted}. Received: {received}"
@@ -194,7 +212,7 @@ def check_cache(layer, cache, expected):
 
 
 class _Shape:
-    """A shape that `keras.tree` takes for a leaf."""
+    """A shape as a leaf of `keras.tree`."""
 
     def __init__(self, size):
         self.size = tuple(size)

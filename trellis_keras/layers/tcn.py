@@ -4,10 +4,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers import arguments, cone, streaming
+from trellis_keras.layers import base, cone, streaming
+from trellis_keras.layers.base import FrozenPartsMixin, OutputLengthMixin, last_step
 from trellis_keras.layers.convolution import gather
-from trellis_keras.layers.frozen import KeepsFrozen
-from trellis_keras.layers.output_steps import OutputSteps, last_step
 from trellis_keras.layers.tcn_block import (
     CONVOLUTIONS,
     Positions,
@@ -23,7 +22,7 @@ from trellis_keras.layers.tcn_block import (
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class TCN(KeepsFrozen, OutputSteps, streaming.Streaming, keras.layers.Layer):
+class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.layers.Layer):
     """Temporal convolutional network: a stack of `TCNBlock`s (Bai et al. 2018, section 3).
 
     The block i = 1..n has the dilation 2^(i-1) unless others are given, so the stack sees
@@ -109,7 +108,7 @@ class TCN(KeepsFrozen, OutputSteps, streaming.Streaming, keras.layers.Layer):
                 "`skip_connections` add the blocks' branches, so all `filters` must be equal. "
                 f"Received: filters={filters}"
             )
-        self._init_output_steps(return_sequences, output_length)
+        self._init_output_length(return_sequences, output_length)
         self.filters = filters
         self.kernel_size = kernel_size
         self.dilations = dilations
@@ -130,11 +129,11 @@ class TCN(KeepsFrozen, OutputSteps, streaming.Streaming, keras.layers.Layer):
                 activation=activation,
                 normalization=normalization,
                 residual=residual,
-                kernel_initializer=arguments.seeded(self.kernel_initializer, seed, i, 0),
-                bias_initializer=arguments.seeded(self.bias_initializer, seed, i, 1),
-                shortcut_initializer=arguments.seeded(self.shortcut_initializer, seed, i, 2),
+                kernel_initializer=base.seeded(self.kernel_initializer, seed, i, 0),
+                bias_initializer=base.seeded(self.bias_initializer, seed, i, 1),
+                shortcut_initializer=base.seeded(self.shortcut_initializer, seed, i, 2),
                 kernel_regularizer=kernel_regularizer,
-                seed=arguments.sub_seed(seed, i, 3),
+                seed=base.sub_seed(seed, i, 3),
                 dtype=self.dtype_policy,
                 name=f"block_{i + 1}",
             )
@@ -152,15 +151,15 @@ class TCN(KeepsFrozen, OutputSteps, streaming.Streaming, keras.layers.Layer):
         return 1 + sum(block.receptive_field - 1 for block in self.blocks)
 
     def build(self, input_shape):
-        self.input_spec = arguments.sequence_spec(self, input_shape)
+        self.input_spec = base.sequence_spec(self, input_shape)
         shape = (None, None, input_shape[-1])
         for block in self.blocks:
             block.build(shape)
             shape = block.compute_output_shape(shape)
 
     def call(self, inputs, training=False, mask=None, output_length=None):
-        self._check_length(inputs.shape[1], output_length)
-        kept = self._kept(output_length)
+        self._check_time(inputs.shape[1], output_length)
+        kept = self._output_steps(output_length)
         # The last valid step of a masked row can be any one.
         any_last = mask is not None and not self.return_sequences
         levels = self._plan(inputs.shape[1], None if any_last else kept)
@@ -243,11 +242,11 @@ class TCN(KeepsFrozen, OutputSteps, streaming.Streaming, keras.layers.Layer):
         return self._output_mask(mask)
 
     def compute_output_shape(self, input_shape, output_length=None):
-        steps = self._step_axis(input_shape[1], output_length)
+        steps = self._time_axis(input_shape[1], output_length)
         return (input_shape[0], *steps, self.blocks[-1].filters)
 
     def compute_output_spec(self, inputs, training=False, mask=None, output_length=None):
-        self._check_length(inputs.shape[1], output_length)
+        self._check_time(inputs.shape[1], output_length)
         shape = self.compute_output_shape(inputs.shape, output_length)
         return keras.KerasTensor(shape, self.compute_dtype)
 
@@ -271,9 +270,9 @@ def _dilations(depth, dilations):
             f"Received: depth={depth}, dilations={dilations}"
         )
     if dilations is None:
-        arguments.check_positive(depth=depth)
+        base.check_positive(depth=depth)
         return [2**i for i in range(depth)]
-    return arguments.dilation_cycle(dilations)
+    return base.dilation_cycle(dilations)
 
 
 def _widths(filters, depth):

@@ -6,17 +6,17 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers import arguments, cone, streaming
+from trellis_keras.layers import base, cone, streaming
+from trellis_keras.layers.base import FrozenPartsMixin
 from trellis_keras.layers.cone_convolution import convolve
 from trellis_keras.layers.convolution import apply_taps, gather
-from trellis_keras.layers.frozen import KeepsFrozen
-from trellis_keras.layers.weight_norm import ConvolutionKernel
+from trellis_keras.layers.regularization import ConvolutionKernel
 
 CONVOLUTIONS = 2  # of a block
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class TCNBlock(KeepsFrozen, streaming.Streaming, keras.layers.Layer):
+class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
     """Residual block of two dilated causal convolutions (Bai et al. 2018, Fig. 1b).
 
     With * the convolution whose taps are `dilation_rate` steps apart and see no later step,
@@ -86,9 +86,7 @@ class TCNBlock(KeepsFrozen, streaming.Streaming, keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        arguments.check_positive(
-            filters=filters, kernel_size=kernel_size, dilation_rate=dilation_rate
-        )
+        base.check_positive(filters=filters, kernel_size=kernel_size, dilation_rate=dilation_rate)
         if kernel_size == 1:
             raise ValueError(
                 "`kernel_size` must be at least 2: with one tap no output depends on the past. "
@@ -130,7 +128,7 @@ class TCNBlock(KeepsFrozen, streaming.Streaming, keras.layers.Layer):
             self.kernel_size,
             self.filters * (2 if self.activation == "glu" else 1),
             weight_norm=self.weight_norm,
-            initializer=arguments.seeded(self.kernel_initializer, self.seed, n),
+            initializer=base.seeded(self.kernel_initializer, self.seed, n),
             regularizer=self.kernel_regularizer,
             dtype=self.dtype_policy,
             name=f"convolution_{n + 1}",
@@ -147,11 +145,11 @@ class TCNBlock(KeepsFrozen, streaming.Streaming, keras.layers.Layer):
             )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"`dropout` must be in [0, 1). Received: dropout={self.dropout}")
-        seed = arguments.sub_seed(self.seed, 10 + n)
+        seed = base.sub_seed(self.seed, 10 + n)
         return kinds[self.dropout_kind](self.dropout, seed=seed, dtype=self.dtype_policy)
 
     def build(self, input_shape):
-        self.input_spec = arguments.sequence_spec(self, input_shape)
+        self.input_spec = base.sequence_spec(self, input_shape)
         channels = input_shape[-1]
         self.biases = []
         for n, convolution in enumerate(self.convolutions):
@@ -160,7 +158,7 @@ class TCNBlock(KeepsFrozen, streaming.Streaming, keras.layers.Layer):
                 self.add_weight(
                     name=f"bias_{n + 1}",
                     shape=(convolution.filters,),
-                    initializer=arguments.seeded(self.bias_initializer, self.seed, 20 + n),
+                    initializer=base.seeded(self.bias_initializer, self.seed, 20 + n),
                 )
             )
         for norm in self.norms:
@@ -168,7 +166,7 @@ class TCNBlock(KeepsFrozen, streaming.Streaming, keras.layers.Layer):
         if self.residual and channels != self.filters:
             self.shortcut = keras.layers.Dense(
                 self.filters,
-                kernel_initializer=arguments.seeded(self.shortcut_initializer, self.seed, 30),
+                kernel_initializer=base.seeded(self.shortcut_initializer, self.seed, 30),
                 dtype=self.dtype_policy,
                 name="shortcut",
             )
@@ -391,7 +389,7 @@ def checked_stream(layer, x, cache):
     """Returns x (batch, time, channels) in the compute dtype and the cache, refusing wrong ones."""
     streaming.check_built(layer)
     x = ops.cast(x, layer.compute_dtype)
-    streaming.check_shape("x", x, (None, None, layer.input_channels))
+    base.check_shape("x", x, (None, None, layer.input_channels))
     cache = layer.initial_cache(ops.shape(x)[0]) if cache is None else cache
     streaming.check_cache(layer, cache, layer.cache_shapes(x.shape[0]))
     return x, cache

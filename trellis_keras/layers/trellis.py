@@ -6,22 +6,19 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers import arguments, gates, mixed_group
+from trellis_keras.layers import base, gates, mixed_group
+from trellis_keras.layers.base import OutputLengthMixin, StatefulMixin, at_least_float32, last_step
 from trellis_keras.layers.depth_loop import plan_levels
-from trellis_keras.layers.dropout import VariationalDropout
-from trellis_keras.layers.history import CarriedState
 from trellis_keras.layers.level import Levels
 from trellis_keras.layers.mixed_group import MixedGroupKernel
-from trellis_keras.layers.output_steps import OutputSteps, last_step
-from trellis_keras.layers.precision import at_least_float32
+from trellis_keras.layers.regularization import ConvolutionKernel, VariationalDropout
 from trellis_keras.layers.trellis_streaming import TrellisStreaming
-from trellis_keras.layers.weight_norm import ConvolutionKernel
 
 MEMORIES = ("fast", "lean")
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Layer):
+class TrellisLayer(OutputLengthMixin, StatefulMixin, TrellisStreaming, keras.layers.Layer):
     """Weight-tied, input-injected temporal convolution (Bai et al. 2019, Eqs. 1, 2 and 12).
 
     With d the dilation of level i, m a dropout mask and f the gated activation, every level
@@ -147,7 +144,7 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
         # Inputs are cast in `call`: Keras' autocast would take the states down to half precision.
         super().__init__(autocast=False, **kwargs)
         output_units = units if output_units is None else output_units
-        arguments.check_positive(
+        base.check_positive(
             units=units,
             depth=depth,
             output_units=output_units,
@@ -159,13 +156,13 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
                 "The output is a part of the hidden channels: `output_units` must be at most "
                 f"`units`. Received: output_units={output_units}, units={units}"
             )
-        self._init_output_steps(return_sequences, output_length)
+        self._init_output_length(return_sequences, output_length)
         mixed_group.check_arguments(units, depth, groups, kernel_structure, group_starts)
         self.units = units
         self.depth = depth
         self.output_units = output_units
         self.kernel_size = kernel_size
-        self.dilations = arguments.dilation_cycle(dilation_rate)
+        self.dilations = base.dilation_cycle(dilation_rate)
         self.dilation_rate = self.dilations if np.ndim(dilation_rate) else self.dilations[0]
         self.kernel_structure = kernel_structure
         self.groups = None if groups is None else list(groups)
@@ -176,7 +173,7 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
         self.weight_dropout = weight_dropout
         self.aux_every = aux_every
         self.aux_from = aux_from
-        self.aux_levels = arguments.aux_levels(depth, aux_every, aux_from)
+        self.aux_levels = aux_levels(depth, aux_every, aux_from)
         self.return_state = return_state
         self.return_aux = return_aux
         if return_aux and not self.aux_levels:
@@ -188,9 +185,9 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
             raise ValueError(f'`memory` must be "fast", "lean" or None. Received: {memory!r}')
         self.memory = memory
         self.seed = seed
-        self.kernel_initializer = arguments.initializer(kernel_initializer, seed, 0)
-        self.recurrent_initializer = arguments.initializer(recurrent_initializer, seed, 1)
-        self.bias_initializer = arguments.initializer(bias_initializer, seed, 2)
+        self.kernel_initializer = _initializer(kernel_initializer, seed, 0)
+        self.recurrent_initializer = _initializer(recurrent_initializer, seed, 1)
+        self.bias_initializer = _initializer(bias_initializer, seed, 2)
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.recurrent_regularizer = keras.regularizers.get(recurrent_regularizer)
         self.bias_regularizer = keras.regularizers.get(bias_regularizer)
@@ -199,7 +196,7 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
         # States and gates stay at least at float32 under mixed precision.
         state_dtype = at_least_float32(self.compute_dtype)
         self.cell = gates.get(cell, units, dtype=state_dtype)
-        self._init_states(self.cell.state_size, state_dtype, stateful)
+        self._init_stateful(self.cell.state_size, state_dtype, stateful)
         self.kernel = self._convolution_kernel("kernel", seed)
         self.recurrent_kernel = self._convolution_kernel("recurrent_kernel", seed)
         # It multiplies states.
@@ -223,7 +220,7 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
         )
 
     def build(self, input_shape):
-        self.input_spec = arguments.sequence_spec(self, input_shape)
+        self.input_spec = base.sequence_spec(self, input_shape)
         self.kernel.build(input_shape)
         self.recurrent_kernel.build((None, None, self.units))
         self.bias = self.add_weight(
@@ -233,7 +230,7 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
             regularizer=self.bias_regularizer,
             autocast=False,
         )
-        self._allocate_states(input_shape[0])
+        self._build_state_cache(input_shape[0])
 
     @property
     def receptive_field(self):
@@ -269,12 +266,12 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
 
     def call(self, inputs, initial_state=None, training=False, mask=None, output_length=None):
         training = bool(training)
-        mask = arguments.mask_of(inputs, mask)
-        self._check_length(inputs.shape[1], output_length)
+        mask = base.resolve_mask(inputs, mask)
+        self._check_time(inputs.shape[1], output_length)
         x = ops.cast(inputs, self.compute_dtype)
-        history = self._starting_states(ops.shape(x)[0], initial_state, training)
+        history = self._initial_states(ops.shape(x)[0], initial_state, training)
         wants_states = self.return_state or self.stateful
-        kept = self._kept(output_length)
+        kept = self._output_steps(output_length)
         # The last valid step of a masked row can be any one.
         anywhere = mask is not None and (wants_states or not self.return_sequences)
         plan = plan_levels(self, x.shape[1], None if anywhere else kept)
@@ -305,7 +302,7 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
         return (mask, *[None] * others) if others else mask
 
     def compute_output_shape(self, input_shape, output_length=None):
-        batch, steps = input_shape[0], self._step_axis(input_shape[1], output_length)
+        batch, steps = input_shape[0], self._time_axis(input_shape[1], output_length)
         shapes = [(batch, *steps, self.output_units)]
         if self.return_aux:
             shapes.append((batch, len(self.aux_levels), *steps, self.output_units))
@@ -316,7 +313,7 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
     def compute_output_spec(
         self, inputs, initial_state=None, training=False, mask=None, output_length=None
     ):
-        self._check_length(inputs.shape[1], output_length)
+        self._check_time(inputs.shape[1], output_length)
         shapes = self.compute_output_shape(inputs.shape, output_length)
         if not isinstance(shapes[0], tuple):
             return keras.KerasTensor(shapes, self.compute_dtype)
@@ -357,3 +354,29 @@ class TrellisLayer(OutputSteps, CarriedState, TrellisStreaming, keras.layers.Lay
             "recurrent_regularizer": keras.regularizers.serialize(self.recurrent_regularizer),
             "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
         }
+
+
+def aux_levels(depth, aux_every, aux_from):
+    if aux_from not in ("bottom", "top"):
+        raise ValueError(f'`aux_from` must be "bottom" or "top". Received: {aux_from!r}')
+    if aux_every is None:
+        return []
+    base.check_positive(aux_every=aux_every)
+    if aux_from == "bottom":
+        levels = list(range(aux_every, depth + 1, aux_every))
+    else:
+        levels = sorted(range(depth - aux_every, 0, -aux_every))
+    if not levels:
+        raise ValueError(
+            "`aux_every` leaves no auxiliary output: it must be at most the depth (less than it "
+            f'with aux_from="top"). Received: aux_every={aux_every}, depth={depth}'
+        )
+    return levels
+
+
+def _initializer(identifier, seed, offset):
+    """The authors' N(0, 0.01), with a seed of its own per weight, unless another is given."""
+    if identifier is not None:
+        return keras.initializers.get(identifier)
+    seed = None if seed is None else seed + offset
+    return keras.initializers.RandomNormal(stddev=0.01, seed=seed)

@@ -16,11 +16,11 @@ last, it is moved on by one each step: copying costs no more than writing into a
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers import streaming
+from trellis_keras.layers import base, streaming
 from trellis_keras.layers.mixed_group import hidden_product
 
 
-class TrellisStreaming(streaming.Streaming):
+class TrellisStreaming(streaming.StreamingMixin):
     """What `TrellisLayer` adds to stream, see `layers.streaming`."""
 
     def initial_cache(self, batch_size, initial_state=None):
@@ -172,7 +172,7 @@ def _initial_states(layer, batch_size, initial_state):
     states = [ops.cast(state, layer.state_dtype) for state in initial_state]
     for state, size in zip(states, sizes, strict=True):
         rows = batch_size if isinstance(batch_size, int) else None
-        streaming.check_shape("initial_state", state, (rows, size))
+        base.check_shape("initial_state", state, (rows, size))
     return states
 
 
@@ -181,7 +181,7 @@ def _checked_input(layer, x, cache, rank):
     streaming.check_built(layer)
     x = ops.cast(x, layer.compute_dtype)
     channels = layer.kernel.kernel.shape[1]
-    streaming.check_shape("x", x, (*[None] * (rank - 1), channels))
+    base.check_shape("x", x, (*[None] * (rank - 1), channels))
     streaming.check_cache(layer, cache, _cache_shapes(layer, x.shape[0]))
     return x
 

@@ -1,6 +1,6 @@
 """What a language model asks of its backbone."""
 
-from trellis_keras.layers.history import CarriedState
+from trellis_keras.layers.base import StatefulMixin
 
 
 def check_backbone(backbone, aux_weight):
@@ -27,7 +27,7 @@ def check_backbone(backbone, aux_weight):
             "The backbone of a language model must have output_length=None: the targets say which "
             f"outputs count. Received: output_length={backbone.output_length}"
         )
-    if getattr(backbone, "stateful", False) and not isinstance(backbone, CarriedState):
+    if getattr(backbone, "stateful", False) and not isinstance(backbone, StatefulMixin):
         raise ValueError(
             "A stateful backbone must keep the states of training and of validation apart, as "
             "a TrellisLayer and a StackedRNN do (Keras' own recurrent layers do not: put them "

@@ -7,10 +7,9 @@ import keras
 from keras import ops
 
 from trellis_keras.generation import Generation
-from trellis_keras.layers.dropout import EmbeddingDropout, VariationalDropout
-from trellis_keras.layers.frozen import KeepsFrozen
+from trellis_keras.layers.base import FrozenPartsMixin, at_least_float32
 from trellis_keras.layers.heads import DenseHead
-from trellis_keras.layers.precision import at_least_float32
+from trellis_keras.layers.regularization import EmbeddingDropout, VariationalDropout
 from trellis_keras.models import checks, devices, token_loss
 from trellis_keras.models.language_backbone import check_backbone
 from trellis_keras.models.ordered_batches import OrderedBatches
@@ -18,7 +17,7 @@ from trellis_keras.models.vocabulary_check import check_weights_file
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class LanguageModel(KeepsFrozen, Generation, OrderedBatches, keras.Model):
+class LanguageModel(FrozenPartsMixin, Generation, OrderedBatches, keras.Model):
     """Embedding, causal backbone and output head, trained on next-token prediction.
 
     `fit` and `evaluate` take token ids x (batch, time) and targets y (batch, n), n <= time: the

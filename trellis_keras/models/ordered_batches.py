@@ -5,8 +5,8 @@ import math
 import keras
 import numpy as np
 
+from trellis_keras.layers.base import check_tokens
 from trellis_keras.models import checks, devices
-from trellis_keras.tokens import check_tokens
 
 
 class OrderedBatches:
@@ -93,7 +93,7 @@ class OrderedBatches:
     def allocate_history(self, x, batch_size, training):
         """Gives the stateful backbone an empty history for the batches of x."""
         self.backbone.reset_state(_batch_rows(x, batch_size), training)
-        phase, held = f"_held_{training}", self.backbone.history.held(training)
+        phase, held = f"_held_{training}", self.backbone.state_cache.state_variables(training)
         if getattr(self, phase, None) is not held:
             # A function that was compiled for any batch size goes on with the variables of one.
             for function in ["train"] if training else ["test", "predict"]:

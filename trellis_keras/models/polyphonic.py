@@ -2,7 +2,7 @@
 
 import keras
 
-from trellis_keras.layers import arguments
+from trellis_keras.layers import base
 from trellis_keras.models import checks
 from trellis_keras.models.losses import FrameLoss
 from trellis_keras.models.metrics import FrameNLL
@@ -75,7 +75,7 @@ class PolyphonicModel(SequenceModel):
         seed=None,
         **kwargs,
     ):
-        arguments.check_positive(keys=keys)
+        base.check_positive(keys=keys)
         super().__init__(
             backbone,
             keys,

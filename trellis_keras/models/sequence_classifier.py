@@ -2,7 +2,7 @@
 
 import keras
 
-from trellis_keras.layers import arguments
+from trellis_keras.layers import base
 from trellis_keras.models import checks
 from trellis_keras.models.sequence_model import SequenceModel
 
@@ -73,7 +73,7 @@ class SequenceClassifier(SequenceModel):
         seed=None,
         **kwargs,
     ):
-        arguments.check_positive(num_classes=num_classes)
+        base.check_positive(num_classes=num_classes)
         super().__init__(
             backbone,
             num_classes,

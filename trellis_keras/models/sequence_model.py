@@ -5,13 +5,11 @@ import numpy as np
 from keras import ops
 
 from trellis_keras.layers import streaming
-from trellis_keras.layers.arguments import mask_of
-from trellis_keras.layers.frozen import KeepsFrozen
-from trellis_keras.layers.precision import at_least_float32
+from trellis_keras.layers.base import FrozenPartsMixin, at_least_float32, resolve_mask
 from trellis_keras.models import checks, devices
 
 
-class SequenceModel(KeepsFrozen, keras.Model):
+class SequenceModel(FrozenPartsMixin, keras.Model):
     """Dropout, causal backbone, dropout and a linear head, on the last step or on each.
 
     The base class of `SequenceClassifier`, `SequenceRegressor` and `PolyphonicModel`, which say
@@ -192,7 +190,7 @@ class SequenceModel(KeepsFrozen, keras.Model):
             # By reshape: a weight per row and one per step are both right.
             ranked = (shape[0], -1) if self.per_step else (shape[0],)
             weight = weight * ops.reshape(ops.cast(sample_weight, weight.dtype), ranked)
-        mask = mask_of(y_pred, None)
+        mask = resolve_mask(y_pred, None)
         return weight if mask is None else weight * ops.cast(mask, weight.dtype)
 
     def fit(

@@ -2,7 +2,7 @@
 
 import keras
 
-from trellis_keras.layers import arguments
+from trellis_keras.layers import base
 from trellis_keras.models import checks
 from trellis_keras.models.losses import SquaredError
 from trellis_keras.models.sequence_model import SequenceModel
@@ -65,7 +65,7 @@ class SequenceRegressor(SequenceModel):
         seed=None,
         **kwargs,
     ):
-        arguments.check_positive(units=units)
+        base.check_positive(units=units)
         super().__init__(
             backbone,
             units,

@@ -4,7 +4,7 @@ import numpy as np
 from keras import ops
 
 from trellis_keras.generation.kept import kept
-from trellis_keras.layers.compiled import compile_xla
+from trellis_keras.layers.streaming import compile_xla
 
 _SHORTEST = 16
 # Documents longer than this are cut where there are many of them: a recurrent layer would take

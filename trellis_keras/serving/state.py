@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from trellis_keras.layers.precision import at_least_float32
+from trellis_keras.layers.base import at_least_float32
 from trellis_keras.serving import checks
 from trellis_keras.serving.endpoint import Endpoint, Field
 

@@ -5,7 +5,7 @@ import contextlib
 import keras
 from keras import ops
 
-from trellis_keras.layers.precision import at_least_float32
+from trellis_keras.layers.base import at_least_float32
 
 
 class LossGradient:

@@ -4,7 +4,7 @@ import fnmatch
 import functools
 import inspect
 
-from trellis_keras.layers.precision import default_policy
+from trellis_keras.layers.base import default_policy
 from trellis_keras.zoo import pretrained
 
 _ENTRIES = {}

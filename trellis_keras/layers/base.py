@@ -1,0 +1,511 @@
+"""What the layers share: argument checks, seeds, precision, and three mixins.
+
+- `OutputLengthMixin`: the arguments `return_sequences` and `output_length`;
+- `StatefulMixin`: `initial_state` and `stateful`, with a `StateCache` for the carried states;
+- `FrozenPartsMixin`: saves which sublayers have `trainable=False`.
+"""
+
+import contextlib
+import numbers
+from collections.abc import Iterator, Sequence
+
+import keras
+import numpy as np
+from keras import ops
+from keras.src.backend import get_keras_mask  # traced JAX arrays have no `_keras_mask`
+
+from trellis_keras.types import Initializer, Shape, Tensor
+
+# Argument checks
+
+
+def check_positive(**arguments) -> None:
+    """Raises ValueError unless every argument is a positive integer."""
+    for name, value in arguments.items():
+        if not isinstance(value, numbers.Integral) or value < 1:
+            raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
+
+
+def check_tokens(tokens, vocabulary_size: int) -> None:
+    """Raises ValueError unless `tokens` is an array of integers in [0, vocabulary_size).
+
+    Embedding lookups outside this range are silent on some backends.
+    """
+    tokens = np.asanyarray(tokens)
+    if not np.issubdtype(tokens.dtype, np.integer):
+        raise ValueError(
+            f"Token ids must be integers in [0, {vocabulary_size}). "
+            f"Received: an array of type {tokens.dtype}"
+        )
+    if tokens.size == 0:
+        return
+    for value in (tokens.min(), tokens.max()):
+        if not 0 <= value < vocabulary_size:
+            raise ValueError(f"Token ids must lie in [0, {vocabulary_size}). Received: {value}")
+
+
+def shapes_match(shape: Shape, expected: Shape) -> bool:
+    """Returns whether two static shapes can be equal, None standing for any size."""
+    return len(shape) == len(expected) and all(
+        a == b or a is None or b is None for a, b in zip(shape, expected, strict=True)
+    )
+
+
+def check_shape(name: str, tensor: Tensor, shape: Shape) -> None:
+    """Raises ValueError unless the static shape of `tensor` can be `shape`."""
+    if not shapes_match(tensor.shape, shape):
+        raise ValueError(
+            f"`{name}` must have shape {tuple(shape)}. Received: shape {tuple(tensor.shape)}"
+        )
+
+
+def check_cell_call(cell, inputs: Tensor, states: Sequence[Tensor], widths: list[int]) -> None:
+    """Checks what a recurrent cell is called with.
+
+    Args:
+        cell: Cell, whose `state_size` lists its states.
+        inputs: Tensor (batch, channels).
+        states: List of tensors (batch, units).
+        widths: Channel counts that the inputs may have.
+
+    Raises:
+        ValueError: Inputs of another width, or states of another number or shape.
+    """
+    if len(inputs.shape) != 2 or inputs.shape[-1] not in widths:
+        wanted = " or ".join(f"(batch, {width})" for width in widths)
+        raise ValueError(
+            f"The inputs of {cell.name} must have shape {wanted}. "
+            f"Received: shape {tuple(inputs.shape)}"
+        )
+    size = cell.state_size
+    sizes = list(size) if isinstance(size, (list, tuple)) else [size]
+    if not isinstance(states, (list, tuple)) or len(states) != len(sizes):
+        received = len(states) if isinstance(states, (list, tuple)) else type(states).__name__
+        raise ValueError(
+            f"{cell.name} needs a list of states of the sizes {sizes}. Received: {received}"
+        )
+    for i, (state, n) in enumerate(zip(states, sizes, strict=True)):
+        check_shape(f"states[{i}]", state, (inputs.shape[0], n))
+
+
+def sequence_spec(layer: keras.Layer, input_shape: Shape) -> keras.layers.InputSpec:
+    """Returns the input spec of a layer built for sequences (batch, time, channels).
+
+    Raises:
+        ValueError: `input_shape` is not of rank 3.
+    """
+    if len(input_shape) != 3:
+        raise ValueError(
+            f"{type(layer).__name__} needs inputs (batch, time, channels). "
+            f"Received: input_shape={tuple(input_shape)}"
+        )
+    return keras.layers.InputSpec(ndim=3, axes={-1: input_shape[-1]})
+
+
+def dilation_cycle(dilation_rate) -> list[int]:
+    """Returns the dilations as a list, from one positive integer or a sequence of them."""
+    single = isinstance(dilation_rate, numbers.Integral)
+    cycle = [dilation_rate] if single else list(dilation_rate)
+    if not cycle:
+        raise ValueError("`dilation_rate` must not be empty.")
+    for d in cycle:
+        check_positive(dilation_rate=d)
+    return [int(d) for d in cycle]
+
+
+def resolve_mask(inputs: Tensor, mask: Tensor | None) -> Tensor | None:
+    """Returns the mask of a call: the argument, or the one that `inputs` carry.
+
+    Keras does not look for the latter in calls with several tensor arguments.
+    """
+    return get_keras_mask(inputs) if mask is None else mask
+
+
+# Seeds and initializers
+
+
+def sub_seed(seed: int | None, *path: int) -> int | None:
+    """Returns the seed of a part of a layer, unrelated to those of other parts and other seeds."""
+    if seed is None:
+        return None
+    return int(np.random.SeedSequence([seed % 2**32, *path]).generate_state(1)[0] >> 1)
+
+
+def seeded(initializer: Initializer, seed: int | None, *path: int) -> Initializer:
+    """Returns a copy of an initializer with the seed of a part of a layer.
+
+    An initializer with an integer seed draws the same numbers each time, so that parts sharing it
+    would start out equal.
+
+    Args:
+        initializer: Keras initializer. Its own seed takes precedence over `seed`.
+        seed: Integer or None.
+        *path: Integers that identify the part.
+    """
+    config = initializer.get_config() if hasattr(initializer, "get_config") else {}
+    own = config.get("seed", False)
+    if own is not None and (isinstance(own, bool) or not isinstance(own, int)):
+        return initializer  # it is deterministic, or has a SeedGenerator
+    base = seed if own is None else own
+    if base is None:
+        return initializer.clone()
+    return type(initializer).from_config({**config, "seed": sub_seed(base, *path)})
+
+
+def blockwise_initializer(*initializers):
+    """Returns the initializer of a bias of equal blocks, one initializer per block."""
+
+    def initial(shape, dtype=None):
+        units = shape[0] // len(initializers)
+        return ops.concatenate([block((units,), dtype=dtype) for block in initializers])
+
+    return initial
+
+
+# Precision
+
+
+def at_least_float32(dtype: str) -> str:
+    """Returns float32 for the half precisions, else `dtype`: the dtype of states and losses.
+
+    Except on TensorFlow, `keras.backend.result_type(dtype, "float32")` is float32 for float64 too.
+    """
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
+
+
+def tanh(x: Tensor) -> Tensor:
+    """Hyperbolic tangent that keeps float64 (`keras.ops.tanh` does not on JAX)."""
+    if keras.backend.standardize_dtype(x.dtype) == "float64":
+        return 2 * ops.sigmoid(2 * x) - 1
+    return ops.tanh(x)
+
+
+@contextlib.contextmanager
+def default_policy(name: str | None) -> Iterator[None]:
+    """Context in which layers are made with the dtype policy `name`. None changes nothing."""
+    before = keras.config.dtype_policy()
+    if name is not None:
+        keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+# Mixins
+
+
+class OutputLengthMixin:
+    """The arguments `return_sequences` and `output_length` of a layer.
+
+    For layers with a `depth` and a list of `dilations`, those of the levels or of a longer cycle.
+
+    Attributes:
+        return_sequences: Whether the output has a time axis, or is the last step only.
+        output_length: Number of last steps to return, None for all. The call's argument of this
+            name overrides it.
+    """
+
+    def _init_output_length(self, return_sequences, output_length):
+        self.return_sequences = return_sequences
+        self._check_output_length(output_length)
+        self.output_length = output_length
+
+    def _check_output_length(self, output_length):
+        if output_length is None:
+            return
+        check_positive(output_length=output_length)
+        if not self.return_sequences and output_length != 1:
+            raise ValueError(
+                "`return_sequences=False` returns one step. "
+                f"Received: output_length={output_length}"
+            )
+
+    def _check_time(self, time, output_length):
+        """Checks a call's `output_length`, and that the input is long enough for it."""
+        self._check_output_length(output_length)
+        if time is None:
+            return
+        longest = max(self.dilations[: self.depth])
+        if time < longest:
+            raise ValueError(
+                f"The input has {time} steps, fewer than the dilation {longest}: such a level "
+                "would see nothing but padding. Use longer sequences or smaller dilations."
+            )
+        output_length = self._output_steps(output_length)
+        if output_length is not None and output_length > time:
+            raise ValueError(
+                f"`output_length` must be at most the length of the input. "
+                f"Received: output_length={output_length}, input length {time}"
+            )
+
+    def _output_steps(self, output_length=None):
+        """Returns how many of the last steps a call needs, None for all."""
+        if not self.return_sequences:
+            return 1
+        return self.output_length if output_length is None else output_length
+
+    def _time_axis(self, time, output_length=None):
+        """Returns the time axis of the output shape as a tuple, empty without one."""
+        steps = self._output_steps(output_length)
+        return (time if steps is None else steps,) if self.return_sequences else ()
+
+    def _output_mask(self, mask):
+        """Returns the mask of the returned steps, or None."""
+        if mask is None or not self.return_sequences:
+            return None
+        return mask if self.output_length is None else mask[:, -self.output_length :]
+
+
+def last_step(
+    states: Sequence[Tensor], initial_states: Sequence[Tensor] | None, mask: Tensor | None
+) -> list[Tensor]:
+    """Returns the states at the last step of each row; with a mask, at its last valid step.
+
+    Args:
+        states: List of tensors (batch, time, units); without a mask, any part of the sequence that
+            ends with the last step.
+        initial_states: List of tensors (batch, units) for rows without a valid step, or None for
+            zeros.
+        mask: Boolean (batch, time), or None.
+    """
+    if mask is None:
+        return [state[:, -1] for state in states]
+    steps = ops.cumsum(ops.ones_like(mask, dtype="int32"), axis=1)
+    last = ops.max(ops.where(ops.cast(mask, "bool"), steps, 0), axis=1)[:, None, None]
+    if initial_states is None:
+        before = [ops.zeros_like(state[:, :1]) for state in states]
+    else:
+        before = [state[:, None] for state in initial_states]
+    padded = [ops.concatenate(pair, axis=1) for pair in zip(before, states, strict=True)]
+    return [ops.take_along_axis(state, last, axis=1)[:, 0] for state in padded]
+
+
+class StatefulMixin:
+    """The arguments `initial_state` and `stateful` of a layer.
+
+    The states are a flat list of tensors, each (batch, size). A layer with this mixin calls
+    `_init_stateful` in its constructor and `_build_state_cache` in `build`; its `call` starts from
+    `_initial_states` and ends with `_carry_states`.
+
+    Attributes:
+        stateful: Whether each batch starts from the last states of the one before.
+        state_sizes: List of the states' channel counts.
+        state_dtype: Dtype of the states.
+        state_cache: `StateCache` of a stateful layer.
+    """
+
+    def _init_stateful(self, state_sizes, dtype, stateful):
+        self.stateful = stateful
+        self.state_sizes = list(state_sizes)
+        self.state_dtype = dtype
+        if stateful:
+            name = f"{self.name}_state_cache"
+            self.state_cache = StateCache(self.state_sizes, dtype=dtype, name=name)
+
+    def _build_state_cache(self, batch_size):
+        """Allocates states for `batch_size` rows, unless the batch size is unknown."""
+        if self.stateful and batch_size is not None:
+            for training in (True, False):
+                if self.state_cache.batch_size(training) != batch_size:
+                    self.state_cache.allocate(batch_size, training)
+
+    def _initial_states(self, batch_size, initial_state, training):
+        """Returns the states before the first step, each (batch, size), or None for zeros.
+
+        Args:
+            batch_size: Number of rows: an integer, a scalar tensor, or None if unknown.
+            initial_state: The call's argument: a list of states, a single state, or None.
+            training: Whether to read the carried states of training, or those of evaluation.
+
+        Raises:
+            ValueError: States of the wrong number or shape, or no states are carried for this
+                batch size.
+        """
+        if initial_state is None:
+            return self.state_cache.read(batch_size, bool(training)) if self.stateful else None
+        rows = batch_size if isinstance(batch_size, int) else None
+        if not isinstance(initial_state, (list, tuple)):
+            initial_state = [initial_state]
+        shapes = [tuple(state.shape) for state in initial_state]
+        expected = [(rows, size) for size in self.state_sizes]
+        if len(shapes) != len(expected) or not all(map(shapes_match, shapes, expected)):
+            raise ValueError(
+                f"`initial_state` must hold {len(expected)} tensors of shapes {expected}. "
+                f"Received shapes: {shapes}"
+            )
+        return [ops.cast(state, self.state_dtype) for state in initial_state]
+
+    def _carry_states(self, states, training):
+        """Keeps the last states for the next batch, if the layer is stateful."""
+        if self.stateful:
+            self.state_cache.write(states, bool(training))
+
+    def reset_state(self, batch_size: int | None = None, training: bool | None = None) -> None:
+        """Resets the carried states of a stateful layer to zeros.
+
+        Args:
+            batch_size: Number of rows to allocate. Defaults to the current one. (On TensorFlow a
+                model compiled for any batch size must be compiled again for the new one:
+                `model.make_predict_function(force=True)`, or the same for train or test.
+                `LanguageModel` does so by itself.)
+            training: True for the states of training, False for those of evaluation, None
+                (default) for both.
+
+        Raises:
+            ValueError: The layer is not stateful.
+        """
+        if not self.stateful:
+            raise ValueError("`reset_state` needs a layer with `stateful=True`.")
+        self.state_cache.reset(batch_size, training)
+
+
+class StateCache(keras.layers.Layer):
+    """Holds the states of a `stateful=True` layer between batches.
+
+    Training and evaluation have states of their own, so that a validation during training neither
+    sees nor disturbs the training states, and can use another batch size. The states are
+    variables of the model (JAX passes them through its compiled steps) but not weights: they are
+    neither counted nor saved.
+
+    Each batch size has its own variables, which are never deleted: a compiled function keeps using
+    those it was compiled with.
+
+    Args:
+        state_sizes: List of channel counts, one per state.
+    """
+
+    def __init__(self, state_sizes: Sequence[int], **kwargs):
+        super().__init__(**kwargs)
+        self.state_sizes = list(state_sizes)
+        # {training: {batch size: variables}}, hidden from Keras' tracking, which would make them
+        # weights.
+        object.__setattr__(self, "_by_phase", {True: {}, False: {}})
+        self._batch_sizes = {True: None, False: None}
+        self.built = True
+
+    def allocate(self, batch_size: int, training: bool) -> None:
+        """Makes zero states for `batch_size` rows, and resets those of all other batch sizes."""
+        by_batch_size = self._by_phase[training]
+        for state in keras.tree.flatten(by_batch_size):
+            state.assign(ops.zeros(state.shape, dtype=state.dtype))
+        if batch_size not in by_batch_size:
+            by_batch_size[batch_size] = self._make_variables(batch_size, training)
+        self._batch_sizes[training] = batch_size
+
+    def allocate_like(self, other: "StateCache") -> None:
+        """Makes zero states for the batch sizes of another cache."""
+        for training in (True, False):
+            if other.batch_size(training) is not None:
+                self.allocate(other.batch_size(training), training)
+
+    def _make_variables(self, batch_size, training):
+        phase = "training" if training else "evaluation"
+        with keras.name_scope(self.name):
+            return [
+                # The initializer by name: an array could not be kept while JAX traces shapes.
+                keras.Variable(
+                    "zeros",
+                    shape=(batch_size, size),
+                    dtype=self.compute_dtype,
+                    trainable=False,
+                    autocast=False,
+                    name=f"{phase}_state_{i}_of_{batch_size}_rows",
+                )
+                for i, size in enumerate(self.state_sizes)
+            ]
+
+    def batch_size(self, training: bool) -> int | None:
+        """Returns the batch size of this phase's states, or None before there are any."""
+        return self._batch_sizes[training]
+
+    def state_variables(self, training: bool) -> list[keras.Variable]:
+        """Returns the variables of this phase for its current batch size."""
+        return self._by_phase[training].get(self._batch_sizes[training], [])
+
+    def read(self, batch_size, training: bool) -> list[Tensor]:
+        """Returns the carried states, each (batch, size), with the gradient stopped.
+
+        Args:
+            batch_size: Number of rows: an integer, a scalar tensor, or None if unknown.
+            training: Which phase.
+
+        Raises:
+            ValueError: No states are allocated, or for another batch size.
+        """
+        allocated = self.batch_size(training)
+        if allocated is None:
+            raise ValueError(
+                "A layer with `stateful=True` needs a fixed batch size: build it with the whole "
+                "shape (batch, time, channels), or call `reset_state(batch_size)` first."
+            )
+        is_static = isinstance(batch_size, int)
+        if is_static and batch_size != allocated:
+            raise ValueError(
+                f"The carried state is for batches of {allocated} rows. "
+                f"Received: {batch_size} rows. "
+                "Call `reset_state(batch_size)` to start with another batch size."
+            )
+        states = [ops.stop_gradient(state.value) for state in self.state_variables(training)]
+        if batch_size is None or is_static:
+            return states
+        # A graph for any batch size reads the states of one. This concatenation makes it fail for
+        # every other one, where broadcasting could silently take one row for all.
+        with keras.name_scope("carried_states_are_for_another_batch_size"):
+            column = ops.zeros((batch_size, 1), self.compute_dtype)
+            return [ops.concatenate([state, column], axis=1)[:, :-1] for state in states]
+
+    def write(self, states: Sequence[Tensor], training: bool) -> None:
+        """Assigns the carried states of a phase."""
+        for variable, state in zip(self.state_variables(training), states, strict=True):
+            variable.assign(ops.stop_gradient(state))
+
+    def reset(self, batch_size: int | None = None, training: bool | None = None) -> None:
+        """Resets the states of one phase, or of both (`training=None`), to zeros."""
+        for phase in (True, False) if training is None else (bool(training),):
+            size = batch_size or self.batch_size(phase)
+            if size is not None:
+                self.allocate(size, phase)
+
+    @property
+    def variables(self):
+        return keras.tree.flatten(self._by_phase)
+
+    @property
+    def non_trainable_variables(self):
+        return self.variables
+
+    @property
+    def trainable_variables(self):
+        return []
+
+    @property
+    def weights(self):
+        return []
+
+    def save_own_variables(self, store):
+        """Saves nothing: the states belong to a run, not to the model."""
+
+    def load_own_variables(self, store):
+        """Loads nothing, see `save_own_variables`."""
+
+
+class FrozenPartsMixin:
+    """Saves which sublayers of a layer or model have `trainable=False`.
+
+    Keras saves `trainable` in the config of layers that are constructor arguments. Sublayers that
+    the constructor itself makes have no config in the file.
+    """
+
+    def get_build_config(self):
+        config = super().get_build_config()
+        frozen = [i for i, part in enumerate(self._flatten_layers()) if not part.trainable]
+        return {**(config or {}), "frozen": frozen} if frozen else config
+
+    def build_from_config(self, config):
+        config = dict(config or {})
+        frozen = config.pop("frozen", ())
+        super().build_from_config(config)
+        parts = list(self._flatten_layers())
+        for i in frozen:
+            parts[i].trainable = False

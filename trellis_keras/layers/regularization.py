@@ -1,0 +1,314 @@
+"""Regularization of recurrent and convolutional nets: dropouts, DropConnect, weight normalization.
+
+The dropout layers draw their masks in one method, `draw`, so that a test or a study can replace
+the random mask by a known one.
+"""
+
+import keras
+from keras import ops
+
+from trellis_keras.layers.base import check_positive
+from trellis_keras.types import Initializer, Regularizer, Shape, Tensor
+
+
+class _MaskDropout(keras.layers.Layer):
+    """Base class: a rate, a seed and an inverted-dropout mask."""
+
+    def __init__(self, rate: float, seed: int | None = None, **kwargs):
+        super().__init__(**kwargs)
+        if not 0 <= rate < 1:
+            raise ValueError(f"`rate` must be in [0, 1). Received: rate={rate} (layer {self.name})")
+        self.rate = rate
+        self.seed = seed
+        # At rate 0 the layer adds no random state to a model.
+        self.seed_generator = keras.random.SeedGenerator(seed) if rate > 0 else None
+        self.supports_masking = True
+        self.built = True
+
+    def draw(self, shape: Shape) -> Tensor:
+        """Draws a 0/1 mask of `shape` divided by `1 - rate`, in the compute dtype."""
+        kept = keras.random.uniform(shape, dtype="float32", seed=self.seed_generator) >= self.rate
+        return ops.cast(kept, self.compute_dtype) / (1 - self.rate)
+
+    def is_active(self, training: bool) -> bool:
+        return bool(training) and self.rate > 0
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+    def get_config(self):
+        return {**super().get_config(), "rate": self.rate, "seed": self.seed}
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class VariationalDropout(_MaskDropout):
+    """Dropout with one mask for all time steps (Gal & Ghahramani 2016).
+
+    On 3-D inputs it equals `keras.layers.SpatialDropout1D`. It also takes the auxiliary outputs
+    (batch, n_aux, time, channels) of a `TrellisLayer`, and `mask` returns the mask for layers that
+    reuse it inside a loop.
+
+    Args:
+        rate: Float in [0, 1), fraction of the channels to drop.
+        seed: Integer, or None for a random seed. Defaults to None.
+
+    Call arguments:
+        inputs: Tensor (batch, ..., time, channels).
+        training: Whether to drop anything. Defaults to False.
+
+    Returns:
+        Tensor of the shape of `inputs`. Kept channels are scaled by `1 / (1 - rate)`.
+
+    Raises:
+        ValueError: `rate` outside [0, 1), or inputs without a time axis.
+
+    Example:
+
+    >>> y = VariationalDropout(0.3, seed=1)(np.ones((2, 5, 4), "float32"), training=True)
+    >>> bool(np.all(y[:, 0] == y[:, 4]))
+    True
+    """
+
+    def call(self, inputs, training=False):
+        mask = self.mask(inputs, training)
+        return inputs if mask is None else inputs * mask
+
+    def mask(self, inputs: Tensor, training: bool = False) -> Tensor | None:
+        """Returns a mask that broadcasts over the time axis of `inputs`, or None if inactive."""
+        if not self.is_active(training):
+            return None
+        if len(inputs.shape) < 3:
+            raise ValueError(
+                "VariationalDropout has one mask for all time steps of inputs (batch, ..., time, "
+                f"channels). Received: inputs of shape {tuple(inputs.shape)}. Without a time axis, "
+                "use keras.layers.Dropout."
+            )
+        shape = ops.shape(inputs)
+        return self.draw((*shape[:-2], 1, shape[-1]))
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class EmbeddingDropout(_MaskDropout):
+    """Dropout of whole words: all occurrences of a word in a batch (Gal & Ghahramani 2016).
+
+    Equal to multiplying the embedding matrix by a (vocabulary, 1) mask before the lookup, but only
+    the rows that were looked up are touched.
+
+    Args:
+        rate: Float in [0, 1), fraction of the vocabulary to drop.
+        input_dim: Positive integer, size of the vocabulary.
+        seed: Integer, or None for a random seed. Defaults to None.
+
+    Call arguments:
+        embedded: Tensor (batch, time, channels), the embeddings of `tokens`.
+        tokens: Integer tensor (batch, time).
+        training: Whether to drop anything. Defaults to False.
+
+    Returns:
+        Tensor of the shape of `embedded`.
+
+    Raises:
+        ValueError: `rate` outside [0, 1), or `input_dim` not positive.
+
+    Example:
+
+    >>> tokens = np.array([[3, 1, 3]])
+    >>> y = EmbeddingDropout(0.5, input_dim=4)(np.ones((1, 3, 2), "float32"), tokens, training=True)
+    >>> bool(np.all(y[:, 0] == y[:, 2]))
+    True
+    """
+
+    def __init__(self, rate: float, input_dim: int, seed: int | None = None, **kwargs):
+        super().__init__(rate, seed=seed, **kwargs)
+        check_positive(input_dim=input_dim)
+        self.input_dim = input_dim
+
+    def call(self, embedded, tokens, training=False):
+        if not self.is_active(training):
+            return embedded
+        return embedded * ops.take(self.draw((self.input_dim, 1)), tokens, axis=0)
+
+    def compute_output_shape(self, embedded_shape, tokens_shape=None):
+        return embedded_shape
+
+    def get_config(self):
+        return {**super().get_config(), "input_dim": self.input_dim}
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class DropConnect(_MaskDropout):
+    """Dropout of the weights of a convolution kernel's past taps (Wan et al. 2013).
+
+    The past taps act as recurrent matrices and are dropped; the last tap acts on the current step
+    as a feed-forward matrix and is kept (Merity et al. 2018; TrellisNet, section 5.3).
+
+    Args:
+        rate: Float in [0, 1), fraction of the past taps' weights to drop.
+        seed: Integer, or None for a random seed. Defaults to None.
+
+    Call arguments:
+        kernel: Tensor (tap, in, out).
+        training: Whether to drop anything. Defaults to False.
+
+    Returns:
+        Tensor of the shape of `kernel`.
+
+    Raises:
+        ValueError: `rate` outside [0, 1).
+
+    Example:
+
+    >>> kernel = DropConnect(0.5)(np.ones((2, 3, 4), "float32"), training=True)
+    >>> bool(np.all(kernel[-1] == 1))
+    True
+    """
+
+    def call(self, kernel, training=False):
+        taps = kernel.shape[0]
+        if not self.is_active(training) or taps == 1:
+            return kernel
+        past = kernel[:-1] * self.draw((taps - 1, *kernel.shape[1:]))
+        return ops.concatenate([past, kernel[-1:]], axis=0)
+
+
+def weight_norm(direction: Tensor, gain: Tensor) -> Tensor:
+    """Returns `direction * gain / ||direction||`, the norm taken per output channel.
+
+    Salimans & Kingma 2016, Eq. (2).
+
+    Args:
+        direction: Tensor (tap, in, out).
+        gain: Tensor (out,).
+    """
+    return direction * (gain / _norm(direction))
+
+
+def _norm(kernel):
+    squares = ops.sum(ops.square(kernel), axis=(0, 1))
+    # A channel that is masked or dropped entirely stays zero, with a gradient of zero.
+    return ops.sqrt(ops.where(squares > 0, squares, ops.ones_like(squares)))
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class ConvolutionKernel(keras.layers.Layer):
+    """A convolution kernel (tap, in, out) with optional weight normalization and DropConnect.
+
+    With weight norm the weights are a direction and a gain per output channel. DropConnect acts on
+    the direction, before its norm is taken, as in the authors' code.
+
+    Args:
+        kernel_size: Positive integer, number of taps. The last tap acts on the current step.
+        filters: Positive integer, number of output channels.
+        weight_norm: Whether to normalize the weights. Defaults to False.
+        dropout: Float, DropConnect rate of the past taps. Defaults to 0.
+        initializer: Initializer of the kernel. Defaults to `"glorot_uniform"`.
+        regularizer: Regularizer of the kernel, with weight norm of its direction. Defaults to None.
+        seed: Integer seed of DropConnect. Defaults to None.
+
+    Call arguments:
+        training: Whether DropConnect is active. Defaults to False.
+
+    Returns:
+        Tensor (tap, in, out), the kernel to convolve with.
+
+    Raises:
+        ValueError: `kernel_size` or `filters` not positive, `dropout` outside [0, 1), or with
+            `weight_norm` an initializer that draws different numbers each time.
+
+    Example:
+
+    >>> kernel = ConvolutionKernel(2, 8, weight_norm=True)
+    >>> kernel.build((None, None, 3))
+    >>> kernel().shape
+    (2, 3, 8)
+    """
+
+    def __init__(
+        self,
+        kernel_size: int,
+        filters: int,
+        *,
+        weight_norm: bool = False,
+        dropout: float = 0.0,
+        initializer: Initializer = "glorot_uniform",
+        regularizer: Regularizer = None,
+        seed: int | None = None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        check_positive(kernel_size=kernel_size, filters=filters)
+        self.kernel_size = kernel_size
+        self.filters = filters
+        self.weight_norm = weight_norm
+        self.initializer = keras.initializers.get(initializer)
+        self.regularizer = keras.regularizers.get(regularizer)
+        self.seed = seed
+        if weight_norm and not _is_repeatable(self.initializer):
+            raise ValueError(
+                "With `weight_norm` the gain starts as the norm of the initial kernel, so the "
+                "initializer must draw the same numbers twice: a Keras initializer whose seed is "
+                f"None or an integer. Received: initializer={initializer!r}"
+            )
+        # Norms and masks are computed in the variables' dtype; the result is cast once.
+        self.drop_connect = DropConnect(dropout, seed=seed, dtype=self.variable_dtype)
+
+    def build(self, input_shape):
+        """Creates the weights for an operand of shape (batch, time, in)."""
+        self.kernel = self.add_weight(
+            name="kernel",
+            shape=(self.kernel_size, input_shape[-1], self.filters),
+            initializer=self._initial_kernel,
+            regularizer=self._penalty if self.regularizer else None,
+            autocast=False,
+        )
+        self.gain = None
+        if self.weight_norm:
+            self.gain = self.add_weight(
+                name="gain",
+                shape=(self.filters,),
+                # Drawn again: XLA cannot compile a `fit` that builds the model and reads the
+                # variable of the direction.
+                initializer=lambda shape, dtype: _norm(
+                    self._initial_kernel(self.kernel.shape, dtype)
+                ),
+                autocast=False,
+            )
+
+    def _initial_kernel(self, shape, dtype):
+        return self.apply_connections(self.initializer(shape, dtype=dtype))
+
+    def _penalty(self, kernel):
+        return self.regularizer(self.apply_connections(ops.convert_to_tensor(kernel)))
+
+    def apply_connections(self, kernel: Tensor) -> Tensor:
+        """Hook: returns the kernel with zeros where a subclass has no connection."""
+        return kernel
+
+    def call(self, training=False):
+        return ops.cast(self.uncast(training), self.compute_dtype)
+
+    def uncast(self, training: bool = False) -> Tensor:
+        """Returns the kernel in the variables' dtype, for a loop that casts it in each turn."""
+        kernel = self.apply_connections(ops.convert_to_tensor(self.kernel))
+        kernel = self.drop_connect(kernel, training=training)
+        if self.gain is not None:
+            kernel = weight_norm(kernel, self.gain)
+        return kernel
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "kernel_size": self.kernel_size,
+            "filters": self.filters,
+            "weight_norm": self.weight_norm,
+            "dropout": self.drop_connect.rate,
+            "initializer": keras.initializers.serialize(self.initializer),
+            "regularizer": keras.regularizers.serialize(self.regularizer),
+            "seed": self.seed,
+        }
+
+
+def _is_repeatable(initializer):
+    if not isinstance(initializer, keras.initializers.Initializer):
+        return False
+    return isinstance(initializer.get_config().get("seed"), (int, type(None)))
