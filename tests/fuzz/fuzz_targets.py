@@ -14,14 +14,14 @@ from unittest import mock
 import numpy as np
 
 from tests.fuzz.fuzz_inputs import damaged, damaged_json
-from trellis_keras import data, interop, layers, training, zoo
+from trellis_keras import data, layers, training, zoo
 from trellis_keras.data import corpora, images, lambada, music
 from trellis_keras.models import LanguageModel
+from trellis_keras.torch_weights import load_torch_state_dict
 from trellis_keras.training import checkpoint_files
 from trellis_keras.training.records import read_history
 from trellis_keras.zoo import assets, runs
 
-GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 TARGETS = {}
 
 
@@ -382,44 +382,10 @@ def npz_weights(folder):
     layer, weights = _trellis()
     path = folder / "weights.npz"
     inputs = damaged([_npz(**weights), *_hostile_npz()])
-    yield Target(path, inputs, lambda: interop.load_torch_state_dict(layer, path))
-
-
-def _torch(folder, inputs, write=None):
-    layer, _ = _trellis()
-    path = folder / "weights.pt"
-    load = lambda: interop.load_torch_state_dict(layer, path)  # noqa: E731
-    yield Target(path, inputs, load, write)
-
-
-def _torch_contents():
-    names = ("torch_trellis", "torch_trellis_old", "torch_kinds")
-    return [(GOLDEN / f"{name}.pt").read_bytes() for name in names]
-
-
-@target
-def torch_file(folder):
-    yield from _torch(folder, damaged([*_torch_contents(), HOSTILE_PICKLE]))
-
-
-@target
-def torch_program(folder):
-    """The part of a checkpoint that is a pickle, in an archive that is sound."""
-    whole = zipfile.ZipFile(io.BytesIO(_torch_contents()[0]))
-
-    def write(program):
-        with zipfile.ZipFile(folder / "weights.pt", "w") as archive:
-            for name in whole.namelist():
-                archive.writestr(name, program if name.endswith(".pkl") else whole.read(name))
-
-    program = next(whole.read(name) for name in whole.namelist() if name.endswith(".pkl"))
-    yield from _torch(folder, damaged([program, HOSTILE_PICKLE]), write)
+    yield Target(path, inputs, lambda: load_torch_state_dict(layer, path))
 
 
 CANARY = "a loader ran this"
-# os.mkdir(CANARY), in the current folder.
-HOSTILE_PICKLE = b"\x80\x02cos\nmkdir\nX" + len(CANARY).to_bytes(4, "little") + CANARY.encode()
-HOSTILE_PICKLE += b"\x85R."
 
 _HOSTILE_CONFIGS = [
     {"class_name": "__lambda__", "config": {"value": ["4wEAAAA=", None, None]}},

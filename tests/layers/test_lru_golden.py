@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tests.support.golden import family, floats
+from tests.support.golden import family, floats, variables_and_references
 from tests.support.gradients import value_and_gradients
-from trellis_keras.interop import load_torch_state_dict, merge_lattice, parameters
 from trellis_keras.layers import LRU, LRUCell
 from trellis_keras.models import LanguageModel
+from trellis_keras.torch_weights import load_torch_state_dict
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.float64]
 
@@ -28,21 +28,19 @@ SEQUENCES = {
 }
 
 
-def gradients_of_weights(arrays, suffix=""):
-    """The gradients of one run, laid out as ours. (Those of the other run have another suffix.)"""
-    modules = ("lin", "gate0", "gate1")
+def reference_gradients(arrays, layer, suffix=""):
+    """(names, variable, gradient) of each weight, in the run with or without carried states."""
     reference = {
         name.removesuffix(suffix): array
         for name, array in family(arrays, "grad").items()
-        if any(module in name for module in modules) and name.endswith("_mem") == bool(suffix)
+        if name.endswith("_mem") == bool(suffix)
     }
-    return merge_lattice(reference)
+    return variables_and_references(layer, reference)
 
 
-def assert_gradients(assert_close, layer, gradients, reference):
-    for (name, (variable, _)), gradient in zip(parameters(layer).items(), gradients, strict=True):
-        assert variable.shape == gradient.shape
-        assert_close(gradient, reference[name], "gradient", name)
+def assert_gradients(assert_close, gradients, references):
+    for (name, _, wanted), gradient in zip(references, gradients, strict=True):
+        assert_close(gradient, wanted, "gradient", name)
 
 
 @pytest.mark.parametrize("case", CELLS)
@@ -52,7 +50,8 @@ def test_cell(case, golden, assert_close):
     cell = LRUCell(size, convention="authors", **CELLS[case])
     cell.build((None, size))
     load_torch_state_dict(cell, family(arrays, "param"))
-    variables = [variable for variable, _ in parameters(cell).values()]
+    gradients = reference_gradients(arrays, cell)
+    variables = [variable for _, variable, _ in gradients]
 
     def loss(h1, h2):
         h1, (h2,) = cell(h1, [h2])
@@ -67,7 +66,7 @@ def test_cell(case, golden, assert_close):
     reference = family(arrays, "grad")
     assert_close(by_h1, reference["h1"], "gradient", "h1")
     assert_close(by_h2, reference["h2"], "gradient", "h2")
-    assert_gradients(assert_close, cell, by_variable, gradients_of_weights(arrays))
+    assert_gradients(assert_close, by_variable, gradients)
 
     h1, (h2,) = cell(floats(arrays["in.h1"]), [cell.get_initial_state(len(arrays["in.h1"]))])
     assert_close(h1, arrays["out.h1_single_f64"], "output", "h1 from zeros")
@@ -89,7 +88,8 @@ def test_sequence(case, memory, golden, assert_close):
     )
     layer.build((None, None, size))
     load_torch_state_dict(layer, family(arrays, "param"))
-    variables = [variable for variable, _ in parameters(layer).values()]
+    gradients = reference_gradients(arrays, layer, memory)
+    variables = [variable for _, variable, _ in gradients]
     first = floats(arrays["in.mem_H1"]) if memory else np.zeros_like(floats(arrays["in.mem_H1"]))
 
     def loss(x, first):
@@ -107,7 +107,7 @@ def test_sequence(case, memory, golden, assert_close):
     assert_close(by_x, reference[f"x{memory}"], "gradient", "x")
     if memory:
         assert_close(by_first, reference["mem_H1"], "gradient", "first states")
-    assert_gradients(assert_close, layer, by_variable, gradients_of_weights(arrays, memory))
+    assert_gradients(assert_close, by_variable, gradients)
 
 
 # Checkpoints
@@ -160,14 +160,12 @@ def test_checkpoints_that_do_not_fit_are_refused():
     before = [ops.convert_to_numpy(w) for w in layer.weights]
     name = "rnn.layers.1.rnn.0.gate1.weight"
     bad = {
-        "lacks \\['gate1.weight'\\] of the cell 'layers.1.rnn.0'": {
-            k: v for k, v in state.items() if k != name
-        },
-        "do not fit": state | {name: np.zeros((3, 7))},
-        "layers.1.rnn.0.kernel.*does not fit": state | {name: np.zeros((2, 6))},
-        "lacks.*layers.1.rnn.0.kernel": theirs(depth=1),
-        "no place for": theirs(depth=3),
-        "different values": state | {f"module.{name}": np.zeros((3, 6))},
+        r"lacks \['layers.1.rnn.0.gate1.weight'\]": {k: v for k, v in state.items() if k != name},
+        r"gate1.weight' must convert to shape \(3, 18\)": state | {name: np.zeros((3, 7))},
+        r"\(12, 6\) float64, \(3, 6\) float64, \(2, 6\)": state | {name: np.zeros((2, 6))},
+        "lacks.*layers.1.rnn.0.gate0": theirs(depth=1),
+        "has 'rnn.layers.2.rnn.0.lin.weight', which the model has no": theirs(depth=3),
+        "ambiguous": state | {f"module.{name}": np.zeros((3, 6))},
     }
     for message, weights in bad.items():
         with pytest.raises(ValueError, match=message):

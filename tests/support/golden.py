@@ -6,9 +6,9 @@ import pathlib
 import keras
 import numpy as np
 
-from trellis_keras.interop import load_torch_state_dict, parameters
 from trellis_keras.layers import TCN, MixtureOfSoftmaxes, TrellisLayer
 from trellis_keras.models import LanguageModel, SequenceClassifier
+from trellis_keras.torch_weights import load_torch_state_dict, parameters, short_name
 
 GOLDEN = pathlib.Path(__file__).parent.parent / "golden"
 
@@ -169,7 +169,13 @@ def pixel_classifier(arrays):
     return model
 
 
-def task_variables(model):
-    """{the authors' name: (our variable, what lays out theirs as ours)} of a TCN task's model."""
-    found = parameters(model)
-    return {f"tcn.{k}" if k.startswith("network") else k: v for k, v in found.items()}
+def variables_and_references(model, reference):
+    """[(the authors' names, our variable, the reference of its value or gradient laid out as ours)]
+
+    `reference` holds the authors' arrays under their names.
+    """
+    arrays = {short_name(name): array for name, array in reference.items()}
+    return [
+        (", ".join(names), variable, convert(*(arrays[name] for name in names)))
+        for variable, names, convert in parameters(model)
+    ]

@@ -1,0 +1,259 @@
+"""Checkpoints of the authors' programs: names, layouts, and what is refused."""
+
+import pathlib
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from trellis_keras.layers import TCN, AdaptiveSoftmax, MixtureOfSoftmaxes, TrellisLayer
+from trellis_keras.models import LanguageModel
+from trellis_keras.torch_weights import load_torch_state_dict, parameters, short_name
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+
+
+def built_layer(**options):
+    layer = TrellisLayer(units=3, depth=2, **{"weight_norm": True, **options})
+    layer.build((None, None, 2))
+    return layer
+
+
+def built_model(**options):
+    backbone = TrellisLayer(units=5, depth=2, output_units=4, weight_norm=True)
+    model = LanguageModel(7, 4, backbone, **options)
+    model.build((None, None))
+    return model
+
+
+def weights(units=3, channels=2):
+    rng = np.random.default_rng(0)
+    shapes = {
+        "weight1_v": (4 * units, channels, 2),
+        "weight1_g": (4 * units, 1, 1),
+        "weight2_v": (4 * units, units, 2),
+        "weight2_g": (4 * units, 1, 1),
+        "bias2": (4 * units,),
+    }
+    return {name: rng.normal(size=shape) for name, shape in shapes.items()}
+
+
+def model_weights():
+    rng = np.random.default_rng(1)
+    coder = {"encoder.weight": rng.normal(size=(7, 4)), "decoder.bias": rng.normal(size=7)}
+    return weights(5, 4) | coder
+
+
+def values(model):
+    return [keras.ops.convert_to_numpy(w) for w in model.weights]
+
+
+def assert_same_weights(a, b):
+    for ours, theirs in zip(values(a), values(b), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def assert_refused(model, state, message, error=ValueError):
+    before = values(model)
+    with pytest.raises(error, match=message):
+        load_torch_state_dict(model, state)
+    for now, then in zip(values(model), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+# Layouts (the golden tests load whole models of all three families)
+
+
+@pytest.mark.both_backends
+def test_gates_and_taps_are_reordered():
+    layer, state = built_layer(), weights()
+    load_torch_state_dict(layer, state)
+    kernel = keras.ops.convert_to_numpy(layer.kernel.kernel)  # (tap, in, out), gates i, f, c, o
+    blocks = np.split(state["weight1_v"], 4)  # (out, in, tap), gates i, o, c, f
+    for ours, theirs in zip(np.split(kernel, 4, axis=-1), [0, 3, 2, 1], strict=True):
+        np.testing.assert_allclose(ours, blocks[theirs].transpose(2, 1, 0), rtol=1e-6)
+
+
+def test_tails_of_the_split_cross_entropy():
+    model, state = built_model(head=AdaptiveSoftmax(7, (2, 5))), model_weights()
+    assert_refused(model, state, r"lacks \['tail_bias', 'tail_vectors'\]")
+    tails = {"tail_vectors": np.arange(8.0).reshape(2, 4), "tail_bias": np.array([8.0, 9.0])}
+    load_torch_state_dict(model, state | {f"criterion.{k}": v for k, v in tails.items()})
+    # The authors' list of tails starts with the last one.
+    np.testing.assert_array_equal(model.head.cluster_kernel, tails["tail_vectors"][::-1])
+    np.testing.assert_array_equal(model.head.cluster_bias, [9.0, 8.0])
+    np.testing.assert_allclose(model.head.bias, state["decoder.bias"], rtol=1e-6)
+    untied = built_model(head=AdaptiveSoftmax(7, (2, 5)), tie_embeddings=False)
+    assert_refused(untied, state | tails, "tie_embeddings=False")
+
+
+def test_an_untied_decoder_has_weights_of_its_own():
+    model, state = built_model(tie_embeddings=False), model_weights()
+    decoder = np.random.default_rng(2).normal(size=(7, 4))
+    assert_refused(model, state, r"lacks \['decoder.weight'\]")
+    load_torch_state_dict(model, state | {"decoder.weight": decoder})
+    np.testing.assert_allclose(model.head.kernel, decoder.T, rtol=1e-6)
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("tnet.module.full_conv.weight1_v_raw", "weight1_v"),
+        ("tnet.module.full_conv.bias2", "bias2"),
+        ("network.0.module.full_conv.weight2", "weight2"),
+        ("network.1.prior.weight", "prior.weight"),
+        ("mixsoft.latent.bias", "latent.bias"),
+        ("criterion.tail_bias", "tail_bias"),
+        ("tcn.network.10.downsample.bias", "network.10.downsample.bias"),
+        ("tcn.network.1.net.0.weight_g", "network.1.conv1.weight_g"),
+        ("network.0.conv2.parametrizations.weight.original1", "network.0.conv2.weight_v"),
+        ("module.rnn.layers.12.rnn.1.gate0.weight", "layers.12.rnn.1.gate0.weight"),
+        ("rnn.2.lin.bias", "layers.0.rnn.2.lin.bias"),
+        ("cell.gate1.bias", "layers.0.rnn.0.gate1.bias"),
+        ("affine_dec.bias", "decoder.bias"),
+        ("full_conv.weight3", "full_conv.weight3"),
+    ],
+)
+def test_names_depend_on_no_wrapper(name, short):
+    assert short_name(name) == short
+
+
+def test_all_names_of_a_mixture_of_softmaxes():
+    """The authors' model holds its parts twice: by name and in the list `network`."""
+    model = built_model(head=MixtureOfSoftmaxes(7, 3, 4))
+    rng = np.random.default_rng(2)
+    state = model_weights()
+    state["decoder.weight"] = state["encoder.weight"]  # tied
+    for name, shape in {"prior": (3, 4), "latent": (12, 4)}.items():
+        state[f"mixsoft.{name}.weight"] = rng.normal(size=shape)
+        state[f"mixsoft.{name}.bias"] = rng.normal(size=shape[0])
+    twice = {name.replace("mixsoft", "network.1"): array for name, array in state.items()}
+    load_torch_state_dict(model, state | twice)
+    latent = state["mixsoft.latent.weight"]
+    np.testing.assert_allclose(model.head.latent_kernel, latent.T, rtol=1e-6)
+    np.testing.assert_allclose(model.head.prior_bias, state["mixsoft.prior.bias"], rtol=1e-6)
+    np.testing.assert_allclose(model.embedding.embeddings, state["encoder.weight"], rtol=1e-6)
+
+
+def test_a_tcn_checkpoint_names_its_convolutions_twice():
+    layer, same = (TCN(4, 3, 2) for _ in range(2))
+    rng, state = np.random.default_rng(0), {}
+    for each in (layer, same):
+        each.build((None, None, 4))
+    for variable, (name,), _ in parameters(layer):
+        shape = variable.shape[::-1]
+        state[name] = rng.normal(size=(*shape, 1, 1) if name.endswith("_g") else shape)
+    load_torch_state_dict(same, state)
+    twice = {
+        name.replace("conv1", "net.0").replace("conv2", "net.4"): array
+        for name, array in state.items()
+    }
+    load_torch_state_dict(layer, state | twice)
+    assert_same_weights(layer, same)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight2_g": None}, r"lacks \['weight2_g'\]. It has \['bias2', 'weight1_g'"),
+        ({"tnet.weight3": np.ones(2)}, "'tnet.weight3', which the model has no parameter for"),
+        ({"encoder.weight": np.ones((7, 4))}, "'encoder.weight', which the model has no"),
+        ({"tnet.bias2": np.ones(12)}, "'bias2' is ambiguous: 'tnet.bias2' has other values"),
+        ({"weight1_v": np.ones((11, 2, 2))}, r"'weight1_v' .* shape \(2, 2, 12\) .*\(11, 2, 2\)"),
+        ({"weight1_v": np.ones((12, 2, 2, 1))}, r"Received: \(12, 2, 2, 1\) float64"),
+        ({"weight1_g": np.float64(1)}, r"'weight1_g' must convert to shape \(12,\)"),
+        ({"bias2": np.full(12, "a")}, "Received: .12,. <U1"),
+    ],
+)
+def test_state_dicts_that_do_not_fit(change, message):
+    state = {k: v for k, v in (weights() | change).items() if v is not None}
+    assert_refused(built_layer(), state, message)
+
+
+def test_models_that_the_authors_do_not_have():
+    with pytest.raises(ValueError, match="Build the model"):
+        load_torch_state_dict(TrellisLayer(units=3, depth=2), weights())
+    assert_refused(built_layer(cell="gru", weight_norm=False), weights(), "have LSTM gates")
+    backbone = keras.layers.LSTM(4, return_sequences=True)
+    for model in (backbone, LanguageModel(7, 4, backbone)):
+        with pytest.raises(ValueError, match="Expected a TrellisLayer, .* Received: LSTM"):
+            load_torch_state_dict(model, {})
+
+
+# Files
+
+
+def test_npz_files(tmp_path, monkeypatch):
+    layer, same, path = built_layer(), built_layer(), tmp_path / "weights.npz"
+    np.savez(path, **weights())
+    load_torch_state_dict(layer, path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    load_torch_state_dict(same, "~/weights.npz")
+    assert_same_weights(layer, same)
+    np.savez(path, **weights(), other=np.ones(2))
+    assert_refused(layer, path, "weights.npz: The state dict has 'other'")
+    path.write_bytes(path.read_bytes()[:-300])
+    assert_refused(layer, path, "weights.npz: ")
+    np.savez(path, weight1_v=np.array([object()]))
+    assert_refused(layer, path, "weights.npz: .*object")
+    assert_refused(layer, tmp_path / "no.npz", "There is no checkpoint", FileNotFoundError)
+
+
+@pytest.mark.parametrize("name", ["torch_trellis.pt", "torch_trellis_old.pt"])
+def test_torch_files(name):
+    """They hold numbers that count up, one in the format before PyTorch 1.6."""
+    pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+    count = np.arange(120, dtype="float32")
+    layer, same = (built_layer(weight_norm=False) for _ in range(2))
+    load_torch_state_dict(layer, GOLDEN / name)
+    state = {
+        "weight1": count[:48].reshape(2, 2, 12).transpose(2, 1, 0),
+        "weight2": count[48:].reshape(12, 3, 2),
+        "bias2": np.arange(12),
+    }
+    load_torch_state_dict(same, state)
+    assert_same_weights(layer, same)
+
+
+def test_torch_tensors_of_any_kind():
+    torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+    layer, same = built_layer(), built_layer()
+    tensors = {name: torch.tensor(array).bfloat16() for name, array in weights().items()}
+    tensors["bias2"] = torch.nn.Parameter(tensors["bias2"])
+    load_torch_state_dict(layer, tensors)
+    load_torch_state_dict(same, {k: v.detach().float().numpy() for k, v in tensors.items()})
+    assert_same_weights(layer, same)
+
+
+class Hostile:
+    def __reduce__(self):
+        return pathlib.Path.mkdir, (pathlib.Path("a checkpoint ran this"),)
+
+
+def test_torch_files_that_hold_no_state_dict(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+    monkeypatch.chdir(tmp_path)
+    for content, message in (
+        ({"weight1": Hostile()}, "weights_only=True. refuses the file"),
+        (torch.nn.Linear(2, 2), "weights_only=True. refuses the file"),
+        ({"epoch": 3}, "Expected a state dict"),
+        ([torch.ones(2)], "Expected a state dict, .* Received: list"),
+    ):
+        torch.save(content, "w.pt")
+        assert_refused(built_layer(), "w.pt", f"w.pt: .*{message}")
+    pathlib.Path("w.pt").write_bytes(b"no checkpoint")
+    assert_refused(built_layer(), "w.pt", "w.pt: .*refuses the file")
+    assert not pathlib.Path("a checkpoint ran this").exists()
+
+
+def test_without_pytorch_the_error_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    message = r"torch_trellis.pt is read with PyTorch: pip install torch.* np.savez\("
+    assert_refused(built_layer(), GOLDEN / "torch_trellis.pt", message, ImportError)

@@ -1,0 +1,341 @@
+"""Weights from the authors' PyTorch checkpoints of TrellisNet, TCN and LRU.
+
+Every family lays its arrays out in its own way; convolution kernels are (out, in, tap), ours are
+(tap, in, out), and with weight normalization `weight_v` is the direction and `weight_g` the gain.
+
+- TrellisNet: `weight1` convolves x, `weight2` and `bias2` convolve h. The blocks of the gates are
+  in the order input, output, candidate, forget; ours are in Keras' order (i, f, c, o). `prior` and
+  `latent` belong to a mixture of softmaxes, `tail_vectors` and `tail_bias` to the split
+  cross-entropy, which is our adaptive softmax with its tails in reverse order.
+- TCN: `network.i.conv1` and `conv2` are the convolutions of block i, `downsample` is its shortcut.
+- LRU: `layers.i.rnn.n` is cell n of node i. `lin` computes the gates from [h1; h2], `gate0` the
+  first projection from [h1; r * h2], `gate1` the second one from [h2; q * h1]. Ours has a `kernel`
+  for h1 and a `recurrent_kernel` for h2, with all blocks side by side.
+"""
+
+import os
+import pathlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from trellis_keras.files import read_npz
+from trellis_keras.layers import (
+    LRU,
+    TCN,
+    AdaptiveSoftmax,
+    LRUCell,
+    MixtureOfSoftmaxes,
+    TrellisLayer,
+)
+from trellis_keras.layers.gates import LSTMGates
+from trellis_keras.models import LanguageModel
+from trellis_keras.models.sequence_model import SequenceModel
+
+
+class Parameter(NamedTuple):
+    """A variable of ours, the authors' names of its arrays, and the change of layout."""
+
+    variable: keras.Variable
+    names: tuple[str, ...]
+    convert: Callable[..., np.ndarray]
+
+
+def load_torch_state_dict(
+    model: keras.layers.Layer, state_dict: Mapping[str, Any] | str | os.PathLike
+) -> None:
+    """Loads a checkpoint of the authors' programs.
+
+    Args:
+        model: Built `TrellisLayer` with LSTM gates, `TCN`, `LRU`, `LRUCell` or `keras.layers.RNN`
+            of such cells, or a model of `trellis_keras.models` around one of these layers.
+        state_dict: Mapping from the authors' parameter names to arrays or tensors, or the path of
+            a checkpoint: a `.npz` file, or a file written by
+            `torch.save(model.state_dict(), path)`. The latter is read by
+            `torch.load(path, weights_only=True)` and needs PyTorch. Names may be complete
+            (`tnet.module.full_conv.weight1_v_raw`) or short (`weight1_v`); a parameter may occur
+            under several names if the values agree. A model with an `AdaptiveSoftmax` needs the
+            parameters of the authors' loss as well: `{**model_state, **loss_state}`.
+
+    Raises:
+        ValueError: A parameter is missing, unknown, ambiguous or has the wrong shape, or the file
+            is damaged. The model is unchanged then.
+        ImportError: The file needs PyTorch, which is not installed.
+
+    Example:
+
+    >>> layer = TrellisLayer(units=3, depth=2)
+    >>> layer.build((None, None, 2))
+    >>> weights = {"weight1": np.ones((12, 2, 2)), "weight2": np.ones((12, 3, 2)),
+    ...            "bias2": np.zeros(12)}
+    >>> load_torch_state_dict(layer, weights)
+    """
+    if isinstance(state_dict, Mapping):
+        _load(model, state_dict)
+        return
+    path = pathlib.Path(state_dict).expanduser()
+    try:
+        _load(model, _read(path))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def parameters(model: keras.layers.Layer) -> list[Parameter]:
+    """Returns the parameters that a checkpoint of this layer or model holds.
+
+    Raises:
+        ValueError: The authors' programs have no such model, or it is not built.
+    """
+    if isinstance(model, (LanguageModel, SequenceModel)):
+        return parameters(model.backbone) + _of_ends(model)
+    make = _of_trellis if isinstance(model, TrellisLayer) else _of_tcn
+    if not isinstance(model, (TrellisLayer, TCN)):
+        make = _of_lru
+        cells = _lru_cells(model)
+        if not cells:
+            raise ValueError(
+                "Expected a TrellisLayer, TCN, LRU, LRUCell, RNN of LRUCells, or a model of "
+                f"trellis_keras around one of these. Received: {type(model).__name__}"
+            )
+    if not model.built:
+        raise ValueError("Build the model before loading weights into it.")
+    return make(model)
+
+
+def short_name(name: str) -> str:
+    """Strips what depends on how the authors wrapped their modules from a parameter's name.
+
+    >>> short_name("tnet.module.full_conv.weight1_v_raw")
+    'weight1_v'
+    >>> short_name("tcn.network.0.net.4.parametrizations.weight.original0")
+    'network.0.conv2.weight_g'
+    """
+    for pattern, replacement in _ALIASES:
+        name = re.sub(pattern, replacement, name)
+    found = _NAME.search(name)
+    return found[0] if found else name
+
+
+# `net` lists the convolutions of a TCN block once more, newer versions of PyTorch rename gain and
+# direction, and an LRUCell on its own has no layers.
+_ALIASES = (
+    (r"\.net\.0\.", ".conv1."),
+    (r"\.net\.4\.", ".conv2."),
+    (r"parametrizations\.weight\.original0$", "weight_g"),
+    (r"parametrizations\.weight\.original1$", "weight_v"),
+    (r"_raw$", ""),
+    (r"\baffine_enc\b", "encoder"),
+    (r"\baffine_dec\b", "decoder"),
+    (r"^(?!.*layers\.)(?:.*?\.)??(rnn\.\d+\.)?((?:lin|gate[01])\.\w+)$", r"layers.0.\1\2"),
+    (r"^layers\.0\.(lin|gate)", r"layers.0.rnn.0.\1"),
+)
+_NAME = re.compile(
+    r"(network\.\d+\.(conv1|conv2|downsample)\.\w+"
+    r"|layers\.\d+\.rnn\.\d+\.(lin|gate[01])\.\w+"
+    r"|(encoder|decoder|linear|prior|latent)\.\w+"
+    r"|weight[12](_[vg])?|bias2|tail_vectors|tail_bias)$"
+)
+
+
+def _load(model, state_dict):
+    targets = parameters(model)
+    arrays = _arrays_by_short_name(state_dict, {name for p in targets for name in p.names})
+    values = [_converted(parameter, arrays) for parameter in targets]
+    for parameter, value in zip(targets, values, strict=True):
+        parameter.variable.assign(value)
+
+
+def _arrays_by_short_name(state_dict, wanted):
+    arrays = {}
+    for full_name, value in state_dict.items():
+        name, value = short_name(full_name), _array(value)
+        if name == "decoder.weight" and name not in wanted and "encoder.weight" in wanted:
+            name = "encoder.weight"  # tied: one tensor under two names
+        if name not in wanted:
+            raise ValueError(
+                f"The state dict has {full_name!r}, which the model has no parameter for. "
+                f"It takes {sorted(wanted)}."
+            )
+        if name in arrays and not np.array_equal(arrays[name], value):
+            raise ValueError(f"{name!r} is ambiguous: {full_name!r} has other values.")
+        arrays[name] = value
+    if missing := sorted(wanted - arrays.keys()):
+        raise ValueError(f"The state dict lacks {missing}. It has {sorted(state_dict)}.")
+    return arrays
+
+
+def _converted(parameter, arrays):
+    variable, names, convert = parameter
+    arrays, shape = [arrays[name] for name in names], tuple(variable.shape)
+    try:
+        value = convert(*arrays).astype(keras.backend.standardize_dtype(variable.dtype))
+    except (ValueError, IndexError, TypeError):
+        value = None
+    if value is None or value.shape != shape:
+        received = ", ".join(f"{array.shape} {array.dtype}" for array in arrays)
+        raise ValueError(
+            f"{', '.join(map(repr, names))} must convert to shape {shape} (the authors' kernels "
+            f"are (out, in, tap)). Received: {received}"
+        )
+    return value
+
+
+def _array(value):
+    if hasattr(value, "detach"):  # a torch tensor, which may be bfloat16 or on a GPU
+        return value.detach().cpu().double().numpy()
+    return np.asarray(value)
+
+
+def _read(path):
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no checkpoint {path}.")
+    if path.suffix == ".npz":
+        return read_npz(path)
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(
+            f"{path} is read with PyTorch: pip install torch. Or convert it to a .npz file where "
+            "PyTorch is installed: np.savez(path, **{k: v.numpy() for k, v in state_dict.items()})."
+        ) from error
+    try:
+        state_dict = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of many types, among them pickle's
+        raise ValueError(f"torch.load(weights_only=True) refuses the file: {error}") from error
+    if not isinstance(state_dict, Mapping) or not all(map(torch.is_tensor, state_dict.values())):
+        raise ValueError(
+            "Expected a state dict, written by torch.save(model.state_dict(), path). "
+            f"Received: {type(state_dict).__name__}"
+        )
+    return state_dict
+
+
+# The parameters of each family
+
+
+def _of_ends(model):
+    """What a model has around its backbone: the embedding and the head."""
+    found, output = [], "linear"
+    if isinstance(model, LanguageModel):
+        found.append(Parameter(model.embedding.embeddings, ("encoder.weight",), np.asarray))
+        output = "decoder"
+    head = model.head
+    found.append(Parameter(head.bias, (f"{output}.bias",), np.asarray))
+    if isinstance(head, AdaptiveSoftmax):
+        if head.embedding is None:
+            raise ValueError(
+                "The authors' split cross-entropy uses the embedding's matrix. Received: an "
+                "AdaptiveSoftmax with tie_embeddings=False"
+            )
+        if head.cutoffs:
+            found.append(Parameter(head.cluster_kernel, ("tail_vectors",), np.flipud))
+            found.append(Parameter(head.cluster_bias, ("tail_bias",), np.flip))
+        return found
+    if not getattr(model, "tie_embeddings", False):
+        found.append(Parameter(head.kernel, (f"{output}.weight",), np.transpose))
+    if isinstance(head, MixtureOfSoftmaxes):
+        for part in ("prior", "latent"):
+            kernel, bias = getattr(head, f"{part}_kernel"), getattr(head, f"{part}_bias")
+            found.append(Parameter(kernel, (f"{part}.weight",), np.transpose))
+            found.append(Parameter(bias, (f"{part}.bias",), np.asarray))
+    return found
+
+
+def _of_trellis(layer):
+    if not isinstance(layer.cell, LSTMGates):
+        raise ValueError(f"The authors' TrellisNets have LSTM gates. Received: cell={layer.cell!r}")
+    found = [Parameter(layer.bias, ("bias2",), _reorder_gates)]
+    for name, kernel in (("weight1", layer.kernel), ("weight2", layer.recurrent_kernel)):
+        direction = f"{name}_v" if layer.weight_norm else name
+        found.append(Parameter(kernel.kernel, (direction,), _gated_kernel))
+        if layer.weight_norm:
+            found.append(Parameter(kernel.gain, (f"{name}_g",), _gated_gain))
+    return found
+
+
+def _of_tcn(layer):
+    found = []
+    for i, block in enumerate(layer.blocks):
+        for n, (kernel, bias) in enumerate(zip(block.convolutions, block.biases, strict=True), 1):
+            name = f"network.{i}.conv{n}"
+            direction = f"{name}.weight_v" if block.weight_norm else f"{name}.weight"
+            found.append(Parameter(bias, (f"{name}.bias",), np.asarray))
+            found.append(Parameter(kernel.kernel, (direction,), np.transpose))
+            if block.weight_norm:
+                found.append(Parameter(kernel.gain, (f"{name}.weight_g",), np.ravel))
+        if block.shortcut is not None:
+            name = f"network.{i}.downsample"
+            found.append(Parameter(block.shortcut.kernel, (f"{name}.weight",), _pointwise))
+            found.append(Parameter(block.shortcut.bias, (f"{name}.bias",), np.asarray))
+    return found
+
+
+def _of_lru(layer):
+    if getattr(layer, "projection", None) is not None:
+        raise ValueError(
+            "The authors' lattices have no input projection. Received: input_projection=True"
+        )
+    found = []
+    for i, cell in enumerate(_lru_cells(layer)):
+        if cell.variant != "ug" and cell.convention != "authors":
+            raise ValueError(
+                f"The authors' variant {cell.variant!r} needs convention='authors'. "
+                f"Received: convention={cell.convention!r}"
+            )
+        for n in range(cell.cells_per_node):
+            modules = [f"layers.{i}.rnn.{n}.{module}" for module in ("lin", "gate0", "gate1")]
+            weights = tuple(f"{module}.weight" for module in modules)
+            biases = tuple(f"{module}.bias" for module in modules if _has_bias(cell, module))
+            found.append(Parameter(cell.kernels[n], weights, _columns_of_h1))
+            found.append(Parameter(cell.recurrent_kernels[n], weights, _columns_of_h2))
+            if cell.use_bias:
+                found.append(Parameter(cell.biases[n], biases, lambda *b: np.concatenate(b)))
+    return found
+
+
+def _has_bias(cell, module):
+    return cell.use_gate_bias or not module.endswith("lin")
+
+
+def _lru_cells(layer):
+    """The LRUCells of a layer from the bottom up; none if it is another layer."""
+    cells = [layer]
+    if isinstance(layer, LRU):
+        cells = layer.cells
+    elif isinstance(layer, keras.layers.RNN):
+        cells = getattr(layer.cell, "cells", [layer.cell])
+    return cells if all(isinstance(cell, LRUCell) for cell in cells) else []
+
+
+def _reorder_gates(array):
+    i, o, g, f = np.split(array, 4)
+    return np.concatenate([i, f, g, o])
+
+
+def _gated_kernel(array):
+    return _reorder_gates(array).transpose(2, 1, 0)
+
+
+def _gated_gain(array):
+    return _reorder_gates(array.reshape(-1))
+
+
+def _pointwise(array):
+    """(out, in, 1) -> (in, out)."""
+    return array[:, :, 0].T
+
+
+def _columns_of_h1(lin, gate0, gate1):
+    # `gate1` reads [h2; h1], the other two [h1; h2].
+    return np.concatenate([_half(lin, 0), _half(gate0, 0), _half(gate1, 1)]).T
+
+
+def _columns_of_h2(lin, gate0, gate1):
+    return np.concatenate([_half(lin, 1), _half(gate0, 1), _half(gate1, 0)]).T
+
+
+def _half(array, index):
+    return np.split(array, 2, axis=1)[index]
