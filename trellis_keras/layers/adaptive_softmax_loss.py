@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from trellis_keras.kernels.scan import while_loop
 from trellis_keras.layers.base import at_least_float32
-from trellis_keras.layers.loops import while_loop
 
 
 class Cluster(NamedTuple):

@@ -3,9 +3,9 @@
 import keras
 from keras import ops
 
+from trellis_keras.kernels.scan import scan
 from trellis_keras.layers import base, streaming
 from trellis_keras.layers.base import FrozenPartsMixin, StatefulMixin, at_least_float32
-from trellis_keras.layers.loops import scan
 from trellis_keras.layers.lru_cell import LRUCell
 from trellis_keras.layers.lru_row import row
 

@@ -11,8 +11,8 @@ the pre-activations' gradients only; then each weight's gradient is one product 
 
 from keras import ops
 
+from trellis_keras.kernels.scan import scan
 from trellis_keras.layers.base import tanh
-from trellis_keras.layers.loops import scan
 from trellis_keras.layers.lru_cell import product
 from trellis_keras.layers.recurrent_cell import drop
 

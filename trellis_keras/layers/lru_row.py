@@ -2,8 +2,8 @@
 
 from keras import ops
 
+from trellis_keras.kernels.scan import scan
 from trellis_keras.layers.base import tanh
-from trellis_keras.layers.loops import scan
 from trellis_keras.layers.lru_loop import time_gates, time_states
 from trellis_keras.layers.recurrent_cell import drop
 

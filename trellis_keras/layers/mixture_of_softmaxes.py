@@ -6,10 +6,10 @@ import numbers
 import keras
 from keras import ops
 
+from trellis_keras.kernels.scan import scan
 from trellis_keras.layers import base
 from trellis_keras.layers.base import at_least_float32, tanh
 from trellis_keras.layers.heads import DenseHead, tied_matrix
-from trellis_keras.layers.loops import scan
 from trellis_keras.layers.regularization import VariationalDropout
 from trellis_keras.layers.time_blocks import TimeBlocks, over_blocks
 

@@ -6,7 +6,7 @@ spread over several devices, each of them has work in every block.
 
 from keras import ops
 
-from trellis_keras.layers.loops import scan
+from trellis_keras.kernels.scan import scan
 
 
 class TimeBlocks:

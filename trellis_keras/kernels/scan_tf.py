@@ -1,14 +1,14 @@
-"""`layers.loops` on TensorFlow, in graphs and under XLA."""
+"""The loops of `scan` on TensorFlow, in graphs and under XLA."""
 
 import tensorflow as tf
 
 
 def scan(step, carry, inputs, reverse):
-    """See `loops.scan`. `keras.ops.scan` has no gradient under XLA here."""
+    """See `scan.scan`. `keras.ops.scan` has no gradient under XLA here."""
     time = inputs[0].shape[0]
     time = tf.shape(inputs[0])[0] if time is None else time
     arrays = [_array(x, time, x.shape[1:]).unstack(x) for x in inputs]
-    # The shapes and dtypes of what a step returns; nothing of it is computed.
+    # Only for the shapes and dtypes that a step returns.
     _, like = step(carry, [x[0] for x in inputs])
     outputs = [_array(y, time, y.shape) for y in like]
 
@@ -23,14 +23,14 @@ def scan(step, carry, inputs, reverse):
         (0, carry, outputs),
         # Without a bound, XLA cannot allocate what a gradient needs.
         maximum_iterations=time,
-        # Steps depend on each other.
+        # Each step depends on the one before.
         parallel_iterations=1,
     )
     return carry, [array.stack() for array in outputs]
 
 
 def while_loop(condition, body, carry):
-    """See `loops.while_loop`. Without the bound, up to ten turns hold their arrays at once."""
+    """See `scan.while_loop`. By default, up to ten iterations hold their arrays at once."""
     return tf.while_loop(condition, body, carry, parallel_iterations=1)
 
 
