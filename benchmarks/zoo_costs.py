@@ -36,7 +36,7 @@ LEVELS = {"trellisnet_wt103": (6, 12)}
 
 # Tokens of the training part of the large texts. (LAMBADA's: "more than 200M", TCN, section 5.)
 TRAINING_TOKENS = {
-    "wikitext103": 103_227_021,
+    "wt103": 103_227_021,
     "text8": 90_000_000,
     "enwik8": 90_000_000,
     "lambada": 200_000_000,
@@ -165,7 +165,7 @@ def _batches(recipe):
 def _random_batches(recipe):
     # Nothing is kept of so long a text, whose tokens are all the same: it says how many batches.
     text = np.broadcast_to(np.int32(0), TRAINING_TOKENS[recipe.training.data])
-    stream = recipe.training.stream(recipe.model, text, "exact", False)
+    stream = recipe.training.stream(recipe.model, text, "all", False)
     rng = np.random.default_rng(0)
     x, y, weight = stream[len(stream) // 2]
     size = recipe.model.vocabulary_size

@@ -184,7 +184,7 @@ def test_an_interrupted_run_says_how_to_go_on(run, tmp_path, monkeypatch):
         (["--deep", "8"], "unknown field 'deep'"),
         (["--epochs", "0"], "`epochs` must be 1 or more"),
         (["--learning-rate", "fast"], "`learning_rate` must be a number"),
-        (["--data", "ptb"], "`data` must be one of"),
+        (["--data", "ptb_word"], "`data` must be one of"),
         (["--seed", "-1"], "`seed` must be 0 or more"),
         (["--data-options", "my.txt"], "`data_options` must be a mapping"),
         (["--text", "a.txt", "--data-options", "2"], "`data_options` must be a mapping"),
@@ -266,10 +266,10 @@ def test_evaluate(run, shared, monkeypatch, tmp_path):
     assert results == {
         "run": str(shared),
         "split": "test",
-        "protocol": "exact",
+        "target_counting": "all",
         **runs.evaluate(shared),
     }
-    other = json.loads(run("evaluate", shared, "--split=valid", "--protocol", "authors")[1])
+    other = json.loads(run("evaluate", shared, "--split=valid", "--target-counting", "original")[1])
     assert other["targets"] < results["targets"]
 
 
@@ -293,7 +293,9 @@ def test_a_breakdown(run, refused, shared, tmp_path):
 def test_wrong_evaluations(refused, shared, tmp_path):
     assert "holds no run" in refused("evaluate", tmp_path)
     assert "`split` must be one of train, valid" in refused("evaluate", shared, "--split", "dev")
-    assert "`protocol` must be one of" in refused("evaluate", shared, "--protocol", "paper")
+    assert "`target_counting` must be one of" in refused(
+        "evaluate", shared, "--target-counting", "paper"
+    )
 
 
 def test_generate(run, shared):
@@ -322,7 +324,7 @@ def test_a_model_of_sequences(run, refused, tmp_path):
     assert "`generate` is for language models" in refused("generate", folder)
     status, out, err = run("export", folder, tmp_path / "served")
     assert (status, out) == (0, f"Written: {tmp_path / 'served' / '1'}\n"), err
-    assert "for texts only" in refused("evaluate", folder, "--protocol", "authors")
+    assert "is for texts" in refused("evaluate", folder, "--target-counting", "original")
     wrong = refused("evaluate", folder, "--breakdown", tmp_path / "parts")
     assert "A breakdown is for a LanguageModel" in wrong
 

@@ -53,7 +53,7 @@ def test_recipes_are_the_papers(net, corpus):
         assert (training.batch_size, recipe.segment, training.decay_factor) == (250, 50, 0.9)
         assert (recipe.model.seed, recipe.model.learning_rate) == (5, 1e-3)
         assert {"first", "train_fraction"}.isdisjoint(training.data_options)
-        assert training.data == {"char_ptb": "ptb_char"}.get(corpus, corpus)
+        assert training.data == corpus
 
 
 def test_nets_are_what_they_are_called():

@@ -29,7 +29,7 @@ def test_unknown_names_are_refused(tmp_path):
     with pytest.raises(ValueError, match="Unknown task 'nothing'.*seq_mnist"):
         convergence.run(tmp_path, SETTINGS, ["nothing"], ["tcn"], [0])
     with pytest.raises(ValueError, match="recurrent nets read numbers"):
-        convergence.run(tmp_path, SETTINGS, ["ptb_word"], ["tcn"], [0])
+        convergence.run(tmp_path, SETTINGS, ["ptb"], ["tcn"], [0])
     with pytest.raises(ValueError, match="Unknown net 'nothing'"):
         nets.build("nothing", tasks.get("adding_30"))
 
@@ -93,12 +93,12 @@ def test_one_process_at_a_time_measures_in_a_folder(tmp_path):
 
 
 def test_tasks_have_the_settings_of_the_zoo():
-    pixels, music, words = (tasks.get(name) for name in ("seq_mnist", "jsb", "ptb_word"))
+    pixels, music, words = (tasks.get(name) for name in ("seq_mnist", "jsb", "ptb"))
     assert isinstance(pixels.decay(), StepDecay) and pixels.decay() is not pixels.decay()
     assert isinstance(music.decay(), PlateauDecay) and music.optimizer == (Adam, 2e-3)
     assert (words.segment, words.counted, words.depth) == (80, 40, 4)
-    model = nets.build("tcn", tasks.get("ptb_char"), size=60_000, seed=3)
-    other = nets.build("tcn", tasks.get("ptb_char"), size=60_000, seed=4)
+    model = nets.build("tcn", tasks.get("char_ptb"), size=60_000, seed=3)
+    other = nets.build("tcn", tasks.get("char_ptb"), size=60_000, seed=4)
     assert model.embedding_dropout.rate == 0 and model.input_dropout.rate == 0.1
     assert model.input_dropout_kind == "element"
     assert np.any(np.asarray(model.embedding.embeddings) != np.asarray(other.embedding.embeddings))

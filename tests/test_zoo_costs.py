@@ -83,6 +83,6 @@ def test_of_large_texts_only_the_size_is_needed(script, name):
     x, _, weight = batches[0]
     assert len(x) == recipe.training.batch_size and len(batches) == script.BATCHES
     # Each token is counted in one batch.
-    tokens = script.TRAINING_TOKENS["wikitext103"]
+    tokens = script.TRAINING_TOKENS["wt103"]
     assert steps * weight.sum() == pytest.approx(tokens, rel=0.001)
     assert max(int(x.max()) for x, *_ in batches) < recipe.model.vocabulary_size

@@ -35,8 +35,8 @@ class Breakdown:
         position: A dict for each position of a segment: `position` (counted from 1: so many of
             the segment's tokens have been read), `counted` (whether its targets enter the split's
             figure), `tokens`, `cross_entropy` and the metric. At a position that does not count
-            (`history="chop"`) these are the figures that targets would have there which an
-            earlier segment has counted, with the full horizon before them.
+            (`context_length`) these are the figures that targets would have there which an
+            earlier segment has counted, with the full context before them.
 
     Figures of parts without any token are None.
     """
@@ -91,7 +91,7 @@ def measure(model, stream, train_tokens, metric="perplexity", verbose=0):
     >>> from trellis_keras import breakdown
     >>> tokens = np.random.default_rng(0).integers(0, 50, 600)
     >>> model = LanguageModel(50, 8, TrellisLayer(units=12, depth=3, output_units=8))
-    >>> stream = trellis_keras.data.TokenStream(tokens, batch_size=4, segment=9, horizon=3)
+    >>> stream = trellis_keras.data.TokenStream(tokens, 4, sequence_length=9, context_length=3)
     >>> parts = breakdown.measure(model, stream, train_tokens=tokens)
     >>> [(part["count_from"], part["count_to"]) for part in parts.frequency]
     [(0, 0), (1, 9), (10, 99)]
@@ -102,8 +102,8 @@ def measure(model, stream, train_tokens, metric="perplexity", verbose=0):
     counts = _count(train_tokens, model.vocabulary_size)
     buckets = _decades(counts)
     bucket_of = np.searchsorted([last for _, last in buckets], counts)
-    by_frequency, by_position = _Means(len(buckets)), _Means(stream.segment)
-    positions = np.arange(stream.segment)
+    by_frequency, by_position = _Means(len(buckets)), _Means(stream.sequence_length)
+    positions = np.arange(stream.sequence_length)
     for targets, nll, counted, uncounted in _scored(model, stream, verbose):
         by_frequency.add(bucket_of[targets], nll, counted)
         by_position.add(np.broadcast_to(positions, nll.shape), nll, counted + uncounted)
@@ -114,8 +114,8 @@ def measure(model, stream, train_tokens, metric="perplexity", verbose=0):
         for i, (first, last) in enumerate(buckets)
     ]
     position = [
-        {"position": i + 1, "counted": i >= stream.horizon} | by_position.figures(i, metric)
-        for i in range(stream.segment)
+        {"position": i + 1, "counted": i >= stream.context_length} | by_position.figures(i, metric)
+        for i in range(stream.sequence_length)
     ]
     mean = by_frequency.nll.sum() / by_frequency.weight.sum()
     return Breakdown(metric, float(mean), frequency, position)
@@ -176,7 +176,7 @@ class _Means:
 def _scored(model, stream, verbose):
     """Yields targets, their NLL and two weights of each batch, all (rows, segment)."""
     if not model.built:
-        model.build((stream.batch_size, stream.segment))
+        model.build((stream.batch_size, stream.sequence_length))
     if getattr(model.backbone, "stateful", False):
         model.allocate_history(stream, None, training=False)
     scorer = _TokenNLL(model)
@@ -184,19 +184,19 @@ def _scored(model, stream, verbose):
     for index in range(len(stream)):
         x, y, weight = stream[index]
         # At a position that does not count, the next token is the next input.
-        targets = np.concatenate([x[:, 1 : stream.horizon + 1], y], axis=1)
+        targets = np.concatenate([x[:, 1 : stream.context_length + 1], y], axis=1)
         nll = scorer.predict_on_batch({"tokens": x, "targets": targets})
-        counted = np.pad(weight, ((0, 0), (stream.horizon, 0)))
+        counted = np.pad(weight, ((0, 0), (stream.context_length, 0)))
         yield targets, np.asarray(nll, "float64"), counted, _uncounted(stream, index, weight)
         bar.update(index + 1)
 
 
 def _uncounted(stream, index, weight):
     """Weights (rows, segment) of the positions whose targets an earlier segment has counted."""
-    positions = np.arange(stream.segment)
+    positions = np.arange(stream.sequence_length)
     # From the row's first counted target on, and only before others that count.
-    earlier = index * stream.output_length + positions >= stream.horizon
-    return (earlier & (positions < stream.horizon) & (weight[:, :1] > 0)).astype("float64")
+    earlier = index * stream.output_length + positions >= stream.context_length
+    return (earlier & (positions < stream.context_length) & (weight[:, :1] > 0)).astype("float64")
 
 
 def _decades(counts):

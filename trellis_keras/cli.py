@@ -108,10 +108,10 @@ def train(
 def evaluate(
     run: Run,
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
-    protocol: Annotated[
+    target_counting: Annotated[
         str,
-        typer.Option(help="Of a text: exact (each target once) or authors (as the authors count)."),
-    ] = "exact",
+        typer.Option(help="Of a text: all (each target once) or original (the authors' code)."),
+    ] = "all",
     data_dir: DataDir = None,
     breakdown: Annotated[
         str | None,
@@ -121,8 +121,10 @@ def evaluate(
     """Evaluate the best model of a run on a whole split."""
     from trellis_keras.zoo import runs
 
-    results = runs.evaluate(run, split, protocol, data_dir, breakdown=breakdown)
-    typer.echo(json.dumps({"run": run, "split": split, "protocol": protocol, **results}))
+    results = runs.evaluate(run, split, target_counting, data_dir, breakdown=breakdown)
+    typer.echo(
+        json.dumps({"run": run, "split": split, "target_counting": target_counting, **results})
+    )
 
 
 @app.command()

@@ -27,7 +27,7 @@ FEWEST = 5  # ... so many
 PRODUCT = (16_384, 8_192, 8_192)  # 2.2 TFLOP
 TINY_PRODUCT = (64, 64, 64)
 # Lengths that only the data know.
-PIXELS = {"mnist": 784, "cifar10": 1024}
+PIXELS = {"seq_mnist": 784, "seq_cifar10": 1024}
 TINY_PIXELS = 16
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -13,8 +13,8 @@ COLUMNS = [
     "task", "kernel_size", "residual", "seed", "parameters", "step", "seconds", "train_loss",
     "metric", "valid",
 ]  # fmt: skip
-TASKS = ["copy_memory_1000", "permuted_mnist", "ptb_word"]
-KERNELS = {"copy_memory": (2, 3, 5, 8), "permuted_mnist": (2, 3, 5, 7), "ptb_word": (2, 3, 4, 5)}
+TASKS = ["copy_memory_1000", "permuted_mnist", "ptb"]
+KERNELS = {"copy_memory": (2, 3, 5, 8), "permuted_mnist": (2, 3, 5, 7), "ptb": (2, 3, 4, 5)}
 QUICK_KERNELS = (2, 6)
 # None is the paper's value.
 FULL = {"epochs": None, "records": 100, "train": None, "depth": None}

@@ -18,8 +18,8 @@ PUBLISHED = {
     "copy_memory_1000": (3.5e-5, 0.00508),
     "jsb": (8.10, 8.13),
     "nottingham": (3.07, 3.12),
-    "ptb_word": (88.68, 87.94),
-    "ptb_char": (1.31, 1.306),
+    "ptb": (88.68, 87.94),
+    "char_ptb": (1.31, 1.306),
 }
 ACTIVATIONS = ("relu", "glu")
 # None is the paper's value.

@@ -47,7 +47,7 @@ class Settings:
         seed: Of the initial weights.
     """
 
-    data: str = "ptb_char"
+    data: str = "char_ptb"
     units: int = 128
     embedding_dim: int = 64
     horizon: int = 32
@@ -79,7 +79,7 @@ def main(
         str | None, typer.Option(help="Folder of CSV and PNG. Default: runs/theorem1.")
     ] = None,
     data: Annotated[
-        str, typer.Option(help="ptb_char, pydoc (which is on every machine), text8, ...")
+        str, typer.Option(help="char_ptb, pydoc (which is on every machine), text8, ...")
     ] = Settings.data,
     data_dir: Annotated[
         str | None, typer.Option(help="Folder of local copies (or TRELLIS_KERAS_DATA).")
@@ -181,10 +181,8 @@ def train(model, corpus, settings, steps, every, first_step=0):
 
     from trellis_keras.data import TokenStream
 
-    history = settings.horizon - 1
-    stream = TokenStream(
-        corpus.train, settings.batch_size, history + settings.horizon, horizon=history
-    )
+    context = settings.horizon - 1
+    stream = TokenStream(corpus.train, settings.batch_size, context + settings.horizon, context)
     held_out = corpus.valid[: settings.characters + 1]
     curve = [(first_step, mean(bits(model, held_out)))]
     progress = keras.utils.Progbar(steps, stateful_metrics=["held_out"])

@@ -61,7 +61,7 @@ def test_load_downloads_where_there_is_no_local_copy(site, tmp_path, tiny_ptb, m
     monkeypatch.setattr(
         builders, "read_files", lambda cls, read=builders.read_files: read(cls, tmp_path / "cache")
     )
-    downloaded, local = load("ptb_word"), load("ptb_word", data_dir=tiny_ptb)
+    downloaded, local = load("ptb"), load("ptb", data_dir=tiny_ptb)
     assert downloaded.checksum == local.checksum
     assert downloaded.vocabulary == local.vocabulary
 

@@ -13,12 +13,12 @@ from trellis_keras.data import corpora, list_datasets, load, sources
 
 
 def test_registered_names():
-    assert {"ptb_word", "ptb_char", "text", "pydoc"} <= set(list_datasets())
-    with pytest.raises(ValueError, match="Received: 'ptb'; known: .*'ptb_char', 'ptb_word'"):
-        load("ptb")
+    assert {"ptb", "char_ptb", "text", "pydoc"} <= set(list_datasets())
+    with pytest.raises(ValueError, match="Received: 'ptb_word'; known: .*'ptb'"):
+        load("ptb_word")
 
 
-@pytest.mark.parametrize("name", ["ptb_word", "pydoc"])
+@pytest.mark.parametrize("name", ["ptb", "pydoc"])
 def test_unknown_options_are_named(name):
     with pytest.raises(ValueError, match=r"Received: \['unti'\]; known: "):
         load(name, unti="word")
@@ -30,7 +30,7 @@ def test_missing_option_is_named():
 
 
 def test_ptb_words(data_dir):
-    corpus = load("ptb_word", data_dir=data_dir)
+    corpus = load("ptb", data_dir=data_dir)
     assert [len(corpus.train), len(corpus.valid), len(corpus.test)] == [929_589, 73_760, 82_430]
     assert len(corpus.vocabulary) == 10_000
     assert corpus.unit == "word"
@@ -43,7 +43,7 @@ def test_ptb_words(data_dir):
 
 
 def test_ptb_characters(data_dir):
-    corpus = load("ptb_char", data_dir=data_dir)
+    corpus = load("char_ptb", data_dir=data_dir)
     sizes = [len(corpus.train), len(corpus.valid), len(corpus.test)]
     assert sizes == [5_059_550, 396_412, 446_184]
     assert len(corpus.vocabulary) == 50
@@ -62,11 +62,11 @@ def test_wrong_sizes_name_file_expected_and_found(tiny_ptb):
     with pytest.raises(
         ValueError, match=r"ptb\.train\.txt is not the published file: expected 50 .*, found 14"
     ):
-        load("ptb_char", data_dir=tiny_ptb)
+        load("char_ptb", data_dir=tiny_ptb)
     with open(tiny_ptb / "ptb" / "ptb.valid.txt", "a") as file:
         file.write(" the \n")
     with pytest.raises(ValueError, match=r"ptb\.valid\.txt.*expected 4 words, found 6"):
-        load("ptb_word", data_dir=tiny_ptb)
+        load("ptb", data_dir=tiny_ptb)
 
 
 def compress(folder):
@@ -76,9 +76,9 @@ def compress(folder):
 
 
 def test_compressed_and_plain_files_are_the_same(tiny_ptb):
-    plain = load("ptb_word", data_dir=tiny_ptb)
+    plain = load("ptb", data_dir=tiny_ptb)
     compress(tiny_ptb)
-    packed = load("ptb_word", data_dir=str(tiny_ptb))
+    packed = load("ptb", data_dir=str(tiny_ptb))
     assert plain.vocabulary.tokens == ("<eos>", "the", "<unk>", "cat", "ran", "sat")
     assert plain.vocabulary == packed.vocabulary
     assert plain.checksum == packed.checksum
@@ -87,23 +87,23 @@ def test_compressed_and_plain_files_are_the_same(tiny_ptb):
 
 def test_environment_variable_and_argument(tiny_ptb, tmp_path_factory, monkeypatch):
     monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, str(tiny_ptb))
-    assert len(load("ptb_word").train) == 8
+    assert len(load("ptb").train) == 8
     other = tmp_path_factory.mktemp("other")
     with pytest.raises(FileNotFoundError, match=r"Neither .*other.*ptb\.train\.txt nor"):
-        load("ptb_word", data_dir=other)
+        load("ptb", data_dir=other)
     monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, str(other / "typo"))
     with pytest.raises(FileNotFoundError, match="TRELLIS_KERAS_DATA is not a folder.*typo"):
-        load("ptb_word")
+        load("ptb")
 
 
 def test_a_tilde_is_the_home_folder(tiny_ptb, monkeypatch):
     monkeypatch.setenv("HOME", str(tiny_ptb.parent))
     folder = f"~/{tiny_ptb.name}"
-    assert len(load("ptb_word", data_dir=folder).train) == 8
+    assert len(load("ptb", data_dir=folder).train) == 8
     text = load("text", path=f"{folder}/ptb/ptb.train.txt", split=(0.5, 0.25, 0.25))
     assert text.unit == "character"
     monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, folder)
-    assert len(load("ptb_word").train) == 8
+    assert len(load("ptb").train) == 8
 
 
 def test_download_only_without_a_local_copy(tiny_ptb, tmp_path_factory, monkeypatch):
@@ -115,12 +115,12 @@ def test_download_only_without_a_local_copy(tiny_ptb, tmp_path_factory, monkeypa
 
     builders = types.SimpleNamespace(PtbText="PtbText", read_files=read_files)
     monkeypatch.setattr(sources, "import_builders", lambda: builders)
-    load("ptb_word", data_dir=tiny_ptb)
+    load("ptb", data_dir=tiny_ptb)
     assert downloads == []
-    load("ptb_word")
+    load("ptb")
     # A folder of other data sets is no reason not to download this one.
     monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, str(tmp_path_factory.mktemp("others")))
-    load("ptb_word")
+    load("ptb")
     assert downloads == ["PtbText", "PtbText"]
 
 
@@ -128,7 +128,7 @@ def test_a_missing_file_of_a_local_copy_is_an_error(tiny_ptb, monkeypatch):
     (tiny_ptb / "ptb" / "ptb.test.txt").unlink()
     monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, str(tiny_ptb))
     with pytest.raises(FileNotFoundError, match=r"ptb\.test\.txt.*data_dir.*TRELLIS_KERAS_DATA"):
-        load("ptb_word")
+        load("ptb")
 
 
 @pytest.mark.parametrize(
@@ -232,10 +232,10 @@ def test_package_needs_neither_tensorflow_nor_tfds():
             sys.modules[name] = None
         from trellis_keras import data
         corpus = data.load("pydoc")
-        stream = data.TokenStream(corpus.train, 4, 16, horizon=4)
+        stream = data.TokenStream(corpus.train, 4, 16, 4)
         assert stream[0][0].shape == (4, 16)
         try:
-            data.load("ptb_word")
+            data.load("ptb")
         except ImportError as error:
             assert "TRELLIS_KERAS_DATA" in str(error)
         else:
@@ -257,15 +257,15 @@ def test_a_compressed_file_that_unpacks_to_too_much(tmp_path, monkeypatch):
 def test_a_text_with_a_character_of_its_own_is_named(tiny_ptb, monkeypatch):
     sizes = {"train": 28, "valid": 13, "test": 15, "vocabulary": 14}
     monkeypatch.setattr(corpora, "PTB_CHARACTERS", sizes)
-    assert len(load("ptb_char", data_dir=tiny_ptb).valid) == 13
+    assert len(load("char_ptb", data_dir=tiny_ptb).valid) == 13
     path = tiny_ptb / "ptb/ptb.valid.txt"
     path.write_bytes(path.read_bytes().replace(b"cat", b"czt"))
     with pytest.raises(ValueError, match="valid.* has another text: .*unknown"):
-        load("ptb_char", data_dir=tiny_ptb)
+        load("char_ptb", data_dir=tiny_ptb)
 
 
 @pytest.mark.parametrize("content, message", [(b" the cat \n", "`unknown`"), (b" \n", "`unknown`")])
 def test_a_text_of_which_no_vocabulary_can_be_made_is_named(tiny_ptb, content, message):
     (tiny_ptb / "ptb/ptb.train.txt").write_bytes(content)
     with pytest.raises(ValueError, match=f"ptb.train.txt has another text: .*{message}"):
-        load("ptb_word", data_dir=tiny_ptb)
+        load("ptb", data_dir=tiny_ptb)

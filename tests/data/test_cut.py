@@ -25,7 +25,7 @@ def tiny(tiny_ptb, monkeypatch):
     """A folder with small copies of all texts; returned with their contents."""
     sizes = {"train": 28, "valid": 13, "test": 15, "vocabulary": 14}
     monkeypatch.setattr(corpora, "PTB_CHARACTERS", sizes)
-    contents = {"ptb_char": "the cat sat \nthe <unk> ran \nthe cat ran \nthe <unk> sat \n"}
+    contents = {"char_ptb": "the cat sat \nthe <unk> ran \nthe cat ran \nthe <unk> sat \n"}
     for name, constant, paths in (
         ("text8", "TEXT8_CHARACTERS", corpora.TEXT8_FILES),
         ("enwik8", "ENWIK8_BYTES", corpora.ENWIK8_FILES),
@@ -44,7 +44,7 @@ def parts(corpus):
     return [corpus.vocabulary.decode(getattr(corpus, split)) for split in sources.SPLITS]
 
 
-CORPORA = ["ptb_char", "text8", "enwik8", "war_and_peace"]
+CORPORA = ["char_ptb", "text8", "enwik8", "war_and_peace"]
 
 
 @pytest.mark.parametrize("name", CORPORA)
@@ -81,7 +81,7 @@ def test_the_usual_parts_by_other_words_are_the_usual_data(tiny, name):
 
 
 def test_the_penn_treebank_of_the_lattice_recurrent_unit_paper(data_dir):
-    published, joined = load("ptb_char", data_dir), load("ptb_char", data_dir, split=LRU_SPLIT)
+    published, joined = load("char_ptb", data_dir), load("char_ptb", data_dir, split=LRU_SPLIT)
     sizes = [len(getattr(joined, split)) for split in sources.SPLITS]
     assert sizes == [5_311_931, 295_108, 295_107]
     whole = np.concatenate([getattr(published, split) for split in sources.SPLITS])

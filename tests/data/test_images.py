@@ -44,7 +44,7 @@ def tiny(tmp_path, monkeypatch):
 
 
 def test_real_mnist(local_data):
-    splits = load("mnist", data_dir=local_data("mnist"))
+    splits = load("seq_mnist", data_dir=local_data("mnist"))
     shapes = [getattr(splits, split).x.shape for split in sources.SPLITS]
     assert shapes == [(55_000, 784, 1), (5_000, 784, 1), (10_000, 784, 1)]
     assert splits.train.x.dtype == np.float32
@@ -59,7 +59,7 @@ def test_real_mnist(local_data):
 
 def test_real_cifar10(local_data):
     folder = local_data("cifar10")
-    splits = load("cifar10", data_dir=folder)
+    splits = load("seq_cifar10", data_dir=folder)
     shapes = [getattr(splits, split).x.shape for split in sources.SPLITS]
     assert shapes == [(45_000, 1024, 3), (5_000, 1024, 3), (10_000, 1024, 3)]
     labels = np.concatenate([splits.train.y, splits.valid.y])
@@ -70,7 +70,7 @@ def test_real_cifar10(local_data):
     assert splits.test.x.mean() / 2 + 0.5 == pytest.approx(0.4766, abs=2e-3)
 
 
-@pytest.mark.parametrize("name, shape", [("mnist", (784, 1)), ("cifar10", (1024, 3))])
+@pytest.mark.parametrize("name, shape", [("seq_mnist", (784, 1)), ("seq_cifar10", (1024, 3))])
 def test_tiny_local_copies(tiny, name, shape):
     splits = load(name, data_dir=tiny)
     for split, count in (("train", 4), ("valid", 2), ("test", 2)):
@@ -92,12 +92,12 @@ def test_rows_of_pixels_in_order():
 
 
 def test_arrays_do_not_depend_on_the_order_of_the_source(tiny):
-    first = load("mnist", data_dir=tiny)
+    first = load("seq_mnist", data_dir=tiny)
     for kind, axes in (("images-idx3", 3), ("labels-idx1", 1)):
         path = tiny / f"mnist/train-{kind}-ubyte"
         parsed = np.frombuffer(path.read_bytes()[4 + 4 * axes :], "uint8").reshape(6, -1)
         path.write_bytes(path.read_bytes()[: 4 + 4 * axes] + parsed[::-1].tobytes())
-    second = load("mnist", data_dir=tiny)
+    second = load("seq_mnist", data_dir=tiny)
     assert first.checksum == second.checksum
     for split in sources.SPLITS:
         np.testing.assert_array_equal(getattr(first, split).x, getattr(second, split).x)
@@ -109,7 +109,7 @@ def test_permutation_is_recorded(tiny):
     assert sorted(order) == list(range(784))
     digest = hashlib.sha256(order.astype("<i8").tobytes()).hexdigest()
     assert digest == "96240fe27409981c3ed3e92c20d995f7103a94c2282307bc776923030113be74"
-    plain, permuted = load("mnist", data_dir=tiny), load("permuted_mnist", data_dir=tiny)
+    plain, permuted = load("seq_mnist", data_dir=tiny), load("permuted_mnist", data_dir=tiny)
     for split in sources.SPLITS:
         expected = getattr(plain, split).x[:, order]
         np.testing.assert_array_equal(getattr(permuted, split).x, expected)
@@ -141,7 +141,7 @@ def rewrite(path, change):
         (
             "train-images-idx3",
             lambda c: idx(np.zeros((6, 27, 28))),
-            r"mnist train: images must have the shape \(28, 28, 1\). Received: \(27, 28, 1\)",
+            r"seq_mnist train: images must have the shape \(28, 28, 1\). Received: \(27, 28, 1\)",
         ),
         ("t10k-labels-idx1", lambda c: idx(np.zeros(3)), "expected 2 images and labels, found 2 "),
         ("t10k-labels-idx1", lambda c: idx(np.array([2, 10])), r"in \[0, 10\). Received: 2 to 10"),
@@ -150,15 +150,15 @@ def rewrite(path, change):
 def test_bad_mnist_files(tiny, file, change, message):
     rewrite(tiny / f"mnist/{file}-ubyte", change)
     with pytest.raises(ValueError, match=message):
-        load("mnist", data_dir=tiny)
+        load("seq_mnist", data_dir=tiny)
 
 
 def test_compressed_mnist_files(tiny):
-    expected = load("mnist", data_dir=tiny).checksum
+    expected = load("seq_mnist", data_dir=tiny).checksum
     for path in list((tiny / "mnist").iterdir()):
         path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
-    assert load("mnist", data_dir=tiny).checksum == expected
+    assert load("seq_mnist", data_dir=tiny).checksum == expected
 
 
 def test_bad_cifar10_files(tiny):
@@ -167,22 +167,22 @@ def test_bad_cifar10_files(tiny):
     for end in (10, len(whole) // 2):
         path.write_bytes(whole[:end])
         with pytest.raises(ValueError, match="train_01.png is not sound, or cut off"):
-            load("cifar10", data_dir=tiny)
+            load("seq_cifar10", data_dir=tiny)
     PIL.Image.fromarray(np.zeros((96, 31, 3), "uint8")).save(path)
     with pytest.raises(ValueError, match="must be 32 x 32 pixels.*Received: 31 x 96 pixels"):
-        load("cifar10", data_dir=tiny)
+        load("seq_cifar10", data_dir=tiny)
     PIL.Image.fromarray(np.zeros((32, 32, 3), "uint8")).save(path)
     with pytest.raises(ValueError, match="expected 6 images and labels, found 4 and 6"):
-        load("cifar10", data_dir=tiny)
+        load("seq_cifar10", data_dir=tiny)
     path.write_bytes(whole)
     rewrite(tiny / "cifar10/labels.npz", lambda content: content[:100])
     with pytest.raises(ValueError, match="labels.npz is not sound, or cut off"):
-        load("cifar10", data_dir=tiny)
+        load("seq_cifar10", data_dir=tiny)
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
 def test_downloaded_arrays(tiny, name, monkeypatch):
-    local = load(name, data_dir=tiny)
+    local = load(f"seq_{name}", data_dir=tiny)
     reader = {"mnist": images._read_mnist, "cifar10": images._read_cifar10}[name]
     arrays = {
         split: {"image": pixels[::-1], "label": labels[::-1].astype("int64")}
@@ -197,7 +197,7 @@ def test_downloaded_arrays(tiny, name, monkeypatch):
             return arrays
 
     monkeypatch.setattr(images, "import_builders", lambda: Builders)
-    downloaded = load(name)
+    downloaded = load(f"seq_{name}")
     assert asked == [name]
     assert downloaded.checksum == local.checksum
     np.testing.assert_array_equal(downloaded.valid.x, local.valid.x)
@@ -216,7 +216,7 @@ def test_downloaded_arrays(tiny, name, monkeypatch):
 def test_labels_that_are_none(tiny, labels, message):
     np.savez(tiny / "cifar10/labels.npz", **{"y_test": np.array([2, 6]), **labels})
     with pytest.raises(ValueError, match=message):
-        load("cifar10", data_dir=tiny)
+        load("seq_cifar10", data_dir=tiny)
 
 
 @pytest.mark.parametrize("kind", ["EPS", "GIF", "TIFF", "JPEG"])
@@ -225,7 +225,7 @@ def test_no_format_but_png_is_read(tiny, kind):
     path = tiny / "cifar10/train_01.png"
     PIL.Image.new("RGB", (32, 32)).save(path, kind)
     with pytest.raises(ValueError, match="train_01.png is not sound, or cut off"):
-        load("cifar10", data_dir=tiny)
+        load("seq_cifar10", data_dir=tiny)
 
 
 @pytest.mark.parametrize(
@@ -242,4 +242,4 @@ def test_sizes_are_checked_before_an_image_is_unpacked(tiny, monkeypatch, size, 
     path = tiny / "cifar10/train_01.png"
     PIL.Image.new(mode, size).save(path)
     with pytest.raises(ValueError, match=message):
-        load("cifar10", data_dir=tiny)
+        load("seq_cifar10", data_dir=tiny)

@@ -33,7 +33,7 @@ def tiny_sizes(monkeypatch):
 
 
 def test_real_wikitext2(local_data):
-    corpus = load("wikitext2", data_dir=local_data("wikitext2"))
+    corpus = load("wt2", data_dir=local_data("wikitext2"))
     sizes = [len(corpus.train), len(corpus.valid), len(corpus.test)]
     assert sizes == [2_088_628, 217_646, 245_569]
     assert len(corpus.vocabulary) == 33_278
@@ -46,12 +46,12 @@ def test_wikitext2_by_words(tmp_path, tiny_sizes, name):
     for split, content in WIKITEXT2.items():
         file = name if split == "train" else f"wiki.{split}.tokens"
         (tmp_path / "wikitext2" / file).write_bytes(content)
-    corpus = load("wikitext2", data_dir=tmp_path)
+    corpus = load("wt2", data_dir=tmp_path)
     assert corpus.vocabulary.decode(corpus.train) == "\n= Cat =\nthe <unk> sat\n"
     assert corpus.vocabulary.decode(corpus.valid) == "the <unk> =\n"
     (tmp_path / "wikitext2/wiki.test.tokens").write_bytes(b"= \n")
     with pytest.raises(ValueError, match="wiki.test.tokens.*expected 4 words, found 2"):
-        load("wikitext2", data_dir=tmp_path)
+        load("wt2", data_dir=tmp_path)
 
 
 def test_text8_by_characters(tmp_path, tiny_sizes):

@@ -85,7 +85,7 @@ def cells(*rolls):
         ({"testdata": None}, "lacks the variable 'testdata'. Received: .'traindata', 'validdata'"),
         ({"validdata": cells(np.zeros((5, 80)))}, r"validdata 0, must have .*\(5, 80\)"),
         ({"validdata": cells(np.full((5, 88), 3))}, "only 0 and 1. Received: 3"),
-        ({"testdata": cells(np.zeros((1, 88)))}, "testdata 0, has no step"),
+        ({"testdata": cells(np.zeros((1, 88)))}, "testdata 0, needs at least 2 frames"),
         ({"testdata": np.eye(88)}, "testdata 0, must have"),
     ],
 )

@@ -1,5 +1,6 @@
 import json
 import pathlib
+import pickle
 
 import keras
 import numpy as np
@@ -7,77 +8,60 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trellis_keras.data import TokenStream
+from trellis_keras.data import EpochOrder, PianoRollStream, SequenceStream, TokenStream
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 START = 10_000
 
 
 @st.composite
-def exact_streams(draw):
-    """A stream in which token t is the number t, so that every id tells its place."""
+def token_streams(draw, target_counting):
+    """A stream of the text 0, 1, 2, ..., in which every token is its own place."""
+    sequence_length = draw(st.integers(1, 30))
+    stateful = draw(st.booleans())
+    context_length = 0 if stateful else draw(st.integers(0, sequence_length - 1))
     n = draw(st.one_of(st.integers(2, 200), st.sampled_from([2, 3, 13, 97, 199, 211])))
-    segment = draw(st.integers(1, 30))
-    history = draw(st.sampled_from(["chop", "repackage"]))
-    horizon = draw(st.integers(0, segment - 1)) if history == "chop" else 0
-    batch_size = draw(st.integers(1, n - 1))
+    most_rows = n - 1
+    if target_counting == "original":
+        n += context_length
+        most_rows = n // (context_length + 2)
+    batch_size = draw(st.integers(1, most_rows))
     return TokenStream(
-        np.arange(n), batch_size, segment, history=history, horizon=horizon, start_token=START
+        np.arange(n), batch_size, sequence_length, context_length, stateful, target_counting, START
     )
 
 
 @settings(deadline=None, max_examples=200)
-@given(exact_streams())
+@given(token_streams("all"))
 def test_every_target_counts_once_and_has_its_true_context(stream):
-    batch_size, segment, n = stream.batch_size, stream.segment, stream.output_length
+    rows, length, n = stream.batch_size, stream.sequence_length, stream.output_length
     counted = []
     for x, y, weight in stream:
-        assert (x.shape, y.shape, weight.shape) == (
-            (batch_size, segment),
-            (batch_size, n),
-            (batch_size, n),
-        )
+        assert (x.shape, y.shape, weight.shape) == ((rows, length), (rows, n), (rows, n))
         assert (x.dtype, y.dtype, weight.dtype) == (np.int32, np.int32, np.float32)
+        assert set(np.unique(weight)) <= {0, 1}
         for b, k in np.argwhere(weight == 1):
             target = y[b, k]
             counted.append(target)
             # The inputs up to this position are the text before the target.
-            place = stream.horizon + k
-            context = np.arange(target - 1 - place, target)
-            np.testing.assert_array_equal(x[b, : place + 1], np.where(context < 0, START, context))
-        assert set(np.unique(weight)) <= {0, 1}
+            end = stream.context_length + k + 1
+            context = np.arange(target - end, target)
+            np.testing.assert_array_equal(x[b, :end], np.where(context < 0, START, context))
+        # Padding holds tokens of the text.
+        assert np.all((x < stream.targets_counted) | (x == START))
+        assert np.all((y >= 1) & (y <= stream.targets_counted))
     assert sorted(counted) == list(range(1, stream.targets_counted + 1))
     assert stream.targets_skipped == 0
-    assert len(stream) == stream.steps
 
 
-@settings(deadline=None, max_examples=100)
-@given(exact_streams())
-def test_padding_holds_tokens_of_the_text(stream):
-    last = stream.targets_counted
-    for x, y, _ in stream:
-        assert np.all((x < last) | (x == START))
-        assert np.all((y >= 1) & (y <= last))
-
-
-def test_repackaged_segments_follow_each_other():
-    stream = TokenStream(np.arange(101), 4, 7, history="repackage")
-    rows = np.concatenate([x for x, _, _ in stream], axis=1)
-    # 25 targets a row, 4 segments of 7.
-    assert stream.steps == 4
-    for b in range(4):
-        np.testing.assert_array_equal(rows[b, :25], np.arange(25 * b, 25 * b + 25))
-
-
-def test_carried_state_sees_each_row_without_gaps_up_to_its_last_target():
-    """The Lattice Recurrent Unit paper's batches, 250 rows of 50 steps, over a prime number."""
+def test_stateful_rows_are_read_without_gaps():
+    """The batches of the Lattice Recurrent Unit paper, over a prime number of tokens."""
     n, rows, steps = 100_003, 250, 50
-    stream = TokenStream(np.arange(n), rows, steps, history="repackage")
+    stream = TokenStream(np.arange(n), rows, steps, stateful=True)
     x, y, weight = (np.concatenate(arrays, axis=1) for arrays in zip(*stream, strict=True))
-    # 401 targets a row, so that the last segment has one; the last row has only 153.
+    # 401 targets per row, so the last segment has one; the last row has only 153.
     assert x.shape == y.shape == weight.shape == (250, 9 * 50)
     lengths = [401] * 249 + [153]
-    assert weight.sum(axis=1).tolist() == lengths
     for b, length in enumerate(lengths):
         np.testing.assert_array_equal(x[b, :length], 401 * b + np.arange(length))
         np.testing.assert_array_equal(weight[b], np.arange(450) < length)
@@ -85,153 +69,259 @@ def test_carried_state_sees_each_row_without_gaps_up_to_its_last_target():
 
 
 def test_a_text_shorter_than_one_batch_is_one_padded_batch():
-    stream = TokenStream(np.arange(2_000), 250, 50, history="repackage")
-    ((_, y, weight),) = list(stream)
+    ((_, y, weight),) = TokenStream(np.arange(2_000), 250, 50, stateful=True)
     assert weight.shape == (250, 50)
     np.testing.assert_array_equal(y[weight == 1], np.arange(1, 2_000))
 
 
-@st.composite
-def authors_streams(draw):
-    n = draw(st.integers(20, 300))
-    segment = draw(st.integers(1, 12))
-    history = draw(st.sampled_from(["chop", "repackage"]))
-    horizon = draw(st.integers(0, segment - 1)) if history == "chop" else 0
-    batch_size = draw(st.integers(1, n // (horizon + 2)))
-    return TokenStream(
-        np.arange(n), batch_size, segment, history=history, horizon=horizon, protocol="authors"
-    ), n
-
-
 @settings(deadline=None, max_examples=100)
-@given(authors_streams())
-def test_authors_protocol_counts_what_it_says(case):
-    stream, n = case
+@given(token_streams("original"))
+def test_original_counting(stream):
     counted = []
     for i, (x, y, weight) in enumerate(stream):
-        assert x.shape == (stream.batch_size, stream.segment)
+        assert x.shape == (stream.batch_size, stream.sequence_length)
         assert y.shape == weight.shape == (stream.batch_size, stream.output_length)
-        np.testing.assert_array_equal(y, x[:, stream.horizon :] + 1)
-        assert np.all(weight == 1) or i == stream.steps - 1
-        counted += y[weight == 1].tolist()
-    assert len(counted) == len(set(counted)) == stream.targets_counted
-    assert stream.targets_counted + stream.targets_skipped == n - 1
-    # Per row: all targets inside the row, but for the first `horizon` ones.
+        counts = weight == 1
+        np.testing.assert_array_equal(y[counts], x[:, stream.context_length :][counts] + 1)
+        assert np.all(counts) or i == len(stream) - 1
+        counted += y[counts].tolist()
+    # All targets inside a row except the first `context_length`.
+    n = stream.targets_counted + stream.targets_skipped + 1
     length = n // stream.batch_size
-    expected = [
-        b * length + t for b in range(stream.batch_size) for t in range(1 + stream.horizon, length)
-    ]
-    assert sorted(counted) == expected
-
-
-@pytest.mark.parametrize(
-    "length, segment, horizon, steps, last",
-    [(85, 10, 6, 20, 8), (87, 10, 6, 20, 10), (95, 8, 0, 12, 6)],
-)
-def test_authors_segments_of_the_golden_trajectories(length, segment, horizon, steps, last):
-    """The stream lengths, batch size and step counts of the recorded training runs."""
-    history = "chop" if horizon else "repackage"
-    stream = TokenStream(
-        np.arange(4 * length), 4, segment, history=history, horizon=horizon, protocol="authors"
-    )
-    assert stream.steps == steps
-    assert np.all(stream[steps - 1][2].sum(axis=1) == last - horizon)
+    firsts = range(0, stream.batch_size * length, length)
+    inside = range(1 + stream.context_length, length)
+    assert sorted(counted) == [first + t for first in firsts for t in inside]
+    assert len(counted) == stream.targets_counted
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("trajectory_*.npz")), ids=lambda p: p.stem)
-def test_recorded_trajectories(path):
+def test_original_batches_of_recorded_trajectories(path):
     data = np.load(path)
     config = json.loads(str(data["meta"]))["config"]
     text = data["in.stream"].T.reshape(-1)
     if config.get("repack"):
-        arguments = {"segment": config["horizon"], "history": "repackage"}
+        arguments = {"sequence_length": config["horizon"], "stateful": True}
     else:
-        arguments = {"segment": config["seq_len"], "horizon": config["horizon"]}
-    stream = TokenStream(text, config["N"], protocol="authors", **arguments)
-    assert stream.steps == config["steps"]
+        arguments = {"sequence_length": config["seq_len"], "context_length": config["horizon"]}
+    stream = TokenStream(text, config["N"], target_counting="original", **arguments)
+    assert len(stream) == config["steps"]
     for i, (x, y, weight) in enumerate(stream):
-        start, length = i * stream.output_length, int(weight[0].sum())
-        column = data["in.stream"][start : start + stream.horizon + length + 1].T
-        np.testing.assert_array_equal(x[:, : stream.horizon + length], column[:, :-1])
-        np.testing.assert_array_equal(y[:, :length], column[:, 1 + stream.horizon :])
+        start, context = i * stream.output_length, stream.context_length
+        length = int(weight[0].sum())
+        column = data["in.stream"][start : start + context + length + 1].T
+        np.testing.assert_array_equal(x[:, : context + length], column[:, :-1])
+        np.testing.assert_array_equal(y[:, :length], column[:, 1 + context :])
 
 
 def test_batches_of_a_memory_map_read_only_their_part(tmp_path):
     tokens = np.arange(5000, dtype="uint16")
     tokens.tofile(tmp_path / "tokens.bin")
     mapped = np.memmap(tmp_path / "tokens.bin", dtype="uint16", mode="r")
-    stream = TokenStream(mapped, 8, 20, horizon=5)
+    stream = TokenStream(mapped, 8, 20, 5)
     assert isinstance(stream._tokens, np.memmap)
-    for ours, theirs in zip(stream[3], TokenStream(tokens, 8, 20, horizon=5)[3], strict=True):
+    assert stream.token_range == (0, 4999)
+    for ours, theirs in zip(stream[3], TokenStream(tokens, 8, 20, 5)[3], strict=True):
         assert type(ours) is np.ndarray
         np.testing.assert_array_equal(ours, theirs)
-
-
-def test_index_outside_the_stream():
-    stream = TokenStream(np.arange(10), 2, 3)
-    for index in (-1, len(stream)):
-        with pytest.raises(IndexError, match=f"Received: {index}"):
-            stream[index]
-
-
-@pytest.mark.parametrize("history, horizon", [("chop", 3), ("repackage", 0)])
-@pytest.mark.parametrize("protocol", ["exact", "authors"])
-def test_to_tf_data(history, horizon, protocol):
-    pytest.importorskip("tensorflow")
-    stream = TokenStream(np.arange(103), 4, 8, history=history, horizon=horizon, protocol=protocol)
-    dataset = stream.to_tf_data()
-    assert int(dataset.cardinality()) == stream.steps
-    shapes = [spec.shape.as_list() for spec in dataset.element_spec]
-    assert shapes == [[4, 8], [4, 8 - horizon], [4, 8 - horizon]]
-    for _ in range(2):
-        batches = list(dataset.as_numpy_iterator())
-        assert len(batches) == stream.steps
-        for ours, theirs in zip(batches, stream, strict=True):
-            for a, b in zip(ours, theirs, strict=True):
-                np.testing.assert_array_equal(a, b)
-
-
-def test_fit_and_evaluate_take_the_stream():
-    tokens = np.random.default_rng(0).integers(0, 11, 203)
-    stream = TokenStream(tokens, 4, 8, horizon=3, vocabulary_size=11)
-    model = keras.Sequential(
-        [
-            keras.layers.Embedding(11, 4),
-            keras.layers.Lambda(lambda x: x[:, -5:]),
-            keras.layers.Dense(11),
-        ]
-    )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss)
-    model.fit(stream, epochs=1, shuffle=False, verbose=0)
-    assert np.isfinite(model.evaluate(stream, verbose=0))
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"segment": 0}, "`segment` must be an integer >= 1.*segment=0"),
-        ({"segment": 2.5}, "segment=2.5"),
+        ({"sequence_length": 0}, "`sequence_length` must be an integer >= 1.*_length=0"),
+        ({"sequence_length": 2.5}, "sequence_length=2.5"),
         ({"batch_size": 0}, "batch_size=0"),
-        (
-            {"batch_size": 20},
-            "at most the number of targets, 19.* 20 rows of 4 tokens.*batch_size=20",
-        ),
-        ({"horizon": 4}, "smaller than `segment`.*horizon=4, segment=4"),
-        ({"horizon": -1}, "horizon=-1"),
-        ({"history": "repackage", "horizon": 2}, "must be 0. Received: horizon=2"),
-        ({"history": "carry"}, "Received: 'carry'"),
-        ({"protocol": "loose"}, "Received: 'loose'"),
+        ({"batch_size": 20}, "at most the number of targets, 19: .*batch_size=20"),
+        ({"context_length": 4}, "smaller than `sequence.*context_length=4, sequence_length=4"),
+        ({"context_length": -1}, "context_length=-1"),
+        ({"stateful": True, "context_length": 2}, "must be 0. Received: context_length=2"),
+        ({"target_counting": "exact"}, r"\('all', 'original'\). Received: .*'exact'"),
         ({"start_token": -1}, "start_token=-1"),
-        ({"start_token": 20, "vocabulary_size": 20}, r"\[0, 20\). Received: 20"),
-        ({"vocabulary_size": 19}, r"\[0, 19\). Received: 19"),
         ({"tokens": np.zeros(20, "float32")}, "integers.*float32"),
-        ({"tokens": np.zeros((5, 4), "int32")}, r"shape \(5, 4\)"),
+        ({"tokens": np.zeros((5, 4), "int32")}, r"rank 1.*shape \(5, 4\)"),
         ({"tokens": np.zeros(1, "int32"), "batch_size": 1}, "at least 2 tokens. Received: 1"),
-        ({"protocol": "authors", "batch_size": 7, "horizon": 2}, "which makes 2 a row"),
+        (
+            {"target_counting": "original", "batch_size": 7, "context_length": 1},
+            "more than context_length . 1 = 2 tokens.* 20 tokens in batch_size=7 rows, 2 in each",
+        ),
     ],
 )
-def test_bad_arguments(arguments, message):
-    arguments = {"tokens": np.arange(20), "batch_size": 2, "segment": 4, **arguments}
+def test_bad_token_stream(arguments, message):
+    arguments = {"tokens": np.arange(20), "batch_size": 2, "sequence_length": 4, **arguments}
     with pytest.raises(ValueError, match=message):
         TokenStream(**arguments)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(1, 40), st.integers(1, 12), st.booleans())
+def test_every_example_counts_once(n, batch_size, shuffle):
+    stream = SequenceStream(np.arange(n), 10 * np.arange(n), batch_size, shuffle=shuffle, seed=5)
+    assert len(stream) == -(-n // batch_size) and stream.sequences_counted == n
+    counted = []
+    for x, y, weight in stream:
+        assert x.shape == y.shape == weight.shape == (batch_size,)
+        assert weight.dtype == np.float32
+        np.testing.assert_array_equal(y, 10 * x)
+        counted += x[weight == 1].tolist()
+    assert sorted(counted) == list(range(n))
+    assert shuffle or counted == list(range(n))
+
+
+def order(stream):
+    return np.concatenate([x for x, _, _ in stream]).tolist()
+
+
+def test_batch_is_a_function_of_seed_epoch_and_index():
+    def stream(seed):
+        return SequenceStream(np.arange(50), np.arange(50), 8, shuffle=True, seed=seed)
+
+    one, other = stream(1), stream(1)
+    first = order(one)
+    one.epoch = 3
+    third = order(one)
+    assert third != first
+    other.epoch = 3
+    # In any order of access, and without the epochs before.
+    backwards = [other[i][0].tolist() for i in reversed(range(len(other)))]
+    assert sum(reversed(backwards), []) == third
+    assert order(pickle.loads(pickle.dumps(other))) == third
+    one.epoch = 0
+    assert order(one) == first
+    assert order(stream(2)) != first
+
+
+def test_epochs_follow_fit_also_after_a_resume():
+    seen = []
+
+    class Recorded(SequenceStream):
+        def _batch(self, group, rows, counts):
+            seen.append((self.epoch, tuple(rows)))
+            return super()._batch(group, rows, counts)
+
+    def fit(**kwargs):
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=True)
+        stream = Recorded(np.zeros((6, 1)), np.zeros((6, 1)), 2, shuffle=True)
+        seen.clear()
+        callback = EpochOrder(stream)
+        model.fit(stream, epochs=3, shuffle=False, callbacks=[callback], verbose=0, **kwargs)
+        return [batch for batch in seen if batch[0] == 2][-3:]
+
+    whole = fit()
+    assert len({rows for _, rows in whole}) == 3
+    assert {epoch for epoch, _ in seen} == {0, 1, 2}
+    assert fit(initial_epoch=2) == whole
+
+
+@pytest.mark.parametrize("stream", [SequenceStream, TokenStream])
+@pytest.mark.parametrize("option", ["workers", "use_multiprocessing"])
+def test_streams_take_no_worker_options(stream, option):
+    with pytest.raises(TypeError, match=option):
+        stream(np.arange(9), np.arange(9), 4, **{option: 2})
+
+
+def test_weights_of_examples_and_padding_multiply():
+    weight = np.array([[1, 0], [1, 1], [0, 2]])
+    stream = SequenceStream(np.zeros((3, 2, 1)), np.zeros((3, 2)), 2, weight=weight)
+    np.testing.assert_array_equal(stream[1][2], [[0, 2], [0, 0]])
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"x": np.zeros((3, 2))}, r"same number of examples.*\(3, 2\) and \(4,\)"),
+        ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "at least one example"),
+        ({"batch_size": 0}, "`batch_size` must be an integer >= 1"),
+        ({"seed": -1}, "`seed` must be an integer >= 0"),
+        ({"weight": np.ones(3)}, r"`weight` must have the shape.*\(3,\)"),
+        ({"weight": np.array([1, 0, 1, 0])}, r"needs a nonzero weight.*example 1 \(2 in"),
+    ],
+)
+def test_bad_sequence_stream(arguments, message):
+    arguments = {"x": np.zeros((4, 2)), "y": np.zeros(4), "batch_size": 2} | arguments
+    with pytest.raises(ValueError, match=message):
+        SequenceStream(**arguments)
+
+
+@pytest.mark.parametrize(
+    "stream", [TokenStream(np.arange(10), 2, 3), SequenceStream(np.zeros(4), np.zeros(4), 3)]
+)
+def test_index_outside_the_stream(stream):
+    for index in (-1, 2):
+        with pytest.raises(IndexError, match=f"batches 0 to 1. Received: {index}"):
+            stream[index]
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(st.integers(2, 40), min_size=1, max_size=12),
+    st.integers(1, 5),
+    st.integers(1, 70),
+    st.booleans(),
+)
+def test_every_frame_counts_once_after_its_past(frames, batch_size, buckets, shuffle):
+    rolls = [np.zeros((n, 88), dtype="uint8") for n in frames]
+    for number, roll in enumerate(rolls):
+        # Every frame spells its piece and its place.
+        roll[:, :6] = [[number >> k & 1 for k in range(6)]]
+        roll[np.arange(len(roll)), 6 + np.arange(len(roll))] = 1
+    stream = PianoRollStream(rolls, batch_size, buckets, shuffle=shuffle)
+    counted = []
+    for x, y, weight in stream:
+        assert x.shape == y.shape == (*weight.shape, 88)
+        assert weight.shape in {(batch_size, length) for length in stream.lengths}
+        for b in np.flatnonzero(weight.any(axis=1)):
+            steps = int(weight[b].sum())
+            assert np.all(weight[b, :steps] == 1)
+            number = int(x[b, 0, :6] @ 2 ** np.arange(6))
+            np.testing.assert_array_equal(x[b, :steps], rolls[number][:-1])
+            np.testing.assert_array_equal(y[b, :steps], rolls[number][1:])
+            assert not x[b, steps:].any() and not y[b, steps:].any()
+            counted.append(number)
+    assert sorted(counted) == list(range(len(frames)))
+    assert sum(weight.sum() for _, _, weight in stream) == stream.frames_counted
+    assert len(stream.lengths) <= buckets
+    assert stream.lengths[-1] == max(frames) - 1
+
+
+def test_rolls_share_batches_by_length():
+    rolls = [np.zeros((steps + 1, 88)) for steps in (2, 3, 5, 16)]
+    assert PianoRollStream(rolls, 2, buckets=1).lengths == (16,)
+    stream = PianoRollStream(rolls, 2)  # 16, 8, 4, 2
+    assert stream.lengths == (2, 4, 8, 16)
+    assert [x.shape[1] for x, _, _ in stream] == [2, 4, 8, 16]
+
+
+def test_batches_of_several_lengths_train_under_xla():
+    rolls = [np.zeros((frames, 88)) for frames in (20, 20, 20, 20, 20, 5, 5)]
+    stream = PianoRollStream(rolls, 2, buckets=3, shuffle=True)
+    assert stream.lengths == (5, 19)
+    # TensorFlow takes the shapes of the first two batches for all.
+    for stream.epoch in range(5):
+        assert stream[0][0].shape != stream[1][0].shape
+    model = keras.Sequential([keras.layers.Dense(88)])
+    model.compile("sgd", keras.losses.BinaryCrossentropy(True), jit_compile=True)
+    history = model.fit(stream, epochs=2, shuffle=False, callbacks=[EpochOrder(stream)], verbose=0)
+    assert np.all(np.isfinite(history.history["loss"]))
+
+
+@pytest.mark.parametrize(
+    "roll, message",
+    [
+        (np.zeros((5, 87)), r"Piano roll 1 must have the shape \(frames, 88\).*\(5, 87\)"),
+        (np.zeros(88), r"shape \(88,\)"),
+        (np.full((5, 88), 2), "only 0 and 1. Received: 2"),
+        (np.full((5, 88), np.nan), "only 0 and 1. Received: nan"),
+        (np.zeros((1, 88)), "Piano roll 1 needs at least 2 frames.*Received: 1"),
+    ],
+)
+def test_bad_piano_rolls(roll, message):
+    with pytest.raises(ValueError, match=message):
+        PianoRollStream([np.zeros((4, 88)), roll], 2)
+
+
+def test_bad_piano_roll_arguments():
+    with pytest.raises(ValueError, match="at least one piano roll"):
+        PianoRollStream([], 2)
+    with pytest.raises(ValueError, match="`buckets` must be an integer >= 1"):
+        PianoRollStream([np.zeros((4, 88))], 2, buckets=0)

@@ -106,7 +106,7 @@ def test_streams_read_the_file_without_a_copy(tmp_path):
     path = tmp_path / "long.tokens"
     path.write_text("some words and \n" * 100_000)
     ids, words = number(path)
-    options = dict(batch_size=4, segment=10, horizon=3, vocabulary_size=len(words))
+    options = dict(batch_size=4, sequence_length=10, context_length=3)
     with _allocations() as peak:
         stream = TokenStream(ids, **options)
         assert stream.token_range == (0, 3)

@@ -35,7 +35,7 @@ def local_copy(tmp_path):
 
 
 def test_ids_are_those_of_the_whole_text(tmp_path, local_copy):
-    corpus = load("wikitext103", data_dir=tmp_path)
+    corpus = load("wt103", data_dir=tmp_path)
     assert corpus.vocabulary == Vocabulary.from_text(TEXTS["train"], "word", unknown="<unk>")
     assert isinstance(corpus.train, np.memmap)
     for split, text in TEXTS.items():
@@ -47,12 +47,12 @@ def test_ids_are_those_of_the_whole_text(tmp_path, local_copy):
 
 
 def test_compressed_and_in_the_folder_of_the_archive(tmp_path, local_copy):
-    expected = load("wikitext103", data_dir=tmp_path).checksum
+    expected = load("wt103", data_dir=tmp_path).checksum
     path = local_copy / "wiki.train.tokens"
     path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
     path.unlink()
     local_copy.rename(tmp_path / "wikitext-103")
-    assert load("wikitext103", data_dir=tmp_path).checksum == expected
+    assert load("wt103", data_dir=tmp_path).checksum == expected
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,13 @@ def test_other_files_name_expected_and_found(tmp_path, local_copy, split, change
     path = local_copy / f"wiki.{split}.tokens"
     path.write_text(change(TEXTS[split]))
     with pytest.raises(ValueError, match=f"wiki.{split}.tokens is not the pub.*: {message}"):
-        load("wikitext103", data_dir=tmp_path)
+        load("wt103", data_dir=tmp_path)
 
 
 def test_missing_files(tmp_path, local_copy):
     (local_copy / "wiki.test.tokens").unlink()
     with pytest.raises(FileNotFoundError, match="wikitext103/wiki.test.tokens nor .*data_dir"):
-        load("wikitext103", data_dir=tmp_path)
+        load("wt103", data_dir=tmp_path)
     assert not (tmp_path / "stored").exists(), "nothing was begun"
 
 
@@ -96,4 +96,4 @@ def test_the_archive_is_unpacked_to_files(tmp_path, web_site, monkeypatch):
     shutil.rmtree(site)  # from now on there is nothing to download
     assert builders.unpack_files(builders.Wikitext103, tmp_path / "stored") == paths
     monkeypatch.setattr(builders, "unpack_files", lambda builder_class: paths)
-    assert len(load("wikitext103").train) == 12
+    assert len(load("wt103").train) == 12

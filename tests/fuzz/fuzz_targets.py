@@ -77,7 +77,7 @@ def _mnist(folder, damaged_file):
     path = folder / "mnist" / damaged_file
     with _few("MNIST", train=3, test=1, validation=1):
         inputs = damaged([path.read_bytes(), _idx(np.zeros((2, 2))), _idx(np.zeros(0))])
-        yield Target(path, inputs, lambda: data.load("mnist", data_dir=folder))
+        yield Target(path, inputs, lambda: data.load("seq_mnist", data_dir=folder))
 
 
 @target
@@ -107,7 +107,7 @@ def _cifar10(folder, damaged_file, contents):
         mock.patch.multiple(images, _CIFAR10_FILES=files, _STRIPS={"train": 1, "test": 1}),
     ):
         inputs = damaged([path.read_bytes(), *contents])
-        yield Target(path, inputs, lambda: data.load("cifar10", data_dir=folder))
+        yield Target(path, inputs, lambda: data.load("seq_cifar10", data_dir=folder))
 
 
 def _image(kind, size, mode="RGB"):
@@ -214,16 +214,16 @@ def _corpus(folder, name, files, sizes_name, sizes):
 
 
 @target
-def ptb_word(folder):
+def ptb(folder):
     words = {"train": 33, "valid": 33, "test": 33, "vocabulary": 7}
-    yield from _corpus(folder, "ptb_word", list(corpora.PTB_FILES.values()), "PTB_WORDS", words)
+    yield from _corpus(folder, "ptb", list(corpora.PTB_FILES.values()), "PTB_WORDS", words)
 
 
 @target
-def ptb_char(folder):
+def char_ptb(folder):
     sizes = {"train": 114, "valid": 114, "test": 114, "vocabulary": 16}
     yield from _corpus(
-        folder, "ptb_char", list(corpora.PTB_FILES.values()), "PTB_CHARACTERS", sizes
+        folder, "char_ptb", list(corpora.PTB_FILES.values()), "PTB_CHARACTERS", sizes
     )
 
 
@@ -235,12 +235,12 @@ def war_and_peace(folder):
 
 
 @target
-def wikitext103(folder):
+def wt103(folder):
     files = [names[0] for names in corpora.WIKITEXT103_FILES.values()]
     words = {"train": 33, "valid": 33, "test": 33, "vocabulary": 7}
     environment = {"TFDS_DATA_DIR": str(folder / "cache")}
     with mock.patch.dict(os.environ, environment):
-        yield from _corpus(folder, "wikitext103", files, "WIKITEXT103_WORDS", words)
+        yield from _corpus(folder, "wt103", files, "WIKITEXT103_WORDS", words)
 
 
 @target

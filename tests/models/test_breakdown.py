@@ -42,12 +42,12 @@ def language_model(backbone, jit_compile=False, **options):
     return model
 
 
-def chop(**options):
-    return data.TokenStream(SPLIT, batch_size=4, segment=11, horizon=4, **options)
+def overlapping(**options):
+    return data.TokenStream(SPLIT, batch_size=4, sequence_length=11, context_length=4, **options)
 
 
-def repackage():
-    return data.TokenStream(SPLIT, batch_size=4, segment=11, history="repackage")
+def stateful():
+    return data.TokenStream(SPLIT, batch_size=4, sequence_length=11, stateful=True)
 
 
 def check_sums(model, stream):
@@ -68,19 +68,19 @@ def check_sums(model, stream):
 
 @pytest.mark.both_backends
 def test_the_parts_add_up_to_the_whole():
-    check_sums(language_model(trellis(), jit_compile=True, output_dropout=0.5), chop())
+    check_sums(language_model(trellis(), jit_compile=True, output_dropout=0.5), overlapping())
 
 
 @pytest.mark.both_backends
 def test_a_carried_history():
     model = language_model(trellis(stateful=True))
-    parts = check_sums(model, repackage())
+    parts = check_sums(model, stateful())
     assert all(row["counted"] for row in parts.position)
     # Whatever came before, it starts with an empty history, and so does what comes after.
-    assert measure(model, repackage(), TRAIN) == parts
-    other = data.TokenStream(SPLIT, batch_size=2, segment=11, history="repackage")
+    assert measure(model, stateful(), TRAIN) == parts
+    other = data.TokenStream(SPLIT, batch_size=2, sequence_length=11, stateful=True)
     check_sums(model, other)
-    check_sums(model, repackage())
+    check_sums(model, stateful())
 
 
 HEADS = {
@@ -91,13 +91,13 @@ HEADS = {
 
 @pytest.mark.parametrize("head", HEADS)
 def test_other_heads(head):
-    check_sums(language_model(trellis(), head=HEADS[head]()), chop())
+    check_sums(language_model(trellis(), head=HEADS[head]()), overlapping())
 
 
 def test_other_backbones():
-    check_sums(language_model(lstm(), tie_embeddings=False), repackage())
+    check_sums(language_model(lstm(), tie_embeddings=False), stateful())
     aux = trellis(return_aux=True, aux_every=1)
-    check_sums(language_model(aux, aux_weight=0.1), chop(protocol="authors"))
+    check_sums(language_model(aux, aux_weight=0.1), overlapping(target_counting="original"))
 
 
 def reference(model, rows_of, segment, horizon):
@@ -115,7 +115,7 @@ def reference(model, rows_of, segment, horizon):
 
 
 def test_positions_also_those_that_do_not_count():
-    model, stream = language_model(trellis()), chop()
+    model, stream = language_model(trellis()), overlapping()
     length = math.ceil((len(SPLIT) - 1) / 4)
     rows = [(i * length, min((i + 1) * length, len(SPLIT) - 1)) for i in range(4)]
     expected = reference(model, rows, 11, 4)
@@ -124,14 +124,16 @@ def test_positions_also_those_that_do_not_count():
         assert row["tokens"] == len(theirs)
         assert row["cross_entropy"] == pytest.approx(np.mean(theirs), rel=1e-5)
         assert row["counted"] == (row["position"] > 4)
-    first_segments_only = data.TokenStream(SPLIT[:20], batch_size=2, segment=14, horizon=4)
+    first_segments_only = data.TokenStream(
+        SPLIT[:20], batch_size=2, sequence_length=14, context_length=4
+    )
     position = measure(model, first_segments_only, TRAIN).position
     assert [row["tokens"] for row in position[:4]] == [0] * 4
     assert position[0]["cross_entropy"] is None
 
 
 def test_frequencies():
-    model, stream = language_model(trellis()), repackage()
+    model, stream = language_model(trellis()), stateful()
     scores = [model.predict(x, verbose=0) for x, _, _ in stream]
     counts = np.bincount(TRAIN, minlength=SIZE)
     parts = measure(model, stream, TRAIN).frequency
@@ -158,11 +160,11 @@ def test_no_scores_of_the_vocabulary_are_made(monkeypatch):
         raise AssertionError("log-probabilities were made")
 
     monkeypatch.setattr(DenseHead, "call", call)
-    measure(language_model(trellis()), chop(), TRAIN)
+    measure(language_model(trellis()), overlapping(), TRAIN)
 
 
 def test_files(tmp_path):
-    parts = measure(language_model(trellis()), chop(), TRAIN, metric="bpc")
+    parts = measure(language_model(trellis()), overlapping(), TRAIN, metric="bpc")
     parts.write(tmp_path / "new" / "folder")
     folder = tmp_path / "new" / "folder"
     names = ["frequency.csv", "frequency.png", "position.csv", "position.png"]
@@ -180,12 +182,12 @@ def test_files(tmp_path):
 
 def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    measure(language_model(trellis()), chop(), TRAIN).write("~/figures")
+    measure(language_model(trellis()), overlapping(), TRAIN).write("~/figures")
     assert (tmp_path / "figures" / "frequency.csv").is_file()
 
 
 def test_wrong_input():
-    model, stream = language_model(trellis()), chop()
+    model, stream = language_model(trellis()), overlapping()
     with pytest.raises(ValueError, match="for a LanguageModel. Received: SequenceRegressor"):
         measure(SequenceRegressor(trellis(return_sequences=False)), stream, TRAIN)
     with pytest.raises(ValueError, match="needs a text, as a data.TokenStream.*Received: tuple"):
@@ -199,6 +201,6 @@ def test_wrong_input():
     for wrong in (TRAIN[:0], TRAIN[None]):
         with pytest.raises(ValueError, match="`train_tokens` must be a text"):
             measure(model, stream, wrong)
-    other = data.TokenStream(SPLIT + 5, batch_size=4, segment=11)
+    other = data.TokenStream(SPLIT + 5, batch_size=4, sequence_length=11)
     with pytest.raises(ValueError, match=r"Token ids must lie in \[0, 30\). Received: 3"):
         measure(model, other, TRAIN)

@@ -68,18 +68,21 @@ def test_fit_on_arrays_that_the_batch_does_not_divide(jit_compile):
 
 
 @pytest.mark.parametrize("jit_compile", [None, True])
-@pytest.mark.parametrize("history", ["chop", "repackage"])
-def test_evaluation_is_the_mean_over_all_targets(history, jit_compile):
-    stateful = {"stateful": history == "repackage"}
+@pytest.mark.parametrize("stateful", [False, True])
+def test_evaluation_is_the_mean_over_all_targets(stateful, jit_compile):
     metrics = [Perplexity(), BitsPerCharacter(), CrossEntropy()]
-    model = small_model(jit_compile, metrics=metrics, backbone=stateful)
+    model = small_model(jit_compile, metrics=metrics, backbone={"stateful": stateful})
     tokens = random_tokens(211)
     stream = TokenStream(
-        tokens, batch_size=4, segment=9, history=history, horizon=5 * (history == "chop")
+        tokens,
+        batch_size=4,
+        sequence_length=9,
+        context_length=0 if stateful else 5,
+        stateful=stateful,
     )
     results = model.evaluate(stream, verbose=0, return_dict=True)
     assert stream.targets_counted == 210
-    if history == "chop":
+    if not stateful:
         nll = counted_nll(model, stream)
         assert len(nll) == 210
         mean = np.mean(nll, dtype="float64")
@@ -89,11 +92,11 @@ def test_evaluation_is_the_mean_over_all_targets(history, jit_compile):
     assert results["bpc"] == pytest.approx(results["loss"] / np.log(2), rel=1e-5)
 
 
-def test_repackaged_evaluation_hands_the_state_on():
+def test_stateful_evaluation_hands_the_state_on():
     options = {"backbone": {"stateful": True, "aux_every": None, "return_aux": False}}
     model = small_model(**options)
     tokens = random_tokens(41)
-    stream = TokenStream(tokens, batch_size=1, segment=8, history="repackage")
+    stream = TokenStream(tokens, batch_size=1, sequence_length=8, stateful=True)
     results = model.evaluate(stream, verbose=0, return_dict=True)
     # By hand: the state of each segment's end pads the next.
     embedded = model.embedding(tokens[None, :40])
@@ -110,13 +113,13 @@ def test_repackaged_evaluation_hands_the_state_on():
 
 def test_validation_neither_sees_nor_disturbs_the_training_history():
     tokens = random_tokens(400)
-    stream = TokenStream(tokens, batch_size=4, segment=10, history="repackage")
+    stream = TokenStream(tokens, batch_size=4, sequence_length=10, stateful=True)
     states = []
     for validate in (False, True):
         model = small_model(optimizer=SGD(0.1), backbone={"stateful": True})
         model.fit(stream, epochs=1, verbose=0)
         if validate:  # with another batch size
-            other = TokenStream(tokens[:100], batch_size=2, segment=10, history="repackage")
+            other = TokenStream(tokens[:100], batch_size=2, sequence_length=10, stateful=True)
             first = model.evaluate(other, verbose=0)
             assert model.evaluate(other, verbose=0) == first
         states.append([np.asarray(v) for v in model.backbone.state_cache.read(4, training=True)])
@@ -125,7 +128,7 @@ def test_validation_neither_sees_nor_disturbs_the_training_history():
 
 
 def test_history_is_reset_at_each_epoch():
-    stream = TokenStream(random_tokens(81), batch_size=2, segment=10, history="repackage")
+    stream = TokenStream(random_tokens(81), batch_size=2, sequence_length=10, stateful=True)
     model = small_model(optimizer=SGD(1e-12), backbone={"stateful": True})
     history = model.fit(stream, epochs=2, verbose=0).history["loss"]
     assert history[0] == pytest.approx(history[1], rel=1e-6)
@@ -278,10 +281,10 @@ def test_a_head_of_another_vocabulary(tied):
 
 def test_bad_tokens_of_streams_and_validation_data_are_named_at_once():
     model, good = small_model(), random_tokens(50)
-    bad = TokenStream(np.append(good, V), batch_size=2, segment=9, horizon=5)
+    bad = TokenStream(np.append(good, V), batch_size=2, sequence_length=9, context_length=5)
     with pytest.raises(ValueError, match=f"Received: {V}"):
         model.fit(bad, verbose=0)
-    stream = TokenStream(good, batch_size=2, segment=9, horizon=5)
+    stream = TokenStream(good, batch_size=2, sequence_length=9, context_length=5)
     with pytest.raises(ValueError, match=f"Received: {V}"):
         model.fit(stream, validation_data=bad, verbose=0)
     with pytest.raises(ValueError, match=f"Received: {V}"):
@@ -386,7 +389,7 @@ def test_training_and_evaluation_compute_the_cone_only(monkeypatch):
     monkeypatch.setattr(
         trellis, "plan_levels", lambda *args: kept.append(args[2]) or plan_levels(*args)
     )
-    stream = TokenStream(random_tokens(100), batch_size=2, segment=9, horizon=5)
+    stream = TokenStream(random_tokens(100), batch_size=2, sequence_length=9, context_length=5)
     model = small_model()
     model.fit(stream, epochs=1, verbose=0)
     model.evaluate(stream, verbose=0)

@@ -54,7 +54,7 @@ def states(model, training, rows=None):
 def test_carried_states_make_one_text_of_its_segments():
     """A recurrent net's loss over segments is that of one pass over the whole rows."""
     tokens = random_tokens(4, 31)
-    stream = TokenStream(tokens.ravel(), batch_size=4, segment=6, history="repackage")
+    stream = TokenStream(tokens.ravel(), batch_size=4, sequence_length=6, stateful=True)
     stateful, plain = small_model(stateful=True), small_model()
     rows = np.concatenate([stream[i][0] for i in range(len(stream))], axis=1)
     targets = np.concatenate([stream[i][1] for i in range(len(stream))], axis=1)
@@ -71,8 +71,8 @@ def test_carried_states_make_one_text_of_its_segments():
 @pytest.mark.parametrize("jit_compile", [None, True])
 def test_validation_neither_sees_nor_disturbs_the_training_states(jit_compile):
     tokens = random_tokens(200)
-    stream = TokenStream(tokens, batch_size=4, segment=10, history="repackage")
-    other = TokenStream(tokens[:60], batch_size=2, segment=10, history="repackage")
+    stream = TokenStream(tokens, batch_size=4, sequence_length=10, stateful=True)
+    other = TokenStream(tokens[:60], batch_size=2, sequence_length=10, stateful=True)
     carried, losses = [], []
     for validation in (None, other):  # with another batch size
         model = small_model(stateful=True, optimizer=SGD(0.1), jit_compile=jit_compile)
@@ -91,7 +91,7 @@ def test_validation_neither_sees_nor_disturbs_the_training_states(jit_compile):
 
 @pytest.mark.parametrize("jit_compile", [None, True])
 def test_training_reads_the_states_and_resets_them_at_each_epoch(jit_compile):
-    stream = TokenStream(random_tokens(81), batch_size=2, segment=10, history="repackage")
+    stream = TokenStream(random_tokens(81), batch_size=2, sequence_length=10, stateful=True)
     model = small_model(stateful=True, optimizer=SGD(1e-12), jit_compile=jit_compile)
     losses = model.fit(stream, epochs=2, verbose=0).history["loss"]
     assert losses == pytest.approx([model.evaluate(stream, verbose=0)] * 2, rel=1e-5)
@@ -102,7 +102,7 @@ def test_training_reads_the_states_and_resets_them_at_each_epoch(jit_compile):
 def test_another_batch_size_in_training():
     model = small_model(stateful=True)
     for rows in (4, 2):
-        stream = TokenStream(random_tokens(81), batch_size=rows, segment=10, history="repackage")
+        stream = TokenStream(random_tokens(81), batch_size=rows, sequence_length=10, stateful=True)
         assert np.isfinite(model.fit(stream, verbose=0).history["loss"][0])
         assert len(states(model, training=True)[0]) == rows
 
@@ -124,7 +124,7 @@ def test_generation_is_that_of_the_forward_pass(layers):
 
 def test_keras_file_and_model_without_history(tmp_path):
     model = small_model(stateful=True)
-    stream = TokenStream(random_tokens(81), batch_size=2, segment=10, history="repackage")
+    stream = TokenStream(random_tokens(81), batch_size=2, sequence_length=10, stateful=True)
     model.fit(stream, verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")

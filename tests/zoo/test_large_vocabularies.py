@@ -61,7 +61,7 @@ def test_parameters_at_full_size(name):
     assert zoo.get_model(name).count_params() == COUNTS[name]
 
 
-def test_settings_of_wikitext103():
+def test_settings_of_wt103():
     recipe = zoo.recipe("trellisnet_wt103")
     assert (recipe.segment, recipe.horizon, recipe.training.published) == (70, 0, 29.19)
     assert recipe.model.derived()["units"] == 2000
@@ -213,7 +213,7 @@ def test_training_never_holds_tokens_times_words():
 
 
 @pytest.mark.slow
-def test_all_the_words_of_wikitext103(tmp_path):
+def test_all_the_words_of_wt103(tmp_path):
     """What needs all log-probabilities takes 1 MiB for each token."""
     model = zoo.trellisnet_wt103(depth=2, hidden_units=4, embedding_dim=8, jit_compile=False)
     tokens = np.random.default_rng(0).integers(0, WIKITEXT103, (2, 6))

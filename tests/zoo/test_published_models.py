@@ -199,7 +199,7 @@ def test_ablations_of_the_segments_and_of_other_data():
     short = zoo.recipe("trellisnet_ptb", ablation="no_long_sequence_parallelism")
     assert (short.segment, short.horizon) == (55, 0)
     assert zoo.recipe("trellisnet_ptb", segment=120, history="chop").segment == 120
-    recipe = zoo.recipe("trellisnet_ptb", ablation="injection_every_2", data="wikitext2")
+    recipe = zoo.recipe("trellisnet_ptb", ablation="injection_every_2", data="wt2")
     assert recipe.training.published is None
     assert zoo.recipe("trellisnet_ptb", ablation="injection_every_2", hidden_dropout=0.1)
     model = zoo.trellisnet_ptb(ablation="no_auxiliary_losses", depth=8, vocabulary_size=9)

@@ -127,7 +127,7 @@ def test_wrong_types_are_refused(field, value, message):
         ("history", "both", r"\['chop', 'repackage'\]"),
         ("optimizer", "adamw", r"\['adam', 'asgd', 'rmsprop', 'sgd'\]"),
         ("metric", "accuracy", r"\['bpc', 'cross_entropy', 'perplexity'\]"),
-        ("data", "ptb", "pydoc"),
+        ("data", "ptb_word", "pydoc"),
         ("decay_rule", "never", "best_before"),
         ("decay_factor", 2.0, "`decay_...` make no rule: .*factor"),
         ("decay_epochs", [], "`decay_...` make no rule: .*epochs"),
@@ -249,7 +249,7 @@ def test_what_is_published_of_tcns(name, changes, published, table):
         ("tcn_jsb", GATED),
         ("lstm_adding", {"T": 400}),
         ("trellisnet_char_ptb", {"data": "pydoc"}),
-        ("trellisnet_seq_cifar10", {"data": "mnist"}),
+        ("trellisnet_seq_cifar10", {"data": "seq_mnist"}),
     ],
 )
 def test_a_published_result_comes_back_with_its_benchmark(name, there):
@@ -262,10 +262,10 @@ def test_a_published_result_comes_back_with_its_benchmark(name, there):
 def test_another_data_set_does_not_keep_the_options_of_the_first():
     recipe = zoo.recipe("lru_char_ptb")
     assert recipe.training.data_options
-    assert recipe.replace(data="ptb_word").training.data_options == {}
-    assert recipe.replace(data="ptb_char").training == recipe.training
+    assert recipe.replace(data="ptb").training.data_options == {}
+    assert recipe.replace(data="char_ptb").training == recipe.training
     options = {"first": 1000}
-    assert recipe.replace(data="ptb_word", data_options=options).training.data_options == options
+    assert recipe.replace(data="ptb", data_options=options).training.data_options == options
 
 
 @pytest.mark.parametrize(

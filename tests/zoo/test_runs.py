@@ -361,16 +361,16 @@ def test_the_best_epoch_is_the_saved_one(shared):
 
 
 def test_the_authors_count_fewer_targets(shared):
-    exact, authors = (runs.evaluate(shared, protocol=name) for name in ("exact", "authors"))
+    exact, authors = (runs.evaluate(shared, target_counting=n) for n in ("all", "original"))
     assert authors["targets"] == 4 * (25 - 1 - 3) < exact["targets"]
     assert authors["loss"] != exact["loss"]
 
 
-def test_wrong_split_or_protocol(shared):
+def test_wrong_split_or_target_counting(shared):
     with pytest.raises(ValueError, match="`split` must be one of train, valid, test"):
         runs.evaluate(shared, "validation")
-    with pytest.raises(ValueError, match="`protocol` must be one of exact, authors"):
-        runs.evaluate(shared, protocol="paper")
+    with pytest.raises(ValueError, match="`target_counting` must be one of all, original"):
+        runs.evaluate(shared, target_counting="paper")
 
 
 @pytest.fixture

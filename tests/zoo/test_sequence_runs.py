@@ -70,9 +70,9 @@ def test_another_T_is_refused(copying):
         runs.train(recipe.replace(T=9, depth=3, filters=4, kernel_size=8), copying)
 
 
-def test_a_protocol_is_for_texts(copying):
-    with pytest.raises(ValueError, match="for texts only. Received: 'authors'"):
-        runs.evaluate(copying, protocol="authors")
+def test_target_counting_is_for_texts(copying):
+    with pytest.raises(ValueError, match="for texts. Received: 'original'"):
+        runs.evaluate(copying, target_counting="original")
 
 
 def test_frames_of_music_are_counted(tmp_path, monkeypatch):

@@ -5,9 +5,13 @@ from trellis_keras.data.images import pixel_permutation, pixel_sequences
 from trellis_keras.data.lambada import Passages, last_word_examples
 from trellis_keras.data.music import PianoRolls
 from trellis_keras.data.registry import list_datasets, load
-from trellis_keras.data.sequences import EpochOrder, PianoRollStream, SequenceStream
 from trellis_keras.data.splits import Examples, Splits
-from trellis_keras.data.streams import TokenStream
+from trellis_keras.data.streams import (
+    EpochOrder,
+    PianoRollStream,
+    SequenceStream,
+    TokenStream,
+)
 from trellis_keras.data.synthetic import adding_examples, copy_memory_examples
 from trellis_keras.data.vocabulary import Vocabulary
 from trellis_keras.layers.base import check_tokens

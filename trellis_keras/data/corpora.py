@@ -98,16 +98,16 @@ class Corpus:
 
 
 @register
-def ptb_word(data_dir):
+def ptb(data_dir):
     """Penn Treebank by words; every line ends with `"<eos>"`, rare words are `"<unk>"`."""
     sources = read_files(PTB_FILES, data_dir, "PtbText")
     texts = [decode(source) for source in sources]
     vocabulary = _vocabulary(sources[0], texts[0], "word", unknown="<unk>")
-    return _published_corpus("ptb_word", sources, texts, vocabulary, PTB_WORDS)
+    return _published_corpus("ptb", sources, texts, vocabulary, PTB_WORDS)
 
 
 @register
-def ptb_char(data_dir, *, split=None, first=None, train_fraction=1.0):
+def char_ptb(data_dir, *, split=None, first=None, train_fraction=1.0):
     """Penn Treebank by characters.
 
     The one space that begins each line in the files is dropped, the one that ends it is
@@ -121,20 +121,20 @@ def ptb_char(data_dir, *, split=None, first=None, train_fraction=1.0):
     for source, text in zip(sources, texts, strict=True):
         with _naming(source):
             vocabulary.encode(text)  # before they are one text
-    return _cut_corpus("ptb_char", sources, "".join(texts), vocabulary, cut, sizes)
+    return _cut_corpus("char_ptb", sources, "".join(texts), vocabulary, cut, sizes)
 
 
 @register
-def wikitext2(data_dir):
+def wt2(data_dir):
     """WikiText-2 by words; every line ends with `"<eos>"`, rare words are `"<unk>"`."""
     sources = read_files(WIKITEXT2_FILES, data_dir, "Wikitext2")
     texts = [decode(source) for source in sources]
     vocabulary = _vocabulary(sources[0], texts[0], "word", unknown="<unk>")
-    return _published_corpus("wikitext2", sources, texts, vocabulary, WIKITEXT2_WORDS)
+    return _published_corpus("wt2", sources, texts, vocabulary, WIKITEXT2_WORDS)
 
 
 @register
-def wikitext103(data_dir):
+def wt103(data_dir):
     """WikiText-103 by words; every line ends with `"<eos>"`, rare words are `"<unk>"`."""
     paths = find_files(WIKITEXT103_FILES, data_dir, "Wikitext103")
     train = LargeSource(paths[0])
@@ -155,7 +155,7 @@ def wikitext103(data_dir):
         parts[split] = vocabulary.encode(decode(source))
         check_count(source, "words", WIKITEXT103_WORDS[split], len(parts[split]))
         digest.update(source.content)
-    return Corpus(name="wikitext103", vocabulary=vocabulary, checksum=digest.hexdigest(), **parts)
+    return Corpus(name="wt103", vocabulary=vocabulary, checksum=digest.hexdigest(), **parts)
 
 
 @register

@@ -5,8 +5,8 @@ import itertools
 import math
 import numbers
 
-from trellis_keras.data.checks import checked_int
 from trellis_keras.data.sources import SPLITS
+from trellis_keras.data.streams import check_integer
 
 # The Lattice Recurrent Unit paper's, of every data set; also the usual one of text8 and enwik8.
 SHARES = (0.9, 0.05, 0.05)
@@ -33,7 +33,7 @@ class Cut:
         if self.split is not None:
             object.__setattr__(self, "split", _checked_split(self.split))
         if self.first is not None:
-            object.__setattr__(self, "first", checked_int("first", self.first, 1))
+            object.__setattr__(self, "first", check_integer("first", self.first, 1))
         if not _is_number(self.train_fraction) or not 0 < self.train_fraction <= 1:
             raise ValueError(
                 "`train_fraction` must be a number in (0, 1]. "

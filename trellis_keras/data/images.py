@@ -47,12 +47,12 @@ class _Published:
     deviation: float
 
 
-MNIST = _Published("mnist", (28, 28, 1), 60_000, 10_000, 5_000, 0.1307, 0.3081)
-CIFAR10 = _Published("cifar10", (32, 32, 3), 50_000, 10_000, 5_000, 0.5, 0.5)
+MNIST = _Published("seq_mnist", (28, 28, 1), 60_000, 10_000, 5_000, 0.1307, 0.3081)
+CIFAR10 = _Published("seq_cifar10", (32, 32, 3), 50_000, 10_000, 5_000, 0.5, 0.5)
 
 
 @register
-def mnist(data_dir):
+def seq_mnist(data_dir):
     """MNIST row by row: x (images, 784, 1), y the digit; 55,000, 5,000 and 10,000 images."""
     return _image_splits(MNIST, _read_mnist(data_dir))
 
@@ -60,7 +60,7 @@ def mnist(data_dir):
 @register
 def permuted_mnist(data_dir):
     """MNIST with the 784 pixels of every image in one other order, `pixel_permutation()`."""
-    splits = mnist(data_dir)
+    splits = seq_mnist(data_dir)
     order = pixel_permutation()
     parts = {split: getattr(splits, split) for split in SPLITS}
     parts = {split: Examples(part.x[:, order], part.y) for split, part in parts.items()}
@@ -69,7 +69,7 @@ def permuted_mnist(data_dir):
 
 
 @register
-def cifar10(data_dir):
+def seq_cifar10(data_dir):
     """CIFAR-10 row by row: x (images, 1024, 3), y the class; 45,000, 5,000 and 10,000 images.
 
     A local copy is 50 and 10 PNG files of 1,000 images one under another,

@@ -5,9 +5,9 @@ import io
 import zlib
 
 from trellis_keras.data.registry import register
-from trellis_keras.data.sequences import PianoRollStream, check_piano_roll
 from trellis_keras.data.sources import SPLITS, check_count, checksum, read_files
 from trellis_keras.data.splits import Splits
+from trellis_keras.data.streams import PianoRollStream, check_piano_roll
 
 JSB_SIZES = {"train": (229, 13_807), "valid": (76, 4_602), "test": (77, 4_725)}
 NOTTINGHAM_SIZES = {"train": (694, 176_561), "valid": (173, 45_513), "test": (170, 44_463)}

@@ -1,4 +1,4 @@
-"""Data sets by name: `load("ptb_word")`, `load("adding", T=600)`, ..."""
+"""Data sets by name: `load("ptb")`, `load("adding", T=600)`, ..."""
 
 import inspect
 
@@ -20,10 +20,10 @@ def load(name, data_dir=None, **options):
 
     Texts, returned as a `Corpus` of token ids:
 
-    - `"ptb_word"`, `"ptb_char"`: Penn Treebank in Mikolov's preparation, from
+    - `"ptb"`, `"char_ptb"`: Penn Treebank in Mikolov's preparation, from
       `ptb/ptb.train.txt`, `ptb/ptb.valid.txt` and `ptb/ptb.test.txt`.
-    - `"wikitext2"`: WikiText-2 by words, from `wikitext2/wiki.train.tokens` and so on.
-    - `"wikitext103"`: WikiText-103 by words, from `wikitext103/wiki.train.tokens` and so on. The
+    - `"wt2"`: WikiText-2 by words, from `wikitext2/wiki.train.tokens` and so on.
+    - `"wt103"`: WikiText-103 by words, from `wikitext103/wiki.train.tokens` and so on. The
       first call counts and numbers its words, which takes minutes, and keeps the ids of the
       training part (413 MB) in tensorflow-datasets' folder: `~/tensorflow_datasets`, or what the
       environment variable `TFDS_DATA_DIR` names. There they are memory-mapped.
@@ -39,12 +39,12 @@ def load(name, data_dir=None, **options):
     - `"pydoc"`: the English of Python's own `pydoc_data.topics`, character by character, on
       every machine. It differs between versions of Python; the checksum tells.
 
-    Which part of the text is used for what: options of `"ptb_char"`, `"text8"`, `"enwik8"`,
+    Which part of the text is used for what: options of `"char_ptb"`, `"text8"`, `"enwik8"`,
     `"war_and_peace"`, `"text"` and `"pydoc"`, also together. Whatever they are, the vocabulary is
     that of the whole text; tokens other than without options have another checksum.
 
     - `split`: the shares of the training, validation and test part, which follow each other in
-      the text. By default the published parts of `"ptb_char"`, and `(0.9, 0.05, 0.05)` of all
+      the text. By default the published parts of `"char_ptb"`, and `(0.9, 0.05, 0.05)` of all
       others; with it, or with `first`, Penn Treebank's three files are one text.
     - `first`: how many tokens of the text are used, from its beginning; what follows is left out
       before the split. By default all.
@@ -56,7 +56,7 @@ def load(name, data_dir=None, **options):
     - `"adding"`, `"copy_memory"`: generated from a seed. Options: `T`, `seed` and the numbers
       of sequences `train`, `valid` and `test`. See `data.adding_examples` and
       `data.copy_memory_examples`.
-    - `"mnist"`, `"permuted_mnist"`, `"cifar10"`: images as sequences of pixels, from
+    - `"seq_mnist"`, `"permuted_mnist"`, `"seq_cifar10"`: images as sequences of pixels, from
       `mnist/train-images-idx3-ubyte` and so on, and `cifar10/train_00.png` and so on. See
       `data.images`.
     - `"jsb"`, `"nottingham"`: polyphonic music as piano rolls, from

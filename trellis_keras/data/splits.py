@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from trellis_keras.data.sequences import SequenceStream
 from trellis_keras.data.sources import SPLITS
+from trellis_keras.data.streams import SequenceStream
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # arrays cannot be compared so

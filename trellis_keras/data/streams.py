@@ -1,72 +1,66 @@
-"""Batches of consecutive text for language models."""
+"""Batches for `fit` and `evaluate`: of one long text, of equal sequences, of piano rolls."""
 
 import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
 
-from trellis_keras.data.checks import checked_int
-from trellis_keras.layers.base import check_tokens
+PIANO_KEYS = 88
+TARGET_COUNTING = ("all", "original")
 
-HISTORIES = ("chop", "repackage")
-PROTOCOLS = ("exact", "authors")
+Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+# The streams do not offer `workers` and `use_multiprocessing`: `fit` on JAX looks at a batch to
+# build the model, and with prefetching threads would see that batch twice and the last one never.
+# Keras waits forever for a worker process that has died.
 
 
 class TokenStream(keras.utils.PyDataset):
-    """Cuts one long sequence of tokens into batches for a language model.
+    """Batches of one long token sequence, to train and evaluate a language model.
 
-    Target t is token t + 1 and is read off at the position where token t comes in, so that
-    N tokens have N - 1 targets. The text is laid out in `batch_size` rows, one after the
-    other, and batch i takes the i-th segment of every row. It is `(x, y, weight)`:
+    The text is laid out in `batch_size` rows, one after the other, and batch `i` is the `i`-th
+    segment of every row. The target of a position is the next token, so N tokens have N - 1
+    targets. A batch is a tuple `(x, y, weight)`:
 
-    - `x`: int32 tokens of shape `(batch_size, segment)`;
-    - `y`: int32 targets of the last `output_length` positions of `x`, of shape
-      `(batch_size, output_length)`;
-    - `weight`: float32 of the same shape, 1 where the target counts and 0 where it is padding.
+    - `x`: int32 tokens of shape `(batch_size, sequence_length)`;
+    - `y`: int32 targets of the last `output_length = sequence_length - context_length` positions
+      of `x`, of shape `(batch_size, output_length)`;
+    - `weight`: float32 of the shape of `y`, 1 where the target counts and 0 for padding.
 
-    Batch i is a pure function of i and reads only its own tokens, so `tokens` may be a
-    memory-mapped file.
+    A target sees its past in one of two ways (TrellisNet paper, appendix B). Either segments
+    overlap, and the first `context_length` positions are read but not counted. Or segments do not
+    overlap (`context_length=0`) and the model carries its state from batch to batch
+    (`stateful=True`).
 
-    How a segment gets its history (TrellisNet paper, appendix B):
-
-    - `"chop"`: segments overlap; the first `horizon` positions of a segment are read but do
-      not count, so `output_length = segment - horizon`.
-    - `"repackage"`: segments follow each other without overlap, `output_length = segment`.
-      The model has to carry its state from batch to batch, and batches must come in order:
-      **pass `shuffle=False` to `fit()`**, which shuffles the batches of a `PyDataset`
-      otherwise (or use `to_tf_data()`, which it leaves alone).
-
-    Which targets count:
-
-    - `protocol="exact"`: every target exactly once. A row has L = ceil((N - 1) / batch_size)
-      targets; what is missing at the end of a row's last segment and of the whole text is
-      padded with weight 0, also where the text is shorter than one full batch. With `"chop"`
-      the tokens before a target are those that stand before it in the text, also where a row
-      begins; only before the very first token, where there are none, `start_token` is filled
-      in. All batches have the same shape: XLA compiles anew for each new one.
-    - `protocol="authors"`: as in the TrellisNet authors' program, for comparison. The text
-      is cut to a multiple of `batch_size`. Skipped (`targets_skipped`
-      in all) are the tokens cut off, the targets that cross from one row to the next and,
-      with `"chop"`, the first `horizon` targets of every row. Their last segment is shorter
-      than the others; here it is padded with weight 0.
+    All batches have the same shape, so XLA compiles once. Batch `i` is a pure function of `i` and
+    reads only its own tokens, so `tokens` may be memory-mapped. Batches must stay in order:
+    `LanguageModel.fit` keeps it; other models need `fit(..., shuffle=False)`.
 
     Args:
-        tokens: Integer array of shape (N,), N >= 2.
-        batch_size: Number of rows, at most N - 1.
-        segment: Number of tokens of a row that one batch reads.
-        history: `"chop"` or `"repackage"`.
-        horizon: Number of positions at a segment's beginning that do not count; only with
-            `"chop"`, and smaller than `segment`.
-        protocol: `"exact"` or `"authors"`.
-        start_token: The id that stands before the beginning of the text.
-        vocabulary_size: If given, the ids are checked once to lie in [0, `vocabulary_size`).
+        tokens: Integer array of shape `(N,)`, N >= 2.
+        batch_size: Positive integer, number of rows, at most N - 1.
+        sequence_length: Positive integer, number of tokens of a row that a batch reads.
+        context_length: Integer, how many of these are read but not counted. Defaults to 0.
+        stateful: Boolean, whether the model carries its state from batch to batch, which requires
+            `context_length=0`. Defaults to `False`.
+        target_counting: `"all"` or `"original"`. Defaults to `"all"`.
+            `"all"` counts every target exactly once. A row has `ceil((N - 1) / batch_size)`
+            targets; the end of its last segment is padding. The context of a target is the text
+            before it, also at the start of a row.
+            `"original"` follows the TrellisNet authors' code, for comparison. It omits the tokens
+            that do not fill `batch_size` rows, the targets that lie in the next row, and the first
+            `context_length` targets of every row: `targets_skipped` in total.
+        start_token: Integer, the token read before the start of the text. Defaults to 0.
 
     Raises:
         ValueError: If an argument is not as described.
 
     Example:
 
-    >>> stream = TokenStream(np.arange(8), batch_size=2, segment=3, horizon=1)
+    >>> stream = TokenStream(np.arange(8), batch_size=2, sequence_length=3, context_length=1)
     >>> x, y, weight = stream[0]
     >>> x
     array([[0, 0, 1],
@@ -78,179 +72,367 @@ class TokenStream(keras.utils.PyDataset):
 
     def __init__(
         self,
-        tokens,
-        batch_size,
-        segment,
-        *,
-        history="chop",
-        horizon=0,
-        protocol="exact",
-        start_token=0,
-        vocabulary_size=None,
+        tokens: np.ndarray,
+        batch_size: int,
+        sequence_length: int,
+        context_length: int = 0,
+        stateful: bool = False,
+        target_counting: str = "all",
+        start_token: int = 0,
     ):
-        # Keras' `workers` are not offered: `fit` on JAX, which looks at a batch to build the model,
-        # would see those that they had ready again, and the last ones never.
         super().__init__()
-        self._tokens = _checked_tokens(tokens, vocabulary_size)
-        self._batch_size = checked_int("batch_size", batch_size, 1)
-        self._segment = checked_int("segment", segment, 1)
-        self._horizon = checked_int("horizon", horizon, 0)
-        self._start_token = checked_int("start_token", start_token, 0)
-        self._history = history
-        self._protocol = protocol
-        self._check_arguments(vocabulary_size)
-        # Targets of a row.
-        if protocol == "exact":
-            self._row_length = -(-(len(self._tokens) - 1) // self._batch_size)
-            covered = self._row_length
+        self._tokens = _check_tokens(tokens)
+        self.batch_size = check_integer("batch_size", batch_size, 1)
+        self.sequence_length = check_integer("sequence_length", sequence_length, 1)
+        self.context_length = check_integer("context_length", context_length, 0)
+        self.stateful = bool(stateful)
+        self.target_counting = target_counting
+        self._start_token = check_integer("start_token", start_token, 0)
+        self._check_arguments()
+        # The tokens of a row, and its counted positions: [first, end).
+        if target_counting == "all":
+            self._row_length = -(-(len(self._tokens) - 1) // self.batch_size)
+            self._first, self._end = 0, self._row_length
         else:
-            self._row_length = len(self._tokens) // self._batch_size
-            covered = self._row_length - 1 - self._horizon
-        self._steps = -(-covered // self.output_length)
-        if self._steps < 1:
+            self._row_length = len(self._tokens) // self.batch_size
+            self._first, self._end = self.context_length, self._row_length - 1
+        if self._first >= self._end:
             raise ValueError(
-                "With protocol='authors' each of the `batch_size` rows needs more than "
-                f"horizon + 1 = {self._horizon + 1} tokens. "
-                f"Received: {len(self._tokens)} tokens, batch_size={self._batch_size}, "
-                f"which makes {self._row_length} a row"
+                "With target_counting='original' each row needs more than context_length + 1 = "
+                f"{self.context_length + 1} tokens. Received: {len(self._tokens)} tokens in "
+                f"batch_size={self.batch_size} rows, {self._row_length} in each"
             )
 
     @property
-    def batch_size(self):
-        """Number of rows."""
-        return self._batch_size
-
-    @property
-    def segment(self):
-        """Number of tokens of a row that one batch reads."""
-        return self._segment
-
-    @property
-    def history(self):
-        """`"chop"` or `"repackage"`."""
-        return self._history
-
-    @property
-    def protocol(self):
-        """`"exact"` or `"authors"`."""
-        return self._protocol
+    def output_length(self) -> int:
+        """Number of positions at the end of a segment that count."""
+        return self.sequence_length - self.context_length
 
     @functools.cached_property
-    def token_range(self):
-        """The smallest and the largest id, which a model checks against its vocabulary."""
+    def token_range(self) -> tuple[int, int]:
+        """The smallest and the largest token, which a model checks against its vocabulary."""
         return int(self._tokens.min()), int(self._tokens.max())
 
     @property
-    def horizon(self):
-        """Number of positions at a segment's beginning that do not count."""
-        return self._horizon
-
-    @property
-    def output_length(self):
-        """Number of positions at a segment's end that count, `segment - horizon`."""
-        return self._segment - self._horizon
-
-    @property
-    def steps(self):
-        """Number of batches in one pass."""
-        return self._steps
-
-    @property
-    def targets_counted(self):
-        """Number of targets with weight 1 in one pass."""
-        if self._protocol == "exact":
+    def targets_counted(self) -> int:
+        """Number of targets with weight 1 in one epoch."""
+        if self.target_counting == "all":
             return len(self._tokens) - 1
-        return self._batch_size * (self._row_length - 1 - self._horizon)
+        return self.batch_size * (self._end - self._first)
 
     @property
-    def targets_skipped(self):
-        """Number of the text's targets that no batch counts."""
+    def targets_skipped(self) -> int:
+        """Number of targets of the text that no batch counts."""
         return len(self._tokens) - 1 - self.targets_counted
 
-    def __len__(self):
-        return self._steps
+    def __len__(self) -> int:
+        return -(-(self._end - self._first) // self.output_length)
 
-    def __getitem__(self, index):
-        if not 0 <= index < self._steps:
-            raise IndexError(f"The stream has batches 0 to {self._steps - 1}. Received: {index}")
-        if self._protocol == "exact":
-            return self._exact_batch(index)
-        return self._authors_batch(index)
+    def __getitem__(self, index: int) -> Batch:
+        _check_index(index, len(self))
+        start = self._first + index * self.output_length
+        # Positions in the row, then in the text: (1, sequence_length), (batch_size, same).
+        positions = np.arange(start - self.context_length, start + self.output_length)[None]
+        places = positions + np.arange(self.batch_size)[:, None] * self._row_length
+        last = len(self._tokens) - 2  # the last token that has a target
+        inside = np.clip(places, 0, last)  # padding has weight 0: any token will do
+        x = self._tokens[inside].astype("int32")
+        x[places < 0] = self._start_token
+        y = self._tokens[inside[:, self.context_length :] + 1].astype("int32")
+        counts = (positions < self._end) & (places <= last)
+        return x, y, counts[:, self.context_length :].astype("float32")
 
-    def to_tf_data(self):
-        """The same batches, in order, as a `tf.data.Dataset`.
-
-        Returns:
-            A dataset of `(x, y, weight)` with static shapes and known cardinality.
-        """
-        import tensorflow as tf
-
-        signature = tuple(tf.TensorSpec(array.shape, array.dtype) for array in self[0])
-        dataset = tf.data.Dataset.from_generator(lambda: iter(self), output_signature=signature)
-        dataset = dataset.apply(tf.data.experimental.assert_cardinality(self._steps))
-        return dataset.prefetch(tf.data.AUTOTUNE)
-
-    def _exact_batch(self, index):
-        last_input = len(self._tokens) - 2
-        # Places in the text: the first target of each row, and of its part of this batch.
-        row_start = np.arange(self._batch_size)[:, None] * self._row_length
-        start = row_start + index * self.output_length
-        inputs = start + np.arange(-self._horizon, self.output_length)
-        targets = start + np.arange(self.output_length)
-        row_end = np.minimum(row_start + self._row_length, last_input + 1)
-        # Padding reads the last token again: any id of the text will do.
-        x = self._tokens[np.clip(inputs, 0, last_input)].astype("int32")
-        x[inputs < 0] = self._start_token
-        y = self._tokens[np.minimum(targets, last_input) + 1].astype("int32")
-        return x, y, (targets < row_end).astype("float32")
-
-    def _authors_batch(self, index):
-        row_start = np.arange(self._batch_size)[:, None] * self._row_length
-        places = index * self.output_length + np.arange(self._segment)
-        last_input = self._row_length - 2
-        inputs = row_start + np.minimum(places, last_input)
-        x = self._tokens[inputs].astype("int32")
-        y = self._tokens[inputs[:, self._horizon :] + 1].astype("int32")
-        counts = (places <= last_input)[self._horizon :]
-        return x, y, np.broadcast_to(counts, y.shape).astype("float32")
-
-    def _check_arguments(self, vocabulary_size):
-        if self._history not in HISTORIES:
-            raise ValueError(f"`history` must be one of {HISTORIES}. Received: {self._history!r}")
-        if self._protocol not in PROTOCOLS:
-            raise ValueError(f"`protocol` must be one of {PROTOCOLS}. Received: {self._protocol!r}")
-        if self._history == "repackage" and self._horizon:
+    def _check_arguments(self):
+        if self.target_counting not in TARGET_COUNTING:
             raise ValueError(
-                "With history='repackage' the state carries the past and `horizon` must be 0. "
-                f"Received: horizon={self._horizon}"
+                f"`target_counting` must be one of {TARGET_COUNTING}. "
+                f"Received: target_counting={self.target_counting!r}"
             )
-        if self._horizon >= self._segment:
+        if self.stateful and self.context_length:
             raise ValueError(
-                "`horizon` must be smaller than `segment`, or no position counts. "
-                f"Received: horizon={self._horizon}, segment={self._segment}"
+                "With stateful=True the model carries the context in its state, and "
+                f"`context_length` must be 0. Received: context_length={self.context_length}"
             )
-        if self._batch_size > len(self._tokens) - 1:
+        if self.context_length >= self.sequence_length:
             raise ValueError(
-                f"`batch_size` must be at most the number of targets, {len(self._tokens) - 1}. "
-                f"The text of {len(self._tokens)} tokens is too short for one batch of "
-                f"{self._batch_size} rows of {self._segment} tokens: take more text or fewer rows. "
-                f"Received: batch_size={self._batch_size}"
+                "`context_length` must be smaller than `sequence_length`, or no position counts. "
+                f"Received: context_length={self.context_length}, "
+                f"sequence_length={self.sequence_length}"
             )
-        if vocabulary_size is not None and self._start_token >= vocabulary_size:
+        if self.batch_size > len(self._tokens) - 1:
             raise ValueError(
-                f"`start_token` must lie in [0, {vocabulary_size}). Received: {self._start_token}"
+                f"`batch_size` must be at most the number of targets, {len(self._tokens) - 1}: "
+                "take a longer text or fewer rows. "
+                f"Received: batch_size={self.batch_size}"
             )
 
 
-def _checked_tokens(tokens, vocabulary_size):
-    # `asanyarray` keeps a memory map what it is.
-    tokens = np.asanyarray(tokens)
+class _ExampleStream(keras.utils.PyDataset):
+    """Batches of separate examples, in an order that follows from seed and epoch.
+
+    Examples of a group have one shape and share batches. The last batch of a group is filled up
+    with more of its examples at weight 0. A subclass implements `_batch`.
+    """
+
+    def __init__(self, groups, batch_size, seed, shuffle):
+        super().__init__()
+        self._groups = groups
+        self.batch_size = check_integer("batch_size", batch_size, 1)
+        self._seed = check_integer("seed", seed, 0)
+        self._shuffle = shuffle
+        self.epoch = 0  # whose batches `self[i]` returns
+        self._planned = None, []
+
+    def __len__(self) -> int:
+        return sum(-(-len(group) // self.batch_size) for group in self._groups)
+
+    def __getitem__(self, index: int) -> Batch:
+        _check_index(index, len(self))
+        epoch, plan = self._planned
+        if epoch != self.epoch:
+            epoch = self.epoch
+            plan = self._plan(epoch)
+            self._planned = epoch, plan
+        group, rows = plan[index]
+        counts = (np.arange(self.batch_size) < len(rows)).astype("float32")
+        return self._batch(group, np.resize(rows, self.batch_size), counts)
+
+    def _batch(self, group, rows, counts):
+        """Returns the batch of the examples `rows`; `counts` is 0 for those that only fill it."""
+        raise NotImplementedError
+
+    def _plan(self, epoch):
+        """Returns the batches of an epoch as a list of (index of the group, its examples)."""
+        generator = np.random.default_rng([self._seed, epoch])
+        plan = []
+        for number, group in enumerate(self._groups):
+            order = generator.permutation(group) if self._shuffle else group
+            starts = range(0, len(order), self.batch_size)
+            plan += [(number, order[i : i + self.batch_size]) for i in starts]
+        if self._shuffle:
+            plan = [plan[i] for i in generator.permutation(len(plan))]
+        # Keras on TensorFlow infers from the first two batches which axes vary: if there is a
+        # batch of another shape, it comes second.
+        other = next((i for i, (group, _) in enumerate(plan) if group != plan[0][0]), None)
+        if other is not None:
+            plan.insert(1, plan.pop(other))
+        return plan
+
+
+class SequenceStream(_ExampleStream):
+    """Batches `(x, y, weight)` of sequences of one length.
+
+    All batches have the same shape, so XLA compiles once, and every example counts once per
+    epoch: the last batch is filled up with examples of weight 0.
+
+    Batch `i` of an epoch is a pure function of `(seed, epoch, i)`, so a resumed training sees the
+    same batches. Pass the callback `EpochOrder` to `fit`, or every epoch has the order of the
+    first, and `shuffle=False`, or Keras shuffles the batches again.
+
+    Args:
+        x: Array of shape `(examples, ...)`.
+        y: Array of shape `(examples, ...)`.
+        batch_size: Positive integer, number of examples in a batch.
+        weight: Array of shape `(examples,)` or `(examples, time)`; every example needs a nonzero
+            weight. Defaults to `None`: all ones.
+        seed: Nonnegative integer, determines the order. Defaults to 0.
+        shuffle: Boolean, whether each epoch has an order of its own. Defaults to `False`.
+
+    Raises:
+        ValueError: If an argument is not as described.
+
+    Example:
+
+    >>> stream = SequenceStream(np.zeros((5, 7, 1)), np.arange(5), batch_size=2)
+    >>> [y.tolist() for x, y, weight in stream]
+    [[0, 1], [2, 3], [4, 4]]
+    >>> stream[2][2]
+    array([1., 0.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        batch_size: int,
+        weight: np.ndarray | None = None,
+        seed: int = 0,
+        shuffle: bool = False,
+    ):
+        self._x, self._y = np.asanyarray(x), np.asanyarray(y)
+        self._weight = None if weight is None else np.asarray(weight, dtype="float32")
+        _check_examples(self._x, self._y, self._weight)
+        super().__init__([np.arange(len(self._x))], batch_size, seed, shuffle)
+
+    @property
+    def sequences_counted(self) -> int:
+        """Number of examples in one epoch."""
+        return len(self._x)
+
+    def _batch(self, group, rows, counts):
+        if self._weight is not None:
+            weight = self._weight[rows]
+            counts = weight * counts.reshape(-1, *[1] * (weight.ndim - 1))
+        return self._x[rows], self._y[rows], counts
+
+
+class PianoRollStream(_ExampleStream):
+    """Padded batches `(x, y, weight)` of piano rolls, in which frame t predicts frame t + 1.
+
+    - `x`: float32 of shape `(batch_size, time, 88)`, all frames but the last;
+    - `y`: float32 of the same shape, all frames but the first;
+    - `weight`: float32 of shape `(batch_size, time)`, 1 for frames and 0 for padding.
+
+    Padding follows the frames, so the outputs of a causal model at real frames do not depend on
+    it, and a weighted mean over all batches is the mean over all frames.
+
+    Rolls of similar length share a batch. The length of a batch is that of the longest roll, or
+    half of it, or a quarter, ...: at most `buckets` lengths, each of which XLA compiles once.
+    Order and epochs are as in `SequenceStream`.
+
+    Args:
+        rolls: Sequence of arrays of shape `(frames, 88)` with values 0 and 1, at least 2 frames
+            each.
+        batch_size: Positive integer, number of rolls in a batch.
+        buckets: Positive integer, number of different lengths. Defaults to 4.
+        seed: Nonnegative integer, determines the order. Defaults to 0.
+        shuffle: Boolean, whether each epoch has an order of its own. Defaults to `False`.
+
+    Raises:
+        ValueError: If an argument is not as described.
+
+    Example:
+
+    >>> rolls = [np.eye(frames, 88) for frames in (4, 9)]
+    >>> x, y, weight = PianoRollStream(rolls, batch_size=2, buckets=1)[0]
+    >>> x.shape, weight.sum(axis=1)
+    ((2, 8, 88), array([3., 8.], dtype=float32))
+    """
+
+    def __init__(
+        self,
+        rolls: Sequence[np.ndarray],
+        batch_size: int,
+        buckets: int = 4,
+        seed: int = 0,
+        shuffle: bool = False,
+    ):
+        if not len(rolls):
+            raise ValueError("`rolls` needs at least one piano roll. Received: none")
+        for i, roll in enumerate(rolls):
+            check_piano_roll(roll, f"Piano roll {i}")
+        self._rolls = rolls
+        steps = np.array([len(roll) - 1 for roll in rolls])
+        # Halves of the longest length; from length 1 on they are equal.
+        halvings = min(check_integer("buckets", buckets, 1), int(steps.max()).bit_length() + 1)
+        lengths = np.unique([-(-steps.max() // 2**k) for k in range(halvings)])
+        bucket = np.searchsorted(lengths, steps)
+        used = np.unique(bucket)
+        self.lengths = tuple(lengths[used].tolist())
+        self.frames_counted = int(steps.sum())
+        super().__init__([np.flatnonzero(bucket == i) for i in used], batch_size, seed, shuffle)
+
+    def _batch(self, group, rows, counts):
+        shape = (len(rows), self.lengths[group])
+        x, y = np.zeros((2, *shape, PIANO_KEYS), dtype="float32")
+        weight = np.zeros(shape, dtype="float32")
+        for i, row in enumerate(rows):
+            roll = self._rolls[row]
+            steps = len(roll) - 1
+            x[i, :steps], y[i, :steps], weight[i, :steps] = roll[:-1], roll[1:], counts[i]
+        return x, y, weight
+
+
+class EpochOrder(keras.callbacks.Callback):
+    """Sets a stream's epoch, so that each has its own order, also in a resumed training.
+
+    Keras tells a `PyDataset` that an epoch starts, but not which one.
+
+    Args:
+        stream: A `SequenceStream` or `PianoRollStream`.
+
+    Example:
+
+    >>> stream = SequenceStream(x, y, batch_size=32, shuffle=True)  # doctest: +SKIP
+    >>> model.fit(stream, shuffle=False, callbacks=[EpochOrder(stream)])  # doctest: +SKIP
+    """
+
+    def __init__(self, stream: Any):
+        super().__init__()
+        self.stream = stream
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.stream.epoch = epoch
+
+
+def check_integer(name: str, value: Any, minimum: int) -> int:
+    """Returns `value` as an integer; raises ValueError unless it is one of at least `minimum`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < minimum:
+        raise ValueError(f"`{name}` must be an integer >= {minimum}. Received: {name}={value!r}")
+    return number
+
+
+def check_piano_roll(roll: np.ndarray, label: str) -> None:
+    """Raises ValueError unless `roll` holds 0 and 1 in the shape (2 or more frames, 88).
+
+    Args:
+        roll: Array.
+        label: String, the name of the roll in the error message.
+    """
+    roll = np.asarray(roll)
+    if roll.ndim != 2 or roll.shape[1] != PIANO_KEYS:
+        raise ValueError(
+            f"{label} must have the shape (frames, {PIANO_KEYS}), one column per key. "
+            f"Received: shape {roll.shape}"
+        )
+    if len(roll) < 2:
+        raise ValueError(
+            f"{label} needs at least 2 frames, one to read and one to predict. "
+            f"Received: {len(roll)}"
+        )
+    wrong = roll[(roll != 0) & (roll != 1)]
+    if wrong.size:
+        raise ValueError(f"{label} must hold only 0 and 1. Received: {wrong.flat[0]}")
+
+
+def _check_index(index, length):
+    if not 0 <= index < length:
+        raise IndexError(f"The stream has batches 0 to {length - 1}. Received: {index}")
+
+
+def _check_tokens(tokens):
+    tokens = np.asanyarray(tokens)  # which keeps a memory map
     if tokens.ndim != 1:
-        raise ValueError(f"`tokens` must have one axis, (N,). Received: shape {tokens.shape}")
+        raise ValueError(f"`tokens` must be rank 1, (N,). Received: shape {tokens.shape}")
     if not np.issubdtype(tokens.dtype, np.integer):
-        raise ValueError(f"`tokens` must be integers. Received: an array of type {tokens.dtype}")
+        raise ValueError(f"`tokens` must be integers. Received: dtype {tokens.dtype}")
     if len(tokens) < 2:
         raise ValueError(f"`tokens` needs at least 2 tokens. Received: {len(tokens)}")
-    if vocabulary_size is not None:
-        check_tokens(tokens, vocabulary_size)
     return tokens
+
+
+def _check_examples(x, y, weight):
+    if x.ndim < 1 or y.ndim < 1 or len(x) != len(y):
+        raise ValueError(
+            "`x` and `y` must have the same number of examples, their first axis. "
+            f"Received: shapes {x.shape} and {y.shape}"
+        )
+    if not len(x):
+        raise ValueError("A stream needs at least one example. Received: none")
+    if weight is None:
+        return
+    if weight.ndim not in (1, 2) or weight.shape != y.shape[: weight.ndim]:
+        raise ValueError(
+            "`weight` must have the shape (examples,) or (examples, time) of `y`. "
+            f"Received: shapes {weight.shape} for y {y.shape}"
+        )
+    empty = np.flatnonzero(~weight.reshape(len(weight), -1).any(axis=1))
+    if empty.size:
+        raise ValueError(
+            "Every example needs a nonzero weight. Received: all zeros in example "
+            f"{empty[0]} ({empty.size} in total)"
+        )

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from trellis_keras.data.checks import checked_int
 from trellis_keras.data.registry import register
 from trellis_keras.data.sources import SPLITS, checksum
 from trellis_keras.data.splits import Examples, Splits
+from trellis_keras.data.streams import check_integer
 
 COPIED = 10
 DELIMITER = 9
@@ -53,7 +53,7 @@ def adding_examples(T, count, seed):
     >>> bool(np.allclose((x[:, :, 0] * x[:, :, 1]).sum(axis=1), y[:, 0]))
     True
     """
-    T, count = checked_int("T", T, 2), checked_int("count", count, 1)
+    T, count = check_integer("T", T, 2), check_integer("count", count, 1)
     generator = np.random.RandomState(seed)
     x = np.zeros((count, T, 2), dtype="float32")
     x[:, :, 0] = generator.randint(_STEPS, size=(count, T), dtype="uint32") / np.float32(_STEPS)
@@ -93,7 +93,7 @@ def copy_memory_examples(T, count, seed):
     >>> bool((y[0, -10:] == x[0, :10, 0]).all())
     True
     """
-    T, count = checked_int("T", T, 1), checked_int("count", count, 1)
+    T, count = check_integer("T", T, 1), check_integer("count", count, 1)
     generator = np.random.RandomState(seed)
     digits = generator.randint(1, DELIMITER, size=(count, COPIED), dtype="int64")
     x = np.zeros((count, T + 2 * COPIED, 1), dtype="float32")
@@ -105,10 +105,10 @@ def copy_memory_examples(T, count, seed):
 
 
 def _generated(name, generate, T, seed, counts):
-    seed = checked_int("seed", seed, 0)
+    seed = check_integer("seed", seed, 0)
     parts = {}
     for i, (split, count) in enumerate(zip(SPLITS, counts, strict=True)):
         # Each split has a generator of its own: a longer one leaves the others as they are.
-        parts[split] = Examples(*generate(T, checked_int(split, count, 1), [seed, i]))
+        parts[split] = Examples(*generate(T, check_integer(split, count, 1), [seed, i]))
     arrays = [array for part in parts.values() for array in (part.x, part.y)]
     return Splits(name, checksum=checksum(arrays), **parts)

@@ -16,7 +16,7 @@ _OF_THE_RUN = {"seed", "jit_compile"}
 _VARIANTS = ("T", "size", "variant")
 # A benchmark without a training text of its own.
 _TRAINED_ON_A_TEXT_OF_YOURS = {"lambada"}
-_WITH_UNKNOWN_WORDS = {"ptb_word", "wikitext2", "wikitext103"}
+_WITH_UNKNOWN_WORDS = {"ptb", "wt2", "wt103"}
 
 
 def title(results):

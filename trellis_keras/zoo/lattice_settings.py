@@ -33,7 +33,7 @@ class Corpus:
 CORPORA = {
     "char_ptb": Corpus(
         "character-level Penn Treebank",
-        "ptb_char",
+        "char_ptb",
         _SPLIT,
         50,
         "All of Penn Treebank is one text here, of which the first 90 % are for training, then "

@@ -107,7 +107,7 @@ class Recipe:
         fields = self.training.model_fields(loaded)
         return self.replace(data_checksum=loaded.checksum, **fields)
 
-    def stream(self, part, protocol="exact", shuffle=False):
+    def stream(self, part, target_counting="all", shuffle=False):
         """Returns a part of the data as batches for `fit` or `evaluate`.
 
         The tokens of a text are those of the data's vocabulary, which the model must be built
@@ -115,11 +115,11 @@ class Recipe:
 
         Args:
             part: `train`, `valid` or `test` of what `load_data` returned.
-            protocol: Of a text, see `data.TokenStream`.
+            target_counting: Of a text, see `data.TokenStream`.
             shuffle: Whether separate sequences come in a new order in each epoch, which needs
                 `data.EpochOrder` among the callbacks. A text is always read in its order.
         """
-        return self.training.stream(self.model, part, protocol, shuffle)
+        return self.training.stream(self.model, part, target_counting, shuffle)
 
     def callbacks(self):
         """Returns the published rules of learning rate and stopping as callbacks for `fit`."""

@@ -16,9 +16,8 @@ import tempfile
 import keras
 
 from trellis_keras.breakdown import measure
-from trellis_keras.data.sequences import EpochOrder
 from trellis_keras.data.sources import SPLITS
-from trellis_keras.data.streams import PROTOCOLS
+from trellis_keras.data.streams import TARGET_COUNTING, EpochOrder
 from trellis_keras.files import atomic_write, folder_lock, remove_unfinished
 from trellis_keras.models.saved_files import load_model
 from trellis_keras.training import Checkpoint, StopOnNaN, TimeLimit, checkpoint_state, latest
@@ -183,14 +182,14 @@ def load_best(folder, compile=True):
         raise ValueError(f"{error} Put a copy of it back, or train in another folder.") from error
 
 
-def evaluate(folder, split="test", protocol="exact", data_dir=None, verbose=0, breakdown=None):
+def evaluate(folder, split="test", target_counting="all", data_dir=None, verbose=0, breakdown=None):
     """Evaluates the best model of a run.
 
     Args:
         folder: The run's folder.
         split: `"train"`, `"valid"` or `"test"`.
-        protocol: Of a text: `"exact"` counts each target once; `"authors"` counts as the
-            authors' program does, see `data.TokenStream`.
+        target_counting: Of a text: `"all"` counts each target once, `"original"` follows the
+            authors' code, see `data.TokenStream`.
         data_dir: Folder of local copies of the data, if they are not where the run found them.
         verbose: As in `keras.Model.evaluate`.
         breakdown: Folder where a language model's figures by word frequency and by position go,
@@ -201,19 +200,20 @@ def evaluate(folder, split="test", protocol="exact", data_dir=None, verbose=0, b
         means of: `targets` of a text, `frames` of music, else `sequences`.
 
     Raises:
-        ValueError: An unknown split or protocol, data that are not the run's, a damaged file, or
-            a `breakdown` that cannot be written to or of a model that reads no text.
+        ValueError: An unknown split or target counting, data that are not the run's, a damaged
+            file, or a `breakdown` that cannot be written to or of a model that reads no text.
         FileNotFoundError: There is no run, or it has not finished an epoch, or has lost its data.
     """
-    for name, value, choices in (("split", split, SPLITS), ("protocol", protocol, PROTOCOLS)):
-        if value not in choices:
-            raise ValueError(f"`{name}` must be one of {', '.join(choices)}. Received: {value!r}")
+    choices = {"split": (split, SPLITS), "target_counting": (target_counting, TARGET_COUNTING)}
+    for name, (value, allowed) in choices.items():
+        if value not in allowed:
+            raise ValueError(f"`{name}` must be one of {', '.join(allowed)}. Received: {value!r}")
     recipe, model = read_recipe(folder), load_best(folder)
     if data_dir is not None:
         recipe = recipe.replace(data_dir=data_dir)
     loaded = recipe.load_data()
     part = getattr(loaded, split)
-    stream = recipe.stream(part, protocol)
+    stream = recipe.stream(part, target_counting)
     if breakdown is not None:
         breakdown = _writable(breakdown)
         measure(model, stream, loaded.train, recipe.model.metric, verbose).write(breakdown)

@@ -289,7 +289,7 @@ def _pixels(name, dataset):
     )
 
 
-@register(_pixels("tcn_seq_mnist", "mnist"))
+@register(_pixels("tcn_seq_mnist", "seq_mnist"))
 def tcn_seq_mnist(config):
     """TCN on sequential MNIST (TCN, Tables 1 and 2): published accuracy 99.0 %.
 

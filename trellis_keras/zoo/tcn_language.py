@@ -159,7 +159,7 @@ def _characters(name, *, data, **model):
             dropout=0.5,
             input_dropout=0.25,
         ),
-        training=dict(data="ptb_word", batch_size=16, segment=80, horizon=40),
+        training=dict(data="ptb", batch_size=16, segment=80, horizon=40),
     )
 )
 def tcn_ptb(config, vocabulary):
@@ -195,7 +195,7 @@ def tcn_ptb(config, vocabulary):
             input_dropout=0.25,
             cutoffs=WIKITEXT103_CUTOFFS,
         ),
-        training=dict(data="wikitext103", batch_size=16, segment=80, horizon=40),
+        training=dict(data="wt103", batch_size=16, segment=80, horizon=40),
     )
 )
 def tcn_wt103(config, vocabulary):
@@ -260,7 +260,7 @@ def tcn_lambada(config, vocabulary):
 @register(
     _characters(
         "tcn_char_ptb",
-        data="ptb_char",
+        data="char_ptb",
         vocabulary_size=50,
         kernel_size=3,
         depth=3,

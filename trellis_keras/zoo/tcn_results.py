@@ -47,7 +47,7 @@ RESULTS = {
         metric="cross_entropy", kernel_size=8, depth=8, relu=(10, 3.5e-5), glu=(7, 0.00508),
         options={"T": 1000},
     ),
-    "mnist": Result(**_PIXELS, relu=(25, 0.990), glu=(18, 0.990)),
+    "seq_mnist": Result(**_PIXELS, relu=(25, 0.990), glu=(18, 0.990)),
     "permuted_mnist": Result(**_PIXELS, relu=(25, 0.972), glu=(18, 0.969)),
     "jsb": Result(
         metric="frame_nll", kernel_size=3, depth=2, relu=(150, 8.10), glu=(104, 8.13)
@@ -55,12 +55,12 @@ RESULTS = {
     "nottingham": Result(
         metric="frame_nll", kernel_size=6, depth=4, relu=(150, 3.07), glu=(105, 3.12)
     ),
-    "ptb_word": Result(
+    "ptb": Result(
         metric="perplexity", kernel_size=3, depth=4, relu=(600, 88.68), glu=(345, 87.94)
     ),
-    "wikitext103": Result(metric="perplexity", kernel_size=3, depth=5, relu=(1000, 45.19)),
+    "wt103": Result(metric="perplexity", kernel_size=3, depth=5, relu=(1000, 45.19)),
     "lambada": Result(metric="perplexity", kernel_size=4, depth=5, relu=(500, 1279.0)),
-    "ptb_char": Result(metric="bpc", kernel_size=3, depth=3, relu=(450, 1.31), glu=(309, 1.306)),
+    "char_ptb": Result(metric="bpc", kernel_size=3, depth=3, relu=(450, 1.31), glu=(309, 1.306)),
     "text8": Result(metric="bpc", kernel_size=2, depth=5, relu=(520, 1.45), glu=(364, 1.485)),
 }  # fmt: skip
 

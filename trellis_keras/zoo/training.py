@@ -180,7 +180,7 @@ class Training:
     def _check_kind(self, loaded):
         raise NotImplementedError
 
-    def stream(self, model, part, protocol, shuffle):
+    def stream(self, model, part, target_counting, shuffle):
         """Returns a part of the data as batches."""
         raise NotImplementedError
 
@@ -254,15 +254,15 @@ class TextTraining(Training):
                 'for training. Give one: data="text", data_options={"path": ...}'
             )
 
-    def stream(self, model, part, protocol, shuffle):
+    def stream(self, model, part, target_counting, shuffle):
         del shuffle  # a text is read in its order
         return data.TokenStream(
             part,
             batch_size=self.batch_size,
-            segment=self.segment_of(model),
-            history=model.reading,
-            horizon=self.horizon_of(model),
-            protocol=protocol,
+            sequence_length=self.segment_of(model),
+            context_length=self.horizon_of(model),
+            stateful=model.reading == "repackage",
+            target_counting=target_counting,
         )
 
     def counted(self, part, stream):
@@ -291,10 +291,10 @@ class SequenceTraining(Training):
                 f"This model is trained on separate sequences. The data set {self.data!r} has none."
             )
 
-    def stream(self, model, part, protocol, shuffle):
-        if protocol != "exact":
+    def stream(self, model, part, target_counting, shuffle):
+        if target_counting != "all":
             raise ValueError(
-                f'A `protocol` other than "exact" is for texts only. Received: {protocol!r}'
+                f'A `target_counting` other than "all" is for texts. Received: {target_counting!r}'
             )
         stream = part.stream(self.batch_size, seed=model.seed or 0, shuffle=shuffle)
         channels = stream[0][0].shape[-1]

@@ -275,7 +275,7 @@ def kernel_weights(channels, units, kernel_size, groups=None):
             metric="bpc",
         ),
         TextTraining(
-            data="ptb_char",
+            data="char_ptb",
             published=1.158,
             source="TrellisNet Table 3",
             batch_size=24,

@@ -122,7 +122,7 @@ def _pixels(name, data, channels, published):
     )
 
 
-@register(_pixels("trellisnet_seq_mnist", "mnist", 1, 0.9920))
+@register(_pixels("trellisnet_seq_mnist", "seq_mnist", 1, 0.9920))
 def trellisnet_seq_mnist(config):
     """TrellisNet on sequential MNIST (TrellisNet, Tables 4 and 5): published accuracy 99.20 %.
 
@@ -158,7 +158,7 @@ def trellisnet_permuted_mnist(config):
     return config.build()
 
 
-@register(_pixels("trellisnet_seq_cifar10", "cifar10", 3, 0.7342))
+@register(_pixels("trellisnet_seq_cifar10", "seq_cifar10", 3, 0.7342))
 def trellisnet_seq_cifar10(config):
     """TrellisNet on sequential CIFAR-10 (TrellisNet, Tables 4 and 5): published accuracy 73.42 %.
 

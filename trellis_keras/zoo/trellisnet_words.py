@@ -79,7 +79,7 @@ class TrellisAblation(TrellisLanguageModel):
         return follows
 
     def published_on(self, data, data_options):
-        if data != "ptb_word" or data_options or self.metric != "perplexity":
+        if data != "ptb" or data_options or self.metric != "perplexity":
             return super().published_on(data, data_options)
         table = 1 if self.ablation is None else 6
         perplexity, _ = ABLATIONS[self.ablation]
@@ -112,7 +112,7 @@ def _check(ablation):
 
 def _training(published, segment=SEGMENT):
     return TextTraining(
-        data="ptb_word",
+        data="ptb",
         published=published,
         source="TrellisNet Table 1",
         batch_size=16,
@@ -279,7 +279,7 @@ def trellisnet_ptb_mos_large(config, vocabulary):
             metric="perplexity",
         ),
         TextTraining(
-            data="wikitext103",
+            data="wt103",
             published=29.19,
             published_epochs=25,
             source="TrellisNet Table 2",

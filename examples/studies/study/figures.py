@@ -91,8 +91,8 @@ def title(task_name):
         "permuted_mnist": "Permuted MNIST",
         "jsb": "JSB Chorales",
         "nottingham": "Nottingham",
-        "ptb_word": "PTB, words",
-        "ptb_char": "PTB, characters",
+        "ptb": "PTB, words",
+        "char_ptb": "PTB, characters",
     }
     if task_name in words:
         return words[task_name]

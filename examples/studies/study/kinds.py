@@ -170,7 +170,7 @@ class Text(Task):
 
     @property
     def words(self):
-        return self.data == "ptb_word"
+        return self.data == "ptb"
 
     @property
     def metric(self):
@@ -185,7 +185,7 @@ class Text(Task):
             getattr(splits, split),
             self.batch_size,
             self.segment,
-            horizon=self.segment - self.counted,
+            context_length=self.segment - self.counted,
         )
 
     def model(self, backbone, seed, **options):

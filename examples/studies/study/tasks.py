@@ -86,8 +86,8 @@ NAMED = {
     "permuted_mnist": "permuted_mnist",
     "jsb": "jsb",
     "nottingham": "nottingham",
-    "ptb_word": "ptb",
-    "ptb_char": "char_ptb",
+    "ptb": "ptb",
+    "char_ptb": "char_ptb",
 }
 _GENERATED = {"adding": adding, "copy_memory": copy_memory}
 
