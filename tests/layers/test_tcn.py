@@ -9,9 +9,9 @@ from keras import ops
 
 from tests.support.gradients import value_and_gradients
 from tests.support.streaming_checks import check_streaming, compiled
+from trellis_keras.kernels.cone import Cone, offsets
+from trellis_keras.kernels.convolution import find_window
 from trellis_keras.layers import TCN, TCNBlock
-from trellis_keras.layers.cone import Cone, offsets
-from trellis_keras.layers.cone_convolution import find_window
 
 # Largest error divided by max|reference|.
 EXACT = {"float64": 1e-12, "float32": 2e-6}
@@ -113,7 +113,7 @@ def test_receptive_field_of_doubling_dilations():
 
 def test_convolutions_are_dense_where_positions_are_even():
     """The last-step cone of doubling dilations needs no gather, nor does a plain forward pass."""
-    last = Cone(600, [offsets(8, 2 ** (i // 2)) for i in range(16)], kept=1)
+    last = Cone(600, [offsets(8, 2 ** (i // 2)) for i in range(16)], output_length=1)
     for level in range(1, 17):
         wanted, available = last.positions[level], last.positions[level - 1]
         window = find_window(wanted, available, 8, 2 ** ((level - 1) // 2))

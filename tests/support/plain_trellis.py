@@ -7,8 +7,8 @@ constructor, weights, kernels, masks and gated activation, and nothing of how le
 import numpy as np
 from keras import ops
 
+from trellis_keras.kernels.convolution import apply_taps, shift
 from trellis_keras.layers import TrellisLayer
-from trellis_keras.layers.convolution import apply_taps, shift
 
 
 class PlainTrellisLayer(TrellisLayer):

@@ -17,25 +17,12 @@ unroll is a cone of few, strided positions, of which a loop would have to comput
 Where `has_fast_path` says so, TensorFlow runs a block by `depth_loop_tf` instead, with less work.
 """
 
-import functools
-
 import keras
 from keras import ops
 
+from trellis_keras.kernels import cone
 from trellis_keras.layers import mixed_group
-from trellis_keras.layers.cone import Cone, choose_blocks, offsets
 from trellis_keras.layers.gates import LSTMGates
-
-# A loop may compute this much more than unrolled levels do. More of it would cost more than the
-# compile time that a loop saves is worth.
-_WASTE = 0.25
-
-# To compile one more loop takes about a second. It must save this many multiply-adds per row of the
-# batch and step (50 ms of 16 rows, forward and backward, at 200 GFLOP/s), within bounds: it need
-# not save more than this fraction of the work in a small model, nor less than that in a large one.
-_LOOP_COST = 1e8
-_LEAST_SAVED, _MOST_SAVED = 0.01, 0.06
-_LEVELS_PER_LOOP = 4  # as many unrolled levels compile in the time of one loop
 
 
 def plan_levels(layer, time, kept):
@@ -53,40 +40,10 @@ def plan_levels(layer, time, kept):
     aux = tuple(layer.aux_levels)
     held = tuple(sorted({level - 1 for level in layer.group_starts or [] if level > 1}))
     weights = layer.kernel_size * layer.units * layer.cell.preactivation_size
-    period = _period(layer.dilations)
-    return _plan(time, layer.kernel_size, dilations, period, kept, aux, held, unroll, weights)
-
-
-@functools.lru_cache(maxsize=64)
-def _plan(time, kernel_size, dilations, period, kept, aux_levels, held, unroll, weights):
+    period = cone.find_period(layer.dilations)
     # The gated activation reads the states one dilation ago, even if the kernel has but one tap.
-    reads = [offsets(max(kernel_size, 2), d) for d in dilations]
-    unrolled = Cone(time, reads, kept, aux_levels)
-    if unroll:
-        return unrolled
-    block_cost = _block_cost(unrolled, weights)
-    bounds = aux_levels + held
-    blocks = choose_blocks(time, reads, kept, bounds, period, 2, block_cost)
-    looped = Cone(time, reads, kept, aux_levels, blocks)
-    if unroll is None and time is not None:
-        allowed = max(_WASTE, block_cost * len(reads) / _LEVELS_PER_LOOP)
-        if looped.count > (1 + allowed) * unrolled.count:
-            return unrolled
-    return looped
-
-
-def _block_cost(unrolled, weights):
-    """What one more block must save to be worth compiling, as a fraction of the work."""
-    if unrolled.time is None:
-        return _LEAST_SAVED
-    cost = _LOOP_COST / (weights * unrolled.count)
-    return min(max(cost, _LEAST_SAVED), _MOST_SAVED)
-
-
-def _period(cycle):
-    """After how many levels the dilations repeat: [1, 2, 1, 2] does so after two."""
-    n = len(cycle)
-    return next(p for p in range(1, n + 1) if n % p == 0 and cycle[:p] * (n // p) == cycle)
+    reads = tuple(cone.offsets(max(layer.kernel_size, 2), d) for d in dilations)
+    return cone.plan_levels(time, reads, kept, aux, held, period, unroll, weights)
 
 
 def has_fast_path(layer, time):

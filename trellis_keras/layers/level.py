@@ -3,8 +3,9 @@
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers import cone, depth_loop, mixed_group
-from trellis_keras.layers.convolution import gather, gather_taps, product
+from trellis_keras.kernels import cone
+from trellis_keras.kernels.convolution import gather, gather_taps, product
+from trellis_keras.layers import depth_loop, mixed_group
 from trellis_keras.layers.mixed_group import GroupedProduct
 
 
@@ -157,7 +158,7 @@ class Levels:
         """
         d, positions = self.layer.dilation(level), self.plan.positions[level]
         read = cone.read(positions, self.shared[d])
-        if not read.stretch:
+        if not read.is_contiguous:
             return self._inject(d, positions)
         if d not in self.injection:
             self.injection[d] = self._inject(d, self.shared[d])

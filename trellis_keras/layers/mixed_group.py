@@ -18,7 +18,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers.convolution import apply_taps, product
+from trellis_keras.kernels.convolution import apply_taps, product
 from trellis_keras.layers.regularization import ConvolutionKernel
 
 STRUCTURES = ("dense", "mixed_group")

@@ -4,9 +4,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers import base, cone, streaming
+from trellis_keras.kernels import cone
+from trellis_keras.kernels.convolution import gather
+from trellis_keras.layers import base, streaming
 from trellis_keras.layers.base import FrozenPartsMixin, OutputLengthMixin, last_step
-from trellis_keras.layers.convolution import gather
 from trellis_keras.layers.tcn_block import (
     CONVOLUTIONS,
     Positions,
@@ -28,7 +29,7 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
     The block i = 1..n has the dilation 2^(i-1) unless others are given, so the stack sees
     `receptive_field` = 1 + 2 (kernel_size - 1) (2^n - 1) steps. It is causal: output t depends on
     inputs up to t only. Where the last outputs alone are wanted, each convolution computes only
-    what these depend on (`layers.cone`).
+    what these depend on (`kernels.cone`).
 
     Args:
         filters: Channels of the blocks: one number, or a list with one per block.

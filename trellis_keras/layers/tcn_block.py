@@ -6,10 +6,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers import base, cone, streaming
+from trellis_keras.kernels import cone
+from trellis_keras.kernels.convolution import apply_taps, convolve, gather
+from trellis_keras.layers import base, streaming
 from trellis_keras.layers.base import FrozenPartsMixin
-from trellis_keras.layers.cone_convolution import convolve
-from trellis_keras.layers.convolution import apply_taps, gather
 from trellis_keras.layers.regularization import ConvolutionKernel
 
 CONVOLUTIONS = 2  # of a block
@@ -341,9 +341,9 @@ class Steps:
 
 
 @functools.lru_cache(maxsize=64)
-def plan(time, reads, kept=None, also_kept=()):
+def plan(time, reads, kept=None, output_levels=()):
     """Returns the `Cone` of a stack of convolutions, see there."""
-    return cone.Cone(time, reads, kept, also_kept)
+    return cone.Cone(time, reads, kept, output_levels)
 
 
 def default_kernel(initializer):

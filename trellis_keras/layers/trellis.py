@@ -37,7 +37,7 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, TrellisStreaming, keras.lay
         kernel_size: Number of taps of the convolutions.
         dilation_rate: One integer, or a list that the levels cycle through.
         output_length: Only the last `output_length` steps are returned, and no more is computed
-            than they depend on (`layers.cone`). Default: all. Everything is computed if the length
+            than they depend on (`kernels.cone`). Default: all. Everything is computed if the length
             of the input is not static, or if the last step or the states of a masked input are
             wanted: a row's last valid step can be any one.
         cell: Gated activation: `"lstm"`, `"gru"`, `"mgu"`, `"rnn"`, or a `GatedActivation` layer.

@@ -5,21 +5,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trellis_keras.layers.cone import (
+from trellis_keras.kernels.cone import (
     Block,
     Cone,
     choose_blocks,
-    draw_cone,
-    interleaved,
+    interleaved_padding,
     offsets,
     read,
 )
 
 
-def reachable(time, reads, kept, also_kept):
+def reachable(time, reads, kept, output_levels):
     """The nodes (level, t) that a kept output depends on."""
     found = set()
-    todo = [(i, t) for i in {len(reads), *also_kept} for t in range(time - kept, time)]
+    todo = [(i, t) for i in {len(reads), *output_levels} for t in range(time - kept, time)]
     while todo:
         level, t = todo.pop()
         if t >= 0 and (level, t) not in found:
@@ -37,17 +36,17 @@ def networks(draw):
     kernel_size = draw(st.integers(1, 4))
     reads = [offsets(kernel_size, cycle[i % len(cycle)]) for i in range(depth)]
     kept = draw(st.integers(1, time))
-    also_kept = draw(st.sets(st.integers(1, depth), max_size=2))
-    return time, reads, kept, also_kept, len(cycle)
+    output_levels = draw(st.sets(st.integers(1, depth), max_size=2))
+    return time, reads, kept, output_levels, len(cycle)
 
 
 @settings(max_examples=100, deadline=None)
 @given(networks())
 def test_positions_are_those_that_outputs_depend_on(network):
-    time, reads, kept, also_kept, _ = network
-    cone = Cone(time, reads, kept, also_kept)
+    time, reads, kept, output_levels, _ = network
+    cone = Cone(time, reads, kept, output_levels)
     nodes = {(i, int(t)) for i, positions in enumerate(cone.positions) for t in positions}
-    assert nodes == reachable(time, reads, kept, also_kept)
+    assert nodes == reachable(time, reads, kept, output_levels)
     assert cone.count == sum(level > 0 for level, _ in nodes)
     assert cone.fraction == cone.count / (time * len(reads))
 
@@ -55,21 +54,21 @@ def test_positions_are_those_that_outputs_depend_on(network):
 @settings(max_examples=100, deadline=None)
 @given(networks())
 def test_blocks_compute_the_cone(network):
-    time, reads, kept, also_kept, period = network
-    blocks = choose_blocks(time, reads, kept, also_kept, period, first=2)
+    time, reads, kept, output_levels, period = network
+    blocks = choose_blocks(time, reads, kept, output_levels, period, first=2)
     levels = [i for block in blocks for i in range(block.first, block.last + 1)]
     assert levels == list(range(1, len(reads) + 1))
-    assert also_kept <= {block.last for block in blocks}
-    cone = Cone(time, reads, kept, also_kept, blocks)
-    for level, t in reachable(time, reads, kept, also_kept):
+    assert output_levels <= {block.last for block in blocks}
+    cone = Cone(time, reads, kept, output_levels, blocks)
+    for level, t in reachable(time, reads, kept, output_levels):
         assert t in cone.positions[level]
 
 
 @settings(max_examples=100, deadline=None)
 @given(networks())
 def test_reads_find_the_positions_below(network):
-    time, reads, kept, also_kept, _ = network
-    cone = Cone(time, reads, kept, also_kept)
+    time, reads, kept, output_levels, _ = network
+    cone = Cone(time, reads, kept, output_levels)
     for level in range(1, len(reads) + 1):
         for o in reads[level - 1]:
             found = cone.read(level, o)
@@ -81,17 +80,17 @@ def test_reads_find_the_positions_below(network):
 
 
 def test_doubling_dilations_read_slices():
-    cone = Cone(784, [(0, d) for d in (1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)], kept=1)
+    cone = Cone(784, [(0, d) for d in (1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)], output_length=1)
     assert len(cone.positions[10]) == 2
     assert all(isinstance(cone.read(i, 0).index, slice) for i in range(1, 12))
     assert cone.fraction < 0.19
 
 
 def test_taps_of_doubling_dilations_interleave():
-    cone = Cone(784, [(0, d) for d in (1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)], kept=1)
+    cone = Cone(784, [(0, d) for d in (1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)], output_length=1)
     widths = [len(positions) for positions in cone.positions]
     found = [
-        interleaved([cone.read(i, d), cone.read(i, 0)], widths[i - 1])
+        interleaved_padding([cone.read(i, d), cone.read(i, 0)], widths[i - 1])
         for i, (_, d) in enumerate(cone.offsets, start=1)
     ]
     assert found == [None, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0]
@@ -100,13 +99,13 @@ def test_taps_of_doubling_dilations_interleave():
 @settings(max_examples=100, deadline=None)
 @given(networks())
 def test_what_interleaves_is_read_in_turn(network):
-    time, reads, kept, also_kept, _ = network
-    cone = Cone(time, reads, kept, also_kept)
+    time, reads, kept, output_levels, _ = network
+    cone = Cone(time, reads, kept, output_levels)
     for level in range(1, len(reads) + 1):
         found = [cone.read(level, o) for o in reversed(reads[level - 1])]
         below = cone.positions[level - 1] + 1  # so that 0 can stand for what lies before
         taps = [np.pad(below[r.index], (r.padding, 0)) for r in found]
-        padding = interleaved(found, len(below))
+        padding = interleaved_padding(found, len(below))
         in_turn = np.stack(taps, axis=1).ravel()
         if padding is None:
             padded = np.pad(below, (max(0, len(in_turn) - len(below)), 0))
@@ -116,7 +115,7 @@ def test_what_interleaves_is_read_in_turn(network):
 
 
 def test_last_step_with_auxiliary_level():
-    cone = Cone(9, [(0, 1), (0, 4)], kept=2, also_kept=[1])
+    cone = Cone(9, [(0, 1), (0, 4)], output_length=2, output_levels=[1])
     assert cone.positions[1].tolist() == [3, 4, 7, 8]
     assert cone.read(2, 4).index == slice(0, 2, 1)
     found = read(np.array([3, 5, 8]), np.array([3, 4, 5, 8]))
@@ -126,7 +125,7 @@ def test_last_step_with_auxiliary_level():
 def test_number_of_blocks_does_not_grow_with_depth():
     def number(depth):
         reads = [(0, 1)] * depth
-        return len(choose_blocks(4 * depth, reads, kept=2 * depth, first=2))
+        return len(choose_blocks(4 * depth, reads, output_length=2 * depth, first=2))
 
     assert number(140) <= number(35) + 1
     assert choose_blocks(50, [(0, 1)] * 140, first=2) == [Block(1, 1, 1), Block(2, 140, 1)]
@@ -139,20 +138,13 @@ def test_few_positions_are_wasted():
 
 
 def test_unknown_length():
-    cone = Cone(None, [(0, 1), (0, 2)], kept=1)
+    cone = Cone(None, [(0, 1), (0, 2)], output_length=1)
     assert cone.positions == [None] * 3
     assert cone.read(2, 2).padding == 2
-    blocks = choose_blocks(None, [(0, 1)] * 9, kept=1, first=2)
+    blocks = choose_blocks(None, [(0, 1)] * 9, output_length=1, first=2)
     assert blocks == [Block(1, 1, 1), Block(2, 9, 1)]
 
 
 def test_read_refuses_what_is_not_there():
     with pytest.raises(ValueError, match="positions"):
         read(np.array([1, 2, 3]), np.array([1, 3]))
-
-
-@pytest.mark.parametrize("dilations", [[1] * 6, [1, 1, 2, 4, 8, 16]])
-def test_draw(dilations, tmp_path):
-    pytest.importorskip("matplotlib")
-    draw_cone(Cone(32, [(0, d) for d in dilations], kept=1), tmp_path / "cone.png")
-    assert (tmp_path / "cone.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,174 @@
+"""Causal dilated convolution, as a matrix product and between the positions of a cone.
+
+All tensors are (batch, time, channels) or (batch, positions, channels), all kernels (tap, in, out)
+with the last tap on the current step. "What a tap sees" is its operand: the input some steps
+earlier. `initial` is a tensor (batch, channels) that stands in every step before the first, None
+for zeros.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from keras import ops
+
+from trellis_keras.kernels.cone import Read, interleaved_padding, offsets, read
+from trellis_keras.types import Tensor
+
+
+def pad_past(x: Tensor, steps: int, initial: Tensor | None = None) -> Tensor:
+    """Puts `steps` steps of the initial value before x."""
+    if steps == 0:
+        return x
+    if initial is None:
+        return ops.pad(x, [[0, 0], [steps, 0], [0, 0]])
+    # Not `repeat`: its gradient does not compile in an XLA loop while the batch size is unknown.
+    before = initial[:, None, :] + ops.zeros((1, steps, 1), dtype=initial.dtype)
+    return ops.concatenate([before, x], axis=1)
+
+
+def shift(x: Tensor, steps: int, initial: Tensor | None = None) -> Tensor:
+    """Returns x `steps` steps earlier, at every position."""
+    return pad_past(x, steps, initial)[:, : ops.shape(x)[1]]
+
+
+def gather(x: Tensor, read: Read, initial: Tensor | None = None) -> Tensor:
+    """Returns the values of x that a `cone.Read` finds, (batch, positions, channels)."""
+    if read.index is None:
+        return shift(x, read.padding, initial)
+    slices = isinstance(read.index, slice)
+    found = x[:, read.index] if slices else ops.take(x, read.index.astype("int32"), axis=1)
+    return pad_past(found, read.padding, initial)
+
+
+def gather_taps(x: Tensor, reads: Sequence[Read], initial: Tensor | None = None) -> Tensor:
+    """Returns what several taps see, side by side: (batch, positions, taps * channels).
+
+    Args:
+        x: Tensor (batch, positions, channels).
+        reads: A `cone.Read` per tap, the oldest first.
+        initial: Tensor (batch, channels), or None for zeros.
+    """
+    if len(reads) == 1:
+        return gather(x, reads[0], initial)
+    padding = interleaved_padding(reads, x.shape[1])
+    if padding is None:
+        return ops.concatenate([gather(x, read, initial) for read in reads], axis=-1)
+    # With doubling dilations the values are in this order already: nothing is copied.
+    taps, (_, positions, channels) = len(reads), x.shape
+    positions = (padding + positions) // taps
+    return ops.reshape(pad_past(x, padding, initial), (-1, positions, taps * channels))
+
+
+def product(seen: Tensor, kernel: Tensor) -> Tensor:
+    """Multiplies what all taps see, (batch, positions, taps * in), by a kernel (taps * in, out).
+
+    One product for all taps is faster than one per tap. It is an einsum because the gradient of
+    `matmul` does not compile inside an XLA loop while the batch size is unknown. The axis u keeps
+    Keras from turning the einsum into a `matmul`, for whose gradient TensorFlow holds one kernel
+    per row of the batch.
+    """
+    return ops.einsum("btuc,cd->btud", seen[:, :, None], kernel)[:, :, 0]
+
+
+def apply_taps(seen: Sequence[Tensor], kernel: Tensor) -> Tensor:
+    """Multiplies a list of what each tap sees, (batch, positions, in), by (taps * in, out)."""
+    return product(ops.concatenate(seen, axis=-1), kernel)
+
+
+class Window(NamedTuple):
+    """A convolution in units of the spacing of the positions that it reads.
+
+    Attributes:
+        start: Index of what the oldest tap sees first; if negative, the number of zeros before.
+        stride: Of the outputs.
+        dilation: Of the taps.
+        length: Number of outputs, or None if unknown.
+    """
+
+    start: int
+    stride: int
+    dilation: int
+    length: int | None
+
+
+def convolve(
+    x: Tensor,
+    kernel: Tensor,
+    dilation_rate: int,
+    wanted: np.ndarray | None,
+    available: np.ndarray | None,
+) -> Tensor:
+    """Convolves x, at the positions `available`, to the positions `wanted`.
+
+    Where dilations double and one output is wanted, the positions of a level are evenly spaced, by
+    as much as the dilation of the level above. Counted in that spacing, the taps are neighbours,
+    and the convolution is an ordinary dense one with a stride, which backends do well. Otherwise it
+    is a dilated one, and where the positions are not evenly spaced each tap gathers its own.
+
+    Args:
+        x: Tensor (batch, positions available, in).
+        kernel: Tensor (tap, in, out).
+        dilation_rate: Steps between two taps.
+        wanted, available: Ascending arrays of positions, or both None: all, of an unknown number.
+
+    Returns:
+        Tensor (batch, positions wanted, out).
+    """
+    taps = kernel.shape[0]
+    window = find_window(wanted, available, taps, dilation_rate)
+    if window is None:
+        reads = [read(wanted, available, o) for o in offsets(taps, dilation_rate)]
+        seen = [gather(x, r) for r in reversed(reads)]
+        return apply_taps(seen, ops.reshape(kernel, (-1, kernel.shape[-1])))
+    if window.start > 0:
+        x = x[:, window.start :]
+    else:
+        x = pad_past(x, -window.start)
+    return _first(_convolution(x, kernel, window), window.length)
+
+
+def find_window(
+    wanted: np.ndarray | None, available: np.ndarray | None, taps: int, dilation_rate: int
+) -> Window | None:
+    """Returns the `Window` of a convolution between positions, or None if there is none.
+
+    Arguments as in `convolve`.
+    """
+    if wanted is None:
+        return Window(-(taps - 1) * dilation_rate, 1, dilation_rate, None)
+    spacing = _spacing(available) or dilation_rate
+    stride = _spacing(wanted) or spacing
+    first = wanted[0] - (taps - 1) * dilation_rate - available[0]
+    if spacing < 0 or stride < 0 or any(n % spacing for n in (stride, dilation_rate, first)):
+        return None
+    window = Window(
+        int(first // spacing), int(stride // spacing), int(dilation_rate // spacing), len(wanted)
+    )
+    # Backends have no convolution with both.
+    return None if window.dilation > 1 and window.stride > 1 else window
+
+
+def _spacing(positions):
+    """Returns the distance of evenly spaced positions, 0 for a single one, -1 if uneven."""
+    steps = np.unique(np.diff(positions))
+    return int(steps[0]) if len(steps) == 1 else -min(len(steps), 1)
+
+
+def _convolution(x, kernel, window):
+    # In two dimensions, the first of size 1: XLA is slower in one.
+    y = ops.conv(
+        ops.expand_dims(x, 1),
+        ops.expand_dims(kernel, 0),
+        strides=(1, window.stride),
+        dilation_rate=(1, window.dilation),
+        padding="valid",
+        data_format="channels_last",
+    )
+    # Not `squeeze`: TensorFlow forgets the 1 if it does not know the length of the sequence.
+    return ops.reshape(y, (-1, ops.shape(y)[2], kernel.shape[-1]))
+
+
+def _first(x, length):
+    """Returns the first positions of x; all of them without a slice, whose gradient is a copy."""
+    return x if length in (None, x.shape[1]) else x[:, :length]
