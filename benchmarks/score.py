@@ -66,7 +66,7 @@ def measure(path: str, settings: str, options: str):
     before = peak_memory() / 2**30
     started, started_cpu = time.perf_counter(), time.process_time()
     totals = scoring.score(
-        model, path, path.with_name("scores.csv"), verbose=2, **json.loads(options)
+        model, path, path.with_name("scores.csv"), verbose=1, **json.loads(options)
     )
     seconds, cpu = time.perf_counter() - started, time.process_time() - started_cpu
     megabytes = path.stat().st_size / 1e6

@@ -239,7 +239,7 @@ def score(
             start=start,
             metric=runs.read_recipe(run).model.metric,
             batch_tokens=batch_tokens,
-            verbose=1 if sys.stderr.isatty() else 2,
+            verbose=1,
         )
     except KeyboardInterrupt:
         typer.echo("\nInterrupted. To go on, give the same command again.", err=True)

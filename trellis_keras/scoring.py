@@ -1,0 +1,653 @@
+"""Log-probabilities of the lines of a text file that may be larger than memory."""
+
+import codecs
+import csv
+import hashlib
+import io
+import json
+import os
+import pathlib
+import shutil
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+from tqdm import tqdm
+
+from trellis_keras.data import Vocabulary
+from trellis_keras.files import (
+    annotate_error,
+    atomic_write,
+    folder_lock,
+    read_npz,
+    remove_unfinished,
+    sync_folder,
+)
+from trellis_keras.generation.kept import kept
+from trellis_keras.layers.streaming import check_built, check_streams, compile_xla
+from trellis_keras.models import LanguageModel
+
+METRICS = {
+    "perplexity": np.exp,
+    "bpc": lambda nats: nats / np.log(2),
+    "cross_entropy": lambda nats: nats,
+}
+
+# Longer lines are read in pieces.
+_PIECE_BYTES = 1 << 20
+# Lines are scored and written in windows of this many batches: similar lengths share a batch.
+_WINDOW_BATCHES = 64
+# A line takes memory beyond its tokens, as if it had this many more.
+_LINE_TOKENS = 16
+# Scores that exist at a time: 256 MB in float32, unless 1024 tokens have more.
+_MAX_SCORES = 1 << 26
+
+
+def score(
+    model: LanguageModel,
+    path: str | os.PathLike,
+    output: str | os.PathLike,
+    *,
+    whole: bool = False,
+    field: str | None = None,
+    start: str | None = None,
+    metric: str = "perplexity",
+    batch_tokens: int | None = None,
+    verbose: int = 0,
+) -> dict[str, Any]:
+    """Writes the log-probability of each line of a text file.
+
+    Each line is a document, scored without the lines before it. With `whole=True` the file is one
+    text: the model reads on from line to line, and the rows add up to the log-probability of the
+    file. Either way a score equals that of one forward pass over the text, however long it is:
+    texts longer than a batch are cut, and the streaming cache is carried from part to part.
+
+    The output has one row per line, in order: `line` (from 1), `log_probability` (sum in nats),
+    `num_tokens` (number of tokens in the sum) and the metric, which is empty without tokens. The
+    first token has no probability unless `start` says what it follows. In word units each line
+    ends with `"<eos>"`, which counts; in other units the end of a line is a token with `whole=True`
+    only.
+
+    Until the output is complete, the folder `<output>.unfinished` holds the progress. The same call
+    resumes an interrupted job and writes the same bytes. Lines after the scored part may have been
+    edited in the meantime, for instance one that could not be read.
+
+    Memory does not grow with the file, nor (without `field`) with the length of a line.
+
+    Args:
+        model: Built `LanguageModel` with a vocabulary and a backbone that streams.
+        path: Text file in UTF-8; for a vocabulary of bytes any file.
+        output: File to write: `.csv`, or `.jsonl` for a JSON object per line.
+        whole: Boolean, whether the file is one text. Defaults to `False`.
+        field: String. Each line is a JSON object that holds the document under this name. Defaults
+            to `None`, plain text.
+        start: Token that the model reads before each document (before the whole text), such as
+            `"<eos>"`. It is not scored. Defaults to `None`.
+        metric: `"perplexity"`, `"bpc"` or `"cross_entropy"` (nats), per token. Defaults to
+            `"perplexity"`.
+        batch_tokens: Power of two, at least 16, number of tokens in a batch, padding included.
+            Defaults to 8192, and to less (at least 1024) for vocabularies above 8192 tokens.
+        verbose: 1 shows a progress bar on the standard error stream. Defaults to 0.
+
+    Returns:
+        A dict with the totals of the file: `lines`, `num_tokens`, `log_probability` and the metric
+        (`None` without tokens).
+
+    Raises:
+        ValueError: Invalid arguments; a line that is not UTF-8, has symbols unknown to a vocabulary
+            without an unknown token, or no text in its `field`; an interrupted job with other
+            arguments, another model or another text; or a job that another process works on.
+        OSError: The files cannot be read or written.
+
+    Example:
+
+    >>> from trellis_keras import scoring
+    >>> vocabulary = trellis_keras.data.Vocabulary("abc ", unit="character")
+    >>> layer = TrellisLayer(units=6, depth=3, output_units=4)
+    >>> model = LanguageModel(4, 4, layer, vocabulary=vocabulary)
+    >>> model.build((None, None))
+    >>> with open("lines.txt", "w") as file:
+    ...     _ = file.write("abba\\n\\ncab cab\\n")
+    ...
+    >>> totals = scoring.score(model, "lines.txt", "scores.csv")
+    >>> totals["lines"], totals["num_tokens"]
+    (3, 9)
+    """
+    path, output = pathlib.Path(path).expanduser(), pathlib.Path(output).expanduser()
+    _check(model, path, output, whole, field, start, metric, batch_tokens)
+    if batch_tokens is None:
+        batch_tokens = _floor_power_of_two(_MAX_SCORES // model.vocabulary_size)
+        batch_tokens = max(1024, min(8192, batch_tokens))
+    settings = {"whole": whole, "field": field, "start": start, "metric": metric}
+    settings |= {"batch_tokens": batch_tokens, "model": _fingerprint(model)}
+    job = _Job(model, path, output, settings, verbose)
+    job.folder.mkdir(exist_ok=True)
+    with folder_lock(job.folder):
+        _check_new(output)  # another process may have finished it in between
+        remove_unfinished(job.folder)
+        totals = job.run()
+    shutil.rmtree(job.folder)  # now that its lock is closed
+    return totals
+
+
+def _check(model, path, output, whole, field, start, metric, batch_tokens):
+    if not isinstance(model, LanguageModel):
+        raise ValueError(f"`model` must be a LanguageModel. Received: {type(model).__name__}")
+    if model.vocabulary is None:
+        raise ValueError("`model` must have a vocabulary, which reads the text.")
+    check_streams(model.backbone)
+    check_built(model)
+    if not path.is_file():
+        raise ValueError(f"There is no file {path}.")
+    if output.suffix not in (".csv", ".jsonl"):
+        raise ValueError(f"`output` must be a .csv or .jsonl file. Received: {output}")
+    if metric not in METRICS:
+        raise ValueError(f"`metric` must be one of {sorted(METRICS)}. Received: {metric!r}")
+    if whole and field is not None:
+        raise ValueError(
+            "A file of JSON objects cannot be one text: use either `whole` or `field`. "
+            f"Received: whole=True, field={field!r}"
+        )
+    if start is not None and start not in model.vocabulary.tokens:
+        raise ValueError(f"`start` must be a token of the vocabulary. Received: {start!r}")
+    if batch_tokens is not None and (batch_tokens < 16 or batch_tokens & (batch_tokens - 1)):
+        raise ValueError(
+            f"`batch_tokens` must be a power of two and at least 16. Received: {batch_tokens}"
+        )
+    _check_new(output)
+
+
+def _check_new(output):
+    if output.exists():
+        raise ValueError(f"{output} already exists. Choose another name, or remove it.")
+
+
+def _fingerprint(model):
+    """SHA-256 of the model's configuration, vocabulary, dtype policies and weights."""
+    config = json.dumps(keras.saving.serialize_keras_object(model)["config"])
+    # Keras numbers the layers of this process in their names.
+    config = json.loads(config, object_hook=lambda d: {k: d[k] for k in d if k != "name"})
+    policies = [layer.dtype_policy.name for layer in model._flatten_layers()]
+    digest = hashlib.sha256(json.dumps([config, policies], sort_keys=True).encode())
+    for weight in model.weights:
+        digest.update(np.ascontiguousarray(ops.convert_to_numpy(weight)).tobytes())
+    return digest.hexdigest()
+
+
+# The job: windows of lines, and the progress on the disk
+
+
+class _Job:
+    """Reads, scores and writes a file window by window.
+
+    After each window, the rows of all lines that are complete are appended to `rows`, and
+    `state.npz` is replaced: it says how many bytes of `rows` and of the text are valid, and where
+    the model is. It is written after the rows, so it is true whenever the process ends.
+    """
+
+    def __init__(self, model, path, output, settings, verbose):
+        self.output, self.settings, self.verbose = output, settings, verbose
+        self.folder = output.with_name(f"{output.name}.unfinished")
+        self.rows, self.state = self.folder / "rows", self.folder / "state.npz"
+        self.model, self.whole = model, settings["whole"]
+        tokens = [] if settings["start"] is None else [settings["start"]]
+        start = np.array([model.vocabulary.tokens.index(token) for token in tokens], "int32")
+        self.reader = _Reader(path, model.vocabulary, self.whole, settings["field"])
+        self.scorer = _Scorer(model, settings["batch_tokens"], start)
+        self.text = _LongText(self.scorer)
+        self.scores = {}  # line: [sum, count], of the lines that are not written yet
+        self.next_line, self.log_probability, self.num_tokens = 0, 0.0, 0
+
+    def run(self):
+        resumed = self._load()
+        columns = ["line", "log_probability", "num_tokens", self.settings["metric"]]
+        with (
+            open(self.rows, "ab" if resumed else "wb") as file,
+            tqdm(
+                total=self.reader.size,
+                initial=self.reader.offset,
+                unit="B",
+                unit_scale=True,
+                disable=not self.verbose,
+                mininterval=0.5 if sys.stderr.isatty() else 60,
+            ) as self.bar,
+        ):
+            if not resumed and self.output.suffix == ".csv":
+                file.write((",".join(columns) + "\n").encode())
+            for window in self.reader.windows(_WINDOW_BATCHES * self.scorer.batch_tokens):
+                self._score(window)
+                self._write(file, columns)
+            self._add(self.text.finish())
+            self._write(file, columns)
+        os.replace(self.rows, self.output)
+        sync_folder(self.output.parent)
+        value = _metric(columns[-1], self.log_probability, self.num_tokens)
+        return {
+            "lines": self.reader.line,
+            "num_tokens": self.num_tokens,
+            "log_probability": self.log_probability,
+            columns[-1]: value,
+        }
+
+    def _score(self, window):
+        documents, parts = [], []
+        tokens = sum(len(piece.ids) for piece in window)
+        self.bytes_per_token = (self.reader.offset - self.bar.n) / max(1, tokens)
+        for piece in window:
+            if piece.starts and piece.ends and not self.whole:
+                documents.append(piece)
+                continue
+            parts.append(piece)
+            if piece.ends and not self.whole:
+                self._add(self.text.read(parts))
+                self._add(self.text.finish())
+                parts = []
+        self._add(self.text.read(parts))
+        lines = np.array([piece.line for piece in documents], "int64")
+        scored = self.scorer.documents([piece.ids for piece in documents])
+        self._add((lines[numbers], sums, counts) for numbers, sums, counts in scored)
+
+    def _add(self, scored):
+        for lines, sums, counts in scored:
+            for line, total, count in zip(
+                lines.tolist(), sums.tolist(), counts.tolist(), strict=True
+            ):
+                entry = self.scores.setdefault(line, [0.0, 0])
+                entry[0] += total
+                entry[1] += count
+            self.bar.update(self.bytes_per_token * int(counts.sum()))
+
+    def _write(self, file, columns):
+        rows = []
+        for line in range(self.next_line, min(self.reader.line, self.text.line)):
+            total, count = self.scores.pop(line, (0.0, 0))
+            self.log_probability += total
+            self.num_tokens += count
+            rows.append((line + 1, round(total, 6), count, _metric(columns[-1], total, count)))
+            self.next_line = line + 1
+        with annotate_error(self.rows, self.rows):
+            file.write(_format(rows, columns, self.output.suffix).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self._save(file.tell())
+        self.bar.update(self.reader.offset - self.bar.n)
+
+    def _save(self, written):
+        progress = {
+            "settings": self.settings,
+            "written": written,
+            "reader": self.reader.position(),
+            "scores": list(self.scores.items()),
+            "next_line": self.next_line,
+            "log_probability": self.log_probability,
+            "num_tokens": self.num_tokens,
+        }
+        arrays = {"ids": self.text.ids, "lines": self.text.lines}
+        for i, leaf in enumerate(keras.tree.flatten(self.text.cache) if self.text.cache else ()):
+            # float64 holds them all; NumPy's files have no bfloat16.
+            arrays[f"cache_{i}"] = ops.convert_to_numpy(leaf).astype("float64")
+        with atomic_write(self.state) as temporary, open(temporary, "wb") as file:
+            np.savez(file, progress=json.dumps(progress), **arrays)
+
+    def _load(self):
+        """Takes over the progress of an interrupted job; returns whether there is one."""
+        if not (self.rows.exists() and self.state.exists()):
+            return False
+        try:
+            arrays = read_npz(self.state)
+            progress = json.loads(str(arrays.pop("progress")))
+            self._check_settings(progress["settings"])
+            self.reader.resume(**progress["reader"])
+            if self.rows.stat().st_size < progress["written"]:
+                raise ValueError(f"{self.rows} has fewer than {progress['written']:,} bytes")
+            self.scores = {line: [total, count] for line, (total, count) in progress["scores"]}
+            for name in ("next_line", "log_probability", "num_tokens"):
+                setattr(self, name, progress[name])
+            self.text.ids, self.text.lines = arrays.pop("ids"), arrays.pop("lines")
+            self.text.cache = _cache_like(self.model.initial_cache(1), arrays) if arrays else None
+            os.truncate(self.rows, progress["written"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"{self.folder} cannot be resumed: {error}. To start over, remove it."
+            ) from error
+        return True
+
+    def _check_settings(self, then):
+        different = [
+            name if name == "model" else f"{name} ({then[name]!r}, now {value!r})"
+            for name, value in self.settings.items()
+            if then[name] != value
+        ]
+        if different:
+            raise ValueError(f"the job had another {', '.join(different)}")
+
+
+def _cache_like(cache, arrays):
+    leaves = [
+        ops.convert_to_tensor(arrays[f"cache_{i}"], leaf.dtype)
+        for i, leaf in enumerate(keras.tree.flatten(cache))
+    ]
+    return keras.tree.pack_sequence_as(cache, leaves)
+
+
+def _metric(name, log_probability, num_tokens):
+    if not num_tokens:
+        return None
+    with np.errstate(over="ignore"):  # a diverged model has an infinite perplexity
+        return round(float(METRICS[name](-np.float64(log_probability) / num_tokens)), 6)
+
+
+def _format(rows, columns, suffix):
+    if suffix == ".csv":
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        return text.getvalue()
+    return "".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows)
+
+
+# From the file to token ids
+
+
+class _Piece(NamedTuple):
+    """Token ids of a line or of a part of it, and whether the line starts and ends here."""
+
+    ids: np.ndarray
+    line: int
+    starts: bool
+    ends: bool
+
+
+class _Reader:
+    """Reads a file of any size as pieces of token ids.
+
+    In word units a line ends with `"<eos>"`. In other units its end is dropped, or with `whole`
+    kept as it is in the file, `\\n` or `\\r\\n`.
+
+    Attributes:
+        offset: Number of bytes that have been handed out.
+        line: Number, from 0, of the line that is read next or is being read.
+        line_is_open: Whether a part of that line has been handed out.
+        digest: SHA-256 of the bytes that have been handed out.
+    """
+
+    def __init__(self, path, vocabulary: Vocabulary, whole=False, field=None):
+        self.path, self.size = path, path.stat().st_size
+        self._vocabulary, self._whole, self._field = vocabulary, whole, field
+        self.offset, self.line, self.line_is_open = 0, 0, False
+        self.digest = hashlib.sha256()
+
+    def position(self) -> dict[str, Any]:
+        """Returns what `resume` takes."""
+        digest = self.digest.hexdigest()
+        return {
+            "offset": self.offset,
+            "line": self.line,
+            "line_is_open": self.line_is_open,
+            "digest": digest,
+        }
+
+    def resume(self, offset, line, line_is_open, digest) -> None:
+        """Continues at the `position` of another reader.
+
+        Raises:
+            ValueError: The file has changed before that position.
+        """
+        with open(self.path, "rb") as file:
+            while self.offset < offset:
+                block = file.read(min(_PIECE_BYTES, offset - self.offset))
+                if not block:
+                    break
+                self._advance(block)
+        if self.digest.hexdigest() != digest:
+            raise ValueError(f"{self.path} has changed in its first {offset:,} bytes")
+        self.line, self.line_is_open = line, line_is_open
+
+    def windows(self, size: int) -> Iterator[list[_Piece]]:
+        """Yields lists of pieces, each of about `size` tokens."""
+        window, tokens = [], 0
+        for piece in self:
+            window.append(piece)
+            tokens += len(piece.ids) + _LINE_TOKENS
+            if tokens >= size:
+                yield window
+                window, tokens = [], 0
+        yield window
+
+    def __iter__(self) -> Iterator[_Piece]:
+        limit = _PIECE_BYTES if self._field is None else -1
+        rest = b""
+        with open(self.path, "rb") as file:
+            if self.offset == 0 and self._is_text:
+                if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
+                    self._advance(codecs.BOM_UTF8)
+            file.seek(self.offset)
+            while True:
+                read = file.readline(limit)
+                content, ends = rest + read, read.endswith(b"\n") or len(read) != limit
+                if not content and not self.line_is_open:
+                    return
+                ids, used = self._encode(content, ends)
+                rest = content[used:]
+                self._advance(content[:used])
+                piece = _Piece(ids, self.line, not self.line_is_open, ends)
+                self.line, self.line_is_open = self.line + ends, not ends
+                yield piece
+
+    @property
+    def _is_text(self):
+        return self._vocabulary.unit != "byte" or self._field is not None
+
+    @property
+    def _place(self):
+        return f"{self.path}, line {self.line + 1:,}"
+
+    def _advance(self, content):
+        self.digest.update(content)
+        self.offset += len(content)
+
+    def _encode(self, content, ends):
+        """Returns ids, and the number of bytes that they are of: the last symbol may be cut."""
+        unit = self._vocabulary.unit
+        text = content if ends else content[: self._last_cut(content)]
+        used = len(text)
+        if self._is_text:
+            text, used = self._decode(text, ends)
+        if self._field is not None:
+            text = self._document(text)
+        elif ends and unit == "word":
+            text = text.removesuffix("\n") + "\n"
+        elif ends and not self._whole:
+            end, newline = ("\r\n", "\n") if self._is_text else (b"\r\n", b"\n")
+            text = text.removesuffix(end).removesuffix(newline)
+        try:
+            return self._vocabulary.encode(text, final_eos=self._field is not None), used
+        except ValueError as error:
+            raise ValueError(f"{self._place}: {error}") from error
+
+    def _last_cut(self, content):
+        """The last place in a part of a line that cuts neither a word nor a line's end."""
+        if self._vocabulary.unit != "word":
+            return len(content) - (not self._whole and content.endswith(b"\r"))
+        cut = max(content.rfind(blank) for blank in (b" ", b"\t", b"\r")) + 1
+        if not cut:
+            raise ValueError(f"{self._place} has no blank in {len(content):,} bytes")
+        return cut
+
+    def _decode(self, content, ends):
+        try:
+            return codecs.utf_8_decode(content, "strict", ends)
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{self._place} is not UTF-8: cannot decode the byte "
+                f"{content[error.start]:#04x} at offset {self.offset + error.start}"
+            ) from error
+
+    def _document(self, line):
+        try:
+            document = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{self._place} is not JSON: {error}") from error
+        text = document.get(self._field) if isinstance(document, dict) else None
+        if not isinstance(text, str):
+            raise ValueError(f"{self._place} must be a JSON object with a text {self._field!r}")
+        return text
+
+
+# From token ids to log-probabilities
+
+
+class _Scorer:
+    """Scores token ids in batches of a few static shapes, each of which is compiled once.
+
+    A batch has `batch_tokens` tokens: `batch_tokens // steps` rows of `steps`, a power of two. Rows
+    are padded at the end, which a causal model does not see.
+    """
+
+    min_steps = 16
+    # Longer documents are cut where there are many of them: a recurrent layer would otherwise take
+    # many steps one after the other for a few rows.
+    max_parallel_steps = 512
+
+    def __init__(self, model, batch_tokens, start):
+        self.model, self.batch_tokens, self.start = model, batch_tokens, start
+
+        def forward(tokens):
+            outputs = model.backbone(model.embedding(tokens[:, :-1]), training=False)
+            hidden = outputs[0] if isinstance(outputs, (list, tuple)) else outputs
+            return model.head.loss(hidden, tokens[:, 1:])
+
+        def prefill(tokens, cache):
+            hidden, cache = model.backbone.prefill(model.embedding(tokens[:, :-1]), cache)
+            return model.head.loss(hidden, tokens[:, 1:]), cache
+
+        functions = forward, prefill
+        self._forward, self._prefill = kept(
+            model, "score", lambda: [compile_xla(f, model.variables) for f in functions]
+        )
+
+    def continue_rows(self, tokens, cache):
+        """Scores tokens[:, 1:] after the cache of what comes before tokens[:, 0].
+
+        Returns:
+            Log-probabilities (rows, steps) in float64, and the cache before tokens[:, -1].
+        """
+        cache = self.model.initial_cache(len(tokens)) if cache is None else cache
+        nll, cache = self._prefill(ops.convert_to_tensor(tokens), cache)
+        return _log_probabilities(nll), cache
+
+    def documents(self, documents):
+        """Scores documents of different lengths; similar ones share a batch.
+
+        Yields:
+            (numbers, sums, counts): indices of documents, the sums of log-probabilities of some of
+            their tokens, and how many.
+        """
+        documents = [np.concatenate([self.start, ids]) for ids in documents]
+        lengths = np.array([len(ids) - 1 for ids in documents], "int64")
+        order = np.argsort(-lengths, kind="stable")
+        order = order[lengths[order] > 0]
+        while len(order):
+            steps = self._steps(lengths[order])
+            numbers, order = np.split(order, [self.batch_tokens // steps])
+            for sums, counts in self._batch([documents[i] for i in numbers], steps):
+                yield numbers, sums, counts
+
+    def _steps(self, lengths):
+        """Number of steps of the next batch, for documents of falling lengths."""
+        similar = int(np.count_nonzero(lengths > lengths[0] // 2))
+        share = self.batch_tokens // _power_of_two(similar)
+        steps = max(self.min_steps, _power_of_two(lengths[0]))
+        return min(steps, max(self.max_parallel_steps, share), self.batch_tokens)
+
+    def _batch(self, documents, steps):
+        lengths = np.array([len(ids) - 1 for ids in documents])
+        # The forward pass is faster, but carries no cache and takes no less than a dilation.
+        at_once = (
+            lengths.max() <= steps
+            and steps >= max(getattr(self.model.backbone, "dilations", [1]))
+            and not getattr(self.model.backbone, "stateful", False)
+        )
+        cache = None
+        for first in range(0, lengths.max(), steps):
+            tokens = np.zeros((self.batch_tokens // steps, steps + 1), "int32")
+            for row, ids in zip(tokens, documents, strict=False):
+                part = ids[first : first + steps + 1]
+                row[: len(part)] = part
+            if at_once:
+                log_p = _log_probabilities(self._forward(ops.convert_to_tensor(tokens)))
+            else:
+                log_p, cache = self.continue_rows(tokens, cache)
+            counts = np.clip(lengths - first, 0, steps)
+            counted = np.arange(steps) < counts[:, None]
+            # Padding may have the log-probability -inf.
+            yield np.where(counted, log_p[: len(documents)], 0.0).sum(axis=1), counts
+
+
+class _LongText:
+    """Scores one text of any length that arrives in pieces.
+
+    Attributes:
+        ids: The last token that the model has read, then those that wait for a full batch.
+        lines: The line of each of them.
+        cache: The model's cache before `ids[0]`, or None at the start of a text.
+    """
+
+    def __init__(self, scorer):
+        self._scorer = scorer
+        self._clear()
+
+    def _clear(self):
+        self.ids, self.lines = np.zeros(0, "int32"), np.zeros(0, "int64")
+        self.cache = None
+
+    @property
+    def line(self):
+        """The first line that still waits for scores."""
+        return int(self.lines[1]) if len(self.lines) > 1 else sys.maxsize
+
+    def read(self, pieces):
+        """Yields (lines, sums, counts) of all full batches."""
+        if not pieces:
+            return
+        ids = np.concatenate([piece.ids for piece in pieces])
+        lines = np.repeat([piece.line for piece in pieces], [len(piece.ids) for piece in pieces])
+        if not len(self.ids) and len(ids):
+            start = self._scorer.start
+            self.ids, self.lines = start, np.full(len(start), lines[0])
+        self.ids = np.concatenate([self.ids, ids])
+        self.lines = np.concatenate([self.lines, lines])
+        while len(self.ids) > self._scorer.batch_tokens:
+            yield self._batch()
+
+    def finish(self):
+        """Ends the text, and yields what is left of it."""
+        if len(self.ids) > 1:
+            yield self._batch()
+        self._clear()
+
+    def _batch(self):
+        steps = self._scorer.batch_tokens
+        tokens = np.zeros((1, steps + 1), "int32")
+        part, lines = self.ids[: steps + 1], self.lines[1 : steps + 1]
+        tokens[0, : len(part)] = part
+        log_p, self.cache = self._scorer.continue_rows(tokens, self.cache)
+        self.ids, self.lines = self.ids[steps:], self.lines[steps:]
+        counts = np.bincount(lines - lines[0])
+        sums = np.bincount(lines - lines[0], log_p[0, : len(lines)])
+        return lines[0] + np.arange(len(counts)), sums, counts
+
+
+def _log_probabilities(nll):
+    return -ops.convert_to_numpy(nll).astype("float64")
+
+
+def _floor_power_of_two(number):
+    return 1 << int(number).bit_length() - 1
+
+
+def _power_of_two(number):
+    """The smallest power of two that is not smaller."""
+    return 1 << (int(number) - 1).bit_length()
