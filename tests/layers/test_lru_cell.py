@@ -7,7 +7,7 @@ from keras import ops
 
 from tests.support.streaming_checks import compiled
 from trellis_keras.layers import LRUCell
-from trellis_keras.layers.recurrent_cell import RecurrentCell
+from trellis_keras.layers.rnn import RecurrentCell
 
 
 def tolerance():

@@ -12,7 +12,7 @@ from tests.support.gradients import value_and_gradients
 from tests.support.streaming_checks import assert_close, check_streaming, compiled
 from trellis_keras.layers import TrellisLayer, VariationalDropout
 from trellis_keras.layers.base import tanh
-from trellis_keras.layers.stacked_rnn import StackedRNN, _nothing_drawn
+from trellis_keras.layers.rnn import StackedRNN, _without_dropout
 
 both = pytest.mark.both_backends
 exact = pytest.mark.float64
@@ -271,7 +271,7 @@ def test_threads_leave_the_rates_of_cells_as_they_are():
 
     def infer():
         for _ in range(50):
-            with _nothing_drawn([layer]):
+            with _without_dropout([layer]):
                 time.sleep(1e-4)  # others' turn
 
     threads = [threading.Thread(target=infer) for _ in range(4)]

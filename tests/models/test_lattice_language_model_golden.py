@@ -11,7 +11,7 @@ from tests.support.golden import family, floats
 from tests.support.gradients import value_and_gradients
 from trellis_keras.layers import LRU, GridLSTMCell, LRUCell, RHNCell
 from trellis_keras.layers.base import tanh
-from trellis_keras.layers.stacked_rnn import StackedRNN
+from trellis_keras.layers.rnn import StackedRNN
 from trellis_keras.models import LanguageModel
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.float64]

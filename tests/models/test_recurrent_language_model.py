@@ -7,7 +7,7 @@ from keras import ops
 
 from trellis_keras import zoo
 from trellis_keras.data import TokenStream
-from trellis_keras.layers.stacked_rnn import StackedRNN
+from trellis_keras.layers.rnn import StackedRNN
 from trellis_keras.models import LanguageModel, SequenceClassifier
 from trellis_keras.serving import without_history
 from trellis_keras.training import SGD, Adam

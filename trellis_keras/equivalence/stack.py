@@ -5,7 +5,7 @@ import dataclasses
 import keras
 
 from trellis_keras.layers import StackedRNN, gates
-from trellis_keras.layers.stacked_rnn import DROPOUTS
+from trellis_keras.layers.rnn import DROPOUTS
 
 
 @dataclasses.dataclass(frozen=True)

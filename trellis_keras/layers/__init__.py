@@ -1,8 +1,6 @@
 from trellis_keras.layers.adaptive_softmax import AdaptiveSoftmax
 from trellis_keras.layers.gates import GatedActivation, GRUGates, LSTMGates, MGUGates, RNNGates
-from trellis_keras.layers.grid_lstm import GridLSTMCell
-from trellis_keras.layers.lru import LRU
-from trellis_keras.layers.lru_cell import LRUCell
+from trellis_keras.layers.lru import LRU, LRUCell
 from trellis_keras.layers.mixed_group import MixedGroupKernel
 from trellis_keras.layers.mixture_of_softmaxes import MixtureOfSoftmaxes
 from trellis_keras.layers.regularization import (
@@ -12,8 +10,7 @@ from trellis_keras.layers.regularization import (
     VariationalDropout,
     weight_norm,
 )
-from trellis_keras.layers.rhn import RHNCell
-from trellis_keras.layers.stacked_rnn import StackedRNN
+from trellis_keras.layers.rnn import GridLSTMCell, RHNCell, StackedRNN
 from trellis_keras.layers.tcn import TCN
 from trellis_keras.layers.tcn_block import TCNBlock
 from trellis_keras.layers.trellis import TrellisLayer

@@ -1,16 +1,208 @@
-"""The Lattice Recurrent Unit as one layer."""
+"""The Lattice Recurrent Unit (Ahuja & Morency 2018), not the Linear Recurrent Unit."""
+
+from collections.abc import Sequence
 
 import keras
 from keras import ops
 
+from trellis_keras import kernels
+from trellis_keras.kernels.lattice_loop import lattice_loop
 from trellis_keras.kernels.scan import scan
-from trellis_keras.layers import base, streaming
-from trellis_keras.layers.base import FrozenPartsMixin, StatefulMixin, at_least_float32
-from trellis_keras.layers.lru_cell import LRUCell
-from trellis_keras.layers.lru_row import row
+from trellis_keras.layers import streaming
+from trellis_keras.layers.base import (
+    FrozenPartsMixin,
+    StatefulMixin,
+    at_least_float32,
+    check_cell_call,
+    check_positive,
+    resolve_mask,
+    seeded,
+    sequence_spec,
+    sub_seed,
+    tanh,
+)
+from trellis_keras.layers.rnn import RecurrentCell, drop
+from trellis_keras.types import Cache, Constraint, Initializer, Regularizer, Tensor
 
-# The arguments that the layer hands on to its cells.
-_OF_CELLS = (
+# The gates in the order of their column blocks, which p1 and p2 follow. Without z1 the gate z2 has
+# its part too, without r1 the gate r2.
+_GATES = {"ug": ("z1", "z2", "r2", "r1"), "rg": ("z2", "r2", "r1"), "ps": ("z2", "r2")}
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class LRUCell(RecurrentCell):
+    """Cell of a Lattice Recurrent Unit (Ahuja & Morency 2018), not of a Linear Recurrent Unit.
+
+    The input h1 comes from the cell below (depth), the state h2 from the step before (time), and
+    the cell has an output for each. With W a block of `kernel`, U one of `recurrent_kernel`, and
+    p1, p2 the paper's projected states, the equations of the full LRU, `"ug"`, are
+
+        z1, z2, r1, r2 = sigmoid(h1 W + h2 U + b), each with blocks of its own      Eqs. 11, 12,
+                                                                                    15, 16
+        p1 = tanh(h1 W + (r2 * h2) U + b)                                           Eq. 13
+        p2 = tanh((r1 * h1) W + h2 U + b)                                           Eq. 14
+        h1' = z1 * p2 + (1 - z1) * h1                                               Eq. 17
+        h2' = z2 * p1 + (1 - z2) * h2                                               Eq. 18
+
+    `"rg"` has one update gate, z1 = z2 (Eqs. 11 to 14), and `"ps"` also one reset gate, r1 = r2
+    (Eqs. 7 to 10). For these two Eqs. 9 and 10 are h' = z * h + (1 - z) * p; the authors' code
+    computes all variants by Eqs. 17 and 18.
+
+    The column blocks of the weights are z1, z2, r2, r1, p1, p2, as far as the variant has them. A
+    cell has 12 units^2 + 6 units weights as `"ug"`, 10 and 5 as `"rg"`, 8 and 4 as `"ps"`.
+
+    Args:
+        units: Positive integer, number of channels, of the input too.
+        variant: `"ug"`, `"rg"` or `"ps"`. Defaults to `"ug"`.
+        convention: `"paper"`, or `"authors"` for Eqs. 17 and 18 in all variants. Defaults to
+            `"paper"`.
+        cells_per_node: Positive integer, number of cells chained in this one, each with its own
+            weights: the next takes both outputs of the one before. Defaults to 1.
+        use_bias: Whether there are biases. Defaults to True.
+        use_gate_bias: Whether gates have biases. (False is `bias=False` of the authors' code.)
+            Defaults to True.
+        **kwargs: Arguments of `RecurrentCell` (initializers, regularizers, constraints, `dropout`,
+            `recurrent_dropout`, `seed`) and of `keras.layers.Layer`. `dropout` drops h1 and
+            `recurrent_dropout` h2 in the matrix products, not where they are mixed with p1 and p2.
+
+    Call arguments:
+        inputs: h1, a tensor (batch, units).
+        states: List of h2, a tensor (batch, units).
+        training: Whether dropout is active. Defaults to False.
+
+    Returns:
+        h1' (batch, units), and the list of h2' (batch, units).
+
+    Raises:
+        ValueError: An argument out of range, an input whose width is not `units`, or states of the
+            wrong number or shape.
+
+    `LRU` is the faster layer of the same function. It also repeats outputs in masked steps as
+    Keras documents it; `keras.layers.RNN` on JAX repeats the state there, which for this cell
+    differs from the output.
+
+    Example:
+
+    >>> layer = keras.layers.RNN([LRUCell(8), LRUCell(8)], return_sequences=True)
+    >>> layer(np.zeros((2, 5, 8), "float32")).shape
+    (2, 5, 8)
+    """
+
+    def __init__(
+        self,
+        units: int,
+        variant: str = "ug",
+        *,
+        convention: str = "paper",
+        cells_per_node: int = 1,
+        use_bias: bool = True,
+        use_gate_bias: bool = True,
+        **kwargs,
+    ):
+        super().__init__(units, **kwargs)
+        if variant not in _GATES:
+            raise ValueError(f"`variant` must be one of {list(_GATES)}. Received: {variant!r}")
+        if convention not in ("paper", "authors"):
+            raise ValueError(f'`convention` must be "paper" or "authors". Received: {convention!r}')
+        check_positive(cells_per_node=cells_per_node)
+        self.variant = variant
+        self.convention = convention
+        self.cells_per_node = cells_per_node
+        self.use_bias = use_bias
+        self.use_gate_bias = use_gate_bias
+        self.gates = _GATES[variant]
+        # Whether z weights the old state (Eqs. 9 and 10) or the new one (Eqs. 17 and 18).
+        self.z_keeps = convention == "paper" and variant != "ug"
+
+    def build(self, input_shape):
+        if input_shape[-1] != self.units:
+            raise ValueError(
+                f"The input of a Lattice Recurrent Unit must be as wide as its state: {self.name} "
+                f"has units={self.units}. Received: input_shape={tuple(input_shape)}. Project the "
+                "input first (`LRU` does so with `input_projection=True`)."
+            )
+        n_blocks = len(self.gates) + 2
+        shape, fan_in = (self.units, n_blocks * self.units), 2 * self.units
+        bias_shape = ((n_blocks if self.use_gate_bias else 2) * self.units,)
+        self.kernels, self.recurrent_kernels, self.biases = [], [], []
+        for n in range(self.cells_per_node):
+            end = f"_{n + 1}" if self.cells_per_node > 1 else ""
+            kernel = self.add_gate_weight("kernel", shape, n, name=f"kernel{end}", fan_in=fan_in)
+            recurrent_kernel = self.add_gate_weight(
+                "recurrent", shape, n, name=f"recurrent_kernel{end}", fan_in=fan_in
+            )
+            self.kernels.append(kernel)
+            self.recurrent_kernels.append(recurrent_kernel)
+            if self.use_bias:
+                bias = self.add_gate_weight("bias", bias_shape, n, name=f"bias{end}")
+                self.biases.append(bias)
+
+    def call(self, inputs, states, training=False):
+        is_list = isinstance(states, (list, tuple))
+        states = states if is_list else [states]
+        check_cell_call(self, inputs, states, [self.units])
+        masks = self.dropout_masks(inputs, states[0], training)
+        h1, h2 = self.advance(inputs, states[0], masks)
+        return h1, [h2] if is_list else h2
+
+    def advance(
+        self, h1: Tensor, h2: Tensor, masks: tuple[Tensor | None, Tensor | None] = (None, None)
+    ) -> tuple[Tensor, Tensor]:
+        """Returns h1' and h2' (batch, units), by the equations of the paper.
+
+        Args:
+            h1, h2: Tensors (batch, units).
+            masks: Dropout masks (batch, units) of h1 and of h2, or None.
+        """
+        product = self.product
+        for n in range(self.cells_per_node):
+            (W, W1, W2), (U, U1, U2), (b, b1, b2) = map(self._split, self.weights_of(n, h1.dtype))
+            x, s = drop(h1, masks[0]), drop(h2, masks[1])
+            gates = ops.sigmoid(product(x, W) + product(s, U) + b)
+            gates = dict(zip(self.gates, ops.split(gates, len(self.gates), axis=-1), strict=True))
+            z2, r2 = gates["z2"], gates["r2"]
+            z1, r1 = gates.get("z1", z2), gates.get("r1", r2)
+            p1 = tanh(product(x, W1) + product(r2 * s, U1) + b1)
+            p2 = tanh(product(r1 * x, W2) + product(s, U2) + b2)
+            if self.z_keeps:
+                h1, h2 = z1 * h1 + (1 - z1) * p2, z2 * h2 + (1 - z2) * p1
+            else:
+                h1, h2 = z1 * p2 + (1 - z1) * h1, z2 * p1 + (1 - z2) * h2
+        return h1, h2
+
+    def weights_of(self, n: int, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the kernel, recurrent kernel and bias of cell n of the chain.
+
+        The bias has zeros for the blocks that have none.
+        """
+        kernel, recurrent_kernel = self.kernels[n], self.recurrent_kernels[n]
+        bias = ops.zeros(0) if not self.use_bias else self.biases[n]
+        bias = ops.pad(bias, [[kernel.shape[-1] - bias.shape[0], 0]])
+        return tuple(ops.cast(weight, dtype) for weight in (kernel, recurrent_kernel, bias))
+
+    def _split(self, weight):
+        """The columns of the gates, of p1 and of p2."""
+        n = len(self.gates) * self.units
+        return ops.split(weight, [n, n + self.units], axis=-1)
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Returns the matrix product in the compute dtype, cast to the dtype of x."""
+        dtype = self.compute_dtype
+        return ops.cast(ops.matmul(ops.cast(x, dtype), ops.cast(weight, dtype)), x.dtype)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "variant": self.variant,
+            "convention": self.convention,
+            "cells_per_node": self.cells_per_node,
+            "use_bias": self.use_bias,
+            "use_gate_bias": self.use_gate_bias,
+        }
+
+
+# The arguments of `LRU` that it passes on to its cells as they are.
+_CELL_ARGUMENTS = (
     "variant",
     "convention",
     "cells_per_node",
@@ -29,35 +221,38 @@ _OF_CELLS = (
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
-    """Lattice Recurrent Unit, `depth` cells high (Ahuja & Morency 2018); not the Linear one.
+    """Lattice Recurrent Unit of `depth` cells (Ahuja & Morency 2018), not the Linear one.
 
-    The function is that of `keras.layers.RNN([LRUCell(units), ...])`, whose equations are in
-    `LRUCell`, and the weights are those of the cells in `cells`. The work is arranged differently:
-    of a cell's products only those of its own state that lead to the next state are done step by
-    step. All others are done for all steps at once, and so are the gradients of the weights
-    (`layers.lru_loop`). (With `cells_per_node` > 1 that holds for the inputs of a node only.)
+    It computes the function of `keras.layers.RNN([LRUCell(units), ...])`: h1 rises from cell to
+    cell, and each cell hands its h2 to itself in the next step. The equations are in `LRUCell`, the
+    weights are those of `cells`. Only products that lead to the next step's state are done step by
+    step, all others for all steps at once (`kernels.lattice_loop`; not with `cells_per_node` > 1).
 
     Args:
-        units: Number of channels.
-        depth: Number of cells above each other.
+        units: Positive integer, number of channels.
+        depth: Positive integer, number of cells above each other. Defaults to 2.
         variant, convention, cells_per_node, use_bias, use_gate_bias: See `LRUCell`.
         input_projection: Whether a `Dense` layer, with bias, brings the input to `units` channels.
-            Without it, the input must have as many.
-        return_sequences: Whether all steps are returned, or the last one only.
-        return_state: Whether the last states are returned too.
-        stateful: Whether the last states of a batch are the first ones of the next.
-        kernel_initializer, recurrent_initializer, bias_initializer: See `LRUCell`. The first and
-            the last are the projection's too.
-        kernel_regularizer, recurrent_regularizer, bias_regularizer: Of the cells.
-        kernel_constraint, recurrent_constraint, bias_constraint: Of the cells.
-        dropout, recurrent_dropout: See `LRUCell`. Each cell has masks of its own.
-        seed: Integer seed of the dropouts, and of initializers without one.
+            Otherwise the input must have as many. Defaults to False.
+        return_sequences: Whether to return all steps, or the last one only. Defaults to False.
+        return_state: Whether to return the last states too. Defaults to False.
+        stateful: Whether each batch starts from the last states of the one before. Defaults to
+            False.
+        kernel_initializer, recurrent_initializer, bias_initializer: Initializers of the cells, see
+            `RecurrentCell`; the first and the last also of the projection.
+        kernel_regularizer, recurrent_regularizer, bias_regularizer: Regularizers of the cells.
+            Default to None.
+        kernel_constraint, recurrent_constraint, bias_constraint: Constraints of the cells.
+            Default to None.
+        dropout, recurrent_dropout: Dropout rates of h1 and h2 in the matrix products. Each cell
+            draws its own masks (batch, units), once per sequence. Default to 0.
+        seed: Integer seed of the dropouts, and of initializers without a seed. Defaults to None.
 
     Call arguments:
         inputs: Tensor (batch, time, units), or of any width with `input_projection`.
-        initial_state: List of `depth` tensors (batch, units), from the bottom up. Default: zeros,
-            or the carried states of a stateful layer.
-        training: Whether dropout is active.
+        initial_state: List of `depth` tensors (batch, units), from the bottom up. Defaults to
+            zeros, or to the carried states of a stateful layer.
+        training: Whether dropout is active. Defaults to False.
         mask: Boolean (batch, time). Masked steps keep the state and repeat the last output (zeros
             before the first), as in Keras' RNN layers.
 
@@ -66,10 +261,10 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
         tuple of y and the `depth` last states, each (batch, units).
 
     Raises:
-        ValueError: Arguments out of range, an input of another width than `units`, or states of
+        ValueError: An argument out of range, an input of another width than `units`, or states of
             the wrong number or shape.
 
-    It has no `go_backwards`: for `keras.layers.Bidirectional` use `keras.layers.RNN` of the cells.
+    There is no `go_backwards`: with `keras.layers.Bidirectional` use `keras.layers.RNN` of cells.
 
     Example:
 
@@ -80,37 +275,37 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
 
     def __init__(
         self,
-        units,
-        depth=2,
+        units: int,
+        depth: int = 2,
         *,
-        variant="ug",
-        convention="paper",
-        cells_per_node=1,
-        use_bias=True,
-        use_gate_bias=True,
-        input_projection=False,
-        return_sequences=False,
-        return_state=False,
-        stateful=False,
-        kernel_initializer="glorot_uniform",
-        recurrent_initializer="glorot_uniform",
-        bias_initializer="zeros",
-        kernel_regularizer=None,
-        recurrent_regularizer=None,
-        bias_regularizer=None,
-        kernel_constraint=None,
-        recurrent_constraint=None,
-        bias_constraint=None,
-        dropout=0.0,
-        recurrent_dropout=0.0,
-        seed=None,
+        variant: str = "ug",
+        convention: str = "paper",
+        cells_per_node: int = 1,
+        use_bias: bool = True,
+        use_gate_bias: bool = True,
+        input_projection: bool = False,
+        return_sequences: bool = False,
+        return_state: bool = False,
+        stateful: bool = False,
+        kernel_initializer: Initializer = "glorot_uniform",
+        recurrent_initializer: Initializer = "glorot_uniform",
+        bias_initializer: Initializer = "zeros",
+        kernel_regularizer: Regularizer = None,
+        recurrent_regularizer: Regularizer = None,
+        bias_regularizer: Regularizer = None,
+        kernel_constraint: Constraint = None,
+        recurrent_constraint: Constraint = None,
+        bias_constraint: Constraint = None,
+        dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        seed: int | None = None,
         **kwargs,
     ):
-        # Inputs are cast in `call`: Keras' autocast would take the states down to half precision.
+        # `call` casts the inputs; autocast would cast the float32 states to half precision too.
         super().__init__(autocast=False, **kwargs)
-        base.check_positive(units=units, depth=depth)
+        check_positive(units=units, depth=depth)
         self.units = units
-        self.input_projection = input_projection
+        self.depth = depth
         self.return_sequences = return_sequences
         self.return_state = return_state
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
@@ -127,9 +322,9 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
                 cells_per_node=cells_per_node,
                 use_bias=use_bias,
                 use_gate_bias=use_gate_bias,
-                kernel_initializer=base.seeded(self.kernel_initializer, seed, i, 0),
-                recurrent_initializer=base.seeded(self.recurrent_initializer, seed, i, 1),
-                bias_initializer=base.seeded(self.bias_initializer, seed, i, 2),
+                kernel_initializer=seeded(self.kernel_initializer, seed, i, 0),
+                recurrent_initializer=seeded(self.recurrent_initializer, seed, i, 1),
+                bias_initializer=seeded(self.bias_initializer, seed, i, 2),
                 kernel_regularizer=kernel_regularizer,
                 recurrent_regularizer=recurrent_regularizer,
                 bias_regularizer=bias_regularizer,
@@ -138,7 +333,7 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
                 bias_constraint=bias_constraint,
                 dropout=dropout,
                 recurrent_dropout=recurrent_dropout,
-                seed=base.sub_seed(seed, i, 3),
+                seed=sub_seed(seed, i, 3),
                 dtype=self.dtype_policy,
                 name=f"cell_{i + 1}",
             )
@@ -148,21 +343,16 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
         if input_projection:
             self.projection = keras.layers.Dense(
                 units,
-                kernel_initializer=base.seeded(self.kernel_initializer, seed, depth, 0),
-                bias_initializer=base.seeded(self.bias_initializer, seed, depth, 2),
+                kernel_initializer=seeded(self.kernel_initializer, seed, depth, 0),
+                bias_initializer=seeded(self.bias_initializer, seed, depth, 2),
                 dtype=self.dtype_policy,
                 name="input_projection",
             )
 
-    @property
-    def depth(self):
-        """Number of cells above each other."""
-        return len(self.cells)
-
     def build(self, input_shape):
-        self._channels = input_shape[-1]
-        self.input_spec = base.sequence_spec(self, input_shape)
-        shape = (None, None, input_shape[-1])
+        self.input_spec = sequence_spec(self, input_shape)
+        self.input_channels = input_shape[-1]
+        shape = (None, None, self.input_channels)
         if self.projection is not None:
             self.projection.build(shape)
             shape = (None, None, self.units)
@@ -171,34 +361,59 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
         self._build_state_cache(input_shape[0])
 
     def call(self, inputs, initial_state=None, training=False, mask=None):
-        mask = base.resolve_mask(inputs, mask)
+        mask = resolve_mask(inputs, mask)
         states = self._initial_states(ops.shape(inputs)[0], initial_state, training)
-        y, states = self._run(inputs, states, self.return_sequences, training, mask)
+        last_only = not self.return_sequences and mask is None
+        y, states = self._forward(inputs, states, training, mask, last_only)
         self._carry_states(states, training)
+        y = y if self.return_sequences else y[:, -1]
         return (y, *states) if self.return_state else y
 
-    def _run(self, inputs, states, all_steps, training=False, mask=None):
-        """Returns the output of all steps, or of the last one, and the last states.
+    def _forward(self, inputs, states, training=False, mask=None, last_only=False):
+        """Returns the outputs of all steps, or of the last one, and the last states.
 
         Args:
             inputs: Tensor (batch, time, channels).
-            states: The states before the first step, or None for zeros.
-            all_steps: Which.
-            training, mask: As in the call.
+            states: List of the states before the first step, or None for zeros.
+            training, mask: As in `call`.
+            last_only: Whether to return the output of the last step only, (batch, 1, units).
         """
-        x = ops.transpose(self._project(inputs), (1, 0, 2))
+        h1 = ops.transpose(self._project(inputs), (1, 0, 2))
         if states is None:
-            states = [ops.zeros_like(x[0]) for _ in self.cells]
-        valid = None if mask is None else ops.cast(ops.transpose(mask)[..., None], x.dtype)
-        last = []
-        for cell, state in zip(self.cells, states, strict=True):
-            # Of the top cell's outputs those that nobody sees need not be computed.
-            shorten = cell is self.cells[-1] and not all_steps and mask is None
-            x, state = row(cell, x, state, valid, training, shorten)
-            last.append(state)
-        x = x if mask is None else _repeat_last(x, mask)
-        y = ops.transpose(x, (1, 0, 2)) if all_steps else x[-1]
-        return ops.cast(y, self.compute_dtype), last
+            states = [ops.zeros_like(h1[0])] * self.depth
+        valid = None if mask is None else ops.cast(ops.transpose(mask)[..., None], "bool")
+        last_states = []
+        for cell, h2 in zip(self.cells, states, strict=True):
+            is_top = cell is self.cells[-1]
+            h1, h2 = self._run_cell(cell, h1, h2, valid, training, last_only and is_top)
+            last_states.append(h2)
+        y = h1 if valid is None else _repeat_last(h1, valid)
+        return ops.cast(ops.transpose(y, (1, 0, 2)), self.compute_dtype), last_states
+
+    def _run_cell(self, cell, h1, h2, valid, training, last_only):
+        """Returns h1' of a cell at all steps (time, batch, units), and its last h2."""
+        masks = cell.dropout_masks(h1[0], h2, training)
+        if kernels.enabled() and cell.cells_per_node == 1:
+            return lattice_loop(
+                h1,
+                h2,
+                *cell.weights_of(0, h2.dtype),
+                gates=cell.gates,
+                z_keeps=cell.z_keeps,
+                product=cell.product,
+                tanh=tanh,
+                valid=valid,
+                masks=masks,
+                last_only=last_only,
+            )
+
+        def step(h2, inputs):
+            h1, *valid = inputs
+            h1, new = cell.advance(h1, h2, masks)
+            return (ops.where(valid[0], new, h2) if valid else new), [h1]
+
+        last, (y,) = scan(step, h2, [h1] if valid is None else [h1, valid])
+        return y, last
 
     def _project(self, inputs):
         x = ops.cast(inputs, self.compute_dtype)
@@ -207,15 +422,15 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
 
     # Streaming
 
-    def initial_cache(self, batch_size, initial_state=None):
+    def initial_cache(self, batch_size: int, initial_state: Sequence[Tensor] | None = None):
         """Returns the cache before the first step: the list of the states, from the bottom up.
 
         Args:
             batch_size: Number of rows.
-            initial_state: As in the call. Default: zeros.
+            initial_state: As in the call. Defaults to zeros.
 
         Raises:
-            ValueError: The layer is not built, or the states are of the wrong number or shape.
+            ValueError: The layer is not built, or states of the wrong number or shape.
 
         Example:
 
@@ -232,36 +447,30 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
             return self._initial_states(rows, initial_state, training=False)
         return [ops.zeros((batch_size, self.units), self.state_dtype) for _ in self.cells]
 
-    def step(self, x, cache):
-        """Advances one step: x (batch, channels) to (y (batch, units), cache).
+    def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """Advances one step: x (batch, channels) to y (batch, units).
 
         Raises:
-            ValueError: The layer is not built, x has another shape, or the cache is of another
+            ValueError: The layer is not built, x has the wrong shape, or the cache is of another
                 batch size or another layer.
         """
-        x, cache = self._checked(x, cache, 2)
-        h1, following = self._project(x), []
+        x, cache = streaming.check_stream(self, ops.expand_dims(x, 1), cache)
+        h1, states = self._project(x)[:, 0], []
         for cell, h2 in zip(self.cells, cache, strict=True):
             h1, h2 = cell.advance(h1, h2)
-            following.append(h2)
-        return ops.cast(h1, self.compute_dtype), following
+            states.append(h2)
+        return ops.cast(h1, self.compute_dtype), states
 
-    def prefill(self, x, cache=None):
+    def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Advances all steps of x (batch, time, channels) by one forward pass.
 
         Raises:
             ValueError: As `step`.
         """
-        x, cache = self._checked(x, cache, 3)
-        return self._run(x, cache, all_steps=True)
+        return self._forward(*streaming.check_stream(self, x, cache))
 
-    def _checked(self, x, cache, rank):
-        streaming.check_built(self)
-        x = ops.convert_to_tensor(x)
-        base.check_shape("x", x, (*[None] * (rank - 1), self._channels))
-        cache = self.initial_cache(ops.shape(x)[0]) if cache is None else cache
-        streaming.check_cache(self, cache, [[x.shape[0], self.units] for _ in self.cells])
-        return x, cache
+    def cache_shapes(self, batch_size):
+        return [[batch_size, self.units] for _ in self.cells]
 
     # Keras
 
@@ -282,13 +491,13 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
         return tuple(map(keras.KerasTensor, shapes, dtypes))
 
     def get_config(self):
-        of_cells = self.cells[0].get_config()
+        cell = self.cells[0].get_config()
         return {
             **super().get_config(),
             "units": self.units,
             "depth": self.depth,
-            **{name: of_cells[name] for name in _OF_CELLS},
-            "input_projection": self.input_projection,
+            **{name: cell[name] for name in _CELL_ARGUMENTS},
+            "input_projection": self.projection is not None,
             "return_sequences": self.return_sequences,
             "return_state": self.return_state,
             "stateful": self.stateful,
@@ -299,20 +508,17 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
         }
 
 
-def _repeat_last(y, mask):
-    """Puts the last output of a valid step, or zeros before the first, in masked steps.
+def _repeat_last(y, valid):
+    """Repeats the last valid output in masked steps; before the first there are zeros.
 
     Args:
         y: Tensor (time, batch, units).
-        mask: Boolean (batch, time).
+        valid: Boolean (time, batch, 1).
     """
-    mask = ops.cast(ops.transpose(mask), "int32")
-    steps = mask * ops.cumsum(ops.ones_like(mask), axis=0)
 
-    def latest(step, now):
-        step = ops.maximum(step, now[0])
-        return step, [step]
+    def step(last, inputs):
+        y, valid = inputs
+        last = ops.where(valid, y, last)
+        return last, [last]
 
-    _, (steps,) = scan(latest, ops.zeros_like(steps[0]), [steps])
-    with_zeros = ops.concatenate([ops.zeros_like(y[:1]), y], axis=0)
-    return ops.take_along_axis(with_zeros, steps[..., None], axis=0)
+    return scan(step, ops.zeros_like(y[0]), [y, valid])[1][0]

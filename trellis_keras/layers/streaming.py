@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import keras
 from keras import ops
 
-from trellis_keras.layers.base import shapes_match
+from trellis_keras.layers.base import check_shape, shapes_match
 from trellis_keras.types import Cache, Tensor
 
 
@@ -189,6 +189,26 @@ def check_batch_size(batch_size) -> None:
         raise ValueError(
             f"`batch_size` must be a positive integer. Received: batch_size={batch_size}"
         )
+
+
+def check_stream(layer: keras.Layer, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+    """Returns the arguments of `prefill`: x in the compute dtype, and the initial cache for None.
+
+    Args:
+        layer: Layer with `input_channels`, and `cache_shapes(batch_size)` as `check_cache` takes.
+        x: Tensor (batch, time, channels).
+        cache: Cache of the layer, or None.
+
+    Raises:
+        ValueError: The layer is not built, x has the wrong shape, or the cache is of another batch
+            size or another layer.
+    """
+    check_built(layer)
+    x = ops.cast(x, layer.compute_dtype)
+    check_shape("x", x, (None, None, layer.input_channels))
+    cache = layer.initial_cache(ops.shape(x)[0]) if cache is None else cache
+    check_cache(layer, cache, layer.cache_shapes(x.shape[0]))
+    return x, cache
 
 
 def check_cache(layer: keras.Layer, cache: Cache, expected) -> None:

@@ -6,9 +6,8 @@ from typing import ClassVar
 import keras
 
 from trellis_keras.layers import LRU, GridLSTMCell, RHNCell
-from trellis_keras.layers.cell_arguments import GateInitializer
 from trellis_keras.layers.heads import DenseHead
-from trellis_keras.layers.stacked_rnn import StackedRNN
+from trellis_keras.layers.rnn import GateInitializer, StackedRNN
 from trellis_keras.zoo import lattice_settings
 from trellis_keras.zoo.config import check_choice
 from trellis_keras.zoo.language import TextConfig

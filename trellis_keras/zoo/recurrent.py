@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from trellis_keras.layers.heads import DenseHead
-from trellis_keras.layers.stacked_rnn import StackedRNN
+from trellis_keras.layers.rnn import StackedRNN
 from trellis_keras.zoo import recurrent_settings
 from trellis_keras.zoo.config import Config, check_choice
 from trellis_keras.zoo.language import LanguageConfig

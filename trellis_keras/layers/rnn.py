@@ -1,0 +1,851 @@
+"""Recurrent nets that the papers compare with: RHN and Grid-LSTM cells, and Keras' layers stacked.
+
+`RecurrentCell` is the base class of the cells for `keras.layers.RNN`, `LRUCell` included.
+"""
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Sequence
+
+import keras
+from keras import ops
+
+# Not public, but `keras.layers.RNN` asks only cells of this class for their dropout masks.
+from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
+
+from trellis_keras.layers import streaming
+from trellis_keras.layers.base import (
+    StatefulMixin,
+    at_least_float32,
+    blockwise_initializer,
+    check_cell_call,
+    check_positive,
+    last_step,
+    resolve_mask,
+    seeded,
+    sequence_spec,
+    sub_seed,
+    tanh,
+)
+from trellis_keras.layers.regularization import VariationalDropout
+from trellis_keras.types import Cache, Constraint, Initializer, Regularizer, Tensor
+
+_KINDS = ("kernel", "recurrent", "bias")
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class GateInitializer(keras.initializers.Initializer):
+    """Initializes every gate of a recurrent kernel as a matrix of its own.
+
+    A cell keeps the kernels of its gates side by side, `(rows, gates * units)`. Initialized as one
+    matrix, the fan-out of Glorot would count all gates, so that cells with more of them would start
+    with smaller weights. Here each gate is one matrix `[W; U]` of shape `(fan_in, units)`, of
+    which `kernel` holds the first rows and `recurrent_kernel` the others.
+
+    Args:
+        initializer: Keras initializer of one gate. With a seed, every gate draws its own numbers.
+        gates: Positive integer, number of gates.
+        fan_in: Positive integer, number of rows of a gate's whole matrix. Only initializers that
+            scale with it (`keras.initializers.VarianceScaling`, thus Glorot, He and LeCun) use it.
+            Defaults to the number of rows of the kernel.
+
+    Raises:
+        ValueError: `gates` is not a positive integer.
+
+    Example:
+
+    >>> kernel = GateInitializer("glorot_uniform", gates=4, fan_in=128)((64, 256))
+    >>> bool(abs(np.std(kernel) - np.sqrt(2 / (128 + 64))) < 0.005)
+    True
+    """
+
+    def __init__(self, initializer: Initializer, gates: int, fan_in: int | None = None):
+        check_positive(gates=gates)
+        self.initializer = keras.initializers.get(initializer)
+        self.gates = gates
+        self.fan_in = fan_in
+
+    def __call__(self, shape, dtype=None):
+        rows, columns = shape
+        scales = isinstance(self.initializer, keras.initializers.VarianceScaling)
+        gate_shape = (self.fan_in or rows) if scales else rows, columns // self.gates
+        gates = [
+            seeded(self.initializer, None, i)(gate_shape, dtype=dtype)[:rows]
+            for i in range(self.gates)
+        ]
+        return ops.concatenate(gates, axis=-1)
+
+    def get_config(self):
+        return {
+            "initializer": keras.initializers.serialize(self.initializer),
+            "gates": self.gates,
+            "fan_in": self.fan_in,
+        }
+
+
+class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
+    """Base class of cells for `keras.layers.RNN`.
+
+    A subclass creates its weights with `add_gate_weight` in `build`, and gets its dropout masks
+    from `dropout_masks` in `call(inputs, states, training=False)`. With several states it sets
+    `state_size` to a list, whose first state `recurrent_dropout` acts on. `output_size` is `units`
+    unless it sets another.
+
+    A dropout mask (batch, channels) is drawn once per sequence, outside the time loop, and only in
+    training: unlike Keras' cells these neither advance a seed nor put random operations into a
+    graph for inference. A cell that is called on its own draws new masks in each call.
+
+    Args:
+        units: Positive integer, number of channels.
+        kernel_initializer: Initializer of each gate's matrix `[W; U]`, the part W for the inputs,
+            see `GateInitializer`. Defaults to `"glorot_uniform"`.
+        recurrent_initializer: The same for the part U for the state. Defaults to
+            `"glorot_uniform"`.
+        bias_initializer: Initializer of the biases. Defaults to `"zeros"`.
+        kernel_regularizer, recurrent_regularizer, bias_regularizer: Regularizers of the weights.
+            Default to None.
+        kernel_constraint, recurrent_constraint, bias_constraint: Constraints of the weights.
+            Default to None.
+        dropout: Float in [0, 1), dropout rate of the inputs. Defaults to 0.
+        recurrent_dropout: Float in [0, 1), dropout rate of the (first) state. Defaults to 0.
+        seed: Integer seed of the dropouts, and of initializers without a seed. Defaults to None.
+
+    Raises:
+        ValueError: `units` not positive, or a rate outside [0, 1).
+    """
+
+    def __init__(
+        self,
+        units: int,
+        *,
+        kernel_initializer: Initializer = "glorot_uniform",
+        recurrent_initializer: Initializer = "glorot_uniform",
+        bias_initializer: Initializer = "zeros",
+        kernel_regularizer: Regularizer = None,
+        recurrent_regularizer: Regularizer = None,
+        bias_regularizer: Regularizer = None,
+        kernel_constraint: Constraint = None,
+        recurrent_constraint: Constraint = None,
+        bias_constraint: Constraint = None,
+        dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        seed: int | None = None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        check_positive(units=units)
+        for name, rate in (("dropout", dropout), ("recurrent_dropout", recurrent_dropout)):
+            if not 0 <= rate < 1:
+                raise ValueError(f"`{name}` must be in [0, 1). Received: {name}={rate}")
+        self.units = units
+        self.state_size = units
+        self.output_size = units
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.recurrent_initializer = keras.initializers.get(recurrent_initializer)
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.recurrent_regularizer = keras.regularizers.get(recurrent_regularizer)
+        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
+        self.kernel_constraint = keras.constraints.get(kernel_constraint)
+        self.recurrent_constraint = keras.constraints.get(recurrent_constraint)
+        self.bias_constraint = keras.constraints.get(bias_constraint)
+        self.dropout = dropout
+        self.recurrent_dropout = recurrent_dropout
+        self.seed = seed
+        self.input_dropout = _CellDropout(dropout, sub_seed(seed, 1), dtype=self.dtype_policy)
+        self.state_dropout = _CellDropout(
+            recurrent_dropout, sub_seed(seed, 2), dtype=self.dtype_policy
+        )
+        self.reset_dropout_mask()
+        self.reset_recurrent_dropout_mask()
+
+    def add_gate_weight(self, kind, shape, *part, name=None, fan_in=None, initializer=None):
+        """Adds a weight with the initializer, regularizer and constraint of its kind.
+
+        Args:
+            kind: `"kernel"`, `"recurrent"` or `"bias"`.
+            shape: Shape of the weight.
+            *part: Integers that identify it among the weights of its kind: with one seed each
+                draws its own numbers.
+            name: Name of the weight. Defaults to the kind.
+            fan_in: For a kernel, the number of rows that feed a gate, see `GateInitializer`.
+            initializer: Overrides that of the kind.
+        """
+        if initializer is None:
+            initializer = getattr(self, f"{kind}_initializer")
+            initializer = seeded(initializer, self.seed, _KINDS.index(kind), *part)
+            if kind != "bias":
+                initializer = GateInitializer(initializer, shape[1] // self.units, fan_in)
+        return self.add_weight(
+            name=name or kind,
+            shape=shape,
+            initializer=initializer,
+            regularizer=getattr(self, f"{kind}_regularizer"),
+            constraint=getattr(self, f"{kind}_constraint"),
+        )
+
+    # `keras.layers.RNN` calls these two before its loop, and resets the masks after it.
+
+    def get_dropout_mask(self, step_input):
+        self._dropout_mask = self.input_dropout(step_input)
+        return self._dropout_mask
+
+    def get_recurrent_dropout_mask(self, step_input):
+        self._recurrent_dropout_mask = self.state_dropout(step_input)
+        return self._recurrent_dropout_mask
+
+    def dropout_masks(
+        self, inputs: Tensor, state: Tensor, training: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Returns the masks of the inputs and of the state, each None if nothing is dropped.
+
+        They are those that an RNN layer drew before its loop, or else new ones.
+        """
+        if not training:
+            return None, None
+        masks = self._dropout_mask, self._recurrent_dropout_mask
+        layers = (self.input_dropout, inputs), (self.state_dropout, state)
+        return tuple(
+            layer(like, training=True) if mask is None else mask
+            for mask, (layer, like) in zip(masks, layers, strict=True)
+        )
+
+    def get_initial_state(self, batch_size=None):
+        """Returns zero states: a tensor (batch, units), or a list of them."""
+        # A single state is not in a list: `keras.layers.RNN.reset_state` fails for stacked cells
+        # with lists.
+        return keras.tree.map_structure(
+            lambda size: ops.zeros((batch_size, size), self.compute_dtype), self.state_size
+        )
+
+    def get_config(self):
+        config = {**super().get_config(), "units": self.units, "seed": self.seed}
+        for kind in _KINDS:
+            for module in ("initializer", "regularizer", "constraint"):
+                serialize = getattr(keras, f"{module}s").serialize
+                config[f"{kind}_{module}"] = serialize(getattr(self, f"{kind}_{module}"))
+        return {
+            **config,
+            "dropout": self.dropout,
+            "recurrent_dropout": self.recurrent_dropout,
+        }
+
+
+class _CellDropout(VariationalDropout):
+    """Returns a dropout mask of the shape of its input: ones in inference, None at rate 0.
+
+    A layer, because `keras.layers.RNN` asks for masks in inference too and does not say so, while
+    Keras passes `training` on to nested layers.
+    """
+
+    def call(self, inputs, training=None):
+        if self.rate == 0:
+            return None
+        # None: the `call` of an RNN was called directly. In inference the mask is not used then.
+        if training is None or training:
+            return self.draw(ops.shape(inputs))
+        return ops.ones_like(inputs)
+
+
+def drop(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Returns x times a dropout mask, or x without one."""
+    return x if mask is None else x * ops.cast(mask, x.dtype)
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class RHNCell(RecurrentCell):
+    """Cell of a Recurrent Highway Network (Zilly et al. 2017, section 4).
+
+    Between two time steps the state passes through `transition_depth` highway layers, each with
+    its own weights; the input x enters only the first. With s_0 the old state, for l = 1..L
+
+        h_l = tanh(x W_h [l = 1] + s_{l-1} R_hl + b_hl)
+        t_l = sigmoid(x W_t [l = 1] + s_{l-1} R_tl + b_tl)
+        c_l = 1 - t_l
+        s_l = h_l * t_l + s_{l-1} * c_l
+
+    and s_L is both the output and the new state. With `carry="independent"` the gate c_l has
+    weights of its own, with an equation like that of t_l.
+
+    The weights are `kernel` (channels, blocks), and for each layer l `recurrent_kernel_l`
+    (units, blocks) and `bias_l` (blocks), with the blocks h, t and, if independent, c. With an
+    input of H channels, H units, depth 5 and coupled gates there are 12 H^2 + 10 H of them.
+
+    The LRU paper compares with this cell (Ahuja & Morency 2018, Table 1): coupled, of depth 5, in
+    its code with `transform_bias_initializer="zeros"`.
+
+    Args:
+        units: Positive integer, channels of the state and of the output.
+        transition_depth: Positive integer, number L of highway layers in a step. Defaults to 5.
+        carry: `"coupled"` (c = 1 - t) or `"independent"`. Defaults to `"coupled"`.
+        use_bias: Whether there are biases. Defaults to True.
+        transform_bias_initializer: Initializer of b_t. Defaults to -2, the value of the RHN authors
+            for word-level PTB (-4 on characters), with which a new cell mostly carries its state.
+            The bias of an independent c starts at minus these values: sigmoid(-b) = 1 - sigmoid(b).
+        **kwargs: Arguments of `RecurrentCell` (initializers, regularizers, constraints, `dropout`,
+            `recurrent_dropout`, `seed`) and of `keras.layers.Layer`. As in the RHN authors' code,
+            `recurrent_dropout` drops s in the matrix products, with one mask (batch, units) for all
+            steps and layers; the s that is carried stays whole.
+
+    Call arguments:
+        inputs: Tensor (batch, channels).
+        states: List of s_0, a tensor (batch, units).
+        training: Whether dropout is active. Defaults to False.
+
+    Returns:
+        The output s_L (batch, units), and the list of the new state, s_L too.
+
+    Raises:
+        ValueError: An argument out of range, inputs of another width than the cell was built for,
+            or states of the wrong number or shape.
+
+    Example:
+
+    >>> rnn = keras.layers.RNN(RHNCell(4, transition_depth=3), return_sequences=True)
+    >>> rnn(np.zeros((2, 7, 5), "float32")).shape
+    (2, 7, 4)
+    """
+
+    def __init__(
+        self,
+        units: int,
+        transition_depth: int = 5,
+        *,
+        carry: str = "coupled",
+        use_bias: bool = True,
+        transform_bias_initializer: Initializer = None,
+        **kwargs,
+    ):
+        super().__init__(units, **kwargs)
+        check_positive(transition_depth=transition_depth)
+        if carry not in ("coupled", "independent"):
+            raise ValueError(f'`carry` must be "coupled" or "independent". Received: {carry=}')
+        self.transition_depth = transition_depth
+        self.carry = carry
+        self.use_bias = use_bias
+        if transform_bias_initializer is None:
+            transform_bias_initializer = keras.initializers.Constant(-2.0)
+        self.transform_bias_initializer = keras.initializers.get(transform_bias_initializer)
+        self.n_blocks = 2 if carry == "coupled" else 3
+
+    def build(self, input_shape):
+        self.input_channels = input_shape[-1]
+        columns = self.n_blocks * self.units
+        fan_in = self.input_channels + self.units  # of the first layer; others have no input
+        self.kernel = self.add_gate_weight("kernel", (self.input_channels, columns), fan_in=fan_in)
+        self.recurrent_kernels, self.biases = [], []
+        for i in range(1, self.transition_depth + 1):
+            recurrent_kernel = self.add_gate_weight(
+                "recurrent",
+                (self.units, columns),
+                i,
+                name=f"recurrent_kernel_{i}",
+                fan_in=fan_in if i == 1 else None,
+            )
+            self.recurrent_kernels.append(recurrent_kernel)
+        for i in range(1, self.transition_depth + 1) if self.use_bias else ():
+            bias = self.add_gate_weight(
+                "bias", (columns,), name=f"bias_{i}", initializer=self._initial_bias(i)
+            )
+            self.biases.append(bias)
+
+    def _initial_bias(self, i):
+        transform, carry = (
+            seeded(self.transform_bias_initializer, self.seed, 2, i, block) for block in (1, 2)
+        )
+        blocks = [seeded(self.bias_initializer, self.seed, 2, i, 0), transform]
+        if self.carry == "independent":
+            blocks.append(lambda shape, dtype=None: -carry(shape, dtype=dtype))
+        return blockwise_initializer(*blocks)
+
+    def call(self, inputs, states, training=False):
+        is_list = isinstance(states, (list, tuple))
+        states = states if is_list else [states]
+        check_cell_call(self, inputs, states, [self.input_channels])
+        s = states[0]
+        input_mask, state_mask = self.dropout_masks(inputs, s, training)
+        x = ops.matmul(drop(inputs, input_mask), self.kernel)
+        for i in range(self.transition_depth):
+            a = ops.matmul(drop(s, state_mask), self.recurrent_kernels[i])
+            a = a + x if i == 0 else a
+            a = a + self.biases[i] if self.use_bias else a
+            h, t, *c = ops.split(a, self.n_blocks, axis=-1)
+            t = ops.sigmoid(t)
+            c = ops.sigmoid(c[0]) if c else 1 - t
+            s = tanh(h) * t + s * c
+        return s, [s] if is_list else s
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "transition_depth": self.transition_depth,
+            "carry": self.carry,
+            "use_bias": self.use_bias,
+            "transform_bias_initializer": keras.initializers.serialize(
+                self.transform_bias_initializer
+            ),
+        }
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class GridLSTMCell(RecurrentCell):
+    """One time step of a two-dimensional Grid-LSTM (Kalchbrenner et al. 2016).
+
+    A node of the grid has one LSTM for the direction of depth (1) and one for time (2), each with
+    a hidden state h and a memory m (Ahuja & Morency 2018, Eqs. 5 and 6):
+
+        h1', m1' = LSTM(h1, h2, m1; depth weights)
+        h2', m2' = LSTM(h1, h2, m2; time weights)
+
+    where LSTM(h1, h2, m) is, with the blocks i, f, c, o of the weights in Keras' order,
+
+        i, f, c, o = h1 kernel + h2 recurrent_kernel + bias
+        m' = sigmoid(f) * m + sigmoid(i) * tanh(c)
+        h' = sigmoid(o) * tanh(m')
+
+    The memory m1 flows from node to node within a time step, so a cell is a column of `depth`
+    nodes: h1', m1' of one node are h1, m1 of the node above it, and h2', m2' are h2, m2 of the
+    same node in the next step. The bottom node's h1 is the input, its m1 is 0.
+
+    The weights are `depth_kernel`, `depth_recurrent_kernel`, `time_kernel` and
+    `time_recurrent_kernel` (units, 4 units), `depth_bias` and `time_bias` (4 units); if they are
+    not shared, each node l has its own, with the suffix `_l`. These are 16 H^2 + 8 H weights for
+    H units.
+
+    Args:
+        units: Positive integer, channels of every h and every m. The input must have as many, being
+            the h1 of the bottom node. (Put a `Dense` or `Embedding` layer before it.)
+        depth: Positive integer, number of nodes. Defaults to 1.
+        update: `"parallel"` for the equations above, or `"sequential"` for the LRU authors' code,
+            where the time LSTM reads h1' instead of h1. Defaults to `"parallel"`.
+        share_depth_weights: Whether the nodes of the column share their weights (the "tied"
+            Grid-LSTM, and footnote 3 of Ahuja & Morency; their code does not). Defaults to True.
+        return_memory: Whether the output is [h1', m1'] of the top node (2 units channels) instead
+            of h1'. A `GridLSTMCell` above takes both: an input of 2 units channels is [h1, m1] of
+            the bottom node. Defaults to False.
+        use_bias: Whether there are biases. Defaults to True.
+        unit_forget_bias: Whether the biases of forget gates start at 1, as in
+            `keras.layers.LSTMCell`. Defaults to True.
+        **kwargs: Arguments of `RecurrentCell` (initializers, regularizers, constraints, `dropout`,
+            `recurrent_dropout`, `seed`) and of `keras.layers.Layer`. `dropout` drops h1 (and h1')
+            in the matrix products, `recurrent_dropout` h2, each with one mask (batch, units) for
+            all nodes and steps. Memories are not dropped.
+
+    Call arguments:
+        inputs: Tensor (batch, units), or (batch, 2 * units).
+        states: List of 2 * depth tensors (batch, units): h2, m2 of the bottom node, then of the
+            node above it, and so on.
+        training: Whether dropout is active. Defaults to False.
+
+    Returns:
+        The output (batch, units), or (batch, 2 * units), and the list of the new states.
+
+    Raises:
+        ValueError: An argument out of range, inputs of another width, or states of the wrong
+            number or shape.
+
+    In masked steps `keras.layers.RNN` repeats the output of the step before, except on JAX, where
+    it returns the first state instead. This cell's output is none of its states, so use
+    `zero_output_for_mask=True` there and read the outputs at the valid steps.
+
+    Example:
+
+    >>> rnn = keras.layers.RNN(GridLSTMCell(4, depth=2), return_state=True)
+    >>> y, *states = rnn(np.zeros((2, 7, 4), "float32"))
+    >>> y.shape, len(states)
+    ((2, 4), 4)
+    """
+
+    def __init__(
+        self,
+        units: int,
+        depth: int = 1,
+        *,
+        update: str = "parallel",
+        share_depth_weights: bool = True,
+        return_memory: bool = False,
+        use_bias: bool = True,
+        unit_forget_bias: bool = True,
+        **kwargs,
+    ):
+        super().__init__(units, **kwargs)
+        check_positive(depth=depth)
+        if update not in ("parallel", "sequential"):
+            raise ValueError(f'`update` must be "parallel" or "sequential". Received: {update=}')
+        self.depth = depth
+        self.update = update
+        self.share_depth_weights = share_depth_weights
+        self.return_memory = return_memory
+        self.use_bias = use_bias
+        self.unit_forget_bias = unit_forget_bias
+        self.state_size = [units] * (2 * depth)
+        self.output_size = 2 * units if return_memory else units
+
+    def build(self, input_shape):
+        if input_shape[-1] not in (self.units, 2 * self.units):
+            raise ValueError(
+                "The input of a GridLSTMCell is the depth state h1 of its bottom node, so it must "
+                f"have units={self.units} channels, or {2 * self.units} for [h1, m1]. Put a "
+                f"Dense layer of {self.units} units before it. Received: shape {input_shape}"
+            )
+        suffixes = [""] if self.share_depth_weights else [f"_{n + 1}" for n in range(self.depth)]
+        self.nodes = [
+            [
+                self._lstm_weights(n, direction, name, suffix)
+                for direction, name in enumerate(("depth", "time"))
+            ]
+            for n, suffix in enumerate(suffixes)
+        ]
+
+    def _lstm_weights(self, n, direction, name, suffix):
+        shape, fan_in = (self.units, 4 * self.units), 2 * self.units
+        kernel, recurrent_kernel = (
+            self.add_gate_weight(
+                kind, shape, n, direction, name=f"{name}_{weight}{suffix}", fan_in=fan_in
+            )
+            for kind, weight in (("kernel", "kernel"), ("recurrent", "recurrent_kernel"))
+        )
+        if not self.use_bias:
+            return kernel, recurrent_kernel, None
+        blocks = [
+            seeded(self.bias_initializer, self.seed, 2, n, direction, block) for block in range(4)
+        ]
+        if self.unit_forget_bias:
+            blocks[1] = keras.initializers.Ones()
+        bias = self.add_gate_weight(
+            "bias",
+            (4 * self.units,),
+            name=f"{name}_bias{suffix}",
+            initializer=blockwise_initializer(*blocks),
+        )
+        return kernel, recurrent_kernel, bias
+
+    def call(self, inputs, states, training=False):
+        check_cell_call(self, inputs, states, [self.units, 2 * self.units])
+        h1, m1 = inputs[:, : self.units], inputs[:, self.units :]
+        m1 = m1 if m1.shape[-1] else ops.zeros_like(h1)
+        h1_mask, h2_mask = self.dropout_masks(inputs, states[0], training)
+        h1_mask = None if h1_mask is None else h1_mask[:, : self.units]
+        new_states = []
+        for n in range(self.depth):
+            depth_weights, time_weights = self.nodes[0 if self.share_depth_weights else n]
+            h2, m2 = states[2 * n : 2 * n + 2]
+            below, before = drop(h1, h1_mask), drop(h2, h2_mask)
+            h1, m1 = _lstm(below, before, m1, *depth_weights)  # Eq. 5
+            if self.update == "sequential":
+                below = drop(h1, h1_mask)
+            h2, m2 = _lstm(below, before, m2, *time_weights)  # Eq. 6
+            new_states += [h2, m2]
+        return ops.concatenate([h1, m1], axis=-1) if self.return_memory else h1, new_states
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "depth": self.depth,
+            "update": self.update,
+            "share_depth_weights": self.share_depth_weights,
+            "return_memory": self.return_memory,
+            "use_bias": self.use_bias,
+            "unit_forget_bias": self.unit_forget_bias,
+        }
+
+
+def _lstm(h1, h2, m, kernel, recurrent_kernel, bias):
+    """The new h and m of an LSTM."""
+    a = ops.matmul(h1, kernel) + ops.matmul(h2, recurrent_kernel)
+    i, f, c, o = ops.split(a if bias is None else a + bias, 4, axis=-1)
+    m = ops.sigmoid(f) * m + ops.sigmoid(i) * tanh(c)
+    return ops.sigmoid(o) * tanh(m), m
+
+
+# What may stand between recurrent layers. (Keras' SpatialDropout1D is a Dropout.)
+DROPOUTS = (keras.layers.Dropout, VariationalDropout)
+# Held while the dropout rates of cells, which layers and threads may share, are set to 0 or used in
+# training.
+_RATES_LOCK = threading.RLock()
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
+    """A stack of Keras' recurrent layers that carries its states and streams as one layer.
+
+    With `stateful=True` each batch starts from the last states of the one before, without
+    gradient: truncated backpropagation through time. Training and evaluation have states of their
+    own, while Keras' `stateful=True` layers have one for both. Nothing is random in inference,
+    where Keras' cells still draw their dropout masks.
+
+    Args:
+        layers: List of `keras.layers.LSTM`, `GRU`, `SimpleRNN` or `RNN` (of one cell or several),
+            from the input up, each with `return_sequences=True` and `return_state=True`. Dropout
+            layers may stand between them.
+        return_sequences: Whether to return all steps, or the last one only: with a mask, the last
+            valid one of each row (zeros for a row without any). Defaults to True.
+        return_state: Whether to return the last states too. Defaults to False.
+        stateful: Whether each batch starts from the last states of the one before. The first
+            starts from zeros. Defaults to False.
+
+    Call arguments:
+        inputs: Tensor (batch, time, channels).
+        initial_state: List of states, each (batch, size): those of the lowest layer first, each
+            layer's in its own order (LSTM: h, c), those of a layer of several cells flattened.
+            Defaults to the layers' initial states (zeros), or to the carried states of a stateful
+            layer.
+        training: Whether dropout is active. Defaults to False.
+        mask: Boolean (batch, time). Masked steps leave the states as they are.
+
+    Returns:
+        y (batch, time, channels of the last layer), without `return_sequences` (batch, channels);
+        with `return_state` a tuple of y and the states.
+
+    Raises:
+        ValueError: A layer of another kind or with other options, or states of the wrong number or
+            shape.
+
+    Example:
+
+    >>> options = {"return_sequences": True, "return_state": True}
+    >>> lower, upper = keras.layers.LSTM(8, **options), keras.layers.GRU(6, **options)
+    >>> layer = StackedRNN([lower, keras.layers.Dropout(0.3), upper])
+    >>> layer(np.zeros((2, 7, 3), "float32")).shape
+    (2, 7, 6)
+    >>> layer.state_sizes
+    [8, 8, 6]
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[keras.Layer],
+        *,
+        return_sequences: bool = True,
+        return_state: bool = False,
+        stateful: bool = False,
+        **kwargs,
+    ):
+        # `call` casts the inputs; autocast would cast the float32 states to half precision too.
+        super().__init__(autocast=False, **kwargs)
+        _check_layers(layers)
+        self.layers = list(layers)
+        _disable_cudnn_in_half_precision(self.layers)
+        self.return_sequences = return_sequences
+        self.return_state = return_state
+        self.supports_masking = True
+        sizes = keras.tree.flatten([layer.state_size for layer in self._recurrent])
+        self._init_stateful(sizes, at_least_float32(self.compute_dtype), stateful)
+
+    @property
+    def _recurrent(self):
+        return [layer for layer in self.layers if not isinstance(layer, DROPOUTS)]
+
+    def build(self, input_shape):
+        self.input_spec = sequence_spec(self, input_shape)
+        self.input_channels = input_shape[-1]
+        shape = (None, None, self.input_channels)
+        for layer in self.layers:
+            if not layer.built:
+                layer.build(shape)
+            shape = _output_shape(layer, shape)
+        self._build_state_cache(input_shape[0])
+
+    def call(self, inputs, initial_state=None, training=False, mask=None):
+        training, mask = bool(training), resolve_mask(inputs, mask)
+        states = self._initial_states(ops.shape(inputs)[0], initial_state, training)
+        y, states = self._forward(inputs, states, training, mask)
+        self._carry_states(states, training)
+        if not self.return_sequences:
+            y = last_step([y], None, mask)[0]
+        return (y, *states) if self.return_state else y
+
+    def _forward(self, x, states, training=False, mask=None):
+        """Returns the outputs of all steps and the last states. `states` may be None."""
+        x, remaining, last = ops.cast(x, self.compute_dtype), iter(states or []), []
+        with _RATES_LOCK if training else _without_dropout(self._recurrent):
+            for layer in self.layers:
+                if isinstance(layer, DROPOUTS):
+                    x = layer(x, training=training)
+                    continue
+                initial = None if states is None else _take(layer.state_size, remaining)
+                x, *new = layer(x, initial_state=initial, mask=mask, training=training)
+                last += keras.tree.flatten(new)
+        last = [ops.cast(state, self.state_dtype) for state in last]
+        return ops.cast(x, self.compute_dtype), last
+
+    # Streaming
+
+    def initial_cache(self, batch_size: int, initial_state: Sequence[Tensor] | None = None):
+        """Returns the cache before the first step: the flat list of states.
+
+        Args:
+            batch_size: Number of rows.
+            initial_state: As in the call. Defaults to the layers' initial states (zeros).
+
+        Raises:
+            ValueError: The layer is not built, or states of the wrong number or shape.
+
+        Example:
+
+        >>> gru = keras.layers.GRU(6, return_sequences=True, return_state=True)
+        >>> layer = StackedRNN([gru])
+        >>> layer.build((None, None, 3))
+        >>> y, cache = layer.step(np.zeros((2, 3), "float32"), layer.initial_cache(2))
+        >>> tuple(y.shape)
+        (2, 6)
+        """
+        streaming.check_built(self)
+        streaming.check_batch_size(batch_size)
+        if initial_state is not None:
+            rows = batch_size if isinstance(batch_size, int) else None
+            return self._initial_states(rows, initial_state, training=False)
+        states = [layer.get_initial_state(batch_size) for layer in self._recurrent]
+        return [ops.cast(state, self.state_dtype) for state in keras.tree.flatten(states)]
+
+    def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """Advances one step: x (batch, channels) to y (batch, units).
+
+        Raises:
+            ValueError: The layer is not built, x has the wrong shape, or the cache is of another
+                batch size or another layer.
+        """
+        x, cache = streaming.check_stream(self, ops.expand_dims(x, 1), cache)
+        x, remaining, last = x[:, 0], iter(cache), []
+        with _without_dropout(self._recurrent):
+            for layer in self._recurrent:
+                x, new = _cell_step(layer.cell, x, _take(layer.state_size, remaining))
+                x = ops.cast(x, layer.compute_dtype)
+                last += keras.tree.flatten(new)
+        last = [ops.cast(state, self.state_dtype) for state in last]
+        return ops.cast(x, self.compute_dtype), last
+
+    def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """Advances all steps of x (batch, time, channels) by the layers' forward pass.
+
+        Raises:
+            ValueError: As `step`.
+        """
+        x, cache = streaming.check_stream(self, x, cache)
+        return self._forward(x, cache)
+
+    def cache_shapes(self, batch_size):
+        return [[batch_size, size] for size in self.state_sizes]
+
+    # Keras
+
+    def compute_mask(self, inputs, mask=None):
+        mask = mask if self.return_sequences else None
+        return (mask, *[None] * len(self.state_sizes)) if self.return_state else mask
+
+    def compute_output_shape(self, input_shape):
+        shape = input_shape
+        for layer in self.layers:
+            shape = _output_shape(layer, shape)
+        shape = tuple(shape) if self.return_sequences else (shape[0], shape[-1])
+        if not self.return_state:
+            return shape
+        return (shape, *[(input_shape[0], size) for size in self.state_sizes])
+
+    def compute_output_spec(self, inputs, initial_state=None, training=False, mask=None):
+        shapes = self.compute_output_shape(inputs.shape)
+        if not self.return_state:
+            return keras.KerasTensor(shapes, self.compute_dtype)
+        states = [keras.KerasTensor(shape, self.state_dtype) for shape in shapes[1:]]
+        return (keras.KerasTensor(shapes[0], self.compute_dtype), *states)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "layers": [keras.saving.serialize_keras_object(layer) for layer in self.layers],
+            "return_sequences": self.return_sequences,
+            "return_state": self.return_state,
+            "stateful": self.stateful,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        layers = [keras.saving.deserialize_keras_object(layer) for layer in config["layers"]]
+        return cls(**{**config, "layers": layers})
+
+
+def _check_layers(layers):
+    if not isinstance(layers, (list, tuple)) or not any(
+        isinstance(layer, keras.layers.RNN) for layer in layers
+    ):
+        raise ValueError(
+            f"`layers` must be a list with at least one recurrent layer. Received: {layers!r}"
+        )
+    required = {
+        "return_sequences": True,
+        "return_state": True,
+        "stateful": False,
+        "go_backwards": False,
+    }
+    for layer in layers:
+        if isinstance(layer, DROPOUTS):
+            continue
+        if not isinstance(layer, keras.layers.RNN):
+            raise ValueError(
+                "`layers` must be keras.layers.LSTM, GRU, SimpleRNN or RNN, and dropout layers "
+                f"between them. Received: {layer!r}"
+            )
+        wrong = {name: getattr(layer, name) for name in required}
+        wrong = {name: value for name, value in wrong.items() if value != required[name]}
+        if wrong:
+            needed = ", ".join(f"{name}={required[name]}" for name in wrong)
+            raise ValueError(
+                f"The layers of a StackedRNN need {needed}: the StackedRNN reads their outputs and "
+                f"carries their states. Received: {layer.name} with {wrong}"
+            )
+
+
+def _disable_cudnn_in_half_precision(layers):
+    """Keeps Keras from cuDNN's LSTM in half precision on JAX, which cannot be compiled.
+
+    Done here because an LSTM's config does not contain `use_cudnn`.
+    """
+    if keras.backend.backend() != "jax":
+        return
+    for layer in layers:
+        is_half = layer.compute_dtype in ("bfloat16", "float16")
+        if isinstance(layer, keras.layers.LSTM) and layer.use_cudnn == "auto" and is_half:
+            layer.use_cudnn = False
+
+
+def _take(state_size, states):
+    """The next states of an iterator, in the structure of a layer's `state_size`."""
+    if isinstance(state_size, (list, tuple)):
+        # A plain list: JAX does not know Keras' own list type.
+        return [_take(size, states) for size in state_size]
+    return next(states)
+
+
+def _output_shape(layer, shape):
+    return shape if isinstance(layer, DROPOUTS) else layer.compute_output_shape(shape)[0]
+
+
+def _cell_step(cell, x, states):
+    """Calls a cell as `keras.layers.RNN` does in inference."""
+    states = keras.tree.map_structure(lambda state: ops.cast(state, cell.compute_dtype), states)
+    takes_training = "training" in inspect.signature(cell.call).parameters
+    return cell(x, states, **({"training": False} if takes_training else {}))
+
+
+@contextlib.contextmanager
+def _without_dropout(layers):
+    """Context in which Keras' cells draw no dropout masks, which inference would not use."""
+    cells = [cell for layer in layers for cell in _dropout_cells(layer.cell)]
+    with _RATES_LOCK:
+        rates = [(cell, cell.dropout, cell.recurrent_dropout) for cell in cells]
+        for cell in cells:
+            cell.dropout = cell.recurrent_dropout = 0.0
+        try:
+            yield
+        finally:
+            for cell, dropout, recurrent_dropout in rates:
+                cell.dropout, cell.recurrent_dropout = dropout, recurrent_dropout
+
+
+def _dropout_cells(cell):
+    """The cell, or the cells that it consists of, with dropout rates."""
+    if isinstance(cell, keras.layers.StackedRNNCells):
+        return [part for inner in cell.cells for part in _dropout_cells(inner)]
+    rates = [getattr(cell, name, None) for name in ("dropout", "recurrent_dropout")]
+    return [cell] if all(isinstance(rate, float) for rate in rates) else []
