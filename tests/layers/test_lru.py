@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 from tests.support.gradients import value_and_gradients
-from tests.support.streaming_checks import check_streaming, compiled
+from tests.support.layer_checks import check_streaming, compiled
 from trellis_keras.layers import LRU
 
 

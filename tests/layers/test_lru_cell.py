@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tests.support.streaming_checks import compiled
+from tests.support.layer_checks import compiled
 from trellis_keras.layers import LRUCell
 from trellis_keras.layers.rnn import RecurrentCell
 

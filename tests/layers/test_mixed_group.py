@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from tests.support.gradients import value_and_gradients
-from tests.support.streaming_checks import check_streaming
+from tests.support.layer_checks import check_streaming
 from tests.support.trellis_checks import QUIET, TENSORFLOW, calls, check, check_random
 from trellis_keras.layers import MixedGroupKernel, TrellisLayer, mixed_group
 

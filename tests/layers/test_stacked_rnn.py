@@ -9,7 +9,7 @@ import pytest
 from keras import ops
 
 from tests.support.gradients import value_and_gradients
-from tests.support.streaming_checks import assert_close, check_streaming, compiled
+from tests.support.layer_checks import assert_close, check_streaming, compiled
 from trellis_keras.layers import TrellisLayer, VariationalDropout
 from trellis_keras.layers.base import tanh
 from trellis_keras.layers.rnn import StackedRNN, _without_dropout

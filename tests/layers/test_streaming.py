@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import ops
 
-from tests.support.streaming_checks import assert_close, check_streaming, compiled
+from tests.support.layer_checks import assert_close, check_streaming, compiled
 from trellis_keras.layers import GatedActivation, TrellisLayer, streaming
 from trellis_keras.layers.base import tanh
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from tests.support.gradients import value_and_gradients
-from tests.support.streaming_checks import check_streaming, compiled
+from tests.support.layer_checks import check_streaming, compiled
 from trellis_keras.kernels.cone import Cone, offsets
 from trellis_keras.kernels.convolution import find_window
 from trellis_keras.layers import TCN, TCNBlock

@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 from tests.support.generation import SIZE, make, rerun_greedily
-from tests.support.streaming_checks import assert_close
+from tests.support.layer_checks import assert_close
 from trellis_keras.data.vocabulary import Vocabulary
 from trellis_keras.layers import TrellisLayer, streaming
 from trellis_keras.models import LanguageModel

@@ -8,7 +8,7 @@ import pytest
 from keras import ops
 
 from tests.support.generation import make, rerun_greedily
-from tests.support.streaming_checks import compiled
+from tests.support.layer_checks import compiled
 from trellis_keras.data.vocabulary import Vocabulary
 from trellis_keras.generation import loops
 from trellis_keras.generation.samplers import get_sampler

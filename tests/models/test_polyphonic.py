@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.support.streaming_checks import check_streaming
+from tests.support.layer_checks import check_streaming
 from trellis_keras.layers import TrellisLayer
 from trellis_keras.models import FrameNLL, PolyphonicModel
 from trellis_keras.models.losses import frame_nll

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tests.support.streaming_checks import check_streaming
+from tests.support.layer_checks import check_streaming
 from trellis_keras.layers import TrellisLayer
 from trellis_keras.models import SequenceClassifier, SequenceRegressor
 

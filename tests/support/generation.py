@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from tests.support.streaming_checks import compiled
+from tests.support.layer_checks import compiled
 from trellis_keras.layers import TrellisLayer
 from trellis_keras.models import LanguageModel
 

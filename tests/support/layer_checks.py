@@ -1,0 +1,314 @@
+"""The check that every layer for sequences passes, and its parts.
+
+    check_layer(functools.partial(TCN, 8, 3, depth=2), (2, 9, 4))
+
+A layer's test file holds its check, its golden cases, and what is particular to it. All parts work
+in the floatx of the test, on either backend.
+"""
+
+import inspect
+import json
+import pathlib
+import tempfile
+
+import keras
+import numpy as np
+from keras import ops
+
+from tests.support.gradients import value_and_gradients
+from trellis_keras import kernels
+from trellis_keras.layers import streaming
+
+TENSORFLOW = keras.backend.backend() == "tensorflow"
+
+# Largest error divided by max|reference|.
+TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
+
+
+def check_layer(make, input_shape, *, streams=True, masks=True, **call):
+    """Asserts what every layer for sequences promises.
+
+    Its config and file give the same layer; static, symbolic and actual shapes agree; it trains in
+    a compiled `fit`; half precision stays near float32; outputs depend on no later inputs, and on
+    `receptive_field` earlier ones; kernels compute what the equations say; streaming equals the
+    forward pass; padding with a mask changes nothing.
+
+    Args:
+        make: Function (**options) that returns the layer; options are `dtype` and `name`. Seeds
+            must be given, so that two layers draw the same dropout masks.
+        input_shape: (batch, time, channels) of the input.
+        streams: Whether it follows the protocol of `layers.streaming`.
+        masks: Whether it takes a mask.
+        **call: Arguments of every call.
+    """
+    check_config(make)
+    check_shapes(make, input_shape)
+    check_fit_and_file(make, input_shape)
+    check_half_precision(make, input_shape)
+    check_causality(make, input_shape)
+    check_kernels(make, input_shape, **call)
+    if streams:
+        check_streaming(made(make, input_shape), noise(*input_shape))
+    if masks:
+        check_mask(make, input_shape)
+
+
+def check_config(make):
+    """The config holds the constructor's arguments as JSON, and gives an equal layer."""
+    layer = make()
+    config = layer.get_config()
+    assert set(config) == _constructor_arguments(type(layer))
+    json.dumps(config)
+    assert type(layer).from_config(config).get_config() == config
+
+
+def _constructor_arguments(cls):
+    """The names of all arguments, those that are handed on as **kwargs included."""
+    names = set()
+    for base in cls.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        parameters = inspect.signature(base.__init__).parameters.values()
+        names |= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        if not any(p.kind == p.VAR_KEYWORD for p in parameters):
+            break
+        if base is keras.layers.Layer:
+            break
+    return names - {"self", "activity_regularizer", "autocast"}
+
+
+def check_shapes(make, input_shape):
+    """Computed, symbolic and actual shapes and dtypes agree, with known and unknown sizes."""
+    layer = made(make, input_shape)
+    batch, time, channels = input_shape
+    outputs = keras.tree.flatten(layer(noise(*input_shape)))
+    actual = [tuple(y.shape) for y in outputs]
+    assert _flat_shapes(layer.compute_output_shape(input_shape)) == actual
+    static = keras.tree.flatten(layer(keras.Input((time, channels), batch_size=batch)))
+    assert [tuple(y.shape) for y in static] == actual
+    dtypes = [keras.backend.standardize_dtype(y.dtype) for y in outputs]
+    assert [y.dtype for y in static] == dtypes
+    unknown = keras.tree.flatten(layer(keras.Input((None, channels))))
+    for symbolic, shape in zip(unknown, actual, strict=True):
+        assert len(symbolic.shape) == len(shape) and symbolic.shape[0] is None
+        assert symbolic.shape[-1] == shape[-1]
+
+
+def _flat_shapes(shapes):
+    shapes = [shapes] if isinstance(shapes[0], int) else shapes
+    return [tuple(shape) for shape in shapes]
+
+
+def check_fit_and_file(make, input_shape):
+    """A compiled model of the layer trains all of its weights, and its file gives the same model."""
+    layer = made(make, input_shape)
+    x = noise(*input_shape)
+    inputs = keras.Input((None, input_shape[-1]))
+    outputs = keras.tree.flatten(layer(inputs))
+    model = keras.Model(inputs, outputs)
+    for found, expected in zip(
+        keras.tree.flatten(model.predict_on_batch(x)), keras.tree.flatten(layer(x)), strict=True
+    ):
+        assert_close(found, expected, 20 * TOLERANCE[keras.config.floatx()])
+    model.compile("sgd", "mse")
+    before = [np.array(w) for w in layer.trainable_weights]
+    model.train_on_batch(x, [np.ones(y.shape) for y in keras.tree.flatten(layer(x))])
+    for weight, old in zip(layer.trainable_weights, before, strict=True):
+        new = np.asarray(weight)
+        assert np.all(np.isfinite(new)) and np.any(new != old), weight.path
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "model.keras"
+        model.save(path)
+        loaded = keras.saving.load_model(path)
+    predictions = [keras.tree.flatten(m.predict_on_batch(x)) for m in (model, loaded)]
+    for found, expected in zip(*predictions, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def check_half_precision(make, input_shape):
+    """With mixed_bfloat16 weights stay in float32, and outputs are near those of float32."""
+    full, half = (made(make, input_shape, dtype=d) for d in ("float32", "mixed_bfloat16"))
+    assert {w.dtype for w in half.weights} == {"float32"}
+    x = noise(*input_shape).astype("float32")
+    for rough, exact in zip(*(keras.tree.flatten(layer(x)) for layer in (half, full)), strict=True):
+        assert keras.backend.standardize_dtype(rough.dtype) in ("bfloat16", "float32")
+        rough, exact = (np.asarray(ops.cast(y, "float32")) for y in (rough, exact))
+        assert np.linalg.norm(rough - exact) < 0.03 * np.linalg.norm(exact)
+    assert keras.backend.standardize_dtype(keras.tree.flatten(half(x))[0].dtype) == "bfloat16"
+
+
+def check_causality(make, input_shape):
+    """An output depends on the last `receptive_field` inputs up to its step, and on no others."""
+    layer = made(make, input_shape)
+    if not getattr(layer, "return_sequences", True):
+        return
+    time = input_shape[1]
+    t = time - 3  # of the outputs, which may be fewer than the inputs
+
+    def output(x):
+        y = keras.tree.flatten(layer(x))[0]
+        return ops.sum(ops.square(y[:, t - time])), ()
+
+    _, _, (gradient,) = value_and_gradients(output, [], noise(*input_shape))
+    depends = np.any(np.asarray(gradient) != 0, axis=(0, 2))
+    first = max(0, t + 1 - getattr(layer, "receptive_field", time))
+    np.testing.assert_array_equal(depends, [first <= s <= t for s in range(time)])
+
+
+def check_kernels(make, input_shape, how="graph", tolerance=None, **call):
+    """Outputs and gradients with kernels equal those of the equations as written.
+
+    In training, with dropout masks from the same seeds.
+
+    Args:
+        make, input_shape: As in `check_layer`.
+        how: "graph", "xla" (both for an unknown batch size on TensorFlow), or "eager".
+        tolerance: Largest error divided by max|reference|.
+        **call: Arguments of the call. `initial_state` is differentiated too. The last two outputs
+            alone are compared as well where the call takes `output_length`.
+    """
+    lengths = [call.pop("output_length", None)]
+    takes_length = "output_length" in inspect.signature(made(make, input_shape).call).parameters
+    if takes_length and lengths == [None] and made(make, input_shape).return_sequences:
+        lengths.append(2)
+    for length in lengths:
+        options = call | ({"output_length": length} if takes_length else {})
+        fast = outputs_and_gradients(made(make, input_shape), input_shape, how, **options)
+        with kernels.disabled():
+            plain = outputs_and_gradients(made(make, input_shape), input_shape, "graph", **options)
+        assert len(fast) == len(plain)
+        for found, expected in zip(fast, plain, strict=True):
+            assert_close(found, expected, tolerance)
+
+
+def outputs_and_gradients(
+    layer, input_shape, how="graph", initial_state=None, training=True, **call
+):
+    """All outputs of a layer, and the gradients of a function of them.
+
+    With respect to the weights, the input and the initial states, in this order.
+    """
+    x = noise(*input_shape)
+    states = [] if initial_state is None else list(initial_state)
+
+    def loss(x, *states):
+        given = {"initial_state": list(states)} if states else {}
+        outputs = keras.tree.flatten(layer(x, training=training, **given, **call))
+        # Weights that differ from output to output, so that no two errors cancel.
+        wide = [ops.cast(y, keras.config.floatx()) for y in outputs]
+        return sum(ops.sum(ops.sin(y * (3 + i))) for i, y in enumerate(wide)), outputs
+
+    def everything(x, *states):
+        return value_and_gradients(loss, layer.trainable_variables, x, *states)
+
+    if TENSORFLOW and how != "eager":
+        import tensorflow as tf
+
+        signature = [tf.TensorSpec((None, *a.shape[1:]), a.dtype) for a in (x, *states)]
+        everything = tf.function(everything, input_signature=signature, jit_compile=how == "xla")
+    (_, outputs), by_weight, by_input = everything(x, *states)
+    return [*outputs, *by_weight, *by_input]
+
+
+def check_streaming(layer, x, steps=None, **initial):
+    """A built layer follows the protocol of `layers.streaming`.
+
+    Prefill equals forward; steps and then, from their cache, a prefill equal forward; both leave
+    the same cache, each tensor of which has the batch as its first axis.
+
+    Args:
+        layer: Built layer from (batch, time, channels) to (batch, time, filters).
+        x: Array (batch, time, channels).
+        steps: Number of steps before the prefill, in 0 < steps < time. Defaults to half.
+        **initial: Arguments of both the call and `initial_cache`, such as `initial_state`.
+    """
+    x = ops.convert_to_tensor(np.asarray(x, keras.config.floatx()))
+    steps = x.shape[1] // 2 if steps is None else steps
+    start = layer.initial_cache(x.shape[0], **initial)
+    for leaf in keras.tree.flatten(start):
+        assert leaf.shape[0] == x.shape[0], "the batch is not the first axis of the cache"
+
+    @compiled
+    def stream(x, start):
+        whole, filled = layer.prefill(x, start)
+        stepped, cache = streaming.step_through(layer, x[:, :steps], start)
+        rest, cache = layer.prefill(x[:, steps:], cache)
+        forward = keras.tree.flatten(layer(x, **initial))[0]
+        return forward, whole, filled, ops.concatenate([stepped, rest], axis=1), cache
+
+    forward, whole, filled, pieces, cache = stream(x, start)
+    if not getattr(layer, "return_sequences", True):
+        whole, pieces = whole[:, -1], pieces[:, -1]
+    length = getattr(layer, "output_length", None) or 0
+    assert_close(whole[:, -length:], forward)
+    assert_close(pieces[:, -length:], forward)
+    keras.tree.assert_same_structure(filled, cache)
+    for a, b in zip(keras.tree.flatten(filled), keras.tree.flatten(cache), strict=True):
+        assert_close(a, b)
+
+
+def check_mask(make, input_shape):
+    """Masked steps before or after a sequence change none of its outputs and states."""
+    layer = made(make, input_shape)
+    batch, time, channels = input_shape
+    x, padding = noise(*input_shape), noise(batch, 2, channels, seed=1)
+    expected = keras.tree.flatten(layer(x))
+    sequences = getattr(layer, "return_sequences", True)
+    length = getattr(layer, "output_length", None) or time
+    for pieces in ([padding, x], [x, padding]):
+        # Every output is wanted here: the last ones may be those of masked steps.
+        valid = np.concatenate([np.full(p.shape[:2], p is x) for p in pieces], axis=1)
+        given = {"output_length": time + 2} if length < time else {}
+        padded = keras.tree.flatten(layer(np.concatenate(pieces, axis=1), mask=valid, **given))
+        for found, wanted in zip(padded, expected, strict=True):
+            if sequences and len(wanted.shape) > 2:
+                found = found[..., 2:, :] if pieces[0] is padding else found[..., :time, :]
+                found = found[..., -length:, :]
+            assert_close(found, wanted)
+        mask = keras.tree.flatten(layer.compute_mask(x, ops.convert_to_tensor(valid)))
+        if sequences:
+            np.testing.assert_array_equal(mask[0], valid[:, -length:] if length < time else valid)
+
+
+# Helpers
+
+
+def made(make, input_shape, **options):
+    """A built layer with random weights, the same ones each time."""
+    layer = make(**options)
+    layer.build((None, None, input_shape[-1]))
+    return randomize(layer)
+
+
+def randomize(layer, stddev=0.5, seed=0):
+    """Gives a built layer or model random weights that are large enough for errors to show."""
+    random = np.random.default_rng(seed)
+    layer.set_weights([random.normal(0, stddev, w.shape) for w in layer.get_weights()])
+    return layer
+
+
+def noise(*shape, seed=0):
+    """A normally distributed array in this test's floatx."""
+    return np.random.default_rng(seed).normal(size=shape).astype(keras.config.floatx())
+
+
+def compiled(function):
+    """`function` of tensors, compiled by XLA on whichever backend is running."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.jit(function)
+    import tensorflow as tf
+
+    return tf.function(function, jit_compile=True)
+
+
+def assert_close(actual, expected, tolerance=None):
+    """Arrays of this test's floatx agree, relative to the largest value."""
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert actual.dtype == expected.dtype == keras.config.floatx()
+    assert actual.shape == expected.shape, f"{actual.shape} != {expected.shape}"
+    scale = np.max(np.abs(expected), initial=0.0) or 1.0
+    error = np.max(np.abs(actual - expected), initial=0.0) / scale
+    limit = tolerance or TOLERANCE[keras.config.floatx()]
+    assert error <= limit, f"error {error:.3g} > {limit:.3g}"
