@@ -9,7 +9,7 @@ CUTOFFS = (2_800, 20_000, 76_000)
 
 
 def _dense():
-    from trellis_keras.layers.heads import DenseHead
+    from trellis_keras.layers import DenseHead
 
     return DenseHead(WORDS)
 

@@ -9,7 +9,7 @@ import pytest
 
 from trellis_keras import data, layers
 from trellis_keras.breakdown import measure
-from trellis_keras.layers.heads import DenseHead
+from trellis_keras.layers import DenseHead
 from trellis_keras.models import LanguageModel, Perplexity, SequenceRegressor
 
 SIZE = 30

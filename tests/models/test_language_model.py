@@ -7,8 +7,7 @@ from keras import ops
 
 from tests.support.processes import run_script
 from trellis_keras.data import TokenStream, Vocabulary
-from trellis_keras.layers import LRU, TCN, TrellisLayer, streaming
-from trellis_keras.layers.heads import DenseHead
+from trellis_keras.layers import LRU, TCN, DenseHead, TrellisLayer, streaming
 from trellis_keras.models import BitsPerCharacter, CrossEntropy, LanguageModel, Perplexity
 from trellis_keras.training import SGD, Adam
 

@@ -1,8 +1,7 @@
-from trellis_keras.layers.adaptive_softmax import AdaptiveSoftmax
 from trellis_keras.layers.gates import GatedActivation, GRUGates, LSTMGates, MGUGates, RNNGates
+from trellis_keras.layers.heads import AdaptiveSoftmax, DenseHead, Head, MixtureOfSoftmaxes
 from trellis_keras.layers.lru import LRU, LRUCell
 from trellis_keras.layers.mixed_group import MixedGroupKernel
-from trellis_keras.layers.mixture_of_softmaxes import MixtureOfSoftmaxes
 from trellis_keras.layers.regularization import (
     ConvolutionKernel,
     DropConnect,
@@ -18,11 +17,13 @@ from trellis_keras.layers.trellis import TrellisLayer
 __all__ = [
     "AdaptiveSoftmax",
     "ConvolutionKernel",
+    "DenseHead",
     "DropConnect",
     "EmbeddingDropout",
     "GRUGates",
     "GatedActivation",
     "GridLSTMCell",
+    "Head",
     "LRU",
     "LRUCell",
     "LSTMGates",

@@ -1,68 +1,163 @@
 """Output heads of language models: from hidden states to log-probabilities and losses.
 
-The protocol of a head is two methods and an optional third:
+A head is a `Head`: a layer that maps hidden states (..., channels) to log-probabilities
+(..., vocabulary_size), with
 
-- `call(hidden)` returns log-probabilities (..., vocabulary): what `predict` and serving need;
-- `loss(hidden, targets)` returns the negative log-likelihood of each target in nats (...): what
-  training and evaluation need. A head may compute it without ever holding all logits; one with a
-  dropout of its own takes `loss(hidden, targets, training=False)`;
-- `tie(embedding)` makes the head use the matrix of a `keras.layers.Embedding`.
-
-`hidden` is (..., channels), with any number of leading axes.
+- `loss(hidden, targets)`, -log p of each target, which training and evaluation need. It may avoid
+  the logits of all words;
+- `log_prob(hidden, targets)`, its negative;
+- `top_k(hidden, k)`, the most probable words;
+- `tie(embedding)`, which makes the embedding's matrix the output matrix.
 """
+
+import math
+import numbers
+from collections.abc import Sequence
 
 import keras
 from keras import ops
 
-from trellis_keras.layers.base import at_least_float32, check_positive
+from trellis_keras import kernels
+from trellis_keras.kernels import blockwise, clusters
+from trellis_keras.layers.base import at_least_float32, check_positive, seeded, sub_seed, tanh
+from trellis_keras.layers.regularization import VariationalDropout
+from trellis_keras.types import Initializer, Shape, Tensor
+
+# Logits that exist at once with `block_steps="auto"`: 16 MiB of them in float32. More make no step
+# faster on a CPU, and with 10,000 words these are 420 rows of a product: enough for a GPU.
+AUTOMATIC_LOGITS = 2**22
 
 
 class Head(keras.layers.Layer):
-    """What a head returns, symbolically: it is at least float32 in half precision too."""
+    """The base class of output heads.
 
-    def __init__(self, **kwargs):
+    A subclass defines `call(hidden)` and may define a cheaper `loss` and `top_k`. It keeps an
+    output matrix of its own unless `embedding` is set. Logits, log-probabilities and losses are
+    at least float32, whatever the dtype policy is.
+
+    Args:
+        vocabulary_size: Positive integer, number of tokens V.
+    """
+
+    def __init__(self, vocabulary_size: int, **kwargs):
         super().__init__(**kwargs)
+        check_positive(vocabulary_size=vocabulary_size)
+        self.vocabulary_size = vocabulary_size
+        self.embedding = None
         self.supports_masking = True
 
-    def check_vocabulary(self, embedding):
-        """Raises a `ValueError` where an embedding that is to be tied has other tokens."""
+    def tie(self, embedding: keras.layers.Embedding) -> None:
+        """Makes the matrix of an embedding the output matrix. To be called before `build`.
+
+        Args:
+            embedding: `keras.layers.Embedding` of (vocabulary_size, channels).
+
+        Raises:
+            ValueError: If the embedding has another number of tokens.
+        """
         if embedding.input_dim != self.vocabulary_size:
             raise ValueError(
                 f"The tied embedding has {embedding.input_dim} tokens, but "
                 f"vocabulary_size={self.vocabulary_size}"
             )
+        self.embedding = embedding
 
-    def compute_output_shape(self, input_shape):
+    def loss(self, hidden: Tensor, targets: Tensor, training: bool = False) -> Tensor:
+        """Returns -log p(target) of each target, in nats.
+
+        Args:
+            hidden: Tensor (..., channels).
+            targets: Integer tensor (...).
+            training: Whether the head's own dropout is active. Defaults to `False`.
+
+        Returns:
+            Tensor of the shape of `targets`, at least float32.
+        """
+        log_p = self(hidden, training=training)
+        return -ops.take_along_axis(log_p, ops.cast(targets, "int32")[..., None], axis=-1)[..., 0]
+
+    def log_prob(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Returns log p(target) of each target, in nats.
+
+        Args:
+            hidden: Tensor (..., channels).
+            targets: Integer tensor (...).
+        """
+        return -self.loss(hidden, targets)
+
+    def top_k(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Returns the k most probable words.
+
+        Args:
+            hidden: Tensor (..., channels).
+            k: Positive integer, at most `vocabulary_size`.
+
+        Returns:
+            Log-probabilities (..., k) in falling order, and the words' ids (..., k).
+
+        Raises:
+            ValueError: If `k` is out of range.
+        """
+        self._check_k(k)
+        log_p, words = ops.top_k(self(hidden), k)
+        return log_p, ops.cast(words, "int32")
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         return (*input_shape[:-1], self.vocabulary_size)
 
     def compute_output_spec(self, hidden, **_):
-        shape = self.compute_output_shape(hidden.shape)
-        return keras.KerasTensor(shape, at_least_float32(self.compute_dtype))
+        return keras.KerasTensor(self.compute_output_shape(hidden.shape), self._wide)
 
+    def get_config(self) -> dict:
+        return {**super().get_config(), "vocabulary_size": self.vocabulary_size}
 
-def tied_matrix(embedding):
-    """Returns the matrix (V, channels) of a `keras.layers.Embedding`.
+    @property
+    def _wide(self):
+        return at_least_float32(self.compute_dtype)
 
-    Raises:
-        ValueError: It holds the numbers of a quantization.
-    """
-    if embedding.quantization_mode is not None:
-        raise ValueError(
-            "The output matrix is the embedding's, which cannot be quantized then. For int8 use "
-            f'serving.export(model, path, format="litert", quantization="int8"). Received: '
-            f"{embedding.name}, quantized to {embedding.quantization_mode}"
+    def _add_bias(self, initializer):
+        # Without autocast: rounded to half precision, it would be off in the logits.
+        return self.add_weight(
+            name="bias", shape=(self.vocabulary_size,), initializer=initializer, autocast=False
         )
-    return embedding.embeddings
+
+    def _tied_matrix(self):
+        """The embedding's matrix (V, channels)."""
+        if self.embedding.quantization_mode is not None:
+            raise ValueError(
+                "The output matrix is the embedding's, which cannot be quantized then. For int8 "
+                'use export(model, path, format="litert", quantization="int8"). Received: '
+                f"{self.embedding.name}, quantized to {self.embedding.quantization_mode}"
+            )
+        return self.embedding.embeddings
+
+    def _check_tied_width(self, channels):
+        if self.embedding is not None and self.embedding.output_dim != channels:
+            raise ValueError(
+                "A tied output matrix needs an embedding as wide as the hidden output. "
+                f"Received: embedding_dim={self.embedding.output_dim}, hidden output "
+                f"{channels} channels. Make them equal or set tie_embeddings=False."
+            )
+
+    def _check_k(self, k):
+        check_positive(k=k)
+        if k > self.vocabulary_size:
+            raise ValueError(
+                f"`k` must be at most vocabulary_size={self.vocabulary_size}. Received: k={k}"
+            )
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class DenseHead(Head):
-    """A linear map to the vocabulary and a softmax; its matrix may be the embedding's.
+    """A linear map to the vocabulary and a softmax.
+
+        log p = log softmax(h E + b)
 
     Args:
-        vocabulary_size: Number of tokens V.
-        kernel_initializer: Of the (channels, V) matrix when it is not tied. Default: U(-0.1, 0.1).
-        bias_initializer: Of the (V,) bias.
+        vocabulary_size: Positive integer, number of tokens V.
+        kernel_initializer: Initializer for the output matrix E (channels, V), unless it is tied.
+            Defaults to U(-0.1, 0.1).
+        bias_initializer: Initializer for the bias b (V,). Defaults to `"zeros"`.
 
     Call arguments:
         hidden: Tensor (..., channels).
@@ -71,8 +166,8 @@ class DenseHead(Head):
         Log-probabilities (..., V), at least float32.
 
     Raises:
-        ValueError: `vocabulary_size` is not positive, or a tied embedding has another vocabulary
-            or not as many units as `hidden` has channels.
+        ValueError: If `vocabulary_size` is not positive, or a tied embedding has another number of
+            tokens or of channels.
 
     Example:
 
@@ -82,75 +177,524 @@ class DenseHead(Head):
     """
 
     def __init__(
-        self, vocabulary_size, kernel_initializer=None, bias_initializer="zeros", **kwargs
+        self,
+        vocabulary_size: int,
+        kernel_initializer: Initializer = None,
+        bias_initializer: Initializer = "zeros",
+        **kwargs,
     ):
-        super().__init__(**kwargs)
-        check_positive(vocabulary_size=vocabulary_size)
-        self.vocabulary_size = vocabulary_size
-        self.kernel_initializer = (
-            keras.initializers.RandomUniform(-0.1, 0.1)
-            if kernel_initializer is None
-            else keras.initializers.get(kernel_initializer)
-        )
+        super().__init__(vocabulary_size, **kwargs)
+        self.kernel_initializer = _or_uniform(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.embedding = None
 
-    def tie(self, embedding):
-        """Uses the matrix of `embedding`, a `keras.layers.Embedding` of (V, channels).
-
-        Raises:
-            ValueError: The embedding has another vocabulary.
-        """
-        self.check_vocabulary(embedding)
-        self.embedding = embedding
-
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         channels = input_shape[-1]
+        self._check_tied_width(channels)
         if self.embedding is None:
             self.kernel = self.add_weight(
                 name="kernel",
                 shape=(channels, self.vocabulary_size),
                 initializer=self.kernel_initializer,
             )
-        elif self.embedding.output_dim != channels:
-            raise ValueError(
-                "A tied output matrix needs an embedding as wide as the hidden output. "
-                f"Received: embedding_dim={self.embedding.output_dim}, hidden output "
-                f"{channels} channels. Make them equal or set tie_embeddings=False."
-            )
-        self.bias = self.add_weight(
-            name="bias",
-            shape=(self.vocabulary_size,),
-            initializer=self.bias_initializer,
-            autocast=False,  # logits are at least float32
-        )
+        self.bias = self._add_bias(self.bias_initializer)
 
-    def logits(self, hidden):
-        """Returns unnormalised log-probabilities (..., V), at least float32."""
-        kernel = (
-            self.kernel if self.embedding is None else ops.transpose(tied_matrix(self.embedding))
-        )
-        kernel = ops.cast(kernel, self.compute_dtype)
+    def call(self, hidden: Tensor, training: bool = False) -> Tensor:
+        return ops.log_softmax(self._logits(hidden), axis=-1)
+
+    def loss(self, hidden: Tensor, targets: Tensor, training: bool = False) -> Tensor:
+        return _nll(targets, self._logits(hidden))
+
+    def _logits(self, hidden):
+        kernel, bias = self._matrix_and_bias()
         logits = ops.matmul(ops.cast(hidden, self.compute_dtype), kernel)
-        wide = at_least_float32(self.compute_dtype)
-        return ops.cast(logits, wide) + ops.cast(self.bias, wide)
+        return ops.cast(logits, self._wide) + bias
 
-    def call(self, hidden):
-        return ops.log_softmax(self.logits(hidden), axis=-1)
+    def _matrix_and_bias(self):
+        """Returns E in the compute dtype, and b, at least float32."""
+        kernel = self.kernel if self.embedding is None else ops.transpose(self._tied_matrix())
+        return ops.cast(kernel, self.compute_dtype), ops.cast(self.bias, self._wide)
 
-    def loss(self, hidden, targets):
-        """Returns -log p(target), in nats, of the shape of `targets`.
-
-        Args:
-            hidden: Tensor (..., channels).
-            targets: Integer tensor (...).
-        """
-        return ops.sparse_categorical_crossentropy(targets, self.logits(hidden), from_logits=True)
-
-    def get_config(self):
+    def get_config(self) -> dict:
         return {
             **super().get_config(),
-            "vocabulary_size": self.vocabulary_size,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "bias_initializer": keras.initializers.serialize(self.bias_initializer),
         }
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class MixtureOfSoftmaxes(DenseHead):
+    """A mixture of K softmaxes over one output matrix (Yang et al. 2018, section 2.4).
+
+    The rank of a single softmax's log-probabilities is at most the width of its output matrix; that
+    of a mixture is not limited ("MoS" in Table 1 of the TrellisNet paper). With hidden state h,
+    output matrix E and its bias b,
+
+        prior = softmax(h W_prior + b_prior)                        (K,)
+        latent_k = tanh(h W_k + b_k)                                k = 1..K
+        p = sum_k prior_k softmax(latent_k E + b)                   (V,)
+
+    The logits of all experts exist for a block of time steps only; for the gradient of `loss` they
+    are computed a second time.
+
+    Args:
+        vocabulary_size: Positive integer, number of tokens V.
+        experts: Positive integer, number of softmaxes K.
+        latent_units: Positive integer, width of each latent vector and of the output matrix.
+            Defaults to the width of a tied embedding, else to the number of channels of `hidden`.
+        latent_dropout: Float in [0, 1), variational dropout rate of the latent vectors before the
+            tanh, one mask per row (and auxiliary output) for all time steps. Defaults to 0.
+        epsilon: Positive float, or `None` for log(p) without underflow. A number gives
+            log(p + epsilon), as in the authors' code with 1e-8. Defaults to `None`.
+        block_steps: Positive integer, the time steps whose logits exist at once; `None` for all of
+            them, or `"auto"` for as many as have 16 MiB of logits in float32 (at least one).
+            Defaults to `"auto"`.
+        kernel_initializer: Initializer for the output matrix E (latent_units, V), unless it is
+            tied. Defaults to U(-0.1, 0.1).
+        bias_initializer: Initializer for its bias b (V,). Defaults to `"zeros"`.
+        expert_kernel_initializer: Initializer for W_prior (channels, K) and W
+            (channels, K * latent_units), one expert after the other. Defaults to uniform within
+            1/sqrt(channels), as in the authors' code.
+        expert_bias_initializer: Initializer for b_prior and the latents' biases. Defaults to
+            `"zeros"`.
+        seed: Integer seed of the dropout and the default initializers. Defaults to `None`.
+
+    Call arguments:
+        hidden: Tensor (..., time, channels).
+        training: Whether latent vectors are dropped.
+
+    Returns:
+        Log-probabilities (..., time, V), at least float32.
+
+    Raises:
+        ValueError: If an argument is out of range, or a tied embedding has another width than the
+            latent vectors.
+
+    Example:
+
+    >>> head = MixtureOfSoftmaxes(vocabulary_size=7, experts=3, latent_units=5)
+    >>> log_probabilities = head(np.ones((2, 3, 4), "float32"))
+    >>> np.sum(np.exp(log_probabilities), axis=-1).round(5).tolist()
+    [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+
+    In a language model the backbone's output need not be as wide as the embedding then:
+
+    >>> backbone = TrellisLayer(units=24, depth=6, output_units=20)
+    >>> model = LanguageModel(50, 16, backbone, head=MixtureOfSoftmaxes(50, experts=3))
+    >>> model.compile("adam")
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        experts: int,
+        latent_units: int | None = None,
+        latent_dropout: float = 0.0,
+        epsilon: float | None = None,
+        block_steps: int | str | None = "auto",
+        kernel_initializer: Initializer = None,
+        bias_initializer: Initializer = "zeros",
+        expert_kernel_initializer: Initializer = None,
+        expert_bias_initializer: Initializer = "zeros",
+        seed: int | None = None,
+        **kwargs,
+    ):
+        kernel_initializer = _or_uniform(kernel_initializer, sub_seed(seed, 1))
+        super().__init__(vocabulary_size, kernel_initializer, bias_initializer, **kwargs)
+        check_positive(experts=experts)
+        if latent_units is not None:
+            check_positive(latent_units=latent_units)
+        if block_steps not in (None, "auto"):
+            _check_block_steps(block_steps)
+        if epsilon is not None and not (isinstance(epsilon, numbers.Real) and epsilon > 0):
+            raise ValueError(f"`epsilon` must be positive or None. Received: epsilon={epsilon!r}")
+        self.experts = experts
+        self.latent_units = latent_units
+        self.epsilon = epsilon
+        self.block_steps = block_steps
+        if expert_kernel_initializer is None:
+            expert_kernel_initializer = keras.initializers.VarianceScaling(
+                1 / 3, "fan_in", "uniform"
+            )
+        self.expert_kernel_initializer = keras.initializers.get(expert_kernel_initializer)
+        self.expert_bias_initializer = keras.initializers.get(expert_bias_initializer)
+        self.seed = seed
+        self.latent_dropout = VariationalDropout(
+            latent_dropout, sub_seed(seed, 0), dtype=self.dtype_policy, name="latent_dropout"
+        )
+
+    def build(self, input_shape: Shape) -> None:
+        channels, width = input_shape[-1], self._latent_width(input_shape[-1])
+        self.prior_kernel, self.prior_bias = self._add_linear("prior", (channels, self.experts), 0)
+        self.latent_kernel, self.latent_bias = self._add_linear(
+            "latent", (channels, self.experts * width), 1
+        )
+        super().build((*input_shape[:-1], width))
+
+    def _add_linear(self, name, shape, part):
+        kernel = self.add_weight(
+            name=f"{name}_kernel",
+            shape=shape,
+            initializer=seeded(self.expert_kernel_initializer, self.seed, 2, part),
+        )
+        bias = self.add_weight(
+            name=f"{name}_bias",
+            shape=shape[1:],
+            initializer=seeded(self.expert_bias_initializer, self.seed, 3, part),
+        )
+        return kernel, bias
+
+    def _latent_width(self, channels):
+        if self.embedding is None:
+            return self.latent_units or channels
+        width = self.embedding.output_dim
+        if self.latent_units not in (None, width):
+            raise ValueError(
+                "A tied output matrix needs latent vectors as wide as the embedding. Received: "
+                f"latent_units={self.latent_units}, embedding_dim={width}. Leave `latent_units` "
+                "out, or set tie_embeddings=False."
+            )
+        return width
+
+    def call(self, hidden: Tensor, training: bool = False) -> Tensor:
+        log_prior, latent = self._mixture(hidden, training)
+        kernel, bias = self._matrix_and_bias()
+
+        def log_mixture(log_prior, latent):
+            log_p = ops.log_softmax(self._expert_logits(latent, kernel, bias), axis=-1)
+            return ops.logsumexp(log_prior[..., None] + log_p, axis=-2)
+
+        steps = self._block_steps(latent)
+        return self._add_epsilon(blockwise.map_blocks(log_mixture, steps, log_prior, latent))
+
+    def loss(self, hidden: Tensor, targets: Tensor, training: bool = False) -> Tensor:
+        log_prior, latent = self._mixture(hidden, training)
+        kernel, bias = self._matrix_and_bias()
+        if kernels.enabled():
+            steps = self._block_steps(latent)
+            nll = blockwise.experts_nll(latent, targets, kernel, bias, steps)
+        else:
+            logits = self._expert_logits(latent, kernel, bias)
+            nll = _nll(ops.repeat(targets[..., None], self.experts, axis=-1), logits)
+        return -self._add_epsilon(ops.logsumexp(log_prior - nll, axis=-1))
+
+    def _mixture(self, hidden, training):
+        """Returns log priors (..., K), at least float32, and latents (..., K * latent_units)."""
+        hidden = ops.cast(hidden, self.compute_dtype)
+        prior = self._linear(hidden, self.prior_kernel, self.prior_bias)
+        latent = self._linear(hidden, self.latent_kernel, self.latent_bias)
+        # One mask for all blocks, drawn outside of them.
+        latent = tanh(self.latent_dropout(latent, training=training))
+        return ops.log_softmax(ops.cast(prior, self._wide), axis=-1), latent
+
+    def _linear(self, x, kernel, bias):
+        kernel, bias = (ops.cast(weight, self.compute_dtype) for weight in (kernel, bias))
+        return ops.matmul(x, kernel) + bias
+
+    def _expert_logits(self, latent, kernel, bias):
+        """(..., K * latent_units) -> (..., K, V)."""
+        width, words = kernel.shape
+        logits = ops.matmul(ops.reshape(latent, (-1, width)), kernel)
+        logits = ops.cast(logits, self._wide) + bias
+        return ops.reshape(logits, (*ops.shape(latent)[:-1], self.experts, words))
+
+    def _block_steps(self, latent):
+        if self.block_steps == "auto" and kernels.enabled():
+            numbers = self.experts * self.vocabulary_size
+            return blockwise.steps_within(AUTOMATIC_LOGITS, latent, numbers)
+        every = self.block_steps is None or not kernels.enabled()
+        return ops.shape(latent)[-2] if every else self.block_steps
+
+    def _add_epsilon(self, log_p):
+        """log(p + epsilon) = log p + log(1 + epsilon / p)."""
+        if self.epsilon is None:
+            return log_p
+        return log_p + ops.softplus(math.log(self.epsilon) - log_p)
+
+    def get_config(self) -> dict:
+        serialize = keras.initializers.serialize
+        return {
+            **super().get_config(),
+            "experts": self.experts,
+            "latent_units": self.latent_units,
+            "latent_dropout": self.latent_dropout.rate,
+            "epsilon": self.epsilon,
+            "block_steps": self.block_steps,
+            "expert_kernel_initializer": serialize(self.expert_kernel_initializer),
+            "expert_bias_initializer": serialize(self.expert_bias_initializer),
+            "seed": self.seed,
+        }
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class AdaptiveSoftmax(Head):
+    """A softmax over frequent words and clusters of rare ones (Grave et al. 2017, section 4).
+
+    Words are numbered by falling frequency and cut into a head [0, cutoffs[0]) and tails
+    [cutoffs[0], cutoffs[1]), ..., [cutoffs[-1], V). The head also has one token for each tail:
+
+        log p(word) = log p_head(word)                                  for a word of the head
+        log p(word) = log p_head(tail) + log p_tail(word | tail)        for a word of a tail
+
+    `loss` computes the head for all tokens, and a tail only for the tokens whose target is in it:
+    its cost grows with the head and with the tails that occur. A tail takes `capacity` tokens at a
+    time, in as many turns as it has tokens for, so that shapes are static and results exact.
+
+    Tied to an embedding, the matrix of each cluster is a slice of the embedding's, as in the split
+    cross-entropy of the TrellisNet authors' code. With weights of its own the tails may be
+    narrower: `div_value=4` makes tail i = 1, 2, ... a projection to channels // 4**i and a matrix
+    of that width, as in the paper.
+
+    Args:
+        vocabulary_size: Positive integer, number of words V.
+        cutoffs: Increasing integers between 1 and V - 1, the first word of each tail. Empty for
+            one softmax.
+        div_value: Number of at least 1, by how much each tail is narrower than the one before it.
+            Defaults to 1: tails are as wide as the hidden states, without projections.
+        capacity: Positive integer, or one for each tail, how many tokens a turn takes. Each turn
+            computes that many rows, however few of them count, and adds to the gradient of the
+            tail's whole matrix. Defaults to n // 32 + 32, n being the number of tokens in the
+            batch.
+        kernel_initializer: Initializer for the clusters' matrices (words, width) and projections
+            (channels, width), unless they are tied. Defaults to U(-0.1, 0.1).
+        cluster_initializer: Initializer for the vectors that stand for the tails in the head.
+            Defaults to `"zeros"`.
+        bias_initializer: Initializer for the biases of words (V,) and of tails. Defaults to
+            `"zeros"`.
+        seed: Integer seed of the initializers. Defaults to `None`.
+
+    Call arguments:
+        hidden: Tensor (..., channels).
+
+    Returns:
+        Log-probabilities (..., V), at least float32.
+
+    Raises:
+        ValueError: If an argument is out of range, `div_value` leaves a tail no width, or a tied
+            embedding has another number of tokens or of channels, or `div_value` is not 1.
+
+    Example:
+
+    >>> head = AdaptiveSoftmax(vocabulary_size=1000, cutoffs=(100, 400), div_value=2)
+    >>> hidden = np.random.normal(size=(2, 3, 8)).astype("float32")
+    >>> head(hidden).shape
+    (2, 3, 1000)
+    >>> head.loss(hidden, np.array([[3, 999, 100], [0, 150, 42]])).shape
+    (2, 3)
+    >>> log_probs, words = head.top_k(hidden, k=5)
+    >>> words.shape
+    (2, 3, 5)
+
+    In a language model, with the embedding's matrix:
+
+    >>> head = AdaptiveSoftmax(1000, cutoffs=(100, 400))
+    >>> model = LanguageModel(1000, 8, TCN(8, kernel_size=2, depth=2), head=head)
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        cutoffs: Sequence[int],
+        div_value: float = 1,
+        capacity: int | Sequence[int] | None = None,
+        kernel_initializer: Initializer = None,
+        cluster_initializer: Initializer = "zeros",
+        bias_initializer: Initializer = "zeros",
+        seed: int | None = None,
+        **kwargs,
+    ):
+        super().__init__(vocabulary_size, **kwargs)
+        self.cutoffs = check_cutoffs(cutoffs, vocabulary_size)
+        if not isinstance(div_value, numbers.Real) or not div_value >= 1:
+            raise ValueError(f"`div_value` must be at least 1. Received: div_value={div_value!r}")
+        self.div_value = div_value
+        self.capacity = _check_capacity(capacity, len(self.cutoffs))
+        self.kernel_initializer = _or_uniform(kernel_initializer)
+        self.cluster_initializer = keras.initializers.get(cluster_initializer)
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.seed = seed
+
+    def tie(self, embedding: keras.layers.Embedding) -> None:
+        if self.div_value != 1:
+            raise ValueError(
+                "A head that is tied to an embedding has tails as wide as the embedding: "
+                "div_value=1. With projected tails, set tie_embeddings=False. "
+                f"Received: div_value={self.div_value}"
+            )
+        super().tie(embedding)
+
+    def build(self, input_shape: Shape) -> None:
+        channels, tails = input_shape[-1], len(self.cutoffs)
+        self._check_tied_width(channels)
+        if self.embedding is None:
+            self._add_kernels(channels)
+        self.bias = self._add_bias(seeded(self.bias_initializer, self.seed, 0, 1))
+        if tails:
+            self.cluster_kernel = self.add_weight(
+                name="cluster_kernel",
+                shape=(tails, channels),
+                initializer=seeded(self.cluster_initializer, self.seed, 0),
+            )
+            self.cluster_bias = self.add_weight(
+                name="cluster_bias",
+                shape=(tails,),
+                initializer=seeded(self.bias_initializer, self.seed, 0, 2),
+                autocast=False,
+            )
+
+    def _add_kernels(self, channels):
+        """Adds the matrix of each cluster and, for `div_value > 1`, the tails' projections."""
+        self.kernels, self.projections = [], []
+        bounds = [0, *self.cutoffs, self.vocabulary_size]
+        for i, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+            width = int(channels // self.div_value**i)
+            if width < 1:
+                raise ValueError(
+                    f"div_value={self.div_value} leaves tail {i} of {len(self.cutoffs)} no width: "
+                    f"channels // div_value**{i} is 0 for {channels} channels."
+                )
+            initial = [seeded(self.kernel_initializer, self.seed, 1 + i, part) for part in (0, 1)]
+            self.kernels.append(
+                self.add_weight(
+                    name=f"kernel_{i}", shape=(end - begin, width), initializer=initial[0]
+                )
+            )
+            if i and self.div_value > 1:
+                self.projections.append(
+                    self.add_weight(
+                        name=f"projection_{i}", shape=(channels, width), initializer=initial[1]
+                    )
+                )
+
+    def call(self, hidden: Tensor, training: bool = False) -> Tensor:
+        hidden = ops.cast(hidden, self.compute_dtype)
+        head, *tails = self._clusters()
+        log_p = self._log_softmax(hidden, head)
+        words = log_p.shape[-1] - len(tails)
+        parts = [log_p[..., :words]]
+        for i, tail in enumerate(tails):
+            parts.append(log_p[..., words + i, None] + self._log_softmax(hidden, tail))
+        return ops.concatenate(parts, axis=-1)
+
+    def _log_softmax(self, hidden, cluster):
+        kernel, bias, projection = cluster
+        if projection is not None:
+            hidden = ops.matmul(hidden, ops.cast(projection, hidden.dtype))
+        logits = ops.matmul(hidden, ops.transpose(ops.cast(kernel, hidden.dtype)))
+        return ops.log_softmax(ops.cast(logits, bias.dtype) + bias, axis=-1)
+
+    def loss(self, hidden: Tensor, targets: Tensor, training: bool = False) -> Tensor:
+        if not kernels.enabled():
+            return super().loss(hidden, targets, training)
+        flat, capacities = self._flat(hidden)
+        targets = ops.convert_to_tensor(targets)
+        words = ops.cast(ops.reshape(targets, (-1,)), "int32")
+        nll = clusters.cluster_nll(flat, words, self._clusters(), self.cutoffs, capacities)
+        return ops.reshape(nll, ops.shape(targets))
+
+    def top_k(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Returns the k most probable words, without the tails that cannot hold one of them.
+
+        Args, returns and raises: see `Head.top_k`.
+        """
+        if not kernels.enabled():
+            return super().top_k(hidden, k)
+        self._check_k(k)
+        flat, capacities = self._flat(hidden)
+        best = clusters.cluster_top_k(flat, self._clusters(), self.cutoffs, capacities, k)
+        log_p, words = (ops.reshape(x, (*ops.shape(hidden)[:-1], k)) for x in best)
+        return log_p, words
+
+    def _clusters(self):
+        """The weights of the head, with the tails' tokens behind its words, and of each tail."""
+        if self.embedding is None:
+            # Copies, because a gradient of one's own needs tensors in TensorFlow's eager mode.
+            matrices = [ops.copy(kernel) for kernel in self.kernels]
+            projections = [None, *map(ops.copy, self.projections)]
+        else:
+            matrices, projections = self._split(self._tied_matrix()), []
+        biases = self._split(ops.cast(self.bias, self._wide))
+        if self.cutoffs:
+            cluster_bias = ops.cast(self.cluster_bias, self._wide)
+            matrices[0] = ops.concatenate([matrices[0], self.cluster_kernel])
+            biases[0] = ops.concatenate([biases[0], cluster_bias])
+        projections += [None] * (len(matrices) - len(projections))
+        return [clusters.Cluster(*c) for c in zip(matrices, biases, projections, strict=True)]
+
+    def _split(self, weight):
+        """Cuts a weight (V, ...) at the cutoffs, by an operation with one gradient for all."""
+        return list(ops.split(weight, self.cutoffs)) if self.cutoffs else [ops.copy(weight)]
+
+    def _flat(self, hidden):
+        """Returns hidden states (n, channels), and each tail's capacity for them."""
+        hidden = ops.cast(hidden, self.compute_dtype)
+        flat = ops.reshape(hidden, (-1, hidden.shape[-1]))
+        capacity = ops.shape(flat)[0] // 32 + 32 if self.capacity is None else self.capacity
+        return flat, capacity if isinstance(capacity, list) else [capacity] * len(self.cutoffs)
+
+    def get_config(self) -> dict:
+        serialize = keras.initializers.serialize
+        return {
+            **super().get_config(),
+            "cutoffs": list(self.cutoffs),
+            "div_value": self.div_value,
+            "capacity": self.capacity,
+            "kernel_initializer": serialize(self.kernel_initializer),
+            "cluster_initializer": serialize(self.cluster_initializer),
+            "bias_initializer": serialize(self.bias_initializer),
+            "seed": self.seed,
+        }
+
+
+def _nll(targets, logits):
+    """-log softmax(logits) at the targets, of the logits' dtype (on JAX, Keras' may be float64)."""
+    nll = ops.sparse_categorical_crossentropy(targets, logits, from_logits=True)
+    return ops.cast(nll, logits.dtype)
+
+
+def check_cutoffs(cutoffs: Sequence[int], vocabulary_size: int) -> list[int]:
+    """Returns the first words of the tails as a list.
+
+    Raises:
+        ValueError: Unless they are increasing integers between 1 and `vocabulary_size` - 1.
+    """
+    cutoffs = list(cutoffs)
+    bounds = [0, *cutoffs, vocabulary_size]
+    integers = all(isinstance(c, numbers.Integral) for c in cutoffs)
+    if not integers or any(a >= b for a, b in zip(bounds, bounds[1:], strict=False)):
+        raise ValueError(
+            "`cutoffs` must be increasing integers between 1 and vocabulary_size - 1 = "
+            f"{vocabulary_size - 1}. Received: cutoffs={cutoffs}"
+        )
+    return [int(c) for c in cutoffs]
+
+
+def _check_capacity(capacity, tails):
+    if capacity is None:
+        return None
+    if isinstance(capacity, numbers.Integral):
+        check_positive(capacity=capacity)
+        return int(capacity)
+    capacity = list(capacity)
+    if len(capacity) != tails:
+        raise ValueError(
+            f"`capacity` must be an integer or one for each of the {tails} tails. "
+            f"Received: capacity={capacity}"
+        )
+    check_positive(**{f"capacity[{i}]": c for i, c in enumerate(capacity)})
+    return [int(c) for c in capacity]
+
+
+def _check_block_steps(block_steps):
+    if not isinstance(block_steps, numbers.Integral) or block_steps < 1:
+        raise ValueError(
+            '`block_steps` must be a positive integer, None or "auto". '
+            f"Received: block_steps={block_steps!r}"
+        )
+
+
+def _or_uniform(initializer, seed=None):
+    """The initializer that is named, or U(-0.1, 0.1)."""
+    if initializer is None:
+        return keras.initializers.RandomUniform(-0.1, 0.1, seed=seed)
+    return keras.initializers.get(initializer)

@@ -6,7 +6,7 @@ from typing import ClassVar
 import keras
 
 from trellis_keras.layers import AdaptiveSoftmax
-from trellis_keras.layers.adaptive_softmax import check_cutoffs
+from trellis_keras.layers.heads import check_cutoffs
 from trellis_keras.models import BitsPerCharacter, CrossEntropy, LanguageModel, Perplexity
 from trellis_keras.zoo.config import Config, check_choice, check_field
 

@@ -1,0 +1,404 @@
+"""Output heads: one protocol, the equations of each, and language models around them.
+
+The authors' numbers of a mixture are in tests/models/test_language_model_golden.py.
+"""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from tests.support.golden import family, floats
+from tests.support.gradients import value_and_gradients
+from trellis_keras import kernels
+from trellis_keras.layers import (
+    AdaptiveSoftmax,
+    DenseHead,
+    Head,
+    MixtureOfSoftmaxes,
+)
+from trellis_keras.models import LanguageModel
+
+pytestmark = pytest.mark.both_backends
+
+V, CUTOFFS, CHANNELS = 40, (5, 12, 25), 8
+
+# {name: (class, options, whether it is tied)}
+HEADS = {
+    "dense": (DenseHead, {}, False),
+    "dense, tied": (DenseHead, {}, True),
+    "mixture": (MixtureOfSoftmaxes, {"experts": 3, "latent_units": 5, "block_steps": 2}, False),
+    "mixture, tied": (MixtureOfSoftmaxes, {"experts": 3, "epsilon": 1e-3}, True),
+    "adaptive": (AdaptiveSoftmax, {"cutoffs": CUTOFFS, "capacity": 2}, False),
+    "adaptive, tied": (AdaptiveSoftmax, {"cutoffs": CUTOFFS, "capacity": [1, 3, 64]}, True),
+    "adaptive, projected": (AdaptiveSoftmax, {"cutoffs": CUTOFFS, "div_value": 2}, False),
+    "adaptive, no tails": (AdaptiveSoftmax, {"cutoffs": ()}, True),
+}
+every_head = pytest.mark.parametrize("name", HEADS)
+
+
+def make(name, **more):
+    """A head of random weights of order 1/2."""
+    cls, options, tied = HEADS[name]
+    head = cls(V, **{**options, **more})
+    rng = np.random.default_rng(1)
+    if tied:
+        embedding = keras.layers.Embedding(V, CHANNELS)
+        embedding.build()
+        embedding.set_weights([rng.normal(scale=0.5, size=(V, CHANNELS))])
+        head.tie(embedding)
+    head.build((None, None, CHANNELS))
+    for weight in head.trainable_weights:
+        weight.assign(rng.normal(scale=0.5, size=weight.shape))
+    return head
+
+
+def random_hidden(*shape, seed=0):
+    return floats(np.random.default_rng(seed).normal(size=(*shape, CHANNELS)))
+
+
+def random_targets(*shape):
+    return np.random.default_rng(2).integers(0, V, shape).astype("int32")
+
+
+# The protocol
+
+
+@pytest.mark.slow_elsewhere
+@pytest.mark.float64
+@every_head
+def test_protocol(name, assert_close):
+    """`loss`, `log_prob` and `top_k` follow from `call`, with kernels and without them."""
+    head, hidden, targets = make(name), random_hidden(2, 3, 4), random_targets(2, 3, 4)
+    log_p = np.asarray(head(hidden))
+    assert_close(head(hidden), log_p, "output")
+    if getattr(head, "epsilon", None) is None:
+        np.testing.assert_allclose(np.exp(log_p).sum(axis=-1), 1, rtol=1e-5)
+    of_targets = np.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0]
+    best, words = head.top_k(hidden, 7)
+    assert_close(head.loss(hidden, targets), -of_targets, "output")
+    assert_close(head.log_prob(hidden, targets), of_targets, "output")
+    assert_close(best, -np.sort(-log_p, axis=-1)[..., :7], "output")
+    assert_close(np.take_along_axis(log_p, np.asarray(words), axis=-1), best, "output")
+    with kernels.disabled():
+        assert_close(head(hidden), log_p, "output")
+        assert_close(head.loss(hidden, targets), -of_targets, "output")
+        np.testing.assert_array_equal(head.top_k(hidden, 7)[1], words)
+
+
+@pytest.mark.slow_elsewhere
+@every_head
+def test_gradients_and_half_precision(name):
+    """Gradients are those of the plain equations; in half precision they are near them."""
+    hidden, targets = random_hidden(5, 6), random_targets(5, 6)
+
+    def results(**more):
+        head = make(name, **more)
+        (_, nll), gradients, _ = value_and_gradients(
+            lambda x: (ops.mean(nll := head.loss(x, targets)), nll),
+            head.trainable_variables,
+            hidden,
+        )
+        assert {keras.backend.standardize_dtype(x.dtype) for x in (nll, head(hidden))} == {
+            "float32"
+        }
+        return [np.asarray(ops.cast(x, "float32")) for x in (nll, *gradients)]
+
+    with kernels.disabled():
+        plain = results()
+    for exact, half, reference in zip(
+        results(), results(dtype="mixed_bfloat16"), plain, strict=True
+    ):
+        scale = np.abs(reference).max()
+        np.testing.assert_allclose(exact / scale, reference / scale, atol=1e-5)
+        np.testing.assert_allclose(half / scale, reference / scale, atol=0.04)
+
+
+@pytest.mark.slow_elsewhere
+@pytest.mark.parametrize("name", ["dense", "mixture", "adaptive"])
+def test_predictions_have_the_loss_that_is_trained_in_half_precision(name):
+    head = make(name, dtype="mixed_bfloat16")
+    head.bias.assign(np.random.default_rng(0).uniform(-8, 8, V))
+    hidden, targets = random_hidden(3, 4).astype("float32"), random_targets(3, 4)
+    log_p = np.asarray(head(hidden))
+    nll = -np.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0]
+    # Products are rounded alike; biases rounded to 8 bits would be off by up to 0.016.
+    np.testing.assert_allclose(nll, head.loss(hidden, targets), atol=2e-3)
+
+
+@every_head
+def test_config_and_symbolic_outputs(name):
+    cls, options, _ = HEADS[name]
+    options = options if cls is DenseHead else {"seed": 4, **options}
+    head = cls(V, kernel_initializer=keras.initializers.RandomNormal(seed=3), **options)
+    clone = cls.from_config(json.loads(json.dumps(head.get_config())))
+    assert clone.get_config() == head.get_config()
+    hidden = random_hidden(2, 3)
+    np.testing.assert_array_equal(clone(hidden), head(hidden))  # equal seeds
+    for policy in ("float32", "mixed_bfloat16"):
+        head = cls(V, dtype=policy, **options)
+        symbolic, real = head(keras.Input((4, CHANNELS))), head(random_hidden(2, 4))
+        assert symbolic.dtype == keras.backend.standardize_dtype(real.dtype) == "float32"
+        assert symbolic.shape == (None, 4, V) and tuple(real.shape) == (2, 4, V)
+
+
+@keras.saving.register_keras_serializable("test_heads")
+class UniformHead(Head):
+    """A head with only what a subclass must define."""
+
+    def call(self, hidden, training=False):
+        return ops.zeros((*ops.shape(hidden)[:-1], V)) - np.log(V)
+
+
+def test_a_head_needs_only_a_call():
+    head = UniformHead(V)
+    np.testing.assert_allclose(head.loss(random_hidden(2, 3), random_targets(2, 3)), np.log(V))
+    assert head.top_k(random_hidden(2, 3), 4)[1].shape == (2, 3, 4)
+    model = LanguageModel(V, 6, keras.layers.Dense(8), head=head, tie_embeddings=False)
+    model.compile("sgd")
+    tokens = random_targets(2, 5)
+    assert model.evaluate(tokens, tokens, verbose=0) == pytest.approx(np.log(V))
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "message"),
+    [
+        (DenseHead, {"vocabulary_size": 0}, "positive integer. Received: vocabulary_size=0"),
+        (MixtureOfSoftmaxes, {"experts": 0}, "positive integer. Received: experts=0"),
+        (MixtureOfSoftmaxes, {"experts": 2.0}, "`experts` must be"),
+        (MixtureOfSoftmaxes, {"latent_units": 0}, "`latent_units` must be"),
+        (MixtureOfSoftmaxes, {"latent_dropout": 1.0}, "Received: rate=1.0 .layer latent_dropout"),
+        (MixtureOfSoftmaxes, {"epsilon": 0.0}, "`epsilon` must be positive or None"),
+        (MixtureOfSoftmaxes, {"block_steps": 0}, 'a positive integer, None or "auto"'),
+        (MixtureOfSoftmaxes, {"block_steps": "all"}, "Received: block_steps='all'"),
+        (AdaptiveSoftmax, {"cutoffs": (12, 5)}, "increasing.*12, 5"),
+        (AdaptiveSoftmax, {"cutoffs": (5, 5)}, "cutoffs.*increasing"),
+        (AdaptiveSoftmax, {"cutoffs": (5, V)}, "between 1 and vocabulary_size - 1 = 39"),
+        (AdaptiveSoftmax, {"cutoffs": (0, 5)}, "between 1 and"),
+        (AdaptiveSoftmax, {"cutoffs": (5.5,)}, "integers"),
+        (AdaptiveSoftmax, {"div_value": 0.5}, "div_value.*at least 1.*0.5"),
+        (AdaptiveSoftmax, {"div_value": "4"}, "div_value.*at least 1"),
+        (AdaptiveSoftmax, {"div_value": 4}, "div_value=4 leaves tail 2 of 3 no width.*8 channels"),
+        (AdaptiveSoftmax, {"capacity": 0}, "capacity.*positive"),
+        (AdaptiveSoftmax, {"capacity": [1, 2]}, "one for each of the 3 tails"),
+        (AdaptiveSoftmax, {"capacity": [1, 2, 0]}, r"capacity\[2\].*positive"),
+    ],
+)
+def test_wrong_arguments(cls, options, message):
+    defaults = {
+        DenseHead: {},
+        MixtureOfSoftmaxes: {"experts": 3},
+        AdaptiveSoftmax: {"cutoffs": CUTOFFS},
+    }
+    with pytest.raises(ValueError, match=message):
+        cls(**{"vocabulary_size": V, **defaults[cls], **options}).build((None, CHANNELS))
+
+
+def test_wrong_ties_and_k():
+    with pytest.raises(ValueError, match="embedding has 30 tokens.*vocabulary_size=40"):
+        DenseHead(V).tie(keras.layers.Embedding(30, CHANNELS))
+    with pytest.raises(ValueError, match="div_value=1.*tie_embeddings=False"):
+        AdaptiveSoftmax(V, CUTOFFS, div_value=2).tie(keras.layers.Embedding(V, CHANNELS))
+    for head in (DenseHead(V), AdaptiveSoftmax(V, CUTOFFS)):
+        head.tie(keras.layers.Embedding(V, 6))
+        with pytest.raises(ValueError, match="embedding_dim=6.*8 channels"):
+            head.build((None, CHANNELS))
+    head = MixtureOfSoftmaxes(V, 3, latent_units=5)
+    head.tie(keras.layers.Embedding(V, 6))
+    with pytest.raises(ValueError, match="latent_units=5, embedding_dim=6. Leave `latent_units`"):
+        head.build((None, CHANNELS))
+    for k in (0, V + 1):
+        for name in ("dense", "adaptive"):
+            with pytest.raises(ValueError, match=f"k.*Received: k={k}"):
+                make(name).top_k(random_hidden(2), k)
+
+
+def test_a_tied_embedding_that_was_quantized():
+    head = make("dense, tied")
+    head.embedding.quantize("int8")
+    with pytest.raises(ValueError, match="cannot be quantized"):
+        head(random_hidden(2))
+
+
+# MixtureOfSoftmaxes
+
+
+def softmax(x):
+    exp = np.exp(x - x.max(axis=-1, keepdims=True))
+    return exp / exp.sum(axis=-1, keepdims=True)
+
+
+def mixture(head, hidden, mask=1.0):
+    """The mixture's probabilities, in NumPy, with an explicit loop over experts."""
+    prior_kernel, prior_bias, kernel, bias = (
+        np.asarray(ops.convert_to_numpy(weight), "float64")
+        for weight in (head.prior_kernel, head.prior_bias, head.latent_kernel, head.latent_bias)
+    )
+    if head.embedding is None:
+        matrix = ops.convert_to_numpy(head.kernel)
+    else:
+        matrix = ops.convert_to_numpy(head.embedding.embeddings).T
+    prior = softmax(hidden @ prior_kernel + prior_bias)
+    latents = np.split(np.tanh((hidden @ kernel + bias) * mask), head.experts, axis=-1)
+    logits = [latent @ matrix + ops.convert_to_numpy(head.bias) for latent in latents]
+    return sum(prior[..., [k]] * softmax(z) for k, z in enumerate(logits))
+
+
+@pytest.mark.float64
+@pytest.mark.parametrize(
+    ("name", "epsilon"), [("mixture", 0), ("mixture, tied", 1e-3), ("mixture, tied", 0)]
+)
+def test_equations_of_a_mixture(name, epsilon, assert_close):
+    head, hidden = make(name, epsilon=epsilon or None), random_hidden(2, 5)
+    assert_close(head(hidden), np.log(mixture(head, hidden) + epsilon), "output")
+
+
+@pytest.mark.float64
+@pytest.mark.parametrize("shape", [(2, 5), (2, 3, 5)])
+def test_one_mask_of_a_mixture_for_all_steps(shape, assert_close):
+    head = make("mixture", latent_dropout=0.5, seed=1)
+    drawn, draw = [], head.latent_dropout.draw
+    head.latent_dropout.draw = lambda shape: drawn.append(draw(shape)) or drawn[-1]
+    hidden, targets = random_hidden(*shape), random_targets(*shape)
+    nll = head.loss(hidden, targets, training=True)
+    (mask,) = (ops.convert_to_numpy(mask) for mask in drawn)
+    assert mask.shape == (*shape[:-1], 1, 3 * 5)
+    assert set(np.unique(mask)) == {0, 2}
+    log_p = np.log(mixture(head, hidden, mask))
+    of_targets = np.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0]
+    assert_close(nll, -of_targets, "output")
+    # Neither in evaluation.
+    head.loss(hidden, targets)
+    head(hidden)
+    assert len(drawn) == 1
+    assert not make("mixture").non_trainable_variables
+
+
+def test_improbable_tokens_have_finite_losses_and_gradients():
+    head = make("mixture")
+    head.bias.assign(np.eye(V)[0] * 1000)
+    hidden, targets = random_hidden(2, 5), np.full((2, 5), 3)
+    (loss, _), gradients, _ = value_and_gradients(
+        lambda x: (ops.mean(head.loss(x, targets)), 0), head.trainable_variables, hidden
+    )
+    assert 990 < loss < 1010
+    assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
+    assert any(np.any(np.asarray(gradient)) for gradient in gradients)
+
+
+def test_default_initializers_of_a_mixture():
+    head = MixtureOfSoftmaxes(V, 3, 5, seed=2)
+    head.build((None, None, 400))
+    for kernel in (head.prior_kernel, head.latent_kernel):
+        assert np.abs(kernel).max() == pytest.approx(1 / 20, rel=0.01)
+    assert 0.09 < np.abs(head.kernel).max() < 0.1
+    assert not np.any(head.latent_bias)
+
+
+# AdaptiveSoftmax
+
+
+@pytest.mark.float64
+@pytest.mark.parametrize("case", ["no_split", "one_split", "two_splits", "three_splits"])
+def test_the_authors_split_cross_entropy(case, golden, assert_close):
+    arrays = golden(f"splitcross_{case}")
+    config, weights = arrays["meta"]["config"], family(arrays, "param")
+    embedding = keras.layers.Embedding(config["V"], config["H"])
+    embedding.build()
+    head = AdaptiveSoftmax(config["V"], config["splits"], capacity=3)
+    head.tie(embedding)
+    head.build((None, config["H"]))
+    variables = {"weight": embedding.embeddings, "bias": head.bias}
+    if config["splits"]:
+        variables |= {"tail_vectors": head.cluster_kernel, "tail_bias": head.cluster_bias}
+
+    def order(name, array):
+        """The authors count the tails' tokens from the last tail."""
+        return array[::-1] if name.startswith("tail") else array
+
+    for name, variable in variables.items():
+        variable.assign(order(name, weights[name]))
+
+    def mean_loss(hidden):
+        return ops.sum(head.loss(hidden, arrays["in.targets"])) / config["N"], ()
+
+    hidden = floats(arrays["in.hiddens"])
+    (loss, _), gradients, (by_hidden,) = value_and_gradients(
+        mean_loss, list(variables.values()), hidden
+    )
+    assert_close(loss, arrays["out.loss_f64"], "output", "loss")
+    if config["splits"]:
+        assert_close(head(hidden), arrays["out.logprob_f64"], "output", "log-probabilities")
+    reference = family(arrays, "grad")
+    assert_close(by_hidden, reference["hiddens"], "gradient", "hidden")
+    for name, gradient in zip(variables, gradients, strict=True):
+        assert_close(gradient, order(name, reference[name]), "gradient", name)
+
+
+def test_capacities():
+    head = AdaptiveSoftmax(V, CUTOFFS)
+    assert head._flat(random_hidden(8, 8))[1] == [34] * 3
+    assert AdaptiveSoftmax(V, CUTOFFS, capacity=4)._flat(random_hidden(3))[1] == [4] * 3
+    assert AdaptiveSoftmax(V, CUTOFFS, capacity=[1, 2, 3])._flat(random_hidden(3))[1] == [1, 2, 3]
+
+
+def test_the_seed_of_an_adaptive_softmax_is_that_of_all_initializers():
+    names = ("cluster_initializer", "bias_initializer", "kernel_initializer")
+
+    def weights():
+        head = AdaptiveSoftmax(V, CUTOFFS, seed=3, **dict.fromkeys(names, "random_normal"))
+        head.build((None, CHANNELS))
+        return head.get_weights()
+
+    for one, other in zip(weights(), weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    bias, cluster_bias = [w for w in weights() if w.ndim == 1]
+    assert not np.allclose(bias[: len(cluster_bias)], cluster_bias)
+
+
+# Language models
+
+
+def language_model(name, **options):
+    cls, head_options, tied = HEADS[name]
+    # Compiles quickly.
+    backbone = keras.layers.Dense(CHANNELS, kernel_initializer=keras.initializers.GlorotUniform(1))
+    head = cls(V, seed=1, **{**head_options, **options})
+    return LanguageModel(V, CHANNELS, backbone, head=head, tie_embeddings=tied, seed=1)
+
+
+@pytest.mark.parametrize("name", ["mixture, tied", "adaptive, projected"])
+def test_a_language_model_trains(name, tmp_path, monkeypatch):
+    """With and without XLA; of 7 rows in batches of 3 the graph does not know the batch size."""
+    # The automatic blocks' rule meets the unknown batch size: 2 steps of 3 rows.
+    monkeypatch.setattr("trellis_keras.layers.heads.AUTOMATIC_LOGITS", 3 * 3 * V * 2)
+    tokens = np.random.default_rng(0).integers(0, V, (7, 9))
+    x, y = tokens[:, :-1], tokens[:, 4:]
+    losses = []
+    for jit_compile in (True, False) if keras.backend.backend() == "tensorflow" else (True,):
+        model = language_model(name)
+        model.compile(keras.optimizers.SGD(0.5), jit_compile=jit_compile)
+        losses.append(model.fit(x, y, batch_size=3, epochs=2, shuffle=False, verbose=0).history)
+    np.testing.assert_allclose(losses[0]["loss"], losses[-1]["loss"], rtol=1e-5)
+    # What `predict` says is what is counted.
+    log_p = model.predict(x, verbose=0)
+    of_targets = np.take_along_axis(log_p[:, 3:], y[..., None], axis=-1)
+    assert model.evaluate(x, y, verbose=0) == pytest.approx(-np.mean(of_targets), rel=1e-5)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.head.embedding is (loaded.embedding if HEADS[name][2] else None)
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), log_p)
+
+
+@pytest.mark.slow_elsewhere
+def test_a_language_model_tells_its_head_when_it_trains():
+    model = language_model("mixture", latent_dropout=0.2)
+    model.compile("sgd", run_eagerly=True)
+    calls, loss = [], model.head.loss
+    model.head.loss = lambda *args, training=False: calls.append(training) or loss(*args)
+    tokens = np.random.default_rng(0).integers(0, V, (2, 10))
+    model.train_on_batch(tokens, tokens)
+    model.test_on_batch(tokens, tokens)
+    assert calls == [True, False]
