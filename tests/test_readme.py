@@ -3,7 +3,6 @@
 import pathlib
 import re
 
-import pytest
 from typer.testing import CliRunner
 
 from tests.support.processes import run_script
@@ -17,28 +16,9 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
-PYTHON = blocks("python")
-
-
-@pytest.mark.slow
-def test_the_first_lines_run():
-    """The full-size model takes a training step in which all targets count."""
-    run_script(PYTHON[0], timeout=3600)
-
-
-def test_the_first_lines_run_at_a_smaller_size():
-    source = PYTHON[0].replace("trellisnet_ptb()", "trellisnet_ptb(depth=4, hidden_units=8)")
-    assert source != PYTHON[0]
-    run_script(source)
-
-
-# The first of these trains a model at the size that it has: most of a minute.
-EXAMPLES = [pytest.param(1, marks=pytest.mark.slow), *range(2, len(PYTHON))]
-
-
-@pytest.mark.parametrize("number", EXAMPLES)
-def test_python_examples_run(number):
-    run_script(PYTHON[number], XLA_FLAGS="")  # as a user has it
+def test_python_examples_run():
+    """One after the other, as a reader would paste them."""
+    run_script("\n".join(blocks("python")), XLA_FLAGS="")
 
 
 def test_ci_runs_the_test_command():
