@@ -18,12 +18,6 @@ def test_the_readme_has_the_table_of_all_models():
         assert re.search(rf"^\| \[?{name}", page, re.MULTILINE)
 
 
-def test_the_first_page_has_the_runs_with_a_published_result():
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert replace_table(page, front_table()) == page
-    assert "[tcn_jsb](zoo/tcn_jsb/card.md) | frame_nll | 8.1 |" in page
-
-
 def test_a_run_takes_the_place_of_its_untrained_model(tmp_path, monkeypatch):
     results = {
         "model": "tcn_adding", "data": "adding", "metric": "mse", "published": None, "test": 2e-4,
