@@ -5,10 +5,9 @@ import re
 
 import pytest
 
-from tests.support.processes import ROOT
 from trellis_keras import zoo
 from trellis_keras.zoo import assets
-from trellis_keras.zoo.table import BEGIN, END, front_table, replace_table, table
+from trellis_keras.zoo.table import BEGIN, END, replace_table, table
 
 
 def test_the_readme_has_the_table_of_all_models():
