@@ -42,7 +42,6 @@ setup(
         "matplotlib>=3.8",
         "filelock>=4.2",  # one process at a time stores a data set, and trains in a folder
         "h5py>=3.10",
-        "requests>=2.31",
         "tqdm>=4.66",
     ],
     extras_require={

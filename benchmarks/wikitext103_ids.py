@@ -37,7 +37,7 @@ def main(
         write_text(text, tokens, words, seed)
         figures = {"megabytes": text.stat().st_size / 1e6}
         command = [sys.executable, "-m", "benchmarks.wikitext103_ids", "measure", str(text)]
-        environment = os.environ | {"TFDS_DATA_DIR": temporary}
+        environment = os.environ | {"KERAS_HOME": temporary}
         done = subprocess.run(
             command, env=environment, stdout=subprocess.PIPE, text=True, check=True
         )
@@ -65,17 +65,17 @@ def measure(path):
 
     import keras  # noqa: F401  (its memory is part of any process that reads data)
 
-    from trellis_keras.data.sources import LargeSource
-    from trellis_keras.data.token_files import word_ids
+    from trellis_keras.data.sources import read_blocks
+    from trellis_keras.data.text import word_ids
 
-    source = LargeSource(pathlib.Path(path))
+    path = pathlib.Path(path)
     before = peak_memory() / 2**30
     started = time.perf_counter()
     digest = hashlib.sha256()
-    for block, _ in source.blocks():
+    for block in read_blocks(path, "verifying"):
         digest.update(block)
     hashed, hashed_cpu = time.perf_counter(), time.process_time()
-    ids, words = word_ids(source, digest.hexdigest(), lambda tokens, words: None)
+    ids, words = word_ids(path, digest.hexdigest(), lambda tokens, words: None)
     ended, ended_cpu = time.perf_counter(), time.process_time()
     figures = {
         "tokens": len(ids),

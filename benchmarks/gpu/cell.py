@@ -120,8 +120,6 @@ def random_batch(recipe, quick):
     """The first batch of the recipe's stream of random data, with its shapes and weights."""
     import numpy as np
 
-    from trellis_keras import data
-
     rng, rows = np.random.default_rng(0), recipe.training.batch_size
     if recipe.training.data not in PIXELS:
         counted = recipe.segment - recipe.horizon
@@ -129,7 +127,7 @@ def random_batch(recipe, quick):
     else:
         pixels = TINY_PIXELS if quick else PIXELS[recipe.training.data]
         x = rng.normal(size=(rows, pixels, recipe.model.channels)).astype("float32")
-        part = data.Examples(x, (np.arange(rows) % 10).astype("int32"))
+        part = x, (np.arange(rows) % 10).astype("int32")
     return recipe.stream(part)[0]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trellis_keras.data import Vocabulary, check_tokens, vocabulary
+from trellis_keras.data import Vocabulary, vocabulary
 
 
 def words():
@@ -191,15 +191,6 @@ def test_a_text_in_an_unknown_unit():
 def test_decode_refuses_bad_ids(ids, message):
     with pytest.raises(ValueError, match=message):
         words().decode(ids)
-
-
-def test_check_tokens():
-    check_tokens(np.array([[0, 3]], "uint8"), 4)
-    check_tokens(np.zeros((0,), "int32"), 4)
-    with pytest.raises(ValueError, match="float32"):
-        check_tokens(np.zeros(3, "float32"), 4)
-    with pytest.raises(ValueError, match=r"\[0, 4\). Received: 4"):
-        check_tokens(np.array([0, 4]), 4)
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b'{"tokens": "' + b"\xff", b"\xff\xfe"])

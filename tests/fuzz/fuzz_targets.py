@@ -15,7 +15,7 @@ import numpy as np
 
 from tests.fuzz.fuzz_inputs import damaged, damaged_json
 from trellis_keras import data, layers, training, zoo
-from trellis_keras.data import corpora, images, lambada, music
+from trellis_keras.data import images, music, sources, text
 from trellis_keras.models import LanguageModel
 from trellis_keras.torch_weights import load_torch_state_dict
 from trellis_keras.training import checkpoint_files
@@ -64,8 +64,8 @@ def _idx(array):
 
 def _few(name, **sizes):
     """Makes a few images a whole data set."""
-    published = dataclasses.replace(getattr(images, name), **sizes)
-    return mock.patch.object(images, name, published)
+    published = dataclasses.replace(images.PUBLISHED[name], **sizes)
+    return mock.patch.dict(images.PUBLISHED, {name: published})
 
 
 def _mnist(folder, damaged_file):
@@ -75,7 +75,7 @@ def _mnist(folder, damaged_file):
         (folder / f"mnist/{stem}-images-idx3-ubyte").write_bytes(_idx(pixels[:count]))
         (folder / f"mnist/{stem}-labels-idx1-ubyte").write_bytes(_idx(np.arange(count)))
     path = folder / "mnist" / damaged_file
-    with _few("MNIST", train=3, test=1, validation=1):
+    with _few("seq_mnist", train=3, test=1, validation=1):
         inputs = damaged([path.read_bytes(), _idx(np.zeros((2, 2))), _idx(np.zeros(0))])
         yield Target(path, inputs, lambda: data.load("seq_mnist", data_dir=folder))
 
@@ -99,12 +99,10 @@ def _cifar10(folder, damaged_file, contents):
         PIL.Image.fromarray(strip).save(folder / f"cifar10/{split}_00.png")
     np.savez(folder / "cifar10/labels.npz", y_train=[1, 2], y_test=[3, 4])
     path = folder / "cifar10" / damaged_file
-    files = {"labels": "cifar10/labels.npz"} | {
-        f"{split} 0": f"cifar10/{split}_00.png" for split in ("train", "test")
-    }
+    files = sources.Source(("cifar10/labels.npz", "cifar10/train_00.png", "cifar10/test_00.png"))
     with (
-        _few("CIFAR10", train=2, test=2, validation=1),
-        mock.patch.multiple(images, _CIFAR10_FILES=files, _STRIPS={"train": 1, "test": 1}),
+        _few("seq_cifar10", train=2, test=2, validation=1),
+        mock.patch.object(images, "CIFAR10", files),
     ):
         inputs = damaged([path.read_bytes(), *contents])
         yield Target(path, inputs, lambda: data.load("seq_cifar10", data_dir=folder))
@@ -174,8 +172,8 @@ def mat(folder):
     scipy.io.savemat(file, {"traindata": np.eye(3)}, format="4")
     contents.append(file.getvalue())
     sizes = {"train": (2, 9), "valid": (1, 4), "test": (1, 4)}
-    published = {"JSB_Chorales": hashlib.sha256(contents[0]).hexdigest()}
-    with mock.patch.multiple(music, JSB_SIZES=sizes, CHECKSUMS=published):
+    published = {"jsb": hashlib.sha256(contents[0]).hexdigest()}
+    with mock.patch.dict(music.SIZES, jsb=sizes), mock.patch.dict(music.CHECKSUMS, published):
         yield Target(path, damaged(contents), lambda: data.load("jsb", data_dir=folder))
 
 
@@ -203,11 +201,12 @@ def gzip_text(folder):
     yield Target(path, damaged(contents), lambda: data.load("text", path=folder / "text.txt"))
 
 
-def _corpus(folder, name, files, sizes_name, sizes):
+def _corpus(folder, name, source, sizes):
+    files = [path if isinstance(path, str) else path[0] for path in source.paths]
     for file in files:
         (folder / file).parent.mkdir(exist_ok=True)
         (folder / file).write_bytes(_TEXT.encode())
-    with mock.patch.object(corpora, sizes_name, sizes):
+    with mock.patch.dict(text.SIZES, {name: sizes}):
         path = folder / files[0]
         inputs = damaged([_TEXT.encode(), _TEXT.replace("<unk>", "a").encode()])
         yield Target(path, inputs, lambda: data.load(name, data_dir=folder))
@@ -215,41 +214,32 @@ def _corpus(folder, name, files, sizes_name, sizes):
 
 @target
 def ptb(folder):
-    words = {"train": 33, "valid": 33, "test": 33, "vocabulary": 7}
-    yield from _corpus(folder, "ptb", list(corpora.PTB_FILES.values()), "PTB_WORDS", words)
+    yield from _corpus(folder, "ptb", text.PTB, (33, 33, 33, 7))
 
 
 @target
 def char_ptb(folder):
-    sizes = {"train": 114, "valid": 114, "test": 114, "vocabulary": 16}
-    yield from _corpus(
-        folder, "char_ptb", list(corpora.PTB_FILES.values()), "PTB_CHARACTERS", sizes
-    )
+    yield from _corpus(folder, "char_ptb", text.PTB, (114, 114, 114, 16))
 
 
 @target
 def war_and_peace(folder):
-    sizes = {"train": 60, "valid": 26, "test": 26, "vocabulary": 16}
-    files = list(corpora.WAR_AND_PEACE_FILES.values())
-    yield from _corpus(folder, "war_and_peace", files, "WAR_AND_PEACE_CHARACTERS", sizes)
+    yield from _corpus(folder, "war_and_peace", text.WAR_AND_PEACE, (60, 26, 26, 16))
 
 
 @target
 def wt103(folder):
-    files = [names[0] for names in corpora.WIKITEXT103_FILES.values()]
-    words = {"train": 33, "valid": 33, "test": 33, "vocabulary": 7}
-    environment = {"TFDS_DATA_DIR": str(folder / "cache")}
-    with mock.patch.dict(os.environ, environment):
-        yield from _corpus(folder, "wt103", files, "WIKITEXT103_WORDS", words)
+    with mock.patch.dict(os.environ, {"KERAS_HOME": str(folder / "keras")}):
+        yield from _corpus(folder, "wt103", text.WIKITEXT103, (33, 33, 33, 7))
 
 
 @target
 def lambada_passages(folder):
     (folder / "lambada").mkdir()
-    for name in lambada._FILES.values():
+    for name in text.LAMBADA.paths:
         (folder / name).write_bytes(_TEXT.encode())
-    path = folder / lambada._FILES["valid"]
-    with mock.patch.object(lambada, "PASSAGES", {"valid": 9, "test": 9}):
+    path = folder / text.LAMBADA.paths[0]
+    with mock.patch.dict(text.LAMBADA_PASSAGES, {"valid": 9, "test": 9}):
         inputs = damaged([_TEXT.encode()])
         yield Target(path, inputs, lambda: data.load("lambada", data_dir=folder))
 

@@ -318,13 +318,13 @@ def examples(name, config):
     """Random examples of the benchmark's kind."""
     rng = np.random.RandomState(0)
     if config.task.metric == "mse":
-        return data.Examples(*data.adding_examples(12, 4, 0))
+        return data.adding_examples(12, 4, 0)
     if config.task.metric == "cross_entropy":
-        return data.Examples(*data.copy_memory_examples(12, 4, 0))
+        return data.copy_memory_examples(12, 4, 0)
     if config.task.metric == "accuracy":
         x = rng.rand(4, 12, config.channels).astype("float32")
-        return data.Examples(x, rng.randint(0, 10, 4))
-    return data.PianoRolls(tuple(rng.randint(0, 2, (frames, 88)) for frames in (5, 9)))
+        return x, rng.randint(0, 10, 4)
+    return [rng.randint(0, 2, (frames, 88)) for frames in (5, 9)]
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
@@ -381,8 +381,8 @@ def test_a_vocabulary_is_for_texts():
 
 def test_descriptions_name_the_architecture():
     recipe = zoo.recipe("lstm_jsb", hidden_units=4)
-    rolls = data.PianoRolls((np.zeros((4, 88)),))
-    splits = data.Splits("jsb", train=rolls, valid=rolls, test=rolls, checksum="")
+    rolls = [np.zeros((4, 88))]
+    splits = data.Dataset("jsb", rolls, rolls, rolls, "", data.PianoRollStream)
     shown = runs.describe(recipe, zoo.lstm_jsb(hidden_units=4), splits)
     assert "2 layers of 4 LSTM units" in shown
     assert "jsb: train 1, valid 1, test 1 sequences" in shown

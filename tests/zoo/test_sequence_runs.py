@@ -30,23 +30,20 @@ def copying(tmp_path_factory):
 
 def test_evaluation_of_the_adding_problem(tmp_path):
     run = tiny_run(tmp_path / "run", epochs=1)
-    part = runs.read_recipe(run).load_data().test
-    predicted = runs.load_best(run).predict(part.x, verbose=0)
+    x, y = runs.read_recipe(run).load_data().test
+    predicted = runs.load_best(run).predict(x, verbose=0)
     results = runs.evaluate(run)
-    assert results["mse"] == pytest.approx(np.mean((predicted - part.y) ** 2), rel=1e-5)
+    assert results["mse"] == pytest.approx(np.mean((predicted - y) ** 2), rel=1e-5)
     assert results["sequences"] == 6
 
 
 def test_evaluation_of_copy_memory(copying):
-    part = runs.read_recipe(copying).load_data().valid
-    logits = runs.load_best(copying).predict(part.x, verbose=0)
-    nll = (
-        np.log(np.exp(logits).sum(axis=-1))
-        - np.take_along_axis(logits, part.y[..., None], -1)[..., 0]
-    )
+    x, y = runs.read_recipe(copying).load_data().valid
+    logits = runs.load_best(copying).predict(x, verbose=0)
+    nll = np.log(np.exp(logits).sum(axis=-1)) - np.take_along_axis(logits, y[..., None], -1)[..., 0]
     results = runs.evaluate(copying, "valid")
     assert results["cross_entropy"] == pytest.approx(nll.mean(), rel=1e-5)
-    right = logits.argmax(axis=-1) == part.y
+    right = logits.argmax(axis=-1) == y
     assert results["accuracy"] == pytest.approx(right.mean(), rel=1e-5)
     assert results["recalled"] == pytest.approx(right[:, -10:].all(axis=1).mean())
     assert results["sequences"] == 5
@@ -78,8 +75,7 @@ def test_target_counting_is_for_texts(copying):
 def test_frames_of_music_are_counted(tmp_path, monkeypatch):
     rng = np.random.RandomState(0)
     rolls = [rng.randint(0, 2, (frames, 88)).astype("uint8") for frames in (4, 9, 5)]
-    part = data.PianoRolls(tuple(rolls))
-    splits = data.Splits("jsb", train=part, valid=part, test=part, checksum="0" * 64)
+    splits = data.Dataset("jsb", rolls, rolls, rolls, "0" * 64, data.PianoRollStream)
     monkeypatch.setattr(data, "load", lambda *arguments, **options: splits)
     recipe = zoo.recipe("tcn_jsb", filters=4, depth=2, epochs=1, jit_compile=False)
     runs.train(recipe, tmp_path / "run", verbose=0)

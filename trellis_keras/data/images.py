@@ -1,10 +1,8 @@
 """Images as sequences of pixels: MNIST, also permuted, and CIFAR-10.
 
-The last part of the published training set, 5,000 images, is for validation. Images stand in the
-order of the sha256 of their pixels and label: every source gives the same arrays and so the same
-validation images, in whatever order it keeps them.
-
-Pixels are normalised as in the TrellisNet and TCN authors' programs.
+The last 5,000 images of the published training set are for validation. Images are in the order of
+the SHA-256 of their pixels and label, so that every source, in whatever order, gives the same
+arrays. Pixels are normalized as in the code of the TrellisNet and TCN authors.
 """
 
 import contextlib
@@ -14,79 +12,113 @@ import io
 import math
 
 import numpy as np
+import PIL.Image
 
-from trellis_keras.data.registry import register
-from trellis_keras.data.sources import SPLITS, checksum, import_builders, local_sources
-from trellis_keras.data.splits import Examples, Splits
+from trellis_keras.data.registry import SPLITS, DataDir, Dataset, register
+from trellis_keras.data.sources import Source, checksum, read_file, read_tfds
+from trellis_keras.data.streams import SequenceStream
 from trellis_keras.files import read_npz
 
-_CLASSES = 10
-_IDX_FILES = {
-    "train images": "mnist/train-images-idx3-ubyte",
-    "train labels": "mnist/train-labels-idx1-ubyte",
-    "test images": "mnist/t10k-images-idx3-ubyte",
-    "test labels": "mnist/t10k-labels-idx1-ubyte",
-}
-_STRIPS = {"train": 50, "test": 10}
-_STRIP = 1_000  # images in one of these files
-_CIFAR10_FILES = {"labels": "cifar10/labels.npz"} | {
-    f"{split} {i}": f"cifar10/{split}_{i:02}.png" for split, n in _STRIPS.items() for i in range(n)
-}
+CLASSES = 10
+MNIST = Source(
+    (
+        "mnist/train-images-idx3-ubyte",
+        "mnist/train-labels-idx1-ubyte",
+        "mnist/t10k-images-idx3-ubyte",
+        "mnist/t10k-labels-idx1-ubyte",
+    )
+)
+# 1,000 images one below the other in each PNG file.
+CIFAR10 = Source(
+    (
+        "cifar10/labels.npz",
+        *(f"cifar10/train_{i:02}.png" for i in range(50)),
+        *(f"cifar10/test_{i:02}.png" for i in range(10)),
+    )
+)
+_MAX_STRIP = 1_000
 
 
 @dataclasses.dataclass(frozen=True)
-class _Published:
-    """What is known of a data set of images; `shape` is that of one."""
+class Published:
+    """Shape of an image, numbers of images, and normalization of a data set."""
 
-    name: str
-    shape: tuple
+    shape: tuple[int, int, int]
     train: int
     test: int
-    validation: int
     mean: float
     deviation: float
+    validation: int = 5_000
 
 
-MNIST = _Published("seq_mnist", (28, 28, 1), 60_000, 10_000, 5_000, 0.1307, 0.3081)
-CIFAR10 = _Published("seq_cifar10", (32, 32, 3), 50_000, 10_000, 5_000, 0.5, 0.5)
+PUBLISHED = {
+    "seq_mnist": Published((28, 28, 1), 60_000, 10_000, 0.1307, 0.3081),
+    "seq_cifar10": Published((32, 32, 3), 50_000, 10_000, 0.5, 0.5),
+}
+
+_MNIST_TERMS = {
+    "citation": "MNIST by LeCun, Cortes and Burges (1998)",
+    "licence": "commonly given as CC BY-SA 3.0",
+}
 
 
-@register
-def seq_mnist(data_dir):
+@register(**_MNIST_TERMS, source=MNIST)
+def seq_mnist(data_dir: DataDir) -> Dataset:
     """MNIST row by row: x (images, 784, 1), y the digit; 55,000, 5,000 and 10,000 images."""
-    return _image_splits(MNIST, _read_mnist(data_dir))
+    paths = MNIST.find(data_dir)
+    if paths is None:
+        return _pixel_dataset("seq_mnist", _tfds_images("mnist"))
+    train, train_labels, test, test_labels = map(_read_idx, paths)
+    images = {"train": (train[..., None], train_labels), "test": (test[..., None], test_labels)}
+    return _pixel_dataset("seq_mnist", images)
 
 
-@register
-def permuted_mnist(data_dir):
-    """MNIST with the 784 pixels of every image in one other order, `pixel_permutation()`."""
-    splits = seq_mnist(data_dir)
+@register(**_MNIST_TERMS, source=MNIST)
+def permuted_mnist(data_dir: DataDir) -> Dataset:
+    """MNIST with the 784 pixels of every image in the order of `pixel_permutation()`."""
+    dataset = seq_mnist(data_dir)
     order = pixel_permutation()
-    parts = {split: getattr(splits, split) for split in SPLITS}
-    parts = {split: Examples(part.x[:, order], part.y) for split, part in parts.items()}
-    digest = checksum([splits.checksum.encode(), order.astype("<i8")])
-    return Splits("permuted_mnist", checksum=digest, **parts)
+    splits = {split: getattr(dataset, split) for split in SPLITS}
+    splits = {split: (x[:, order], y) for split, (x, y) in splits.items()}
+    digest = checksum([dataset.checksum.encode(), order.astype("<i8")])
+    return dataclasses.replace(dataset, name="permuted_mnist", checksum=digest, **splits)
 
 
-@register
-def seq_cifar10(data_dir):
+@register(
+    citation="CIFAR-10 by Krizhevsky (2009), who asks for citation",
+    licence="none is stated",
+    source=CIFAR10,
+)
+def seq_cifar10(data_dir: DataDir) -> Dataset:
     """CIFAR-10 row by row: x (images, 1024, 3), y the class; 45,000, 5,000 and 10,000 images.
 
-    A local copy is 50 and 10 PNG files of 1,000 images one under another,
-    `cifar10/train_00.png` to `cifar10/test_09.png`, and the labels `y_train` and `y_test` in
-    `cifar10/labels.npz`.
+    A local copy consists of PNG files with 1,000 images one below the other, and of
+    `cifar10/labels.npz` with the arrays `y_train` and `y_test`.
     """
-    return _image_splits(CIFAR10, _read_cifar10(data_dir))
+    paths = CIFAR10.find(data_dir)
+    if paths is None:
+        return _pixel_dataset("seq_cifar10", _tfds_images("cifar10"))
+    labels_path, *strips = paths
+    with _refuse_damage(labels_path):
+        arrays = read_npz(io.BytesIO(read_file(labels_path)))
+        labels = {split: arrays[f"y_{split}"] for split in ("train", "test")}
+    images = {
+        split: np.concatenate([_read_strip(path) for path in strips if path.name.startswith(split)])
+        for split in labels
+    }
+    return _pixel_dataset(
+        "seq_cifar10", {split: (images[split], labels[split]) for split in labels}
+    )
 
 
-def pixel_permutation():
-    """The order in which `permuted_mnist` reads an image's pixels.
+def pixel_permutation() -> np.ndarray:
+    """Returns the order in which `permuted_mnist` reads the pixels of an image.
 
-    The papers do not publish theirs. This one is the first permutation of
+    The papers do not publish theirs. This is the first permutation of
     `numpy.random.RandomState(92916)`, whose numbers NumPy promises never to change.
 
     Returns:
-        An integer array of shape (784,): step t reads pixel `pixel_permutation()[t]`.
+        Integer array of shape (784,): step t reads pixel `pixel_permutation()[t]`.
 
     Example:
 
@@ -96,19 +128,19 @@ def pixel_permutation():
     return np.random.RandomState(92916).permutation(28 * 28)
 
 
-def pixel_sequences(images, mean, deviation):
-    """Images as sequences of pixels, row by row from the top left.
+def pixel_sequences(images: np.ndarray, mean: float, deviation: float) -> np.ndarray:
+    """Returns images as normalized sequences of pixels, row by row from the top left.
 
     Args:
         images: uint8 array of shape (images, height, width, channels).
-        mean: What is subtracted once the pixels lie in [0, 1].
-        deviation: What they are then divided by.
+        mean: Float, subtracted from the pixels in [0, 1].
+        deviation: Float, by which the result is divided.
 
     Returns:
-        A float32 array of shape (images, height * width, channels).
+        float32 array of shape (images, height * width, channels).
 
     Raises:
-        ValueError: If `images` has another number of axes.
+        ValueError: If `images` has another rank.
 
     Example:
 
@@ -117,7 +149,7 @@ def pixel_sequences(images, mean, deviation):
     """
     if images.ndim != 4:
         raise ValueError(
-            "`images` must have the shape (images, height, width, channels). "
+            "`images` must be rank 4 (images, height, width, channels). "
             f"Received: shape {images.shape}"
         )
     count, height, width, channels = images.shape
@@ -128,28 +160,26 @@ def pixel_sequences(images, mean, deviation):
     return x
 
 
-def _image_splits(published, arrays):
-    """Checks, orders and cuts what `_read_...` returned: {split: (images, labels)}."""
+def _pixel_dataset(name, images):
+    """Checks, orders and splits {"train" or "test": (images, labels)}."""
+    published = PUBLISHED[name]
     ordered = {}
-    for split, (images, labels) in arrays.items():
-        _check_images(published, split, images, labels)
-        order = _content_order(images, labels)
-        ordered[split] = images[order], labels[order].astype("uint8")
-    digest = checksum(array for split in ("train", "test") for array in ordered[split])
-    images, labels = ordered["train"]
-    cut = len(images) - published.validation
-    parts = {
-        "train": (images[:cut], labels[:cut]),
-        "valid": (images[cut:], labels[cut:]),
-        "test": ordered["test"],
-    }
-    examples = {
-        split: Examples(
-            pixel_sequences(images, published.mean, published.deviation), labels.astype("int32")
+    for split, (pixels, labels) in images.items():
+        _check_images(name, split, pixels, labels)
+        order = _content_order(pixels, labels)
+        ordered[split] = pixels[order], labels[order].astype("uint8")
+    digest = checksum(array for pair in ordered.values() for array in pair)
+    pixels, labels = ordered.pop("train")
+    cut = len(pixels) - published.validation
+    splits = {"train": (pixels[:cut], labels[:cut]), "valid": (pixels[cut:], labels[cut:])}
+    splits = {
+        split: (
+            pixel_sequences(pixels, published.mean, published.deviation),
+            labels.astype("int32"),
         )
-        for split, (images, labels) in parts.items()
+        for split, (pixels, labels) in (splits | ordered).items()
     }
-    return Splits(published.name, checksum=digest, **examples)
+    return Dataset(name, **splits, checksum=digest, make_stream=SequenceStream)
 
 
 def _content_order(images, labels):
@@ -160,103 +190,75 @@ def _content_order(images, labels):
     )
 
 
-def _check_images(published, split, images, labels):
+def _check_images(name, split, images, labels):
+    published = PUBLISHED[name]
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise ValueError(
-            f"{published.name} {split}: labels must be integers of shape (images,). "
+            f"{name} {split}: labels must be integers of shape (images,). "
             f"Received: shape {labels.shape}, {labels.dtype}"
         )
     if images.shape[1:] != published.shape:
         raise ValueError(
-            f"{published.name} {split}: images must have the shape {published.shape}. "
+            f"{name} {split}: images must have the shape {published.shape}. "
             f"Received: {images.shape[1:]}"
         )
     expected = getattr(published, split)
     if not len(images) == len(labels) == expected:
         raise ValueError(
-            f"{published.name} {split} is not the published set: expected {expected:,} images "
-            f"and labels, found {len(images):,} and {len(labels):,}"
+            f"{name} {split} is not the published set: expected {expected:,} images and labels, "
+            f"found {len(images):,} and {len(labels):,}"
         )
-    if not 0 <= labels.min() <= labels.max() < _CLASSES:
+    if not 0 <= labels.min() <= labels.max() < CLASSES:
         raise ValueError(
-            f"{published.name} {split}: labels must lie in [0, {_CLASSES}). "
+            f"{name} {split}: labels must lie in [0, {CLASSES}). "
             f"Received: {labels.min()} to {labels.max()}"
         )
 
 
-def _read_mnist(data_dir):
-    sources = local_sources(_IDX_FILES, data_dir)
-    if sources is None:
-        return _downloaded("mnist")
-    files = {part: _parse_idx(source) for part, source in zip(_IDX_FILES, sources, strict=True)}
-    return {
-        split: (files[f"{split} images"][..., None], files[f"{split} labels"])
-        for split in ("train", "test")
-    }
+def _tfds_images(name):
+    splits = read_tfds(name)
+    return {split: (arrays["image"], arrays["label"]) for split, arrays in splits.items()}
 
 
-def _parse_idx(source):
-    """An idx file: two zeros, type 8 (uint8), number of axes, sizes, then the numbers."""
-    content = source.content
+def _read_idx(path):
+    """Reads an idx file: two zeros, type 8 (uint8), number of axes, sizes, then the numbers."""
+    content = read_file(path)
     axes = content[3] if len(content) > 3 else 0
     header = 4 + 4 * axes
     if content[:3] != b"\0\0\x08" or axes not in (1, 3) or len(content) < header:
-        raise ValueError(
-            f"{source.label} is not an idx file of bytes with 1 or 3 axes, or its header is cut off"
-        )
+        raise ValueError(f"{path} is not an idx file of bytes with 1 or 3 axes, or is truncated")
     shape = np.frombuffer(content, ">u4", axes, 4).tolist()
     expected = header + math.prod(shape)
     if len(content) != expected:
         raise ValueError(
-            f"{source.label} is cut off or too long: its header promises {expected:,} bytes, "
+            f"{path} is truncated or too long: its header states {expected:,} bytes, "
             f"found {len(content):,}"
         )
     return np.frombuffer(content, "uint8", offset=header).reshape(shape)
 
 
-def _read_cifar10(data_dir):
-    sources = local_sources(_CIFAR10_FILES, data_dir)
-    if sources is None:
-        return _downloaded("cifar10")
-    files = dict(zip(_CIFAR10_FILES, sources, strict=True))
-    with _naming(files["labels"]):
-        arrays = read_npz(io.BytesIO(files["labels"].content))
-        labels = {split: arrays[f"y_{split}"] for split in _STRIPS}
-    images = {
-        split: np.concatenate([_parse_strip(files[f"{split} {i}"]) for i in range(count)])
-        for split, count in _STRIPS.items()
-    }
-    return {split: (images[split], labels[split]) for split in _STRIPS}
-
-
-def _parse_strip(source):
-    import PIL.Image
-
-    height, width, channels = CIFAR10.shape
-    file, too_large = io.BytesIO(source.content), PIL.Image.DecompressionBombError
-    # No other format: Pillow gives some of them to other programs.
-    with _naming(source, too_large), PIL.Image.open(file, formats=["PNG"]) as image:
-        # Known before any pixel is unpacked.
-        if image.width != width or image.height % height or image.height > _STRIP * height:
+def _read_strip(path):
+    """Reads a PNG file of images one below the other."""
+    height, width, channels = PUBLISHED["seq_cifar10"].shape
+    # PNG only: Pillow runs other programs on some formats.
+    with _refuse_damage(path), PIL.Image.open(path, formats=["PNG"]) as image:
+        # The size is known before any pixel is decoded.
+        if image.width != width or image.height % height or image.height > _MAX_STRIP * height:
             raise ValueError(
-                f"its images must be {width} x {height} pixels, at most {_STRIP} one under "
-                f"another. Received: {image.width} x {image.height} pixels"
+                f"it must hold up to {_MAX_STRIP} images of {width} x {height} pixels, one below "
+                f"the other. Received: {image.width} x {image.height} pixels"
             )
         pixels = np.asarray(image)
         if pixels.shape[2:] != (channels,):
             raise ValueError(f"it must have {channels} channels. Received: mode {image.mode!r}")
-    return pixels.reshape(-1, *CIFAR10.shape)
+    return pixels.reshape(-1, height, width, channels)
 
 
 @contextlib.contextmanager
-def _naming(source, *others):
-    """Names the file that a library cannot read; `others` are its own errors."""
+def _refuse_damage(path):
+    """Names the file that a library cannot read."""
+    errors = (OSError, EOFError, KeyError, ValueError, SyntaxError)
     try:
         yield
-    except (OSError, EOFError, KeyError, ValueError, SyntaxError, *others) as error:
-        raise ValueError(f"{source.label} is not sound, or cut off: {error}") from error
-
-
-def _downloaded(name):
-    arrays = import_builders().read_arrays(name)
-    return {split: (arrays[split]["image"], arrays[split]["label"]) for split in ("train", "test")}
+    except (*errors, PIL.Image.DecompressionBombError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error

@@ -1,115 +1,239 @@
 """Data sets by name: `load("ptb")`, `load("adding", T=600)`, ..."""
 
+import dataclasses
+import difflib
 import inspect
+import os
+from collections.abc import Callable
+from typing import Any
 
-_REGISTRY = {}
+import keras
+
+from trellis_keras.data.sources import Source
+from trellis_keras.data.vocabulary import Vocabulary
+
+SPLITS = ("train", "valid", "test")
 
 
-def list_datasets():
-    """The names that `load()` knows, sorted."""
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays have no truth value
+class Dataset:
+    """A data set in three splits.
+
+    A split is what its stream is made from: of a text an int32 array of token ids, of equal
+    sequences a tuple `(x, y)` of arrays, of music a list of piano rolls, of LAMBADA a list of
+    passages.
+
+    Attributes:
+        name: The name that it was loaded by.
+        train: The training split.
+        valid: The validation split.
+        test: The test split.
+        checksum: Hexadecimal SHA-256, equal for equal data.
+        make_stream: The class of the streams, or a function that returns one. Called with what a
+            split holds, `batch_size`, and options.
+        vocabulary: The `Vocabulary` of a text, else `None`.
+    """
+
+    name: str
+    train: Any = dataclasses.field(repr=False)
+    valid: Any = dataclasses.field(repr=False)
+    test: Any = dataclasses.field(repr=False)
+    checksum: str
+    make_stream: Callable = dataclasses.field(repr=False)
+    vocabulary: Vocabulary | None = None
+
+    def stream(self, split: str, batch_size: int, **options) -> keras.utils.PyDataset:
+        """Returns a split as batches `(x, y, weight)` for `fit` or `evaluate`.
+
+        Args:
+            split: `"train"`, `"valid"` or `"test"`.
+            batch_size: Positive integer, number of rows of a batch.
+            **options: Further arguments of the stream: a `TokenStream` for texts, which stays in
+                order; a `PianoRollStream` for music; else a `SequenceStream`. Separate sequences
+                are shuffled by default if the split is `"train"`. LAMBADA takes the arguments of
+                `last_word_examples` too.
+
+        Raises:
+            ValueError: If an argument is not as described.
+        """
+        if split not in SPLITS:
+            raise ValueError(f"`split` must be one of {SPLITS}. Received: split={split!r}")
+        if self.vocabulary is None:
+            options.setdefault("shuffle", split == "train")
+        return self.make_stream(*self._arrays(split), batch_size, **options)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Number of tokens or examples of each split."""
+        return {split: len(self._arrays(split)[0]) for split in SPLITS}
+
+    def _arrays(self, split):
+        held = getattr(self, split)
+        return held if isinstance(held, tuple) else (held,)
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetInfo:
+    """What is known of a data set without loading it.
+
+    Attributes:
+        name: String.
+        loader: Function `(data_dir, **options)` that returns the `Dataset`.
+        source: `Source` of its files, or `None` if it needs none.
+        citation: What it is and who published it.
+        licence: The terms of use.
+    """
+
+    name: str
+    loader: Callable
+    source: Source | None
+    citation: str
+    licence: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of `load` and their defaults, `inspect.Parameter.empty` if required."""
+        parameters = inspect.signature(self.loader).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+_REGISTRY: dict[str, DatasetInfo] = {}
+
+DataDir = str | os.PathLike | None
+
+
+def register(citation: str, licence: str, source: Source | None = None) -> Callable:
+    """Returns a decorator that makes a loader available to `load`.
+
+    The name of the function is the name of the data set, its keyword-only arguments are the
+    options. Its first argument is `data_dir`.
+
+    Args:
+        citation: String, what the data set is and who published it.
+        licence: String, the terms of use.
+        source: `Source` of its files. Defaults to `None`: it needs none.
+    """
+
+    def decorate(loader):
+        name = loader.__name__
+        _REGISTRY[name] = DatasetInfo(name, loader, source, citation, licence)
+        return loader
+
+    return decorate
+
+
+def list_datasets() -> list[str]:
+    """Returns the names that `load` knows, sorted."""
     return sorted(_REGISTRY)
 
 
-def load(name, data_dir=None, **options):
-    """Loads a data set: three splits, `train`, `valid` and `test`, and a checksum.
-
-    Published data sets are looked for in `data_dir` if it is given, else in the folder that
-    the environment variable `TRELLIS_KERAS_DATA` names if it has them, else they are
-    downloaded by tensorflow-datasets. Their sizes are checked against the published ones.
-    Every file may also be there as `.gz`.
-
-    Texts, returned as a `Corpus` of token ids:
-
-    - `"ptb"`, `"char_ptb"`: Penn Treebank in Mikolov's preparation, from
-      `ptb/ptb.train.txt`, `ptb/ptb.valid.txt` and `ptb/ptb.test.txt`.
-    - `"wt2"`: WikiText-2 by words, from `wikitext2/wiki.train.tokens` and so on.
-    - `"wt103"`: WikiText-103 by words, from `wikitext103/wiki.train.tokens` and so on. The
-      first call counts and numbers its words, which takes minutes, and keeps the ids of the
-      training part (413 MB) in tensorflow-datasets' folder: `~/tensorflow_datasets`, or what the
-      environment variable `TFDS_DATA_DIR` names. There they are memory-mapped.
-    - `"text8"`: text8 by characters, from `text8/text8`.
-    - `"enwik8"`: enwik8 by bytes, from `enwik8/enwik8`.
-    - `"war_and_peace"`: Tolstoy's novel by characters, from
-      `war_and_peace/warpeace_input.txt`.
-    - `"text"`: a file of your own. Options: `path` and `unit`, which is `"character"` (the
-      default) or `"word"`, both UTF-8, or `"byte"`. A file that is not at `path` is looked for in
-      `data_dir`; a byte-order mark is left out of the text. Of words also `unknown`, the word, such
-      as `"<unk>"`, that stands for those which this text does not have; without it they are an
-      error. A model learns it only from a text in which rare words are replaced with it.
-    - `"pydoc"`: the English of Python's own `pydoc_data.topics`, character by character, on
-      every machine. It differs between versions of Python; the checksum tells.
-
-    Which part of the text is used for what: options of `"char_ptb"`, `"text8"`, `"enwik8"`,
-    `"war_and_peace"`, `"text"` and `"pydoc"`, also together. Whatever they are, the vocabulary is
-    that of the whole text; tokens other than without options have another checksum.
-
-    - `split`: the shares of the training, validation and test part, which follow each other in
-      the text. By default the published parts of `"char_ptb"`, and `(0.9, 0.05, 0.05)` of all
-      others; with it, or with `first`, Penn Treebank's three files are one text.
-    - `first`: how many tokens of the text are used, from its beginning; what follows is left out
-      before the split. By default all.
-    - `train_fraction`: how much of the training part is used, from its beginning, for instance
-      0.2. Validation and test part do not change.
-
-    All others, returned as `Splits`, whose `stream()` makes the batches:
-
-    - `"adding"`, `"copy_memory"`: generated from a seed. Options: `T`, `seed` and the numbers
-      of sequences `train`, `valid` and `test`. See `data.adding_examples` and
-      `data.copy_memory_examples`.
-    - `"seq_mnist"`, `"permuted_mnist"`, `"seq_cifar10"`: images as sequences of pixels, from
-      `mnist/train-images-idx3-ubyte` and so on, and `cifar10/train_00.png` and so on. See
-      `data.images`.
-    - `"jsb"`, `"nottingham"`: polyphonic music as piano rolls, from
-      `poly_music/JSB_Chorales.mat` and `poly_music/Nottingham.mat`. See `data.PianoRolls`.
-    - `"lambada"`: passages whose last word is to be predicted, from
-      `lambada/lambada_development_plain_text.txt` and `lambada/lambada_test_plain_text.txt`.
-      See `data.Passages`.
+def info(name: str) -> DatasetInfo:
+    """Returns files, options, citation and licence of a data set.
 
     Args:
         name: One of `list_datasets()`.
-        data_dir: Folder of local copies; data sets that need none do not look at it.
-        **options: The data set's options; any other is refused.
-
-    Returns:
-        A `Corpus` or `Splits`.
 
     Raises:
-        ValueError: If the name or an option is unknown, or a file is not what it should be.
-        FileNotFoundError: If a local file is missing.
+        ValueError: If the name is unknown.
 
     Example:
 
-    >>> corpus = load("pydoc")
-    >>> corpus.unit
-    'character'
-    >>> x, y, weight = load("adding", T=100, train=64).stream("train", batch_size=32)[0]
+    >>> info("adding").licence
+    'none needed: generated from a seed'
+    >>> sorted(info("adding").options)
+    ['T', 'seed', 'test', 'train', 'valid']
+    """
+    if name not in _REGISTRY:
+        raise ValueError(_unknown("data set", name, list_datasets()))
+    return _REGISTRY[name]
+
+
+def load(name: str, data_dir: DataDir = None, **options) -> Dataset:
+    """Loads a data set.
+
+    Files are read from `data_dir` if it is given; else from the folder that the environment
+    variable `TRELLIS_KERAS_DATA` names, if it has files of this data set; else they are downloaded,
+    once, to `~/.keras/datasets/trellis_keras` (`KERAS_HOME` replaces `~/.keras`), or by
+    tensorflow-datasets to its own folder. Every file of a local copy may have `.gz` added. What is
+    read must have the published size.
+
+    Texts:
+
+    - `"ptb"`, `"char_ptb"`: Penn Treebank by words and by characters, from
+      `ptb/ptb.train.txt`, `ptb/ptb.valid.txt`, `ptb/ptb.test.txt`.
+    - `"wt2"`: WikiText-2 by words, from `wikitext2/wiki.train.tokens`, ...
+    - `"wt103"`: WikiText-103 by words, from `wikitext103/wiki.train.tokens`, ... The first call
+      counts the words, which takes minutes, and stores 413 MB of token ids beside the downloads.
+    - `"text8"`: text8 by characters, from `text8/text8`.
+    - `"enwik8"`: enwik8 by bytes, from `enwik8/enwik8`.
+    - `"war_and_peace"`: Tolstoy's novel by characters, from `war_and_peace/warpeace_input.txt`.
+    - `"pydoc"`: the help texts of the Python in use by characters, always there. They differ
+      between versions of Python.
+    - `"text"`: a file of your own, see the options.
+
+    Options of `"char_ptb"`, `"text8"`, `"enwik8"`, `"war_and_peace"`, `"pydoc"` and `"text"`; they
+    change the checksum, but never the vocabulary, which is that of the whole text:
+
+    - `split`: Three shares of the text for training, validation and test, in this order. Defaults
+      to the published split of `"char_ptb"`, else to `(0.9, 0.05, 0.05)`.
+    - `first`: Integer, number of tokens to take from the start of the text. Defaults to all.
+    - `train_fraction`: Float, share of the training split to take from its start. Defaults to 1.
+
+    Options of `"text"` only:
+
+    - `path`: The file. If it has moved, `data_dir` is searched for its name.
+    - `unit`: `"character"`, `"word"` (both UTF-8) or `"byte"`. Defaults to `"character"`.
+    - `unknown`: String, the word that replaces words of other texts that this text lacks, such as
+      `"<unk>"`. Defaults to `None`: they are an error.
+
+    Separate sequences:
+
+    - `"adding"`, `"copy_memory"`: generated. Options: `T`, `seed`, and the numbers of sequences
+      `train`, `valid`, `test`. See `adding_examples` and `copy_memory_examples`.
+    - `"seq_mnist"`, `"permuted_mnist"`: MNIST pixel by pixel, from
+      `mnist/train-images-idx3-ubyte`, ...
+    - `"seq_cifar10"`: CIFAR-10 pixel by pixel, from `cifar10/train_00.png`, ...
+    - `"jsb"`, `"nottingham"`: polyphonic music, from `poly_music/JSB_Chorales.mat` and
+      `poly_music/Nottingham.mat`.
+    - `"lambada"`: passages whose last word is to be predicted, from
+      `lambada/lambada_development_plain_text.txt` and `lambada/lambada_test_plain_text.txt`.
+
+    Args:
+        name: String, one of `list_datasets()`.
+        data_dir: Folder of local copies. Defaults to `None`.
+        **options: Options of the data set.
+
+    Returns:
+        A `Dataset`.
+
+    Raises:
+        ValueError: If the name or an option is unknown, or a file is not the published one.
+        FileNotFoundError: If a file of a local copy is missing.
+        OSError: If a download fails.
+
+    Example:
+
+    >>> dataset = load("adding", T=100, train=64)
+    >>> x, y, weight = dataset.stream("train", batch_size=32)[0]
     >>> x.shape, y.shape, weight.shape
     ((32, 100, 2), (32, 1), (32,))
     """
-    if name not in _REGISTRY:
-        raise ValueError(f"Unknown data set. Received: {name!r}; known: {list_datasets()}")
-    reader = _REGISTRY[name]
-    _check_options(name, reader, options)
-    return reader(data_dir, **options)
-
-
-def register(reader):
-    """Makes a function `reader(data_dir, *, option=default, ...)` loadable.
-
-    Its name is the data set's name, its keyword-only arguments are the options.
-    """
-    _REGISTRY[reader.__name__] = reader
-    return reader
-
-
-def _check_options(name, reader, options):
-    parameters = inspect.signature(reader).parameters.values()
-    known = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise ValueError(
-            f"Unknown options for data set {name!r}. Received: {unknown}; known: {sorted(known)}"
-        )
-    missing = [p.name for p in known.values() if p.default is p.empty and p.name not in options]
+    dataset = info(name)
+    known = dataset.options
+    for option in options:
+        if option not in known:
+            raise ValueError(_unknown(f"option of the data set {name!r}", option, sorted(known)))
+    missing = [
+        option
+        for option, default in known.items()
+        if default is inspect.Parameter.empty and option not in options
+    ]
     if missing:
-        raise ValueError(f"Data set {name!r} needs the options {missing}")
+        raise ValueError(f"The data set {name!r} needs the options {missing}")
+    return dataset.loader(data_dir, **options)
+
+
+def _unknown(what, name, known):
+    close = difflib.get_close_matches(str(name), known, n=1)
+    suggestion = f" Did you mean {close[0]!r}?" if close else ""
+    return f"Unknown {what}. Received: {name!r}; known: {known}.{suggestion}"

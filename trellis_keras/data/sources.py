@@ -1,207 +1,281 @@
-"""The files of data sets: local copies, and downloads where there are none."""
+"""The files of data sets: local copies, and downloads where there are none.
+
+Downloads are the libraries' work: `keras.utils.get_file` fetches and verifies files, and
+tensorflow-datasets prepares the sets that it has. Three things remain for this module. A download
+becomes visible only when it is complete and verified, because `get_file` leaves half a file under
+its final name if the process is killed. Processes take turns, because two of them write to the same
+file. And zip archives are read member by member within limits, because `get_file(extract=True)`
+unpacks all of whatever the server sent.
+"""
 
 import contextlib
 import dataclasses
 import gzip
 import hashlib
 import os
-import pathlib
 import re
+import shutil
+import sys
 import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from filelock import FileLock
+from tqdm.auto import tqdm
+
+from trellis_keras.files import atomic_write, open_archive, remove_unfinished
 
 BYTE_ORDER_MARK = "\ufeff"
 ENVIRONMENT_VARIABLE = "TRELLIS_KERAS_DATA"
-SPLITS = ("train", "valid", "test")
-# Bytes of a large file in memory at a time.
-_BLOCK = 2**20
-# What a compressed file may unpack to in memory: so many bytes, or if it is large itself so many
-# times its size.
-_UNPACKED = 2**28
-_EXPANSION = 100
+LOCAL_COPY_HINT = (
+    "To use a local copy, pass its folder as `data_dir` or set the environment variable "
+    f"{ENVIRONMENT_VARIABLE} to it."
+)
+
+_BLOCK = 2**20  # bytes of a large file in memory at a time
+# A compressed file may unpack to this many bytes in memory, or to this multiple of its own size if
+# that is more.
+_MAX_UNPACKED = 2**28
+_MAX_EXPANSION = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Download:
+    """A file or zip archive on the web.
+
+    Attributes:
+        url: Its address.
+        files: Dict from a path in the folder of local copies to the member of the archive that
+            belongs there, or to None if the download is the file itself.
+        checksum: Hexadecimal MD5 or SHA-256 of the download, or None.
+        file_checksum: The same of the file in the folder, for publishers that state this one.
+        convert: Function from the bytes of the download to those of the file, or None.
+    """
+
+    url: str
+    files: Mapping[str, str | None]
+    checksum: str | None = None
+    file_checksum: str | None = None
+    convert: Callable[[bytes], bytes] | None = None
+
+    def fetch(self, folder: Path) -> None:
+        """Downloads the files that `folder` lacks.
+
+        Raises:
+            OSError: If the download fails or cannot be stored.
+            ValueError: If it is not the published file.
+        """
+        targets = {folder / path: member for path, member in self.files.items()}
+        if all(target.is_file() for target in targets):
+            return
+        place = next(iter(targets)).parent
+        with locked(place):
+            if all(target.is_file() for target in targets):  # thanks to another process
+                return
+            downloading = place / "downloading"
+            try:
+                download = self._get_file(downloading)
+                with contextlib.ExitStack() as stack:  # all of the files, or none
+                    for target, member in targets.items():
+                        temporary = stack.enter_context(atomic_write(target))
+                        self._unpack(download, member, temporary)
+            finally:
+                shutil.rmtree(downloading, ignore_errors=True)
+
+    def _get_file(self, folder):
+        folder.mkdir(exist_ok=True)
+        try:
+            # Keras reports progress on stdout, which may be what a command prints as JSON.
+            with contextlib.redirect_stdout(sys.stderr):
+                return keras.utils.get_file(
+                    origin=self.url,
+                    cache_dir=str(folder),
+                    cache_subdir="",
+                    file_hash=self.checksum,
+                    force_download=True,  # over what a killed process has left
+                )
+        except ValueError as error:
+            raise self._not_published(error) from error
+        except Exception as error:  # Keras raises this class itself
+            raise OSError(f"Could not download {self.url} ({error}). {LOCAL_COPY_HINT}") from error
+
+    def _unpack(self, download, member, path):
+        try:
+            with open(download, "rb") as file, open(path, "wb") as unpacked:
+                if member is not None:
+                    with open_archive(file) as archive, archive.open(member) as content:
+                        shutil.copyfileobj(content, unpacked, _BLOCK)
+                elif self.convert is not None:
+                    unpacked.write(self.convert(file.read(_MAX_UNPACKED)))
+                else:
+                    shutil.copyfileobj(file, unpacked, _BLOCK)
+            if self.file_checksum is not None:
+                _verify(path, self.file_checksum)
+        except OSError:  # a full disk says nothing about the archive
+            raise
+        except Exception as error:  # zipfile and zlib have one for each kind of damage
+            raise self._not_published(error) from error
+
+    def _not_published(self, error):
+        return ValueError(f"{self.url} is not the published file: {error}. {LOCAL_COPY_HINT}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """One file of a data set: its bytes, and the name that error messages give it."""
+    """Where the files of a data set are.
 
-    label: str
-    content: bytes
-
-
-@dataclasses.dataclass(frozen=True)
-class LargeSource:
-    """Like `Source`, but of a file that is too large for memory and is read in blocks."""
-
-    path: pathlib.Path
-
-    @property
-    def label(self):
-        """The name that error messages give it."""
-        return str(self.path)
-
-    @property
-    def size(self):
-        """Bytes of the file as it is stored."""
-        return self.path.stat().st_size
-
-    def blocks(self):
-        """Yields the decompressed bytes in blocks, each as `(block, bytes of the file read)`."""
-        with open(self.path, "rb") as file, _naming_damage(self.path):
-            content = gzip.open(file) if self.path.suffix == ".gz" else file
-            while block := content.read(_BLOCK):
-                yield block, file.tell()
-
-
-def read_files(files, data_dir, builder_name):
-    """Reads a data set's files from a local copy, else downloads them.
-
-    Args:
-        files: Dict from part to path, as in `local_sources`.
-        data_dir: As in `load`.
-        builder_name: Class in `builders.py` whose `FILES` has the same parts.
-
-    Returns:
-        A list with the `Source` of each part.
+    Attributes:
+        paths: Paths of the files in the folder of local copies. A tuple in place of a path holds
+            alternatives, of which the first that exists counts. Every file may have `.gz` added.
+        downloads: `Download`s that provide the files, or none if tensorflow-datasets has the set.
     """
-    sources = local_sources(files, data_dir)
-    if sources is None:
-        builders = import_builders()
-        contents = builders.read_files(getattr(builders, builder_name))
-        sources = [Source(f"{builder_name} {part}", contents[part]) for part in files]
-    return sources
+
+    paths: tuple[str | tuple[str, ...], ...]
+    downloads: tuple[Download, ...] = ()
+
+    def find(self, data_dir: str | os.PathLike | None) -> list[Path] | None:
+        """Finds the files, and downloads them if there is no local copy.
+
+        Args:
+            data_dir: Folder of local copies. `None` means the folder that the environment variable
+                names, if it has a file of this data set.
+
+        Returns:
+            A list with the path of each file, or `None` if there is neither a local copy nor a
+            download.
+
+        Raises:
+            FileNotFoundError: If the folder, or a file of a local copy, is missing.
+            OSError, ValueError: As `Download.fetch`.
+        """
+        folder = data_dir or os.environ.get(ENVIRONMENT_VARIABLE)
+        if folder:
+            folder = Path(folder).expanduser()
+            if not folder.is_dir():
+                origin = "data_dir" if data_dir else ENVIRONMENT_VARIABLE
+                raise FileNotFoundError(f"{origin} is not a folder. Received: {str(folder)!r}")
+            found = [self._existing(folder, path) for path in self.paths]
+            # The environment's folder may be for other data sets; `data_dir` is for this one.
+            if data_dir or any(found):
+                if None in found:
+                    missing = self._alternatives(folder, self.paths[found.index(None)])[0]
+                    raise FileNotFoundError(
+                        f"Neither {missing} nor {missing}.gz is a file. {LOCAL_COPY_HINT}"
+                    )
+                return found
+        if not self.downloads:
+            return None
+        for download in self.downloads:
+            download.fetch(cache_folder())
+        return [self._alternatives(cache_folder(), path)[0] for path in self.paths]
+
+    def _alternatives(self, folder, path):
+        return [folder / name for name in ([path] if isinstance(path, str) else path)]
+
+    def _existing(self, folder, path):
+        return next(filter(None, map(existing, self._alternatives(folder, path))), None)
 
 
-def find_files(files, data_dir, builder_name):
-    """Finds a data set's large files in a local copy, else downloads them.
+def cache_folder() -> Path:
+    """Returns the folder for downloads and token ids, `~/.keras/datasets/trellis_keras`.
 
-    Args:
-        files: As in `local_sources`.
-        data_dir: As in `load`.
-        builder_name: Class in `builders.py`, a `LargeFiles`, whose `FILES` has the same parts.
-
-    Returns:
-        A list with the path of each part, which may be that of its compressed form.
+    As for Keras' own data sets, the environment variable `KERAS_HOME` replaces `~/.keras`.
     """
-    paths = _local_paths(files, data_dir)
-    if paths is None:
-        builders = import_builders()
-        unpacked = builders.unpack_files(getattr(builders, builder_name))
-        paths = [unpacked[part] for part in files]
-    return [_existing(path) for path in paths]
-
-
-def local_sources(files, data_dir):
-    """Reads the local copy of a data set's files.
-
-    Args:
-        files: Dict from part to the file's path inside the folder of local copies, or to a
-            tuple of paths of which the first that exists is taken.
-        data_dir: That folder; `None` means the environment variable's.
-
-    Returns:
-        A list with the `Source` of each part, or `None` if there is no local copy.
-
-    Raises:
-        FileNotFoundError: If the folder or a file is missing.
-        ValueError: If a file is empty or not sound.
-    """
-    paths = _local_paths(files, data_dir)
-    return None if paths is None else [read_file(path) for path in paths]
-
-
-def _local_paths(files, data_dir):
-    folder = data_dir or os.environ.get(ENVIRONMENT_VARIABLE)
-    if not folder:
-        return None
-    folder = pathlib.Path(folder).expanduser()
-    if not folder.is_dir():
-        origin = "data_dir" if data_dir else ENVIRONMENT_VARIABLE
-        raise FileNotFoundError(f"{origin} is not a folder. Received: {os.fspath(folder)!r}")
-    paths = [_first_existing(folder, names) for names in files.values()]
-    # The environment's folder may hold other data sets only; an argument means this one.
-    if not data_dir and not any(_variants(path) for path in paths):
-        return None
-    return paths
-
-
-def import_builders():
-    """The module that downloads, imported late: it needs tensorflow and tensorflow-datasets."""
-    try:
-        from trellis_keras.data import builders
-    except ImportError as error:
-        raise ImportError(
-            "There is no local copy of the data set, and to download it needs tensorflow and "
-            f"tensorflow-datasets. {local_copy_hint()}"
-        ) from error
-    return builders
-
-
-def local_copy_hint():
-    """The sentence that tells a user how to point to local copies."""
-    return (
-        "To use a local copy pass its folder as `data_dir` or set the environment variable "
-        f"{ENVIRONMENT_VARIABLE} to it."
-    )
-
-
-def _first_existing(folder, names):
-    paths = [folder / name for name in ([names] if isinstance(names, str) else names)]
-    return next((path for path in paths if _variants(path)), paths[0])
-
-
-def _variants(path):
-    """The file and its compressed form, as far as they exist."""
-    candidates = (path, path.with_name(path.name + ".gz"))
-    return [candidate for candidate in candidates if candidate.is_file()]
-
-
-def _existing(path):
-    found = _variants(path)
-    if not found:
-        raise FileNotFoundError(f"Neither {path} nor {path}.gz is a file. {local_copy_hint()}")
-    return found[0]
-
-
-def read_file(path):
-    """Reads `path` or its compressed form `path.gz` as a `Source`."""
-    path = _existing(path)
-    content = _unpacked(path) if path.suffix == ".gz" else path.read_bytes()
-    if not content:
-        raise ValueError(f"{path} is empty")
-    return Source(str(path), content)
-
-
-def read_own_file(path, data_dir=None):
-    """Reads a user's own file: from `path`, or else by its name from the folder `data_dir`.
-
-    Raises:
-        FileNotFoundError: It is not there.
-    """
-    path = pathlib.Path(path).expanduser()
-    places = [path] if data_dir is None else [path, pathlib.Path(data_dir).expanduser() / path.name]
-    for place in places:
-        if _variants(place):
-            return read_file(place)
-    raise FileNotFoundError(
-        f"There is no file {' or '.join(map(str, places))}. If it has moved, `data_dir` "
-        "(--data-dir) takes the folder where it is now."
-    )
-
-
-def _unpacked(path):
-    limit = max(_UNPACKED, _EXPANSION * path.stat().st_size)
-    with _naming_damage(path), gzip.open(path) as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise ValueError(
-            f"{path} would unpack to more than {limit:,} bytes, {_EXPANSION} times its own: that "
-            "is no text. If it is one, unpack it first"
-        )
-    return content
+    home = Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser()
+    return home / "datasets" / "trellis_keras"
 
 
 @contextlib.contextmanager
-def _naming_damage(path):
+def locked(folder: Path) -> Iterator[None]:
+    """Waits for other processes that write to a folder; the lock of a killed one ends with it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lock"):
+        remove_unfinished(folder)
+        yield
+
+
+def read_tfds(name: str) -> dict[str, dict[str, np.ndarray]]:
+    """Returns a data set of tensorflow-datasets: {"train" or "test": {feature: array}}.
+
+    Raises:
+        ImportError: If tensorflow-datasets or tensorflow is missing.
+        OSError: If the download fails.
+    """
+    try:
+        import tensorflow_datasets as tfds
+
+        with locked(cache_folder() / name):
+            builder = tfds.builder(name)
+            builder.download_and_prepare()
+        return {
+            split: tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1))
+            for split in ("train", "test")
+        }
+    except ImportError as error:
+        raise ImportError(
+            f"There is no local copy of {name}, and downloading it needs tensorflow and "
+            f"tensorflow-datasets. {LOCAL_COPY_HINT}"
+        ) from error
+    except Exception as error:  # broken connections and full disks have many classes there
+        raise OSError(
+            f"Could not download tensorflow-datasets' {name!r} ({error}). {LOCAL_COPY_HINT}"
+        ) from error
+
+
+def existing(path: Path) -> Path | None:
+    """Returns `path` or its compressed form `path.gz`, whichever is a file, or `None`."""
+    candidates = (path, path.with_name(path.name + ".gz"))
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+def read_file(path: Path) -> bytes:
+    """Reads a whole file, decompressed if its name ends with `.gz`.
+
+    Raises:
+        ValueError: If it is empty, damaged, or unpacks to far more than its size.
+    """
+    if path.suffix == ".gz":
+        limit = max(_MAX_UNPACKED, _MAX_EXPANSION * path.stat().st_size)
+        with _refuse_damage(path), gzip.open(path) as file:
+            content = file.read(limit + 1)
+        if len(content) > limit:
+            raise ValueError(
+                f"{path} would unpack to more than {limit:,} bytes, {_MAX_EXPANSION} times its "
+                "size. If it is sound, unpack it first"
+            )
+    else:
+        content = path.read_bytes()
+    if not content:
+        raise ValueError(f"{path} is empty")
+    return content
+
+
+def read_blocks(path: Path, description: str) -> Iterator[bytes]:
+    """Yields a file in blocks, decompressed if its name ends with `.gz`.
+
+    Args:
+        path: The file.
+        description: String, the title of the progress bar that terminals show.
+
+    Raises:
+        ValueError: If it is damaged.
+    """
+    bar = {"total": path.stat().st_size, "desc": description, "disable": None}
+    with (
+        open(path, "rb") as stored,
+        tqdm.wrapattr(stored, "read", **bar) as file,
+        _refuse_damage(path),
+    ):
+        content = gzip.open(file) if path.suffix == ".gz" else file
+        while block := content.read(_BLOCK):
+            yield block
+
+
+@contextlib.contextmanager
+def _refuse_damage(path):
     try:
         yield
     except EOFError as error:
@@ -210,45 +284,51 @@ def _naming_damage(path):
         raise ValueError(f"{path} is not a sound gzip file: {error}") from error
 
 
-def decode(source, hint="", start=0):
-    """The UTF-8 text of a `Source`.
+def decode(content: bytes, path: Any, hint: str = "", start: int = 0) -> str:
+    """Decodes UTF-8.
 
     Args:
-        source: The `Source`.
-        hint: Ends the error message where it is no such text.
-        start: Where the content begins in the file, for that message.
+        content: Bytes.
+        path: The file that they are from, for the error message.
+        hint: String that ends the error message.
+        start: Integer, where the content begins in the file.
+
+    Raises:
+        ValueError: If it is not UTF-8.
     """
     try:
-        return source.content.decode("utf-8")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         message = (
-            f"{source.label} is not UTF-8 text: the byte {source.content[error.start]:#04x} at "
-            f"offset {start + error.start} cannot be decoded"
+            f"{path} is not UTF-8 text: the byte {content[error.start]:#04x} at offset "
+            f"{start + error.start} cannot be decoded"
         )
         raise ValueError(f"{message}. {hint}" if hint else message) from error
 
 
-def plain_lines(text):
-    """A text without byte-order mark and carriage returns, and without blanks that end a line.
-
-    There are no empty lines at its beginning and end either.
-    """
+def plain_lines(text: str) -> str:
+    """Removes byte-order mark, carriage returns, blanks at line ends, and outer empty lines."""
     return re.sub(r"[ \t]*(\r\n|\r|\n)", "\n", text.removeprefix(BYTE_ORDER_MARK)).strip()
 
 
-def checksum(contents):
-    """sha256 (hexadecimal) of bytes or contiguous arrays, one after the other."""
+def checksum(contents: Iterable[Any]) -> str:
+    """Returns the hexadecimal SHA-256 of bytes or contiguous arrays, one after the other."""
     digest = hashlib.sha256()
     for content in contents:
         digest.update(content)
     return digest.hexdigest()
 
 
-def check_count(source, noun, expected, found, hint=""):
-    """Refuses a file whose size is not the published one; `hint` ends the message."""
+def check_count(path: Any, noun: str, expected: int, found: int, hint: str = "") -> None:
+    """Raises ValueError if a file has another size than the published one."""
     if found != expected:
-        message = (
-            f"{source.label} is not the published file: expected {expected:,} {noun}, "
-            f"found {found:,}"
-        )
+        message = f"{path} is not the published file: expected {expected:,} {noun}, found {found:,}"
         raise ValueError(f"{message}. {hint}" if hint else message)
+
+
+def _verify(path, expected):
+    method = "md5" if len(expected) == 32 else "sha256"
+    with open(path, "rb") as file:
+        found = hashlib.file_digest(file, method).hexdigest()
+    if found != expected:
+        raise ValueError(f"expected {method} {expected}, found {found}")

@@ -1,48 +1,68 @@
 """The adding problem and copy memory, generated from a seed (TCN paper, section 4)."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from trellis_keras.data.registry import register
-from trellis_keras.data.sources import SPLITS, checksum
-from trellis_keras.data.splits import Examples, Splits
-from trellis_keras.data.streams import check_integer
+from trellis_keras.data.registry import SPLITS, DataDir, Dataset, register
+from trellis_keras.data.sources import checksum
+from trellis_keras.data.streams import SequenceStream, check_integer
 
 COPIED = 10
 DELIMITER = 9
-# float32 holds these steps exactly; a float64 of [0, 1) can round up to 1.
+# float32 represents these steps exactly; a float64 in [0, 1) can round up to 1.
 _STEPS = 2**24
+_TERMS = {
+    "citation": "TCN paper (Bai et al. 2018), section 4",
+    "licence": "none needed: generated from a seed",
+}
 
 
-@register
-def adding(data_dir, *, T, seed=0, train=50_000, valid=1_000, test=1_000):
+@register(**_TERMS)
+def adding(
+    data_dir: DataDir,
+    *,
+    T: int,
+    seed: int = 0,
+    train: int = 50_000,
+    valid: int = 1_000,
+    test: int = 1_000,
+) -> Dataset:
     """The adding problem with sequences of `T` steps."""
-    del data_dir
-    return _generated("adding", adding_examples, T, seed, (train, valid, test))
+    return _generate("adding", adding_examples, T, seed, (train, valid, test))
 
 
-@register
-def copy_memory(data_dir, *, T, seed=0, train=10_000, valid=1_000, test=1_000):
+@register(**_TERMS)
+def copy_memory(
+    data_dir: DataDir,
+    *,
+    T: int,
+    seed: int = 0,
+    train: int = 10_000,
+    valid: int = 1_000,
+    test: int = 1_000,
+) -> Dataset:
     """Copy memory with sequences of `T + 20` steps."""
-    del data_dir
-    return _generated("copy_memory", copy_memory_examples, T, seed, (train, valid, test))
+    return _generate("copy_memory", copy_memory_examples, T, seed, (train, valid, test))
 
 
-def adding_examples(T, count, seed):
-    """Sequences of random numbers, two of which are to be added.
+def adding_examples(T: int, count: int, seed: int | Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Generates sequences of random numbers, two of which are to be added.
 
-    As the paper says, the two marked places are any two different ones of the sequence; in the
-    version of other papers one lies in each half. Always answering 1 has a mean squared error
-    of 1/6 (the paper's 0.1767 is a misprint).
+    As the paper says, the two marked steps are any two of the sequence; in the version of other
+    papers one is in each half. The constant answer 1 has a mean squared error of 1/6 (the paper's
+    0.1767 is a misprint).
 
     Args:
-        T: Number of steps, 2 or more.
-        count: Number of sequences.
-        seed: An integer, or a list of integers, as `numpy.random.RandomState` takes it. The
-            same seed gives the same numbers in every version of NumPy.
+        T: Integer, number of steps, at least 2.
+        count: Positive integer, number of sequences.
+        seed: Integer or sequence of integers, as `numpy.random.RandomState` takes it. The same seed
+            gives the same numbers in every version of NumPy.
 
     Returns:
-        `x`, float32 of shape (count, T, 2): numbers of [0, 1) and, beside them, 1 at the two
-        marked places and 0 elsewhere; `y`, float32 of shape (count, 1): the two numbers' sum.
+        A tuple `(x, y)`. `x`: float32 of shape (count, T, 2), numbers in [0, 1) and, beside them,
+        1 at the two marked steps and 0 elsewhere. `y`: float32 of shape (count, 1), the sum of the
+        two numbers.
 
     Raises:
         ValueError: If `T` or `count` is too small.
@@ -59,28 +79,30 @@ def adding_examples(T, count, seed):
     x[:, :, 0] = generator.randint(_STEPS, size=(count, T), dtype="uint32") / np.float32(_STEPS)
     first = generator.randint(T, size=count, dtype="int64")
     second = generator.randint(T - 1, size=count, dtype="int64")
-    second += second >= first  # any place but the first one, all equally likely
+    second += second >= first  # any step but the first one, all equally likely
     rows = np.arange(count)
     x[rows, first, 1] = x[rows, second, 1] = 1
     y = x[rows, first, 0] + x[rows, second, 0]
     return x, y[:, None]
 
 
-def copy_memory_examples(T, count, seed):
-    """Ten digits that are to be repeated `T` steps later.
+def copy_memory_examples(
+    T: int, count: int, seed: int | Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Generates sequences of ten digits that are to be repeated `T` steps later.
 
-    A sequence is ten digits of 1 to 8, then T - 1 zeros, then 11 nines, the first of which is
-    the delimiter. The answer is zero but for the last ten steps, which repeat the digits. Sure
-    zeros and a blind guess of the digits have a mean cross-entropy of 10 ln 8 / (T + 20).
+    A sequence is ten digits from 1 to 8, then T - 1 zeros, then 11 nines, the first of which is the
+    delimiter. The answer is zero except for the last ten steps, which repeat the digits. Certain
+    zeros and a uniform guess of the digits have a mean cross-entropy of 10 ln 8 / (T + 20).
 
     Args:
-        T: Number of steps from the last digit to the delimiter, 1 or more.
-        count: Number of sequences.
+        T: Positive integer, number of steps from the last digit to the delimiter.
+        count: Positive integer, number of sequences.
         seed: As in `adding_examples`.
 
     Returns:
-        `x`, float32 of shape (count, T + 20, 1): the digits as they are; `y`, int32 of shape
-        (count, T + 20).
+        A tuple `(x, y)`. `x`: float32 of shape (count, T + 20, 1), the digits as numbers. `y`:
+        int32 of shape (count, T + 20).
 
     Raises:
         ValueError: If `T` or `count` is too small.
@@ -104,11 +126,12 @@ def copy_memory_examples(T, count, seed):
     return x, y
 
 
-def _generated(name, generate, T, seed, counts):
+def _generate(name, generate, T, seed, counts):
     seed = check_integer("seed", seed, 0)
-    parts = {}
-    for i, (split, count) in enumerate(zip(SPLITS, counts, strict=True)):
-        # Each split has a generator of its own: a longer one leaves the others as they are.
-        parts[split] = Examples(*generate(T, check_integer(split, count, 1), [seed, i]))
-    arrays = [array for part in parts.values() for array in (part.x, part.y)]
-    return Splits(name, checksum=checksum(arrays), **parts)
+    # Each split has a generator of its own: its numbers do not depend on the size of the others.
+    splits = {
+        split: generate(T, check_integer(split, count, 1), [seed, i])
+        for i, (split, count) in enumerate(zip(SPLITS, counts, strict=True))
+    }
+    digest = checksum(array for split in splits.values() for array in split)
+    return Dataset(name, **splits, checksum=digest, make_stream=SequenceStream)

@@ -6,7 +6,7 @@ import pathlib
 import shlex
 import textwrap
 
-from trellis_keras.data import licences
+from trellis_keras.data import info
 from trellis_keras.zoo import registry
 from trellis_keras.zoo.assets import WEIGHTS_KEPT
 
@@ -181,12 +181,13 @@ def data(recipe, checksum=None):
     options = {**recipe.training.data_options, **recipe.model.data_options()}
     if "path" in options:  # in whatever folder it was
         options["path"] = pathlib.PurePath(options["path"]).name
+    about = info(name)
     call = ", ".join([repr(name), *(f"{key}={value!r}" for key, value in options.items())])
     known = "" if checksum is None else f" Checksum: `{checksum[:16]}...`."
     return paragraph(
-        f"`trellis_keras.data.load({call})`: {licences.about(name)}. The data are no part of the "
-        "package; `help(trellis_keras.data.load)` says where copies of yours are looked for."
-        f"{known}"
+        f"`trellis_keras.data.load({call})`: {about.citation}; {about.licence}. The data are no "
+        "part of the package; `help(trellis_keras.data.load)` says where copies of yours are "
+        f"looked for.{known}"
     )
 
 

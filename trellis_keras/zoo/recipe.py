@@ -94,7 +94,7 @@ class Recipe:
         return self.training.horizon_of(self.model)
 
     def load_data(self):
-        """Loads the data set: a `data.Corpus` or `data.Splits`.
+        """Loads the data set: a `data.Dataset`.
 
         Raises:
             ValueError: It is not what it should be, or not the one of `data_checksum`.

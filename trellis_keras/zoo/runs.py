@@ -16,7 +16,7 @@ import tempfile
 import keras
 
 from trellis_keras.breakdown import measure
-from trellis_keras.data.sources import SPLITS
+from trellis_keras.data.registry import SPLITS
 from trellis_keras.data.streams import TARGET_COUNTING, EpochOrder
 from trellis_keras.files import atomic_write, folder_lock, remove_unfinished
 from trellis_keras.models.saved_files import load_model

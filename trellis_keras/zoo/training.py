@@ -4,7 +4,6 @@ import dataclasses
 import math
 
 from trellis_keras import data
-from trellis_keras.data.sources import SPLITS
 from trellis_keras.training import (
     ASGDSwitch,
     EarlyStopping,
@@ -248,7 +247,7 @@ class TextTraining(Training):
         return {"vocabulary_size": len(loaded.vocabulary)}
 
     def _check_kind(self, loaded):
-        if not isinstance(loaded, data.Corpus):
+        if loaded.vocabulary is None:
             raise ValueError(
                 f"A language model is trained on a text, and the data set {self.data!r} has none "
                 'for training. Give one: data="text", data_options={"path": ...}'
@@ -269,12 +268,12 @@ class TextTraining(Training):
         return {"targets": stream.targets_counted}
 
     def describe(self, model, loaded):
-        sizes = ", ".join(f"{split} {len(getattr(loaded, split)):,}" for split in SPLITS)
+        sizes = ", ".join(f"{split} {size:,}" for split, size in loaded.sizes.items())
         size = len(loaded.vocabulary)
         guess = _UNIFORM_GUESS[model.metric](size)
         chop = model.reading == "chop"
         return [
-            f"{self.data}: {sizes} {loaded.unit}s, vocabulary {size:,} "
+            f"{self.data}: {sizes} {loaded.vocabulary.unit}s, vocabulary {size:,} "
             f"(a uniform guess: {model.metric} {guess:.4g})",
             f"batches of {self.batch_size} x {self.segment_of(model)} tokens, history "
             f"{model.reading}" + (f", horizon {self.horizon_of(model)}" if chop else ""),
@@ -286,7 +285,7 @@ class SequenceTraining(Training):
     """How a model of separate sequences is trained: in a new order in each epoch."""
 
     def _check_kind(self, loaded):
-        if not isinstance(loaded, data.Splits) or not len(loaded.train):
+        if loaded.vocabulary is not None or not loaded.sizes["train"]:
             raise ValueError(
                 f"This model is trained on separate sequences. The data set {self.data!r} has none."
             )
@@ -296,7 +295,10 @@ class SequenceTraining(Training):
             raise ValueError(
                 f'A `target_counting` other than "all" is for texts. Received: {target_counting!r}'
             )
-        stream = part.stream(self.batch_size, seed=model.seed or 0, shuffle=shuffle)
+        is_music = isinstance(part, list)
+        make = data.PianoRollStream if is_music else data.SequenceStream
+        arrays = [part] if is_music else part
+        stream = make(*arrays, self.batch_size, seed=model.seed or 0, shuffle=shuffle)
         channels = stream[0][0].shape[-1]
         if channels != model.channels:
             raise ValueError(
@@ -308,10 +310,10 @@ class SequenceTraining(Training):
     def counted(self, part, stream):
         if isinstance(stream, data.PianoRollStream):
             return {"frames": stream.frames_counted}
-        return {"sequences": len(part)}
+        return {"sequences": stream.sequences_counted}
 
     def describe(self, model, loaded):
-        sizes = ", ".join(f"{split} {len(getattr(loaded, split)):,}" for split in SPLITS)
+        sizes = ", ".join(f"{split} {size:,}" for split, size in loaded.sizes.items())
         given = ", ".join(f"{name} {value}" for name, value in model.data_options().items())
         return [
             f"{self.data}{f' ({given})' if given else ''}: {sizes} sequences",

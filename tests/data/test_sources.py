@@ -1,0 +1,344 @@
+"""Local copies, and downloads: verified, complete or not there, one process at a time."""
+
+import concurrent.futures
+import errno
+import gzip
+import hashlib
+import http.server
+import io
+import os
+import pathlib
+import subprocess
+import threading
+import zipfile
+
+import numpy as np
+import pytest
+
+from tests.support.processes import script_command
+from trellis_keras.data import load, sources, text
+from trellis_keras.data.sources import Download, Source, cache_folder, read_blocks, read_file
+
+TEXTS = {
+    "train": b" the cat sat \n the <unk> ran \n",
+    "valid": b" the cat ran \n",
+    "test": b" the <unk> sat \n",
+}
+
+
+@pytest.fixture
+def copy(tmp_path, monkeypatch):
+    """A folder with a small Penn Treebank."""
+    monkeypatch.setitem(text.SIZES, "ptb", (8, 4, 4, 6))
+    (tmp_path / "ptb").mkdir()
+    for split, content in TEXTS.items():
+        (tmp_path / f"ptb/ptb.{split}.txt").write_bytes(content)
+    return tmp_path
+
+
+# Local copies
+
+
+def test_compressed_and_plain_files_are_the_same(copy):
+    plain = load("ptb", data_dir=copy)
+    for path in list(copy.glob("ptb/*.txt")):
+        path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    packed = load("ptb", data_dir=str(copy))
+    assert plain.vocabulary.tokens == ("<eos>", "the", "<unk>", "cat", "ran", "sat")
+    assert (packed.vocabulary, packed.checksum) == (plain.vocabulary, plain.checksum)
+    np.testing.assert_array_equal(plain.train, packed.train)
+
+
+def test_environment_variable_and_argument(copy, tmp_path, monkeypatch):
+    monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, str(copy))
+    assert len(load("ptb").train) == 8
+    other = tmp_path / "other"
+    with pytest.raises(FileNotFoundError, match="data_dir is not a folder. Received: .*other"):
+        load("ptb", data_dir=other)
+    other.mkdir()
+    with pytest.raises(FileNotFoundError, match=r"Neither .*other.*ptb\.train\.txt nor"):
+        load("ptb", data_dir=other)
+    monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, str(other / "typo"))
+    with pytest.raises(FileNotFoundError, match="TRELLIS_KERAS_DATA is not a folder.*typo"):
+        load("ptb")
+
+
+def test_a_missing_file_of_a_local_copy(copy, monkeypatch):
+    (copy / "ptb/ptb.test.txt").unlink()
+    monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, str(copy))
+    with pytest.raises(FileNotFoundError, match=r"ptb\.test\.txt.*data_dir.*TRELLIS_KERAS_DATA"):
+        load("ptb")
+
+
+def test_a_tilde_is_the_home_folder(copy, monkeypatch):
+    monkeypatch.setenv("HOME", str(copy.parent))
+    folder = f"~/{copy.name}"
+    assert len(load("ptb", data_dir=folder).train) == 8
+    assert load("text", path=f"{folder}/ptb/ptb.train.txt", split=(0.5, 0.25, 0.25)).name == "text"
+    monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, folder)
+    assert len(load("ptb").train) == 8
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda content: content[:-12], "is truncated"),
+        (lambda content: content[:30], "is truncated"),
+        (lambda content: b"no gzip" + content, "is not a sound gzip file"),
+        (lambda content: content[:10] + b"\xff" * 20 + content[30:], "is not a sound gzip file"),
+        (lambda content: gzip.compress(b""), "is empty"),
+    ],
+)
+def test_damaged_gzip_files(tmp_path, change, message):
+    path = tmp_path / "some.txt.gz"
+    path.write_bytes(change(gzip.compress(bytes(range(128)) * 10)))
+    with pytest.raises(ValueError, match=f"some.txt.gz {message}"):
+        read_file(path)
+    if message != "is empty":
+        with pytest.raises(ValueError, match=f"some.txt.gz {message}"):
+            list(read_blocks(path, ""))
+
+
+def test_a_compressed_file_that_unpacks_to_too_much(tmp_path, monkeypatch):
+    path = tmp_path / "text.gz"
+    path.write_bytes(gzip.compress(b"ab" * 50_000))
+    assert len(read_file(path)) == 100_000
+    monkeypatch.setattr(sources, "_MAX_UNPACKED", 1_000)
+    with pytest.raises(ValueError, match="text.gz would unpack to more than .* bytes"):
+        read_file(path)
+
+
+# Downloads
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A local web site: its folder, with the attribute `url`, and `asked`, what was asked for."""
+
+    class Folder(type(tmp_path)):
+        pass
+
+    folder = Folder(tmp_path / "site")
+    folder.mkdir()
+    folder.asked = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args):
+            super().__init__(*args, directory=folder)
+
+        def do_GET(self):
+            folder.asked.append(self.path)
+            super().do_GET()
+
+        def log_message(self, *args):
+            """Keeps the output of the tests clean."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    folder.url = f"http://127.0.0.1:{server.server_port}"
+    yield folder
+    server.shutdown()
+    server.server_close()
+
+
+def zipped(members, compression=zipfile.ZIP_DEFLATED):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+MEMBERS = {f"data/{split}": content for split, content in TEXTS.items()}
+FILES = {f"some/{split}.txt": f"data/{split}" for split in TEXTS}
+
+
+def publish(site, content, **checksums):
+    """Puts an archive on the site, and returns the data set's `Source`."""
+    (site / "some.zip").write_bytes(content)
+    checksums = checksums or {"checksum": hashlib.md5(content).hexdigest()}
+    return Source(tuple(FILES), (Download(f"{site.url}/some.zip", FILES, **checksums),))
+
+
+def contents(paths):
+    return [path.read_bytes() for path in paths]
+
+
+def test_download_verify_cache(site, cache, capsys):
+    source = publish(site, zipped(MEMBERS | {"README": b"passed over"}))
+    for _ in range(2):
+        assert contents(source.find(None)) == list(TEXTS.values())
+    assert site.asked == ["/some.zip"]
+    files = {path.name for path in cache.rglob("*") if path.is_file()}
+    assert files - {".lock"} == {"train.txt", "valid.txt", "test.txt"}
+    assert capsys.readouterr().out == "", "stdout is for commands that print JSON"
+
+
+def test_load_downloads_only_without_a_local_copy(site, copy, tmp_path, monkeypatch):
+    for split, content in TEXTS.items():
+        (site / f"ptb.{split}.txt").write_bytes(content)
+    downloads = tuple(
+        Download(f"{site.url}/ptb.{split}.txt", {f"ptb/ptb.{split}.txt": None}, digest)
+        for split, digest in ((s, hashlib.sha256(c).hexdigest()) for s, c in TEXTS.items())
+    )
+    monkeypatch.setattr(text, "PTB", Source(text.PTB.paths, downloads))
+    local = load("ptb", data_dir=copy)
+    assert site.asked == []
+    # A folder of other data sets is no reason not to download this one.
+    monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, str(site))
+    assert load("ptb").checksum == local.checksum
+    assert len(site.asked) == 3
+
+
+@pytest.mark.parametrize(
+    "content, checksums, message",
+    [
+        (zipped(MEMBERS), {"checksum": "0" * 32}, "hash does not match"),
+        (zipped(MEMBERS), {"file_checksum": "0" * 64}, "expected sha256 0+, found"),
+        (zipped({"data/train": b""}), {}, "no item named 'data/valid'"),
+        (b"<html>moved</html>", {}, "not a zip file"),
+        (zipped(MEMBERS)[:-40], {}, "not a zip file"),
+        (zipped(MEMBERS, zipfile.ZIP_STORED).replace(b"cat", b"cut"), {}, "Bad CRC-32"),
+        (zipped(MEMBERS | {"zeros": bytes(10**6)}), {}, "would unpack to 1,000,"),
+    ],
+)
+def test_bad_archives_are_refused_and_not_kept(
+    site, cache, monkeypatch, content, checksums, message
+):
+    monkeypatch.setattr("trellis_keras.files._MAX_UNPACKED", 10**5)
+    source = publish(site, content, **checksums)
+    expected = f"some.zip is not the published file: .*{message}.*data_dir"
+    with pytest.raises(ValueError, match=expected):
+        source.find(None)
+    assert {path.name for path in cache.rglob("*") if path.is_file()} <= {".lock"}
+    assert contents(publish(site, zipped(MEMBERS)).find(None)) == list(TEXTS.values())
+
+
+def test_failed_download_points_to_local_copies(site):
+    source = publish(site, b"")
+    (site / "some.zip").unlink()
+    with pytest.raises(
+        OSError, match="Could not download .*some.zip .*404.*`data_dir`.*KERAS_DATA"
+    ):
+        source.find(None)
+
+
+def test_an_archive_cannot_write_outside_its_folder(site, cache):
+    hostile = ["../outside", "/tmp/outside", "a/../../../outside", "data/../../outside/train"]
+    link = zipfile.ZipInfo("data/link")
+    link.external_attr = 0o120777 << 16  # a symbolic link
+    members = dict.fromkeys([*hostile, link], b"escaped") | MEMBERS
+    assert contents(publish(site, zipped(members)).find(None)) == list(TEXTS.values())
+    assert {path.name for path in cache.parents[1].rglob("*") if not path.is_dir()} == {
+        *(".lock", "train.txt", "valid.txt", "test.txt")
+    }
+    assert not list(cache.parents[2].glob("outside*")) and not pathlib.Path("/tmp/outside").exists()
+
+
+def test_a_full_disk_is_not_blamed_on_the_archive(site, cache, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    source = publish(site, zipped(MEMBERS))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="some/.*.txt could not be written: No space left"):
+            source.find(None)
+    assert not list(cache.rglob("*.txt"))
+    assert contents(source.find(None)) == list(TEXTS.values())
+
+
+# Downloads an archive, but stops while it is unpacked.
+_STOPS = """
+import shutil, sys
+from trellis_keras.data.sources import Download, cache_folder
+copy = shutil.copyfileobj
+def slow(content, file, length=0):
+    copy(content, file)
+    if "train" in file.name:
+        file.flush()
+        print("in the middle", flush=True)
+        sys.stdin.read()
+shutil.copyfileobj = slow
+files = {"some/train.txt": "data/train", "some/test.txt": "data/test"}
+Download(sys.argv[1], files).fetch(cache_folder())
+"""
+
+
+def test_a_killed_process_leaves_no_file_and_no_lock(site, cache):
+    source = publish(site, zipped(MEMBERS))
+    command, environment = script_command(
+        _STOPS, f"{site.url}/some.zip", backend="jax", KERAS_HOME=cache.parents[1]
+    )
+    child = subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with child, concurrent.futures.ThreadPoolExecutor() as pool:
+        assert child.stdout.readline() == "in the middle\n"
+        assert list(cache.rglob("downloading/some.zip")), "half of the work"
+        assert not list(cache.rglob("train.txt"))
+        waiting = pool.submit(source.find, None)
+        with pytest.raises(concurrent.futures.TimeoutError):
+            waiting.result(timeout=0.3)
+        child.kill()
+        assert contents(waiting.result()) == list(TEXTS.values())
+    assert not [path for path in cache.rglob("*") if path.name.startswith((".writing", "down"))]
+
+
+def test_of_two_at_the_same_time_one_downloads(site):
+    source = publish(site, zipped(MEMBERS))
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(source.find, None) for _ in range(2)]
+        assert [contents(paths.result()) for paths in found] == [list(TEXTS.values())] * 2
+    assert site.asked == ["/some.zip"]
+
+
+def test_downloads_are_the_published_files():
+    """Their addresses and checksums; what a loader checks itself needs none here."""
+    for source in (text.PTB, text.WIKITEXT2, text.WIKITEXT103, text.TEXT8, text.ENWIK8):
+        for download in source.downloads:
+            assert (download.checksum is None) != (download.file_checksum is None)
+        provided = [path for download in source.downloads for path in download.files]
+        firsts = [path if isinstance(path, str) else path[0] for path in source.paths]
+        assert sorted(provided) == sorted(firsts)
+
+
+def test_data_sets_of_tensorflow_datasets_come_as_arrays(tmp_path, monkeypatch):
+    tfds = pytest.importorskip("tensorflow_datasets")
+    from etils import epath
+
+    class TinyDigits(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+        code_path = epath.Path(__file__)
+
+        def _info(self):
+            features = {"image": tfds.features.Image(shape=(2, 3, 1)), "label": np.int64}
+            features = tfds.features.FeaturesDict(features)
+            return tfds.core.DatasetInfo(builder=self, features=features)
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples(4), "test": self._generate_examples(1)}
+
+        def _generate_examples(self, count):
+            for i in range(count):
+                yield i, {"image": np.full((2, 3, 1), 10 * i, "uint8"), "label": i}
+
+    made = TinyDigits(data_dir=tmp_path)
+    monkeypatch.setattr(tfds, "builder", lambda name: {"tiny_digits": made}[name])
+    arrays = sources.read_tfds("tiny_digits")
+    assert set(arrays) == {"train", "test"}
+    images, labels = arrays["train"]["image"], arrays["train"]["label"]
+    assert (images.shape, images.dtype) == ((4, 2, 3, 1), "uint8")
+    assert sorted(labels) == [0, 1, 2, 3]
+    np.testing.assert_array_equal(images[:, 0, 0, 0], 10 * labels)
+    with pytest.raises(OSError, match="tensorflow-datasets' 'mnist' .*TRELLIS_KERAS_DATA"):
+        sources.read_tfds("mnist")
+
+
+def test_the_cache_is_beside_keras_data_sets(monkeypatch):
+    monkeypatch.setenv("KERAS_HOME", "/some/where")
+    assert cache_folder() == pathlib.Path("/some/where/datasets/trellis_keras")
+    monkeypatch.delenv("KERAS_HOME")
+    assert cache_folder() == pathlib.Path("~/.keras/datasets/trellis_keras").expanduser()

@@ -1,0 +1,422 @@
+import gzip
+import hashlib
+import json
+
+import numpy as np
+import pytest
+
+from trellis_keras.data import Vocabulary, last_word_examples, load, text
+from trellis_keras.data.registry import SPLITS
+
+WHOLE = "abcdefghij" * 10
+LRU_SPLIT = [0.9, 0.05, 0.05]
+
+
+def parts(dataset):
+    return [dataset.vocabulary.decode(getattr(dataset, split)) for split in SPLITS]
+
+
+def write(folder, source, *contents):
+    for path, content in zip(source.paths, contents, strict=True):
+        path = folder / (path if isinstance(path, str) else path[0])
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+# The published files
+
+
+@pytest.mark.parametrize(
+    "name, folder, sizes, vocabulary_size, checksum",
+    [
+        ("ptb", "ptb", [929_589, 73_760, 82_430], 10_000, "0b6c7d63ba3b5066"),
+        ("char_ptb", "ptb", [5_059_550, 396_412, 446_184], 50, "0b6c7d63ba3b5066"),
+        ("wt2", "wikitext2", [2_088_628, 217_646, 245_569], 33_278, "e1752075abd6c0b5"),
+        ("war_and_peace", "war_and_peace", [2_876_590, 159_810, 159_811], 82, "b0fc81c399971eaf"),
+    ],
+)
+def test_real_texts(real_data, name, folder, sizes, vocabulary_size, checksum):
+    dataset = load(name, data_dir=real_data(folder))
+    assert list(dataset.sizes.values()) == sizes
+    assert len(dataset.vocabulary) == vocabulary_size
+    assert dataset.checksum.startswith(checksum)
+    assert {getattr(dataset, split).dtype for split in SPLITS} == {np.dtype("int32")}
+    start = {
+        "ptb": "aer banknote berlitz calloway",
+        "char_ptb": "aer banknote berlitz calloway",
+        "wt2": "\n= ",
+        "war_and_peace": '"Well, Prince, so Genoa and Lucca',
+    }[name]
+    assert dataset.vocabulary.decode(dataset.train[:100]).startswith(start)
+    if dataset.vocabulary.unit == "word":  # the order of frequency: the counts never rise
+        assert np.all(np.diff(np.bincount(dataset.train)) <= 0)
+
+
+def test_penn_treebank_of_the_lattice_recurrent_unit_paper(real_data):
+    folder = real_data("ptb")
+    published, joined = load("char_ptb", folder), load("char_ptb", folder, split=LRU_SPLIT)
+    assert list(joined.sizes.values()) == [5_311_931, 295_108, 295_107]
+    whole = np.concatenate([getattr(published, split) for split in SPLITS])
+    np.testing.assert_array_equal(joined.train, whole[:5_311_931])
+    np.testing.assert_array_equal(joined.test, whole[-295_107:])
+    # Published runs depend on it.
+    assert joined.checksum.startswith("de5c82b896007878")
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """A folder with small texts in the layout of the published ones, and the sizes to match."""
+    ptb = [" the cat sat \n the <unk> ran \n", " the cat ran \n", " the <unk> sat \n"]
+    write(tmp_path, text.PTB, *ptb)
+    monkeypatch.setitem(text.SIZES, "ptb", (8, 4, 4, 6))
+    monkeypatch.setitem(text.SIZES, "char_ptb", (28, 13, 15, 14))
+    for name in ("text8", "enwik8", "war_and_peace"):
+        write(tmp_path, getattr(text, name.upper()), WHOLE)
+        monkeypatch.setitem(text.SIZES, name, (90, 5, 5, 10))
+    return tmp_path
+
+
+def test_sizes_are_checked(tiny, monkeypatch):
+    monkeypatch.setitem(text.SIZES, "char_ptb", (28, 13, 15, 50))
+    with pytest.raises(ValueError, match=r"ptb\.train\.txt is not .*: expected 50 .*, found 14"):
+        load("char_ptb", tiny)
+    path = tiny / "ptb/ptb.valid.txt"
+    path.write_bytes(path.read_bytes() + b" the \n")
+    with pytest.raises(ValueError, match=r"ptb\.valid\.txt.*expected 4 words, found 6"):
+        load("ptb", tiny)
+
+
+@pytest.mark.parametrize(
+    "name, file, change, message",
+    [
+        ("char_ptb", "ptb.valid", (b"cat", b"czt"), "unknown"),
+        ("ptb", "ptb.train", (b"<unk>", b"a"), "`unknown`"),
+    ],
+)
+def test_another_text_is_named(tiny, name, file, change, message):
+    path = tiny / f"ptb/{file}.txt"
+    path.write_bytes(path.read_bytes().replace(*change))
+    with pytest.raises(ValueError, match=f"{file}.txt has another text: .*{message}"):
+        load(name, tiny)
+
+
+@pytest.mark.parametrize("name", ["wiki.train.tokens", "wiki.train.articles_reordered.tokens"])
+def test_wikitext2_by_words(tmp_path, monkeypatch, name):
+    contents = [" \n = Cat = \n the <unk> sat \n", " the cat = \n", " = sat = \n"]
+    write(tmp_path, text.WIKITEXT2, *contents)
+    monkeypatch.setitem(text.SIZES, "wt2", (9, 4, 4, 6))
+    (tmp_path / "wikitext2/wiki.train.tokens").rename(tmp_path / "wikitext2" / name)
+    dataset = load("wt2", tmp_path)
+    assert parts(dataset) == ["\n= Cat =\nthe <unk> sat\n", "the <unk> =\n", "= sat =\n"]
+    assert dataset.checksum == hashlib.sha256("".join(contents).encode()).hexdigest()
+
+
+def test_enwik8_by_bytes(tmp_path, monkeypatch):
+    content = b"<a>\xc3\xa4\xff\x00 cat sat on "
+    write(tmp_path, text.ENWIK8, content)
+    monkeypatch.setitem(text.SIZES, "enwik8", (11, 4, 4, 13))
+    dataset = load("enwik8", tmp_path)
+    ids = np.concatenate([getattr(dataset, split) for split in SPLITS])
+    assert bytes(ord(dataset.vocabulary.tokens[i]) for i in ids) == content
+    assert dataset.checksum == hashlib.sha256(content).hexdigest()
+    write(tmp_path, text.ENWIK8, content[:-2])
+    message = r"expected 19 bytes, found 17. Another text.*load\(\"text\", .*unit=\"byte\"\)"
+    with pytest.raises(ValueError, match=message):
+        load("enwik8", tmp_path)
+    # What the message advises.
+    path = tmp_path / "enwik8/enwik8"
+    assert load("text", path=path, unit="byte", split=(0.6, 0.2, 0.2)).sizes["train"] == 10
+    write(tmp_path, text.ENWIK8, content.replace(b"\xff", b"\x00"))
+    with pytest.raises(ValueError, match="expected 13 distinct bytes, found 12"):
+        load("enwik8", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text,
+        lambda text: "\ufeff" + text.replace("\n", "\r\n") + "\r\n\r\n",
+        lambda text: text.replace("\n", " \n") + " ",
+    ],
+    ids=["plain", "char-rnn", "spaces"],
+)
+def test_copies_of_war_and_peace_give_the_same_text(tmp_path, monkeypatch, change):
+    novel = "Well,\n\nPrince, émigrés"
+    write(tmp_path, text.WAR_AND_PEACE, change(novel))
+    monkeypatch.setitem(text.SIZES, "war_and_peace", (14, 4, 4, 15))
+    dataset = load("war_and_peace", data_dir=tmp_path)
+    assert parts(dataset) == [novel[:14], novel[14:18], novel[18:]]
+    digest = hashlib.sha256(novel.encode()).hexdigest()
+    assert dataset.checksum == digest
+    # Downloads are stored in this form, of which the checksum is known.
+    (download,) = text.WAR_AND_PEACE.downloads
+    assert download.convert(change(novel).encode()) == novel.encode()
+
+
+# The options `split`, `first` and `train_fraction`
+
+CUT = ["char_ptb", "text8", "enwik8", "war_and_peace"]
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_the_same_options_of_every_text(tiny, name):
+    usual = load(name, tiny)
+    whole = WHOLE
+    if name == "char_ptb":
+        whole = "the cat sat \nthe <unk> ran \nthe cat ran \nthe <unk> sat \n"
+    assert "".join(parts(usual)) == whole
+    n = len(whole)
+    split = load(name, tiny, split=[0.5, 0.3, 0.2])
+    ends = [0, n // 2, round(n * 0.8), n]
+    assert parts(split) == [whole[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    first = load(name, tiny, first=40)
+    assert parts(first) == [whole[:36], whole[36:38], whole[38:40]]
+    less = load(name, tiny, train_fraction=0.5)
+    train, valid, test = parts(usual)
+    assert parts(less) == [train[: len(train) // 2], valid, test]
+    both = load(name, tiny, first=40, split=(0.5, 0.25, 0.25), train_fraction=0.2)
+    assert parts(both) == [whole[:4], whole[20:30], whole[30:40]]
+    loaded = [usual, split, first, less, both]
+    assert len({dataset.checksum for dataset in loaded}) == 5
+    assert all(dataset.vocabulary == usual.vocabulary for dataset in loaded)
+    assert load(name, tiny, first=40).checksum == first.checksum
+    with pytest.raises(ValueError, match=rf"at most the number of .*{n}\. Received: first={n + 1}"):
+        load(name, tiny, first=n + 1)
+
+
+@pytest.mark.parametrize("name", CUT[1:])
+def test_options_that_change_nothing_keep_the_checksum(tiny, name):
+    options = {"split": LRU_SPLIT, "first": len(WHOLE), "train_fraction": 1}
+    checksum = hashlib.sha256(WHOLE.encode()).hexdigest()
+    assert load(name, tiny, **options).checksum == load(name, tiny).checksum == checksum
+
+
+def test_pydoc():
+    usual, small = load("pydoc"), load("pydoc", first=1_000, train_fraction=0.2)
+    sizes = np.array(list(usual.sizes.values()))
+    assert sizes.sum() > 300_000 and usual.vocabulary.unit == "character"
+    np.testing.assert_allclose(sizes / sizes.sum(), LRU_SPLIT, atol=1e-4)
+    np.testing.assert_array_equal(small.train, usual.train[:180])
+    assert (len(small.valid), len(small.test)) == (50, 50)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"split": [0.9, 0.1]}, r"`split` must be three positive.*split=\(0.9, 0.1\)"),
+        ({"split": [0.9, 0.2, 0.1]}, "add up to 1"),
+        ({"split": [1.0, 0.1, -0.1]}, "positive"),
+        ({"split": [float("nan")] * 3}, "positive"),
+        ({"split": 0.9}, "split=0.9"),
+        ({"split": ["0.9", "0.05", "0.05"]}, "'0.05'"),
+        ({"first": 0}, "`first` must be an integer >= 1. Received: first=0"),
+        ({"first": 50.0}, "first=50.0"),
+        ({"train_fraction": 0}, r"`train_fraction` must be a number in \(0, 1\].*_fraction=0"),
+        ({"train_fraction": 1.5}, "train_fraction=1.5"),
+        ({"train_fraction": float("nan")}, "train_fraction=nan"),
+        ({"train_fraction": True}, "train_fraction=True"),
+        ({"train_fraction": "20%"}, "train_fraction='20%'"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_read(options, message):
+    for name in (*CUT, "text", "pydoc"):
+        path = {"path": "nowhere.txt"} if name == "text" else {}
+        with pytest.raises(ValueError, match=message):
+            load(name, "/nowhere", **path, **options)
+
+
+# A user's own text
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "my.txt"
+    path.write_text(WHOLE)
+    return path
+
+
+def test_own_text_by_characters(path):
+    content = "Grüße an\r\nalle. " * 20
+    path.write_bytes(content.encode())
+    dataset = load("text", path=path)
+    assert list(dataset.sizes.values()) == [288, 16, 16]
+    assert "".join(parts(dataset)) == content
+    assert dataset.checksum == hashlib.sha256(content.encode()).hexdigest()
+    moved = load("text", data_dir=path.parent, path="elsewhere/my.txt")
+    assert moved.checksum == dataset.checksum
+
+
+def test_own_text_by_words(path):
+    path.write_text("b a a\n" * 10)
+    dataset = load("text", path=str(path), unit="word", first=20, split=(0.6, 0.2, 0.2))
+    assert dataset.vocabulary.tokens == ("a", "<eos>", "b")
+    assert parts(dataset) == ["b a a\nb a a\nb a a\n", "b a a\n", "b a a\n"]
+
+
+def test_units_have_different_checksums(path):
+    # The bytes of ASCII are its characters, but the vocabulary differs.
+    loaded = [load("text", path=path, unit=unit) for unit in ("character", "byte")]
+    path.write_text("a b c d " * 9)
+    loaded += [load("text", path=path, unit=unit) for unit in ("character", "word")]
+    assert len({dataset.checksum for dataset in loaded}) == 4
+
+
+@pytest.mark.parametrize("unit", ["character", "word", "byte"])
+def test_a_byte_order_mark_is_not_part_of_a_text(tmp_path, unit):
+    for name, mark in (("plain", b""), ("marked", b"\xef\xbb\xbf")):
+        (tmp_path / name).write_bytes(mark + b"the cat\nthe cat\n" * 9)
+    plain, marked = (load("text", path=tmp_path / n, unit=unit) for n in ("plain", "marked"))
+    assert (plain.vocabulary == marked.vocabulary) == (unit != "byte")
+    assert (plain.sizes == marked.sizes) == (unit != "byte")
+
+
+@pytest.mark.parametrize(("word", "place"), [("<unk>", 3), ("b", 2)])
+def test_an_unknown_word_for_other_texts(path, word, place):
+    path.write_text("b a a\n" * 10)
+    vocabulary = load("text", path=path, unit="word", unknown=word).vocabulary
+    assert vocabulary.tokens[place] == word
+    assert vocabulary.encode("a dog", final_eos=False).tolist() == [0, place]
+
+
+def test_symbols_that_the_training_split_lacks(path):
+    path.write_text("aaaabbccdd")
+    options = json.loads('{"split": [0.5, 0.25, 0.25], "first": 8, "train_fraction": 1}')
+    dataset = load("text", path=path, **options)
+    assert parts(dataset) == ["aaaa", "bb", "cc"]
+    assert dataset.vocabulary.tokens == ("a", "b", "c", "d")
+
+
+@pytest.mark.parametrize(
+    "content, options, error, message",
+    [
+        (None, {}, FileNotFoundError, "There is no file .*my.txt. If it has moved"),
+        (b"", {}, ValueError, "my.txt is empty"),
+        (b"abc\xff" * 90, {}, ValueError, 'my.txt is not UTF-8.*0xff at offset 3.*unit="byte"'),
+        (b"  ", {"unit": "word"}, ValueError, "my.txt has no words"),
+        (b"abc" * 90, {"unit": "letter"}, ValueError, "unit='letter'"),
+        (b"abc" * 90, {"unknown": "?"}, ValueError, '`unknown` is for unit="word"'),
+        (WHOLE.encode(), {"first": 101}, ValueError, "characters of .*my.txt, 100. .*first=101"),
+        (
+            WHOLE.encode(),
+            {"first": 30},
+            ValueError,
+            r"my.txt is too short to split.*: 30 characters, .*gives \[27, 2, 1\]",
+        ),
+        (WHOLE.encode(), {"train_fraction": 0.01}, ValueError, r"=0.01, which gives \[1, 5, 5\]"),
+    ],
+)
+def test_bad_texts(path, content, options, error, message):
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(error, match=message):
+        load("text", path=path, **options)
+
+
+# LAMBADA
+
+KNOWING = Vocabulary(("<eos>", "<unk>", "the", "cat", "sat", "on", "mat"), unknown="<unk>")
+PASSAGES = ("the cat sat on the mat", "the dog sat", "the cat dog", "on the mat")
+
+
+def test_real_passages(real_data):
+    dataset = load("lambada", data_dir=real_data("lambada"))
+    assert dataset.sizes == {"train": 0, "valid": 4_869, "test": 5_153}
+    assert sum(len(passage.split()) for passage in dataset.valid) == 360_944
+    assert sum(len(passage.split()) for passage in dataset.test) == 379_883
+    assert dataset.checksum.startswith("26df3874fc09b309")
+    vocabulary = Vocabulary.from_text("\n".join(dataset.test), "word")
+    x, y, weight = dataset.stream("test", 64, vocabulary=vocabulary)[1]
+    for b, passage in enumerate(dataset.test[64:128]):
+        (place,) = np.flatnonzero(weight[b])
+        words = vocabulary.decode(x[b, : place + 1]).split()
+        assert [*words, vocabulary.tokens[y[b, place]]] == passage.split()
+
+
+def test_last_words_from_the_words_before():
+    x, y, weight = last_word_examples(PASSAGES, KNOWING)
+    # The last word of the third passage is unknown: it is left out.
+    np.testing.assert_array_equal(x, [[2, 3, 4, 5, 2], [2, 1, 0, 0, 0], [5, 2, 0, 0, 0]])
+    np.testing.assert_array_equal(weight, np.eye(5)[[4, 1, 1]])
+    np.testing.assert_array_equal(y[weight == 1], [6, 4, 6])
+    assert (x.dtype, y.dtype, weight.dtype) == ("int32", "int32", "float32")
+
+
+def test_original_examples_read_the_target():
+    x, y, weight = last_word_examples(PASSAGES, KNOWING, original=True)
+    rows = [[2, 3, 4, 5, 2, 6], [0, 0, 0, 0, 2, 4], [0, 0, 0, 0, 2, 3], [0, 0, 0, 5, 2, 6]]
+    np.testing.assert_array_equal(x, rows)
+    np.testing.assert_array_equal(y[:, -1], x[:, -1])
+    np.testing.assert_array_equal(weight, np.eye(6)[[5] * 4])
+
+
+def test_bad_last_words():
+    with pytest.raises(ValueError, match="vocabulary of words"):
+        last_word_examples(PASSAGES, Vocabulary("abc", unit="character"))
+    with pytest.raises(ValueError, match="unknown to the vocabulary.*'dog'"):
+        last_word_examples(PASSAGES, Vocabulary(KNOWING.tokens))
+    with pytest.raises(ValueError, match="No passage remains"):
+        last_word_examples(["mat", "a dog"], KNOWING)
+
+
+def test_passages_of_a_local_copy_and_of_tensorflow_datasets(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "LAMBADA_PASSAGES", {"valid": 2, "test": 2})
+    halves = PASSAGES[:2], PASSAGES[2:]
+    write(tmp_path, text.LAMBADA, *("".join(f"{p} \n" for p in half) for half in halves))
+    local = load("lambada", data_dir=tmp_path)
+    assert (local.valid, local.test) == (list(halves[0]), list(halves[1]))
+    arrays = {
+        split: {"passage": np.array([p.encode() for p in reversed(half)], dtype=object)}
+        for split, half in zip(("train", "test"), halves, strict=True)
+    }
+    monkeypatch.setattr(text, "read_tfds", lambda name: {"lambada": arrays}[name])
+    assert load("lambada").checksum == local.checksum
+    with pytest.raises(ValueError, match='no passages for training.*unknown="<unk>"'):
+        local.stream("train", 2, vocabulary=KNOWING)
+    monkeypatch.setattr(text, "LAMBADA_PASSAGES", {"valid": 3, "test": 2})
+    with pytest.raises(ValueError, match="development_plain.*expected 3 passages, found 2"):
+        load("lambada", data_dir=tmp_path)
+
+
+# WikiText-103
+
+WIKITEXT103 = [" \n = Cat = \n the <unk> sat , the <unk> \n", " the dog = \n", " = sat = \n"]
+
+
+@pytest.fixture
+def wikitext103(tmp_path, monkeypatch):
+    write(tmp_path, text.WIKITEXT103, *WIKITEXT103)
+    monkeypatch.setitem(text.SIZES, "wt103", (12, 4, 4, 7))
+    return tmp_path / "wikitext103"
+
+
+def test_ids_of_wikitext103_are_memory_mapped(tmp_path, wikitext103):
+    dataset = load("wt103", data_dir=tmp_path)
+    assert dataset.vocabulary == Vocabulary.from_text(WIKITEXT103[0], "word", unknown="<unk>")
+    assert isinstance(dataset.train, np.memmap)
+    for split, content in zip(SPLITS, WIKITEXT103, strict=True):
+        ids = getattr(dataset, split)
+        assert ids.dtype == np.int32
+        np.testing.assert_array_equal(ids, dataset.vocabulary.encode(content))
+    assert dataset.checksum == hashlib.sha256("".join(WIKITEXT103).encode()).hexdigest()
+    # Compressed, and in the folder of the archive.
+    path = wikitext103 / "wiki.train.tokens"
+    path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+    wikitext103.rename(tmp_path / "wikitext-103")
+    assert load("wt103", data_dir=tmp_path).checksum == dataset.checksum
+
+
+@pytest.mark.parametrize(
+    "split, change, message",
+    [
+        ("train", lambda text: text + " the \n", "expected 12 words, found 14"),
+        ("train", lambda text: text.replace(",", "sat"), "expected 7 distinct words, found 6"),
+        ("valid", lambda text: text + "\n", "expected 4 words, found 5"),
+    ],
+)
+def test_other_files_than_wikitext103(tmp_path, wikitext103, split, change, message):
+    path = wikitext103 / f"wiki.{split}.tokens"
+    path.write_text(change(path.read_text()))
+    with pytest.raises(ValueError, match=f"wiki.{split}.tokens is not the pub.*: {message}"):
+        load("wt103", data_dir=tmp_path)

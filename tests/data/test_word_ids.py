@@ -1,0 +1,217 @@
+"""Texts that exceed the memory: their words encoded in a stream, by one process, once."""
+
+import concurrent.futures
+import contextlib
+import errno
+import gzip
+import hashlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.processes import ROOT, child_environment, script_command
+from trellis_keras.data import TokenStream, Vocabulary, sources, text
+from trellis_keras.data.text import word_ids
+
+TEXT = " = Katze = \n die <unk> Katze saß \n\n auf der Matte , auf der \n die"
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "a.tokens"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+def encode(path, check=lambda tokens, words: None):
+    digest = hashlib.sha256(b"".join(sources.read_blocks(path, ""))).hexdigest()
+    return word_ids(path, digest, check)
+
+
+def check_ids(ids, words, content):
+    vocabulary = Vocabulary.from_text(content, "word")
+    assert words == list(vocabulary.tokens)
+    assert isinstance(ids, np.memmap) and ids.dtype == np.int32 and not ids.flags.writeable
+    np.testing.assert_array_equal(ids, vocabulary.encode(content))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    # Characters of several bytes, and white space that is not a place to cut at.
+    content=st.text("abéß \n\t\r\u00a0\u2028\x85", min_size=1, max_size=60).map(lambda t: t + "a"),
+    ending=st.sampled_from(["", " ", "\n", "\n \n", "\u00a0"]),
+    block=st.integers(1, 20),
+)
+def test_ids_are_those_of_the_whole_text(content, ending, block):
+    content += ending
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KERAS_HOME", folder)
+        patch.setattr(sources, "_BLOCK", block)
+        path = pathlib.Path(folder, "text")
+        path.write_bytes(content.encode())
+        check_ids(*encode(path), content)
+
+
+def test_the_same_text_is_encoded_once(path, cache, monkeypatch):
+    compressed = path.with_name("b.tokens.gz")
+    compressed.write_bytes(gzip.compress(TEXT.encode()))
+    check_ids(*encode(compressed), TEXT)
+    monkeypatch.setattr(text, "_write_word_ids", None)
+    check_ids(*encode(path), TEXT)
+    assert len(list(cache.iterdir())) == 1
+    path.write_text("another text")
+    with pytest.raises(TypeError):
+        encode(path)
+
+
+def test_memory_is_that_of_a_block(tmp_path, monkeypatch):
+    path = tmp_path / "long.tokens"
+    path.write_text("one line of very many words " * 30_000)  # 0.8 MB
+    monkeypatch.setattr(sources, "_BLOCK", 2**12)
+    with _allocations() as peak:
+        ids, _ = word_ids(path, "0", lambda tokens, words: None)
+    assert len(ids) == 180_001
+    assert peak() < 2**18
+
+
+def test_streams_read_the_file_without_a_copy(tmp_path):
+    path = tmp_path / "long.tokens"
+    path.write_text("some words and \n" * 100_000)
+    ids, _ = encode(path)
+    with _allocations() as peak:
+        stream = TokenStream(ids, batch_size=4, sequence_length=10, context_length=3)
+        assert stream.token_range == (0, 3)
+        assert [stream[i][0].shape for i in (0, 7, len(stream) - 1)] == [(4, 10)] * 3
+    assert peak() < ids.nbytes / 8
+
+
+@contextlib.contextmanager
+def _allocations():
+    """Yields a function that returns the largest number of bytes held."""
+    tracemalloc.start()
+    try:
+        yield lambda: tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+# Encodes a text, but stops in the middle of writing the ids.
+_STOPS = """
+import pathlib, sys
+from trellis_keras.data import sources, text
+sources._BLOCK = 8
+encode, pieces = text.Vocabulary.encode, []
+def slow(vocabulary, piece, final_eos):
+    pieces.append(piece)
+    if len(pieces) == 4:
+        print("in the middle", flush=True)
+        sys.stdin.read()
+    return encode(vocabulary, piece, final_eos)
+text.Vocabulary.encode = slow
+text.word_ids(pathlib.Path(sys.argv[1]), "0", print)
+"""
+
+
+def test_a_killed_process_leaves_no_ids_and_no_lock(path, cache):
+    command, environment = script_command(_STOPS, path, backend="jax", KERAS_HOME=cache.parents[1])
+    child = subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with child, concurrent.futures.ThreadPoolExecutor() as pool:
+        assert child.stdout.readline().split() == ["19", "10"]
+        assert child.stdout.readline() == "in the middle\n"
+        folder = cache / "words-0"
+        assert list(folder.glob(".writing-*")), "a half-written file"
+        assert not (folder / "ids.npy").exists()
+        waiting = pool.submit(word_ids, path, "0", lambda *_: None)
+        with pytest.raises(concurrent.futures.TimeoutError):
+            waiting.result(timeout=0.3)
+        child.kill()
+        check_ids(*waiting.result(), TEXT)
+    assert not list(folder.glob(".writing-*"))
+
+
+def test_of_two_at_the_same_time_one_does_the_work(path):
+    worked = []
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(word_ids, path, "0", lambda *_: worked.append(1)) for _ in range(2)]
+        for ids in found:
+            check_ids(*ids.result(), TEXT)
+    assert worked == [1]
+
+
+def test_sizes_are_checked_before_ids_are_written(path, cache):
+    def check(tokens, words):
+        raise ValueError(f"{tokens} tokens, {words} words")
+
+    with pytest.raises(ValueError, match="^19 tokens, 10 words"):
+        encode(path, check)
+    assert not list(cache.rglob("ids.npy")) and not list(cache.rglob("words.txt"))
+
+
+def test_a_text_that_changes_meanwhile(path, cache):
+    def change(tokens, words):
+        path.write_text(f"{TEXT} die\n", encoding="utf-8")
+
+    with pytest.raises(ValueError, match="a.tokens has changed while it was read"):
+        encode(path, change)
+    assert not list(cache.rglob("ids.npy"))
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("a", b"", "has no words"),
+        ("a", b" " * 9, "has no words"),
+        ("a", b"ab cd \xff e", "not UTF-8 text: the byte 0xff at offset 6 cannot"),
+        ("a.gz", gzip.compress(b"one two" * 9)[:-9], "is truncated"),
+        ("a.gz", b"no gzip", "not a sound gzip file"),
+        ("a", b"a" * 50, "a is not a text of words: 20 bytes have no space or line end"),
+    ],
+)
+def test_bad_files(tmp_path, cache, monkeypatch, name, content, message):
+    monkeypatch.setattr(sources, "_BLOCK", 4)
+    monkeypatch.setattr(text, "_MAX_WORD", 20)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        word_ids(tmp_path / name, "0", lambda *_: None)
+    assert not list(cache.rglob("ids.npy"))
+
+
+def test_where_nothing_can_be_stored(path, monkeypatch):
+    def full(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="a.tokens .*words-.*No space left .*KERAS_HOME"):
+            encode(path)
+    check_ids(*encode(path), TEXT)
+    monkeypatch.setenv("KERAS_HOME", str(path))  # a file
+    with pytest.raises(OSError, match="a.tokens .*KERAS_HOME"):
+        encode(path)
+
+
+def test_the_benchmark_measures_a_random_text(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.wikitext103_ids", "--folder", tmp_path]
+    done = subprocess.run(
+        [*command, "--tokens", "20000", "--words", "300"],
+        cwd=ROOT,
+        env=child_environment("jax"),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["tokens"] == 20_000 and 250 < figures["distinct_words"] <= 301
+    assert figures["peak_gib"] >= figures["peak_gib_before"] > 0
+    assert not list(tmp_path.iterdir())
