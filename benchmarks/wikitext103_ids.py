@@ -75,7 +75,7 @@ def measure(path):
     for block in read_blocks(path, "verifying"):
         digest.update(block)
     hashed, hashed_cpu = time.perf_counter(), time.process_time()
-    ids, words = word_ids(path, digest.hexdigest(), lambda tokens, words: None)
+    ids, words = word_ids(path, digest.hexdigest())
     ended, ended_cpu = time.perf_counter(), time.process_time()
     figures = {
         "tokens": len(ids),

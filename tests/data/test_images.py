@@ -137,14 +137,18 @@ def rewrite(path, change):
             lambda c: b"\0\0\x08\x03" + b"\x80\0\0\0" * 2 + b"\0\0\0\4",
             "states 18,446,744,073,709,551,632 bytes",
         ),
-        ("t10k-labels-idx1", lambda c: idx(np.zeros((2, 1, 1))), r"of shape \(images,\). Received"),
+        (
+            "t10k-labels-idx1",
+            lambda c: idx(np.zeros((2, 1, 1))),
+            r"labels \(2,\), found .*\(2, 1, 1\)",
+        ),
         ("t10k-labels-idx1", lambda c: b"\0\0\x0d" + c[3:], "not an idx file"),
         (
             "train-images-idx3",
             lambda c: idx(np.zeros((6, 27, 28))),
-            r"seq_mnist train: images must have the shape \(28, 28, 1\). Received: \(27, 28, 1\)",
+            r"seq_mnist train is not .*expected images \(6, 28, 28, 1\).*found \(6, 27, 28, 1\)",
         ),
-        ("t10k-labels-idx1", lambda c: idx(np.zeros(3)), "expected 2 images and labels, found 2 "),
+        ("t10k-labels-idx1", lambda c: idx(np.zeros(3)), r"labels \(2,\), found .*\(3,\)"),
         ("t10k-labels-idx1", lambda c: idx(np.array([2, 10])), r"in \[0, 10\). Received: 2 to 10"),
     ],
 )
@@ -173,7 +177,7 @@ def test_bad_cifar10_files(tiny):
     with pytest.raises(ValueError, match="of 32 x 32 pixels.*Received: 31 x 96 pixels"):
         load("seq_cifar10", data_dir=tiny)
     PIL.Image.fromarray(np.zeros((32, 32, 3), "uint8")).save(path)
-    with pytest.raises(ValueError, match="expected 6 images and labels, found 4 and 6"):
+    with pytest.raises(ValueError, match=r"expected images \(6, 32, 32, 3\).*found \(4, 32"):
         load("seq_cifar10", data_dir=tiny)
     path.write_bytes(whole)
     rewrite(tiny / "cifar10/labels.npz", lambda content: content[:100])
@@ -198,9 +202,9 @@ def test_images_of_tensorflow_datasets(tiny, monkeypatch):
 @pytest.mark.parametrize(
     "labels, message",
     [
-        ({"y_train": np.zeros((6, 1), "int64")}, r"shape \(6, 1\), int64"),
-        ({"y_train": np.zeros(6)}, "Received: shape .* float64"),
-        ({"y_train": np.array(list("abcdef"))}, "labels must be integers"),
+        ({"y_train": np.zeros((6, 1), "int64")}, r"found .* int64 \(6, 1\)"),
+        ({"y_train": np.zeros(6)}, r"found .* float64 \(6,\)"),
+        ({"y_train": np.array(list("abcdef"))}, "integer labels .* found"),
         ({"y_train": np.array([{}] * 6, dtype=object)}, "labels.npz is damaged"),
         ({"other": np.zeros(6)}, "labels.npz is damaged: 'y_train"),
     ],

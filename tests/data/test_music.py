@@ -9,7 +9,7 @@ from trellis_keras.data import load, music
 from trellis_keras.data.registry import SPLITS
 
 
-def mat_file(**changes):
+def mat_file():
     """The bytes of a .mat file with 3, 1 and 1 short pieces."""
     variables = {}
     for name, count in (("traindata", 3), ("validdata", 1), ("testdata", 1)):
@@ -18,13 +18,8 @@ def mat_file(**changes):
             cells[0, i] = np.eye(4 + i, 88, dtype="uint8")
         variables[name] = cells
     file = io.BytesIO()
-    variables = {key: value for key, value in (variables | changes).items() if value is not None}
     scipy.io.savemat(file, variables, do_compression=True)
     return file.getvalue()
-
-
-def parse(content):
-    return music.parse_piano_rolls(content, "some.mat")
 
 
 @pytest.mark.parametrize(
@@ -52,52 +47,17 @@ def test_local_copy(tmp_path, monkeypatch):
     content = mat_file()
     (tmp_path / "poly_music" / "JSB_Chorales.mat").write_bytes(content)
     monkeypatch.setitem(music.CHECKSUMS, "jsb", hashlib.sha256(content).hexdigest())
-    with pytest.raises(ValueError, match="not the published file: expected 229 train pieces, fo"):
-        load("jsb", data_dir=tmp_path)
-    sizes = {"train": (3, 15), "valid": (1, 4), "test": (1, 4)}
-    monkeypatch.setitem(music.SIZES, "jsb", sizes)
     dataset = load("jsb", data_dir=tmp_path)
+    assert dataset.sizes == {"train": 3, "valid": 1, "test": 1}
     np.testing.assert_array_equal(dataset.train[2], np.eye(6, 88))
     x, _, weight = dataset.stream("train", 3, buckets=1)[0]
     assert x.shape == (3, 5, 88) and sorted(weight.sum(axis=1)) == [3, 4, 5]
-    monkeypatch.setitem(music.SIZES, "jsb", {**sizes, "valid": (1, 5)})
-    with pytest.raises(ValueError, match="expected 5 valid frames, found 4"):
-        load("jsb", data_dir=tmp_path)
-
-
-def test_a_file_truncated_anywhere_is_named():
-    content = mat_file()
-    for end in range(len(content)):
-        with pytest.raises(ValueError, match="some.mat is (not a MATLAB file, or )?truncated"):
-            parse(content[:end])
-    assert len(parse(content)["train"]) == 3
-
-
-def cells(*rolls):
-    array = np.empty((1, len(rolls)), dtype=object)
-    array[0, :] = rolls
-    return array
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"testdata": None}, "lacks the variable 'testdata'. Received: .'traindata', 'validdata'"),
-        ({"validdata": cells(np.zeros((5, 80)))}, r"validdata 0, must have .*\(5, 80\)"),
-        ({"validdata": cells(np.full((5, 88), 3))}, "only 0 and 1. Received: 3"),
-        ({"testdata": cells(np.zeros((1, 88)))}, "testdata 0, needs at least 2 frames"),
-        ({"testdata": np.eye(88)}, "testdata 0, must have"),
-    ],
-)
-def test_bad_contents(changes, message):
-    with pytest.raises(ValueError, match=message):
-        parse(mat_file(**changes))
 
 
 def test_only_the_published_file_reaches_scipy(tmp_path, monkeypatch):
     """Some files that were tampered with crash its reader."""
     (tmp_path / "poly_music").mkdir()
     (tmp_path / "poly_music" / "Nottingham.mat").write_bytes(mat_file())
-    monkeypatch.setattr(music, "parse_piano_rolls", None)
+    monkeypatch.setattr(scipy.io, "loadmat", None)
     with pytest.raises(ValueError, match="Nottingham.mat is not the published .* sha256 d154f7ca"):
         load("nottingham", data_dir=tmp_path)

@@ -360,7 +360,7 @@ def test_bad_last_words():
 
 
 def test_passages_of_a_local_copy_and_of_tensorflow_datasets(tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "LAMBADA_PASSAGES", {"valid": 2, "test": 2})
+    monkeypatch.setattr(text, "LAMBADA_PASSAGES", (2, 2))
     halves = PASSAGES[:2], PASSAGES[2:]
     write(tmp_path, text.LAMBADA, *("".join(f"{p} \n" for p in half) for half in halves))
     local = load("lambada", data_dir=tmp_path)
@@ -373,7 +373,7 @@ def test_passages_of_a_local_copy_and_of_tensorflow_datasets(tmp_path, monkeypat
     assert load("lambada").checksum == local.checksum
     with pytest.raises(ValueError, match='no passages for training.*unknown="<unk>"'):
         local.stream("train", 2, vocabulary=KNOWING)
-    monkeypatch.setattr(text, "LAMBADA_PASSAGES", {"valid": 3, "test": 2})
+    monkeypatch.setattr(text, "LAMBADA_PASSAGES", (3, 2))
     with pytest.raises(ValueError, match="development_plain.*expected 3 passages, found 2"):
         load("lambada", data_dir=tmp_path)
 

@@ -185,7 +185,7 @@ def test_a_text_in_an_unknown_unit():
         ([0, 4], r"\[0, 4\). Received: 4"),
         ([-1], r"\[0, 4\). Received: -1"),
         ([0.0], "integers.*float64"),
-        ([[0]], "one axis"),
+        ([[0]], "rank 1"),
     ],
 )
 def test_decode_refuses_bad_ids(ids, message):

@@ -32,9 +32,9 @@ def path(tmp_path):
     return path
 
 
-def encode(path, check=lambda tokens, words: None):
+def encode(path):
     digest = hashlib.sha256(b"".join(sources.read_blocks(path, ""))).hexdigest()
-    return word_ids(path, digest, check)
+    return word_ids(path, digest)
 
 
 def check_ids(ids, words, content):
@@ -78,7 +78,7 @@ def test_memory_is_that_of_a_block(tmp_path, monkeypatch):
     path.write_text("one line of very many words " * 30_000)  # 0.8 MB
     monkeypatch.setattr(sources, "_BLOCK", 2**12)
     with _allocations() as peak:
-        ids, _ = word_ids(path, "0", lambda tokens, words: None)
+        ids, _ = word_ids(path, "0")
     assert len(ids) == 180_001
     assert peak() < 2**18
 
@@ -117,7 +117,7 @@ def slow(vocabulary, piece, final_eos):
         sys.stdin.read()
     return encode(vocabulary, piece, final_eos)
 text.Vocabulary.encode = slow
-text.word_ids(pathlib.Path(sys.argv[1]), "0", print)
+text.word_ids(pathlib.Path(sys.argv[1]), "0")
 """
 
 
@@ -127,12 +127,11 @@ def test_a_killed_process_leaves_no_ids_and_no_lock(path, cache):
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with child, concurrent.futures.ThreadPoolExecutor() as pool:
-        assert child.stdout.readline().split() == ["19", "10"]
         assert child.stdout.readline() == "in the middle\n"
         folder = cache / "words-0"
         assert list(folder.glob(".writing-*")), "a half-written file"
         assert not (folder / "ids.npy").exists()
-        waiting = pool.submit(word_ids, path, "0", lambda *_: None)
+        waiting = pool.submit(word_ids, path, "0")
         with pytest.raises(concurrent.futures.TimeoutError):
             waiting.result(timeout=0.3)
         child.kill()
@@ -140,30 +139,25 @@ def test_a_killed_process_leaves_no_ids_and_no_lock(path, cache):
     assert not list(folder.glob(".writing-*"))
 
 
-def test_of_two_at_the_same_time_one_does_the_work(path):
-    worked = []
+def test_of_two_at_the_same_time_one_does_the_work(path, monkeypatch):
+    worked, write = [], text._write_word_ids
+    monkeypatch.setattr(text, "_write_word_ids", lambda *args: worked.append(write(*args)))
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        found = [pool.submit(word_ids, path, "0", lambda *_: worked.append(1)) for _ in range(2)]
-        for ids in found:
-            check_ids(*ids.result(), TEXT)
-    assert worked == [1]
+        for found in [pool.submit(word_ids, path, "0") for _ in range(2)]:
+            check_ids(*found.result(), TEXT)
+    assert len(worked) == 1
 
 
-def test_sizes_are_checked_before_ids_are_written(path, cache):
-    def check(tokens, words):
-        raise ValueError(f"{tokens} tokens, {words} words")
+def test_a_text_that_changes_meanwhile(path, cache, monkeypatch):
+    count = Vocabulary.from_counts
 
-    with pytest.raises(ValueError, match="^19 tokens, 10 words"):
-        encode(path, check)
-    assert not list(cache.rglob("ids.npy")) and not list(cache.rglob("words.txt"))
-
-
-def test_a_text_that_changes_meanwhile(path, cache):
-    def change(tokens, words):
+    def change(counts):
         path.write_text(f"{TEXT} die\n", encoding="utf-8")
+        return count(counts)
 
+    monkeypatch.setattr(Vocabulary, "from_counts", change)
     with pytest.raises(ValueError, match="a.tokens has changed while it was read"):
-        encode(path, change)
+        encode(path)
     assert not list(cache.rglob("ids.npy"))
 
 
@@ -183,7 +177,7 @@ def test_bad_files(tmp_path, cache, monkeypatch, name, content, message):
     monkeypatch.setattr(text, "_MAX_WORD", 20)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        word_ids(tmp_path / name, "0", lambda *_: None)
+        word_ids(tmp_path / name, "0")
     assert not list(cache.rglob("ids.npy"))
 
 

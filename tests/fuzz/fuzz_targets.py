@@ -171,9 +171,8 @@ def mat(folder):
     file = io.BytesIO()
     scipy.io.savemat(file, {"traindata": np.eye(3)}, format="4")
     contents.append(file.getvalue())
-    sizes = {"train": (2, 9), "valid": (1, 4), "test": (1, 4)}
     published = {"jsb": hashlib.sha256(contents[0]).hexdigest()}
-    with mock.patch.dict(music.SIZES, jsb=sizes), mock.patch.dict(music.CHECKSUMS, published):
+    with mock.patch.dict(music.CHECKSUMS, published):
         yield Target(path, damaged(contents), lambda: data.load("jsb", data_dir=folder))
 
 
@@ -239,7 +238,7 @@ def lambada_passages(folder):
     for name in text.LAMBADA.paths:
         (folder / name).write_bytes(_TEXT.encode())
     path = folder / text.LAMBADA.paths[0]
-    with mock.patch.dict(text.LAMBADA_PASSAGES, {"valid": 9, "test": 9}):
+    with mock.patch.object(text, "LAMBADA_PASSAGES", (9, 9)):
         inputs = damaged([_TEXT.encode()])
         yield Target(path, inputs, lambda: data.load("lambada", data_dir=folder))
 

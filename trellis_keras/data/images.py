@@ -66,7 +66,7 @@ _MNIST_TERMS = {
 def seq_mnist(data_dir: DataDir) -> Dataset:
     """MNIST row by row: x (images, 784, 1), y the digit; 55,000, 5,000 and 10,000 images."""
     paths = MNIST.find(data_dir)
-    if paths is None:
+    if not paths:
         return _pixel_dataset("seq_mnist", _tfds_images("mnist"))
     train, train_labels, test, test_labels = map(_read_idx, paths)
     images = {"train": (train[..., None], train_labels), "test": (test[..., None], test_labels)}
@@ -96,7 +96,7 @@ def seq_cifar10(data_dir: DataDir) -> Dataset:
     `cifar10/labels.npz` with the arrays `y_train` and `y_test`.
     """
     paths = CIFAR10.find(data_dir)
-    if paths is None:
+    if not paths:
         return _pixel_dataset("seq_cifar10", _tfds_images("cifar10"))
     labels_path, *strips = paths
     with _refuse_damage(labels_path):
@@ -192,21 +192,12 @@ def _content_order(images, labels):
 
 def _check_images(name, split, images, labels):
     published = PUBLISHED[name]
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+    count = getattr(published, split)
+    shapes = (count, *published.shape), (count,)
+    if (images.shape, labels.shape) != shapes or labels.dtype.kind not in "iu":
         raise ValueError(
-            f"{name} {split}: labels must be integers of shape (images,). "
-            f"Received: shape {labels.shape}, {labels.dtype}"
-        )
-    if images.shape[1:] != published.shape:
-        raise ValueError(
-            f"{name} {split}: images must have the shape {published.shape}. "
-            f"Received: {images.shape[1:]}"
-        )
-    expected = getattr(published, split)
-    if not len(images) == len(labels) == expected:
-        raise ValueError(
-            f"{name} {split} is not the published set: expected {expected:,} images and labels, "
-            f"found {len(images):,} and {len(labels):,}"
+            f"{name} {split} is not the published set: expected images {shapes[0]} and integer "
+            f"labels {shapes[1]}, found {images.shape} and {labels.dtype} {labels.shape}"
         )
     if not 0 <= labels.min() <= labels.max() < CLASSES:
         raise ValueError(

@@ -136,7 +136,7 @@ class Source:
     paths: tuple[str | tuple[str, ...], ...]
     downloads: tuple[Download, ...] = ()
 
-    def find(self, data_dir: str | os.PathLike | None) -> list[Path] | None:
+    def find(self, data_dir: str | os.PathLike | None) -> list[Path]:
         """Finds the files, and downloads them if there is no local copy.
 
         Args:
@@ -144,7 +144,7 @@ class Source:
                 names, if it has a file of this data set.
 
         Returns:
-            A list with the path of each file, or `None` if there is neither a local copy nor a
+            A list with the path of each file; empty if there is neither a local copy nor a
             download.
 
         Raises:
@@ -157,26 +157,28 @@ class Source:
             if not folder.is_dir():
                 origin = "data_dir" if data_dir else ENVIRONMENT_VARIABLE
                 raise FileNotFoundError(f"{origin} is not a folder. Received: {str(folder)!r}")
-            found = [self._existing(folder, path) for path in self.paths]
+            found, missing = [], []
+            for path in self.paths:
+                places = self._alternatives(folder, path)
+                existed = next(filter(None, map(existing, places)), None)
+                if existed is None:
+                    missing.append(places[0])
+                else:
+                    found.append(existed)
             # The environment's folder may be for other data sets; `data_dir` is for this one.
-            if data_dir or any(found):
-                if None in found:
-                    missing = self._alternatives(folder, self.paths[found.index(None)])[0]
-                    raise FileNotFoundError(
-                        f"Neither {missing} nor {missing}.gz is a file. {LOCAL_COPY_HINT}"
-                    )
+            if missing and (data_dir or found):
+                raise FileNotFoundError(
+                    f"Neither {missing[0]} nor {missing[0]}.gz is a file. {LOCAL_COPY_HINT}"
+                )
+            if found:
                 return found
-        if not self.downloads:
-            return None
         for download in self.downloads:
             download.fetch(cache_folder())
-        return [self._alternatives(cache_folder(), path)[0] for path in self.paths]
+        paths = self.paths if self.downloads else ()
+        return [self._alternatives(cache_folder(), path)[0] for path in paths]
 
     def _alternatives(self, folder, path):
         return [folder / name for name in ([path] if isinstance(path, str) else path)]
-
-    def _existing(self, folder, path):
-        return next(filter(None, map(existing, self._alternatives(folder, path))), None)
 
 
 def cache_folder() -> Path:

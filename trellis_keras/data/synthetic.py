@@ -1,6 +1,7 @@
 """The adding problem and copy memory, generated from a seed (TCN paper, section 4)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ COPIED = 10
 DELIMITER = 9
 # float32 represents these steps exactly; a float64 in [0, 1) can round up to 1.
 _STEPS = 2**24
-_TERMS = {
+_TERMS: dict[str, Any] = {
     "citation": "TCN paper (Bai et al. 2018), section 4",
     "licence": "none needed: generated from a seed",
 }

