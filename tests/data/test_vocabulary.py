@@ -130,26 +130,16 @@ def test_save_and_load(tmp_path):
     assert path.stat().st_mode & stat.S_IRUSR
 
 
-def test_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "vocabulary.json"
-    words().save(path)
-
-    def fail(*args):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(json, "dumps", fail)
-    with pytest.raises(OSError, match="disk full"):
-        Vocabulary(["<eos>"]).save(path)
-    assert Vocabulary.load(path) == words()
-    assert [p.name for p in tmp_path.iterdir()] == [path.name]
-
-
 @pytest.mark.parametrize(
-    "content", ['{"tokens": ["<eos>", "a', "[]", '{"words": []}', '{"tokens": []}']
+    "content",
+    [
+        *(b'{"tokens": ["<eos>", "a', b"[]", b'{"words": []}', b'{"tokens": []}'),
+        *(b"[" * 100_000, b'{"tokens": "' + b"\xff", b"\xff\xfe"),
+    ],
 )
 def test_load_of_a_damaged_file_names_it(tmp_path, content):
     path = tmp_path / "vocabulary.json"
-    path.write_text(content)
+    path.write_bytes(content)
     with pytest.raises(ValueError, match="vocabulary.json does not hold a vocabulary"):
         Vocabulary.load(path)
 
@@ -191,13 +181,6 @@ def test_a_text_in_an_unknown_unit():
 def test_decode_refuses_bad_ids(ids, message):
     with pytest.raises(ValueError, match=message):
         words().decode(ids)
-
-
-@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"tokens": "' + b"\xff", b"\xff\xfe"])
-def test_load_of_what_is_no_vocabulary_names_the_file(tmp_path, content):
-    (tmp_path / "vocabulary.json").write_bytes(content)
-    with pytest.raises(ValueError, match="vocabulary.json does not hold a vocabulary"):
-        Vocabulary.load(tmp_path / "vocabulary.json")
 
 
 def test_words_are_those_of_split():

@@ -112,7 +112,7 @@ def seq_cifar10(data_dir: DataDir) -> Dataset:
 
 
 def pixel_permutation() -> np.ndarray:
-    """Returns the order in which `permuted_mnist` reads the pixels of an image.
+    """Return the order in which `permuted_mnist` reads the pixels of an image.
 
     The papers do not publish theirs. This is the first permutation of
     `numpy.random.RandomState(92916)`, whose numbers NumPy promises never to change.
@@ -129,7 +129,7 @@ def pixel_permutation() -> np.ndarray:
 
 
 def pixel_sequences(images: np.ndarray, mean: float, deviation: float) -> np.ndarray:
-    """Returns images as normalized sequences of pixels, row by row from the top left.
+    """Return images as normalized sequences of pixels, row by row from the top left.
 
     Args:
         images: uint8 array of shape (images, height, width, channels).
@@ -161,7 +161,7 @@ def pixel_sequences(images: np.ndarray, mean: float, deviation: float) -> np.nda
 
 
 def _pixel_dataset(name, images):
-    """Checks, orders and splits {"train" or "test": (images, labels)}."""
+    """Check, order and split {"train" or "test": (images, labels)}."""
     published = PUBLISHED[name]
     ordered = {}
     for split, (pixels, labels) in images.items():
@@ -212,7 +212,7 @@ def _tfds_images(name):
 
 
 def _read_idx(path):
-    """Reads an idx file: two zeros, type 8 (uint8), number of axes, sizes, then the numbers."""
+    """Read an idx file: two zeros, type 8 (uint8), number of axes, sizes, then the numbers."""
     content = read_file(path)
     axes = content[3] if len(content) > 3 else 0
     header = 4 + 4 * axes
@@ -229,7 +229,7 @@ def _read_idx(path):
 
 
 def _read_strip(path):
-    """Reads a PNG file of images one below the other."""
+    """Read a PNG file of images one below the other."""
     height, width, channels = PUBLISHED["seq_cifar10"].shape
     # PNG only: Pillow runs other programs on some formats.
     with _refuse_damage(path), PIL.Image.open(path, formats=["PNG"]) as image:
@@ -247,7 +247,7 @@ def _read_strip(path):
 
 @contextlib.contextmanager
 def _refuse_damage(path):
-    """Names the file that a library cannot read."""
+    """Name the file that a library cannot read."""
     errors = (OSError, EOFError, KeyError, ValueError, SyntaxError)
     try:
         yield

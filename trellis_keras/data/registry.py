@@ -43,7 +43,7 @@ class Dataset:
     vocabulary: Vocabulary | None = None
 
     def stream(self, split: str, batch_size: int, **options) -> keras.utils.PyDataset:
-        """Returns a split as batches `(x, y, weight)` for `fit` or `evaluate`.
+        """Return a split as batches `(x, y, weight)` for `fit` or `evaluate`.
 
         Args:
             split: `"train"`, `"valid"` or `"test"`.
@@ -103,7 +103,7 @@ DataDir = str | os.PathLike | None
 
 
 def register(citation: str, licence: str, source: Source | None = None) -> Callable:
-    """Returns a decorator that makes a loader available to `load`.
+    """Return a decorator that makes a loader available to `load`.
 
     The name of the function is the name of the data set, its keyword-only arguments are the
     options. Its first argument is `data_dir`.
@@ -123,12 +123,12 @@ def register(citation: str, licence: str, source: Source | None = None) -> Calla
 
 
 def list_datasets() -> list[str]:
-    """Returns the names that `load` knows, sorted."""
+    """Return the names that `load` knows, sorted."""
     return sorted(_REGISTRY)
 
 
 def info(name: str) -> DatasetInfo:
-    """Returns files, options, citation and licence of a data set.
+    """Return files, options, citation and licence of a data set.
 
     Args:
         name: One of `list_datasets()`.
@@ -149,7 +149,7 @@ def info(name: str) -> DatasetInfo:
 
 
 def load(name: str, data_dir: DataDir = None, **options) -> Dataset:
-    """Loads a data set.
+    """Load a data set.
 
     Files are read from `data_dir` if it is given; else from the folder that the environment
     variable `TRELLIS_KERAS_DATA` names, if it has files of this data set; else they are downloaded,

@@ -62,7 +62,7 @@ class Download:
     convert: Callable[[bytes], bytes] | None = None
 
     def fetch(self, folder: Path) -> None:
-        """Downloads the files that `folder` lacks.
+        """Download the files that `folder` lacks.
 
         Raises:
             OSError: If the download fails or cannot be stored.
@@ -137,7 +137,7 @@ class Source:
     downloads: tuple[Download, ...] = ()
 
     def find(self, data_dir: str | os.PathLike | None) -> list[Path]:
-        """Finds the files, and downloads them if there is no local copy.
+        """Find the files, or download them if there is no local copy.
 
         Args:
             data_dir: Folder of local copies. `None` means the folder that the environment variable
@@ -182,7 +182,7 @@ class Source:
 
 
 def cache_folder() -> Path:
-    """Returns the folder for downloads and token ids, `~/.keras/datasets/trellis_keras`.
+    """Return the folder for downloads and token ids, `~/.keras/datasets/trellis_keras`.
 
     As for Keras' own data sets, the environment variable `KERAS_HOME` replaces `~/.keras`.
     """
@@ -192,7 +192,7 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Waits for other processes that write to a folder; the lock of a killed one ends with it."""
+    """Wait for other processes that write to a folder; the lock of a killed one ends with it."""
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
         remove_unfinished(folder)
@@ -200,7 +200,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def read_tfds(name: str) -> dict[str, dict[str, np.ndarray]]:
-    """Returns a data set of tensorflow-datasets: {"train" or "test": {feature: array}}.
+    """Return a data set of tensorflow-datasets: {"train" or "test": {feature: array}}.
 
     Raises:
         ImportError: If tensorflow-datasets or tensorflow is missing.
@@ -228,13 +228,13 @@ def read_tfds(name: str) -> dict[str, dict[str, np.ndarray]]:
 
 
 def existing(path: Path) -> Path | None:
-    """Returns `path` or its compressed form `path.gz`, whichever is a file, or `None`."""
+    """Return `path` or its compressed form `path.gz`, whichever is a file, or `None`."""
     candidates = (path, path.with_name(path.name + ".gz"))
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 def read_file(path: Path) -> bytes:
-    """Reads a whole file, decompressed if its name ends with `.gz`.
+    """Read a whole file, decompressed if its name ends with `.gz`.
 
     Raises:
         ValueError: If it is empty, damaged, or unpacks to far more than its size.
@@ -256,7 +256,7 @@ def read_file(path: Path) -> bytes:
 
 
 def read_blocks(path: Path, description: str) -> Iterator[bytes]:
-    """Yields a file in blocks, decompressed if its name ends with `.gz`.
+    """Yield a file in blocks, decompressed if its name ends with `.gz`.
 
     Args:
         path: The file.
@@ -287,7 +287,7 @@ def _refuse_damage(path):
 
 
 def decode(content: bytes, path: Any, hint: str = "", start: int = 0) -> str:
-    """Decodes UTF-8.
+    """Decode UTF-8.
 
     Args:
         content: Bytes.
@@ -309,12 +309,12 @@ def decode(content: bytes, path: Any, hint: str = "", start: int = 0) -> str:
 
 
 def plain_lines(text: str) -> str:
-    """Removes byte-order mark, carriage returns, blanks at line ends, and outer empty lines."""
+    """Remove byte-order mark, carriage returns, blanks at line ends, and outer empty lines."""
     return re.sub(r"[ \t]*(\r\n|\r|\n)", "\n", text.removeprefix(BYTE_ORDER_MARK)).strip()
 
 
 def checksum(contents: Iterable[Any]) -> str:
-    """Returns the hexadecimal SHA-256 of bytes or contiguous arrays, one after the other."""
+    """Return the hexadecimal SHA-256 of bytes or contiguous arrays, one after the other."""
     digest = hashlib.sha256()
     for content in contents:
         digest.update(content)
@@ -322,7 +322,7 @@ def checksum(contents: Iterable[Any]) -> str:
 
 
 def check_count(path: Any, noun: str, expected: int, found: int, hint: str = "") -> None:
-    """Raises ValueError if a file has another size than the published one."""
+    """Raise ValueError if a file has another size than the published one."""
     if found != expected:
         message = f"{path} is not the published file: expected {expected:,} {noun}, found {found:,}"
         raise ValueError(f"{message}. {hint}" if hint else message)

@@ -198,11 +198,11 @@ class _ExampleStream(keras.utils.PyDataset):
         return self._batch(group, np.resize(rows, self.batch_size), counts)
 
     def _batch(self, group, rows, counts):
-        """Returns the batch of the examples `rows`; `counts` is 0 for those that only fill it."""
+        """Return the batch of the examples `rows`; `counts` is 0 for those that only fill it."""
         raise NotImplementedError
 
     def _plan(self, epoch):
-        """Returns the batches of an epoch as a list of (index of the group, its examples)."""
+        """Return the batches of an epoch as a list of (index of the group, its examples)."""
         generator = np.random.default_rng([self._seed, epoch])
         plan = []
         for number, group in enumerate(self._groups):
@@ -344,7 +344,7 @@ class PianoRollStream(_ExampleStream):
 
 
 class EpochOrder(keras.callbacks.Callback):
-    """Sets a stream's epoch, so that each has its own order, also in a resumed training.
+    """Callback that tells a stream its epoch, so that a resumed training has the same order.
 
     Keras tells a `PyDataset` that an epoch starts, but not which one.
 
@@ -366,7 +366,7 @@ class EpochOrder(keras.callbacks.Callback):
 
 
 def check_integer(name: str, value: Any, minimum: int) -> int:
-    """Returns `value` as an integer; raises ValueError unless it is one of at least `minimum`."""
+    """Return `value` as an integer; raise ValueError unless it is at least `minimum`."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -377,7 +377,7 @@ def check_integer(name: str, value: Any, minimum: int) -> int:
 
 
 def check_piano_roll(roll: np.ndarray, label: str) -> None:
-    """Raises ValueError unless `roll` holds 0 and 1 in the shape (2 or more frames, 88).
+    """Raise ValueError unless `roll` holds 0 and 1 in the shape (2 or more frames, 88).
 
     Args:
         roll: Array.

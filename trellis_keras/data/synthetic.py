@@ -48,7 +48,7 @@ def copy_memory(
 
 
 def adding_examples(T: int, count: int, seed: int | Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Generates sequences of random numbers, two of which are to be added.
+    """Generate sequences of random numbers, two of which are to be added.
 
     As the paper says, the two marked steps are any two of the sequence; in the version of other
     papers one is in each half. The constant answer 1 has a mean squared error of 1/6 (the paper's
@@ -90,7 +90,7 @@ def adding_examples(T: int, count: int, seed: int | Sequence[int]) -> tuple[np.n
 def copy_memory_examples(
     T: int, count: int, seed: int | Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Generates sequences of ten digits that are to be repeated `T` steps later.
+    """Generate sequences of ten digits that are to be repeated `T` steps later.
 
     A sequence is ten digits from 1 to 8, then T - 1 zeros, then 11 nines, the first of which is the
     delimiter. The answer is zero except for the last ten steps, which repeat the digits. Certain

@@ -167,7 +167,7 @@ class _Cut:
             )
 
     def parts(self, total, published):
-        """Returns {split: slice of the text} for `total` tokens; `published` sizes or ()."""
+        """Return {split: slice of the text} for `total` tokens; `published` sizes or ()."""
         length = self.first or total
         if not published or self.split is not None or self.first is not None:
             shares = self.split or DEFAULT_SHARES
@@ -381,7 +381,7 @@ def _whole_text(name, path, content, symbols, cut):
 
 
 def _cut_text(name, label, contents, symbols, vocabulary, cut):
-    """Cuts a text by position. Its vocabulary covers all of it, wherever it is cut."""
+    """Cut a text by position. Its vocabulary covers all of it, wherever it is cut."""
     unit, published = vocabulary.unit, SIZES.get(name, ())[:3]
     tokens = vocabulary.encode(symbols) if unit == "word" else symbols
     total = len(tokens)
@@ -449,7 +449,7 @@ _MAX_WORD = 2**24  # bytes without a space or line end
 
 
 def word_ids(path: Path, digest: str) -> tuple[np.ndarray, list[str]]:
-    """Encodes a large text of words, and memory-maps the ids.
+    """Encode a large text of words, and memory-map the ids.
 
     The ids are those of `Vocabulary.from_text(text).encode(text)`. The text is read twice, in
     blocks, so that only the distinct words are in memory. The ids are stored in `cache_folder()`,
@@ -509,7 +509,7 @@ def _write_word_ids(path, words_file, ids_file):
 
 
 def _texts(path, description):
-    """Yields the text in pieces that end between words; a newline ends its last line."""
+    """Yield the text in pieces that end between words; a newline ends its last line."""
     start, line_has_words = 0, False
     for block in _whole_words(path, description):
         text = decode(block, path, start=start)
@@ -522,7 +522,7 @@ def _texts(path, description):
 
 
 def _whole_words(path, description):
-    """Yields the bytes in blocks that end with a space or newline."""
+    """Yield the bytes in blocks that end with a space or newline."""
     rest = b""
     for block in read_blocks(path, description):
         block = rest + block
@@ -570,7 +570,7 @@ def lambada(data_dir: DataDir) -> Dataset:
 def last_word_examples(
     passages: Iterable[str], vocabulary: Vocabulary, original: bool = False
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Makes examples in which the last word of a passage is to be predicted.
+    """Make examples in which the last word of a passage is to be predicted.
 
     The model reads the words before the last, and padding, which a causal model does not see.
     Unknown words become the unknown token. Passages whose last word is unknown are left out:

@@ -65,7 +65,7 @@ class Vocabulary:
     def from_text(
         cls, text: str | bytes, unit: str = "word", unknown: str | None = None
     ) -> "Vocabulary":
-        """Builds the vocabulary of a text.
+        """Build the vocabulary of a text.
 
         Words are in order of falling frequency, as an adaptive softmax needs them, and of equal
         frequency in alphabetical order; characters by code point, bytes by number.
@@ -88,7 +88,7 @@ class Vocabulary:
 
     @classmethod
     def from_counts(cls, counts: Mapping[str, int], unknown: str | None = None) -> "Vocabulary":
-        """Builds the vocabulary of words, in the order of `from_text`, from their counts.
+        """Build the vocabulary of words, in the order of `from_text`, from their counts.
 
         Args:
             counts: Dict from word to count.
@@ -124,7 +124,7 @@ class Vocabulary:
         return f"<Vocabulary of {len(self)} tokens, unit={self._unit!r}>"
 
     def encode(self, text: str | bytes, final_eos: bool = True) -> np.ndarray:
-        """Turns text into token ids.
+        """Turn text into token ids.
 
         Args:
             text: String, or for bytes also bytes.
@@ -150,7 +150,7 @@ class Vocabulary:
         return ids
 
     def decode(self, ids: Any) -> str:
-        """Turns token ids into text.
+        """Turn token ids into text.
 
         Args:
             ids: Integers in [0, `len(self)`), of shape (tokens,).
@@ -177,22 +177,22 @@ class Vocabulary:
         return lines.replace(" \n", "\n").replace("\n ", "\n")
 
     def get_config(self) -> dict:
-        """Returns the arguments of the constructor, ready for JSON."""
+        """Return the arguments of the constructor, ready for JSON."""
         return {"tokens": list(self._tokens), "unit": self._unit, "unknown": self._unknown}
 
     @classmethod
     def from_config(cls, config: dict) -> "Vocabulary":
-        """Builds the vocabulary that `get_config` describes."""
+        """Build the vocabulary that `get_config` describes."""
         return cls(**config)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the vocabulary as JSON, atomically."""
+        """Write the vocabulary as JSON, atomically."""
         with atomic_write(path) as temporary:
             temporary.write_text(json.dumps(self.get_config()), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Vocabulary":
-        """Reads a vocabulary that `save` wrote.
+        """Read a vocabulary that `save` wrote.
 
         Raises:
             ValueError: If the file does not hold a vocabulary.
@@ -212,7 +212,7 @@ class Vocabulary:
         return ids
 
     def _symbols(self, text):
-        """Returns the symbols of a text as a sequence."""
+        """Return the symbols of a text as a sequence."""
         if self._unit == "word":
             return list(_split_words(text))
         # The items of a memoryview are bytes, not integers.
@@ -241,7 +241,7 @@ def _codes(symbols):
 
 
 def _split_words(text, final_eos=True):
-    """Yields the words of a text: a list of them would take many times its memory."""
+    """Yield the words of a text: a list of them would take many times its memory."""
     line_is_open = False
     for match in _WORDS_AND_ENDS.finditer(text):
         line_is_open = match[0] != "\n"
@@ -251,7 +251,7 @@ def _split_words(text, final_eos=True):
 
 
 def check_unit(unit: str) -> None:
-    """Raises ValueError unless `unit` is one of `UNITS`."""
+    """Raise ValueError unless `unit` is one of `UNITS`."""
     if unit not in UNITS:
         raise ValueError(f"`unit` must be one of {UNITS}. Received: unit={unit!r}")
 
