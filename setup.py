@@ -26,7 +26,8 @@ setup(
     package_dir={"trellis_keras.zoo._assets": "zoo"},
     package_data={
         "trellis_keras": ["py.typed"],
-        "trellis_keras.zoo._assets": ["*.md", "*.json", "*/*"],
+        "trellis_keras.zoo": ["published.csv"],
+        "trellis_keras.zoo._assets": ["*.md", "*.json", "*/*.*", "*/*/*.*"],
     },
     install_requires=[
         "tensorflow>=2.18",

@@ -31,14 +31,15 @@ def main(
     output: Annotated[str, typer.Option(help="Folder of the results.")] = "runs/benchmarks",
 ):
     """Compare a run's best model in float32 and int8."""
-    from trellis_keras.zoo import runs
+    from trellis_keras.training.run import load_best
+    from trellis_keras.zoo import read_recipe
 
-    recipe, model = runs.read_recipe(run), runs.load_best(run, compile=False)
+    recipe, model = read_recipe(run), load_best(run, compile=False)
     text = recipe.load_data().test[: characters + 1]
     results = {
         "model": recipe.name,
         "parameters": model.count_params(),
-        "data": recipe.training.data,
+        "data": recipe.data,
         "epochs": recipe.training.epochs,
         "characters": len(text) - 1,
         "machine": machine(),

@@ -26,14 +26,14 @@ from benchmarks.process import begin_epoch, peak_memory, words
 # Keras and the package are imported by the functions: each row runs in a process of its own.
 
 BATCH, SEGMENT, UNITS, LEVELS, SHALLOW = 40, 70, 2000, 70, 6
-NO_AUX = {"aux_every": None}
+NO_AUX = {"aux_weight": 0.0}
 # What of the published model is different. None: it has no levels at all.
 ROWS = {
     "no levels": None,
     f"{SHALLOW} levels": {"depth": SHALLOW, **NO_AUX},
     f"{LEVELS} levels": NO_AUX,
     f"{LEVELS} levels, auxiliary losses": {},
-    f'{LEVELS} levels, auxiliary losses, memory="lean"': {"memory": "lean"},
+    f"{LEVELS} levels, auxiliary losses, rematerialized": {"rematerialize": True},
 }
 _TOTAL = re.compile(r"Total bytes used: (\d+)")
 
@@ -100,16 +100,19 @@ def _model(settings):
     from keras.layers import Identity
 
     from trellis_keras import zoo
+    from trellis_keras.layers import AdaptiveSoftmax
     from trellis_keras.models import LanguageModel
 
     if settings is not None:
         return zoo.trellisnet_wt103(**settings)
-    config = zoo.recipe("trellisnet_wt103").model
-    model = LanguageModel(
-        config.vocabulary_size, config.embedding_dim, Identity(), head=config.head()
+    recipe = zoo.recipe("trellisnet_wt103")
+    words, width, cutoffs = map(
+        recipe.arguments.get, ("vocabulary_size", "embedding_dim", "cutoffs")
     )
+    head = AdaptiveSoftmax(words, cutoffs, div_value=1.0)
+    model = LanguageModel(words, width, Identity(), head=head)
     model.build((None, None))
-    model.compile(config.make_optimizer(), jit_compile=True)
+    model.compile(recipe.training.make_optimizer(), jit_compile=True)
     return model
 
 
@@ -177,7 +180,7 @@ def markdown(results):
     lines += [
         "",
         f"By count, a level keeps h and c ({2 * state / 2**20:.0f} MiB) and, unless "
-        f'memory="lean", its pre-activations ({4 * state / 2**20:.0f} MiB).',
+        f"rematerialized, its pre-activations ({4 * state / 2**20:.0f} MiB).",
         "",
         f"A step of {SHALLOW} levels was taken: the process had {gib(taken['process_before'])} GiB "
         f"at most before it and {gib(taken['process_peak'])} GiB in it; XLA's report of that step "

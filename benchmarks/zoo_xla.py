@@ -17,7 +17,7 @@ def training(name, jit_compile):
         few = {"train": 64, "valid": 1, "test": 1}
         recipe = zoo.recipe(name, data_options=few, jit_compile=jit_compile)
         batch = recipe.stream(recipe.load_data().train)[0]
-        model = zoo.get_model(name, **vars(recipe.model))
+        model = recipe.build()
 
         def step():
             model.train_on_batch(*batch)

@@ -12,8 +12,8 @@ import pathlib
 from matplotlib.figure import Figure
 
 from trellis_keras.training.records import read_history
-from trellis_keras.zoo.assets import all_results, assets_folder
-from trellis_keras.zoo.card_sections import title
+from trellis_keras.zoo import registry
+from trellis_keras.zoo.results import all_runs
 
 PICTURE = pathlib.Path(__file__).with_name("learning_curves.png")
 COLUMNS = 4
@@ -21,32 +21,33 @@ RISING = {"accuracy"}
 
 
 def main():
-    runs = all_results(assets_folder())
+    runs = all_runs()
     rows = math.ceil(len(runs) / COLUMNS)
     figure = Figure(figsize=(3.2 * COLUMNS, 2.5 * rows), layout="constrained")
     panels = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
-    for panel, (folder, results) in zip(panels, runs, strict=False):
-        draw(panel, read_history(folder / "history.csv"), results)
+    for panel, run in zip(panels, runs, strict=False):
+        draw(panel, read_history(run.folder / "history.csv"), run)
     for panel in panels[len(runs) :]:
         panel.set_axis_off()
     figure.savefig(PICTURE, dpi=110)
 
 
-def draw(axes, history, results):
+def draw(axes, history, run):
     """One run's panel."""
-    metric = results["metric"]
+    results, metric = run.results, run.recipe["metric"]
+    published = registry.published_value(registry.recipe_from_dict(run.recipe))
     column = f"val_{metric}" if f"val_{metric}" in history[0] else "val_loss"
     epochs = [int(row["epoch"]) for row in history]
     values = [float(row[column]) for row in history]
     axes.plot(epochs, values, lw=1.2, color="tab:blue", label="validation")
     axes.plot(results["epoch"], results["test"], "o", ms=5, color="tab:red", label="test, ours")
-    if results["published"] is not None:
-        axes.axhline(results["published"], ls=":", lw=1, color="0.3", label="test, published")
+    if published is not None:
+        axes.axhline(published.value, ls=":", lw=1, color="0.3", label="test, published")
     if metric in RISING:
         axes.set_ylim(bottom=max(min(values), 2 * results["test"] - 1 - 0.05))
     elif max(values) > 20 * min(values):
         axes.set_yscale("log")
-    axes.set_title(title(results), fontsize=9)
+    axes.set_title(run.title, fontsize=9)
     axes.set_ylabel(metric.replace("_", " "), fontsize=8)
     axes.tick_params(which="both", labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)

@@ -16,17 +16,18 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from keras_nlp.samplers import TopPSampler
 
 from trellis_keras import serving, zoo
-from trellis_keras.zoo import runs
+from trellis_keras.training import run
 
 
 def main(folder="runs/quickstart"):
     folder = pathlib.Path(folder)
-    runs.train(zoo.recipe("trellisnet_char"), folder)
+    recipe = zoo.recipe("trellisnet_char")
+    run.train(recipe, folder)
 
-    results = runs.evaluate(folder, split="test")
+    results = run.evaluate(zoo.read_recipe(folder), folder, split="test")
     print(f"\nTest text: {results['bpc']:.3f} bits per character")
 
-    model = runs.load_best(folder)
+    model = run.load_best(folder)
     prompt = "The value of "
     sampler = TopPSampler(p=0.9, temperature=0.6)
     text = model.generate(prompt, max_length=len(prompt) + 300, sampler=sampler, seed=4)

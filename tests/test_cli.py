@@ -1,6 +1,5 @@
 """The command line, as a user has it: what it prints, and its errors of one line."""
 
-import csv
 import json
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import pytest
 from tests.support.processes import child_environment
 from tests.support.small_runs import TINY, options, tiny_run, write_text
 from trellis_keras import __version__, cli, data, zoo
-from trellis_keras.zoo import runs
+from trellis_keras.training import run as runs
 
 UNOBSERVED = ["--gradient-norms", "0", "--sample-length", "0"]
 SMALL = [*map(str, options(TINY | {"epochs": 1, "jit_compile": "false"})), *UNOBSERVED]
@@ -69,11 +68,19 @@ def no_data(monkeypatch):
 def test_list(run):
     status, out, _ = run("list")
     assert status == 0
-    assert [line.split()[0] for line in out.splitlines()] == zoo.list_models()
-    assert "published: perplexity 56.97" in out
-    assert "published: mse 5.8e-05" in out
-    assert run("list", "trellisnet_char*")[1].count("\n") == 2
-    assert run("list", "transformer_*")[1] == ""
+    header, *rows = out.splitlines()
+    names = ["model", "data", "parameters", "metric", "published", "ours", "weights"]
+    assert header.split() == names
+    assert {row.split()[0] for row in rows} == set(zoo.list_models())
+    # A row for each published run, and for each paper's setting; columns do not slip.
+    (row,) = (row for row in rows if row.startswith("tcn_adding T=200 "))
+    assert row[header.index("metric") :].split() == ["mse", "-", "2.855e-05", "yes"]
+    assert any(row.startswith("gru_text8 setting=lru_paper ") for row in rows)
+    ends = {row.index("  perplexity") for row in rows if "  perplexity" in row}
+    assert ends == {header.index("  metric")}
+    trained = run("list", "--pretrained")[1].splitlines()[1:]
+    assert len(trained) == 24 and all(row.endswith("yes") for row in trained)
+    assert run("list", "transformer_*")[1].count("\n") == 1
 
 
 def test_recipe(run):
@@ -81,10 +88,11 @@ def test_recipe(run):
     recipe = json.loads(out)
     assert status == 0
     assert recipe["trellis_keras"] == __version__
-    assert recipe["model"]["depth"] == 8
-    assert recipe["model"]["aux_every"] == 4
-    assert recipe["derived"]["horizon"] == 8
-    assert recipe["derived"]["units"] == 256 + 400
+    assert recipe["arguments"]["depth"] == 8
+    assert recipe["arguments"]["aux_every"] == 4
+    assert recipe["training"]["context_length"] == 8
+    shown = json.loads(run("recipe", "gru_text8", "--setting", "lru_paper", "--size=24m")[1])
+    assert (shown["setting"], shown["arguments"]["size"]) == ("lru_paper", "24m")
 
 
 @pytest.mark.parametrize(
@@ -97,10 +105,8 @@ def test_recipe(run):
         (["--jit-compile", "False"], "jit_compile", False),
         (["--jit-compile=true"], "jit_compile", True),
         (["--decay-epochs", "[5, 6]"], "decay_epochs", [5, 6]),
-        (["--decay-epochs=[]", "--decay-rule=none"], "decay_epochs", []),
-        (["--decay-rule", "none"], "decay_rule", None),
-        (["--source", "a=b"], "source", "a=b"),
-        (["--source=a=b"], "source", "a=b"),
+        (["--schedule", "none"], "schedule", None),
+        (["--data-dir=/a=b"], "data_dir", "/a=b"),
         (["--depth", "4", "--depth", "5"], "depth", 5),
     ],
 )
@@ -109,16 +115,16 @@ def test_option_values(run, words, field, value):
         status, out, err = run("recipe", *arguments)
         assert status == 0, err
         recipe = json.loads(out)
-        assert (recipe["model"] | recipe["training"])[field] == value
+        assert (recipe | recipe["arguments"] | recipe["training"])[field] == value
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "trellisnet_char, trellisnet_char_ptb, "),
-        (["my_ptb"], "Unknown model 'my_ptb'. The zoo has: grid_lstm_char_ptb,"),
-        (["trellisnet_char", "trellisnet_ptb"], "Expected one model at most"),
-        (["trellisnet_char", "--deep", "8"], "unknown field 'deep'. It has: optimizer, "),
+        ([], "Name a model. `trellis-keras list` shows them."),
+        (["trellisnet_pbt"], "Unknown model 'trellisnet_pbt'. Did you mean 'trellisnet_"),
+        (["trellisnet_char", "trellisnet_ptb"], "Name a model."),
+        (["trellisnet_char", "--deep", "8"], "no option 'deep'. Did you mean 'depth'"),
         (["trellisnet_char", "--depth"], "--depth needs a value"),
         (["trellisnet_char", "--depth", "--epochs", "3"], "--depth needs a value"),
         (["trellisnet_char", "-d", "8"], "Expected an option such as --epochs 3. Received: '-d'"),
@@ -127,12 +133,15 @@ def test_option_values(run, words, field, value):
         (["trellisnet_char", "--depth", "8.5"], "`depth` must be an integer. Received: 8.5"),
         (["trellisnet_char", "--depth", "eight"], "`depth` must be an integer. Received: 'eight'"),
         (["trellisnet_char", "--depth", "true"], "`depth` must be an integer. Received: True"),
-        (["trellisnet_char", "--l2", "NaN"], "`l2` must be 0 or more. Received: nan"),
-        (["trellisnet_char", "--horizon", "74"], "horizon=74, segment=74"),
-        (["trellisnet_ptb", "--depth", "8", "--aux-every", "9"], "`aux_every` must be at least 1"),
+        (["trellisnet_char", "--l2", "NaN"], "`l2` must be a number. Received: nan"),
+        (["trellisnet_char", "--context-length", "74"], "context_length=74, sequence_length=74"),
+        (
+            ["trellisnet_ptb", "--depth", "8", "--aux-every", "9"],
+            "`aux_every` must be at most `depth`, 8",
+        ),
         (["tcn_adding", "--T", "20"], "T=20 is too short: sequences have 20 steps"),
-        (["tcn_copy_memory", "--T", "9999"], "No published setting sees a whole sequence"),
-        (["tcn_jsb", "--segment", "9"], "unknown field 'segment'"),
+        (["tcn_copy_memory", "--T", "9999"], "No published net sees a whole sequence"),
+        (["tcn_jsb", "--sequence-length", "9"], "`sequence_length` is an option of language"),
     ],
 )
 def test_wrong_settings(refused, words, message):
@@ -147,14 +156,30 @@ def test_train_and_go_on(run, tmp_path):
     folder = tmp_path / "runs" / "first"
     status, out, err = run("train", "trellisnet_char", *SMALL, "--text", text, "--output", folder)
     assert status == 0, err
-    assert "trellisnet_char: 835 parameters, 3 levels, 4 hidden + 4 output units" in out
+    assert "trellisnet_char: 835 parameters (depth=3, hidden_units=4, " in out
     assert "val_bpc" in out
     assert "\b" not in out and "\r" not in out  # no progress bar in a file
     status, out, err = run("train", "--output", folder, "--epochs", "2", *UNOBSERVED)
     assert status == 0, err
     assert "Resuming after epoch 1" in out
-    assert runs.read_recipe(folder).training.epochs == 2
-    assert runs.read_recipe(folder).model.depth == 3
+    assert zoo.read_recipe(folder).training.epochs == 2
+    assert zoo.read_recipe(folder).arguments["depth"] == 3
+
+
+def test_settings_of_a_published_run(run, refused, tmp_path):
+    sizes = json.dumps({"train": 8, "valid": 4, "test": 6})
+    status, _, err = run(
+        "train", "tcn_adding", "--as-published", "T=200", "--epochs", "1", "--data-options", sizes,
+        "--jit-compile", "false", "--output", tmp_path / "run", *UNOBSERVED,
+    )  # fmt: skip
+    assert status == 0, err
+    recipe = zoo.read_recipe(tmp_path / "run")
+    assert (recipe.arguments["T"], recipe.seed, recipe.training.epochs) == (200, 2, 1)
+    wrong = ["--as-published", "--output", tmp_path / "other"]
+    assert "no published run of tcn_adding (T=1)" in refused("train", "tcn_adding", "T=1", *wrong)
+    assert "Expected MODEL [SETTING] with --as-published" in refused("train", *wrong)
+    message = refused("train", "tcn_adding", "T=200", "--output", tmp_path / "other")
+    assert "Expected one model at most. Received: tcn_adding, T=200" in message
 
 
 def test_the_model_may_come_last(run, tmp_path):
@@ -164,7 +189,7 @@ def test_the_model_may_come_last(run, tmp_path):
         "trellisnet_char",
     )  # fmt: skip
     assert status == 0, err
-    assert runs.read_recipe(tmp_path / "run").model.depth == 2
+    assert zoo.read_recipe(tmp_path / "run").arguments["depth"] == 2
 
 
 def test_an_interrupted_run_says_how_to_go_on(run, tmp_path, monkeypatch):
@@ -174,14 +199,14 @@ def test_an_interrupted_run_says_how_to_go_on(run, tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "train", interrupt)
     status, _, err = run("train", "trellisnet_char", "--output", tmp_path / "my run")
     assert status not in (0, 2)
-    assert f"To go on: trellis-keras train --output '{tmp_path / 'my run'}'\n" in err
+    assert f"To resume: trellis-keras train --output '{tmp_path / 'my run'}'\n" in err
 
 
 @pytest.mark.usefixtures("no_data")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--deep", "8"], "unknown field 'deep'"),
+        (["--deep", "8"], "no option 'deep'"),
         (["--epochs", "0"], "`epochs` must be 1 or more"),
         (["--learning-rate", "fast"], "`learning_rate` must be a number"),
         (["--data", "ptb_word"], "`data` must be one of"),
@@ -210,6 +235,15 @@ def test_train_without_output_or_model(run, refused, tmp_path):
 
 def test_train_with_other_settings_in_a_folder(refused, shared):
     assert "depth 3 there, 4 here" in refused("train", "--output", shared, "--depth", "4")
+
+
+def test_a_time_limit(run, tmp_path):
+    text, folder = write_text(tmp_path / "text.txt"), tmp_path / "run"
+    words = [*SMALL, "--epochs", "2", "--text", text, "--max-minutes", "1e-9"]
+    _, out, _ = run("train", "trellisnet_char", *words, "--output", folder)
+    assert runs.epochs_done(folder) == 1 and "1 of 2 epochs" in out
+    run("train", "--output", folder, *UNOBSERVED)
+    assert runs.epochs_done(folder) == 2
 
 
 def test_unwritable_output(refused, tmp_path):
@@ -267,27 +301,10 @@ def test_evaluate(run, shared, monkeypatch, tmp_path):
         "run": str(shared),
         "split": "test",
         "target_counting": "all",
-        **runs.evaluate(shared),
+        **runs.evaluate(zoo.read_recipe(shared), shared),
     }
     other = json.loads(run("evaluate", shared, "--split=valid", "--target-counting", "original")[1])
     assert other["targets"] < results["targets"]
-
-
-def test_a_breakdown(run, refused, shared, tmp_path):
-    folder = tmp_path / "parts"
-    status, out, err = run("evaluate", shared, "--split", "valid", "--breakdown", folder)
-    assert status == 0, err
-    results = json.loads(out)
-    with open(folder / "position.csv", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["counted"] == "True"]
-    tokens = [int(row["tokens"]) for row in rows]
-    bits = sum(n * float(row["bpc"]) for n, row in zip(tokens, rows, strict=True))
-    assert sum(tokens) == results["targets"]
-    assert bits / sum(tokens) == pytest.approx(results["bpc"], rel=1e-6)
-    assert (folder / "frequency.png").stat().st_size
-    (tmp_path / "file").touch()
-    wrong = refused("evaluate", shared, "--breakdown", tmp_path / "file")
-    assert "file cannot be written to" in wrong
 
 
 def test_wrong_evaluations(refused, shared, tmp_path):
@@ -316,8 +333,8 @@ def test_a_model_of_sequences(run, refused, tmp_path):
         "--data-options", sizes, "--jit-compile", "false", "--output", folder,
     )  # fmt: skip
     assert status == 0, err
-    assert "2 blocks of 3 filters, kernel size 6, sees 31 steps" in out
-    assert "adding (T 8): train 8, valid 4, test 6 sequences" in out
+    assert "(T=8, kernel_size=6, depth=2, filters=3, dropout_kind=element" in out
+    assert "adding: train 8, valid 4, test 6 sequences" in out
     results = json.loads(run("evaluate", folder)[1])
     assert results["sequences"] == 6
     assert results["mse"] == results["loss"]
@@ -325,8 +342,6 @@ def test_a_model_of_sequences(run, refused, tmp_path):
     status, out, err = run("export", folder, tmp_path / "served")
     assert (status, out) == (0, f"Written: {tmp_path / 'served' / '1'}\n"), err
     assert "is for texts" in refused("evaluate", folder, "--target-counting", "original")
-    wrong = refused("evaluate", folder, "--breakdown", tmp_path / "parts")
-    assert "A breakdown is for a LanguageModel" in wrong
 
 
 def test_wrong_prompts(run, refused, shared, tmp_path):

@@ -13,7 +13,7 @@ import trellis_keras
 from trellis_keras import layers, models, training, zoo
 
 # Trains a whole model.
-SLOW = {"trellis_keras.zoo.runs.train"}
+SLOW = {"trellis_keras.training.run.train"}
 
 
 class Checker(doctest.OutputChecker):

@@ -18,7 +18,7 @@ from benchmarks.gpu.work import operations
 from tests.support.processes import ROOT, child_environment
 from tests.support.small_runs import TINY, tiny_recipe, write_text
 from trellis_keras import zoo
-from trellis_keras.zoo import runs
+from trellis_keras.training import run as runs
 
 
 class Clock:
@@ -111,16 +111,17 @@ def test_the_table_of_steps(tmp_path):
 
 def test_operations_are_those_of_the_equations():
     settings = {"depth": 6, "hidden_units": 5, "embedding_dim": 3, "vocabulary_size": 7}
-    settings |= {"batch_size": 2, "segment": 12, "horizon": 6, "aux_every": 4, "aux_weight": 0.1}
+    settings |= {"batch_size": 2, "sequence_length": 12, "context_length": 6}
+    settings |= {"aux_every": 4, "aux_weight": 0.1}
     recipe = zoo.recipe("trellisnet_char", **settings)
-    model = zoo.get_model("trellisnet_char", **vars(recipe.model))
+    model = recipe.build()
     batch = one_cell.random_batch(recipe, quick=True)
     assert [part.shape for part in batch] == [(2, 12), (2, 6), (2, 6)]
     # Two taps, four blocks of gates; level 1 has no hidden part; a head for level 6 and for 4.
     full = 2 * 12 * 2 * 4 * 8 * (5 * 8 + 3) + 2 * 6 * 2 * 3 * 7
-    assert operations(recipe.model, model, batch, cone=False) == 6 * full
+    assert operations(model, batch, cone=False) == 6 * full
     # From the last 6 positions of level 6 down: 6, 7, ... of 12.
-    assert 0.6 < operations(recipe.model, model, batch) / (6 * full) < 0.9
+    assert 0.6 < operations(model, batch) / (6 * full) < 0.9
 
 
 def test_steps_are_those_of_one_fit():
@@ -214,7 +215,7 @@ def test_a_finished_run_with_other_settings_is_not_passed_over(tmp_path):
     [
         ({"epochs": 1, "dtype_policy": "mixed_bfloat16"}, "lru_char_ptb"),
         ({"hidden_units": 16}, "lru_char_ptb_custom"),
-        ({"data": "text8", "published": 1.2, "source": "LRU Table 1"}, "lru_char_ptb_custom"),
+        ({"data": "text8"}, "lru_char_ptb_custom"),
     ],
 )
 def test_a_models_own_folder_is_kept_for_its_benchmark(tmp_path, settings, folder):
@@ -262,8 +263,8 @@ def test_a_run_that_fails_does_not_make_the_others_wait(tmp_path):
 def test_a_run_is_published_with_the_data_where_they_are_now(tmp_path, monkeypatch):
     given = []
     monkeypatch.setattr(
-        "trellis_keras.zoo.publish.publish",
-        lambda *words, **_: given.append(words) or {"metric": "accuracy", "test": 0.5},
+        "tools.publish.publish",
+        lambda *words, **_: given.append(words) or {"recipe": {"metric": "accuracy"}, "test": 0.5},
     )
     queue = train.Queue(tmp_path, 1, 1, {"data_dir": str(tmp_path / "here")})
     queue._publish("trellisnet_seq_mnist")

@@ -15,7 +15,7 @@ from trellis_keras import cli, layers, scoring
 from trellis_keras.data import Vocabulary
 from trellis_keras.files import folder_lock
 from trellis_keras.models import LanguageModel
-from trellis_keras.zoo import runs
+from trellis_keras.training import run as runs
 
 CHARACTERS = Vocabulary("abcé ", unit="character")
 LINES = Vocabulary("\nabcé ", unit="character")

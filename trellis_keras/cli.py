@@ -1,4 +1,4 @@
-"""The command line: list, recipe, train, evaluate, generate, export, score, publish."""
+"""The command line: list, recipe, train, evaluate, generate, export, score."""
 
 import json
 import re
@@ -16,9 +16,9 @@ app = typer.Typer(
 
 Settings = Annotated[
     list[str] | None,
-    typer.Argument(metavar="MODEL|--FIELD VALUE", help="A model of the zoo, and settings."),
+    typer.Argument(metavar="MODEL|--OPTION VALUE", help="A model of the zoo, and its options."),
 ]
-Run = Annotated[str, typer.Argument(help="Folder of a run that `train` has made.")]
+Run = Annotated[str, typer.Argument(help="Folder of a run of `train`.")]
 DataDir = Annotated[
     str | None, typer.Option(help="Folder of local copies of the data (or TRELLIS_KERAS_DATA).")
 ]
@@ -28,41 +28,90 @@ _ANY_OPTION = {"ignore_unknown_options": True}
 @app.command("list")
 def list_command(
     pattern: Annotated[str, typer.Argument(help="Pattern such as 'trellisnet_*'.")] = "*",
+    pretrained: Annotated[
+        bool, typer.Option("--pretrained", help="Only models with published weights.")
+    ] = False,
 ):
-    """List the zoo's models with their data and published results."""
-    from trellis_keras import zoo
+    """List the zoo's models: parameters, published result, ours, and whether there are weights."""
+    rows = [("model", "data", "parameters", "metric", "published", "ours", "weights")]
+    rows += _list_rows(pattern, pretrained)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        # Numbers to the right.
+        cells = [
+            cell.rjust(width) if name in ("parameters", "published", "ours") else cell.ljust(width)
+            for name, cell, width in zip(rows[0], row, widths, strict=True)
+        ]
+        typer.echo("  ".join(cells).rstrip())
 
-    for name in zoo.list_models(pattern):
-        recipe = zoo.recipe(name)
-        published = recipe.training.published
-        result = f"published: {recipe.model.metric} {published}" if published else ""
-        typer.echo(f"{name:24} {recipe.training.data:12} {result}".rstrip())
+
+def _list_rows(pattern, pretrained):
+    """A row per model, per second paper's setting of it, and per published run."""
+    from trellis_keras import zoo
+    from trellis_keras.zoo import registry, results
+
+    runs = {}
+    for run in results.all_runs():
+        runs.setdefault((run.model, run.recipe.get("setting")), []).append(run)
+    parameters = results.read_costs()["models"]
+    names = zoo.list_models(pattern, pretrained)
+    for name, setting in registry.list_settings():
+        if name not in names:
+            continue
+        own = runs.get((name, setting), [])
+        recipes = {run.setting: registry.recipe_from_dict(run.recipe) for run in own}
+        if "" not in recipes and not pretrained:
+            recipes = {"": zoo.recipe(name, setting=setting), **recipes}
+        for label, recipe in recipes.items():
+            run = next((run for run in own if run.setting == label), None)
+            if pretrained and not run.has_weights:
+                continue
+            label = " ".join(filter(None, [setting and f"setting={setting}", label]))
+            key = f"{name}@{setting}" if setting else name
+            known = run.results if run else parameters.get(key, {})
+            value = registry.published_value(recipe)
+            yield (
+                f"{name} {label}".strip(),
+                recipe.data,
+                f"{known['parameters']:,}" if "parameters" in known else "-",
+                recipe.metric,
+                f"{value.value:.4g}" if value else "-",
+                f"{run.results['test']:.4g}" if run else "-",
+                "yes" if run and run.has_weights else "-",
+            )
 
 
 @app.command("recipe", context_settings=_ANY_OPTION)
 def recipe_command(settings: Settings = None):
-    """Show a model's recipe. Every field is also an option of `train`: --depth 8, --epochs 3."""
+    """Show a model's recipe. Each value is also an option of `train`: --depth 8, --epochs 3."""
     from trellis_keras import zoo
 
-    model, overrides = _parse(settings)
-    if model is None:
-        raise ValueError(f"Name a model: {', '.join(zoo.list_models())}")
-    typer.echo(zoo.recipe(model, **overrides).to_json(), nl=False)
+    names, options = _parse(settings)
+    if len(names) != 1:
+        raise ValueError("Name a model. `trellis-keras list` shows them.")
+    typer.echo(zoo.recipe(names[0], **options).to_json(), nl=False)
 
 
 @app.command(context_settings=_ANY_OPTION)
 def train(
-    output: Annotated[str, typer.Option(help="Folder of the run; an existing one is resumed.")],
+    output: Annotated[str, typer.Option(help="Folder of the run; an existing run is resumed.")],
     settings: Settings = None,
-    text: Annotated[str | None, typer.Option(help="Train on this text file of yours.")] = None,
+    as_published: Annotated[
+        bool,
+        typer.Option(
+            "--as-published",
+            help="Take the settings of the zoo's published run of MODEL [SETTING].",
+        ),
+    ] = False,
+    text: Annotated[str | None, typer.Option(help="Train on your own text file.")] = None,
     data_dir: DataDir = None,
     gradient_norms: Annotated[
         int,
-        typer.Option(min=0, help="Measure gradients on so many batches after each epoch; 0: none."),
+        typer.Option(min=0, help="Batches to measure gradient norms on after each epoch."),
     ] = 2,
     sample_length: Annotated[
         int,
-        typer.Option(min=0, help="Let a language model write so many tokens then; 0: none."),
+        typer.Option(min=0, help="Tokens for a language model to sample after each epoch."),
     ] = 200,
     profile: Annotated[
         str | None,
@@ -70,37 +119,35 @@ def train(
     ] = None,
     max_minutes: Annotated[
         float | None,
-        typer.Option(help="End after the last epoch that fits; the same run goes on another time."),
+        typer.Option(help="Stop after the last epoch that fits; the same command resumes."),
     ] = None,
 ):
-    """Train a model by its recipe, or go on with an interrupted run.
+    """Train a model by its recipe, or resume an interrupted run.
 
-    Every field of the recipe is an option, for example --depth 8 --epochs 3; see the command
-    `recipe`. Without a model, the run in the output folder goes on.
+    Every value of the recipe is an option, for example --depth 8 --epochs 3; see the command
+    `recipe`. Without a model, the run in the output folder is resumed.
 
     To watch it: tensorboard --logdir OUTPUT/tensorboard
     """
     from trellis_keras import zoo
-    from trellis_keras.zoo import runs
-    from trellis_keras.zoo.failures import resuming
-    from trellis_keras.zoo.observation import Observation
+    from trellis_keras.training import run
 
-    model, overrides = _parse(settings)
+    names, options = _parse(settings)
     if data_dir is not None:
-        overrides["data_dir"] = data_dir
-    base = runs.read_recipe(output) if model is None else zoo.recipe(model)
+        options["data_dir"] = data_dir
+    recipe = _named_recipe(zoo, names, as_published) or zoo.read_recipe(output)
     if text is not None:
-        _add_text(overrides, text, base.training)
-    recipe = base.replace(**overrides)
-    observation = Observation(gradient_norms, sample_length, graph=True, profile=_range(profile))
+        _add_text(options, text, recipe)
+    recipe = recipe.replace(**options)
+    observation = run.Observation(
+        gradient_norms, sample_length, graph=True, profile=_range(profile)
+    )
     try:
         # A progress bar on a terminal; in a file, a line per epoch.
         verbose = 1 if sys.stdout.isatty() else 2
-        runs.train(
-            recipe, output, verbose=verbose, observation=observation, max_minutes=max_minutes
-        )
+        run.train(recipe, output, verbose=verbose, observation=observation, max_minutes=max_minutes)
     except KeyboardInterrupt:
-        typer.echo(f"\nInterrupted. To go on: {resuming(output)}", err=True)
+        typer.echo(f"\nInterrupted. To resume: {run.resuming(output)}", err=True)
         raise
 
 
@@ -110,21 +157,20 @@ def evaluate(
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
     target_counting: Annotated[
         str,
-        typer.Option(help="Of a text: all (each target once) or original (the authors' code)."),
+        typer.Option(help="Of a text: all (each target once) or original (as the authors' code)."),
     ] = "all",
     data_dir: DataDir = None,
-    breakdown: Annotated[
-        str | None,
-        typer.Option(help="Folder for tables and plots by word frequency and by position."),
-    ] = None,
 ):
     """Evaluate the best model of a run on a whole split."""
-    from trellis_keras.zoo import runs
+    from trellis_keras import zoo
+    from trellis_keras.training.run import evaluate
 
-    results = runs.evaluate(run, split, target_counting, data_dir, breakdown=breakdown)
-    typer.echo(
-        json.dumps({"run": run, "split": split, "target_counting": target_counting, **results})
-    )
+    recipe = zoo.read_recipe(run)
+    if data_dir is not None:
+        recipe = recipe.replace(data_dir=data_dir)
+    results = evaluate(recipe, run, split, target_counting)
+    told = {"run": run, "split": split, "target_counting": target_counting}
+    typer.echo(json.dumps({**told, **results}))
 
 
 @app.command()
@@ -132,7 +178,7 @@ def generate(
     run: Run,
     prompt: Annotated[
         list[str] | None,
-        typer.Option(help="Text to go on from (default: 'the '); repeat it for several texts."),
+        typer.Option(help="Text to continue (default: 'the '); repeat it for several texts."),
     ] = None,
     length: Annotated[int, typer.Option(min=1, help="Number of tokens to add.")] = 300,
     sampler: Annotated[
@@ -157,7 +203,7 @@ def generate(
         list[str] | None,
         typer.Option(help="Token that ends a text, such as '<eos>'; repeat it for several."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the sampler.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
 ):
     """Continue texts with the best model of a run; they appear as they are generated."""
     model = _language_model(run, "generate")
@@ -197,9 +243,9 @@ def export(
 ):
     """Write the best model of a run for TensorFlow Serving, or for another runtime."""
     from trellis_keras import serving
-    from trellis_keras.zoo import runs
+    from trellis_keras.training.run import load_best
 
-    model = runs.load_best(run, compile=False)
+    model = load_best(run, compile=False)
     options = {"format": format, "quantization": quantization, "warmup": warmup}
     typer.echo(f"Written: {serving.export(model, path, version, **options)}")
 
@@ -209,10 +255,11 @@ def score(
     run: Run,
     file: Annotated[str, typer.Argument(help="Text, a document per line; may be of any size.")],
     output: Annotated[
-        str, typer.Option(help="What to write: a .csv or .jsonl file. An interrupted job goes on.")
+        str,
+        typer.Option(help="The .csv or .jsonl file to write. An interrupted job is resumed."),
     ],
     whole: Annotated[
-        bool, typer.Option("--whole", help="The file is one text, read on from line to line.")
+        bool, typer.Option("--whole", help="The file is one text: lines continue each other.")
     ] = False,
     field: Annotated[
         str | None, typer.Option(help="Of JSON lines: the name of the document's text.")
@@ -226,8 +273,7 @@ def score(
     ] = None,
 ):
     """Write the log-probability of each line of a text under the best model of a run."""
-    from trellis_keras import scoring
-    from trellis_keras.zoo import runs
+    from trellis_keras import scoring, zoo
 
     try:
         totals = scoring.score(
@@ -237,48 +283,29 @@ def score(
             whole=whole,
             field=field,
             start=start,
-            metric=runs.read_recipe(run).model.metric,
+            metric=zoo.read_recipe(run).metric,
             batch_tokens=batch_tokens,
             verbose=1,
         )
     except KeyboardInterrupt:
-        typer.echo("\nInterrupted. To go on, give the same command again.", err=True)
+        typer.echo("\nInterrupted. To resume, give the same command again.", err=True)
         raise
     typer.echo(json.dumps({"run": run, "file": file, "output": output, **totals}))
 
 
 def _language_model(run, command):
-    """Loads a run's best model, or refuses one that has nothing to do with texts."""
-    from trellis_keras.zoo import registry, runs
+    """Returns the best model of a run of a language model."""
+    from trellis_keras import zoo
+    from trellis_keras.training.run import load_best
 
-    recipe = runs.read_recipe(run)
-    if not registry.reads_text(recipe.model):
+    recipe = zoo.read_recipe(run)
+    if not recipe.reads_text:
         raise ValueError(f"`{command}` is for language models. {run} is a run of {recipe.name}.")
-    return runs.load_best(run)
-
-
-@app.command()
-def publish(
-    run: Run,
-    folder: Annotated[str, typer.Argument(help="Where to write, such as zoo/tcn_jsb.")],
-    data_dir: DataDir = None,
-    note: Annotated[
-        str, typer.Option(help="What a reader of the card should know: runs not shown, limits.")
-    ] = "",
-    other_seed: Annotated[
-        list[str] | None,
-        typer.Option(help="A run by the same recipe with another seed; repeat it for several."),
-    ] = None,
-):
-    """Evaluate the best model of a run on the test split and write its card and results."""
-    from trellis_keras.zoo.publish import publish
-
-    results = publish(run, folder, data_dir, note, other_seed or ())
-    typer.echo(json.dumps({name: results[name] for name in ("model", "metric", "test")}))
+    return load_best(run)
 
 
 def _sampler(name, vocabulary_size, options):
-    """Keras-NLP's samplers, with settings for small models where its own are close to greedy."""
+    """One of Keras-NLP's samplers, with defaults for small models where its own are near greedy."""
     from keras_nlp import samplers
 
     known = {
@@ -304,21 +331,32 @@ def _sampler(name, vocabulary_size, options):
     return kind(**{names.get(option, option): value for option, value in settings.items()})
 
 
-def _add_text(overrides, text, training):
-    """Adds what --text means to the settings, or refuses those that mean other data.
+def _named_recipe(zoo, names, as_published):
+    """The recipe of the words MODEL [SETTING], or None without any."""
+    if as_published and 1 <= len(names) <= 2:
+        return zoo.published_recipe(*names)
+    if as_published or len(names) > 1:
+        words = "MODEL [SETTING] with --as-published" if as_published else "one model at most"
+        raise ValueError(f"Expected {words}. Received: {', '.join(names) or 'no model'}")
+    return zoo.recipe(names[0]) if names else None
 
-    A run that goes on with a text that has moved keeps its other options.
+
+def _add_text(options, text, recipe):
+    """Adds what --text means to the options.
+
+    A run that is resumed with a text that has moved keeps its other data options.
     """
-    data = overrides.setdefault("data", "text")
+    data = options.setdefault("data", "text")
     if data != "text":
         raise ValueError(f"--text {text} and --data {data} exclude each other.")
-    kept = training.data_options if training.data == "text" else {}
+    kept = recipe.data_options if recipe.data == "text" else {}
     kept = {name: value for name, value in kept.items() if name != "path"}
-    options = overrides.setdefault("data_options", kept)
-    # Anything else the recipe will refuse.
-    if isinstance(options, dict) and options.setdefault("path", text) != text:
-        given = json.dumps(options)
-        raise ValueError(f"--text {text} and --data-options '{given}' exclude each other.")
+    given = options.setdefault("data_options", kept)
+    # The recipe refuses anything but a mapping.
+    if isinstance(given, dict) and given.setdefault("path", text) != text:
+        raise ValueError(
+            f"--text {text} and --data-options '{json.dumps(given)}' exclude each other."
+        )
 
 
 def _range(text):
@@ -332,31 +370,29 @@ def _range(text):
 
 
 def _parse(settings):
-    """Turns ['name', '--depth', '8', '--data=pydoc'] into 'name', {'depth': 8, 'data': 'pydoc'}."""
-    names, overrides, rest = [], {}, list(settings or [])
+    """Turns `name --depth 8 --data=pydoc` into `["name"], {"depth": 8, "data": "pydoc"}`."""
+    names, options, rest = [], {}, list(settings or [])
     while rest:
         option, equals, value = rest.pop(0).partition("=")
         if not option.startswith("-"):
             names.append(option + equals + value)
             continue
         if not equals:
-            # A negative number begins with one dash.
+            # A negative number starts with one dash.
             if not rest or rest[0].startswith("--"):
                 raise ValueError(f"{option} needs a value.")
             value = rest.pop(0)
         if not option.startswith("--"):
             raise ValueError(f"Expected an option such as --epochs 3. Received: {option!r}")
-        overrides[option[2:].replace("-", "_")] = _value(value)
-    if len(names) > 1:
-        raise ValueError(f"Expected one model at most. Received: {', '.join(names)}")
-    return names[0] if names else None, overrides
+        options[option[2:].replace("-", "_")] = _value(value)
+    return names, options
 
 
 _WORDS = {"none": None, "None": None, "True": True, "False": False}
 
 
 def _value(text):
-    """Reads numbers, true, false, none, lists and mappings as such, everything else as text."""
+    """Parses numbers, true, false, none, lists and mappings; everything else is text."""
     if text in _WORDS:
         return _WORDS[text]
     try:
@@ -366,7 +402,7 @@ def _value(text):
 
 
 def main():
-    """Runs the command line; what the user did wrong is one line, not a traceback."""
+    """Runs the command line. Errors of use are one line, not a traceback; exit status 2."""
     try:
         app()
     except (ValueError, OSError, ImportError, FloatingPointError) as error:

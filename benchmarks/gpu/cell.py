@@ -61,11 +61,11 @@ def model_figures(name, policy, settings, all_positions, steps, quick):
     if all_positions:
         compute_all_positions()
     recipe = zoo.recipe(name, **settings, dtype_policy=policy)
-    model = getattr(zoo, name)(**vars(recipe.model))
+    model = recipe.build()
     batch = random_batch(recipe, quick)
     first_s, times, loss = step_times(model, batch, steps)
-    full = operations(recipe.model, model, batch, cone=False)
-    done = full if all_positions else operations(recipe.model, model, batch)
+    full = operations(model, batch, cone=False)
+    done = full if all_positions else operations(model, batch)
     return {
         "parameters": model.count_params(),
         "batch": list(batch[0].shape),
@@ -121,12 +121,13 @@ def random_batch(recipe, quick):
     import numpy as np
 
     rng, rows = np.random.default_rng(0), recipe.training.batch_size
-    if recipe.training.data not in PIXELS:
-        counted = recipe.segment - recipe.horizon
-        part = rng.integers(0, recipe.model.vocabulary_size, rows * counted + 1).astype("int32")
+    if recipe.data not in PIXELS:
+        counted = recipe.training.sequence_length - recipe.training.context_length
+        size = recipe.arguments["vocabulary_size"]
+        part = rng.integers(0, size, rows * counted + 1).astype("int32")
     else:
-        pixels = TINY_PIXELS if quick else PIXELS[recipe.training.data]
-        x = rng.normal(size=(rows, pixels, recipe.model.channels)).astype("float32")
+        pixels = TINY_PIXELS if quick else PIXELS[recipe.data]
+        x = rng.normal(size=(rows, pixels, recipe.entry.channels)).astype("float32")
         part = x, (np.arange(rows) % 10).astype("int32")
     return recipe.stream(part)[0]
 

@@ -27,7 +27,12 @@ POLICIES = ("float32", "mixed_bfloat16")
 _TINY_WORDS = {"hidden_units": 8, "embedding_dim": 4, "vocabulary_size": 20, "batch_size": 2}
 _TINY_PIXELS = {"hidden_units": 6, "output_units": 4, "dilations": [1, 2, 4], "batch_size": 2}
 MODELS = {
-    "trellisnet_ptb": ("trellisnet_ptb", {}, _TINY_WORDS | {"depth": 5, "segment": 12}, True),
+    "trellisnet_ptb": (
+        "trellisnet_ptb",
+        {},
+        _TINY_WORDS | {"depth": 5, "sequence_length": 12},
+        True,
+    ),
     # Every output counts there, so that the cone is all positions.
     "trellisnet_char_ptb": ("trellisnet_char_ptb", {}, _TINY_WORDS | {"depth": 5}, False),
     "trellisnet_seq_mnist": ("trellisnet_seq_mnist", {}, _TINY_PIXELS, True),

@@ -25,15 +25,13 @@ QUEUE = (
     "trellisnet_seq_mnist",
     "trellisnet_seq_cifar10",
     "lru_char_ptb",
-    "gru_char_ptb_lru",
-    "lstm_char_ptb_lru",
+    "gru_char_ptb@lru_paper",
+    "lstm_char_ptb@lru_paper",
     "trellisnet_char_ptb",
     "trellisnet_ptb",
 )
 # A run that is not the first of its call begins only if there is as much of the call left.
 _ENOUGH = 1 / 3
-# What a run must have in common with the zoo's recipe to be shown under the model's own name.
-_BENCHMARK = ("published", "source", "data", "data_options")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -144,7 +142,7 @@ class Queue:
         return False
 
     def _train(self, name):
-        from trellis_keras.zoo import runs
+        from trellis_keras.training import run as runs
 
         with pace.Pace(self._times(name), self.end, self.clock) as times:
             runs.train(
@@ -157,7 +155,7 @@ class Queue:
             )
 
     def _publish(self, name):
-        from trellis_keras.zoo.publish import publish
+        from tools.publish import publish
 
         epochs = pace.read(self._times(name))["epochs"]
         # TensorBoard's files, from which the zoo knows it otherwise, are not written here.
@@ -165,28 +163,33 @@ class Queue:
         folder = self._card(name).parent
         data_dir = self.overrides.get("data_dir")
         results = publish(self.run(name), folder, data_dir, wall_time_s=seconds)
-        typer.echo(f"{name}: {folder}, test {results['metric']} {results['test']:.6g}")
+        typer.echo(f"{name}: {folder}, test {results['recipe']['metric']} {results['test']:.6g}")
 
     def _recipe(self, name):
         from trellis_keras import zoo
-        from trellis_keras.zoo import runs
 
-        if (self.run(name) / runs.RECIPE).exists():
-            return runs.read_recipe(self.run(name)).replace(**self.overrides)
-        return zoo.recipe(name, **{"dtype_policy": "float32"} | self.overrides)
+        if self._has_begun(name):
+            return zoo.read_recipe(self.run(name)).replace(**self.overrides)
+        model, _, setting = name.partition("@")
+        options = {"dtype_policy": "float32"} | self.overrides
+        return zoo.recipe(model, setting=setting or None, **options)
+
+    def _has_begun(self, name):
+        return (self.run(name) / "recipe.json").exists()
 
     def _is_finished(self, name):
-        from trellis_keras.zoo import runs
+        from trellis_keras.training.run import is_finished
 
-        return (self.run(name) / runs.RECIPE).exists() and runs.is_finished(self.run(name))
+        return self._has_begun(name) and is_finished(self.run(name))
 
     def other_settings(self, name):
-        """Returns the fields of a finished run that are not as this call wants them."""
-        from trellis_keras.zoo import runs
+        """Returns the options of a finished run that are not as this call wants them."""
+        from trellis_keras import zoo
 
         if not self._is_finished(name):
             return {}
-        there, wanted = runs.read_recipe(self.run(name)).fields(), self._recipe(name).fields()
+        there = zoo.read_recipe(self.run(name)).options
+        wanted = self._recipe(name).options
         return {k: there[k] for k in self.overrides if k != "data_dir" and there[k] != wanted[k]}
 
     def _worth_it(self, name):
@@ -219,25 +222,26 @@ class Queue:
 
     def _card(self, name):
         """Where a run's card goes: a model's own folder is for the benchmark of its name."""
-        from trellis_keras import zoo
+        from tools.publish import has_own_data, setting_of
 
         own, custom = self._cards(name)
-        run, zoos = self._recipe(name).training, zoo.recipe(name).training
-        of_the_zoo = all(getattr(run, field) == getattr(zoos, field) for field in _BENCHMARK)
-        return own if of_the_zoo else custom
+        recipe = self._recipe(name)
+        _, _, setting = name.partition("@")
+        is_own = setting_of(recipe) == (f"setting={setting}" if setting else "")
+        return own if has_own_data(recipe) and is_own else custom
 
     def standing(self, name):
         """Returns in a few words what is done and what is left of a run."""
-        from trellis_keras.zoo import runs
+        from trellis_keras.training.run import epochs_done
 
         if self.published(name):
             return "done"
         if name in self.problems:
             return f"left out: {self.problems[name]}"
-        if not (self.run(name) / runs.RECIPE).exists():
+        if not self._has_begun(name):
             return "not begun"
-        done = runs.epochs_done(self.run(name))
-        epochs = runs.read_recipe(self.run(name)).training.epochs
+        done = epochs_done(self.run(name))
+        epochs = self._recipe(name).training.epochs
         seconds = pace.epoch_s(pace.read(self._times(name)))
         if seconds is None:
             return f"{done} of {epochs} epochs"

@@ -5,13 +5,12 @@ import numpy as np
 from trellis_keras.layers.depth_loop import plan_levels
 
 
-def operations(config, model, batch, cone=True):
+def operations(model, batch, cone=True):
     """Floating-point operations of a step's matrix products: forward, and twice that for gradients.
 
     Gates, softmax, dropout, weight norm and the optimizer are not counted.
 
     Args:
-        config: The model's configuration, of which the width of the input is taken.
         model: A zoo model with a `TrellisLayer`.
         batch: A batch (x, y, weight), as its recipe's stream has it.
         cone: Whether to count the positions that the layer computes, which are those that the loss
@@ -32,12 +31,12 @@ def operations(config, model, batch, cone=True):
         entering.setdefault(layer.dilation(level), []).append(plan.positions[level])
     # x enters once for all levels of a dilation.
     injected = sum(len(np.unique(np.concatenate(levels))) for levels in entering.values())
-    core = layer.kernel_size * layer.cell.kernel_units * (hidden + _channels(config) * injected)
+    core = layer.kernel_size * layer.cell.kernel_units * (hidden + _channels(model) * injected)
     return 6.0 * rows * (core + _head(layer, model, counted))
 
 
-def _channels(config):
-    return config.embedding_dim if hasattr(config, "embedding_dim") else config.channels
+def _channels(model):
+    return getattr(model, "embedding_dim", None) or model.input_spec.axes[-1]
 
 
 def _head(layer, model, counted):

@@ -6,7 +6,6 @@ import json
 from trellis_keras import zoo
 from trellis_keras.data import EpochOrder
 from trellis_keras.training import Checkpoint
-from trellis_keras.zoo import registry
 
 
 def arguments(description):
@@ -28,7 +27,7 @@ def load(options, **settings):
         # Devices draw masks of their own: without them the losses can be compared.
         rates = {
             name: 0.0
-            for name, value in vars(recipe.model).items()
+            for name, value in recipe.arguments.items()
             if "dropout" in name and isinstance(value, float)
         }
         recipe = recipe.replace(**rates)
@@ -38,8 +37,7 @@ def load(options, **settings):
 
 def build(recipe, loaded):
     """Returns the compiled model. Each device begins with the same weights, by the seed."""
-    vocabulary = {"vocabulary": loaded.vocabulary} if registry.reads_text(recipe.model) else {}
-    return zoo.get_model(recipe.name, **vocabulary, **vars(recipe.model))
+    return recipe.build(vocabulary=loaded.vocabulary if recipe.reads_text else None)
 
 
 def train(model, recipe, loaded, options, folder, rows=lambda stream: stream, verbose="auto"):
@@ -64,7 +62,7 @@ def train(model, recipe, loaded, options, folder, rows=lambda stream: stream, ve
         callbacks=[
             *order,
             *rules,
-            Checkpoint(folder, seed=recipe.model.seed or 0, callbacks=rules),
+            Checkpoint(folder, seed=recipe.seed or 0, callbacks=rules),
         ],
         shuffle=False,
         verbose=verbose,

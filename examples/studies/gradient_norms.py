@@ -78,13 +78,13 @@ def measure(settings, work, data_dir, net, seed):
     from study import lattice
 
     from trellis_keras.training import GradientNorms
-    from trellis_keras.zoo import runs
+    from trellis_keras.training.run import train
 
     keras.utils.clear_session()  # what is left of the cell before
     made = recipe(settings, net, seed, data_dir)
     curve = lattice.Curve.of(made, f"{net}, seed {seed}")
     norms = GradientNorms(made.stream(made.load_data().train), steps=settings["batches"])
-    model = runs.train(made, work, verbose=0, callbacks=[curve, norms])
+    model = train(made, work, verbose=0, callbacks=[curve, norms])
     losses = ("epoch", "train_loss", "valid", "test")
     return [
         {

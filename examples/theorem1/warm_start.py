@@ -244,7 +244,7 @@ def report(found, reference):
 
 
 def write(folder, settings, corpus, found, curves, seconds):
-    from trellis_keras.zoo.environment import environment
+    from trellis_keras.training.environment import environment
 
     _, reference, _ = found
     write_csv(folder / "bits.csv", list(rows(found, reference)))

@@ -19,8 +19,9 @@ from trellis_keras.data import images, music, sources, text
 from trellis_keras.models import LanguageModel
 from trellis_keras.torch_weights import load_torch_state_dict
 from trellis_keras.training import checkpoint_files
+from trellis_keras.training import run as runs
 from trellis_keras.training.records import read_history
-from trellis_keras.zoo import assets, runs
+from trellis_keras.zoo.results import RESULTS, WEIGHTS
 
 TARGETS = {}
 
@@ -272,7 +273,7 @@ def recipe(folder):
     inputs = damaged_json([json.loads(text) for text in texts], more)
     inputs |= damaged([text.encode() for text in texts])
     path = folder / runs.RECIPE
-    yield Target(path, inputs, lambda: runs.read_recipe(folder).to_json())
+    yield Target(path, inputs, lambda: zoo.read_recipe(folder).to_json())
 
 
 @target
@@ -286,19 +287,17 @@ def history(folder):
 @target
 def results(folder):
     (folder / "some_model").mkdir()
-    weights = folder / "some_model" / assets.WEIGHTS
+    weights = folder / "some_model" / WEIGHTS
     weights.write_bytes(b"no weights")
     document = {
-        "model": "tcn_adding",
-        "settings": {"T": 200, "seed": 3},
+        "recipe": zoo.recipe("tcn_adding", T=200, seed=3).to_dict(),
         "weights_sha256": zoo.pretrained.checksum(weights),
     }
-    path = folder / "some_model" / assets.RESULTS
+    path = folder / "some_model" / RESULTS
     with mock.patch.dict(os.environ, {"TRELLIS_KERAS_ZOO": str(folder)}):
         inputs = damaged_json([document]) | damaged([json.dumps(document).encode()])
         own = zoo.recipe("tcn_adding", T=200)
-        load = lambda: zoo.pretrained._pretrained(own, own.model)  # noqa: E731
-        yield Target(path, inputs, load)
+        yield Target(path, inputs, lambda: zoo.pretrained._pretrained(own))
 
 
 # Checkpoints
@@ -443,8 +442,7 @@ def h5_weights(folder):
     model = _saved_model(folder)
     path = folder / "some.weights.h5"
     model.save_weights(path)
-    own = zoo.recipe("trellisnet_char")
-    load = lambda: zoo.pretrained.load_weights(model, own, path)  # noqa: E731
+    load = lambda: zoo.pretrained.load_weights(model, "trellisnet_char", path)  # noqa: E731
     yield Target(path, damaged([path.read_bytes()]), load)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.support.processes import ROOT, child_environment
 from trellis_keras.training.records import read_history
-from trellis_keras.zoo import runs
+from trellis_keras.training.run import load_best
 
 
 def arrays(run, epoch):
@@ -27,7 +27,7 @@ def assert_same_end(left, right, epochs):
     for name, array in ours.items():
         np.testing.assert_array_equal(array, theirs[name], err_msg=name)
     assert (left / "history.csv").read_text() == (right / "history.csv").read_text()
-    best = [runs.load_best(run).get_weights() for run in (left, right)]
+    best = [load_best(run).get_weights() for run in (left, right)]
     for ours, theirs in zip(*best, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 

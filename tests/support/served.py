@@ -13,7 +13,6 @@ from tests.support.processes import run_script
 from trellis_keras import serving, zoo
 from trellis_keras.data import Vocabulary
 from trellis_keras.models import LanguageModel, PolyphonicModel, SequenceClassifier
-from trellis_keras.zoo import registry
 
 # Where they are not left open.
 SMALL = {"depth": 3, "aux_every": 1, "embedding_dim": 4, "output_units": 4, "filters": 3}
@@ -24,7 +23,7 @@ VOCABULARIES = {
 }
 # A model for each kind of backbone, of head and of output, and one that carries a history.
 KINDS = {
-    "trellisnet_char": {"history": "repackage", "weight_norm": True, "weight_dropout": 0.2},
+    "trellisnet_char": {"stateful": True, "weight_norm": True, "weight_dropout": 0.2},
     "trellisnet_ptb_mos": {"experts": 2},
     "trellisnet_wt103": {},
     "tcn_char_ptb": {"vocabulary": VOCABULARIES["byte"]},
@@ -37,19 +36,20 @@ KINDS = {
     "tcn_copy_memory": {},
     "gru_jsb": {},
 }
-LANGUAGE = [name for name in KINDS if registry.reads_text(zoo.recipe(name).model)]
+LANGUAGE = [name for name in KINDS if zoo.recipe(name).reads_text]
 TEXT = [name for name in LANGUAGE if KINDS[name].get("vocabulary", "") is not None]
 
 
 def small_model(name, **overrides):
     """Returns a model of the zoo at a size of a few hundred weights."""
-    config = zoo.recipe(name).model
-    settings = {key: size for key, size in SMALL.items() if vars(config).get(key) is not None}
-    if "hidden_units" in vars(config):
+    recipe = zoo.recipe(name)
+    arguments = recipe.arguments
+    settings = {key: size for key, size in SMALL.items() if arguments.get(key) is not None}
+    if "hidden_units" in arguments:
         settings["hidden_units"] = 4
-    if getattr(config, "cutoffs", ()):
+    if arguments.get("cutoffs"):
         settings["cutoffs"] = (4, 8)
-    if registry.reads_text(config):
+    if recipe.reads_text:
         letters = any(part in name for part in ("char", "8", "peace"))
         settings["vocabulary"] = VOCABULARIES["character" if letters else "word"]
     settings |= overrides

@@ -3,21 +3,21 @@
 import random
 
 from trellis_keras import zoo
-from trellis_keras.zoo import runs
+from trellis_keras.training import run
 
 TINY = {
     "depth": 3,
     "hidden_units": 4,
     "embedding_dim": 4,
     "batch_size": 4,
-    "segment": 12,
+    "sequence_length": 12,
     "epochs": 2,
     "jit_compile": False,
 }
 # Every source of randomness and every kind of state.
 STATEFUL = TINY | {
     "depth": 4,
-    "history": "repackage",
+    "stateful": True,
     "aux_every": 2,
     "aux_weight": 0.1,
     "embedding_dropout": 0.1,
@@ -47,7 +47,7 @@ def tiny_recipe(folder, **overrides):
 
 def tiny_run(folder, **overrides):
     """Trains in `folder / "run"` and returns that folder."""
-    runs.train(tiny_recipe(folder, **overrides), folder / "run", verbose=0)
+    run.train(tiny_recipe(folder, **overrides), folder / "run", verbose=0)
     return folder / "run"
 
 

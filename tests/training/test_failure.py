@@ -7,7 +7,7 @@ import pytest
 from tests.support.checkpoints import assert_same, data, make_model, values
 from trellis_keras.training import Checkpoint, StopOnNaN, latest, restore
 from trellis_keras.training.records import BestModel, HistoryCSV, read_history
-from trellis_keras.zoo.failures import explained
+from trellis_keras.training.run import explained
 
 pytestmark = pytest.mark.both_backends
 

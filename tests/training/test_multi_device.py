@@ -22,7 +22,8 @@ STEPS = 20
 
 # Gradient descent: Adam does not see a gradient that is twice too large. The text ends in the
 # 18th step, with rows of 5, 5, 5 and 2 targets.
-TEXT = {"optimizer": "sgd", "learning_rate": 2.0, "batch_size": 4, "segment": 12, "horizon": 4}
+TEXT = {"optimizer": "sgd", "learning_rate": 2.0, "batch_size": 4}
+TEXT |= {"sequence_length": 12, "context_length": 4}
 TRELLIS = {"depth": 3, "hidden_units": 8, "embedding_dim": 8, "aux_every": 1, "aux_weight": 0.1}
 # Of 71 examples the last batch has 3: two rows here, one there.
 ADDING = {"T": 8, "depth": 2, "filters": 3, "batch_size": 4, "learning_rate": 0.1}
@@ -30,7 +31,7 @@ CASES = {
     "trellisnet": ("trellisnet_char", TEXT | TRELLIS),
     "carried history": (
         "trellisnet_char",
-        TEXT | TRELLIS | {"history": "repackage", "segment": 8, "horizon": None},
+        TEXT | TRELLIS | {"stateful": True, "sequence_length": 8, "context_length": 0},
     ),
     "tcn": ("tcn_ptb", TEXT | {"depth": 2, "filters": 8, "embedding_dim": 8}),
     "adding": (
@@ -44,7 +45,7 @@ SLOW = pytest.mark.slow
 def words_of(case, folder):
     """The model, and its settings with a text in `folder`, as words of the command line."""
     model, settings = CASES[case]
-    if "segment" in settings:
+    if "sequence_length" in settings:
         options = {"path": str(write_text(folder / "text.txt", 1124)), "split": [0.5, 0.25, 0.25]}
         settings = settings | {"data": "text", "data_options": options}
     return [model, "--settings", json.dumps(settings), "--checkpoints", str(folder / "checkpoints")]
@@ -91,7 +92,7 @@ def test_what_a_script_needs_wins_over_the_settings(monkeypatch):
     settings = ADDING | {"jit_compile": True, "data_options": {"train": 9, "valid": 9, "test": 9}}
     options = types.SimpleNamespace(model="tcn_adding", settings=settings, check=None)
     recipe, _ = task.load(options, jit_compile=False)
-    assert recipe.model.jit_compile is False and recipe.model.filters == ADDING["filters"]
+    assert recipe.jit_compile is False and recipe.arguments["filters"] == ADDING["filters"]
 
 
 @pytest.mark.parametrize(

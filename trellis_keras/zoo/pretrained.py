@@ -1,4 +1,4 @@
-"""Weights of the zoo's models: of a file, or those that were published with results."""
+"""Weights for the zoo's models: a file, or those of a published run."""
 
 import hashlib
 import pathlib
@@ -6,15 +6,32 @@ import warnings
 
 from trellis_keras import data
 from trellis_keras.models.saved_files import check_claims
-from trellis_keras.zoo.assets import RESULTS, WEIGHTS, WEIGHTS_KEPT, all_results, assets_folder
+from trellis_keras.zoo import results
+
+# Which weights the repository keeps; `tools.publish` decides by it.
+WEIGHTS_KEPT = "the zoo keeps weights under 5 MB, of language models only those of characters"
+
+# Arguments that do not change what trained weights compute. So do all whose names end in "dropout"
+# or "dropout_kind", or start with "initial_" or "aux_".
+_OF_THE_TRAINING = {
+    "activation_reg",
+    "fused",
+    "forget_bias",
+    "rematerialize",
+    "seed",
+    "size",
+    "stateful",
+    "temporal_activation_reg",
+    "transform_bias",
+    "vocabulary_size",  # the weights bring their vocabulary
+}
 
 
-def find(recipe, config, weights):
+def find(recipe, weights):
     """Returns the path of a weights file, and the vocabulary that was published with it or None.
 
     Args:
-        recipe: The zoo's recipe of the model's name.
-        config: The configuration of the model.
+        recipe: A `Recipe`.
         weights: `"pretrained"`, or the path of a weights file.
 
     Raises:
@@ -22,20 +39,20 @@ def find(recipe, config, weights):
             not the one that was published.
     """
     if weights == "pretrained":
-        folder, results = _pretrained(recipe, config)
-        vocabulary = results.get("vocabulary")
-        return folder / WEIGHTS, vocabulary and data.Vocabulary.from_config(vocabulary)
+        run = _pretrained(recipe)
+        vocabulary = run.results.get("vocabulary")
+        return run.folder / results.WEIGHTS, vocabulary and data.Vocabulary.from_config(vocabulary)
     path = pathlib.Path(weights).expanduser()
     if not path.is_file():
         raise ValueError(
-            f'{recipe.name}: `weights` must be None, "pretrained" or a file. There is none at '
-            f"{path}"
+            f'{recipe.name}: `weights` must be None, "pretrained" or a file. Received: {path}, '
+            "where there is no file"
         )
     return path, None
 
 
-def load_weights(model, recipe, path):
-    """Loads a file's weights into a zoo model that is built, and returns it.
+def load_weights(model, name, path):
+    """Loads a file's weights into a model that is built, and returns the model.
 
     Raises:
         ValueError: The file does not hold the weights of this model.
@@ -46,74 +63,66 @@ def load_weights(model, recipe, path):
             # Published weights are those of a model without an optimizer.
             warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
             model.load_weights(path)
-    except Exception as error:  # Keras has another one for each kind of damage
-        raise ValueError(
-            f"{path} does not hold the weights of this {recipe.name}: {error}"
-        ) from error
+    except Exception as error:  # each kind of damage raises another class
+        raise ValueError(f"{path} does not hold the weights of this {name}: {error}") from error
     return model
 
 
-def checksum(path):
-    """Returns a weights file's SHA-256, as hexadecimal digits."""
+def checksum(path) -> str:
+    """Returns a file's SHA-256, as hexadecimal digits."""
     return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
 
 
-def published():
-    """Returns [(folder, results)] of everything that was published with its weights."""
-    return [found for found in all_results(assets_folder()) if (found[0] / WEIGHTS).is_file()]
+def differences(recipe, trained) -> dict[str, tuple]:
+    """Returns {argument: (trained with, asked for)} of what changes the computation.
 
-
-def _pretrained(recipe, config):
-    """(folder, results) of the weights that solve the same benchmark, such as one T of several.
-
-    Among several, such as two sizes, those of the model that is most like this one.
+    Args:
+        recipe: A `Recipe`.
+        trained: The recipe of a published run, a dict.
     """
-    there, alike = published(), {}
-    for folder, results in there:
-        if results["model"] == recipe.name:
-            theirs = _trained(recipe, folder, results).model
-            if config.has_result_of(theirs):
-                same = [value == getattr(theirs, name) for name, value in vars(config).items()]
-                others = config.computed_otherwise(theirs)
-                alike[folder] = (not others, sum(same)), others, results
-    if not alike:
-        names = ", ".join(folder.name for folder, _ in there) or "no model yet"
+    theirs = trained["arguments"]
+    ours = recipe.to_dict()["arguments"]
+    return {
+        name: (theirs.get(name), value)
+        for name, value in ours.items()
+        if not is_of_the_training(name) and theirs.get(name) != value
+    }
+
+
+def is_of_the_training(name):
+    return (
+        name in _OF_THE_TRAINING
+        or name.endswith(("dropout", "dropout_kind"))
+        or name.startswith(("initial_", "aux_"))
+    )
+
+
+def _pretrained(recipe):
+    """The published run whose model computes what this recipe's does."""
+    runs = [run for run in results.all_runs() if run.has_weights]
+    own = [
+        (run, differences(recipe, run.recipe))
+        for run in runs
+        if (run.model, run.recipe.get("setting")) == (recipe.name, recipe.setting)
+    ]
+    if not own:
+        names = sorted({run.model for run in runs})
         raise ValueError(
-            f"There are no pretrained weights of {recipe.name} with these settings; "
-            f"{WEIGHTS_KEPT}. There are some of: {names}"
+            f"There are no pretrained weights of {recipe.name}: {WEIGHTS_KEPT}. There are some of: "
+            f"{', '.join(names) or 'no model yet'}"
         )
-    folder = max(alike, key=lambda folder: alike[folder][0])
-    _, others, results = alike[folder]
-    _check_function(recipe, config, others)
-    _check_untouched(folder / WEIGHTS, results)
-    return folder, results
-
-
-def _check_function(recipe, config, others):
-    """Refuses what Keras would load without a word."""
-    if others:
-        theirs = ", ".join(f"{name}={value!r}" for name, value in others.items())
-        ours = ", ".join(f"{name}={getattr(config, name)!r}" for name in others)
+    run, differing = min(own, key=lambda pair: len(pair[1]))
+    if differing:
+        told = ", ".join(f"{k}={old!r}, not {new!r}" for k, (old, new) in differing.items())
         raise ValueError(
-            f"The pretrained weights of {recipe.name} are of a model with {theirs}; in another one "
-            f"they mean nothing. Received: {ours}. (`weights=` with a path does not look at that.)"
+            f"The pretrained weights of {recipe.name} were trained with {told}: in another net "
+            "they mean nothing. (A path in `weights` is loaded without this check.)"
         )
-
-
-def _trained(recipe, folder, results):
-    """The recipe that published weights were trained by."""
-    try:
-        return recipe.replace(**results["settings"])
-    except (ValueError, TypeError, KeyError, OverflowError) as error:
-        raise ValueError(
-            f"{folder / RESULTS} is of no recipe of this version: {error!r}"
-        ) from error
-
-
-def _check_untouched(path, results):
-    expected = results.get("weights_sha256")
+    path = run.folder / results.WEIGHTS
+    expected = run.results.get("weights_sha256")
     if checksum(path) != expected:
         raise ValueError(
             f"{path} is not the file that was published: its checksum is {checksum(path)}, not "
             f"{expected}. Install the package again, or check the file out again."
         )
+    return run

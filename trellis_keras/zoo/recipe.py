@@ -1,152 +1,609 @@
-"""A recipe: a model's configuration and how to train it, as published or as overridden."""
+"""A recipe: a model with its arguments, the data, and how it is trained on them."""
 
 import dataclasses
+import difflib
 import json
+import math
 import numbers
 import os
 import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
 
 import trellis_keras
-from trellis_keras.zoo.training import PUBLISHED, Training
+from trellis_keras import data
+from trellis_keras.layers.base import default_policy
+from trellis_keras.models import BitsPerCharacter, CrossEntropy, Perplexity
+from trellis_keras.training import (
+    ASGD,
+    SGD,
+    Adam,
+    ASGDSwitch,
+    EarlyStopping,
+    ExponentialDecay,
+    PlateauDecay,
+    RMSprop,
+    StepDecay,
+)
+from trellis_keras.zoo import pretrained
+
+OPTIMIZERS = {"sgd": SGD, "asgd": ASGD, "adam": Adam, "rmsprop": RMSprop}
+TEXT_METRICS = {"perplexity": Perplexity, "bpc": BitsPerCharacter, "cross_entropy": CrossEntropy}
+DTYPE_POLICIES = ("float32", "float64", "mixed_bfloat16")
+
+_PLATEAU = ("best_before", "worst_of_last", "patience")
+# The fields that a schedule of the learning rate uses: those it needs, those it may have.
+_SCHEDULES = {
+    None: ((), ()),
+    "best_before": (("decay_factor", "decay_window"), ("decay_strict", "min_learning_rate")),
+    "worst_of_last": (("decay_factor", "decay_window"), ("decay_strict", "min_learning_rate")),
+    "patience": (("decay_factor", "decay_window"), ("min_learning_rate",)),
+    "steps": (("decay_factor", "decay_epochs"), ()),
+    "exponential": (("decay_factor",), ()),
+    "average": (("decay_window",), ()),
+}
+_SCHEDULE_FIELDS = (
+    "decay_factor",
+    "decay_window",
+    "decay_strict",
+    "decay_epochs",
+    "min_learning_rate",
+)
+_TEXT_FIELDS = ("sequence_length", "context_length")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a model is trained: optimizer, batches, learning-rate schedule and early stopping.
+
+    The fields are plain values: they are written into a run's folder and are options of
+    `trellis-keras train`. A field that the schedule does not use must be None.
+
+    Args:
+        optimizer: `"sgd"`, `"adam"`, `"rmsprop"`, or `"asgd"`, which is SGD until
+            `schedule="average"` starts to average the weights.
+        learning_rate: Positive float, initial learning rate.
+        clip_norm: Positive float, global norm to clip gradients to. Defaults to None, no clipping.
+        l2: Float, weight decay added to the gradient. Defaults to 0.
+        batch_size: Positive integer, rows of a batch.
+        epochs: Positive integer, upper limit.
+        sequence_length: Positive integer, tokens of a row that a batch of text reads. Language
+            models only.
+        context_length: Integer, how many of them are read but not counted. Language models only.
+        schedule: Learning-rate schedule: `"best_before"`, `"worst_of_last"` or `"patience"` (the
+            rules of `training.PlateauDecay`), `"steps"` (`training.StepDecay`), `"exponential"`
+            (`training.ExponentialDecay`), or `"average"` (`training.ASGDSwitch`). Defaults to None,
+            a constant rate.
+        decay_factor: Float in (0, 1) that the learning rate is multiplied with.
+        decay_window: Positive integer, epochs that a plateau rule or `"average"` looks back.
+        decay_strict: Boolean, whether an equal value does not count as a plateau. Defaults to
+            the habit of the rule.
+        decay_epochs: Rising integers, the epochs after which `"steps"` decays.
+        min_learning_rate: Float, lower limit of a plateau rule.
+        stop_patience: Positive integer, epochs in a row without a lower validation loss after
+            which training stops (`training.EarlyStopping`). Defaults to None, no early stopping.
+        stop_min_delta: Float, the least fall that counts. Defaults to 0.
+        stop_against: `"best"` or `"previous"`, the epoch to compare with. Defaults to `"best"`.
+    """
+
+    optimizer: str
+    learning_rate: float
+    clip_norm: float | None = None
+    l2: float = 0.0
+    batch_size: int
+    epochs: int
+    sequence_length: int | None = None
+    context_length: int | None = None
+    schedule: str | None = None
+    decay_factor: float | None = None
+    decay_window: int | None = None
+    decay_strict: bool | None = None
+    decay_epochs: tuple[int, ...] | None = None
+    min_learning_rate: float | None = None
+    stop_patience: int | None = None
+    stop_min_delta: float | None = None
+    stop_against: str | None = None
+
+    def __post_init__(self):
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        for name in ("learning_rate", "clip_norm"):
+            _check(name, getattr(self, name), lambda value: value > 0, "positive")
+        for name in ("l2", "context_length", "min_learning_rate", "stop_min_delta"):
+            _check(name, getattr(self, name), lambda value: value >= 0, "0 or more")
+        counts = ("batch_size", "epochs", "sequence_length", "decay_window", "stop_patience")
+        for name in counts:
+            _check(name, getattr(self, name), lambda value: value >= 1, "1 or more")
+        _check("decay_factor", self.decay_factor, lambda value: 0 < value < 1, "between 0 and 1")
+        self._check_schedule()
+        self._check_stopping()
+        if (self.context_length or 0) >= (self.sequence_length or math.inf):
+            raise ValueError(
+                "`context_length` must be smaller than `sequence_length`, or no token is counted. "
+                f"Received: context_length={self.context_length}, "
+                f"sequence_length={self.sequence_length}"
+            )
+
+    def _check_schedule(self):
+        if self.schedule is not None:
+            check_choice("schedule", self.schedule, [name for name in _SCHEDULES if name])
+        needed, optional = _SCHEDULES[self.schedule]
+        for name in _SCHEDULE_FIELDS:
+            given = getattr(self, name) is not None
+            if given and name not in needed + optional:
+                raise ValueError(f"`{name}` has no effect with schedule={self.schedule!r}.")
+            if not given and name in needed:
+                raise ValueError(f"schedule={self.schedule!r} needs `{name}`.")
+        if self.schedule == "average" and self.optimizer != "asgd":
+            raise ValueError(
+                f'schedule="average" needs optimizer="asgd". Received: optimizer={self.optimizer!r}'
+            )
+        epochs = self.decay_epochs
+        if epochs is not None and not (
+            epochs and epochs[0] >= 1 and list(epochs) == sorted(set(epochs))
+        ):
+            raise ValueError(
+                "`decay_epochs` must be rising numbers of 1 or more, such as [2, 3]. "
+                f"Received: {list(epochs)}"
+            )
+
+    def _check_stopping(self):
+        for name in ("stop_min_delta", "stop_against"):
+            if self.stop_patience is None and getattr(self, name) is not None:
+                raise ValueError(f"`{name}` has no effect without `stop_patience`.")
+        if self.stop_against is not None:
+            check_choice("stop_against", self.stop_against, ("best", "previous"))
+
+    def replace(self, **fields: Any) -> "Training":
+        """Returns a copy with other fields. A new `schedule` drops what only the old one used."""
+        if "schedule" in fields:
+            check_choice("schedule", fields["schedule"], _SCHEDULES)
+            used = sum(_SCHEDULES[fields["schedule"]], ())
+            fields = {name: None for name in _SCHEDULE_FIELDS if name not in used} | fields
+        if "stop_patience" in fields and fields["stop_patience"] is None:
+            fields = {"stop_min_delta": None, "stop_against": None} | fields
+        return dataclasses.replace(self, **fields)
+
+    def make_optimizer(self) -> keras.optimizers.Optimizer:
+        """Returns a new optimizer."""
+        return OPTIMIZERS[self.optimizer](self.learning_rate, clip_norm=self.clip_norm, l2=self.l2)
+
+    def callbacks(self) -> list[keras.callbacks.Callback]:
+        """Returns the schedule and the stopping rule as callbacks for `fit`."""
+        return [*self._schedule(), *self._stopping()]
+
+    def _schedule(self):
+        if self.schedule == "steps":
+            return [StepDecay(self.decay_epochs, self.decay_factor, verbose=1)]
+        if self.schedule == "exponential":
+            return [ExponentialDecay(self.decay_factor)]
+        if self.schedule == "average":
+            return [ASGDSwitch(self.decay_window, verbose=1)]
+        if self.schedule in _PLATEAU:
+            decay = PlateauDecay(
+                factor=self.decay_factor,
+                rule=self.schedule,
+                window=self.decay_window,
+                strict=self.decay_strict,
+                min_lr=self.min_learning_rate or 0.0,
+                verbose=1,
+            )
+            return [decay]
+        return []
+
+    def _stopping(self):
+        if self.stop_patience is None:
+            return []
+        stopping = EarlyStopping(
+            patience=self.stop_patience,
+            min_delta=self.stop_min_delta or 0.0,
+            against=self.stop_against or "best",
+            verbose=1,
+        )
+        return [stopping]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Entry:
+    """What `zoo.register` knows of a model.
+
+    Attributes:
+        name: The model's name.
+        setting: Name of the paper's setting, where two papers have a model of this name.
+        function: Function that returns the model, not compiled.
+        defaults: {argument: default} of the arguments that a user may choose.
+        fixed: {argument: value} of the function's other arguments.
+        types: {argument: annotation}.
+        data, data_options: Name and options of the data set.
+        metric: Name of the published metric.
+        metrics: Function that returns the metrics of a model of sequences. None: its own.
+        channels: Channels of the input. None: the model reads text.
+        training: `Training`, or a function from the model's arguments to one.
+        resolve: Function from the arguments to values for those of them that are None. It raises
+            `ValueError` where arguments contradict each other.
+        data_arguments: Arguments that are also options of the data set.
+        jit_compile: Whether XLA compiles the training step. None: Keras decides.
+        doc: Docstring.
+    """
+
+    name: str
+    setting: str | None
+    function: Callable[..., keras.Model]
+    defaults: dict[str, Any]
+    fixed: dict[str, Any]
+    types: dict[str, Any]
+    data: str
+    data_options: dict[str, Any]
+    metric: str
+    metrics: Callable[[], list] | None
+    channels: int | None
+    training: Training | Callable[..., Training]
+    resolve: Callable[..., dict[str, Any]] | None
+    data_arguments: tuple[str, ...]
+    jit_compile: bool | None
+    doc: str
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the model is a language model."""
+        return self.channels is None
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A zoo model's configuration (`model`) and its training (`training`).
+    """A model of the zoo with its arguments, data and training, made by `zoo.recipe`.
 
-    Recipes do not change: `replace` returns a new one. They are written as JSON into a run's
-    folder, from where the run can be repeated.
+    Recipes do not change: `replace` returns a new one. A run's folder holds its recipe as JSON.
 
     Attributes:
-        name: Name of the zoo's model.
-        model: Its configuration.
-        training: Its training.
-        origin: The zoo's own recipe, from which `replace` has made this one. None: it is this one.
+        name: Name of the model.
+        setting: Name of the paper's setting, where two papers have a model of this name.
+        arguments: Arguments of the model's function, those that follow from others worked out.
+        training: `Training`.
+        data: Name of the data set, see `data.load`.
+        data_options: Its options.
+        data_dir: Folder of local copies of the data, or None.
+        data_checksum: Checksum of the data that a run was begun on, or None.
+        metric: Name of the published metric.
+        dtype_policy: Keras' dtype policy of all layers, or None for
+            `keras.config.dtype_policy()`.
+        jit_compile: Whether XLA compiles the training step. None: Keras decides.
     """
 
     name: str
-    model: typing.Any
+    setting: str | None
+    arguments: dict[str, Any]
     training: Training
-    origin: typing.Any = dataclasses.field(default=None, compare=False, repr=False)
+    data: str
+    data_options: dict[str, Any]
+    data_dir: str | None
+    data_checksum: str | None
+    metric: str
+    dtype_policy: str | None
+    jit_compile: bool | None
+    entry: Entry = dataclasses.field(compare=False, repr=False)
+    # What was asked for. Arguments that follow from others are worked out from it.
+    options: dict[str, Any] = dataclasses.field(compare=False, repr=False)
 
-    def replace(self, **overrides):
-        """Returns a recipe with other fields, of the model's or of the training's.
+    @classmethod
+    def of(cls, entry: Entry, options: Mapping[str, Any]) -> "Recipe":
+        """Returns the recipe of a registered model with options of the user's."""
+        options = _typed(entry, options)
+        arguments = _arguments(entry, options)
+        training = entry.training
+        if not isinstance(training, Training):
+            training = training(**entry.fixed, **arguments)
+        fields = {field.name for field in dataclasses.fields(Training)}
+        training = training.replace(**{k: v for k, v in options.items() if k in fields})
+        chosen = {name: options.get(name, getattr(entry, name, None)) for name in _RECIPE_TYPES}
+        if "data_options" not in options and chosen["data"] != entry.data:
+            chosen["data_options"] = {}
+        recipe = cls(
+            entry.name,
+            entry.setting,
+            arguments,
+            training,
+            **chosen,
+            entry=entry,
+            options=options,
+        )
+        recipe._check()
+        return recipe
 
-        Raises:
-            ValueError: An unknown field, or a value of the wrong type, or fields that do not
-                fit each other.
-        """
-        parts = {"model": {}, "training": {}}
-        for field, value in overrides.items():
-            part = next((p for p in parts if field in vars(getattr(self, p))), None)
-            if part is None:
+    def _check(self):
+        check_choice("data", self.data, data.list_datasets())
+        if self.reads_text:
+            check_choice("metric", self.metric, TEXT_METRICS)
+            if self.training.sequence_length is None or self.training.context_length is None:
+                raise ValueError("`sequence_length` and `context_length` must be given for a text.")
+            if self.stateful and self.training.context_length:
                 raise ValueError(
-                    f"{self.name}: unknown field {field!r}. It has: {', '.join(self.fields())}"
+                    "`context_length` belongs to stateful=False: a stateful model carries its "
+                    f"context over. Received: {self.training.context_length}"
                 )
-            parts[part][field] = value
-        model = self.model_with(**parts["model"])
-        given = _absolute(self._checked("training", parts["training"]))
-        training = self.training.replace(**given)
-        new = Recipe(self.name, model, training, self.origin or self)
-        if not new._same_benchmark(self):
-            training = dataclasses.replace(training, **{**new._published(), **given})
-            new = dataclasses.replace(new, training=training)
-        new.training.check(new.model)
-        return new
+        elif self.metric != self.entry.metric:
+            raise ValueError(f"`metric` must be {self.entry.metric!r}. Received: {self.metric!r}")
+        if self.dtype_policy is not None:
+            check_choice("dtype_policy", self.dtype_policy, DTYPE_POLICIES)
+        for name in self.entry.data_arguments:
+            if name in self.data_options:
+                raise ValueError(f"`data_options` must leave `{name}` to the model's argument.")
 
-    def _same_benchmark(self, other):
-        """Whether what is published of the other one is published of this one."""
-        same_data = _data(self) == _data(other)
-        return same_data and self.model.has_result_of(other.model)
-
-    def _published(self):
-        """The fields of the training that say what is published."""
-        if self._same_benchmark(self.origin):
-            return {name: getattr(self.origin.training, name) for name in PUBLISHED}
-        return self.model.published_on(*_data(self))
-
-    def model_with(self, **fields):
-        """Returns the model's configuration with other fields, whatever it is trained with.
+    def replace(self, **options: Any) -> "Recipe":
+        """Returns a recipe with other options, see `zoo.recipe`.
 
         Raises:
-            ValueError: A value of the wrong type, or fields that do not fit each other.
+            ValueError: An unknown option, a wrong value, or options that contradict each other.
         """
-        return self.model.replace(**self._checked("model", fields))
-
-    def _checked(self, part, fields):
-        return {
-            field: _checked(self.name, getattr(self, part), field, value)
-            for field, value in fields.items()
-        }
-
-    def fields(self):
-        """Returns {field: value} of the model's configuration and of the training."""
-        return {**vars(self.model), **vars(self.training)}
+        before = dict(self.options)
+        if options.get("data", self.data) != self.data:
+            before.pop("data_options", None)
+        return Recipe.of(self.entry, {**before, **options})
 
     @property
-    def segment(self):
-        """Tokens of a text that one row of a batch reads."""
-        return self.training.segment_of(self.model)
+    def reads_text(self) -> bool:
+        """Whether the model is a language model."""
+        return self.entry.reads_text
 
     @property
-    def horizon(self):
-        """How many of them are read but not counted."""
-        return self.training.horizon_of(self.model)
+    def stateful(self) -> bool:
+        """Whether the model carries its states from batch to batch."""
+        return self.arguments.get("stateful", False)
 
-    def load_data(self):
-        """Loads the data set: a `data.Dataset`.
+    @property
+    def seed(self) -> int | None:
+        """Seed of the initial weights, the dropouts and the order of the examples."""
+        return self.arguments["seed"]
 
-        Raises:
-            ValueError: It is not what it should be, or not the one of `data_checksum`.
-            FileNotFoundError: A file is missing.
-        """
-        return self.training.load(self.model)
-
-    def with_data(self, loaded):
-        """Returns the recipe bound to what `load_data` returned: its checksum, its vocabulary."""
-        fields = self.training.model_fields(loaded)
-        return self.replace(data_checksum=loaded.checksum, **fields)
-
-    def stream(self, part, target_counting="all", shuffle=False):
-        """Returns a part of the data as batches for `fit` or `evaluate`.
-
-        The tokens of a text are those of the data's vocabulary, which the model must be built
-        with: the recipe's `vocabulary_size` may be another as long as no run has set it.
+    def build(self, weights: str | os.PathLike | None = None, vocabulary=None) -> keras.Model:
+        """Returns the compiled model.
 
         Args:
-            part: `train`, `valid` or `test` of what `load_data` returned.
-            target_counting: Of a text, see `data.TokenStream`.
-            shuffle: Whether separate sequences come in a new order in each epoch, which needs
-                `data.EpochOrder` among the callbacks. A text is always read in its order.
+            weights: `"pretrained"`, or path of a weights file. Defaults to None, initial weights.
+            vocabulary: `data.Vocabulary` to save with a language model.
         """
-        return self.training.stream(self.model, part, target_counting, shuffle)
+        path = None
+        if weights is not None:
+            path, published = pretrained.find(self, weights)
+            if published is not None:
+                vocabulary = self._published_vocabulary(vocabulary, published)
+        if vocabulary is not None:
+            size = self.options.get("vocabulary_size", len(vocabulary))
+            if size != len(vocabulary):
+                raise ValueError(
+                    f"The vocabulary has {len(vocabulary)} tokens, but vocabulary_size={size}"
+                )
+            arguments = self.replace(vocabulary_size=size).arguments
+        else:
+            arguments = self.arguments
+        extra = {"vocabulary": vocabulary} if self.reads_text else {}
+        with default_policy(self.dtype_policy):
+            model = self.entry.function(**self.entry.fixed, **arguments, **extra)
+            channels = () if self.reads_text else (self.entry.channels,)
+            model.build((None, None, *channels))
+        self._compile(model)
+        return model if path is None else pretrained.load_weights(model, self.name, path)
 
-    def callbacks(self):
-        """Returns the published rules of learning rate and stopping as callbacks for `fit`."""
+    def _published_vocabulary(self, vocabulary, published):
+        size = self.options.get("vocabulary_size")
+        if vocabulary not in (None, published) or size not in (None, len(published)):
+            raise ValueError(
+                f"{self.name}: the pretrained weights have a vocabulary of {len(published)} "
+                "tokens. Leave `vocabulary` and `vocabulary_size` out to get it. Received: "
+                f"vocabulary={vocabulary!r}, vocabulary_size={size}"
+            )
+        return published
+
+    def _compile(self, model):
+        if self.reads_text:
+            metrics = {"metrics": [TEXT_METRICS[self.metric]()]}
+        elif self.entry.metrics is not None:
+            metrics = {"weighted_metrics": self.entry.metrics()}
+        else:
+            metrics = {}
+        model.compile(
+            optimizer=self.training.make_optimizer(),
+            jit_compile="auto" if self.jit_compile is None else self.jit_compile,
+            **metrics,
+        )
+
+    def load_data(self):
+        """Loads the data set, a `data.Dataset`.
+
+        Raises:
+            ValueError: Wrong data: of another kind, or with another checksum than `data_checksum`.
+            FileNotFoundError: A file is missing.
+        """
+        options = {name: self.arguments[name] for name in self.entry.data_arguments}
+        loaded = data.load(self.data, self.data_dir, **self.data_options, **options)
+        if self.reads_text and loaded.vocabulary is None:
+            raise ValueError(
+                f"A language model is trained on a text; the data set {self.data!r} has none. "
+                'Give one: data="text", data_options={"path": ...}'
+            )
+        if not self.reads_text and (loaded.vocabulary is not None or not loaded.sizes["train"]):
+            raise ValueError(
+                f"{self.name} is trained on separate sequences; the data set {self.data!r} has "
+                "none."
+            )
+        if self.data_checksum not in (None, loaded.checksum):
+            raise ValueError(
+                f"The data {self.data!r} have changed since the run began: their checksum is "
+                f"{loaded.checksum[:12]}..., not {self.data_checksum[:12]}... Put the earlier ones "
+                "back, or train in another folder."
+            )
+        return loaded
+
+    def with_data(self, loaded) -> "Recipe":
+        """Returns the recipe with the checksum and the vocabulary size of loaded data."""
+        size = {"vocabulary_size": len(loaded.vocabulary)} if self.reads_text else {}
+        return self.replace(data_checksum=loaded.checksum, **size)
+
+    def stream(self, part, target_counting: str = "all", shuffle: bool = False):
+        """Returns batches of a part of the data, for `fit` or `evaluate`.
+
+        Args:
+            part: `train`, `valid` or `test` of what `load_data` returned. The tokens of a text are
+                those of its own vocabulary.
+            target_counting: Of a text: `"all"`, or `"original"` as the authors' programs count,
+                see `data.TokenStream`.
+            shuffle: Whether separate sequences are read in a new order in each epoch, which needs
+                the callback `data.EpochOrder`. A text is always read in its order.
+        """
+        batch_size = self.training.batch_size
+        if self.reads_text:
+            return data.TokenStream(
+                part,
+                batch_size,
+                self.training.sequence_length,
+                context_length=self.training.context_length,
+                stateful=self.stateful,
+                target_counting=target_counting,
+            )
+        if target_counting != "all":
+            raise ValueError(f"`target_counting` is for texts. Received: {target_counting!r}")
+        is_music = isinstance(part, list)
+        make = data.PianoRollStream if is_music else data.SequenceStream
+        arrays = [part] if is_music else part
+        stream = make(*arrays, batch_size, seed=self.seed or 0, shuffle=shuffle)
+        channels = stream[0][0].shape[-1]
+        if channels != self.entry.channels:
+            raise ValueError(
+                f"The data set {self.data!r} has {channels} channels, {self.name} reads "
+                f"{self.entry.channels}."
+            )
+        return stream
+
+    def callbacks(self) -> list[keras.callbacks.Callback]:
+        """Returns the schedule and the stopping rule as callbacks for `fit`."""
         return self.training.callbacks()
 
-    def to_json(self):
-        """Returns the recipe as JSON text.
-
-        `derived` is for the reader: what follows from fields that are None.
-        """
-        fields = {
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the recipe as a dict of JSON values, from which `recipe_from_dict` reads it."""
+        training = dataclasses.asdict(self.training)
+        if not self.reads_text:
+            training = {k: v for k, v in training.items() if k not in _TEXT_FIELDS}
+        written = {
             "name": self.name,
             "trellis_keras": trellis_keras.__version__,
-            "model": vars(self.model),
-            "training": vars(self.training),
-            "derived": {**self.model.derived(), **self.training.derived(self.model)},
+            **({} if self.setting is None else {"setting": self.setting}),
+            "arguments": self.arguments,
+            "training": training,
+            **{name: getattr(self, name) for name in _RECIPE_TYPES},
         }
-        return json.dumps(fields, indent=2) + "\n"
+        return json.loads(json.dumps(written))
 
-    def from_json(self, text):
-        """Returns this recipe with the fields that `to_json` wrote."""
-        fields = json.loads(text)
-        return self.replace(**fields["model"], **fields["training"])
+    def changes(self) -> dict[str, Any]:
+        """Returns the fewest options that make this recipe of the model's own one.
+
+        Without what a run takes from its data, and where these are.
+        """
+        own, wanted = Recipe.of(self.entry, {}), self._options()
+        changes = {k: v for k, v in wanted.items() if v != own._options()[k]}
+        for name in list(changes):
+            others = {k: v for k, v in changes.items() if k != name}
+            try:
+                follows = Recipe.of(self.entry, others)._options() == wanted
+            except ValueError:  # the others alone contradict each other
+                continue
+            changes = others if follows else changes
+        return changes
+
+    def _options(self):
+        written = self.to_dict()
+        chosen = {name: written[name] for name in _RECIPE_TYPES}
+        found = ("data_dir", "data_checksum", "vocabulary_size")
+        options = {**written["arguments"], **written["training"], **chosen}
+        return {name: value for name, value in options.items() if name not in found}
+
+    def to_json(self) -> str:
+        """Returns the recipe as JSON text."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
 
 
-def _data(recipe):
-    return recipe.training.data, recipe.training.data_options
+_RECIPE_TYPES = {
+    "data": str,
+    "data_options": dict,
+    "data_dir": str | None,
+    "data_checksum": str | None,
+    "metric": str,
+    "dtype_policy": str | None,
+    "jit_compile": bool | None,
+}
+
+
+def known_options(entry: Entry) -> dict[str, Any]:
+    """Returns {name: type} of everything that `zoo.recipe` takes for a model."""
+    training = typing.get_type_hints(Training)
+    if not entry.reads_text:
+        training = {name: kind for name, kind in training.items() if name not in _TEXT_FIELDS}
+    model = {name: entry.types[name] for name in entry.defaults}
+    return {**model, **training, **_RECIPE_TYPES}
+
+
+def suggestion(name: str, known) -> str:
+    """Returns " Did you mean ...?" where a known name is near, else an empty string."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def check_choice(name: str, value: Any, choices) -> None:
+    """Raises a `ValueError` unless the value is one of the choices."""
+    if value not in choices:
+        words = [choice for choice in choices if choice is not None]
+        raise ValueError(
+            f"`{name}` must be one of {', '.join(map(str, sorted(words)))}. Received: {value!r}"
+        )
+
+
+def _check(name, value, is_right, wording):
+    if value is not None and not is_right(value):
+        raise ValueError(f"`{name}` must be {wording}. Received: {value}")
+
+
+def _typed(entry, options):
+    """Options in the types of their annotations, or an error."""
+    known = known_options(entry)
+    for name in options:
+        if name not in known:
+            raise ValueError(_unknown(entry, name, known))
+    typed = {k: _in_type(entry.name, k, v, known[k]) for k, v in options.items()}
+    for name in entry.defaults.keys() & typed.keys():
+        _check_argument(name, typed[name])
+    return _absolute(typed)
+
+
+def _unknown(entry, name, known):
+    if name in _TEXT_FIELDS:
+        return f"`{name}` is an option of language models; {entry.name} reads whole sequences."
+    near = suggestion(name, known)
+    return f"{entry.name} has no option {name!r}.{near or ' It has: ' + ', '.join(known)}"
+
+
+def _arguments(entry, options):
+    """All arguments of the model's function."""
+    arguments = {name: options.get(name, value) for name, value in entry.defaults.items()}
+    if entry.resolve is None:
+        return arguments
+    follow = entry.resolve(**entry.fixed, **arguments)
+    return {k: follow.get(k) if value is None else value for k, value in arguments.items()}
+
+
+def _check_argument(name, value):
+    """Checks the range of a model's argument by its name and type."""
+    if value is None or isinstance(value, (bool, str)):
+        return
+    if name.endswith("dropout"):
+        _check(name, value, lambda value: 0 <= value < 1, "in [0, 1)")
+    elif name == "seed":
+        _check(name, value, lambda value: value >= 0, "0 or more")
+    elif isinstance(value, int):
+        _check(name, value, lambda value: value >= 1, "positive")
+    elif isinstance(value, tuple):
+        _check(name, value, lambda value: all(n >= 1 for n in value), "numbers of 1 or more")
+    elif not name.endswith("bias"):
+        _check(name, value, lambda value: value >= 0, "0 or more")
 
 
 _KINDS = {
@@ -155,44 +612,50 @@ _KINDS = {
     float: (numbers.Real, "a number"),
     str: (str, "text"),
     dict: (dict, 'a mapping such as {"path": "my.txt"}'),
+    tuple: ((list, tuple), "a list such as [2, 3]"),
     type(None): (type(None), "none"),
 }
 
 
-def _checked(name, part, field, value):
-    """Returns the value in the field's type, or raises."""
-    wanted = typing.get_type_hints(type(part))[field]
-    if typing.get_origin(wanted) is tuple:
-        kind = typing.get_args(wanted)[0]
-        if isinstance(value, (list, tuple)) and all(_is_a(kind, item) for item in value):
-            return tuple(kind(item) for item in value)
-        raise ValueError(f"{name}: `{field}` must be a list such as [2, 3]. Received: {value!r}")
+def _in_type(model, name, value, wanted):
+    """Returns the value in the type of an annotation such as `int | None`, or raises."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
-    if isinstance(value, dict):  # as they come back from a run's folder
-        value = {k: list(v) if isinstance(v, tuple) else v for k, v in value.items()}
-    kinds = typing.get_args(wanted) or (wanted,)
+    if isinstance(value, dict):
+        value = json.loads(json.dumps(value, default=os.fspath))  # as it is read back from JSON
+    kinds = typing.get_args(wanted) if _is_union(wanted) else (wanted,)
     for kind in kinds:
-        if _is_a(kind, value):
-            return value if value is None else kind(value)
-    wording = " or ".join(_KINDS[kind][1] for kind in kinds)
-    raise ValueError(f"{name}: `{field}` must be {wording}. Received: {value!r}")
+        plain = typing.get_origin(kind) or kind
+        if plain is tuple and isinstance(value, (list, tuple)):
+            item = typing.get_args(kind)[0]
+            if all(_is_a(item, one) for one in value):
+                return tuple(item(one) for one in value)
+        elif plain is not tuple and _is_a(plain, value):
+            return value if value is None else plain(value)
+    wording = " or ".join(_KINDS[typing.get_origin(kind) or kind][1] for kind in kinds)
+    raise ValueError(f"{model}: `{name}` must be {wording}. Received: {value!r}")
+
+
+def _is_union(annotation):
+    return typing.get_origin(annotation) is not tuple and bool(typing.get_args(annotation))
 
 
 def _is_a(kind, value):
     # True and False are integers in Python, but never meant as such.
-    return isinstance(value, _KINDS[kind][0]) and (kind is bool or not isinstance(value, bool))
+    if isinstance(value, bool) != (kind is bool):
+        return False
+    return isinstance(value, _KINDS[kind][0]) and (kind is not float or abs(value) < math.inf)
 
 
-def _absolute(fields):
-    """Makes paths independent of the working directory: a run is evaluated from other ones."""
-    fields = dict(fields)
-    if fields.get("data_dir") is not None:
-        fields["data_dir"] = _absolute_path(fields["data_dir"])
-    options = fields.get("data_options", {})
-    if isinstance(options.get("path"), (str, os.PathLike)):
-        fields["data_options"] = options | {"path": _absolute_path(options["path"])}
-    return fields
+def _absolute(options):
+    """Makes paths absolute: a run is evaluated from other working directories."""
+    options = dict(options)
+    if options.get("data_dir") is not None:
+        options["data_dir"] = _absolute_path(options["data_dir"])
+    path = options.get("data_options", {}).get("path")
+    if isinstance(path, str):
+        options["data_options"] = options["data_options"] | {"path": _absolute_path(path)}
+    return options
 
 
 def _absolute_path(path):

@@ -14,8 +14,7 @@ from trellis_keras.models import (
     SequenceRegressor,
 )
 from trellis_keras.training import Adam
-from trellis_keras.zoo.tcn_language import TCNLanguageModel
-from trellis_keras.zoo.training import Training
+from trellis_keras.zoo import Recipe, Training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +153,7 @@ class Music(Task):
 class Text(Task):
     """Language modelling with tied embeddings (section 5.3); TCN only."""
 
-    config: TCNLanguageModel  # embedding and dropouts
+    recipe: Recipe  # embedding and dropouts
     segment: int
     counted: int  # last steps of a segment; the others are history
 
@@ -162,11 +161,11 @@ class Text(Task):
 
     @property
     def channels(self):
-        return self.config.embedding_dim
+        return self.recipe.arguments["embedding_dim"]
 
     @property
     def last_filters(self):
-        return self.config.embedding_dim
+        return self.recipe.arguments["embedding_dim"]
 
     @property
     def words(self):
@@ -189,21 +188,26 @@ class Text(Task):
         )
 
     def model(self, backbone, seed, **options):
-        config = self.config.replace(seed=seed)
+        arguments = self.recipe.arguments
         return LanguageModel(
-            config.vocabulary_size,
-            config.embedding_dim,
+            arguments["vocabulary_size"],
+            arguments["embedding_dim"],
             backbone,
-            embedding_dropout=config.embedding_dropout,
-            embeddings_initializer=config.make_embeddings_initializer(),
-            input_dropout=config.input_dropout,
-            input_dropout_kind=config.input_dropout_kind,
+            embeddings_initializer=_embeddings(arguments["initial_embedding"], seed),
+            input_dropout=arguments["input_dropout"],
+            input_dropout_kind="element",
             seed=seed,
             **options,
         )
 
     def value(self, logs):
         return math.exp(logs["loss"]) if self.words else logs["loss"] / math.log(2)
+
+
+def _embeddings(kind, seed):
+    if kind == "normal":
+        return keras.initializers.RandomNormal(stddev=0.01, seed=seed)
+    return keras.initializers.RandomUniform(-0.1, 0.1, seed=seed)
 
 
 class Recall(keras.metrics.SparseCategoricalAccuracy):

@@ -13,7 +13,9 @@ import keras
 
 from study.table import Study
 from trellis_keras import zoo
-from trellis_keras.zoo import runs
+from trellis_keras.training import run
+from trellis_keras.zoo.lru import SIZES
+from trellis_keras.zoo.registry import list_settings, published_value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,27 +113,30 @@ def recipe(settings, corpus, net, size, train_percent, seed, data_dir=None):
     """
     check_name("net", net, NETS)
     check_name("corpus", corpus, CORPORA)
-    made = zoo.recipe(zoo_name(net, corpus), size=size, seed=seed, data_dir=data_dir)
+    check_name("size", size, SIZES)
+    made = _zoo_recipe(net, corpus, seed=seed, data_dir=data_dir)
     if corpus == "pydoc":
         made = made.replace(data="pydoc")
-    options = dict(made.training.data_options)
+    options = dict(made.data_options)
     if settings["characters"] is not None:
         options["first"] = settings["characters"]
     if train_percent != 100:
         options["train_fraction"] = train_percent / 100
     given = {name: settings[name] for name in ("epochs", "batch_size", "layers")}
     given |= {"hidden_units": settings["units"], **NETS[net].options}
+    if settings["units"] is None:
+        given["size"] = size
     if net == "rhn":
         del given["layers"]  # it has one
     given = {name: value for name, value in given.items() if value is not None}
     return made.replace(data_options=options, **given)
 
 
-def zoo_name(net, corpus):
-    """The zoo's name of a net on a corpus."""
+def _zoo_recipe(net, corpus, **options):
+    """The zoo's recipe of a net on a corpus, in this paper's setting."""
     name = f"{NETS[net].prefix}_{'char_ptb' if corpus == 'pydoc' else corpus}"
-    in_this_papers_setting = f"{name}_lru"  # where another paper's has the short name
-    return in_this_papers_setting if in_this_papers_setting in zoo.list_models() else name
+    setting = "lru_paper" if (name, "lru_paper") in list_settings() else None
+    return zoo.recipe(name, setting=setting, **options)
 
 
 def published(net, corpus, size):
@@ -139,8 +144,8 @@ def published(net, corpus, size):
     if corpus not in PAPERS_CORPORA:
         return None, None
     size = size if size in PAPERS_SIZES else "10m"
-    training = zoo.recipe(zoo_name(net, corpus), size=size, **NETS[net].options).training
-    return training.published_epochs, training.published
+    value = published_value(_zoo_recipe(net, corpus, size=size, **NETS[net].options))
+    return value.epochs, value.value
 
 
 def check_name(kind, name, known):
@@ -155,7 +160,7 @@ def train(settings, work, data_dir=None, **cell):
     label = "{corpus}, {net}, {size}, {train_percent} %, seed {seed}".format(**cell)
     keras.utils.clear_session()  # what is left of the cell before
     curve = Curve.of(made, label)
-    model = runs.train(made, work, verbose=0, callbacks=[curve])
+    model = run.train(made, work, verbose=0, callbacks=[curve])
     return [{"parameters": model.count_params(), **record} for record in curve.records]
 
 

@@ -5,7 +5,7 @@ import math
 import keras
 
 from trellis_keras.layers import TCN
-from trellis_keras.zoo.recurrent import ForgetBias
+from trellis_keras.zoo.tcn import ForgetBias
 
 LABELS = {"tcn": "TCN", "lstm": "LSTM", "gru": "GRU", "rnn": "RNN"}
 RECURRENT = {"lstm": keras.layers.LSTM, "gru": keras.layers.GRU, "rnn": keras.layers.SimpleRNN}

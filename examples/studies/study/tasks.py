@@ -10,7 +10,7 @@ import re
 
 from study.kinds import Adding, CopyMemory, Music, Pixels, Recurrent, Text
 from trellis_keras import zoo
-from trellis_keras.zoo.config import OPTIMIZERS
+from trellis_keras.zoo.recipe import OPTIMIZERS
 
 # Kind of task, and the parameters that Table 1 gives to every net.
 _BENCHMARKS = {
@@ -30,37 +30,41 @@ def _task(name, benchmark, published=None, **changes):
     """A task with the zoo's settings, of the variant `published` (T) where there are several."""
     variant = {} if published is None else {"T": published}
     tcn = zoo.recipe(f"tcn_{benchmark}", **variant)
-    lstm = zoo.recipe(f"lstm_{benchmark}", **variant).model
+    lstm = zoo.recipe(f"lstm_{benchmark}", **variant)
     kind, size = _BENCHMARKS[benchmark]
-    model, training = tcn.model, tcn.training
+    model, training = tcn.arguments, tcn.training
     settings = {
         "name": name,
-        "data": training.data,
+        "data": tcn.data,
         "size": size,
-        "kernel_size": model.kernel_size,
-        "depth": model.depth,
-        "filters": model.filters,
-        "dropout": model.dropout,
-        "clip": model.clip_norm,
-        "optimizer": _optimizer(model),
+        "kernel_size": model["kernel_size"],
+        "depth": model["depth"],
+        "filters": model["filters"],
+        "dropout": model["dropout"],
+        "clip": training.clip_norm,
+        "optimizer": _optimizer(training),
         "batch_size": training.batch_size,
         "epochs": training.epochs,
         "training": training,
         "recurrent": Recurrent(
-            lstm.layers, lstm.dropout, lstm.clip_norm, lstm.forget_bias, _optimizer(lstm)
+            lstm.arguments["layers"],
+            lstm.arguments["dropout"],
+            lstm.training.clip_norm,
+            lstm.arguments["forget_bias"],
+            _optimizer(lstm.training),
         ),
     }
     if kind is Text:
         settings |= {
-            "config": model,
-            "segment": tcn.segment,
-            "counted": tcn.segment - tcn.horizon,
+            "recipe": tcn,
+            "segment": training.sequence_length,
+            "counted": training.sequence_length - training.context_length,
         }
     return kind(**{**settings, **changes})
 
 
-def _optimizer(model):
-    return OPTIMIZERS[model.optimizer], model.learning_rate
+def _optimizer(training):
+    return OPTIMIZERS[training.optimizer], training.learning_rate
 
 
 def _generated(benchmark, T, changes):

@@ -1,0 +1,80 @@
+"""The measurement of what a training would cost."""
+
+import json
+
+import pytest
+
+import tools.costs
+from tests.support.processes import run_module
+from trellis_keras import zoo
+from trellis_keras.layers.trellis import aux_levels
+
+
+def costs(*arguments):
+    return run_module("tools.costs", *arguments)
+
+
+@pytest.mark.slow
+def test_figures_of_a_model_are_added_to_those_that_are_there(tmp_path):
+    file = tmp_path / "costs.json"
+    done = costs("tcn_copy_memory", "--output", file)
+    assert done.returncode == 0, done.stderr
+    first = json.loads(file.read_text())
+    figures = first["models"]["tcn_copy_memory"]
+    recipe = zoo.recipe("tcn_copy_memory")
+    assert figures["steps_per_epoch"] == -(-10_000 // recipe.training.batch_size)
+    assert figures["parameters"] == recipe.build().count_params()
+    assert figures["step_core_s"] > 0 and figures["memory_gib"] > 0
+    # What is there is not measured again, and not on another machine.
+    first["models"]["tcn_copy_memory"]["step_core_s"] = 1234.0
+    file.write_text(json.dumps(first))
+    assert costs("tcn_copy_memory", "--output", file).returncode == 0
+    assert json.loads(file.read_text()) == first
+    first["machine"]["hardware"] = "an abacus"
+    file.write_text(json.dumps(first))
+    done = costs("tcn_adding", "--output", file)
+    assert done.returncode == 1 and "an abacus" in done.stderr
+    assert json.loads(file.read_text()) == first
+
+
+def test_unknown_models_are_named(tmp_path):
+    done = costs("tcn_nothing", "--output", tmp_path / "costs.json")
+    assert done.returncode == 2 and "tcn_nothing" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def auxiliary_losses(recipe):
+    return len(aux_levels(recipe.arguments["depth"], recipe.arguments["aux_every"], "bottom"))
+
+
+def test_large_models_are_measured_with_few_levels(monkeypatch):
+    full = zoo.recipe("trellisnet_wt103")
+
+    def measured(name, core, **fields):
+        recipe = zoo.recipe(name, **fields)
+        depth = recipe.arguments["depth"]
+        # Nothing but the depth differs.
+        assert recipe.training.sequence_length == full.training.sequence_length
+        assert auxiliary_losses(recipe) == auxiliary_losses(full) == 2
+        return {"step_core_s": 2.0 + 0.5 * depth, "memory_gib": 1 + 0.1 * depth, "steps": 7}
+
+    monkeypatch.setattr(tools.costs, "_in_own_process", measured)
+    depth = full.arguments["depth"]
+    assert tools.costs._figures("trellisnet_wt103", 0) == {
+        "step_core_s": pytest.approx(2.0 + 0.5 * depth, rel=0.01),
+        "memory_gib": pytest.approx(1 + 0.1 * depth, abs=0.05),
+        "steps": 7,
+        "levels_measured": list(tools.costs.LEVELS["trellisnet_wt103"]),
+    }
+
+
+@pytest.mark.parametrize("name", ["tcn_wt103", "trellisnet_wt103"])
+def test_of_large_texts_only_the_size_is_needed(name):
+    recipe = zoo.recipe(name)
+    _, batches, steps = tools.costs._batches(recipe)
+    x, _, weight = batches[0]
+    assert len(x) == recipe.training.batch_size and len(batches) == tools.costs.BATCHES
+    # Each token is counted in one batch.
+    tokens = tools.costs.TRAINING_TOKENS["wt103"]
+    assert steps * weight.sum() == pytest.approx(tokens, rel=0.001)
+    assert max(int(x.max()) for x, *_ in batches) < recipe.arguments["vocabulary_size"]

@@ -1,0 +1,54 @@
+"""The picture of the learning curves."""
+
+import matplotlib.image
+import pytest
+from matplotlib.figure import Figure
+
+from tests.support.processes import ROOT
+from trellis_keras import zoo
+from trellis_keras.zoo.results import Run
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """docs/draw_learning_curves.py as a module."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import draw_learning_curves
+
+    return draw_learning_curves
+
+
+def drawn(script, values, model="tcn_seq_mnist", metric="accuracy", column="val_accuracy"):
+    history = [{"epoch": str(i + 1), column: str(v)} for i, v in enumerate(values)]
+    recipe = zoo.recipe(model).to_dict() | {"metric": metric}
+    results = {"recipe": recipe, "epoch": 2, "test": values[1]}
+    axes = Figure().subplots()
+    script.draw(axes, history, Run(None, "", results))
+    return axes
+
+
+def test_a_panel_shows_the_run_its_result_and_the_published_one(script):
+    axes = drawn(script, [0.2, 0.9, 0.95])
+    curve, result, published = axes.get_lines()
+    assert curve.get_xydata().tolist() == [[1, 0.2], [2, 0.9], [3, 0.95]]
+    assert result.get_xydata().tolist() == [[2, 0.9]]
+    assert set(published.get_ydata()) == {0.99}
+    # Of an accuracy the upper end is what matters.
+    assert axes.get_ylim()[0] == pytest.approx(0.75) and axes.get_yscale() == "linear"
+
+
+def test_losses_of_several_orders_are_drawn_on_a_logarithmic_scale(script):
+    loss = {"model": "trellisnet_char", "metric": "bpc", "column": "val_loss"}
+    assert drawn(script, [1.0, 0.9, 0.8], **loss).get_yscale() == "linear"
+    axes = drawn(script, [1.0, 0.1, 0.01], **loss)
+    assert axes.get_yscale() == "log" and len(axes.get_lines()) == 2
+
+
+def test_all_published_runs_are_drawn(script, monkeypatch, tmp_path):
+    monkeypatch.setattr(script, "PICTURE", tmp_path / "curves.png")
+    titles = []
+    monkeypatch.setattr(script, "draw", lambda axes, _, run: titles.append(run.model))
+    script.main()
+    assert len(titles) == len(list((ROOT / "zoo").rglob("results.json")))
+    height, width, _ = matplotlib.image.imread(tmp_path / "curves.png").shape
+    assert width > 1000 and height > 200 * len(titles) / script.COLUMNS

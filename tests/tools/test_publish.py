@@ -1,0 +1,257 @@
+"""What `tools.publish` makes of a run: results, weights, card; and the table of all."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from tests.support.small_runs import tiny_recipe, tiny_run
+from tools import cards, publish, table
+from trellis_keras import data, zoo
+from trellis_keras.data.vocabulary import UNITS
+from trellis_keras.files import folder_lock
+from trellis_keras.training import run as runs
+from trellis_keras.training.records import read_history
+from trellis_keras.zoo import registry
+from trellis_keras.zoo.results import RESULTS, WEIGHTS, all_runs, assets_folder, read_run
+
+SETTINGS = {
+    "T": 8,
+    "depth": 2,
+    "filters": 4,
+    "epochs": 3,
+    "jit_compile": False,
+    "data_options": {"train": 64, "valid": 16, "test": 16},
+}
+
+
+def train(folder, **options):
+    runs.train(zoo.recipe("tcn_adding", **SETTINGS | options), folder, verbose=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("run"))
+
+
+def evaluate(run):
+    return runs.evaluate(zoo.read_recipe(run), run)
+
+
+def test_card_and_results(run, tmp_path):
+    folder = tmp_path / "out"
+    results = publish.publish(run, folder, note="One seed <b>alone</b>.")
+    assert json.loads((folder / RESULTS).read_text()) == results
+    assert registry.recipe_from_dict(results["recipe"]) == zoo.read_recipe(run)
+    assert results["test"] == evaluate(run)["mse"]
+    assert results["epochs"] == 3 and 1 <= results["epoch"] <= 3
+    assert results["wall_time_s"] > 0 and results["finished"]
+    assert (folder / "history.csv").read_bytes() == (run / "history.csv").read_bytes()
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    card = (folder / "card.md").read_text()
+    assert "`T=8`" in card and "One seed &lt;b&gt;alone&lt;/b&gt;." in card
+    assert "none for these settings" in card
+    # Other data than the zoo's: `pretrained` shall not mean these.
+    assert not (folder / WEIGHTS).exists()
+    with pytest.raises(ValueError, match="folders are for its own data, 'adding' with {}"):
+        publish.publish(run)
+
+
+def test_what_a_run_claims_of_itself_is_not_trusted(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    claims = json.loads((copy / "environment.json").read_text()) | {"test": 0.0, "card": "mine"}
+    (copy / "environment.json").write_text(json.dumps(claims))
+    results = publish.publish(copy, tmp_path / "out")
+    assert results["test"] == evaluate(run)["mse"] and "card" not in results
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "folder"),
+    [
+        ("tcn_jsb", {"epochs": 3, "seed": 2, "jit_compile": False, "dropout": 0.1}, "tcn_jsb"),
+        ("tcn_adding", {"T": 200}, "tcn_adding/T=200"),
+        ("tcn_jsb", {"activation": "glu", "filters": 104}, "tcn_jsb/filters=104,activation=glu"),
+        ("lru_char_ptb", {"size": "1m"}, "lru_char_ptb/size=1m"),
+        ("gru_text8", {"setting": "lru_paper"}, "gru_text8/setting=lru_paper"),
+        (
+            "trellisnet_ptb",
+            {"ablation": "no_hidden_dropout"},
+            "trellisnet_ptb/ablation=no_hidden_dropout",
+        ),
+    ],
+)
+def test_the_place_of_a_run_in_the_zoo(name, options, folder, tmp_path):
+    assert publish.zoo_folder(zoo.recipe(name, **options), tmp_path) == tmp_path / folder
+
+
+def test_which_weights_are_kept():
+    assert publish.keeps_weights(zoo.recipe("tcn_jsb", dropout=0.1), None)
+    assert not publish.keeps_weights(zoo.recipe("tcn_adding", data_options={"train": 8}), None)
+    assert not publish.keeps_weights(zoo.recipe("tcn_char_ptb", data="pydoc"), None)
+    # The vocabulary of words would be a part of the text.
+    units = {unit: data.Vocabulary(["a", "<eos>"][: 1 + (unit == "word")], unit) for unit in UNITS}
+    wanted = {"word": False, "character": True, "byte": True}
+    recipe = zoo.recipe("tcn_ptb")
+    assert {unit: publish.keeps_weights(recipe, units[unit]) for unit in UNITS} == wanted
+
+
+@pytest.mark.filterwarnings("error:Skipping variable")
+def test_published_weights_are_loaded_again(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(publish, "keeps_weights", lambda *_: True)
+    publish.publish(run, tmp_path / "tcn_adding" / "T=8")
+    text_run = tiny_run(tmp_path, epochs=1)
+    publish.publish(text_run, tmp_path / "trellisnet_char" / "small")
+    monkeypatch.setenv("TRELLIS_KERAS_ZOO", str(tmp_path))
+    model = zoo.tcn_adding(T=8, depth=2, filters=4, weights="pretrained")
+    for ours, theirs in zip(model.get_weights(), runs.load_best(run).get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    file = tmp_path / "tcn_adding" / "T=8" / WEIGHTS
+    assert file.stat().st_size < 4 * model.count_params() + 100_000  # no optimizer's beside them
+    trained = runs.load_best(text_run)
+    arguments = zoo.read_recipe(text_run).arguments
+    sizes = {name: arguments[name] for name in ("depth", "hidden_units", "embedding_dim")}
+    model = zoo.trellisnet_char(weights="pretrained", **sizes)
+    assert model.vocabulary == trained.vocabulary
+    np.testing.assert_array_equal(model.get_weights()[0], trained.get_weights()[0])
+
+
+@pytest.fixture(scope="module")
+def two_seeds(run, tmp_path_factory):
+    """The folders of `run` and of a run with another seed, by validation loss."""
+    other = train(tmp_path_factory.mktemp("seed_1"), seed=1)
+    return sorted([run, other], key=lambda folder: publish._best(folder)["val_loss"])
+
+
+def test_other_seeds(two_seeds, run, tmp_path):
+    best, other = two_seeds
+    results = publish.publish(best, tmp_path / "out", other_seeds=[other])
+    assert [seed["test"] for seed in results["other_seeds"]] == [evaluate(other)["mse"]]
+    assert "mean and standard" in " ".join((tmp_path / "out" / "card.md").read_text().split())
+    with pytest.raises(ValueError, match="lower validation loss than .*: publish that one"):
+        publish.publish(other, tmp_path / "no", other_seeds=[best])
+    with pytest.raises(ValueError, match="has the seed [01], which is there already"):
+        publish.publish(best, tmp_path / "no", other_seeds=[other, other])
+    wider = train(tmp_path / "run", filters=5, epochs=1)
+    with pytest.raises(ValueError, match="has another recipe than .*: filters, epochs differ"):
+        publish.publish(best, tmp_path / "no", other_seeds=[wider])
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.fixture
+def interrupted(run, tmp_path):
+    """A run that was ended after the third of nine epochs."""
+    folder = shutil.copytree(run, tmp_path / "run")
+    (folder / "recipe.json").write_text(zoo.read_recipe(run).replace(epochs=9).to_json())
+    return folder
+
+
+def _write_history(run, rows):
+    lines = [",".join(row) for row in (rows[0], *(row.values() for row in rows))]
+    (run / "history.csv").write_text("\n".join(lines) + "\n")
+
+
+def test_an_interrupted_run(interrupted, tmp_path, monkeypatch):
+    """In whose history a value is missing."""
+    first, *others = read_history(interrupted / "history.csv")
+    _write_history(interrupted, [first | {"loss": ""}, *others])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    results = publish.publish("~/run", "~/out")
+    assert not results["finished"] and results["epochs"] == 3
+    assert "3 so far (the recipe has 9)" in (tmp_path / "out" / "card.md").read_text()
+    assert not list(interrupted.glob(".*"))
+
+
+def test_runs_that_cannot_be_published(interrupted, run, tmp_path):
+    with folder_lock(interrupted), pytest.raises(ValueError, match="is in use by another process"):
+        publish.publish(interrupted, tmp_path / "out")
+    rows = read_history(interrupted / "history.csv")
+    _write_history(interrupted, [*rows, rows[-1] | {"epoch": "4", "val_loss": "1e-9"}])
+    with pytest.raises(ValueError, match="has 4 epochs .* 3 in its last .*: trellis-keras train"):
+        publish.publish(run, tmp_path / "out", other_seeds=[interrupted])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="holds no run"):
+        publish.publish(tmp_path / "empty", tmp_path / "out")
+    (tmp_path / "empty" / "recipe.json").write_bytes((run / "recipe.json").read_bytes())
+    with pytest.raises(FileNotFoundError, match="has not finished an epoch yet"):
+        publish.publish(tmp_path / "empty", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_failure_leaves_what_is_there(run, tmp_path):
+    publish.publish(run, tmp_path / "out")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        publish.publish(run, tmp_path / "out", wall_time_s=float("nan"))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+# Cards and tables
+
+
+def test_the_commands_and_calls_of_every_card_are_ones():
+    for found in all_runs(assets_folder()):
+        card, recipe = cards.card(found), registry.recipe_from_dict(found.recipe)
+        command = re.search(r"train (\S+) --as-published ?(\S*) --output", card)
+        again = zoo.published_recipe(command[1], command[2])
+        assert again.arguments == recipe.arguments
+        call = re.search(r"^model = zoo\.(\w+)\((.*?)\)(  #|$)", card, re.MULTILINE)
+        arguments = eval(f"dict({call[2]})")
+        arguments.pop("weights", None)
+        built = zoo.recipe(call[1], **arguments).arguments
+        of_the_run = ("seed", "vocabulary_size")
+        assert all(recipe.arguments[k] == built[k] for k in built if k not in of_the_run)
+
+
+def test_a_card_tells_how_its_run_was_computed(tmp_path):
+    (jsb,) = (found for found in all_runs(assets_folder()) if found.title == "tcn_jsb")
+    card = " ".join(cards.card(jsb).split())
+    assert "8.18674 (+0.0867) | 269,938" in card and "published (TCN Table 1) | 8.1 | 300K" in card
+    assert "seed 1 8.19001; mean and standard deviation of all 2: 8.188 and 0.0023" in card
+    assert "differs from the zoo's recipe of that name in `decay_factor=0.5`" in card
+    process = {"hardware": "X", "backend": "jax 1", "from_epoch": 1, "dtype_policy": "float32"}
+    later = process | {"from_epoch": 3, "dtype_policy": "mixed_bfloat16"}
+    changed = jsb.results | {"processes": [process, later], "backend": "jax 1", "commit": None}
+    (tmp_path / RESULTS).write_text(json.dumps(changed))
+    card = cards.card(read_run(tmp_path / RESULTS))
+    assert "from epoch 3 in mixed_bfloat16 on X" in " ".join(card.split())
+    assert "\nKERAS_BACKEND=jax trellis-keras train tcn_jsb" in card
+
+
+def test_a_text_is_named_without_its_folder(tmp_path):
+    assert "load('text', path='text.txt')`" in cards._data(tiny_recipe(tmp_path))
+
+
+def test_cards_and_table_need_no_costs(tmp_path, monkeypatch):
+    (jsb,) = (found for found in all_runs(assets_folder()) if found.title == "tcn_jsb")
+    (tmp_path / "tcn_jsb").mkdir()
+    (tmp_path / "tcn_jsb" / RESULTS).write_text(json.dumps(jsb.results))
+    cards.main(tmp_path)
+    assert (tmp_path / "tcn_jsb" / "card.md").read_text() == cards.card(jsb)
+    monkeypatch.setenv("TRELLIS_KERAS_ZOO", str(tmp_path))
+    rows = table.table().splitlines()
+    (row,) = (row for row in rows if "tcn_jsb" in row)
+    assert row.startswith(
+        "| [tcn_jsb](tcn_jsb/card.md) | jsb | frame_nll | 8.1 | 300K | 8.187 (8.1"
+    )
+    assert "| gru_text8 (setting=lru_paper) | text8 | cross_entropy | 1.047 | 10M |" in "\n".join(
+        rows
+    )
+    assert "zoo/tcn_jsb/card.md" in table.front_table()
+
+
+def test_the_table_is_between_its_marks():
+    page = f"a {table.START}old\n{table.END}b"
+    assert table.replace_table(page, "new\n") == f"a {table.START}new\n{table.END}b"
+    with pytest.raises(ValueError, match="must have the lines"):
+        table.replace_table("no table", "new")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.0061, "0.0061 seconds"), (180.0, "3 minutes"), (86_400 * 1234.0, "1,234 days")],
+)
+def test_times_are_in_a_unit_that_can_be_read(seconds, words):
+    assert table.readable_time(seconds) == words

@@ -1,0 +1,564 @@
+"""Runs: what training leaves, resuming, damage, exact evaluation, and runs that are killed."""
+
+import functools
+import itertools
+import json
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from tests.support.processes import run_script
+from tests.support.run_checks import arrays, assert_same_end, check_killed_run
+from tests.support.small_runs import STATEFUL, TINY, options, tiny_recipe, tiny_run, write_text
+from trellis_keras import cli, data, zoo
+from trellis_keras.training import TimeLimit
+from trellis_keras.training import run as runs
+from trellis_keras.training.records import read_history
+from trellis_keras.training.run import explained
+
+# A rate so high that the validation loss rises now and then, which begins the average.
+AVERAGING = {
+    "optimizer": "asgd",
+    "learning_rate": 20.0,
+    "schedule": "average",
+    "decay_window": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A finished run of two epochs, which no test may change."""
+    return tiny_run(tmp_path_factory.mktemp("shared"))
+
+
+def evaluate(run, split="test", target_counting="all", data_dir=None):
+    recipe = zoo.read_recipe(run)
+    recipe = recipe if data_dir is None else recipe.replace(data_dir=data_dir)
+    return runs.evaluate(recipe, run, split, target_counting)
+
+
+# What a run leaves
+
+
+def test_files(shared):
+    names = {
+        "recipe.json",
+        "history.csv",
+        "best.keras",
+        "environment.json",
+        "checkpoints",
+        "tensorboard",
+    }
+    assert {path.name for path in shared.iterdir()} == names
+    assert [row["epoch"] for row in read_history(shared / "history.csv")] == ["1", "2"]
+    columns = {"epoch", "loss", "bpc", "val_loss", "val_bpc", "learning_rate"}
+    assert set(read_history(shared / "history.csv")[0]) == columns
+    checkpoints = sorted(path.name for path in (shared / "checkpoints").iterdir())
+    assert checkpoints == ["epoch-0001", "epoch-0002"]
+    assert list((shared / "tensorboard").rglob("events*"))
+
+
+def test_recipe_is_complete(shared):
+    recipe = zoo.read_recipe(shared)
+    corpus = recipe.load_data()
+    assert recipe.arguments["vocabulary_size"] == len(corpus.vocabulary)
+    assert recipe.data_checksum == corpus.checksum
+    assert recipe.arguments["depth"] == TINY["depth"]
+
+
+def test_best_model_carries_its_vocabulary(shared):
+    vocabulary = runs.load_best(shared).vocabulary
+    assert vocabulary == zoo.read_recipe(shared).load_data().vocabulary
+
+
+def test_the_description_names_sizes_and_settings(tmp_path, capsys):
+    options = {"depth": 8, "aux_every": 4, "aux_weight": 0.1, "sequence_length": 20}
+    recipe = tiny_recipe(tmp_path, epochs=1, **options)
+    runs.train(recipe, tmp_path / "run", verbose=2)
+    shown = capsys.readouterr().out
+    assert "parameters (depth=8, hidden_units=4, output_units=4, embedding_dim=4" in shown
+    assert "text: train 1,800, valid 100, test 100 characters, vocabulary 7" in shown
+    assert "a uniform guess: bpc 2.807" in shown
+    assert "batches of 4 x 20 tokens, the first 8 of each row context" in shown
+
+
+# Going on
+
+
+def test_more_epochs(tmp_path):
+    split, whole = tmp_path / "split", tmp_path / "whole"
+    for folder in (split, whole):
+        folder.mkdir()
+    tiny_run(split, epochs=1)
+    tiny_run(split, epochs=3)
+    assert_same_end(split / "run", tiny_run(whole, epochs=3), 3)
+    assert zoo.read_recipe(split / "run").training.epochs == 3
+
+
+def test_more_epochs_of_averaged_weights(tmp_path, capsys):
+    """The average begins after the third epoch; the fifth takes it up."""
+    # What is learnt is wrong for the end of the text: the validation loss rises from the start.
+    (tmp_path / "text.txt").write_text("ab" * 900 + "cd" * 100)
+    for folder, epochs, begins in (("run", 4, True), ("run", 5, False), ("whole", 5, True)):
+        recipe = tiny_recipe(tmp_path, **AVERAGING | {"learning_rate": 1.0, "epochs": epochs})
+        runs.train(recipe, tmp_path / folder)
+        shown = capsys.readouterr().out
+        assert ("Epoch 3: from now on ASGDSwitch averages the weights" in shown) == begins
+    assert_same_end(tmp_path / "run", tmp_path / "whole", 5)
+
+
+def test_a_finished_run_stays_as_it_is(tmp_path, capsys):
+    run = tiny_run(tmp_path, epochs=1)
+    before = arrays(run, 1)
+    capsys.readouterr()
+    runs.train(zoo.read_recipe(run), run, verbose=2)
+    assert "training is complete after 1 epochs" in capsys.readouterr().out
+    for name, array in arrays(run, 1).items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+def test_a_run_that_a_time_limit_ends_goes_on(tmp_path, monkeypatch, capsys):
+    """To the same end, to the bit, as one without."""
+    clock = itertools.count(step=60)  # each look at it takes a minute
+    limit = functools.partial(TimeLimit, clock=lambda: next(clock))
+    monkeypatch.setattr(runs, "TimeLimit", limit)
+    recipe, run = tiny_recipe(tmp_path, **STATEFUL | {"epochs": 4}), tmp_path / "run"
+    # Made at 0, begun at 1, and epochs end at 2, 3, 4, ...: the third would be too late.
+    runs.train(recipe, run, verbose=2, max_minutes=3)
+    assert runs.epochs_done(run) == 2 and not runs.is_finished(run)
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith("2 of 4 epochs are done")
+    assert said.endswith(f"To go on: trellis-keras train --output {run}")
+    runs.train(zoo.read_recipe(run), run, verbose=0, max_minutes=1000)
+    assert runs.is_finished(run)
+    runs.train(recipe, tmp_path / "whole", verbose=0)
+    assert_same_end(run, tmp_path / "whole", 4)
+
+
+def test_a_run_that_a_rule_has_ended_is_finished(tmp_path):
+    stopping = {"stop_patience": 1, "stop_min_delta": 100.0, "stop_against": "previous"}
+    run = tiny_run(tmp_path, epochs=3, **stopping)
+    assert runs.epochs_done(run) == 2 and runs.is_finished(run)
+
+
+def test_a_time_limit_is_positive(tmp_path):
+    with pytest.raises(ValueError, match="`max_minutes` must be positive. Received: 0"):
+        runs.train(tiny_recipe(tmp_path), tmp_path / "run", max_minutes=0)
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_precision_goes_on(tmp_path):
+    run = tiny_run(tmp_path, epochs=1)
+    half = tiny_recipe(tmp_path, epochs=2, dtype_policy="mixed_bfloat16")
+    assert runs.train(half, run, verbose=0).compute_dtype == "bfloat16"
+    assert zoo.read_recipe(run).dtype_policy == "mixed_bfloat16"
+    runs.train(half.replace(dtype_policy="float32"), run, verbose=0)  # nothing is left to do
+    assert zoo.read_recipe(run).dtype_policy == "float32"
+    processes = json.loads((run / "environment.json").read_text())["processes"]
+    computed = [(process["from_epoch"], process["dtype_policy"]) for process in processes]
+    assert computed == [(1, "float32"), (2, "mixed_bfloat16")]
+    assert [row["epoch"] for row in read_history(run / "history.csv")] == ["1", "2"]
+
+
+def test_a_precision_that_is_refused_leaves_the_run_as_it_was(tmp_path):
+    run = tiny_run(tmp_path, epochs=1)
+    files = [run / name for name in ("recipe.json", "environment.json")]
+    before = [path.read_bytes() for path in files]
+    with pytest.raises(ValueError, match="is not a checkpoint of this model.*Nothing was changed"):
+        tiny_run(tmp_path, epochs=2, dtype_policy="float64")
+    assert [path.read_bytes() for path in files] == before
+    runs.train(zoo.read_recipe(run).replace(epochs=2), run, verbose=0)
+    assert runs.epochs_done(run) == 2
+
+
+def test_processes_that_compute_alike_are_one(tmp_path):
+    for epochs in (1, 2):
+        run = tiny_run(tmp_path, epochs=epochs)
+    record = json.loads((run / "environment.json").read_text())
+    (process,) = record.pop("processes")
+    assert process == {"from_epoch": 1, **record, "dtype_policy": "float32"}
+
+
+def test_another_recipe_is_refused_with_the_difference(shared):
+    with pytest.raises(ValueError, match="other settings: depth 3 there, 4 here"):
+        runs.train(tiny_recipe(shared.parent, depth=4), shared)
+
+
+def test_the_command_that_goes_on_is_one_for_the_shell(tmp_path, shared):
+    folder = tmp_path / "my run"
+    folder.mkdir()
+    (folder / "recipe.json").write_bytes((shared / "recipe.json").read_bytes())
+    with pytest.raises(ValueError, match=f"train --output '{folder}'$"):
+        runs.train(tiny_recipe(shared.parent, depth=4), folder)
+    with pytest.raises(OSError, match=f"train --output '{folder}'$"), explained(folder):
+        raise OSError("No space left")
+
+
+def test_the_home_folder_may_be_abbreviated(shared, monkeypatch):
+    monkeypatch.setenv("HOME", str(shared.parent))
+    assert zoo.read_recipe("~/run") == zoo.read_recipe(shared)
+    assert runs.is_finished("~/run") and runs.epochs_done("~/run") == 2
+    assert evaluate("~/run", "valid") == evaluate(shared, "valid")
+
+
+def test_another_model_is_refused(tmp_path, shared):
+    recipe = json.loads((shared / "recipe.json").read_text())
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe | {"name": "trellisnet_char_ptb"}))
+    with pytest.raises(ValueError, match="model 'trellisnet_char_ptb' there, 'trellisnet_char'"):
+        runs.train(tiny_recipe(shared.parent), tmp_path)
+
+
+def test_changed_data_are_refused(tmp_path):
+    run = tiny_run(tmp_path, epochs=1)
+    write_text(tmp_path / "text.txt", length=1990)
+    with pytest.raises(ValueError, match="data 'text' have changed since the run began"):
+        runs.train(tiny_recipe(tmp_path), run)
+    with pytest.raises(ValueError, match="data 'text' have changed"):
+        evaluate(run)
+
+
+def test_what_a_killed_process_was_writing_is_removed(tmp_path):
+    run = tiny_run(tmp_path, epochs=1)
+    (run / ".writing-0123abcd-best.keras").write_bytes(b"half")
+    tiny_run(tmp_path, epochs=1)
+    assert not list(run.glob(".*"))
+
+
+# Damage and wrong folders
+
+
+def test_unwritable_folder(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    with pytest.raises(ValueError, match=r"output folder .*text.txt/run cannot be written to"):
+        runs.train(recipe, tmp_path / "text.txt" / "run")
+    with pytest.raises(ValueError, match=r"output folder .*text.txt cannot be written to"):
+        runs.train(recipe, tmp_path / "text.txt")
+
+
+def test_a_run_without_a_finished_epoch(tmp_path):
+    (tmp_path / "recipe.json").write_text(tiny_recipe(tmp_path).to_json())
+    with pytest.raises(FileNotFoundError, match="has not finished an epoch yet"):
+        runs.load_best(tmp_path)
+
+
+NAMED = '{"name": "tcn_adding", "training": {}, "arguments": '
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *["", '{"name": "trell', "[]", '{"name": 3}', "{}", '{"name": []}', "[" * 100_000],
+        *[NAMED + "[]}", NAMED + '{"seed": 1e999}}', NAMED + '{"depth": 9223372036854775808}}'],
+        NAMED + '{}, "learning_rate": 1' + "0" * 400 + "}",
+    ],
+)
+def test_a_damaged_recipe(tmp_path, text):
+    (tmp_path / "recipe.json").write_text(text)
+    with pytest.raises(ValueError, match="recipe.json is not a recipe of this version"):
+        zoo.read_recipe(tmp_path)
+
+
+def test_a_truncated_checkpoint_falls_back(tmp_path):
+    run = tiny_run(tmp_path, epochs=2)
+    before = arrays(run, 2)
+    path = run / "checkpoints" / "epoch-0002" / "variables.npz"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.warns(UserWarning, match="epoch-0002 is damaged"):
+        tiny_run(tmp_path, epochs=2)
+    for name, array in arrays(run, 2).items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.999])
+def test_a_truncated_best_model(tmp_path, shared, kept):
+    content = (shared / "best.keras").read_bytes()
+    (tmp_path / "recipe.json").write_bytes((shared / "recipe.json").read_bytes())
+    (tmp_path / "best.keras").write_bytes(content[: int(kept * len(content))])
+    with pytest.raises(ValueError, match="best.keras is damaged"):
+        runs.load_best(tmp_path)
+
+
+def test_a_best_model_with_flipped_bits(tmp_path, shared):
+    content = bytearray((shared / "best.keras").read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 8] = bytes(8)
+    (tmp_path / "recipe.json").write_bytes((shared / "recipe.json").read_bytes())
+    (tmp_path / "best.keras").write_bytes(content)
+    with pytest.raises(ValueError, match="best.keras is damaged"):
+        runs.load_best(tmp_path)
+
+
+# Evaluation
+
+
+def nll_of_whole_text(model, tokens, horizon):
+    """Mean over all targets, read in one go after `horizon` start tokens."""
+    inputs = np.concatenate([np.zeros(horizon, "int32"), tokens[:-1]])
+    scores = model.predict(inputs[None], verbose=0)[0, horizon:]
+    return -np.mean(scores[np.arange(len(tokens) - 1), tokens[1:]])
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_evaluation_counts_every_target_once(shared, split):
+    recipe = zoo.read_recipe(shared)
+    tokens = getattr(recipe.load_data(), split)
+    expected = nll_of_whole_text(runs.load_best(shared), tokens, recipe.training.context_length)
+    results = evaluate(shared, split)
+    assert results["targets"] == len(tokens) - 1 == 99
+    assert results["loss"] == pytest.approx(expected, rel=1e-5)
+    assert results["bpc"] == pytest.approx(expected / np.log(2), rel=1e-5)
+
+
+def nll_of_rows(model, inputs, targets, segment):
+    """NLL of every target, the state handed from segment to segment by hand."""
+    config = model.backbone.get_config()
+    config |= {"stateful": False, "return_state": True, "return_aux": False}
+    layer = type(model.backbone).from_config(config)
+    layer.build((None, None, model.embedding_dim))
+    layer.set_weights(model.backbone.get_weights())
+    scores, states = [], None
+    for start in range(0, inputs.shape[1], segment):
+        x = model.embedding(inputs[:, start : start + segment])
+        hidden, *states = layer(x, initial_state=states)
+        scores.append(keras.ops.convert_to_numpy(model.head(hidden)))
+    scores = np.concatenate(scores, axis=1)
+    return -np.take_along_axis(scores, targets[..., None], axis=-1).reshape(-1)
+
+
+def test_evaluation_with_a_carried_history(tmp_path):
+    run = tiny_run(tmp_path, **STATEFUL | {"epochs": 1})
+    tokens = zoo.read_recipe(run).load_data().test
+    # Each row of the batch starts with an empty history and reads its part of the text.
+    rows, length = TINY["batch_size"], -(-(len(tokens) - 1) // TINY["batch_size"])
+    padded = np.pad(tokens, (0, rows * length + 1 - len(tokens)))
+    inputs, targets = padded[:-1].reshape(rows, length), padded[1:].reshape(rows, length)
+    nll = nll_of_rows(runs.load_best(run), inputs, targets, TINY["sequence_length"])
+    results = evaluate(run)
+    assert results["targets"] == len(tokens) - 1
+    assert results["loss"] == pytest.approx(np.mean(nll[: len(tokens) - 1]), rel=1e-5)
+
+
+def test_the_best_epoch_is_the_saved_one(shared):
+    history = read_history(shared / "history.csv")
+    best = min(float(row["val_loss"]) for row in history)
+    assert evaluate(shared, "valid")["loss"] == pytest.approx(best, rel=1e-5)
+
+
+def test_the_authors_count_fewer_targets(shared):
+    exact, authors = (evaluate(shared, target_counting=n) for n in ("all", "original"))
+    assert authors["targets"] == 4 * (25 - 1 - 3) < exact["targets"]
+    assert authors["loss"] != exact["loss"]
+
+
+def test_wrong_split_or_target_counting(shared):
+    with pytest.raises(ValueError, match="`split` must be one of train, valid, test"):
+        evaluate(shared, "validation")
+    with pytest.raises(ValueError, match="`target_counting` must be one of"):
+        evaluate(shared, target_counting="paper")
+
+
+@pytest.fixture
+def moved(tmp_path):
+    """(a run by words, the folder where its text is now)."""
+    unit = {"path": tmp_path / "text.txt", "unit": "word"}
+    run, folder = tiny_run(tmp_path, epochs=1, data_options=unit), tmp_path / "other"
+    folder.mkdir()
+    (tmp_path / "text.txt").rename(folder / "text.txt")
+    return run, folder
+
+
+def test_a_text_may_have_moved(moved):
+    run, folder = moved
+    with pytest.raises(FileNotFoundError, match=r"no file .*text.txt. If it has moved, `data_dir`"):
+        evaluate(run)
+    with pytest.raises(FileNotFoundError, match=r"text.txt or .*/nowhere/text.txt"):
+        evaluate(run, data_dir=folder / "nowhere")
+    assert evaluate(run, data_dir=folder)["targets"] > 0
+    recipe = zoo.read_recipe(run).replace(data_dir=folder, epochs=2)
+    runs.train(recipe, run, verbose=0)
+    assert runs.is_finished(run)
+
+
+def test_the_command_line_is_told_where_the_text_is_now(moved, monkeypatch):
+    run, folder = moved
+    text = folder / "text.txt"
+    words = ["trellis-keras", "train", "--output", run, "--text", text, "--epochs", 2]
+    monkeypatch.setattr(sys, "argv", list(map(str, words)))
+    with pytest.raises(SystemExit, match="0"):
+        cli.main()
+    options = zoo.read_recipe(run).data_options
+    assert options == {"path": str(text), "unit": "word"} and runs.is_finished(run)
+    text.write_text(text.read_text() + "abc")
+    with pytest.raises(ValueError, match="data 'text' have changed since the run began"):
+        runs.train(zoo.read_recipe(run).replace(epochs=3), run, verbose=0)
+
+
+# Separate sequences, and states that are carried over
+
+# Eleven sequences do not fill the batches of four.
+SIZES = {"train": 11, "valid": 5, "test": 6}
+SMALL_TCN = {"T": 8, "depth": 3, "filters": 4, "batch_size": 4, "dropout": 0.2, "epochs": 2}
+SMALL_TCN |= {"jit_compile": False, "data_options": SIZES}
+
+
+@pytest.fixture(scope="module")
+def copying(tmp_path_factory):
+    """A finished run of copy memory, which no test may change."""
+    folder = tmp_path_factory.mktemp("copying")
+    runs.train(zoo.recipe("tcn_copy_memory", **SMALL_TCN), folder, verbose=0)
+    return folder
+
+
+def test_evaluation_of_copy_memory(copying):
+    part = zoo.read_recipe(copying).load_data().valid
+    logits = runs.load_best(copying).predict(part[0], verbose=0)
+    nll = (
+        np.log(np.exp(logits).sum(axis=-1))
+        - np.take_along_axis(logits, part[1][..., None], -1)[..., 0]
+    )
+    results = evaluate(copying, "valid")
+    assert results["cross_entropy"] == pytest.approx(nll.mean(), rel=1e-5)
+    right = logits.argmax(axis=-1) == part[1]
+    assert results["accuracy"] == pytest.approx(right.mean(), rel=1e-5)
+    assert results["recalled"] == pytest.approx(right[:, -10:].all(axis=1).mean())
+    assert results["sequences"] == 5
+    # The best epoch is the saved one.
+    best = min(float(row["val_loss"]) for row in read_history(copying / "history.csv"))
+    assert results["loss"] == pytest.approx(best, rel=1e-5)
+
+
+def test_a_run_of_sequences_is_refused_another_T_and_counting(copying):
+    recipe = zoo.read_recipe(copying)
+    assert recipe.data_checksum == recipe.load_data().checksum
+    with pytest.raises(ValueError, match="other settings: T 8 there, 9 here"):
+        runs.train(recipe.replace(T=9), copying)
+    with pytest.raises(ValueError, match="for texts. Received: 'original'"):
+        evaluate(copying, target_counting="original")
+
+
+def test_more_epochs_of_shuffled_sequences(tmp_path):
+    for folder, epochs in (("split", 1), ("split", 2), ("whole", 2)):
+        recipe = zoo.recipe("tcn_adding", **SMALL_TCN | {"epochs": epochs})
+        runs.train(recipe, tmp_path / folder, verbose=0)
+    assert_same_end(tmp_path / "split", tmp_path / "whole", 2)
+
+
+def test_frames_of_music_are_counted(tmp_path, monkeypatch):
+    rng = np.random.RandomState(0)
+    rolls = [rng.randint(0, 2, (frames, 88)).astype("uint8") for frames in (4, 9, 5)]
+    music = data.Dataset("jsb", rolls, rolls, rolls, "0" * 64, data.PianoRollStream)
+    monkeypatch.setattr(data, "load", lambda *arguments, **options: music)
+    recipe = zoo.recipe("tcn_jsb", filters=4, depth=2, epochs=1, jit_compile=False)
+    runs.train(recipe, tmp_path / "run", verbose=0)
+    results = evaluate(tmp_path / "run")
+    assert results["frames"] == 3 + 8 + 4
+    model = runs.load_best(tmp_path / "run")
+    nll = 0.0
+    for roll in rolls:
+        logits = model.predict(roll[None, :-1].astype("float32"), verbose=0)[0]
+        nll += np.logaddexp(0, (1 - 2.0 * roll[1:]) * logits).sum()
+    assert results["frame_nll"] == pytest.approx(nll / 15, rel=1e-5)
+
+
+def test_a_lattice_run_carries_its_states_and_stops(tmp_path):
+    write_text(tmp_path / "text.txt")
+    options = {"variant": "rg", "convention": "authors", "hidden_units": 5, "layers": 1}
+    options |= {"batch_size": 4, "sequence_length": 12, "epochs": 9, "jit_compile": False}
+    recipe = zoo.recipe(
+        "lru_char_ptb", **options, stop_min_delta=100.0, dtype_policy="float32",
+        data="text", data_options={"path": tmp_path / "text.txt"},
+    )  # fmt: skip
+    runs.train(recipe, tmp_path / "run", verbose=0)
+    # Three epochs without a fall; the first has none before it.
+    history = read_history(tmp_path / "run" / "history.csv")
+    assert len(history) == 4 and runs.is_finished(tmp_path / "run")
+    rates = [float(row["learning_rate"]) for row in history[:2]]
+    np.testing.assert_allclose(rates, [1e-3, 9e-4], rtol=1e-6)
+    tokens = zoo.read_recipe(tmp_path / "run").load_data().test
+    # Each row of a batch reads its part of the text; here in one go.
+    rows, length = 4, -(-(len(tokens) - 1) // 4)
+    padded = np.pad(tokens, (0, rows * length + 1 - len(tokens)))
+    model = runs.load_best(tmp_path / "run")
+    scores = model.predict(padded[:-1].reshape(rows, length), verbose=0)
+    targets = padded[1:].reshape(rows, length)
+    nll = -np.take_along_axis(scores, targets[..., None], axis=-1).reshape(-1)
+    results = evaluate(tmp_path / "run")
+    assert results["targets"] == len(tokens) - 1 > rows * 12
+    assert results["cross_entropy"] == pytest.approx(np.mean(nll[: len(tokens) - 1]), rel=1e-5)
+
+
+def test_a_run_whose_vocabulary_has_cut_the_clusters(tmp_path):
+    (tmp_path / "text.txt").write_text("the cat and the dog \n" * 60)
+    recipe = zoo.recipe(
+        "tcn_wt103",
+        **{"embedding_dim": 4, "filters": 4, "depth": 2, "batch_size": 2, "jit_compile": False},
+        **{"sequence_length": 16, "context_length": 6, "epochs": 1, "learning_rate": 0.1},
+        data="text",
+        data_options={"path": tmp_path / "text.txt", "unit": "word"},
+    )
+    for epochs in (1, 2):
+        runs.train(recipe.replace(epochs=epochs), tmp_path / "run", verbose=0)
+    assert runs.epochs_done(tmp_path / "run") == 2
+    assert zoo.read_recipe(tmp_path / "run").arguments["cutoffs"] == ()
+    with pytest.raises(ValueError, match="other settings: cutoffs .* there, .2, 3. here"):
+        runs.train(recipe.replace(cutoffs=(2, 3)), tmp_path / "run")
+
+
+# Killed runs, without TensorFlow
+
+
+def test_jax_alone(tmp_path):
+    """Training, resuming and evaluation where TensorFlow and its libraries are not installed."""
+    source = """
+import pathlib, sys
+from tests.support.small_runs import tiny_recipe
+from trellis_keras import zoo
+from trellis_keras.training import run as runs
+folder = pathlib.Path(sys.argv[1])
+runs.train(tiny_recipe(folder, epochs=1, jit_compile=True), folder / "run", verbose=0)
+runs.train(tiny_recipe(folder, epochs=2, jit_compile=True), folder / "run", verbose=0)
+print(runs.evaluate(zoo.read_recipe(folder / "run"), folder / "run"))
+"""
+    output = run_script(
+        source,
+        tmp_path,
+        backend="jax",
+        block=("tensorflow", "tensorflow_datasets", "keras_nlp"),
+    )
+    assert "TensorFlow is not installed: no TensorBoard logs are written." in output
+    assert "'targets': 99" in output
+    assert not (tmp_path / "run" / "tensorboard").exists()
+    # What JAX has trained, TensorFlow reads.
+    assert f"'targets': {evaluate(tmp_path / 'run')['targets']}" in output
+
+
+def check_killed_text_run(tmp_path, backend, settings, epochs, kills):
+    text = write_text(tmp_path / "text.txt")
+    settings = {name: value for name, value in settings.items() if name != "epochs"}
+    words = ["trellisnet_char", "--text", text, *options(settings)]
+    check_killed_run(tmp_path, backend, words, epochs, kills)
+
+
+@pytest.mark.slow  # tests/training/test_checkpoint.py kills smaller ones
+@pytest.mark.parametrize(
+    ("backend", "settings"),
+    # JAX without its compiler computes operation by operation.
+    [
+        ("tensorflow", STATEFUL),
+        ("jax", TINY | {"jit_compile": True, "hidden_dropout": 0.3}),
+    ],
+    ids=["tensorflow", "jax"],
+)
+def test_a_killed_run_ends_like_an_uninterrupted_one(tmp_path, backend, settings):
+    check_killed_text_run(tmp_path, backend, settings, epochs=8, kills=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+@pytest.mark.parametrize(
+    "settings", [TINY | {"hidden_dropout": 0.3}, STATEFUL, STATEFUL | AVERAGING]
+)
+def test_a_run_killed_many_times(tmp_path, backend, settings):
+    check_killed_text_run(tmp_path, backend, settings | {"jit_compile": True}, epochs=30, kills=6)

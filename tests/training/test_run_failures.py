@@ -1,0 +1,184 @@
+"""Full disks, folders that cannot be written to, and folders in which another process writes."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.processes import run_script
+from tests.support.run_checks import assert_same_end
+from tests.support.small_runs import TINY, options, tiny_recipe, tiny_run, write_text
+from tests.test_files import another_process_in
+from trellis_keras import cli, zoo
+from trellis_keras.training import checkpoint_files, latest
+from trellis_keras.training import run as runs
+
+FULL = "could not be written: No space left on device"
+
+
+@pytest.fixture
+def mount(tmp_path):
+    """`mount(name, ...)`: an empty folder where these arguments of `mount` have put something."""
+    mounted = []
+
+    def mount(name, *arguments):
+        folder = tmp_path / name
+        folder.mkdir()
+        try:
+            done = subprocess.run(["mount", *arguments, folder], capture_output=True, text=True)
+        except FileNotFoundError:
+            pytest.skip("no command `mount`")
+        if done.returncode:
+            pytest.skip(f"mounting is not allowed here: {done.stderr.strip()}")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in reversed(mounted):
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.fixture
+def disk(mount):
+    """`disk(size)`: a folder on a file system of its own."""
+    return lambda size: mount("disk", "-t", "tmpfs", "-o", f"size={size}", "tmpfs")
+
+
+@pytest.fixture
+def read_only(mount):
+    """`read_only(folder)`: the same folder, where nothing can be written, not even by root."""
+
+    def read_only(folder):
+        view = mount("read_only", "--bind", folder)
+        subprocess.run(["mount", "-o", "remount,bind,ro", view], check=True)
+        return view
+
+    return read_only
+
+
+def fill(folder, leave):
+    """Leaves so many bytes of the disk."""
+    with open(folder / "filler", "wb", buffering=0) as file:
+        with contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        file.truncate(file.tell() - leave)
+
+
+@pytest.fixture
+def refused(monkeypatch, capsys):
+    """`refused("train", ...)`: the single line of an error, after which the status is 2."""
+
+    def refused(*arguments):
+        monkeypatch.setattr(sys, "argv", ["trellis-keras", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        err = capsys.readouterr().err
+        assert end.value.code == 2 and err.count("\n") == 1
+        return err.removeprefix("Error: ").rstrip()
+
+    return refused
+
+
+# Disks
+
+
+def test_a_checkpoint_in_a_folder_that_cannot_be_written_to(read_only, tmp_path):
+    (tmp_path / "files").mkdir()
+    folder = read_only(tmp_path / "files")
+    with pytest.raises(OSError, match="epoch-0001 could not be written: Read-only file system$"):
+        checkpoint_files.write(folder, 1, {}, {})
+
+
+def test_a_checkpoint_on_a_full_disk(disk):
+    folder = disk("64k")
+    arrays = {"x": np.arange(2000.0)}
+    for epoch in (1, 2):
+        checkpoint_files.write(folder, epoch, arrays, {"epoch": epoch})
+    with pytest.raises(OSError, match=f"epoch-0003 {FULL}$"):
+        checkpoint_files.write(folder, 3, arrays, {"epoch": 3})
+    assert sorted(os.listdir(folder)) == ["epoch-0001", "epoch-0002"]
+    fill(folder, leave=0)
+    checkpoint_files.remove_older(folder, 2, keep=1)  # needs no room
+    assert latest(folder).name == "epoch-0002" and len(os.listdir(folder)) == 2
+    checkpoint_files.write(folder, 3, {}, {"epoch": 3})
+    assert latest(folder).name == "epoch-0003"
+
+
+def test_a_run_on_a_full_disk_goes_on_when_there_is_room(disk, read_only, tmp_path, refused):
+    tiny_run(tmp_path)  # two epochs
+    folder = disk("4m")
+    recipe = tiny_recipe(tmp_path)
+    run = folder / "run"
+    runs.train(recipe.replace(epochs=1), run, verbose=0)
+    # Enough for the records of an epoch, not for its checkpoint.
+    fill(folder, leave=100_000)
+    error = refused("train", "--output", run, "--epochs", "2")
+    assert FULL in error and f"The last good state is {run}/checkpoints/epoch-0001." in error
+    assert error.endswith(f"resume with: trellis-keras train --output {run}")
+    (folder / "filler").unlink()
+    runs.train(zoo.read_recipe(run), run, verbose=0)
+    assert_same_end(run, tmp_path / "run", 2)
+    assert not list(run.rglob(".*"))
+    run = read_only(run)
+    assert runs.evaluate(zoo.read_recipe(run), run)["targets"] == 99
+    with pytest.raises(ValueError, match="output folder .* cannot be written to.*Read-only"):
+        runs.train(recipe, run)
+
+
+# In a process of its own: TensorFlow's writers do not get over it.
+TENSORBOARD = """
+import pathlib, sys
+import keras, numpy as np
+from tests.training.test_run_failures import fill
+from trellis_keras.training.run import explained
+folder = pathlib.Path(sys.argv[1])
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+logs = keras.callbacks.TensorBoard(folder / "tensorboard", write_graph=False)
+filling = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: fill(folder, leave=0))
+ones = np.ones((2, 1))
+try:
+    with explained(folder):
+        model.fit(ones, ones, epochs=100, verbose=0, callbacks=[filling, logs])
+except OSError as error:
+    print(error)
+"""
+
+
+def test_tensorboard_on_a_full_disk(disk):
+    folder = disk("64k")
+    told = run_script(TENSORBOARD, folder, Path(__file__).parent)
+    assert re.match(
+        rf"{folder}/tensorboard\S*events\S* {FULL}. No epoch was saved. When that is fixed",
+        told,
+    )
+
+
+def test_diverging_from_the_command_line(tmp_path, refused):
+    text = write_text(tmp_path / "text.txt")
+    settings = TINY | {"learning_rate": 1e38, "optimizer": "sgd", "clip_norm": "none"}
+    run = tmp_path / "run"
+    error = refused("train", "trellisnet_char", "--text", text, *options(settings), "--output", run)
+    assert error.startswith("The loss is "), error
+    assert " of epoch 1. No epoch was saved. Resuming from there would diverge again" in error
+    assert sorted(path.name for path in run.iterdir() if path.suffix) == [
+        "environment.json",
+        "recipe.json",
+    ]
+
+
+# One process at a time
+
+
+def test_a_folder_belongs_to_one_process(tmp_path, refused):
+    with another_process_in(tmp_path):
+        (tmp_path / ".writing-0123abcd-best.keras").write_text("the other process writes this")
+        error = refused("train", "trellisnet_char", "--output", tmp_path)
+        assert f"{tmp_path} is in use" in error
+        assert (tmp_path / ".writing-0123abcd-best.keras").exists()

@@ -1,0 +1,183 @@
+"""What a run shows in TensorBoard, and that to watch it changes nothing."""
+
+import dataclasses
+import math
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.support.event_files import read_events
+from tests.support.processes import run_script
+from tests.support.run_checks import assert_same_end
+from tests.support.small_runs import STATEFUL, tiny_recipe
+from trellis_keras import cli, zoo
+from trellis_keras.training import run as runs
+from trellis_keras.training.records import read_history
+from trellis_keras.training.run import Observation
+from trellis_keras.training.samples import TextSamples
+
+EVERYTHING = Observation(gradient_norms=1, sample_length=12, graph=True, profile=(2, 3))
+SETTINGS = STATEFUL | {"aux_every": 2}
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory):
+    """A run of two epochs by two processes' worth of work, with every source of randomness."""
+    folder = tmp_path_factory.mktemp("observed")
+    later = dataclasses.replace(EVERYTHING, profile=None)
+    for epochs, observation in ((1, EVERYTHING), (2, later)):
+        recipe = tiny_recipe(folder, **SETTINGS | {"epochs": epochs})
+        runs.train(recipe, folder / "run", verbose=0, observation=observation)
+    return folder / "run"
+
+
+def test_observation_changes_nothing(observed):
+    whole = observed.parent / "whole"
+    runs.train(tiny_recipe(observed.parent, **SETTINGS | {"epochs": 2}), whole, verbose=0)
+    assert_same_end(observed, whole, 2)
+
+
+def test_curves_for_training_and_validation(observed):
+    train, _ = read_events(observed / "tensorboard" / "train")
+    valid, _ = read_events(observed / "tensorboard" / "validation")
+    assert {"epoch_loss", "epoch_bpc", "epoch_learning_rate"} <= set(train)
+    assert {"epoch_loss", "epoch_bpc"} <= set(valid)
+    assert list(train["epoch_bpc"]) == list(valid["epoch_bpc"]) == [0, 1]
+
+
+def test_norms_texts_and_graph(observed):
+    from tensorflow import make_ndarray
+
+    logs = observed / "tensorboard"
+    values, texts = (read_events(logs / name)[0] for name in ("gradients", "samples"))
+    assert read_events(logs / "graph")[1]
+    norms = ["gradient_norm", *(f"gradient_norm/level_{i}" for i in (1, 2, 3, 4))]
+    assert sorted(values) == [*norms, "gradient_norms"]
+    assert list(texts) == ["sample"]
+    assert all(list(steps) == [0, 1] for steps in (values | texts).values())
+    table = read_history(observed / "gradient_norms.csv")
+    assert list(table[0]) == ["epoch", *norms]
+    for name in norms:
+        written = [float(row[name]) for row in table]
+        assert min(written) > 0
+        shown = [make_ndarray(value) for value in values[name].values()]
+        np.testing.assert_allclose(written, shown, rtol=1e-6)
+
+
+def test_the_sample_is_what_the_model_writes(observed):
+    from keras_nlp.samplers import RandomSampler
+
+    losses = [float(row["val_loss"]) for row in read_history(observed / "history.csv")]
+    values, _ = read_events(observed / "tensorboard" / "samples")
+    (shown,) = values["sample"][int(np.argmin(losses))].string_val
+    prompt = zoo.read_recipe(observed).load_data().valid[None, :64]
+    model = runs.load_best(observed)
+    (ids,) = model.generate(prompt, 76, RandomSampler(temperature=0.8), seed=0)
+    before, text = shown.decode().split("the model writes")
+    for part, expected in ((before, ids[:64]), (text, ids[64:])):
+        lines = [line[4:] for line in part.splitlines() if line.startswith("    ")]
+        expected = model.vocabulary.decode(expected)
+        assert [line.split() for line in lines] == [line.split() for line in expected.splitlines()]
+
+
+def test_the_steps_of_a_profile(observed):
+    (trace,) = (observed / "tensorboard" / "train").rglob("*.xplane.pb")
+    assert trace.stat().st_size > 1000
+
+
+def test_the_blocks_of_a_tcn(tmp_path):
+    sizes = {"train": 11, "valid": 5, "test": 6}
+    recipe = zoo.recipe(
+        "tcn_adding", T=8, depth=3, filters=4, batch_size=4, epochs=1, jit_compile=False,
+        data_options=sizes,
+    )  # fmt: skip
+    runs.train(recipe, tmp_path, verbose=0, observation=Observation(5, 12, graph=True))
+    values, _ = read_events(tmp_path / "tensorboard" / "gradients")
+    blocks = [f"gradient_norm/{i}_block" for i in (1, 2, 3)]
+    assert read_events(tmp_path / "tensorboard" / "graph")[1]
+    assert not (tmp_path / "tensorboard" / "samples").exists()
+    assert sorted(values) == ["gradient_norm", *blocks, "gradient_norms"]
+
+
+# What is missing or wrong
+
+
+def callbacks(folder, observation):
+    """Those of a language model that is never trained."""
+    model = SimpleNamespace(vocabulary="abc", backbone=None)
+    return observation.callbacks(folder, model, [], SimpleNamespace(valid=[1, 2]), batches=50)
+
+
+def test_without_keras_nlp(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "keras_nlp", None)
+    (metrics,) = callbacks(tmp_path, Observation(sample_length=3))
+    assert type(metrics).__name__ == "TensorBoard"
+    shown = capsys.readouterr().out
+    assert shown.startswith("No text samples are written.") and "pip install keras-nlp" in shown
+
+
+def test_without_tensorflow(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    (norms,) = callbacks(tmp_path, Observation(1, 3, graph=True))
+    assert type(norms).__name__ == "GradientNorms"
+    assert "no TensorBoard logs are written" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="profile is written with TensorFlow, which is not"):
+        callbacks(tmp_path, Observation(profile=(1, 2)))
+
+
+def test_a_profile_that_keras_would_leave_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("keras.backend.backend", lambda: "jax")
+    monkeypatch.setattr("trellis_keras.training.run.sys", SimpleNamespace(version_info=(3, 11)))
+    with pytest.raises(ValueError, match="Python 3.12 and newer only: leave `profile` out"):
+        callbacks(tmp_path, Observation(gradient_norms=0, profile=(1, 2)))
+
+
+def test_wrong_settings(tmp_path, monkeypatch, capsys):
+    with pytest.raises(ValueError, match="`sample_length` must be 0 or more. Received: -1"):
+        Observation(sample_length=-1)
+    for profile in ((0, 3), (3, 2)):
+        with pytest.raises(ValueError, match="`profile` must be the first and the last batch"):
+            Observation(profile=profile)
+    with pytest.raises(ValueError, match="The last batch to profile, 51, is not among the 50"):
+        callbacks(tmp_path, Observation(profile=(40, 51)))
+    words = ["train", "trellisnet_char", "--output", str(tmp_path), "--profile", "5"]
+    monkeypatch.setattr(sys, "argv", ["trellis-keras", *words])
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    assert "--profile takes two batches such as 10:15. Received: '5'" in capsys.readouterr().err
+
+
+def test_samples_of_a_model_that_has_none(tmp_path):
+    samples = TextSamples("the ", tmp_path)
+    samples.set_model(SimpleNamespace(vocabulary=None))
+    with pytest.raises(ValueError, match="a language model with a vocabulary"):
+        samples.on_train_begin()
+    samples.on_epoch_end(0, {"loss": math.nan})
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="`length` must be 1 or more"):
+        TextSamples("the ", tmp_path, length=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [(), ("tensorflow", "tensorflow_datasets", "keras_nlp")])
+def test_on_jax(tmp_path, block):
+    source = """
+import pathlib, sys
+from tests.support.small_runs import tiny_recipe
+from trellis_keras.training import run as runs
+from trellis_keras.training.run import Observation
+folder = pathlib.Path(sys.argv[1])
+recipe = tiny_recipe(folder, epochs=2, jit_compile=True)
+runs.train(recipe, folder / "run", verbose=0, observation=Observation(1, 12, graph=True))
+"""
+    output = run_script(source, tmp_path, backend="jax", block=block)
+    rows = read_history(tmp_path / "run" / "gradient_norms.csv")
+    assert [row["epoch"] for row in rows] == ["1", "2"]
+    assert ("no TensorBoard logs are written" in output) == bool(block)
+    if not block:
+        logs = tmp_path / "run" / "tensorboard"
+        assert "gradient_norms" in read_events(logs / "gradients")[0]
+        assert list(read_events(logs / "samples")[0]) == ["sample"]
+        assert not (logs / "graph").exists()

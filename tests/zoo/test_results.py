@@ -1,0 +1,276 @@
+"""Published values of the papers, and the zoo's published runs with their weights."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from trellis_keras import data, zoo
+from trellis_keras.training import run
+from trellis_keras.zoo import registry, results
+from trellis_keras.zoo.results import RESULTS, WEIGHTS, all_runs, assets_folder, published
+
+# Papers
+
+
+def test_every_published_value_belongs_to_a_recipe():
+    for row in published():
+        recipe = zoo.recipe(row.model, **row.setting)
+        assert registry.published_value(recipe) is row, row
+        assert recipe.metric == row.metric
+    values = [row.value for row in published()]
+    # All of the papers' tables: 9 + 9 of TrellisNet, 47 of the TCN paper, 56 of the LRU's.
+    assert len(values) == 18 + 47 + 56
+    assert sum(row.source.startswith("TCN Table 5") for row in published()) == 9
+    # The mean number of epochs of each unit, as TABLES has it.
+    epochs = {}
+    for row in published():
+        if row.source == "LRU Table 1":
+            unit = row.setting.get("variant", row.model.removesuffix(f"_{_corpus(row.model)}"))
+            epochs.setdefault(unit, []).append(row.epochs)
+    means = {unit: np.mean(values) for unit, values in epochs.items()}
+    expected = {"ug": 11.4, "rg": 12.8, "ps": 14.9, "rhn": 20.1, "grid_lstm": 21.0}
+    expected |= {"lstm": 21.3, "gru": 25.9}
+    assert means == pytest.approx(expected, abs=0.06)
+
+
+def _corpus(model):
+    corpora = ("char_ptb", "war_and_peace", "enwik8", "text8")
+    return next(corpus for corpus in corpora if model.endswith(corpus))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "value"),
+    [
+        ("trellisnet_ptb", {"epochs": 3, "seed": 2}, 56.97),
+        ("trellisnet_ptb", {"ablation": "injection_every_5"}, 59.75),
+        ("trellisnet_ptb", {"ablation": "injection_every_5", "data": "wt2"}, None),
+        ("trellisnet_ptb", {"data": "pydoc"}, None),
+        ("tcn_ptb", {"metric": "bpc"}, None),
+        ("tcn_adding", {"T": 200}, None),
+        ("tcn_adding", {"filters": 30}, None),
+        ("tcn_jsb", {"activation": "glu"}, None),
+        ("tcn_jsb", {"activation": "glu", "filters": 104}, 8.13),
+        ("tcn_jsb", {"activation": "glu", "filters": 104, "data": "nottingham"}, None),
+        ("tcn_seq_mnist", {"size": "37k"}, None),
+        ("lstm_copy_memory", {"T": 500}, None),
+        ("lru_char_ptb", {}, 0.965),
+        ("lru_char_ptb", {"variant": "ps", "size": "24m"}, 0.969),
+        ("lru_char_ptb", {"size": "1m"}, None),
+        ("lru_char_ptb", {"hidden_units": 500}, None),
+        ("lru_char_ptb", {"data_options": {}}, None),  # the usual split of PTB
+        ("lru_text8", {"data_options": {"train_fraction": 0.2}}, None),
+        ("grid_lstm_text8", {"share_depth_weights": False}, None),
+        ("rhn_text8", {"transition_depth": 3}, None),
+        ("gru_char_ptb", {}, 1.37),
+        ("gru_char_ptb", {"setting": "lru_paper"}, 0.972),
+    ],
+)
+def test_what_is_published_of_a_recipe(name, options, value):
+    row = registry.published_value(zoo.recipe(name, **options))
+    assert (row and row.value) == value
+
+
+# Published runs
+
+
+def test_every_published_run_is_a_recipe_of_the_zoo():
+    runs = all_runs(assets_folder())
+    assert len({run.folder for run in runs}) >= 25
+    for run_ in runs:
+        recipe = registry.recipe_from_dict(run_.recipe)
+        assert recipe.to_dict() == run_.recipe, run_.title
+        assert run_.folder.parent.name == recipe.name or run_.folder.name == recipe.name
+        again = zoo.published_recipe(recipe.name, run_.setting)
+        assert again == recipe.replace(data_checksum=None)
+
+
+def test_settings_of_a_published_run():
+    recipe = zoo.published_recipe("tcn_adding", "T=400")
+    assert (recipe.arguments["T"], recipe.seed, recipe.training.epochs) == (400, 1, 25)
+    with pytest.raises(ValueError, match=r"no published run of tcn_adding \(T=1\).*T=200, T=400"):
+        zoo.published_recipe("tcn_adding", "T=1")
+    with pytest.raises(ValueError, match="no published run of tcn_text8.*: none"):
+        zoo.published_recipe("tcn_text8")
+
+
+@pytest.fixture
+def folder_of_data():
+    return os.environ.get("TRELLIS_KERAS_DATA")
+
+
+def check_run(published_run, folder_of_data):
+    """Evaluates published weights on the real data."""
+    recipe = registry.recipe_from_dict(published_run.recipe)
+    if recipe.data not in ("adding", "copy_memory", "pydoc") and not folder_of_data:
+        pytest.skip(f"no local copy of {recipe.data}: set TRELLIS_KERAS_DATA to its folder")
+    recipe = recipe.replace(data_dir=folder_of_data)
+    if recipe.data == "pydoc":
+        loaded = recipe.replace(data_checksum=None).load_data()
+        if loaded.checksum != recipe.data_checksum:
+            pytest.skip("another Python's help texts")
+    loaded = recipe.load_data()
+    model = recipe.build(weights="pretrained")
+    logs = model.evaluate(recipe.stream(loaded.test), verbose=0, return_dict=True)
+    logs.setdefault(recipe.metric, logs["loss"])
+    expected = published_run.results
+    assert logs[recipe.metric] == pytest.approx(expected["test"], rel=1e-3)
+    for name in logs.keys() & expected["test_metrics"].keys():
+        assert logs[name] == pytest.approx(expected["test_metrics"][name], rel=1e-3)
+
+
+WITH_WEIGHTS = [found for found in all_runs() if found.has_weights]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("published_run", WITH_WEIGHTS, ids=lambda found: found.title)
+def test_published_weights_have_their_published_result(published_run, folder_of_data):
+    check_run(published_run, folder_of_data)
+
+
+def test_the_quickest_of_them_has_its_published_result(folder_of_data):
+    (jsb,) = (found for found in WITH_WEIGHTS if found.model == "tcn_jsb")
+    check_run(jsb, folder_of_data)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("trellisnet_char", {"depth": 4}, "were trained with depth=10, not 4"),
+        ("trellisnet_char", {"injection_every": 5}, "with injection_every=1, not 5"),
+        ("trellisnet_char", {"groups": 2}, "with groups=None, not 2"),
+        ("trellisnet_seq_mnist", {"dilations": [1] * 11}, "with dilations="),
+        ("tcn_adding", {"T": 700}, "with T=200, not 700"),
+        ("tcn_jsb", {"activation": "glu"}, "activation='relu', not 'glu'"),
+        ("tcn_text8", {}, "There are no pretrained weights of tcn_text8: .* some of: gru_adding"),
+    ],
+)
+def test_weights_of_another_net_are_refused(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        zoo.get_model(name, weights="pretrained", **options)
+
+
+def test_dropout_precision_and_state_do_not_matter_to_weights():
+    options = {"dropout": 0.1, "dtype_policy": "mixed_bfloat16", "seed": 9}
+    model = zoo.tcn_jsb(weights="pretrained", **options)
+    published_weights = zoo.tcn_jsb(weights="pretrained").get_weights()
+    np.testing.assert_array_equal(model.get_weights()[0], published_weights[0])
+    assert zoo.trellisnet_char(weights="pretrained", stateful=True).backbone.stateful
+
+
+def test_published_weights_come_with_their_vocabulary():
+    model = zoo.trellisnet_char(weights="pretrained")
+    assert len(model.vocabulary) == model.vocabulary_size == 103
+    assert zoo.trellisnet_char(weights="pretrained", vocabulary=model.vocabulary)
+    other = data.Vocabulary("abcdefg", unit="character")
+    for options in ({"vocabulary": other}, {"vocabulary_size": 9}):
+        with pytest.raises(ValueError, match="weights have a vocabulary of 103 tokens"):
+            zoo.trellisnet_char(weights="pretrained", **options)
+
+
+# Files
+
+TINY = {"depth": 3, "hidden_units": 4, "embedding_dim": 4}
+
+
+def test_weights_from_a_file(tmp_path):
+    trained = zoo.trellisnet_char(seed=5, **TINY)
+    trained.save_weights(tmp_path / "a.weights.h5")
+    trained.save(tmp_path / "a.keras")
+    for name in ("a.weights.h5", "a.keras"):
+        model = zoo.trellisnet_char(weights=tmp_path / name, **TINY)
+        for ours, theirs in zip(model.get_weights(), trained.get_weights(), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    with pytest.raises(ValueError, match="`weights` must be .*nothing.*, where there is no file"):
+        zoo.trellisnet_char(weights=tmp_path / "nothing.weights.h5", **TINY)
+
+
+@pytest.mark.parametrize("content", [b"", b"no HDF5" * 100])
+def test_a_file_that_holds_no_weights(tmp_path, content):
+    path = tmp_path / "some.weights.h5"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="some.weights.h5 does not hold the weights of this tcn_"):
+        zoo.tcn_adding(weights=path)
+
+
+def test_a_vocabulary_that_does_not_fit_the_weights(tmp_path):
+    small = {"depth": 2, "hidden_units": 4, "embedding_dim": 4, "cutoffs": (3, 6)}
+    words = data.Vocabulary(["<eos>", *"abcdefghij"])
+    model = zoo.trellisnet_wt103(vocabulary=words, **small)
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    zoo.trellisnet_wt103(vocabulary=words, weights=tmp_path / "model.keras", **small)
+    shorter = data.Vocabulary(["<eos>", *"abcdefghi"])
+    for file in ("model.keras", "model.weights.h5"):
+        with pytest.raises(ValueError, match="11 tokens, but the model has vocabulary_size=10"):
+            zoo.trellisnet_wt103(vocabulary=shorter, weights=tmp_path / file, **small)
+    other = data.Vocabulary(["<eos>", *"abcdefghji"])
+    with pytest.raises(ValueError, match="token 9 is 'i' there, 'j' in the model's"):
+        zoo.trellisnet_wt103(vocabulary=other, weights=tmp_path / "model.keras", **small)
+
+
+RECIPE = '{"recipe": {"name": "tcn_adding", "arguments": '
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "holds no results of a model"),
+        ("[]", "holds no results of a model"),
+        ("[" * 100_000, "holds no results of a model"),
+        ('{"recipe": {"name": 3, "arguments": {}}}', "holds no results of a model"),
+        ('{"recipe": {"name": "tcn_adding"}}', "holds no results of a model"),
+        (RECIPE + "{}}}", "were trained with T=None, not 600"),
+    ],
+)
+def test_damaged_results(tmp_path, monkeypatch, content, message):
+    monkeypatch.setenv("TRELLIS_KERAS_ZOO", str(tmp_path))
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / RESULTS).write_text(content)
+    (tmp_path / "some" / WEIGHTS).write_bytes(b"no weights")
+    with pytest.raises(ValueError, match=message):
+        zoo.tcn_adding(weights="pretrained")
+
+
+def test_weights_that_are_not_the_published_ones(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRELLIS_KERAS_ZOO", str(tmp_path))
+    with pytest.raises(ValueError, match="no pretrained weights of tcn_jsb.*no model yet"):
+        zoo.tcn_jsb(weights="pretrained")
+    (tmp_path / "tcn_jsb").mkdir()
+    recipe = zoo.recipe("tcn_jsb").to_dict()
+    content = json.dumps({"recipe": recipe, "weights_sha256": "0"})
+    (tmp_path / "tcn_jsb" / RESULTS).write_text(content)
+    (tmp_path / "tcn_jsb" / WEIGHTS).write_bytes(b"others")
+    with pytest.raises(ValueError, match="not the file that was published"):
+        zoo.tcn_jsb(weights="pretrained")
+
+
+def test_assets_folder(tmp_path, monkeypatch):
+    package = tmp_path / "site" / "trellis_keras" / "zoo"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(results, "_PACKAGE", package)
+    monkeypatch.delenv("TRELLIS_KERAS_ZOO", raising=False)
+
+    def put(folder):
+        folder.mkdir(parents=True)
+        (folder / "README.md").touch()
+        return folder
+
+    with pytest.raises(FileNotFoundError, match="Set TRELLIS_KERAS_ZOO"):
+        assets_folder()
+    wheel = put(package / "_assets")
+    assert assets_folder() == wheel
+    beside = put(tmp_path / "site" / "zoo")
+    assert assets_folder() == wheel  # somebody else's `zoo` in site-packages
+    (tmp_path / "site" / "setup.py").touch()
+    assert assets_folder() == beside
+    monkeypatch.setenv("TRELLIS_KERAS_ZOO", str(tmp_path / "nothing"))
+    with pytest.raises(FileNotFoundError, match="TRELLIS_KERAS_ZOO is not a folder"):
+        assets_folder()
+
+
+def test_no_run(tmp_path):
+    for use in (zoo.read_recipe, run.load_best, run.is_finished):
+        with pytest.raises(FileNotFoundError, match="holds no run: recipe.json is missing"):
+            use(tmp_path)

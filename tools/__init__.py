@@ -1,0 +1,1 @@
+"""Tools for maintainers: publish a run, write cards and tables, measure costs."""

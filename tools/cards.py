@@ -1,0 +1,253 @@
+"""Writes the cards of the zoo's published runs from their results.json.
+
+python -m tools.cards
+"""
+
+import math
+import pathlib
+import shlex
+import textwrap
+
+from trellis_keras.data import info
+from trellis_keras.files import atomic_write
+from trellis_keras.zoo import registry
+from trellis_keras.zoo.pretrained import WEIGHTS_KEPT
+from trellis_keras.zoo.results import all_runs, assets_folder
+
+CARD = "card.md"
+
+# Benchmarks without a training text.
+_NO_TRAINING_TEXT = {"lambada"}
+_WITH_UNKNOWN_WORDS = {"ptb", "wt2", "wt103"}
+# Options of the run, not of the model that one builds.
+_OF_THE_RUN = {"seed", "jit_compile"}
+
+
+def main(folder: pathlib.Path | None = None):
+    """Writes all cards anew."""
+    for run in all_runs(assets_folder() if folder is None else folder):
+        with atomic_write(run.folder / CARD) as temporary:
+            temporary.write_text(card(run), encoding="utf-8")
+
+
+def card(run):
+    """Returns the card of a published run."""
+    recipe, results = registry.recipe_from_dict(run.recipe), run.results
+    parts = [
+        f"# {run.title}",
+        registry.describe(recipe.name, recipe.setting),
+        _figures(recipe, results),
+        _run(recipe, results),
+        _paragraph(_escape(results["note"])),
+        "![Learning curve](curve.png)",
+        "## Recipe",
+        _recipe(recipe),
+        "## Data",
+        _data(recipe),
+        "## Train it",
+        _train(run, recipe),
+        "## Use it",
+        _use(recipe, results),
+        "## Limits",
+        _limits(recipe, results),
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def ours(results, published):
+    """Returns a run's test result, with its difference from the published one."""
+    text = f"{results['test']:.6g}"
+    return text if published is None else f"{text} ({results['test'] - published.value:+.3g})"
+
+
+def spread(results):
+    """Returns (mean, standard deviation, number) of the test results of all seeds of a run."""
+    values = [results["test"], *(other["test"] for other in results["other_seeds"])]
+    mean = sum(values) / len(values)
+    deviations = sum((value - mean) ** 2 for value in values)
+    return mean, math.sqrt(deviations / max(len(values) - 1, 1)), len(values)
+
+
+def _figures(recipe, results):
+    published = registry.published_value(recipe)
+    rows = [
+        f"| | {recipe.metric} on the test split | parameters |",
+        "|---|---|---|",
+        f"| ours | {ours(results, published)} | {results['parameters']:,} |",
+    ]
+    if published is None:
+        rows.append("| published | none for these settings | |")
+    else:
+        value = f"{published.value:g} | {published.parameters}"
+        rows.append(f"| published ({published.source}) | {value} |")
+    return "\n".join(rows)
+
+
+def _run(recipe, results):
+    """How the result was reached: epoch, seeds, time, machine."""
+    other = {k: v for k, v in results["test_metrics"].items() if k != recipe.metric}
+    seconds, commit = results["wall_time_s"], results["commit"]
+    took = "" if seconds is None else f"{seconds / 60:.0f} minutes "
+    software = results["backend"] + ("" if commit is None else f", commit {commit}")
+    epochs = str(results["epochs"])
+    if not results["finished"]:
+        epochs += f" so far (the recipe has {recipe.training.epochs})"
+    sentences = [
+        f"Epoch {results['epoch']} of {epochs}, chosen by the validation loss "
+        f"({results['validation_loss']:.6g}); the test split played no part in that.",
+        f"Seed {recipe.seed}, {took}on {results['hardware']} ({software}, {results['date']}).",
+        *_processes(results),
+        f"Also measured: {', '.join(f'{k} {_number(v)}' for k, v in other.items())}.",
+        *_seeds(results),
+    ]
+    return _paragraph(_escape(" ".join(sentences)))
+
+
+def _number(value):
+    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
+
+
+def _processes(results):
+    """What differed between the processes of a run that was interrupted."""
+    processes = results.get("processes", ())
+    if len(processes) < 2:
+        return []
+    parts = [
+        f"from epoch {process['from_epoch']} in {process['dtype_policy']} on "
+        f"{process['hardware']} ({process['backend']})"
+        for process in processes
+    ]
+    return [f"It was trained in parts: {'; '.join(parts)}."]
+
+
+def _seeds(results):
+    others = results["other_seeds"]
+    if not others:
+        return []
+    mean, deviation, number = spread(results)
+    each = ", ".join(f"seed {other['seed']} {other['test']:.6g}" for other in others)
+    return [
+        f"The seed was chosen by the validation loss too. Test results of the others: {each}; mean "
+        f"and standard deviation of all {number}: {mean:.4g} and {deviation:.2g}."
+    ]
+
+
+def _recipe(recipe):
+    """Arguments and training, and where they differ from the zoo's own recipe."""
+    chosen = {k: v for k, v in recipe.arguments.items() if v is not None and k != "seed"}
+    training, written = recipe.training, recipe.to_dict()["training"]
+    rest = {k: v for k, v in written.items() if v and k not in _IN_THE_LINE}
+    lines = [
+        ", ".join(f"`{name}={_literal(value)}`" for name, value in chosen.items()),
+        f"{training.optimizer}, learning rate {training.learning_rate:g}, batches of "
+        f"{training.batch_size}, at most {training.epochs} epochs",
+        ", ".join(f"`{name}={_literal(value)}`" for name, value in rest.items()),
+    ]
+    changes = {name: value for name, value in recipe.changes().items() if name != "seed"}
+    if changes:
+        named = ", ".join(f"`{name}={_literal(value)}`" for name, value in changes.items())
+        lines.append(f"differs from the zoo's recipe of that name in {named}")
+    return _list(filter(None, lines))
+
+
+_IN_THE_LINE = ("optimizer", "learning_rate", "batch_size", "epochs")
+
+
+def _data(recipe):
+    """The data, their terms, and how to load them."""
+    options = dict(recipe.data_options)
+    options |= {name: recipe.arguments[name] for name in recipe.entry.data_arguments}
+    if "path" in options:  # in whatever folder it was
+        options["path"] = pathlib.PurePath(options["path"]).name
+    call = ", ".join([repr(recipe.data), *(f"{key}={value!r}" for key, value in options.items())])
+    known = recipe.data_checksum
+    checksum = "" if known is None else f" Checksum: `{known[:16]}...`."
+    about = info(recipe.data)
+    return _paragraph(
+        f"`trellis_keras.data.load({call})`: {about.citation}; {about.licence}. The data are no "
+        "part of the package; `help(trellis_keras.data.load)` says where it looks for local copies."
+        f"{checksum}"
+    )
+
+
+def _train(run, recipe):
+    """The commands that repeat the run and publish it."""
+    backend = "KERAS_BACKEND=jax " if run.results["backend"].startswith("jax") else ""
+    words = [recipe.name, run.setting] if run.setting else [recipe.name]
+    command = f"{backend}trellis-keras train {words[0]} --as-published"
+    command += "".join(f" {shlex.quote(word)}" for word in words[1:])
+    name = "_".join(words).replace("=", "_").replace(",", "_")
+    seeds = [other["seed"] for other in run.results["other_seeds"]]
+    folders = [f"runs/{name}", *(f"runs/{name}_seed_{seed}" for seed in seeds)]
+    lines = [f"{command} --output {folders[0]}"]
+    for seed, folder in zip(seeds, folders[1:], strict=True):
+        lines.append(f"{command} --seed {seed} --output {folder}")
+    return "\n".join(["```sh", *lines, "```"])
+
+
+def _use(recipe, results):
+    """How to build the model, with its weights if they are published, and to serve it."""
+    arguments = [
+        f"{name}={_literal(value)}"
+        for name, value in recipe.changes().items()
+        if (name in recipe.arguments or name == "dtype_policy") and name not in _OF_THE_RUN
+    ]
+    weights = ['weights="pretrained"'] if "weights_sha256" in results else []
+    comment = "" if weights else "  # with initial weights"
+    return f"""```python
+from trellis_keras import zoo
+
+model = zoo.{recipe.name}({", ".join([*arguments, *weights])}){comment}
+```"""
+
+
+def _limits(recipe, results):
+    lines = []
+    if recipe.data in _NO_TRAINING_TEXT:
+        lines.append(
+            "The benchmark has no training text: with another one than the paper's the result is "
+            "not comparable with the published one."
+        )
+    if recipe.reads_text:
+        lines.append(
+            "The vocabulary is that of the data. Words that it lacks are read as `<unk>`."
+            if recipe.data in _WITH_UNKNOWN_WORDS
+            else "The vocabulary is that of the data; other tokens are refused."
+        )
+    if "T" in recipe.arguments:
+        lines.append(
+            f"Trained on sequences of the benchmark's length only (T={recipe.arguments['T']})."
+        )
+    if "weights_sha256" in results:
+        lines.append(
+            "The weights are under the package's licence. They were trained on the benchmark's "
+            "training split alone, for its task alone."
+        )
+    else:
+        lines.append(f"The trained weights are not published: {WEIGHTS_KEPT}.")
+    lines.append("Results differ between backends and machines in the last digits.")
+    return _list(lines)
+
+
+def _escape(text):
+    """Text as Markdown that cannot hold HTML."""
+    return text.replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _literal(value):
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def _list(lines):
+    return "\n".join(
+        textwrap.fill(f"- {line}", 100, subsequent_indent="  ", break_on_hyphens=False)
+        for line in lines
+    )
+
+
+def _paragraph(text):
+    return textwrap.fill(text, 100, break_on_hyphens=False, break_long_words=False)
+
+
+if __name__ == "__main__":
+    main()

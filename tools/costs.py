@@ -1,0 +1,176 @@
+"""Measures what training each model of the zoo costs: step time, memory, steps of an epoch.
+
+    python -m tools.costs
+
+measures a training step of every model at full size, in a process of its own on one core, and
+writes `zoo/costs.json`, from which the table of models is made. Models that are there already are
+skipped: an interrupted measurement resumes.
+
+The time is the processor's, not the clock's, so that other work on the machine matters little. Of
+the large texts only the sizes are needed: their batches are random. All other data are loaded as
+for training.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import time
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from benchmarks.process import begin_epoch, peak_memory, words
+from trellis_keras import zoo
+from trellis_keras.files import atomic_write
+from trellis_keras.training.environment import environment
+from trellis_keras.zoo.registry import list_settings
+from trellis_keras.zoo.results import COSTS, assets_folder
+
+BATCHES = 5
+ENOUGH = 10  # seconds of one core, after which no further step is measured
+
+# Models that are too large for an ordinary machine are measured with these numbers of levels: all
+# levels cost the same. Segments and auxiliary losses are those of full depth.
+LEVELS = {"trellisnet_wt103": (6, 12)}
+
+# Tokens of the training part of the large texts. (LAMBADA's: "more than 200M", TCN, section 5.)
+TRAINING_TOKENS = {
+    "wt103": 103_227_021,
+    "text8": 90_000_000,
+    "enwik8": 90_000_000,
+    "lambada": 200_000_000,
+}
+
+
+def main(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Models, or MODEL@SETTING. Default: all.")
+    ] = None,
+    output: Annotated[str | None, typer.Option(help="The file. Default: the zoo's.")] = None,
+    core: Annotated[int, typer.Option(help="The core to measure on.")] = 0,
+):
+    """Measure the models that are not in the file yet."""
+    known = [f"{name}@{setting}" if setting else name for name, setting in list_settings()]
+    if unknown := sorted(set(names or ()) - set(known)):
+        raise typer.BadParameter(f"the zoo has no {unknown}")
+    path = assets_folder() / COSTS if output is None else pathlib.Path(output)
+    costs = {"machine": environment(), "models": {}}
+    if path.exists():
+        costs = _continued(json.loads(path.read_text(encoding="utf-8")), costs["machine"], path)
+    for name in names or known:
+        if name in costs["models"]:
+            continue
+        costs["models"][name] = _figures(name, core)
+        typer.echo(f"{name}: {costs['models'][name]}")
+        costs["models"] = dict(sorted(costs["models"].items()))
+        with atomic_write(path) as temporary:
+            temporary.write_text(json.dumps(costs, indent=2) + "\n", encoding="utf-8")
+
+
+def _continued(costs, machine, path):
+    for name in ("hardware", "backend"):
+        if costs["machine"][name] != machine[name]:
+            raise SystemExit(
+                f"{path} was measured on {costs['machine'][name]}, and this is {machine[name]}. "
+                "Choose another --output, or remove the file to measure all models here."
+            )
+    return costs
+
+
+def _figures(name, core):
+    if name not in LEVELS:
+        return _in_own_process(name, core)
+    few, more = LEVELS[name]
+    small, large = (_in_own_process(name, core, **_shallow(name, depth)) for depth in LEVELS[name])
+    return large | _at_full_depth(name, few, more, small, large)
+
+
+def _shallow(name, depth):
+    """Settings that make the model shallower, and change nothing else that takes time."""
+    recipe = zoo.recipe(name)
+    losses = recipe.arguments["depth"] // recipe.arguments["aux_every"]
+    length = recipe.training.sequence_length
+    return {"depth": depth, "sequence_length": length, "aux_every": depth // losses}
+
+
+def _at_full_depth(name, few, more, small, large):
+    """Time and memory on the line through two measurements with fewer levels."""
+    recipe = zoo.recipe(name)
+    beyond = (recipe.arguments["depth"] - more) / (more - few)
+    line = {k: large[k] + beyond * (large[k] - small[k]) for k in ("step_core_s", "memory_gib")}
+    return {
+        "step_core_s": float(f"{line['step_core_s']:.3g}"),
+        "memory_gib": round(line["memory_gib"], 1),
+        "levels_measured": [few, more],
+    }
+
+
+def _in_own_process(name, core, **fields):
+    # The core is chosen before the backend counts the cores.
+    code = (
+        f"import os; hasattr(os, 'sched_setaffinity') and os.sched_setaffinity(0, {{{core}}}); "
+        f"from tools.costs import measure; measure({name!r}, **{fields!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"{name} could not be measured: exit status {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure(name, **fields):
+    """Prints the figures of one model as JSON."""
+    name, _, setting = name.partition("@")
+    recipe = zoo.recipe(name, setting=setting or None, jit_compile=False, **fields)
+    recipe, batches, steps = _batches(recipe)
+    model = recipe.build()
+    figures = {
+        "step_core_s": float(f"{_step_time(model, batches):.3g}"),
+        "steps_per_epoch": steps,
+        "memory_gib": round(peak_memory() / 2**30, 2),
+        "parameters": model.count_params(),
+    }
+    print(json.dumps(figures))
+
+
+def _step_time(model, batches):
+    """Seconds of the processor for a training step."""
+    begin_epoch(model, len(batches[0][0]))
+    # Where lengths differ, the second one makes TensorFlow compile for all.
+    for batch in batches[: len({batch[0].shape for batch in batches[:2]})]:
+        model.train_on_batch(*batch)
+    taken = []
+    for batch in batches:
+        begin = time.process_time()
+        model.train_on_batch(*batch)
+        taken.append(time.process_time() - begin)
+        if sum(taken) > ENOUGH:
+            break
+    return sum(taken) / len(taken)
+
+
+def _batches(recipe):
+    """The recipe with its data, some batches of these, and the number of batches of an epoch."""
+    if recipe.data in TRAINING_TOKENS:
+        return recipe, *_random_batches(recipe)
+    loaded = recipe.load_data()
+    recipe = recipe.with_data(loaded)
+    stream = recipe.stream(loaded.train)
+    steps = len(stream)
+    return recipe, [stream[i * steps // BATCHES] for i in range(BATCHES)], steps
+
+
+def _random_batches(recipe):
+    # Nothing is kept of so long a text, whose tokens are all the same: it says how many batches.
+    text = np.broadcast_to(np.int32(0), TRAINING_TOKENS[recipe.data])
+    stream = recipe.stream(text)
+    rng = np.random.default_rng(0)
+    x, y, weight = stream[len(stream) // 2]
+    size = recipe.arguments["vocabulary_size"]
+    random = [[words(rng, size, part.shape) for part in (x, y)] for _ in range(BATCHES)]
+    return [(*tokens, weight) for tokens in random], len(stream)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,304 @@
+"""Publishes a finished run: card, results, history, learning curve, small weights.
+
+    python -m tools.publish runs/tcn_jsb --note "One seed."
+
+evaluates the best model of the run on the test split and writes to zoo/MODEL, or zoo/MODEL/SETTING
+where the run has other arguments than the model's defaults.
+"""
+
+import contextlib
+import datetime
+import json
+import math
+import os
+import pathlib
+import shutil
+import tempfile
+from typing import Annotated
+
+import typer
+from matplotlib.figure import Figure
+
+from tools import cards
+from trellis_keras.files import atomic_write, folder_lock
+from trellis_keras.training import run as runs
+from trellis_keras.training.records import read_history
+from trellis_keras.zoo import pretrained, read_recipe
+from trellis_keras.zoo.results import RESULTS, WEIGHTS, Run, assets_folder
+
+# Larger weights are no part of the repository.
+_LARGEST_WEIGHTS = 5_000_000  # bytes
+
+
+def main(
+    run: Annotated[str, typer.Argument(help="Folder of the run.")],
+    folder: Annotated[
+        str | None, typer.Option(help="Where to write. Default: its place in the zoo.")
+    ] = None,
+    data_dir: Annotated[
+        str | None, typer.Option(help="Folder of local copies of the data.")
+    ] = None,
+    note: Annotated[
+        str, typer.Option(help="What a reader of the card should know: runs not shown, limits.")
+    ] = "",
+    other_seed: Annotated[
+        list[str] | None,
+        typer.Option(help="Run by the same recipe with another seed; repeat it for several."),
+    ] = None,
+):
+    """Evaluate a run on the test split and write its card and results."""
+    results = publish(run, folder, data_dir, note, other_seed or ())
+    typer.echo(json.dumps({"model": results["recipe"]["name"], "test": results["test"]}))
+
+
+def publish(run, folder=None, data_dir=None, note="", other_seeds=(), wall_time_s=None):
+    """Evaluates the best model of a run on the test split and writes what the zoo keeps of it.
+
+    Writes `results.json`, `history.csv`, `curve.png`, `card.md` and, for a model trained on the
+    zoo's own data, the weights if they are below 5 MB. A vocabulary of characters or bytes goes
+    with them; one of words does not, because it would be a part of the text.
+
+    Args:
+        run: The run's folder.
+        folder: Where to write. Defaults to the place in the zoo that `zoo_folder` gives.
+        data_dir: Folder of local copies of the data, if they are not where the run found them.
+        note: What a reader of the card should know: runs that are not shown, limits, what the
+            gap to the published result is due to.
+        other_seeds: Folders of runs by the same recipe with other seeds. Their test results stand
+            beside that of `run`, which must have the lowest validation loss of all.
+        wall_time_s: Seconds of training. Defaults to the time in TensorBoard's logs, if any.
+
+    Returns:
+        The results, a dict.
+
+    Raises:
+        ValueError: A run in `other_seeds` has another recipe, the same seed or a lower validation
+            loss; a run was killed between an epoch's row in its history and its checkpoint; another
+            process trains in it; or a run on other data than the zoo's has no `folder`.
+        FileNotFoundError: There is no run, or it has not finished an epoch.
+    """
+    run, *other_seeds = [pathlib.Path(path).expanduser() for path in (run, *other_seeds)]
+    recipe = read_recipe(run)
+    folder = zoo_folder(recipe) if folder is None else pathlib.Path(folder).expanduser()
+    for other in other_seeds:
+        read_recipe(other)  # raises if there is no run
+    with contextlib.ExitStack() as locks:
+        for each in sorted({each.resolve() for each in (run, *other_seeds)}):
+            if os.access(each, os.W_OK):  # otherwise nobody trains there
+                locks.enter_context(folder_lock(each))
+        return _publish(run, recipe, folder, data_dir, note, other_seeds, wall_time_s)
+
+
+def zoo_folder(recipe, zoo=None):
+    """Returns the folder of a recipe's run in the zoo: MODEL or MODEL/SETTING.
+
+    Raises:
+        ValueError: The recipe's data are not those of the zoo's model.
+    """
+    if not has_own_data(recipe):
+        raise ValueError(
+            f"The zoo's folders are for its own data, {recipe.entry.data!r} with "
+            f"{recipe.entry.data_options}: give another `folder`. Received: {recipe.data!r} with "
+            f"{recipe.data_options}"
+        )
+    folder = (assets_folder() if zoo is None else zoo) / recipe.name
+    setting = setting_of(recipe)
+    return folder / setting if setting else folder
+
+
+def setting_of(recipe):
+    """Returns the arguments that make a recipe's net another than the model's own, as text."""
+    setting = {} if recipe.setting is None else {"setting": recipe.setting}
+    setting |= {
+        name: value
+        for name, value in recipe.changes().items()
+        if name in recipe.arguments and (name == "size" or not pretrained.is_of_the_training(name))
+    }
+    return ",".join(f"{name}={value}" for name, value in setting.items())
+
+
+def has_own_data(recipe):
+    """Returns whether a recipe has the data of the zoo's model."""
+    own = recipe.entry
+    return (recipe.data, recipe.data_options) == (own.data, own.data_options)
+
+
+def keeps_weights(recipe, vocabulary):
+    """Returns whether a run's weights may be published. Those of words need their vocabulary."""
+    of_words = vocabulary is not None and vocabulary.unit == "word"
+    return has_own_data(recipe) and not of_words
+
+
+def _publish(run, recipe, folder, data_dir, note, other_seeds, wall_time_s):
+    # Without the optimizer, whose variables would be in the weights file too.
+    model = runs.load_best(run, compile=False)
+    for each in (run, *other_seeds):
+        _check_whole(each)
+    _check_seeds(run, recipe, other_seeds)
+    results = _results(run, recipe, model, _evaluate(run, data_dir))
+    results["other_seeds"] = [_other_seed(other, data_dir) for other in other_seeds]
+    results["wall_time_s"] = _wall_time(run) if wall_time_s is None else wall_time_s
+    results["note"] = note
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as aside:
+        weights = _save_weights(model, recipe, pathlib.Path(aside) / WEIGHTS)
+        if weights is not None:
+            results["weights_sha256"] = pretrained.checksum(weights)
+            if recipe.reads_text:
+                results["vocabulary"] = model.vocabulary.get_config()
+        text = json.dumps(results, indent=2, allow_nan=False) + "\n"
+        # Weights of an earlier run must not stay beside other results.
+        (folder / WEIGHTS).unlink(missing_ok=True)
+        if weights is not None:
+            weights.replace(folder / WEIGHTS)
+    results = json.loads(text)  # as all who read the file will see them
+    with atomic_write(folder / RESULTS) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    shutil.copyfile(run / "history.csv", folder / "history.csv")
+    published = Run(folder, setting_of(recipe), results)
+    with atomic_write(folder / "curve.png") as temporary:
+        _draw(_history(run), published, temporary)
+    with atomic_write(folder / cards.CARD) as temporary:
+        temporary.write_text(cards.card(published), encoding="utf-8")
+    return results
+
+
+def _save_weights(model, recipe, path):
+    """Saves a model's weights; returns None where they are not to be published."""
+    if not keeps_weights(recipe, getattr(model, "vocabulary", None)):
+        return None
+    model.save_weights(path)
+    return path if path.stat().st_size < _LARGEST_WEIGHTS else None
+
+
+def _evaluate(run, data_dir):
+    recipe = read_recipe(run)
+    return runs.evaluate(recipe.replace(data_dir=data_dir) if data_dir else recipe, run)
+
+
+def _check_whole(run):
+    """Refuses a run that was killed at an epoch's end: its best model may be an older one's."""
+    rows, epochs = len(_history(run)), runs.epochs_done(run)
+    if rows != epochs:
+        raise ValueError(
+            f"{run} has {rows} epochs in its history and {epochs} in its last checkpoint: it was "
+            f"killed at the end of an epoch. Resume it first: {runs.resuming(run)}"
+        )
+
+
+def _check_seeds(run, recipe, other_seeds):
+    """Refuses runs of another recipe, and to show another run than the best one."""
+    seeds, best = {recipe.seed}, _best(run)["val_loss"]
+    for other in other_seeds:
+        theirs = read_recipe(other)
+        if _identity(theirs) != _identity(recipe):
+            ours, its = _identity(recipe), _identity(theirs)
+            names = [name for name in {**ours, **its} if ours.get(name) != its.get(name)]
+            raise ValueError(f"{other} has another recipe than {run}: {', '.join(names)} differ.")
+        if theirs.seed in seeds:
+            raise ValueError(f"{other} has the seed {theirs.seed}, which is there already.")
+        if _best(other)["val_loss"] < best:
+            raise ValueError(f"{other} has a lower validation loss than {run}: publish that one.")
+        seeds.add(theirs.seed)
+
+
+def _identity(recipe):
+    """What two runs must have in common to differ only by their seeds."""
+    written = recipe.to_dict()
+    flat = {**written, **written["arguments"], **written["training"]}
+    own = ("seed", "jit_compile", "data_dir", "arguments", "training")
+    return {name: value for name, value in flat.items() if name not in own}
+
+
+def _other_seed(run, data_dir):
+    recipe, test, best = read_recipe(run), _evaluate(run, data_dir), _best(run)
+    return {
+        "seed": recipe.seed,
+        "test": test[recipe.metric],
+        "validation_loss": best["val_loss"],
+        "epoch": int(best["epoch"]),
+        "epochs": len(_history(run)),
+        "wall_time_s": _wall_time(run),
+    }
+
+
+def _best(run):
+    """The row of the history with the lowest validation loss."""
+    if not _history(run):
+        raise ValueError(f"{run} has not finished an epoch yet.")
+    return min(_history(run), key=lambda row: (math.isnan(row["val_loss"]), row["val_loss"]))
+
+
+def _results(run, recipe, model, test):
+    history, best = _history(run), _best(run)
+    written = recipe.replace(data_dir=None).to_dict()
+    if "path" in written["data_options"]:
+        written["data_options"]["path"] = pathlib.Path(written["data_options"]["path"]).name
+    environment = json.loads((run / runs.ENVIRONMENT).read_text(encoding="utf-8"))
+    measured = {
+        "recipe": written,
+        "test": test[recipe.metric],
+        "test_metrics": test,
+        "protocol": "the epoch of the lowest validation loss; the test split has no part in that",
+        "validation_loss": best["val_loss"],
+        "epoch": int(best["epoch"]),
+        "epochs": len(history),
+        "finished": runs.is_finished(run),
+        "parameters": model.count_params(),
+    }
+    return {
+        **measured,
+        # A run's folder may come from anywhere: its file adds nothing but these.
+        **{name: environment[name] for name in _ENVIRONMENT},
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+
+
+_ENVIRONMENT = ("hardware", "backend", "trellis_keras", "commit", "processes")
+
+
+def _history(run):
+    """The rows of a run's history, with NaN where an epoch has no such value."""
+    rows = read_history(run / "history.csv")
+    return [{k: float(v or "nan") for k, v in row.items()} for row in rows]
+
+
+def _wall_time(run):
+    """Seconds of training by TensorBoard's logs, without pauses; None without logs."""
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError:
+        return None
+    seconds = []
+    for path in sorted((run / "tensorboard" / "train").glob("events.out.tfevents.*")):
+        events = EventAccumulator(str(path)).Reload()
+        tags = events.Tags()
+        tensors = [e.wall_time for t in tags["tensors"] for e in events.Tensors(t)]
+        scalars = [e.wall_time for t in tags["scalars"] for e in events.Scalars(t)]
+        if tensors or scalars:
+            seconds.append(max(tensors + scalars) - events.FirstEventTimestamp())
+    return round(sum(seconds), 1) if seconds else None
+
+
+def _draw(history, published, path):
+    """The losses of training and validation by epoch."""
+    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    epochs = [row["epoch"] for row in history]
+    for name, label in (("loss", "training"), ("val_loss", "validation")):
+        axes.plot(epochs, [row[name] for row in history], label=label)
+    axes.axvline(published.results["epoch"], color="0.7", lw=1, zorder=0, label="reported epoch")
+    values = [row[name] for row in history for name in ("loss", "val_loss")]
+    values = [value for value in values if not math.isnan(value)]
+    if min(values) > 0 and max(values) > 20 * min(values):
+        axes.set_yscale("log")
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("loss")
+    axes.set_title(published.title)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=120, format="png")
+
+
+if __name__ == "__main__":
+    typer.run(main)

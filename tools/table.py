@@ -1,0 +1,133 @@
+"""Writes the tables of the models into zoo/README.md and of the trained ones into README.md.
+
+python -m tools.table
+"""
+
+from tools.cards import spread
+from trellis_keras import zoo
+from trellis_keras.files import atomic_write
+from trellis_keras.zoo import registry
+from trellis_keras.zoo.results import all_runs, assets_folder, read_costs
+
+START, END = "<!-- table -->\n", "<!-- end of the table -->\n"
+HEADER = (
+    "| model | data | metric | published | size | ours | difference | parameters | training |\n"
+    "|---|---|---|---|---|---|---|---|---|\n"
+)
+FRONT_HEADER = (
+    "| model | metric | published | ours | parameters | training |\n|---|---|---|---|---|---|\n"
+)
+
+
+def table():
+    """Returns a row per published run, and one per model and setting without any, as Markdown."""
+    runs, costs = {}, read_costs()["models"]
+    for run in all_runs():
+        runs.setdefault((run.model, run.recipe.get("setting")), []).append(run)
+    rows = []
+    for name, setting in registry.list_settings():
+        own = runs.get((name, setting), [])
+        if all(run.setting for run in own):  # the default has not been trained
+            key = f"{name}@{setting}" if setting else name
+            rows.append(_untrained(name, setting, costs.get(key)))
+        rows += [_trained(run) for run in own]
+    return HEADER + _markdown(rows)
+
+
+def front_table():
+    """Returns a row per run with a published result, as Markdown."""
+    rows = []
+    for run in all_runs():
+        if registry.published_value(registry.recipe_from_dict(run.recipe)) is not None:
+            name, _, metric, published, _, result, _, parameters, training = _trained(run)
+            name = name.replace("](", "](zoo/")
+            rows.append([name, metric, published, result, parameters, training])
+    return FRONT_HEADER + _markdown(rows)
+
+
+def replace_table(text, new):
+    """Returns a page with another table between its two marks.
+
+    Raises:
+        ValueError: The page lacks a mark.
+    """
+    before, start, rest = text.partition(START)
+    _, end, after = rest.partition(END)
+    if not (start and end):
+        raise ValueError(f"The page must have the lines {START!r} and {END!r}.")
+    return before + start + new + end + after
+
+
+def _trained(run):
+    recipe, results = registry.recipe_from_dict(run.recipe), run.results
+    published = registry.published_value(recipe)
+    seconds = results["wall_time_s"]
+    took = "" if seconds is None else f", {seconds / 60:.0f} min"
+    whole = "" if results["finished"] else f" of {recipe.training.epochs}"
+    link = f"{run.model}/{run.setting}" if run.setting else run.model
+    mean, deviation, number = spread(results)
+    seeds = f" ({mean:.4g} ± {deviation:.2g}, {number} seeds)" if number > 1 else ""
+    return [
+        f"[{run.title}]({link}/card.md)",
+        recipe.data,
+        recipe.metric,
+        *(["-", "-"] if published is None else [f"{published.value:.4g}", published.parameters]),
+        f"{results['test']:.4g}{seeds}",
+        "-" if published is None else f"{results['test'] - published.value:+.3g}",
+        f"{results['parameters']:,}",
+        f"{results['epochs']}{whole} epochs{took}",
+    ]
+
+
+def _untrained(name, setting, cost):
+    recipe = zoo.recipe(name, setting=setting)
+    published = registry.published_value(recipe)
+    return [
+        f"{name} (setting={setting})" if setting else name,
+        recipe.data,
+        recipe.metric,
+        *(["-", "-"] if published is None else [f"{published.value:.4g}", published.parameters]),
+        *["-", "-"],
+        f"{cost['parameters']:,}" if cost else "-",
+        _expected(recipe, cost),
+    ]
+
+
+def _expected(recipe, cost):
+    """What training a model would cost."""
+    if not cost:
+        return "-"
+    seconds = recipe.training.epochs * cost["steps_per_epoch"] * cost["step_core_s"]
+    upper = "at most " if recipe.training.stop_patience else ""
+    return f"not trained ({upper}{readable_time(seconds)} of one core)"
+
+
+def readable_time(seconds):
+    """Returns a time in a unit that can be read."""
+    for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60), ("seconds", 1)):
+        if seconds >= 2 * length or unit == "seconds":
+            value = seconds / length
+            return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"
+
+
+def _markdown(rows):
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _replace_in(page, new):
+    text = replace_table(page.read_text(encoding="utf-8"), new)
+    with atomic_write(page) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def main():
+    """Writes both tables anew."""
+    folder = assets_folder()
+    _replace_in(folder / "README.md", table())
+    front = folder.parent / "README.md"
+    if START in front.read_text(encoding="utf-8"):
+        _replace_in(front, front_table())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Where and how a run was computed: hardware, versions, commit, precision."""
+
+import json
+import os
+import pathlib
+import platform
+import subprocess
+
+import keras
+
+import trellis_keras
+from trellis_keras.files import atomic_write
+
+
+def environment() -> dict[str, str | None]:
+    """Returns hardware, backend, versions and commit of this process."""
+    backend = keras.backend.backend()
+    return {
+        "hardware": ", ".join([f"{os.cpu_count()} cores of {processor()}", *accelerators()]),
+        "backend": f"{backend} {__import__(backend).__version__}, keras {keras.__version__}",
+        "trellis_keras": trellis_keras.__version__,
+        "commit": commit(),
+    }
+
+
+def record(path: pathlib.Path, dtype_policy: str | None, epoch: int) -> None:
+    """Writes into a run's `environment.json` what computes it from an epoch on.
+
+    The file holds the `environment()` of the newest process and `processes`: a list of the
+    processes that computed in another way than the one before, each with its first epoch.
+
+    Args:
+        path: The file. What earlier processes wrote stays.
+        dtype_policy: Name of the model's dtype policy. None: Keras' default.
+        epoch: First epoch of this process, counted from 1.
+    """
+    now = environment()
+    policy = dtype_policy or keras.config.dtype_policy().name
+    process = {"from_epoch": epoch, **now, "dtype_policy": policy}
+    processes = json.loads(path.read_text(encoding="utf-8"))["processes"] if path.exists() else []
+    processes = [before for before in processes if before["from_epoch"] < epoch]
+    if not processes or processes[-1] | {"from_epoch": epoch} != process:
+        processes.append(process)
+    with atomic_write(path) as temporary:
+        text = json.dumps({**now, "processes": processes}, indent=2) + "\n"
+        temporary.write_text(text, encoding="utf-8")
+
+
+def processor() -> str:
+    """Returns the processor's name."""
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def accelerators() -> list[str]:
+    """Returns the names of the backend's devices other than CPUs."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return [device.device_kind for device in jax.devices() if device.platform != "cpu"]
+    import tensorflow as tf
+
+    details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
+    return [found.get("device_name", "GPU") for found in details]
+
+
+def commit() -> str | None:
+    """Returns the commit of the running checkout, marked if changed; None outside of a checkout."""
+    root = pathlib.Path(trellis_keras.__file__).parent.parent
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

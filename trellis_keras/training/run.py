@@ -1,0 +1,532 @@
+"""A run: a folder in which a model is trained by a recipe, and training resumes after a kill.
+
+recipe.json          all settings
+environment.json     hardware, versions, commit and precision of the processes that trained
+history.csv          a row per epoch
+gradient_norms.csv   likewise, where gradients were measured
+best.keras           the model of the lowest validation loss, with its vocabulary
+checkpoints/         where an interrupted run resumes
+tensorboard/         logs for TensorBoard
+
+A recipe is any object with the attributes and methods of `trellis_keras.zoo.Recipe`.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import pathlib
+import re
+import shlex
+import sys
+import tempfile
+from typing import Any
+
+import keras
+
+from trellis_keras.files import atomic_write, folder_lock, remove_unfinished
+from trellis_keras.layers import TrellisLayer
+from trellis_keras.models.saved_files import load_model
+from trellis_keras.training import checkpoint_state
+from trellis_keras.training.checkpoint import Checkpoint
+from trellis_keras.training.checkpoint_files import latest
+from trellis_keras.training.environment import record
+from trellis_keras.training.gradient_norms import GradientNorms, parts_with_weights
+from trellis_keras.training.model_graph import write_graph
+from trellis_keras.training.records import BestModel, HistoryCSV
+from trellis_keras.training.samples import TextSamples
+from trellis_keras.training.stop_on_nan import StopOnNaN
+from trellis_keras.training.time_limit import TimeLimit
+
+RECIPE = "recipe.json"
+ENVIRONMENT = "environment.json"
+BEST = "best.keras"
+SPLITS = ("train", "valid", "test")
+
+# A run may be resumed with other values of these: how long it trains, where the data are, and how
+# the machine computes it.
+_FREE = {"epochs", "data_dir", "data_checksum", "vocabulary_size", "jit_compile", "dtype_policy"}
+_PROMPT = 64  # tokens
+_UNIFORM_NLL = {"perplexity": float, "bpc": math.log2, "cross_entropy": math.log}
+
+
+@dataclasses.dataclass(frozen=True)
+class Observation:
+    """What TensorBoard shows of a run beside metrics and learning rate. It changes no training.
+
+    Args:
+        gradient_norms: Integer, batches on which gradient norms are measured after each epoch (see
+            `training.GradientNorms`): by level of a TrellisNet, by block of a TCN, by layer of
+            other nets. Defaults to 0, no measurement.
+        sample_length: Integer, tokens that a language model generates after each epoch (see
+            `training.samples.TextSamples`), from the start of the validation text. Defaults to 0,
+            no samples.
+        graph: Whether the model's graph is written before training starts (on TensorFlow).
+        profile: (first, last) training batch to profile, counted from 1 in this process. Defaults
+            to None, no profile.
+    """
+
+    gradient_norms: int = 0
+    sample_length: int = 0
+    graph: bool = False
+    profile: tuple[int, int] | None = None
+
+    def __post_init__(self):
+        for name in ("gradient_norms", "sample_length"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"`{name}` must be 0 or more. Received: {getattr(self, name)}")
+        if self.profile is not None and not 1 <= self.profile[0] <= self.profile[1]:
+            raise ValueError(
+                "`profile` must be the first and the last batch, counted from 1. "
+                f"Received: {self.profile}"
+            )
+
+    def callbacks(self, folder: pathlib.Path, model, stream, loaded, batches: int) -> list:
+        """Writes the graph, and returns the callbacks for `fit`.
+
+        Args:
+            folder: The run's folder.
+            model: The model.
+            stream: Batches of the training data, in the same order each time.
+            loaded: The data, of whose `valid` part a language model continues the start.
+            batches: Number of batches that will be trained on.
+
+        Raises:
+            ValueError: A profile without TensorFlow, or of batches beyond the run's end.
+        """
+        self._check_profile(batches)
+        # A folder each: of several files in one, TensorBoard may follow only the newest.
+        logs = folder / "tensorboard"
+        has_tensorflow = _has_tensorflow()
+        if not has_tensorflow:
+            print("TensorFlow is not installed: no TensorBoard logs are written.", flush=True)
+        # Keras writes no graph of models like ours: `write_graph` does.
+        board = keras.callbacks.TensorBoard
+        callbacks = (
+            [board(logs, write_graph=False, profile_batch=self.profile or 0)]
+            if has_tensorflow
+            else []
+        )
+        if self.gradient_norms:
+            directory = logs / "gradients" if has_tensorflow else None
+            callbacks += [self._gradient_norms(folder, model, stream, directory)]
+        if has_tensorflow and self.sample_length:
+            callbacks += self._samples(logs / "samples", model, loaded)
+        if has_tensorflow and self.graph and keras.backend.backend() == "tensorflow":
+            write_graph(model, stream[0], logs / "graph")
+        return callbacks
+
+    def _check_profile(self, batches):
+        if self.profile is None:
+            return
+        if not _has_tensorflow():
+            raise ValueError("A profile is written with TensorFlow, which is not installed.")
+        if keras.backend.backend() == "jax" and sys.version_info < (3, 12):
+            raise ValueError(
+                "On JAX, Keras writes a profile with Python 3.12 and newer only: leave `profile` "
+                "out, or use another Python, or TensorFlow."
+            )
+        if self.profile[1] > batches:
+            raise ValueError(
+                f"The last batch to profile, {self.profile[1]}, is not among the {batches} batches "
+                "that are left of this run."
+            )
+
+    def _gradient_norms(self, folder, model, stream, directory):
+        by_level = isinstance(model.backbone, TrellisLayer)
+        return GradientNorms(
+            stream,
+            steps=self.gradient_norms,
+            groups=None if by_level else parts_with_weights,
+            by_level=by_level,
+            directory=directory,
+            table=folder / "gradient_norms.csv",
+            in_logs=False,
+        )
+
+    def _samples(self, directory, model, loaded):
+        if getattr(model, "vocabulary", None) is None:
+            return []
+        try:
+            return [TextSamples(loaded.valid[:_PROMPT], directory, length=self.sample_length)]
+        except ImportError as error:
+            print(f"No text samples are written. {error}", flush=True)
+            return []
+
+
+def train(
+    recipe,
+    folder,
+    verbose="auto",
+    callbacks=(),
+    observation: Observation | None = None,
+    max_minutes: float | None = None,
+) -> keras.Model:
+    """Trains a model by its recipe, or resumes an interrupted run.
+
+    Args:
+        recipe: A `zoo.Recipe`. If `folder` holds a run, it must be that run's; epochs, paths of the
+            data, precision and `jit_compile` may differ.
+        folder: The run's folder, created if necessary. Only one process can train in it.
+        verbose: As in `keras.Model.fit`.
+        callbacks: Callbacks beside the recipe's. The state of those with `get_state` and
+            `set_state` is saved with the run.
+        observation: What TensorBoard shows beside metrics and learning rate; it may differ when
+            a run is resumed. Defaults to nothing.
+        max_minutes: Training stops after an epoch if another one would end later than that (see
+            `training.TimeLimit`); the next call resumes. Defaults to None, no limit.
+
+    Returns:
+        The trained model.
+
+    Raises:
+        ValueError: The folder cannot be written to, is in use, or holds a run of another recipe;
+            wrong data; `max_minutes` is not positive.
+        FileNotFoundError: The data are missing.
+        FloatingPointError: The loss is no longer finite. Nothing of that epoch was saved.
+        OSError: A file could not be written, or the data not be read. The run resumes from the
+            last checkpoint.
+
+    Example:
+
+    >>> recipe = zoo.recipe("trellisnet_char", epochs=3)
+    >>> model = train(recipe, "runs/first")
+    """
+    folder = pathlib.Path(folder).expanduser()
+    limits = _limits(max_minutes, folder)  # before the data, whose loading takes time too
+    folder = _writable(folder)
+    with folder_lock(folder):
+        remove_unfinished(folder)
+        recipe = _continued(recipe, folder)
+        loaded = recipe.load_data()
+        recipe = recipe.with_data(loaded)
+        observation = observation or Observation()
+        with explained(folder):
+            return _fit(recipe, loaded, folder, verbose, callbacks, observation, limits)
+
+
+def _limits(max_minutes, folder):
+    if max_minutes is None:
+        return []
+    if not max_minutes > 0:
+        raise ValueError(f"`max_minutes` must be positive. Received: {max_minutes}")
+    return [TimeLimit(60 * max_minutes, command=resuming(folder))]
+
+
+def _fit(recipe, loaded, folder, verbose, callbacks, observation, limits):
+    model = recipe.build(vocabulary=loaded.vocabulary if recipe.reads_text else None)
+    train_stream = recipe.stream(loaded.train, shuffle=True)
+    observers = observation.callbacks(
+        folder,
+        model,
+        recipe.stream(loaded.train),
+        loaded,
+        batches=len(train_stream) * (recipe.training.epochs - epochs_done(folder)),
+    )
+    if verbose:
+        print(describe(recipe, model, loaded), flush=True)
+    model.fit(
+        train_stream,
+        validation_data=recipe.stream(loaded.valid),
+        epochs=recipe.training.epochs,
+        callbacks=[
+            *_callbacks(recipe, folder, train_stream, callbacks, observers),
+            # Behind the checkpoint, which refuses a model other than the run's.
+            keras.callbacks.LambdaCallback(on_train_begin=lambda logs: _record(recipe, folder)),
+            *limits,  # behind it too: a run that the limit stops is not finished
+        ],
+        shuffle=False,  # the stream shuffles; Keras would do it without a seed
+        verbose=verbose,
+    )
+    return model
+
+
+def _record(recipe, folder):
+    """Writes the recipe and the environment of a run."""
+    with atomic_write(folder / RECIPE) as temporary:
+        temporary.write_text(recipe.to_json(), encoding="utf-8")
+    if not is_finished(folder):
+        record(folder / ENVIRONMENT, recipe.dtype_policy, epochs_done(folder) + 1)
+
+
+def _callbacks(recipe, folder, train_stream, others, observers):
+    best = BestModel(folder / BEST)
+    order = [_EpochOrder(train_stream)] if hasattr(train_stream, "epoch") else []
+    # What they add to the logs is there for the records behind them.
+    rules = [*recipe.callbacks(), *others]
+    records = [HistoryCSV(folder / "history.csv"), best, *observers]
+    remembering = [callback for callback in (*rules, best) if hasattr(callback, "get_state")]
+    # Last, so that it saves what the others remember of the epoch.
+    checkpoint = Checkpoint(folder / "checkpoints", seed=recipe.seed or 0, callbacks=remembering)
+    # StopOnNaN first, so that no other records an epoch with a NaN loss.
+    return [StopOnNaN(), *order, *rules, *records, checkpoint]
+
+
+class _EpochOrder(keras.callbacks.Callback):
+    """Tells a shuffling stream its epoch, so that each has its own order, also after a resume."""
+
+    def __init__(self, stream):
+        super().__init__()
+        self.stream = stream
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.stream.epoch = epoch
+
+
+def _writable(folder):
+    folder = pathlib.Path(folder).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"The output folder {folder} cannot be written to: {error}") from error
+    return folder
+
+
+def _continued(recipe, folder):
+    """Returns the recipe with the data checksum of the folder's run, if this is its recipe."""
+    if not (folder / RECIPE).exists():
+        return recipe
+    there = read_settings(folder)
+    name = there["name"]
+    if name == recipe.name and recipe.reads_text:
+        # The run has it from its data, and other arguments, such as `cutoffs`, follow from it.
+        recipe = recipe.replace(vocabulary_size=there["arguments"]["vocabulary_size"])
+    old, new = _flat(there), _flat(recipe.to_dict())
+    different = [
+        f"{key} {old.get(key)!r} there, {new.get(key)!r} here"
+        for key in {**new, **old}
+        if key not in _FREE and _without_path(old.get(key)) != _without_path(new.get(key))
+    ]
+    if different:
+        raise ValueError(
+            f"{folder} holds a run with other settings: {'; '.join(different)}. Choose another "
+            f"folder, or resume that run: {resuming(folder)}"
+        )
+    return recipe.replace(data_checksum=there["data_checksum"])
+
+
+def _flat(settings):
+    """{field: value} of a recipe's dict."""
+    flat = {"model" if key == "name" else key: value for key, value in settings.items()}
+    nested = [flat.pop(key) for key in ("arguments", "training")]
+    flat.pop("trellis_keras", None)
+    return {**flat, **nested[0], **nested[1]}
+
+
+def _without_path(value):
+    # A text may move. The checksum tells whether it is the same.
+    return {k: v for k, v in value.items() if k != "path"} if isinstance(value, dict) else value
+
+
+# What a run's folder holds
+
+
+def recipe_path(folder) -> pathlib.Path:
+    """Returns the path of a run's recipe.
+
+    Raises:
+        FileNotFoundError: There is no run.
+    """
+    path = pathlib.Path(folder).expanduser() / RECIPE
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no run: {RECIPE} is missing.")
+    return path
+
+
+def read_settings(folder) -> dict[str, Any]:
+    """Returns the recipe of a run as it is written, a dict.
+
+    Raises:
+        FileNotFoundError: There is no run.
+        ValueError: The file is damaged.
+    """
+    path = recipe_path(folder)
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        _flat(settings)["epochs"], settings["name"], settings["data_checksum"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} is not a recipe of this version: {error!r}") from error
+    return settings
+
+
+def epochs_done(folder) -> int:
+    """Returns the number of epochs after which the run in `folder` would resume."""
+    checkpoint = latest(pathlib.Path(folder).expanduser() / "checkpoints")
+    return 0 if checkpoint is None else int(checkpoint.name.removeprefix("epoch-"))
+
+
+def is_finished(folder) -> bool:
+    """Returns whether the run in `folder` has had its last epoch, or its stopping rule ended it.
+
+    Raises:
+        FileNotFoundError: There is no run.
+        ValueError: Its recipe or its checkpoint cannot be read.
+    """
+    epochs = read_settings(folder)["training"]["epochs"]
+    checkpoint = latest(pathlib.Path(folder).expanduser() / "checkpoints")
+    if checkpoint is None:
+        return False
+    state, _ = checkpoint_state.read(checkpoint)
+    return state["epoch"] >= epochs or state["stopped"] and epochs <= state["epochs"]
+
+
+def load_best(folder, compile: bool = True) -> keras.Model:
+    """Returns the best model of the run in `folder`.
+
+    Args:
+        folder: The run's folder.
+        compile: Whether to compile the model; without, it has no optimizer.
+
+    Raises:
+        FileNotFoundError: There is no run, or it has not finished an epoch.
+        ValueError: The model's file is damaged.
+    """
+    path = recipe_path(folder).with_name(BEST)
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} has no {BEST}: the run has not finished an epoch yet.")
+    try:
+        return load_model(path, compile=compile)
+    except ValueError as error:
+        raise ValueError(f"{error} Put a copy of it back, or train in another folder.") from error
+
+
+def evaluate(
+    recipe, folder, split: str = "test", target_counting: str = "all", verbose=0
+) -> dict[str, float]:
+    """Evaluates the best model of a run.
+
+    Args:
+        recipe: The run's recipe, see `zoo.read_recipe`. `data_dir` may differ.
+        folder: The run's folder.
+        split: `"train"`, `"valid"` or `"test"`.
+        target_counting: Of a text: `"all"` counts each target once, `"original"` counts as the
+            authors' code, see `data.TokenStream`.
+        verbose: As in `keras.Model.evaluate`.
+
+    Returns:
+        A dict of the metrics, the published one among them, and of the number that they are means
+        over: `targets` of a text, `frames` of music, otherwise `sequences`.
+
+    Raises:
+        ValueError: An unknown split or counting, changed data, or a damaged file.
+        FileNotFoundError: There is no run, it has not finished an epoch, or the data are missing.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"`split` must be one of {', '.join(SPLITS)}. Received: {split!r}")
+    model = load_best(folder)
+    stream = recipe.stream(getattr(recipe.load_data(), split), target_counting)
+    results = model.evaluate(stream, return_dict=True, verbose=verbose)
+    # Some published figures are the loss, under another name.
+    results.setdefault(recipe.metric, results["loss"])
+    return {**results, **_counted(recipe, stream)}
+
+
+def _counted(recipe, stream):
+    if recipe.reads_text:
+        return {"targets": stream.targets_counted}
+    frames = getattr(stream, "frames_counted", None)
+    return {"sequences": stream.sequences_counted} if frames is None else {"frames": frames}
+
+
+def describe(recipe, model: keras.Model, loaded) -> str:
+    """Returns a few lines on a run: model, data, training."""
+    training = recipe.training
+    sizes = ", ".join(f"{split} {size:,}" for split, size in loaded.sizes.items())
+    if recipe.reads_text:
+        size = len(loaded.vocabulary)
+        guess = _UNIFORM_NLL[recipe.metric](size)
+        data_line = (
+            f"{recipe.data}: {sizes} {loaded.vocabulary.unit}s, vocabulary {size:,} "
+            f"(a uniform guess: {recipe.metric} {guess:.4g})"
+        )
+        batches = f"{training.batch_size} x {training.sequence_length} tokens, " + (
+            "the state carried over"
+            if recipe.stateful
+            else f"the first {training.context_length} of each row context"
+        )
+    else:
+        data_line = f"{recipe.data}: {sizes} sequences"
+        batches = f"{training.batch_size} sequences, in a new order in each epoch"
+    chosen = ", ".join(f"{k}={v}" for k, v in recipe.arguments.items() if v not in (None, 0, ()))
+    lines = [
+        f"{recipe.name}: {model.count_params():,} parameters ({chosen})",
+        data_line,
+        f"batches of {batches}",
+        f"{training.optimizer} {training.learning_rate:g}, up to epoch {training.epochs}",
+    ]
+    return "\n".join(lines)
+
+
+# Failures
+
+
+def resuming(folder) -> str:
+    """Returns the shell command that resumes the run in `folder`.
+
+    Example:
+
+    >>> resuming("runs/my first")
+    "trellis-keras train --output 'runs/my first'"
+    """
+    return f"trellis-keras train --output {shlex.quote(str(folder))}"
+
+
+@contextlib.contextmanager
+def explained(folder: pathlib.Path):
+    """Adds to the error that ends a training where its run stands and how to resume it.
+
+    Args:
+        folder: The run's folder.
+
+    Raises:
+        FloatingPointError: The training has diverged.
+        OSError: A file could not be written or read, TensorFlow's own errors of that kind included.
+    """
+    try:
+        yield
+    except FloatingPointError as error:
+        raise FloatingPointError(
+            f"{error} {_saved(folder)} Resuming from there would diverge again: train in another "
+            "folder, with a smaller learning rate or clip norm."
+        ) from error
+    except Exception as error:
+        reason = _reason(error, folder)
+        if reason is None:
+            raise
+        raise OSError(
+            f"{reason}. {_saved(folder)} When that is fixed, resume with: {resuming(folder)}"
+        ) from error
+
+
+def _saved(folder):
+    try:
+        checkpoint = latest(folder / "checkpoints")
+    except (OSError, ValueError):  # the same disk may be the reason
+        return "The checkpoints cannot be read now either."
+    return "No epoch was saved." if checkpoint is None else f"The last good state is {checkpoint}."
+
+
+def _reason(error, folder):
+    """What failed outside of the program, or None for other errors."""
+    if isinstance(error, OSError):
+        return str(error)
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is None or not isinstance(error, tensorflow.errors.OpError):
+        return None
+    # TensorFlow runs out of memory with the same class of error as out of disk space.
+    written = re.search(rf"({re.escape(str(folder))}[^;\n]*); ([^\n\[]*\w)", error.message)
+    if written:
+        return f"{written[1]} could not be written: {written[2]}"
+    # Python code in its graph reads the data.
+    read = re.search(r"PyFunc.*\n(\w+: [^\n]+)\nTraceback", error.message, re.DOTALL)
+    return f"The data could not be read: {read[1]}" if read else None
+
+
+def _has_tensorflow():
+    try:
+        import tensorflow  # noqa: F401
+    except ImportError:
+        return False
+    return True

@@ -1,0 +1,180 @@
+"""Results: those of the papers (published.csv) and of the zoo's own runs (folders of zoo/).
+
+A published run lies in `zoo/MODEL`, or in `zoo/MODEL/SETTING` where it has other arguments than the
+defaults: card, results.json, history, learning curve and small weights.
+"""
+
+import csv
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+from typing import Any
+
+WEIGHTS = "weights.weights.h5"
+RESULTS = "results.json"
+COSTS = "costs.json"
+
+_PACKAGE = pathlib.Path(__file__).parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """A row of published.csv: a figure of a paper.
+
+    Attributes:
+        model: Name of the zoo's model.
+        setting: {argument: value} of the arguments that tell the figure from the model's others.
+        metric: Name of the metric.
+        value: The figure on the test split.
+        parameters: The size that the paper gives, such as "24M".
+        epochs: Epoch of the lowest validation loss, or None where the paper does not say.
+        source: Paper and table.
+    """
+
+    model: str
+    setting: dict[str, Any]
+    metric: str
+    value: float
+    parameters: str
+    epochs: int | None
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A published run of the zoo.
+
+    Attributes:
+        folder: Its folder.
+        setting: Name of its folder below the model's, such as "T=200"; "" for the default.
+        results: What its results.json holds.
+    """
+
+    folder: pathlib.Path
+    setting: str
+    results: dict[str, Any]
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The recipe of the run, as `Recipe.to_dict` wrote it."""
+        return self.results["recipe"]
+
+    @property
+    def model(self) -> str:
+        """Name of the zoo's model."""
+        return self.recipe["name"]
+
+    @property
+    def title(self) -> str:
+        """The model, with its setting."""
+        return f"{self.model} ({self.setting})" if self.setting else self.model
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether its weights are there."""
+        return (self.folder / WEIGHTS).is_file()
+
+
+@functools.cache
+def published() -> tuple[Published, ...]:
+    """Returns all rows of published.csv."""
+    with open(_PACKAGE / "published.csv", newline="", encoding="utf-8") as file:
+        return tuple(_row(row) for row in csv.DictReader(file))
+
+
+def _row(row):
+    return Published(
+        row["model"],
+        parse_setting(row["setting"]),
+        row["metric"],
+        float(row["value"]),
+        row["parameters"],
+        int(row["epochs"]) if row["epochs"] else None,
+        row["source"],
+    )
+
+
+def parse_setting(text: str) -> dict[str, Any]:
+    """Returns a setting as a dict.
+
+    Example:
+
+    >>> parse_setting("T=600 activation=glu")
+    {'T': 600, 'activation': 'glu'}
+    """
+    setting = {}
+    for word in text.split():
+        name, _, value = word.partition("=")
+        try:
+            setting[name] = json.loads(value)
+        except json.JSONDecodeError:
+            setting[name] = value
+    return setting
+
+
+def assets_folder() -> pathlib.Path:
+    """Returns the folder of the published runs.
+
+    Looked for in this order: the folder that TRELLIS_KERAS_ZOO names, `zoo/` beside the package
+    (a checkout or an editable install), `_assets/` inside it (an installed wheel).
+
+    Raises:
+        FileNotFoundError: TRELLIS_KERAS_ZOO is not a folder, or there is none anywhere.
+    """
+    named = os.environ.get("TRELLIS_KERAS_ZOO")
+    if named is not None:
+        if not os.path.isdir(named):
+            raise FileNotFoundError(f"TRELLIS_KERAS_ZOO is not a folder: {named}")
+        return pathlib.Path(named)
+    checkout = _PACKAGE.parent.parent
+    # Beside an installed package, a folder `zoo` would be somebody else's.
+    is_checkout = (checkout / "setup.py").is_file()
+    for folder in [checkout / "zoo"] * is_checkout + [_PACKAGE / "_assets"]:
+        if (folder / "README.md").is_file():
+            return folder
+    raise FileNotFoundError(
+        "The results of the zoo are missing from this installation. Set TRELLIS_KERAS_ZOO to a "
+        "copy of the repository's folder zoo/."
+    )
+
+
+def all_runs(folder: pathlib.Path | None = None) -> list[Run]:
+    """Returns the published runs, sorted by model and setting.
+
+    Args:
+        folder: Folder of the models' folders. Defaults to `assets_folder()`.
+
+    Raises:
+        ValueError: A results.json is damaged.
+    """
+    folder = assets_folder() if folder is None else folder
+    paths = [*folder.glob(f"*/{RESULTS}"), *folder.glob(f"*/*/{RESULTS}")]
+    return sorted(map(read_run, paths), key=lambda run: (run.model, run.setting))
+
+
+def read_run(path: pathlib.Path) -> Run:
+    """Returns the published run of a results.json.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+        recipe = results["recipe"]
+        if not isinstance(recipe["name"], str) or not isinstance(recipe["arguments"], dict):
+            raise ValueError("its recipe has no name or no arguments")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"{path} holds no results of a model: {error!r}") from error
+    folder = path.parent
+    setting = folder.name if folder.parent.name == recipe["name"] else ""
+    return Run(folder, setting, results)
+
+
+def read_costs(folder: pathlib.Path | None = None) -> dict[str, Any]:
+    """Returns what costs.json holds: parameters, and what training each model costs."""
+    path = (assets_folder() if folder is None else folder) / COSTS
+    if not path.is_file():
+        return {"machine": {}, "models": {}}
+    return json.loads(path.read_text(encoding="utf-8"))
