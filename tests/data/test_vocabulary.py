@@ -68,7 +68,7 @@ def test_bytes():
     assert [ord(vocabulary.tokens[i]) for i in ids] == list(content)
     np.testing.assert_array_equal(vocabulary.encode("hä"), ids[:3])
     assert vocabulary.decode(ids[:9]) == "häß\U0001f600"
-    # A cut through a character, and what is no UTF-8 at all.
+    # Half a character, and bytes that are not UTF-8.
     assert vocabulary.decode(ids[:2]) == "h\ufffd"
     assert vocabulary.decode(ids[-2:]) == "\ufffd\x00"
     assert vocabulary.encode("").shape == (0,)
