@@ -30,7 +30,7 @@ import h5py
 import typer
 
 from benchmarks.__main__ import machine, write
-from trellis_keras.training import checkpoint_files, checkpoint_state
+from trellis_keras.training import checkpoint
 
 EPOCHS = 6
 # Every source of randomness, and a history carried from batch to batch.
@@ -217,7 +217,7 @@ class Process:
         """Whether it is writing a record of this name, or without one a checkpoint."""
         if record is None:
             names = _names(self.run / "checkpoints")
-            return any(name.startswith(".unfinished-") for name in names)
+            return any(name.startswith(".writing-") for name in names)
         names = _names(self.run)
         return any(name.startswith(".writing-") and name.endswith(record) for name in names)
 
@@ -296,13 +296,12 @@ def _until(process, condition, pause=0.002):
 
 
 def _unfinished(run):
-    """What lies about under temporary names: {name: name and what is in it}."""
+    """The files under temporary names."""
     found = {}
     for folder in (run, run / "checkpoints"):
         for name in sorted(_names(folder)):
-            if name.startswith((".writing-", ".unfinished-")):
-                inside = _names(folder / name) if (folder / name).is_dir() else ()
-                found[name] = " ".join([name, *sorted(inside)])
+            if name.startswith(".writing-"):
+                found[name] = name
     return found
 
 
@@ -310,8 +309,8 @@ def _epochs_saved(run):
     """Returns the number of the newest whole checkpoint, 0 for none, and what is damaged."""
     with warnings.catch_warnings(record=True) as damage:
         warnings.simplefilter("always")
-        newest = checkpoint_files.latest(run / "checkpoints")
-    number = 0 if newest is None else int(newest.name.removeprefix("epoch-"))
+        newest = checkpoint.latest(run / "checkpoints")
+    number = 0 if newest is None else int(newest.stem.removeprefix("epoch-"))
     return number, [str(warning.message) for warning in damage]
 
 
@@ -319,20 +318,19 @@ def differences(run, other):
     """Names what differs, to the bit, between what two finished runs have left."""
     readers = {
         "weights and optimizer": _checkpoint,
-        "state": lambda run: checkpoint_state.read(_last(run))[0],
+        "state": lambda run: checkpoint.read(_last(run))[0],
         "history.csv": lambda run: (run / "history.csv").read_bytes(),
-        "gradient_norms.csv": lambda run: (run / "gradient_norms.csv").read_bytes(),
         "best.keras": _best,
     }
     return [name for name, read in readers.items() if read(run) != read(other)]
 
 
 def _last(run):
-    return run / "checkpoints" / f"epoch-{EPOCHS:04d}"
+    return run / "checkpoints" / f"epoch-{EPOCHS:04d}.npz"
 
 
 def _checkpoint(run):
-    return {name: a.tobytes() for name, a in checkpoint_state.read(_last(run))[1].items()}
+    return {name: a.tobytes() for name, a in checkpoint.read(_last(run))[1].items()}
 
 
 def _best(run):
@@ -361,7 +359,7 @@ def markdown(results):
         "",
         f"{results['runs']} runs of {EPOCHS} epochs of a tiny `trellisnet_char` were killed, "
         "resumed and finished, and then compared with an undisturbed run, to the bit: weights and "
-        "optimizer, callbacks' states, history.csv, gradient_norms.csv, best.keras.",
+        "optimizer, callbacks' states, history.csv, best.keras.",
         "",
         "| aimed at | kills | of these with something half written | epochs saved by then |",
         "|---|---|---|---|",

@@ -11,7 +11,7 @@ import pathlib
 
 from matplotlib.figure import Figure
 
-from trellis_keras.training.records import read_history
+from trellis_keras.training.monitors import read_history
 from trellis_keras.zoo import registry
 from trellis_keras.zoo.results import all_runs
 

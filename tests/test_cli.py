@@ -249,7 +249,7 @@ def test_a_time_limit(run, tmp_path):
 def test_unwritable_output(refused, tmp_path):
     text = write_text(tmp_path / "text.txt")
     message = refused("train", "trellisnet_char", "--text", text, "--output", text / "run")
-    assert message.startswith(f"The output folder {text / 'run'} cannot be written to")
+    assert message.startswith(f"The folder {text / 'run'} cannot be written to")
 
 
 @pytest.mark.parametrize(

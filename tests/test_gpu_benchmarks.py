@@ -372,7 +372,7 @@ def test_runs_are_trained_and_published_on_jax(tmp_path):
     arguments += ["--settings", json.dumps(settings), "--output", tmp_path / "gpu"]
     done = script("train", *arguments, "--minutes", 1e-6)
     assert done.returncode == 0, done.stderr
-    assert "1 of 2 epochs are done; the time limit leaves no room" in done.stdout
+    assert "Stopped by the time limit after 1 of 2 epochs" in done.stdout
     said = done.stdout.splitlines()[-2:]
     assert said[0].startswith("trellisnet_char_ptb: 1 of 2 epochs, ")
     assert said[1] == "trellisnet_ptb: not begun"

@@ -7,18 +7,19 @@ import numpy as np
 import pytest
 
 from benchmarks import soak
-from tests.support.small_runs import checkpoint_state
-from trellis_keras.training import checkpoint_files
+from tests.support.checkpoints import small_state
+from trellis_keras.training import checkpoint
 
 
 def a_run(folder, weight=1.0, best=1.0, loss=0.5):
     """What `soak.differences` reads of a finished run."""
     (folder / "checkpoints").mkdir(parents=True)
     arrays = {"model.00000": np.array([weight])}
-    state = checkpoint_state(soak.EPOCHS, logs={"loss": loss})
-    checkpoint_files.write(folder / "checkpoints", soak.EPOCHS, arrays, state)
-    for name in ("history.csv", "gradient_norms.csv"):
-        (folder / name).write_text(f"epoch,loss\n1,{loss}\n")
+    state = small_state(soak.EPOCHS, logs={"loss": loss})
+    state["variables"]["model"].append({"path": "w", "dtype": "float64"})
+    name = f"epoch-{soak.EPOCHS:04d}.npz"
+    checkpoint._make_durable(folder / "checkpoints" / name, arrays, state)
+    (folder / "history.csv").write_text(f"epoch,loss\n1,{loss}\n")
     with h5py.File(folder / "weights.h5", "w") as file:
         file["layers/dense/vars/0"] = [best]
     with zipfile.ZipFile(folder / "best.keras", "w") as archive:
@@ -36,7 +37,6 @@ def test_differences_are_seen(tmp_path):
     assert soak.differences(run, a_run(tmp_path / "loss", loss=0.25)) == [
         "state",
         "history.csv",
-        "gradient_norms.csv",
     ]
 
 

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from tools import cards
 from trellis_keras.files import atomic_write, folder_lock
 from trellis_keras.training import run as runs
-from trellis_keras.training.records import read_history
+from trellis_keras.training.monitors import read_history
 from trellis_keras.zoo import pretrained, read_recipe
 from trellis_keras.zoo.results import RESULTS, WEIGHTS, Run, assets_folder
 

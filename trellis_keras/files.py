@@ -5,8 +5,9 @@ import errno
 import math
 import os
 import secrets
+import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -139,11 +140,33 @@ def folder_lock(folder: str | os.PathLike) -> Iterator[None]:
         lock.release()
 
 
-def read_npz(path: str | os.PathLike | BinaryIO) -> dict[str, np.ndarray]:
+def make_writable(folder: str | os.PathLike) -> Path:
+    """Create a folder if needed and check that files can be written there.
+
+    Returns:
+        The folder, with `~` expanded.
+
+    Raises:
+        ValueError: If it cannot be created or written to.
+    """
+    folder = Path(folder).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"The folder {folder} cannot be written to: {error}") from error
+    return folder
+
+
+def read_npz(
+    path: str | os.PathLike | BinaryIO, names: Iterable[str] | None = None
+) -> dict[str, np.ndarray]:
     """Read an untrusted `.npz` file: no pickle, and no array larger than its data.
 
     Args:
         path: A path or a binary file object.
+        names: The arrays to read. Defaults to `None`: all.
 
     Returns:
         The arrays by name.
@@ -155,15 +178,17 @@ def read_npz(path: str | os.PathLike | BinaryIO) -> dict[str, np.ndarray]:
     """
     if isinstance(path, (str, os.PathLike)):
         with open(path, "rb") as file:
-            return read_npz(file)
+            return read_npz(file, names)
     try:
         with open_archive(path) as archive:
             for member in archive.infolist():
                 _check_npy(archive, member)
         path.seek(0)
         with np.load(path, allow_pickle=False) as arrays:
-            return dict(arrays)
+            return {name: arrays[name] for name in (arrays.files if names is None else names)}
     except Exception as error:  # NumPy and zipfile raise many kinds
+        if _is_read_error(error):
+            raise
         raise ValueError(f"Invalid .npz file: {error}") from error
 
 
@@ -185,6 +210,33 @@ def open_archive(file: BinaryIO) -> Iterator[zipfile.ZipFile]:
         if unpacked > max(_MAX_UNPACKED, _MAX_EXPANSION * size):
             raise ValueError(f"{size:,} bytes would unpack to {unpacked:,}")
         yield archive
+
+
+def check_archive(path: str | os.PathLike) -> None:
+    """Compare the contents of a zip file with its checksums, in little memory.
+
+    Raises:
+        ValueError: If the file is damaged. The message does not name it.
+        OSError: If the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        try:
+            with open_archive(file) as archive:
+                for member in archive.infolist():
+                    with archive.open(member) as content:
+                        # The last read compares the CRC-32.
+                        size = sum(map(len, iter(lambda: content.read(2**20), b"")))  # noqa: B023
+                    if size != member.file_size:
+                        raise ValueError(f"{member.filename!r} has {size:,} bytes")
+        except Exception as error:  # zipfile raises many kinds
+            if _is_read_error(error):
+                raise
+            raise ValueError(str(error)) from error
+
+
+def _is_read_error(error):
+    # EINVAL is a seek to an offset before the file, which a damaged archive asks for.
+    return isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
 
 
 def _check_npy(archive, member):

@@ -18,9 +18,8 @@ from trellis_keras import data, layers, training, zoo
 from trellis_keras.data import images, music, sources, text
 from trellis_keras.models import LanguageModel
 from trellis_keras.torch_weights import load_torch_state_dict
-from trellis_keras.training import checkpoint_files
 from trellis_keras.training import run as runs
-from trellis_keras.training.records import read_history
+from trellis_keras.training.monitors import read_history
 from trellis_keras.zoo.results import RESULTS, WEIGHTS
 
 TARGETS = {}
@@ -311,48 +310,44 @@ def _small_model():
     return model
 
 
-def _checkpoint(folder, damaged_file, contents=()):
+def _checkpoint(folder, write, damages):
     model, place = _small_model(), folder / "checkpoints"
-    checkpoint = training.Checkpoint(place, callbacks=[training.PlateauDecay.trellisnet_word()])
+    decay = training.PlateauDecay(factor=0.5, rule="best_before", window=2)
+    checkpoint = training.Checkpoint(place, callbacks=[decay])
     checkpoint.set_model(model)
     checkpoint.set_params({"epochs": 1, "verbose": 0})
-    model.optimizer.build(model.trainable_variables)
     checkpoint.on_epoch_end(0, {"loss": 0.5})
-    whole = place / "epoch-0001"
-    path = whole / damaged_file
-
-    def write(content):
-        path.write_bytes(content)
-        if damaged_file != checkpoint_files.MANIFEST:  # as one who means harm would
-            names = (checkpoint_files.VARIABLES, checkpoint_files.STATE)
-            sums = {name: checkpoint_files._sha256(whole / name) for name in names}
-            (whole / checkpoint_files.MANIFEST).write_text(json.dumps({"sha256": sums}))
-
-    content = path.read_bytes()
-    inputs = damaged([content, *contents])
-    if path.suffix == ".json":
-        inputs |= damaged_json([json.loads(content)])
+    path = place / "epoch-0001.npz"
+    inputs = damages(path)
 
     def load():
         training.restore(model, place)
         checkpoint.on_train_begin()
 
-    yield Target(path, inputs, load, write)
+    yield Target(path, inputs, load, write(path))
+
+
+@target
+def checkpoint(folder):
+    def damages(path):
+        return damaged([path.read_bytes(), *_hostile_npz()])
+
+    yield from _checkpoint(folder, lambda path: path.write_bytes, damages)
 
 
 @target
 def checkpoint_state(folder):
-    yield from _checkpoint(folder, checkpoint_files.STATE)
+    """With checksums that match, as an attacker would write them."""
 
+    def write(path):
+        arrays = dict(np.load(path))
+        return lambda text: np.savez(path, **arrays | {"state": text.decode(errors="replace")})
 
-@target
-def checkpoint_manifest(folder):
-    yield from _checkpoint(folder, checkpoint_files.MANIFEST)
+    def damages(path):
+        text = str(np.load(path)["state"])
+        return damaged([text.encode()]) | damaged_json([json.loads(text)])
 
-
-@target
-def checkpoint_variables(folder):
-    yield from _checkpoint(folder, checkpoint_files.VARIABLES, _hostile_npz())
+    yield from _checkpoint(folder, write, damages)
 
 
 # Weights

@@ -29,7 +29,8 @@ def data():
     return x, x.sum(axis=1, keepdims=True)
 
 
-def make_model(units=6, optimizer=None, name="dense", dtype=None):
+def make_model(units=6, optimizer=None, name="dense", dtype=None, run_eagerly=True):
+    """Two seed generators, a carried state and an optimizer. Eager: compiling takes seconds."""
     model = keras.Sequential(
         [
             keras.Input((4,)),
@@ -40,13 +41,14 @@ def make_model(units=6, optimizer=None, name="dense", dtype=None):
     )
     for index, variable in enumerate(model.trainable_variables):
         variable.assign(np.random.default_rng(index).normal(size=variable.shape))
-    model.compile(optimizer or Adam(0.05, l2=1e-3, clip_norm=0.5), loss="mse")
+    optimizer = optimizer or Adam(0.05, l2=1e-3, clip_norm=0.5)
+    model.compile(optimizer, loss="mse", run_eagerly=run_eagerly)
     return model
 
 
 def fit(model, epochs, *callbacks, verbose=0, **kwargs):
     x, y = data()
-    kwargs = {"validation_data": (x, y), "batch_size": 8} | kwargs
+    kwargs = {"validation_data": (x, y), "batch_size": 16} | kwargs
     return model.fit(
         x, y, epochs=epochs, shuffle=False, verbose=verbose, callbacks=callbacks, **kwargs
     )
@@ -69,3 +71,18 @@ def two_epochs(tmp_path, **kwargs):
 
 def truncate(path):
     path.write_bytes(path.read_bytes()[:-10])
+
+
+def small_state(epoch, **fields):
+    """The state that `Checkpoint` writes for a model without variables."""
+    return {
+        "format": 2,
+        "epoch": epoch,
+        "seed": 0,
+        "epochs": 3,
+        "stopped": False,
+        "logs": {},
+        "callbacks": [],
+        "variables": {"model": [], "optimizer": []},
+        **fields,
+    }

@@ -56,18 +56,3 @@ def options(settings):
     return [
         word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", value)
     ]
-
-
-def checkpoint_state(epoch, **fields):
-    """What `training.Checkpoint` writes into `state.json`, of a model without variables."""
-    return {
-        "format": 1,
-        "epoch": epoch,
-        "seed": 0,
-        "epochs": 3,
-        "stopped": False,
-        "logs": {},
-        "callbacks": [],
-        "variables": {"model": [], "optimizer": []},
-        **fields,
-    }

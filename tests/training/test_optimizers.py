@@ -1,22 +1,25 @@
-"""The optimizers against the authors' own trajectories and against NumPy transcriptions."""
+"""The optimizers against the authors' trajectories and NumPy transcriptions."""
 
 import keras
 import numpy as np
 import pytest
 from keras import ops
 
+from tests.support.checkpoints import assert_same, values
 from tests.support.processes import run_script
-from trellis_keras.training.optimizers import SGD, Adam, RMSprop
+from trellis_keras.training import ASGD, SGD, Adam, RMSprop
 
 pytestmark = pytest.mark.both_backends
 
-CLASSES = {"SGD": SGD, "Adam": Adam, "RMSprop": RMSprop}
+CLASSES = {"SGD": SGD, "Adam": Adam, "RMSprop": RMSprop, "ASGD": ASGD}
+ASGD_CASES = ("optim_asgd", "optim_asgd_wd")
 CASES = (
     "optim_sgd_wd_clip",
     "optim_adam_l2",
     "optim_adam_amp",
     "optim_rmsprop_clip",
     "optim_rmsprop_clip_tight",
+    *ASGD_CASES,
 )
 
 
@@ -35,6 +38,11 @@ class Linear(keras.Model):
         return ops.add(ops.matmul(x, ops.transpose(self.w)), self.b)
 
 
+def mean_square(y, prediction):
+    """Keras' "mse" takes its third part in float32 on JAX."""
+    return ops.sum(ops.square(y - prediction), axis=-1) / prediction.shape[-1]
+
+
 def variable(value, name="w"):
     return keras.Variable(np.asarray(value), dtype=keras.config.floatx(), name=name)
 
@@ -45,28 +53,36 @@ def gradient(value):
 
 def optimizer_of(meta):
     settings = meta["kwargs"]
-    return CLASSES[meta["optimizer"]](
-        settings["lr"], l2=settings.get("weight_decay", 0.0), clip_norm=meta["clip"] or None
-    )
+    options = {"l2": settings.get("weight_decay", 0.0), "clip_norm": meta.get("clip") or None}
+    if meta["optimizer"] == "ASGD":
+        options |= {"lambd": settings["lambd"], "t0": settings["t0"]}
+    return CLASSES[meta["optimizer"]](settings["lr"], **options)
+
+
+def weights_at(arrays, step):
+    """The fixture's weights after a step, and the averages if there are any."""
+    names = ["W", "b"] + [name for name in ("ax_W", "ax_b") if f"traj.{name}_f64" in arrays]
+    return {name: arrays[f"traj.{name}_f64"][step] for name in names}
 
 
 @pytest.mark.float64
 @pytest.mark.parametrize(
-    ("case", "jit_compile"), [(case, True) for case in CASES] + [("optim_adam_l2", False)]
+    ("case", "jit_compile"),
+    [("optim_sgd_wd_clip", True), ("optim_adam_l2", False), ("optim_asgd_wd", True)],
 )
 def test_golden_trajectory_in_fit(case, jit_compile, golden, assert_close, floatx):
     arrays = golden(case)
     model = Linear(arrays["param0.W"], arrays["param0.b"])
-    model.compile(optimizer_of(arrays["meta"]), loss="mse", jit_compile=jit_compile)
+    optimizer = optimizer_of(arrays["meta"])
+    model.compile(optimizer, loss=mean_square, jit_compile=jit_compile)
     x, y = (arrays[name].astype(floatx) for name in ("in.X", "in.Y"))
     for step in range(arrays["meta"]["steps"]):
         model.fit(x, y, batch_size=len(x), shuffle=False, verbose=0)
-        for name, weight in (("W", model.w), ("b", model.b)):
-            value = ops.convert_to_tensor(weight)
-            assert_close(value, arrays[f"traj.{name}_f64"][step], "optimizer", f"{name} {step}")
-    assert all(
-        keras.backend.standardize_dtype(v.dtype) == floatx for v in model.optimizer.variables[1:]
-    )
+        ours = [model.w, model.b, *getattr(optimizer, "_averages", ())]
+        for weight, (name, expected) in zip(ours, weights_at(arrays, step).items(), strict=True):
+            assert_close(ops.convert_to_tensor(weight), expected, "optimizer", f"{name} {step}")
+    slots = [v for v in optimizer.variables if "int" not in str(v.dtype)]
+    assert {keras.backend.standardize_dtype(v.dtype) for v in slots} == {floatx}
 
 
 @pytest.mark.float64
@@ -78,8 +94,12 @@ def test_golden_trajectory_from_gradients(case, golden, assert_close):
     for step in range(arrays["meta"]["steps"]):
         grads = [gradient(arrays[f"traj.{name}_f64"][step]) for name in ("gW", "gb")]
         optimizer.apply(grads, [w, b])
-    assert_close(ops.convert_to_tensor(w), arrays["traj.W_f64"][-1], "optimizer", "W")
-    assert_close(ops.convert_to_tensor(b), arrays["traj.b_f64"][-1], "optimizer", "b")
+        ours = [w, b, *getattr(optimizer, "_averages", ())]
+        for weight, (name, expected) in zip(ours, weights_at(arrays, step).items(), strict=True):
+            assert_close(ops.convert_to_tensor(weight), expected, "optimizer", f"{name} {step}")
+    if case in ASGD_CASES:
+        optimizer.use_average()
+        assert_close(ops.convert_to_tensor(w), arrays["traj.ax_W_f64"][-1], "optimizer")
 
 
 def momentum_sgd(w, grads, rates, momentum, nesterov):
@@ -132,17 +152,8 @@ def test_centered_rmsprop_with_momentum(assert_close):
     assert_close(ops.convert_to_tensor(w), expected, "optimizer")
 
 
-def test_centered_rmsprop_of_a_gradient_that_stays():
-    # Its variance is 0, which rounding makes negative for some.
-    g = gradient(np.random.default_rng(2).normal(size=200))
-    optimizer, w = RMSprop(0.01, rho=0.1, centered=True), variable(np.zeros(200))
-    for _ in range(12):
-        optimizer.apply([g], [w])
-    assert np.all(np.isfinite(ops.convert_to_numpy(w)))
-
-
 @pytest.mark.float64
-def test_clipping_counts_all_gradients_and_keeps_small_ones(assert_close):
+def test_clipping_is_global_and_keeps_small_gradients(assert_close):
     first, second = variable([0.0, 0.0]), variable([0.0], "v")
     optimizer = SGD(1.0, clip_norm=0.5)
     optimizer.apply([gradient([0.0, 3.0]), gradient([4.0])], [first, second])
@@ -153,7 +164,7 @@ def test_clipping_counts_all_gradients_and_keeps_small_ones(assert_close):
     assert_close(ops.convert_to_tensor(first)[1], np.array(-3.0 * factor - 0.25), "optimizer")
 
 
-def test_norm_of_half_precision_gradients_is_taken_in_float32():
+def test_the_norm_of_half_precision_gradients_is_float32():
     w = keras.Variable(np.zeros(4), dtype="float16", name="w")
     optimizer = SGD(1.0, clip_norm=1.0)
     optimizer.apply([ops.cast(gradient([300.0] * 4), "float16")], [w])  # squares: 90000 > 65504
@@ -179,20 +190,13 @@ def test_embedding_gradients_are_summed_before_clipping_and_l2():
         np.testing.assert_allclose(train(jit_compile), table - 0.5 * g, rtol=1e-6)
 
 
-def test_none_gradients_are_skipped_with_keras_warning():
-    used, unused = variable([1.0]), variable([1.0], "unused")
-    with pytest.warns(UserWarning, match="Gradients do not exist"):
-        SGD(0.5, l2=0.5, clip_norm=1.0).apply([gradient([1.0]), None], [used, unused])
-    assert float(ops.convert_to_numpy(unused)[0]) == 1.0
-    assert float(ops.convert_to_numpy(used)[0]) < 1.0
-
-
-def test_l2_leaves_out_excluded_weights():
-    optimizer = SGD(0.5, l2=0.5)
+def test_l2_leaves_out_excluded_weights_and_those_without_a_gradient():
+    optimizer = SGD(0.5, l2=0.5, clip_norm=1.0)
     optimizer.exclude_from_weight_decay(var_names=["bias"])
-    kernel, bias = variable([1.0], "kernel"), variable([1.0], "bias")
-    optimizer.apply([gradient([0.0]), gradient([0.0])], [kernel, bias])
-    assert ops.convert_to_numpy(kernel)[0] == 0.75 and ops.convert_to_numpy(bias)[0] == 1.0
+    kernel, bias, unused = (variable([1.0], name) for name in ("kernel", "bias", "unused"))
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        optimizer.apply([gradient([0.0]), gradient([0.0]), None], [kernel, bias, unused])
+    assert [ops.convert_to_numpy(v)[0] for v in (kernel, bias, unused)] == [0.75, 1.0, 1.0]
 
 
 def test_gradient_accumulation_clips_the_mean():
@@ -203,20 +207,11 @@ def test_gradient_accumulation_clips_the_mean():
     np.testing.assert_allclose(ops.convert_to_numpy(w), [-0.5])
 
 
-def test_learning_rate_schedule():
-    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([0], [1.0, 0.25])
-    optimizer, w = SGD(schedule), variable([0.0])
-    for _ in range(2):
-        optimizer.apply([gradient([1.0])], [w])
-    np.testing.assert_allclose(ops.convert_to_numpy(w), [-1.25])
-
-
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_mixed_precision_keeps_float32_weights(jit_compile):
+def test_mixed_precision_keeps_float32_weights():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, dtype="mixed_float16")])
     inner = Adam(0.01, l2=0.01, clip_norm=0.1)
     optimizer = keras.optimizers.LossScaleOptimizer(inner)
-    model.compile(optimizer, loss="mse", jit_compile=jit_compile)
+    model.compile(optimizer, loss="mse")
     x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
     before = model.get_weights()[0]
     model.fit(x, x.sum(axis=1, keepdims=True), epochs=3, verbose=0)
@@ -224,65 +219,188 @@ def test_mixed_precision_keeps_float32_weights(jit_compile):
     assert after.dtype == "float32" and np.isfinite(after).all() and (after != before).any()
 
 
-@pytest.mark.parametrize("cls", CLASSES.values())
-@pytest.mark.parametrize("name", ["weight_decay", "clipnorm", "clipvalue", "global_clipnorm"])
-def test_keras_own_arguments_are_refused_by_name(cls, name):
-    instead = "`l2`" if name == "weight_decay" else "`clip_norm`"
-    with pytest.raises(ValueError, match=f"`{name}`. Use {instead}"):
-        cls(0.1, **{name: 0.5})
+# ASGD
 
 
-@pytest.mark.parametrize("wrong", [{"l2": -1.0}, {"clip_norm": 0.0}, {"clip_norm": -2.0}])
-def test_coefficients_out_of_range_are_refused(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        Adam(0.1, **wrong)
+@pytest.mark.slow_elsewhere
+@pytest.mark.float64
+def test_lambd_decays_weights_and_learning_rate(assert_close):
+    lambd, alpha, lr, l2, clip, t0 = 0.25, 0.5, 0.5, 0.125, 1.0, 2
+    optimizer = ASGD(lr, lambd, alpha, t0, l2=l2, clip_norm=clip)
+    rng = np.random.default_rng(0)
+    start, grads = rng.normal(size=3), rng.normal(size=(6, 3)) * 2
+    w = variable(start)
+    expected, average = start, np.zeros(3)
+    rate, share = lr, 1.0
+    for step, g in enumerate(grads, start=1):
+        optimizer.apply([gradient(g)], [w])
+        g = g * min(1, clip / (np.linalg.norm(g) + 1e-6)) + l2 * expected
+        expected = expected * (1 - lambd * rate) - rate * g
+        average = expected if share == 1 else average + share * (expected - average)
+        rate = lr / (1 + lambd * lr * step) ** alpha
+        share = 1 / max(1, step - t0)
+    assert_close(ops.convert_to_tensor(w), expected, "optimizer")
+    assert_close(ops.convert_to_tensor(optimizer._averages[0]), average, "optimizer")
+
+
+def one_weight(optimizer):
+    """A weight w = 0 that each step of `walk` moves to the next integer."""
+    w = variable([0.0])
+    optimizer.build([w])
+
+    def walk(steps):
+        for _ in range(steps):
+            optimizer.apply([gradient([-1.0])], [w])
+
+    return walk, lambda: float(ops.convert_to_numpy(w)[0])
+
+
+@pytest.mark.slow_elsewhere
+def test_weights_and_averages_are_swapped():
+    optimizer = ASGD(1.0, t0=0)
+    walk, w = one_weight(optimizer)
+    optimizer.use_average()
+    assert w() == 0.0 and not optimizer.uses_average, "there is no average yet"
+    walk(4)
+    for _ in range(2):  # the second time does nothing
+        optimizer.use_average()
+        assert (w(), optimizer.uses_average) == (3.0, True)  # of 2, 3 and 4
+    for _ in range(2):
+        optimizer.use_weights()
+        assert (w(), optimizer.uses_average) == (4.0, False)
+    walk(1)
+    optimizer.use_average()
+    assert w() == 3.5
+
+
+@pytest.mark.slow_elsewhere
+def test_without_t0_averaging_starts_on_demand():
+    optimizer = ASGD(1.0)
+    walk, w = one_weight(optimizer)
+    walk(5)
+    optimizer.use_average()
+    assert w() == 5.0 and not optimizer.has_start and not optimizer.is_averaging
+    optimizer.start_averaging()
+    assert optimizer.has_start and not optimizer.is_averaging
+    walk(3)
+    optimizer.use_average()
+    assert w() == 7.5  # of 7 and 8
+
+
+@pytest.mark.slow_elsewhere
+def test_training_from_the_averages_averages_anew():
+    optimizer = ASGD(1.0, t0=0)
+    walk, w = one_weight(optimizer)
+    walk(4)
+    optimizer.use_average()
+    walk(3)
+    assert w() == 6.0 and not optimizer.uses_average
+    optimizer.use_average()
+    assert w() == 5.5  # of 5 and 6: the weights before the restart do not count
+    optimizer.use_weights()
+    walk(1)
+    optimizer.use_average()
+    assert w() == 6.0  # of 5, 6 and 7
+
+
+@pytest.mark.slow_elsewhere
+def test_gradient_accumulation_averages_over_updates():
+    optimizer = ASGD(1.0, t0=0, gradient_accumulation_steps=2)
+    walk, w = one_weight(optimizer)
+    walk(8)
+    assert w() == 4.0
+    optimizer.use_average()
+    assert w() == 3.0
+
+
+# Arguments and files
 
 
 @pytest.mark.parametrize("cls", CLASSES.values())
 def test_config_round_trip(cls):
-    optimizer = cls(0.5, l2=1e-6, clip_norm=0.2, name="mine")
+    options = {"t0": 5, "lambd": 1e-4, "alpha": 0.5} if cls is ASGD else {}
+    optimizer = cls(0.5, l2=1e-6, clip_norm=0.2, name="mine", **options)
     config = optimizer.get_config()
-    assert not {"weight_decay", "clipnorm", "clipvalue", "global_clipnorm"} & set(config)
+    unsupported = {"weight_decay", "clipnorm", "clipvalue", "global_clipnorm"}
+    assert not (unsupported | ({"momentum", "use_ema"} if cls is ASGD else set())) & set(config)
     restored = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(optimizer))
     assert type(restored) is cls and restored.get_config() == config
+    assert config["name"] == "mine" and config["l2"] == 1e-6 and config["clip_norm"] == 0.2
 
 
-def test_keras_file_keeps_the_optimizer_and_its_state(tmp_path):
+@pytest.mark.slow_elsewhere
+@pytest.mark.parametrize(("cls", "options"), [(Adam, {"clip_norm": 1.0}), (ASGD, {"t0": 0})])
+def test_a_keras_file_keeps_the_optimizer_and_its_state(cls, options, tmp_path):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile(Adam(0.125, l2=0.5, clip_norm=1.0), loss="mse")
-    model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+    model.compile(cls(0.1, l2=0.5, **options), loss="mse")
+    data = np.ones((4, 2)), np.ones((4, 1))
+    model.fit(*data, epochs=3, verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert isinstance(loaded.optimizer, Adam) and loaded.optimizer.l2 == 0.5
-    for old, new in zip(model.optimizer.variables, loaded.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(ops.convert_to_numpy(old), ops.convert_to_numpy(new))
+    assert type(loaded.optimizer) is type(model.optimizer)
+    for each in (model, loaded):
+        each.fit(*data, verbose=0)
+    assert_same(values(model), values(loaded))
 
+
+@pytest.mark.parametrize(
+    ("cls", "wrong", "named"),
+    [
+        *[(cls, {"weight_decay": 0.5}, "`weight_decay`. Use `l2`") for cls in CLASSES.values()],
+        (Adam, {"clipnorm": 0.5}, "`clipnorm`. Use `clip_norm`"),
+        (SGD, {"clipvalue": 0.5}, "`clipvalue`. Use `clip_norm`"),
+        (RMSprop, {"global_clipnorm": 0.5}, "`global_clipnorm`. Use `clip_norm`"),
+        (Adam, {"l2": -1.0}, "l2=-1.0"),
+        (Adam, {"clip_norm": 0.0}, "clip_norm=0.0"),
+        (ASGD, {"lambd": -1.0}, "lambd=-1.0"),
+        (ASGD, {"alpha": -0.5}, "alpha=-0.5"),
+        (ASGD, {"t0": -1}, "t0=-1"),
+        (ASGD, {"t0": 1e6}, "t0=1000000.0"),
+        (ASGD, {"use_ema": True}, "does not support `use_ema`"),
+        (ASGD, {"momentum": 0.9}, "does not support `momentum`"),
+    ],
+)
+def test_wrong_arguments(cls, wrong, named):
+    with pytest.raises(ValueError, match=named):
+        cls(0.1, **wrong)
+
+
+# Replicas
 
 REPLICAS = """
 import numpy as np, tensorflow as tf, keras
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2)
-from trellis_keras.training.optimizers import Adam
+from trellis_keras.training import ASGD, ASGDSwitch
 
 def train():
     model = keras.Sequential([keras.Input((3,), dtype="int32"), keras.layers.Embedding(5, 4),
                               keras.layers.Flatten(), keras.layers.Dense(2)])
     rng = np.random.default_rng(0)
     model.set_weights([rng.normal(size=w.shape) for w in model.get_weights()])
-    model.compile(Adam(0.01, l2=0.01, clip_norm=0.1), loss="mse", jit_compile=False)
+    optimizer = ASGD(0.1, 0.01, l2=0.01, clip_norm=0.5)
+    model.compile(optimizer, loss="mse", jit_compile=False)
     x, y = rng.integers(0, 5, (16, 3)), rng.normal(size=(16, 2))
-    model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-    return model.get_weights()
+    model.fit(x, y, validation_data=(x, y), batch_size=8, epochs=5, shuffle=False, verbose=0,
+              callbacks=[ASGDSwitch(1, mode="max")])
+    assert model.optimizer.uses_average
+    averages = model.get_weights()
+    model.optimizer.use_weights()
+    assert not np.allclose(model.get_weights()[0], averages[0], rtol=1e-4)
+    return model, averages
 
-alone = train()
+alone, averages = train()
 with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-    shared = train()
-for a, b in zip(alone, shared):
-    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    shared, shared_averages = train()
+for ours, theirs in ((averages, shared_averages), (alone.get_weights(), shared.get_weights())):
+    for a, b in zip(ours, theirs):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+for kernel in shared.trainable_variables:
+    np.testing.assert_array_equal(*[np.asarray(value) for value in kernel.value.values])
 """
 
 
-def test_replicas_clip_the_summed_gradient(floatx):
-    if keras.backend.backend() != "tensorflow" or floatx != "float32":
-        pytest.skip("tf.distribute: once, on TensorFlow")
+@pytest.mark.slow
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="tf.distribute")
+def test_replicas_clip_the_summed_gradient_and_average_alike():
     run_script(REPLICAS)

@@ -15,7 +15,7 @@ from tests.support.small_runs import STATEFUL, TINY, options, tiny_recipe, tiny_
 from trellis_keras import cli, data, zoo
 from trellis_keras.training import TimeLimit
 from trellis_keras.training import run as runs
-from trellis_keras.training.records import read_history
+from trellis_keras.training.monitors import read_history
 from trellis_keras.training.run import explained
 
 # A rate so high that the validation loss rises now and then, which begins the average.
@@ -56,7 +56,7 @@ def test_files(shared):
     columns = {"epoch", "loss", "bpc", "val_loss", "val_bpc", "learning_rate"}
     assert set(read_history(shared / "history.csv")[0]) == columns
     checkpoints = sorted(path.name for path in (shared / "checkpoints").iterdir())
-    assert checkpoints == ["epoch-0001", "epoch-0002"]
+    assert checkpoints == ["epoch-0001.npz", "epoch-0002.npz"]
     assert list((shared / "tensorboard").rglob("events*"))
 
 
@@ -105,7 +105,7 @@ def test_more_epochs_of_averaged_weights(tmp_path, capsys):
         recipe = tiny_recipe(tmp_path, **AVERAGING | {"learning_rate": 1.0, "epochs": epochs})
         runs.train(recipe, tmp_path / folder)
         shown = capsys.readouterr().out
-        assert ("Epoch 3: from now on ASGDSwitch averages the weights" in shown) == begins
+        assert ("Epoch 3: ASGDSwitch starts averaging the weights" in shown) == begins
     assert_same_end(tmp_path / "run", tmp_path / "whole", 5)
 
 
@@ -129,7 +129,7 @@ def test_a_run_that_a_time_limit_ends_goes_on(tmp_path, monkeypatch, capsys):
     runs.train(recipe, run, verbose=2, max_minutes=3)
     assert runs.epochs_done(run) == 2 and not runs.is_finished(run)
     said = capsys.readouterr().out.splitlines()[-1]
-    assert said.startswith("2 of 4 epochs are done")
+    assert said.startswith("Stopped by the time limit after 2 of 4")
     assert said.endswith(f"To go on: trellis-keras train --output {run}")
     runs.train(zoo.read_recipe(run), run, verbose=0, max_minutes=1000)
     assert runs.is_finished(run)
@@ -166,7 +166,7 @@ def test_a_precision_that_is_refused_leaves_the_run_as_it_was(tmp_path):
     run = tiny_run(tmp_path, epochs=1)
     files = [run / name for name in ("recipe.json", "environment.json")]
     before = [path.read_bytes() for path in files]
-    with pytest.raises(ValueError, match="is not a checkpoint of this model.*Nothing was changed"):
+    with pytest.raises(ValueError, match="is a checkpoint of another model.*Nothing was changed"):
         tiny_run(tmp_path, epochs=2, dtype_policy="float64")
     assert [path.read_bytes() for path in files] == before
     runs.train(zoo.read_recipe(run).replace(epochs=2), run, verbose=0)
@@ -231,9 +231,9 @@ def test_what_a_killed_process_was_writing_is_removed(tmp_path):
 
 def test_unwritable_folder(tmp_path):
     recipe = tiny_recipe(tmp_path)
-    with pytest.raises(ValueError, match=r"output folder .*text.txt/run cannot be written to"):
+    with pytest.raises(ValueError, match=r"folder .*text.txt/run cannot be written to"):
         runs.train(recipe, tmp_path / "text.txt" / "run")
-    with pytest.raises(ValueError, match=r"output folder .*text.txt cannot be written to"):
+    with pytest.raises(ValueError, match=r"folder .*text.txt cannot be written to"):
         runs.train(recipe, tmp_path / "text.txt")
 
 
@@ -263,9 +263,9 @@ def test_a_damaged_recipe(tmp_path, text):
 def test_a_truncated_checkpoint_falls_back(tmp_path):
     run = tiny_run(tmp_path, epochs=2)
     before = arrays(run, 2)
-    path = run / "checkpoints" / "epoch-0002" / "variables.npz"
+    path = run / "checkpoints" / "epoch-0002.npz"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.warns(UserWarning, match="epoch-0002 is damaged"):
+    with pytest.warns(UserWarning, match="epoch-0002.npz is damaged"):
         tiny_run(tmp_path, epochs=2)
     for name, array in arrays(run, 2).items():
         np.testing.assert_array_equal(array, before[name])

@@ -14,9 +14,9 @@ from tests.support.run_checks import assert_same_end
 from tests.support.small_runs import STATEFUL, tiny_recipe
 from trellis_keras import cli, zoo
 from trellis_keras.training import run as runs
-from trellis_keras.training.records import read_history
+from trellis_keras.training.monitors import read_history
 from trellis_keras.training.run import Observation
-from trellis_keras.training.samples import TextSamples
+from trellis_keras.training import TextSamples
 
 EVERYTHING = Observation(gradient_norms=1, sample_length=12, graph=True, profile=(2, 3))
 SETTINGS = STATEFUL | {"aux_every": 2}
@@ -51,18 +51,16 @@ def test_norms_texts_and_graph(observed):
     from tensorflow import make_ndarray
 
     logs = observed / "tensorboard"
-    values, texts = (read_events(logs / name)[0] for name in ("gradients", "samples"))
+    values, texts = (read_events(logs / name)[0] for name in ("train", "samples"))
     assert read_events(logs / "graph")[1]
-    norms = ["gradient_norm", *(f"gradient_norm/level_{i}" for i in (1, 2, 3, 4))]
-    assert sorted(values) == [*norms, "gradient_norms"]
-    assert list(texts) == ["sample"]
-    assert all(list(steps) == [0, 1] for steps in (values | texts).values())
-    table = read_history(observed / "gradient_norms.csv")
-    assert list(table[0]) == ["epoch", *norms]
+    assert list(texts) == ["sample"] and list(texts["sample"]) == [0, 1]
+    table = read_history(observed / "history.csv")
+    norms = [name for name in table[0] if "gradient" in name]
+    assert norms == ["gradient_norm", "gradient_norm/1_trellis"]
     for name in norms:
         written = [float(row[name]) for row in table]
         assert min(written) > 0
-        shown = [make_ndarray(value) for value in values[name].values()]
+        shown = [make_ndarray(value) for value in values[f"epoch_{name}"].values()]
         np.testing.assert_allclose(written, shown, rtol=1e-6)
 
 
@@ -94,11 +92,11 @@ def test_the_blocks_of_a_tcn(tmp_path):
         data_options=sizes,
     )  # fmt: skip
     runs.train(recipe, tmp_path, verbose=0, observation=Observation(5, 12, graph=True))
-    values, _ = read_events(tmp_path / "tensorboard" / "gradients")
-    blocks = [f"gradient_norm/{i}_block" for i in (1, 2, 3)]
+    values, _ = read_events(tmp_path / "tensorboard" / "train")
+    blocks = {f"epoch_gradient_norm/{i}_block" for i in (1, 2, 3)}
     assert read_events(tmp_path / "tensorboard" / "graph")[1]
     assert not (tmp_path / "tensorboard" / "samples").exists()
-    assert sorted(values) == ["gradient_norm", *blocks, "gradient_norms"]
+    assert {name for name in values if "gradient" in name} == {"epoch_gradient_norm", *blocks}
 
 
 # What is missing or wrong
@@ -173,11 +171,11 @@ recipe = tiny_recipe(folder, epochs=2, jit_compile=True)
 runs.train(recipe, folder / "run", verbose=0, observation=Observation(1, 12, graph=True))
 """
     output = run_script(source, tmp_path, backend="jax", block=block)
-    rows = read_history(tmp_path / "run" / "gradient_norms.csv")
+    rows = read_history(tmp_path / "run" / "history.csv")
     assert [row["epoch"] for row in rows] == ["1", "2"]
     assert ("no TensorBoard logs are written" in output) == bool(block)
     if not block:
         logs = tmp_path / "run" / "tensorboard"
-        assert "gradient_norms" in read_events(logs / "gradients")[0]
+        assert "epoch_gradient_norm" in read_events(logs / "train")[0]
         assert list(read_events(logs / "samples")[0]) == ["sample"]
         assert not (logs / "graph").exists()

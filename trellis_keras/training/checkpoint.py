@@ -1,107 +1,150 @@
-"""Checkpoints from which a killed run goes on as if it had not been killed."""
+"""Checkpoints from which a killed run resumes bit for bit.
 
+A checkpoint is one file, `epoch-0007.npz` after seven epochs, with the arrays `model.00000`,
+`optimizer.00000`, ... and `state`, a JSON text with the epoch, the callbacks' states and the names
+of the variables.
+"""
+
+import json
 import re
+import warnings
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.training import checkpoint_files, checkpoint_state
-from trellis_keras.training.checkpoint_files import latest
-from trellis_keras.training.checkpoint_state import FORMAT, KINDS
+from trellis_keras.files import (
+    atomic_write,
+    check_archive,
+    make_writable,
+    read_npz,
+    remove_unfinished,
+)
+
+_FORMAT = 2
+_FILE_NAME = re.compile(r"epoch-(\d{4,})\.npz")
+_KINDS = ("model", "optimizer")
+_FIELDS = {
+    "epoch": int,
+    "seed": int,
+    "epochs": int,
+    "stopped": bool,
+    "logs": dict,
+    "callbacks": list,
+    "variables": dict,
+}
+# Keras' callbacks reset these when training begins, before Checkpoint restores them.
+_KERAS_MEMORY = {
+    keras.callbacks.EarlyStopping: ("best", "best_epoch", "wait"),
+    keras.callbacks.ModelCheckpoint: ("best",),
+    keras.callbacks.ReduceLROnPlateau: ("best", "cooldown_counter", "wait"),
+}
 
 
 class Checkpoint(keras.callbacks.Callback):
-    """Saves the whole state of training after an epoch, and resumes from the newest one.
+    """Save the whole state of training after an epoch, and resume from the newest checkpoint.
 
-    Takes the place of `keras.callbacks.BackupAndRestore`, which saves no random state and no
-    callback's memory, so that a resumed run ends elsewhere. Here a run that was killed, at any
-    moment and any number of times, ends with the weights of one that was not, if
+    `keras.callbacks.BackupAndRestore` is not exact: it restores neither random generators nor what
+    callbacks remember. With this callback a run that is killed, at any moment and any number of
+    times, ends with the same bits as an uninterrupted one, provided that
 
-    * this callback is the LAST in the list given to `fit`, so that what the others do at the end
-      of an epoch is saved (only `TimeLimit`, which has no memory, comes behind it); the callbacks
-      with a memory are named in `callbacks`;
-    * the order of the data depends on the epoch alone. Keras shuffles arrays and `PyDataset`s with
-      a random state that nothing can save: give `fit` the argument `shuffle=False`, and shuffle
-      in the data set if need be.
+    * this callback is the last in the list given to `fit` (only `TimeLimit` may follow), and
+      `callbacks` names those that have a memory;
+    * the order of the data depends on nothing but the epoch. The state of Keras' own shuffling
+      cannot be saved: pass `shuffle=False` to `fit` and shuffle in the data set if needed.
 
-    Saved are the model's weights, the optimizer's variables with iteration and learning rate, the
-    epoch and the callbacks' states. The history that a stateful layer carries is not: a
-    `LanguageModel` begins each epoch with an empty one. Random generators are not saved either: at
-    the begin of an epoch each one in the model is set from `seed` and the epoch. What was restored
-    comes before what was compiled: to go on with another learning rate, set it after the restart
-    in a callback.
+    Saved are the model's weights, the optimizer's variables (with iteration and learning rate), the
+    epoch, and the callbacks' states. At the beginning of every epoch the model's random generators
+    are set from `seed` and the epoch. The states that a stateful layer carries between batches are
+    not saved: `LanguageModel` resets them at the beginning of an epoch.
 
-    A checkpoint is a folder `epoch-0007` (seven epochs finished), see `checkpoint_files`. It is
-    written aside and then renamed, and older ones are removed only then.
+    A restored state overrides what was compiled. To resume with another learning rate, set it in a
+    callback.
 
     Args:
-        directory: where the folders go. Created if need be.
-        seed: integer, 0 or more, from which all random numbers of the training follow.
-        callbacks: objects with `get_state() -> JSON-able dict` and `set_state(dict)`, such as
-            `PlateauDecay`, in the same order when resuming.
-        keep: number of checkpoints to keep, 1 or more. With 2 a damaged one costs an epoch.
-        save_freq: `"epoch"`, or the number of epochs from one checkpoint to the next. The last
-            epoch is always saved.
+        directory: Folder of the checkpoints, created if needed.
+        seed: Integer >= 0, determines all random numbers of the training. Defaults to `0`.
+        callbacks: Callbacks with a memory, in the same order whenever the run is resumed: those
+            with `get_state() -> dict` and `set_state(dict)`, such as `PlateauDecay`, and Keras'
+            `EarlyStopping`, `ModelCheckpoint` and `ReduceLROnPlateau`.
+        keep: Positive integer, number of checkpoints to keep. Defaults to `2`, so that a damaged
+            one costs an epoch.
+        save_freq: `"epoch"` or the number of epochs between checkpoints. The last epoch is always
+            saved. Defaults to `"epoch"`.
 
     Raises:
-        ValueError: when constructed, for a directory that cannot be written to and for arguments
-            out of range; when training begins, if no checkpoint there is whole or the newest is of
-            another model, optimizer, seed or list of callbacks; after the first epoch, if a
-            callback in `callbacks` comes later than this one in the list given to `fit`.
-        FloatingPointError: after an epoch, if a weight is not finite. Nothing is written then: the
-            checkpoints that are there are good ones. `StopOnNaN` stops earlier.
-        OSError: after an epoch, if its checkpoint cannot be written. The older ones stay.
+        ValueError: If an argument is out of range or the folder cannot be written to. When training
+            begins, if all checkpoints are damaged, or the newest one belongs to another model,
+            optimizer, seed or list of callbacks. After the first epoch, if one of `callbacks` comes
+            after this one in the list given to `fit`.
+        FloatingPointError: After an epoch, if a weight is not finite. Nothing is saved then.
+        OSError: After an epoch, if the checkpoint cannot be written. Older ones stay.
 
     Example:
 
-    >>> decay = trellis_keras.training.PlateauDecay.trellisnet_word()
+    >>> decay = trellis_keras.training.PlateauDecay(factor=0.5, rule="worst_of_last", window=5)
     >>> checkpoint = trellis_keras.training.Checkpoint("run/checkpoints", callbacks=[decay])
     >>> model.fit(train, validation_data=valid, epochs=500, shuffle=False,
     ...     callbacks=[decay, checkpoint])
     """
 
-    def __init__(self, directory, *, seed=0, callbacks=(), keep=2, save_freq="epoch"):
+    def __init__(
+        self,
+        directory: str | PathLike,
+        *,
+        seed: int = 0,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+        keep: int = 2,
+        save_freq: str | int = "epoch",
+    ) -> None:
         super().__init__()
         if not isinstance(seed, int) or seed < 0:
-            raise ValueError(f"`seed` must be an integer of 0 or more. Received: seed={seed!r}")
+            raise ValueError(f"`seed` must be an integer >= 0. Received: seed={seed!r}")
         if keep < 1:
-            raise ValueError(f"`keep` must be 1 or more. Received: keep={keep}")
+            raise ValueError(f"`keep` must be >= 1. Received: keep={keep}")
         if save_freq != "epoch" and not (isinstance(save_freq, int) and save_freq >= 1):
             raise ValueError(
-                "`save_freq` must be 'epoch' or a number of epochs of 1 or more. "
+                "`save_freq` must be 'epoch' or a positive number of epochs. "
                 f"Received: save_freq={save_freq!r}"
             )
         for callback in callbacks:
-            if not (hasattr(callback, "get_state") and hasattr(callback, "set_state")):
+            if not has_memory(callback):
                 raise ValueError(
-                    f"{type(callback).__name__} in `callbacks` has no `get_state` and `set_state`, "
-                    "so its memory cannot be saved. Name only those that have."
+                    f"{type(callback).__name__} in `callbacks` has no `get_state` and `set_state`. "
+                    "Name only callbacks that have."
                 )
-        self.directory = checkpoint_files.make_writable(directory)
+            if getattr(callback, "restore_best_weights", False):
+                raise ValueError(
+                    "Checkpoint cannot save the weights that EarlyStopping(restore_best_weights="
+                    "True) keeps. Save the best model with BestModel instead."
+                )
+        self.directory = make_writable(directory)
         self.seed = seed
         self.callbacks = list(callbacks)
         self.keep = keep
-        self.save_freq = save_freq
-        self._saved = None  # (folder, callbacks' states) of the epoch that has just ended
+        self.save_freq = 1 if save_freq == "epoch" else save_freq
+        self._last_saved = None  # (path, callbacks' states)
 
     def on_train_begin(self, logs=None):
         _check_built(self.model)
-        _build_optimizer(self.model)
-        checkpoint_files.remove_unfinished(self.directory)
-        folder = latest(self.directory)
-        if folder is not None:
-            self._resume(folder)
+        remove_unfinished(self.directory)
+        path = latest(self.directory)
+        if path is not None:
+            self._resume(path)
 
     def on_epoch_begin(self, epoch, logs=None):
         self._check_order()
-        # `fit` has read it by now; left there, it would also shorten the next `fit`.
+        # `fit` has read it; left in place, it would shorten the next `fit`.
         self.model._initial_epoch = None
         set_seeds(self.model, self.seed, epoch)
 
     def on_epoch_end(self, epoch, logs=None):
         last = epoch + 1 == self.params["epochs"] or self.model.stop_training
-        if last or (epoch + 1) % (1 if self.save_freq == "epoch" else self.save_freq) == 0:
+        if last or (epoch + 1) % self.save_freq == 0:
             self._save(epoch + 1, logs or {})
 
     def on_train_end(self, logs=None):
@@ -109,69 +152,67 @@ class Checkpoint(keras.callbacks.Callback):
         self.model._initial_epoch = None
 
     def _save(self, epoch, logs):
-        _check_finite(self.model, epoch)
-        arrays, names = _take(self.model)
-        states = self._states()
+        arrays, names = _collect(self.model, epoch)
         state = {
-            "format": FORMAT,
+            "format": _FORMAT,
             "epoch": epoch,
             "seed": self.seed,
             "epochs": self.params["epochs"],
             "stopped": bool(self.model.stop_training),
             "logs": {name: float(value) for name, value in logs.items()},
-            "callbacks": states,
+            "callbacks": self._memories(),
             "variables": names,
         }
-        folder = checkpoint_files.write(self.directory, epoch, arrays, state)
-        checkpoint_files.remove_older(self.directory, epoch, self.keep)
-        self._saved = (folder, states)
+        path = self.directory / f"epoch-{epoch:04d}.npz"
+        _make_durable(path, arrays, state)
+        older = [p for number, p in _numbered(self.directory) if number <= epoch]
+        for outdated in older[: -self.keep]:
+            outdated.unlink()
+        self._last_saved = (path, state["callbacks"])
 
-    def _states(self):
-        return [{"class": type(c).__name__, "state": c.get_state()} for c in self.callbacks]
+    def _memories(self):
+        return [{"class": type(c).__name__, "state": _get_memory(c)} for c in self.callbacks]
 
     def _check_order(self):
-        if self._saved is None:
+        """Remove the last checkpoint if a callback has changed its state since."""
+        if self._last_saved is None:
             return
-        (folder, saved), self._saved = self._saved, None
-        for before, now in zip(saved, self._states(), strict=True):
+        (path, saved), self._last_saved = self._last_saved, None
+        for before, now in zip(saved, self._memories(), strict=True):
             if before != now:
-                checkpoint_files.remove(folder)
+                path.unlink()
                 raise ValueError(
-                    f"{now['class']} changed its state after {folder.name} was written. Put "
-                    "Checkpoint last in the list of callbacks given to `fit`. The checkpoint "
-                    "was removed."
+                    f"{now['class']} changed its state after {path.name} was written. The "
+                    "checkpoint was removed. Put Checkpoint last in the list given to `fit`."
                 )
 
-    def _resume(self, folder):
-        state, arrays = checkpoint_state.read(folder)
-        self._check_settings(folder, state)
-        _put(self.model, arrays, state["variables"], folder, KINDS)
+    def _resume(self, path):
+        state, arrays = read(path)
+        self._check_settings(path, state)
+        _assign(self.model, _KINDS, state, arrays, path)
         for callback, saved in zip(self.callbacks, state["callbacks"], strict=True):
-            _restore_memory(callback, saved, folder)
+            _set_memory(callback, saved, path)
         epoch, epochs = state["epoch"], self.params["epochs"]
-        stopped = state["stopped"] and epochs <= state["epochs"]
-        if stopped or epoch >= epochs:
+        if is_complete(state, epochs):
+            by_callback = ", stopped by a callback" if epoch < epochs else ""
             self._say(
-                f"{folder}: training is complete after {epoch} epochs"
-                f"{', when a callback stopped it' if stopped else ''}. Nothing is left to do; "
-                "give `fit` a larger `epochs` to go on."
+                f"{path}: training is complete after {epoch} epochs{by_callback}. To continue, "
+                "pass a larger `epochs` to `fit`."
             )
-            epoch = max(epoch, epochs)
         else:
-            self._say(f"Resuming after epoch {epoch} from {folder}.")
-        self.model._initial_epoch = epoch
+            self._say(f"Resuming after epoch {epoch} from {path}.")
+        self.model._initial_epoch = epochs if is_complete(state, epochs) else epoch
 
-    def _check_settings(self, folder, state):
+    def _check_settings(self, path, state):
         if state["seed"] != self.seed:
             raise ValueError(
-                f"{folder} was written with seed={state['seed']}, which the rest of the run must "
-                f"have too. Received: seed={self.seed}"
+                f"{path} was written with seed={state['seed']}. Received: seed={self.seed}"
             )
         saved = [callback["class"] for callback in state["callbacks"]]
         given = [type(callback).__name__ for callback in self.callbacks]
         if saved != given:
             raise ValueError(
-                f"{folder} holds the states of callbacks {saved}. Received: callbacks={given}"
+                f"{path} holds the states of callbacks {saved}. Received: callbacks={given}"
             )
 
     def _say(self, text):
@@ -179,170 +220,312 @@ class Checkpoint(keras.callbacks.Callback):
             print(text)
 
 
-def restore(model, path, *, weights_only=False):
-    """Loads a checkpoint of `Checkpoint` into a model.
+def restore(
+    model: keras.Model, path: str | PathLike, *, weights_only: bool = False
+) -> dict[str, Any]:
+    """Load a checkpoint into a model.
 
     Args:
-        model: a built model of the same architecture.
-        path: the folder of a checkpoint, or the directory that holds them, of which the newest
-            whole one is taken.
-        weights_only: whether to leave the optimizer as it is, for evaluation. That is also done
-            for a model that was not compiled.
+        model: A built model of the same architecture.
+        path: A checkpoint, or the folder that holds several, of which the newest undamaged one is
+            loaded.
+        weights_only: Boolean, whether to leave the optimizer as it is, for evaluation. An
+            uncompiled model needs no other. Defaults to `False`.
 
     Returns:
-        The dict of `state.json`, with `"epoch"`, the number of finished epochs, and `"logs"`.
+        The checkpoint's state as a dict, with `"epoch"`, the number of finished epochs, and
+        `"logs"`.
 
     Raises:
-        ValueError: if there is no checkpoint, if it is damaged, or if a variable differs; the
-            model is then unchanged.
+        ValueError: If there is no checkpoint, it is damaged, or a variable differs. The model is
+            unchanged then.
 
     Example:
 
     >>> state = trellis_keras.training.restore(model, "run/checkpoints", weights_only=True)
     >>> model.evaluate(test)
     """
-    folder = checkpoint_files.find(path)
+    path = _find(path)
     _check_built(model)
-    kinds = ("model",)
-    if not weights_only and getattr(model, "optimizer", None) is not None:
-        _build_optimizer(model)
-        kinds = KINDS
-    state, arrays = checkpoint_state.read(folder)
-    _put(model, arrays, state["variables"], folder, kinds)
+    with_optimizer = not weights_only and getattr(model, "optimizer", None) is not None
+    state, arrays = read(path)
+    _assign(model, _KINDS if with_optimizer else ("model",), state, arrays, path)
     return state
 
 
-def set_seeds(model, seed, epoch):
-    """Sets every random generator of a model from a seed and an epoch.
+def latest(directory: str | PathLike) -> Path | None:
+    """Find the newest undamaged checkpoint.
 
     Args:
-        model: a model; generators are found in its layers and theirs.
-        seed: integer, 0 or more.
-        epoch: integer, 0 or more.
+        directory: The folder given to `Checkpoint`.
+
+    Returns:
+        Its path, or `None` if there is no checkpoint. Newer ones that are damaged are named in a
+        warning.
+
+    Raises:
+        ValueError: If all checkpoints are damaged.
+
+    Example:
+
+    >>> path = trellis_keras.training.latest("run/checkpoints")
+    """
+    damaged = []
+    for _, path in reversed(_numbered(Path(directory).expanduser())):
+        try:
+            check_archive(path)
+        except ValueError as error:
+            warnings.warn(
+                f"Checkpoint {path} is damaged ({error}). Trying an older one.", stacklevel=2
+            )
+            damaged.append(f"{path.name} ({error})")
+        else:
+            return path
+    if damaged:
+        raise ValueError(
+            f"All checkpoints in {str(directory)!r} are damaged: {', '.join(damaged)}. Restore a "
+            "copy of one, or remove them to train from the first epoch."
+        )
+    return None
+
+
+def read_state(path: str | PathLike) -> dict[str, Any]:
+    """Return the state in a checkpoint (epoch, logs, callbacks) without reading its variables.
+
+    Raises:
+        ValueError: If the file is not a checkpoint of this version.
+    """
+    return read(path, ("state",))[0]
+
+
+def is_complete(state: dict[str, Any], epochs: int) -> bool:
+    """Return whether a run of this number of epochs ends with a checkpoint's state."""
+    return state["epoch"] >= epochs or (state["stopped"] and epochs <= state["epochs"])
+
+
+def set_seeds(model: keras.Model, seed: int, epoch: int) -> None:
+    """Set every random generator of a model from a seed and an epoch.
+
+    Args:
+        model: A model. Generators are found in its layers, nested ones included.
+        seed: Integer >= 0.
+        epoch: Integer >= 0.
 
     Example:
 
     >>> trellis_keras.training.set_seeds(model, seed=0, epoch=3)
     """
-    # Other variables that are no weights, such as a carried history, keep their values.
     generators = [v for v in _unique(model.variables) if v.name == "seed_generator_state"]
     for index, generator in enumerate(generators):
         (value,) = np.random.SeedSequence((seed, epoch, index)).generate_state(1)
-        # A generator's state is a key and a count. 31 bits fit every backend's integer.
+        # A generator's state is a key and a counter. 31 bits fit every backend's integer.
         generator.assign(np.array([value >> 1, 0]))
 
 
-def _restore_memory(callback, saved, folder):
+# Files
+
+
+def _make_durable(path, arrays, state):
+    """Write a checkpoint so that it survives a kill or a power failure from here on.
+
+    The rename in `atomic_write`, between syncs of file and folder, is the moment. Before it readers
+    see the older checkpoints only.
+    """
+    with atomic_write(path) as temporary, open(temporary, "wb") as file:
+        np.savez(file, state=json.dumps(state), **arrays)
+
+
+def _numbered(directory):
+    """Checkpoints as (epoch, path), the oldest first."""
+    if not directory.is_dir():
+        return []
+    matches = ((_FILE_NAME.fullmatch(path.name), path) for path in directory.iterdir())
+    return sorted((int(match[1]), path) for match, path in matches if match)
+
+
+def _find(path):
+    path = Path(path).expanduser()
+    if path.is_file():
+        try:
+            check_archive(path)
+        except ValueError as error:
+            raise ValueError(f"Checkpoint {path} is damaged: {error}") from error
+        return path
+    newest = latest(path)
+    if newest is None:
+        raise ValueError(f"There is no checkpoint in {str(path)!r}.")
+    return newest
+
+
+def read(
+    path: str | PathLike, names: Sequence[str] | None = None
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return the state and the arrays of an untrusted checkpoint.
+
+    Args:
+        path: A checkpoint.
+        names: The arrays to read. Defaults to `None`: all.
+
+    Raises:
+        ValueError: If the file is not a checkpoint of this version, or is damaged.
+    """
     try:
-        callback.set_state(saved["state"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder} has no state of {saved['class']}: {error!r}") from error
+        arrays = read_npz(path, names)
+        state = json.loads(str(arrays.pop("state")))
+        _check_state(state)
+        if names is None:
+            _check_arrays(state, arrays)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} is not a checkpoint of this version: {error!r}") from error
+    return state, arrays
 
 
-def _check_built(model):
-    if not model.built:
-        raise ValueError(
-            "A checkpoint needs a model with variables. Build it first, by `build` or by calling "
-            "it on a batch."
-        )
+def _check_state(state):
+    if state["format"] != _FORMAT:
+        raise ValueError(f"it has format {state['format']!r}, this version reads {_FORMAT}")
+    for name, kind in _FIELDS.items():
+        if type(state[name]) is not kind:
+            raise ValueError(f"{name} is {state[name]!r}")
+    for entry in state["callbacks"]:
+        if type(entry["class"]) is not str or type(entry["state"]) is not dict:
+            raise ValueError(f"a callback is {entry!r}")
 
 
-def _check_finite(model, epoch):
-    for variable in _unique(model.weights):
-        if not keras.backend.is_float_dtype(variable.dtype):
-            continue
-        # A constant, such as a mask, may be infinite.
-        lost = ops.convert_to_numpy(variable)
-        lost = ~np.isfinite(lost) if variable.trainable else np.isnan(lost)
-        if lost.any():
-            raise FloatingPointError(
-                f"After epoch {epoch} the weight {variable.path!r} is not finite."
-            )
+def _check_arrays(state, arrays):
+    for kind in _KINDS:
+        for index, entry in enumerate(state["variables"][kind]):
+            if type(entry["path"]) is not str or type(entry["dtype"]) is not str:
+                raise ValueError(f"a variable is {entry!r}")
+            stored = arrays[f"{kind}.{index:05d}"].dtype
+            if stored != _stored_dtype(np.dtype(entry["dtype"])):
+                raise ValueError(f"{entry['path']!r} of {entry['dtype']} is stored as {stored}")
 
 
-def _build_optimizer(model):
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
+def _stored_dtype(dtype):
+    """NumPy's files lack bfloat16 and float8: their bits are stored as integers."""
+    return dtype if dtype.isbuiltin == 1 else np.dtype(f"uint{8 * dtype.itemsize}")
+
+
+# Variables
 
 
 def _unique(variables):
     return list({id(variable): variable for variable in variables}.values())
 
 
+def _check_built(model):
+    if not model.built:
+        raise ValueError("The model has no variables yet. Build it first, or call it on a batch.")
+
+
 def _variables(model, kind):
-    return _unique(model.weights if kind == "model" else model.optimizer.variables)
+    if kind == "model":
+        return _unique(model.weights)
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    return _unique(model.optimizer.variables)
 
 
-def _take(model):
-    """Returns all variables' values by name in the file, and what they are called."""
+def _collect(model, epoch):
+    """Return the values of all variables by their names in the file, and what describes them."""
     arrays, names = {}, {}
-    for kind in KINDS:
-        variables = _variables(model, kind)
-        names[kind] = [
-            {"path": v.path, "dtype": keras.backend.standardize_dtype(v.dtype)} for v in variables
-        ]
-        for index, variable in enumerate(variables):
+    for kind in _KINDS:
+        names[kind] = []
+        for index, variable in enumerate(_variables(model, kind)):
             array = ops.convert_to_numpy(variable)
-            arrays[f"{kind}.{index:05d}"] = array.view(_storable(array.dtype))
+            if kind == "model":
+                _check_finite(variable, array, epoch)
+            arrays[f"{kind}.{index:05d}"] = array.view(_stored_dtype(array.dtype))
+            names[kind].append({"path": variable.path, "dtype": array.dtype.name})
     return arrays, names
 
 
-def _storable(dtype):
-    """NumPy's files do not know bfloat16 and float8: their bits are saved as integers."""
-    return dtype if dtype.isbuiltin == 1 else np.dtype(f"uint{8 * dtype.itemsize}")
+def _check_finite(variable, array, epoch):
+    if not keras.backend.is_float_dtype(array.dtype.name):
+        return
+    # A constant, such as a mask, may be infinite.
+    valid = np.isfinite(array) if variable.trainable else ~np.isnan(array)
+    if not valid.all():
+        raise FloatingPointError(f"After epoch {epoch} the weight {variable.path!r} is not finite.")
 
 
-def _put(model, arrays, names, folder, kinds):
-    """Assigns saved values to all variables, or raises before the first."""
+def _assign(model, kinds, state, arrays, path):
+    """Assign saved values to all variables, or raise before the first."""
     pairs = []
     for kind in kinds:
-        variables = _variables(model, kind)
-        for index, (variable, name) in enumerate(zip(variables, names[kind], strict=False)):
-            array = arrays[f"{kind}.{index:05d}"]
-            _check_same(kind, variable, name, array, folder)
-            dtype = ops.convert_to_numpy(variable).dtype
-            pairs.append((variable, array.view(dtype) if _storable(dtype) != dtype else array))
-        _check_number(kind, variables, names[kind], folder)
+        variables, saved = _variables(model, kind), state["variables"][kind]
+        for index, (variable, entry) in enumerate(zip(variables, saved, strict=False)):
+            array = arrays[f"{kind}.{index:05d}"].view(np.dtype(entry["dtype"]))
+            dtype = keras.backend.standardize_dtype(variable.dtype)
+            if _signature(kind, variable.path, variable.shape, dtype) != _signature(
+                kind, entry["path"], array.shape, entry["dtype"]
+            ):
+                raise ValueError(
+                    f"{path} is a checkpoint of another model or optimizer. The first difference: "
+                    f"the checkpoint has {entry['path']!r} of shape {array.shape} and dtype "
+                    f"{entry['dtype']}, the model has {variable.path!r} of shape "
+                    f"{tuple(variable.shape)} and dtype {dtype}. Nothing was changed."
+                )
+            pairs.append((variable, array))
+        if len(variables) != len(saved):
+            ours, theirs = [v.path for v in variables], [entry["path"] for entry in saved]
+            extra = max(ours, theirs, key=len)[min(len(ours), len(theirs))]
+            raise ValueError(
+                f"{path} is a checkpoint of another model or optimizer. It has {len(theirs)} "
+                f"{kind} variables, the model has {len(ours)}; the first without a counterpart is "
+                f"{extra!r}. Nothing was changed."
+            )
     for variable, array in pairs:
         variable.assign(array)
 
 
-def _check_same(kind, variable, name, array, folder):
-    dtype = keras.backend.standardize_dtype(variable.dtype)
-    stored = _storable(ops.convert_to_numpy(variable).dtype)
-    integers = "int" in dtype and "int" in name["dtype"]  # the iteration: int32 on JAX
-    if (
-        tuple(variable.shape) != array.shape
-        or _role(kind, variable.path) != _role(kind, name["path"])
-        or not (integers or dtype == name["dtype"])
-        or not (array.dtype.kind == stored.kind and (integers or array.dtype == stored))
-    ):
-        raise ValueError(
-            f"{folder} is not a checkpoint of this model and optimizer. The first difference: it "
-            f"has {name['path']!r} of shape {array.shape} and dtype {name['dtype']} (stored as "
-            f"{array.dtype}) where the model has {variable.path!r} of shape "
-            f"{tuple(variable.shape)} and dtype {dtype}. Nothing was changed."
-        )
-
-
-def _check_number(kind, variables, names, folder):
-    if len(variables) != len(names):
-        wanted, saved = [v.path for v in variables], [name["path"] for name in names]
-        first = max(wanted, saved, key=len)[min(len(wanted), len(saved))]
-        raise ValueError(
-            f"{folder} is not a checkpoint of this model and optimizer. It has {len(saved)} {kind} "
-            f"variables where {len(wanted)} are wanted; the first without a counterpart is "
-            f"{first!r}. Nothing was changed."
-        )
+def _signature(kind, path, shape, dtype):
+    """What a variable has in common with its counterpart in another process or backend."""
+    return _role(kind, path), tuple(shape), "int" if "int" in dtype else dtype
 
 
 def _role(kind, path):
-    """Returns the part of a path that is the same whenever the same model is made.
+    """Return the part of a path that is the same whenever the model is created.
 
-    The names above a layer's depend on how the model was built, and Keras numbers the layers of
-    a process's second model. An optimizer's path has all that in one word; its last part says
+    Names above a layer's own depend on how the model was built, and Keras numbers the layers of a
+    second model in a process. An optimizer's path joins all that in one word; its last part is
     `momentum` or `velocity`.
     """
     if kind == "optimizer":
         return re.split("[/_]", path)[-1]
     return re.sub(r"_\d+(?=/|$)", "", "/".join(path.split("/")[-2:]))
+
+
+# Callbacks
+
+
+def has_memory(callback: keras.callbacks.Callback) -> bool:
+    """Return whether `Checkpoint` can save what a callback remembers."""
+    return hasattr(callback, "get_state") or _memory_attributes(callback) is not None
+
+
+def _memory_attributes(callback):
+    for kind, names in _KERAS_MEMORY.items():
+        if isinstance(callback, kind):
+            return names
+    return None
+
+
+def _get_memory(callback):
+    if hasattr(callback, "get_state"):
+        return callback.get_state()
+    return {name: getattr(callback, name) for name in _memory_attributes(callback)}
+
+
+def _set_memory(callback, saved, path):
+    try:
+        if hasattr(callback, "set_state"):
+            callback.set_state(saved["state"])
+            return
+        for name in _memory_attributes(callback):
+            value = saved["state"][name]
+            if not isinstance(value, (int, float, type(None))):
+                raise ValueError(f"{name} is {value!r}")
+            setattr(callback, name, value)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} has no state of {saved['class']}: {error!r}") from error

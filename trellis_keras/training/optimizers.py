@@ -1,78 +1,55 @@
-"""SGD, Adam and RMSprop with the arithmetic of the programs behind the published results.
+"""SGD, Adam, RMSprop and ASGD with the arithmetic of the programs behind the published results.
 
-Those programs use PyTorch, whose optimizers differ from Keras' in four ways that show in a
-training curve: the gradient is clipped by its global norm with the factor
-`min(1, clip / (norm + 1e-6))`; L2 is added to the clipped gradient instead of shrinking the
-weights on the side; epsilon is added after Adam's bias correction, and outside RMSprop's root;
-momentum accumulates gradients, not steps, so that a change of the learning rate acts at once.
+Those programs use PyTorch. Its optimizers differ from Keras' in four ways that show in a training
+curve: gradients are clipped by their global norm with the factor `min(1, clip / (norm + 1e-6))`;
+L2 is added to the clipped gradient instead of decaying the weights separately; epsilon is added
+after Adam's bias correction, and outside RMSprop's root; momentum accumulates gradients instead of
+steps, so that a new learning rate acts at once. Keras has no ASGD (its `use_ema` is an exponential
+average).
 """
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 from keras import ops
 
-_KERAS_ARGUMENTS = {
-    "weight_decay": "`l2`, the coefficient that is multiplied by the weight and added to the "
-    "gradient (`weight_decay` would be decoupled from it)",
-    "clipnorm": "`clip_norm`, which clips by the norm over all gradients together",
-    "clipvalue": "`clip_norm`, which clips by the norm over all gradients together",
-    "global_clipnorm": "`clip_norm`, which clips by the norm over all gradients together",
+from trellis_keras.layers.base import at_least_float32
+from trellis_keras.types import Tensor
+
+_REPLACED_ARGUMENTS = {
+    "weight_decay": "`l2`, which is multiplied by the weight and added to the gradient",
+    "clipnorm": "`clip_norm`, the global norm over all gradients",
+    "clipvalue": "`clip_norm`, the global norm over all gradients",
+    "global_clipnorm": "`clip_norm`, the global norm over all gradients",
 }
-
-_COMMON_ARGS = """learning_rate: a float, a `keras.optimizers.schedules.LearningRateSchedule`, or a
-            callable without arguments that returns the rate."""
-
-_GRADIENT_ARGS = """l2: coefficient of the L2 term: `l2 * weight` is added to the gradient, after
-            clipping. Weights named to `exclude_from_weight_decay` are left out.
-        clip_norm: largest global norm of the gradient, over all weights together, or `None`.
-            Computed in float32 at least. Under `tf.distribute` the gradient is clipped after
-            it was summed over the replicas.
-        **kwargs: `name`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
-            `loss_scale_factor` and `gradient_accumulation_steps` as in Keras' optimizers."""
-
-_RAISES = """ValueError: if one of Keras' own `weight_decay`, `clipnorm`, `clipvalue` and
-            `global_clipnorm` is given, or a coefficient is out of range."""
-
-
-def _document(cls):
-    """Fills in the parts of the docstring that the three optimizers share."""
-    if cls.__doc__ is not None:  # None under `python -OO`
-        for placeholder, text in (
-            ("{{common}}", _COMMON_ARGS),
-            ("{{gradient}}", _GRADIENT_ARGS),
-            ("{{raises}}", _RAISES),
-        ):
-            cls.__doc__ = cls.__doc__.replace(placeholder, text)
-    return cls
+_NEVER = 2**31 - 1  # the largest step count that fits every backend's integer
 
 
 class _ClippedL2Gradient:
-    """Clip, then L2, ahead of a Keras optimizer's own update. Goes before it in the bases."""
+    """Clips gradients, then adds L2. Mixed in before a Keras optimizer."""
 
     def __init__(self, *args, l2=0.0, clip_norm=None, **kwargs):
-        for name, instead in _KERAS_ARGUMENTS.items():
+        for name, replacement in _REPLACED_ARGUMENTS.items():
             if kwargs.pop(name, None) is not None:
                 raise ValueError(
-                    f"{type(self).__name__} does not take Keras' `{name}`. Use {instead}."
+                    f"{type(self).__name__} does not support `{name}`. Use {replacement}."
                 )
         if not l2 >= 0:
-            raise ValueError(f"`l2` must be 0 or more. Received: l2={l2}")
+            raise ValueError(f"`l2` must be >= 0. Received: l2={l2}")
         if clip_norm is not None and not clip_norm > 0:
-            raise ValueError(
-                f"`clip_norm` must be more than 0, or None for no clipping. "
-                f"Received: clip_norm={clip_norm}"
-            )
+            raise ValueError(f"`clip_norm` must be > 0 or None. Received: clip_norm={clip_norm}")
         super().__init__(*args, **kwargs)
         self.l2 = l2
         self.clip_norm = clip_norm
 
-    def apply(self, grads, trainable_variables=None):
-        super().apply([_dense(g) for g in grads], trainable_variables)
+    def apply(self, grads: Sequence[Tensor], trainable_variables: Any = None) -> None:
+        super().apply([_to_dense(g) for g in grads], trainable_variables)
 
     def _clip_gradients(self, grads):
         if hasattr(super(), "_all_reduce_sum_gradients"):
-            return grads  # the TensorFlow backend: clipped below, once the replicas are summed
+            return grads  # TensorFlow: clipped below, after the sum over replicas
         return self._clip_by_global_norm(grads)
 
     def _all_reduce_sum_gradients(self, grads_and_vars):
@@ -83,47 +60,56 @@ class _ClippedL2Gradient:
     def _clip_by_global_norm(self, grads):
         if self.clip_norm is None:
             return grads
-        squares = [ops.sum(ops.square(ops.cast(g, _at_least_float32(g)))) for g in grads]
+        squares = [ops.sum(ops.square(ops.cast(g, _wide_dtype(g)))) for g in grads]
         norm = ops.sqrt(sum(squares[1:], start=squares[0]))
         factor = ops.minimum(self.clip_norm / (norm + 1e-6), 1.0)
-        return [ops.multiply(g, ops.cast(factor, g.dtype)) for g in grads]
+        return [g * ops.cast(factor, g.dtype) for g in grads]
 
-    def _with_l2(self, gradient, variable):
+    def _add_l2(self, gradient, variable):
         gradient = ops.cast(gradient, variable.dtype)
         if self.l2 and self._use_weight_decay(variable):
-            gradient = ops.add(gradient, ops.multiply(variable, self.l2))
+            gradient = gradient + ops.multiply(variable, self.l2)
         return gradient
 
-    def _state(self, variables, variable):
+    def _slot(self, variables, variable):
         return variables[self._get_variable_index(variable)]
 
-    def get_config(self):
+    def get_config(self) -> dict:
         config = super().get_config()
-        for name in _KERAS_ARGUMENTS:
+        for name in _REPLACED_ARGUMENTS:
             config.pop(name, None)
         return config | {"l2": self.l2, "clip_norm": self.clip_norm}
 
 
-@_document
 @keras.saving.register_keras_serializable("trellis_keras")
 class SGD(_ClippedL2Gradient, keras.optimizers.SGD):
     """Stochastic gradient descent with clipping and L2 in the gradient.
 
         g <- g * min(1, clip_norm / (|g| + 1e-6)) + l2 * w
         m <- momentum * m + g
-        w <- w - learning_rate * m          (nesterov: g + momentum * m in place of m)
+        w <- w - learning_rate * m          (nesterov: g + momentum * m instead of m)
 
-    Used for the word-level language models of the TrellisNet (Bai et al., 2019, Table 5) and
-    TCN (Bai et al., 2018, section 5) papers.
+    Optimizer of the word-level language models of the TrellisNet (Bai et al., 2019, Table 5) and
+    TCN (Bai et al., 2018, Section 5) papers.
 
     Args:
-        {{common}} Defaults to `0.01`.
-        momentum: float in [0, 1]. Unlike Keras', it accumulates gradients, not steps.
-        nesterov: whether to use Nesterov's momentum.
-        {{gradient}}
+        learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`, or a callable
+            without arguments that returns the rate. Defaults to `0.01`.
+        momentum: Float in [0, 1]. Unlike in Keras, it accumulates gradients, not steps. Defaults
+            to `0.0`.
+        nesterov: Boolean, whether to use Nesterov momentum. Defaults to `False`.
+        l2: Float, coefficient of the L2 term that is added to the gradient after clipping.
+            Weights passed to `exclude_from_weight_decay` are left out. Defaults to `0.0`.
+        clip_norm: Float, the global norm to which gradients are clipped, or `None` for no
+            clipping. Under `tf.distribute` the sum over the replicas is clipped. Defaults to
+            `None`.
+        **kwargs: `name`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
+            `loss_scale_factor` and `gradient_accumulation_steps` as in
+            `keras.optimizers.Optimizer`.
 
     Raises:
-        {{raises}}
+        ValueError: If `l2` or `clip_norm` is out of range, or for Keras' `weight_decay`,
+            `clipnorm`, `clipvalue` and `global_clipnorm`.
 
     Example:
 
@@ -133,31 +119,29 @@ class SGD(_ClippedL2Gradient, keras.optimizers.SGD):
 
     def __init__(
         self,
-        learning_rate=0.01,
-        momentum=0.0,
-        nesterov=False,
+        learning_rate: Any = 0.01,
+        momentum: float = 0.0,
+        nesterov: bool = False,
         *,
-        l2=0.0,
-        clip_norm=None,
-        name="SGD",
-        **kwargs,
-    ):
+        l2: float = 0.0,
+        clip_norm: float | None = None,
+        name: str = "SGD",
+        **kwargs: Any,
+    ) -> None:
         super().__init__(
             learning_rate, momentum, nesterov, l2=l2, clip_norm=clip_norm, name=name, **kwargs
         )
 
-    def update_step(self, gradient, variable, learning_rate):
-        step = self._with_l2(gradient, variable)
+    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
+        step = self._add_l2(gradient, variable)
         if self.momentum:
-            m = self._state(self.momentums, variable)
-            accumulated = ops.add(ops.multiply(m, self.momentum), step)
+            m = self._slot(self.momentums, variable)
+            accumulated = ops.multiply(m, self.momentum) + step
             self.assign(m, accumulated)
-            ahead = ops.add(step, ops.multiply(accumulated, self.momentum))
-            step = ahead if self.nesterov else accumulated
-        self.assign_sub(variable, ops.multiply(step, ops.cast(learning_rate, variable.dtype)))
+            step = step + accumulated * self.momentum if self.nesterov else accumulated
+        self.assign_sub(variable, step * ops.cast(learning_rate, variable.dtype))
 
 
-@_document
 @keras.saving.register_keras_serializable("trellis_keras")
 class Adam(_ClippedL2Gradient, keras.optimizers.Adam):
     """Adam (Kingma & Ba, 2015, Algorithm 1) with clipping and L2 in the gradient.
@@ -167,18 +151,21 @@ class Adam(_ClippedL2Gradient, keras.optimizers.Adam):
         v <- beta_2 * v + (1 - beta_2) * g^2
         w <- w - learning_rate * m / (1 - beta_1^s) / (sqrt(v / (1 - beta_2^s)) + epsilon)
 
-    at step s = 1, 2, ... Keras' Adam adds epsilon to sqrt(v) instead, before the bias correction.
+    at step s = 1, 2, ... Keras' Adam adds epsilon to sqrt(v), before the bias correction.
 
     Args:
-        {{common}} Defaults to `0.001`.
-        beta_1: decay of the first moment.
-        beta_2: decay of the second moment.
-        epsilon: added to the corrected root of the second moment.
-        amsgrad: whether to use the largest v so far.
-        {{gradient}}
+        learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`, or a callable
+            without arguments that returns the rate. Defaults to `0.001`.
+        beta_1: Float, decay rate of the first moment. Defaults to `0.9`.
+        beta_2: Float, decay rate of the second moment. Defaults to `0.999`.
+        epsilon: Float, added to the corrected root of the second moment. Defaults to `1e-8`.
+        amsgrad: Boolean, whether to divide by the largest v so far. Defaults to `False`.
+        l2: Float, coefficient of the L2 term, as in `SGD`. Defaults to `0.0`.
+        clip_norm: Float or `None`, global norm to clip to, as in `SGD`. Defaults to `None`.
+        **kwargs: As in `SGD`.
 
     Raises:
-        {{raises}}
+        ValueError: As in `SGD`.
 
     Example:
 
@@ -188,52 +175,42 @@ class Adam(_ClippedL2Gradient, keras.optimizers.Adam):
 
     def __init__(
         self,
-        learning_rate=0.001,
-        beta_1=0.9,
-        beta_2=0.999,
-        epsilon=1e-8,
-        amsgrad=False,
+        learning_rate: Any = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-8,
+        amsgrad: bool = False,
         *,
-        l2=0.0,
-        clip_norm=None,
-        name="adam",
-        **kwargs,
-    ):
-        super().__init__(
-            learning_rate,
-            beta_1,
-            beta_2,
-            epsilon,
-            amsgrad,
-            l2=l2,
-            clip_norm=clip_norm,
-            name=name,
-            **kwargs,
-        )
+        l2: float = 0.0,
+        clip_norm: float | None = None,
+        name: str = "adam",
+        **kwargs: Any,
+    ) -> None:
+        moments = (beta_1, beta_2, epsilon, amsgrad)
+        super().__init__(learning_rate, *moments, l2=l2, clip_norm=clip_norm, name=name, **kwargs)
 
-    def update_step(self, gradient, variable, learning_rate):
-        gradient = self._with_l2(gradient, variable)
-        m = self._state(self._momentums, variable)
-        v = self._state(self._velocities, variable)
-        self.assign_add(m, ops.multiply(ops.subtract(gradient, m), 1 - self.beta_1))
-        self.assign_add(v, ops.multiply(ops.subtract(ops.square(gradient), v), 1 - self.beta_2))
+    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
+        gradient = self._add_l2(gradient, variable)
+        m = self._slot(self._momentums, variable)
+        v = self._slot(self._velocities, variable)
+        self.assign_add(m, ops.subtract(gradient, m) * (1 - self.beta_1))
+        self.assign_add(v, ops.subtract(ops.square(gradient), v) * (1 - self.beta_2))
         if self.amsgrad:
-            largest = self._state(self._velocity_hats, variable)
+            largest = self._slot(self._velocity_hats, variable)
             self.assign(largest, ops.maximum(largest, v))
             v = largest
         root = ops.sqrt(ops.divide(v, self._bias_correction(self.beta_2, variable)))
         rate = ops.cast(learning_rate, variable.dtype)
-        rate = ops.divide(rate, self._bias_correction(self.beta_1, variable))
-        self.assign_sub(variable, ops.divide(ops.multiply(m, rate), ops.add(root, self.epsilon)))
+        rate = rate / self._bias_correction(self.beta_1, variable)
+        self.assign_sub(variable, ops.multiply(m, rate) / (root + self.epsilon))
 
     def _bias_correction(self, beta, variable):
-        """Returns 1 - beta^s. Subtracting a float32 power from 1 would leave only five digits."""
-        step = ops.cast(self.iterations + 1, _at_least_float32(variable))
+        """1 - beta^s. A float32 power subtracted from 1 would leave only five digits."""
+        step = ops.cast(self.iterations + 1, _wide_dtype(variable))
         log_beta = math.log(beta) if beta else -math.inf
-        return ops.cast(-ops.expm1(ops.multiply(step, log_beta)), variable.dtype)
+        return ops.cast(-ops.expm1(step * log_beta), variable.dtype)
 
 
-@_document
 @keras.saving.register_keras_serializable("trellis_keras")
 class RMSprop(_ClippedL2Gradient, keras.optimizers.RMSprop):
     """RMSprop (Hinton, 2012, lecture 6e) with clipping and L2 in the gradient.
@@ -243,20 +220,25 @@ class RMSprop(_ClippedL2Gradient, keras.optimizers.RMSprop):
         w <- w - learning_rate * g / (sqrt(v) + epsilon)
 
     Keras' RMSprop adds epsilon under the root and has other defaults. With `momentum`,
-    `m <- momentum * m + g / (sqrt(v) + epsilon)` takes the place of the last fraction.
+    `m <- momentum * m + g / (sqrt(v) + epsilon)` replaces the fraction in the last line.
 
-    Used for the copying memory task of the TCN paper (Bai et al., 2018, Table 2).
+    Optimizer of the copying memory task of the TCN paper (Bai et al., 2018, Table 2).
 
     Args:
-        {{common}} Defaults to `0.01`.
-        rho: decay of the mean square.
-        momentum: float, 0 or more. Unlike Keras', it accumulates scaled gradients, not steps.
-        epsilon: added to the root of the mean square.
-        centered: whether to subtract the square of the mean gradient from the mean square.
-        {{gradient}}
+        learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`, or a callable
+            without arguments that returns the rate. Defaults to `0.01`.
+        rho: Float, decay rate of the mean square. Defaults to `0.99`.
+        momentum: Float >= 0. Unlike in Keras, it accumulates scaled gradients, not steps. Defaults
+            to `0.0`.
+        epsilon: Float, added to the root of the mean square. Defaults to `1e-8`.
+        centered: Boolean, whether to subtract the squared mean of the gradient from the mean
+            square. Defaults to `False`.
+        l2: Float, coefficient of the L2 term, as in `SGD`. Defaults to `0.0`.
+        clip_norm: Float or `None`, global norm to clip to, as in `SGD`. Defaults to `None`.
+        **kwargs: As in `SGD`.
 
     Raises:
-        {{raises}}
+        ValueError: As in `SGD`.
 
     Example:
 
@@ -266,55 +248,196 @@ class RMSprop(_ClippedL2Gradient, keras.optimizers.RMSprop):
 
     def __init__(
         self,
-        learning_rate=0.01,
-        rho=0.99,
-        momentum=0.0,
-        epsilon=1e-8,
-        centered=False,
+        learning_rate: Any = 0.01,
+        rho: float = 0.99,
+        momentum: float = 0.0,
+        epsilon: float = 1e-8,
+        centered: bool = False,
         *,
-        l2=0.0,
-        clip_norm=None,
-        name="rmsprop",
-        **kwargs,
-    ):
-        super().__init__(
-            learning_rate,
-            rho,
-            momentum,
-            epsilon,
-            centered,
-            l2=l2,
-            clip_norm=clip_norm,
-            name=name,
-            **kwargs,
+        l2: float = 0.0,
+        clip_norm: float | None = None,
+        name: str = "rmsprop",
+        **kwargs: Any,
+    ) -> None:
+        settings = (rho, momentum, epsilon, centered)
+        super().__init__(learning_rate, *settings, l2=l2, clip_norm=clip_norm, name=name, **kwargs)
+
+    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
+        gradient = self._add_l2(gradient, variable)
+        variance = self._update_mean(self._velocities, variable, ops.square(gradient))
+        if self.centered:
+            mean = self._update_mean(self._average_gradients, variable, gradient)
+            variance = ops.maximum(variance - ops.square(mean), 0)  # rounding may go below 0
+        step = gradient / (ops.sqrt(variance) + self.epsilon)
+        if self.momentum > 0:
+            m = self._slot(self._momentums, variable)
+            step = ops.multiply(m, self.momentum) + step
+            self.assign(m, step)
+        self.assign_sub(variable, step * ops.cast(learning_rate, variable.dtype))
+
+    def _update_mean(self, means, variable, value):
+        mean = self._slot(means, variable)
+        updated = ops.multiply(mean, self.rho) + value * (1 - self.rho)
+        self.assign(mean, updated)
+        return updated
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class ASGD(SGD):
+    """Averaged SGD (Polyak & Juditsky, 1992): SGD that also tracks the mean of its weights.
+
+        g <- g * min(1, clip_norm / (|g| + 1e-6)) + l2 * w
+        r <- learning_rate / (1 + lambd * learning_rate * (s - 1))^alpha
+        w <- w - r * (g + lambd * w)
+        average <- average + (w - average) / max(1, s - 1 - t0)
+
+    at step s = 1, 2, ... Up to step t0 + 2 the average is w itself, afterwards the mean of all w
+    since. The learning rate is that of the step, also if a callback has changed it; PyTorch applies
+    `lambd` with the rate of the step before.
+
+    Training updates w. `use_average` swaps the averages into the model for evaluation and
+    `use_weights` swaps them out again; `ASGDSwitch` calls both in `fit`. Training with the averages
+    swapped in starts from them and averages anew.
+
+    Optimizer of the word-level language models of the TrellisNet program (Bai et al., 2019), after
+    Merity et al. (2018).
+
+    Args:
+        learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`, or a callable
+            without arguments that returns the rate. Defaults to `0.01`.
+        lambd: Float, decay of weights and learning rate. Defaults to `0.0`, as in the word-level
+            programs; PyTorch's default is 1e-4.
+        alpha: Float, power of the learning rate's decay. Defaults to `0.75`.
+        t0: Integer, the step after which averaging starts. Defaults to `None`: it starts when
+            `start_averaging` is called, and until then this is `SGD`.
+        l2: Float, coefficient of the L2 term, as in `SGD`. Defaults to `0.0`.
+        clip_norm: Float or `None`, global norm to clip to, as in `SGD`. Defaults to `None`.
+        **kwargs: `name`, `loss_scale_factor` and `gradient_accumulation_steps` as in
+            `keras.optimizers.Optimizer`.
+
+    Raises:
+        ValueError: As in `SGD`, and if `momentum`, `nesterov` or `use_ema` is given.
+
+    Example:
+
+    >>> optimizer = trellis_keras.training.ASGD(0.1, t0=0, l2=1e-6, clip_norm=0.225)
+    >>> model.compile(optimizer, "mse")
+    >>> history = model.fit(x, y)
+    >>> optimizer.use_average()
+    >>> loss = model.evaluate(x, y)
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.01,
+        lambd: float = 0.0,
+        alpha: float = 0.75,
+        t0: int | None = None,
+        *,
+        l2: float = 0.0,
+        clip_norm: float | None = None,
+        name: str = "asgd",
+        **kwargs: Any,
+    ) -> None:
+        for other in ("momentum", "nesterov", "use_ema"):
+            if kwargs.pop(other, None):
+                raise ValueError(f"ASGD does not support `{other}`.")
+        if not (lambd >= 0 and alpha >= 0):
+            raise ValueError(
+                f"`lambd` and `alpha` must be >= 0. Received: lambd={lambd}, alpha={alpha}"
+            )
+        if t0 is not None and not (isinstance(t0, int) and 0 <= t0 < _NEVER):
+            raise ValueError(f"`t0` must be None or an integer >= 0. Received: t0={t0!r}")
+        super().__init__(learning_rate, l2=l2, clip_norm=clip_norm, name=name, **kwargs)
+        self.lambd = lambd
+        self.alpha = alpha
+        self.t0 = t0
+        self._start = self._step_variable(_NEVER if t0 is None else t0, "start")
+        # The step at which the averages were swapped in; -1 while they are not.
+        self._swapped = self._step_variable(-1, "swapped")
+
+    def _step_variable(self, value, name):
+        initializer = keras.initializers.Constant(value)
+        return self.add_variable(
+            (), initializer, dtype="int", aggregation="only_first_replica", name=name
         )
 
-    def update_step(self, gradient, variable, learning_rate):
-        gradient = self._with_l2(gradient, variable)
-        variance = self._decayed(self._velocities, variable, ops.square(gradient))
-        if self.centered:
-            mean = self._decayed(self._average_gradients, variable, gradient)
-            # Rounding may leave a little less than nothing of it.
-            variance = ops.maximum(ops.subtract(variance, ops.square(mean)), 0)
-        step = ops.divide(gradient, ops.add(ops.sqrt(variance), self.epsilon))
-        if self.momentum > 0:
-            m = self._state(self._momentums, variable)
-            step = ops.add(ops.multiply(m, self.momentum), step)
-            self.assign(m, step)
-        self.assign_sub(variable, ops.multiply(step, ops.cast(learning_rate, variable.dtype)))
+    def build(self, variables: Sequence[Any]) -> None:
+        if self.built:
+            return
+        super().build(variables)
+        self._averages = self.add_optimizer_variables(variables, "average")
 
-    def _decayed(self, averages, variable, value):
-        """Moves the variable's running average towards the value and returns the new one."""
-        average = self._state(averages, variable)
-        new = ops.add(ops.multiply(average, self.rho), ops.multiply(value, 1 - self.rho))
-        self.assign(average, new)
-        return new
+    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
+        rate = ops.cast(learning_rate, variable.dtype)
+        if self.lambd:
+            gradient = ops.cast(gradient, variable.dtype) + ops.multiply(variable, self.lambd)
+            previous_steps = ops.cast(self.iterations, variable.dtype)
+            rate = rate / (1 + self.lambd * rate * previous_steps) ** self.alpha
+        super().update_step(gradient, variable, rate)
+        average = self._slot(self._averages, variable)
+        count = ops.maximum(self.iterations - self._averaging_start(), 1)
+        count = ops.cast(count, variable.dtype)
+        mean = ops.add(average, ops.subtract(variable, average) / count)
+        # For a count of 1 the mean would be w only up to rounding.
+        self.assign(average, ops.where(count > 1, mean, ops.convert_to_tensor(variable)))
+
+    def _averaging_start(self):
+        """The last step before averaging. Averages that are trained on are a new start."""
+        return ops.maximum(self._start, self._swapped)
+
+    @property
+    def has_start(self) -> bool:
+        """Whether the first step to average is known."""
+        return _to_int(self._start) != _NEVER
+
+    @property
+    def is_averaging(self) -> bool:
+        """Whether a step has been averaged."""
+        return _to_int(self.iterations) > _to_int(self._start)
+
+    @property
+    def uses_average(self) -> bool:
+        """Whether the model's weights are the averages now."""
+        return _to_int(self._swapped) == _to_int(self.iterations)
+
+    def start_averaging(self) -> None:
+        """Average the weights from the next step on."""
+        self._start.assign(_to_int(self.iterations))
+
+    def use_average(self) -> None:
+        """Swap the averages into the model. Does nothing before averaging starts."""
+        if self.is_averaging and not self.uses_average:
+            # As Python integers: JAX cannot train two variables that share one array.
+            self._start.assign(_to_int(self._averaging_start()))
+            self._swap()
+            self._swapped.assign(_to_int(self.iterations))
+
+    def use_weights(self) -> None:
+        """Swap the weights back into the model, to train on."""
+        if self.uses_average:
+            self._swap()
+            self._swapped.assign(-1)
+
+    def _swap(self):
+        # By copies: Keras' SwapEMAWeights adds and subtracts on TensorFlow, which rounds.
+        for weight, average in zip(self._trainable_variables, self._averages, strict=True):
+            if average is not None:  # Keras makes none for variables that are not weights
+                value = ops.copy(weight)
+                weight.assign(average)
+                average.assign(value)
+
+    def get_config(self) -> dict:
+        config = super().get_config()
+        for name in ("momentum", "nesterov", "use_ema", "ema_momentum", "ema_overwrite_frequency"):
+            config.pop(name, None)
+        return config | {"lambd": self.lambd, "alpha": self.alpha, "t0": self.t0}
 
 
-def _dense(gradient):
-    """Sums the repeated rows of TensorFlow's gradient of an embedding look-up.
+def _to_dense(gradient):
+    """Sum the repeated rows of TensorFlow's gradient of an embedding lookup.
 
-    The norm of its IndexedSlices is not the gradient's, and L2 concerns every row.
+    The norm of its `IndexedSlices` is not that of the gradient, and L2 concerns every row.
     """
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
@@ -324,6 +447,9 @@ def _dense(gradient):
     return gradient
 
 
-def _at_least_float32(x):
-    # Not `keras.backend.result_type`: on JAX that makes float32 of float64, even with x64 on.
-    return "float64" if keras.backend.standardize_dtype(x.dtype) == "float64" else "float32"
+def _wide_dtype(x):
+    return at_least_float32(keras.backend.standardize_dtype(x.dtype))
+
+
+def _to_int(x):
+    return int(ops.convert_to_numpy(x))

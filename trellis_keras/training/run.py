@@ -3,7 +3,6 @@
 recipe.json          all settings
 environment.json     hardware, versions, commit and precision of the processes that trained
 history.csv          a row per epoch
-gradient_norms.csv   likewise, where gradients were measured
 best.keras           the model of the lowest validation loss, with its vocabulary
 checkpoints/         where an interrupted run resumes
 tensorboard/         logs for TensorBoard
@@ -19,24 +18,29 @@ import pathlib
 import re
 import shlex
 import sys
-import tempfile
 from typing import Any
 
 import keras
 
-from trellis_keras.files import atomic_write, folder_lock, remove_unfinished
-from trellis_keras.layers import TrellisLayer
+from trellis_keras.files import atomic_write, folder_lock, make_writable, remove_unfinished
 from trellis_keras.models.saved_files import load_model
-from trellis_keras.training import checkpoint_state
-from trellis_keras.training.checkpoint import Checkpoint
-from trellis_keras.training.checkpoint_files import latest
+from trellis_keras.training.checkpoint import (
+    Checkpoint,
+    has_memory,
+    is_complete,
+    latest,
+    read_state,
+)
 from trellis_keras.training.environment import record
-from trellis_keras.training.gradient_norms import GradientNorms, parts_with_weights
-from trellis_keras.training.model_graph import write_graph
-from trellis_keras.training.records import BestModel, HistoryCSV
-from trellis_keras.training.samples import TextSamples
-from trellis_keras.training.stop_on_nan import StopOnNaN
-from trellis_keras.training.time_limit import TimeLimit
+from trellis_keras.training.monitors import (
+    BestModel,
+    GradientNorms,
+    HistoryCSV,
+    StopOnNaN,
+    TextSamples,
+    TimeLimit,
+    write_graph,
+)
 
 RECIPE = "recipe.json"
 ENVIRONMENT = "environment.json"
@@ -56,10 +60,10 @@ class Observation:
 
     Args:
         gradient_norms: Integer, batches on which gradient norms are measured after each epoch (see
-            `training.GradientNorms`): by level of a TrellisNet, by block of a TCN, by layer of
-            other nets. Defaults to 0, no measurement.
+            `training.GradientNorms`), by block, layer or cell. They go to `history.csv` too.
+            Defaults to 0, no measurement.
         sample_length: Integer, tokens that a language model generates after each epoch (see
-            `training.samples.TextSamples`), from the start of the validation text. Defaults to 0,
+            `training.TextSamples`), from the start of the validation text. Defaults to 0,
             no samples.
         graph: Whether the model's graph is written before training starts (on TensorFlow).
         profile: (first, last) training batch to profile, counted from 1 in this process. Defaults
@@ -108,8 +112,8 @@ class Observation:
             else []
         )
         if self.gradient_norms:
-            directory = logs / "gradients" if has_tensorflow else None
-            callbacks += [self._gradient_norms(folder, model, stream, directory)]
+            # First: the others write what it adds to the logs.
+            callbacks = [GradientNorms(stream, steps=self.gradient_norms), *callbacks]
         if has_tensorflow and self.sample_length:
             callbacks += self._samples(logs / "samples", model, loaded)
         if has_tensorflow and self.graph and keras.backend.backend() == "tensorflow":
@@ -131,18 +135,6 @@ class Observation:
                 f"The last batch to profile, {self.profile[1]}, is not among the {batches} batches "
                 "that are left of this run."
             )
-
-    def _gradient_norms(self, folder, model, stream, directory):
-        by_level = isinstance(model.backbone, TrellisLayer)
-        return GradientNorms(
-            stream,
-            steps=self.gradient_norms,
-            groups=None if by_level else parts_with_weights,
-            by_level=by_level,
-            directory=directory,
-            table=folder / "gradient_norms.csv",
-            in_logs=False,
-        )
 
     def _samples(self, directory, model, loaded):
         if getattr(model, "vocabulary", None) is None:
@@ -169,8 +161,8 @@ def train(
             data, precision and `jit_compile` may differ.
         folder: The run's folder, created if necessary. Only one process can train in it.
         verbose: As in `keras.Model.fit`.
-        callbacks: Callbacks beside the recipe's. The state of those with `get_state` and
-            `set_state` is saved with the run.
+        callbacks: Callbacks beside the recipe's. What they remember is saved with the run (see
+            `training.Checkpoint`).
         observation: What TensorBoard shows beside metrics and learning rate; it may differ when
             a run is resumed. Defaults to nothing.
         max_minutes: Training stops after an epoch if another one would end later than that (see
@@ -194,7 +186,7 @@ def train(
     """
     folder = pathlib.Path(folder).expanduser()
     limits = _limits(max_minutes, folder)  # before the data, whose loading takes time too
-    folder = _writable(folder)
+    folder = make_writable(folder)
     with folder_lock(folder):
         remove_unfinished(folder)
         recipe = _continued(recipe, folder)
@@ -254,8 +246,8 @@ def _callbacks(recipe, folder, train_stream, others, observers):
     order = [_EpochOrder(train_stream)] if hasattr(train_stream, "epoch") else []
     # What they add to the logs is there for the records behind them.
     rules = [*recipe.callbacks(), *others]
-    records = [HistoryCSV(folder / "history.csv"), best, *observers]
-    remembering = [callback for callback in (*rules, best) if hasattr(callback, "get_state")]
+    records = [*observers, HistoryCSV(folder / "history.csv"), best]
+    remembering = [callback for callback in (*rules, best) if has_memory(callback)]
     # Last, so that it saves what the others remember of the epoch.
     checkpoint = Checkpoint(folder / "checkpoints", seed=recipe.seed or 0, callbacks=remembering)
     # StopOnNaN first, so that no other records an epoch with a NaN loss.
@@ -271,17 +263,6 @@ class _EpochOrder(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self.stream.epoch = epoch
-
-
-def _writable(folder):
-    folder = pathlib.Path(folder).expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(f"The output folder {folder} cannot be written to: {error}") from error
-    return folder
 
 
 def _continued(recipe, folder):
@@ -354,7 +335,7 @@ def read_settings(folder) -> dict[str, Any]:
 def epochs_done(folder) -> int:
     """Returns the number of epochs after which the run in `folder` would resume."""
     checkpoint = latest(pathlib.Path(folder).expanduser() / "checkpoints")
-    return 0 if checkpoint is None else int(checkpoint.name.removeprefix("epoch-"))
+    return 0 if checkpoint is None else int(checkpoint.stem.removeprefix("epoch-"))
 
 
 def is_finished(folder) -> bool:
@@ -366,10 +347,7 @@ def is_finished(folder) -> bool:
     """
     epochs = read_settings(folder)["training"]["epochs"]
     checkpoint = latest(pathlib.Path(folder).expanduser() / "checkpoints")
-    if checkpoint is None:
-        return False
-    state, _ = checkpoint_state.read(checkpoint)
-    return state["epoch"] >= epochs or state["stopped"] and epochs <= state["epochs"]
+    return checkpoint is not None and is_complete(read_state(checkpoint), epochs)
 
 
 def load_best(folder, compile: bool = True) -> keras.Model:

@@ -33,7 +33,7 @@ OPTIMIZERS = {"sgd": SGD, "asgd": ASGD, "adam": Adam, "rmsprop": RMSprop}
 TEXT_METRICS = {"perplexity": Perplexity, "bpc": BitsPerCharacter, "cross_entropy": CrossEntropy}
 DTYPE_POLICIES = ("float32", "float64", "mixed_bfloat16")
 
-_PLATEAU = ("best_before", "worst_of_last", "patience")
+_PLATEAU = ("best_before", "worst_of_last")
 # The fields that a schedule of the learning rate uses: those it needs, those it may have.
 _SCHEDULES = {
     None: ((), ()),
@@ -72,8 +72,9 @@ class Training:
         sequence_length: Positive integer, tokens of a row that a batch of text reads. Language
             models only.
         context_length: Integer, how many of them are read but not counted. Language models only.
-        schedule: Learning-rate schedule: `"best_before"`, `"worst_of_last"` or `"patience"` (the
-            rules of `training.PlateauDecay`), `"steps"` (`training.StepDecay`), `"exponential"`
+        schedule: Learning-rate schedule: `"best_before"` or `"worst_of_last"` (the rules of
+            `training.PlateauDecay`), `"patience"` (`keras.callbacks.ReduceLROnPlateau`),
+            `"steps"` (`training.StepDecay`), `"exponential"`
             (`training.ExponentialDecay`), or `"average"` (`training.ASGDSwitch`). Defaults to None,
             a constant rate.
         decay_factor: Float in (0, 1) that the learning rate is multiplied with.
@@ -175,11 +176,20 @@ class Training:
 
     def _schedule(self):
         if self.schedule == "steps":
-            return [StepDecay(self.decay_epochs, self.decay_factor, verbose=1)]
+            return [StepDecay(self.decay_epochs, self.decay_factor)]
         if self.schedule == "exponential":
             return [ExponentialDecay(self.decay_factor)]
         if self.schedule == "average":
             return [ASGDSwitch(self.decay_window, verbose=1)]
+        if self.schedule == "patience":
+            decay = keras.callbacks.ReduceLROnPlateau(
+                factor=self.decay_factor,
+                patience=self.decay_window,
+                min_delta=0,
+                min_lr=self.min_learning_rate or 0.0,
+                verbose=1,
+            )
+            return [decay]
         if self.schedule in _PLATEAU:
             decay = PlateauDecay(
                 factor=self.decay_factor,

@@ -7,8 +7,8 @@ import time
 
 import keras
 
-from trellis_keras.training import Checkpoint
-from trellis_keras.training.records import BestModel
+from trellis_keras.training import BestModel, Checkpoint
+from trellis_keras.training.checkpoint import has_memory
 
 
 def train(model, task, splits, folder, *, seed, epochs, records=100, stop=None, label=""):
@@ -38,7 +38,8 @@ def train(model, task, splits, folder, *, seed, epochs, records=100, stop=None, 
     pieces = Pieces(stream, math.ceil(steps / records) if decay is None else len(stream))
     curve = Curve(task, pieces, steps, stop, label)
     best = BestModel(folder / "best.keras")
-    remembered = [*([decay] if decay else []), curve, best]
+    callbacks = [PieceOrder(pieces), *([decay] if decay else []), curve, best]
+    memories = [callback for callback in callbacks if has_memory(callback)]
     folder.mkdir(parents=True, exist_ok=True)
     model.fit(
         pieces,
@@ -47,9 +48,8 @@ def train(model, task, splits, folder, *, seed, epochs, records=100, stop=None, 
         shuffle=False,
         verbose=0,
         callbacks=[
-            PieceOrder(pieces),
-            *remembered,
-            Checkpoint(folder / "checkpoints", seed=seed, callbacks=remembered),
+            *callbacks,
+            Checkpoint(folder / "checkpoints", seed=seed, callbacks=memories),
         ],
     )
     return curve.records

@@ -1,0 +1,428 @@
+"""Learning-rate, averaging and stopping rules against plain transcriptions, and their memory."""
+
+import json
+import types
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from keras import ops
+
+from tests.support.checkpoints import assert_same, data, fit, make_model, values
+from trellis_keras.training import (
+    ASGD,
+    SGD,
+    ASGDSwitch,
+    BestModel,
+    Checkpoint,
+    EarlyStopping,
+    ExponentialDecay,
+    PlateauDecay,
+    StepDecay,
+    restore,
+)
+
+pytestmark = [pytest.mark.both_backends, pytest.mark.slow_elsewhere]
+
+NAN = float("nan")
+# Few distinct values, so that equal ones are common.
+LOSSES = st.lists(st.integers(0, 6).map(float), min_size=1, max_size=30)
+
+
+def rates_of(callback, losses, learning_rate=16.0, start=0):
+    """The learning rate in each epoch's logs, and the one after the last epoch."""
+    optimizer = keras.optimizers.SGD(learning_rate)
+    callback.set_model(types.SimpleNamespace(optimizer=optimizer))
+    callback.on_train_begin()
+    rates = []
+    for epoch, loss in enumerate(losses, start=start):
+        callback.on_epoch_begin(epoch)
+        logs = {"val_loss": loss}
+        callback.on_epoch_end(epoch, logs)
+        rates.append(logs["learning_rate"])
+    return [*rates, float(ops.convert_to_numpy(optimizer.learning_rate))]
+
+
+def stops_after(callback, losses, start=0):
+    """The number of epochs, or None if the callback does not stop training."""
+    callback.set_model(types.SimpleNamespace(stop_training=False))
+    for epoch, loss in enumerate(losses, start=start):
+        callback.on_epoch_end(epoch, {"val_loss": loss})
+        if callback.model.stop_training:
+            return epoch + 1
+    return None
+
+
+# Learning rates
+
+
+def rates_by_script(losses, is_plateau, factor, floor, rate=16.0):
+    """As a training script would have it."""
+    seen, rates = [], []
+    for loss in losses:
+        rates.append(rate)
+        if is_plateau(loss, seen):
+            rate = max(rate * factor, floor)
+        seen.append(loss)
+    return [*rates, rate]
+
+
+@settings(deadline=None, max_examples=40)
+@given(LOSSES, st.integers(1, 6), st.booleans())
+def test_best_before(losses, window, strict):
+    def is_plateau(loss, seen):
+        earlier = seen[: len(seen) - window] if len(seen) > window else []
+        return bool(earlier) and (loss > min(earlier) or (not strict and loss == min(earlier)))
+
+    decay = PlateauDecay(
+        factor=0.25, rule="best_before", window=window, min_lr=0.5, strict=None if strict else False
+    )
+    assert rates_of(decay, losses) == rates_by_script(losses, is_plateau, 0.25, 0.5)
+
+
+@settings(deadline=None, max_examples=40)
+@given(LOSSES, st.integers(1, 6), st.booleans())
+def test_worst_of_last(losses, window, strict):
+    def is_plateau(loss, seen):
+        last = seen[-window:]
+        return len(last) == window and (loss > max(last) or (not strict and loss == max(last)))
+
+    decay = PlateauDecay(
+        factor=0.5, rule="worst_of_last", window=window, min_lr=0.25, strict=strict or None
+    )
+    assert rates_of(decay, losses) == rates_by_script(losses, is_plateau, 0.5, 0.25)
+    negated = PlateauDecay(
+        factor=0.5, rule="worst_of_last", window=window, min_lr=0.25, strict=strict, mode="max"
+    )
+    assert rates_of(negated, [-loss for loss in losses]) == rates_of(
+        PlateauDecay(factor=0.5, rule="worst_of_last", window=window, min_lr=0.25, strict=strict),
+        losses,
+    )
+
+
+def test_the_settings_of_the_word_level_programs():
+    trellisnet = {"factor": 0.25, "rule": "best_before", "window": 10, "min_lr": 0.02}
+    # Epoch 12 sees the best of all but the last ten, 5.0; epoch 13 sees 4.0.
+    rates = rates_of(PlateauDecay(**trellisnet), [5.0, 4.0] + [4.5] * 11, 20.0)
+    np.testing.assert_allclose(rates, [20.0] * 13 + [5.0])
+    rates = rates_of(PlateauDecay(**trellisnet), [1.0] * 11 + [2.0] * 8, 20.0)
+    np.testing.assert_allclose(rates[11:19], [20, 5, 1.25, 0.3125, 0.078125, 0.02, 0.02, 0.02])
+    tcn = {"factor": 0.5, "rule": "worst_of_last", "window": 5}
+    np.testing.assert_allclose(rates_of(PlateauDecay(**tcn), [1.0] * 7, 4.0), [4] * 6 + [2, 1])
+
+
+def test_a_rate_below_min_lr_stays():
+    decay = PlateauDecay(factor=0.5, rule="worst_of_last", window=1, min_lr=32.0)
+    assert rates_of(decay, [1.0] * 4) == [16.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("rule", "window", "losses", "decays"),
+    [
+        ("best_before", 1, [NAN, 2, 3, 4], 1),  # the best of the first two is 2
+        ("worst_of_last", 2, [1, NAN, 2], 0),  # better than NaN
+    ],
+)
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_nan_compares_as_worst(rule, window, losses, decays, mode):
+    callback = PlateauDecay(factor=0.5, rule=rule, window=window, mode=mode)
+    sign = 1 if mode == "min" else -1
+    assert rates_of(callback, [sign * loss for loss in losses])[-1] == 16 * 0.5**decays
+    callback.set_state({"values": [NAN, 2.0]})
+    assert callback.get_state() == {"values": [np.inf, 2.0]}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PlateauDecay(factor=0.5, rule="best_before", window=2),
+        lambda: PlateauDecay(factor=0.5, rule="worst_of_last", window=3),
+        lambda: StepDecay((2, 5), 0.5),
+        lambda: ExponentialDecay(0.5),
+    ],
+)
+def test_a_restart_changes_no_rate(make):
+    losses = [3.0, 2.0, 2.0, 3.0, 3.0, 3.0, 1.0, 2.0, 2.0, 2.0]
+    whole = rates_of(make(), losses)
+    assert len(set(whole)) > 2
+    for cut in range(1, len(losses)):
+        first, second = make(), make()
+        rates = rates_of(first, losses[:cut])
+        if hasattr(first, "get_state"):
+            second.set_state(json.loads(json.dumps(first.get_state())))
+        assert rates[:-1] + rates_of(second, losses[cut:], rates[-1], start=cut) == whole
+
+
+def test_step_and_exponential_decay():
+    assert rates_of(StepDecay((2, 5), 0.5), [0.0] * 7, 8.0)[:-1] == [8, 8, 4, 4, 4, 2, 2]
+    expected = 1e-3 * 0.9 ** np.arange(20)
+    rates = rates_of(ExponentialDecay(), [0.0] * 20, 1e-3)
+    np.testing.assert_allclose(rates[:-1], expected, rtol=1e-5)
+
+
+def test_the_rate_under_a_loss_scale(capsys):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    inner = keras.optimizers.SGD(0.25)
+    model.compile(keras.optimizers.LossScaleOptimizer(inner), loss="mse")
+    decay = PlateauDecay("loss", factor=0.5, rule="worst_of_last", window=1, mode="max", verbose=1)
+    history = model.fit(
+        np.ones((8, 2)), np.ones((8, 1)), epochs=3, verbose=0, callbacks=[StepDecay((1,)), decay]
+    )
+    np.testing.assert_allclose(history.history["learning_rate"], [0.25, 0.025, 0.0125])
+    np.testing.assert_allclose(ops.convert_to_numpy(inner.learning_rate), 0.00625)
+    assert "Epoch 2: PlateauDecay sets the learning rate to 0.0125" in capsys.readouterr().out
+
+
+# Stopping
+
+
+@settings(deadline=None, max_examples=60)
+@given(LOSSES, st.integers(1, 4), st.sampled_from([0.0, 1.0, 1.5]))
+def test_early_stopping_against_the_previous_epoch(losses, patience, min_delta):
+    def by_script():
+        count = 0
+        for epoch in range(1, len(losses)):
+            count = 0 if losses[epoch] < losses[epoch - 1] - min_delta else count + 1
+            if count >= patience:
+                return epoch + 1
+        return None
+
+    options = {"patience": patience, "min_delta": min_delta}
+    assert (
+        stops_after(EarlyStopping(against="previous", **options, mode="min"), losses) == by_script()
+    )
+    theirs = keras.callbacks.EarlyStopping(**options, mode="min")
+    assert stops_after(EarlyStopping(**options, mode="min"), losses) == stops_after(theirs, losses)
+
+
+def test_the_rule_of_the_lru_program():
+    def stopping(**options):
+        return EarlyStopping(patience=3, min_delta=1e-4, mode="min", **options)
+
+    slow = [1.0, 0.9, 0.89995, 0.8999, 0.89985, 0.5]
+    assert stops_after(stopping(against="previous"), slow) == 5
+    # It falls after each rise, though never below the best.
+    zigzag = [1.0, 1.2, 1.1, 1.2, 1.1, 1.2, 1.1]
+    assert stops_after(stopping(against="previous"), zigzag) is None
+    assert stops_after(stopping(), zigzag) == 4
+
+
+# Averaging
+
+
+def switched_after(losses, **settings):
+    """The number of epochs after which averaging starts, or None."""
+    optimizer = ASGD(0.5)
+    optimizer.build([keras.Variable([0.0], name="w")])
+    switch = ASGDSwitch(**settings)
+    switch.set_model(types.SimpleNamespace(optimizer=optimizer))
+    switch.on_train_begin()
+    for epoch, loss in enumerate(losses):
+        switch.on_epoch_begin(epoch)
+        switch.on_epoch_end(epoch, {"val_loss": loss})
+        if optimizer.has_start:
+            return epoch + 1
+    return None
+
+
+@pytest.mark.parametrize(
+    ("window", "losses", "epochs"),
+    [
+        (1, [3, 2, 4], 3),  # worse than 3
+        (1, [3, 2, 3, 2.5], 4),  # equal is not worse; 2.5 is worse than 2
+        (1, [3, 4, 5, 6], 3),  # after the second epoch there is none before the last
+        (2, [5, 3, 4, 4, 4], 5),  # 4 is better than 5, then worse than 3
+        (2, [5, 4, 3, 3.5, 2], None),  # better than 5; 4 and 3 are the last two
+        (5, [9, 8, 7, 6, 5, 4, 3, 2, 1], None),
+        (1, [2, NAN, NAN, NAN], None),  # NaN is not worse
+        (1, [NAN, 2, 3, 4], 4),  # nor the best
+        (10, [1] * 11 + [1.5], 12),
+    ],
+)
+def test_the_non_monotonic_trigger(window, losses, epochs, capsys):
+    assert switched_after(losses, window=window, verbose=1) == epochs
+    told = f"Epoch {epochs}: ASGDSwitch starts averaging" if epochs else ""
+    assert told in capsys.readouterr().out
+    assert switched_after([-loss for loss in losses], window=window, mode="max") == epochs
+
+
+def linear_model(optimizer):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.set_weights([np.zeros((4, 1)), np.zeros(1)])
+    model.compile(optimizer, loss="mse")
+    return model
+
+
+class Rising(keras.callbacks.Callback):
+    """A value at which an `ASGDSwitch` with a window of 1 starts after the third epoch."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["rising"] = epoch
+
+
+class Watch(keras.callbacks.Callback):
+    """Keeps the kernel at the beginning and at the end of each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.begins, self.ends, self.losses = [], [], []
+
+    def kernel(self):
+        return ops.convert_to_numpy(self.model.trainable_variables[0]).copy()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.begins.append(self.kernel())
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.ends.append(self.kernel())
+        self.losses.append(logs.get("val_loss"))
+
+
+def fit_one_step(model, epochs, *callbacks, **options):
+    return fit(model, epochs, *callbacks, batch_size=32, **options)
+
+
+@pytest.mark.float64
+def test_evaluation_uses_the_averages_and_training_does_not(tolerance):
+    plain, raw = linear_model(SGD(0.1, l2=0.01, clip_norm=1.0)), Watch()
+    fit_one_step(plain, 7, raw)
+    model, watch = linear_model(ASGD(0.1, l2=0.01, clip_norm=1.0)), Watch()
+    fit_one_step(model, 7, Rising(), ASGDSwitch(1, "rising"), watch)
+    np.testing.assert_array_equal(watch.begins, raw.begins)
+    averages = [np.mean(raw.ends[4 : end + 1], axis=0) for end in (5, 6)]
+    expected = [*raw.ends[:5], *averages]
+    np.testing.assert_allclose(watch.ends, expected, rtol=tolerance("optimizer"))
+    np.testing.assert_array_equal(model.get_weights()[0], watch.ends[-1])
+    shown = model.evaluate(*data(), verbose=0)
+    np.testing.assert_allclose(shown, watch.losses[-1], rtol=1e-6)
+    model.optimizer.use_weights()
+    assert_same(model.get_weights(), plain.get_weights())
+
+
+def test_without_validation_the_averages_are_saved(tmp_path):
+    model, watch = linear_model(ASGD(0.1)), Watch()
+    best = BestModel(tmp_path / "best.keras", monitor="loss")
+    switch = ASGDSwitch(1, "rising")
+    fit_one_step(model, 6, Rising(), switch, watch, best, validation_data=None)
+    saved = keras.saving.load_model(tmp_path / "best.keras")
+    np.testing.assert_array_equal(saved.get_weights()[0], watch.ends[-1])
+    assert saved.optimizer.uses_average
+    saved.optimizer.use_weights()
+    assert not np.array_equal(saved.get_weights()[0], watch.ends[-1])
+
+
+def test_a_later_fit_resumes_with_the_weights():
+    def train(*stops):
+        model, switch = linear_model(ASGD(0.1)), ASGDSwitch(1, "rising")
+        for epochs in stops:
+            fit_one_step(model, epochs, Rising(), switch)
+        return values(model)
+
+    assert_same(train(7), train(4, 3))
+
+
+def test_an_optimizer_with_t0_under_a_loss_scale():
+    inner, watch = ASGD(0.1, t0=3), Watch()
+    model = linear_model(keras.optimizers.LossScaleOptimizer(inner, initial_scale=2))
+    fit_one_step(model, 6, ASGDSwitch(1, "not in the logs"), watch)
+    assert inner.uses_average
+    inner.use_weights()
+    (raw, _), before = model.get_weights(), watch.begins[5]
+    np.testing.assert_allclose(watch.ends[5], (before + raw) / 2, rtol=1e-5)
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Ends the validation after an epoch, as a kill would."""
+
+    def __init__(self, epoch):
+        super().__init__()
+        self.epoch = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.now = epoch
+
+    def on_test_batch_end(self, batch, logs=None):
+        if self.now == self.epoch:
+            raise KeyboardInterrupt
+
+
+def train_with_switch(folder, *stops, interrupts=()):
+    """Trains up to each number of epochs, with a new model each time."""
+    for epochs, interrupt in zip(stops, [*interrupts, *[None] * len(stops)], strict=False):
+        model = make_model(optimizer=ASGD(0.05, l2=1e-3, clip_norm=0.5))
+        switch = ASGDSwitch(1, "rising")
+        best = BestModel(folder / "best.keras")
+        checkpoint = Checkpoint(folder / "checkpoints", seed=7, callbacks=[switch, best])
+        try:
+            # The switch first: the averages are swapped in at the interruption.
+            fit(model, epochs, Rising(), switch, Interrupt(interrupt), best, checkpoint)
+        except KeyboardInterrupt:
+            pass
+    return model
+
+
+@pytest.mark.parametrize(("stops", "interrupts"), [((3, 5, 6), ()), ((6, 6, 6), (2, 4))])
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, stops, interrupts):
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    model = train_with_switch(whole, 6)
+    again = train_with_switch(resumed, *stops, interrupts=interrupts)
+    assert model.optimizer.uses_average
+    assert_same(values(model), values(again))
+    best = [keras.saving.load_model(run / "best.keras") for run in (whole, resumed)]
+    assert_same(*(each.get_weights() for each in best))
+    averages = make_model(optimizer=SGD(0.1))
+    restore(averages, whole / "checkpoints", weights_only=True)
+    assert_same(averages.get_weights(), model.get_weights())
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: plateau(factor=1.0), "factor=1.0"),
+        (lambda: plateau(factor=0.0), "factor=0.0"),
+        (lambda: plateau(rule="patience"), "rule='patience'"),
+        (lambda: plateau(window=0), "window=0"),
+        (lambda: plateau(min_lr=-1.0), "min_lr=-1.0"),
+        (lambda: plateau(mode="auto"), "mode='auto'"),
+        (lambda: StepDecay(()), "increasing"),
+        (lambda: StepDecay((0, 5)), "increasing"),
+        (lambda: StepDecay((5, 5)), r"epochs=\(5, 5\)"),
+        (lambda: StepDecay((5,), factor=2.0), "factor=2.0"),
+        (lambda: ExponentialDecay(1.0), "factor=1.0"),
+        (lambda: EarlyStopping(against="first"), "against='first'"),
+        (lambda: ASGDSwitch(window=0), "window=0"),
+        (lambda: ASGDSwitch(mode="auto"), "mode='auto'"),
+    ],
+)
+def test_wrong_settings(make, named):
+    with pytest.raises(ValueError, match=named):
+        make()
+
+
+def plateau(**options):
+    return PlateauDecay(**{"factor": 0.5, "rule": "best_before", "window": 3} | options)
+
+
+@pytest.mark.parametrize("make", [plateau, ASGDSwitch])
+def test_a_missing_value_names_those_in_the_logs(make):
+    callback = make(monitor="val_bpc")
+    model = types.SimpleNamespace(optimizer=ASGD(0.1))
+    callback.set_model(model)
+    with pytest.raises(ValueError, match=r"monitors 'val_bpc'.*\['loss'\]"):
+        callback.on_epoch_end(0, {"loss": 1.0})
+
+
+def test_optimizers_that_cannot_be_used_are_refused_before_training():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.25, 10, 0.5)
+    for callback, optimizer, named in (
+        (plateau(), SGD(schedule), "float `learning_rate`"),
+        (ASGDSwitch(), SGD(0.1), "requires the optimizer .*ASGD`. Received: SGD"),
+    ):
+        callback.set_model(types.SimpleNamespace(optimizer=optimizer))
+        with pytest.raises(ValueError, match=named):
+            callback.on_train_begin()

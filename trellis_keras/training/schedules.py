@@ -1,0 +1,330 @@
+"""Learning-rate, averaging and stopping rules of the published programs, as callbacks.
+
+Callbacks with a memory have `get_state` and `set_state`, by which `Checkpoint` saves and restores
+it.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from trellis_keras.training.optimizers import ASGD
+
+
+class _Monitor(keras.callbacks.Callback):
+    """Remembers the monitored value of every epoch, negated if larger is better."""
+
+    def __init__(self, monitor, mode, window):
+        super().__init__()
+        if mode not in ("min", "max"):
+            raise ValueError(f"`mode` must be 'min' or 'max'. Received: mode={mode!r}")
+        if window < 1:
+            raise ValueError(f"`window` must be >= 1. Received: window={window}")
+        self.monitor = monitor
+        self.mode = mode
+        self.window = window
+        self._values = []
+
+    def get_state(self) -> dict:
+        """Return the remembered values as a JSON-serializable dict."""
+        return {"values": list(self._values)}
+
+    def set_state(self, state: dict) -> None:
+        """Restore what `get_state` returned."""
+        self._values = [_nan_to_inf(value) for value in state["values"]]
+
+    def _read(self, logs):
+        if self.monitor not in logs:
+            raise ValueError(
+                f"{type(self).__name__} monitors {self.monitor!r}, which is missing from the logs "
+                f"of this epoch: {sorted(logs)}. Set `monitor` to one of these, or pass "
+                "`validation_data` to `fit`."
+            )
+        value = float(logs[self.monitor])
+        return value if self.mode == "min" else -value
+
+    def _worse_than_earlier_best(self, value, or_equal=False):
+        """Compare with the best value before the last `window` epochs."""
+        earlier = self._values[: -self.window]
+        return bool(earlier) and _is_above(value, min(earlier), or_equal)
+
+    def _worse_than_last_worst(self, value, or_equal=False):
+        """Compare with the worst value of the last `window` epochs."""
+        last = self._values[-self.window :]
+        return len(last) == self.window and _is_above(value, max(last), or_equal)
+
+
+class PlateauDecay(_Monitor):
+    """Multiply the learning rate by a factor when a value has stopped improving.
+
+    The published programs define a plateau in two ways that `keras.callbacks.ReduceLROnPlateau`
+    does not offer, and the results of word-level language models depend on it:
+
+    * `rule="best_before"`: the value is worse than the best of all epochs before the last `window`.
+      The rate decays after every such epoch until the value is a new best. The word-level
+      TrellisNet program (Bai et al., 2019) has `factor=0.25, window=10, min_lr=0.02`.
+    * `rule="worst_of_last"`: the value is not better than the worst of the last `window` epochs.
+      The TCN programs (Bai et al., 2018) have `factor=0.5, window=5` for words, and
+      `factor=0.1, window=3, strict=True` for characters and music.
+
+    The memory starts with the callback and lasts through several calls of `fit`.
+
+    Args:
+        monitor: String, name of the monitored value in the logs. Defaults to `"val_loss"`.
+        factor: Float between 0 and 1, multiplies the learning rate.
+        rule: `"best_before"` or `"worst_of_last"`.
+        window: Positive integer, number of epochs in the rule.
+        min_lr: Float, lower limit of the learning rate. Defaults to `0.0`.
+        strict: Boolean, whether only a worse value counts; otherwise an equal one counts too.
+            Defaults to `None`, the habit of the programs: `True` for `"best_before"`, `False` for
+            `"worst_of_last"`.
+        mode: `"min"` if smaller values are better, `"max"` if larger ones are. Defaults to `"min"`.
+        verbose: 1 prints a line at every decay. Defaults to `0`.
+
+    Raises:
+        ValueError: If an argument is out of range; when training starts, if the optimizer has a
+            learning-rate schedule; after the first epoch, if `monitor` is missing from the logs.
+
+    Example:
+
+    >>> decay = trellis_keras.training.PlateauDecay(
+    ...     factor=0.25, rule="best_before", window=10, min_lr=0.02)
+    >>> model.fit(x, y, validation_split=0.1, epochs=100, callbacks=[decay])
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        *,
+        factor: float,
+        rule: str,
+        window: int,
+        min_lr: float = 0.0,
+        strict: bool | None = None,
+        mode: str = "min",
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(monitor, mode, window)
+        _check_factor(factor)
+        if rule not in ("best_before", "worst_of_last"):
+            raise ValueError(
+                f"`rule` must be 'best_before' or 'worst_of_last'. Received: rule={rule!r}"
+            )
+        if not min_lr >= 0:
+            raise ValueError(f"`min_lr` must be >= 0. Received: min_lr={min_lr}")
+        self.factor = factor
+        self.rule = rule
+        self.min_lr = min_lr
+        self.strict = rule == "best_before" if strict is None else strict
+        self.verbose = verbose
+
+    def on_train_begin(self, logs=None):
+        if not isinstance(self.model.optimizer.learning_rate, keras.Variable):
+            raise ValueError(
+                "PlateauDecay sets the learning rate, but the optimizer computes its own. Compile "
+                "the model with a float `learning_rate`, or drop the callback."
+            )
+
+    def on_epoch_end(self, epoch, logs=None):
+        value = self._read(logs or {})
+        rate = float(ops.convert_to_numpy(self.model.optimizer.learning_rate))
+        logs["learning_rate"] = rate
+        if self._is_plateau(value):
+            decayed = min(rate, max(rate * self.factor, self.min_lr))
+            if self.verbose and decayed < rate:
+                print(f"\nEpoch {epoch + 1}: PlateauDecay sets the learning rate to {decayed:g}.")
+            self.model.optimizer.learning_rate = decayed
+        self._values.append(_nan_to_inf(value))
+
+    def _is_plateau(self, value):
+        if self.rule == "best_before":
+            return self._worse_than_earlier_best(value, or_equal=not self.strict)
+        return self._worse_than_last_worst(value, or_equal=not self.strict)
+
+
+# Both schedules multiply the current rate, which `Checkpoint` saves with the optimizer: they need
+# no memory. (The schedules of `keras.optimizers` count steps instead of epochs.)
+
+
+class StepDecay(keras.callbacks.LearningRateScheduler):
+    """Multiply the learning rate by a factor after given numbers of epochs.
+
+    The character-level TrellisNet program (Bai et al., 2019) trains with a tenth of the rate after
+    220 epochs and a hundredth after 350.
+
+    Args:
+        epochs: Increasing integers, the numbers of finished epochs after which the rate is
+            multiplied.
+        factor: Float between 0 and 1. Defaults to `0.1`.
+        verbose: 1 prints the rate of every epoch. Defaults to `0`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+
+    >>> decay = trellis_keras.training.StepDecay(epochs=(220, 350), factor=0.1)
+    >>> model.fit(x, y, epochs=400, callbacks=[decay])
+    """
+
+    def __init__(self, epochs: Sequence[int], factor: float = 0.1, verbose: int = 0) -> None:
+        _check_factor(factor)
+        epochs = tuple(epochs)
+        if not epochs or epochs[0] < 1 or list(epochs) != sorted(set(epochs)):
+            raise ValueError(f"`epochs` must be increasing and >= 1. Received: epochs={epochs}")
+        super().__init__(
+            lambda epoch, rate: rate * factor if epoch in epochs else rate, verbose=verbose
+        )
+        self.epochs = epochs
+        self.factor = factor
+
+
+class ExponentialDecay(keras.callbacks.LearningRateScheduler):
+    """Multiply the learning rate by a factor after every epoch.
+
+    The LRU paper (Ahuja & Morency, 2018, "Training Details") has the factor 0.9, which its program
+    applies once per epoch.
+
+    Args:
+        factor: Float between 0 and 1. Defaults to `0.9`.
+        verbose: 1 prints the rate of every epoch. Defaults to `0`.
+
+    Raises:
+        ValueError: If `factor` is out of range.
+
+    Example:
+
+    >>> decay = trellis_keras.training.ExponentialDecay(0.9)
+    >>> model.fit(x, y, epochs=20, callbacks=[decay])
+    """
+
+    def __init__(self, factor: float = 0.9, verbose: int = 0) -> None:
+        _check_factor(factor)
+        super().__init__(lambda epoch, rate: rate * factor if epoch else rate, verbose=verbose)
+        self.factor = factor
+
+
+class ASGDSwitch(_Monitor):
+    """Start averaging the weights when a value has stopped improving.
+
+    The non-monotonic trigger of Merity et al. (2018): the value is worse than the best of all
+    epochs before the last `window`. It is the plateau of `PlateauDecay(rule="best_before")`, which
+    this callback replaces in the word-level TrellisNet program (Bai et al., 2019): the learning
+    rate stays.
+
+    From the next epoch on the optimizer, an `ASGD`, averages the weights. The model holds the
+    averages during validation and after each epoch, so that other callbacks evaluate and save
+    them; the weights are swapped back in when the next epoch begins. After `fit` the model keeps
+    the averages, and a later `fit` with this callback resumes training where it stopped. If the
+    `ASGD` has a `t0`, averaging starts there.
+
+    Place it before callbacks that save the model.
+
+    Args:
+        window: Positive integer, number of epochs in the rule. Defaults to `10`, as in the
+            TrellisNet program; Merity et al. have 5.
+        monitor: String, name of the monitored value in the logs. Defaults to `"val_loss"`.
+        mode: `"min"` if smaller values are better, `"max"` if larger ones are. Defaults to `"min"`.
+        verbose: 1 prints a line when averaging starts. Defaults to `0`.
+
+    Raises:
+        ValueError: If an argument is out of range; when training starts, if the optimizer is not an
+            `ASGD`; after the first epoch, if `monitor` is missing from the logs.
+
+    Example:
+
+    >>> model.compile(trellis_keras.training.ASGD(0.1), "mse")
+    >>> switch = trellis_keras.training.ASGDSwitch(window=5)
+    >>> checkpoint = trellis_keras.training.Checkpoint("run/averaged", callbacks=[switch])
+    >>> model.fit(train, validation_data=valid, epochs=500, shuffle=False,
+    ...     callbacks=[switch, checkpoint])
+    """
+
+    def __init__(
+        self, window: int = 10, monitor: str = "val_loss", *, mode: str = "min", verbose: int = 0
+    ) -> None:
+        super().__init__(monitor, mode, window)
+        self.verbose = verbose
+
+    def on_train_begin(self, logs=None):
+        if not isinstance(self._optimizer, ASGD):
+            raise ValueError(
+                "ASGDSwitch requires the optimizer `trellis_keras.training.ASGD`. "
+                f"Received: {type(self._optimizer).__name__}"
+            )
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._optimizer.use_weights()
+
+    def on_test_begin(self, logs=None):
+        self._optimizer.use_average()
+
+    def on_epoch_end(self, epoch, logs=None):
+        if not self._optimizer.has_start:
+            value = self._read(logs or {})
+            if self._worse_than_earlier_best(value):
+                self._optimizer.start_averaging()
+                if self.verbose:
+                    print(f"\nEpoch {epoch + 1}: ASGDSwitch starts averaging the weights.")
+            self._values.append(_nan_to_inf(value))
+        self._optimizer.use_average()  # there may have been no validation
+
+    @property
+    def _optimizer(self):
+        """The optimizer inside a `LossScaleOptimizer`."""
+        return getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+
+
+class EarlyStopping(keras.callbacks.EarlyStopping):
+    """Stop training when a value has stopped improving on the best or on the previous one.
+
+    `keras.callbacks.EarlyStopping` compares with the best value so far. The program of the LRU
+    paper (Ahuja & Morency, 2018) compares with the previous epoch, so that a value that rose and
+    falls again counts as improved: `against="previous", patience=3, min_delta=1e-4`.
+
+    Args:
+        monitor: String, name of the monitored value in the logs. Defaults to `"val_loss"`.
+        against: `"best"` or `"previous"`. Defaults to `"best"`, Keras' rule.
+        **kwargs: `patience`, `min_delta`, `mode` and the other arguments of
+            `keras.callbacks.EarlyStopping`.
+
+    Raises:
+        ValueError: If `against` is unknown.
+
+    Example:
+
+    >>> stopping = trellis_keras.training.EarlyStopping(
+    ...     against="previous", patience=3, min_delta=1e-4)
+    >>> checkpoint = trellis_keras.training.Checkpoint("run/lru", callbacks=[stopping])
+    >>> model.fit(train, validation_data=valid, epochs=60, callbacks=[stopping, checkpoint])
+    """
+
+    def __init__(self, monitor: str = "val_loss", *, against: str = "best", **kwargs: Any) -> None:
+        super().__init__(monitor, **kwargs)
+        if against not in ("best", "previous"):
+            raise ValueError(
+                f"`against` must be 'best' or 'previous'. Received: against={against!r}"
+            )
+        self.against = against
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, logs)
+        if self.against == "previous":
+            self.best = (logs or {}).get(self.monitor, self.best)
+
+
+def _is_above(value, reference, or_equal):
+    return value >= reference if or_equal else value > reference
+
+
+def _nan_to_inf(value):
+    """NaN compares as worst."""
+    return math.inf if math.isnan(value) else value
+
+
+def _check_factor(factor):
+    if not 0 < factor < 1:
+        raise ValueError(f"`factor` must be between 0 and 1. Received: factor={factor}")
