@@ -391,17 +391,20 @@ class LossGradient:
 
     def __call__(self, batch: Sequence) -> list[Tensor]:
         batch = keras.tree.map_structure(_to_tensor, keras.utils.unpack_x_y_sample_weight(batch))
-        weights = [_to_tensor(v.value) for v in self.model.trainable_variables]
         others = [_to_tensor(v.value) for v in self._other_variables()]
         # Small gradients would be 0 in float16 without the optimizer's loss scale.
         scale = ops.convert_to_tensor(self.model.optimizer.scale_loss(ops.ones(())))
         with without_carried_states(self.model):
-            gradients = self._gradient(weights, others, batch, scale)
-        gradients = [
-            ops.cast(g, at_least_float32(keras.backend.standardize_dtype(g.dtype)))
-            for g in gradients
-        ]
-        return [g / ops.cast(scale, g.dtype) for g in gradients]
+            gradients = self._gradient(self._weights(), others, batch, scale)
+        return self._unscale(gradients, scale)
+
+    def _weights(self):
+        return [_to_tensor(v.value) for v in self.model.trainable_variables]
+
+    def _unscale(self, gradients, scale):
+        dtypes = [at_least_float32(keras.backend.standardize_dtype(g.dtype)) for g in gradients]
+        pairs = zip(gradients, dtypes, strict=True)
+        return [ops.cast(g, dtype) / ops.cast(scale, dtype) for g, dtype in pairs]
 
     def _other_variables(self):
         return [*self.model.non_trainable_variables, *self.model.metrics_variables]

@@ -1,0 +1,77 @@
+"""examples/breakdown.py: the parts add up, and each is what it says it is."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from examples.breakdown import main, measure
+from tests.support.small_runs import tiny_run
+from trellis_keras.data import TokenStream
+from trellis_keras.layers import TrellisLayer
+from trellis_keras.models import LanguageModel, Perplexity
+from trellis_keras.zoo import runs
+
+SIZE = 30
+RNG = np.random.default_rng(0)
+# Some tokens are much more frequent than others, and the last two do not occur.
+TRAIN = ((RNG.zipf(1.3, 2000) - 1) % (SIZE - 2)).astype("int32")
+SPLIT = TRAIN[:211]  # 210 targets do not fill the batches
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+def test_a_breakdown_of_perplexity(stateful):
+    backbone = TrellisLayer(units=10, depth=3, output_units=6, stateful=stateful)
+    model = LanguageModel(SIZE, 6, backbone)
+    model.build((None, None))
+    for weight in model.trainable_variables:  # far from uniform
+        weight.assign(np.random.default_rng(1).normal(size=weight.shape))
+    model.compile("sgd", metrics=[Perplexity()], jit_compile=False)
+    context = 0 if stateful else 4
+    stream = TokenStream(SPLIT, 4, sequence_length=11, context_length=context, stateful=stateful)
+    parts = measure(model, stream, TRAIN)
+    loss = model.evaluate(stream, verbose=0, return_dict=True)["loss"]
+    for rows in (parts["frequency"], [row for row in parts["position"] if row["counted"]]):
+        rows = [row for row in rows if row["tokens"]]
+        tokens = [row["tokens"] for row in rows]
+        assert sum(tokens) == 210
+        mean = np.average([row["cross_entropy"] for row in rows], weights=tokens)
+        np.testing.assert_allclose(mean, loss, rtol=1e-5)
+    counts = np.bincount(TRAIN, minlength=SIZE)
+    targets = np.bincount(SPLIT[1:], minlength=SIZE)
+    assert parts["frequency"][0]["words"] == 2 and parts["frequency"][0]["perplexity"] is None
+    for row in parts["frequency"]:
+        inside = (counts >= row["count_from"]) & (counts <= row["count_to"])
+        assert (row["words"], row["tokens"]) == (inside.sum(), targets[inside].sum())
+    if not stateful:
+        check_positions(model, TokenStream(SPLIT, 1, sequence_length=11, context_length=4))
+
+
+def check_positions(model, stream):
+    """Against the log-probabilities, also where an earlier segment has counted the targets."""
+    nll = [[] for _ in range(11)]
+    for i in range(len(stream)):
+        x, y, weight = stream[i]
+        log_probabilities = model.predict(x, verbose=0)[0]
+        targets = np.concatenate([x[0, 1:5], y[0]])
+        for position in range(11):
+            repeated = i > 0  # one row: only its first segment begins before the text
+            if repeated if position < 4 else weight[0, position - 4]:
+                nll[position].append(-log_probabilities[position, targets[position]])
+    for row, values in zip(measure(model, stream, TRAIN)["position"], nll, strict=True):
+        assert (row["tokens"], row["counted"]) == (len(values), row["position"] > 4)
+        np.testing.assert_allclose(row["cross_entropy"], np.mean(values), rtol=1e-5)
+
+
+def test_the_tables_and_plots_of_a_run(tmp_path):
+    run = tiny_run(tmp_path)
+    main([str(run), str(tmp_path / "parts"), "--split", "valid"])
+    names = ["frequency.csv", "frequency.png", "position.csv", "position.png"]
+    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == names
+    with open(tmp_path / "parts" / "position.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["counted"] == "True"]
+    tokens = [int(row["tokens"]) for row in rows]
+    bits = np.average([float(row["bpc"]) for row in rows], weights=tokens)
+    results = runs.evaluate(run, "valid")
+    assert sum(tokens) == results["targets"]
+    assert bits == pytest.approx(results["bpc"], rel=1e-6)
