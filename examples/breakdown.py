@@ -156,18 +156,19 @@ def draw_position(rows, metric, axes):
 
 
 def main(arguments=None):
-    from trellis_keras.zoo import runs
+    from trellis_keras import zoo
+    from trellis_keras.training.run import load_best
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("run", help="folder of a run of a language model")
     parser.add_argument("folder", help="where tables and plots go")
     parser.add_argument("--split", default="test", choices=["train", "valid", "test"])
     options = parser.parse_args(arguments)
-    recipe, model = runs.read_recipe(options.run), runs.load_best(options.run)
+    recipe, model = zoo.read_recipe(options.run), load_best(options.run)
     splits = recipe.load_data()
     stream = recipe.stream(getattr(splits, options.split))
-    metric = recipe.model.metric
-    write(measure(model, stream, splits.train, metric), metric, options.folder)
+    parts = measure(model, stream, splits.train, recipe.metric)
+    write(parts, recipe.metric, options.folder)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ import pytest
 
 from examples.breakdown import main, measure
 from tests.support.small_runs import tiny_run
+from trellis_keras import zoo
 from trellis_keras.data import TokenStream
 from trellis_keras.layers import TrellisLayer
 from trellis_keras.models import LanguageModel, Perplexity
-from trellis_keras.zoo import runs
+from trellis_keras.training import run as runs
 
 SIZE = 30
 RNG = np.random.default_rng(0)
@@ -72,6 +73,6 @@ def test_the_tables_and_plots_of_a_run(tmp_path):
         rows = [row for row in csv.DictReader(file) if row["counted"] == "True"]
     tokens = [int(row["tokens"]) for row in rows]
     bits = np.average([float(row["bpc"]) for row in rows], weights=tokens)
-    results = runs.evaluate(run, "valid")
+    results = runs.evaluate(zoo.read_recipe(run), run, "valid")
     assert sum(tokens) == results["targets"]
     assert bits == pytest.approx(results["bpc"], rel=1e-6)

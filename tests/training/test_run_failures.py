@@ -1,13 +1,11 @@
 """Full disks, folders that cannot be written to, and folders in which another process writes."""
 
 import contextlib
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.support.processes import run_script

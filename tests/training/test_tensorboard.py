@@ -13,10 +13,10 @@ from tests.support.processes import run_script
 from tests.support.run_checks import assert_same_end
 from tests.support.small_runs import STATEFUL, tiny_recipe
 from trellis_keras import cli, zoo
+from trellis_keras.training import TextSamples
 from trellis_keras.training import run as runs
 from trellis_keras.training.monitors import read_history
 from trellis_keras.training.run import Observation
-from trellis_keras.training import TextSamples
 
 EVERYTHING = Observation(gradient_norms=1, sample_length=12, graph=True, profile=(2, 3))
 SETTINGS = STATEFUL | {"aux_every": 2}
