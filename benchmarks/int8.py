@@ -55,15 +55,14 @@ def main(
 
 def compare(model, text):
     """Returns {what computes: its figures} on the characters of a text after the first."""
-    from trellis_keras import serving
+    from trellis_keras.export import export
 
-    model = serving.without_history(model)
-    rows = {"Keras": {"bpc": bits(np.asarray(model(text[None, :-1])[0]), text)}}
+    rows = {"Keras": {"bpc": bits(model.predict(text[None, :-1], verbose=0)[0], text)}}
     with tempfile.TemporaryDirectory() as folder:
         streams = {}
         for number, (name, quantization) in enumerate(FILES.items()):
             path = pathlib.Path(folder) / f"{number}.tflite"
-            serving.export(model, path, format="litert", quantization=quantization)
+            export(model, path, format="litert", quantization=quantization)
             rows[name] = {"bytes": path.stat().st_size}
             streams[name] = Stream(path)
         # In turn: whatever else the machine does disturbs both alike.
@@ -86,15 +85,17 @@ class Stream:
             warnings.simplefilter("ignore")  # that this interpreter will move to another package
             self._interpreter = tf.lite.Interpreter(str(path))
         self._step = self._interpreter.get_signature_runner("step")
-        self._state = self._interpreter.get_signature_runner("initial_state")()
+        tensors = self._step.get_input_details().items()
+        self._cache = {name: np.zeros(t["shape"], t["dtype"]) for name, t in tensors}
+        del self._cache["tokens"]
         self.scores, self.seconds = [], []
 
     def read(self, token):
         start = time.perf_counter()
-        answer = self._step(tokens=np.array([token], "int32"), **self._state)
+        answer = self._step(tokens=np.array([token], "int32"), **self._cache)
         self.seconds.append(time.perf_counter() - start)
         self.scores.append(answer.pop("log_probabilities")[0])
-        self._state = answer
+        self._cache = answer
 
 
 def bits(scores, text):

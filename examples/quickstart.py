@@ -15,7 +15,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from keras_nlp.samplers import TopPSampler
 
-from trellis_keras import serving, zoo
+from trellis_keras import zoo
+from trellis_keras.export import export
 from trellis_keras.training import run
 
 
@@ -33,7 +34,7 @@ def main(folder="runs/quickstart"):
     text = model.generate(prompt, max_length=len(prompt) + 300, sampler=sampler, seed=4)
     print(f"\nA sample:\n{text}")
 
-    print(f"\nSavedModel: {serving.export(model, folder / 'serving')}")
+    print(f"\nSavedModel: {export(model, folder / 'serving')}")
 
 
 if __name__ == "__main__":

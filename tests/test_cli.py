@@ -359,11 +359,11 @@ def test_export(run, refused, shared, tmp_path):
     assert status == 0, err
     assert out == f"Written: {path / '1'}\n"
     assert (path / "1" / "saved_model.pb").is_file()
-    assert "exists already" in refused("export", shared, path, "--version", "1")
+    assert "already exists" in refused("export", shared, path, "--version", "1")
     assert "looks like one version" in refused("export", shared, path / "1")
     assert "holds no run" in refused("export", tmp_path, tmp_path / "other")
     assert "`format` must be" in refused("export", shared, path, "--format", "pb")
-    assert "belongs to format='litert'" in refused("export", shared, path, "--quantization", "int8")
+    assert "with format='litert'" in refused("export", shared, path, "--quantization", "int8")
     (tmp_path / "file").touch()
     assert str(tmp_path / "file") in refused("export", shared, tmp_path / "file")
     assert [found.name for found in path.iterdir()] == ["1"]

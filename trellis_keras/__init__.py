@@ -3,6 +3,6 @@
 __version__ = "0.1.0"
 
 # Importing them registers their classes, so that `keras.saving.load_model` finds every one.
-from trellis_keras import data, equivalence, layers, models, serving, torch_weights, training, zoo
+from trellis_keras import data, equivalence, export, layers, models, torch_weights, training, zoo
 
-__all__ = ["data", "equivalence", "layers", "models", "serving", "torch_weights", "training", "zoo"]
+__all__ = ["data", "equivalence", "export", "layers", "models", "torch_weights", "training", "zoo"]

@@ -242,12 +242,12 @@ def export(
     ] = False,
 ):
     """Write the best model of a run for TensorFlow Serving, or for another runtime."""
-    from trellis_keras import serving
+    from trellis_keras.export import export as export_model
     from trellis_keras.training.run import load_best
 
     model = load_best(run, compile=False)
     options = {"format": format, "quantization": quantization, "warmup": warmup}
-    typer.echo(f"Written: {serving.export(model, path, version, **options)}")
+    typer.echo(f"Written: {export_model(model, path, version, **options)}")
 
 
 @app.command()

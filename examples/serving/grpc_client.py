@@ -24,17 +24,17 @@ from tensorflow_serving.apis import (  # noqa: E402
     prediction_service_pb2_grpc,
 )
 
-# A state can be larger than the 4 MB that gRPC takes unless it is told otherwise.
+# A cache can exceed gRPC's default limit of 4 MB.
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
 class GrpcTransport:
-    """TF Serving's gRPC API.
+    """TensorFlow Serving's gRPC API.
 
     Args:
         address: Such as `"localhost:8500"`.
         model: Name of the model on the server.
-        timeout: Seconds to wait for an answer.
+        timeout: Seconds. Defaults to 30.
     """
 
     def __init__(self, address, model, timeout=30.0):

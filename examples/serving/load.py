@@ -1,11 +1,10 @@
-"""How many requests a second a server answers, and how long they take.
+"""Requests per second and latencies of a server under load.
 
     python examples/serving/load.py --endpoint step --clients 8 --seconds 10
     python examples/serving/load.py --endpoint serving_default --length 64 --requests 1000
 
-Each client is a thread that sends its next request when the last one is answered. Those of `step`
-are sessions, which hold their own state. The first request of each client connects it and is not
-counted.
+Each client is a thread that sends a request when the last one is answered; with `step` it is a
+session. The first request of each client opens its connection and is not counted.
 """
 
 import collections
@@ -24,22 +23,22 @@ ENDPOINTS = ("serving_default", "step")
 
 
 def run(connect, endpoint, clients, seconds=None, requests=None, batch=1, length=64, size=10):
-    """Sends requests until `seconds` are over, or `requests` were sent.
+    """Sends requests for `seconds`, or until `requests` are sent.
 
     Args:
         connect: Function that returns a new transport.
         endpoint: `"serving_default"` or `"step"`.
         clients: Number of threads.
-        seconds, requests: One of them.
+        seconds, requests: Duration or number of requests; give one of them.
         batch, length: Shape of the tokens; `step` has no length.
-        size: Token ids are drawn below it.
+        size: Token ids are drawn from [0, size).
 
     Returns:
-        A dict: how many requests were answered and how many failed, with their messages, requests
-        a second, and the percentiles and maximum of the latencies in milliseconds.
+        A dict with the number of answered and failed requests, the errors, requests per second, and
+        percentiles and maximum of the latency in milliseconds.
     """
     if endpoint not in ENDPOINTS:
-        raise ValueError(f"`endpoint` is one of {ENDPOINTS}. Received: {endpoint!r}")
+        raise ValueError(f"`endpoint` must be one of {ENDPOINTS}. Received: {endpoint!r}")
     if (seconds is None) == (requests is None):
         raise ValueError("Give either `seconds` or `requests`.")
     tickets = itertools.count() if requests is None else iter(range(requests))
@@ -48,9 +47,9 @@ def run(connect, endpoint, clients, seconds=None, requests=None, batch=1, length
         _functions(transport, endpoint, batch, length, np.random.default_rng(seed), size)
         for seed, transport in enumerate(transports)
     ]
-    for begin, _ in senders:
-        begin()
-    latencies, errors = [], []  # to append to a list is safe in threads
+    for connect_and_send, _ in senders:
+        connect_and_send()
+    latencies, errors = [], []  # appending is thread-safe
 
     def client(send):
         while time.perf_counter() < end and next(tickets, None) is not None:
@@ -75,7 +74,7 @@ def run(connect, endpoint, clients, seconds=None, requests=None, batch=1, length
 
 
 def _functions(transport, endpoint, batch, length, rng, size):
-    """Returns two functions that send a request and wait for the answer: the first, and others."""
+    """Returns two functions that send a request: the first one, and all others."""
 
     def tokens(*shape):
         return rng.integers(0, size, shape).astype("int32")
@@ -91,7 +90,7 @@ def _functions(transport, endpoint, batch, length, rng, size):
 
 
 def summary(latencies, errors, elapsed):
-    """What `run` returns, from seconds and messages."""
+    """Returns what `run` returns, from latencies in seconds and error messages."""
     milliseconds = 1000 * np.array(latencies)
     result = {
         "requests": len(latencies),
@@ -100,7 +99,7 @@ def summary(latencies, errors, elapsed):
         "requests_per_second": len(latencies) / elapsed,
     }
     if latencies:
-        # The latency itself that so many requests did not exceed, nothing between two.
+        # Latencies that were measured, without interpolation.
         values = np.percentile(milliseconds, PERCENTILES, method="inverted_cdf")
         result |= {f"p{p}_ms": float(v) for p, v in zip(PERCENTILES, values, strict=True)}
         result["max_ms"] = float(milliseconds.max())
@@ -109,18 +108,20 @@ def summary(latencies, errors, elapsed):
 
 def main(
     endpoint: Annotated[str, typer.Option(help="serving_default or step.")] = "step",
-    clients: Annotated[int, typer.Option(min=1, help="That send at the same time.")] = 4,
-    seconds: Annotated[float | None, typer.Option(min=0, help="How long to send.")] = None,
-    requests: Annotated[int | None, typer.Option(min=1, help="How many to send instead.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Rows a request.")] = 1,
-    length: Annotated[int, typer.Option(min=1, help="Tokens a row of serving_default.")] = 64,
-    size: Annotated[int, typer.Option(min=1, help="Token ids are drawn below it.")] = 10,
-    model: Annotated[str, typer.Option(help="Its name on the server.")] = "trellisnet_char",
-    address: Annotated[str | None, typer.Option(help="Default: port 8501, gRPC 8500.")] = None,
-    grpc: Annotated[bool, typer.Option("--grpc", help="Over gRPC instead of REST.")] = False,
+    clients: Annotated[int, typer.Option(min=1, help="Number of concurrent clients.")] = 4,
+    seconds: Annotated[float | None, typer.Option(min=0, help="Duration. Defaults to 10.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Number of requests instead.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Rows per request.")] = 1,
+    length: Annotated[int, typer.Option(min=1, help="Tokens per row of serving_default.")] = 64,
+    size: Annotated[int, typer.Option(min=1, help="Token ids are drawn from [0, size).")] = 10,
+    model: Annotated[str, typer.Option(help="Name of the model.")] = "trellisnet_char",
+    address: Annotated[
+        str | None, typer.Option(help="Defaults to port 8501, with gRPC 8500.")
+    ] = None,
+    grpc: Annotated[bool, typer.Option("--grpc", help="Use gRPC instead of REST.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ):
-    """Prints requests a second and percentiles of latency."""
+    """Print requests per second and percentiles of the latency."""
     if grpc:
         from grpc_client import GrpcTransport as Transport
     else:
@@ -145,7 +146,7 @@ def main(
 
 
 def describe(result):
-    """The result as text."""
+    """Returns the result as text."""
     lines = [
         f"requests    {result['requests']}",
         f"errors      {result['errors']}",

@@ -25,19 +25,19 @@ DTYPES = {
 
 
 class RestTransport:
-    """TF Serving's REST API, over one connection that stays open. For one thread.
+    """TensorFlow Serving's REST API over one persistent connection. For one thread.
 
     Args:
         address: Such as `"http://localhost:8501"`.
         model: Name of the model on the server.
-        timeout: Seconds to wait for an answer.
+        timeout: Seconds. Defaults to 30.
     """
 
     def __init__(self, address, model, timeout=30.0):
         url = urllib.parse.urlsplit(address)
         kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
         if url.scheme not in kinds or not url.hostname:
-            raise ValueError(f"An address is like http://localhost:8501. Received: {address!r}")
+            raise ValueError(f"`address` must be like http://localhost:8501. Received: {address!r}")
         self._connection = kinds[url.scheme](url.hostname, url.port, timeout=timeout)
         self._root = f"{url.path.rstrip('/')}/v1/models/{urllib.parse.quote(model, safe='')}"
         self._known = {}
@@ -53,12 +53,12 @@ class RestTransport:
         return set(self._signatures(version))
 
     def predict(self, endpoint, inputs, version=None):
-        # The columnar form: a row form asks for one batch size of all inputs, scalars too.
+        # In columns: rows would need the same batch size for all inputs, scalars included.
         columns = {name: np.asarray(array).tolist() for name, array in inputs.items()}
         content = {"signature_name": endpoint, "inputs": columns}
         outputs = self._request("POST", self._path(version) + ":predict", content)["outputs"]
         dtypes = self._signatures(version)[endpoint]
-        if len(dtypes) == 1:  # the server leaves out the name of an only output
+        if len(dtypes) == 1:  # the server omits the name of a single output
             outputs = dict.fromkeys(dtypes, outputs)
         return {name: np.array(value, dtypes[name]) for name, value in outputs.items()}
 
@@ -86,7 +86,7 @@ class RestTransport:
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             raise ServerError(f"{method} {path}: {error!r}") from error
-        # A server passes on the bytes of a text as they are, also half a character.
+        # The server sends the bytes of a text unchanged, half a character included.
         text = answer.decode("utf-8", "replace")
         try:
             answer = json.loads(text)
@@ -101,8 +101,8 @@ class RestTransport:
         try:
             return self._once(method, path, body)
         except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
-            # A server may close a connection between two requests. To ask twice is harmless:
-            # no request changes anything there.
+            # The server closed an idle connection. Repeating a request is safe: none of them
+            # changes anything there.
             self._connection.close()
             if not idle:
                 raise

@@ -1,11 +1,11 @@
-"""What a client of a served language model does, whatever carries its requests.
+"""What clients of a served language model share, over any transport.
 
-A transport (`rest_client.RestTransport`, `grpc_client.GrpcTransport`) offers three methods:
+A transport (`rest_client.RestTransport`, `grpc_client.GrpcTransport`) has three methods:
 
     newest_version()                         the newest version that the server answers for
-    endpoints(version=None)                  names of the endpoints of a version
-    predict(endpoint, inputs, version=None)  the outputs; inputs and outputs are dicts from a
-                                             name to a NumPy array, texts are arrays of str
+    endpoints(version=None)                  the names of a version's endpoints
+    predict(endpoint, inputs, version=None)  the outputs; inputs and outputs are dicts from names
+                                             to NumPy arrays, texts are arrays of str
 
 Without a version the newest one answers. Nothing here needs TensorFlow or trellis_keras.
 """
@@ -23,22 +23,21 @@ class ServerError(Exception):
 
 
 class Session:
-    """One stream of tokens, or several side by side. The server keeps nothing of it.
+    """One stream of tokens, or several in parallel. The server keeps nothing of it.
 
-    The state travels with every step: the server returns it and the session sends it back. A
-    state belongs to the weights that made it, so the session stays with the version it began
-    with when a newer one appears.
+    The cache travels with every step: the server returns it, and the session sends it back. A cache
+    belongs to the weights that made it, so a session stays with the version it started with.
 
     Args:
         transport: See above.
-        batch_size: Number of streams.
+        batch_size: Number of streams. Defaults to 1.
     """
 
     def __init__(self, transport, batch_size=1):
         self.transport = transport
         self.batch_size = batch_size
         self.version = transport.newest_version()
-        self.state = None
+        self.cache = None
 
     def step(self, tokens):
         """Reads one token per stream.
@@ -49,17 +48,17 @@ class Session:
         Returns:
             Log-probabilities (batch, vocabulary) of the next tokens.
         """
-        if self.state is None:
-            self.state = self._predict("initial_state", batch_size=np.int32(self.batch_size))
-        return self._advance("step", tokens=np.asarray(tokens, "int32"), **self.state)
+        if self.cache is None:
+            self.cache = self._predict("initial_cache", batch_size=np.int32(self.batch_size))
+        return self._advance("step", tokens=np.asarray(tokens, "int32"), **self.cache)
 
     def read(self, tokens):
-        """Reads tokens (batch, time), at least one; returns what the last `step` would.
+        """Reads tokens (batch, time), at least one, and returns what the last `step` would.
 
-        The beginning of a stream is one request, where the server has `prefill`.
+        The start of a stream is a single request.
         """
         tokens = np.asarray(tokens, "int32")
-        if self.state is None and "prefill" in self.transport.endpoints(self.version):
+        if self.cache is None and "prefill" in self.transport.endpoints(self.version):
             return self._advance("prefill", tokens=tokens)
         for column in tokens.T:
             log_probabilities = self.step(column)
@@ -68,7 +67,7 @@ class Session:
     def _advance(self, endpoint, **inputs):
         outputs = self._predict(endpoint, **inputs)
         log_probabilities = outputs.pop("log_probabilities")
-        self.state = outputs
+        self.cache = outputs
         return log_probabilities
 
     def _predict(self, endpoint, **inputs):
@@ -76,7 +75,7 @@ class Session:
 
 
 def sample(log_probabilities, temperature, rng):
-    """Draws one token per row of (batch, vocabulary); temperature 0: the most probable one."""
+    """Samples one token per row of (batch, vocabulary); 0 chooses the most probable one."""
     if temperature == 0:
         return log_probabilities.argmax(axis=-1)
     noise = rng.gumbel(size=log_probabilities.shape)
@@ -92,7 +91,7 @@ def continue_stream(session, log_probabilities, length, temperature, rng):
 
 
 def generate_texts(transport, texts, max_new_tokens, temperature, seed):
-    """Continues texts on the server; one request. Returns a list of whole texts."""
+    """Continues texts on the server, in one request. Returns a list of complete texts."""
     inputs = {
         "text": np.array(texts, dtype=object),
         "max_new_tokens": np.int32(max_new_tokens),
@@ -103,16 +102,15 @@ def generate_texts(transport, texts, max_new_tokens, temperature, seed):
 
 
 def score_texts(transport, texts):
-    """Log-probability (batch,) of each text after its first token, and how many tokens that is."""
+    """Returns each text's log-probability after its first token, and the number of tokens."""
     outputs = transport.predict("score_text", {"text": np.array(texts, dtype=object)})
     return outputs["log_probability"], outputs["num_tokens"]
 
 
 def score_tokens(transport, rows):
-    """The same of rows of token ids, for models without `score_text`.
+    """As `score_texts` for rows of token ids, where a model has no `score_text`.
 
-    Rows of unequal length share a request: what stands behind a row's end changes nothing
-    before it, because the model is causal.
+    Rows of different lengths share a request: padding behind a row changes nothing before it.
     """
     lengths = np.array([len(row) for row in rows])
     tokens = np.zeros((len(rows), max(lengths.max(), 1)), "int32")
@@ -132,10 +130,9 @@ def batches(items, size):
 
 
 class Vocabulary:
-    """The token ids of a model, from the vocabulary file beside its SavedModel.
+    """The token ids of a model, from the vocabulary file in its SavedModel.
 
-    The part of `trellis_keras.data.Vocabulary` that a client needs, which thus need not import
-    Keras.
+    What a client needs of `trellis_keras.data.Vocabulary`, without Keras.
 
     Args:
         path: The JSON file.
@@ -149,7 +146,7 @@ class Vocabulary:
         self._unknown = self._ids.get(config["unknown"])
 
     def encode(self, text):
-        """Returns the ids of a text that goes on: its last line has no end yet."""
+        """Returns the ids of a text whose last line continues."""
         if self.unit == "word":
             symbols = text.replace("\n", f" {EOS} ").split()
         elif self.unit == "byte":
@@ -162,7 +159,7 @@ class Vocabulary:
         return np.array(ids, "int32")
 
     def decode(self, ids):
-        """Returns the text of ids; words are separated by spaces."""
+        """Returns the text of ids, with spaces between words."""
         tokens = [self.tokens[i] for i in ids]
         if self.unit == "word":
             return " ".join("\n" if token == EOS else token for token in tokens)

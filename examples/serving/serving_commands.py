@@ -17,8 +17,8 @@ from serving_client import (
     score_tokens,
 )
 
-Seed = Annotated[int, typer.Option(help="The same one draws the same text.")]
-Temperature = Annotated[float, typer.Option(min=0, help="0: always the most probable token.")]
+Seed = Annotated[int, typer.Option(help="The same seed draws the same text.")]
+Temperature = Annotated[float, typer.Option(min=0, help="0 chooses the most probable token.")]
 
 
 def make_app(connect, default_address):
@@ -28,9 +28,9 @@ def make_app(connect, default_address):
     @app.callback()
     def main(
         context: typer.Context,
-        address: Annotated[str, typer.Option(help="Of the server.")] = default_address,
-        model: Annotated[str, typer.Option(help="Its name there.")] = "trellisnet_char",
-        timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 30.0,
+        address: Annotated[str, typer.Option(help="Address of the server.")] = default_address,
+        model: Annotated[str, typer.Option(help="Name of the model.")] = "trellisnet_char",
+        timeout: Annotated[float, typer.Option(help="Timeout in seconds.")] = 30.0,
     ):
         """A client of a served language model."""
         context.obj = connect(address, model, timeout)
@@ -51,15 +51,19 @@ def make_app(connect, default_address):
 
 def stream(
     context: typer.Context,
-    vocabulary: Annotated[str, typer.Argument(help="The vocabulary file of the SavedModel.")],
-    top: Annotated[int, typer.Option(min=1, help="How many next tokens to show.")] = 5,
-    sample: Annotated[int, typer.Option(min=0, help="How many tokens to add to a line.")] = 0,
+    vocabulary: Annotated[
+        str, typer.Argument(help="assets.extra/vocabulary.json of the SavedModel.")
+    ],
+    top: Annotated[int, typer.Option(min=1, help="Number of next tokens to show.")] = 5,
+    sample: Annotated[
+        int, typer.Option(min=0, help="Number of tokens to sample after a line.")
+    ] = 0,
     temperature: Temperature = 0.8,
     seed: Seed = 0,
 ):
-    """Read text line by line, as it is typed; show what comes next.
+    """Read lines as they are typed and show the most probable next tokens.
 
-    Each line goes on where the last one, and what was sampled after it, ended.
+    A line continues the one before it and what was sampled after that.
     """
     vocabulary = Vocabulary(vocabulary)
     session = Session(context.obj)
@@ -86,15 +90,15 @@ def _most_probable(vocabulary, log_probabilities, top):
 
 def score(
     context: typer.Context,
-    file: Annotated[str, typer.Argument(help="A text file; each line is scored by itself.")],
+    file: Annotated[str, typer.Argument(help="Text file with a document per line.")],
     vocabulary: Annotated[
-        str | None, typer.Option(help="Send token ids, for models that take no text.")
+        str | None, typer.Option(help="Send token ids, for models without text endpoints.")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Lines a request.")] = 32,
+    batch: Annotated[int, typer.Option(min=1, help="Lines per request.")] = 32,
 ):
-    """Score the lines of a text file: CSV of log-probability (natural) and number of tokens.
+    """Score the lines of a text file as CSV: log-probability in nats and number of tokens.
 
-    The first token of a line is given, not scored. The total goes to standard error.
+    The first token of a line is not scored. The total goes to the standard error stream.
     """
     encode = Vocabulary(vocabulary).encode if vocabulary else None
     writer = csv.writer(sys.stdout, lineterminator="\n")
@@ -116,11 +120,11 @@ def score(
 
 def generate(
     context: typer.Context,
-    prompts: Annotated[list[str], typer.Argument(help="Texts to go on from.")],
+    prompts: Annotated[list[str], typer.Argument(help="Texts to continue.")],
     length: Annotated[int, typer.Option(min=1, help="Number of tokens to add.")] = 200,
     temperature: Temperature = 0.8,
     seed: Seed = 0,
 ):
-    """Continue texts; the server draws the tokens, in one request."""
+    """Continue texts by tokens that the server samples, in one request."""
     for text in generate_texts(context.obj, prompts, length, temperature, seed):
         typer.echo(text)

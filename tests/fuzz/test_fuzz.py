@@ -10,8 +10,7 @@ from tests.fuzz.fuzz_limits import Finding, attempt
 from tests.fuzz.fuzz_targets import CANARY, TARGETS
 
 
-# The requests to a server are tried where there is one: `serving/test_rest_fuzz.py`.
-@pytest.mark.parametrize("name", [name for name in TARGETS if name != "rest"])
+@pytest.mark.parametrize("name", TARGETS)
 def test_a_damaged_file_is_accepted_or_refused(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with TARGETS[name](tmp_path) as target:

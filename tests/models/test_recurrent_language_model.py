@@ -9,7 +9,6 @@ from trellis_keras import zoo
 from trellis_keras.data import TokenStream
 from trellis_keras.layers.rnn import StackedRNN
 from trellis_keras.models import LanguageModel, SequenceClassifier
-from trellis_keras.serving import without_history
 from trellis_keras.training import SGD, Adam
 
 both = pytest.mark.both_backends
@@ -122,17 +121,13 @@ def test_generation_is_that_of_the_forward_pass(layers):
     assert model.generate(prompt, max_length=12, sampler="beam").shape == (2, 12)
 
 
-def test_keras_file_and_model_without_history(tmp_path):
+def test_keras_file_of_a_stateful_model(tmp_path):
     model = small_model(stateful=True)
     stream = TokenStream(random_tokens(81), batch_size=2, sequence_length=10, stateful=True)
     model.fit(stream, verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert loaded.evaluate(stream, verbose=0) == model.evaluate(stream, verbose=0)
-    plain = without_history(model)
-    assert not plain.backbone.stateful
-    x = random_tokens(2, 5)
-    np.testing.assert_allclose(plain(x), model.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
 
 
 def test_keras_own_stateful_layers_are_refused():

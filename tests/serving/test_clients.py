@@ -1,23 +1,17 @@
-"""The example clients against the test doubles of TensorFlow Serving."""
+"""The example clients against a test double of TensorFlow Serving."""
 
-import json
-import pathlib
+import importlib.util
 import re
 import shutil
-import subprocess
 import sys
-import threading
 
-import keras
 import numpy as np
 import pytest
 
-from tests.support.processes import ROOT, child_environment, run_script
-from tests.support.tiny_model import CHARACTERS, HAS_GRPC, NAME, make_model
-from trellis_keras import serving
+from tests.support.processes import ROOT, run_script
+from tests.support.served import scores
+from tests.support.serving_double import Double, start_grpc, start_rest
 from trellis_keras.data import Vocabulary
-
-pytest.importorskip("tensorflow")
 
 EXAMPLES = ROOT / "examples" / "serving"
 sys.path.insert(0, str(EXAMPLES))
@@ -26,42 +20,41 @@ import load  # noqa: E402
 import rest_client  # noqa: E402
 import serving_client as client  # noqa: E402
 
+NAME = "tiny"
+HAS_GRPC = importlib.util.find_spec("tensorflow_serving") is not None
 needs_grpc = pytest.mark.skipif(not HAS_GRPC, reason="needs trellis-keras[serving]")
 TRANSPORTS = ["rest", pytest.param("grpc", marks=needs_grpc)]
 
 
 @pytest.fixture(scope="module")
-def model():
-    return make_model(seed=1)
+def model(exported):
+    return exported("trellisnet")[0]
 
 
 @pytest.fixture(scope="module")
-def folder(model, tmp_path_factory):
-    """The model's folder, with its first version."""
+def folder(exported, tmp_path_factory):
+    """The folder of a model's versions, with the first one."""
     folder = tmp_path_factory.mktemp("models") / NAME
-    serving.export(model, folder, warmup=HAS_GRPC)
+    shutil.copytree(exported("trellisnet")[1], folder / "1")
     return folder
 
 
 @pytest.fixture(scope="module")
 def ports(folder):
-    """The ports of a server process."""
-    command = [sys.executable, str(pathlib.Path(__file__).with_name("rest_double.py"))]
-    command += [str(folder), NAME] + ["--grpc"] * HAS_GRPC
-    server = subprocess.Popen(
-        command, env=child_environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        yield json.loads(server.stdout.readline())
-    finally:
-        server.kill()
-        server.wait()
-        server.stdout.close()
+    """The ports of the double, by transport."""
+    double = Double(folder, NAME)
+    rest, rest_port = start_rest(double)
+    grpc, grpc_port = start_grpc(double) if HAS_GRPC else (None, None)
+    yield {"rest": rest_port, "grpc": grpc_port}
+    rest.shutdown()
+    rest.server_close()
+    if grpc:
+        grpc.stop(None)
 
 
 @pytest.fixture(scope="module")
 def connect(ports):
-    """`connect(kind)`: a new transport to the server process."""
+    """`connect(kind)`: a new transport to the double."""
     opened = []
 
     def connect(kind="rest", name=NAME):
@@ -80,21 +73,17 @@ def connect(ports):
 
 
 def random_tokens(*shape):
-    rng = np.random.default_rng(shape[-1])
-    return rng.integers(0, len(CHARACTERS), shape).astype("int32")
+    return np.random.default_rng(shape[-1]).integers(0, 7, shape).astype("int32")
 
 
-def scores(model, tokens):
-    return keras.ops.convert_to_numpy(model(tokens, training=False))
-
-
-# Clients
+def log_probabilities(model, tokens):
+    return scores(model, tokens)[1]
 
 
 @pytest.mark.parametrize("kind", TRANSPORTS)
-def test_a_session_says_what_the_model_says(connect, model, kind):
+def test_a_session_gives_the_models_scores(connect, model, kind):
     tokens = random_tokens(2, 9)
-    wanted = scores(model, tokens)
+    wanted = log_probabilities(model, tokens)
     transport = connect(kind)
     session, stepwise = client.Session(transport, 2), client.Session(transport, 2)
     np.testing.assert_allclose(session.read(tokens[:, :4]), wanted[:, 3], atol=1e-5)
@@ -103,9 +92,9 @@ def test_a_session_says_what_the_model_says(connect, model, kind):
         np.testing.assert_allclose(session.step(tokens[:, time]), wanted[:, time], atol=1e-5)
     for time in range(9):
         np.testing.assert_allclose(stepwise.step(tokens[:, time]), wanted[:, time], atol=1e-5)
-    for name, array in session.state.items():
+    for name, array in session.cache.items():
         assert array.dtype == "float32"
-        np.testing.assert_allclose(array, stepwise.state[name], atol=1e-5)
+        np.testing.assert_allclose(array, stepwise.cache[name], atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", TRANSPORTS)
@@ -115,10 +104,8 @@ def test_texts_are_scored(connect, model, kind):
     sums, counts = client.score_texts(connect(kind), texts)
     assert counts.tolist() == [5, 0, 3, 0]
     for row, log_probability in zip(rows, sums, strict=True):
-        targets = row[1:]
-        wanted = 0.0
-        if targets.size:
-            wanted = scores(model, row[None, :-1])[0, range(targets.size), targets].sum()
+        n = max(0, len(row) - 1)
+        wanted = log_probabilities(model, row[None])[0, range(n), row[1:]].sum() if n else 0.0
         np.testing.assert_allclose(log_probability, wanted, atol=1e-5)
     as_tokens = client.score_tokens(connect(kind), rows)
     np.testing.assert_allclose(as_tokens[0], sums, atol=1e-5)
@@ -134,8 +121,8 @@ def test_texts_are_continued(connect, model, kind):
     assert [text[:2] for text in draws[0]] == ["ab", "é "]
     likeliest = client.generate_texts(transport, ["ab"], 12, 0.0, 0)[0]
     session = client.Session(transport)
-    log_probabilities = session.read(model.vocabulary.encode("ab")[None])
-    drawn = client.continue_stream(session, log_probabilities, 12, 0, None)
+    first = session.read(model.vocabulary.encode("ab")[None])
+    drawn = client.continue_stream(session, first, 12, 0, None)
     assert "ab" + model.vocabulary.decode([t[0] for t in drawn]) == likeliest
 
 
@@ -153,14 +140,14 @@ def test_sampling_follows_the_probabilities():
 @pytest.mark.parametrize("kind", TRANSPORTS)
 def test_refusals_reach_the_caller(connect, kind):
     transport, elsewhere = connect(kind), connect(kind, "other")
-    fine = np.ones((1, 2), "int32")
+    valid = np.ones((1, 2), "int32")
     for request, message in (
-        ((transport, "serving_default", 7 * fine), "must lie in"),
-        ((transport, "serving_default", 0.5 * fine), "int32"),
-        ((transport, "serving_default", fine[0]), "tokens"),
-        ((transport, "other", fine), "not found in signature def"),
-        ((transport, "serving_default", fine, 77), r"Specific\(tiny, 77\)"),
-        ((elsewhere, "serving_default", fine), r"Servable not found.*Latest\(other"),
+        ((transport, "serving_default", 7 * valid), "must be in"),
+        ((transport, "serving_default", 0.5 * valid), "int32"),
+        ((transport, "serving_default", valid[0]), "tokens"),
+        ((transport, "other", valid), "not found in signature def"),
+        ((transport, "serving_default", valid, 77), r"Specific\(tiny, 77\)"),
+        ((elsewhere, "serving_default", valid), r"Servable not found.*Latest\(other"),
     ):
         to, endpoint, tokens, *version = request
         with pytest.raises(client.ServerError, match=message):
@@ -169,72 +156,35 @@ def test_refusals_reach_the_caller(connect, kind):
         elsewhere.newest_version()
 
 
-def test_where_no_server_is():
+def test_connections(connect):
     with pytest.raises(client.ServerError, match="ConnectionRefusedError"):
         rest_client.RestTransport("http://localhost:9", NAME).newest_version()
-    with pytest.raises(ValueError, match="like http"):
+    with pytest.raises(ValueError, match="must be like http"):
         rest_client.RestTransport("localhost:8501", NAME)
-
-
-def test_too_large_a_request(connect):
     transport = connect()
-    with pytest.raises(client.ServerError, match="400 The body has more than"):
-        transport._request("POST", f"/v1/models/{NAME}:predict", "a" * 2**23)
+    assert transport.newest_version() >= 1
+    transport._connection.sock.shutdown(2)  # an idle connection that the server has closed
     assert transport.newest_version() >= 1
 
 
-def test_a_closed_connection_is_opened_again(connect):
-    transport = connect()
-    assert transport.newest_version() >= 1
-    transport._connection.sock.shutdown(2)
-    assert transport.newest_version() >= 1
-
-
-def test_a_new_version_appears_while_requests_run(folder, connect):
-    tokens = random_tokens(1, 5)
-    transport = connect()
-    session = client.Session(transport)
-    assert session.version == 1
-    session.read(tokens[:, :3])
-    other = make_model(seed=2)
-    answers, failures, stop = [], [], threading.Event()
-
-    def ask(transport):
-        while not stop.wait(0.01):
-            try:
-                answer = transport.predict("serving_default", {"tokens": tokens})
-            except client.ServerError as error:
-                failures.append(error)
-                return
-            answers.append(answer["log_probabilities"])
-
-    asking = threading.Thread(target=ask, args=(connect(),))
+def test_a_session_stays_with_its_version(folder, connect, exported):
+    tokens, transport = random_tokens(1, 5), connect()
     before = transport.predict("serving_default", {"tokens": tokens})["log_probabilities"]
-    asking.start()
+    session = client.Session(transport)
+    session.read(tokens[:, :3])
+    other, path = exported("lru")
+    shutil.copytree(path, folder / "2")
     try:
-        new = serving.export(other, folder)
-        assert new.name == "2"
         after = transport.predict("serving_default", {"tokens": tokens})["log_probabilities"]
+        np.testing.assert_allclose(after, log_probabilities(other, tokens), atol=1e-5)
+        assert transport.newest_version() == 2
+        np.testing.assert_allclose(session.step(tokens[:, 3]), before[:, 3], atol=1e-5)
     finally:
-        stop.set()
-        asking.join()
-    assert not failures
-    np.testing.assert_allclose(after, scores(other, tokens), atol=1e-5)
-    # Each answer is one of the two models', and none of the first follows one of the second.
-    of_new = [bool(np.abs(answer - after).max() < 1e-5) for answer in answers]
-    of_old = [bool(np.abs(answer - before).max() < 1e-5) for answer in answers]
-    assert of_new == sorted(of_new)
-    assert of_old == [not new for new in of_new]
-    assert transport.newest_version() == 2
-    # The stream stays with the weights that its state is of.
-    np.testing.assert_allclose(session.step(tokens[:, 3]), before[:, 3], atol=1e-5)
-    shutil.rmtree(new)
-    again = transport.predict("serving_default", {"tokens": tokens})["log_probabilities"]
-    np.testing.assert_array_equal(again, before)
+        shutil.rmtree(folder / "2")
 
 
 @pytest.mark.parametrize("unit", ["word", "character", "byte"])
-def test_vocabularies_read_texts_alike(unit, tmp_path):
+def test_vocabularies_agree(unit, tmp_path):
     text = "aé b\na  aé\n\nb"
     vocabulary = Vocabulary.from_text(text, unit)
     vocabulary.save(tmp_path / "vocabulary.json")
@@ -252,7 +202,7 @@ def test_vocabularies_read_texts_alike(unit, tmp_path):
     )
 
 
-def command(ports, *arguments, text=""):
+def command(ports, *arguments, text="/dev/null"):
     """Runs the REST client where neither TensorFlow nor this package can be imported."""
     source = """
 import runpy, sys
@@ -263,18 +213,14 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
     address = f"http://localhost:{ports['rest']}"
     script = EXAMPLES / "rest_client.py", "--address", address, "--model", NAME
-    return run_script(
-        source,
-        *(text or "/dev/null", *script, *arguments),
-        block=("tensorflow", "keras", "trellis_keras"),
-        check=False,
-    )
+    block = ("tensorflow", "keras", "trellis_keras")
+    return run_script(source, text, *script, *arguments, block=block, check=False)
 
 
 def test_the_commands(ports, folder, tmp_path):
     (tmp_path / "typed").write_text("ab\nz\ncd\n")
     (tmp_path / "lines").write_text("abc\n\naé\n")
-    vocabulary = folder / "1" / "assets" / "vocabulary.json"
+    vocabulary = folder / "1" / "assets.extra" / "vocabulary.json"
     options = vocabulary, "--top", 2, "--sample", 4
     done = command(ports, "stream", *options, text=tmp_path / "typed")
     lines = done.stdout.split("\n")
@@ -292,27 +238,12 @@ def test_the_commands(ports, folder, tmp_path):
     assert done.stderr.startswith("Error: POST /v1/models/tiny:predict: 400 ")
 
 
-@needs_grpc
-def test_warm_up_requests_are_answered(connect, folder):
-    import tensorflow as tf
-    from tensorflow_serving.apis import prediction_log_pb2
-
-    transport = connect("grpc")
-    path = folder / "1" / "assets.extra" / "tf_serving_warmup_requests"
-    asked = set()
-    for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
-        log = prediction_log_pb2.PredictionLog.FromString(record).predict_log
-        assert transport._predictions.Predict(log.request).outputs
-        asked.add(log.request.model_spec.signature_name)
-    assert asked == transport.endpoints() - {"__saved_model_init_op"}
-
-
 # Load
 
 
 @pytest.mark.parametrize("endpoint", load.ENDPOINTS)
-def test_load_counts_requests_and_times_them(connect, endpoint):
-    result = load.run(connect, endpoint, clients=3, requests=10, length=4, size=len(CHARACTERS))
+def test_load_counts_and_times_requests(connect, endpoint):
+    result = load.run(connect, endpoint, clients=3, requests=10, length=4, size=7)
     assert (result["requests"], result["errors"]) == (10, 0)
     times = [result[f"{name}_ms"] for name in ("p50", "p90", "p95", "p99", "max")]
     assert 0 < times[0] and times == sorted(times)
@@ -320,7 +251,7 @@ def test_load_counts_requests_and_times_them(connect, endpoint):
     assert "p99" in load.describe(result)
 
 
-def test_load_counts_errors(connect):
+def test_load_counts_errors():
     class Refusing:
         def __init__(self):
             self.asked = 0
@@ -337,40 +268,12 @@ def test_load_counts_errors(connect):
     assert (result["requests"], result["errors"]) == (2, 2)
     assert result["error_messages"] == {"full": 2}
     assert load.run(Refusing, "serving_default", clients=2, seconds=0)["requests"] == 0
-    with pytest.raises(client.ServerError, match="must lie in"):
-        load.run(connect, "serving_default", clients=1, requests=1, size=2**31 - 1)
     with pytest.raises(ValueError, match="either"):
         load.run(Refusing, "serving_default", clients=1)
-
-
-def test_percentiles():
     result = load.summary([i / 1000 for i in range(1, 101)], [], elapsed=2.0)
     assert result["requests_per_second"] == 50
     found = [result[f"{name}_ms"] for name in ("p50", "p90", "p95", "p99", "max")]
     np.testing.assert_allclose(found, [50, 90, 95, 99, 100])
-
-
-def test_a_session_works_where_requests_are_joined(folder, model):
-    from tests.support.rest_double import Double
-
-    class Direct(rest_client.RestTransport):
-        double = Double(folder, NAME, batching=True)
-
-        def _exchange(self, method, path, body):
-            return self.double.respond(method, path, body)
-
-    transport = Direct("http://nowhere", NAME)
-    session = client.Session(transport, 2)
-    tokens = random_tokens(2, 6)
-    session.read(tokens[:, :4])
-    session.step(tokens[:, 4])
-    wanted = scores(model, tokens)[:, 5]
-    np.testing.assert_allclose(session.step(tokens[:, 5]), wanted, atol=1e-5)
-    assert client.score_texts(transport, ["ab"])[1] == [1]
-    with pytest.raises(client.ServerError, match="at least one dimension"):
-        client.generate_texts(transport, ["ab"], 3, 1.0, 0)
-    with pytest.raises(client.ServerError, match="at least one dimension"):
-        client.Session(transport).step([1])
 
 
 # The configuration
@@ -378,8 +281,7 @@ def test_a_session_works_where_requests_are_joined(folder, model):
 
 def test_the_compose_file_is_consistent():
     yaml = pytest.importorskip("yaml", reason="needs PyYAML")
-    text = (EXAMPLES / "docker-compose.yml").read_text()
-    services = yaml.safe_load(text)["services"]
+    services = yaml.safe_load((EXAMPLES / "docker-compose.yml").read_text())["services"]
     for service in services.values():
         assert re.fullmatch(r"tensorflow/serving:\d+\.\d+\.\d+", service["image"])
         assert all(volume.endswith(":ro") for volume in service["volumes"])
@@ -395,7 +297,7 @@ def test_the_compose_file_is_consistent():
 
 
 @needs_grpc
-def test_the_model_configuration_is_one():
+def test_the_model_configuration_is_valid():
     from google.protobuf import text_format
     from tensorflow_serving.config import model_server_config_pb2
 

@@ -1,4 +1,4 @@
-"""Language models leave by Keras' own export too, also as a part of another model."""
+"""Keras' own `Model.export` writes language models too, also as a part of another model."""
 
 import keras
 import numpy as np
@@ -29,13 +29,10 @@ def test_export(tmp_path):
         exported.export(tmp_path / name, verbose=False)
         served = tf.saved_model.load(str(tmp_path / name))
         np.testing.assert_allclose(served.serve(TOKENS), model(TOKENS), atol=1e-6)
-        tf.saved_model.save(exported, str(tmp_path / f"{name} saved"))
-        saved = tf.saved_model.load(str(tmp_path / f"{name} saved"))
-        np.testing.assert_allclose(saved(TOKENS), model(TOKENS), atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
-def test_tokens_are_still_integers(dtype):
+def test_tokens_must_be_integers(dtype):
     model = LanguageModel(V, 4, TrellisLayer(4, 2, dtype=dtype), dtype=dtype)
     with pytest.raises(ValueError, match="Tokens must be integers"):
         model(TOKENS.astype("float32"))

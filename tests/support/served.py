@@ -1,87 +1,102 @@
-"""Small models of every kind, what Keras makes of requests, and a process without Keras that asks.
-
-The zoo's models keep everything but their sizes. Their weights are so large that no two answers
-are alike.
-"""
+"""Small models of every kind, what Keras makes of requests, and a process that has no Keras."""
 
 import pickle
 
+import keras
 import numpy as np
+import tensorflow as tf
 from keras import ops
 
 from tests.support.processes import run_script
-from trellis_keras import serving, zoo
 from trellis_keras.data import Vocabulary
-from trellis_keras.models import LanguageModel, PolyphonicModel, SequenceClassifier
+from trellis_keras.layers import (
+    LRU,
+    TCN,
+    AdaptiveSoftmax,
+    GridLSTMCell,
+    MixtureOfSoftmaxes,
+    RHNCell,
+    StackedRNN,
+    TrellisLayer,
+)
+from trellis_keras.models import (
+    LanguageModel,
+    PolyphonicModel,
+    SequenceClassifier,
+    SequenceRegressor,
+)
 
-# Where they are not left open.
-SMALL = {"depth": 3, "aux_every": 1, "embedding_dim": 4, "output_units": 4, "filters": 3}
-VOCABULARIES = {
-    "character": Vocabulary("\n abcdefghé", "character"),
-    "byte": Vocabulary("\n abcdefgh\xc3\xa9", "byte", unknown="a"),
-    "word": Vocabulary(["<eos>", "the", "cat", "sat", "ö", *"abcdef", "<unk>"], unknown="<unk>"),
+CHARACTERS = Vocabulary("\n abcdé", "character")
+BYTES = Vocabulary("\n abcd\xc3\xa9", "byte", unknown="a")
+WORDS = Vocabulary(["<eos>", "the", "a", "cat", "sat", "bad", "ö", "<unk>"], unknown="<unk>")
+
+
+def _trellisnet(vocabulary=CHARACTERS, head=None, **options):
+    backbone = TrellisLayer(6, 3, output_units=4, dilation_rate=[1, 2], aux_every=1, **options)
+    return LanguageModel(len(vocabulary), 4, backbone, head=head, vocabulary=vocabulary)
+
+
+def _cells():
+    states = {"return_sequences": True, "return_state": True}
+    lstm = keras.layers.LSTM(4, dropout=0.1, **states)
+    cells = keras.layers.RNN([GridLSTMCell(4), RHNCell(4, 2)], **states)
+    return LanguageModel(9, 4, StackedRNN([lstm, cells]))
+
+
+# One model for each kind of backbone, head and output, small enough to export in seconds.
+LANGUAGE = {
+    "trellisnet": lambda: _trellisnet(stateful=True, weight_norm=True, weight_dropout=0.2),
+    "mixture": lambda: _trellisnet(WORDS, MixtureOfSoftmaxes(len(WORDS), 2, 4)),
+    "adaptive": lambda: LanguageModel(
+        8, 4, TCN(4, kernel_size=3, depth=2), head=AdaptiveSoftmax(8, (2, 4)), vocabulary=BYTES
+    ),
+    "lru": lambda: LanguageModel(9, 4, LRU(4, 2, return_sequences=True)),
+    "cells": _cells,
 }
-# A model for each kind of backbone, of head and of output, and one that carries a history.
-KINDS = {
-    "trellisnet_char": {"stateful": True, "weight_norm": True, "weight_dropout": 0.2},
-    "trellisnet_ptb_mos": {"experts": 2},
-    "trellisnet_wt103": {},
-    "tcn_char_ptb": {"vocabulary": VOCABULARIES["byte"]},
-    "lru_char_ptb": {},
-    "grid_lstm_char_ptb": {},
-    "rhn_char_ptb": {"vocabulary": None},
-    "lstm_char_ptb": {},
-    "trellisnet_seq_mnist": {"dilations": (1, 1, 2, 4)},
-    "tcn_adding": {},
-    "tcn_copy_memory": {},
-    "gru_jsb": {},
+MODELS = LANGUAGE | {
+    "classifier": lambda: SequenceClassifier(
+        TrellisLayer(6, 3, dilation_rate=[1, 2], return_sequences=False), 3
+    ),
+    "tagger": lambda: SequenceClassifier(TCN(3, kernel_size=2, depth=2), 3, per_step=True),
+    "regressor": lambda: SequenceRegressor(
+        TCN(3, kernel_size=3, depth=2, return_sequences=False), 1
+    ),
+    "music": lambda: PolyphonicModel(
+        StackedRNN([keras.layers.GRU(4, return_sequences=True, return_state=True)]), 2
+    ),
 }
-LANGUAGE = [name for name in KINDS if zoo.recipe(name).reads_text]
-TEXT = [name for name in LANGUAGE if KINDS[name].get("vocabulary", "") is not None]
+WITH_TEXT = ["trellisnet", "mixture", "adaptive"]
 
 
-def small_model(name, **overrides):
-    """Returns a model of the zoo at a size of a few hundred weights."""
-    recipe = zoo.recipe(name)
-    arguments = recipe.arguments
-    settings = {key: size for key, size in SMALL.items() if arguments.get(key) is not None}
-    if "hidden_units" in arguments:
-        settings["hidden_units"] = 4
-    if arguments.get("cutoffs"):
-        settings["cutoffs"] = (4, 8)
-    if recipe.reads_text:
-        letters = any(part in name for part in ("char", "8", "peace"))
-        settings["vocabulary"] = VOCABULARIES["character" if letters else "word"]
-    settings |= overrides
-    if settings.get("vocabulary", "") is None:
-        settings["vocabulary_size"] = 11
-    model = zoo.get_model(name, **settings)
+def small_model(name):
+    """Returns a model of `MODELS` whose weights are so large that no two answers are alike."""
+    model = MODELS[name]()
+    model.build((None, None) if name in LANGUAGE else (None, None, 2))
     for index, weight in enumerate(model.trainable_weights):
         weight.assign(np.random.default_rng(index).normal(size=weight.shape, scale=0.5))
     return model
 
 
 def inputs(model, batch, time):
-    """Returns the name of what the model reads, and an array of it."""
+    """Returns the name of the model's input, and an array of this shape."""
     rng = np.random.default_rng(time)
     if isinstance(model, LanguageModel):
         return "tokens", rng.integers(0, model.vocabulary_size, (batch, time)).astype("int32")
-    return "inputs", rng.random((batch, time, model.input_spec.axes[-1])).astype("float32")
+    return "inputs", rng.random((batch, time, 2)).astype("float32")
 
 
-_FORWARD = {}  # compiled
+_FORWARD = {}  # compiled forward passes by model
 
 
 def scores(model, array):
-    """What Keras computes of whole rows from an empty history, named as the server names it."""
-    import tensorflow as tf
-
+    """Returns what Keras computes of whole rows from empty states, and its name on a server."""
     if id(model) not in _FORWARD:
-        # Called with an array, the layers refuse rows that are shorter than a dilation.
-        plain = serving.without_history(model)
-        shape = [None, None, *model.input_spec.axes.values()] if model.input_spec else [None, None]
-        spec = tf.TensorSpec(shape, inputs(model, 1, 1)[1].dtype)
-        _FORWARD[id(model)] = model, tf.function(lambda x: plain(x, training=False), [spec])
+        # Of unknown shape: the layers refuse arrays that are shorter than a dilation.
+        name, example = inputs(model, 1, 1)
+        spec = tf.TensorSpec([None, None, *example.shape[2:]], example.dtype, name)
+        plain = _without_states(model)
+        forward = tf.function(lambda x: plain(x, training=False), [spec], autograph=False)
+        _FORWARD[id(model)] = model, forward
     outputs = _FORWARD[id(model)][1](array)
     if isinstance(model, LanguageModel):
         return "log_probabilities", ops.convert_to_numpy(outputs)
@@ -92,12 +107,21 @@ def scores(model, array):
     return "predictions", ops.convert_to_numpy(outputs)
 
 
-def scores_so_far(model, array):
-    """The same at each step, as if the rows ended there."""
-    if scores(model, array)[1].ndim == 3:
-        return scores(model, array)[1]
-    times = range(1, array.shape[1] + 1)
-    return np.stack([scores(model, array[:, :time])[1] for time in times], axis=1)
+def _without_states(model):
+    if not getattr(model.backbone, "stateful", False):
+        return model
+    config = model.get_config()
+    config["backbone"]["config"]["stateful"] = False
+    plain = type(model).from_config(config)
+    plain.build((None, None))
+    plain.set_weights(model.get_weights())
+    return plain
+
+
+def scores_so_far(model, array, times):
+    """Returns the scores (batch, len(times), ...) of rows that end after so many steps."""
+    found = [scores(model, array[:, :time])[1] for time in times]
+    return np.stack([f[:, -1] if f.ndim == 3 else f for f in found], axis=1)
 
 
 _CLIENT = """
@@ -110,16 +134,16 @@ def call(endpoint, inputs):
     return {name: value.numpy() for name, value in outputs.items()}
 
 def stream(signatures, name, array, read=0):
-    # As a client does it that keeps the state; `read` steps at once, then one by one.
+    # As a client does it: `read` steps at once, then one by one, with the cache going to and fro.
     if read:
         answer = call(signatures["prefill"], {name: array[:, :read]})
     else:
-        answer = call(signatures["initial_state"], {"batch_size": len(array)})
+        answer = call(signatures["initial_cache"], {"batch_size": len(array)})
     scores = []
     for t in range(read, array.shape[1]):
-        state = {key: value for key, value in answer.items() if key.startswith("state_")}
-        answer = call(signatures["step"], {name: array[:, t], **state})
-        scores += [value for key, value in answer.items() if not key.startswith("state_")]
+        cache = {key: value for key, value in answer.items() if key.startswith("cache_")}
+        answer = call(signatures["step"], {name: array[:, t], **cache})
+        scores += [value for key, value in answer.items() if not key.startswith("cache_")]
     return tf.stack(scores, axis=1).numpy()
 
 answers = []
@@ -142,7 +166,7 @@ def ask(requests, folder):
 
     Args:
         requests: List of (path, endpoint, dict of inputs). The endpoint `"stream"` stands for
-            `initial_state`, or `prefill`, and many a `step`.
+            `initial_cache` or `prefill`, and a `step` for each further step.
         folder: For the files that go there and back.
 
     Returns:

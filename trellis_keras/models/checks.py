@@ -82,6 +82,6 @@ def refuse_quantization(model):
     """
     raise ValueError(
         "Keras' quantization makes a model of this kind that cannot be loaded again. Use "
-        'serving.export(model, path, format="litert", quantization="int8"). '
+        'export.export(model, path, format="litert", quantization="int8"). '
         f"Received: {model.name}"
     )

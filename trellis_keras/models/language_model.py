@@ -207,7 +207,7 @@ class LanguageModel(FrozenPartsMixin, Generation, OrderedBatches, keras.Model):
         return keras.KerasTensor(shape, at_least_float32(self.head.compute_dtype))
 
     def quantize(self, *args, **kwargs):
-        """Not supported: `serving.export(format="litert", quantization="int8")` has it.
+        """Not supported: `export.export(format="litert", quantization="int8")` has it.
 
         Raises:
             ValueError: Always.

@@ -107,7 +107,7 @@ class SequenceModel(FrozenPartsMixin, keras.Model):
         return keras.KerasTensor(self.compute_output_shape(inputs.shape), self.head.compute_dtype)
 
     def quantize(self, *args, **kwargs):
-        """Not supported: `serving.export(format="litert", quantization="int8")` has it.
+        """Not supported: `export.export(format="litert", quantization="int8")` has it.
 
         Raises:
             ValueError: Always.

@@ -1,32 +1,28 @@
-"""SavedModels of every kind of model, asked by a process without Keras: it gets Keras' numbers."""
+"""SavedModels of every kind of model give Keras' numbers, in a process without Keras."""
 
 import numpy as np
 import pytest
 
 from tests.support.served import (
-    KINDS,
     LANGUAGE,
-    TEXT,
+    MODELS,
+    WITH_TEXT,
     ask,
     inputs,
     scores,
     scores_so_far,
-    small_model,
 )
-from trellis_keras import serving, zoo
-
-pytest.importorskip("tensorflow")
 
 SHAPES = [(1, 1), (3, 17)]
-PROMPTS = ["a", "a cab", "bad  "]
-LONG = ("trellisnet_char", "tcn_copy_memory", "lru_char_ptb")  # whose stream has 1,000 steps
+STEPS = 40  # several times around every buffer of a stream
+SOME = [1, 2, 7, STEPS]
+TEXTS = ["a", "a cab", "bad  ", "a\nb a"]
 
 
 def requests(model, name):
     """{what is asked: (endpoint, inputs)}"""
-    what, array = inputs(model, *((1, 1000) if name in LONG else (2, 12)))
+    what, array = inputs(model, 2, STEPS)
     asked = {shape: ("serving_default", dict([inputs(model, *shape)])) for shape in SHAPES}
-    asked["whole"] = "serving_default", {what: array}
     asked["stream"] = "stream", {"name": what, "array": array}
     if name in LANGUAGE:
         asked["prefill and stream"] = "stream", {"name": what, "array": array[:, :12], "read": 5}
@@ -34,17 +30,17 @@ def requests(model, name):
         asked["greedy"] = "generate", {**prompts, "temperature": 0.0, "seed": 7}
         for again, seed in enumerate((7, 7, 8)):
             asked["drawn", again] = "generate", {**prompts, "temperature": 1.0, "seed": seed}
-    if name in TEXT:
-        asked["score_text"] = "score_text", {"text": [*PROMPTS, ""]}
+    if name in WITH_TEXT:
+        asked["score_text"] = "score_text", {"text": [*TEXTS, ""]}
         options = {"max_new_tokens": 6, "temperature": 0.0, "seed": 0}
-        asked["generate_text"] = "generate_text", {"text": PROMPTS, **options}
+        asked["generate_text"] = "generate_text", {"text": TEXTS, **options}
     return asked
 
 
 @pytest.fixture(scope="module")
 def answers(exported, tmp_path_factory):
     """{model: {what was asked: the answer}}"""
-    asked = {name: requests(exported(name)[0], name) for name in KINDS}
+    asked = {name: requests(exported(name)[0], name) for name in MODELS}
     flat = [(exported(name)[1], *of) for name in asked for of in asked[name].values()]
     found = iter(ask(flat, tmp_path_factory.mktemp("asked")))
     return {name: dict(zip(of, found, strict=False)) for name, of in asked.items()}
@@ -55,7 +51,7 @@ def assert_equal(answer, expected):
     np.testing.assert_allclose(answer, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", MODELS)
 def test_any_batch_of_any_length(exported, answers, name):
     model = exported(name)[0]
     for shape in SHAPES:
@@ -64,19 +60,17 @@ def test_any_batch_of_any_length(exported, answers, name):
         assert_equal(answers[name][shape][expected_name], expected)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", MODELS)
 def test_a_stream_of_steps_equals_one_request(exported, answers, name):
-    model, (whole,) = exported(name)[0], answers[name]["whole"].values()
-    stream = answers[name]["stream"]
-    # Of a model with one output for a whole row, the last step's is that of the request.
-    assert_equal(stream if whole.ndim == 3 else stream[:, -1], whole)
-    if name not in LONG:
-        assert_equal(stream, scores_so_far(model, inputs(model, 2, 12)[1]))
+    model, stream = exported(name)[0], answers[name]["stream"]
+    expected = scores_so_far(model, inputs(model, 2, STEPS)[1], SOME)
+    assert_equal(stream[:, [time - 1 for time in SOME]], expected)
 
 
 @pytest.mark.parametrize("name", LANGUAGE)
-def test_a_stream_goes_on_from_prefill(answers, name):
-    whole = answers[name]["whole"]["log_probabilities"]
+def test_a_stream_continues_from_prefill(exported, answers, name):
+    model = exported(name)[0]
+    whole = scores(model, inputs(model, 2, STEPS)[1])[1]
     assert_equal(answers[name]["prefill and stream"], whole[:, 5:12])
 
 
@@ -94,38 +88,21 @@ def test_generate(exported, answers, name):
     assert first == again != other
 
 
-@pytest.mark.parametrize("name", TEXT)
+@pytest.mark.parametrize("name", WITH_TEXT)
 def test_score_text(exported, answers, name):
     model, answer = exported(name)[0], answers[name]["score_text"]
-    rows = [model.vocabulary.encode(text, final_eos=False) for text in PROMPTS]
+    rows = [model.vocabulary.encode(text, final_eos=False) for text in TEXTS]
     log_p = [scores(model, row[None])[1][0] for row in rows]
     sums = [p[range(len(row) - 1), row[1:]].sum() for p, row in zip(log_p, rows, strict=True)]
     assert_equal(answer["log_probability"], [*sums, 0])
     assert answer["num_tokens"].tolist() == [*(len(row) - 1 for row in rows), 0]
 
 
-@pytest.mark.parametrize("name", TEXT)
-def test_generate_text_goes_on_from_texts_of_any_length(exported, answers, name):
+@pytest.mark.parametrize("name", WITH_TEXT)
+def test_generate_text_continues_texts_of_any_length(exported, answers, name):
     model = exported(name)[0]
-    for text, answer in zip(PROMPTS, answers[name]["generate_text"]["text"], strict=True):
+    for text, answer in zip(TEXTS, answers[name]["generate_text"]["text"], strict=True):
         ids = model.vocabulary.encode(text, final_eos=False)
         for _ in range(6):
             ids = np.append(ids, scores(model, ids[None])[1][0, -1].argmax())
         assert answer.decode() == model.vocabulary.decode(ids)
-
-
-@pytest.mark.slow
-def test_every_model_of_the_zoo(tmp_path):
-    """Minutes: all are exported, and asked by one process."""
-    models, asked = {name: small_model(name) for name in zoo.list_models()}, []
-    for name, model in models.items():
-        path = serving.export(model, tmp_path / name)
-        what, array = inputs(model, 2, 12)
-        asked += [(path, "serving_default", {what: array})]
-        asked += [(path, "stream", {"name": what, "array": array})]
-    answers = iter(ask(asked, tmp_path))
-    for model in models.values():
-        array = inputs(model, 2, 12)[1]
-        expected_name, expected = scores(model, array)
-        assert_equal(next(answers)[expected_name], expected)
-        assert_equal(next(answers), scores_so_far(model, array))

@@ -1,0 +1,149 @@
+"""Steps for LiteRT and ONNX: a stream of them gives Keras' scores of the sequence."""
+
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support.served import inputs, scores_so_far, small_model
+from trellis_keras.export import export
+from trellis_keras.layers import TCN
+from trellis_keras.models import LanguageModel
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated")
+
+NAMES = ["trellisnet", "adaptive", "lru", "cells", "classifier", "regressor", "music"]
+STEPS = 40
+SOME = [1, 2, 7, STEPS]
+
+
+def assert_streams(model, rows, step, shapes, prefix):
+    """`step(**inputs)` returns a dict; `shapes` are those of its inputs, by name."""
+    name, array = inputs(model, rows, STEPS)
+    cache = {key: np.zeros(shape, "float32") for key, shape in shapes.items() if key != name}
+    assert all(key.startswith("cache_") for key in cache)
+    found = []
+    for t in range(STEPS):
+        answer = step(**{name: array[:, t]}, **cache)
+        cache = {key: answer.pop(prefix + key) for key in cache}
+        (output,) = answer.values()
+        found.append(output)
+    found = np.stack([found[time - 1] for time in SOME], axis=1)
+    np.testing.assert_allclose(found, scores_so_far(model, array, SOME), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_litert(name, tmp_path):
+    model = small_model(name)
+    path = export(model, tmp_path / "step.tflite", format="litert")
+    runtime = tf.lite.Interpreter(str(path))
+    assert list(runtime.get_signature_list()) == ["step"]
+    step = runtime.get_signature_runner("step")
+    shapes = {key: tensor["shape"] for key, tensor in step.get_input_details().items()}
+    assert {shape[0] for shape in shapes.values()} == {1}
+    assert_streams(model, 1, step, shapes, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_onnx(name, tmp_path):
+    pytest.importorskip("tf2onnx", reason="needs tf2onnx: pip install tf2onnx onnx onnxruntime")
+    runtime = pytest.importorskip("onnxruntime")
+    model = small_model(name)
+    session = runtime.InferenceSession(export(model, tmp_path / "step.onnx", format="onnx"))
+    names = [output.name for output in session.get_outputs()]
+
+    def step(**inputs):
+        return dict(zip(names, session.run(None, inputs), strict=True))
+
+    assert isinstance(session.get_inputs()[0].shape[0], str)  # any number of rows
+    shapes = {tensor.name: [3, *tensor.shape[1:]] for tensor in session.get_inputs()}
+    assert_streams(model, 3, step, shapes, "next_")
+
+
+def test_int8_is_smaller_and_costs_little():
+    from benchmarks import int8
+
+    model = LanguageModel(11, 60, TCN(60, kernel_size=3, depth=2, seed=0), seed=0)
+    model.build((None, None))
+    rows = int8.compare(model, inputs(model, 1, STEPS)[1][0])
+    whole, quantized = (rows[name] for name in int8.FILES)
+    assert rows["Keras"]["bpc"] == pytest.approx(whole["bpc"], abs=1e-5)
+    assert 0 < abs(quantized["bpc"] - whole["bpc"]) < 0.05
+    assert quantized["bytes"] < 2 * model.count_params() < 4 * model.count_params() < whole["bytes"]
+
+
+def test_wrong_paths(tmp_path):
+    model = small_model("adaptive")
+    for format, suffix in (("litert", ".tflite"), ("onnx", ".onnx")):
+        with pytest.raises(ValueError, match=f"must end in {suffix} .* Received: .*/a.bin"):
+            export(model, tmp_path / "a.bin", format=format)
+    path = tmp_path / "taken.tflite"
+    path.write_text("precious")
+    with pytest.raises(ValueError, match="taken.tflite already exists"):
+        export(model, path, format="litert")
+    assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [
+        ("taken.tflite", "precious")
+    ]
+
+
+class Ones(keras.layers.Layer):
+    """A layer whose streams do not start from zeros."""
+
+    def call(self, x):
+        return x
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+    def initial_cache(self, batch_size):
+        return keras.ops.ones((batch_size, 1))
+
+    def step(self, x, cache):
+        return x, cache
+
+    def prefill(self, x, cache=None):
+        return x, cache
+
+
+@pytest.mark.parametrize(
+    ("backbone", "message"),
+    [
+        (lambda: keras.layers.LSTM(4, return_sequences=True), "lacks .*'initial_cache', 'step'"),
+        (lambda: TCN(4, 2, 2, dtype="mixed_bfloat16"), "computes in bfloat16, float32"),
+        (Ones, "starts from zeros"),
+    ],
+)
+def test_models_that_cannot_be_converted(tmp_path, backbone, message):
+    model = LanguageModel(11, 4, backbone())
+    model.build((None, None))
+    with pytest.raises(ValueError, match=message):
+        export(model, tmp_path / "a.tflite", format="litert")
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_packages_are_named(tmp_path, monkeypatch):
+    model = small_model("adaptive")
+    monkeypatch.setitem(sys.modules, "tf2onnx", None)
+    with pytest.raises(ImportError, match="pip install tf2onnx onnx onnxruntime"):
+        export(model, tmp_path / "a.onnx", format="onnx")
+    monkeypatch.delattr(tf, "lite")
+    with pytest.raises(ImportError, match="pip install tensorflow=="):
+        export(model, tmp_path / "a.tflite", format="litert")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_openvino_reads_saved_models(exported, name):
+    core = pytest.importorskip("openvino", reason="needs OpenVINO: pip install openvino").Core()
+    model, path = exported(name)
+    # Its own default is less than float32 on some processors.
+    compiled = core.compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    for shape in ((1, 9), (3, 17)):
+        what, array = inputs(model, *shape)
+        (answer,) = compiled({what: array}).values()
+        expected = scores_so_far(model, array, [shape[1]])[:, 0]
+        answer = answer[:, -1] if answer.ndim == 3 else answer
+        np.testing.assert_allclose(answer, expected, rtol=0, atol=1e-5)

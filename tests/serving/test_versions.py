@@ -1,0 +1,182 @@
+"""Where exports go: numbered versions, each complete or not there."""
+
+import pathlib
+import sys
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+from tests.support.processes import run_script
+from tests.support.served import MODELS, small_model
+from trellis_keras import export as module
+from trellis_keras.export import export
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture(scope="module")
+def model():
+    return small_model("regressor")
+
+
+@pytest.fixture
+def quick(model, monkeypatch):
+    """`export` of a model without graphs: it writes one file."""
+
+    def write(endpoints, folder):
+        assert not folder.name.isdecimal()
+        folder.mkdir()
+        (folder / "saved_model.pb").touch()
+
+    monkeypatch.setattr(module, "_write_archive", write)
+    return lambda path, version=None: export(model, path, version)
+
+
+def test_versions_count_up_unless_given(quick, tmp_path):
+    path = tmp_path / "models" / "first"
+    assert quick(path) == path / "1"
+    assert quick(path) == path / "2"
+    assert quick(path, 10) == path / "10"
+    (path / "backup.30").mkdir()
+    assert quick(path) == path / "11"
+    assert quick(path, np.int64(4)) == path / "4"
+    assert names(path) == ["1", "10", "11", "2", "4", "backup.30"]
+    assert names(path / "1") == ["assets.extra", "saved_model.pb"]
+
+
+@pytest.mark.parametrize(
+    ("path", "version", "message"),
+    [
+        ("model", 1, "/1 already exists"),
+        ("model", 2, "/2 already exists"),
+        ("model", 0, "must be a positive integer. Received: 0"),
+        ("model", 1.0, "must be a positive integer. Received: 1.0"),
+        ("model", "1", "must be a positive integer. Received: '1'"),
+        ("model", True, "must be a positive integer. Received: True"),
+        ("file", None, "is a file"),
+        ("7", None, "looks like one version"),
+        ("renamed", None, "looks like one version"),
+    ],
+)
+def test_wrong_paths_and_versions(quick, tmp_path, path, version, message):
+    quick(tmp_path / "model")
+    (tmp_path / "model" / "2").mkdir()
+    quick(tmp_path / "other").rename(tmp_path / "renamed")
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=message):
+        quick(tmp_path / path, version)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_two_processes_at_once(quick, tmp_path, monkeypatch):
+    both = threading.Barrier(2)
+    rename = module._rename_to_version
+
+    def together(folder, path, version):
+        both.wait(timeout=60)
+        return rename(folder, path, version)
+
+    monkeypatch.setattr(module, "_rename_to_version", together)
+    threads = [threading.Thread(target=quick, args=(tmp_path / "model",)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert names(tmp_path / "model") == ["1", "2"]
+
+
+def test_another_process_takes_the_version_meanwhile(quick, tmp_path, monkeypatch):
+    rename = module._rename_to_version
+
+    def late(folder, path, version):
+        (path / "3").mkdir()
+        (path / "3" / "saved_model.pb").touch()
+        return rename(folder, path, version)
+
+    monkeypatch.setattr(module, "_rename_to_version", late)
+    with pytest.raises(ValueError, match="3 already exists"):
+        quick(tmp_path, 3)
+    assert names(tmp_path) == ["3"]
+
+
+def test_a_failed_export_leaves_nothing(model, tmp_path, monkeypatch):
+    def write_half(archive, folder, **options):
+        pathlib.Path(folder).mkdir()
+        raise OSError("disk full")
+
+    monkeypatch.setattr(type(keras.export.ExportArchive()), "write_out", write_half)
+    (tmp_path / "there").mkdir()
+    for path in (tmp_path / "model", tmp_path / "there"):
+        with pytest.raises(OSError, match="disk full"):
+            export(model, path)
+    assert names(tmp_path) == ["there"] and names(tmp_path / "there") == []
+
+
+def test_a_killed_export_leaves_no_version(quick, tmp_path):
+    source = """
+import os, signal, sys
+import keras
+from tests.support.served import small_model
+from trellis_keras.export import export
+Archive = type(keras.export.ExportArchive())
+write_out = Archive.write_out
+
+def write_and_die(*arguments, **options):
+    write_out(*arguments, **options)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+Archive.write_out = write_and_die
+export(small_model("regressor"), sys.argv[1])
+"""
+    done = run_script(source, tmp_path, check=False)
+    assert done.returncode == -9
+    (left,) = names(tmp_path)
+    assert left.startswith(".exporting-")
+    assert quick(tmp_path).name == "1"
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"format": "pb"}, "`format` must be .* Received: 'pb'"),
+        ({"format": "litert", "version": 2}, "belong to format='saved_model'"),
+        ({"format": "onnx", "warmup": True}, "belong to format='saved_model'"),
+        ({"quantization": "int8"}, "'int8' with format='litert'. Received: .*'saved_model'"),
+        ({"format": "litert", "quantization": "int4"}, "Received: quantization='int4'"),
+    ],
+)
+def test_wrong_options(model, tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        export(model, tmp_path / "model", **options)
+    assert names(tmp_path) == []
+
+
+def test_wrong_models(tmp_path):
+    for make, shape in (("lru", "None, None"), ("regressor", "None, None, channels")):
+        with pytest.raises(ValueError, match=rf"Build the model .*build\(\({shape}\)\)"):
+            export(MODELS[make](), tmp_path / "model")
+    with pytest.raises(ValueError, match="must be a LanguageModel.* Received: <Sequential"):
+        export(keras.Sequential([keras.layers.Dense(2)]), tmp_path / "model")
+    assert names(tmp_path) == []
+
+
+def test_without_tensorflow_serving_nothing_is_written(model, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_serving", None)
+    with pytest.raises(ImportError, match="pip install tensorflow-serving-api"):
+        export(model, tmp_path / "model", warmup=True)
+    assert names(tmp_path) == []
+
+
+def test_other_backends_read_how_to_export(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(ValueError, match="KERAS_BACKEND=tensorflow. Received: the backend 'jax'"):
+        export(model, tmp_path / "model")
+    assert names(tmp_path) == []
