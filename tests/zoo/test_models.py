@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.support.served import VOCABULARIES
+from tests.support.served import CHARACTERS
 from trellis_keras import data, zoo
 from trellis_keras.layers import AdaptiveSoftmax
 from trellis_keras.zoo import lru, registry
@@ -82,7 +82,7 @@ def test_what_a_model_does_not_take():
     with pytest.raises(ValueError, match="`epochs` is not an argument of the model but of its tr"):
         zoo.trellisnet_ptb(epochs=8)
     with pytest.raises(ValueError, match="tcn_jsb reads no text: it takes no `vocabulary`"):
-        zoo.tcn_jsb(vocabulary=VOCABULARIES["character"])
+        zoo.tcn_jsb(vocabulary=CHARACTERS)
 
 
 def test_the_vocabulary_sets_the_size():
