@@ -378,10 +378,15 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
             training, mask: As in `call`.
             last_only: Whether to return the output of the last step only, (batch, 1, units).
         """
+        valid = None
+        if mask is not None:
+            mask = ops.cast(mask, "bool")[..., None]
+            # Whatever stands in masked steps, NaN included, reaches neither outputs nor gradients.
+            inputs = ops.where(mask, inputs, ops.zeros_like(inputs))
+            valid = ops.transpose(mask, (1, 0, 2))
         h1 = ops.transpose(self._project(inputs), (1, 0, 2))
         if states is None:
             states = [ops.zeros_like(h1[0])] * self.depth
-        valid = None if mask is None else ops.cast(ops.transpose(mask)[..., None], "bool")
         last_states = []
         for cell, h2 in zip(self.cells, states, strict=True):
             is_top = cell is self.cells[-1]

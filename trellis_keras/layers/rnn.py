@@ -215,9 +215,9 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
         """Returns zero states: a tensor (batch, units), or a list of them."""
         # A single state is not in a list: `keras.layers.RNN.reset_state` fails for stacked cells
         # with lists.
-        return keras.tree.map_structure(
-            lambda size: ops.zeros((batch_size, size), self.compute_dtype), self.state_size
-        )
+        if isinstance(self.state_size, int):
+            return ops.zeros((batch_size, self.state_size), self.compute_dtype)
+        return [ops.zeros((batch_size, size), self.compute_dtype) for size in self.state_size]
 
     def get_config(self):
         config = {**super().get_config(), "units": self.units, "seed": self.seed}

@@ -255,6 +255,7 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
         return {
             **super().get_config(),
             "filters": self.filters,
+            "depth": None,
             "dilations": self.dilations,
             "skip_connections": self.skip_connections,
             "return_sequences": self.return_sequences,

@@ -1,0 +1,727 @@
+"""The recurrent cells in `keras.layers.RNN`, RHN and Grid-LSTM equations, and StackedRNN."""
+
+import functools
+import itertools
+import re
+import threading
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from tests.support.golden import family, floats
+from tests.support.gradients import value_and_gradients
+from tests.support.layer_checks import (
+    assert_close,
+    check_config,
+    check_layer,
+    check_streaming,
+    made,
+    noise,
+    randomize,
+)
+from trellis_keras.layers import GridLSTMCell, LRUCell, RHNCell, StackedRNN, VariationalDropout
+from trellis_keras.layers.rnn import RecurrentCell
+
+both = pytest.mark.both_backends
+exact = pytest.mark.float64
+ON_JAX = keras.backend.backend() == "jax"
+STATES = {"return_sequences": True, "return_state": True}
+
+
+def rnn(cells, **options):
+    """A `keras.layers.RNN` of a cell or of cells of 4 units, with random weights."""
+    layer = keras.layers.RNN(cells, **(STATES | options))
+    layer.build((2, None, 4))
+    return randomize(layer)
+
+
+def built(cell, channels):
+    cell.build((None, channels))
+    return randomize(cell)
+
+
+def assert_all_close(actual, expected):
+    actual, expected = keras.tree.flatten(actual), keras.tree.flatten(expected)
+    for a, b in zip(actual, expected, strict=True):
+        assert_close(a, b)
+
+
+# Every cell
+
+CELLS = {
+    "rhn": functools.partial(RHNCell, 4, 2),
+    "grid_lstm": functools.partial(GridLSTMCell, 4, 2),
+    "lru": functools.partial(LRUCell, 4),
+}
+cells = pytest.mark.parametrize("name", CELLS)
+
+
+@both
+@cells
+def test_states_of_stacked_cells(name):
+    layer = rnn([CELLS[name](), CELLS[name]()])
+    x = noise(2, 6, 4)
+    y, *states = layer(x)
+    first, *between = layer(x[:, :2])
+    second, *last = layer(x[:, 2:], initial_state=between)
+    assert_all_close([ops.concatenate([first, second], axis=1), *last], [y, *states])
+    alone = x
+    for cell in layer.cell.cells:
+        alone = keras.layers.RNN(cell, return_sequences=True)(alone)
+    assert_close(alone, y)
+    # Keras cannot reset stacked cells with several states.
+    cells = layer.cell.cells[0] if name == "grid_lstm" else layer.cell.cells
+    plain, stateful = (keras.layers.RNN(cells, stateful=stateful) for stateful in (False, True))
+    for _ in range(2):
+        assert_close(stateful(x[:, :2]), plain(x[:, :2]))
+        assert_close(stateful(x[:, 2:]), plain(x))
+        stateful.reset_state()
+
+
+@both
+@cells
+def test_masks(name):
+    layer, x = rnn(CELLS[name](), zero_output_for_mask=True), noise(2, 7, 4)
+    mask = np.ones((2, 7), bool)
+    mask[0, :3] = mask[1, -3:] = False
+    y, *states = layer(x, mask=ops.convert_to_tensor(mask))
+    for row in range(2):
+        alone, *ends = layer(x[row, mask[row]][None])
+        assert_close(np.asarray(y)[row, mask[row]], alone[0])
+        assert_all_close([state[row] for state in states], [end[0] for end in ends])
+
+
+@both
+@cells
+def test_training_and_file(name, tmp_path):
+    make = functools.partial(CELLS[name], dropout=0.1, recurrent_dropout=0.2, seed=1)
+    check_config(make)
+    layer = keras.layers.RNN([make(), make(seed=2)])
+    model = keras.Sequential([keras.Input((None, 4)), layer])
+    model.compile("sgd", "mse", jit_compile=True)
+    before = layer.get_weights()
+    model.train_on_batch(noise(2, 3, 4), noise(2, 4))
+    assert all(np.any(a != b) for a, b in zip(before, layer.get_weights(), strict=True))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(*(m.predict(noise(2, 3, 4), verbose=0) for m in (loaded, model)))
+
+
+@both
+@cells
+def test_half_precision(name):
+    layer, half = (rnn(CELLS[name](dtype=d), dtype=d) for d in ("float32", "mixed_bfloat16"))
+    assert {w.dtype for w in half.weights} == {"float32"}
+    for found, expected in zip(half(noise(3, 4, 4)), layer(noise(3, 4, 4)), strict=True):
+        assert keras.backend.standardize_dtype(found.dtype) == "bfloat16"
+        np.testing.assert_allclose(ops.cast(found, "float32"), expected, atol=0.05)
+
+
+@both
+@cells
+def test_nothing_is_random_in_inference(name):
+    make = functools.partial(CELLS[name], dropout=0.4, recurrent_dropout=0.4)
+    layer = rnn([make(seed=1), make(seed=2)])
+    x = noise(2, 3, 4)
+    for training in (False, True):
+        text = graph_of(lambda x, training=training: layer(x, training=training), x)
+        assert bool(re.search("[Rr]andom|threefry", text)) == training
+
+    def seeds():
+        return [np.asarray(v) for v in layer.variables if "seed" in v.path]
+
+    before = seeds()
+    y, *_ = map(np.asarray, layer(x))
+    keras.Sequential([layer]).predict(x, verbose=0)
+    np.testing.assert_array_equal(seeds(), before)
+    first, second = (np.asarray(layer(x, training=True)[0]) for _ in range(2))
+    assert np.any(first != second) and np.any(first != y)
+    np.testing.assert_array_equal(np.subtract(seeds(), before), [[0, 2]] * 4)
+    assert not rnn(CELLS[name]()).non_trainable_variables  # no seeds without dropout
+
+
+def graph_of(function, x):
+    """The operations of `function(x)`, those of loop bodies too, as text."""
+    if ON_JAX:
+        import jax
+
+        with keras.StatelessScope():
+            return str(jax.make_jaxpr(function)(x))
+    import tensorflow as tf
+
+    graph = tf.function(function).get_concrete_function(tf.constant(x)).graph.as_graph_def()
+    nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+    return " ".join(node.op for node in nodes)
+
+
+@both
+@pytest.mark.parametrize("recurrent", [False, True], ids=["inputs", "state"])
+def test_each_row_and_cell_has_one_mask_for_all_steps(recurrent):
+    """With zero weights but an identity in p2, h1' is (h1 + tanh(1 or 2, or 0 if dropped)) / 2."""
+    rates = {"recurrent_dropout" if recurrent else "dropout": 0.5}
+    cell = LRUCell(16, seed=1, **rates)
+    cell.build((None, 16))
+    cell.set_weights([np.zeros(w.shape) for w in cell.weights])
+    weight = cell.recurrent_kernels[0] if recurrent else cell.kernels[0]
+    weight.assign(np.concatenate([np.zeros((16, 80)), np.eye(16)], axis=1))
+    bias = np.repeat([0, -30, 0, 30, 0, 0], 16)  # z2 = 0 keeps h2, r1 = 1
+    cell.biases[0].assign(bias)
+    layer = keras.layers.RNN(cell, return_sequences=True)
+    x, h = np.ones((4, 6, 16), "float32"), np.ones((4, 16), "float32")
+    y, again = (np.asarray(layer(x, initial_state=h, training=True)) for _ in range(2))
+    dropped = np.isclose(y, 0.5)
+    np.testing.assert_allclose(y, np.where(dropped, 0.5, (1 + np.tanh(2)) / 2), rtol=1e-6)
+    np.testing.assert_array_equal(dropped, np.repeat(dropped[:, :1], 6, axis=1))
+    assert 0.25 < dropped.mean() < 0.75
+    assert len({row.tobytes() for row in dropped[:, 0]}) == 4
+    assert np.any(dropped != np.isclose(again, 0.5))
+    np.testing.assert_allclose(layer(x, initial_state=h), (1 + np.tanh(1)) / 2, rtol=1e-6)
+    # A cell that is called on its own draws new masks.
+    alone = [np.asarray(cell(x[:, 0], [h], training=True)[0]) for _ in range(2)]
+    assert np.isclose(alone[0], 0.5).any() and np.any(alone[0] != alone[1])
+
+
+def test_keras_rnn_asks_for_masks_before_its_loop():
+    """`RecurrentCell` relies on this, which Keras does not document."""
+    calls = []
+
+    class Spy(RecurrentCell):
+        def get_dropout_mask(self, step_input):
+            calls.append("inputs")
+            return super().get_dropout_mask(step_input)
+
+        def get_recurrent_dropout_mask(self, step_input):
+            calls.append("state")
+            return super().get_recurrent_dropout_mask(step_input)
+
+        def call(self, inputs, states, training=False):
+            calls.append("step")
+            return inputs, states
+
+    cell = Spy(3, dropout=0.1)
+    keras.layers.RNN(cell, unroll=True)(noise(1, 2, 3), training=True)
+    assert calls == ["inputs", "state", "step", "step"]
+    assert cell._dropout_mask is None
+
+
+BAD = {
+    "`units` must be a positive integer. Received: units=0": (RHNCell, {"units": 0}),
+    r"`dropout` must be in \[0, 1\). Received: dropout=1.0": (LRUCell, {"dropout": 1.0}),
+    "recurrent_dropout=-0.1": (GridLSTMCell, {"recurrent_dropout": -0.1}),
+    "transition_depth=1.5": (RHNCell, {"transition_depth": 1.5}),
+    '`carry` must be "coupled" or "independent".*none': (RHNCell, {"carry": "none"}),
+    "depth=0": (GridLSTMCell, {"depth": 0}),
+    '`update` must be "parallel" or "sequential".*both': (GridLSTMCell, {"update": "both"}),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_arguments(message):
+    make, options = BAD[message]
+    with pytest.raises(ValueError, match=message):
+        make(**({"units": 4} | options))
+
+
+@both
+@cells
+def test_bad_states(name):
+    cell = built(CELLS[name](), 4)
+    sizes = keras.tree.flatten([cell.state_size])
+    right = [noise(2, size) for size in sizes]
+    cell(noise(2, 4), right)
+    with pytest.raises(
+        ValueError, match=f"list of states of the sizes .*Received: {len(sizes) + 1}"
+    ):
+        cell(noise(2, 4), [*right, right[0]])
+    wrong = [*right[:-1], noise(2, 5)]
+    with pytest.raises(ValueError, match=r"states\[.\]. must have shape \(2, 4\).*\(2, 5\)"):
+        cell(noise(2, 4), wrong)
+    with pytest.raises(ValueError, match=r"shape \(batch, 4\)"):
+        cell(noise(2, 5), right)
+
+
+def test_regularizers_and_constraints():
+    kinds = ("kernel", "recurrent", "bias")
+    options = {f"{kind}_regularizer": "l2" for kind in kinds}
+    for make in CELLS.values():
+        cell = built(make(**options, **{f"{kind}_constraint": "non_neg" for kind in kinds}), 4)
+        assert len(cell.losses) == len(cell.weights)
+        assert all(w.constraint is not None for w in cell.weights)
+
+
+def test_every_weight_has_numbers_of_its_own():
+    for make in CELLS.values():
+        cells = [make(seed=seed, bias_initializer="random_normal") for seed in (5, 5, 6)]
+        for cell in cells:
+            cell.build((None, 4))
+        first, again, other = (cell.get_weights() for cell in cells)
+        blocks = [b for w in first + other for b in np.split(w, w.shape[-1] // 4, axis=-1)]
+        blocks = [b for b in blocks if b.std() > 0]
+        assert len({b.tobytes() for b in blocks}) == len(blocks)
+        for a, b in zip(first, again, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def sigmoid(a):
+    return 1 / (1 + np.exp(-a))
+
+
+def check_masks_are_possible(y, equations):
+    """Each row of y is that of one of the masks of 0 and 2 that `equations(h1, h2)` can have."""
+    masks = [2.0 * np.array(m) for m in itertools.product((0, 1), repeat=4)]
+    possible = np.array([equations(m[:2], m[2:]) for m in masks])
+    errors = np.abs(possible - np.asarray(y)).max(axis=(2, 3))
+    assert np.all(errors.min(axis=0) < 1e-5)
+    assert len(set(errors.argmin(axis=0))) > 1, "all rows have the same masks"
+
+
+def reference_gradients(arrays, memory):
+    """The gradients of the authors' run with or without initial states."""
+    return {
+        name.removesuffix(memory): array
+        for name, array in family(arrays, "grad").items()
+        if name.endswith("_mem") == bool(memory)
+    }
+
+
+# RHN. The authors of the LRU call the parameters `lin.l` (h) and `gate.l` (t); those of the first
+# layer act on [h1; h2].
+
+
+def authors_rhn(cell, arrays, prefix=""):
+    """Arrays of the authors' names, laid out as the weights of `cell`, in their order."""
+
+    def blocks(end):
+        for n in range(cell.transition_depth):
+            pair = [arrays[f"{prefix}{name}.{n}.{end}"] for name in ("lin", "gate")]
+            yield np.concatenate([a.T for a in pair], axis=-1)
+
+    first, *others = blocks("weight")
+    split = len(first) - cell.units
+    return [floats(a) for a in (first[:split], first[split:], *others, *blocks("bias"))]
+
+
+def rhn_of_the_authors(arrays, depth, prefix=""):
+    units = arrays["meta"]["config"]["H"]
+    cell = RHNCell(units, depth)
+    cell.build((None, units))
+    cell.set_weights(authors_rhn(cell, family(arrays, "param"), prefix))
+    return cell
+
+
+@both
+@exact
+@pytest.mark.parametrize("depth", [1, 2])
+def test_rhn_cell_of_the_authors(depth, golden, assert_close):
+    arrays = golden(f"lru_cell_highway{depth}")
+    cell = rhn_of_the_authors(arrays, depth)
+
+    def loss(x, s):
+        y, (s,) = cell(x, [s])
+        return ops.sum(y**2) + 0.5 * ops.sum(s**3), (y, s)
+
+    x, s = floats(arrays["in.h1"]), floats(arrays["in.h2"])
+    (value, (y, new)), by_weight, by_input = value_and_gradients(loss, cell.weights, x, s)
+    assert_close(y, arrays["out.h1_f64"], "output", "y")
+    assert_close(new, arrays["out.h2_f64"], "output", "state")
+    assert_close(value, arrays["out.loss_f64"], "output", "loss")
+    assert_close(cell(x, [0 * s])[0], arrays["out.h1_single_f64"], "output", "from zero")
+    reference = family(arrays, "grad")
+    expected = authors_rhn(cell, reference) + [reference["h1"], reference["h2"]]
+    for found, wanted in zip([*by_weight, *by_input], expected, strict=True):
+        assert_close(found, wanted, "gradient")
+
+
+@both
+@exact
+@pytest.mark.parametrize("memory", ["", "_mem"])
+def test_rhn_sequence_of_the_authors(memory, golden, assert_close):
+    arrays = golden("lru_seq_highway_l2")
+    cell = rhn_of_the_authors(arrays, 2, "layers.0.")
+    layer = keras.layers.RNN(cell, **STATES)
+
+    def loss(x, s):
+        y, s = layer(x, initial_state=s)
+        return ops.sum(y**2) + ops.sum(s**2), (y, s)
+
+    s = floats(arrays["in.mem_H1"][:, 0]) * bool(memory)
+    (value, (y, s)), by_weight, (by_x, by_s) = value_and_gradients(
+        loss, cell.weights, floats(arrays["in.x"]), s
+    )
+    assert_close(y, arrays[f"out.y{memory}_f64"], "output", "y")
+    assert_close(s, arrays[f"out.H1{memory}_f64"][:, 0], "output", "state")
+    assert_close(value, arrays[f"out.loss{memory}_f64"], "output", "loss")
+    reference = reference_gradients(arrays, memory)
+    assert_close(by_x, reference["x"], "gradient", "x")
+    if memory:
+        assert_close(by_s, arrays["grad.mem_H1_f64"][:, 0], "gradient", "initial state")
+    for found, wanted in zip(by_weight, authors_rhn(cell, reference, "layers.0."), strict=True):
+        assert_close(found, wanted, "gradient")
+
+
+def rhn_equations(cell, x, s, input_mask=1.0, state_mask=1.0):
+    """Outputs (batch, time, units) by Eqs. 6 to 9 of the RHN paper."""
+    depth, weights = cell.transition_depth, [np.asarray(w, "float64") for w in cell.get_weights()]
+    kernel, recurrent, biases = weights[0], weights[1 : depth + 1], weights[depth + 1 :]
+    outputs = []
+    for t in range(x.shape[1]):
+        for layer in range(depth):
+            a = (s * state_mask) @ recurrent[layer]
+            a = a + (x[:, t] * input_mask) @ kernel if layer == 0 else a
+            a = a + biases[layer] if biases else a
+            h, gate, *carry = np.split(a, kernel.shape[1] // cell.units, axis=-1)
+            carry = sigmoid(carry[0]) if carry else 1 - sigmoid(gate)
+            s = np.tanh(h) * sigmoid(gate) + s * carry
+        outputs.append(s)
+    return np.stack(outputs, 1)
+
+
+@exact
+@pytest.mark.parametrize("carry", ["coupled", "independent"])
+def test_rhn_equations(carry):
+    cell = built(RHNCell(4, 3, carry=carry, use_bias=carry == "independent"), 7)
+    x, s = noise(3, 5, 7), noise(3, 4, seed=1)
+    expected = rhn_equations(cell, x, s).astype(x.dtype)
+    found = keras.layers.RNN(cell, **STATES)(x, initial_state=s)
+    assert_all_close(found, [expected, expected[:, -1]])
+
+
+def test_rhn_masks():
+    cell = built(RHNCell(2, 3, dropout=0.5, recurrent_dropout=0.5, seed=1), 2)
+    x = noise(6, 4, 2)
+    y = keras.layers.RNN(cell, return_sequences=True)(x, training=True)
+    check_masks_are_possible(y, functools.partial(rhn_equations, cell, x, np.zeros((6, 2))))
+
+
+def test_rhn_weights():
+    cell = RHNCell(7)
+    cell.build((None, 7))
+    assert cell.count_params() == 12 * 7**2 + 10 * 7
+    for bias in cell.get_weights()[-5:]:
+        np.testing.assert_array_equal(bias, [0] * 7 + [-2] * 7)
+    cell = RHNCell(5, 2, carry="independent", transform_bias_initializer="ones")
+    cell.build((None, 3))
+    names = ["kernel", "recurrent_kernel_1", "recurrent_kernel_2", "bias_1", "bias_2"]
+    assert [w.name for w in cell.weights] == names
+    assert [w.shape for w in cell.weights] == [(3, 15), (5, 15), (5, 15), (15,), (15,)]
+    np.testing.assert_array_equal(cell.get_weights()[-1], [0] * 5 + [1] * 5 + [-1] * 5)
+
+
+# Grid-LSTM. The authors of the LRU call the depth LSTM of node l `layers.l.0`, with h2 as input
+# (ih) and h1 as state (hh); `layers.l.1` is its time LSTM, with h1 as input.
+
+
+def authors_grid(arrays, depth):
+    """Arrays of the authors' names, laid out as the weights of a cell, in their order."""
+    weights = []
+    for n, direction in itertools.product(range(depth), range(2)):
+        prefix = f"layers.{n}.{direction}"
+        kernel, recurrent = ("hh", "ih") if direction == 0 else ("ih", "hh")
+        weights += [arrays[f"{prefix}.weight_{end}"].T for end in (kernel, recurrent)]
+        weights.append(sum(floats(arrays[f"{prefix}.bias_{end}"]) for end in ("ih", "hh")))
+    return [floats(w) for w in weights]
+
+
+@both
+@exact
+@pytest.mark.parametrize("memory", ["", "_mem"])
+def test_grid_lstm_of_the_authors(memory, golden, assert_close):
+    """The depth memory M0 enters beside x and leaves beside y."""
+    arrays = golden("lru_seq_gridlstm")
+    depth, units = arrays["in.mem_H1"].shape[1:]
+    cell = GridLSTMCell(
+        units, depth, update="sequential", share_depth_weights=False, return_memory=True
+    )
+    cell.build((None, 2 * units))
+    cell.set_weights(authors_grid(family(arrays, "param"), depth))
+    layer = keras.layers.RNN(cell, **STATES)
+
+    def loss(x, m0, h, m):
+        initial = [s[:, n] for n in range(depth) for s in (h, m)]
+        y, *states = layer(ops.concatenate([x, m0], axis=-1), initial_state=initial)
+        y, m0 = ops.split(y, 2, axis=-1)
+        h, m = ops.stack(states[::2], axis=1), ops.stack(states[1::2], axis=1)
+        return sum(ops.sum(a**2) for a in (y, h, m0, m)), (y, h, m0, m)
+
+    before = [floats(arrays[f"in.mem_{name}"]) * bool(memory) for name in ("M0", "H1", "M1")]
+    (value, found), by_weight, by_input = value_and_gradients(
+        loss, cell.weights, floats(arrays["in.x"]), *before
+    )
+    for name, array in zip(("y", "H1", "M0", "M1"), found, strict=True):
+        assert_close(array, arrays[f"out.{name}{memory}_f64"], "output", name)
+    assert_close(value, arrays[f"out.loss{memory}_f64"], "output", "loss")
+    reference = reference_gradients(arrays, memory)
+    assert_close(by_input[0], reference["x"], "gradient", "x")
+    if memory:
+        assert_close(by_input[2], arrays["grad.mem_H1_f64"], "gradient", "initial h2")
+    # Each of their two biases has the gradient of our one.
+    reference |= {k: np.zeros_like(v) for k, v in reference.items() if k.endswith("bias_hh")}
+    for gradient, wanted in zip(by_weight, authors_grid(reference, depth), strict=True):
+        assert_close(gradient, wanted, "gradient")
+
+
+def lstm(h1, h2, m, kernel, recurrent_kernel, bias=0.0):
+    i, f, c, o = np.split(h1 @ kernel + h2 @ recurrent_kernel + bias, 4, axis=-1)
+    m = sigmoid(f) * m + sigmoid(i) * np.tanh(c)
+    return sigmoid(o) * np.tanh(m), m
+
+
+def grid_equations(cell, x, states, h1_mask=1.0, h2_mask=1.0):
+    """Outputs [h1', m1'] (batch, time, 2 units) and last states, by Eqs. 5 and 6."""
+    weights = [np.asarray(w, "float64") for w in cell.get_weights()]
+    size = 3 if cell.use_bias else 2
+    lstms = [weights[i : i + size] for i in range(0, len(weights), size)]
+    nodes = list(zip(lstms[::2], lstms[1::2], strict=True))
+    nodes = nodes * (cell.depth // len(nodes))
+    states, outputs = list(states), []
+    for t in range(x.shape[1]):
+        h1, m1 = x[:, t, : cell.units], x[:, t, cell.units :]
+        m1 = m1 if m1.size else np.zeros_like(h1)
+        for n, (depth_weights, time_weights) in enumerate(nodes):
+            h2, m2 = states[2 * n : 2 * n + 2]
+            new_h1, m1 = lstm(h1 * h1_mask, h2 * h2_mask, m1, *depth_weights)
+            read = h1 if cell.update == "parallel" else new_h1
+            states[2 * n : 2 * n + 2] = lstm(read * h1_mask, h2 * h2_mask, m2, *time_weights)
+            h1 = new_h1
+        outputs.append(np.concatenate([h1, m1], axis=-1))
+    return np.stack(outputs, 1), states
+
+
+@exact
+@pytest.mark.parametrize("update", ["parallel", "sequential"])
+@pytest.mark.parametrize("share", [True, False], ids=["shared", "own"])
+def test_grid_lstm_equations(update, share):
+    """Shared weights with memories in and out, own weights without."""
+    cell = GridLSTMCell(
+        3, 2, update=update, share_depth_weights=share, return_memory=share, use_bias=not share
+    )
+    built(cell, 6 if share else 3)
+    x, states = noise(3, 5, 6 if share else 3), [noise(3, 3, seed=i) for i in range(1, 5)]
+    y, ends = grid_equations(cell, x, states)
+    y = y if share else y[..., :3]
+    found = keras.layers.RNN(cell, **STATES)(x, initial_state=states)
+    assert_all_close(found, [a.astype(x.dtype) for a in (y, *ends)])
+
+
+@pytest.mark.parametrize("update", ["parallel", "sequential"])
+@pytest.mark.parametrize("width", [2, 4])
+def test_grid_lstm_masks(update, width):
+    cell = GridLSTMCell(2, 2, update=update, dropout=0.5, recurrent_dropout=0.5, seed=1)
+    built(cell, width)
+    x = noise(6, 4, width)
+    y = keras.layers.RNN(cell, return_sequences=True)(x, training=True)
+    zeros = [np.zeros((6, 2))] * 4
+    check_masks_are_possible(y, lambda *m: grid_equations(cell, x, zeros, *m)[0][..., :2])
+
+
+def test_grid_lstm_weights():
+    for depth, share in ((1, True), (3, True), (3, False)):
+        cell = GridLSTMCell(7, depth, share_depth_weights=share)
+        cell.build((None, 7))
+        assert cell.count_params() == (16 * 7**2 + 8 * 7) * (1 if share else depth)
+    assert {"depth_kernel_1", "time_recurrent_kernel_3"} < {w.name for w in cell.weights}
+    names = ["depth_kernel", "depth_recurrent_kernel", "time_kernel", "time_recurrent_kernel"]
+    cell = GridLSTMCell(7, 2, use_bias=False)
+    cell.build((None, 7))
+    assert [w.name for w in cell.weights] == names
+    for use in (True, False):
+        cell = GridLSTMCell(3, unit_forget_bias=use)
+        cell.build((None, 3))
+        for bias in cell.get_weights()[2::3]:
+            np.testing.assert_array_equal(bias, [0] * 3 + [int(use)] * 3 + [0] * 6)
+
+
+def test_grid_lstm_widths():
+    for width in (3, 5):
+        with pytest.raises(ValueError, match=rf"units=4 channels, or 8.*Dense.*\(2, {width}\)"):
+            GridLSTMCell(4).build((2, width))
+    cell = built(GridLSTMCell(4), 8)
+    with pytest.raises(ValueError, match=r"shape \(batch, 4\) or \(batch, 8\)"):
+        cell(noise(2, 6), [noise(2, 4)] * 2)
+
+
+# StackedRNN
+
+
+@keras.saving.register_keras_serializable("test_rnn")
+class Counter(keras.layers.Layer):
+    """A cell without `training`, whose output is neither its state nor of its size."""
+
+    state_size = 3
+    output_size = 2
+
+    def call(self, inputs, states):
+        state = states[0] + ops.sum(inputs, axis=-1, keepdims=True)
+        return state[:, :2] * ops.convert_to_tensor([1.0, 2.0], state.dtype), [state]
+
+
+def lstm_and_gru(dtype=None, **options):
+    layers = [
+        keras.layers.LSTM(4, dropout=0.3, seed=1, dtype=dtype, **STATES),
+        VariationalDropout(0.2, seed=2, dtype=dtype),
+        keras.layers.GRU(5, recurrent_dropout=0.3, seed=3, dtype=dtype, **STATES),
+    ]
+    return StackedRNN(layers, dtype=dtype, **options)
+
+
+def simple_and_cells():
+    cells = [keras.layers.LSTMCell(4), keras.layers.GRUCell(3, dropout=0.3, seed=3)]
+    layers = [
+        keras.layers.SimpleRNN(4, dropout=0.3, recurrent_dropout=0.2, seed=1, **STATES),
+        keras.layers.Dropout(0.3, seed=2),
+        keras.layers.RNN(cells, **STATES),
+        keras.layers.RNN(Counter(), **STATES),
+    ]
+    return StackedRNN(layers, return_state=True)
+
+
+@both
+def test_stacked_rnn():
+    check_layer(functools.partial(lstm_and_gru, return_state=True), (2, 5, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "sizes"), [(lstm_and_gru, [4, 4, 5]), (simple_and_cells, [4, 4, 4, 3, 3])]
+)
+def test_stacked_rnn_equals_its_layers(make, sizes):
+    stack = made(make, (1, 1, 3))
+    assert stack.state_sizes == sizes
+    stack.return_state = True
+    x, states = noise(2, 6, 3), [noise(2, size, seed=size) for size in sizes]
+    y, remaining, last = x, iter(states), []
+    for layer in stack.layers:
+        if isinstance(layer, keras.layers.RNN):
+            initial = keras.tree.map_structure(lambda _: next(remaining), layer.state_size)
+            y, *new = layer(y, initial_state=initial)
+            last += keras.tree.flatten(new)
+    assert_all_close(stack(x, initial_state=states), [y, *last])
+    check_streaming(stack, x, initial_state=states)
+    check_streaming(stack, x)
+
+
+@both
+def test_stacked_rnn_last_valid_step_of_each_row():
+    layer = made(functools.partial(lstm_and_gru, return_sequences=False), (1, 1, 3))
+    x, mask = noise(3, 5, 3), np.ones((3, 5), bool)
+    mask[0, 3:] = mask[1, :2] = mask[2] = False
+    y = layer(x, mask=ops.convert_to_tensor(mask))
+    for row in (0, 1):
+        assert_close(y[row], layer(x[row, mask[row]][None])[0])
+    assert not np.any(y[2])
+    assert layer.compute_mask(x, mask) is None
+
+
+@both
+def test_stateful_stacked_rnn():
+    whole, layer = (
+        made(functools.partial(lstm_and_gru, stateful=stateful), (1, 1, 3))
+        for stateful in (False, True)
+    )
+    x = noise(2, 6, 3)
+    y = np.asarray(whole(x))
+    layer.reset_state(2)
+
+    def loss(first, second):
+        layer(first)
+        return ops.sum(layer(second)), layer(first)
+
+    assert_close(layer(x[:, :4]), y[:, :4])
+    assert_close(layer(x[:, 4:]), y[:, 4:])
+    _, _, (by_first, by_second) = value_and_gradients(loss, [], x[:, :4], x[:, 4:])
+    assert not np.any(by_first) and np.any(by_second)
+    assert len(layer.weights) == len(whole.weights)
+
+
+@pytest.mark.skipif(ON_JAX, reason="reads a TensorFlow graph")
+@pytest.mark.parametrize("make", [lstm_and_gru, simple_and_cells])
+def test_stacked_rnn_draws_nothing_in_inference(make):
+    layer, x = made(make, (1, 1, 3)), noise(2, 5, 3)
+    calls = {
+        "call": layer,
+        "prefill": layer.prefill,
+        "step": lambda x: layer.step(x[:, 0], layer.initial_cache(2)),
+    }
+    for call in calls.values():
+        assert "Random" not in graph_of(call, x)
+    assert "Random" in graph_of(lambda x: layer(x, training=True), x)
+    assert layer.layers[0].cell.dropout == 0.3
+
+
+def test_inference_in_another_thread_leaves_the_rates_of_training():
+    upper, seen, looked = keras.layers.LSTM(4, dropout=0.3, **STATES), [], threading.Event()
+
+    class Between(keras.layers.Dropout):
+        def call(self, inputs, training=False):
+            if training:
+                other.start()
+                other.join(0.5)  # long enough to come here, if nothing holds it
+                seen.append(upper.cell.dropout)
+                looked.set()
+            else:
+                looked.wait()
+            return inputs
+
+    layer = StackedRNN([keras.layers.LSTM(4, **STATES), Between(0.0), upper])
+    layer.build((2, 5, 3))
+    other = threading.Thread(target=layer, args=(noise(2, 5, 3),))
+    layer(noise(2, 5, 3), training=True)
+    other.join()
+    assert seen == [0.3] and upper.cell.dropout == 0.3
+
+
+def test_half_precision_keeps_states_in_float32():
+    layer = made(
+        functools.partial(lstm_and_gru, return_state=True), (1, 1, 3), dtype="mixed_bfloat16"
+    )
+    for y, *states in (layer(noise(2, 5, 3)), layer.step(noise(2, 3), layer.initial_cache(2))):
+        assert keras.backend.standardize_dtype(y.dtype) == "bfloat16"
+        dtypes = {keras.backend.standardize_dtype(s.dtype) for s in keras.tree.flatten(states)}
+        assert dtypes == {"float32"}
+
+
+@both
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_cudnn_on_jax_is_for_float32_only(policy):
+    layer = lstm_and_gru(dtype=policy)
+    expected = False if ON_JAX and policy != "float32" else "auto"
+    for stack in (layer, StackedRNN.from_config(layer.get_config())):
+        assert stack.layers[0].use_cudnn == expected
+
+
+BAD_LAYERS = {
+    "at least one recurrent layer": lambda gru: [keras.layers.Dropout(0.1)],
+    "`layers` must be a list": lambda gru: gru(3),
+    "must be keras.layers.LSTM.*Dense": lambda gru: [gru(3), keras.layers.Dense(3)],
+    "return_sequences=True": lambda gru: [gru(3, return_sequences=False)],
+    "return_state=True": lambda gru: [gru(3), gru(3, return_state=False)],
+    "stateful=False": lambda gru: [gru(3, stateful=True)],
+    "go_backwards=False": lambda gru: [gru(3, go_backwards=True)],
+}
+
+
+@pytest.mark.parametrize("message", BAD_LAYERS)
+def test_bad_layers(message):
+    def gru(units, **options):
+        return keras.layers.GRU(units, **(STATES | options))
+
+    with pytest.raises(ValueError, match=message):
+        StackedRNN(BAD_LAYERS[message](gru))
+
+
+def test_bad_calls_of_stacked_rnn():
+    layer, x = made(lstm_and_gru, (1, 1, 3)), noise(2, 5, 3)
+    for shapes in ([(2, 4)] * 2, [(3, 4), (3, 4), (3, 5)], [(2, 4)] * 3):
+        with pytest.raises(ValueError, match=r"must hold 3 tensors of shapes \[\(2, 4\)"):
+            layer(x, initial_state=[noise(*shape) for shape in shapes])
+    with pytest.raises(ValueError, match="stateful=True"):
+        layer.reset_state()
+    with pytest.raises(ValueError, match="not built"):
+        lstm_and_gru().initial_cache(1)
+    with pytest.raises(ValueError, match="batch_size=0"):
+        layer.initial_cache(0)
+    with pytest.raises(ValueError, match="does not fit"):
+        layer.step(noise(3, 3), layer.initial_cache(2))
+    with pytest.raises(ValueError, match="`x` must have shape"):
+        layer.step(noise(2, 4), layer.initial_cache(2))
