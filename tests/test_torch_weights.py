@@ -7,7 +7,14 @@ import keras
 import numpy as np
 import pytest
 
-from trellis_keras.layers import TCN, AdaptiveSoftmax, MixtureOfSoftmaxes, TrellisLayer
+from trellis_keras.layers import (
+    LRU,
+    TCN,
+    AdaptiveSoftmax,
+    LRUCell,
+    MixtureOfSoftmaxes,
+    TrellisLayer,
+)
 from trellis_keras.models import LanguageModel
 from trellis_keras.torch_weights import load_torch_state_dict, parameters, short_name
 
@@ -257,3 +264,74 @@ def test_without_pytorch_the_error_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     message = r"torch_trellis.pt is read with PyTorch: pip install torch.* np.savez\("
     assert_refused(built_layer(), GOLDEN / "torch_trellis.pt", message, ImportError)
+
+
+# Lattices
+
+
+def lattice_weights(units=3, depth=2, variant_gates=4, prefix="rnn."):
+    rng = np.random.default_rng(0)
+    shapes = {
+        "lin.weight": (variant_gates * units, 2 * units),
+        "lin.bias": (variant_gates * units,),
+        "gate0.weight": (units, 2 * units),
+        "gate0.bias": (units,),
+        "gate1.weight": (units, 2 * units),
+        "gate1.bias": (units,),
+    }
+    return {
+        f"{prefix}layers.{i}.rnn.0.{name}": rng.normal(size=shape)
+        for i in range(depth)
+        for name, shape in shapes.items()
+    }
+
+
+def built(layer, channels=3):
+    layer.build((None, None, channels))
+    return layer
+
+
+def test_lattices_of_any_container():
+    state, lattice = lattice_weights(), built(LRU(3, 2))
+    load_torch_state_dict(lattice, state)
+    stacked = built(keras.layers.RNN([LRUCell(3), LRUCell(3)]))
+    load_torch_state_dict(stacked, state)
+    single = built(keras.layers.RNN(LRUCell(3)))
+    load_torch_state_dict(single, lattice_weights(depth=1))
+    model = LanguageModel(5, 3, LRU(3, 2, return_sequences=True), tie_embeddings=False)
+    model.build((None, None))
+    coder = {"affine_enc.weight": np.ones((5, 3)), "affine_dec.weight": np.eye(5)[:, :3]}
+    load_torch_state_dict(model, state | coder | {"affine_dec.bias": np.arange(5.0)})
+    for i, weights in enumerate(zip(lattice.weights, stacked.weights, strict=True)):
+        arrays = [np.asarray(w) for w in (*weights, model.backbone.weights[i])]
+        np.testing.assert_array_equal(arrays[0], arrays[1])
+        np.testing.assert_array_equal(arrays[0], arrays[2])
+    for ours, wanted in zip(single.weights, lattice.weights[:3], strict=True):
+        np.testing.assert_array_equal(ours, wanted)
+    np.testing.assert_array_equal(model.head.kernel, np.eye(5)[:3])
+
+
+def test_lattices_that_do_not_fit():
+    layer, state = built(LRU(3, 2)), lattice_weights()
+    before = [np.asarray(w) for w in layer.weights]
+    name = "rnn.layers.1.rnn.0.gate1.weight"
+    bad = {
+        r"lacks \['layers.1.rnn.0.gate1.weight'\]": {k: v for k, v in state.items() if k != name},
+        r"gate1.weight' must convert to shape \(3, 18\)": state | {name: np.zeros((3, 7))},
+        r"\(12, 6\) float64, \(3, 6\) float64, \(2, 6\)": state | {name: np.zeros((2, 6))},
+        "lacks.*layers.1.rnn.0.gate0": lattice_weights(depth=1),
+        "has 'rnn.layers.2.rnn.0.lin.weight', which the model has no": lattice_weights(depth=3),
+        "ambiguous": state | {f"module.{name}": np.zeros((3, 6))},
+    }
+    for message, weights in bad.items():
+        with pytest.raises(ValueError, match=message):
+            load_torch_state_dict(layer, weights)
+    for weight, wanted in zip(layer.weights, before, strict=True):
+        np.testing.assert_array_equal(weight, wanted)
+    load_torch_state_dict(layer, state | {f"module.{name}": state[name]})
+    with pytest.raises(ValueError, match="convention"):
+        load_torch_state_dict(built(LRU(3, 2, variant="rg")), lattice_weights(variant_gates=3))
+    with pytest.raises(ValueError, match="projection"):
+        load_torch_state_dict(built(LRU(3, 2, input_projection=True)), state)
+    with pytest.raises(ValueError, match="Build the model"):
+        load_torch_state_dict(LRU(3, 2), state)
