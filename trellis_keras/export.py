@@ -29,7 +29,7 @@ from trellis_keras.files import atomic_write, sync_folder
 from trellis_keras.layers.base import at_least_float32
 from trellis_keras.layers.streaming import check_streams
 from trellis_keras.models import LanguageModel, PolyphonicModel, SequenceClassifier
-from trellis_keras.models.sequence_model import SequenceModel
+from trellis_keras.models.sequence_models import SequenceModel
 
 if keras.backend.backend() == "tensorflow":  # `export` refuses the other backends
     import tensorflow as tf

@@ -26,9 +26,9 @@ from trellis_keras.files import (
     remove_unfinished,
     sync_folder,
 )
-from trellis_keras.generation.kept import kept
 from trellis_keras.layers.streaming import check_built, check_streams, compile_xla
 from trellis_keras.models import LanguageModel
+from trellis_keras.models.generation import cached_function
 
 METRICS = {
     "perplexity": np.exp,
@@ -524,7 +524,7 @@ class _Scorer:
             return model.head.loss(hidden, tokens[:, 1:]), cache
 
         functions = forward, prefill
-        self._forward, self._prefill = kept(
+        self._forward, self._prefill = cached_function(
             model, "score", lambda: [compile_xla(f, model.variables) for f in functions]
         )
 

@@ -7,7 +7,7 @@ from keras import ops
 
 from tests.support.golden import floats
 from tests.support.gradients import value_and_gradients
-from tests.support.streaming_checks import compiled
+from tests.support.layer_checks import compiled
 from trellis_keras.kernels.clusters import Cluster, cluster_nll, cluster_top_k
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.float64]

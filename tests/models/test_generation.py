@@ -1,38 +1,82 @@
-"""Streaming and generation of language models."""
+"""Streaming and generation of language models: every sampler, prompts of any lengths, text."""
+
+import itertools
 
 import keras
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from keras import ops
 
 from tests.support.generation import SIZE, make, rerun_greedily
-from tests.support.layer_checks import assert_close
-from trellis_keras.data.vocabulary import Vocabulary
+from tests.support.layer_checks import assert_close, compiled
+from trellis_keras.data import Vocabulary
 from trellis_keras.layers import TrellisLayer, streaming
-from trellis_keras.models import LanguageModel
+from trellis_keras.models import LanguageModel, generation
 
 samplers = pytest.importorskip("keras_nlp").samplers
-pytestmark = pytest.mark.both_backends
+both_backends = pytest.mark.both_backends
+
+PROMPTS = [[1, 5, 3], [10, 0, 7, 2, 9], [4]]
+SAME_LENGTH = np.array([[1, 5, 3], [10, 0, 7]])
+
+
+@keras.saving.register_keras_serializable("test_generation")
+class Toy(streaming.StreamingMixin, keras.layers.Layer):
+    """A backbone with only what the protocol asks for, which compiles quickly."""
+
+    def call(self, x):
+        y, _ = self.prefill(x)
+        return y
+
+    def initial_cache(self, batch_size):
+        return {"sum": ops.zeros((batch_size, 8), self.compute_dtype)}
+
+    def step(self, x, cache):
+        y = ops.tanh(ops.roll(x + cache["sum"], 1, axis=-1))
+        return y, {"sum": y}
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+
+@pytest.fixture(autouse=True)
+def _without_x64(floatx):
+    """Keras-NLP's samplers fail on JAX where Python's integers are 64 bits long."""
+    if keras.backend.backend() != "jax" or floatx == "float64":
+        yield
+        return
+    import jax
+
+    with jax.enable_x64(False):
+        yield
+
+
+def make_toy(vocabulary=None, size=SIZE):
+    """A model whose samples differ from each other."""
+    model = make(vocabulary, Toy(), size)
+    model.head.kernel.assign(0.3 * model.head.kernel.value)
+    return model
 
 
 @pytest.fixture(scope="module")
 def model():
-    return make()
+    return make_toy()
 
 
 @pytest.fixture(scope="module")
 def speller():
-    return make(Vocabulary.from_text("abcdefgh \n", unit="character"))
-
-
-PROMPT = np.array([[1, 5, 3], [10, 0, 7]])
+    return make_toy(Vocabulary.from_text("abcdefgh \n", unit="character"))
 
 
 # Streaming
 
 
+@both_backends
 @pytest.mark.float64
-def test_prefill_and_steps_equal_the_forward_pass(model):
+def test_prefill_and_steps_equal_the_forward_pass():
+    model = make()
     tokens = np.random.default_rng(0).integers(0, SIZE, (2, 9))
     forward = model(tokens)
     log_probs, cache = model.prefill(tokens[:, :4])
@@ -46,13 +90,14 @@ def test_prefill_and_steps_equal_the_forward_pass(model):
     assert_close(log_probs, forward[:, 0])
 
 
-def test_streaming_errors(model):
+def test_streaming_errors():
+    model = make()
     cache = model.initial_cache(2)
     with pytest.raises(ValueError, match=r"Expected.*\(2, 1, 8\).*Received.*\(3, 1, 8\)"):
         model.step(np.array([1, 2]), model.initial_cache(3))
     with pytest.raises(ValueError, match=r"tokens.*\(None,\).*\(2, 1\)"):
         model.step(np.array([[1], [2]]), cache)
-    with pytest.raises(ValueError, match="integers"):
+    with pytest.raises(ValueError, match="integers. Received: dtype float"):
         model.step(np.array([1.0, 2.0]), cache)
     with pytest.raises(ValueError, match="at least one token"):
         model.prefill(np.zeros((2, 0), "int32"), cache)
@@ -62,115 +107,185 @@ def test_streaming_errors(model):
             call()
     foreign = LanguageModel(SIZE, 8, keras.layers.LSTM(8, return_sequences=True))
     with pytest.raises(ValueError, match="protocol of trellis_keras.layers.streaming.*LSTM"):
-        foreign.generate(PROMPT, 5)
+        foreign.generate(SAME_LENGTH, 5)
 
 
-# Generation
+# Rows of ids
 
 
-def test_greedy_equals_rerunning_the_window(model):
-    generated = model.generate(PROMPT, 12, sampler="greedy")
-    assert generated.dtype == "int32"
-    np.testing.assert_array_equal(generated, rerun_greedily(model, PROMPT, 12))
-    one_token = model.generate(PROMPT[:, :1], 6, sampler="greedy")
-    np.testing.assert_array_equal(one_token, rerun_greedily(model, PROMPT[:, :1], 6))
+def cut(row, start, stop):
+    """A row up to its first stop token at or after `start`."""
+    ends = np.flatnonzero(np.isin(row[start:], stop))
+    return row[: start + ends[0] + 1] if len(ends) else row
+
+
+@both_backends
+def test_greedy_equals_rerunning_the_window():
+    """Each row is what it would be alone, up to its stop token."""
+    model = make()
+    free = rerun_greedily(model, PROMPTS, 12)
+    np.testing.assert_array_equal(model.generate(PROMPTS, 12, sampler="greedy"), free)
+    # It ends the first row; within the second one's prompt it ends nothing.
+    stop = int(free[0, 6])
+    prompts = [PROMPTS[0], [10, 0, 7, stop, 9], PROMPTS[2]]
+    alone = rerun_greedily(model, prompts, 12)
+    ids = model.generate(prompts, 12, sampler="greedy", stop_tokens=stop)
+    assert ids.dtype == "int32"
+    for row, prompt, whole in zip(ids, prompts, alone, strict=True):
+        expected = cut(whole, len(prompt), stop)
+        np.testing.assert_array_equal(row[: len(expected)], expected)
+        assert (row[len(expected) :] == stop).all()
 
 
 @pytest.mark.parametrize("sampler", [samplers.TopKSampler(k=1), samplers.BeamSampler(num_beams=1)])
 def test_samplers_that_come_down_to_greedy(model, sampler):
-    generated = model.generate(PROMPT, 12, sampler=sampler)
-    np.testing.assert_array_equal(generated, model.generate(PROMPT, 12, sampler="greedy"))
+    ids = model.generate(SAME_LENGTH, 12, sampler=sampler)
+    np.testing.assert_array_equal(ids, rerun_greedily(model, SAME_LENGTH, 12))
 
 
-@pytest.mark.parametrize("sampler", ["random", "top_k", "top_p"])
-def test_same_seed_same_text(speller, sampler):
-    if sampler == "top_p":
-        sampler = samplers.TopPSampler(p=0.9, temperature=2.0)
+@both_backends
+def test_samples_follow_the_distribution(model):
+    """`random` on log-probabilities as logits: frequencies are the model's probabilities."""
+    prompt = np.tile(SAME_LENGTH[:1], (4000, 1))
+    drawn = model.generate(prompt, 4, sampler=samplers.RandomSampler(temperature=2.0), seed=0)
+    frequency = np.bincount(drawn[:, -1], minlength=SIZE) / len(prompt)
+    probability = np.exp(np.asarray(model(SAME_LENGTH[:1])[0, -1]) / 2)
+    np.testing.assert_allclose(frequency, probability / probability.sum(), atol=0.04)
+
+
+@pytest.mark.parametrize("stop", [0, [4, 7]])
+def test_any_token_can_be_a_stop_token(model, stop):
+    free = model.generate(SAME_LENGTH, 40, sampler="random", seed=3)
+    stopped = model.generate(SAME_LENGTH, 40, sampler="random", seed=3, stop_tokens=stop)
+    expected = [cut(row, 3, stop) for row in free]
+    assert stopped.shape == (2, max(map(len, expected)))
+    for row, whole in zip(stopped, expected, strict=True):
+        np.testing.assert_array_equal(row[: len(whole)], whole)
+        assert (row[len(whole) :] == whole[-1]).all()
+
+
+def test_stop_tokens_within_a_prompt_end_nothing():
+    given = np.array([[1, 2, -1, -1], [1, -1, -1, -1]])
+    ids = np.array([[1, 2, 3, 2], [1, 2, 3, 2]])
+    np.testing.assert_array_equal(generation.row_lengths(ids, given, (2,)), [4, 2])
+
+
+def sums_of_all_texts(model, prompt, length, stop):
+    """All continuations, and the sum of each one's log-probabilities up to its stop token."""
+    tails = np.array(list(itertools.product(range(3), repeat=length - len(prompt))), "int32")
+    ids = np.concatenate([np.tile(prompt, (len(tails), 1)).astype("int32"), tails], axis=1)
+    log_probs = np.asarray(model(ids))[:, len(prompt) - 1 : -1]
+    log_probs = np.take_along_axis(log_probs, tails[:, :, None], axis=-1)[:, :, 0]
+    ended = np.cumsum(tails == stop, axis=1) - (tails == stop) > 0
+    return ids, np.where(ended, 0.0, log_probs).sum(axis=1)
+
+
+@both_backends
+@pytest.mark.parametrize("stop", [pytest.param(None, marks=pytest.mark.slow_elsewhere), 2])
+def test_beam_search_with_all_beams_is_exhaustive(stop):
+    model = make(size=3)
+    model.head.kernel.assign(0.3 * model.head.kernel.value)
+    prompts = [[0, 1, 1, 2], [2], [1, 2]]
+    sampler = samplers.BeamSampler(num_beams=3**4)
+    ids = model.generate(prompts, 6, sampler=sampler, stop_tokens=stop)
+    greedy = rerun_greedily(model, prompts, 6)
+    found = []
+    for row, prompt, simple in zip(ids, prompts, greedy, strict=True):
+        all_ids, sums = sums_of_all_texts(model, prompt, 6, stop)
+        best = cut(all_ids[sums.argmax()], len(prompt), stop)
+        np.testing.assert_array_equal(cut(row, len(prompt), stop), best)
+        of_row = sums[(all_ids[:, : len(best)] == best).all(axis=1)]
+        np.testing.assert_allclose(of_row, sums.max(), rtol=1e-5)
+        found.append(len(best) < 6 or (best != simple).any())
+    assert any(found), "the toy is too easy: the greedy choice is the best one"
+
+
+def contrastive(forward, prompt, max_length, k, alpha):
+    """Su et al. (2022), eq. (5), one row, the whole model run again for each token."""
+    ids = np.zeros((k, max_length), "int32")
+    ids[:, : len(prompt)] = prompt
+    for t in range(len(prompt), max_length):
+        log_probs, _ = forward(ops.convert_to_tensor(ids))
+        probabilities = np.exp(np.asarray(log_probs)[0, t - 1])
+        ids[:, t] = np.argsort(-probabilities)[:k]
+        hidden = np.asarray(forward(ops.convert_to_tensor(ids))[1])
+        unit = hidden / np.linalg.norm(hidden, axis=-1, keepdims=True)
+        likeness = np.einsum("ktc,kc->kt", unit[:, :t], unit[:, t]).max(axis=1)
+        score = (1 - alpha) * probabilities[ids[:, t]] - alpha * likeness
+        ids[:, t] = ids[score.argmax(), t]
+    return ids[0]
+
+
+@both_backends
+def test_contrastive_search(model):
+    @compiled
+    def forward(ids):
+        hidden = model.encode(ids)["hidden"]
+        return model.head(hidden), hidden
+
+    sampler = samplers.ContrastiveSampler(k=4, alpha=0.5)
+    ids = model.generate(PROMPTS, 12, sampler=sampler)
+    for row, prompt in zip(ids, PROMPTS, strict=True):
+        np.testing.assert_array_equal(row, contrastive(forward, prompt, 12, k=4, alpha=0.5))
+    assert (ids != rerun_greedily(model, PROMPTS, 12)).any()
+    assert isinstance(generation.get_sampler("contrastive", 11), samplers.ContrastiveSampler)
+
+
+def test_hidden_states_of_zeros_can_be_compared():
+    hidden = generation._comparable(ops.zeros((1, 2, 4), "float16"))
+    likeness = samplers.ContrastiveSampler().similarity(hidden, hidden[:, 0])
+    np.testing.assert_allclose(likeness, [[1.0, 1.0]], rtol=1e-5)
+    assert keras.backend.standardize_dtype(hidden.dtype) == "float32"
+
+
+def test_a_new_backbone_new_weights_and_a_file(tmp_path):
+    """A model that generated uses its current weights without compiling again, and can be saved."""
+    model = make_toy()
+    before = model.generate(SAME_LENGTH, 8, sampler="greedy")
+    np.testing.assert_array_equal(before, rerun_greedily(model, SAME_LENGTH, 8))
+    model.head.kernel.assign(-model.head.kernel.value)
+    after = model.generate(SAME_LENGTH, 8, sampler="greedy")
+    assert (before != after).any()
+    np.testing.assert_array_equal(after, rerun_greedily(model, SAME_LENGTH, 8))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded.generate(SAME_LENGTH, 8, sampler="greedy"), after)
+
+
+# Samplers and what is compiled
+
+
+def test_seeds(speller):
     prompts = ["abc", "h g"]
-    first = speller.generate(prompts, 40, sampler=sampler, seed=1)
-    assert first == speller.generate(prompts, 40, sampler=sampler, seed=1)
-    assert first != speller.generate(prompts, 40, sampler=sampler, seed=2)
-    # Without a seed, a second text is another one.
-    texts = [speller.generate(prompts, 40, sampler=sampler) for _ in range(2)]
-    assert texts[0] != texts[1]
-
-
-def test_sampler_objects_start_from_their_own_seed(speller):
+    for sampler in ("random", samplers.TopPSampler(p=0.9, temperature=2.0)):
+        first = speller.generate(prompts, 40, sampler=sampler, seed=1)
+        assert first == speller.generate(prompts, 40, sampler=sampler, seed=1)
+        assert first != speller.generate(prompts, 40, sampler=sampler, seed=2)
+    # Without a seed, a second text is another one, unless the samplers have the same.
+    assert len({speller.generate("a", 40, sampler="random") for _ in range(2)}) == 2
     texts = [speller.generate("a", 40, samplers.RandomSampler(seed=seed)) for seed in (5, 5, 6)]
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_samples_follow_the_distribution(model):
-    """`random` on log-probabilities as logits: frequencies are the model's probabilities."""
-    prompt = np.tile(PROMPT[:1], (4000, 1))
-    drawn = model.generate(prompt, 4, sampler=samplers.RandomSampler(temperature=2.0), seed=0)
-    frequency = np.bincount(drawn[:, -1], minlength=SIZE) / len(prompt)
-    probability = np.exp(np.asarray(model(PROMPT[:1])[0, -1]) / 2)
-    np.testing.assert_allclose(frequency, probability / probability.sum(), atol=0.04)
-
-
-def test_text_in_text_out(speller):
-    one = speller.generate("ab", 8, sampler="greedy")
-    assert isinstance(one, str) and one.startswith("ab") and len(one) == 8
-    assert speller.generate(["ab"], 8, sampler="greedy") == [one]
-    ids = speller.generate(speller.vocabulary.encode("ab")[None], 8, sampler="greedy")
-    assert speller.vocabulary.decode(ids[0]) == one
-
-
-def test_words(model):
-    words = Vocabulary.from_text("the cat sat on the mat\n", unit="word")
-    text = make(words).generate("the cat", 7, sampler="greedy")
-    assert text.startswith("the cat")
-    assert len(words.encode(text, final_eos=False)) == 7
-
-
-def test_rows_end_with_their_first_stop_token(model):
-    free = model.generate(PROMPT, 16, sampler="random", seed=3)
-    stops = [int(free[0, 5]), int(free[1, 9])]
-    stopped = model.generate(PROMPT, 16, sampler="random", seed=3, stop_tokens=stops)
-    ends = [3 + int(np.flatnonzero(np.isin(row[3:], stops))[0]) for row in free]
-    assert stopped.shape == (2, max(ends) + 1)
-    for row, whole, end in zip(stopped, free, ends, strict=True):
-        np.testing.assert_array_equal(row[: end + 1], whole[: end + 1])
-        assert (row[end:] == whole[end]).all()
-
-
-@pytest.mark.parametrize("stop", [0, 4])
-def test_any_token_can_be_the_stop_token(model, stop):
-    free = model.generate(PROMPT, 40, sampler="random", seed=3)
-    stopped = model.generate(PROMPT, 40, sampler="random", seed=3, stop_tokens=stop)
-    for row, whole in zip(stopped, free, strict=True):
-        end = 3 + int(np.argmax([*(whole[3:] == stop), True]))
-        np.testing.assert_array_equal(row[: end + 1], whole[: end + 1])
-
-
-def test_stop_tokens_as_text(speller):
-    free = speller.generate("ab", 30, sampler="random", seed=1)
-    stop = free[6]
-    stopped = speller.generate("ab", 30, sampler="random", seed=1, stop_tokens=stop)
-    assert stopped == free[: free.index(stop, 2) + 1]
-
-
+@both_backends
 def test_one_compilation_serves_equal_samplers():
-    model = make()
+    model = make_toy()
     for seed in (1, 2, 3):
-        model.generate(PROMPT, 6, sampler=samplers.TopPSampler(p=0.5, seed=seed))
+        model.generate(SAME_LENGTH, 6, sampler=samplers.TopPSampler(p=0.5, seed=seed))
     functions = model._generation_functions
     assert len(functions) == 2  # the prompt's and the loop's
     if keras.backend.backend() == "tensorflow":
-        loop = next(value for key, value in functions.items() if key != "cache")[0]
+        loop = next(value for key, value in functions.items() if key[0] == "_loop")[0]
         assert loop.experimental_get_tracing_count() == 1
-    model.generate(PROMPT, 6, sampler=samplers.TopPSampler(p=0.6))
+    model.generate(SAME_LENGTH, 6, sampler=samplers.TopPSampler(p=0.6))
     assert len(functions) == 3
 
 
-def test_new_weights_are_used_without_compiling_again():
-    model = make()
-    before = model.generate(PROMPT, 12, sampler="greedy")
-    model.head.kernel.assign(-model.head.kernel.value)
-    after = model.generate(PROMPT, 12, sampler="greedy")
-    assert (before != after).any()
-    np.testing.assert_array_equal(after, rerun_greedily(model, PROMPT, 12))
+def test_the_last_used_functions_are_kept():
+    model, made = type("Model", (), {})(), []
+    for key in (*range(16), 0, 16, 0, 1):
+        generation.cached_function(model, key, lambda key=key: made.append(key))
+    assert made == [*range(17), 1]
 
 
 def test_a_users_sampler(model):
@@ -183,41 +298,106 @@ def test_a_users_sampler(model):
             allowed = ops.arange(SIZE) != self.token
             return ops.argmax(ops.where(allowed, probabilities, 0.0), axis=-1)
 
-    favourite = model.generate(PROMPT, 12, sampler="greedy")[0, 3]
+    favourite = rerun_greedily(model, SAME_LENGTH, 4)[0, 3]
     for token in (int(favourite), (int(favourite) + 1) % SIZE):
-        assert token not in model.generate(PROMPT[:1], 12, sampler=Never(token))[0, 3:]
+        ids = model.generate(SAME_LENGTH[:1], 12, sampler=Never(token))
+        assert token not in ids[0, 3:]
 
 
-def test_a_model_that_generated_can_be_saved(model, tmp_path):
-    generated = model.generate(PROMPT, 12, sampler="greedy")
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(loaded.generate(PROMPT, 12, sampler="greedy"), generated)
+# Text
 
 
-@keras.saving.register_keras_serializable("test_generation")
-class LeakySum(streaming.StreamingMixin, keras.layers.Layer):
-    """A backbone with only what the protocol asks for."""
-
-    def call(self, x):
-        y, _ = self.prefill(x)
-        return y
-
-    def initial_cache(self, batch_size):
-        return {"sum": ops.zeros((batch_size, 8), self.compute_dtype)}
-
-    def step(self, x, cache):
-        y = x + 0.5 * cache["sum"]
-        return y, {"sum": y}
-
-    def compute_output_shape(self, input_shape):
-        return input_shape
+def test_text_in_text_out(speller):
+    one = speller.generate("ab", 8, sampler="greedy")
+    assert isinstance(one, str) and one.startswith("ab") and len(one) == 8
+    encoded = [speller.vocabulary.encode(text) for text in ("h gab", "ab")]
+    expected = [speller.vocabulary.decode(row) for row in rerun_greedily(speller, encoded, 9)]
+    assert speller.generate(["h gab", "ab"], 9, sampler="greedy") == expected
+    assert one == expected[1][:8]
+    words = Vocabulary.from_text("the cat sat on the mat\n", unit="word")
+    text = make_toy(words).generate("the cat", 7, sampler="greedy")
+    assert text.startswith("the cat")
+    assert len(words.encode(text, final_eos=False)) == 7
 
 
-def test_any_backbone_that_streams():
-    model = make(backbone=LeakySum())
-    generated = model.generate(PROMPT, 8, sampler="greedy")
-    np.testing.assert_array_equal(generated, rerun_greedily(model, PROMPT, 8))
+@both_backends
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        "random",
+        pytest.param(
+            samplers.TopPSampler(p=0.9, temperature=2.0), marks=pytest.mark.slow_elsewhere
+        ),
+    ],
+)
+def test_streamed_pieces_are_the_generated_text(speller, sampler):
+    """Also of two streams at once, and up to a stop token."""
+    whole = [speller.generate("ab", 24, sampler=sampler, seed=seed) for seed in (1, 2)]
+    streams = [speller.generate_stream("ab", 24, sampler=sampler, seed=seed) for seed in (1, 2)]
+    pairs = list(zip(*streams, strict=True))
+    if sampler == "random":  # an object that two streams share would be advanced by both
+        assert ["".join(pieces) for pieces in zip(*pairs, strict=True)] == whole
+    assert len(pairs) == 24
+    stop = whole[0][7]
+    expected = whole[0][: whole[0].index(stop, 2) + 1]
+    options = {"sampler": sampler, "seed": 1, "stop_tokens": stop}
+    assert speller.generate("ab", 24, **options) == expected
+    assert "".join(speller.generate_stream("ab", 24, **options)) == expected
+
+
+def test_a_sampler_object_continues_from_its_state(speller):
+    fresh = [samplers.RandomSampler(seed=5) for _ in range(2)]
+    expected = [speller.generate("ab", 24, sampler=fresh[0]) for _ in range(2)]
+    streams = [speller.generate_stream("ab", 24, sampler=fresh[1]) for _ in range(2)]
+    assert ["".join(stream) for stream in streams] == expected
+    assert expected[0] != expected[1]
+
+
+def test_the_length_of_a_stream_compiles_nothing():
+    model = make_toy()
+    first = list(model.generate_stream([3, 4], 30, sampler="greedy"))
+    assert list(model.generate_stream([3, 4], 8, sampler="greedy")) == first[:8]
+    assert all(type(token) is int for token in first)
+    steps = [value for key, value in model._generation_functions.items() if key[0] != "cache"]
+    assert len(steps) == 1
+    assert steps[0][0].experimental_get_tracing_count() == 1
+
+
+def test_whole_texts_come_at_their_end(speller):
+    sampler = samplers.BeamSampler(num_beams=2)
+    stream = speller.generate_stream("ab", 9, sampler=sampler)
+    assert list(itertools.islice(stream, 2)) == ["a", "b"]
+    assert "ab" + "".join(stream) == speller.generate("ab", 9, sampler=sampler)
+
+
+VOCABULARIES = {
+    "word": Vocabulary.from_text("the cat\n sat on\n\nthe mat\n", unit="word"),
+    "character": Vocabulary.from_text("aé\n 語🙂", unit="character"),
+    "byte": Vocabulary.from_text("aé\n 語🙂", unit="byte"),
+}
+
+
+@pytest.mark.parametrize("unit", VOCABULARIES)
+@given(data=st.data())
+def test_pieces_of_any_tokens(unit, data):
+    vocabulary = VOCABULARIES[unit]
+    tokens = data.draw(st.lists(st.integers(0, len(vocabulary) - 1)))
+    pieces = list(generation.text_pieces(vocabulary, tokens))
+    assert "".join(pieces) == vocabulary.decode(tokens)
+    assert all(pieces)
+
+
+@pytest.mark.parametrize(
+    ("unit", "pieces"),
+    [("byte", ["a", "語", "🙂", "é"]), ("word", ["the", " cat", "\n", "sat", "\n"])],
+)
+def test_characters_and_words_are_whole(unit, pieces):
+    vocabulary = VOCABULARIES[unit]
+    tokens = vocabulary.encode("".join(pieces))
+    assert list(generation.text_pieces(vocabulary, tokens)) == pieces
+
+
+# Errors, before anything is compiled
 
 
 @pytest.mark.parametrize(
@@ -243,11 +423,18 @@ def test_any_backbone_that_streams():
 )
 def test_errors(model, arguments, message):
     with pytest.raises(ValueError, match=f"(?s){message}"):
-        model.generate(**({"prompts": PROMPT, "max_length": 6} | arguments))
+        model.generate(**({"prompts": SAME_LENGTH, "max_length": 6} | arguments))
 
 
-def test_text_errors(speller):
+def test_text_and_stream_errors(speller):
     with pytest.raises(ValueError, match="unknown to the vocabulary.*'X'"):
         speller.generate("aX", 6)
-    with pytest.raises(ValueError, match="single tokens. Received: 'ab', 2 tokens"):
-        speller.generate("a", 6, stop_tokens=["a", "ab"])
+    for arguments, message in [
+        ({"prompt": ""}, "none empty"),
+        ({"prompt": ["a", "b"]}, "integers"),
+        ({"max_length": 2}, "greater than its 2 tokens"),
+        ({"sampler": "best"}, "`sampler` must be"),
+        ({"stop_tokens": ["a", "ab"]}, "single tokens. Received: 'ab', 2 tokens"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            speller.generate_stream(**({"prompt": "ab", "max_length": 6} | arguments))

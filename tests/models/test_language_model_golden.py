@@ -50,7 +50,7 @@ def test_outputs(case, history, golden, assert_close):
 
 def scored(model, x, y, training=True):
     """What `fit` computes for a batch: the loss, from the last y.shape[1] positions."""
-    with model._counting((x, y)):
+    with model.loss_mode((x, y)):
         y_pred = model(x, training=training)
         return model.compute_loss(x, y, y_pred, training=training), y_pred
 

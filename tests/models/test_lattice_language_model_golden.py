@@ -202,7 +202,7 @@ def test_losses_and_gradients_of_consecutive_segments(case, golden, assert_close
         x, y = arrays[f"in.x_{segment}"], arrays[f"in.y_{segment}"]
 
         def loss(x=x, y=y):
-            with model._counting((x, y)):
+            with model.loss_mode((x, y)):
                 value = model.compute_loss(x, y, model(x, training=True))
             return value, cache.read(None, training=True)
 
@@ -254,10 +254,10 @@ def test_grid_lstm(golden, assert_close):
         x, y = arrays[f"in.x_{segment}"], arrays[f"in.y_{segment}"]
 
         def loss(x=x, y=y):
-            with model._counting((x, y)):
+            with model.loss_mode((x, y)):
                 y_pred = model(x, training=True)
                 value = model.compute_loss(x, y, y_pred)
-            return value, (model.head(y_pred["raw"]), *backbone.after)
+            return value, (model.head(y_pred["hidden"]), *backbone.after)
 
         (value, (log_p, m0, states)), gradients, _ = value_and_gradients(loss, variables)
         assert_close(log_p, log_probabilities(arrays, segment, log_p.shape), "output", segment)

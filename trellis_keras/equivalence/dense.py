@@ -5,7 +5,7 @@ import keras
 from trellis_keras.equivalence.models import convert, copy, copy_weights
 from trellis_keras.layers import TrellisLayer
 from trellis_keras.models import LanguageModel
-from trellis_keras.models.sequence_model import SequenceModel
+from trellis_keras.models.sequence_models import SequenceModel
 
 
 def to_dense(model_or_layer):

@@ -7,7 +7,7 @@ import numpy as np
 
 from trellis_keras.equivalence.stack import is_idle, is_recurrent
 from trellis_keras.models import LanguageModel
-from trellis_keras.models.sequence_model import SequenceModel
+from trellis_keras.models.sequence_models import SequenceModel
 
 
 def convert(model, convert_layers):

@@ -126,7 +126,7 @@ class Head(keras.layers.Layer):
         if self.embedding.quantization_mode is not None:
             raise ValueError(
                 "The output matrix is the embedding's, which cannot be quantized then. For int8 "
-                'use export(model, path, format="litert", quantization="int8"). Received: '
+                'use export.export(model, path, format="litert", quantization="int8"). Received: '
                 f"{self.embedding.name}, quantized to {self.embedding.quantization_mode}"
             )
         return self.embedding.embeddings

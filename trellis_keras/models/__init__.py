@@ -9,9 +9,11 @@ from trellis_keras.models.metrics import (
     FrameNLL,
     Perplexity,
 )
-from trellis_keras.models.polyphonic import PolyphonicModel
-from trellis_keras.models.sequence_classifier import SequenceClassifier
-from trellis_keras.models.sequence_regressor import SequenceRegressor
+from trellis_keras.models.sequence_models import (
+    PolyphonicModel,
+    SequenceClassifier,
+    SequenceRegressor,
+)
 
 __all__ = [
     "BitsPerCharacter",

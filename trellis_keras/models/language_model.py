@@ -2,67 +2,89 @@
 
 import contextlib
 import inspect
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
-from trellis_keras.generation import Generation
-from trellis_keras.layers.base import FrozenPartsMixin, at_least_float32
-from trellis_keras.layers.heads import DenseHead
+from trellis_keras.layers.base import StatefulMixin, at_least_float32, check_tokens
+from trellis_keras.layers.heads import DenseHead, Head
 from trellis_keras.layers.regularization import EmbeddingDropout, VariationalDropout
-from trellis_keras.models import checks, devices, token_loss
-from trellis_keras.models.language_backbone import check_backbone
-from trellis_keras.models.ordered_batches import OrderedBatches
-from trellis_keras.models.vocabulary_check import check_weights_file
+from trellis_keras.models import generation, losses
+from trellis_keras.models.base import (
+    BackboneModel,
+    check_no_class_weight,
+    check_rank,
+    serialize_unbuilt,
+)
+from trellis_keras.models.saved_files import check_file, saved_tokens
+from trellis_keras.types import Cache, Initializer, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class LanguageModel(FrozenPartsMixin, Generation, OrderedBatches, keras.Model):
+class LanguageModel(BackboneModel):
     """Embedding, causal backbone and output head, trained on next-token prediction.
 
     `fit` and `evaluate` take token ids x (batch, time) and targets y (batch, n), n <= time: the
-    next tokens of the last n positions. The positions before them are history: they are read, but
-    not counted (effective-history training, TrellisNet appendix B.2), and a `TrellisLayer` leaves
-    out what no counted position can see. The training loss is
+    next tokens of the last n positions. The positions before them are history, which is read but
+    not counted (effective-history training, TrellisNet appendix B.2); a `TrellisLayer` or a `TCN`
+    leaves out what no counted position can see. With D the dropouts, the model is
 
-        CE + aux_weight * sum_a CE_a + AR * mean(output^2) + TAR * mean((raw_{t+1} - raw_t)^2),
+        h = backbone(D_input(D_embedding(embedding(x))))      output = D_output(h)
+        log p = head(output)
 
-    CE_a being the cross-entropies of the backbone's auxiliary outputs, `raw` the backbone's
-    output before the output dropout and `output` after it; the validation loss is CE alone. Means
-    are over counted tokens, so that the figures of an epoch are exact over the split.
+    and the training loss, whose means are over counted tokens,
+
+        mean(-log p(y)) + aux_weight * sum_a mean(-log p_a(y))
+            + activation_reg * mean(output_t^2) + temporal_activation_reg * mean((h_t - h_{t-1})^2),
+
+    where p_a are the head's probabilities for the backbone's auxiliary outputs. The validation
+    loss is the first term. Figures of an epoch are exact means over all its tokens.
 
     Args:
-        vocabulary_size: Number of tokens V.
-        embedding_dim: Width of the embedding.
+        vocabulary_size: Positive integer, number of tokens V.
+        embedding_dim: Positive integer, width of the embedding.
         backbone: Causal layer from (batch, time, embedding_dim) to (batch, time, channels): a
             `TrellisLayer`, a `TCN`, a `StackedRNN` of Keras' recurrent layers, or (without
             `generate`) any other, such as `keras.layers.LSTM(..., return_sequences=True)`. One
             with `return_aux=True` gives auxiliary outputs. With `stateful=True` it carries its
             states from batch to batch.
-        head: Output head (see `layers.heads`). Default: `DenseHead(vocabulary_size)`.
-        tie_embeddings: Whether the head uses the embedding's matrix.
-        embedding_dropout: Rate of dropped words (whole words, for a whole batch).
-        input_dropout: Dropout rate of the embedded input.
+        head: `layers.Head`. Defaults to `DenseHead(vocabulary_size)`.
+        tie_embeddings: Boolean, whether the embedding's matrix is the head's output matrix.
+            Defaults to `True`.
+        embedding_dropout: Float in [0, 1), rate of dropped words (whole words, for a whole batch).
+            Defaults to 0.
+        input_dropout: Float in [0, 1), dropout rate of the embedded input. Defaults to 0.
         input_dropout_kind: `"variational"` drops the same channels at all steps of a row (the
-            TrellisNet authors' programs), `"element"` every number by itself (the TCN authors').
-        output_dropout: Variational dropout rate of the output and the auxiliary outputs.
-        aux_weight: Weight of the sum of the auxiliary losses.
-        activation_reg: AR, weight of the mean square of the output (Merity et al. 2018).
-        temporal_activation_reg: TAR, weight of the mean squared step-to-step change.
-        embeddings_initializer: Default: U(-0.1, 0.1), the authors'.
-        vocabulary: `data.Vocabulary` that is saved with the model, or None.
-        seed: Integer seed of the dropouts and the default initialisers.
+            TrellisNet authors' code), `"element"` every number by itself (the TCN authors').
+            Defaults to `"variational"`.
+        output_dropout: Float in [0, 1), variational dropout rate of the backbone's output and of
+            the auxiliary outputs. Defaults to 0.
+        aux_weight: Float, weight of the sum of the auxiliary losses. Defaults to 0.
+        activation_reg: Float, weight of the mean square of the output, AR of Merity et al. (2018).
+            Defaults to 0.
+        temporal_activation_reg: Float, weight of the mean squared change from step to step, TAR of
+            Merity et al. (2018). Defaults to 0.
+        embeddings_initializer: Initializer for the embedding. Defaults to U(-0.1, 0.1), as in the
+            TrellisNet authors' code.
+        vocabulary: `data.Vocabulary` that is saved with the model, for text in and text out.
+            Defaults to `None`.
+        seed: Integer seed of the dropouts and the default initializers. Defaults to `None`.
 
     Call arguments:
         tokens: Integer tensor (batch, time).
         training: Whether dropout is active.
 
     Returns:
-        Log-probabilities (batch, time, V).
+        Log-probabilities (batch, time, V), at least float32.
 
     Raises:
-        ValueError: Arguments that do not fit each other, tokens that are not integers or lie
-            outside the vocabulary.
+        ValueError: If arguments do not fit each other, or tokens are not integers or lie outside
+            the vocabulary.
 
     Example:
 
@@ -86,27 +108,27 @@ class LanguageModel(FrozenPartsMixin, Generation, OrderedBatches, keras.Model):
 
     def __init__(
         self,
-        vocabulary_size,
-        embedding_dim,
-        backbone,
+        vocabulary_size: int,
+        embedding_dim: int,
+        backbone: keras.Layer,
         *,
-        head=None,
-        tie_embeddings=True,
-        embedding_dropout=0.0,
-        input_dropout=0.0,
-        input_dropout_kind="variational",
-        output_dropout=0.0,
-        aux_weight=0.0,
-        activation_reg=0.0,
-        temporal_activation_reg=0.0,
-        embeddings_initializer=None,
-        vocabulary=None,
-        seed=None,
+        head: Head | None = None,
+        tie_embeddings: bool = True,
+        embedding_dropout: float = 0.0,
+        input_dropout: float = 0.0,
+        input_dropout_kind: str = "variational",
+        output_dropout: float = 0.0,
+        aux_weight: float = 0.0,
+        activation_reg: float = 0.0,
+        temporal_activation_reg: float = 0.0,
+        embeddings_initializer: Initializer = None,
+        vocabulary: Any = None,
+        seed: int | None = None,
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.autocast = False  # the layers do so; tokens of another type than integers are refused
-        check_backbone(backbone, aux_weight)
+        self.autocast = False  # its layers cast; the model itself only sees integers
+        _check_backbone(backbone, aux_weight)
         if vocabulary is not None and len(vocabulary) != vocabulary_size:
             raise ValueError(
                 f"The vocabulary has {len(vocabulary)} tokens, but vocabulary_size="
@@ -115,60 +137,79 @@ class LanguageModel(FrozenPartsMixin, Generation, OrderedBatches, keras.Model):
         self.vocabulary_size = vocabulary_size
         self.embedding_dim = embedding_dim
         self.tie_embeddings = tie_embeddings
+        self.input_dropout_kind = input_dropout_kind
         self.aux_weight = aux_weight
         self.activation_reg = activation_reg
         self.temporal_activation_reg = temporal_activation_reg
         self.vocabulary = vocabulary
         self.seed = seed
+
+        def seed_of(part):
+            return None if seed is None else seed + part
+
+        def uniform(part):
+            return keras.initializers.RandomUniform(-0.1, 0.1, seed=seed_of(part))
+
         policy = {"dtype": self.dtype_policy}
         self.embedding = keras.layers.Embedding(
             vocabulary_size,
             embedding_dim,
-            embeddings_initializer=_uniform(seed)
-            if embeddings_initializer is None
-            else embeddings_initializer,
+            uniform(0) if embeddings_initializer is None else embeddings_initializer,
             name="embedding",
             **policy,
         )
         self.embedding_dropout = EmbeddingDropout(
-            embedding_dropout, vocabulary_size, _sub(seed, 1), **policy
+            embedding_dropout, vocabulary_size, seed_of(1), **policy
         )
-        self.input_dropout_kind = input_dropout_kind
-        self.input_dropout = _input_dropout(input_dropout_kind)(
-            input_dropout, seed=_sub(seed, 2), **policy
-        )
-        self.backbone = backbone
-        self.output_dropout = VariationalDropout(output_dropout, _sub(seed, 3), **policy)
-        self.aux_dropout = VariationalDropout(output_dropout, _sub(seed, 4), **policy)
-        if head is None:
-            head = DenseHead(vocabulary_size, _uniform(_sub(seed, 5)), name="head", **policy)
-        if getattr(head, "vocabulary_size", vocabulary_size) != vocabulary_size:
+        kinds = {"variational": VariationalDropout, "element": keras.layers.Dropout}
+        if input_dropout_kind not in kinds:
             raise ValueError(
-                f"The head has vocabulary_size={head.vocabulary_size}, but the model has "
-                f"vocabulary_size={vocabulary_size}"
+                f"`input_dropout_kind` must be one of {sorted(kinds)}. "
+                f"Received: {input_dropout_kind!r}"
             )
+        self.input_dropout = kinds[input_dropout_kind](input_dropout, seed=seed_of(2), **policy)
+        self.backbone = backbone
+        self.output_dropout = VariationalDropout(output_dropout, seed_of(3), **policy)
+        self.aux_dropout = VariationalDropout(output_dropout, seed_of(4), **policy)
+        if head is None:
+            head = DenseHead(vocabulary_size, uniform(5), name="head", **policy)
         self.head = head
+        self._check_head()
         if tie_embeddings:
-            _check_ties(head)
             head.tie(self.embedding)
 
-        self._backbone_takes_length = _takes(backbone.call, "output_length")
-        self._head_takes_training = _takes(self.head.loss, "training")
+        self._takes_output_length = "output_length" in inspect.signature(backbone.call).parameters
         self._counted = None
-        self._mean_loss = keras.metrics.Mean(name="loss")
-        self._set_token_metrics([])
+        # Hidden from Keras' tracking, which refuses metrics in a built model and would make
+        # weights of states: the metrics, and the states that each phase was compiled with.
+        object.__setattr__(self, "_token_metrics", [])
+        object.__setattr__(self, "_compiled_states", {})
+
+    def _check_head(self):
+        if getattr(self.head, "vocabulary_size", self.vocabulary_size) != self.vocabulary_size:
+            raise ValueError(
+                f"The head has vocabulary_size={self.head.vocabulary_size}, but the model has "
+                f"vocabulary_size={self.vocabulary_size}"
+            )
+        ties = hasattr(self.head, "tie")
+        if self.tie_embeddings and (not ties or self.head.built):
+            reason = "is built already" if ties else "has no method `tie`"
+            raise ValueError(
+                "With tie_embeddings=True the head takes the embedding's matrix, before it is "
+                "built. Set tie_embeddings=False, or pass another head. "
+                f"Received: {self.head!r}, which {reason}"
+            )
 
     @property
-    def input_dtype(self):
-        # What Keras' own export, also of a model around this one, takes for the signature.
+    def input_dtype(self) -> str:
+        """The dtype of the inputs in the signature that Keras' export derives."""
         return "int32"
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         if len(input_shape) != 2:
             raise ValueError(f"Tokens have axes (batch, time). Received: shape {input_shape}")
-        batch, time = input_shape
-        self.embedding.build((batch, time))
-        embedded = (batch, time, self.embedding_dim)
+        self.embedding.build(input_shape)
+        embedded = (*input_shape, self.embedding_dim)
         if not self.backbone.built:
             self.backbone.build(embedded)
         hidden = self.backbone.compute_output_shape(embedded)
@@ -177,63 +218,156 @@ class LanguageModel(FrozenPartsMixin, Generation, OrderedBatches, keras.Model):
 
     # Forward pass
 
-    def call(self, tokens, training=False):
-        outputs = self._encode(tokens, training)
-        # In `fit` and `evaluate` the loss is the head's: no log-probabilities are made.
+    def call(self, tokens: Tensor, training: bool = False) -> Tensor:
         if self._counted is not None:
-            return outputs
-        return self.head(outputs["raw"])
+            return self.encode(tokens, training, self._counted)
+        return self.head(self.encode(tokens, training)["hidden"])
 
-    def _encode(self, tokens, training=False):
-        """Returns the backbone's outputs before the output dropout: raw and, if any, aux."""
-        if not keras.backend.is_int_dtype(tokens.dtype):
-            raise ValueError(f"Tokens must be integers. Received: dtype {tokens.dtype}")
+    def encode(
+        self, tokens: Tensor, training: bool = False, output_length: int | Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Returns the backbone's outputs.
+
+        Args:
+            tokens: Integer tensor (batch, time).
+            training: Boolean, whether dropout is active. Defaults to `False`.
+            output_length: Number of last positions to return. Defaults to `None`, all of them.
+
+        Returns:
+            A dict with `"hidden"` (batch, output_length, channels), the head's input but for the
+            output dropout, and, where the backbone has auxiliary outputs, `"aux"`
+            (batch, number, output_length, channels).
+
+        Raises:
+            ValueError: If the tokens are not integers.
+        """
+        generation.check_integers(tokens)
         x = self.embedding_dropout(self.embedding(tokens), tokens, training=training)
         x = self.input_dropout(x, training=training)
-        length = {}
-        if self._backbone_takes_length and isinstance(self._counted, int):
-            length["output_length"] = self._counted
-        outputs = self.backbone(x, training=training, **length)
+        options = {}
+        if self._takes_output_length and isinstance(output_length, int):
+            options["output_length"] = output_length
+        outputs = self.backbone(x, training=training, **options)
         outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-        if self._counted is not None:
-            outputs = [output[..., -self._counted :, :] for output in outputs]
-        return dict(zip(("raw", "aux"), outputs, strict=False))
+        if output_length is not None:
+            outputs = [output[..., -output_length:, :] for output in outputs]
+        return dict(zip(("hidden", "aux"), outputs, strict=False))
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         return (*input_shape, self.vocabulary_size)
 
     def compute_output_spec(self, tokens, training=False):
         shape = self.compute_output_shape(tokens.shape)
         return keras.KerasTensor(shape, at_least_float32(self.head.compute_dtype))
 
-    def quantize(self, *args, **kwargs):
-        """Not supported: `export.export(format="litert", quantization="int8")` has it.
+    # Loss
+
+    def compute_loss(
+        self,
+        x: Tensor = None,
+        y: Tensor = None,
+        y_pred: Any = None,
+        sample_weight: Tensor = None,
+        training: bool = True,
+    ) -> Tensor:
+        """Returns the loss of a batch and feeds the metrics. See the class for the formula.
+
+        Args:
+            x: Unused.
+            y: Integer tensor (batch, n), the targets.
+            y_pred: What the model returns within `loss_mode`.
+            sample_weight: Tensor (batch,) or (batch, n). Defaults to 1 for every token.
+            training: Boolean, whether to add the terms of the training loss.
 
         Raises:
-            ValueError: Always.
+            ValueError: If `y_pred` was not made within `loss_mode`, as `train_step` and
+                `test_step` do.
         """
-        checks.refuse_quantization(self)
+        if not isinstance(y_pred, dict):
+            raise ValueError(
+                "Only within a LanguageModel's own `train_step` and `test_step` does a call return "
+                "what its loss is made of. In a loop of your own compute a loss from the "
+                "log-probabilities that a call returns, or call `super().train_step(data)`."
+            )
+        hidden = y_pred["hidden"]
+        output = self.output_dropout(hidden, training=training)
+        nll = self.head.loss(output, y, training=training)
+        weight = losses.token_weights(sample_weight, nll)
+        loss = losses.weighted_mean(nll, weight)
+        if training and self.aux_weight:
+            aux = self.aux_dropout(y_pred["aux"], training=True)
+            targets = ops.repeat(y[:, None], aux.shape[1], axis=1)
+            aux_nll = ops.sum(self.head.loss(aux, targets, training=True), axis=1)
+            loss = loss + self.aux_weight * losses.weighted_mean(aux_nll, weight)
+        if training and self.activation_reg:
+            loss = loss + self.activation_reg * losses.activation_reg(output, weight)
+        if training and self.temporal_activation_reg:
+            reg = losses.temporal_activation_reg(hidden, weight)
+            loss = loss + self.temporal_activation_reg * reg
+        if training:
+            loss = loss + sum(self.losses)
 
-    # Training and evaluation
+        counted = ops.sum(weight)
+        for metric in self._token_metrics:
+            metric.update_state(nll, sample_weight=weight)
+        self._mean_loss.update_state(loss, sample_weight=counted)
+        return losses.scale_loss_for_replicas(loss, counted)
+
+    @contextlib.contextmanager
+    def loss_mode(self, data: tuple) -> Iterator[None]:
+        """Context in which a call returns what `compute_loss` needs for the counted positions.
+
+        Training and evaluation compute no log-probabilities: the head computes the loss from the
+        hidden states.
+
+        Args:
+            data: (x, y) or (x, y, sample_weight); y (batch, n) says how many positions count.
+
+        Raises:
+            ValueError: If there are no targets.
+        """
+        _, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        if y is None:
+            raise ValueError(
+                "A language model is trained and evaluated on (tokens, next tokens). "
+                "Received no targets."
+            )
+        self._counted = ops.shape(y)[1]
+        try:
+            yield
+        finally:
+            self._counted = None
+
+    def train_step(self, *args):
+        with self.loss_mode(args[-1]):
+            return super().train_step(*args)
+
+    def test_step(self, *args):
+        with self.loss_mode(args[-1]):
+            return super().test_step(*args)
 
     def compile(
         self,
         optimizer="rmsprop",
-        metrics=None,
+        metrics: Sequence[keras.metrics.Metric] | keras.metrics.Metric | None = None,
         *,
-        run_eagerly=False,
-        steps_per_execution=1,
-        jit_compile="auto",
-        auto_scale_loss=True,
-    ):
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: bool | str = "auto",
+        auto_scale_loss: bool = True,
+    ) -> None:
         """Configures training. The loss is the head's, so there is no `loss` argument.
 
         Args:
-            optimizer: Keras optimizer.
-            metrics: Metrics that are fed the negative log-likelihood per token in nats, with the
-                tokens' weights: `models.Perplexity()`, `models.BitsPerCharacter()`,
-                or any `keras.metrics.Metric` with `update_state(values, sample_weight)`.
+            optimizer: Keras optimizer, or its name. Defaults to `"rmsprop"`.
+            metrics: Metrics of the negative log-likelihood per token in nats, such as
+                `Perplexity()`, `BitsPerCharacter()` or any `keras.metrics.Metric` with
+                `update_state(values, sample_weight)`. Defaults to `None`.
             run_eagerly, steps_per_execution, jit_compile, auto_scale_loss: As in Keras.
+
+        Raises:
+            ValueError: If a metric is not a metric object, or several replicas of `tf.distribute`
+                cannot run what is asked for.
         """
         metrics = [] if metrics is None else metrics
         metrics = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
@@ -244,150 +378,318 @@ class LanguageModel(FrozenPartsMixin, Generation, OrderedBatches, keras.Model):
                     "must be metric objects that take the negative log-likelihood per token, such "
                     f"as models.Perplexity(). Received: {metric!r}"
                 )
-        devices.check_compile(self, jit_compile, steps_per_execution)
         super().compile(
-            optimizer=optimizer,
+            optimizer,
             run_eagerly=run_eagerly,
             steps_per_execution=steps_per_execution,
             jit_compile=jit_compile,
             auto_scale_loss=auto_scale_loss,
         )
-        self._auto_scale_loss = auto_scale_loss
-        self._set_token_metrics(metrics)
-
-    def _set_token_metrics(self, metrics):
-        # Past Keras' tracking, which would refuse metrics in a model that is built already.
         object.__setattr__(self, "_token_metrics", metrics)
 
     @property
-    def metrics(self):
-        # Keras' own loss tracker weighs a batch by its rows; ours by its counted tokens.
+    def metrics(self) -> list[keras.metrics.Metric]:
+        # Keras' own loss tracker would weigh a batch by its rows.
         return [self._mean_loss, *self._token_metrics] if self.compiled else []
 
-    def get_compile_config(self):
-        if not self.compiled:
+    def compute_metrics(self, x, y, y_pred, sample_weight=None) -> dict:
+        return self.get_metrics_result()  # `compute_loss` has fed them
+
+    def get_compile_config(self) -> dict | None:
+        config = super().get_compile_config()
+        if not config:
             return None
-        return {
-            "optimizer": keras.saving.serialize_keras_object(self.optimizer),
-            "metrics": [keras.saving.serialize_keras_object(m) for m in self._token_metrics],
-            "run_eagerly": self.run_eagerly,
-            "steps_per_execution": self.steps_per_execution,
-            "jit_compile": self.jit_compile,
-            "auto_scale_loss": self._auto_scale_loss,
-        }
+        for name in ("loss", "loss_weights", "weighted_metrics"):
+            config.pop(name, None)
+        metrics = [keras.saving.serialize_keras_object(m) for m in self._token_metrics]
+        return {**config, "metrics": metrics}
 
-    def compile_from_config(self, config):
-        deserialize = keras.saving.deserialize_keras_object
-        objects = {
-            "optimizer": deserialize(config["optimizer"]),
-            "metrics": [deserialize(m) for m in config["metrics"]],
-        }
-        self.compile(**{**config, **objects})
-        if self.built:
-            self.optimizer.build(self.trainable_variables)
+    # fit, evaluate and predict
 
-    def train_step(self, *args):
-        with self._counting(args[-1]):
-            return super().train_step(*args)
+    def fit(
+        self,
+        x=None,
+        y=None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: str | int = "auto",
+        callbacks: list | None = None,
+        *,
+        validation_data=None,
+        shuffle: bool | None = None,
+        class_weight: None = None,
+        **kwargs,
+    ) -> keras.callbacks.History:
+        """Trains the model as `keras.Model.fit` does, with the batches of a text in order.
 
-    def test_step(self, *args):
-        with self._counting(args[-1]):
-            return super().test_step(*args)
+        Token ids of arrays, tensors, `data.TokenStream`s and the first batch of a `PyDataset` are
+        checked before anything else. The states of a stateful backbone are reset at the start of
+        each epoch.
 
-    @contextlib.contextmanager
-    def _counting(self, data):
-        """While it is open, `call` returns what `compute_loss` needs for the last n outputs."""
-        _, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-        if y is None:
-            raise ValueError(
-                "A language model is trained and evaluated on (tokens, next tokens). "
-                "Received no targets."
-            )
-        # An integer where the length is static; the backbone can only be told such a one.
-        self._counted = ops.shape(y)[1]
-        try:
-            yield
-        finally:
-            self._counted = None
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        """Returns the loss of a batch and feeds the metrics; see the class for the formula.
+        Args:
+            x, y, batch_size, epochs, verbose, callbacks, validation_data: As in Keras.
+            shuffle: Boolean. Defaults to `True` for arrays, and to `False` for a `PyDataset`, whose
+                batches Keras would shuffle, and with a stateful backbone.
+            class_weight: Must be `None`.
+            **kwargs: The other arguments of `keras.Model.fit`.
 
         Raises:
-            ValueError: It is called outside of `train_step` and `test_step`, within which the
-                model's outputs are what it needs.
+            ValueError: If tokens lie outside the vocabulary, or batches do not suit a stateful
+                backbone.
         """
-        if not isinstance(y_pred, dict):
-            raise ValueError(
-                "Only within a LanguageModel's own `train_step` and `test_step` does a call return "
-                "what its loss is made of. In a loop of your own make a loss of the "
-                "log-probabilities that it returns, or call `super().train_step(data)`."
-            )
-        raw = y_pred["raw"]
-        output = self.output_dropout(raw, training=training)
-        nll = self._nll(output, y, training)
-        weight = token_loss.token_weight(sample_weight, nll)
-        counted = ops.sum(weight)
-        loss = token_loss.mean(nll, weight)
-        self._update_metrics(nll, weight)
-        if training:
-            loss = loss + self._auxiliary_loss(y_pred, y, weight)
-            loss = loss + self._penalties(raw, output, weight)
-            loss = loss + sum(self.losses)
-        self._mean_loss.update_state(loss, sample_weight=counted)
-        return devices.share(loss, counted)
+        check_no_class_weight(class_weight)
+        is_tuple = isinstance(validation_data, tuple)
+        self._check_tokens(x, y, *(validation_data[:2] if is_tuple else [validation_data]))
+        if shuffle is None:
+            shuffle = not (self._is_stateful or isinstance(x, keras.utils.PyDataset))
+        if self._is_stateful:
+            if shuffle:
+                raise ValueError("A stateful backbone needs its batches in order: shuffle=False.")
+            split = kwargs.get("validation_split")
+            trained = x[: math.floor(len(x) * (1 - split))] if split else x
+            self.allocate_states(trained, batch_size, training=True)
+            callbacks = [_ResetStates(), *keras.tree.flatten(callbacks or [])]
+        return super().fit(
+            x,
+            y,
+            batch_size=batch_size,
+            epochs=epochs,
+            verbose=verbose,
+            callbacks=callbacks,
+            validation_data=validation_data,
+            shuffle=shuffle,
+            **kwargs,
+        )
 
-    def _nll(self, hidden, targets, training):
-        # Only a head with dropout of its own needs to know.
-        options = {"training": training} if self._head_takes_training else {}
-        return self.head.loss(hidden, targets, **options)
+    def evaluate(self, x=None, y=None, batch_size: int | None = None, **kwargs):
+        """Evaluates as `keras.Model.evaluate`; the states of a stateful backbone start at zero."""
+        self._check_tokens(x, y)
+        if self._is_stateful:
+            self.allocate_states(x, batch_size, training=False)
+        return super().evaluate(x, y, batch_size=batch_size, **kwargs)
 
-    def _auxiliary_loss(self, y_pred, y, weight):
-        if not self.aux_weight:
-            return 0.0
-        aux = self.aux_dropout(y_pred["aux"], training=True)
-        nll = self._nll(aux, ops.repeat(y[:, None], aux.shape[1], axis=1), training=True)
-        # A sum over the auxiliary outputs of means over tokens.
-        return self.aux_weight * token_loss.mean(ops.sum(nll, axis=1), weight)
+    def predict(self, x, batch_size: int | None = None, **kwargs):
+        """Predicts as `keras.Model.predict`; the states of a stateful backbone start at zero."""
+        self._check_tokens(x)
+        if self._is_stateful:
+            self.allocate_states(x, batch_size, training=False)
+        return super().predict(x, batch_size=batch_size, **kwargs)
 
-    def _penalties(self, raw, output, weight):
-        penalty = 0.0
-        if self.activation_reg:
-            penalty += self.activation_reg * token_loss.activation(output, weight)
-        if self.temporal_activation_reg:
-            penalty += self.temporal_activation_reg * token_loss.change(raw, weight)
-        return penalty
+    def _check_tokens(self, *sources):
+        for source in sources:
+            if ops.is_tensor(source):
+                source = ops.convert_to_numpy(source)
+            if isinstance(source, np.ndarray):
+                check_rank("tokens", source, "(batch, time)")
+                check_tokens(source, self.vocabulary_size)
+            elif hasattr(source, "token_range"):  # a data.TokenStream
+                check_tokens(np.array(source.token_range), self.vocabulary_size)
+            elif isinstance(source, keras.utils.PyDataset):
+                self._check_tokens(*keras.utils.unpack_x_y_sample_weight(source[0])[:2])
 
-    def _update_metrics(self, nll, weight):
-        for metric in self._token_metrics:
-            metric.update_state(nll, sample_weight=weight)
+    @property
+    def _is_stateful(self):
+        return getattr(self.backbone, "stateful", False)
 
-    def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        return self.get_metrics_result()
+    def allocate_states(self, x, batch_size: int | None, training: bool) -> None:
+        """Gives a stateful backbone zero states for the batches that Keras will make of `x`.
+
+        Args:
+            x: What is passed to `fit`, `evaluate` or `predict`.
+            batch_size: As in Keras.
+            training: Boolean, whether the states are those of training or of evaluation.
+
+        Raises:
+            ValueError: If the batches have no common size that is known beforehand.
+        """
+        self.backbone.reset_state(_rows(x, batch_size) * _processes(), training)
+        states = self.backbone.state_cache.state_variables(training)
+        if self._compiled_states.get(training) is not states:
+            # A function compiled for any batch size would keep the variables of one.
+            for phase in ["train"] if training else ["test", "predict"]:
+                setattr(self, f"{phase}_function", None)
+            self._compiled_states[training] = states
+
+    # Streaming and generation
+
+    def step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """Reads one token per row; the work does not depend on how many came before.
+
+        It is not compiled by itself: `layers.streaming.compiled_step(model)` is.
+
+        Args:
+            tokens: Integer tensor (batch,).
+            cache: What `initial_cache`, `step` or `prefill` returned.
+
+        Returns:
+            Log-probabilities (batch, V) of the next token, and the new cache.
+
+        Raises:
+            ValueError: If the backbone does not stream, the model is not built, or tokens and cache
+                do not fit.
+
+        Example:
+
+        >>> model = LanguageModel(7, 4, TrellisLayer(units=6, depth=3, output_units=4))
+        >>> model.build((None, None))
+        >>> log_probs, cache = model.step(np.array([1, 5]), model.initial_cache(2))
+        >>> tuple(log_probs.shape)
+        (2, 7)
+        """
+        hidden, cache = generation.hidden_step(self, tokens, cache)
+        return self.head(hidden), cache
+
+    def prefill(self, tokens: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """Reads a whole prompt in one forward pass.
+
+        Args:
+            tokens: Integer tensor (batch, time).
+            cache: The cache to continue from. Defaults to `None`, the initial one.
+
+        Returns:
+            Log-probabilities (batch, V) of the token after the last, and the cache.
+
+        Raises:
+            ValueError: As `step`, or if there are no tokens.
+        """
+        hidden, cache = generation.hidden_prefill(self, tokens, cache)
+        return self.head(hidden[:, -1]), cache
+
+    def generate(
+        self,
+        prompts,
+        max_length: int,
+        sampler="top_p",
+        *,
+        seed: int | None = None,
+        stop_tokens=None,
+    ):
+        """Continues prompts, token by token.
+
+        The prompts may differ in length: of each, as many tokens as the shortest one has are read
+        in one forward pass, the rest of the longer ones while the others are written. With a
+        sampler that draws no random numbers each row is what it would be alone (but for rounding,
+        where two tokens are equally good); the other samplers draw for all rows at once.
+
+        The forward pass is compiled for each new batch size or length of the shortest prompt, and
+        the loop for each new batch size, `max_length`, set of stop tokens, and kind or settings of
+        the sampler (a sampler class of your own counts as new for each object). Other prompts,
+        seeds and weights compile nothing. The model keeps the 16 functions used last.
+
+        Args:
+            prompts: A string or a list of strings (for a model with a vocabulary), or rows of
+                token ids, such as integers (batch, time). Each has at least one token.
+            max_length: Positive integer, length in tokens of each row of the result. It counts the
+                row's prompt, so it is greater than the length of the longest one.
+            sampler: `"greedy"`, `"random"`, `"top_k"`, `"top_p"`, `"beam"` or `"contrastive"`,
+                with Keras-NLP's defaults, or a `keras_nlp.samplers.Sampler`, for instance
+                `TopPSampler(p=0.9, temperature=0.8)`. Beam search ranks texts by the sum of
+                their tokens' log-probabilities up to the first stop token. Defaults to `"top_p"`.
+            seed: Integer; the same one gives the same text. Defaults to `None`: a sampler given by
+                name starts at random, a sampler object continues from its state.
+            stop_tokens: Token or list of tokens (ids, or strings of one token each) after which
+                a row ends. Defaults to `None`.
+
+        Returns:
+            Strings if the prompts were strings, else ids (batch, length), the prompt included.
+            A row ends with its first stop token after the prompt; ids of shorter rows are filled
+            up with it.
+
+        Raises:
+            ValueError: If there are no prompts, or one is empty or has unknown tokens, if
+                `max_length` is not greater than the longest prompt, if the sampler is unknown or
+                needs what the model lacks (the speculative one: a draft model, and a cache that
+                returns to an earlier token), or if the backbone does not stream.
+
+        Example:
+
+        >>> model = LanguageModel(7, 4, TrellisLayer(units=6, depth=3, output_units=4))
+        >>> model.build((None, None))
+        >>> model.generate([[1, 2], [3, 4, 5]], max_length=10, sampler="greedy").shape
+        (2, 10)
+        """
+        return generation.generate(self, prompts, max_length, sampler, seed, stop_tokens)
+
+    def generate_stream(
+        self,
+        prompt,
+        max_length: int,
+        sampler="top_p",
+        *,
+        seed: int | None = None,
+        stop_tokens=None,
+    ) -> Iterator:
+        """Continues one prompt and yields the result while it grows.
+
+        Joined, the pieces are what `generate` returns for the same arguments; the first of them
+        are the prompt's. Samplers that choose token by token (greedy, random, top_k, top_p, and
+        your own with a `get_next_token`) yield each token as soon as it is chosen; beam and
+        contrastive search, which weigh continuations against each other, yield everything after
+        the prompt at the end. For the former one step is compiled, whatever `max_length` is; for
+        the latter see `generate`.
+
+        Args:
+            prompt: A string, or token ids (time,).
+            max_length, sampler, seed, stop_tokens: As in `generate`.
+
+        Returns:
+            An iterator over non-empty pieces of text (a character of several bytes comes whole), or
+            for token ids over integers. It may be left at any point.
+
+        Raises:
+            ValueError: As `generate`, before the first piece.
+
+        Example:
+
+        >>> model = LanguageModel(7, 4, TrellisLayer(units=6, depth=3, output_units=4))
+        >>> model.build((None, None))
+        >>> len(list(model.generate_stream([1, 2], max_length=5)))
+        5
+        """
+        return generation.generate_stream(self, prompt, max_length, sampler, seed, stop_tokens)
 
     # Serialization
 
-    def load_weights(self, filepath, skip_mismatch=False, **options):
-        """As `keras.Model.load_weights`, but refuses the weights of another vocabulary.
+    def load_weights(self, filepath, skip_mismatch: bool = False, **kwargs) -> None:
+        """Loads weights as `keras.Model.load_weights`, but not those of another vocabulary.
 
         Raises:
-            ValueError: The file is that of a model with other tokens, or does not fit otherwise.
+            ValueError: If the file is damaged, belongs to a model with other tokens, or does not
+                fit otherwise.
         """
         if not skip_mismatch:
-            check_weights_file(filepath, self)
+            self._check_vocabulary(filepath)
         try:
-            super().load_weights(filepath, skip_mismatch=skip_mismatch, **options)
+            super().load_weights(filepath, skip_mismatch=skip_mismatch, **kwargs)
         except ValueError as error:
             raise ValueError(f"{filepath} does not fit this model: {error}") from error
 
-    def get_config(self):
+    def _check_vocabulary(self, path):
+        check_file(path)
+        size, tokens = saved_tokens(path)
+        if size not in (None, self.vocabulary_size):
+            raise ValueError(
+                f"{path} holds weights for {size:,} tokens, but the model has vocabulary_size="
+                f"{self.vocabulary_size:,}: it belongs to another vocabulary."
+            )
+        if None in (tokens, self.vocabulary):
+            return
+        pairs = enumerate(itertools.zip_longest(tokens, self.vocabulary.tokens))
+        for place, (theirs, ours) in pairs:
+            if theirs != ours:
+                raise ValueError(
+                    f"{path} was saved with another vocabulary: token {place} is {theirs!r} there, "
+                    f"{ours!r} in the model's."
+                )
+
+    def get_config(self) -> dict:
         serialize = keras.saving.serialize_keras_object
         return {
             **super().get_config(),
             "vocabulary_size": self.vocabulary_size,
             "embedding_dim": self.embedding_dim,
-            "backbone": _serialize_unbuilt(self.backbone),
-            "head": _serialize_unbuilt(self.head),
+            "backbone": serialize_unbuilt(self.backbone),
+            "head": serialize_unbuilt(self.head),
             "tie_embeddings": self.tie_embeddings,
             "embedding_dropout": self.embedding_dropout.rate,
             "input_dropout": self.input_dropout.rate,
@@ -402,45 +704,74 @@ class LanguageModel(FrozenPartsMixin, Generation, OrderedBatches, keras.Model):
         }
 
     @classmethod
-    def from_config(cls, config):
-        layers = {
+    def from_config(cls, config: dict) -> "LanguageModel":
+        objects = {
             name: keras.saving.deserialize_keras_object(config[name])
             for name in ("backbone", "head", "embeddings_initializer", "vocabulary")
         }
-        return cls(**{**config, **layers})
+        return cls(**{**config, **objects})
 
 
-def _serialize_unbuilt(layer):
-    """Leaves the building to the model: a head must be tied before it is built."""
-    serialized = keras.saving.serialize_keras_object(layer)
-    serialized.pop("build_config", None)
-    return serialized
+class _ResetStates(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.backbone.reset_state(training=True)
 
 
-def _uniform(seed):
-    return keras.initializers.RandomUniform(-0.1, 0.1, seed=seed)
-
-
-def _check_ties(head):
-    if not hasattr(head, "tie") or head.built:
-        reason = "is built already" if hasattr(head, "tie") else "has no method `tie`"
+def _check_backbone(backbone, aux_weight):
+    """Raises ValueError unless a backbone has one output per step and carries states safely."""
+    if aux_weight and not getattr(backbone, "return_aux", False):
         raise ValueError(
-            "With tie_embeddings=True the head takes the embedding's matrix, before it is built. "
-            f"Set tie_embeddings=False, or pass another head. Received: {head!r}, which {reason}"
+            "`aux_weight` needs a backbone with auxiliary outputs (return_aux=True). "
+            f"Received: aux_weight={aux_weight}, backbone={backbone}"
+        )
+    if getattr(backbone, "return_state", False):
+        raise ValueError("The backbone of a language model must have return_state=False.")
+    if not getattr(backbone, "return_sequences", True):
+        raise ValueError("The backbone of a language model must have return_sequences=True.")
+    if getattr(backbone, "output_length", None) is not None:
+        raise ValueError(
+            "The backbone of a language model must have output_length=None: the targets say which "
+            f"outputs count. Received: output_length={backbone.output_length}"
+        )
+    if getattr(backbone, "stateful", False) and not isinstance(backbone, StatefulMixin):
+        raise ValueError(
+            "A stateful backbone must keep the states of training and of validation apart, as "
+            "a TrellisLayer and a StackedRNN do (Keras' own recurrent layers do not: put them "
+            f"into a StackedRNN(..., stateful=True)). Received: {backbone}"
         )
 
 
-def _input_dropout(kind):
-    kinds = {"variational": VariationalDropout, "element": keras.layers.Dropout}
-    if kind not in kinds:
-        raise ValueError(f"`input_dropout_kind` must be one of {sorted(kinds)}. Received: {kind!r}")
-    return kinds[kind]
+def _rows(x, batch_size):
+    """Returns the number of rows in each batch that this process will make of x."""
+    if isinstance(x, keras.utils.PyDataset):
+        return len(keras.utils.unpack_x_y_sample_weight(x[0])[0])
+    if hasattr(x, "element_spec"):  # a tf.data.Dataset
+        spec = x.element_spec[0] if isinstance(x.element_spec, tuple) else x.element_spec
+        if spec.shape[0] is None:
+            raise ValueError(
+                "A stateful backbone needs batches of one size: batch(..., drop_remainder=True)."
+            )
+        return spec.shape[0]
+    if not hasattr(x, "__len__"):
+        raise ValueError(
+            "A stateful backbone needs batches of one size that is known beforehand: arrays, a "
+            "`keras.utils.PyDataset`, or a `tf.data.Dataset` of batch(..., drop_remainder=True). "
+            f"Received: {type(x).__name__}"
+        )
+    rows = min(batch_size or 32, len(x))
+    if len(x) % rows:
+        raise ValueError(
+            "A stateful backbone needs batches of one size. "
+            f"Received: {len(x)} rows with batch_size={rows}"
+        )
+    return rows
 
 
-def _takes(method, argument):
-    return argument in inspect.signature(method).parameters
+def _processes():
+    """Returns the number of processes that each read their own rows of every batch."""
+    distribution = keras.distribution.distribution()
+    if distribution is None or distribution.auto_shard_dataset:
+        return 1
+    import jax
 
-
-def _sub(seed, offset):
-    """A seed of its own for every random layer."""
-    return None if seed is None else seed + offset
+    return jax.process_count()

@@ -1,17 +1,20 @@
-"""Losses of sequence models: means over the steps that count.
+"""Losses: means over what counts, of the steps of a batch and of all replicas that train together.
 
-Each returns one value per step (or per sequence), and their mean is taken with the sample weights:
-sum(weight * value) / sum(weight), so that padding of weight 0 leaves no trace.
+The losses of models are sum(weight * value) / sum(weight) over steps or sequences, so that padding
+of weight 0 leaves no trace. On JAX a step is one program over all devices. On TensorFlow each
+replica of `tf.distribute` computes the loss of its own rows, and their gradients are summed.
 """
 
 import keras
 from keras import ops
 
+from trellis_keras.types import Tensor
 
-def frame_nll(y_true, y_pred):
-    """Negative log-likelihood of the frames of a piano roll, in nats.
 
-    The sum over the keys of -log p(key): the keys are independent given the past.
+def frame_nll(y_true: Tensor, y_pred: Tensor) -> Tensor:
+    """Returns the negative log-likelihood of the frames of a piano roll, in nats.
+
+    Given the past, the keys are independent: it is the sum over keys of the binary cross-entropy.
 
     Args:
         y_true: Tensor (..., keys) of 0 and 1.
@@ -24,45 +27,56 @@ def frame_nll(y_true, y_pred):
     return ops.sum(ops.softplus((1 - 2 * ops.cast(y_true, y_pred.dtype)) * y_pred), axis=-1)
 
 
-class _MeanOverSteps(keras.losses.Loss):
-    def __init__(self, name=None, reduction="mean_with_sample_weight", dtype=None):
+class _WeightedMean(keras.losses.Loss):
+    """A loss whose mean is sum(weight * value) / sum(weight), and whose config has its dtype."""
+
+    def __init__(
+        self,
+        name: str | None = None,
+        reduction: str = "mean_with_sample_weight",
+        dtype: str | None = None,
+    ):
         super().__init__(name=name, reduction=reduction, dtype=dtype)
 
-    def get_config(self):
+    def get_config(self) -> dict:
         return {**super().get_config(), "dtype": self.dtype}
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class FrameLoss(_MeanOverSteps):
-    """Negative log-likelihood of a piano roll's frames (Bai et al. 2018, section 4; in nats).
+class FrameLoss(_WeightedMean):
+    """Computes the negative log-likelihood of a piano roll's frames, in nats.
 
-    Summed over keys, averaged over frames.
+    Summed over keys and averaged over frames (Bai et al. 2018, section 4).
 
     Args:
-        name, reduction, dtype: As in `keras.losses.Loss`.
+        name: String, the loss's name. Defaults to `None`.
+        reduction: As in `keras.losses.Loss`. Defaults to `"mean_with_sample_weight"`.
+        dtype: The dtype of the computation. Defaults to `keras.config.floatx()`.
 
     Call arguments:
         y_true: Tensor (batch, time, keys) of 0 and 1.
         y_pred: Logits (batch, time, keys).
         sample_weight: Tensor (batch, time), 0 where a frame is padding.
 
-    Example: two keys that a model knows nothing about.
+    Example: two keys of probability 1/2.
 
     >>> loss = FrameLoss()(np.array([[[0.0, 1.0]]]), np.zeros((1, 1, 2)))
     >>> round(float(loss), 4)
     1.3863
     """
 
-    def call(self, y_true, y_pred):
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         return frame_nll(y_true, y_pred)
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class SquaredError(_MeanOverSteps):
-    """Mean squared error; unlike Keras' it stays in float64 on JAX.
+class SquaredError(_WeightedMean):
+    """Computes the mean squared error. Unlike Keras', it keeps float64 on JAX.
 
     Args:
-        name, reduction, dtype: As in `keras.losses.Loss`.
+        name: String, the loss's name. Defaults to `None`.
+        reduction: As in `keras.losses.Loss`. Defaults to `"mean_with_sample_weight"`.
+        dtype: The dtype of the computation. Defaults to `keras.config.floatx()`.
 
     Call arguments:
         y_true: Tensor (..., units), or (...) if there is one unit.
@@ -75,12 +89,79 @@ class SquaredError(_MeanOverSteps):
     2.0
     """
 
-    def call(self, y_true, y_pred):
-        if len(y_true.shape) < len(y_pred.shape):
-            if y_pred.shape[-1] != 1:
-                raise ValueError(
-                    "Targets without an axis of units need a model with one unit. Received: "
-                    f"targets of shape {tuple(y_true.shape)}, outputs {tuple(y_pred.shape)}"
-                )
-            y_true = ops.expand_dims(y_true, -1)
-        return ops.sum(ops.square(y_pred - y_true), axis=-1) / y_pred.shape[-1]
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        if y_pred.shape[-1] == 1:
+            # With or without an axis of units; TensorFlow may not know which.
+            y_true = ops.reshape(y_true, ops.shape(y_pred))
+        elif len(y_true.shape) < len(y_pred.shape):
+            raise ValueError(
+                "Targets without an axis of units need a model with one unit. Received: "
+                f"targets of shape {tuple(y_true.shape)}, outputs {tuple(y_pred.shape)}"
+            )
+        return _mean_square(y_pred - y_true)
+
+
+# The terms of a language model's loss. `weight` is (batch, n), 0 where a token does not count.
+
+
+def token_weights(sample_weight: Tensor | None, nll: Tensor) -> Tensor:
+    """Returns weights of the shape of `nll` (batch, n), from a weight per row or token, or None."""
+    if sample_weight is None:
+        return ops.ones_like(nll)
+    # By reshape: TensorFlow does not know the rank of what has been (batch,) and (batch, n).
+    weight = ops.reshape(ops.cast(sample_weight, nll.dtype), (ops.shape(nll)[0], -1))
+    return ops.broadcast_to(weight, ops.shape(nll))
+
+
+def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
+    """Returns the weighted mean of values (batch, n), 0 where all weights are 0."""
+    return ops.divide_no_nan(ops.sum(values * weight), ops.sum(weight))
+
+
+def activation_reg(output: Tensor, weight: Tensor) -> Tensor:
+    """AR of Merity et al. (2018): the mean square of the output (batch, n, channels)."""
+    return weighted_mean(_mean_square(ops.cast(output, weight.dtype)), weight)
+
+
+def temporal_activation_reg(hidden: Tensor, weight: Tensor) -> Tensor:
+    """TAR of Merity et al. (2018): the mean squared change between successive counted steps."""
+    hidden = ops.cast(hidden, weight.dtype)
+    change = hidden[:, 1:] - hidden[:, :-1]
+    return weighted_mean(_mean_square(change), weight[:, 1:] * weight[:, :-1])
+
+
+def _mean_square(x):
+    """Mean over the last axis. (`ops.mean` leaves float64 on JAX.)"""
+    return ops.sum(ops.square(x), axis=-1) / x.shape[-1]
+
+
+# Replicas of tf.distribute
+
+
+def num_replicas() -> int:
+    """Returns the number of replicas of `tf.distribute` that train together, 1 without."""
+    if keras.backend.backend() != "tensorflow":
+        return 1
+    import tensorflow as tf
+
+    return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def scale_loss_for_replicas(loss: Tensor, counted: Tensor) -> Tensor:
+    """Returns a replica's share of the loss, so that the shares sum to the mean over all replicas.
+
+    Args:
+        loss: Scalar, the mean over this replica's tokens.
+        counted: Scalar, their number (or total weight).
+    """
+    replicas = num_replicas()
+    if replicas == 1:
+        return loss
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    # There is no context while Keras works out shapes.
+    everywhere = counted * replicas
+    if context is not None:
+        everywhere = context.all_reduce(tf.distribute.ReduceOp.SUM, counted)
+    return ops.divide_no_nan(loss * counted, everywhere)

@@ -1,8 +1,21 @@
-"""Model and weights files of any origin: what they claim is checked before Keras makes it."""
+"""Loading of model and weights files of any origin.
+
+Keras' safe mode runs no code from a file and follows no links in it. Three checks stay ours:
+
+- Keras builds what a configuration asks for before it looks at the weights, so a few bytes such as
+  `"filters": 1000000000000` could exhaust the memory. Here the numbers in the configuration, and
+  the weights that it would make, must be in proportion to the file.
+- Keras accepts arrays of up to 4 GiB that are tiny on disk. Here arrays are at most as large as the
+  file: Keras compresses none.
+- The HDF5 library may hang on a file that was cut or extended. Here its length must be the one
+  that it states.
+"""
 
 import io
 import json
 import math
+import os
+import pathlib
 import struct
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,129 +24,119 @@ import keras
 
 from trellis_keras.files import open_archive
 
-CONFIG, WEIGHTS = "config.json", "model.weights.h5"
+_CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
 
-# The largest number in a configuration, but for seeds, that needs no file of that many bytes.
-_SMALL = 100_000
-# The largest one in a metric's, of which some keep a square of it.
-_SMALL_METRIC = 10_000
-# Bytes at the beginning of an HDF5 file, where it says how long it is.
+# A number in a configuration may be as large as the file, or this large. Seeds may be any.
+_ANY_FILE = 100_000
+# Some metrics have variables of the square of a number.
+_ANY_METRIC = 10_000
+# Bytes at the start of an HDF5 file, where it states its length.
 _SUPERBLOCK = 52
 
 
-def load_model(path, compile=True):
-    """Returns the model of a `.keras` file, like `keras.saving.load_model`.
+def load_model(path: str | os.PathLike, compile: bool = True) -> keras.Model:
+    """Loads the model of a `.keras` file of any origin.
 
-    Nothing in the file is run (Keras' safe mode), and it takes no more memory than a model takes
-    whose weights the file has.
+    Like `keras.saving.load_model` in safe mode, it runs nothing in the file. Besides, it takes no
+    more memory than a model takes whose weights the file has.
 
     Args:
         path: The file.
-        compile: Whether the model can be trained on.
+        compile: Boolean, whether to compile the model as it was. Defaults to `True`.
 
     Raises:
-        ValueError: The file is damaged, or claims to be a model that it has not the weights of, or
-            asks for classes that are not there.
-        OSError: It cannot be read.
+        ValueError: If the file is damaged, claims more weights than it has, or asks for classes
+            that do not exist.
+        OSError: If it cannot be read.
     """
     with open(path, "rb") as file:
         try:
-            _check_claims(file)
+            with open_archive(file) as archive:
+                _check_model(archive)
             return keras.saving.load_model(path, compile=compile)
-        # A configuration calls constructors, each of which may raise what it likes.
+        # A configuration calls constructors, which may raise anything.
         except Exception as error:
             if isinstance(error, OSError) and error.errno is not None:
-                raise  # the disk's fault, not the file's
-            raise ValueError(f"{path} is damaged, or no model of this version: {error}") from error
+                raise  # the disk failed, not the file
+            raise ValueError(
+                f"{path} is damaged, or not a model of this version: {error}"
+            ) from error
 
 
-def check_claims(path):
-    """Refuses a weights file of Keras whose arrays claim to be larger than it is.
-
-    Args:
-        path: The `pathlib.Path` of a `.weights.h5` or `.keras` file. Of any other nothing is said.
+def check_file(path: str | os.PathLike) -> None:
+    """Checks the arrays of a `.weights.h5` or `.keras` file; any other file passes.
 
     Raises:
-        ValueError: Its arrays claim so, or it is damaged.
-        OSError: It cannot be read.
+        ValueError: If the file is damaged, or its arrays claim to be larger than it is.
+        OSError: If it cannot be read.
     """
+    path = pathlib.Path(path)
     with open(path, "rb") as file:
         try:
             if path.suffix == ".keras":
                 with open_archive(file) as archive:
-                    read_config(archive)
-                    _stored_numbers(archive)
+                    _read_config(archive)
+                    _count_stored(archive)
             elif path.name.endswith(".weights.h5"):
                 _count_numbers(file, path.stat().st_size)
-        except Exception as error:  # zipfile and h5py have another one for each kind of damage
+        except Exception as error:  # zipfile and h5py have many kinds
             raise ValueError(f"{path} is damaged: {error}") from error
 
 
-def read_config(archive):
-    """Returns the configuration in a `.keras` file, a dict, of the opened archive."""
-    config = json.loads(archive.read(CONFIG))
+def saved_tokens(path: str | os.PathLike) -> tuple[int | None, list | None]:
+    """Returns the number of tokens and the tokens of a saved language model, None if unknown.
+
+    A `.keras` file has its model's vocabulary, a `.weights.h5` file only the number of tokens.
+
+    Raises:
+        ValueError: If the file does not hold a language model.
+    """
+    path = pathlib.Path(path)
+    if path.suffix == ".keras":
+        with open(path, "rb") as file, open_archive(file) as archive:
+            config = _read_config(archive)["config"]
+        try:
+            vocabulary = config.get("vocabulary")
+            tokens = None if vocabulary is None else list(vocabulary["config"]["tokens"])
+            return int(config["vocabulary_size"]), tokens
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{path} does not hold a language model: {error!r}") from error
+    if path.name.endswith(".weights.h5"):
+        with h5py.File(path) as file:
+            embedding = file.get("embedding/vars/0")
+            return (embedding.shape[0] if isinstance(embedding, h5py.Dataset) else None), None
+    return None, None
+
+
+def _read_config(archive):
+    config = json.loads(archive.read(_CONFIG))
     if not isinstance(config, dict) or not isinstance(config.get("config"), dict):
-        raise ValueError(f"its {CONFIG} holds no configuration")
+        raise ValueError(f"its {_CONFIG} holds no configuration")
     return config
 
 
-def _check_claims(file):
-    with open_archive(file) as archive:
-        config = read_config(archive)
-        if damaged := archive.testzip():
-            raise ValueError(f"its {damaged} is not what was written")
-        stored = _stored_numbers(archive)
-        size = sum(member.file_size for member in archive.infolist())
+def _check_model(archive):
+    config = _read_config(archive)
+    stored = _count_stored(archive)
+    size = sum(member.file_size for member in archive.infolist())
     compiled = config.pop("compile_config", None) or {}
     metrics = [compiled.get("metrics"), compiled.get("weighted_metrics")]
-    for part, largest in ((config, max(size, _SMALL)), (metrics, _SMALL_METRIC)):
+    for part, largest in ((config, max(size, _ANY_FILE)), (metrics, _ANY_METRIC)):
         for name, number in _numbers(part):
             if number > largest:
                 raise ValueError(
                     f"{name}={number} is too large: at most {largest:,} is taken from a file of "
                     f"{size:,} bytes"
                 )
-    claimed = _count_weights(config)
+    # In a thread, with which what Keras notes on variables without values ends.
+    with ThreadPoolExecutor(1) as thread:
+        claimed = thread.submit(_count_weights, config).result()
     if claimed > stored:
         raise ValueError(f"its model would have {claimed:,} weights, but it holds {stored:,}")
 
 
-def _stored_numbers(archive):
-    """Returns how many numbers the weights of a `.keras` file are."""
-    content = archive.read(WEIGHTS)  # HDF5 goes to and fro, for which a zip file begins anew
-    return _count_numbers(io.BytesIO(content), len(content))
-
-
-def _count_numbers(file, size):
-    """Returns how many numbers an HDF5 file of so many bytes holds; Keras compresses none."""
-    # HDF5's library reads a file that others were pushed into, and may not come back from it.
-    if (end := _stated_end(file.read(_SUPERBLOCK))) != size:
-        raise ValueError(f"it says that it ends at {end}, but has {size:,} bytes")
-    datasets = []
-    with h5py.File(file) as content:
-        # Links to other places are not followed.
-        content.visititems(lambda _, item: datasets.append(_measured(item)))
-    claimed = sum(numbers * itemsize for numbers, itemsize in datasets)
-    if claimed > size:
-        raise ValueError(f"its arrays claim to have {claimed:,} bytes, but it has {size:,}")
-    return sum(numbers for numbers, _ in datasets)
-
-
-def _stated_end(superblock):
-    """Where an HDF5 file ends by its own account, or None if it is no such file."""
-    if len(superblock) < _SUPERBLOCK or not superblock.startswith(b"\x89HDF\r\n\x1a\n"):
-        return None
-    # By the version of the format, of which h5py writes the oldest.
-    place = {0: 40, 1: 44, 2: 28, 3: 28}.get(superblock[8])
-    return None if place is None else struct.unpack_from("<Q", superblock, place)[0]
-
-
-def _measured(item):
-    return (item.size or 0, item.dtype.itemsize) if isinstance(item, h5py.Dataset) else (0, 0)
-
-
 def _numbers(config, name=""):
-    """Yields (name, size) of the numbers in a configuration, but for seeds and references."""
+    """Yields (name, size) of the numbers in a configuration, except seeds and references."""
     if isinstance(config, dict):
         for key, value in config.items():
             if key != "shared_object_id" and not key.endswith("seed"):
@@ -146,16 +149,41 @@ def _numbers(config, name=""):
 
 
 def _count_weights(config):
-    """Returns how many weights' numbers a configuration makes.
-
-    The model is made without values. That is done in a thread: what Keras notes on variables
-    without values ends with it.
-    """
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(_count_without_values, config).result()
-
-
-def _count_without_values(config):
+    """Returns how many numbers the weights of a configuration's model have."""
     with keras.StatelessScope(initialize_variables=False):
         model = keras.saving.deserialize_keras_object(config)
     return sum(math.prod(variable.shape) for variable in model.weights)
+
+
+def _count_stored(archive):
+    """Returns how many numbers the weights of a `.keras` file have."""
+    # In memory: HDF5 seeks, for which a zip file starts again.
+    content = archive.read(_WEIGHTS)
+    return _count_numbers(io.BytesIO(content), len(content))
+
+
+def _count_numbers(file, size):
+    """Returns how many numbers an HDF5 file of `size` bytes has."""
+    if (end := _stated_length(file.read(_SUPERBLOCK))) != size:
+        raise ValueError(f"it says that it ends at {end}, but has {size:,} bytes")
+    datasets = []
+
+    def measure(_, item):
+        if isinstance(item, h5py.Dataset):
+            datasets.append((item.size or 0, item.dtype.itemsize))
+
+    with h5py.File(file) as content:
+        content.visititems(measure)  # without links
+    claimed = sum(numbers * itemsize for numbers, itemsize in datasets)
+    if claimed > size:
+        raise ValueError(f"its arrays claim to have {claimed:,} bytes, but it has {size:,}")
+    return sum(numbers for numbers, _ in datasets)
+
+
+def _stated_length(superblock):
+    """Returns the length that an HDF5 file states, None if it is not an HDF5 file."""
+    if len(superblock) < _SUPERBLOCK or not superblock.startswith(b"\x89HDF\r\n\x1a\n"):
+        return None
+    # By the version of the format, of which h5py writes the oldest.
+    place = {0: 40, 1: 44, 2: 28, 3: 28}.get(superblock[8])
+    return None if place is None else struct.unpack_from("<Q", superblock, place)[0]

@@ -438,8 +438,8 @@ def without_carried_states(model: keras.Model):
 
 def _training_outputs(model, batch):
     """Make a `LanguageModel` return what its loss needs, as in its own `train_step`."""
-    counting = getattr(model, "_counting", None)
-    return contextlib.nullcontext() if counting is None else counting(batch)
+    loss_mode = getattr(model, "loss_mode", None)
+    return contextlib.nullcontext() if loss_mode is None else loss_mode(batch)
 
 
 def _compiled_gradient(loss, model):

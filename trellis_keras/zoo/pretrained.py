@@ -5,7 +5,7 @@ import pathlib
 import warnings
 
 from trellis_keras import data
-from trellis_keras.models.saved_files import check_claims
+from trellis_keras.models.saved_files import check_file
 from trellis_keras.zoo import results
 
 # Which weights the repository keeps; `tools.publish` decides by it.
@@ -58,7 +58,7 @@ def load_weights(model, name, path):
         ValueError: The file does not hold the weights of this model.
     """
     try:
-        check_claims(path)
+        check_file(path)
         with warnings.catch_warnings():
             # Published weights are those of a model without an optimizer.
             warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")

@@ -1,0 +1,134 @@
+"""What the models share: a causal backbone under a head, streaming, an exact mean loss, saving."""
+
+import keras
+import numpy as np
+
+from trellis_keras.layers import streaming
+from trellis_keras.layers.base import FrozenPartsMixin
+from trellis_keras.types import Cache
+
+
+class BackboneModel(FrozenPartsMixin, keras.Model):
+    """The base class of models that put a head on a causal backbone.
+
+    The loss of an epoch is the mean over all that counts in it, not a mean of batch means: a
+    subclass's `compute_loss` feeds `_mean_loss` with the weight of each batch.
+
+    Attributes:
+        backbone: Causal layer.
+        head: Layer that makes the outputs of the backbone's.
+    """
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self._mean_loss = keras.metrics.Mean(name="loss")
+        self._auto_scale_loss = True
+
+    # Training
+
+    def compile(
+        self,
+        optimizer="rmsprop",
+        *,
+        steps_per_execution: int = 1,
+        jit_compile: bool | str = "auto",
+        auto_scale_loss: bool = True,
+        **kwargs,
+    ) -> None:
+        """Configures the model as `keras.Model.compile` does.
+
+        Raises:
+            ValueError: If the model is distributed over several replicas and the backbone is
+                stateful, or XLA or several steps per execution are asked for.
+        """
+        self._check_replicas(jit_compile, steps_per_execution)
+        super().compile(
+            optimizer,
+            steps_per_execution=steps_per_execution,
+            jit_compile=jit_compile,
+            auto_scale_loss=auto_scale_loss,
+            **kwargs,
+        )
+        self._auto_scale_loss = auto_scale_loss
+
+    def _check_replicas(self, jit_compile, steps_per_execution):
+        """Raises ValueError for what would fail under `tf.distribute` once training begins."""
+        strategy = getattr(self, "distribute_strategy", None)
+        if strategy is None or strategy.num_replicas_in_sync == 1:
+            return
+        if jit_compile is True or steps_per_execution != 1:
+            raise ValueError(
+                "Under tf.distribute with several replicas, TensorFlow can neither compile a step "
+                "with XLA nor run several at once: compile with jit_compile=False, which is an "
+                "argument of the zoo's models too, and steps_per_execution=1. Received: "
+                f"jit_compile={jit_compile}, steps_per_execution={steps_per_execution}"
+            )
+        if getattr(self.backbone, "stateful", False):
+            raise ValueError(
+                "A stateful backbone cannot be trained on several replicas of tf.distribute, each "
+                "of which has some of the rows. Use keras.distribution on the JAX backend, or "
+                "stateful=False. Received: a backbone with stateful=True"
+            )
+
+    def get_compile_config(self) -> dict | None:
+        config = super().get_compile_config()
+        return config and {**config, "auto_scale_loss": self._auto_scale_loss}
+
+    def compile_from_config(self, config: dict) -> None:
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.built:
+            self.optimizer.build(self.trainable_variables)
+
+    def quantize(self, *args, **kwargs) -> None:
+        """Raises ValueError: a model that Keras has quantized cannot be loaded again."""
+        raise ValueError(
+            "Keras' quantization makes a model of this kind that cannot be loaded again. Use "
+            'export.export(model, path, format="litert", quantization="int8"). '
+            f"Received: {self.name}"
+        )
+
+    # Streaming
+
+    def initial_cache(self, batch_size: int) -> Cache:
+        """Returns the backbone's cache before the first step, see `layers.streaming`.
+
+        Args:
+            batch_size: Positive integer, number of rows.
+
+        Raises:
+            ValueError: If the model is not built, or its backbone does not stream.
+        """
+        self._check_streams()
+        return self.backbone.initial_cache(batch_size)
+
+    def _check_streams(self):
+        streaming.check_streams(self.backbone)
+        streaming.check_built(self)
+
+
+def serialize_unbuilt(layer: keras.Layer) -> dict:
+    """Serializes a layer that its model builds: a head, for instance, after it has been tied."""
+    serialized = keras.saving.serialize_keras_object(layer)
+    serialized.pop("build_config", None)
+    return serialized
+
+
+# Checks of data, before training begins
+
+
+def check_rank(name: str, array: np.ndarray, axes: str) -> None:
+    """Raises ValueError unless an array has the axes, such as "(batch, time, channels)"."""
+    if array.ndim != axes.count(",") + 1:
+        raise ValueError(f"`{name}` must have axes {axes}. Received: shape {array.shape}")
+
+
+def check_no_class_weight(class_weight: dict | None) -> None:
+    """Raises ValueError unless `class_weight`, an argument of `fit`, is None.
+
+    Where targets have a time axis, Keras would take the largest target of a row for its class.
+    """
+    if class_weight is not None:
+        raise ValueError(
+            "`class_weight` is not for targets (batch, time): Keras would take the largest target "
+            "of a row for its class. Pass sample_weight=np.vectorize(class_weight.get)(y)"
+        )

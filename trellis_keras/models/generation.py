@@ -1,0 +1,416 @@
+"""Text generation: from prompts to ids, the compiled loop around a sampler, from ids to text.
+
+A language model reads the prompt in one forward pass, then writes token by token with constant
+work, in a loop compiled by XLA. The samplers are those of Keras-NLP (Keras-Hub): they ask for the
+scores of the token at `index`, `next(prompt, cache, index)`, and may reorder the rows of the cache.
+"""
+
+import codecs
+import json
+from collections.abc import Callable, Hashable, Iterator
+
+import keras
+import numpy as np
+from keras import ops
+
+from trellis_keras.layers import streaming
+from trellis_keras.layers.base import at_least_float32, check_shape, check_tokens
+from trellis_keras.types import Cache, Tensor
+
+# Stands for tokens that are still to be written. It is no token, so it stops nothing.
+OPEN = -1
+
+# Compiled functions take megabytes each.
+_CACHED_FUNCTIONS = 16
+
+
+def generate(model, prompts, max_length, sampler, seed, stop_tokens):
+    """See `LanguageModel.generate`."""
+    streaming.check_streams(model.backbone)
+    streaming.check_built(model)
+    rows, is_text = _encode_prompts(model, prompts)
+    given = _pad(rows, max_length)
+    stop = _stop_ids(model, stop_tokens)
+    sampler = get_sampler(sampler, model.vocabulary_size)
+    _set_seed(sampler, seed)
+    ids = _write_all(model, given, sampler, stop)
+    lengths = row_lengths(ids, given, stop)
+    if not is_text:
+        # Shorter rows repeat their last token.
+        steps = np.minimum(np.arange(lengths.max())[None], lengths[:, None] - 1)
+        return np.take_along_axis(ids, steps, axis=1)
+    ended = zip(ids, lengths, strict=True)
+    texts = [model.vocabulary.decode(row[:length]) for row, length in ended]
+    return texts[0] if isinstance(prompts, str) else texts
+
+
+def generate_stream(model, prompt, max_length, sampler, seed, stop_tokens):
+    """See `LanguageModel.generate_stream`."""
+    streaming.check_streams(model.backbone)
+    streaming.check_built(model)
+    (row,), is_text = _encode_prompts(model, [prompt])
+    given = _pad([row], max_length)
+    stop = _stop_ids(model, stop_tokens)
+    sampler = get_sampler(sampler, model.vocabulary_size)
+
+    def tokens():
+        # Two iterators may share a sampler: its seed is set when the first token is asked for.
+        _set_seed(sampler, seed)
+        yield from row.tolist()
+        if type(sampler).__call__ is _library().Sampler.__call__:
+            yield from _write_each(model, row, max_length, sampler, stop)
+            return
+        # This sampler weighs whole continuations.
+        ids = _write_all(model, given, sampler, stop)
+        (length,) = row_lengths(ids, given, stop)
+        yield from ids[0, len(row) : length].tolist()
+
+    return text_pieces(model.vocabulary, tokens()) if is_text else tokens()
+
+
+# What a model reads
+
+
+def hidden_step(model, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+    """Returns the backbone's outputs (batch, channels) for tokens (batch,), and the new cache."""
+    return model.backbone.step(_embed(model, tokens, (None,)), cache)
+
+
+def hidden_prefill(model, tokens: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+    """Returns the backbone's outputs (batch, time, channels) for tokens, and the cache after."""
+    embedded = _embed(model, tokens, (None, None))
+    if embedded.shape[1] == 0:
+        raise ValueError("`prefill` needs at least one token. Received: shape (batch, 0)")
+    return model.backbone.prefill(embedded, cache)
+
+
+def _embed(model, tokens, shape):
+    streaming.check_streams(model.backbone)
+    streaming.check_built(model)
+    tokens = ops.convert_to_tensor(tokens)
+    check_integers(tokens)
+    check_shape("tokens", tokens, shape)
+    return model.embedding(tokens)
+
+
+def check_integers(tokens: Tensor) -> None:
+    """Raises ValueError unless a tensor holds integers."""
+    dtype = keras.backend.standardize_dtype(tokens.dtype)
+    if not keras.backend.is_int_dtype(dtype):
+        raise ValueError(f"Tokens must be integers. Received: dtype {dtype}")
+
+
+# What a model writes
+
+
+def _write_all(model, given, sampler, stop):
+    """Writes all rows to their end in one compiled loop.
+
+    Args:
+        model: `LanguageModel`.
+        given: int32 array (batch, max_length): the prompts, followed by `OPEN`.
+        sampler: Keras-NLP sampler; its state is advanced.
+        stop: Tuple of the ids after which a row ends.
+
+    Returns:
+        int32 array (batch, max_length). What follows a row's first new stop token is undefined.
+    """
+    shortest = int((given != OPEN).sum(axis=1).min())
+    shared = given[:, :shortest]
+    options = {}
+    if isinstance(sampler, _library().ContrastiveSampler):
+        hidden = _read(model, shared, "hidden", lambda x: _comparable(hidden_prefill(model, x)[0]))
+        rest = given.shape[1] - shortest
+        options["hidden_states"] = ops.pad(hidden, [[0, 0], [0, rest], [0, 0]])
+    loop = _compiled(_loop, model, sampler, given.shape, stop)
+    index = ops.convert_to_tensor(shortest, "int32")
+    ids = loop(ops.convert_to_tensor(given), _cache_before_last(model, shared), index, options)
+    return ops.convert_to_numpy(ids)
+
+
+def _write_each(model, prompt, max_length, sampler, stop):
+    """Yields the ids that follow a prompt (time,), each as soon as it is chosen."""
+    choice = _compiled(_choice, model, sampler, 1)
+    cache = _cache_before_last(model, prompt[None])
+    token = ops.convert_to_tensor(prompt[-1:])
+    for _ in range(max_length - len(prompt)):
+        token, cache = choice(token, cache)
+        chosen = int(ops.convert_to_numpy(token)[0])
+        yield chosen
+        if chosen in stop:
+            return
+
+
+def _loop(model, sampler, stop):
+    def next_scores(ids, cache, index):
+        cache, given = cache
+        hidden, cache = hidden_step(model, ids[:, index - 1], cache)
+        log_probs = _allowed(model.head(hidden), ids, given, index, stop)
+        return log_probs, _comparable(hidden), (cache, given)
+
+    def loop(given, cache, index, options):
+        # The prompts travel with the cache, so that each of a row's beams has them too.
+        return sampler(
+            next_scores,
+            given,
+            (cache, given),
+            index,
+            mask=given != OPEN,
+            stop_token_ids=list(stop) or None,
+            # On JAX the loop passes the model's variables through.
+            model=model,
+            **options,
+        )
+
+    return loop
+
+
+def _choice(model, sampler):
+    def choice(token, cache):
+        log_probs, cache = model.step(token, cache)
+        chosen = sampler.get_next_token(sampler.compute_probabilities(log_probs))
+        return ops.cast(chosen, token.dtype), cache
+
+    return choice
+
+
+def _allowed(log_probs, ids, given, index, stop):
+    """Leaves one token at `index` to the rows that are within their prompt, or have ended.
+
+    A beam search compares sums: a token that is not chosen must not add to them, and must not
+    make several beams of one.
+    """
+    # Contrastive search asks for one more place than there is.
+    only = given[:, ops.minimum(index, given.shape[1] - 1)]
+    if stop:
+        is_stop = ops.any(ids[:, :, None] == np.array(stop, "int32"), axis=-1)
+        ended = ops.any(is_stop & (given == OPEN), axis=1)
+        only = ops.where(ended, ids[:, index - 1], only)
+    only = only[:, None]
+    impossible = (only != OPEN) & (ops.arange(log_probs.shape[1]) != only)
+    certain = ops.where(only == OPEN, log_probs, 0.0)
+    return ops.where(impossible, -np.inf, certain)
+
+
+def _comparable(hidden):
+    """Hidden states that have an angle with each other, even if ReLUs made zeros of them."""
+    dtype = at_least_float32(keras.backend.standardize_dtype(hidden.dtype))
+    return ops.cast(hidden, dtype) + 1e-12
+
+
+def _cache_before_last(model, tokens):
+    """The samplers' first step reads the last token, so it stays out of the cache."""
+    if tokens.shape[1] == 1:
+        return model.initial_cache(len(tokens))
+    return _read(model, tokens[:, :-1], "cache", lambda x: hidden_prefill(model, x)[1])
+
+
+# Compiled functions
+
+
+def cached_function(model, key: Hashable, make: Callable):
+    """Returns what `make()` returned for this model and key, unless 16 others came since."""
+    if "_generation_functions" not in vars(model):
+        # Hidden from Keras' tracking, which would try to save it.
+        object.__setattr__(model, "_generation_functions", {})
+    functions = model._generation_functions
+    functions[key] = functions.pop(key) if key in functions else make()
+    if len(functions) > _CACHED_FUNCTIONS:
+        del functions[next(iter(functions))]
+    return functions[key]
+
+
+def _read(model, tokens, name, function):
+    key = name, *tokens.shape
+    compiled = cached_function(model, key, lambda: streaming.compile_xla(function, model.variables))
+    return compiled(ops.convert_to_tensor(tokens))
+
+
+def _compiled(make, model, sampler, shape, *settings):
+    """Returns `make(model, sampler, *settings)` compiled; it advances the sampler's state.
+
+    Each shape of the arguments has a function of its own, so that unused ones can be dropped.
+    """
+    is_own = type(sampler) not in vars(_library()).values()
+
+    def build():
+        # A copy, because the user may change the attributes of theirs.
+        copy = sampler if is_own else sampler.from_config(sampler.get_config())
+        function = make(model, copy, *settings)
+        return streaming.compile_xla(function, model.variables, copy.variables), copy
+
+    # A user's sampler need not describe itself by its config.
+    key = make.__name__, type(sampler), id(sampler) if is_own else _settings(sampler), shape
+    function, copy = cached_function(model, (*key, *settings), build)
+
+    def call(*tensors):
+        _copy_state(sampler, copy)
+        result = function(*tensors)
+        _copy_state(copy, sampler)
+        return result
+
+    return call
+
+
+def _settings(sampler):
+    """A sampler's config but for the seed, as JSON. (It may have NumPy's numbers.)"""
+    config = {k: v for k, v in sampler.get_config().items() if k != "seed"}
+    return json.dumps(config, sort_keys=True, default=lambda number: number.item())
+
+
+def _copy_state(source, target):
+    for a, b in zip(source.variables, target.variables, strict=True):
+        b.assign(a.value)
+
+
+# Samplers
+
+
+def _library():
+    try:
+        import keras_nlp
+    except ImportError as error:
+        raise ImportError(
+            "`generate` takes its samplers from Keras-NLP. Install it with `pip install keras-nlp`."
+        ) from error
+    return keras_nlp.samplers
+
+
+def get_sampler(sampler, vocabulary_size: int):
+    """Returns a Keras-NLP sampler that a language model can feed.
+
+    Args:
+        sampler: A name, or a `keras_nlp.samplers.Sampler`.
+        vocabulary_size: Positive integer.
+
+    Raises:
+        ValueError: If it is unknown, or needs what the model lacks.
+    """
+    samplers = _library()
+    by_name = {
+        "beam": samplers.BeamSampler,
+        "contrastive": samplers.ContrastiveSampler,
+        "greedy": samplers.GreedySampler,
+        "random": samplers.RandomSampler,
+        "top_k": samplers.TopKSampler,
+        "top_p": samplers.TopPSampler,
+    }
+    speculative = getattr(samplers, "SpeculativeSampler", ())  # not in every version
+    if sampler == "speculative" or isinstance(sampler, speculative):
+        raise ValueError(
+            "The speculative sampler needs a second, smaller model, and caches that go back to an "
+            "earlier token where its guesses are refused. A streaming cache only goes forward."
+        )
+    if isinstance(sampler, str) and sampler in by_name:
+        sampler = by_name[sampler]()
+    if not isinstance(sampler, samplers.Sampler):
+        raise ValueError(
+            f"`sampler` must be one of {sorted(by_name)} or a `keras_nlp.samplers.Sampler`. "
+            f"Received: sampler={sampler!r}"
+        )
+    if getattr(sampler, "return_all_beams", False):
+        raise ValueError("`generate` returns the best beam: `return_all_beams` must be False.")
+    k = getattr(sampler, "k", None)
+    if k is not None and k > vocabulary_size:
+        raise ValueError(
+            f"The sampler chooses among k={k} tokens, but the vocabulary has {vocabulary_size}."
+        )
+    return sampler
+
+
+def _set_seed(sampler, seed):
+    if seed is not None:
+        for state in sampler.variables:
+            state.assign(keras.random.SeedGenerator(seed).state)
+
+
+# Text
+
+
+def _encode_prompts(model, prompts):
+    """Returns a list of int32 arrays (time,) and whether the prompts were text."""
+    prompts = [prompts] if isinstance(prompts, str) else prompts
+    is_text = len(prompts) > 0 and all(isinstance(prompt, str) for prompt in prompts)
+    rows = [_encode(model, prompt) if is_text else np.asarray(prompt) for prompt in prompts]
+    lengths = [len(row) if row.ndim == 1 else None for row in rows]
+    if not lengths or not all(lengths):
+        raise ValueError(
+            "`prompts` must be strings or rows of token ids, at least one, and none empty. "
+            f"Received: prompts of {lengths} tokens"
+        )
+    for row in rows:
+        check_tokens(row, model.vocabulary_size)
+    return [row.astype("int32") for row in rows], is_text
+
+
+def _encode(model, text):
+    if model.vocabulary is None:
+        raise ValueError(
+            "The model has no vocabulary to read text with: give prompts and stop tokens as "
+            f"token ids. Received: {text!r}"
+        )
+    return model.vocabulary.encode(text, final_eos=False)
+
+
+def _pad(rows, max_length):
+    """Returns int32 (batch, max_length): the rows, followed by `OPEN`."""
+    longest = max(len(row) for row in rows)
+    if max_length <= longest:
+        raise ValueError(
+            "`max_length` counts the prompt too, so it must be greater than its "
+            f"{longest} tokens. Received: max_length={max_length}"
+        )
+    given = np.full((len(rows), max_length), OPEN, "int32")
+    for i, row in enumerate(rows):
+        given[i, : len(row)] = row
+    return given
+
+
+def _stop_ids(model, stop_tokens):
+    """Returns a tuple of ids."""
+    if stop_tokens is None:
+        return ()
+    several = isinstance(stop_tokens, (list, tuple, np.ndarray))
+    ids = []
+    for token in stop_tokens if several else [stop_tokens]:
+        found = _encode(model, token) if isinstance(token, str) else np.asarray([token])
+        if len(found) != 1:
+            raise ValueError(
+                f"`stop_tokens` must be single tokens. Received: {token!r}, {len(found)} tokens"
+            )
+        check_tokens(found, model.vocabulary_size)
+        ids.append(int(found[0]))
+    return tuple(ids)
+
+
+def row_lengths(ids: np.ndarray, given: np.ndarray, stop: tuple) -> np.ndarray:
+    """Returns the length of each row up to and including its first new stop token.
+
+    Args:
+        ids: int array (batch, time).
+        given: int array (batch, time): the prompts, followed by `OPEN`.
+        stop: Tuple of ids.
+    """
+    is_stop = np.isin(ids, stop) & (given == OPEN)
+    return np.where(is_stop.any(axis=1), is_stop.argmax(axis=1) + 1, ids.shape[1])
+
+
+def text_pieces(vocabulary, tokens: Iterator[int]) -> Iterator[str]:
+    """Yields the text of tokens as they come; joined, it is `vocabulary.decode(tokens)`."""
+    pieces = _pieces_of_bytes if vocabulary.unit == "byte" else _pieces_of_symbols
+    return filter(None, pieces(vocabulary, tokens))
+
+
+def _pieces_of_bytes(vocabulary, tokens):
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for token in tokens:
+        yield decoder.decode(vocabulary.tokens[token].encode("latin-1"))
+    yield decoder.decode(b"", final=True)
+
+
+def _pieces_of_symbols(vocabulary, tokens):
+    # Whether a space comes before a word depends on the token before it only.
+    before = []
+    for token in tokens:
+        yield vocabulary.decode([*before, token]).removeprefix(vocabulary.decode(before))
+        before = [token]
