@@ -85,8 +85,7 @@ class TokenNLL(keras.Model):
         self.model = model
 
     def call(self, batch):
-        outputs = self.model.backbone(self.model.embedding(batch["tokens"]), training=False)
-        hidden = outputs[0] if isinstance(outputs, (list, tuple)) else outputs
+        hidden = self.model.encode(batch["tokens"])["hidden"]
         return self.model.head.loss(hidden, batch["targets"])
 
 

@@ -603,11 +603,9 @@ def _text_endpoints(model, streams, sampling):
 
 def _hidden_states(model, tokens):
     """The backbone's output (batch, time, channels), from empty states."""
-    embedded = model.embedding(tokens)
     if getattr(model.backbone, "stateful", False):
-        return model.backbone.prefill(embedded)[0]
-    outputs = model.backbone(embedded, training=False)
-    return outputs[0] if isinstance(outputs, (list, tuple)) else outputs
+        return model.backbone.prefill(model.embedding(tokens))[0]
+    return model.encode(tokens)["hidden"]
 
 
 def _generate(model, ids, lengths, new_tokens, temperature, seed):

@@ -515,9 +515,7 @@ class _Scorer:
         self.model, self.batch_tokens, self.start = model, batch_tokens, start
 
         def forward(tokens):
-            outputs = model.backbone(model.embedding(tokens[:, :-1]), training=False)
-            hidden = outputs[0] if isinstance(outputs, (list, tuple)) else outputs
-            return model.head.loss(hidden, tokens[:, 1:])
+            return model.head.loss(model.encode(tokens[:, :-1])["hidden"], tokens[:, 1:])
 
         def prefill(tokens, cache):
             hidden, cache = model.backbone.prefill(model.embedding(tokens[:, :-1]), cache)
