@@ -369,6 +369,20 @@ def test_export(run, refused, shared, tmp_path):
     assert [found.name for found in path.iterdir()] == ["1"]
 
 
+def test_score(run, refused, shared, tmp_path):
+    path, table = tmp_path / "text.txt", tmp_path / "scores.csv"
+    path.write_text("ab de\n\nabc\n")
+    status, out, err = run("score", shared, path, "--output", table)
+    assert status == 0, err
+    totals = json.loads(out)
+    expected = {"run": str(shared), "file": str(path), "output": str(table)}
+    assert (expected | {"lines": 3, "num_tokens": 6}).items() <= totals.items()
+    rows = [line.split(",") for line in table.read_text().splitlines()]
+    assert rows[0] == ["line", "log_probability", "num_tokens", "bpc"]
+    assert [row[2] for row in rows[1:]] == ["4", "0", "2"]
+    assert "already exists" in refused("score", shared, path, "--output", table)
+
+
 def test_damaged_files(refused, shared, tmp_path):
     (tmp_path / "recipe.json").write_bytes((shared / "recipe.json").read_bytes())
     assert "has not finished an epoch yet" in refused("evaluate", tmp_path)

@@ -4,18 +4,15 @@ import csv
 import io
 import json
 import math
-import sys
 
 import keras
 import numpy as np
 import pytest
 
-from tests.support.small_runs import tiny_run
-from trellis_keras import cli, layers, scoring
+from trellis_keras import layers, scoring
 from trellis_keras.data import Vocabulary
 from trellis_keras.files import folder_lock
 from trellis_keras.models import LanguageModel
-from trellis_keras.training import run as runs
 
 CHARACTERS = Vocabulary("abcé ", unit="character")
 LINES = Vocabulary("\nabcé ", unit="character")
@@ -404,37 +401,9 @@ def test_wrong_models_and_paths(model, tmp_path):
         scoring.score(language_model(WORDS), path, table)
 
 
-# Progress, the command line
-
-
 def test_the_progress_bar_counts_bytes(model, tmp_path, capsys):
     path = write(tmp_path, text([40] * 100))
     scoring.score(model, path, tmp_path / "scores.csv", verbose=1, batch_tokens=BATCH)
     shown = capsys.readouterr()
     kilobytes = path.stat().st_size / 1000
     assert shown.out == "" and f"100%|██████████| {kilobytes:.2f}k/" in shown.err
-
-
-def test_the_command(tmp_path, monkeypatch, capsys):
-    run = tiny_run(tmp_path, epochs=1)
-    path, table = write(tmp_path, "ab de\n\nabc\n"), tmp_path / "scores.csv"
-
-    def command(*words):
-        monkeypatch.setattr(sys, "argv", ["trellis-keras", "score", *map(str, words)])
-        try:
-            cli.main()
-        except SystemExit as end:
-            assert end.code in (0, 2)
-        return capsys.readouterr()
-
-    capsys.readouterr()
-    totals = json.loads(command(run, path, "--output", table).out)
-    expected = {"lines": 3, "num_tokens": 6, "run": str(run), "output": str(table)}
-    assert expected.items() <= totals.items()
-    sums, counts, rows = read(table)
-    assert counts.tolist() == [4, 0, 2]
-    best = runs.load_best(run)
-    log_p = [forward(best, best.vocabulary.encode(line)) for line in ("ab de", "", "abc")]
-    np.testing.assert_allclose(sums, [each.sum() for each in log_p], rtol=1e-5)
-    assert float(rows[0]["bpc"]) == pytest.approx(-log_p[0].mean() / math.log(2), rel=1e-4)
-    assert "already exists" in command(run, path, "--output", table).err

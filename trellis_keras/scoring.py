@@ -224,12 +224,12 @@ class _Job:
             self._write(file, columns)
         os.replace(self.rows, self.output)
         sync_folder(self.output.parent)
-        value = _metric(columns[-1], self.log_probability, self.num_tokens)
+        totals = np.array([self.log_probability]), np.array([self.num_tokens])
         return {
             "lines": self.reader.line,
             "num_tokens": self.num_tokens,
             "log_probability": self.log_probability,
-            columns[-1]: value,
+            columns[-1]: _metric(columns[-1], *totals)[0],
         }
 
     def _score(self, window):
@@ -261,13 +261,19 @@ class _Job:
             self.bar.update(self.bytes_per_token * int(counts.sum()))
 
     def _write(self, file, columns):
-        rows = []
-        for line in range(self.next_line, min(self.reader.line, self.text.line)):
-            total, count = self.scores.pop(line, (0.0, 0))
-            self.log_probability += total
-            self.num_tokens += count
-            rows.append((line + 1, round(total, 6), count, _metric(columns[-1], total, count)))
-            self.next_line = line + 1
+        lines = range(self.next_line, min(self.reader.line, self.text.line))
+        scores = [self.scores.pop(line, (0.0, 0)) for line in lines]
+        sums, counts = np.array(scores, "float64").reshape(-1, 2).T
+        self.next_line += len(lines)
+        self.log_probability += float(sums.sum())
+        self.num_tokens += int(counts.sum())
+        rows = zip(
+            range(lines.start + 1, lines.stop + 1),
+            np.round(sums, 6).tolist(),
+            counts.astype("int64").tolist(),
+            _metric(columns[-1], sums, counts),
+            strict=True,
+        )
         with annotate_error(self.rows, self.rows):
             file.write(_format(rows, columns, self.output.suffix).encode())
             file.flush()
@@ -333,11 +339,11 @@ def _cache_like(cache, arrays):
     return keras.tree.pack_sequence_as(cache, leaves)
 
 
-def _metric(name, log_probability, num_tokens):
-    if not num_tokens:
-        return None
-    with np.errstate(over="ignore"):  # a diverged model has an infinite perplexity
-        return round(float(METRICS[name](-np.float64(log_probability) / num_tokens)), 6)
+def _metric(name, sums, counts):
+    """Returns a list with the metric of each row, None without tokens."""
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        values = np.round(METRICS[name](-sums / counts), 6).tolist()
+    return [value if count else None for value, count in zip(values, counts, strict=True)]
 
 
 def _format(rows, columns, suffix):
