@@ -83,7 +83,7 @@ def test_one_process_at_a_time_measures_in_a_folder(tmp_path):
     def measure(work):
         unfinished = tmp_path / ".writing-something"
         unfinished.touch()
-        with pytest.raises(ValueError, match="in use: another process"):
+        with pytest.raises(ValueError, match="in use by another process"):
             Study("try", tmp_path, SETTINGS, COLUMNS).run({"net": "gru", "seed": 0}, measure)
         assert unfinished.exists()
         return [{"value": 0.5}]

@@ -47,16 +47,16 @@ _CORPORA = {
         _SPLIT,
         50,
         "All of Penn Treebank is one text here, split 90/5/5: not the usual split, so no other\n"
-        "    paper's figure is comparable.",
+        "    paper's figure is comparable.\n    ",
     ),
     "war_and_peace": (
         "War and Peace by characters",
         _SPLIT,
         82,
         'The paper says "around 5 million characters"; the text in common use, taken here, has\n'
-        "    3.2 million, so the published figure may be of another text.",
+        "    3.2 million, so the published figure may be of another text.\n    ",
     ),
-    "enwik8": ("enwik8 by bytes", {}, 205, "The paper's 205 symbols are the distinct bytes."),
+    "enwik8": ("enwik8 by bytes", {}, 205, "The paper's 205 symbols are the distinct bytes.\n    "),
     "text8": ("text8", {}, 27, ""),
 }
 # Names that the TCN paper's baselines have.
@@ -78,15 +78,16 @@ _TRAINING = Training(
 
 _DOC = """{unit} on {title}, 10M parameters (Ahuja & Morency 2018, Table 1).
 
-    {remark}
+    {note}
 
     The paper's training: batches of 250 x 50 characters with the state carried over, Adam, Glorot
-    initialization, no dropout. {depth} That its decay of 0.9 is an epoch's, and that training
-    ends after three epochs in a row without a fall of the validation loss by more than 1e-4, is
-    taken from the authors' code (whose limit is 20 epochs; the table goes to 59). The betas of Adam
-    that the paper prints, 0.1 and 0.001, are 1 - beta.
+    initialization, no dropout. From the authors' code: the decay of 0.9 is an epoch's, and training
+    ends after three epochs in a row without a fall of the validation loss by more than 1e-4 (or
+    after 20; the table goes to 59). The betas of Adam that the paper prints, 0.1 and 0.001, are
+    1 - beta.
     """
-_LAYERS = "Which rows of the table have 2 and which 4\n    layers is not published."
+_FULL_NAMES = {"LRU": "Lattice Recurrent Unit (LRU)", "RHN": "Recurrent Highway Network (RHN)"}
+_LAYERS = "Which rows have 2 and which 4 layers is not published."
 
 
 # Sizes
@@ -180,37 +181,33 @@ def _language_model(backbone, hidden_units, vocabulary_size, seed, vocabulary):
     )
 
 
-def _on_all_corpora(unit, unit_parameters, depth=_LAYERS, jit_compile=True):
-    """Returns a decorator that makes a unit's function a model of each of the four texts.
+def _on_all_corpora(unit, function, unit_parameters, note=_LAYERS, jit_compile=True):
+    """Registers and returns a unit's models of the four texts.
 
     Args:
         unit: Name of the unit; in lower case it is the first part of the models' names.
+        function: Function that builds them.
         unit_parameters: As in `_resolve`.
-        depth: What the docstrings say of the number of layers.
+        note: What the docstrings say of the unit.
         jit_compile: Default of the argument.
     """
-
-    def decorator(function):
-        models = []
-        for corpus, (title, options, characters, remark) in _CORPORA.items():
-            name = f"{unit.lower().replace('-', '_')}_{corpus}"
-            text = _DOC.format(unit=unit, title=title, remark=remark, depth=depth)
-            model = register(
-                data=corpus,
-                data_options=options,
-                metric="cross_entropy",
-                training=_TRAINING,
-                resolve=_resolve(unit_parameters),
-                jit_compile=jit_compile,
-                name=name,
-                setting="lru_paper" if name in _IN_THE_TCN_PAPER else None,
-                defaults={"vocabulary_size": characters},
-                doc=text.replace("\n    \n\n", "\n"),
-            )(function)
-            models.append(model)
-        return models
-
-    return decorator
+    models = []
+    for corpus, (title, options, characters, remark) in _CORPORA.items():
+        name = f"{unit.lower().replace('-', '_')}_{corpus}"
+        model = register(
+            data=corpus,
+            data_options=options,
+            metric="cross_entropy",
+            training=_TRAINING,
+            resolve=_resolve(unit_parameters),
+            jit_compile=jit_compile,
+            name=name,
+            setting="lru_paper" if name in _IN_THE_TCN_PAPER else None,
+            defaults={"vocabulary_size": characters},
+            doc=_DOC.format(unit=_FULL_NAMES.get(unit, unit), title=title, note=f"{remark}{note}"),
+        )(function)
+        models.append(model)
+    return models
 
 
 # An LRU has 12 H^2 + 6 H parameters, an RG-LRU 10 H^2 + 5 H, a PS-LRU 8 H^2 + 4 H.
@@ -268,8 +265,8 @@ def _lru(
     return _language_model(backbone, hidden_units, vocabulary_size, seed, vocabulary)
 
 
-lru_char_ptb, lru_war_and_peace, lru_enwik8, lru_text8 = _on_all_corpora("LRU", _lru_parameters)(
-    _lru
+lru_char_ptb, lru_war_and_peace, lru_enwik8, lru_text8 = _on_all_corpora(
+    "LRU", _lru, _lru_parameters
 )
 
 
@@ -306,8 +303,6 @@ def _lstm(
     vocabulary=None,
 ):
     """
-    Keras' LSTM, whose forget gates start with the bias 1.
-
     Args:
         size: `"10m"` or `"24m"` parameters, the paper's, or `"1m"`. Defaults to `"10m"`, or to None
             where `hidden_units` are given.
@@ -323,8 +318,12 @@ def _lstm(
 
 
 lstm_char_ptb, lstm_war_and_peace, lstm_enwik8, lstm_text8 = _on_all_corpora(
-    "LSTM", lambda layers, **_: (8 * layers, 4 * layers), jit_compile=None
-)(_lstm)
+    "LSTM",
+    _lstm,
+    lambda layers, **_: (8 * layers, 4 * layers),
+    note=f"Keras' LSTM, whose forget gates start with the bias 1.\n    {_LAYERS}",
+    jit_compile=None,
+)
 
 
 def _gru(
@@ -337,9 +336,6 @@ def _gru(
     vocabulary=None,
 ):
     """
-    Keras' GRU, with the reset gate after the product. The paper's Eq. 3 has it before; what was
-    trained is PyTorch's (footnote 6), with it after.
-
     Args:
         size: `"10m"` or `"24m"` parameters, the paper's, or `"1m"`. Defaults to `"10m"`, or to None
             where `hidden_units` are given.
@@ -355,8 +351,13 @@ def _gru(
 
 
 gru_char_ptb, gru_war_and_peace, gru_enwik8, gru_text8 = _on_all_corpora(
-    "GRU", lambda layers, **_: (6 * layers, 6 * layers), jit_compile=None
-)(_gru)
+    "GRU",
+    _gru,
+    lambda layers, **_: (6 * layers, 6 * layers),
+    note="Keras' GRU, with the reset gate after the product. The paper's Eq. 3 has it before;\n"
+    f"    what was trained is PyTorch's (footnote 6), with it after.\n    {_LAYERS}",
+    jit_compile=None,
+)
 
 
 def _grid_lstm_parameters(layers, convention, share_depth_weights, **_):
@@ -405,8 +406,8 @@ def _grid_lstm(
 
 
 grid_lstm_char_ptb, grid_lstm_war_and_peace, grid_lstm_enwik8, grid_lstm_text8 = _on_all_corpora(
-    "Grid-LSTM", _grid_lstm_parameters
-)(_grid_lstm)
+    "Grid-LSTM", _grid_lstm, _grid_lstm_parameters
+)
 
 
 def _rhn(
@@ -446,6 +447,7 @@ def _rhn(
 
 rhn_char_ptb, rhn_war_and_peace, rhn_enwik8, rhn_text8 = _on_all_corpora(
     "RHN",
+    _rhn,
     lambda transition_depth, **_: (2 * (transition_depth + 1), 2 * transition_depth),
-    depth="The transition depth is 5, in one layer.",
-)(_rhn)
+    note="The transition depth is 5, in one layer.",
+)

@@ -633,7 +633,8 @@ tcn_text8 = register(
 #
 # Table 3 has the LSTM's settings. GRU and RNN have no published ones: they have the LSTM's, with
 # the hidden size that gives the published number of parameters. Data, batches, epochs and schedule
-# are those of the TCN on the same benchmark.
+# are those of the TCN on the same benchmark. Texts are read in overlapping segments; no state is
+# carried over.
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
@@ -731,8 +732,6 @@ def _recurrent_language_model(
     vocabulary=None,
 ):
     """
-    It reads overlapping segments as the TCN does, and carries no state.
-
     Args:
         size: Of an LSTM: `"paper"`, the published hidden size, or `"matched"`, the one that gives
             the published number of parameters.
