@@ -371,7 +371,7 @@ def moved(tmp_path):
 
 def test_a_text_may_have_moved(moved):
     run, folder = moved
-    with pytest.raises(FileNotFoundError, match=r"no file .*text.txt. If it has moved, `data_dir`"):
+    with pytest.raises(FileNotFoundError, match=r"no file .*text.txt. If it has moved"):
         evaluate(run)
     with pytest.raises(FileNotFoundError, match=r"text.txt or .*/nowhere/text.txt"):
         evaluate(run, data_dir=folder / "nowhere")

@@ -208,6 +208,7 @@ def _limits(max_minutes, folder):
 def _fit(recipe, loaded, folder, verbose, callbacks, observation, limits):
     model = recipe.build(vocabulary=loaded.vocabulary if recipe.reads_text else None)
     train_stream = recipe.stream(loaded.train, shuffle=True)
+    valid_stream = recipe.stream(loaded.valid)
     observers = observation.callbacks(
         folder,
         model,
@@ -219,7 +220,7 @@ def _fit(recipe, loaded, folder, verbose, callbacks, observation, limits):
         print(describe(recipe, model, loaded), flush=True)
     model.fit(
         train_stream,
-        validation_data=recipe.stream(loaded.valid),
+        validation_data=valid_stream,
         epochs=recipe.training.epochs,
         callbacks=[
             *_callbacks(recipe, folder, train_stream, callbacks, observers),
