@@ -10,8 +10,7 @@ from trellis_keras.layers.regularization import (
     weight_norm,
 )
 from trellis_keras.layers.rnn import GridLSTMCell, RHNCell, StackedRNN
-from trellis_keras.layers.tcn import TCN
-from trellis_keras.layers.tcn_block import TCNBlock
+from trellis_keras.layers.tcn import TCN, TCNBlock
 from trellis_keras.layers.trellis import TrellisLayer
 
 __all__ = [

@@ -453,12 +453,6 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
         return [ops.zeros((batch_size, self.units), self.state_dtype) for _ in self.cells]
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """Advances one step: x (batch, channels) to y (batch, units).
-
-        Raises:
-            ValueError: The layer is not built, x has the wrong shape, or the cache is of another
-                batch size or another layer.
-        """
         x, cache = streaming.check_stream(self, ops.expand_dims(x, 1), cache)
         h1, states = self._project(x)[:, 0], []
         for cell, h2 in zip(self.cells, cache, strict=True):
@@ -467,11 +461,6 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
         return ops.cast(h1, self.compute_dtype), states
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """Advances all steps of x (batch, time, channels) by one forward pass.
-
-        Raises:
-            ValueError: As `step`.
-        """
         return self._forward(*streaming.check_stream(self, x, cache))
 
     def cache_shapes(self, batch_size):

@@ -700,12 +700,6 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
         return [ops.cast(state, self.state_dtype) for state in keras.tree.flatten(states)]
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """Advances one step: x (batch, channels) to y (batch, units).
-
-        Raises:
-            ValueError: The layer is not built, x has the wrong shape, or the cache is of another
-                batch size or another layer.
-        """
         x, cache = streaming.check_stream(self, ops.expand_dims(x, 1), cache)
         x, remaining, last = x[:, 0], iter(cache), []
         with _without_dropout(self._recurrent):
@@ -717,11 +711,6 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
         return ops.cast(x, self.compute_dtype), last
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """Advances all steps of x (batch, time, channels) by the layers' forward pass.
-
-        Raises:
-            ValueError: As `step`.
-        """
         x, cache = streaming.check_stream(self, x, cache)
         return self._forward(x, cache)
 

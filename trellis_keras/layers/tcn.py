@@ -1,24 +1,362 @@
-"""Temporal convolutional networks: a stack of residual blocks."""
+"""Temporal convolutional networks (Bai et al. 2018): the residual block and the stack of them."""
+
+import functools
+from collections.abc import Callable, Sequence
 
 import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.kernels import cone
-from trellis_keras.kernels.convolution import gather
-from trellis_keras.layers import base, streaming
-from trellis_keras.layers.base import FrozenPartsMixin, OutputLengthMixin, last_step
-from trellis_keras.layers.tcn_block import (
-    CONVOLUTIONS,
-    Positions,
-    Steps,
-    TCNBlock,
-    checked_stream,
-    default_kernel,
-    default_shortcut,
-    initializer_config,
-    plan,
-    shared_config,
+from trellis_keras import kernels
+from trellis_keras.kernels.cone import Cone, offsets, read
+from trellis_keras.kernels.convolution import apply_taps, convolve, gather
+from trellis_keras.layers import streaming
+from trellis_keras.layers.base import (
+    FrozenPartsMixin,
+    OutputLengthMixin,
+    check_positive,
+    dilation_cycle,
+    last_step,
+    seeded,
+    sequence_spec,
+    sub_seed,
+)
+from trellis_keras.layers.regularization import ConvolutionKernel
+from trellis_keras.types import Cache, Initializer, Regularizer, Tensor
+
+_DROPOUTS = {"element": keras.layers.Dropout, "spatial": keras.layers.SpatialDropout1D}
+
+
+def causal_convolution(
+    x: Tensor, kernel: Tensor, dilation_rate: int, past: Tensor | None = None
+) -> Tensor:
+    """Convolves x (batch, time, in) with a kernel (tap, in, out) that sees no later step.
+
+    Args:
+        x: Tensor (batch, time, in).
+        kernel: Tensor (tap, in, out). The last tap acts on the current step.
+        dilation_rate: Number of steps between two taps.
+        past: The (taps - 1) * dilation_rate steps before x. Defaults to zeros.
+    """
+    if past is None:
+        x = ops.pad(x, [[0, 0], [(kernel.shape[0] - 1) * dilation_rate, 0], [0, 0]])
+    else:
+        x = ops.concatenate([past, x], axis=1)
+    return ops.conv(
+        x, kernel, padding="valid", dilation_rate=dilation_rate, data_format="channels_last"
+    )
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
+    """Residual block of two dilated causal convolutions (Bai et al. 2018, Fig. 1b).
+
+    With * a convolution whose taps are `dilation_rate` steps apart and see no later step,
+
+        z = dropout(activation(kernel_1 * x + bias_1))
+        z = dropout(activation(kernel_2 * z + bias_2))
+        y = activation(x + z)
+
+    where x first passes a 1x1 convolution, the shortcut, if its width is not `filters`. With
+    `activation="glu"` each convolution has twice the filters, and one half gates the other,
+    a * sigmoid(b) (appendix D); the sum x + z then has no activation, as in Dauphin et al. 2017.
+
+    Args:
+        filters: Positive integer, channels of the output.
+        kernel_size: Integer, number of taps, at least 2.
+        dilation_rate: Positive integer, number of steps between two taps. Defaults to 1.
+        dropout: Float in [0, 1), dropout rate. Defaults to 0.
+        dropout_kind: `"element"` drops every value by itself (the authors' code), `"spatial"` whole
+            channels of a row (the paper). Defaults to `"element"`.
+        weight_norm: Whether the kernels have weight normalization. Defaults to True.
+        activation: `"relu"`, `"glu"`, or any that `keras.activations.get` accepts. Defaults to
+            `"relu"`.
+        normalization: `"layer"` for a `keras.layers.LayerNormalization` over the channels after
+            each convolution, or None. Defaults to None.
+        residual: Whether to add x to the branch z. Defaults to True.
+        kernel_initializer: Initializer of the convolutions. Defaults to the uniform distribution
+            in +-1/sqrt(taps * channels), as the authors' code has in effect (the paper says
+            N(0, 0.01)).
+        bias_initializer: Initializer of their biases. Defaults to `"zeros"`.
+        shortcut_initializer: Initializer of the 1x1 convolution. Defaults to N(0, 0.01), as in the
+            authors' code.
+        kernel_regularizer: Regularizer of the convolutions. Defaults to None.
+        seed: Integer seed of dropout, and of initializers without a seed. Defaults to None.
+
+    Call arguments:
+        inputs: Tensor (batch, time, channels).
+        training: Whether dropout is active. Defaults to False.
+        mask: Boolean (batch, time). Masked steps are zero before each convolution, like the steps
+            before the sequence. Right for padding on either side.
+
+    Returns:
+        Tensor (batch, time, filters), zero in masked steps.
+
+    Raises:
+        ValueError: Arguments out of range.
+
+    Example:
+
+    >>> TCNBlock(8, kernel_size=3, dilation_rate=2)(np.zeros((2, 7, 4), "float32")).shape
+    (2, 7, 8)
+    """
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int,
+        dilation_rate: int = 1,
+        *,
+        dropout: float = 0.0,
+        dropout_kind: str = "element",
+        weight_norm: bool = True,
+        activation: str | Callable = "relu",
+        normalization: str | None = None,
+        residual: bool = True,
+        kernel_initializer: Initializer = None,
+        bias_initializer: Initializer = "zeros",
+        shortcut_initializer: Initializer = None,
+        kernel_regularizer: Regularizer = None,
+        seed: int | None = None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        check_positive(filters=filters, kernel_size=kernel_size, dilation_rate=dilation_rate)
+        if kernel_size == 1:
+            raise ValueError(
+                "`kernel_size` must be at least 2: with one tap no output depends on the past. "
+                "Received: kernel_size=1"
+            )
+        if not 0 <= dropout < 1:
+            raise ValueError(f"`dropout` must be in [0, 1). Received: dropout={dropout}")
+        if dropout_kind not in _DROPOUTS:
+            raise ValueError(
+                f"`dropout_kind` must be one of {sorted(_DROPOUTS)}. Received: {dropout_kind!r}"
+            )
+        if normalization not in (None, "layer"):
+            raise ValueError(
+                '`normalization` must be None or "layer". (Batch statistics would mix later steps '
+                f"into earlier ones.) Received: normalization={normalization!r}"
+            )
+        is_glu = activation in ("glu", keras.activations.glu)
+        self.filters = filters
+        self.kernel_size = kernel_size
+        self.dilation_rate = dilation_rate
+        self.dropout = dropout
+        self.dropout_kind = dropout_kind
+        self.weight_norm = weight_norm
+        self.activation = "glu" if is_glu else keras.activations.get(activation)
+        self.normalization = normalization
+        self.residual = residual
+        self.kernel_initializer = keras.initializers.get(kernel_initializer or _default_kernel())
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.shortcut_initializer = keras.initializers.get(
+            shortcut_initializer or _default_shortcut()
+        )
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.seed = seed
+        self.supports_masking = True
+
+        self.convolutions = [
+            ConvolutionKernel(
+                kernel_size,
+                2 * filters if is_glu else filters,
+                weight_norm=weight_norm,
+                initializer=seeded(self.kernel_initializer, seed, n),
+                regularizer=self.kernel_regularizer,
+                dtype=self.dtype_policy,
+                name=f"convolution_{n + 1}",
+            )
+            for n in range(2)
+        ]
+        self.dropouts = [
+            _DROPOUTS[dropout_kind](dropout, seed=sub_seed(seed, 10 + n), dtype=self.dtype_policy)
+            for n in range(2)
+        ]
+        self.norms = []
+        if normalization is not None:
+            self.norms = [keras.layers.LayerNormalization(dtype=self.dtype_policy) for _ in "12"]
+        self.shortcut = None
+
+    def build(self, input_shape):
+        self.input_spec = sequence_spec(self, input_shape)
+        self.input_channels = channels = input_shape[-1]
+        self.biases = []
+        for n, convolution in enumerate(self.convolutions):
+            convolution.build((None, None, channels if n == 0 else self.filters))
+            bias = self.add_weight(
+                name=f"bias_{n + 1}",
+                shape=(convolution.filters,),
+                initializer=seeded(self.bias_initializer, self.seed, 20 + n),
+            )
+            self.biases.append(bias)
+        for norm in self.norms:
+            norm.build((None, None, self.filters))
+        if self.residual and channels != self.filters:
+            self.shortcut = keras.layers.Dense(
+                self.filters,
+                kernel_initializer=seeded(self.shortcut_initializer, self.seed, 30),
+                dtype=self.dtype_policy,
+                name="shortcut",
+            )
+            self.shortcut.build((None, None, channels))
+
+    @property
+    def receptive_field(self) -> int:
+        """Number of inputs, the current one included, that an output depends on."""
+        return 1 + 2 * (self.kernel_size - 1) * self.dilation_rate
+
+    def call(self, inputs, training=False, mask=None):
+        y, _ = self.forward(inputs, training, mask)
+        return y
+
+    def _equations(self, x, convolve, select=lambda x: x, masks=(None,) * 3, training=False):
+        """Computes the block at the steps that its caller wants.
+
+        Args:
+            x: Tensor (batch, steps, channels).
+            convolve: Function (n, z, kernel) that convolves the input z of convolution n, 0 or 1.
+            select: Function that picks the steps of the output from those of x.
+            masks: Masks (batch, steps) of x, of the first convolution and of the output.
+            training: Whether dropout is active.
+
+        Returns:
+            The output y, and the branch z.
+        """
+        z = x
+        for n in range(2):
+            z = convolve(n, _apply_mask(z, masks[n]), self.convolutions[n]())
+            z = self._activate(n, z + ops.cast(self.biases[n], z.dtype))
+            z = self.dropouts[n](z, training=training)
+        y = z
+        if self.residual:
+            x = select(x)
+            y = z + (x if self.shortcut is None else self.shortcut(x))
+            y = y if self.activation == "glu" else self.activation(y)
+        return _apply_mask(y, masks[2]), _apply_mask(z, masks[2])
+
+    def _activate(self, n, a):
+        if self.activation == "glu":
+            a, gate = ops.split(a, 2, axis=-1)
+            a = a * ops.sigmoid(gate)
+            return self.norms[n](a) if self.norms else a
+        return self.activation(self.norms[n](a) if self.norms else a)
+
+    def forward(
+        self,
+        x: Tensor,
+        training: bool = False,
+        mask: Tensor | None = None,
+        positions: Sequence[np.ndarray | None] = (None,) * 3,
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the output and the branch of a forward pass.
+
+        Args:
+            x: Tensor (batch, positions, channels).
+            training, mask: As in the call.
+            positions: Positions of x, of the first convolution and of the output, each an ascending
+                array or None for all.
+        """
+
+        def convolution(n, z, kernel):
+            if not kernels.enabled():
+                return causal_convolution(z, kernel, self.dilation_rate)
+            return convolve(z, kernel, self.dilation_rate, positions[n + 1], positions[n])
+
+        def select(x):
+            return _select(x, positions[2], positions[0])
+
+        masks = [
+            mask if mask is None or p is None else ops.take(mask, p, axis=1) for p in positions
+        ]
+        return self._equations(x, convolution, select, masks, training)
+
+    # Streaming
+
+    def initial_cache(self, batch_size: int) -> Cache:
+        """Returns the cache before the first step.
+
+        A list with the inputs that the past taps of each convolution will see: (batch,
+        (kernel_size - 1) * dilation_rate, channels), newest last.
+
+        Raises:
+            ValueError: The layer is not built.
+        """
+        streaming.check_built(self)
+        streaming.check_batch_size(batch_size)
+        return [ops.zeros(shape, self.compute_dtype) for shape in self.cache_shapes(batch_size)]
+
+    def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        y, cache = self.prefill(ops.expand_dims(x, 1), cache)
+        return y[:, 0], cache
+
+    def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        y, _, cache = self.advance(*streaming.check_stream(self, x, cache))
+        return y, cache
+
+    def advance(self, x: Tensor, cache: Cache) -> tuple[Tensor, Tensor, Cache]:
+        """Returns the output and the branch of the steps x after a cache, and the next cache."""
+        time, next_cache = ops.shape(x)[1], []
+
+        def convolution(n, z, kernel):
+            past_and_z = ops.concatenate([cache[n], z], axis=1)
+            next_cache.append(past_and_z[:, time:])
+            if not kernels.enabled():
+                return causal_convolution(z, kernel, self.dilation_rate, past=cache[n])
+            # The oldest tap sees the first steps.
+            seen = [past_and_z[:, start : start + time] for start in self.offsets]
+            return apply_taps(seen, ops.reshape(kernel, (-1, kernel.shape[-1])))
+
+        y, branch = self._equations(x, convolution)
+        return y, branch, next_cache
+
+    @property
+    def offsets(self):
+        """How many steps back the taps see, the last tap first."""
+        return offsets(self.kernel_size, self.dilation_rate)
+
+    def cache_shapes(self, batch_size):
+        past = (self.kernel_size - 1) * self.dilation_rate
+        return [[batch_size, past, channels] for channels in (self.input_channels, self.filters)]
+
+    # Keras
+
+    def compute_output_shape(self, input_shape):
+        return (*input_shape[:-1], self.filters)
+
+    def get_config(self):
+        activation = self.activation
+        return {
+            **super().get_config(),
+            "filters": self.filters,
+            "kernel_size": self.kernel_size,
+            "dilation_rate": self.dilation_rate,
+            "dropout": self.dropout,
+            "dropout_kind": self.dropout_kind,
+            "weight_norm": self.weight_norm,
+            "activation": (
+                activation if activation == "glu" else keras.activations.serialize(activation)
+            ),
+            "normalization": self.normalization,
+            "residual": self.residual,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
+            "shortcut_initializer": keras.initializers.serialize(self.shortcut_initializer),
+            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
+            "seed": self.seed,
+        }
+
+
+# The arguments of `TCN` that it passes on to its blocks as they are.
+_BLOCK_ARGUMENTS = (
+    "kernel_size",
+    "dropout",
+    "dropout_kind",
+    "weight_norm",
+    "activation",
+    "normalization",
+    "residual",
+    "kernel_regularizer",
 )
 
 
@@ -26,29 +364,30 @@ from trellis_keras.layers.tcn_block import (
 class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.layers.Layer):
     """Temporal convolutional network: a stack of `TCNBlock`s (Bai et al. 2018, section 3).
 
-    The block i = 1..n has the dilation 2^(i-1) unless others are given, so the stack sees
-    `receptive_field` = 1 + 2 (kernel_size - 1) (2^n - 1) steps. It is causal: output t depends on
-    inputs up to t only. Where the last outputs alone are wanted, each convolution computes only
-    what these depend on (`kernels.cone`).
+    By default block i = 1..n has the dilation 2^(i-1), so that an output depends on
+    `receptive_field` = 1 + 2 (kernel_size - 1) (2^n - 1) inputs. The net is causal: output t
+    depends on inputs up to t only. If only the last outputs are wanted, each convolution computes
+    no more than what these depend on (`kernels.cone`).
 
     Args:
-        filters: Channels of the blocks: one number, or a list with one per block.
-        kernel_size: Number of taps of every convolution, at least 2.
-        depth: Number of blocks n, of dilations 1, 2, 4, ... Default: that of `dilations`.
-        dilations: List of the blocks' dilations, in place of `depth`.
+        filters: Positive integer, channels of the blocks, or a list with one per block.
+        kernel_size: Integer, number of taps of every convolution, at least 2.
+        depth: Positive integer, number of blocks, with dilations 1, 2, 4, ... Give either `depth`
+            or `dilations`.
+        dilations: List of the blocks' dilations.
         dropout, dropout_kind, weight_norm, activation, normalization, residual: See `TCNBlock`.
-        skip_connections: Whether the output is the sum of all blocks' branches (as in WaveNet)
-            and not that of the last block. The blocks must be of one width.
-        return_sequences: Whether all steps are returned, or the last one only: with a mask, the
-            last valid one of each row.
-        output_length: How many of the last outputs are wanted. Default: all.
+        skip_connections: Whether the output is the sum of all blocks' branches, as in WaveNet,
+            instead of the last block's output. All blocks must be equally wide. Defaults to False.
+        return_sequences: Whether to return all steps, or the last one only: with a mask, the last
+            valid one of each row. Defaults to True.
+        output_length: Positive integer, number of last outputs to return. Defaults to all.
         kernel_initializer, bias_initializer, shortcut_initializer, kernel_regularizer: See
             `TCNBlock`.
-        seed: Integer seed.
+        seed: Integer seed. Defaults to None.
 
     Call arguments:
         inputs: Tensor (batch, time, channels).
-        training: Whether dropout is active.
+        training: Whether dropout is active. Defaults to False.
         mask: Boolean (batch, time). Masked steps are zero before each convolution.
         output_length: Overrides the constructor's for this call. (A mask that Keras passes on to
             the next layer has the constructor's.)
@@ -64,10 +403,10 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
     For users of `keras-tcn`: `nb_filters` is `filters`, `dropout_rate` is `dropout` with
     `dropout_kind="spatial"`, `use_skip_connections` is `skip_connections`, `use_weight_norm` is
     `weight_norm`, `use_layer_norm` is `normalization="layer"`. `nb_stacks=n` is
-    `dilations=n * [1, 2, 4, ...]`. Batch normalisation is left out, as its statistics would mix
+    `dilations=n * [1, 2, 4, ...]`. Batch normalization is left out, as its statistics would mix
     later steps into earlier ones. For `go_backwards` flip the input, `ops.flip(x, axis=1)`; for
-    `padding="same"` add a second TCN on the flipped input, as in a bidirectional RNN. In place of
-    `return_state` and `stateful` there is the cache, see `layers.streaming`.
+    `padding="same"` add a second TCN on the flipped input, as in a bidirectional RNN. Instead of
+    `return_state` and `stateful` use the streaming cache, see `layers.streaming`.
 
     Example:
 
@@ -80,30 +419,44 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
 
     def __init__(
         self,
-        filters,
-        kernel_size,
-        depth=None,
+        filters: int | Sequence[int],
+        kernel_size: int,
+        depth: int | None = None,
         *,
-        dilations=None,
-        dropout=0.0,
-        dropout_kind="element",
-        weight_norm=True,
-        activation="relu",
-        normalization=None,
-        residual=True,
-        skip_connections=False,
-        return_sequences=True,
-        output_length=None,
-        kernel_initializer=None,
-        bias_initializer="zeros",
-        shortcut_initializer=None,
-        kernel_regularizer=None,
-        seed=None,
+        dilations: Sequence[int] | None = None,
+        dropout: float = 0.0,
+        dropout_kind: str = "element",
+        weight_norm: bool = True,
+        activation: str | Callable = "relu",
+        normalization: str | None = None,
+        residual: bool = True,
+        skip_connections: bool = False,
+        return_sequences: bool = True,
+        output_length: int | None = None,
+        kernel_initializer: Initializer = None,
+        bias_initializer: Initializer = "zeros",
+        shortcut_initializer: Initializer = None,
+        kernel_regularizer: Regularizer = None,
+        seed: int | None = None,
         **kwargs,
     ):
         super().__init__(**kwargs)
-        dilations = _dilations(depth, dilations)
-        widths = _widths(filters, len(dilations))
+        if (depth is None) == (dilations is None):
+            raise ValueError(
+                "Give either `depth` (dilations 1, 2, 4, ...) or `dilations`. "
+                f"Received: depth={depth}, dilations={dilations}"
+            )
+        if dilations is None:
+            check_positive(depth=depth)
+            dilations = [2**i for i in range(depth)]
+        dilations = dilation_cycle(dilations)
+        depth = len(dilations)
+        widths = list(filters) if isinstance(filters, (list, tuple)) else [filters] * depth
+        if len(widths) != depth:
+            raise ValueError(
+                f"`filters` must be one number or one per block, of which there are {depth}. "
+                f"Received: filters={filters}"
+            )
         if skip_connections and len(set(widths)) > 1:
             raise ValueError(
                 "`skip_connections` add the blocks' branches, so all `filters` must be equal. "
@@ -112,11 +465,14 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
         self._init_output_length(return_sequences, output_length)
         self.filters = filters
         self.kernel_size = kernel_size
+        self.depth = depth
         self.dilations = dilations
         self.skip_connections = skip_connections
-        self.kernel_initializer = default_kernel(kernel_initializer)
+        self.kernel_initializer = keras.initializers.get(kernel_initializer or _default_kernel())
         self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.shortcut_initializer = default_shortcut(shortcut_initializer)
+        self.shortcut_initializer = keras.initializers.get(
+            shortcut_initializer or _default_shortcut()
+        )
         self.seed = seed
         self.supports_masking = True
         self.blocks = [
@@ -130,11 +486,11 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
                 activation=activation,
                 normalization=normalization,
                 residual=residual,
-                kernel_initializer=base.seeded(self.kernel_initializer, seed, i, 0),
-                bias_initializer=base.seeded(self.bias_initializer, seed, i, 1),
-                shortcut_initializer=base.seeded(self.shortcut_initializer, seed, i, 2),
+                kernel_initializer=seeded(self.kernel_initializer, seed, i, 0),
+                bias_initializer=seeded(self.bias_initializer, seed, i, 1),
+                shortcut_initializer=seeded(self.shortcut_initializer, seed, i, 2),
                 kernel_regularizer=kernel_regularizer,
-                seed=base.sub_seed(seed, i, 3),
+                seed=sub_seed(seed, i, 3),
                 dtype=self.dtype_policy,
                 name=f"block_{i + 1}",
             )
@@ -142,53 +498,47 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
         ]
 
     @property
-    def depth(self):
-        """Number of blocks."""
-        return len(self.blocks)
-
-    @property
-    def receptive_field(self):
+    def receptive_field(self) -> int:
         """Number of inputs, the current one included, that an output depends on."""
         return 1 + sum(block.receptive_field - 1 for block in self.blocks)
 
     def build(self, input_shape):
-        self.input_spec = base.sequence_spec(self, input_shape)
-        shape = (None, None, input_shape[-1])
+        self.input_spec = sequence_spec(self, input_shape)
+        self.input_channels = input_shape[-1]
+        shape = (None, None, self.input_channels)
         for block in self.blocks:
             block.build(shape)
             shape = block.compute_output_shape(shape)
 
     def call(self, inputs, training=False, mask=None, output_length=None):
         self._check_time(inputs.shape[1], output_length)
-        kept = self._output_steps(output_length)
-        # The last valid step of a masked row can be any one.
-        any_last = mask is not None and not self.return_sequences
-        levels = self._plan(inputs.shape[1], None if any_last else kept)
-        x = inputs
-        if levels.time is not None:
-            x = gather(x, cone.read(levels.positions[0], np.arange(levels.time)))
-        branches = []
+        steps = self._output_steps(output_length)
+        if mask is not None and not self.return_sequences:
+            steps = None  # The last valid step of a row can be any.
+        positions = self._positions(inputs.shape[1], steps)
+        x, branches = _select(inputs, positions[0]), []
         for i, block in enumerate(self.blocks):
-            x, z = block.apply(x, Positions(block, levels, 1 + i * CONVOLUTIONS, mask), training)
-            branches.append(z)
-        y = self._output(x, branches, kept if kept is not None and not any_last else None)
-        if self.return_sequences:
-            return y
-        return last_step([y], None, mask)[0] if any_last else y[:, -1]
+            x, branch = block.forward(x, training, mask, positions[2 * i : 2 * i + 3])
+            branches.append(branch)
+        y = self._output(x, branches, steps)
+        return y if self.return_sequences else last_step([y], None, mask)[0]
 
-    def _plan(self, time, kept):
-        reads = tuple(b.offsets for b in self.blocks for _ in range(CONVOLUTIONS))
-        also = range(CONVOLUTIONS, len(reads), CONVOLUTIONS) if self.skip_connections else ()
-        return plan(time, reads, kept, tuple(also))
+    def _positions(self, time, steps):
+        """The positions of the input and of every convolution, None for all."""
+        if not kernels.enabled() or time is None:
+            return [None] * (1 + 2 * self.depth)
+        reads = tuple(block.offsets for block in self.blocks for _ in range(2))
+        outputs = range(2, len(reads), 2) if self.skip_connections else ()
+        return _cone_positions(time, reads, steps, tuple(outputs))
 
-    def _output(self, last, branches, kept):
-        """The last block's output or the sum of the branches, at the last `kept` positions."""
-        last_positions = [last] if not self.skip_connections else branches
-        return sum(y if kept is None else y[:, -kept:] for y in last_positions)
+    def _output(self, x, branches, steps=None):
+        """The last block's output or the sum of the branches, at the last steps."""
+        outputs = branches if self.skip_connections else [x]
+        return sum(y if steps is None else y[:, -steps:] for y in outputs)
 
     # Streaming
 
-    def initial_cache(self, batch_size):
+    def initial_cache(self, batch_size: int) -> Cache:
         """Returns the cache before the first step: a list of the blocks' caches.
 
         Raises:
@@ -205,37 +555,21 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
         streaming.check_built(self)
         return [block.initial_cache(batch_size) for block in self.blocks]
 
-    def step(self, x, cache):
-        """Advances one step: x (batch, channels) to (y (batch, filters), cache).
-
-        Raises:
-            ValueError: The layer is not built, x has another shape, or the cache is of another
-                batch size or another layer.
-        """
+    def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         y, cache = self.prefill(ops.expand_dims(x, 1), cache)
         return y[:, 0], cache
 
-    def prefill(self, x, cache=None):
-        """Advances all steps of x (batch, time, channels), of any length, by one forward pass.
+    def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        x, cache = streaming.check_stream(self, x, cache)
+        branches, next_cache = [], []
+        for block, block_cache in zip(self.blocks, cache, strict=True):
+            x, branch, block_cache = block.advance(x, block_cache)
+            branches.append(branch)
+            next_cache.append(block_cache)
+        return self._output(x, branches), next_cache
 
-        Raises:
-            ValueError: As `step`.
-        """
-        x, cache = checked_stream(self, x, cache)
-        following, branches = [], []
-        for block, of_block in zip(self.blocks, cache, strict=True):
-            seen = Steps(block, of_block, ops.shape(x)[1])
-            x, z = block.apply(x, seen)
-            following.append(seen.next)
-            branches.append(z)
-        return self._output(x, branches, None), following
-
-    def cache_shapes(self, batch):
-        return [block.cache_shapes(batch) for block in self.blocks]
-
-    @property
-    def input_channels(self):
-        return self.blocks[0].input_channels
+    def cache_shapes(self, batch_size):
+        return [block.cache_shapes(batch_size) for block in self.blocks]
 
     # Keras
 
@@ -243,8 +577,8 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
         return self._output_mask(mask)
 
     def compute_output_shape(self, input_shape, output_length=None):
-        steps = self._time_axis(input_shape[1], output_length)
-        return (input_shape[0], *steps, self.blocks[-1].filters)
+        time_axis = self._time_axis(input_shape[1], output_length)
+        return (input_shape[0], *time_axis, self.blocks[-1].filters)
 
     def compute_output_spec(self, inputs, training=False, mask=None, output_length=None):
         self._check_time(inputs.shape[1], output_length)
@@ -252,36 +586,52 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
         return keras.KerasTensor(shape, self.compute_dtype)
 
     def get_config(self):
+        block = self.blocks[0].get_config()
         return {
             **super().get_config(),
             "filters": self.filters,
             "depth": None,
             "dilations": self.dilations,
+            **{name: block[name] for name in _BLOCK_ARGUMENTS},
             "skip_connections": self.skip_connections,
             "return_sequences": self.return_sequences,
             "output_length": self.output_length,
-            **shared_config(self.blocks[0]),
-            **initializer_config(self),
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
+            "shortcut_initializer": keras.initializers.serialize(self.shortcut_initializer),
+            "seed": self.seed,
         }
 
 
-def _dilations(depth, dilations):
-    if (depth is None) == (dilations is None):
-        raise ValueError(
-            "Give either `depth` (dilations 1, 2, 4, ...) or `dilations`. "
-            f"Received: depth={depth}, dilations={dilations}"
-        )
-    if dilations is None:
-        base.check_positive(depth=depth)
-        return [2**i for i in range(depth)]
-    return base.dilation_cycle(dilations)
+def _default_kernel():
+    """Uniform in +-1/sqrt(taps * channels)."""
+    return keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
 
 
-def _widths(filters, depth):
-    widths = list(filters) if isinstance(filters, (list, tuple)) else [filters] * depth
-    if len(widths) != depth:
-        raise ValueError(
-            f"`filters` must be one number or one per block, of which there are {depth}. "
-            f"Received: filters={filters}"
-        )
-    return widths
+def _default_shortcut():
+    return keras.initializers.RandomNormal(stddev=0.01)
+
+
+@functools.lru_cache(maxsize=64)
+def _cone_positions(*arguments):
+    """The positions of all levels of a `Cone`."""
+    return Cone(*arguments).positions
+
+
+def _select(x, wanted, available=None):
+    """x at the positions `wanted`, from those `available`, by default all."""
+    if wanted is None:
+        return x
+    return gather(x, read(wanted, np.arange(x.shape[1]) if available is None else available))
+
+
+def _select_mask(mask, wanted):
+    """A mask (batch, time) at the positions `wanted`."""
+    return mask if mask is None or wanted is None else ops.take(mask, wanted, axis=1)
+
+
+def _apply_mask(x, mask):
+    """x with zeros in masked steps."""
+    if mask is None:
+        return x
+    return ops.where(ops.cast(mask, "bool")[..., None], x, ops.zeros_like(x))
