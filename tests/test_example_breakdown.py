@@ -64,6 +64,7 @@ def check_positions(model, stream):
         np.testing.assert_allclose(row["cross_entropy"], np.mean(values), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_tables_and_plots_of_a_run(tmp_path):
     run = tiny_run(tmp_path)
     main([str(run), str(tmp_path / "parts"), "--split", "valid"])

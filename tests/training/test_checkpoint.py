@@ -42,8 +42,6 @@ from trellis_keras.training import (
 from trellis_keras.training import checkpoint as checkpoint_module
 from trellis_keras.training.checkpoint import _make_durable, has_memory, read, read_state
 
-RUN = (Path(__file__).parents[1] / "support" / "resumable_run.py").read_text(encoding="utf-8")
-
 # Resuming
 
 
@@ -65,8 +63,7 @@ class Turning(keras.callbacks.Callback):
 def train(folder, *stops, optimizer, callbacks=list):
     """Trains up to each number of epochs, with a new model each time."""
     for epochs in stops:
-        model = make_model(optimizer=optimizer(), run_eagerly=False)
-        rules = callbacks()
+        model, rules = make_model(optimizer=optimizer()), callbacks()
         memories = [rule for rule in rules if has_memory(rule)]
         history = fit(model, epochs, *rules, Checkpoint(folder, seed=7, callbacks=memories))
     return values(model), history.history
@@ -97,48 +94,6 @@ def test_a_schedule_of_the_optimizer_resumes(tmp_path):
     whole, _ = train(tmp_path / "whole", 3, optimizer=optimizer)
     resumed, _ = train(tmp_path / "resumed", 2, 3, optimizer=optimizer)
     assert_same(whole, resumed)
-
-
-def start(folder, epochs, seconds, compare):
-    backend = keras.backend.backend()
-    arguments = (folder, epochs, seconds, int(compare))
-    # On JAX training requires no TensorFlow.
-    block = ("tensorflow",) if backend == "jax" else ()
-    command, environment = script_command(RUN, *arguments, backend=backend, block=block)
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def kill_and_resume(folder, kills, epochs, seed):
-    rng = random.Random(seed)
-    begins = []
-    for _ in range(kills):
-        with start(folder, epochs, 0.02, compare=False) as child:
-            lines = [child.stdout.readline() for _ in range(rng.randint(2, 3))]
-            if not lines[-1]:
-                break  # trained to the end
-            begins.append(int(lines[0].split()[1]))
-            time.sleep(rng.uniform(0.0, 0.15))  # an epoch takes 0.1 s or more
-            child.send_signal(signal.SIGKILL)
-    assert begins[0] == 0 and begins == sorted(begins)
-    child = start(folder, epochs, 0.0, compare=True)
-    output, errors = child.communicate(timeout=300)
-    assert child.returncode == 0, errors
-    first = int(output.split()[1])
-    assert first > 0, "the last process resumes"
-    assert "variables that differ: []" in output
-
-
-@pytest.mark.both_backends
-def test_a_killed_run_equals_an_uninterrupted_one(tmp_path):
-    kill_and_resume(tmp_path / "killed", kills=1, epochs=5, seed=0)
-
-
-@pytest.mark.both_backends
-@pytest.mark.slow
-def test_a_run_killed_many_times_equals_an_uninterrupted_one(tmp_path):
-    kill_and_resume(tmp_path / "killed", kills=20, epochs=60, seed=time.time_ns())
 
 
 @pytest.mark.both_backends
@@ -188,14 +143,15 @@ def test_a_stopped_training_is_complete(tmp_path, capsys):
 
 
 def test_keep_and_save_freq(tmp_path):
-    fit(make_model(), 7, Checkpoint(tmp_path / "a", save_freq=2, keep=3))
+    options = {"validation_data": None, "batch_size": 32}
+    fit(make_model(), 7, Checkpoint(tmp_path / "a", save_freq=2, keep=3), **options)
     names = ["epoch-0004.npz", "epoch-0006.npz", "epoch-0007.npz"]
     assert sorted(os.listdir(tmp_path / "a")) == names
-    fit(make_model(), 3, Checkpoint(tmp_path / "b", keep=1))
+    fit(make_model(), 3, Checkpoint(tmp_path / "b", keep=1), **options)
     assert os.listdir(tmp_path / "b") == ["epoch-0003.npz"]
     (tmp_path / "b" / "epoch-0009.npz").write_bytes(b"damaged")
     with pytest.warns(UserWarning, match="epoch-0009.npz is damaged"):
-        fit(make_model(), 4, Checkpoint(tmp_path / "b", keep=1))
+        fit(make_model(), 4, Checkpoint(tmp_path / "b", keep=1), **options)
     # What an earlier run has left in front is not counted as an older one.
     assert sorted(os.listdir(tmp_path / "b")) == ["epoch-0004.npz", "epoch-0009.npz"]
 
@@ -284,6 +240,20 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
             continue
         with pytest.raises(FloatingPointError, match="carried"):
             checkpoint_module._collect(model, 1)
+
+
+def test_the_memory_of_keras_callbacks(tmp_path):
+    for make, expected in (
+        (keras.callbacks.EarlyStopping, {"best": 3.0, "best_epoch": 1, "wait": 2}),
+        (keras.callbacks.ReduceLROnPlateau, {"best": 3.0, "cooldown_counter": 0, "wait": 2}),
+        (lambda: keras.callbacks.ModelCheckpoint(tmp_path / "x.keras"), {"best": 3.0}),
+    ):
+        callback, restored = make(), make()
+        vars(callback).update(expected)
+        saved = {"class": "", "state": checkpoint_module._get_memory(callback)}
+        assert saved["state"] == expected
+        checkpoint_module._set_memory(restored, saved, "path")
+        assert {name: getattr(restored, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -595,3 +565,50 @@ def test_a_wrong_memory_of_a_callback_is_refused(tmp_path, written, index, state
     callbacks = [decay, keras.callbacks.EarlyStopping(patience=9)]
     with pytest.raises(ValueError, match=f"epoch-0001.npz has no state of {named}"):
         fit(make_model(), 2, *callbacks, Checkpoint(tmp_path, callbacks=callbacks))
+
+
+# Kills
+
+RUN = (Path(__file__).parents[1] / "support" / "resumable_run.py").read_text(encoding="utf-8")
+
+
+def start(folder, epochs, seconds, compare):
+    backend = keras.backend.backend()
+    arguments = (folder, epochs, seconds, int(compare))
+    # On JAX training requires no TensorFlow.
+    block = ("tensorflow",) if backend == "jax" else ()
+    command, environment = script_command(RUN, *arguments, backend=backend, block=block)
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def kill_and_resume(folder, kills, epochs, seed):
+    rng = random.Random(seed)
+    begins = []
+    for _ in range(kills):
+        with start(folder, epochs, 0.02, compare=False) as child:
+            lines = [child.stdout.readline() for _ in range(rng.randint(2, 3))]
+            if not lines[-1]:
+                break  # trained to the end
+            begins.append(int(lines[0].split()[1]))
+            time.sleep(rng.uniform(0.0, 0.15))  # an epoch takes 0.1 s or more
+            child.send_signal(signal.SIGKILL)
+    assert begins[0] == 0 and begins == sorted(begins)
+    child = start(folder, epochs, 0.0, compare=True)
+    output, errors = child.communicate(timeout=300)
+    assert child.returncode == 0, errors
+    first = int(output.split()[1])
+    assert first > 0, "the last process resumes"
+    assert "variables that differ: []" in output
+
+
+@pytest.mark.both_backends
+def test_a_killed_run_equals_an_uninterrupted_one(tmp_path):
+    kill_and_resume(tmp_path / "killed", kills=1, epochs=5, seed=0)
+
+
+@pytest.mark.both_backends
+@pytest.mark.slow
+def test_a_run_killed_many_times_equals_an_uninterrupted_one(tmp_path):
+    kill_and_resume(tmp_path / "killed", kills=20, epochs=60, seed=time.time_ns())

@@ -130,7 +130,7 @@ def test_a_run_that_a_time_limit_ends_goes_on(tmp_path, monkeypatch, capsys):
     assert runs.epochs_done(run) == 2 and not runs.is_finished(run)
     said = capsys.readouterr().out.splitlines()[-1]
     assert said.startswith("Stopped by the time limit after 2 of 4")
-    assert said.endswith(f"To go on: trellis-keras train --output {run}")
+    assert said.endswith(f"To resume: trellis-keras train --output {run}")
     runs.train(zoo.read_recipe(run), run, verbose=0, max_minutes=1000)
     assert runs.is_finished(run)
     runs.train(recipe, tmp_path / "whole", verbose=0)

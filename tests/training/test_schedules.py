@@ -363,15 +363,17 @@ def train_with_switch(folder, *stops, interrupts=()):
     return model
 
 
-@pytest.mark.parametrize(("stops", "interrupts"), [((3, 5, 6), ()), ((6, 6, 6), (2, 4))])
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, stops, interrupts):
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+def test_resumed_runs_equal_an_uninterrupted_one(tmp_path):
+    whole = tmp_path / "whole"
     model = train_with_switch(whole, 6)
-    again = train_with_switch(resumed, *stops, interrupts=interrupts)
     assert model.optimizer.uses_average
-    assert_same(values(model), values(again))
-    best = [keras.saving.load_model(run / "best.keras") for run in (whole, resumed)]
-    assert_same(*(each.get_weights() for each in best))
+    best = keras.saving.load_model(whole / "best.keras", compile=False).get_weights()
+    for stops, interrupts in (((3, 5, 6), ()), ((6, 6, 6), (2, 4))):
+        resumed = tmp_path / f"{stops}"
+        again = train_with_switch(resumed, *stops, interrupts=interrupts)
+        assert_same(values(model), values(again))
+        theirs = keras.saving.load_model(resumed / "best.keras", compile=False)
+        assert_same(best, theirs.get_weights())
     averages = make_model(optimizer=SGD(0.1))
     restore(averages, whole / "checkpoints", weights_only=True)
     assert_same(averages.get_weights(), model.get_weights())

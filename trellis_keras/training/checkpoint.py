@@ -112,16 +112,7 @@ class Checkpoint(keras.callbacks.Callback):
                 f"Received: save_freq={save_freq!r}"
             )
         for callback in callbacks:
-            if not has_memory(callback):
-                raise ValueError(
-                    f"{type(callback).__name__} in `callbacks` has no `get_state` and `set_state`. "
-                    "Name only callbacks that have."
-                )
-            if getattr(callback, "restore_best_weights", False):
-                raise ValueError(
-                    "Checkpoint cannot save the weights that EarlyStopping(restore_best_weights="
-                    "True) keeps. Save the best model with BestModel instead."
-                )
+            _check_memory(callback)
         self.directory = make_writable(directory)
         self.seed = seed
         self.callbacks = list(callbacks)
@@ -229,8 +220,8 @@ def restore(
         model: A built model of the same architecture.
         path: A checkpoint, or the folder that holds several, of which the newest undamaged one is
             loaded.
-        weights_only: Boolean, whether to leave the optimizer as it is, for evaluation. An
-            uncompiled model needs no other. Defaults to `False`.
+        weights_only: Boolean, whether to leave the optimizer as it is, for evaluation. Defaults to
+            `False`, for a model that is not compiled to `True`.
 
     Returns:
         The checkpoint's state as a dict, with `"epoch"`, the number of finished epochs, and
@@ -502,6 +493,19 @@ def _role(kind, path):
 def has_memory(callback: keras.callbacks.Callback) -> bool:
     """Return whether `Checkpoint` can save what a callback remembers."""
     return hasattr(callback, "get_state") or _memory_attributes(callback) is not None
+
+
+def _check_memory(callback):
+    if not has_memory(callback):
+        raise ValueError(
+            f"{type(callback).__name__} in `callbacks` has no `get_state` and `set_state`. Name "
+            "only callbacks that have."
+        )
+    if getattr(callback, "restore_best_weights", False):
+        raise ValueError(
+            "The weights that EarlyStopping(restore_best_weights=True) keeps cannot be saved. Save "
+            "the best model with BestModel instead."
+        )
 
 
 def _memory_attributes(callback):
