@@ -1,7 +1,6 @@
 """What is measured. A case has variants; each builds a function that runs one step."""
 
-import pathlib
-import sys
+import contextlib
 
 from benchmarks.adaptive_softmax import CASES as ADAPTIVE_SOFTMAX_CASES
 from benchmarks.case import Case
@@ -15,18 +14,16 @@ from benchmarks.zoo_xla import CASES as ZOO_XLA_CASES
 # Keras and the package are imported by the functions: each variant runs in a process of its own.
 
 
-def _reference():
-    """The plain implementation lives with the tests."""
-    sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests"))
-    from tests.support.plain_trellis import PlainTrellisLayer
+def _training_step(model, x, y, plain=False, amount=0):
+    """A step, with kernels or without; the first one compiles."""
+    from trellis_keras import kernels
 
-    return PlainTrellisLayer
+    def step():
+        with kernels.disabled() if plain else contextlib.nullcontext():
+            model.train_on_batch(x, y)
+        return amount
 
-
-def _layer_class(plain):
-    from trellis_keras.layers import TrellisLayer
-
-    return _reference() if plain else TrellisLayer
+    return step
 
 
 def gemm(dtype="float32", m=16 * 110, k=2800, n=5600, repeats=8):
@@ -66,7 +63,9 @@ def pixels(plain=False, jit_compile=False):
         import keras
         import numpy as np
 
-        layer = _layer_class(plain)(
+        from trellis_keras.layers import TrellisLayer
+
+        layer = TrellisLayer(
             130,
             11,
             output_units=10,
@@ -78,7 +77,7 @@ def pixels(plain=False, jit_compile=False):
         model.compile(keras.optimizers.Adam(2e-3), loss, jit_compile=jit_compile)
         x = np.random.default_rng(0).normal(size=(32, 784, 1)).astype("float32")
         y = np.arange(32) % 10
-        return lambda: _count(model.train_on_batch(x, y), 0)
+        return _training_step(model, x, y, plain)
 
     return build
 
@@ -90,6 +89,7 @@ def word_ptb(depth, plain=False, jit_compile=True, policy="float32", zoo=False, 
         import keras
         import numpy as np
 
+        from trellis_keras.layers import TrellisLayer
         from trellis_keras.models import LanguageModel
         from trellis_keras.training import SGD
         from trellis_keras.zoo import trellisnet_ptb
@@ -98,7 +98,7 @@ def word_ptb(depth, plain=False, jit_compile=True, policy="float32", zoo=False, 
         if zoo:
             model = trellisnet_ptb(depth=depth, jit_compile=jit_compile)
         else:
-            layer = _layer_class(plain)(1400, depth, output_units=400, **layer_options)
+            layer = TrellisLayer(1400, depth, output_units=400, **layer_options)
             model = LanguageModel(10_000, 400, layer)
             model.build((None, None))
             model.compile(SGD(20.0, clip_norm=0.225), jit_compile=jit_compile)
@@ -106,12 +106,12 @@ def word_ptb(depth, plain=False, jit_compile=True, policy="float32", zoo=False, 
         x, y = tokens[:, :-1], tokens[:, 56:]
         core = 6.0 * 16 * 110 * 2 * 1400 * 5600 * depth
         decoder = 6.0 * 16 * 55 * 400 * 10_000
-        return lambda: _count(model.train_on_batch(x, y), core + decoder)
+        return _training_step(model, x, y, plain, core + decoder)
 
     return build
 
 
-def char_ptb(depth=125, plain=False, jit_compile=True):
+def char_ptb(depth=125, jit_compile=True):
     """A training step of character-level PTB, everything on: batch 24, 125 steps, state carried."""
 
     def build():
@@ -122,7 +122,7 @@ def char_ptb(depth=125, plain=False, jit_compile=True):
         model = trellisnet_char_ptb(depth=depth, jit_compile=jit_compile)
         model.backbone.reset_state(24)
         tokens = np.random.default_rng(0).integers(0, 50, (24, depth + 1))
-        return lambda: _count(model.train_on_batch(tokens[:, :-1], tokens[:, 1:]), 0)
+        return _training_step(model, tokens[:, :-1], tokens[:, 1:])
 
     return build
 
@@ -134,18 +134,16 @@ def small_levels(depth, time=110, kept=None, plain=False):
         import keras
         import numpy as np
 
-        layer = _layer_class(plain)(64, depth, output_units=16, output_length=kept)
+        from trellis_keras.layers import TrellisLayer
+
+        layer = TrellisLayer(64, depth, output_units=16, output_length=kept)
         model = keras.Sequential([keras.Input((time, 16)), layer])
         model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=True)
         x = np.random.default_rng(0).normal(size=(16, time, 16)).astype("float32")
         y = x if kept is None else x[:, -kept:]
-        return lambda: _count(model.train_on_batch(x, y), 0)
+        return _training_step(model, x, y, plain)
 
     return build
-
-
-def _count(_, amount):
-    return amount
 
 
 CASES = (
@@ -170,9 +168,9 @@ CASES = (
                 "float32, graph": word_ptb(12, jit_compile=False),
                 "float32, XLA": word_ptb(12),
                 "float32, graph, without depth_loop_tf": word_ptb(
-                    12, jit_compile=False, memory=None
+                    12, jit_compile=False, fused=False
                 ),
-                "float32, XLA, without depth_loop_tf": word_ptb(12, memory=None),
+                "float32, XLA, without depth_loop_tf": word_ptb(12, fused=False),
                 "bf16, graph": word_ptb(12, policy="mixed_bfloat16", jit_compile=False),
                 "GEMM float32": gemm(),
             },
@@ -190,7 +188,7 @@ CASES = (
         ),
         "word_ptb_55_lean": Case(
             "training step, word PTB core, 55 levels, pre-activations computed again",
-            {"float32, XLA": word_ptb(55, memory="lean"), "GEMM float32": gemm()},
+            {"float32, XLA": word_ptb(55, rematerialize=True), "GEMM float32": gemm()},
         ),
         "word_ptb_55_bf16": Case(
             "training step, word PTB core, 55 levels, mixed_bfloat16",

@@ -1,6 +1,6 @@
 """Mixed-group kernels by group, against the same kernels with their zeros.
 
-Which is faster depends on the groups' width: `layers.mixed_group` has the rule.
+Which is faster depends on the groups' width: `kernels.mixed_group` has the rule.
 """
 
 from benchmarks.case import Case
@@ -23,7 +23,8 @@ def training(width, number, by_group):
         import keras
         import numpy as np
 
-        from trellis_keras.layers import TrellisLayer, mixed_group
+        from trellis_keras.kernels import mixed_group
+        from trellis_keras.layers import TrellisLayer
 
         mixed_group._LEAST_WIDTH = 0 if by_group else width + 1
         layer = TrellisLayer(

@@ -19,35 +19,35 @@ def lstm(units):
     return keras.Sequential([keras.Input((None, units)), *layers])
 
 
-def untruncated(model, horizon):
+def untruncated(model, truncation):
     return model
 
 
-def converted(model, horizon):
-    from trellis_keras.equivalence import to_trellis
+def converted(model, truncation):
+    from trellis_keras.theorem1 import to_trellis
 
-    return to_trellis(model.layers, horizon)
+    return to_trellis(model.layers, truncation)
 
 
-def every_window(model, horizon):
+def every_window(model, truncation):
     """A function from (batch, time, channels) to the truncated model's outputs."""
     import numpy as np
     from keras import ops
 
     def call(x, training=False):
         batch, time, channels = x.shape
-        later = time - horizon
-        steps = np.arange(1, later + 1)[:, None] + np.arange(horizon)
-        windows = ops.reshape(ops.take(x, steps, axis=1), (batch * later, horizon, channels))
+        later = time - truncation
+        steps = np.arange(1, later + 1)[:, None] + np.arange(truncation)
+        windows = ops.reshape(ops.take(x, steps, axis=1), (batch * later, truncation, channels))
         # Those of the first positions all begin at the first step.
-        first = model(x[:, :horizon], training=training)
+        first = model(x[:, :truncation], training=training)
         last = model(windows, training=training)[:, -1]
         return ops.concatenate([first, ops.reshape(last, (batch, later, last.shape[-1]))], axis=1)
 
     return call
 
 
-def inference(make, batch, jit_compile, time=512, units=128, horizon=32):
+def inference(make, batch, jit_compile, time=512, units=128, truncation=32):
     """A step: all outputs of a batch."""
 
     def build():
@@ -57,7 +57,7 @@ def inference(make, batch, jit_compile, time=512, units=128, horizon=32):
 
         x = np.random.default_rng(0).normal(size=(batch, time, units)).astype("float32")
         model = lstm(units)
-        function = make(model, horizon)
+        function = make(model, truncation)
         variables = getattr(function, "variables", model.variables)
         return compiled_call(function, variables, x, jit_compile)
 

@@ -15,8 +15,8 @@ from trellis_keras.layers import MixedGroupKernel
 HERE = pathlib.Path(__file__).parent
 CHANNELS, UNITS = 2, 3  # of x, and of each LSTM layer
 BLOCKS = ("i", "f", "c", "o")
-TIME, HORIZON = 8, 4
-DEPTH = HORIZON + 1
+TIME, TRUNCATION = 8, 4
+DEPTH = TRUNCATION + 1
 BEGIN = 4  # of the window that is coloured
 WIDTH, HEIGHT = 0.3, 0.34  # of a square
 # Okabe and Ito's palette, safe for the colour-blind.
@@ -69,8 +69,8 @@ def draw_lattice(axes):
             for layer in (1, 2):
                 draw_state(axes, t, level, layer)
     axes.annotate(
-        f"h² of the LSTM over steps {BEGIN} to {BEGIN + HORIZON - 1}",
-        centre(BEGIN + HORIZON - 1, DEPTH, 2),
+        f"h² of the LSTM over steps {BEGIN} to {BEGIN + TRUNCATION - 1}",
+        centre(BEGIN + TRUNCATION - 1, DEPTH, 2),
         (TIME - 3.2, DEPTH + 0.7),
         arrowprops={"arrowstyle": "-", "shrinkB": 9},
     )
@@ -78,7 +78,7 @@ def draw_lattice(axes):
     axes.set_yticks(range(1, DEPTH + 1))
     axes.set_xticks(range(1, TIME + 1))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(f"M = {HORIZON}: {DEPTH} levels. Squares: h¹, h², and the step they began at")
+    axes.set_title(f"M = {TRUNCATION}: {DEPTH} levels. Squares: h¹, h², and the step they began at")
 
 
 def centre(t, level, layer):
@@ -88,7 +88,7 @@ def centre(t, level, layer):
 def draw_state(axes, t, level, layer):
     """The square of a layer's state, with arrows from what it is made of if it is coloured."""
     (x, y), began, asleep = centre(t, level, layer), t - level + layer, level < layer
-    inside = began == BEGIN and t < BEGIN + HORIZON and not asleep
+    inside = began == BEGIN and t < BEGIN + TRUNCATION and not asleep
     colour = (U1, U2)[layer - 1] if inside else "white"
     style = {"facecolor": colour, "edgecolor": "0.6", "hatch": "////" if asleep else None}
     axes.add_patch(Rectangle((x - WIDTH / 2, y - HEIGHT / 2), WIDTH, HEIGHT, zorder=2, **style))

@@ -18,8 +18,8 @@ from tests.support.rnn_stacks import (
     run,
     truncated,
 )
-from trellis_keras.equivalence import TruncatedRNN, to_rnn, to_trellis
 from trellis_keras.layers import StackedRNN, TrellisLayer
+from trellis_keras.theorem1 import TruncatedRNN, to_dense, to_rnn, to_trellis
 
 __all__ = ["exact_tanh"]
 pytestmark = pytest.mark.usefixtures("exact_tanh")
@@ -40,13 +40,13 @@ def networks(draw):
 
 
 def check_network(cell, network):
-    widths, biased, horizon, seed = network
+    widths, biased, truncation, seed = network
     layers = random_stack(cell, widths, biased, seed)
     x = random_input(seed=seed)
-    trellis = to_trellis(layers, horizon)
-    assert (trellis.depth, trellis.output_units) == (horizon + len(widths) - 1, widths[-1])
-    assert trellis.horizon == trellis.receptive_field == horizon
-    assert_same(run(trellis, x), truncated(layers, x, horizon))
+    trellis = to_trellis(layers, truncation)
+    assert (trellis.depth, trellis.output_units) == (truncation + len(widths) - 1, widths[-1])
+    assert trellis.truncation == trellis.receptive_field == truncation
+    assert_same(run(trellis, x), truncated(layers, x, truncation))
     assert_same(run(to_rnn(trellis), x), run(layers, x))
 
 
@@ -95,7 +95,7 @@ def test_what_follows_from_a_conversion(cell, tmp_path):
     x = random_input()
     trellis = to_trellis([lower, upper], 4)
     y = trellis(x)
-    dense = trellis.to_dense()
+    dense = to_dense(trellis)
     assert type(dense) is TrellisLayer and dense.kernel_structure == "dense"
     assert_same(dense(x), y)
     assert_same(run(to_rnn(dense), x), run([lower, upper], x))
@@ -148,7 +148,7 @@ def layers_alone(layers):
     return [lambda x, layer=layer: layer(x)[0] for layer in layers]
 
 
-def test_a_segment_longer_than_the_horizon_is_refused():
+def test_a_segment_longer_than_the_truncation_is_refused():
     layers = random_stack("rnn", [3, 2], return_state=True)
     trellis, stateful = (to_trellis(StackedRNN(layers, stateful=s), 4) for s in (False, True))
     x = random_input(time=5)
@@ -159,7 +159,7 @@ def test_a_segment_longer_than_the_horizon_is_refused():
         lambda: stateful(x),
         lambda: stateful(keras.Input((5, CHANNELS), batch_size=2)),
     ):
-        with pytest.raises(ValueError, match="at most horizon=4 .* Received: 5 steps"):
+        with pytest.raises(ValueError, match="at most truncation=4 .* Received: 5 steps"):
             refused()
 
 

@@ -6,8 +6,8 @@ import pytest
 from keras import layers
 
 from tests.support.rnn_stacks import CHANNELS, random_stack
-from trellis_keras.equivalence import TruncatedRNN, to_rnn, to_trellis
 from trellis_keras.layers import StackedRNN, TrellisLayer
+from trellis_keras.theorem1 import TruncatedRNN, to_dense, to_rnn, to_trellis
 
 
 def lstm(units=3, channels=CHANNELS, layer=layers.LSTM, **options):
@@ -102,10 +102,10 @@ def test_no_rnn_of_equation_4(name):
         to_trellis(make(), 5)
 
 
-@pytest.mark.parametrize("horizon", [0, -1, 2.0, None])
-def test_horizon(horizon):
-    with pytest.raises(ValueError, match="`horizon` must be a positive integer"):
-        to_trellis(lstm(), horizon)
+@pytest.mark.parametrize("truncation", [0, -1, 2.0, None])
+def test_truncation(truncation):
+    with pytest.raises(ValueError, match="`truncation` must be a positive integer"):
+        to_trellis(lstm(), truncation)
 
 
 CONVERTED = {"kernel_structure": "mixed_group", "groups": [3, 2], "group_starts": [1, 2]}
@@ -145,7 +145,7 @@ def test_other_gates_and_what_is_no_trellis():
 
 
 def test_a_dense_kernel_is_an_rnn_only_where_all_else_is_zero():
-    dense = to_trellis(random_stack("lstm", [3, 2]), 4).to_dense()
+    dense = to_dense(to_trellis(random_stack("lstm", [3, 2]), 4))
     assert len(to_rnn(dense)) == 2
     kernel = np.array(dense.recurrent_kernel.kernel)
     kernel[0, 0, 4] = 1e-9  # group 1 -> group 2, in the past

@@ -6,9 +6,9 @@ import pytest
 from keras import layers
 
 from tests.support.rnn_stacks import CHANNELS, assert_same, random_input, randomize
-from trellis_keras.equivalence import TruncatedRNN, to_dense, to_trellis
 from trellis_keras.layers import StackedRNN
 from trellis_keras.models import LanguageModel, SequenceClassifier
+from trellis_keras.theorem1 import TruncatedRNN, to_dense, to_trellis
 
 V, M = 7, 5
 STATES = {"return_sequences": True, "return_state": True}
@@ -123,7 +123,7 @@ def test_a_stateful_language_model_carries_on():
     assert_same(np.concatenate(np.split(pieces, 3), axis=1), whole)
     new.compile("adam")
     new.fit(segments, targets, batch_size=2, verbose=0)
-    with pytest.raises(ValueError, match="at most horizon=5 .* Received: 6 steps"):
+    with pytest.raises(ValueError, match="at most truncation=5 .* Received: 6 steps"):
         new.evaluate(tokens[:, :6], tokens[:, 1:7], verbose=0)
 
 
@@ -205,10 +205,10 @@ REFUSED = {
     "twice": (twice, "called more than once"),
     "with_initial_state": (with_initial_state, "neither initial_state nor"),
     "with_states": (with_states, "neither initial_state nor"),
-    "masking": (lambda: masked(layers.Masking(), None, CHANNELS), "Masks cannot be kept"),
+    "masking": (lambda: masked(layers.Masking(), None, CHANNELS), "Masks cannot be converted"),
     "mask_zero": (
         lambda: masked(layers.Embedding(V, 3, mask_zero=True), None, dtype="int32"),
-        "Masks cannot be kept",
+        "Masks cannot be converted",
     ),
     "none": (lambda: keras.Sequential([keras.Input((None, 3)), layers.Dense(3)]), "must have rec"),
     "no_graph": (no_graph, "how their layers are connected"),
@@ -324,5 +324,5 @@ def test_a_long_segment_is_refused_also_where_any_length_was_compiled():
     tokens = random_tokens(2, 2 * M)
     for length in (2, 3, M):
         model.predict(tokens[:, :length], batch_size=2, verbose=0)
-    with pytest.raises(Exception, match="at most horizon=5|segment_longer_than_the_horizon"):
+    with pytest.raises(Exception, match="at most truncation=5|segment_longer_than_the_truncation"):
         model.predict(tokens, batch_size=2, verbose=0)

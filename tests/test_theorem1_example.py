@@ -23,7 +23,7 @@ from benchmarks import theorem1  # noqa: E402
 PAGE = (ROOT / "docs" / "theorem1.md").read_text(encoding="utf-8")
 TINY = dataclasses.replace(
     warm_start.QUICK,
-    data="pydoc", units=4, horizon=3, lstm_steps=2, further_steps=2, every=1, characters=40,
+    data="pydoc", units=4, truncation=3, lstm_steps=2, further_steps=2, every=1, characters=40,
 )  # fmt: skip
 
 
@@ -118,6 +118,6 @@ def test_the_benchmark_compares_equal_functions():
 @pytest.mark.parametrize("make", ["every_window", "converted", "untruncated"])
 def test_a_step_of_the_benchmark(make):
     build = theorem1.inference(
-        getattr(theorem1, make), batch=2, jit_compile=False, time=5, units=4, horizon=3
+        getattr(theorem1, make), batch=2, jit_compile=False, time=5, units=4, truncation=3
     )
     assert build()() == 1

@@ -3,6 +3,26 @@
 __version__ = "0.1.0"
 
 # Importing them registers their classes, so that `keras.saving.load_model` finds every one.
-from trellis_keras import data, equivalence, export, layers, models, torch_weights, training, zoo
+from trellis_keras import (
+    data,
+    export,
+    kernels,
+    layers,
+    models,
+    theorem1,
+    torch_weights,
+    training,
+    zoo,
+)
 
-__all__ = ["data", "equivalence", "export", "layers", "models", "torch_weights", "training", "zoo"]
+__all__ = [
+    "data",
+    "export",
+    "kernels",
+    "layers",
+    "models",
+    "theorem1",
+    "torch_weights",
+    "training",
+    "zoo",
+]

@@ -31,7 +31,7 @@ from trellis_keras.layers import (
     MixtureOfSoftmaxes,
     TrellisLayer,
 )
-from trellis_keras.layers.gates import LSTMGates
+from trellis_keras.layers.trellisnet import LSTMGates
 from trellis_keras.models import LanguageModel
 from trellis_keras.models.sequence_models import SequenceModel
 

@@ -110,10 +110,10 @@ def step_times(model, batch, steps):
 
 def compute_all_positions():
     """From now on all positions of all levels are computed, whatever the loss can see."""
-    from trellis_keras.layers import trellis
+    from trellis_keras.layers import TrellisLayer
 
-    plan_levels = trellis.plan_levels
-    trellis.plan_levels = lambda layer, time, kept: plan_levels(layer, time, None)
+    plan_levels = TrellisLayer.plan_levels
+    TrellisLayer.plan_levels = lambda layer, time, output_length: plan_levels(layer, time, None)
 
 
 def random_batch(recipe, quick):

@@ -2,8 +2,6 @@
 
 import numpy as np
 
-from trellis_keras.layers.depth_loop import plan_levels
-
 
 def operations(model, batch, cone=True):
     """Floating-point operations of a step's matrix products: forward, and twice that for gradients.
@@ -22,12 +20,12 @@ def operations(model, batch, cone=True):
     layer, (x, y, _) = model.backbone, batch
     rows, time = x.shape[:2]
     counted = y.shape[1] if layer.return_sequences else 1
-    plan = plan_levels(layer, time, counted if cone else None)
+    plan = layer.plan_levels(time, counted if cone else None)
     # Without a carried history nothing but zeros lies below level 1.
     multiplying = range(1 if layer.stateful else 2, layer.depth + 1)
     hidden = layer.units * sum(len(plan.positions[level]) for level in multiplying)
     entering = {}
-    for level in filter(layer.enters, range(1, layer.depth + 1)):
+    for level in filter(layer.injects_input, range(1, layer.depth + 1)):
         entering.setdefault(layer.dilation(level), []).append(plan.positions[level])
     # x enters once for all levels of a dilation.
     injected = sum(len(np.unique(np.concatenate(levels))) for levels in entering.values())

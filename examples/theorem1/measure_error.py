@@ -39,14 +39,14 @@ def main(
 
 def errors_of(kind, depth, seed):
     """The errors of one random stack with start levels and without."""
-    from trellis_keras.equivalence import to_trellis
+    from trellis_keras.theorem1 import to_trellis
 
     rng = np.random.default_rng(seed)
-    horizon = int(rng.integers(2, 33))
+    truncation = int(rng.integers(2, 33))
     layers = random_layers(kind, rng.integers(8, 65, depth), rng)
     x = rng.normal(size=(BATCH, TIME, CHANNELS))
-    trellis = to_trellis(layers, horizon)
-    wanted = every_window(layers, x, horizon)
+    trellis = to_trellis(layers, truncation)
+    wanted = every_window(layers, x, truncation)
     nets = (trellis, without_start_levels(trellis))
     return [np.max(np.abs(np.asarray(net(x)) - wanted)) for net in nets]
 
@@ -64,13 +64,13 @@ def random_layers(kind, widths, rng):
     return layers
 
 
-def every_window(layers, x, horizon):
+def every_window(layers, x, truncation):
     """The M-truncated RNN by definition: the output at t of a run over the last M steps."""
-    windows = np.lib.stride_tricks.sliding_window_view(x, horizon, axis=1)
-    y = windows.swapaxes(2, 3).reshape(-1, horizon, CHANNELS)
+    windows = np.lib.stride_tricks.sliding_window_view(x, truncation, axis=1)
+    y = windows.swapaxes(2, 3).reshape(-1, truncation, CHANNELS)
     for layer in layers:
         y = layer(y)
-    y = np.asarray(y).reshape(BATCH, -1, horizon, y.shape[-1])
+    y = np.asarray(y).reshape(BATCH, -1, truncation, y.shape[-1])
     # The first window is begun at the first step: so are those of the steps before its last.
     return np.concatenate([y[:, 0], y[:, 1:, -1]], axis=1)
 

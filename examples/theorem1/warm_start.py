@@ -3,7 +3,7 @@
     python examples/theorem1/warm_start.py --quick
 
 1. A 2-layer LSTM learns characters.
-2. `equivalence.to_trellis` makes of it the TrellisNet that is the LSTM truncated to M = 32 steps.
+2. `theorem1.to_trellis` makes of it the TrellisNet that is the LSTM truncated to M = 32 steps.
    On held-out text its bits per character are those of the truncated LSTM, which is the LSTM
    started anew for every character on the 32 last ones.
 3. `to_dense()` lifts the mask of its kernels, and training goes on: from there, downwards. Beside
@@ -35,7 +35,7 @@ class Settings:
         data: Name of the text, for `data.load`.
         units: Of each of the two LSTM layers.
         embedding_dim: Width of the embedding.
-        horizon: M, in characters.
+        truncation: M, in characters.
         batch_size: Rows of a batch. Each has 2 M - 1 characters, of which the last M count.
         lstm_steps: Training steps of the LSTM.
         further_steps: And after the conversion.
@@ -50,7 +50,7 @@ class Settings:
     data: str = "char_ptb"
     units: int = 128
     embedding_dim: int = 64
-    horizon: int = 32
+    truncation: int = 32
     batch_size: int = 32
     lstm_steps: int = 800
     further_steps: int = 40
@@ -62,7 +62,7 @@ class Settings:
 
 
 QUICK = Settings(
-    units=16, embedding_dim=8, horizon=8, batch_size=8, lstm_steps=48, further_steps=6, every=3,
+    units=16, embedding_dim=8, truncation=8, batch_size=8, lstm_steps=48, further_steps=6, every=3,
     characters=400,
 )  # fmt: skip
 
@@ -109,7 +109,7 @@ def run(settings, folder, data_dir=None):
     Returns:
         {net: bits of each held-out character}, and {net: list of (step, their mean)}.
     """
-    from trellis_keras import data, equivalence
+    from trellis_keras import data, theorem1
 
     started = time.perf_counter()
     corpus = data.load(settings.data, data_dir=data_dir)
@@ -121,16 +121,16 @@ def run(settings, folder, data_dir=None):
     compile_model(lstm, settings.learning_rate, jit_compile=False)
     curves = {"LSTM": train(lstm, corpus, settings, settings.lstm_steps, 8 * settings.every)}
 
-    trellis = equivalence.to_trellis(lstm, settings.horizon)
-    truncated = f"LSTM truncated to {settings.horizon}"
+    trellis = theorem1.to_trellis(lstm, settings.truncation)
+    truncated = f"LSTM truncated to {settings.truncation}"
     found = {
         "LSTM": bits(lstm, held_out),
-        truncated: bits_of_windows(lstm, held_out, settings.horizon),
+        truncated: bits_of_windows(lstm, held_out, settings.truncation),
         "TrellisNet": bits(trellis, held_out),
     }
     report(found, reference=truncated)
 
-    dense = equivalence.to_dense(trellis)
+    dense = theorem1.to_dense(trellis)
     for name, model in {"LSTM, trained on": lstm, "TrellisNet, dense": dense}.items():
         compile_model(model, settings.further_learning_rate, jit_compile=model is dense)
         curves[name] = train(
@@ -181,8 +181,8 @@ def train(model, corpus, settings, steps, every, first_step=0):
 
     from trellis_keras.data import TokenStream
 
-    context = settings.horizon - 1
-    stream = TokenStream(corpus.train, settings.batch_size, context + settings.horizon, context)
+    context = settings.truncation - 1
+    stream = TokenStream(corpus.train, settings.batch_size, context + settings.truncation, context)
     held_out = corpus.valid[: settings.characters + 1]
     curve = [(first_step, mean(bits(model, held_out)))]
     progress = keras.utils.Progbar(steps, stateful_metrics=["held_out"])
@@ -202,9 +202,9 @@ def bits(model, tokens):
     return bits_of(model.predict(tokens[None, :-1], verbose=0)[0], tokens[1:])
 
 
-def bits_of_windows(model, tokens, horizon):
-    """The same of the truncated net, by definition: run anew for each, over the `horizon` last."""
-    windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], horizon)
+def bits_of_windows(model, tokens, truncation):
+    """The same for the truncated net, by definition: run anew over the last `truncation` characters."""
+    windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], truncation)
     outputs = model.predict(windows, batch_size=256, verbose=0)
     # There is nothing before the first character: the first windows are shorter.
     return bits_of(np.concatenate([outputs[0], outputs[1:, -1]]), tokens[1:])
@@ -284,7 +284,7 @@ def plot(folder, settings, found, curves):
         if name != "LSTM":
             further.plot(*zip(*curve, strict=True), **style)
     converted = mean(found["TrellisNet"])
-    label = f"TrellisNet as converted, M = {settings.horizon}"
+    label = f"TrellisNet as converted, M = {settings.truncation}"
     further.axhline(converted, color="gray", linestyle=":", label=label)
     whole.set_title("2-layer LSTM, then both")
     further.set_title("After the conversion")

@@ -13,6 +13,7 @@ import tempfile
 
 import keras
 import numpy as np
+import pytest
 from keras import ops
 
 from tests.support.gradients import value_and_gradients
@@ -28,10 +29,11 @@ TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 def check_layer(make, input_shape, *, streams=True, masks=True, **call):
     """Asserts what every layer for sequences promises.
 
-    Its config and file give the same layer; static, symbolic and actual shapes agree; it trains in
-    a compiled `fit`; half precision stays near float32; outputs depend on no later inputs, and on
-    `receptive_field` earlier ones; kernels compute what the equations say; streaming equals the
-    forward pass; padding with a mask changes nothing.
+    Its config and file give the same layer; inputs of another rank or width are refused; static,
+    symbolic and actual shapes agree; it trains in a compiled `fit`; half precision stays near
+    float32; outputs depend on no later inputs, and on `receptive_field` earlier ones; kernels
+    compute what the equations say; streaming equals the forward pass; padding with a mask changes
+    nothing.
 
     Args:
         make: Function (**options) that returns the layer; options are `dtype` and `name`. Seeds
@@ -42,6 +44,7 @@ def check_layer(make, input_shape, *, streams=True, masks=True, **call):
         **call: Arguments of every call.
     """
     check_config(make)
+    check_inputs(make, input_shape)
     check_shapes(make, input_shape)
     check_fit_and_file(make, input_shape)
     check_half_precision(make, input_shape)
@@ -77,6 +80,19 @@ def _constructor_arguments(cls):
     return names - {"self", "activity_regularizer", "autocast"}
 
 
+def check_inputs(make, input_shape):
+    """Inputs of another rank or width are refused, by the layer or by Keras once it is built."""
+    batch, time, channels = input_shape
+    with pytest.raises(ValueError, match=r"needs inputs \(batch, time, channels\). Received"):
+        make()(noise(batch, channels))
+    layer = made(make, input_shape)
+    with pytest.raises(ValueError, match="expected ndim=3, found ndim=2"):
+        layer(noise(batch, channels))
+    for wrong in (channels - 1, 2 * channels):  # a convolution in groups would take a multiple
+        with pytest.raises(ValueError, match=rf"value {channels}, but received .* {wrong}\)"):
+            layer(noise(batch, time, wrong))
+
+
 def check_shapes(make, input_shape):
     """Computed, symbolic and actual shapes and dtypes agree, with known and unknown sizes."""
     layer = made(make, input_shape)
@@ -100,7 +116,7 @@ def _flat_shapes(shapes):
 
 
 def check_fit_and_file(make, input_shape):
-    """A compiled model of the layer trains all of its weights, and its file gives the same model."""
+    """A compiled model trains all weights of the layer, and its file gives the same model."""
     layer = made(make, input_shape)
     x = noise(*input_shape)
     inputs = keras.Input((None, input_shape[-1]))
@@ -175,7 +191,7 @@ def check_kernels(make, input_shape, how="graph", tolerance=None, **call):
         options = call | ({"output_length": length} if takes_length else {})
         fast = outputs_and_gradients(made(make, input_shape), input_shape, how, **options)
         with kernels.disabled():
-            plain = outputs_and_gradients(made(make, input_shape), input_shape, "graph", **options)
+            plain = outputs_and_gradients(made(make, input_shape), input_shape, "eager", **options)
         assert len(fast) == len(plain)
         for found, expected in zip(fast, plain, strict=True):
             assert_close(found, expected, tolerance)
@@ -228,7 +244,6 @@ def check_streaming(layer, x, steps=None, **initial):
     for leaf in keras.tree.flatten(start):
         assert leaf.shape[0] == x.shape[0], "the batch is not the first axis of the cache"
 
-    @compiled
     def stream(x, start):
         whole, filled = layer.prefill(x, start)
         stepped, cache = streaming.step_through(layer, x[:, :steps], start)
@@ -236,7 +251,7 @@ def check_streaming(layer, x, steps=None, **initial):
         forward = keras.tree.flatten(layer(x, **initial))[0]
         return forward, whole, filled, ops.concatenate([stepped, rest], axis=1), cache
 
-    forward, whole, filled, pieces, cache = stream(x, start)
+    forward, whole, filled, pieces, cache = graph(stream)(x, start)
     if not getattr(layer, "return_sequences", True):
         whole, pieces = whole[:, -1], pieces[:, -1]
     length = getattr(layer, "output_length", None) or 0
@@ -268,6 +283,22 @@ def check_mask(make, input_shape):
         mask = keras.tree.flatten(layer.compute_mask(x, ops.convert_to_tensor(valid)))
         if sequences:
             np.testing.assert_array_equal(mask[0], valid[:, -length:] if length < time else valid)
+    if "initial_state" in inspect.signature(layer.call).parameters:
+        _check_mask_beside_states(layer, x)
+
+
+def _check_mask_beside_states(layer, x):
+    """The mask that `inputs` carry counts, for which Keras does not look in calls with states."""
+    x[0, : x.shape[1] // 2] = 0
+    states = [noise(len(x), size, seed=i) for i, size in enumerate(layer.state_sizes)]
+    masked = keras.layers.Masking()(ops.convert_to_tensor(x))
+    found = keras.tree.flatten(layer(masked, initial_state=states))
+    mask = np.any(x != 0, axis=-1)
+    expected = keras.tree.flatten(layer(x, initial_state=states, mask=mask))
+    unmasked = keras.tree.flatten(layer(x, initial_state=states))
+    for a, b in zip(found, expected, strict=True):
+        assert_close(a, b)
+    assert np.max(np.abs(np.asarray(found[0]) - np.asarray(unmasked[0]))) > 1e-3
 
 
 # Helpers
@@ -292,15 +323,20 @@ def noise(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(keras.config.floatx())
 
 
+def graph(function, jit_compile=False):
+    """`function` of tensors as a graph, on JAX compiled."""
+    if TENSORFLOW:
+        import tensorflow as tf
+
+        return tf.function(function, jit_compile=jit_compile)
+    import jax
+
+    return jax.jit(function)
+
+
 def compiled(function):
-    """`function` of tensors, compiled by XLA on whichever backend is running."""
-    if keras.backend.backend() == "jax":
-        import jax
-
-        return jax.jit(function)
-    import tensorflow as tf
-
-    return tf.function(function, jit_compile=True)
+    """`function` of tensors compiled by XLA, on either backend."""
+    return graph(function, jit_compile=True)
 
 
 def assert_close(actual, expected, tolerance=None):

@@ -62,13 +62,13 @@ def run(layers, *inputs):
     return keras.tree.map_structure(np.asarray, forward(*inputs))
 
 
-def truncated(layers, x, horizon):
-    """The outputs of all steps t, each of the RNN that begins at max(1, t - horizon + 1)."""
-    y = run(layers, x[:, :horizon])  # these begin at the first step
-    later = range(horizon, x.shape[1])
+def truncated(layers, x, truncation):
+    """The outputs of all steps t, each of the RNN that begins at max(1, t - truncation + 1)."""
+    y = run(layers, x[:, :truncation])  # these begin at the first step
+    later = range(truncation, x.shape[1])
     if not later:
         return y
-    windows = np.concatenate([x[:, t - horizon + 1 : t + 1] for t in later])
+    windows = np.concatenate([x[:, t - truncation + 1 : t + 1] for t in later])
     last = np.split(run(layers, windows)[:, -1], len(later))
     return np.concatenate([y, np.stack(last, axis=1)], axis=1)
 

@@ -7,7 +7,7 @@ import pytest
 import tools.costs
 from tests.support.processes import run_module
 from trellis_keras import zoo
-from trellis_keras.layers.trellis import aux_levels
+from trellis_keras.layers.trellisnet import find_aux_levels
 
 
 def costs(*arguments):
@@ -44,7 +44,7 @@ def test_unknown_models_are_named(tmp_path):
 
 
 def auxiliary_losses(recipe):
-    return len(aux_levels(recipe.arguments["depth"], recipe.arguments["aux_every"], "bottom"))
+    return len(find_aux_levels(recipe.arguments["depth"], recipe.arguments["aux_every"], "bottom"))
 
 
 def test_large_models_are_measured_with_few_levels(monkeypatch):

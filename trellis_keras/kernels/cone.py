@@ -95,6 +95,7 @@ class Cone:
 
     Attributes:
         positions: List of ascending arrays: the positions of levels 0 (the input) to the last.
+        output_levels: Set of all levels with outputs, the last one included.
         count: Number of positions that all levels together compute.
         fraction: `count` divided by the number of all positions.
 
@@ -118,19 +119,20 @@ class Cone:
         self.time = time
         self.offsets = [tuple(o) for o in offsets]
         depth = len(self.offsets)
+        self.output_levels = {*output_levels, depth}
         self.blocks = blocks or [Block(i, i, 1) for i in range(1, depth + 1)]
         self.positions = [None] * (depth + 1)
         self.count, self.fraction = None, 1.0
         if time is not None:
-            self._find_positions(time, output_length, output_levels)
+            self._find_positions(time, output_length)
 
-    def _find_positions(self, time, output_length, output_levels):
+    def _find_positions(self, time, output_length):
         depth = len(self.offsets)
         outputs = np.arange(time - (time if output_length is None else output_length), time)
         wanted = outputs
         for block in reversed(self.blocks):
             for level in range(block.last, block.first - 1, -1):
-                if level in output_levels:
+                if level in self.output_levels:
                     wanted = np.union1d(wanted, outputs)
                 self.positions[level] = wanted
                 wanted = _read_positions(wanted, self.offsets[level - 1])

@@ -1,7 +1,5 @@
-from trellis_keras.layers.gates import GatedActivation, GRUGates, LSTMGates, MGUGates, RNNGates
 from trellis_keras.layers.heads import AdaptiveSoftmax, DenseHead, Head, MixtureOfSoftmaxes
 from trellis_keras.layers.lru import LRU, LRUCell
-from trellis_keras.layers.mixed_group import MixedGroupKernel
 from trellis_keras.layers.regularization import (
     ConvolutionKernel,
     DropConnect,
@@ -11,7 +9,15 @@ from trellis_keras.layers.regularization import (
 )
 from trellis_keras.layers.rnn import GridLSTMCell, RHNCell, StackedRNN
 from trellis_keras.layers.tcn import TCN, TCNBlock
-from trellis_keras.layers.trellis import TrellisLayer
+from trellis_keras.layers.trellisnet import (
+    GatedActivation,
+    GRUGates,
+    LSTMGates,
+    MGUGates,
+    MixedGroupKernel,
+    RNNGates,
+    TrellisLayer,
+)
 
 __all__ = [
     "AdaptiveSoftmax",

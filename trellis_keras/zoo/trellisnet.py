@@ -302,7 +302,7 @@ def trellisnet_ptb(
         aux_every=aux_every,
         return_aux=aux_every is not None,
         stateful=stateful,
-        memory="lean" if rematerialize else "fast",
+        rematerialize=rematerialize,
         **{f"{name}_initializer": initializer for name, initializer in initializers.items()},
         **structure,
         seed=sub_seed(seed, 10),

@@ -1,0 +1,208 @@
+"""The levels of a TrellisNet at the positions of a cone, in loops that compile once.
+
+All levels share their weights, so a level needs to be compiled once, not `depth` times. What they
+do not share is the positions that they compute. `cone.plan_levels` therefore groups levels in
+blocks of equal positions, each of which is a loop here. A turn of the loop is one cycle of the
+dilations.
+"""
+
+from collections.abc import Callable
+
+import keras
+import numpy as np
+from keras import ops
+
+from trellis_keras.kernels import cone
+from trellis_keras.kernels.convolution import gather, gather_taps
+from trellis_keras.types import Tensor
+
+States = list[Tensor]
+
+
+def run_levels(
+    plan: cone.Cone,
+    states: States | None,
+    level: Callable,
+    injection: "SharedInjection",
+    loop: Callable,
+) -> tuple[dict[int, Tensor], States]:
+    """Runs all levels of a plan, as `TrellisLayer._run_levels` does at every position.
+
+    Args:
+        plan: `cone.Cone` with blocks.
+        states: States of level 0 at its positions, each (batch, positions, units), or None for
+            zeros, also before the first step.
+        level: Function (i, below, earlier, injected) that returns the states of level i; `earlier`
+            as in `TrellisLayer._level`. In a loop i is the level of the first turn: its dilation
+            and positions are those of the others.
+        injection: `SharedInjection` of the input.
+        loop: Function (first, turn, states, injected, turns) that returns the states after all
+            turns of a loop whose first level is `first`, such as `repeat`.
+
+    Returns:
+        {level: h} for the levels with outputs, and the states of the last one; all at the positions
+        that the plan has for these levels, which end with the last step.
+    """
+    outputs = {}
+    for block in plan.blocks:
+        first, period = block.first, block.period
+        if block.turns == 1:
+            states = level(first, states, _reader(plan, first, first - 1), injection(first))
+        else:
+            states = [gather(s, plan.read(first, 0)) for s in states]
+            rows = {i: injection.rows(i) for i in range(first, first + period)}
+
+            def turn(n, states, first=first, period=period, rows=rows):
+                for i, of_level in rows.items():
+                    injected = injection.choose(i + n * period, of_level)
+                    states = level(i, states, _reader(plan, i, i), injected)
+                return states
+
+            states = loop(first, turn, states, rows[first], block.turns)
+        if block.last in plan.output_levels:
+            outputs[block.last] = states[0]
+    return outputs, states
+
+
+def _reader(plan, level, below):
+    """Returns the function that reads the positions of the level below, some steps earlier."""
+
+    def earlier(z, z_0, steps):
+        return gather_taps(z, [plan.read(level, s, below) for s in steps], z_0)
+
+    return earlier
+
+
+class SharedInjection:
+    """What x and the bias add to a level, computed once for all levels of a dilation.
+
+    Args:
+        plan: `cone.Cone`.
+        inject: Function (positions, dilation) that returns (batch, positions, preactivations).
+        bias: Tensor (preactivations,), what a level gets where x does not enter.
+        dilation: Function of a level.
+        every: x enters at levels 1, 1 + every, ...
+    """
+
+    def __init__(self, plan, inject: Callable, bias: Tensor, dilation: Callable, every: int):
+        self.plan, self.inject, self.bias = plan, inject, bias
+        self.dilation, self.every = dilation, every
+        self.positions = self._find_positions()
+        self.computed = {}
+
+    def _find_positions(self):
+        """Returns {dilation: positions where x enters any of its levels}."""
+        by_dilation = {}
+        for block in self.plan.blocks:
+            for level in range(block.first, block.last + 1):
+                if self._enters(level) or block.turns > 1:
+                    positions = self.plan.positions[level]
+                    by_dilation.setdefault(self.dilation(level), []).append(positions)
+        if self.plan.time is None:
+            return dict.fromkeys(by_dilation)
+        return {d: np.unique(np.concatenate(found)) for d, found in by_dilation.items()}
+
+    def _enters(self, level):
+        return (level - 1) % self.every == 0
+
+    def __call__(self, level: int) -> Tensor:
+        """Returns what a level gets, (batch, positions, preactivations), or the bias."""
+        return self.rows(level) if self._enters(level) else self.bias
+
+    def choose(self, level, rows: Tensor) -> Tensor:
+        """Returns what a level in a loop gets; `level` is a scalar tensor, `rows` are its rows."""
+        return rows if self.every == 1 else ops.where(self._enters(level), rows, self.bias)
+
+    def rows(self, level: int) -> Tensor:
+        """Returns what a level gets if x enters it."""
+        d, positions = self.dilation(level), self.plan.positions[level]
+        read = cone.read(positions, self.positions[d])
+        # Scattered rows are computed anew: the gradient of gathering them is as large as all rows.
+        if not read.is_contiguous:
+            return self.inject(positions, d)
+        if d not in self.computed:
+            self.computed[d] = self.inject(self.positions[d], d)
+        return gather(self.computed[d], read)
+
+
+def repeat(turn: Callable, states: States, turns: int) -> States:
+    """Returns the states after `states = turn(n, states)` for n = 0..turns-1, compiled once.
+
+    Each backend gets the loop that it can differentiate: TensorFlow's `scan` has no gradient under
+    XLA, JAX's `while_loop` has none at all.
+
+    Args:
+        turn: Function of an integer tensor and a list of tensors. It must not draw random numbers.
+        states: List of tensors.
+        turns: Number of turns.
+    """
+    if keras.backend.backend() == "tensorflow":
+        _, *states = ops.while_loop(
+            lambda n, *_: n < turns,
+            lambda n, *s: (n + 1, *turn(n, list(s))),
+            (0, *states),
+            # XLA needs a static bound to allocate what the gradient reads.
+            maximum_iterations=turns,
+        )
+        return states
+    states, _ = ops.scan(lambda s, n: (turn(n, s), None), states, ops.arange(turns))
+    return states
+
+
+def in_tensorflow_graph() -> bool:
+    """Returns whether TensorFlow is tracing a function."""
+    if keras.backend.backend() != "tensorflow":
+        return False
+    import tensorflow as tf
+
+    return not tf.executing_eagerly()
+
+
+def fused_lstm_levels(*args, **kwargs) -> States:
+    """`depth_loop_tf.lstm_levels`, imported when it is used: it needs TensorFlow."""
+    from trellis_keras.kernels import depth_loop_tf
+
+    return depth_loop_tf.lstm_levels(*args, **kwargs)
+
+
+def step_levels(
+    a: Tensor,
+    past: list[Tensor],
+    active,
+    current_product: Callable,
+    gated_states: Callable,
+    compute_dtype: str,
+) -> tuple[States, States]:
+    """Runs all levels of one time step, given what the past adds to each, in a loop.
+
+    Equal to `TrellisLayer._level` at every level, whose current tap alone is left to multiply.
+
+    Args:
+        a: Tensor (batch, level, preactivations): x's part, the bias and the past taps' part.
+        past: States one dilation ago below every level, each (batch, level, units).
+        active: Booleans (level, units), or None.
+        current_product: Function that multiplies h (batch, 1, units) by the current tap of Wh.
+        gated_states: `TrellisLayer._gated_states`.
+        compute_dtype: Dtype of the product's operand.
+
+    Returns:
+        The states below every level, each (batch, level, units), and those of the last level, each
+        (batch, units).
+    """
+    # The level axis first: it is the one to loop over. The cell wants a time axis.
+    a, *past = (ops.moveaxis(z, 1, 0)[:, :, None] for z in (a, *past))
+    active = [] if active is None else [ops.convert_to_tensor(active)]
+
+    def level(below, own):
+        a, past, active = own
+        current = current_product(ops.cast(below[0], compute_dtype))
+        states = gated_states(a + ops.cast(current, a.dtype), past, *active)
+        return states, states
+
+    ground = [ops.zeros_like(s[0]) for s in past]
+    top, states = ops.scan(level, ground, (a, past, active))
+    below = [
+        ops.moveaxis(ops.concatenate([g[None], s[:-1]], axis=0)[:, :, 0], 0, 1)
+        for g, s in zip(ground, states, strict=True)
+    ]
+    return below, [s[:, 0] for s in top]

@@ -1,0 +1,1194 @@
+"""TrellisNet (Bai, Kolter & Koltun 2019, Trellis Networks for Sequence Modeling).
+
+In this order: the gated activations f; `TrellisLayer`, with its constructor, full pass, the
+equation of a level, streaming and config; and `MixedGroupKernel`, the sparse kernel of Theorem 1.
+`TrellisLayer._run_levels` is the net as the paper defines it, `TrellisLayer._level` its equation.
+Everything from `trellis_keras.kernels` is a faster way to compute the same.
+"""
+
+import functools
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from trellis_keras import kernels
+from trellis_keras.kernels import cone, depth_loop, mixed_group
+from trellis_keras.kernels.convolution import gather, gather_taps, product, shift
+from trellis_keras.kernels.level_buffers import LevelBuffers
+from trellis_keras.layers import streaming
+from trellis_keras.layers.base import (
+    OutputLengthMixin,
+    StatefulMixin,
+    at_least_float32,
+    check_positive,
+    check_shape,
+    dilation_cycle,
+    last_step,
+    resolve_mask,
+    sequence_spec,
+    tanh,
+)
+from trellis_keras.layers.regularization import ConvolutionKernel, VariationalDropout
+from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Tensor
+
+# Gated activations
+
+
+class GatedActivation(keras.layers.Layer):
+    """Base class of the gated activation f of a TrellisNet.
+
+    A level computes pre-activations a with a convolution and applies f to them and the states of
+    the level below one dilation earlier (Bai et al. 2019, Eqs. 1 and 2):
+
+        h^i_t, states^i_t = f(a_t, states^{i-1}_{t-d})
+
+    f is a Keras RNN cell without its matrix products, and has the interface of a cell: `units`,
+    `state_size`, `output_size` and `call(inputs, states)`. A subclass sets `state_blocks` and
+    `preactivation_blocks` and writes `call`:
+
+    - `inputs`: tensor (batch, time, preactivation_blocks * units), the pre-activations: blocks of
+      `units` channels side by side, each with its own bias;
+    - `states`: list of `state_blocks` tensors (batch, time, units) of the level below, one dilation
+      earlier; `states[0]` is the hidden sequence h;
+    - returns `(h, new_states)`, with new_states like `states` and `new_states[0]` being h.
+
+    f must be elementwise over channels: channel n of its results depends on channel n of every
+    block and state. It is then also the f of a stack of RNN layers, each a group of channels
+    (Theorem 1). It must be a pure function: with a cell that draws random numbers every level is
+    compiled separately. It computes in the dtype of its inputs, which is at least float32.
+
+    Each block of pre-activations is a convolution with all taps, unless `arrange` is overridden.
+    It maps the kernels that the layer keeps as weights, (tap, in, kernel_units), to those that it
+    convolves with, (tap, in, preactivation_size): it can repeat a block, or give a block only some
+    of the taps. So a gate can act within a product, as the reset gate of `GRUGates` does.
+
+    Args:
+        units: Positive integer, number of hidden channels of the TrellisNet.
+
+    Example: an LSTM whose input gate is 1 - f (the CIFG of Greff et al. 2017).
+
+    >>> class CoupledGates(GatedActivation):
+    ...     state_blocks = 2
+    ...     preactivation_blocks = 3
+    ...
+    ...     def call(self, inputs, states):
+    ...         f, g, o = ops.split(inputs, 3, axis=-1)
+    ...         f = ops.sigmoid(f)
+    ...         c = f * states[1] + (1 - f) * ops.tanh(g)
+    ...         h = ops.sigmoid(o) * ops.tanh(c)
+    ...         return h, [h, c]
+    ...
+    >>> TrellisLayer(6, depth=4, cell=CoupledGates(6))(np.zeros((2, 5, 3), "float32")).shape
+    (2, 5, 6)
+    """
+
+    state_blocks = 1
+    preactivation_blocks = 1
+
+    def __init__(self, units: int, **kwargs):
+        super().__init__(autocast=False, **kwargs)  # it keeps the dtype of its inputs
+        self.units = units
+        self.built = True
+
+    @property
+    def state_size(self) -> list[int]:
+        return [self.units] * self.state_blocks
+
+    @property
+    def output_size(self) -> int:
+        return self.units
+
+    @property
+    def preactivation_size(self) -> int:
+        return self.preactivation_blocks * self.units
+
+    @property
+    def kernel_units(self) -> int:
+        """Output channels of the kernels that the layer keeps as weights."""
+        return self.preactivation_size
+
+    def arrange(self, kernel: Tensor) -> Tensor:
+        """Maps a kernel (tap, in, kernel_units) to (tap, in, preactivation_size)."""
+        return kernel
+
+    def get_config(self):
+        return {**super().get_config(), "units": self.units}
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class RNNGates(GatedActivation):
+    """Elman's activation: h = tanh(a)."""
+
+    def call(self, inputs, states):
+        h = tanh(inputs)
+        return h, [h]
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class LSTMGates(GatedActivation):
+    """The LSTM's gates (Bai et al. 2019, Eq. 12), blocks in Keras' order i, f, g, o.
+
+    c = f * c_{t-d} + i * tanh(g);  h = o * tanh(c). The states are h and c.
+    """
+
+    state_blocks = 2
+    preactivation_blocks = 4
+
+    def call(self, inputs, states):
+        i, f, g, o = ops.split(inputs, 4, axis=-1)
+        c = ops.sigmoid(f) * states[1] + ops.sigmoid(i) * tanh(g)
+        h = ops.sigmoid(o) * tanh(c)
+        return h, [h, c]
+
+
+class GatedCandidate(GatedActivation):
+    """Base class of cells with a gate on the past taps' part of the candidate.
+
+    The candidate is the last block of `kernel_units`. As pre-activations its current tap and its
+    past taps are separate blocks, the last two, each with its own bias.
+    """
+
+    @property
+    def kernel_units(self) -> int:
+        return (self.preactivation_blocks - 1) * self.units
+
+    def arrange(self, kernel: Tensor) -> Tensor:
+        gates, candidate = kernel[..., : -self.units], kernel[..., -self.units :]
+        zeros = ops.zeros_like(candidate[:1])
+        past_taps = kernel.shape[0] - 1
+        current = ops.concatenate([zeros] * past_taps + [candidate[-1:]], axis=0)
+        past = ops.concatenate([candidate[:-1], zeros], axis=0)
+        return ops.concatenate([gates, current, past], axis=-1)
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class GRUGates(GatedCandidate):
+    """The GRU's gates as in Keras' `reset_after=True`, blocks z, r, candidate.
+
+    The reset gate multiplies the past taps' part of the candidate, which therefore is a
+    pre-activation with its own bias: z, r, candidate (current tap), candidate (past taps).
+
+    h = z * h_{t-d} + (1 - z) * tanh(current + r * past)
+    """
+
+    preactivation_blocks = 4
+
+    def call(self, inputs, states):
+        z, r, current, past = ops.split(inputs, 4, axis=-1)
+        z = ops.sigmoid(z)
+        candidate = tanh(current + ops.sigmoid(r) * past)
+        h = z * states[0] + (1 - z) * candidate
+        return h, [h]
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class MGUGates(GatedCandidate):
+    """The minimal gated unit (Zhou et al. 2016), blocks f, candidate.
+
+    In that paper's Eq. (6) the gate multiplies h before the product, U (f * h). TrellisNet's Eq.
+    (4) has no gate between two products of a level, so here it multiplies the product,
+    f * (U h + b), as in `GRUGates`. The pre-activations are f, candidate (current tap), candidate
+    (past taps).
+
+    h = (1 - f) * h_{t-d} + f * tanh(current + f * past)
+    """
+
+    preactivation_blocks = 3
+
+    def call(self, inputs, states):
+        f, current, past = ops.split(inputs, 3, axis=-1)
+        f = ops.sigmoid(f)
+        h = (1 - f) * states[0] + f * tanh(current + f * past)
+        return h, [h]
+
+
+_GATES = {"lstm": LSTMGates, "gru": GRUGates, "mgu": MGUGates, "rnn": RNNGates}
+
+# The layer
+
+
+class _Weights(NamedTuple):
+    """What all levels of a call share."""
+
+    kernel: Tensor  # Wx (tap, channels, preactivations), compute dtype
+    recurrent_kernel: Tensor  # Wh (tap, units, preactivations), at least float32
+    bias: Tensor  # b (preactivations,)
+    hidden_product: Callable  # what the taps see (batch, positions, tap * units) times Wh
+    dropout: Tensor | None = None  # m (batch, 1, units)
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
+    """Weight-tied, input-injected temporal convolution (Bai et al. 2019, Eqs. 1, 2 and 12).
+
+    With k taps, d the dilation of level i, m a dropout mask and f the gated activation, every level
+    i = 1..depth computes, with the same weights,
+
+        a_t = sum_j x_{t-jd} Wx[k-1-j] + (m * h^{i-1}_{t-jd}) Wh[k-1-j] + b,    j = 0..k-1
+        h^i_t, c^i_t = f(a_t, h^{i-1}_{t-d}, c^{i-1}_{t-d})
+
+    with h^0 = c^0 = 0. The output is the last `output_units` channels of h at the last level. It is
+    causal: output t depends on the last `receptive_field` inputs up to t.
+
+    Args:
+        units: Positive integer, channels of the hidden sequence h (the paper's hidden size plus
+            output size).
+        depth: Positive integer, number of levels.
+        output_units: Positive integer, channels of the output. Defaults to `units`.
+        kernel_size: Positive integer, number of taps of the convolutions. Defaults to 2.
+        dilation_rate: Positive integer, or a list that the levels cycle through. Defaults to 1.
+        output_length: Positive integer, number of last steps to return. Only the positions that
+            these depend on are computed (`kernels.cone`). All are computed if the length of the
+            input is not static, or if the last step or the states of a masked input are returned.
+            Defaults to all steps.
+        cell: Gated activation: `"lstm"`, `"gru"`, `"mgu"`, `"rnn"`, or a `GatedActivation`.
+            Defaults to `"lstm"`.
+        kernel_structure: `"dense"`, or `"mixed_group"` for the sparse kernels of Theorem 1, see
+            `MixedGroupKernel`. Defaults to `"dense"`.
+        groups: List of channel widths that sum to `units`, the groups of a mixed-group kernel from
+            the bottom up. They lie side by side in each block of gates. Defaults to None.
+        group_starts: List of levels, one per group. Below its start level all states of a group
+            are zero at every step of the sequence (before the first step they are the initial
+            states). Theorem 1 with biases needs 1, 2, 3, ... Defaults to no start levels.
+        injection_every: Positive integer n: x enters at levels 1, 1 + n, 1 + 2n, ... Defaults to 1,
+            every level.
+        weight_norm: Whether both kernels are weight-normalized, each per output channel. Defaults
+            to False.
+        dropout: Float, rate of variational dropout of h where it enters the convolution. One mask
+            (batch, channel) per call serves all levels and steps. Defaults to 0.
+        weight_dropout: Float, DropConnect rate of the past taps of both kernels. Defaults to 0.
+        aux_every: Positive integer, number of levels between auxiliary outputs. Defaults to none.
+        aux_from: `"bottom"` counts levels n, 2n, ... up to and including the last one (the authors'
+            code), `"top"` counts L - n, L - 2n, ... (the paper). Defaults to `"bottom"`.
+        return_sequences: Whether to return all steps, or the last one only: with a mask, each row's
+            last valid one, as `keras.layers.RNN` does. (A row without valid steps gets the initial
+            h.) Defaults to True.
+        return_state: Whether to return the states of the last step too. Defaults to False.
+        return_aux: Whether to return the auxiliary outputs too. Defaults to False.
+        stateful: Whether the last states of a batch are the initial states of the next (the
+            paper's history repackaging). Defaults to False.
+        unroll: Whether each level is compiled by itself (True), or blocks of levels as loops, which
+            compile once (False). Defaults to None: loops, unless they would compute over 1.25 times
+            as many positions as unrolled levels (more if these are many), or the cell has random
+            state. Dilations that do not repeat are always unrolled.
+        fused: Whether TensorFlow runs these loops by `kernels.depth_loop_tf`, which is faster and
+            has its own gradient, wherever it can: in compiled functions, with LSTM gates, kernel
+            size 2, dilation 1, x at every level, static lengths and no mask. Defaults to True.
+        rematerialize: Whether the fused loop computes pre-activations again in the backward pass,
+            to save memory, instead of keeping them. Defaults to False.
+        seed: Integer seed of the dropouts and the default initializers. Defaults to None.
+        kernel_initializer, recurrent_initializer, bias_initializer: Initializers of Wx, Wh and b.
+            Default to N(0, 0.01), as in the authors' code.
+        kernel_regularizer, recurrent_regularizer, bias_regularizer: Regularizers of Wx, Wh and b.
+            Default to None.
+
+    Call arguments:
+        inputs: Tensor (batch, time, channels).
+        initial_state: List of states, each (batch, units): [h, c] for `"lstm"`, [h] otherwise. They
+            stand in every step before the first, at every level (paper, appendix B). Defaults to
+            zeros, or to the carried states of a stateful layer.
+        training: Whether dropout is active. Defaults to False.
+        mask: Boolean tensor (batch, time). Masked steps count as steps before the sequence: x is
+            zero there, and the states of every level are the initial ones. So both pre- and
+            post-padding give the outputs of the sequence without padding. Defaults to None.
+        output_length: Overrides the constructor's for this call. (A mask that Keras passes on to
+            the next layer has the constructor's.)
+
+    Returns:
+        y (batch, time, output_units), or a tuple of y, then with `return_aux` the auxiliary outputs
+        (batch, n_aux, time, output_units), then with `return_state` the states, each (batch,
+        units). Without `return_sequences` y and the auxiliary outputs have no time axis.
+
+    Raises:
+        ValueError: Arguments out of range or without others that they need; inputs shorter than a
+            dilation or than `output_length`; states of the wrong number or shape.
+
+    Example:
+
+    >>> layer = TrellisLayer(units=12, depth=5, output_units=4)
+    >>> layer(np.zeros((2, 7, 3), "float32")).shape
+    (2, 7, 4)
+    """
+
+    def __init__(
+        self,
+        units: int,
+        depth: int,
+        *,
+        output_units: int | None = None,
+        kernel_size: int = 2,
+        dilation_rate: int | Sequence[int] = 1,
+        output_length: int | None = None,
+        cell: str | GatedActivation = "lstm",
+        kernel_structure: str = "dense",
+        groups: Sequence[int] | None = None,
+        group_starts: Sequence[int] | None = None,
+        injection_every: int = 1,
+        weight_norm: bool = False,
+        dropout: float = 0.0,
+        weight_dropout: float = 0.0,
+        aux_every: int | None = None,
+        aux_from: str = "bottom",
+        return_sequences: bool = True,
+        return_state: bool = False,
+        return_aux: bool = False,
+        stateful: bool = False,
+        unroll: bool | None = None,
+        fused: bool = True,
+        rematerialize: bool = False,
+        seed: int | None = None,
+        kernel_initializer: Initializer = None,
+        recurrent_initializer: Initializer = None,
+        bias_initializer: Initializer = None,
+        kernel_regularizer: Regularizer = None,
+        recurrent_regularizer: Regularizer = None,
+        bias_regularizer: Regularizer = None,
+        **kwargs,
+    ):
+        # Inputs are cast in `call`: Keras' autocast would cast initial states to half precision.
+        super().__init__(autocast=False, **kwargs)
+        output_units = units if output_units is None else output_units
+        check_positive(
+            units=units,
+            depth=depth,
+            output_units=output_units,
+            kernel_size=kernel_size,
+            injection_every=injection_every,
+        )
+        if output_units > units:
+            raise ValueError(
+                "The output is a part of the hidden channels: `output_units` must be at most "
+                f"`units`. Received: output_units={output_units}, units={units}"
+            )
+        if unroll not in (None, True, False):
+            raise ValueError(f"`unroll` must be None, True or False. Received: unroll={unroll!r}")
+        _check_groups(units, depth, groups, kernel_structure, group_starts)
+        self._init_output_length(return_sequences, output_length)
+        self.units = units
+        self.depth = depth
+        self.output_units = output_units
+        self.kernel_size = kernel_size
+        self.dilations = dilation_cycle(dilation_rate)
+        self.dilation_rate = self.dilations if np.ndim(dilation_rate) else self.dilations[0]
+        self.kernel_structure = kernel_structure
+        self.groups = None if groups is None else list(groups)
+        self.group_starts = None if group_starts is None else list(group_starts)
+        self.injection_every = injection_every
+        self.weight_norm = weight_norm
+        self.dropout = dropout
+        self.weight_dropout = weight_dropout
+        self.aux_every = aux_every
+        self.aux_from = aux_from
+        self.aux_levels = find_aux_levels(depth, aux_every, aux_from)
+        self.return_state = return_state
+        self.return_aux = return_aux
+        if return_aux and not self.aux_levels:
+            raise ValueError("`return_aux=True` needs `aux_every`. Received: aux_every=None")
+        self.unroll = unroll
+        self.fused = fused
+        self.rematerialize = rematerialize
+        self.seed = seed
+        self.kernel_initializer = _initializer(kernel_initializer, seed, 0)
+        self.recurrent_initializer = _initializer(recurrent_initializer, seed, 1)
+        self.bias_initializer = _initializer(bias_initializer, seed, 2)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.recurrent_regularizer = keras.regularizers.get(recurrent_regularizer)
+        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
+        self.supports_masking = True
+
+        # Under mixed precision, states and gates stay at least in float32.
+        state_dtype = at_least_float32(self.compute_dtype)
+        self.cell = _gated_activation(cell, units, state_dtype)
+        self._init_stateful(self.cell.state_size, state_dtype, stateful)
+        self.kernel = self._convolution_kernel("kernel", seed)
+        self.recurrent_kernel = self._convolution_kernel("recurrent_kernel", seed)
+        self.hidden_dropout = VariationalDropout(dropout, seed=seed, dtype=state_dtype)
+
+    def _convolution_kernel(self, name, seed):
+        recurrent = name == "recurrent_kernel"
+        make = ConvolutionKernel
+        if self.kernel_structure == "mixed_group":
+            make = functools.partial(MixedGroupKernel, groups=self.groups, recurrent=recurrent)
+        return make(
+            self.kernel_size,
+            self.cell.kernel_units,
+            weight_norm=self.weight_norm,
+            dropout=self.weight_dropout,
+            initializer=self.recurrent_initializer if recurrent else self.kernel_initializer,
+            regularizer=self.recurrent_regularizer if recurrent else self.kernel_regularizer,
+            seed=None if seed is None else seed + 1 + recurrent,
+            dtype=self.dtype_policy,
+            name=name,
+        )
+
+    def build(self, input_shape: Shape) -> None:
+        self.input_spec = sequence_spec(self, input_shape)
+        self.kernel.build(input_shape)
+        self.recurrent_kernel.build((None, None, self.units))
+        self.bias = self.add_weight(
+            name="bias",
+            shape=(self.cell.preactivation_size,),
+            initializer=self.bias_initializer,
+            regularizer=self.bias_regularizer,
+            autocast=False,
+        )
+        self._build_state_cache(input_shape[0])
+
+    def dilation(self, level: int) -> int:
+        """Returns the dilation of a level, counted from 1."""
+        return self.dilations[(level - 1) % len(self.dilations)]
+
+    def injects_input(self, level):
+        """Returns whether x enters at a level (or at each of an array of levels)."""
+        return (level - 1) % self.injection_every == 0
+
+    def active_channels(self, level):
+        """Returns which channels have started at a level, or None if all have.
+
+        Booleans (units,), or (levels, units) for an array of levels.
+        """
+        if self.group_starts is None or np.min(level) >= max(self.group_starts):
+            return None
+        return np.repeat(self.group_starts, self.groups) <= np.asarray(level)[..., None]
+
+    @property
+    def receptive_field(self) -> int:
+        """Number of inputs, the current one included, that an output depends on."""
+        groups = np.array(self.groups or [self.units])
+        starts = np.array(self.group_starts or [1] * len(groups))
+        farthest = np.full(len(groups), -np.inf)  # steps back to the oldest x in a group's state
+        for level in range(1, self.depth + 1):
+            oldest_tap = (self.kernel_size - 1) * self.dilation(level)
+            # The gates read the states one dilation ago even if the kernel has but one tap.
+            own = farthest + max(oldest_tap, self.dilation(level))
+            x = 0 if self.injects_input(level) else -np.inf
+            if self.kernel_structure == "mixed_group":
+                others = np.append(x, farthest[:-1])
+            else:
+                others = max(np.max(farthest), x) + oldest_tap
+            farthest = np.where(level < starts, -np.inf, np.maximum(own, others))
+        in_output = np.cumsum(groups) > self.units - self.output_units
+        return int(max(np.max(farthest[in_output]) + 1, 0))
+
+    # Full pass
+
+    def call(self, inputs, initial_state=None, training=False, mask=None, output_length=None):
+        training = bool(training)
+        mask = resolve_mask(inputs, mask)
+        self._check_time(inputs.shape[1], output_length)
+        x = ops.cast(inputs, self.compute_dtype)
+        initial = self._initial_states(ops.shape(x)[0], initial_state, training)
+        if mask is not None:
+            mask = ops.cast(mask, "bool")
+            x = ops.where(mask[..., None], x, ops.zeros_like(x))
+        needs_states = self.return_state or self.stateful
+        steps = self._output_steps(output_length)
+        # The last valid step of a masked row can be any one.
+        any_step = mask is not None and (needs_states or not self.return_sequences)
+
+        weights = self._weights(training, ops.shape(x)[0])
+        if kernels.enabled():
+            plan = self.plan_levels(x.shape[1], None if any_step else steps)
+            outputs, states = self._run_cone(x, weights, initial, mask, plan, training)
+        else:
+            outputs, states = self._run_levels(x, weights, initial, mask)
+
+        if not self.return_sequences:
+            h_0 = None if initial is None else initial[:1]
+            outputs = {i: last_step([h], h_0, mask)[0] for i, h in outputs.items()}
+        last = last_step(states, initial, mask) if needs_states else None
+        self._carry_states(last, training)
+        return self._format_outputs(outputs, last, steps)
+
+    def _weights(self, training=False, batch_size=None):
+        """Returns the `_Weights` of a call, with its DropConnect and dropout masks."""
+        kernel = self.cell.arrange(self.kernel(training=training))
+        # In the states' dtype: weights alone can be narrower, under the policy "bfloat16".
+        recurrent = ops.cast(self.recurrent_kernel.uncast(training=training), self.state_dtype)
+        recurrent = self.cell.arrange(recurrent)
+        bias = ops.cast(self.bias, self.state_dtype)
+        dropout = None
+        if training:
+            ones = ops.ones((batch_size, 1, self.units), self.state_dtype)
+            dropout = self.hidden_dropout.mask(ones, training)
+        hidden_product = self._hidden_product(recurrent, self.kernel_size - 1)
+        return _Weights(kernel, recurrent, bias, hidden_product, dropout)
+
+    def _hidden_product(self, kernel, past_taps):
+        """Returns the function that multiplies what some taps see by their part of Wh."""
+        if kernels.enabled() and self._is_grouped:
+            return mixed_group.GroupedProduct(kernel, past_taps, self.groups, self.compute_dtype)
+        taps, units, filters = kernel.shape
+        kernel = ops.reshape(kernel, (taps * units, filters))
+        # Cast here, so that in a loop over levels the weight gradients add up in full precision.
+        return lambda seen: product(seen, ops.cast(kernel, self.compute_dtype))
+
+    @property
+    def _is_grouped(self):
+        """Whether products are computed group by group, without the zeros in between."""
+        mixed = self.kernel_structure == "mixed_group"
+        return mixed and mixed_group.is_worthwhile(self.groups)
+
+    def _run_levels(self, x, weights, initial, mask):
+        """The net as the paper defines it: level after level, all at every position.
+
+        Args:
+            x: Tensor (batch, time, channels), zero at masked steps.
+            weights: `_Weights` of the call.
+            initial: States before the first step, each (batch, units), or None for zeros.
+            mask: Boolean (batch, time), or None.
+
+        Returns:
+            {level: h (batch, time, units)}, and the states of the last level.
+        """
+
+        def earlier(z, z_0, steps):
+            return ops.concatenate([shift(z, s, z_0) for s in steps], axis=-1)
+
+        outputs = {}
+        states = self._apply_mask(self._zero_states(x, ops.shape(x)[1]), initial, mask)
+        for i in range(1, self.depth + 1):
+            injected = weights.bias
+            if self.injects_input(i):
+                injected = self._injection(x, weights, earlier, self.dilation(i))
+            states = self._level(
+                states,
+                initial,
+                weights,
+                earlier,
+                injected,
+                self.dilation(i),
+                self.active_channels(i),
+            )
+            states = self._apply_mask(states, initial, mask)
+            outputs[i] = states[0]
+        return outputs, states
+
+    def _injection(self, x, weights, earlier, dilation):
+        """Returns x's part of a level and the bias: sum_j x_{t-jd} Wx[k-1-j] + b.
+
+        Args:
+            x: Tensor (batch, time, channels).
+            weights, earlier, dilation: As in `_level`.
+        """
+        taps, channels, filters = weights.kernel.shape
+        seen = earlier(x, None, [j * dilation for j in reversed(range(taps))])
+        kernel = ops.reshape(weights.kernel, (taps * channels, filters))
+        return ops.cast(product(seen, kernel), self.state_dtype) + weights.bias
+
+    def _level(self, below, initial, weights, earlier, injected, dilation, active=None):
+        """The equation of a level (Bai et al. 2019, Eqs. 1, 2 and 12).
+
+            a_t = injected_t + sum_j (m * h^{i-1}_{t-jd}) Wh[k-1-j],    j = 0..k-1
+            h^i_t, c^i_t = f(a_t, h^{i-1}_{t-d}, c^{i-1}_{t-d})
+
+        Every pass over the net uses it. They differ in the positions that they compute, and so in
+        the function `earlier` that reads the level below.
+
+        Args:
+            below: States of level i - 1: h, with LSTM gates also c; each (batch, positions below,
+                units).
+            initial: States before the first step, each (batch, units), or None for zeros.
+            weights: `_Weights` of the call.
+            earlier: Function (z, z_0, steps) from a tensor z (batch, positions below, channels) of
+                the level below, its value z_0 (batch, channels) before the first step, and a list
+                of n numbers of steps, to z that many steps earlier at the positions of this
+                level, side by side: (batch, positions, n * channels).
+            injected: What `_injection` returns, (batch, positions, preactivations), or the bias.
+            dilation: d, integer or scalar tensor.
+            active: Booleans (units,), False for channels that start at a later level, or None.
+
+        Returns:
+            List of states of level i, each (batch, positions, units).
+        """
+        initial = [None] * len(below) if initial is None else initial
+        h, h_0, m = below[0], initial[0], weights.dropout
+        if m is not None:
+            h, h_0 = h * m, None if h_0 is None else h_0 * m[:, 0]
+        h = ops.cast(h, self.compute_dtype)
+        h_0 = None if h_0 is None else ops.cast(h_0, self.compute_dtype)
+        # (batch, positions, k * units): the oldest tap first
+        seen = earlier(h, h_0, [j * dilation for j in reversed(range(self.kernel_size))])
+        # (batch, positions, preactivations)
+        a = ops.cast(weights.hidden_product(seen), self.state_dtype) + injected
+        # each (batch, positions, units)
+        past = [earlier(s, s_0, [dilation]) for s, s_0 in zip(below, initial, strict=True)]
+        return self._gated_states(a, past, active)
+
+    def _gated_states(self, a, past, active=None):
+        """Returns f(a, past), with zeros in the channels that have not started."""
+        _, states = self.cell(a, past)
+        states = [ops.cast(s, self.state_dtype) for s in states]
+        if active is None:
+            return states
+        return [ops.where(active, s, ops.zeros_like(s)) for s in states]
+
+    def _apply_mask(self, states, initial, mask):
+        """Puts the initial states where the mask (batch, positions) is False."""
+        if mask is None:
+            return states
+        initial = [None] * len(states) if initial is None else initial
+        pairs = zip(states, initial, strict=True)
+        initial = [ops.zeros_like(s) if s_0 is None else s_0[:, None] for s, s_0 in pairs]
+        pairs = zip(states, initial, strict=True)
+        return [ops.where(mask[..., None], s, s_0) for s, s_0 in pairs]
+
+    def _zero_states(self, x, width):
+        """Returns the states h^0 = c^0 = 0 at `width` positions."""
+        shapes = [(ops.shape(x)[0], width, size) for size in self.cell.state_size]
+        return [ops.zeros(shape, self.state_dtype) for shape in shapes]
+
+    def _format_outputs(self, outputs, states, steps):
+        """Returns y, auxiliary outputs and states as `call` does."""
+
+        def finish(h):
+            h = h[:, -steps:] if self.return_sequences and steps is not None else h
+            return ops.cast(h[..., -self.output_units :], self.compute_dtype)
+
+        result = [finish(outputs[self.depth])]
+        if self.return_aux:
+            result.append(ops.stack([finish(outputs[i]) for i in self.aux_levels], axis=1))
+        if self.return_state:
+            result.extend(states)
+        return result[0] if len(result) == 1 else tuple(result)
+
+    # Full pass by kernels
+
+    def plan_levels(self, time: int | None, output_length: int | None = None) -> cone.Cone:
+        """Returns the positions that a call computes, and the levels that run in loops.
+
+        Args:
+            time: Length of the input, or None if unknown.
+            output_length: Number of last outputs that are wanted. Defaults to all.
+        """
+        # The gates read the states one dilation ago even if the kernel has but one tap.
+        taps = max(self.kernel_size, 2)
+        starts = self.group_starts or []
+        return cone.plan_levels(
+            time,
+            tuple(cone.offsets(taps, self.dilation(i)) for i in range(1, self.depth + 1)),
+            output_length,
+            tuple(self.aux_levels),
+            bounds=tuple(sorted({level - 1 for level in starts if level > 1})),
+            period=cone.find_period(self.dilations),
+            unroll=True if self.unroll is None and self._cell_draws else self.unroll,
+            weights=self.kernel_size * self.units * self.cell.preactivation_size,
+        )
+
+    @property
+    def _cell_draws(self):
+        """Whether the cell has random state, which a loop cannot carry."""
+        return bool(self.cell.non_trainable_variables)
+
+    def _run_cone(self, x, weights, initial, mask, plan, training):
+        """Does what `_run_levels` does at the positions of a cone, with levels in loops."""
+        everything = None if plan.time is None else np.arange(plan.time)
+
+        def apply_mask(states, level):
+            if mask is None:
+                return states
+            read = cone.read(plan.positions[level], everything)
+            return self._apply_mask(states, initial, gather(mask[..., None], read)[..., 0])
+
+        def inject(positions, dilation):
+            def earlier(z, z_0, steps):
+                return gather_taps(z, [cone.read(positions, everything, s) for s in steps], z_0)
+
+            return self._injection(x, weights, earlier, dilation)
+
+        def level(i, below, earlier, injected):
+            d, active = self.dilation(i), self.active_channels(i)
+            if below is None:  # zeros, which add nothing
+                zeros = self._zero_states(x, ops.shape(injected)[1])
+                states = self._gated_states(injected, zeros, active)
+            else:
+                states = self._level(below, initial, weights, earlier, injected, d, active)
+            return apply_mask(states, i)
+
+        def loop(i, turn, states, injected, turns):
+            if mask is not None or not self._can_fuse(i, plan.time):
+                return depth_loop.repeat(turn, states, turns)
+            return depth_loop.fused_lstm_levels(
+                states,
+                injected,
+                weights.recurrent_kernel,
+                weights.dropout,
+                initial,
+                turns,
+                self.compute_dtype,
+                training,
+                self.rematerialize,
+            )
+
+        ground = None
+        if initial is not None:
+            width = ops.shape(x)[1] if plan.time is None else len(plan.positions[0])
+            ground = apply_mask(self._zero_states(x, width), 0)
+        injection = depth_loop.SharedInjection(
+            plan, inject, weights.bias, self.dilation, self.injection_every
+        )
+        return depth_loop.run_levels(plan, ground, level, injection, loop)
+
+    def _can_fuse(self, level, time):
+        """Whether `kernels.depth_loop_tf` computes what a loop from this level on does."""
+        return (
+            self.fused
+            and time is not None
+            and type(self.cell) is LSTMGates
+            and self.kernel_size == 2
+            and set(self.dilations) == {1}
+            and self.injection_every == 1
+            and self.active_channels(level) is None
+            and not self._is_grouped  # its taps share no connections to save
+            and depth_loop.in_tensorflow_graph()
+        )
+
+    # Streaming
+    #
+    # The states of the level below level i at t - d, ..., t - (k-1)d are kept, for every i.
+
+    def initial_cache(self, batch_size: int, initial_state=None) -> Cache:
+        """Returns the cache before the first step.
+
+        Args:
+            batch_size: Positive integer, number of rows.
+            initial_state: As in the call: list of states, each (batch, units), that stand in every
+                step before the first, at every level. Defaults to zeros.
+
+        Returns:
+            `{"inputs": x, "states": [h, c]}` (only [h] for cells with one state). x is (batch,
+            steps, channels), the last inputs. h and c are lists with one tensor per distinct
+            dilation, ascending: (batch, levels, steps, units), the last states of the level below
+            each of the levels with this dilation.
+
+        Raises:
+            ValueError: The layer is not built, or a state has the wrong shape.
+
+        Example:
+
+        >>> layer = TrellisLayer(units=12, depth=5, output_units=4)
+        >>> layer.build((None, None, 3))
+        >>> y, cache = layer.step(np.zeros((2, 3), "float32"), layer.initial_cache(2))
+        >>> tuple(y.shape)
+        (2, 4)
+        """
+        streaming.check_built(self)
+        streaming.check_batch_size(batch_size)
+        if initial_state is None:
+            states = [ops.zeros((batch_size, n), self.state_dtype) for n in self.cell.state_size]
+        else:
+            states = self._initial_states(batch_size, initial_state, training=False)
+        shapes = self._cache_shapes(batch_size)
+        buffers = [
+            [ops.broadcast_to(s[:, None, None, :], shape) for shape in of_state]
+            for s, of_state in zip(states, shapes["states"], strict=True)
+        ]
+        return {"inputs": ops.zeros(shapes["inputs"], self.compute_dtype), "states": buffers}
+
+    def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """Advances one step, by work that does not depend on the number of steps before.
+
+        `prefill` of one step, with one matrix product for the past taps of all levels: what they
+        see is in the cache, so it is known before any level of this step is computed.
+
+            a^i = [injected^i + sum_j h^{i-1}_{t-jd} Wh[k-1-j]] + h^{i-1}_t Wh[k-1],   j = 1..k-1
+
+        Only the last term depends on the level below in this step.
+
+        Args:
+            x: Tensor (batch, channels).
+            cache: Result of `initial_cache`, `step` or `prefill`.
+
+        Returns:
+            The output y (batch, output_units) of this step, and the new cache.
+
+        Raises:
+            ValueError: The layer is not built, x has the wrong shape, or the cache is of another
+                batch size or another layer.
+        """
+        x = self._checked_input(x, cache, rank=2)
+        if not kernels.enabled():
+            y, cache = self.prefill(x[:, None], cache)
+            return y[:, 0], cache
+        inputs = ops.concatenate([cache["inputs"], x[:, None]], axis=1)
+        buffers, weights = self._buffers, self._weights()
+        # Cast and sliced here, once a step: in the loop XLA would do so at every level.
+        kernel = ops.cast(weights.recurrent_kernel, self.compute_dtype)
+        past_taps = self.kernel_size - 1
+        rows, index = self._injected_rows(inputs, weights, 1)
+        a = ops.moveaxis(ops.take(rows, index, axis=0)[:, :, 0], 0, 1)  # (batch, level, preact.)
+        if past_taps:
+            taps = range(past_taps, 0, -1)
+            h = [buffers.earlier(cache["states"][0], j) for j in taps]
+            h = ops.cast(ops.concatenate(h, axis=-1), self.compute_dtype)
+            a = a + ops.cast(self._hidden_product(kernel[:-1], past_taps)(h), self.state_dtype)
+        past = [buffers.earlier(of_state, 1) for of_state in cache["states"]]
+        below, top = depth_loop.step_levels(
+            a,
+            past,
+            self.active_channels(np.arange(1, self.depth + 1)),
+            self._hidden_product(kernel[-1:], 0),
+            self._gated_states,
+            self.compute_dtype,
+        )
+        pairs = zip(cache["states"], below, strict=True)
+        states = [buffers.append(of_state, newest) for of_state, newest in pairs]
+        y = ops.cast(top[0][..., -self.output_units :], self.compute_dtype)
+        return y, {"inputs": inputs[:, 1:], "states": states}
+
+    def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """Advances all steps of x by one forward pass, one level at a time.
+
+        Args:
+            x: Tensor (batch, time, channels) of any length, also shorter than a dilation.
+            cache: The cache to start from. Defaults to the initial one.
+
+        Returns:
+            The outputs y (batch, time, output_units), and the cache after the last step.
+
+        Raises:
+            ValueError: As in `step`.
+        """
+        if cache is None:
+            cache = self.initial_cache(ops.shape(x)[0])
+        x = self._checked_input(x, cache, rank=3)
+        time = ops.shape(x)[1]
+        inputs = ops.concatenate([cache["inputs"], x], axis=1)
+        buffers, weights = self._buffers, self._weights()
+        rows, index = self._injected_rows(inputs, weights, time)
+        index, dilations = ops.convert_to_tensor(index), ops.convert_to_tensor(buffers.dilations)
+        active = self.active_channels(np.arange(1, self.depth + 1))
+        active = None if active is None else ops.convert_to_tensor(active)
+
+        def earlier(z, z_0, steps):
+            return ops.concatenate([_window(z, s, time) for s in steps], axis=-1)
+
+        def level(i, carried):
+            states, kept = carried
+            # All indices of a slice must have one integer type, that of the loop's counter.
+            d = ops.cast(dilations[i], ops.convert_to_tensor(i).dtype)
+            pairs = zip(kept, states, strict=True)
+            below = [ops.concatenate([steps[i], s], axis=1) for steps, s in pairs]
+            states = self._level(
+                below,
+                None,
+                weights,
+                earlier,
+                rows[index[i]],
+                d,
+                None if active is None else active[i],
+            )
+            pairs = zip(kept, below, strict=True)
+            kept = [streaming.replace_row(k, i, s[:, -k.shape[2] :]) for k, s in pairs]
+            return states, kept
+
+        kept = [buffers.stack(of_state) for of_state in cache["states"]]
+        states, kept = ops.fori_loop(0, self.depth, level, (self._zero_states(x, time), kept))
+        pairs = zip(kept, cache["states"], strict=True)
+        following = [buffers.unstack(k, like) for k, like in pairs]
+        y = ops.cast(states[0][..., -self.output_units :], self.compute_dtype)
+        return y, {"inputs": inputs[:, time:], "states": following}
+
+    @property
+    def _buffers(self):
+        return LevelBuffers([self.dilation(i) for i in range(1, self.depth + 1)])
+
+    def _cache_shapes(self, batch_size):
+        past_taps = self.kernel_size - 1
+        longest = max(self.dilation(i) for i in range(1, self.depth + 1) if self.injects_input(i))
+        # The past taps read h up to (k-1)d steps back, the gates all states d steps back.
+        reach = [max(past_taps, 1)] + [1] * (len(self.cell.state_size) - 1)
+        return {
+            "inputs": [batch_size, past_taps * longest, self.kernel.kernel.shape[1]],
+            "states": [
+                self._buffers.shapes(batch_size, r, size)
+                for r, size in zip(reach, self.cell.state_size, strict=True)
+            ],
+        }
+
+    def _checked_input(self, x, cache, rank):
+        """Returns x in the compute dtype, if `step` (rank 2) or `prefill` (rank 3) can take it."""
+        streaming.check_built(self)
+        x = ops.cast(x, self.compute_dtype)
+        check_shape("x", x, (*[None] * (rank - 1), self.kernel.kernel.shape[1]))
+        streaming.check_cache(self, cache, self._cache_shapes(x.shape[0]))
+        return x
+
+    def _injected_rows(self, inputs, weights, time):
+        """Returns what `_injection` gives at every level, as rows and the row of each level.
+
+        Row 0 is the bias alone, for the levels where x does not enter; the others are x's part
+        once per distinct dilation: (row, batch, time, preactivations).
+
+        Args:
+            inputs: Tensor (batch, steps + time, channels): x after the last inputs of the cache.
+            weights: `_Weights`.
+            time: Number of steps of x.
+        """
+        levels = np.arange(1, self.depth + 1)
+        dilations = np.array([self.dilation(i) for i in levels])
+        distinct = np.unique(dilations[self.injects_input(levels)])
+
+        def earlier(z, z_0, steps):  # steps of all dilations: one product for all of them
+            seen = [[_window(z, s, time) for s in of_tap] for of_tap in steps]
+            return ops.concatenate([ops.concatenate(s, axis=0) for s in seen], axis=-1)
+
+        rows = self._injection(inputs, weights, earlier, distinct)
+        rows = ops.reshape(rows, (len(distinct), -1, *ops.shape(rows)[1:]))
+        bias = ops.broadcast_to(weights.bias, ops.shape(rows[:1]))
+        index = np.where(self.injects_input(levels), np.searchsorted(distinct, dilations) + 1, 0)
+        return ops.concatenate([bias, rows], axis=0), index.astype("int32")
+
+    # Keras
+
+    def compute_mask(self, inputs, mask=None):
+        """Returns a mask for y, which alone keeps the time axis, and None for other outputs."""
+        mask = self._output_mask(mask)
+        others = self.return_aux + self.return_state * len(self.cell.state_size)
+        return (mask, *[None] * others) if others else mask
+
+    def compute_output_shape(self, input_shape, output_length=None):
+        batch, steps = input_shape[0], self._time_axis(input_shape[1], output_length)
+        shapes = [(batch, *steps, self.output_units)]
+        if self.return_aux:
+            shapes.append((batch, len(self.aux_levels), *steps, self.output_units))
+        if self.return_state:
+            shapes.extend((batch, size) for size in self.cell.state_size)
+        return shapes[0] if len(shapes) == 1 else tuple(shapes)
+
+    def compute_output_spec(
+        self, inputs, initial_state=None, training=False, mask=None, output_length=None
+    ):
+        self._check_time(inputs.shape[1], output_length)
+        shapes = self.compute_output_shape(inputs.shape, output_length)
+        if not isinstance(shapes[0], tuple):
+            return keras.KerasTensor(shapes, self.compute_dtype)
+        n_states = self.return_state * len(self.cell.state_size)
+        dtypes = [self.compute_dtype] * (len(shapes) - n_states) + [self.state_dtype] * n_states
+        return tuple(map(keras.KerasTensor, shapes, dtypes))
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "units": self.units,
+            "depth": self.depth,
+            "output_units": self.output_units,
+            "kernel_size": self.kernel_size,
+            "dilation_rate": self.dilation_rate,
+            "output_length": self.output_length,
+            "cell": keras.saving.serialize_keras_object(self.cell),
+            "kernel_structure": self.kernel_structure,
+            "groups": self.groups,
+            "group_starts": self.group_starts,
+            "injection_every": self.injection_every,
+            "weight_norm": self.weight_norm,
+            "dropout": self.dropout,
+            "weight_dropout": self.weight_dropout,
+            "aux_every": self.aux_every,
+            "aux_from": self.aux_from,
+            "return_sequences": self.return_sequences,
+            "return_state": self.return_state,
+            "return_aux": self.return_aux,
+            "stateful": self.stateful,
+            "unroll": self.unroll,
+            "fused": self.fused,
+            "rematerialize": self.rematerialize,
+            "seed": self.seed,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "recurrent_initializer": keras.initializers.serialize(self.recurrent_initializer),
+            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
+            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
+            "recurrent_regularizer": keras.regularizers.serialize(self.recurrent_regularizer),
+            "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
+        }
+
+
+def _window(x, steps, time):
+    """Returns the `time` steps of x (batch, all, channels) that end `steps` before its last one."""
+    batch, total, channels = ops.shape(x)
+    return ops.slice(x, (0, total - time - steps, 0), (batch, time, channels))
+
+
+# The sparse kernel of Theorem 1
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class MixedGroupKernel(ConvolutionKernel):
+    """A `ConvolutionKernel` with the connections of an RNN (Bai et al. 2019, Eq. 5).
+
+    The channels of h are divided into groups, one per layer of the RNN, the bottom one first. A
+    level that advances every layer by a step has, for each block of the gates, the connections
+
+        past taps of Wh        group j  ->  group j          W_hh of layer j
+        current tap of Wh      group j  ->  group j + 1      W_hx of layer j + 1
+        current tap of Wx            x  ->  group 1          W_hx of layer 1
+
+    The kernel is stored in the shape of a dense one. The zeros elsewhere are not weights: they have
+    no gradient, and are in no norm and no penalty.
+
+    Args:
+        kernel_size: Positive integer, number of taps. The last tap acts on the current step.
+        filters: Positive integer, number of output channels: blocks of gates, each with all groups
+            side by side.
+        groups: List of channel widths, the bottom group first.
+        recurrent: Whether the operand is h (the groups), or x (which feeds the first group).
+        **kwargs: As in `ConvolutionKernel`.
+
+    Raises:
+        ValueError: `filters` is not a multiple of the sum of the groups, or as `ConvolutionKernel`.
+
+    Example:
+
+    >>> kernel = MixedGroupKernel(2, 3, groups=[1, 1, 1], recurrent=True, initializer="ones")
+    >>> kernel.build((None, None, 3))
+    >>> np.asarray(kernel())[0].tolist()  # the past tap
+    [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    >>> np.asarray(kernel())[1].tolist()  # the current tap
+    [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
+    """
+
+    def __init__(
+        self, kernel_size: int, filters: int, *, groups: Sequence[int], recurrent: bool, **kwargs
+    ):
+        super().__init__(kernel_size, filters, **kwargs)
+        if filters % sum(groups):
+            raise ValueError(
+                "`filters` must be blocks of gates, each as wide as all groups together. "
+                f"Received: filters={filters}, groups={groups}"
+            )
+        self.groups = list(groups)
+        self.recurrent = recurrent
+
+    def apply_connections(self, kernel: Tensor) -> Tensor:
+        # Compared in the graph: as a constant the mask would be as large there as the kernel.
+        feeds, belongs = map(ops.convert_to_tensor, self._connections(kernel.shape[1]))
+        return ops.where(ops.equal(feeds[..., None], belongs), kernel, ops.zeros_like(kernel))
+
+    def _connections(self, channels):
+        """Returns the group that an input channel feeds, (tap, in), and the one that an output
+        channel belongs to, (out,). There is a weight where they are equal."""
+        group = np.repeat(np.arange(len(self.groups), dtype="int32"), self.groups)
+        feeds = np.full((self.kernel_size, channels), -1, "int32")
+        if self.recurrent:
+            feeds[:-1], feeds[-1] = group, group + 1
+        else:
+            feeds[-1] = 0
+        return feeds, np.tile(group, self.filters // len(group))
+
+    def count_connections(self) -> int:
+        """Returns the number of weights."""
+        feeds, belongs = self._connections(self.kernel.shape[1])
+        return sum(int(np.sum(feeds == j)) * int(np.sum(belongs == j)) for j in set(belongs))
+
+    def get_config(self):
+        return {**super().get_config(), "groups": self.groups, "recurrent": self.recurrent}
+
+
+# Constructor arguments
+
+
+def _gated_activation(cell, units, dtype):
+    """Returns the gated activation of a name, or checks and returns a layer.
+
+    Raises:
+        ValueError: An unknown name, a layer without the interface of `GatedActivation`, or one made
+            for another number of units.
+    """
+    if isinstance(cell, str) and cell in _GATES:
+        return _GATES[cell](units, dtype=dtype)
+    if isinstance(cell, dict):
+        cell = keras.saving.deserialize_keras_object(cell)
+    missing = [
+        name
+        for name in ("state_size", "preactivation_size", "kernel_units", "arrange", "call")
+        if not hasattr(cell, name)
+    ]
+    if missing or isinstance(cell, type):
+        lacks = f"which lacks {missing}" if missing else "a class: pass an instance of it"
+        raise ValueError(
+            f"`cell` must be one of {sorted(_GATES)} or a `GatedActivation` layer. "
+            f"Received: cell={cell!r}, {lacks}"
+        )
+    if list(cell.state_size) != [units] * len(cell.state_size):
+        raise ValueError(
+            f"`cell` was made for state sizes {list(cell.state_size)}, "
+            f"but the layer has units={units}"
+        )
+    return cell
+
+
+def find_aux_levels(depth: int, aux_every: int | None, aux_from: str = "bottom") -> list[int]:
+    """Returns the levels of the auxiliary outputs, see the arguments of `TrellisLayer`."""
+    if aux_from not in ("bottom", "top"):
+        raise ValueError(f'`aux_from` must be "bottom" or "top". Received: aux_from={aux_from!r}')
+    if aux_every is None:
+        return []
+    check_positive(aux_every=aux_every)
+    if aux_from == "bottom":
+        levels = list(range(aux_every, depth + 1, aux_every))
+    else:
+        levels = sorted(range(depth - aux_every, 0, -aux_every))
+    if not levels:
+        raise ValueError(
+            "`aux_every` leaves no auxiliary output: it must be at most the depth (less than it "
+            f'with aux_from="top"). Received: aux_every={aux_every}, depth={depth}'
+        )
+    return levels
+
+
+def _initializer(identifier, seed, offset):
+    """Returns an initializer, by default N(0, 0.01) with a seed of its own for each weight."""
+    if identifier is not None:
+        return keras.initializers.get(identifier)
+    seed = None if seed is None else seed + offset
+    return keras.initializers.RandomNormal(stddev=0.01, seed=seed)
+
+
+def _check_groups(units, depth, groups, kernel_structure, group_starts):
+    """Checks these arguments of a `TrellisLayer`."""
+    if kernel_structure not in ("dense", "mixed_group"):
+        raise ValueError(
+            '`kernel_structure` must be "dense" or "mixed_group". '
+            f"Received: kernel_structure={kernel_structure!r}"
+        )
+    mixed = kernel_structure == "mixed_group"
+    if groups is None:
+        if mixed or group_starts is not None:
+            raise ValueError(
+                '`kernel_structure="mixed_group"` and `group_starts` need `groups`, the channel '
+                "width of each group, the bottom one first. Received: groups=None"
+            )
+        return
+    if not mixed and group_starts is None:
+        raise ValueError(
+            '`groups` needs `kernel_structure="mixed_group"` or `group_starts`: without either '
+            f"it would change nothing. Received: groups={groups}"
+        )
+    if not _are_positive(groups) or sum(groups) != units:
+        raise ValueError(
+            "`groups` must be a list of positive channel widths that sum to `units`. "
+            f"Received: groups={groups}, units={units}"
+        )
+    if mixed and len(groups) > depth:
+        raise ValueError(
+            "x rises by one group per level, so it needs at least as many levels as there are "
+            f"`groups`. Received: groups={groups}, depth={depth}"
+        )
+    if group_starts is None:
+        return
+    fits = _are_positive(group_starts) and len(group_starts) == len(groups)
+    if not fits or max(group_starts) > depth:
+        raise ValueError(
+            "`group_starts` must list one level for each of the groups, from 1 to `depth`. "
+            f"Received: group_starts={group_starts}, groups={groups}, depth={depth}"
+        )
+
+
+def _are_positive(values):
+    return isinstance(values, (list, tuple)) and all(
+        isinstance(n, numbers.Integral) and n >= 1 for n in values
+    )

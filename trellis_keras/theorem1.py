@@ -1,0 +1,853 @@
+"""Theorem 1 of the TrellisNet paper as a program (Bai et al. 2019, sections 4.2, A and B.1).
+
+`to_trellis` turns a stack of Keras' recurrent layers into the TrellisNet that computes the same
+function, truncated to M steps; `to_dense` lifts the sparsity of its kernels, for training in the
+larger space; `to_rnn` turns it back into recurrent layers. All three take layers, the first two
+also whole models.
+
+A stack of L layers becomes a TrellisNet with kernel size 2, M + L - 1 levels, and L groups of
+channels, one per layer. With K_j, U_j, b_j the kernel, recurrent kernel and bias of layer j, each
+block of gates has the kernels (Eq. 5)
+
+    past tap of Wh = diag(U_1, ..., U_L)        current tap of Wx = (K_1, 0, ..., 0)
+    current tap of Wh = K_2, ..., K_L, each from group j - 1 to group j
+
+If level j holds states that began at step t - j + i (Eq. 6), level j + 1 holds
+
+    h^{(i)}_{t,s} = g(U_i h^{(i)}_{t-1,s} + K_i h^{(i-1)}_{t,s} + b_i),  s = t - j - 1 + i
+
+with h^{(0)} = x: one step of layer i (Eqs. 4, 7 to 10). For LSTMs g is the gated activation of
+Eq. (12), and the groups of c advance with those of h (Eq. 14).
+
+The proof needs h^{(i)}_{t,t'} = 0 for t' > t, which follows from g(0) = 0. Biases break that: below
+level i, before its RNN begins, group i would hold states g(b_i). So it is held at zero there, by
+`TrellisLayer(group_starts=[1, ..., L])`.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from trellis_keras.layers import (
+    GatedActivation,
+    GRUGates,
+    LSTMGates,
+    RNNGates,
+    StackedRNN,
+    TrellisLayer,
+)
+from trellis_keras.layers.base import check_positive
+from trellis_keras.layers.rnn import DROPOUTS
+from trellis_keras.models import LanguageModel
+from trellis_keras.models.sequence_models import SequenceModel
+
+__all__ = ["TruncatedRNN", "to_dense", "to_rnn", "to_trellis"]
+
+
+# From an RNN to a TrellisNet
+
+
+def to_trellis(
+    model_or_layers: keras.Model | keras.layers.Layer | Sequence[keras.layers.Layer],
+    truncation: int,
+):
+    """Turns an RNN into the TrellisNet of the M-truncated RNN (Bai et al. 2019, Theorem 1).
+
+    Output t of the result is that of the RNN when it starts from zero states at step
+    max(1, t - M + 1), at every t, with or without biases.
+
+    The result has its own weights. Training-only properties of the RNN (initializers, regularizers,
+    constraints, `trainable=False`) are not converted. A layer without bias becomes a group with a
+    trainable bias of zeros. A compiled model is compiled again with a new optimizer.
+
+    Args:
+        model_or_layers: Built layers, one of
+
+            - a list of `keras.layers.SimpleRNN`, `LSTM` or `GRU` (reset_after=True), or of
+              `keras.layers.RNN` of their cells, all of one kind, the bottom one first; or a single
+              such layer;
+            - a `layers.StackedRNN` of such. If it is stateful, so is the result, and it refuses
+              segments of more than M steps (appendix B.1, see `TruncatedRNN`);
+            - a `keras.Sequential` or functional model with one such stack in it, or a model of
+              `trellis_keras.models` around one.
+
+        truncation: Positive integer M, number of steps.
+
+    Returns:
+        A built `TruncatedRNN`, which is a `TrellisLayer`. It returns all steps or the last one, and
+        its states or not, as the top layer does; the states are those of all layers side by side.
+        For a model: a model of the same kind, with copies of its other layers.
+
+    Raises:
+        ValueError: `truncation` below 1; layers that are not built; or layers that are not an RNN
+            of the form of Eq. (4): Bidirectional, go_backwards, return_sequences=False below
+            another layer, other layers within the stack, masks, dropout within the stack, other
+            activations, a GRU with reset_after=False, layers of several kinds, Keras'
+            stateful=True.
+
+    Example:
+
+    >>> lower = keras.layers.LSTM(8, return_sequences=True)
+    >>> rnn = keras.Sequential([keras.Input((None, 3)), lower, keras.layers.LSTM(5)])
+    >>> trellis = to_trellis(rnn, truncation=12)
+    >>> x = np.random.normal(size=(2, 12, 3)).astype("float32")
+    >>> np.allclose(trellis(x), rnn(x), atol=1e-6)
+    True
+    >>> trellis.layers[0].depth
+    13
+    """
+    check_positive(truncation=truncation)
+    if isinstance(model_or_layers, keras.Model):
+        return _convert_model(model_or_layers, lambda part: to_trellis(part, truncation))
+    single = not isinstance(model_or_layers, (list, tuple))
+    layers = [model_or_layers] if single else list(model_or_layers)
+    if len(layers) == 1 and isinstance(layers[0], StackedRNN):
+        (outer,) = layers
+        names = ("return_sequences", "return_state", "stateful")
+        options = {name: getattr(outer, name) for name in names}
+        layer = _truncated_rnn(outer.layers, truncation, **options)
+        if outer.stateful:
+            layer.state_cache.allocate_like(outer.state_cache)
+        return layer
+    return _truncated_rnn(layers, truncation)
+
+
+def _truncated_rnn(layers, truncation, **options):
+    layers = [layer for layer in layers if not _is_idle(layer)]
+    kind, cells = _check_stack(layers)
+    widths = [cell.units for cell in cells]
+    top = layers[-1]
+    layer = TruncatedRNN(
+        sum(widths),
+        int(truncation) + len(widths) - 1,
+        output_units=widths[-1],
+        cell=kind.name,
+        kernel_structure="mixed_group",
+        groups=widths,
+        group_starts=list(range(1, len(widths) + 1)),
+        dtype=cells[0].dtype_policy,
+        **{"return_sequences": top.return_sequences, "return_state": top.return_state, **options},
+    )
+    weights = [_cell_weights(cell, kind.blocks) for cell in cells]
+    layer.build((None, None, weights[0].kernel.shape[0]))
+    _set_trellis_weights(layer, _join(weights))
+    return layer
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class TruncatedRNN(TrellisLayer):
+    """A `TrellisLayer` that computes an M-truncated RNN (Bai et al. 2019, Theorem 1).
+
+    `to_trellis` makes it. At level j and step t it holds
+
+        z_t^{(j)} = [h^{(1)}_{t,t-j+1}, h^{(2)}_{t,t-j+2}, ..., h^{(L)}_{t,t-j+L}]    (Eq. 6)
+
+    with h^{(i)}_{t,t'} the state at t of layer i of the RNN that began at t', and zero for t' > t.
+    The last group of level M + L - 1 is the output of the RNN over the last M steps.
+
+    With the RNN's own states as initial states (`stateful=True` or `initial_state`) the outputs and
+    last states are those of the RNN without truncation, for segments of at most M steps (appendix
+    B.1): all windows then reach back to the initial states. Longer segments are refused. Streaming
+    from an `initial_state` cannot know how many steps will follow: the first M outputs are those of
+    the RNN, the later ones those of the M-truncated RNN.
+
+    A mask is right for padding before and after a sequence. At masked steps in between, an RNN
+    skips and a TrellisNet sees the initial states.
+
+    Args:
+        *args, **kwargs: As in `TrellisLayer`, with the structure of Theorem 1: kernel size 2,
+            dilation 1, `kernel_structure="mixed_group"`, `group_starts` 1, 2, ..., and
+            `output_units` the width of the last group.
+
+    Call arguments:
+        initial_state: The RNN's states, [h] or for LSTMs [h, c], each (batch, units) with the
+            channels of all layers side by side, the bottom one first. Defaults to zeros, or to the
+            carried states of a stateful layer.
+
+    Returns:
+        As `TrellisLayer`; states are laid out as in `initial_state`.
+
+    Raises:
+        ValueError: As `TrellisLayer`; another structure; or with initial states, a segment of more
+            than `truncation` steps. (TensorFlow raises its own error in a function compiled for any
+            length.)
+
+    Example: an LSTM over two segments, which its carried states make one.
+
+    >>> lstm = keras.layers.LSTM(4, return_sequences=True, return_state=True)
+    >>> x = np.random.normal(size=(2, 10, 3)).astype("float32")
+    >>> y, _, _ = lstm(x)
+    >>> layer = to_trellis(lstm, truncation=5)
+    >>> _, h, c = layer(x[:, :5])
+    >>> y2, _, _ = layer(x[:, 5:], initial_state=[h, c])
+    >>> np.allclose(y2, y[:, 5:], atol=1e-6)
+    True
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if self.kernel_structure != "mixed_group":
+            raise ValueError(
+                'A truncated RNN has the kernels of Eq. (5): kernel_structure="mixed_group". '
+                f"Received: kernel_structure={self.kernel_structure!r}"
+            )
+        _check_structure(self)
+
+    @property
+    def truncation(self) -> int:
+        """M: the number of inputs that an output depends on, the current one included."""
+        return self.depth - len(self.groups) + 1
+
+    def call(self, inputs, initial_state=None, training=False, mask=None, output_length=None):
+        self._check_segment(inputs.shape[1], initial_state)
+        if inputs.shape[1] is None and (self.stateful or initial_state is not None):
+            inputs = self._checked_when_run(inputs)
+        return super().call(inputs, initial_state, training, mask, output_length)
+
+    def compute_output_spec(
+        self, inputs, initial_state=None, training=False, mask=None, output_length=None
+    ):
+        self._check_segment(inputs.shape[1], initial_state)
+        return super().compute_output_spec(inputs, initial_state, training, mask, output_length)
+
+    def _check_segment(self, time, initial_state):
+        has_states = self.stateful or initial_state is not None
+        if has_states and time is not None and time > self.truncation:
+            raise ValueError(
+                "From initial states this layer computes an RNN over segments of at most "
+                f"truncation={self.truncation} steps (TrellisNet, appendix B.1): later steps do "
+                "not see these states. Split the sequence into shorter segments, or convert with "
+                f"a larger truncation. Received: {time} steps"
+            )
+
+    def _checked_when_run(self, inputs):
+        """Returns the inputs; a graph for any length fails here if they are too long."""
+        with keras.name_scope("segment_longer_than_the_truncation"):
+            ones = ops.ones((1, self.truncation, 1), inputs.dtype)
+            return inputs * ops.slice(ones, (0, 0, 0), (1, ops.shape(inputs)[1], 1))
+
+
+def _check_structure(layer):
+    """Raises ValueError unless a `TrellisLayer` has the arguments of a truncated RNN."""
+    groups = layer.groups or [layer.units]
+    starts = layer.group_starts or [1] * len(groups)  # a single group starts at level 1 anyway
+    _check_arguments(
+        layer,
+        kernel_size=(layer.kernel_size, 2),
+        dilation_rate=(set(layer.dilations), {1}),
+        injection_every=(layer.injection_every, 1),
+        group_starts=(starts, list(range(1, len(groups) + 1))),
+        output_units=(layer.output_units, groups[-1]),
+    )
+
+
+def _check_arguments(layer, **arguments):
+    """Raises ValueError unless every argument (found, expected) is as expected."""
+    for name, (found, expected) in arguments.items():
+        if found != expected:
+            raise ValueError(
+                f"A TrellisLayer with groups={layer.groups} is an RNN only with {name}={expected} "
+                f"(Theorem 1). Received: {name}={found} in {layer.name}"
+            )
+
+
+# Dense kernels
+
+
+def to_dense(model_or_layer: keras.Model | TrellisLayer):
+    """Returns the same function with dense kernels, for training in the larger space.
+
+    The paper's step from an RNN to a TrellisNet (Bai et al. 2019, section 4.2): the kernels are
+    equal, but all of their weights are trained. Start levels stay. A compiled model is compiled
+    again with a new optimizer.
+
+    Args:
+        model_or_layer: `TrellisLayer` with `kernel_structure="mixed_group"`, such as `to_trellis`
+            returns, or a built model with at least one: `keras.Sequential`, functional, or of
+            `trellis_keras.models`.
+
+    Returns:
+        A new layer or model with its own weights.
+
+    Raises:
+        ValueError: There is no mixed-group layer.
+
+    Example:
+
+    >>> lstm = keras.layers.LSTM(4, return_sequences=True)
+    >>> model = keras.Sequential([keras.Input((None, 3)), lstm, keras.layers.Dense(1)])
+    >>> model = to_trellis(model, truncation=5)
+    >>> to_dense(model).layers[0].kernel_structure
+    'dense'
+    """
+    if isinstance(model_or_layer, TrellisLayer):
+        return _dense_layer(model_or_layer)
+    model = model_or_layer
+    if isinstance(model, (LanguageModel, SequenceModel)):
+        return _convert_model(model, to_dense)
+    layers = getattr(model, "layers", [])
+    if not any(_is_mixed_group(layer) for layer in layers):
+        raise ValueError(
+            'The model must have a TrellisLayer with kernel_structure="mixed_group", as '
+            f"`to_trellis` makes. Received: {model!r} with {[layer.name for layer in layers]}"
+        )
+    copies = {}
+
+    def copy(layer):
+        if _is_mixed_group(layer):
+            return _dense_layer(layer)
+        return copies.setdefault(layer, _copy_without_weights(layer))
+
+    new = keras.models.clone_model(model, clone_function=copy)
+    _copy_weights(copies)
+    if model.compiled:
+        new.compile_from_config(model.get_compile_config())
+    return new
+
+
+def _is_mixed_group(layer):
+    return isinstance(layer, TrellisLayer) and layer.kernel_structure == "mixed_group"
+
+
+def _dense_layer(layer):
+    if not _is_mixed_group(layer):
+        raise ValueError(
+            '`to_dense` needs a layer with `kernel_structure="mixed_group"`. '
+            f"Received: kernel_structure={layer.kernel_structure!r}"
+        )
+    config = layer.get_config() | {"kernel_structure": "dense"}
+    if layer.group_starts is None:
+        config["groups"] = None
+    cls = TrellisLayer if isinstance(layer, TruncatedRNN) else type(layer)
+    dense = cls.from_config(config)
+    if not layer.built:
+        return dense
+    dense.build_from_config(layer.get_build_config())
+    dense.set_weights(layer.get_weights())
+    _set_dense_kernel(dense.kernel, layer.kernel)
+    _set_dense_kernel(dense.recurrent_kernel, layer.recurrent_kernel)
+    if layer.stateful:
+        dense.state_cache.allocate_like(layer.state_cache)
+        for training in (True, False):
+            # Copies: JAX donates the arrays of a model's variables to its compiled functions.
+            states = [ops.copy(s) for s in layer.state_cache.state_variables(training)]
+            dense.state_cache.write(states, training)
+    return dense
+
+
+def _set_dense_kernel(dense, mixed):
+    """Assigns the kernel of a `MixedGroupKernel`, with its zeros, to a `ConvolutionKernel`."""
+    kernel = mixed.apply_connections(ops.convert_to_tensor(mixed.kernel))
+    if mixed.gain is not None:
+        # A direction of zeros could not be trained. Where no weight is, the gain is zero instead.
+        empty = ops.all(kernel == 0, axis=(0, 1))
+        kernel = ops.where(empty, dense.initializer(kernel.shape, dtype=kernel.dtype), kernel)
+        gain = ops.convert_to_tensor(mixed.gain)
+        dense.gain.assign(ops.where(empty, ops.zeros_like(gain), gain))
+    dense.kernel.assign(kernel)
+
+
+# From a TrellisNet to an RNN
+
+
+def to_rnn(trellis: TrellisLayer) -> list[keras.layers.Layer]:
+    """Turns a TrellisNet with the kernels of Eq. (5) into an RNN (Bai et al. 2019, Theorem 1).
+
+    The inverse of `to_trellis`: over windows of M = depth - L + 1 steps, with L groups, the layers
+    compute what the TrellisNet does. They are not truncated.
+
+    Args:
+        trellis: Built `TrellisLayer` with the structure that `to_trellis` gives: L groups that
+            start at levels 1..L, and no weights but those of Eq. (5), either by
+            `kernel_structure="mixed_group"` or because all others of a dense kernel are zero.
+
+    Returns:
+        List of L built `keras.layers.SimpleRNN`, `LSTM` or `GRU`, the bottom one first, with
+        biases. Each returns all steps; the top one as the TrellisNet does. They return their states
+        if it returns or carries its own, so that `layers.StackedRNN` takes them. (A GRU has two
+        biases where only their sum matters: the state's is zero there.)
+
+    Raises:
+        ValueError: Another structure, which the message names.
+
+    Example:
+
+    >>> gru = keras.layers.GRU(4, return_sequences=True)
+    >>> gru.build((None, None, 3))
+    >>> (again,) = to_rnn(to_trellis(gru, truncation=20))
+    >>> x = np.random.normal(size=(2, 7, 3)).astype("float32")
+    >>> np.allclose(again(x), gru(x), atol=1e-6)
+    True
+    """
+    if not isinstance(trellis, TrellisLayer):
+        raise ValueError(f"`to_rnn` takes a TrellisLayer. Received: {trellis!r}")
+    if not trellis.built:
+        raise ValueError(f"{trellis.name} is not built, so it has no weights to convert.")
+    kind = next((kind for kind in _KINDS if type(trellis.cell) is kind.gates), None)
+    if kind is None:
+        raise ValueError(
+            "Keras has no recurrent layer for this gated activation. "
+            f"Received: cell={trellis.cell!r}"
+        )
+    _check_structure(trellis)
+    _check_arguments(
+        trellis,
+        dropout=(trellis.dropout, 0),
+        weight_dropout=(trellis.weight_dropout, 0),
+        return_aux=(trellis.return_aux, False),
+        output_length=(trellis.output_length, None),
+    )
+    groups = trellis.groups or [trellis.units]
+    weights = _split(_trellis_weights(trellis, kind.blocks), groups)
+    layers = []
+    for w in weights:
+        layer = kind.layer(
+            w.bias.shape[1],
+            return_sequences=trellis.return_sequences or w is not weights[-1],
+            return_state=trellis.return_state or trellis.stateful,
+            dtype=trellis.dtype_policy,
+        )
+        layer.build((None, None, w.kernel.shape[0]))
+        _set_cell_weights(layer, w)
+        layers.append(layer)
+    return layers
+
+
+# The weights
+
+
+class _Weights(NamedTuple):
+    """The weights of a cell of an RNN, or of all groups of a TrellisNet."""
+
+    kernel: np.ndarray  # (in, blocks, units); of a TrellisNet (tap, in, blocks, units)
+    recurrent_kernel: np.ndarray  # (units, blocks, units); (tap, units, blocks, units)
+    bias: np.ndarray  # (pre-activation blocks, units)
+
+
+def _join(weights):
+    """Returns the weights of the TrellisNet, from a list of those of the cells (Eq. 5)."""
+    widths = [w.bias.shape[1] for w in weights]
+    units, groups = sum(widths), _slices(widths)
+    channels, blocks, _ = weights[0].kernel.shape
+    dtype = weights[0].kernel.dtype
+    kernel = np.zeros((2, channels, blocks, units), dtype)
+    recurrent_kernel = np.zeros((2, units, blocks, units), dtype)
+    kernel[1][..., groups[0]] = weights[0].kernel
+    for w, group in zip(weights, groups, strict=True):
+        recurrent_kernel[0, group, :, group] = w.recurrent_kernel
+    for w, below, group in zip(weights[1:], groups, groups[1:], strict=False):
+        recurrent_kernel[1, below, :, group] = w.kernel
+    return _Weights(kernel, recurrent_kernel, np.concatenate([w.bias for w in weights], axis=1))
+
+
+def _split(weights, widths):
+    """Inverts `_join`.
+
+    Raises:
+        ValueError: There are other weights than those of Eq. (5).
+    """
+    groups = _slices(widths)
+    kernels = [weights.kernel[1][..., groups[0]]]
+    for below, group in zip(groups, groups[1:], strict=False):
+        kernels.append(weights.recurrent_kernel[1, below, :, group])
+    parts = [
+        _Weights(kernel, weights.recurrent_kernel[0, group, :, group], weights.bias[:, group])
+        for kernel, group in zip(kernels, groups, strict=True)
+    ]
+    pairs = zip(weights[:2], _join(parts)[:2], strict=True)
+    others = sum(np.count_nonzero(found != joined) for found, joined in pairs)
+    if others:
+        raise ValueError(
+            "An RNN has only the connections of Eq. (5): each group's past feeds the group itself, "
+            "its present the next one, x's present the first. "
+            f"Received: {others} weights elsewhere that are not zero"
+        )
+    return parts
+
+
+def _slices(widths):
+    ends = np.cumsum(widths).tolist()
+    return [slice(end - width, end) for width, end in zip(widths, ends, strict=True)]
+
+
+def _cell_weights(cell, blocks):
+    kernel = ops.convert_to_numpy(cell.kernel).reshape(-1, blocks, cell.units)
+    recurrent_kernel = ops.convert_to_numpy(cell.recurrent_kernel)
+    recurrent_kernel = recurrent_kernel.reshape(-1, blocks, cell.units)
+    is_gru = isinstance(cell, keras.layers.GRUCell)
+    bias = np.zeros((1 + is_gru, blocks, cell.units), kernel.dtype)
+    if cell.use_bias:
+        bias = ops.convert_to_numpy(cell.bias).reshape(bias.shape)
+    if not is_gru:
+        return _Weights(kernel, recurrent_kernel, bias[0])
+    # Keras has a bias of the input and one of the state per block. They add up except in the
+    # candidate, where the reset gate multiplies the state's part: a block of its own in `GRUGates`.
+    (z, r, candidate), (z_state, r_state, past) = bias
+    bias = np.stack([z + z_state, r + r_state, candidate, past])
+    return _Weights(kernel, recurrent_kernel, bias)
+
+
+def _set_cell_weights(layer, weights):
+    """Sets the weights of a Keras layer of one cell, with a bias."""
+    bias = weights.bias
+    if isinstance(layer, keras.layers.GRU):
+        z, r, candidate, past = bias
+        bias = np.stack([[z, r, candidate], [np.zeros_like(z), np.zeros_like(r), past]])
+    arrays = (weights.kernel, weights.recurrent_kernel, bias)
+    shapes = [weight.shape for weight in layer.get_weights()]
+    layer.set_weights([a.reshape(shape) for a, shape in zip(arrays, shapes, strict=True)])
+
+
+def _trellis_weights(layer, blocks):
+    kernel, recurrent_kernel, bias = map(
+        ops.convert_to_numpy, (layer.kernel.uncast(), layer.recurrent_kernel.uncast(), layer.bias)
+    )
+    return _Weights(
+        kernel.reshape(*kernel.shape[:2], blocks, layer.units),
+        recurrent_kernel.reshape(*recurrent_kernel.shape[:2], blocks, layer.units),
+        bias.reshape(-1, layer.units),
+    )
+
+
+def _set_trellis_weights(layer, weights):
+    """Sets the weights of a built TrellisLayer without weight norm."""
+    variables = (layer.kernel.kernel, layer.recurrent_kernel.kernel, layer.bias)
+    for variable, array in zip(variables, weights, strict=True):
+        variable.assign(array.reshape(variable.shape))
+
+
+# Which RNNs are covered
+
+
+class _Kind(NamedTuple):
+    """A kind of recurrent layer whose step has the form of Eq. (4)."""
+
+    name: str  # of the gated activation
+    gates: type[GatedActivation]
+    layer: type[keras.layers.Layer]
+    cell: type[keras.layers.Layer]
+    blocks: int  # of gates, in the kernels
+
+
+_KINDS = (
+    _Kind("rnn", RNNGates, keras.layers.SimpleRNN, keras.layers.SimpleRNNCell, 1),
+    _Kind("lstm", LSTMGates, keras.layers.LSTM, keras.layers.LSTMCell, 4),
+    _Kind("gru", GRUGates, keras.layers.GRU, keras.layers.GRUCell, 3),
+)
+_LAYERS = (keras.layers.RNN, *(kind.layer for kind in _KINDS))
+_ACTIVATIONS = {
+    "activation": keras.activations.tanh,
+    "recurrent_activation": keras.activations.sigmoid,
+}
+
+
+def _check_stack(layers):
+    """Returns the `_Kind` and the cells of a list of layers, the bottom one first.
+
+    Raises:
+        ValueError: A layer that is not a part of an RNN of the form of Eq. (4).
+    """
+    if not layers:
+        raise ValueError("There is no recurrent layer to convert. Received: an empty stack.")
+    for layer in layers:
+        reason = _why_not(layer, is_top=layer is layers[-1])
+        if reason:
+            name = getattr(layer, "name", layer)
+            raise ValueError(f"{reason} Received: {name} ({type(layer).__name__})")
+    cells = [cell for layer in layers for cell in _flatten_cells(layer.cell)]
+    kinds = [_find_kind(cell) for cell in cells]
+    if len(set(kinds)) > 1:
+        names = [type(cell).__name__ for cell in cells]
+        raise ValueError(
+            "All recurrent layers must be of one kind: the levels of a TrellisNet share one gated "
+            f"activation f (Eq. 3). Received: {names}"
+        )
+    for cell in cells:
+        _check_cell(cell)
+    policies = [cell.dtype_policy.name for cell in cells]
+    if len(set(policies)) > 1:
+        raise ValueError(
+            f"The layers of a stack must have the same dtype policy. Received: {policies}"
+        )
+    for lower, upper in zip(cells, cells[1:], strict=False):
+        if upper.kernel.shape[0] != lower.units:
+            raise ValueError(
+                "The layers must be given from the input upwards, each reading the one before. "
+                f"Received: {upper.name}, which reads {upper.kernel.shape[0]} channels, above "
+                f"{lower.name} with {lower.units} units"
+            )
+    return kinds[0], cells
+
+
+def _is_recurrent(layer):
+    """Whether a layer is, or wraps, recurrent layers of Keras."""
+    wrapped = [getattr(layer, name, None) for name in ("layer", "forward_layer")]
+    kinds = (keras.layers.RNN, StackedRNN)
+    return any(isinstance(part, kinds) for part in (layer, *wrapped))
+
+
+def _is_idle(layer):
+    """Whether a layer is a dropout of rate 0."""
+    return isinstance(layer, DROPOUTS) and layer.rate == 0
+
+
+def _why_not(layer, is_top):
+    """Returns why a layer cannot be converted, or None."""
+    if isinstance(layer, DROPOUTS):
+        return _no_dropout(f"rate={layer.rate}")
+    if isinstance(layer, keras.layers.Bidirectional):
+        return (
+            "A Bidirectional layer reads the future: its outputs depend on all later inputs, those "
+            "of a TrellisNet on earlier ones only."
+        )
+    if type(layer) not in _LAYERS:
+        return (
+            "Only keras.layers.SimpleRNN, LSTM and GRU, and keras.layers.RNN of their cells, one "
+            "directly above the other, are known to be of the form of Eq. (4)."
+        )
+    if not layer.built:
+        return "The layer is not built, so it has no weights to convert: build it or call it first."
+    if layer.go_backwards:
+        return (
+            "A layer with go_backwards=True reads the future: its outputs depend on later inputs, "
+            "those of a TrellisNet on earlier ones only."
+        )
+    if layer.stateful:
+        return (
+            "Keras' stateful=True has one state for training and validation, which a TrellisLayer "
+            "keeps apart. Put stateless layers into layers.StackedRNN(..., stateful=True), which "
+            "keeps them apart too."
+        )
+    if not layer.return_sequences and not is_top:
+        return (
+            "A layer with return_sequences=False below another one passes on its last step only, "
+            "but every layer of Eq. (4) reads all steps of the one below. Set "
+            "return_sequences=True on it."
+        )
+    return None
+
+
+def _no_dropout(received):
+    return (
+        "Dropout within a stack cannot be converted: a TrellisNet has one mask for all its levels, "
+        "an RNN one for each of its steps or sequences (appendix B.1). Set the rates to 0 first: "
+        f"inference stays the same. Here: {received}."
+    )
+
+
+def _flatten_cells(cell):
+    """Returns the cells of a layer's cell, the bottom one first."""
+    if type(cell) is keras.layers.StackedRNNCells:
+        return [part for inner in cell.cells for part in _flatten_cells(inner)]
+    return [cell]
+
+
+def _find_kind(cell):
+    for kind in _KINDS:
+        if type(cell) is kind.cell:
+            return kind
+    raise ValueError(
+        "Only SimpleRNNCell, LSTMCell and GRUCell are known to be of the form of Eq. (4), in which "
+        f"states enter through one matrix product. Received: {cell.name} ({type(cell).__name__})"
+    )
+
+
+def _check_cell(cell):
+    received = f"{cell.name} ({type(cell).__name__})"
+    rates = {name: getattr(cell, name) for name in ("dropout", "recurrent_dropout")}
+    if any(rates.values()):
+        raise ValueError(f"{_no_dropout(rates)} Received: {received}")
+    for name, expected in _ACTIVATIONS.items():
+        found = getattr(cell, name, expected)
+        if found is not expected:
+            raise ValueError(
+                "The gated activations of a TrellisLayer have tanh and sigmoid, so the cells must "
+                f'have activation="tanh" and recurrent_activation="sigmoid". Received: {name}='
+                f"{keras.activations.serialize(found)!r} in {received}"
+            )
+    if not getattr(cell, "reset_after", True):
+        raise ValueError(
+            "A GRU with reset_after=False is not of the form of Eq. (4): its reset gate multiplies "
+            "the state before the matrix product U(r * h), so that the gated activation would "
+            "contain a product. Train it with reset_after=True (Keras' default). "
+            f"Received: {received}"
+        )
+
+
+# Models
+
+
+def _convert_model(model, convert):
+    """Returns a copy of a model with its recurrent layers replaced.
+
+    Args:
+        model: Built `keras.Sequential`, functional model, or model of `trellis_keras.models`.
+        convert: Function from a list of layers, or a backbone, to the layer that replaces them.
+
+    Raises:
+        ValueError: Another kind of model, or one without exactly one stack of recurrent layers.
+    """
+    if not model.built:
+        raise ValueError(f"{model.name} is not built, so it has no weights to convert.")
+    if isinstance(model, (LanguageModel, SequenceModel)):
+        new = _with_backbone(model, convert(model.backbone))
+    elif isinstance(model, keras.Sequential):
+        new = _convert_sequential(model, convert)
+    elif getattr(model, "inputs", None):
+        new = _convert_functional(model, convert)
+    else:
+        raise ValueError(
+            "Only keras.Sequential, functional models and the models of trellis_keras show how "
+            "their layers are connected. Convert the list of recurrent layers instead. "
+            f"Received: {model.name} ({type(model).__name__})"
+        )
+    if model.compiled:
+        new.compile_from_config(model.get_compile_config())
+    return new
+
+
+def _with_backbone(model, backbone):
+    config = model.get_config() | {"backbone": keras.saving.serialize_keras_object(backbone)}
+    new = type(model).from_config(config)
+    # "frozen" numbers the sublayers, of which there are others now.
+    build_config = {k: v for k, v in model.get_build_config().items() if k != "frozen"}
+    new.build_from_config(build_config)
+    copies = {model.head: new.head}
+    if isinstance(model, LanguageModel):
+        copies[model.embedding] = new.embedding
+    _copy_weights({backbone: new.backbone, **copies})
+    for layer, its_copy in copies.items():
+        its_copy.trainable = layer.trainable
+    return new
+
+
+def _convert_sequential(model, convert):
+    recurrent = _recurrent_layers(model)
+    first, last = (model.layers.index(recurrent[i]) for i in (0, -1))
+    trellis = convert(model.layers[first : last + 1])
+    below, above = model.layers[:first], model.layers[last + 1 :]
+    copies = {layer: _copy_without_weights(layer) for layer in below + above}
+    x = model.inputs[0]
+    layers = [keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name)]
+    layers += [copies[layer] for layer in below] + [trellis] + [copies[layer] for layer in above]
+    new = keras.Sequential(layers, name=model.name)
+    _copy_weights(copies)
+    return new
+
+
+def _convert_functional(model, convert):
+    calls = _FunctionalCalls(model, convert)
+    copies = {}
+
+    def copy(layer):
+        if layer in calls.layers:
+            return layer
+        return copies.setdefault(layer, _copy_without_weights(layer))
+
+    new = keras.models.clone_model(model, clone_function=copy, call_function=calls)
+    _copy_weights(copies)
+    return new
+
+
+class _FunctionalCalls:
+    """Repeats the calls of a functional model's layers, with the recurrent ones replaced.
+
+    The TrellisNet is called in place of the top one, on what the bottom one was called on. The
+    outputs of the others do not exist: a placeholder stands for them, which only the next recurrent
+    layer may read.
+    """
+
+    def __init__(self, model, convert):
+        self.model, self.convert = model, convert
+        self.layers = _recurrent_layers(model)
+        self.called, self.inputs, self.placeholder = 0, None, None
+        lower = [id(layer.output) for layer in self.layers[:-1]]
+        if any(id(y) in lower for y in keras.tree.flatten(model.outputs)):
+            raise self._not_one_stack("one below the top is an output")
+
+    def __call__(self, layer, *args, **kwargs):
+        read = keras.tree.flatten((args, kwargs))
+        reads_below = self.placeholder is not None and any(x is self.placeholder for x in read)
+        if layer in self.layers:
+            return self._call_recurrent(layer, args[0], reads_below)
+        if not reads_below:
+            return layer(*args, **kwargs)
+        if not _is_idle(layer):
+            raise self._not_one_stack(f"one below the top is read by {layer.name}")
+        return self.placeholder
+
+    def _call_recurrent(self, layer, inputs, reads_below):
+        if layer in self.layers[: self.called]:
+            raise self._not_one_stack(f"{layer.name} is called more than once")
+        if self.called == 0:
+            self.inputs = inputs
+        elif not reads_below:
+            raise self._not_one_stack(f"{layer.name} does not read the one before")
+        self.called += 1
+        if layer is self.layers[-1]:
+            return self.convert(self.layers)(self.inputs)
+        self.placeholder = keras.KerasTensor(layer.output.shape, layer.output.dtype)
+        return self.placeholder
+
+    def _not_one_stack(self, reason):
+        return ValueError(
+            "The recurrent layers of a model must be one stack, each read by the next one alone (a "
+            "dropout between them must have rate 0). "
+            f"Received: {self.model.name}, of whose recurrent layers {reason}"
+        )
+
+
+def _recurrent_layers(model):
+    """Returns the recurrent layers of a Keras model, the bottom one first."""
+    found = [layer for layer in model.layers if _is_recurrent(layer)]
+    if not found:
+        names = [layer.name for layer in model.layers]
+        raise ValueError(
+            "The model must have recurrent layers. (Convert a model inside it by itself.) "
+            f"Received: {model.name} with layers {names}"
+        )
+    for layer in found:
+        read = keras.tree.flatten(layer.input)
+        if any(x.dtype == "bool" for x in read):
+            raise ValueError(
+                "Masks cannot be converted: an RNN skips masked steps, a TrellisNet sees zero "
+                "states there. Leave out the Masking layer or mask_zero=True: with padding after "
+                "the sequences the outputs before it stay the same. "
+                f"Received: {layer.name}, which reads a mask"
+            )
+        if len(read) > 1 or getattr(layer, "return_state", False):
+            raise ValueError(
+                "In a model the recurrent layers must have neither initial_state nor "
+                "return_state=True: a TrellisNet has one state for all of them. Convert the list "
+                f"of layers instead. Received: {layer.name}"
+            )
+    return found
+
+
+def _copy_without_weights(layer):
+    return type(layer).from_config(layer.get_config())
+
+
+def _copy_weights(copies):
+    """Copies the weights of layers, and what they adapted to data, by {layer: its copy}."""
+    for layer, its_copy in copies.items():
+        if isinstance(layer, keras.Layer):  # not an operation of keras.ops
+            parts = layer._flatten_layers(), its_copy._flatten_layers()
+            for part, its_part in zip(*parts, strict=True):
+                _copy_state(part, its_part)
+
+
+def _copy_state(layer, its_copy):
+    """Copies as saving and loading do: an adapted layer needs more than its weights."""
+    store = {}
+    layer.save_own_variables(store)
+    # Copies: JAX donates the arrays of a model's variables to its compiled functions.
+    its_copy.load_own_variables({name: np.array(value) for name, value in store.items()})
+    if hasattr(layer, "save_assets"):
+        with tempfile.TemporaryDirectory() as folder:
+            layer.save_assets(folder)
+            its_copy.load_assets(folder)
