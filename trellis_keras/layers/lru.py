@@ -24,8 +24,8 @@ from trellis_keras.layers.base import (
 from trellis_keras.layers.rnn import RecurrentCell, drop
 from trellis_keras.types import Cache, Constraint, Initializer, Regularizer, Tensor
 
-# The gates in the order of their column blocks, which p1 and p2 follow. Without z1 the gate z2 has
-# its part too, without r1 the gate r2.
+# The gates in the order of their column blocks, which those of p1 and p2 follow. A cell without z1
+# uses z2 in its place, a cell without r1 uses r2.
 _GATES = {"ug": ("z1", "z2", "r2", "r1"), "rg": ("z2", "r2", "r1"), "ps": ("z2", "r2")}
 
 
@@ -34,15 +34,16 @@ class LRUCell(RecurrentCell):
     """Cell of a Lattice Recurrent Unit (Ahuja & Morency 2018), not of a Linear Recurrent Unit.
 
     The input h1 comes from the cell below (depth), the state h2 from the step before (time), and
-    the cell has an output for each. With W a block of `kernel`, U one of `recurrent_kernel`, and
-    p1, p2 the paper's projected states, the equations of the full LRU, `"ug"`, are
+    the cell has an output for each. The equations of the full LRU, `"ug"`, are
 
-        z1, z2, r1, r2 = sigmoid(h1 W + h2 U + b), each with blocks of its own      Eqs. 11, 12,
-                                                                                    15, 16
-        p1 = tanh(h1 W + (r2 * h2) U + b)                                           Eq. 13
-        p2 = tanh((r1 * h1) W + h2 U + b)                                           Eq. 14
-        h1' = z1 * p2 + (1 - z1) * h1                                               Eq. 17
-        h2' = z2 * p1 + (1 - z2) * h2                                               Eq. 18
+        z1, z2, r1, r2 = sigmoid(h1 W + h2 U + b)         Eqs. 15, 16, 11, 12
+        p1 = tanh(h1 W + (r2 * h2) U + b)                 Eq. 13
+        p2 = tanh((r1 * h1) W + h2 U + b)                 Eq. 14
+        h1' = z1 * p2 + (1 - z1) * h1                     Eq. 17
+        h2' = z2 * p1 + (1 - z2) * h2                     Eq. 18
+
+    where each gate and each projected state p has blocks W, U and b of its own in `kernel`,
+    `recurrent_kernel` and `bias`.
 
     `"rg"` has one update gate, z1 = z2 (Eqs. 11 to 14), and `"ps"` also one reset gate, r1 = r2
     (Eqs. 7 to 10). For these two Eqs. 9 and 10 are h' = z * h + (1 - z) * p; the authors' code
@@ -159,9 +160,9 @@ class LRUCell(RecurrentCell):
             (W, W1, W2), (U, U1, U2), (b, b1, b2) = map(self._split, self.weights_of(n, h1.dtype))
             x, s = drop(h1, masks[0]), drop(h2, masks[1])
             gates = ops.sigmoid(product(x, W) + product(s, U) + b)
-            gates = dict(zip(self.gates, ops.split(gates, len(self.gates), axis=-1), strict=True))
-            z2, r2 = gates["z2"], gates["r2"]
-            z1, r1 = gates.get("z1", z2), gates.get("r1", r2)
+            gate = dict(zip(self.gates, ops.split(gates, len(self.gates), axis=-1), strict=True))
+            gate = {"z1": gate["z2"], "r1": gate["r2"]} | gate  # shared unless they exist
+            z1, z2, r1, r2 = (gate[name] for name in ("z1", "z2", "r1", "r2"))
             p1 = tanh(product(x, W1) + product(r2 * s, U1) + b1)
             p2 = tanh(product(r1 * x, W2) + product(s, U2) + b2)
             if self.z_keeps:
@@ -176,7 +177,7 @@ class LRUCell(RecurrentCell):
         The bias has zeros for the blocks that have none.
         """
         kernel, recurrent_kernel = self.kernels[n], self.recurrent_kernels[n]
-        bias = ops.zeros(0) if not self.use_bias else self.biases[n]
+        bias = self.biases[n] if self.use_bias else ops.zeros(0)
         bias = ops.pad(bias, [[kernel.shape[-1] - bias.shape[0], 0]])
         return tuple(ops.cast(weight, dtype) for weight in (kernel, recurrent_kernel, bias))
 
@@ -241,11 +242,11 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
         kernel_initializer, recurrent_initializer, bias_initializer: Initializers of the cells, see
             `RecurrentCell`; the first and the last also of the projection.
         kernel_regularizer, recurrent_regularizer, bias_regularizer: Regularizers of the cells.
-            Default to None.
+            Defaults to None.
         kernel_constraint, recurrent_constraint, bias_constraint: Constraints of the cells.
-            Default to None.
+            Defaults to None.
         dropout, recurrent_dropout: Dropout rates of h1 and h2 in the matrix products. Each cell
-            draws its own masks (batch, units), once per sequence. Default to 0.
+            draws its own masks (batch, units), once per sequence. Defaults to 0.
         seed: Integer seed of the dropouts, and of initializers without a seed. Defaults to None.
 
     Call arguments:

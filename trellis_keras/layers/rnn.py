@@ -104,9 +104,9 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
             `"glorot_uniform"`.
         bias_initializer: Initializer of the biases. Defaults to `"zeros"`.
         kernel_regularizer, recurrent_regularizer, bias_regularizer: Regularizers of the weights.
-            Default to None.
+            Defaults to None.
         kernel_constraint, recurrent_constraint, bias_constraint: Constraints of the weights.
-            Default to None.
+            Defaults to None.
         dropout: Float in [0, 1), dropout rate of the inputs. Defaults to 0.
         recurrent_dropout: Float in [0, 1), dropout rate of the (first) state. Defaults to 0.
         seed: Integer seed of the dropouts, and of initializers without a seed. Defaults to None.
@@ -139,7 +139,7 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
             if not 0 <= rate < 1:
                 raise ValueError(f"`{name}` must be in [0, 1). Received: {name}={rate}")
         self.units = units
-        self.state_size = units
+        self.state_size: int | list[int] = units
         self.output_size = units
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.recurrent_initializer = keras.initializers.get(recurrent_initializer)
@@ -160,7 +160,15 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
         self.reset_dropout_mask()
         self.reset_recurrent_dropout_mask()
 
-    def add_gate_weight(self, kind, shape, *part, name=None, fan_in=None, initializer=None):
+    def add_gate_weight(
+        self,
+        kind: str,
+        shape: tuple[int, ...],
+        *part: int,
+        name: str | None = None,
+        fan_in: int | None = None,
+        initializer: Initializer = None,
+    ) -> keras.Variable:
         """Adds a weight with the initializer, regularizer and constraint of its kind.
 
         Args:

@@ -210,13 +210,13 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
         y, _ = self.forward(inputs, training, mask)
         return y
 
-    def _equations(self, x, convolve, select=lambda x: x, masks=(None,) * 3, training=False):
-        """Computes the block at the steps that its caller wants.
+    def _equations(self, x, shortcut_x, convolve, masks=(None, None, None), training=False):
+        """Computes the block, at all steps or at some.
 
         Args:
             x: Tensor (batch, steps, channels).
+            shortcut_x: x at the steps of the output.
             convolve: Function (n, z, kernel) that convolves the input z of convolution n, 0 or 1.
-            select: Function that picks the steps of the output from those of x.
             masks: Masks (batch, steps) of x, of the first convolution and of the output.
             training: Whether dropout is active.
 
@@ -230,8 +230,7 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
             z = self.dropouts[n](z, training=training)
         y = z
         if self.residual:
-            x = select(x)
-            y = z + (x if self.shortcut is None else self.shortcut(x))
+            y = z + (shortcut_x if self.shortcut is None else self.shortcut(shortcut_x))
             y = y if self.activation == "glu" else self.activation(y)
         return _apply_mask(y, masks[2]), _apply_mask(z, masks[2])
 
@@ -263,13 +262,9 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
                 return causal_convolution(z, kernel, self.dilation_rate)
             return convolve(z, kernel, self.dilation_rate, positions[n + 1], positions[n])
 
-        def select(x):
-            return _select(x, positions[2], positions[0])
-
-        masks = [
-            mask if mask is None or p is None else ops.take(mask, p, axis=1) for p in positions
-        ]
-        return self._equations(x, convolution, select, masks, training)
+        shortcut_x = _select(x, positions[2], positions[0])
+        masks = [_select_mask(mask, p) for p in positions]
+        return self._equations(x, shortcut_x, convolution, masks, training)
 
     # Streaming
 
@@ -307,7 +302,7 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
             seen = [past_and_z[:, start : start + time] for start in self.offsets]
             return apply_taps(seen, ops.reshape(kernel, (-1, kernel.shape[-1])))
 
-        y, branch = self._equations(x, convolution)
+        y, branch = self._equations(x, x, convolution)
         return y, branch, next_cache
 
     @property
@@ -441,17 +436,17 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
         **kwargs,
     ):
         super().__init__(**kwargs)
-        if (depth is None) == (dilations is None):
+        if depth is not None and dilations is None:
+            check_positive(depth=depth)
+            dilations = [2**i for i in range(depth)]
+        elif depth is not None or dilations is None:
             raise ValueError(
                 "Give either `depth` (dilations 1, 2, 4, ...) or `dilations`. "
                 f"Received: depth={depth}, dilations={dilations}"
             )
-        if dilations is None:
-            check_positive(depth=depth)
-            dilations = [2**i for i in range(depth)]
         dilations = dilation_cycle(dilations)
         depth = len(dilations)
-        widths = list(filters) if isinstance(filters, (list, tuple)) else [filters] * depth
+        widths: list = list(filters) if isinstance(filters, (list, tuple)) else [filters] * depth
         if len(widths) != depth:
             raise ValueError(
                 f"`filters` must be one number or one per block, of which there are {depth}. "
@@ -626,7 +621,7 @@ def _select(x, wanted, available=None):
 
 
 def _select_mask(mask, wanted):
-    """A mask (batch, time) at the positions `wanted`."""
+    """The mask at the positions `wanted`."""
     return mask if mask is None or wanted is None else ops.take(mask, wanted, axis=1)
 
 
