@@ -78,6 +78,7 @@ def measure(settings, work, data_dir, net, seed):
     from study import lattice
 
     from trellis_keras.training import GradientNorms
+    from trellis_keras.training.monitors import read_history
     from trellis_keras.training.run import train
 
     keras.utils.clear_session()  # what is left of the cell before
@@ -86,15 +87,17 @@ def measure(settings, work, data_dir, net, seed):
     norms = GradientNorms(made.stream(made.load_data().train), steps=settings["batches"])
     model = train(made, work, verbose=0, callbacks=[curve, norms])
     losses = ("epoch", "train_loss", "valid", "test")
+    history = read_history(work / "history.csv")
+    layers = [name for name in history[0] if name.startswith("gradient_norm/")]
     return [
         {
             "parameters": model.count_params(),
             **{name: record[name] for name in losses},
             "layer": layer,
-            "gradient_norm": float(norm),
+            "gradient_norm": float(row[name]),
         }
-        for record, column in zip(curve.records, norms.heatmap().T, strict=True)
-        for layer, norm in enumerate(column, start=1)
+        for record, row in zip(curve.records, history, strict=True)
+        for layer, name in enumerate(layers, start=1)
     ]
 
 
