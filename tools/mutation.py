@@ -183,6 +183,9 @@ def _test(tests):
     import pytest
 
     sys.dont_write_bytecode = True
+    # `conftest` has imported the package as it was before the change.
+    for name in [n for n in sys.modules if n.split(".")[0] in ("trellis_keras", "tests")]:
+        del sys.modules[name]
     options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"]
     os._exit(int(pytest.main([*options, *tests])))
 
