@@ -76,7 +76,7 @@ _TRAINING = Training(
     stop_against="previous",
 )
 
-_DOC = """{unit} on {title}, 10M parameters (Ahuja & Morency 2018, Table 1).
+_DOC = """{unit} on {title}, 10M parameters (LRU paper, Table 1).
 
     {note}
 
@@ -86,7 +86,7 @@ _DOC = """{unit} on {title}, 10M parameters (Ahuja & Morency 2018, Table 1).
     after 20; the table goes to 59). The betas of Adam that the paper prints, 0.1 and 0.001, are
     1 - beta.
     """
-_FULL_NAMES = {"LRU": "Lattice Recurrent Unit (LRU)", "RHN": "Recurrent Highway Network (RHN)"}
+_FULL_NAMES = {"LRU": "Lattice Recurrent Unit", "RHN": "Recurrent Highway Network"}
 _LAYERS = "Which rows have 2 and which 4 layers is not published."
 
 

@@ -87,11 +87,14 @@ def register(
             for key, parameter in inspect.signature(function).parameters.items()
             if key != "vocabulary" and key not in (fixed or {})
         }
+        own |= defaults or {}
+        if missing := [key for key, value in own.items() if value is inspect.Parameter.empty]:
+            raise ValueError(f"{name or function.__name__}: {missing} need a default.")
         entry = Entry(
             name=name or function.__name__,
             setting=setting,
             function=function,
-            defaults=own | (defaults or {}),
+            defaults=own,
             fixed=fixed or {},
             types=typing.get_type_hints(function),
             data=data,
