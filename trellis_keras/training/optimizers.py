@@ -27,7 +27,7 @@ _REPLACED_ARGUMENTS = {
 _NEVER = 2**31 - 1  # the largest step count that fits every backend's integer
 
 
-class _ClippedL2Gradient:
+class _ClippedL2Gradient(keras.optimizers.Optimizer):
     """Clips gradients, then adds L2. Mixed in before a Keras optimizer."""
 
     def __init__(self, *args, l2=0.0, clip_norm=None, **kwargs):
