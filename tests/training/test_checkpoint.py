@@ -46,7 +46,7 @@ from trellis_keras.training.checkpoint import _make_durable, has_memory, read, r
 
 
 def callbacks_with_memory():
-    """Rules of which each acts within seven epochs, on a value that is no longer rising."""
+    """Rules of which each acts within seven epochs, on a value that rises, then falls."""
     plateau = PlateauDecay("turning", factor=0.5, rule="best_before", window=1, mode="max")
     reduce = keras.callbacks.ReduceLROnPlateau("turning", factor=0.8, patience=2, mode="max")
     stopping = EarlyStopping("turning", against="previous", patience=4, mode="max")
@@ -54,7 +54,7 @@ def callbacks_with_memory():
 
 
 class Turning(keras.callbacks.Callback):
-    """Logs a value that rises in the first three epochs."""
+    """Logs a value that rises for three epochs, then falls."""
 
     def on_epoch_end(self, epoch, logs=None):
         logs["turning"] = min(epoch, 4 - epoch)
@@ -113,7 +113,7 @@ def test_seeds_are_a_function_of_seed_and_epoch():
     assert all(counter == 0 and 0 <= key < 2**31 for key, counter in different)
 
 
-def test_a_complete_training_says_so(tmp_path, capsys):
+def test_completed_training_says_so(tmp_path, capsys):
     expected = values(two_epochs(tmp_path))
     model = make_model()
     assert fit(model, 2, Checkpoint(tmp_path), verbose=2).history == {}
@@ -125,7 +125,7 @@ def test_a_complete_training_says_so(tmp_path, capsys):
     assert len(fit(model, 2).history["loss"]) == 2, "`fit` without Checkpoint is not affected"
 
 
-def test_a_stopped_training_is_complete(tmp_path, capsys):
+def test_stopped_training_is_complete(tmp_path, capsys):
     def stop(epoch, logs):
         model.stop_training = epoch == 1
 
@@ -154,7 +154,7 @@ def test_keep_and_save_freq(tmp_path):
     (tmp_path / "b" / "epoch-0009.npz").write_bytes(b"damaged")
     with pytest.warns(UserWarning, match="epoch-0009.npz is damaged"):
         fit(make_model(), 4, Checkpoint(tmp_path / "b", keep=1), **options)
-    # What an earlier run has left in front is not counted as an older one.
+    # A newer epoch, of an earlier run, does not count as an older one.
     assert sorted(os.listdir(tmp_path / "b")) == ["epoch-0004.npz", "epoch-0009.npz"]
 
 
@@ -433,7 +433,7 @@ def test_a_damaged_newest_checkpoint_costs_an_epoch(tmp_path, damage):
     assert latest(tmp_path) == tmp_path / "epoch-0002.npz"
 
 
-def test_training_does_not_begin_anew_where_all_checkpoints_are_damaged(tmp_path):
+def test_training_does_not_restart_if_all_checkpoints_are_damaged(tmp_path):
     two_epochs(tmp_path)
     for path in tmp_path.iterdir():
         truncate(path)
@@ -445,7 +445,7 @@ def test_training_does_not_begin_anew_where_all_checkpoints_are_damaged(tmp_path
 
 
 def test_a_disk_that_cannot_be_read_is_not_damage(tmp_path, monkeypatch):
-    """Whoever is told of damage removes the file."""
+    """Reported damage makes users remove the file."""
     saved(tmp_path, 1, np.zeros(3))
 
     def fail(*args):

@@ -1,4 +1,4 @@
-"""Callbacks that stop, record, and show a training."""
+"""Callbacks that stop training, record it, and show it in TensorBoard."""
 
 import math
 import re
@@ -129,7 +129,7 @@ class Clock(keras.callbacks.Callback):
 
 
 def epochs_until_stopped(limit, clock, stopped_by_others_after=None):
-    """How many epochs a training without a model lasts."""
+    """The number of epochs of a loop without a model."""
     limit.set_params({"epochs": len(clock.seconds)})
     limit.set_model(types.SimpleNamespace(stop_training=False))
     limit.on_train_begin()
@@ -164,14 +164,14 @@ def test_the_next_epoch_must_fit(seconds, lost_before, epochs, expected):
 
 
 @pytest.mark.parametrize(("epochs", "others"), [([10, 10], 1), ([10], None)])
-def test_a_finished_training_is_not_stopped(epochs, others):
+def test_finished_training_is_not_stopped(epochs, others):
     clock = Clock(*epochs)
     limit = TimeLimit(5, clock=clock)
     assert epochs_until_stopped(limit, clock, others) == 1
     assert not limit.stopped
 
 
-def test_a_limited_training_resumes(tmp_path, capsys):
+def test_training_resumes_after_the_limit(tmp_path, capsys):
     clock = Clock(*[10] * 4)
     limit = TimeLimit(20, clock=clock, command="train again")
     assert fit(make_model(), 4, clock, Checkpoint(tmp_path), limit, verbose=2).epoch == [0, 1]

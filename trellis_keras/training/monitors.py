@@ -1,4 +1,4 @@
-"""Callbacks that watch a training: stop it, record it, and show it in TensorBoard."""
+"""Callbacks that stop training, record it, and show it in TensorBoard."""
 
 import contextlib
 import csv
@@ -25,11 +25,11 @@ from trellis_keras.types import Tensor
 class StopOnNaN(keras.callbacks.Callback):
     """Raise an error when the loss is NaN or infinite, before anything is saved.
 
-    `keras.callbacks.TerminateOnNaN` lets the epoch end, so that the lost weights are validated,
-    recorded and saved; its `raise_error=True` leaves the model without variables on JAX. This
-    callback raises at the end of the epoch, before later callbacks run: place it first in the list.
-    An infinite or NaN validation loss ends training too, because the last step of an epoch may
-    spoil the weights after its loss was computed.
+    `keras.callbacks.TerminateOnNaN` lets the epoch end as usual: the spoiled weights are validated,
+    recorded and saved. Its `raise_error=True` leaves the model without variables on JAX. This
+    callback raises at the end of the epoch, before other callbacks run: place it first in the list.
+    A NaN or infinite validation loss ends training too, because the last step of an epoch may spoil
+    the weights after its loss was computed.
 
     Raises:
         FloatingPointError: By `fit`, with the epoch and the step, both counted from 1. With
@@ -50,7 +50,7 @@ class StopOnNaN(keras.callbacks.Callback):
         self._error = None
 
     def on_train_batch_end(self, batch, logs=None):
-        loss = logs["loss"]  # the mean of the epoch so far: once lost, it stays lost
+        loss = logs["loss"]  # the mean of the epoch so far: once NaN, it stays NaN
         if not math.isfinite(loss) and self._error is None:
             self._error = f"The loss is {loss} at step {batch + 1} of epoch {self._epoch + 1}."
             # Raised later: on JAX the model has no variables until the epoch ends.
@@ -148,7 +148,7 @@ class TimeLimit(keras.callbacks.Callback):
 class HistoryCSV(keras.callbacks.Callback):
     """Write one CSV row per epoch, once, however often the run is killed.
 
-    `keras.callbacks.CSVLogger` writes an epoch twice if the run was killed between its row and its
+    `keras.callbacks.CSVLogger` writes an epoch twice if the run is killed between its row and its
     checkpoint, and a killed process can leave half a row. This file is replaced as a whole.
 
     Args:
@@ -210,8 +210,8 @@ def read_history(path: str | PathLike) -> list[dict[str, str]]:
 class BestModel(keras.callbacks.Callback):
     """Save the model whenever a value is the lowest so far.
 
-    `keras.callbacks.ModelCheckpoint` overwrites its file in place: a kill meanwhile leaves neither
-    the old model nor the new one. This file is replaced as a whole. NaN is never the best.
+    `keras.callbacks.ModelCheckpoint` overwrites its file in place, so that a kill can leave
+    neither the old model nor the new one. This file is replaced as a whole. NaN is never the best.
 
     Args:
         path: The `.keras` file. Its folder is created when training begins.
