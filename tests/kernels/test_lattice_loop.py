@@ -37,7 +37,13 @@ def stepwise(cell, h1, h2, valid, masks):
 
 @pytest.mark.both_backends
 @pytest.mark.float64
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[] if "masks" in case else pytest.mark.slow_elsewhere)
+        for case in CASES
+    ],
+)
 def test_equals_the_cell(case):
     options = dict(CASES[case])
     valid, last_only = options.pop("valid", None), options.pop("last_only", False)

@@ -24,6 +24,7 @@ from trellis_keras.torch_weights import load_torch_state_dict
 
 both = pytest.mark.both_backends
 exact = pytest.mark.float64
+slow_elsewhere = pytest.mark.slow_elsewhere
 ON_JAX = keras.backend.backend() == "jax"
 
 # The authors' results
@@ -181,35 +182,31 @@ def test_weights(variant, squares):
 
 # The layer
 
-LAYERS = {
-    "lru": functools.partial(
-        LRU,
-        4,
-        input_projection=True,
-        return_sequences=True,
-        return_state=True,
-        dropout=0.3,
-        recurrent_dropout=0.3,
-        seed=1,
-    ),
-    "rg, last step": functools.partial(
-        LRU, 3, 3, variant="rg", convention="authors", use_gate_bias=False, seed=1
-    ),
-    "two cells per node": functools.partial(
-        LRU, 3, 1, variant="ps", cells_per_node=2, use_bias=False, seed=1
-    ),
-}
+make_layer = functools.partial(
+    LRU,
+    4,
+    input_projection=True,
+    return_sequences=True,
+    return_state=True,
+    dropout=0.3,
+    recurrent_dropout=0.3,
+    seed=1,
+)
 
 
 @both
 def test_layer():
-    check_layer(LAYERS["lru"], (3, 6, 3))
+    check_layer(make_layer, (3, 6, 3))
 
 
-@pytest.mark.parametrize("name", ["rg, last step", "two cells per node"])
-def test_other_options(name):
-    check_kernels(LAYERS[name], (2, 5, 3), how="xla")
-    check_streaming(made(LAYERS[name], (2, 4, 3)), noise(2, 4, 3))
+def test_last_step_with_xla():
+    make = functools.partial(LRU, 3, 3, variant="rg", convention="authors", seed=1)
+    check_kernels(make, (2, 5, 3), how="xla")
+
+
+def test_streaming_of_two_cells_per_node():
+    make = functools.partial(LRU, 3, 1, variant="ps", cells_per_node=2, use_bias=False)
+    check_streaming(made(make, (2, 4, 3)), noise(2, 4, 3))
 
 
 @both
@@ -217,13 +214,13 @@ def test_other_options(name):
 def test_kernels_with_masks_and_states():
     mask = np.array([[1, 1, 0, 1, 1], [0, 1, 1, 1, 0], [0] * 5], bool)
     states = [noise(3, 4, seed=seed) for seed in (2, 3)]
-    make = functools.partial(LAYERS["lru"], variant="ps")
+    make = functools.partial(make_layer, variant="ps")
     check_kernels(make, (3, 5, 4), mask=ops.convert_to_tensor(mask), initial_state=states)
 
 
 @both
 def test_equals_keras_rnn_of_its_cells():
-    layer = made(LAYERS["lru"], (1, 1, 4), input_projection=False)
+    layer = made(make_layer, (1, 1, 4), input_projection=False)
     rnn = keras.layers.RNN(layer.cells, return_sequences=True, return_state=True)
     rnn.build((None, None, 4))
     x, states = noise(3, 6, 4), [noise(3, 4, seed=seed) for seed in (1, 2)]
@@ -236,7 +233,7 @@ def test_equals_keras_rnn_of_its_cells():
 
 
 @both
-@pytest.mark.parametrize("cells_per_node", [1, 2])
+@pytest.mark.parametrize("cells_per_node", [1, pytest.param(2, marks=slow_elsewhere)])
 def test_masked_steps_keep_the_state_and_repeat_the_output(cells_per_node):
     make = functools.partial(LRU, 4, cells_per_node=cells_per_node, return_state=True)
     layer, last = (made(make, (1, 1, 4), return_sequences=s) for s in (True, False))
@@ -260,6 +257,7 @@ def test_masked_steps_keep_the_state_and_repeat_the_output(cells_per_node):
 
 
 @both
+@slow_elsewhere
 def test_stateful():
     whole, layer = (
         made(functools.partial(LRU, 4, return_sequences=True), (1, 1, 4), stateful=stateful)
@@ -281,14 +279,15 @@ def test_stateful():
 
 
 def test_streaming_from_given_states():
-    layer = made(LAYERS["lru"], (2, 6, 3))
+    layer = made(make_layer, (2, 6, 3))
     check_streaming(layer, noise(2, 6, 3), initial_state=[noise(2, 4, seed=s) for s in (1, 2)])
     assert [tuple(state.shape) for state in layer.initial_cache(5)] == [(5, 4)] * 2
 
 
 @both
+@slow_elsewhere
 def test_half_precision_keeps_states_in_float32():
-    layer = made(LAYERS["lru"], (3, 6, 3), dtype="mixed_bfloat16")
+    layer = made(make_layer, (3, 6, 3), dtype="mixed_bfloat16")
     y, *states = layer(noise(3, 6, 3))
     step, cache = layer.step(noise(3, 3), states)
     dtypes = [keras.backend.standardize_dtype(t.dtype) for t in (y, step, *states, *cache)]
@@ -298,19 +297,16 @@ def test_half_precision_keeps_states_in_float32():
     assert np.isfinite(model.train_on_batch(noise(3, 6, 3), noise(3, 3)))
 
 
-def test_training_on_any_length():
+def test_training_with_xla_on_any_length():
     layer = made(functools.partial(LRU, 3, 1), (1, 1, 3))
-    layers = [keras.Input((None, 3)), keras.layers.Masking(), layer]
-    for jit_compile in (False, True):
-        model = keras.Sequential(layers)
-        model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=jit_compile)
-        for batch, time in ((4, 5), (3, 7)):
-            x = noise(batch, time, 3)
-            x[0, 2:] = 0
-            rows = [layer(row[: 2 if i == 0 else time][None])[0] for i, row in enumerate(x)]
-            expected = np.mean(np.square(np.stack(rows) - 1))
-            loss = model.train_on_batch(x, np.ones((batch, 3)))
-            assert loss == pytest.approx(expected, rel=1e-5)
+    model = keras.Sequential([keras.Input((None, 3)), keras.layers.Masking(), layer])
+    model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=True)
+    for batch, time in ((4, 5), (3, 7)):
+        x = noise(batch, time, 3)
+        x[0, 2:] = 0
+        rows = [layer(row[: 2 if i == 0 else time][None])[0] for i, row in enumerate(x)]
+        expected = np.mean(np.square(np.stack(rows) - 1))
+        assert model.train_on_batch(x, np.ones((batch, 3))) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +335,7 @@ def test_regularizers_and_constraints_reach_the_cells():
 
 
 def test_frozen_parts_are_saved(tmp_path):
-    layer = made(LAYERS["lru"], (1, 1, 3))
+    layer = made(make_layer, (1, 1, 3))
     layer.cells[1].trainable = False
     model = keras.Sequential([keras.Input((None, 3)), layer])
     model.save(tmp_path / "model.keras")

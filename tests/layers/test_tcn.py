@@ -107,7 +107,12 @@ def test_block():
     [
         pytest.param(33, [1, 2, 4, 8], False, {"return_sequences": False}, id="strided"),
         pytest.param(
-            21, [8, 2, 1], True, {"output_length": 3, "skip_connections": True}, id="uneven"
+            21,
+            [8, 2, 1],
+            True,
+            {"output_length": 3, "skip_connections": True},
+            id="uneven",
+            marks=pytest.mark.slow_elsewhere,
         ),
     ],
 )
@@ -183,7 +188,6 @@ def test_last_valid_step_of_each_row():
     assert y[mask].any(axis=1).all()
 
 
-@both
 def test_masks_come_from_keras_layers():
     layer = made(functools.partial(TCN, 4, 2, depth=2, return_sequences=False), (1, 1, 3))
     x = noise(2, 8, 3)
