@@ -24,7 +24,8 @@ level i, before its RNN begins, group i would hold states g(b_i). So it is held 
 `TrellisLayer(group_starts=[1, ..., L])`.
 """
 
-import tempfile
+import copy
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -295,15 +296,10 @@ def to_dense(model_or_layer: keras.Model | TrellisLayer):
             'The model must have a TrellisLayer with kernel_structure="mixed_group", as '
             f"`to_trellis` makes. Received: {model!r} with {[layer.name for layer in layers]}"
         )
-    copies = {}
-
-    def copy(layer):
-        if _is_mixed_group(layer):
-            return _dense_layer(layer)
-        return copies.setdefault(layer, _copy_without_weights(layer))
-
-    new = keras.models.clone_model(model, clone_function=copy)
-    _copy_weights(copies)
+    duplicate = functools.cache(
+        lambda x: _dense_layer(x) if _is_mixed_group(x) else copy.deepcopy(x)
+    )
+    new = keras.models.clone_model(model, clone_function=duplicate)
     if model.compiled:
         new.compile_from_config(model.get_compile_config())
     return new
@@ -695,8 +691,6 @@ def _convert_model(model, convert):
         raise ValueError(f"{model.name} is not built, so it has no weights to convert.")
     if isinstance(model, (LanguageModel, SequenceModel)):
         new = _with_backbone(model, convert(model.backbone))
-    elif isinstance(model, keras.Sequential):
-        new = _convert_sequential(model, convert)
     elif getattr(model, "inputs", None):
         new = _convert_functional(model, convert)
     else:
@@ -711,46 +705,30 @@ def _convert_model(model, convert):
 
 
 def _with_backbone(model, backbone):
-    config = model.get_config() | {"backbone": keras.saving.serialize_keras_object(backbone)}
-    new = type(model).from_config(config)
+    config = keras.saving.deserialize_keras_object(model.get_config() | {"backbone": None})
+    new = type(model)(**config | {"backbone": backbone})
     # "frozen" numbers the sublayers, of which there are others now.
     build_config = {k: v for k, v in model.get_build_config().items() if k != "frozen"}
     new.build_from_config(build_config)
-    copies = {model.head: new.head}
-    if isinstance(model, LanguageModel):
-        copies[model.embedding] = new.embedding
-    _copy_weights({backbone: new.backbone, **copies})
-    for layer, its_copy in copies.items():
-        its_copy.trainable = layer.trainable
-    return new
-
-
-def _convert_sequential(model, convert):
-    recurrent = _recurrent_layers(model)
-    first, last = (model.layers.index(recurrent[i]) for i in (0, -1))
-    trellis = convert(model.layers[first : last + 1])
-    below, above = model.layers[:first], model.layers[last + 1 :]
-    copies = {layer: _copy_without_weights(layer) for layer in below + above}
-    x = model.inputs[0]
-    layers = [keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name)]
-    layers += [copies[layer] for layer in below] + [trellis] + [copies[layer] for layer in above]
-    new = keras.Sequential(layers, name=model.name)
-    _copy_weights(copies)
+    for name in ("embedding", "head"):
+        if hasattr(model, name):
+            part, its_copy = getattr(model, name), getattr(new, name)
+            its_copy.set_weights(part.get_weights())
+            its_copy.trainable = part.trainable
     return new
 
 
 def _convert_functional(model, convert):
-    calls = _FunctionalCalls(model, convert)
-    copies = {}
-
-    def copy(layer):
-        if layer in calls.layers:
-            return layer
-        return copies.setdefault(layer, _copy_without_weights(layer))
-
-    new = keras.models.clone_model(model, clone_function=copy, call_function=calls)
-    _copy_weights(copies)
-    return new
+    is_sequential = isinstance(model, keras.Sequential)
+    functional = keras.Model(model.inputs, model.outputs) if is_sequential else model
+    calls = _FunctionalCalls(functional, convert)
+    duplicate = functools.cache(copy.deepcopy)  # once, also of a layer that is called twice
+    new = keras.models.clone_model(
+        functional,
+        clone_function=lambda layer: layer if layer in calls.layers else duplicate(layer),
+        call_function=calls,
+    )
+    return keras.Sequential(new.layers, name=model.name) if is_sequential else new
 
 
 class _FunctionalCalls:
@@ -826,28 +804,3 @@ def _recurrent_layers(model):
                 f"of layers instead. Received: {layer.name}"
             )
     return found
-
-
-def _copy_without_weights(layer):
-    return type(layer).from_config(layer.get_config())
-
-
-def _copy_weights(copies):
-    """Copies the weights of layers, and what they adapted to data, by {layer: its copy}."""
-    for layer, its_copy in copies.items():
-        if isinstance(layer, keras.Layer):  # not an operation of keras.ops
-            parts = layer._flatten_layers(), its_copy._flatten_layers()
-            for part, its_part in zip(*parts, strict=True):
-                _copy_state(part, its_part)
-
-
-def _copy_state(layer, its_copy):
-    """Copies as saving and loading do: an adapted layer needs more than its weights."""
-    store = {}
-    layer.save_own_variables(store)
-    # Copies: JAX donates the arrays of a model's variables to its compiled functions.
-    its_copy.load_own_variables({name: np.array(value) for name, value in store.items()})
-    if hasattr(layer, "save_assets"):
-        with tempfile.TemporaryDirectory() as folder:
-            layer.save_assets(folder)
-            its_copy.load_assets(folder)

@@ -1,10 +1,9 @@
-"""How exact Theorem 1 is in floating point, and what the start levels are for.
+"""Measures the rounding error of Theorem 1, and the error without start levels.
 
     python examples/theorem1/measure_error.py --floatx float64
 
 Random stacks of Keras' layers, with biases, are converted and compared with the layers themselves,
-run anew on every window: the largest difference of an output, all of which lie in (-1, 1). Beside
-it the same without the start levels of the groups.
+run separately on every window: the largest difference of an output, all of which lie in (-1, 1).
 """
 
 import os

@@ -1,13 +1,13 @@
-"""A trained LSTM becomes a TrellisNet (Theorem 1), which goes on learning with dense kernels.
+"""Converts a trained LSTM to a TrellisNet (Theorem 1) and trains that on with dense kernels.
 
     python examples/theorem1/warm_start.py --quick
 
-1. A 2-layer LSTM learns characters.
-2. `theorem1.to_trellis` makes of it the TrellisNet that is the LSTM truncated to M = 32 steps.
-   On held-out text its bits per character are those of the truncated LSTM, which is the LSTM
-   started anew for every character on the 32 last ones.
-3. `to_dense()` lifts the mask of its kernels, and training goes on: from there, downwards. Beside
-   it the LSTM itself goes on, with the same optimizer on the same batches.
+1. A 2-layer LSTM trains on characters.
+2. `theorem1.to_trellis` converts it to the TrellisNet that is the LSTM truncated to M = 32 steps.
+   On held-out text it has the bits per character of the truncated LSTM, which runs separately for
+   each character, over the last 32.
+3. `theorem1.to_dense` lifts the sparsity of its kernels, and training continues from there. The
+   LSTM itself trains on for comparison, with the same optimizer on the same batches.
 
 Writes bits.csv, curve.csv, curve.png and run.json into `--output`.
 """
@@ -29,22 +29,22 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What is trained, and on what.
+    """Settings of the example.
 
     Attributes:
         data: Name of the text, for `data.load`.
-        units: Of each of the two LSTM layers.
+        units: Units of each of the two LSTM layers.
         embedding_dim: Width of the embedding.
         truncation: M, in characters.
         batch_size: Rows of a batch. Each has 2 M - 1 characters, of which the last M count.
         lstm_steps: Training steps of the LSTM.
-        further_steps: And after the conversion.
-        every: Further steps from one look at the held-out text to the next; the LSTM's are 8 times
-            as many.
-        learning_rate: Of the LSTM.
-        further_learning_rate: After the conversion.
-        characters: Length of the held-out text, the beginning of the validation split.
-        seed: Of the initial weights.
+        further_steps: Training steps of both nets after the conversion.
+        every: Further steps between two evaluations on the held-out text; 8 times as many for the
+            LSTM before the conversion.
+        learning_rate: Learning rate of the LSTM.
+        further_learning_rate: Learning rate after the conversion.
+        characters: Length of the held-out text, the start of the validation split.
+        seed: Seed of the initial weights.
     """
 
     data: str = "char_ptb"
@@ -84,11 +84,15 @@ def main(
     data_dir: Annotated[
         str | None, typer.Option(help="Folder of local copies (or TRELLIS_KERAS_DATA).")
     ] = None,
-    lstm_steps: Annotated[int | None, typer.Option(min=1, help="Of the LSTM's training.")] = None,
-    further_steps: Annotated[int | None, typer.Option(min=1, help="After the conversion.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the initial weights.")] = 0,
+    lstm_steps: Annotated[
+        int | None, typer.Option(min=1, help="Training steps of the LSTM.")
+    ] = None,
+    further_steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps after the conversion.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the initial weights.")] = 0,
 ):
-    """Trains a 2-layer LSTM on characters, converts it, and trains the TrellisNet further."""
+    """Trains a 2-layer LSTM on characters, converts it, and trains the TrellisNet on."""
     given = {"lstm_steps": lstm_steps, "further_steps": further_steps}
     settings = dataclasses.replace(
         QUICK if quick else Settings(),
@@ -176,7 +180,7 @@ def compile_model(model, learning_rate, jit_compile):
 
 
 def train(model, corpus, settings, steps, every, first_step=0):
-    """Trains for so many steps; returns the held-out text's bits, from before the first one on."""
+    """Trains for a number of steps; returns [(step, held-out bits)], with a first evaluation."""
     import keras
 
     from trellis_keras.data import TokenStream
