@@ -59,35 +59,6 @@ def check_shape(name: str, tensor: Tensor, shape: Shape) -> None:
         )
 
 
-def check_cell_call(cell, inputs: Tensor, states: Sequence[Tensor], widths: list[int]) -> None:
-    """Checks what a recurrent cell is called with.
-
-    Args:
-        cell: Cell, whose `state_size` lists its states.
-        inputs: Tensor (batch, channels).
-        states: List of tensors (batch, units).
-        widths: Channel counts that the inputs may have.
-
-    Raises:
-        ValueError: Inputs of another width, or states of another number or shape.
-    """
-    if len(inputs.shape) != 2 or inputs.shape[-1] not in widths:
-        wanted = " or ".join(f"(batch, {width})" for width in widths)
-        raise ValueError(
-            f"The inputs of {cell.name} must have shape {wanted}. "
-            f"Received: shape {tuple(inputs.shape)}"
-        )
-    size = cell.state_size
-    sizes = list(size) if isinstance(size, (list, tuple)) else [size]
-    if not isinstance(states, (list, tuple)) or len(states) != len(sizes):
-        received = len(states) if isinstance(states, (list, tuple)) else type(states).__name__
-        raise ValueError(
-            f"{cell.name} needs a list of states of the sizes {sizes}. Received: {received}"
-        )
-    for i, (state, n) in enumerate(zip(states, sizes, strict=True)):
-        check_shape(f"states[{i}]", state, (inputs.shape[0], n))
-
-
 def sequence_spec(layer: keras.Layer, input_shape: Shape) -> keras.layers.InputSpec:
     """Returns the input spec of a layer built for sequences (batch, time, channels).
 
@@ -150,16 +121,6 @@ def seeded(initializer: Initializer, seed: int | None, *path: int) -> Initialize
     if base is None:
         return initializer.clone()
     return type(initializer).from_config({**config, "seed": sub_seed(base, *path)})
-
-
-def blockwise_initializer(*initializers):
-    """Returns the initializer of a bias of equal blocks, one initializer per block."""
-
-    def initial(shape, dtype=None):
-        units = shape[0] // len(initializers)
-        return ops.concatenate([block((units,), dtype=dtype) for block in initializers])
-
-    return initial
 
 
 # Precision

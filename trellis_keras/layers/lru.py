@@ -13,7 +13,6 @@ from trellis_keras.layers.base import (
     FrozenPartsMixin,
     StatefulMixin,
     at_least_float32,
-    check_cell_call,
     check_positive,
     resolve_mask,
     seeded,
@@ -141,7 +140,7 @@ class LRUCell(RecurrentCell):
     def call(self, inputs, states, training=False):
         is_list = isinstance(states, (list, tuple))
         states = states if is_list else [states]
-        check_cell_call(self, inputs, states, [self.units])
+        self._check_call(inputs, states, [self.units])
         masks = self.dropout_masks(inputs, states[0], training)
         h1, h2 = self.advance(inputs, states[0], masks)
         return h1, [h2] if is_list else h2

@@ -18,9 +18,8 @@ from trellis_keras.layers import streaming
 from trellis_keras.layers.base import (
     StatefulMixin,
     at_least_float32,
-    blockwise_initializer,
-    check_cell_call,
     check_positive,
+    check_shape,
     last_step,
     resolve_mask,
     seeded,
@@ -82,6 +81,16 @@ class GateInitializer(keras.initializers.Initializer):
             "gates": self.gates,
             "fan_in": self.fan_in,
         }
+
+
+def _blockwise(*initializers):
+    """Returns the initializer of a bias of equal blocks, one initializer per block."""
+
+    def initial(shape, dtype=None):
+        units = shape[0] // len(initializers)
+        return ops.concatenate([block((units,), dtype=dtype) for block in initializers])
+
+    return initial
 
 
 class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
@@ -192,6 +201,23 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
             regularizer=getattr(self, f"{kind}_regularizer"),
             constraint=getattr(self, f"{kind}_constraint"),
         )
+
+    def _check_call(self, inputs, states, widths):
+        """Raises ValueError unless the inputs are of one of these widths and the states fit."""
+        if len(inputs.shape) != 2 or inputs.shape[-1] not in widths:
+            expected = " or ".join(f"(batch, {width})" for width in widths)
+            raise ValueError(
+                f"The inputs of {self.name} must have shape {expected}. "
+                f"Received: shape {tuple(inputs.shape)}"
+            )
+        sizes = keras.tree.flatten(self.state_size)
+        if not isinstance(states, (list, tuple)) or len(states) != len(sizes):
+            received = len(states) if isinstance(states, (list, tuple)) else type(states).__name__
+            raise ValueError(
+                f"{self.name} needs a list of states of the sizes {sizes}. Received: {received}"
+            )
+        for i, (state, size) in enumerate(zip(states, sizes, strict=True)):
+            check_shape(f"states[{i}]", state, (inputs.shape[0], size))
 
     # `keras.layers.RNN` calls these two before its loop, and resets the masks after it.
 
@@ -365,12 +391,12 @@ class RHNCell(RecurrentCell):
         blocks = [seeded(self.bias_initializer, self.seed, 2, i, 0), transform]
         if self.carry == "independent":
             blocks.append(lambda shape, dtype=None: -carry(shape, dtype=dtype))
-        return blockwise_initializer(*blocks)
+        return _blockwise(*blocks)
 
     def call(self, inputs, states, training=False):
         is_list = isinstance(states, (list, tuple))
         states = states if is_list else [states]
-        check_cell_call(self, inputs, states, [self.input_channels])
+        self._check_call(inputs, states, [self.input_channels])
         s = states[0]
         input_mask, state_mask = self.dropout_masks(inputs, s, training)
         x = ops.matmul(drop(inputs, input_mask), self.kernel)
@@ -525,12 +551,12 @@ class GridLSTMCell(RecurrentCell):
             "bias",
             (4 * self.units,),
             name=f"{name}_bias{suffix}",
-            initializer=blockwise_initializer(*blocks),
+            initializer=_blockwise(*blocks),
         )
         return kernel, recurrent_kernel, bias
 
     def call(self, inputs, states, training=False):
-        check_cell_call(self, inputs, states, [self.units, 2 * self.units])
+        self._check_call(inputs, states, [self.units, 2 * self.units])
         h1, m1 = inputs[:, : self.units], inputs[:, self.units :]
         m1 = m1 if m1.shape[-1] else ops.zeros_like(h1)
         h1_mask, h2_mask = self.dropout_masks(inputs, states[0], training)
