@@ -290,7 +290,7 @@ def _export_step(model, path, format, quantization):
     if any(np.any(leaf) for leaf in keras.tree.flatten(model.initial_cache(1))):
         raise ValueError(f"format={format!r} starts from zeros. Received: another initial cache")
     endpoint = next(endpoint for endpoint in _endpoints(model) if endpoint.name == "step")
-    with kernels.disabled():  # without loops over levels, which the converters do not take
+    with kernels.disabled():  # the converters do not take the kernels' loops
         content = _to_litert(endpoint, quantization) if format == "litert" else _to_onnx(endpoint)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary:
@@ -603,9 +603,22 @@ def _text_endpoints(model, streams, sampling):
 
 def _hidden_states(model, tokens):
     """The backbone's output (batch, time, channels), from empty states."""
-    if getattr(model.backbone, "stateful", False):
-        return model.backbone.prefill(model.embedding(tokens))[0]
-    return model.encode(tokens)["hidden"]
+    with _empty_states(model.backbone):
+        outputs = model.backbone(model.embedding(tokens), training=False)
+    return outputs[0] if isinstance(outputs, (list, tuple)) else outputs
+
+
+@contextlib.contextmanager
+def _empty_states(backbone):
+    """Context in which a stateful layer neither reads nor keeps states."""
+    stateful = getattr(backbone, "stateful", False)
+    if stateful:
+        backbone.stateful = False
+    try:
+        yield
+    finally:
+        if stateful:
+            backbone.stateful = True
 
 
 def _generate(model, ids, lengths, new_tokens, temperature, seed):
