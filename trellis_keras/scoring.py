@@ -121,8 +121,14 @@ def score(
     if batch_tokens is None:
         batch_tokens = _floor_power_of_two(_MAX_SCORES // model.vocabulary_size)
         batch_tokens = max(1024, min(8192, batch_tokens))
-    settings = {"whole": whole, "field": field, "start": start, "metric": metric}
-    settings |= {"batch_tokens": batch_tokens, "model": _fingerprint(model)}
+    settings = {
+        "whole": whole,
+        "field": field,
+        "start": start,
+        "metric": metric,
+        "batch_tokens": batch_tokens,
+        "model": _fingerprint(model),
+    }
     job = _Job(model, path, output, settings, verbose)
     job.folder.mkdir(exist_ok=True)
     with folder_lock(job.folder):
