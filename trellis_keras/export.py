@@ -34,13 +34,13 @@ from trellis_keras.models.sequence_models import SequenceModel
 if keras.backend.backend() == "tensorflow":  # `export` refuses the other backends
     import tensorflow as tf
 
-# Limits of one request. They bound its memory.
+# Limits of one request, which bound its memory.
 _MAX_NEW_TOKENS = 2**20  # over all rows
 _MAX_CACHE_ROWS = 2**12
 
 _NO_TOKENS = "Each row needs at least one token. Received rows of length:"
 
-_ONNX_OPSET = 18  # from 2022: runtimes of the last years read it
+_ONNX_OPSET = 18  # of 2022, so that older runtimes read it too
 
 
 def export(
@@ -431,7 +431,7 @@ class _Cache:
     """The cache of a backbone as a flat dict of tensors.
 
     A tensor's name is its place in the cache, such as `cache_inputs` or `cache_states_0_1`. Half
-    precision becomes float32, as JSON has neither.
+    precision becomes float32, which every client can send.
     """
 
     def __init__(self, backbone):
