@@ -21,74 +21,39 @@ def random(*shape, seed=0):
     return floats(np.random.default_rng(seed).normal(size=shape))
 
 
-def plain_nll(latent, targets, kernel, bias):
-    """-log softmax of each expert, written out."""
-    latent = ops.reshape(latent, (*latent.shape[:-1], EXPERTS, WIDTH))
-    log_p = ops.log_softmax(ops.matmul(latent, kernel) + bias)
-    places = ops.broadcast_to(targets[..., None, None], (*targets.shape, EXPERTS, 1))
-    return -ops.take_along_axis(log_p, places, axis=-1)[..., 0]
-
-
-def assert_same_gradients(functions, inputs, assert_close):
-    """All functions of the inputs have the value and the gradients of the first one."""
-    results = []
-    for function in functions:
-
-        def total(*inputs, function=function):
-            value = function(*inputs)
-            weight = random(*value.shape, seed=9)
-            return ops.sum(value * weight), value
-
-        (_, value), _, gradients = value_and_gradients(total, [], *inputs)
-        results.append([value, *gradients])
-    for result in results[1:]:
-        for actual, reference in zip(result, results[0], strict=True):
-            assert_close(actual, reference, "gradient")
+def experts_nll(latent, targets, kernel, bias):
+    """-log softmax of each expert, (..., K * width) and (..., 1) -> (..., K)."""
+    shape = ops.shape(latent)[:-1]
+    logits = ops.matmul(ops.reshape(latent, (*shape, EXPERTS, WIDTH)), kernel) + bias
+    places = ops.broadcast_to(targets[..., None, :], (*shape, EXPERTS, 1))
+    return -ops.take_along_axis(ops.log_softmax(logits), places, axis=-1)[..., 0]
 
 
 # 7 steps: the last block of 2 or 3 is padded.
 @pytest.mark.float64
 @pytest.mark.parametrize("leading", [(), (2, 3)])
-def test_experts_nll(leading, assert_close):
-    latent = random(*leading, 7, EXPERTS * WIDTH)
-    targets = np.random.default_rng(1).integers(0, WORDS, (*leading, 7)).astype("int32")
+def test_values_and_gradients(leading, assert_close):
+    """Of floats, with integers among the tensors and weights that all blocks share."""
+    targets = np.random.default_rng(1).integers(0, WORDS, (*leading, 7, 1)).astype("int32")
+    upstream = random(*leading, 7, EXPERTS, seed=4)
+    inputs = random(*leading, 7, EXPERTS * WIDTH), random(WIDTH, WORDS, seed=2), random(WORDS)
 
-    def of_blocks(steps):
-        return lambda latent, kernel, bias: blockwise.experts_nll(
-            latent, targets, kernel, bias, steps
-        )
+    def results(steps):
+        def total(latent, *weights):
+            tensors = latent, ops.convert_to_tensor(targets)
+            if steps is None:
+                values = experts_nll(*tensors, *weights)
+            else:
+                values = blockwise.map_blocks(experts_nll, steps, tensors, weights)
+            return ops.sum(values * upstream), values
 
-    functions = [lambda latent, *weights: plain_nll(latent, targets, *weights)]
-    functions += [of_blocks(steps) for steps in (1, 2, 3, 7, 100)]
-    inputs = latent, random(WIDTH, WORDS, seed=2), random(WORDS, seed=3)
-    assert_same_gradients(functions, inputs, assert_close)
+        (_, values), _, gradients = value_and_gradients(total, [], *inputs)
+        return [values, *gradients]
 
-
-@pytest.mark.float64
-def test_map_blocks(assert_close):
-    def softmax(x, y):
-        return ops.log_softmax(x[..., :3] * y)
-
-    functions = [softmax]
-    functions += [lambda x, y, n=n: blockwise.map_blocks(softmax, n, x, y) for n in (2, 3, 100)]
-    assert_same_gradients(functions, (random(2, 3, 7, 4), random(2, 3, 7, 1)), assert_close)
-
-
-def test_no_more_logits_than_a_block_has():
-    latent, kernel, bias = random(2, 30, EXPERTS * WIDTH), random(WIDTH, WORDS), random(WORDS)
-    targets = np.zeros((2, 30), "int32")
-
-    def largest_array(steps):
-        def loss(latent, kernel, bias):
-            return ops.mean(blockwise.experts_nll(latent, targets, kernel, bias, steps))
-
-        program = optimized_gradient(loss, latent, kernel, bias)
-        shapes = re.findall(r"\bf32\[([\d,]+)\]", program)
-        return max(math.prod(map(int, shape.split(","))) for shape in shapes)
-
-    assert largest_array(30) >= 2 * 30 * EXPERTS * WORDS
-    # As large as a block of 3 steps, or as all latent vectors.
-    assert largest_array(3) <= max(2 * 3 * EXPERTS * WORDS, 2 * 30 * EXPERTS * WIDTH)
+    plain = results(None)
+    for steps in (1, 2, 3, 100):
+        for actual, reference in zip(results(steps), plain, strict=True):
+            assert_close(actual, reference, "gradient")
 
 
 def optimized_gradient(function, *inputs):
@@ -111,6 +76,24 @@ def optimized_gradient(function, *inputs):
     return gradient.experimental_get_compiler_ir(*inputs)(stage="optimized_hlo")
 
 
+def test_no_more_logits_than_a_block_has():
+    latent, kernel, bias = random(2, 30, EXPERTS * WIDTH), random(WIDTH, WORDS), random(WORDS)
+    targets = np.zeros((2, 30, 1), "int32")
+
+    def largest_array(steps):
+        def loss(latent, *weights):
+            tensors = latent, ops.convert_to_tensor(targets)
+            return ops.mean(blockwise.map_blocks(experts_nll, steps, tensors, weights))
+
+        program = optimized_gradient(loss, latent, kernel, bias)
+        shapes = re.findall(r"\bf32\[([\d,]+)\]", program)
+        return max(math.prod(map(int, shape.split(","))) for shape in shapes)
+
+    assert largest_array(30) >= 2 * 30 * EXPERTS * WORDS
+    # As large as a block of 3 steps, or as all latent vectors.
+    assert largest_array(3) <= max(2 * 3 * EXPERTS * WORDS, 2 * 30 * EXPERTS * WIDTH)
+
+
 @pytest.mark.parametrize(
     ("limit", "steps"), [(1, 1), (2 * 33 * 7 - 1, 6), (2 * 33 * 7, 7), (10**9, 10**9 // 66)]
 )
@@ -119,5 +102,5 @@ def test_steps_within_a_number_of_logits(limit, steps):
 
 
 def test_blocks_are_of_equal_length():
-    blocks = blockwise.TimeBlocks(np.zeros((2, 30, 12)), longest=14)
+    blocks = blockwise._Blocks(np.zeros((2, 30, 12)), longest=14)
     assert (blocks.number, blocks.steps) == (3, 10)

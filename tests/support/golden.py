@@ -102,11 +102,8 @@ def tcn_layer(arrays, **options):
     return layer
 
 
-def language_model(arrays, parameters="param", block_steps="auto", **options):
-    """The LanguageModel of a `trellis_lm_*` or `trajectory_*` case, weights loaded.
-
-    `block_steps` is that of a mixture of softmaxes.
-    """
+def language_model(arrays, parameters="param", **options):
+    """The LanguageModel of a `trellis_lm_*` or `trajectory_*` case, weights loaded."""
     config = arrays["meta"]["config"]
     embedding = arrays[f"{parameters}.encoder.weight"]
     weight2 = next(v for k, v in arrays.items() if k.startswith(f"{parameters}.weight2"))
@@ -132,7 +129,6 @@ def language_model(arrays, parameters="param", block_steps="auto", **options):
             config["n_experts"],
             latent_dropout=config.get("dropoutl", 0.0),
             epsilon=1e-8,
-            block_steps=block_steps,
         )
     model = LanguageModel(
         config["V"],

@@ -33,6 +33,131 @@ class Cluster(NamedTuple):
     projection: Tensor = None
 
 
+def cluster_nll(
+    hidden: Tensor,
+    targets: Tensor,
+    clusters: Sequence[Cluster],
+    cutoffs: Sequence[int],
+    capacity: int | Tensor,
+) -> Tensor:
+    """Returns -log p of each target; equals `AdaptiveSoftmax.call` at the targets.
+
+    Args:
+        hidden: Tensor (n, channels).
+        targets: int32 tensor (n,).
+        clusters: The head, with the tails' tokens behind its words, and each tail.
+        cutoffs: First word of each tail.
+        capacity: Tokens that a turn takes: a positive integer or, in graphs, a tensor.
+
+    Returns:
+        Tensor (n,) of the dtype of the biases.
+    """
+    sizes = [2 if cluster.projection is None else 3 for cluster in clusters]
+    tail_of = sum(ops.cast(targets >= first, "int32") for first in cutoffs)  # 0: the head
+    head_choice = targets
+    if cutoffs:
+        head_choice = ops.where(tail_of == 0, targets, cutoffs[0] - 1 + tail_of)
+
+    def flatten(clusters):
+        return [w for cluster, size in zip(clusters, sizes, strict=True) for w in cluster[:size]]
+
+    def pack(weights):
+        weights = iter(weights)
+        return [Cluster(*(next(weights) for _ in range(size))) for size in sizes]
+
+    def visit(i, tail, body, carry):
+        """Calls `body(rows, counts, choice, carry)` for the tokens of tail i, turn by turn."""
+
+        def turn(rows, counts, carry):
+            # Rows that fill up a turn may hold words of any cluster.
+            choice = ops.take(targets, rows) - cutoffs[i]
+            choice = ops.clip(choice, 0, tail.kernel.shape[0] - 1)
+            return body(rows, counts, choice, carry)
+
+        return for_selected_rows(tail_of == i + 1, capacity, turn, carry)
+
+    def add_tails(hidden, tails, values):
+        """Adds -log p(word | tail); returns also the log of each softmax's denominator."""
+        carry = values, ops.zeros_like(values)
+        for i, tail in enumerate(tails):
+
+            def body(rows, counts, choice, carry, tail=tail):
+                logits = _logits(tail, _features(tail, ops.take(hidden, rows, axis=0)))
+                scores = [ops.where(counts, score, 0) for score in _score(logits, choice)]
+                return tuple(_add_rows(c, rows, s) for c, s in zip(carry, scores, strict=True))
+
+            carry = visit(i, tail, body, carry)
+        return carry
+
+    def tail_gradients(hidden, tails, normalizers, upstream, d_hidden):
+        d_tails, d_hidden = [], ops.cast(d_hidden, upstream.dtype)
+        for i, tail in enumerate(tails):
+
+            def body(rows, counts, choice, carry, tail=tail):
+                d_hidden, *sums = carry
+                h = ops.take(hidden, rows, axis=0)
+                features = _features(tail, h)
+                of_rows = ops.where(counts, ops.take(upstream, rows), 0)
+                d_logits = _logit_gradients(
+                    _logits(tail, features), ops.take(normalizers, rows), choice, of_rows
+                )
+                d_h, d_tail = _gradients(tail, h, features, d_logits)
+                sums = [s + ops.cast(d, s.dtype) for s, d in zip(sums, d_tail, strict=False)]
+                return (_add_rows(d_hidden, rows, d_h), *sums)
+
+            zeros = [ops.zeros(w.shape, upstream.dtype) for w in tail if w is not None]
+            d_hidden, *sums = visit(i, tail, body, (d_hidden, *zeros))
+            d_tails.append(Cluster(*sums))
+        return d_hidden, d_tails
+
+    @ops.custom_gradient
+    def nll(hidden, *weights):
+        head, *tails = pack(weights)
+        head_logits = _logits(head, hidden)
+        values, head_normalizers = _score(head_logits, head_choice)
+        values, normalizers = add_tails(hidden, tails, values)
+
+        def gradient(upstream, **_):
+            d_logits = _logit_gradients(head_logits, head_normalizers, head_choice, upstream)
+            d_hidden, d_head = _gradients(head, hidden, hidden, d_logits)
+            d_hidden, d_tails = tail_gradients(hidden, tails, normalizers, upstream, d_hidden)
+            inputs, gradients = [hidden, *weights], [d_hidden, *flatten([d_head, *d_tails])]
+            return tuple(ops.cast(d, x.dtype) for d, x in zip(gradients, inputs, strict=True))
+
+        return values, gradient
+
+    return nll(hidden, *flatten(clusters))
+
+
+def for_selected_rows(
+    selected: Tensor, capacity: int | Tensor, body: Callable, carry: tuple
+) -> tuple:
+    """Visits the selected rows, `capacity` of them at a time.
+
+    Args:
+        selected: Boolean tensor (n,).
+        capacity: The rows of a turn: a positive integer or, in graphs, a tensor.
+        body: Function of row numbers (capacity,), of a boolean tensor (capacity,) that is False
+            for the rows that fill up the last turn, and of the carry. Returns the next carry.
+        carry: Tuple of tensors.
+
+    Returns:
+        The last carry.
+    """
+    count = ops.sum(ops.cast(selected, "int32"))
+    order = ops.argsort(ops.where(selected, 0, 1))
+    slots = ops.arange(capacity, dtype="int32")
+    last = ops.shape(order)[0] - 1
+
+    def turn(done, *carry):
+        places = done + slots
+        rows = ops.take(order, ops.minimum(places, last))
+        return (done + capacity, *body(rows, places < count, carry))
+
+    _, *carry = while_loop(lambda done, *_: done < count, turn, (0, *carry))
+    return tuple(carry)
+
+
 def _features(cluster, hidden):
     """(n, channels) -> (n, width)."""
     if cluster.projection is None:
@@ -64,147 +189,6 @@ def _product(equation, a, b, dtype):
     return ops.einsum(equation, ops.cast(a, dtype), ops.cast(b, dtype))
 
 
-def for_selected_rows(
-    selected: Tensor, capacity: int | Tensor, body: Callable, carry: tuple
-) -> tuple:
-    """Visits the selected rows, `capacity` of them at a time.
-
-    Args:
-        selected: Boolean tensor (n,).
-        capacity: The rows of a turn: an integer or, in graphs, a tensor.
-        body: Function of row numbers (capacity,), of a boolean tensor (capacity,) that is False
-            for the rows that fill up the last turn, and of the carry. Returns the next carry.
-        carry: Tuple of tensors.
-
-    Returns:
-        The last carry.
-    """
-    count = ops.sum(ops.cast(selected, "int32"))
-    order = ops.argsort(ops.where(selected, 0, 1))
-    slots = ops.arange(capacity, dtype="int32")
-    last = ops.shape(order)[0] - 1
-
-    def turn(done, *carry):
-        places = done + slots
-        rows = ops.take(order, ops.minimum(places, last))
-        return (done + capacity, *body(rows, places < count, carry))
-
-    _, *carry = while_loop(lambda done, *_: done < count, turn, (0, *carry))
-    return tuple(carry)
-
-
-def cluster_nll(
-    hidden: Tensor,
-    targets: Tensor,
-    clusters: Sequence[Cluster],
-    cutoffs: Sequence[int],
-    capacities: Sequence[int | Tensor],
-) -> Tensor:
-    """Returns -log p of each target; equals `AdaptiveSoftmax.call` at the targets.
-
-    Args:
-        hidden: Tensor (n, channels).
-        targets: int32 tensor (n,).
-        clusters: The head, with the tails' tokens behind its words, and each tail.
-        cutoffs: First word of each tail.
-        capacities: Tokens that a turn takes, for each tail.
-
-    Returns:
-        Tensor (n,) of the dtype of the biases.
-    """
-    sizes = [2 if cluster.projection is None else 3 for cluster in clusters]
-
-    def pack(weights):
-        weights = iter(weights)
-        return [Cluster(*(next(weights) for _ in range(size))) for size in sizes]
-
-    def flatten(clusters):
-        return [w for cluster, size in zip(clusters, sizes, strict=True) for w in cluster[:size]]
-
-    @ops.custom_gradient
-    def nll(hidden, *weights):
-        head, *tails = pack(weights)
-        split = _Split(targets, cutoffs, capacities)
-        head_logits = _logits(head, hidden)
-        values, normalizers = _score(head_logits, split.head_choice)
-        values, tail_normalizers = _add_tails(hidden, tails, split, values)
-
-        def gradient(upstream, **_):
-            d_logits = _logit_gradients(head_logits, normalizers, split.head_choice, upstream)
-            d_hidden, d_head = _gradients(head, hidden, hidden, d_logits)
-            d_hidden, d_tails = _tail_gradients(
-                hidden, tails, split, tail_normalizers, upstream, d_hidden
-            )
-            d_weights = flatten([d_head, *d_tails])
-            d_weights = [ops.cast(d, w.dtype) for d, w in zip(d_weights, weights, strict=True)]
-            return (ops.cast(d_hidden, hidden.dtype), *d_weights)
-
-        return values, gradient
-
-    return nll(hidden, *flatten(clusters))
-
-
-class _Split:
-    """Which tokens are in which tail, and which logit of a softmax each token's loss is about."""
-
-    def __init__(self, targets, cutoffs, capacities):
-        self.targets, self.cutoffs, self.capacities = targets, cutoffs, capacities
-        self.tail = sum(ops.cast(targets >= first, "int32") for first in cutoffs)  # 0: the head
-        in_head = self.tail == 0
-        self.head_choice = (
-            ops.where(in_head, targets, cutoffs[0] - 1 + self.tail) if cutoffs else targets
-        )
-
-    def for_tail(self, i, body, carry):
-        """`for_selected_rows` of tail i."""
-        return for_selected_rows(self.tail == i + 1, self.capacities[i], body, carry)
-
-    def tail_choice(self, i, rows, words):
-        """Rows that fill up a turn may hold words of any cluster."""
-        return ops.clip(ops.take(self.targets, rows) - self.cutoffs[i], 0, words - 1)
-
-
-def _add_tails(hidden, tails, split, values):
-    """Adds -log p(word | tail); returns also the log of each softmax's denominator."""
-    carry = values, ops.zeros_like(values)
-    for i, tail in enumerate(tails):
-
-        def body(rows, counts, carry, i=i, tail=tail):
-            logits = _logits(tail, _features(tail, ops.take(hidden, rows, axis=0)))
-            scores = _score(logits, split.tail_choice(i, rows, logits.shape[-1]))
-            scores = [ops.where(counts, score, 0) for score in scores]
-            return tuple(_add_rows(c, rows, s) for c, s in zip(carry, scores, strict=True))
-
-        carry = split.for_tail(i, body, carry)
-    return carry
-
-
-def _tail_gradients(hidden, tails, split, normalizers, upstream, d_hidden):
-    d_tails = []
-    d_hidden = ops.cast(d_hidden, upstream.dtype)
-    for i, tail in enumerate(tails):
-
-        def body(rows, counts, carry, i=i, tail=tail):
-            d_hidden, *sums = carry
-            h = ops.take(hidden, rows, axis=0)
-            features = _features(tail, h)
-            logits = _logits(tail, features)
-            d_logits = _logit_gradients(
-                logits,
-                ops.take(normalizers, rows),
-                split.tail_choice(i, rows, logits.shape[-1]),
-                ops.where(counts, ops.take(upstream, rows), 0),
-            )
-            d_h, d_tail = _gradients(tail, h, features, d_logits)
-            sums = [s + ops.cast(d, s.dtype) for s, d in zip(sums, d_tail, strict=False)]
-            return (_add_rows(d_hidden, rows, d_h), *sums)
-
-        zeros = [ops.zeros(w.shape, upstream.dtype) for w in tail if w is not None]
-        d_hidden, *sums = split.for_tail(i, body, (d_hidden, *zeros))
-        d_tails.append(Cluster(*sums))
-    return d_hidden, d_tails
-
-
 def _score(logits, choice):
     """-log softmax(logits) at the choices (n,), and the log of the denominators (n,)."""
     normalizers = ops.logsumexp(logits, axis=-1)
@@ -223,54 +207,3 @@ def _logit_gradients(logits, normalizers, choice, upstream):
 def _add_rows(x, rows, values):
     """Adds values (capacity, ...) to some of the rows of x (n, ...)."""
     return ops.scatter_update(x, rows[:, None], ops.cast(values, x.dtype), reduction="add")
-
-
-def cluster_top_k(
-    hidden: Tensor,
-    clusters: Sequence[Cluster],
-    cutoffs: Sequence[int],
-    capacities: Sequence[int | Tensor],
-    k: int,
-) -> tuple[Tensor, Tensor]:
-    """Returns the k best log-probabilities (n, k) and their words; equals `Head.top_k`.
-
-    A word of a tail is at most as probable as the tail itself. So a tail is computed only for the
-    tokens for which it is more probable than the k-th best word so far.
-
-    Args:
-        hidden, clusters, cutoffs, capacities: See `cluster_nll`.
-        k: Positive integer, at most the number of words.
-    """
-    head, *tails = clusters
-    log_p = ops.log_softmax(_logits(head, hidden), axis=-1)
-    words = cutoffs[0] if cutoffs else log_p.shape[-1]
-    best = ops.top_k(log_p[:, :words], min(k, words))
-    # Row n is a place to write the rows that fill up a turn to.
-    padding = [[0, 1], [0, k - min(k, words)]]
-    best = (
-        ops.pad(best[0], padding, constant_values=-float("inf")),
-        ops.pad(ops.cast(best[1], "int32"), padding),
-    )
-    nobody = ops.shape(hidden)[0]
-    for i, (tail, capacity) in enumerate(zip(tails, capacities, strict=True)):
-        tail_log_p = log_p[:, words + i]
-
-        def body(rows, counts, best, i=i, tail=tail, tail_log_p=tail_log_p):
-            logits = _logits(tail, _features(tail, ops.take(hidden, rows, axis=0)))
-            found = ops.take(tail_log_p, rows)[:, None] + ops.log_softmax(logits, axis=-1)
-            found, places = ops.top_k(found, min(k, found.shape[-1]))
-            new = found, ops.cast(places, "int32") + cutoffs[i]
-            candidates, words = (
-                ops.concatenate([ops.take(old, rows, axis=0), more], axis=-1)
-                for old, more in zip(best, new, strict=True)
-            )
-            candidates, places = ops.top_k(candidates, k)
-            words = ops.take_along_axis(words, places, axis=-1)
-            rows = ops.where(counts, rows, nobody)[:, None]
-            return tuple(
-                ops.scatter_update(old, rows, more)
-                for old, more in zip(best, (candidates, words), strict=True)
-            )
-
-        best = for_selected_rows(tail_log_p > best[0][:-1, -1], capacity, body, best)
-    return best[0][:-1], best[1][:-1]

@@ -23,15 +23,15 @@ from trellis_keras.layers.base import at_least_float32, check_positive, seeded, 
 from trellis_keras.layers.regularization import VariationalDropout
 from trellis_keras.types import Initializer, Shape, Tensor
 
-# Logits that exist at once with `block_steps="auto"`: 16 MiB of them in float32. More make no step
+# How many logits of a mixture of softmaxes exist at once: 16 MiB in float32. More make no step
 # faster on a CPU, and with 10,000 words these are 420 rows of a product: enough for a GPU.
-AUTOMATIC_LOGITS = 2**22
+LOGITS_AT_ONCE = 2**22
 
 
 class Head(keras.layers.Layer):
     """The base class of output heads.
 
-    A subclass defines `call(hidden)` and may define a cheaper `loss` and `top_k`. It keeps an
+    A subclass defines `call(hidden, training=False)` and may define a cheaper `loss`. It keeps an
     output matrix of its own unless `embedding` is set. Logits, log-probabilities and losses are
     at least float32, whatever the dtype policy is.
 
@@ -98,7 +98,11 @@ class Head(keras.layers.Layer):
         Raises:
             ValueError: If `k` is out of range.
         """
-        self._check_k(k)
+        check_positive(k=k)
+        if k > self.vocabulary_size:
+            raise ValueError(
+                f"`k` must be at most vocabulary_size={self.vocabulary_size}. Received: k={k}"
+            )
         log_p, words = ops.top_k(self(hidden), k)
         return log_p, ops.cast(words, "int32")
 
@@ -137,13 +141,6 @@ class Head(keras.layers.Layer):
                 "A tied output matrix needs an embedding as wide as the hidden output. "
                 f"Received: embedding_dim={self.embedding.output_dim}, hidden output "
                 f"{channels} channels. Make them equal or set tie_embeddings=False."
-            )
-
-    def _check_k(self, k):
-        check_positive(k=k)
-        if k > self.vocabulary_size:
-            raise ValueError(
-                f"`k` must be at most vocabulary_size={self.vocabulary_size}. Received: k={k}"
             )
 
 
@@ -205,14 +202,15 @@ class DenseHead(Head):
         return _nll(targets, self._logits(hidden))
 
     def _logits(self, hidden):
-        kernel, bias = self._matrix_and_bias()
+        kernel = ops.cast(self._matrix(), self.compute_dtype)
         logits = ops.matmul(ops.cast(hidden, self.compute_dtype), kernel)
-        return ops.cast(logits, self._wide) + bias
+        return ops.cast(logits, self._wide) + ops.cast(self.bias, self._wide)
 
-    def _matrix_and_bias(self):
-        """Returns E in the compute dtype, and b, at least float32."""
-        kernel = self.kernel if self.embedding is None else ops.transpose(self._tied_matrix())
-        return ops.cast(kernel, self.compute_dtype), ops.cast(self.bias, self._wide)
+    def _matrix(self):
+        """The output matrix (width, V) as a tensor, not as a variable."""
+        if self.embedding is None:
+            return ops.copy(self.kernel)
+        return ops.transpose(self._tied_matrix())
 
     def get_config(self) -> dict:
         return {
@@ -234,8 +232,8 @@ class MixtureOfSoftmaxes(DenseHead):
         latent_k = tanh(h W_k + b_k)                                k = 1..K
         p = sum_k prior_k softmax(latent_k E + b)                   (V,)
 
-    The logits of all experts exist for a block of time steps only; for the gradient of `loss` they
-    are computed a second time.
+    The logits of all experts exist for a block of time steps only, as many as have 16 MiB of logits
+    in float32 (at least one). The gradient computes them a second time.
 
     Args:
         vocabulary_size: Positive integer, number of tokens V.
@@ -246,9 +244,6 @@ class MixtureOfSoftmaxes(DenseHead):
             tanh, one mask per row (and auxiliary output) for all time steps. Defaults to 0.
         epsilon: Positive float, or `None` for log(p) without underflow. A number gives
             log(p + epsilon), as in the authors' code with 1e-8. Defaults to `None`.
-        block_steps: Positive integer, the time steps whose logits exist at once; `None` for all of
-            them, or `"auto"` for as many as have 16 MiB of logits in float32 (at least one).
-            Defaults to `"auto"`.
         kernel_initializer: Initializer for the output matrix E (latent_units, V), unless it is
             tied. Defaults to U(-0.1, 0.1).
         bias_initializer: Initializer for its bias b (V,). Defaults to `"zeros"`.
@@ -291,7 +286,6 @@ class MixtureOfSoftmaxes(DenseHead):
         latent_units: int | None = None,
         latent_dropout: float = 0.0,
         epsilon: float | None = None,
-        block_steps: int | str | None = "auto",
         kernel_initializer: Initializer = None,
         bias_initializer: Initializer = "zeros",
         expert_kernel_initializer: Initializer = None,
@@ -304,14 +298,11 @@ class MixtureOfSoftmaxes(DenseHead):
         check_positive(experts=experts)
         if latent_units is not None:
             check_positive(latent_units=latent_units)
-        if block_steps not in (None, "auto"):
-            _check_block_steps(block_steps)
         if epsilon is not None and not (isinstance(epsilon, numbers.Real) and epsilon > 0):
             raise ValueError(f"`epsilon` must be positive or None. Received: epsilon={epsilon!r}")
         self.experts = experts
         self.latent_units = latent_units
         self.epsilon = epsilon
-        self.block_steps = block_steps
         if expert_kernel_initializer is None:
             expert_kernel_initializer = keras.initializers.VarianceScaling(
                 1 / 3, "fan_in", "uniform"
@@ -358,32 +349,40 @@ class MixtureOfSoftmaxes(DenseHead):
 
     def call(self, hidden: Tensor, training: bool = False) -> Tensor:
         log_prior, latent = self._mixture(hidden, training)
-        kernel, bias = self._matrix_and_bias()
 
-        def log_mixture(log_prior, latent):
+        def log_mixture(log_prior, latent, kernel, bias):
             log_p = ops.log_softmax(self._expert_logits(latent, kernel, bias), axis=-1)
             return ops.logsumexp(log_prior[..., None] + log_p, axis=-2)
 
-        steps = self._block_steps(latent)
-        return self._add_epsilon(blockwise.map_blocks(log_mixture, steps, log_prior, latent))
+        return self._add_epsilon(self._in_blocks(log_mixture, log_prior, latent))
 
     def loss(self, hidden: Tensor, targets: Tensor, training: bool = False) -> Tensor:
         log_prior, latent = self._mixture(hidden, training)
-        kernel, bias = self._matrix_and_bias()
-        if kernels.enabled():
-            steps = self._block_steps(latent)
-            nll = blockwise.experts_nll(latent, targets, kernel, bias, steps)
-        else:
-            logits = self._expert_logits(latent, kernel, bias)
-            nll = _nll(ops.repeat(targets[..., None], self.experts, axis=-1), logits)
-        return -self._add_epsilon(ops.logsumexp(log_prior - nll, axis=-1))
+
+        def log_mixture(log_prior, latent, targets, kernel, bias):
+            targets = ops.repeat(targets, self.experts, axis=-1)
+            nll = _nll(targets, self._expert_logits(latent, kernel, bias))
+            return ops.logsumexp(log_prior - nll, axis=-1, keepdims=True)
+
+        targets = ops.convert_to_tensor(targets)[..., None]
+        log_p = self._in_blocks(log_mixture, log_prior, latent, targets)
+        return -self._add_epsilon(log_p[..., 0])
+
+    def _in_blocks(self, function, *tensors):
+        """Returns `function(*tensors, kernel, bias)`."""
+        weights = self._matrix(), ops.cast(self.bias, self._wide)
+        if not kernels.enabled():
+            return function(*tensors, *weights)
+        numbers = self.experts * self.vocabulary_size
+        steps = blockwise.steps_within(LOGITS_AT_ONCE, tensors[0], numbers)
+        return blockwise.map_blocks(function, steps, tensors, weights)
 
     def _mixture(self, hidden, training):
         """Returns log priors (..., K), at least float32, and latents (..., K * latent_units)."""
         hidden = ops.cast(hidden, self.compute_dtype)
         prior = self._linear(hidden, self.prior_kernel, self.prior_bias)
         latent = self._linear(hidden, self.latent_kernel, self.latent_bias)
-        # One mask for all blocks, drawn outside of them.
+        # Drawn outside of the blocks: one mask for all of them.
         latent = tanh(self.latent_dropout(latent, training=training))
         return ops.log_softmax(ops.cast(prior, self._wide), axis=-1), latent
 
@@ -394,16 +393,11 @@ class MixtureOfSoftmaxes(DenseHead):
     def _expert_logits(self, latent, kernel, bias):
         """(..., K * latent_units) -> (..., K, V)."""
         width, words = kernel.shape
+        # Cast for each block, so that the blocks' gradients are summed in float32.
+        kernel = ops.cast(kernel, self.compute_dtype)
         logits = ops.matmul(ops.reshape(latent, (-1, width)), kernel)
         logits = ops.cast(logits, self._wide) + bias
         return ops.reshape(logits, (*ops.shape(latent)[:-1], self.experts, words))
-
-    def _block_steps(self, latent):
-        if self.block_steps == "auto" and kernels.enabled():
-            numbers = self.experts * self.vocabulary_size
-            return blockwise.steps_within(AUTOMATIC_LOGITS, latent, numbers)
-        every = self.block_steps is None or not kernels.enabled()
-        return ops.shape(latent)[-2] if every else self.block_steps
 
     def _add_epsilon(self, log_p):
         """log(p + epsilon) = log p + log(1 + epsilon / p)."""
@@ -419,7 +413,6 @@ class MixtureOfSoftmaxes(DenseHead):
             "latent_units": self.latent_units,
             "latent_dropout": self.latent_dropout.rate,
             "epsilon": self.epsilon,
-            "block_steps": self.block_steps,
             "expert_kernel_initializer": serialize(self.expert_kernel_initializer),
             "expert_bias_initializer": serialize(self.expert_bias_initializer),
             "seed": self.seed,
@@ -451,10 +444,9 @@ class AdaptiveSoftmax(Head):
             one softmax.
         div_value: Number of at least 1, by how much each tail is narrower than the one before it.
             Defaults to 1: tails are as wide as the hidden states, without projections.
-        capacity: Positive integer, or one for each tail, how many tokens a turn takes. Each turn
-            computes that many rows, however few of them count, and adds to the gradient of the
-            tail's whole matrix. Defaults to n // 32 + 32, n being the number of tokens in the
-            batch.
+        capacity: Positive integer, how many tokens a turn takes. Each turn computes that many
+            rows, however few of them count, and adds to the gradient of the tail's whole matrix.
+            Defaults to n // 32 + 32, n being the number of tokens in the batch.
         kernel_initializer: Initializer for the clusters' matrices (words, width) and projections
             (channels, width), unless they are tied. Defaults to U(-0.1, 0.1).
         cluster_initializer: Initializer for the vectors that stand for the tails in the head.
@@ -496,7 +488,7 @@ class AdaptiveSoftmax(Head):
         vocabulary_size: int,
         cutoffs: Sequence[int],
         div_value: float = 1,
-        capacity: int | Sequence[int] | None = None,
+        capacity: int | None = None,
         kernel_initializer: Initializer = None,
         cluster_initializer: Initializer = "zeros",
         bias_initializer: Initializer = "zeros",
@@ -508,7 +500,9 @@ class AdaptiveSoftmax(Head):
         if not isinstance(div_value, numbers.Real) or not div_value >= 1:
             raise ValueError(f"`div_value` must be at least 1. Received: div_value={div_value!r}")
         self.div_value = div_value
-        self.capacity = _check_capacity(capacity, len(self.cutoffs))
+        if capacity is not None:
+            check_positive(capacity=capacity)
+        self.capacity = capacity
         self.kernel_initializer = _or_uniform(kernel_initializer)
         self.cluster_initializer = keras.initializers.get(cluster_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
@@ -586,29 +580,16 @@ class AdaptiveSoftmax(Head):
     def loss(self, hidden: Tensor, targets: Tensor, training: bool = False) -> Tensor:
         if not kernels.enabled():
             return super().loss(hidden, targets, training)
-        flat, capacities = self._flat(hidden)
+        flat, capacity = self._flat(hidden)
         targets = ops.convert_to_tensor(targets)
         words = ops.cast(ops.reshape(targets, (-1,)), "int32")
-        nll = clusters.cluster_nll(flat, words, self._clusters(), self.cutoffs, capacities)
+        nll = clusters.cluster_nll(flat, words, self._clusters(), self.cutoffs, capacity)
         return ops.reshape(nll, ops.shape(targets))
-
-    def top_k(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Returns the k most probable words, without the tails that cannot hold one of them.
-
-        Args, returns and raises: see `Head.top_k`.
-        """
-        if not kernels.enabled():
-            return super().top_k(hidden, k)
-        self._check_k(k)
-        flat, capacities = self._flat(hidden)
-        best = clusters.cluster_top_k(flat, self._clusters(), self.cutoffs, capacities, k)
-        log_p, words = (ops.reshape(x, (*ops.shape(hidden)[:-1], k)) for x in best)
-        return log_p, words
 
     def _clusters(self):
         """The weights of the head, with the tails' tokens behind its words, and of each tail."""
         if self.embedding is None:
-            # Copies, because a gradient of one's own needs tensors in TensorFlow's eager mode.
+            # Copies: in TensorFlow's eager mode, custom gradients do not take variables.
             matrices = [ops.copy(kernel) for kernel in self.kernels]
             projections = [None, *map(ops.copy, self.projections)]
         else:
@@ -626,11 +607,10 @@ class AdaptiveSoftmax(Head):
         return list(ops.split(weight, self.cutoffs)) if self.cutoffs else [ops.copy(weight)]
 
     def _flat(self, hidden):
-        """Returns hidden states (n, channels), and each tail's capacity for them."""
+        """Returns hidden states (n, channels), and the capacity for them."""
         hidden = ops.cast(hidden, self.compute_dtype)
         flat = ops.reshape(hidden, (-1, hidden.shape[-1]))
-        capacity = ops.shape(flat)[0] // 32 + 32 if self.capacity is None else self.capacity
-        return flat, capacity if isinstance(capacity, list) else [capacity] * len(self.cutoffs)
+        return flat, self.capacity or ops.shape(flat)[0] // 32 + 32
 
     def get_config(self) -> dict:
         serialize = keras.initializers.serialize
@@ -667,30 +647,6 @@ def check_cutoffs(cutoffs: Sequence[int], vocabulary_size: int) -> list[int]:
             f"{vocabulary_size - 1}. Received: cutoffs={cutoffs}"
         )
     return [int(c) for c in cutoffs]
-
-
-def _check_capacity(capacity, tails):
-    if capacity is None:
-        return None
-    if isinstance(capacity, numbers.Integral):
-        check_positive(capacity=capacity)
-        return int(capacity)
-    capacity = list(capacity)
-    if len(capacity) != tails:
-        raise ValueError(
-            f"`capacity` must be an integer or one for each of the {tails} tails. "
-            f"Received: capacity={capacity}"
-        )
-    check_positive(**{f"capacity[{i}]": c for i, c in enumerate(capacity)})
-    return [int(c) for c in capacity]
-
-
-def _check_block_steps(block_steps):
-    if not isinstance(block_steps, numbers.Integral) or block_steps < 1:
-        raise ValueError(
-            '`block_steps` must be a positive integer, None or "auto". '
-            f"Received: block_steps={block_steps!r}"
-        )
 
 
 def _or_uniform(initializer, seed=None):
