@@ -119,7 +119,7 @@ def _without_states(model):
 
 
 def scores_so_far(model, array, times):
-    """Returns the scores (batch, len(times), ...) of rows that end after so many steps."""
+    """Returns the scores (batch, len(times), ...) of rows that end at each of `times`."""
     found = [scores(model, array[:, :time])[1] for time in times]
     return np.stack([f[:, -1] if f.ndim == 3 else f for f in found], axis=1)
 
