@@ -14,6 +14,8 @@ import typer
 from benchmarks.cases import CASES
 from trellis_keras.files import atomic_write
 
+HERE = pathlib.Path(__file__).resolve().parent.parent
+
 app = typer.Typer(add_completion=False, help=__doc__)
 
 
@@ -34,6 +36,10 @@ def run(
     precision: Annotated[
         str | None,
         typer.Option(help="Of JAX' float32 products: highest (no TF32), tensorfloat32, bfloat16."),
+    ] = None,
+    against: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="Another checkout, whose variants take turns with those of this one."),
     ] = None,
     output: Annotated[str, typer.Option(help="Folder of the results.")] = "runs/benchmarks",
 ):
@@ -56,8 +62,8 @@ def run(
         chosen = [v for v in CASES[name].variants if any(part in v for part in parts)]
         left_out = [v for v in CASES[name].left_out(machine()["backend"]) if v in chosen]
         chosen = [v for v in chosen if v not in left_out]
-        results = {"case": name, "machine": machine(), "variants": measure(name, chosen, rounds)}
-        results["left_out"] = left_out
+        figures = measure(name, chosen, rounds, against)
+        results = {"case": name, "machine": machine(), "variants": figures, "left_out": left_out}
         table = markdown(name, results)
         typer.echo(table)
         kind = [results["machine"]["backend"], results["machine"].get("precision")]
@@ -66,9 +72,16 @@ def run(
         write(folder / f"{stem}.md", table)
 
 
-def measure(name, variants, rounds):
-    """Times the variants of a case in turn; returns {variant: figures}."""
-    workers = {variant: _start(name, variant) for variant in variants}
+def measure(name, variants, rounds, against=None):
+    """Times the variants of a case in turn; returns {variant: figures}.
+
+    With `against`, each variant is followed by its "before: ..." in that checkout.
+    """
+    workers = {}
+    for variant in variants:
+        workers[variant] = _start(name, variant, HERE)
+        if against is not None:
+            workers[f"before: {variant}"] = _start(name, variant, against.resolve())
     try:
         return _measure(workers, rounds)
     finally:
@@ -98,10 +111,15 @@ def _measure(workers, rounds):
     return figures
 
 
-def _start(name, variant):
-    command = [sys.executable, "-m", "benchmarks.worker", name, variant]
+def _start(name, variant, checkout):
     return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        [sys.executable, "-m", "benchmarks.worker", name, variant],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        cwd=checkout,
+        env=os.environ | {"PYTHONPATH": str(checkout)},
     )
 
 
@@ -120,8 +138,6 @@ def _answer(worker, variant):
 def markdown(name, results):
     """Returns the results of a case as a Markdown table."""
     case, figures = CASES[name], results["variants"]
-    base = figures.get(case.baseline, {}).get("step_s")
-    base_amount = figures.get(case.baseline, {}).get("amount") or 1
     machine_line = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
     lines = [
         f"### {name}: {case.about}",
@@ -133,6 +149,7 @@ def markdown(name, results):
         "|---|---|---|---|---|---|---|",
     ]
     for variant, f in figures.items():
+        base, base_amount = _reference(case, variant, figures)
         # Where the amount is tokens, the time of one token is compared.
         amount = f["amount"] if 0 < f["amount"] < 1e6 else 1
         other = base_amount if 0 < base_amount < 1e6 else 1
@@ -146,6 +163,13 @@ def markdown(name, results):
     if left_out := results.get("left_out"):
         lines += ["", f"Left out, as Keras has no graph without XLA on JAX: {'; '.join(left_out)}."]
     return "\n".join(lines) + "\n"
+
+
+def _reference(case, variant, figures):
+    """Returns seconds and amount of the reference: itself before, or the baseline."""
+    reference = f"before: {variant}" if f"before: {variant}" in figures else case.baseline
+    found = figures.get(reference, {})
+    return found.get("step_s"), found.get("amount") or 1
 
 
 def machine():
