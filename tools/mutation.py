@@ -3,10 +3,10 @@
     python -m tools.mutation --mutants 200 --output runs/mutation.csv
 
 A mutant is one small change of one module: another operator, comparison, constant or boolean, a
-condition negated, an argument or a statement left out. Each runs the tests of its module until one fails
-(killed) or all pass (survived). Docstrings, error messages and annotations are left alone. The
-mutants are drawn from a seed, evenly over the modules' lines; an interrupted run resumes from the
-CSV file.
+condition negated, an argument or a statement left out. Each runs the tests of its module until
+one fails (killed) or all pass (survived). Docstrings, error messages and annotations are left
+alone. The mutants are drawn from a seed, evenly over the modules' lines; an interrupted run resumes
+from the CSV file.
 """
 
 import argparse

@@ -85,17 +85,19 @@ def refused(monkeypatch, capsys):
 # Disks
 
 
-def test_a_run_on_a_full_disk_goes_on_when_there_is_room(disk, read_only, tmp_path, refused):
+def test_a_run_on_a_full_disk_resumes_when_there_is_room(disk, read_only, tmp_path):
     tiny_run(tmp_path)  # two epochs
     folder = disk("4m")
     recipe = tiny_recipe(tmp_path)
     run = folder / "run"
     runs.train(recipe.replace(epochs=1), run, verbose=0)
     # Enough for the records of an epoch, not for its checkpoint.
-    fill(folder, leave=100_000)
-    error = refused("train", "--output", run, "--epochs", "2")
-    assert FULL in error and f"The last good state is {run}/checkpoints/epoch-0001.npz." in error
-    assert error.endswith(f"resume with: trellis-keras train --output {run}")
+    fill(folder, leave=(run / "checkpoints/epoch-0001.npz").stat().st_size)
+    with pytest.raises(OSError) as error:
+        runs.train(recipe.replace(epochs=2), run, verbose=0)
+    told = str(error.value)
+    assert FULL in told and f"The last good state is {run}/checkpoints/epoch-0001.npz." in told
+    assert told.endswith(f"resume with: trellis-keras train --output {run}")
     (folder / "filler").unlink()
     runs.train(zoo.read_recipe(run), run, verbose=0)
     assert_same_end(run, tmp_path / "run", 2)

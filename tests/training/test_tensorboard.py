@@ -154,7 +154,7 @@ def test_samples_of_a_model_that_has_none(tmp_path):
         samples.on_train_begin()
     samples.on_epoch_end(0, {"loss": math.nan})
     assert not list(tmp_path.iterdir())
-    with pytest.raises(ValueError, match="`length` must be 1 or more"):
+    with pytest.raises(ValueError, match="`length` .* must be positive. Received: length=0"):
         TextSamples("the ", tmp_path, length=0)
 
 

@@ -11,7 +11,6 @@ from tests.support.served import CHARACTERS
 from trellis_keras import data, zoo
 from trellis_keras.layers import AdaptiveSoftmax
 from trellis_keras.zoo import lru, registry
-from trellis_keras.zoo.tcn import DigitsRecalled
 from trellis_keras.zoo.trellisnet import ABLATIONS, WIKITEXT103_CUTOFFS
 
 TINY = {"depth": 3, "hidden_units": 4, "embedding_dim": 4}
@@ -473,16 +472,3 @@ def test_two_papers_models_of_one_name():
     assert registry.recipe_from_dict(recipe.to_dict()) == recipe
     with pytest.raises(ValueError, match="no option 'variant'"):
         zoo.gru_char_ptb(setting="lru_paper", variant="ug")
-
-
-def test_digits_recalled():
-    y = np.tile(np.arange(12) % 10, (3, 1))
-    logits = np.eye(10)[y]
-    logits[1, -10] = 0.0  # argmax 0, but 2 is right
-    logits[2, 0] = np.eye(10)[5]  # not one of the last ten
-    metric = DigitsRecalled()
-    metric.update_state(y, logits)
-    assert float(metric.result()) == pytest.approx(2 / 3)
-    metric.reset_state()
-    metric.update_state(y, logits, sample_weight=np.repeat([[1.0], [1.0], [0.0]], 12, axis=1))
-    assert float(metric.result()) == pytest.approx(1 / 2)

@@ -3,9 +3,9 @@
 import keras
 from keras import ops
 
-from trellis_keras.data.synthetic import COPIED
 from trellis_keras.layers import TCN, DenseHead, StackedRNN
 from trellis_keras.models import (
+    DigitsRecalled,
     LanguageModel,
     PolyphonicModel,
     SequenceClassifier,
@@ -122,30 +122,6 @@ _CHAR_BATCHES = {
     "context_length": 80,
     **_WORST_OF_THREE,
 }
-
-
-@keras.saving.register_keras_serializable("trellis_keras")
-class DigitsRecalled(keras.metrics.Mean):
-    """Share of the copy-memory sequences whose last ten digits are all right (section 5.4).
-
-    Call arguments of `update_state`:
-        y_true: Digits (batch, time).
-        y_pred: Logits (batch, time, 10).
-        sample_weight: (batch,), or (batch, time) of which the last step counts.
-    """
-
-    def __init__(self, name: str = "recalled", dtype=None):
-        super().__init__(name=name, dtype=dtype)
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        digits = ops.argmax(y_pred[:, -COPIED:], axis=-1)
-        right = ops.all(ops.equal(digits, ops.cast(y_true[:, -COPIED:], digits.dtype)), axis=-1)
-        if sample_weight is not None and len(sample_weight.shape) > 1:
-            sample_weight = sample_weight[:, -1]
-        super().update_state(ops.cast(right, self.dtype), sample_weight=sample_weight)
-
-    def get_config(self):
-        return {"name": self.name, "dtype": self.dtype}
 
 
 # Heads, the same for all nets of a benchmark
