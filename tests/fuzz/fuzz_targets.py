@@ -14,6 +14,7 @@ from unittest import mock
 import numpy as np
 
 from tests.fuzz.fuzz_inputs import damaged, damaged_json
+from tests.support.hostile_hdf5 import HOSTILE, SECRET, replace_array
 from trellis_keras import data, layers, training, zoo
 from trellis_keras.data import images, music, sources, text
 from trellis_keras.models import LanguageModel
@@ -398,6 +399,20 @@ def _saved_model(folder):
     return model
 
 
+def _leading_elsewhere(folder, content):
+    """An HDF5 file, and copies in which an array leads to another file."""
+    contents, path = [content], folder / "hostile.h5"
+    for hostile in HOSTILE:
+        path.write_bytes(content)
+        replace_array(path, "embedding/vars/0", hostile, folder / "secret.h5")
+        contents.append(path.read_bytes())
+    return contents
+
+
+def _check_no_secret(model):
+    assert not any((weight == SECRET).any() for weight in model.get_weights()), "a secret was read"
+
+
 def _keras(folder, part, inputs):
     """A model whose file has one damaged part in an archive that is sound."""
     (folder / runs.RECIPE).write_text(zoo.recipe("trellisnet_char").to_json(), encoding="utf-8")
@@ -413,7 +428,8 @@ def _keras(folder, part, inputs):
 
     def load():
         model.load_weights(path)
-        runs.load_best(folder)
+        _check_no_secret(model)
+        _check_no_secret(runs.load_best(folder))
 
     whole = path.read_bytes()
     yield Target(path, inputs(parts.get(part, whole)), load, part and write)
@@ -434,7 +450,10 @@ def keras_config(folder):
 
 @target
 def keras_weights(folder):
-    yield from _keras(folder, "model.weights.h5", lambda content: damaged([content]))
+    def inputs(content):
+        return damaged(_leading_elsewhere(folder, content))
+
+    yield from _keras(folder, "model.weights.h5", inputs)
 
 
 @target
@@ -442,5 +461,9 @@ def h5_weights(folder):
     model = _saved_model(folder)
     path = folder / "some.weights.h5"
     model.save_weights(path)
-    load = lambda: zoo.pretrained.load_weights(model, "trellisnet_char", path)  # noqa: E731
-    yield Target(path, damaged([path.read_bytes()]), load)
+
+    def load():
+        zoo.pretrained.load_weights(model, "trellisnet_char", path)
+        _check_no_secret(model)
+
+    yield Target(path, damaged(_leading_elsewhere(folder, path.read_bytes())), load)

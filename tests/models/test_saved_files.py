@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import keras
 import numpy as np
 import pytest
 
+from tests.support.hostile_hdf5 import HOSTILE, replace_array
 from trellis_keras.data import Vocabulary
 from trellis_keras.layers import TCN
-from trellis_keras.models import LanguageModel
-from trellis_keras.models.saved_files import check_file, load_model
+from trellis_keras.models import LanguageModel, SequenceClassifier
+from trellis_keras.models.saved_files import check_file, load_model, saved_tokens
+from trellis_keras.zoo import pretrained
 
 DAMAGED = "altered.keras is damaged, or not a model of this version: "
 
@@ -161,6 +164,37 @@ def test_arrays_that_claim_more_than_the_file_has(saved, altered, tmp_path):
     (tmp_path / "some.weights.h5").write_bytes(file.getvalue())
     with pytest.raises(ValueError, match="some.weights.h5 is damaged: .*40,000,000,000"):
         saved[0].load_weights(tmp_path / "some.weights.h5")
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=lambda function: function.__name__)
+def test_files_that_lead_elsewhere(saved, altered, tmp_path, monkeypatch, hostile):
+    """Refused before Keras opens them, by everything that reads weights."""
+    path = tmp_path / "some.weights.h5"
+    saved[0].save_weights(path)
+    replace_array(path, "embedding/vars/0", hostile, tmp_path / "secret.h5")
+    shutil.copyfile(path, tmp_path / "some.hdf5")
+    shutil.copyfile(path, tmp_path / "other_00000.weights.h5")
+    (tmp_path / "other.weights.json").write_text('{"weight_map": {"/vars": ["some.weights.h5"]}}')
+    archive = altered(model=path.read_bytes())
+    monkeypatch.setattr(keras.Model, "load_weights", None)
+    monkeypatch.setattr(keras.saving, "load_model", None)
+    files = path, archive, tmp_path / "some.hdf5", tmp_path / "other.weights.json"
+    calls = [(saved[0].load_weights, file) for file in files]
+    calls += [(SequenceClassifier(TCN(2, 2, 1), 3).load_weights, file) for file in files]
+    calls += [(load_model, archive), (saved_tokens, path)]
+    calls.append((lambda file: pretrained.load_weights(saved[0], "some_model", file), path))
+    for load, file in calls:
+        with pytest.raises(ValueError, match=f"{file.name} .*{HOSTILE[hostile]}"):
+            load(file)
+
+
+def test_groups_that_contain_each_other(saved, tmp_path):
+    path = tmp_path / "some.weights.h5"
+    saved[0].save_weights(path)
+    with h5py.File(path, "a") as file:
+        file["embedding/again"] = file["embedding"]
+        file["embedding/vars/all"] = file["/"]
+    check_file(path)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """What the models share: a causal backbone under a head, streaming, an exact mean loss, saving."""
 
+import os
+
 import keras
 import numpy as np
 
 from trellis_keras.layers import streaming
 from trellis_keras.layers.base import FrozenPartsMixin
+from trellis_keras.models.saved_files import check_file
 from trellis_keras.types import Cache
 
 
@@ -78,6 +81,20 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built:
             self.optimizer.build(self.trainable_variables)
+
+    def load_weights(
+        self, filepath: str | os.PathLike, skip_mismatch: bool = False, **kwargs
+    ) -> None:
+        """Load weights as `keras.Model.load_weights` does, from a file of any origin.
+
+        Raises:
+            ValueError: If the file is damaged, leads to other files, or does not fit the model.
+        """
+        check_file(filepath)
+        try:
+            super().load_weights(filepath, skip_mismatch=skip_mismatch, **kwargs)
+        except ValueError as error:
+            raise ValueError(f"{filepath} does not fit this model: {error}") from error
 
     def quantize(self, *args, **kwargs) -> None:
         """Raises ValueError: a model that Keras has quantized cannot be loaded again."""

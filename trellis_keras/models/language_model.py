@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import itertools
 import math
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from trellis_keras.models.base import (
     check_rank,
     serialize_unbuilt,
 )
-from trellis_keras.models.saved_files import check_file, saved_tokens
+from trellis_keras.models.saved_files import saved_tokens
 from trellis_keras.types import Cache, Initializer, Shape, Tensor
 
 
@@ -650,22 +651,20 @@ class LanguageModel(BackboneModel):
 
     # Serialization
 
-    def load_weights(self, filepath, skip_mismatch: bool = False, **kwargs) -> None:
-        """Loads weights as `keras.Model.load_weights`, but not those of another vocabulary.
+    def load_weights(
+        self, filepath: str | os.PathLike, skip_mismatch: bool = False, **kwargs
+    ) -> None:
+        """Load weights as `keras.Model.load_weights` does, but not those of another vocabulary.
 
         Raises:
-            ValueError: If the file is damaged, belongs to a model with other tokens, or does not
-                fit otherwise.
+            ValueError: If the file is damaged, leads to other files, belongs to a model with other
+                tokens, or does not fit otherwise.
         """
         if not skip_mismatch:
             self._check_vocabulary(filepath)
-        try:
-            super().load_weights(filepath, skip_mismatch=skip_mismatch, **kwargs)
-        except ValueError as error:
-            raise ValueError(f"{filepath} does not fit this model: {error}") from error
+        super().load_weights(filepath, skip_mismatch=skip_mismatch, **kwargs)
 
     def _check_vocabulary(self, path):
-        check_file(path)
         size, tokens = saved_tokens(path)
         if size not in (None, self.vocabulary_size):
             raise ValueError(

@@ -1,23 +1,29 @@
-"""Loading of model and weights files of any origin.
+"""Load model and weights files of any origin.
 
-Keras' safe mode runs no code from a file and follows no links in it. Three checks stay ours:
+Keras' safe mode runs no code from a file. Four checks come before it:
 
 - Keras builds what a configuration asks for before it looks at the weights, so a few bytes such as
   `"filters": 1000000000000` could exhaust the memory. Here the numbers in the configuration, and
   the weights that it would make, must be in proportion to the file.
-- Keras accepts arrays of up to 4 GiB that are tiny on disk. Here arrays are at most as large as the
-  file: Keras compresses none.
+- The HDF5 library opens whatever a file refers to: soft and external links lead anywhere on the
+  machine, and the values of an array may be stored in other files. Keras refuses such arrays when
+  it reads them, but looks names up through such links. Here nothing may lead out of the file.
+- Keras accepts arrays of up to 4 GiB that are tiny on disk, and any number of texts that share
+  their bytes. Here arrays are of numbers, and at most as large as the file: Keras compresses none.
 - The HDF5 library may hang on a file that was cut or extended. Here its length must be the one
   that it states.
 """
 
+import contextlib
 import io
 import json
 import math
 import os
 import pathlib
 import struct
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import BinaryIO
 
 import h5py
 import keras
@@ -32,17 +38,22 @@ _ANY_FILE = 100_000
 _ANY_METRIC = 10_000
 # Bytes at the start of an HDF5 file, where it states its length.
 _SUPERBLOCK = 52
+# Levels of groups in an HDF5 file. Keras makes two or three for each layer within another.
+_MAX_DEPTH = 100
 
 
 def load_model(path: str | os.PathLike, compile: bool = True) -> keras.Model:
-    """Loads the model of a `.keras` file of any origin.
+    """Load the model of a `.keras` file of any origin.
 
-    Like `keras.saving.load_model` in safe mode, it runs nothing in the file. Besides, it takes no
-    more memory than a model takes whose weights the file has.
+    Like `keras.saving.load_model` in safe mode, this runs no code from the file. Besides, it reads
+    no other file, and takes no more memory than a model with as many weights as the file has.
 
     Args:
         path: The file.
         compile: Boolean, whether to compile the model as it was. Defaults to `True`.
+
+    Returns:
+        The model.
 
     Raises:
         ValueError: If the file is damaged, claims more weights than it has, or asks for classes
@@ -64,36 +75,42 @@ def load_model(path: str | os.PathLike, compile: bool = True) -> keras.Model:
 
 
 def check_file(path: str | os.PathLike) -> None:
-    """Checks the arrays of a `.weights.h5` or `.keras` file; any other file passes.
+    """Check the arrays of a file that Keras loads weights from; a file of another kind passes.
+
+    Args:
+        path: A `.keras`, `.weights.h5`, `.weights.json`, `.h5` or `.hdf5` file.
 
     Raises:
-        ValueError: If the file is damaged, or its arrays claim to be larger than it is.
+        ValueError: If the file is damaged, if anything in it is a link or lies in another file, or
+            if its arrays claim to be larger than it is.
         OSError: If it cannot be read.
     """
     path = pathlib.Path(path)
-    with open(path, "rb") as file:
-        try:
-            if path.suffix == ".keras":
-                with open_archive(file) as archive:
-                    _read_config(archive)
-                    _count_stored(archive)
-            elif path.name.endswith(".weights.h5"):
-                _count_numbers(file, path.stat().st_size)
-        except Exception as error:  # zipfile and h5py have many kinds
-            raise ValueError(f"{path} is damaged: {error}") from error
+    if path.is_dir():
+        return
+    with open(path, "rb") as file, _name_damaged(path):
+        if path.suffix == ".keras":
+            with open_archive(file) as archive:
+                _read_config(archive)
+                _count_stored(archive)
+        elif path.suffix in (".h5", ".hdf5"):
+            _count_numbers(file)
+        elif path.name.endswith(".weights.json"):
+            for shard in _shards(path, json.load(file)):
+                check_file(shard)
 
 
 def saved_tokens(path: str | os.PathLike) -> tuple[int | None, list | None]:
-    """Returns the number of tokens and the tokens of a saved language model, None if unknown.
+    """Return the number of tokens and the tokens of a saved language model, `None` if unknown.
 
     A `.keras` file has its model's vocabulary, a `.weights.h5` file only the number of tokens.
 
     Raises:
-        ValueError: If the file does not hold a language model.
+        ValueError: If the file is damaged, or does not hold a language model.
     """
     path = pathlib.Path(path)
     if path.suffix == ".keras":
-        with open(path, "rb") as file, open_archive(file) as archive:
+        with open(path, "rb") as file, _name_damaged(path), open_archive(file) as archive:
             config = _read_config(archive)["config"]
         try:
             vocabulary = config.get("vocabulary")
@@ -102,10 +119,18 @@ def saved_tokens(path: str | os.PathLike) -> tuple[int | None, list | None]:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{path} does not hold a language model: {error!r}") from error
     if path.name.endswith(".weights.h5"):
-        with h5py.File(path) as file:
-            embedding = file.get("embedding/vars/0")
+        with open(path, "rb") as file, _name_damaged(path), _open_hdf5(file) as (content, _):
+            embedding = content.get("embedding/vars/0")
             return (embedding.shape[0] if isinstance(embedding, h5py.Dataset) else None), None
     return None, None
+
+
+@contextlib.contextmanager
+def _name_damaged(path):
+    try:
+        yield
+    except Exception as error:  # zipfile and h5py have many kinds
+        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def _read_config(archive):
@@ -136,7 +161,7 @@ def _check_model(archive):
 
 
 def _numbers(config, name=""):
-    """Yields (name, size) of the numbers in a configuration, except seeds and references."""
+    """Yield (name, size) of the numbers in a configuration, except seeds and references."""
     if isinstance(config, dict):
         for key, value in config.items():
             if key != "shared_object_id" and not key.endswith("seed"):
@@ -149,39 +174,104 @@ def _numbers(config, name=""):
 
 
 def _count_weights(config):
-    """Returns how many numbers the weights of a configuration's model have."""
+    """Return how many numbers the weights of a configuration's model have."""
     with keras.StatelessScope(initialize_variables=False):
         model = keras.saving.deserialize_keras_object(config)
     return sum(math.prod(variable.shape) for variable in model.weights)
 
 
 def _count_stored(archive):
-    """Returns how many numbers the weights of a `.keras` file have."""
+    """Return how many numbers the weights of a `.keras` file have."""
     # In memory: HDF5 seeks, for which a zip file starts again.
-    content = archive.read(_WEIGHTS)
-    return _count_numbers(io.BytesIO(content), len(content))
+    return _count_numbers(io.BytesIO(archive.read(_WEIGHTS)))
 
 
-def _count_numbers(file, size):
-    """Returns how many numbers an HDF5 file of `size` bytes has."""
+def _shards(path, index):
+    """Return the files that Keras opens for a `.weights.json` file."""
+    names = {f"{path.name.removesuffix('.weights.json')}_00000.weights.h5"}
+    for shard in index["weight_map"].values():
+        names |= {shard} if isinstance(shard, str) else set(shard)
+    return [path.with_name(name) for name in sorted(names)]
+
+
+def _count_numbers(file):
+    """Return how many numbers an HDF5 file has."""
+    with _open_hdf5(file) as (_, numbers):
+        return numbers
+
+
+@contextlib.contextmanager
+def _open_hdf5(file: BinaryIO) -> Iterator[tuple[h5py.File, int]]:
+    """Yield an untrusted HDF5 file in which every name leads to something in this file.
+
+    Yields:
+        The file, and how many numbers its arrays have.
+
+    Raises:
+        ValueError: If a link is not a hard link, an array keeps its values in other files or has
+            elements of varying length, groups are nested too deeply, arrays claim more bytes than
+            the file has, or its length is not the one that it states. The message does not name
+            the file.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
     if (end := _stated_length(file.read(_SUPERBLOCK))) != size:
         raise ValueError(f"it says that it ends at {end}, but has {size:,} bytes")
-    datasets = []
+    with h5py.File(file, "r") as content:
+        arrays = list(_arrays(content.id, "", set()))
+        claimed = sum(numbers * itemsize for numbers, itemsize in arrays)
+        if claimed > size:
+            raise ValueError(f"its arrays claim to have {claimed:,} bytes, but it has {size:,}")
+        yield content, sum(numbers for numbers, _ in arrays)
 
-    def measure(_, item):
-        if isinstance(item, h5py.Dataset):
-            datasets.append((item.size or 0, item.dtype.itemsize))
 
-    with h5py.File(file) as content:
-        content.visititems(measure)  # without links
-    claimed = sum(numbers * itemsize for numbers, itemsize in datasets)
-    if claimed > size:
-        raise ValueError(f"its arrays claim to have {claimed:,} bytes, but it has {size:,}")
-    return sum(numbers for numbers, _ in datasets)
+def _arrays(
+    group: h5py.h5g.GroupID, path: str, seen: set[int], depth: int = 1
+) -> Iterator[tuple[int, int]]:
+    """Yield (numbers, bytes of each) of the arrays in an HDF5 group and in those below it."""
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"its groups are nested more than {_MAX_DEPTH} levels deep")
+    _check_attributes(group, path)
+    names: list[bytes] = []
+    # From the index in which names are looked up. A file may have another one, by age.
+    group.links.iterate(names.append)
+    for name in names:
+        place = f"{path}/{name.decode('utf-8', 'replace')}"
+        # Before it is opened: a link may lead to a pipe.
+        if group.links.get_info(name).type != h5py.h5l.TYPE_HARD:
+            raise ValueError(f"{place!r} is a link to something else, which Keras never writes")
+        item = h5py.h5o.open(group, name)
+        address = h5py.h5o.get_info(item).addr
+        if address in seen:  # groups may contain each other
+            continue
+        seen.add(address)
+        if isinstance(item, h5py.h5g.GroupID):
+            yield from _arrays(item, place, seen, depth + 1)
+        elif isinstance(item, h5py.h5d.DatasetID):
+            yield _measure(item, place)
+
+
+def _measure(array, place):
+    """Return how many numbers an HDF5 array has, and the bytes of each."""
+    properties = array.get_create_plist()
+    # Before its shape is asked for: that of a virtual array depends on other files.
+    if properties.get_layout() == h5py.h5d.VIRTUAL or properties.get_external_count():
+        raise ValueError(f"{place!r} keeps its values in other files")
+    _check_attributes(array, place)
+    if array.dtype.hasobject:
+        raise ValueError(f"{place!r} has elements of varying length")
+    return h5py.Dataset(array).size or 0, array.dtype.itemsize
+
+
+def _check_attributes(item, place):
+    for index in range(h5py.h5a.get_num_attrs(item)):
+        attribute = h5py.h5a.open(item, index=index)
+        if attribute.dtype.hasobject and attribute.shape:
+            raise ValueError(f"an attribute of {place or '/'!r} has elements of varying length")
 
 
 def _stated_length(superblock):
-    """Returns the length that an HDF5 file states, None if it is not an HDF5 file."""
+    """Return the length that an HDF5 file states, None if it is not an HDF5 file."""
     if len(superblock) < _SUPERBLOCK or not superblock.startswith(b"\x89HDF\r\n\x1a\n"):
         return None
     # By the version of the format, of which h5py writes the oldest.
