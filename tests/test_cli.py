@@ -226,6 +226,11 @@ def test_wrong_options_are_refused_before_data_are_loaded(refused, tmp_path, wor
     assert not output.exists()
 
 
+def test_a_model_of_sequences_reads_no_text(refused, no_data, tmp_path):
+    words = ["tcn_seq_mnist", "--text", tmp_path / "missing.txt", "--output", tmp_path / "run"]
+    assert "--text is for language models. tcn_seq_mnist reads" in refused("train", *words)
+
+
 def test_train_without_output_or_model(run, refused, tmp_path):
     status, _, err = run("train", "trellisnet_char")
     assert status == 2

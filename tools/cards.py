@@ -3,8 +3,10 @@
 python -m tools.cards
 """
 
+import json
 import math
 import pathlib
+import re
 import shlex
 import textwrap
 
@@ -34,11 +36,11 @@ def card(run):
     """Returns the card of a published run."""
     recipe, results = registry.recipe_from_dict(run.recipe), run.results
     parts = [
-        f"# {run.title}",
+        f"# {_plain(run.title)}",
         registry.describe(recipe.name, recipe.setting),
         _figures(recipe, results),
         _run(recipe, results),
-        _paragraph(_escape(results["note"])),
+        _paragraph(_without_html(results["note"])),
         "![Learning curve](curve.png)",
         "## Recipe",
         _recipe(recipe),
@@ -100,7 +102,7 @@ def _run(recipe, results):
         f"Also measured: {', '.join(f'{k} {_number(v)}' for k, v in other.items())}.",
         *_seeds(results),
     ]
-    return _paragraph(_escape(" ".join(sentences)))
+    return _paragraph(_plain(" ".join(sentences)))
 
 
 def _number(value):
@@ -138,14 +140,14 @@ def _recipe(recipe):
     training, written = recipe.training, recipe.to_dict()["training"]
     rest = {k: v for k, v in written.items() if v and k not in _IN_THE_LINE}
     lines = [
-        ", ".join(f"`{name}={_literal(value)}`" for name, value in chosen.items()),
+        ", ".join(_code(f"{name}={_literal(value)}") for name, value in chosen.items()),
         f"{training.optimizer}, learning rate {training.learning_rate:g}, batches of "
         f"{training.batch_size}, at most {training.epochs} epochs",
-        ", ".join(f"`{name}={_literal(value)}`" for name, value in rest.items()),
+        ", ".join(_code(f"{name}={_literal(value)}") for name, value in rest.items()),
     ]
     changes = {name: value for name, value in recipe.changes().items() if name != "seed"}
     if changes:
-        named = ", ".join(f"`{name}={_literal(value)}`" for name, value in changes.items())
+        named = ", ".join(_code(f"{name}={_literal(value)}") for name, value in changes.items())
         lines.append(f"differs from the zoo's recipe of that name in {named}")
     return _list(filter(None, lines))
 
@@ -161,12 +163,12 @@ def _data(recipe):
         options["path"] = pathlib.PurePath(options["path"]).name
     call = ", ".join([repr(recipe.data), *(f"{key}={value!r}" for key, value in options.items())])
     known = recipe.data_checksum
-    checksum = "" if known is None else f" Checksum: `{known[:16]}...`."
+    checksum = "" if known is None else f" Checksum: {_code(f'{known[:16]}...')}."
     about = info(recipe.data)
     return _paragraph(
-        f"`trellis_keras.data.load({call})`: {about.citation}; {about.licence}. The data are no "
-        "part of the package; `help(trellis_keras.data.load)` says where it looks for local copies."
-        f"{checksum}"
+        f"{_code(f'trellis_keras.data.load({call})')}: {about.citation}; {about.licence}. The data "
+        "are no part of the package; `help(trellis_keras.data.load)` says where it looks for local "
+        f"copies.{checksum}"
     )
 
 
@@ -179,9 +181,9 @@ def _train(run, recipe):
     name = "_".join(words).replace("=", "_").replace(",", "_")
     seeds = [other["seed"] for other in run.results["other_seeds"]]
     folders = [f"runs/{name}", *(f"runs/{name}_seed_{seed}" for seed in seeds)]
-    lines = [f"{command} --output {folders[0]}"]
+    lines = [f"{command} --output {shlex.quote(folders[0])}"]
     for seed, folder in zip(seeds, folders[1:], strict=True):
-        lines.append(f"{command} --seed {seed} --output {folder}")
+        lines.append(f"{command} --seed {seed} --output {shlex.quote(folder)}")
     return "\n".join(["```sh", *lines, "```"])
 
 
@@ -229,13 +231,24 @@ def _limits(recipe, results):
     return _list(lines)
 
 
-def _escape(text):
-    """Text as Markdown that cannot hold HTML."""
+def _without_html(text):
+    """Return Markdown in which no HTML is left."""
     return text.replace("<", "&lt;").replace(">", "&gt;")
 
 
+def _plain(text):
+    """Return text as Markdown that shows it as it is: no link, image, code or HTML."""
+    return _without_html(re.sub(r"[\\`*|\[\]]", r"\\\g<0>", text))
+
+
+def _code(text):
+    """Return text as a code span of Markdown, whatever backticks it has."""
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"`{text}`" if fence == "`" else f"{fence} {text} {fence}"
+
+
 def _literal(value):
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def _list(lines):

@@ -20,7 +20,8 @@ import typer
 from matplotlib.figure import Figure
 
 from tools import cards
-from trellis_keras.files import atomic_write, folder_lock
+from trellis_keras.files import atomic_write, check_no_links, folder_lock
+from trellis_keras.training import environment
 from trellis_keras.training import run as runs
 from trellis_keras.training.monitors import read_history
 from trellis_keras.zoo import pretrained, read_recipe
@@ -86,6 +87,7 @@ def publish(run, folder=None, data_dir=None, note="", other_seeds=(), wall_time_
         for each in sorted({each.resolve() for each in (run, *other_seeds)}):
             if os.access(each, os.W_OK):  # otherwise nobody trains there
                 locks.enter_context(folder_lock(each))
+            check_no_links(each)
         return _publish(run, recipe, folder, data_dir, note, other_seeds, wall_time_s)
 
 
@@ -191,10 +193,14 @@ def _check_seeds(run, recipe, other_seeds):
     seeds, best = {recipe.seed}, _best(run)["val_loss"]
     for other in other_seeds:
         theirs = read_recipe(other)
-        if _identity(theirs) != _identity(recipe):
-            ours, its = _identity(recipe), _identity(theirs)
-            names = [name for name in {**ours, **its} if ours.get(name) != its.get(name)]
-            raise ValueError(f"{other} has another recipe than {run}: {', '.join(names)} differ.")
+        ours, its = _identity(recipe), _identity(theirs)
+        differing = [
+            f"{name} is {its.get(name)!r}, not {ours.get(name)!r}"
+            for name in {**ours, **its}
+            if ours.get(name) != its.get(name)
+        ]
+        if differing:
+            raise ValueError(f"{other} has another recipe than {run}: {'; '.join(differing)}.")
         if theirs.seed in seeds:
             raise ValueError(f"{other} has the seed {theirs.seed}, which is there already.")
         if _best(other)["val_loss"] < best:
@@ -234,8 +240,8 @@ def _results(run, recipe, model, test):
     written = recipe.replace(data_dir=None).to_dict()
     if "path" in written["data_options"]:
         written["data_options"]["path"] = pathlib.Path(written["data_options"]["path"]).name
-    environment = json.loads((run / runs.ENVIRONMENT).read_text(encoding="utf-8"))
-    measured = {
+    return {
+        **environment.read(run / runs.ENVIRONMENT),
         "recipe": written,
         "test": test[recipe.metric],
         "test_metrics": test,
@@ -245,16 +251,8 @@ def _results(run, recipe, model, test):
         "epochs": len(history),
         "finished": runs.is_finished(run),
         "parameters": model.count_params(),
-    }
-    return {
-        **measured,
-        # A run's folder may come from anywhere: its file adds nothing but these.
-        **{name: environment[name] for name in _ENVIRONMENT},
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
-
-
-_ENVIRONMENT = ("hardware", "backend", "trellis_keras", "commit", "processes")
 
 
 def _history(run):

@@ -137,6 +137,8 @@ def train(
         options["data_dir"] = data_dir
     recipe = _named_recipe(zoo, names, as_published) or zoo.read_recipe(output)
     if text is not None:
+        if not recipe.reads_text:
+            raise ValueError(f"--text is for language models. {recipe.name} reads sequences.")
         _add_text(options, text, recipe)
     recipe = recipe.replace(**options)
     observation = run.Observation(
@@ -219,7 +221,7 @@ def generate(
         for number, pieces in enumerate(texts):
             typer.echo("\n" * (number > 0), nl=False)
             for piece in pieces:
-                typer.echo(piece, nl=False)
+                typer.echo(_printable(piece), nl=False)
             typer.echo()
     except KeyboardInterrupt:
         typer.echo()
@@ -291,6 +293,11 @@ def score(
         typer.echo("\nInterrupted. To resume, give the same command again.", err=True)
         raise
     typer.echo(json.dumps({"run": run, "file": file, "output": output, **totals}))
+
+
+def _printable(text):
+    """Returns a text with its control characters escaped: a terminal would execute them."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda control: ascii(control[0])[1:-1], text)
 
 
 def _language_model(run, command):

@@ -25,7 +25,7 @@ from keras import ops
 from trellis_keras import kernels
 from trellis_keras.data import Vocabulary
 from trellis_keras.data.vocabulary import EOS
-from trellis_keras.files import atomic_write, sync_folder
+from trellis_keras.files import annotate_error, atomic_write, sync_folder, write_error
 from trellis_keras.layers.base import at_least_float32
 from trellis_keras.layers.streaming import check_streams
 from trellis_keras.models import LanguageModel, PolyphonicModel, SequenceClassifier
@@ -38,6 +38,7 @@ if keras.backend.backend() == "tensorflow":  # `export` refuses the other backen
 _MAX_NEW_TOKENS = 2**20  # over all rows
 _MAX_CACHE_ROWS = 2**12
 
+_NO_STEPS = "Each row needs at least one step. Received rows of length:"
 _NO_TOKENS = "Each row needs at least one token. Received rows of length:"
 
 _ONNX_OPSET = 18  # of 2022, so that older runtimes read it too
@@ -213,14 +214,18 @@ def _write_version(path, version, write):
     path.mkdir(parents=True, exist_ok=True)
     folder = path / f".exporting-{secrets.token_hex(4)}"
     try:
-        write(folder)
-        for file in folder.rglob("*"):  # on the disk before a number says that it is complete
-            if file.is_dir():
-                sync_folder(file)
-            else:
-                with open(file, "rb+") as opened:
-                    os.fsync(opened.fileno())
-        sync_folder(folder)
+        with annotate_error(path, folder):
+            try:
+                write(folder)
+            except tf.errors.OpError as error:
+                raise write_error(error, folder) or error from error
+            for file in folder.rglob("*"):  # on the disk before a number says that it is complete
+                if file.is_dir():
+                    sync_folder(file)
+                else:
+                    with open(file, "rb+") as opened:
+                        os.fsync(opened.fileno())
+            sync_folder(folder)
         target = _rename_to_version(folder, path, version)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -488,6 +493,9 @@ def _sequence_endpoints(model):
 
     def serving_default(inputs):
         """Returns the outputs for whole sequences, at each step or at the last one."""
+        if not model.per_step:
+            length = tf.shape(inputs)[1]
+            inputs = _require(inputs, length >= 1, _NO_STEPS, length)
         return {name: activation(model(inputs, training=False))}
 
     steps = ("batch", "time") if model.per_step else ("batch",)

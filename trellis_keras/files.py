@@ -4,6 +4,7 @@ import contextlib
 import errno
 import math
 import os
+import re
 import secrets
 import tempfile
 import zipfile
@@ -92,6 +93,17 @@ def annotate_error(path: str | os.PathLike, temporary: str | os.PathLike) -> Ite
         raise OSError(f"{path} could not be written: {error.strerror}") from error
 
 
+def write_error(error: Exception, folder: str | os.PathLike) -> OSError | None:
+    """Return TensorFlow's error of writing below a folder as an `OSError`, any other as `None`.
+
+    TensorFlow raises the same classes of error when memory runs out; the message tells them apart.
+    """
+    found = re.search(
+        rf"({re.escape(str(folder))}[^;\n]*); ([^\n\[]*\w)", getattr(error, "message", "")
+    )
+    return OSError(errno.EIO, found[2], found[1]) if found else None
+
+
 def remove_unfinished(folder: str | os.PathLike) -> None:
     """Remove the temporary files that killed processes left in a folder."""
     for path in Path(folder).glob(f"{_TEMPORARY}*"):
@@ -138,6 +150,22 @@ def folder_lock(folder: str | os.PathLike) -> Iterator[None]:
             with contextlib.suppress(OSError):  # a leftover file locks nothing
                 path.unlink()
         lock.release()
+
+
+def check_no_links(folder: str | os.PathLike) -> None:
+    """Check that a folder holds no symbolic link, at any depth.
+
+    What is written to a file behind a link, or removed from a folder behind it, lies elsewhere.
+
+    Raises:
+        ValueError: If there is a link.
+    """
+    for path in Path(folder).rglob("*"):
+        if path.is_symlink():
+            raise ValueError(
+                f"{path} is a symbolic link. A run's folder may not contain links: replace it by "
+                "what it leads to."
+            )
 
 
 def make_writable(folder: str | os.PathLike) -> Path:

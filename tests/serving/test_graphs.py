@@ -190,6 +190,12 @@ def test_refused_requests(signatures, case):
         signatures[endpoint](**request)
 
 
+def test_a_sequence_without_steps_is_refused(exported):
+    serve = tf.saved_model.load(exported("classifier")[1]).signatures["serving_default"]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="(?s)needs at least one step.*0"):
+        serve(inputs=tf.zeros((2, 0, 2)))
+
+
 def test_refused_steps(exported, signatures):
     cache = signatures["initial_cache"](batch_size=tf.constant(2))
     with pytest.raises(tf.errors.InvalidArgumentError, match="must be in"):

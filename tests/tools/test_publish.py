@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 
 import numpy as np
@@ -62,10 +63,27 @@ def test_card_and_results(run, tmp_path):
 
 def test_what_a_run_claims_of_itself_is_not_trusted(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "run")
-    claims = json.loads((copy / "environment.json").read_text()) | {"test": 0.0, "card": "mine"}
-    (copy / "environment.json").write_text(json.dumps(claims))
+    path = copy / "environment.json"
+    claims = json.loads(path.read_text())
+    claims |= {"test": 0.0, "card": "mine", "hardware": "<script>`a`</script> ![x](http://a.b/c)"}
+    path.write_text(json.dumps(claims))
     results = publish.publish(copy, tmp_path / "out")
     assert results["test"] == evaluate(run)["mse"] and "card" not in results
+    card = (tmp_path / "out" / "card.md").read_text()
+    assert r"&lt;script&gt;\`a\`&lt;/script&gt; !\[x\](http://a.b/c)" in " ".join(card.split())
+    for damaged in ([], {}, claims | {"commit": 3}, claims | {"processes": [{}]}):
+        path.write_text(json.dumps(damaged))
+        with pytest.raises(ValueError, match="environment.json does not describe how"):
+            publish.publish(copy, tmp_path / "no")
+    assert not (tmp_path / "no").exists()
+
+
+def test_links_in_a_run_are_refused(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / "history.csv").unlink()
+    (copy / "history.csv").symlink_to(run / "history.csv")
+    with pytest.raises(ValueError, match="run/history.csv is a symbolic link"):
+        publish.publish(copy, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +153,7 @@ def test_other_seeds(two_seeds, run, tmp_path):
     with pytest.raises(ValueError, match="has the seed [01], which is there already"):
         publish.publish(best, tmp_path / "no", other_seeds=[other, other])
     wider = train(tmp_path / "run", filters=5, epochs=1)
-    with pytest.raises(ValueError, match="has another recipe than .*: filters, epochs differ"):
+    with pytest.raises(ValueError, match="another recipe .*: filters is 5, not 4; epochs is 1"):
         publish.publish(best, tmp_path / "no", other_seeds=[wider])
     assert not (tmp_path / "no").exists()
 
@@ -222,6 +240,22 @@ def test_a_card_tells_how_its_run_was_computed(tmp_path):
 
 def test_a_text_is_named_without_its_folder(tmp_path):
     assert "load('text', path='text.txt')`" in cards._data(tiny_recipe(tmp_path))
+
+
+def test_names_in_a_card_are_only_text(tmp_path):
+    (jsb,) = (found for found in all_runs(assets_folder()) if found.title == "tcn_jsb")
+    folder = tmp_path / "tcn_jsb" / "a b;c`d`<i>"
+    folder.mkdir(parents=True)
+    (folder / RESULTS).write_text(json.dumps(jsb.results))
+    card = cards.card(read_run(folder / RESULTS))
+    assert r"# tcn_jsb (a b;c\`d\`&lt;i&gt;)" in card
+    command = re.search("^trellis-keras .*", card, re.MULTILINE)[0]
+    assert shlex.split(command)[-1] == "runs/tcn_jsb_a b;c`d`<i>"
+    recipe = tiny_recipe(tmp_path)
+    hostile = tmp_path / "`` <b> `.txt"
+    assert "```` trellis_keras.data" not in cards._data(recipe)
+    card = cards._data(recipe.replace(data_options={"path": hostile}))
+    assert "``` trellis_keras.data.load('text', path='`` <b> `.txt') ```" in card
 
 
 def test_cards_and_table_need_no_costs(tmp_path, monkeypatch):

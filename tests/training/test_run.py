@@ -229,6 +229,29 @@ def test_what_a_killed_process_was_writing_is_removed(tmp_path):
 # Damage and wrong folders
 
 
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "history.csv"])
+def test_a_linked_part_is_refused(shared, tmp_path, name):
+    """Training would remove the other run's checkpoints, or write into its logs."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "recipe.json").write_bytes((shared / "recipe.json").read_bytes())
+    (folder / name).symlink_to(shared / name)
+    before = sorted(shared.rglob("*"))
+    with pytest.raises(ValueError, match=f"run/{name} is a symbolic link"):
+        runs.train(zoo.read_recipe(shared), folder, verbose=0)
+    assert sorted(shared.rglob("*")) == before
+
+
+def test_a_start_that_fails_leaves_no_folder(tmp_path):
+    recipe = tiny_recipe(tmp_path)
+    (tmp_path / "text.txt").unlink()
+    (tmp_path / "there").mkdir()
+    for name in ("new", "there"):
+        with pytest.raises(FileNotFoundError):
+            runs.train(recipe, tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
 def test_unwritable_folder(tmp_path):
     recipe = tiny_recipe(tmp_path)
     with pytest.raises(ValueError, match=r"folder .*text.txt/run cannot be written to"):

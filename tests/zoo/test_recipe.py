@@ -197,6 +197,10 @@ def test_a_new_schedule_drops_what_only_the_old_one_used():
 def test_training_checks_its_fields_by_itself():
     with pytest.raises(ValueError, match="`batch_size` must be 1 or more. Received: 0"):
         Training(optimizer="adam", learning_rate=1e-3, batch_size=0, epochs=1)
+    for name in ("learning_rate", "clip_norm", "l2"):
+        options = {"learning_rate": 1e-3, name: float("inf")}
+        with pytest.raises(ValueError, match=f"`{name}` must be .*. Received: inf"):
+            Training(optimizer="adam", batch_size=1, epochs=1, **options)
 
 
 # What is written

@@ -5,11 +5,20 @@ import os
 import pathlib
 import platform
 import subprocess
+from typing import Any
 
 import keras
 
 import trellis_keras
 from trellis_keras.files import atomic_write
+
+_FIELDS = {
+    "hardware": (str,),
+    "backend": (str,),
+    "trellis_keras": (str,),
+    "commit": (str, type(None)),
+}
+_PROCESS_FIELDS = {"from_epoch": (int,), **_FIELDS, "dtype_policy": (str,)}
 
 
 def environment() -> dict[str, str | None]:
@@ -37,13 +46,35 @@ def record(path: pathlib.Path, dtype_policy: str | None, epoch: int) -> None:
     now = environment()
     policy = dtype_policy or keras.config.dtype_policy().name
     process = {"from_epoch": epoch, **now, "dtype_policy": policy}
-    processes = json.loads(path.read_text(encoding="utf-8"))["processes"] if path.exists() else []
+    processes = read(path)["processes"] if path.exists() else []
     processes = [before for before in processes if before["from_epoch"] < epoch]
     if not processes or processes[-1] | {"from_epoch": epoch} != process:
         processes.append(process)
     with atomic_write(path) as temporary:
         text = json.dumps({**now, "processes": processes}, indent=2) + "\n"
         temporary.write_text(text, encoding="utf-8")
+
+
+def read(path: pathlib.Path) -> dict[str, Any]:
+    """Return what `record` wrote, and nothing else that the file may hold.
+
+    Raises:
+        ValueError: If a field is missing or of another type.
+        FileNotFoundError: If there is no file.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        processes = [_fields(process, _PROCESS_FIELDS) for process in found["processes"]]
+        return {**_fields(found, _FIELDS), "processes": processes}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} does not describe how a run was computed: {error!r}") from error
+
+
+def _fields(found, types):
+    for name, kinds in types.items():
+        if type(found[name]) not in kinds:
+            raise ValueError(f"{name} is {found[name]!r}")
+    return {name: found[name] for name in types}
 
 
 def processor() -> str:

@@ -22,7 +22,14 @@ from typing import Any
 
 import keras
 
-from trellis_keras.files import atomic_write, folder_lock, make_writable, remove_unfinished
+from trellis_keras.files import (
+    atomic_write,
+    check_no_links,
+    folder_lock,
+    make_writable,
+    remove_unfinished,
+    write_error,
+)
 from trellis_keras.models.saved_files import load_model
 from trellis_keras.training.checkpoint import (
     Checkpoint,
@@ -186,15 +193,23 @@ def train(
     """
     folder = pathlib.Path(folder).expanduser()
     limits = _limits(max_minutes, folder)  # before the data, whose loading takes time too
+    created = not folder.exists()
     folder = make_writable(folder)
-    with folder_lock(folder):
-        remove_unfinished(folder)
-        recipe = _continued(recipe, folder)
-        loaded = recipe.load_data()
-        recipe = recipe.with_data(loaded)
-        observation = observation or Observation()
-        with explained(folder):
-            return _fit(recipe, loaded, folder, verbose, callbacks, observation, limits)
+    try:
+        with folder_lock(folder):
+            check_no_links(folder)
+            remove_unfinished(folder)
+            recipe = _continued(recipe, folder)
+            loaded = recipe.load_data()
+            recipe = recipe.with_data(loaded)
+            observation = observation or Observation()
+            with explained(folder):
+                return _fit(recipe, loaded, folder, verbose, callbacks, observation, limits)
+    except BaseException:
+        if created:
+            with contextlib.suppress(OSError):  # it is not empty: training has begun
+                folder.rmdir()
+        raise
 
 
 def _limits(max_minutes, folder):
@@ -494,10 +509,9 @@ def _reason(error, folder):
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None or not isinstance(error, tensorflow.errors.OpError):
         return None
-    # TensorFlow runs out of memory with the same class of error as out of disk space.
-    written = re.search(rf"({re.escape(str(folder))}[^;\n]*); ([^\n\[]*\w)", error.message)
+    written = write_error(error, folder)
     if written:
-        return f"{written[1]} could not be written: {written[2]}"
+        return f"{written.filename} could not be written: {written.strerror}"
     # Python code in its graph reads the data.
     read = re.search(r"PyFunc.*\n(\w+: [^\n]+)\nTraceback", error.message, re.DOTALL)
     return f"The data could not be read: {read[1]}" if read else None

@@ -110,9 +110,9 @@ class Training:
     def __post_init__(self):
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         for name in ("learning_rate", "clip_norm"):
-            _check(name, getattr(self, name), lambda value: value > 0, "positive")
+            _check(name, getattr(self, name), lambda value: 0 < value < math.inf, "positive")
         for name in ("l2", "context_length", "min_learning_rate", "stop_min_delta"):
-            _check(name, getattr(self, name), lambda value: value >= 0, "0 or more")
+            _check(name, getattr(self, name), lambda value: 0 <= value < math.inf, "0 or more")
         counts = ("batch_size", "epochs", "sequence_length", "decay_window", "stop_patience")
         for name in counts:
             _check(name, getattr(self, name), lambda value: value >= 1, "1 or more")
