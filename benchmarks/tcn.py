@@ -83,7 +83,7 @@ def streamed(batch, steps=64):
 
 
 def window(make, batch, time, jit_compile=True):
-    """The last output of a window of so many steps."""
+    """The last output of a window of this many steps."""
 
     def build():
         from benchmarks.compiled import compiled_window

@@ -4,7 +4,7 @@
 
 The text is the English of Python's own help pages. Bits per character on held-out text are shown
 after every epoch; then the test text is evaluated, a sample is drawn and a SavedModel is written.
-Started again on the same folder, it goes on where it was interrupted.
+Run it again on the same folder to resume an interrupted training.
 """
 
 import os

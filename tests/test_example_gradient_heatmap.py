@@ -50,6 +50,7 @@ class Shifted:
         return self._cell(a + next(self._added), states)
 
 
+@pytest.mark.both_backends(slow=True)
 def test_the_gradient_of_each_level(model):
     layer, cell = model.backbone, model.backbone.cell
 
@@ -82,6 +83,7 @@ class Batches(keras.utils.PyDataset):
         return X[2 * index : 2 * index + 2], Y[2 * index : 2 * index + 2]
 
 
+@pytest.mark.both_backends(slow=True)
 def test_the_heatmap(model, tmp_path):
     rows, norms = train(model, Batches(), epochs=2, batches=2)
     assert rows == ["1", "2", "3", "4"]

@@ -87,7 +87,7 @@ def test_a_cell_that_does_not_end_in_time(tmp_path):
     clock, cells = Clock(), CELLS[:3]
     assert call(tmp_path, cells, 500, clock, [10, 600, 10]) == cells[:2]
     assert [cell["policy"] for cell in steps.finished(tmp_path)] == [cells[0].policy]
-    # With all of a call to itself it fails, and the rest goes on.
+    # With all of a call to itself it fails, and the rest continues.
     assert call(tmp_path, cells[:2], 500, clock, [10, 600]) == cells[1:2]
     (_, failed) = steps.finished(tmp_path)
     assert failed["error"] == "did not end within 500 s"
@@ -149,7 +149,7 @@ def test_steps_are_measured_on_jax_and_never_again(tmp_path):
     assert json.loads((tmp_path / "steps-quick.json").read_text())["cells"] == results["cells"]
 
 
-# train.py: which runs a call goes on with
+# train.py: which runs a call resumes
 
 
 class FakeQueue(train.Queue):
@@ -381,7 +381,7 @@ def test_runs_are_trained_and_published_on_jax(tmp_path):
     done = script("train", *arguments)
     assert done.stdout == "trellisnet_char_ptb: done\ntrellisnet_ptb: done\n"
     for name in ("trellisnet_char_ptb", "trellisnet_ptb"):
-        # On a text of one's own, of which nothing is published.
+        # On the user's own text, without a published result.
         folder = tmp_path / "gpu" / "zoo" / f"{name}_custom"
         results = json.loads((folder / "results.json").read_text())
         assert results["epochs"] == 2 and results["wall_time_s"] > 0

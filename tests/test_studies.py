@@ -215,7 +215,7 @@ def test_seeds_of_the_command_line(monkeypatch, arguments, seeds):
 @pytest.mark.parametrize(
     ("error", "status", "words"),
     [
-        (KeyboardInterrupt(), "130", "goes on from here"),
+        (KeyboardInterrupt(), "130", "resumes from here"),
         (ValueError("no"), "2", "Error: no"),
         (FloatingPointError("diverged"), "2", "Error: diverged"),
     ],

@@ -259,7 +259,7 @@ def test_to_dense(weight_norm, floatx):
     assert not to_dense(unbuilt).built
 
 
-@pytest.mark.both_backends
+@pytest.mark.both_backends(slow=True)
 def test_dense_layers_have_states_of_their_own():
     """In models that JAX computes with, which donates their arrays."""
     layer = mixed_group_layer(stateful=True)
@@ -519,7 +519,7 @@ def test_a_compiled_classifier(backbone):
     assert sorted(new.fit(x, np.zeros(2), verbose=0).history) == ["accuracy", "loss"]
 
 
-@pytest.mark.both_backends
+@pytest.mark.both_backends(slow=True)
 def test_a_stateful_language_model():
     """Over segments of at most M steps its evaluation is that of the RNN, not truncated."""
     model = randomize(language_model(stateful=True))

@@ -3,7 +3,7 @@
     python -m benchmarks.gpu.steps --minutes 9 --peak-float32 TFLOPS --peak-bfloat16 TFLOPS
 
 measures cell after cell (a model in a precision, with the dependency cone or with all positions)
-as long as the time allows, and writes each at once: the next call goes on with those that are
+as long as the time allows, and writes each at once: the next call resumes with those that are
 missing. At the end of each call come the table `steps.md` and its numbers, `steps.json`.
 """
 
@@ -161,7 +161,7 @@ def conclusion(folder, cells):
     paths = {cell.name: folder / f"{cell.name}.json" for cell in cells}
     left = [name for name, path in paths.items() if not path.exists()]
     if left:
-        return f"Left: {', '.join(left)}. The same command goes on."
+        return f"Left: {', '.join(left)}. The same command resumes."
     failed = [name for name, path in paths.items() if outcome(path) == "failed"]
     if failed:
         return (

@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu.train --minutes 9
 
-goes on where the last call stopped, epoch by epoch. A run that has come to its end is evaluated and
-published into the folder `zoo/` of the output, and the queue goes on. At its end each call says
+resumes where the last call stopped, epoch by epoch. A run that has come to its end is evaluated and
+published into the folder `zoo/` of the output, and the next one starts. At its end each call says
 what is done and what is left.
 """
 
@@ -96,7 +96,7 @@ class Queue:
         self.overrides = overrides
         self.clock = clock
         self.fresh = True  # all of this call is still left
-        self.problems = {}  # {name: why it does not go on}
+        self.problems = {}  # {name: why it cannot resume}
 
     def work(self, names):
         """Goes through the queue until the time is over."""
@@ -109,7 +109,7 @@ class Queue:
             try:
                 time_is_over = self._go_on(name)
             # What fails is no reason to leave the rest of the queue: a model that is too large for
-            # the device (JAX' RuntimeError), data that are not there, a loss that is none.
+            # the device (JAX' RuntimeError), missing data, a NaN loss.
             except (RuntimeError, ValueError, OSError, ImportError, FloatingPointError) as error:
                 traceback.print_exc()
                 self.problems[name] = " ".join(str(error).split())[:500]

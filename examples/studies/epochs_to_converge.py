@@ -100,7 +100,7 @@ def plot(study):
     labels = [lattice.NETS[net].label.replace(" (", "\n(") for net in nets]
     if any(cell["cut"] for cells in nets.values() for cell in cells):
         style = {"markerfacecolor": "white", "markeredgecolor": "black", "linestyle": ""}
-        axis.plot([], [], "o", label="Last epoch: might go on", **style)
+        axis.plot([], [], "o", label="Last epoch: may still improve", **style)
         axis.legend()
     axis.set_xticks(places, labels)
     axis.set(ylabel="Epochs to the lowest validation loss", ylim=(0, None))

@@ -134,6 +134,7 @@ def test_predictions_have_the_loss_that_is_trained_in_half_precision(name):
     np.testing.assert_allclose(nll, head.loss(hidden, targets), atol=2e-3)
 
 
+@pytest.mark.both_backends(slow=True)
 @every_head
 def test_config_and_symbolic_outputs(name):
     cls, options, _ = HEADS[name]
@@ -368,6 +369,7 @@ def language_model(name, **options):
     return LanguageModel(V, CHANNELS, backbone, head=head, tie_embeddings=tied, seed=1)
 
 
+@pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize("name", ["mixture, tied", "adaptive, projected"])
 def test_a_language_model_trains(name, tmp_path):
     """With and without XLA; of 7 rows in batches of 3 the graph does not know the batch size."""

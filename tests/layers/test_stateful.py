@@ -44,6 +44,7 @@ def predict(model, rows):
     return model.predict(inputs(rows), batch_size=rows, verbose=0)
 
 
+@pytest.mark.both_backends(slow=True)
 @each
 def test_a_compiled_model_goes_back_to_an_earlier_batch_size(make):
     layer = make()
@@ -72,6 +73,7 @@ def test_a_function_for_any_batch_size_refuses_states_of_another(make, rows):
     assert predict(model, rows).shape == (rows, 5, CHANNELS)
 
 
+@pytest.mark.both_backends(slow=True)
 @each
 @pytest.mark.parametrize("training", [False, True])
 def test_states_are_float32_in_mixed_precision(make, training, monkeypatch):

@@ -235,6 +235,7 @@ def test_under_xla_with_unknown_batch(name, floatx, loops, monkeypatch):
     check_case(name, how="xla")
 
 
+@pytest.mark.both_backends(slow=True)
 @in_double
 def test_groups_by_themselves(floatx, loops, monkeypatch):
     monkeypatch.setattr(mixed_group, "is_worthwhile", lambda groups: True)
@@ -336,6 +337,7 @@ QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 FASTEST = "eager" if TENSORFLOW else "graph"
 
 
+@pytest.mark.both_backends(slow=True)
 @in_double
 @settings(
     max_examples=12 if TENSORFLOW else 3,
@@ -375,6 +377,7 @@ def test_unknown_length(floatx):
     assert_close(tf.function(output, input_signature=signature)(x), expected)
 
 
+@pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize("unroll, fused", [(True, True), (False, True), (False, False)])
 def test_half_precision_keeps_states_and_weight_gradients_in_full(unroll, fused):
     # Without weight dropout, whose kernels are scaled to a precision of 8 bits.
@@ -498,6 +501,7 @@ def test_the_mask_of_an_embedding_arrives():
     np.testing.assert_allclose(model(tokens), model(padded), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.both_backends(slow=True)
 @in_double
 @pytest.mark.parametrize("has_initial", [False, True])
 def test_last_step_of_rows_of_different_lengths(has_initial, floatx):
@@ -547,6 +551,7 @@ def test_stateful_equals_initial_state(plain, floatx):
         assert_close(found, expected)
 
 
+@pytest.mark.both_backends(slow=True)
 @in_double
 def test_one_gru_level_is_a_step_of_the_keras_cell(floatx):
     cell = keras.layers.GRUCell(5, bias_initializer="random_normal")
@@ -650,6 +655,7 @@ def off_zero(kernel):
     return ops.sum(ops.square(kernel - 1))
 
 
+@pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize("weight_norm", [False, True])
 def test_what_is_not_connected_has_no_gradient(weight_norm):
     layer = TrellisLayer(
@@ -709,6 +715,7 @@ def test_stream_equals_forward(options, plain, floatx, monkeypatch):
         check_streaming(layer, x, 6, initial_state=initial)
 
 
+@pytest.mark.both_backends(slow=True)
 @in_double
 def test_300_steps_equal_the_forward_pass(floatx):
     layer = stream_maker(units=16, depth=12, output_units=8)
@@ -717,6 +724,7 @@ def test_300_steps_equal_the_forward_pass(floatx):
     assert_close(y, forward)
 
 
+@pytest.mark.both_backends(slow=True)
 @in_double
 def test_prompts_shorter_than_a_dilation(floatx):
     layer = stream_maker(dilation_rate=4, kernel_size=3)
@@ -727,6 +735,7 @@ def test_prompts_shorter_than_a_dilation(floatx):
     assert_close(ops.concatenate(ys, axis=1), layer(x))
 
 
+@pytest.mark.both_backends(slow=True)
 def test_states_of_a_stream_stay_float32_under_mixed_precision():
     layer = made(maker(), (2, None, CHANNELS), dtype="mixed_bfloat16")
     x = ops.convert_to_tensor(noise(2, 6, CHANNELS))
@@ -737,6 +746,7 @@ def test_states_of_a_stream_stay_float32_under_mixed_precision():
     assert_close(*(ops.cast(z, "float32") for z in (y, layer(x))), tolerance=2e-2)
 
 
+@pytest.mark.both_backends(slow=True)
 def test_rows_of_a_cache_can_be_reordered():
     layer = stream_maker()
     x = noise(3, 4, CHANNELS)

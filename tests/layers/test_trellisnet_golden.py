@@ -72,6 +72,7 @@ def test_auxiliary_outputs(case, golden, assert_close):
     assert_close(by_x, reference["x"].transpose(0, 2, 1), "gradient", "x")
 
 
+@pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize("how", ["initial_state", "stateful"])
 @pytest.mark.parametrize("case", REPACK)
 def test_consecutive_segments(case, how, golden, assert_close):

@@ -26,6 +26,7 @@ def logits_to_log_probabilities(logits):
     return logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
 
 
+@pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("history", [False, True])
 def test_outputs(case, history, golden, assert_close):
@@ -135,6 +136,7 @@ def evaluate(model, batches):
     return np.average(losses, weights=[y.shape[1] for _, y in batches])
 
 
+@pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize("case", TRAJECTORIES)
 def test_training_trajectory(case, golden, assert_close, tolerance, floatx):
     arrays = golden(f"trajectory_{case}")

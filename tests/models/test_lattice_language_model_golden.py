@@ -179,6 +179,7 @@ def log_probabilities(arrays, segment, shape):
     return logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
 
 
+@pytest.mark.both_backends(slow=True)
 @cases
 def test_outputs_of_consecutive_segments(case, golden, assert_close):
     fixture, backbone, layout = CASES[case]
@@ -244,6 +245,7 @@ class DepthMemory(keras.layers.Layer):
         return (*input_shape[:-1], self.units)
 
 
+@pytest.mark.both_backends(slow=True)
 def test_grid_lstm(golden, assert_close):
     arrays = golden("lru_lm_glstm")
     config = arrays["meta"]["config"]

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.both_backends, pytest.mark.float64]
 CASES = ["plain_rgb", "wnorm"]
 
 
+@pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize("case", CASES)
 def test_outputs_loss_and_gradients(case, golden, assert_close):
     arrays = golden(f"trellis_pixel_{case}")
@@ -48,6 +49,7 @@ def test_outputs_loss_and_gradients(case, golden, assert_close):
         assert_close(ops.convert_to_numpy(gradient), wanted, "gradient", name)
 
 
+@pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize("case", CASES)
 def test_states(case, golden, assert_close):
     arrays = golden(f"trellis_pixel_{case}")

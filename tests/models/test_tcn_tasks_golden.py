@@ -50,6 +50,7 @@ def check_sequence_model(model, x, y, arrays, finish, assert_close):
     return by_x
 
 
+@pytest.mark.both_backends(slow=True)
 def test_adding(golden, assert_close):
     arrays = golden("tcn_task_adding")
     model = SequenceRegressor(backbone(arrays, return_sequences=False))
@@ -58,6 +59,7 @@ def test_adding(golden, assert_close):
     assert_close(by_x, family(arrays, "grad")["x"].transpose(0, 2, 1), "gradient", "x")
 
 
+@pytest.mark.both_backends(slow=True)
 def test_copy_memory(golden, assert_close):
     arrays = golden("tcn_task_copy_memory")
     model = SequenceClassifier(backbone(arrays), 10, per_step=True)
@@ -66,6 +68,7 @@ def test_copy_memory(golden, assert_close):
     assert_close(by_x, family(arrays, "grad")["x"].transpose(0, 2, 1), "gradient", "x")
 
 
+@pytest.mark.both_backends(slow=True)
 def test_pixel(golden, assert_close):
     arrays = golden("tcn_task_pixel")
     model = SequenceClassifier(backbone(arrays, return_sequences=False), 10)
@@ -87,6 +90,7 @@ def test_poly_music(golden, assert_close):
     assert_close(by_x, family(arrays, "grad")["x"], "gradient", "x")
 
 
+@pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize("level", ["word", "char"])
 def test_language_model(level, golden, assert_close):
     arrays = golden(f"tcn_task_{level}_lm")

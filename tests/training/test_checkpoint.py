@@ -211,7 +211,7 @@ def test_another_seed_or_list_of_callbacks_is_refused(tmp_path):
         fit(make_model(), 3, stopping, Checkpoint(tmp_path, seed=1, callbacks=[stopping]))
 
 
-@pytest.mark.both_backends
+@pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_callbacks_after_the_checkpoint_are_an_error(tmp_path, epochs):
     decay = PlateauDecay(factor=0.5, rule="worst_of_last", window=1)
@@ -318,7 +318,7 @@ def test_restore_errors(tmp_path):
         restore(make_model(), tmp_path / "epoch-0002.npz")
 
 
-@pytest.mark.both_backends
+@pytest.mark.both_backends(slow=True)
 def test_bfloat16_weights_keep_their_bits(tmp_path):
     trained = make_model(dtype="bfloat16")
     fit(trained, 1, Checkpoint(tmp_path))
@@ -605,7 +605,7 @@ def kill_and_resume(folder, kills, epochs, seed):
     assert "variables that differ: []" in output
 
 
-@pytest.mark.both_backends
+@pytest.mark.both_backends(slow=True)
 def test_a_killed_run_equals_an_uninterrupted_one(tmp_path):
     kill_and_resume(tmp_path / "killed", kills=1, epochs=5, seed=0)
 

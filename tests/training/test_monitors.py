@@ -80,7 +80,7 @@ def cannot_read(x, y):
     raise OSError(5, "Input/output error", "numbers.npy")
 
 
-@pytest.mark.both_backends
+@pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize(
     ("spoil", "error"),
     [

@@ -92,7 +92,7 @@ def run(main):
             print(f"Error: {error}", file=sys.stderr)
             sys.exit(2)
         except KeyboardInterrupt:  # here, as typer would end without a word
-            print("\nInterrupted. The same command goes on from here.", file=sys.stderr)
+            print("\nInterrupted. The same command resumes from here.", file=sys.stderr)
             sys.exit(130)
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -155,7 +155,7 @@ def check_name(kind, name, known):
 
 
 def train(settings, work, data_dir=None, **cell):
-    """Trains a cell, or goes on with it where it was interrupted; returns its rows."""
+    """Trains a cell, or resumes its interrupted training; returns its rows."""
     made = recipe(settings, data_dir=data_dir, **cell)
     label = "{corpus}, {net}, {size}, {train_percent} %, seed {seed}".format(**cell)
     keras.utils.clear_session()  # what is left of the cell before

@@ -14,7 +14,7 @@ class Study:
     """Rows of measurements in `<name>.csv`, with the settings they belong to in `<name>.json`.
 
     A study is made of cells (a net, a task, a seed). `run` measures a cell unless its rows are
-    there, so that a study that was interrupted goes on, and may later be extended by more cells.
+    there, so that an interrupted study resumes, and can be extended by more cells.
 
     Args:
         name: Name of the study.

@@ -12,7 +12,7 @@ from trellis_keras.training.checkpoint import has_memory
 
 
 def train(model, task, splits, folder, *, seed, epochs, records=100, stop=None, label=""):
-    """Trains a model; called again with the same folder it goes on where it was interrupted.
+    """Trains a model; called again with the same folder it resumes an interrupted training.
 
     Args:
         model: A model of `nets.build`.
