@@ -4,7 +4,8 @@ A test runs on TensorFlow in float32 unless it is marked:
 
 * `float64`: in float64 too. `floatx` is the fixture that sets Keras' floatx for it;
 * `both_backends`: on JAX too, in the run of `KERAS_BACKEND=jax python -m pytest`, which leaves all
-  others out. There a test marked `float64` runs in float64, and in float32 with `-m slow` only;
+  others out. There a test marked `float64` runs in float64, with `-m slow` in float32 too. With
+  `both_backends(slow=True)` a test runs on JAX with `-m slow` only;
 * `slow_elsewhere`: in float64 and on JAX with `-m slow` only.
 """
 
@@ -56,11 +57,11 @@ def pytest_generate_tests(metafunc):
 def pytest_collection_modifyitems(config, items):
     if not ON_JAX:
         return
-    elsewhere = [item for item in items if item.get_closest_marker("both_backends") is None]
-    config.hook.pytest_deselected(items=elsewhere)
-    items[:] = [item for item in items if item.get_closest_marker("both_backends") is not None]
+    marks = {item: item.get_closest_marker("both_backends") for item in items}
+    config.hook.pytest_deselected(items=[item for item in items if marks[item] is None])
+    items[:] = [item for item in items if marks[item] is not None]
     for item in items:
-        if item.get_closest_marker("slow_elsewhere") is not None:
+        if marks[item].kwargs.get("slow") or item.get_closest_marker("slow_elsewhere") is not None:
             item.add_marker(pytest.mark.slow)
 
 

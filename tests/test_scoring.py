@@ -108,7 +108,8 @@ def check_lines(model, lines, path, start=()):
 # Equal to one forward pass
 
 
-@pytest.mark.parametrize("backbone", [TRELLIS, "dilated", "tcn", "lru"])
+@pytest.mark.both_backends(slow=True)
+@pytest.mark.parametrize("backbone", ["trellis", "dilated", "tcn", "lru"])
 def test_lines_are_documents(backbone, tmp_path):
     """Some fit into a row, some need several batches, and some are read in pieces."""
     model = language_model(CHARACTERS, backbone)

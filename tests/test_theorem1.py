@@ -173,7 +173,8 @@ def test_what_follows_from_a_conversion(tmp_path):
     assert half.dtype_policy.name == to_rnn(half)[0].dtype_policy.name == "mixed_bfloat16"
 
 
-@everywhere
+@pytest.mark.both_backends(slow=True)
+@in_double
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_segments_carry_on_the_rnn_that_is_not_truncated(cell, floatx):
     """Appendix B.1: segments of at most M = 4 steps, carried by hand and by a stateful layer."""
@@ -225,7 +226,8 @@ def mixed_group_layer(**options):
     return randomize(built(TrellisLayer(6, 5, output_units=3, **arguments)))
 
 
-@everywhere
+@pytest.mark.both_backends(slow=True)
+@in_double
 @pytest.mark.parametrize("weight_norm", [False, True])
 def test_to_dense(weight_norm, floatx):
     starts = [1, 2, 3] if weight_norm else None

@@ -218,7 +218,7 @@ def test_kernels_with_masks_and_states():
     check_kernels(make, (3, 5, 4), mask=ops.convert_to_tensor(mask), initial_state=states)
 
 
-@both
+@both(slow=True)
 def test_equals_keras_rnn_of_its_cells():
     layer = made(make_layer, (1, 1, 4), input_projection=False)
     rnn = keras.layers.RNN(layer.cells, return_sequences=True, return_state=True)

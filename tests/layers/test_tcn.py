@@ -101,7 +101,7 @@ def test_block():
 # The cone and the stream against every position
 
 
-@both
+@both(slow=True)
 @pytest.mark.parametrize(
     ("time", "dilations", "masked", "options"),
     [

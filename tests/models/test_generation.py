@@ -119,7 +119,7 @@ def cut(row, start, stop):
     return row[: start + ends[0] + 1] if len(ends) else row
 
 
-@both_backends
+@both_backends(slow=True)
 def test_greedy_equals_rerunning_the_window():
     """Each row is what it would be alone, up to its stop token."""
     model = make()
@@ -143,7 +143,7 @@ def test_samplers_that_come_down_to_greedy(model, sampler):
     np.testing.assert_array_equal(ids, rerun_greedily(model, SAME_LENGTH, 12))
 
 
-@both_backends
+@both_backends(slow=True)
 def test_samples_follow_the_distribution(model):
     """`random` on log-probabilities as logits: frequencies are the model's probabilities."""
     prompt = np.tile(SAME_LENGTH[:1], (4000, 1))
@@ -180,7 +180,7 @@ def sums_of_all_texts(model, prompt, length, stop):
     return ids, np.where(ended, 0.0, log_probs).sum(axis=1)
 
 
-@both_backends
+@both_backends(slow=True)
 @pytest.mark.parametrize("stop", [pytest.param(None, marks=pytest.mark.slow_elsewhere), 2])
 def test_beam_search_with_all_beams_is_exhaustive(stop):
     model = make(size=3)

@@ -228,7 +228,7 @@ def test_any_keras_backbone(tie_embeddings):
 # Carried states
 
 
-@both_backends
+@both_backends(slow=True)
 def test_carried_states_make_one_text_of_its_segments():
     """A recurrent net's loss over segments is that of one pass over the whole rows."""
     tokens = random_tokens(4, 31)
@@ -266,7 +266,7 @@ def test_training_reads_the_states_resets_them_and_ignores_a_validation(jit_comp
         np.testing.assert_array_equal(a, b)
 
 
-@both_backends
+@both_backends(slow=True)
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
 def test_the_first_batch_builds_the_model(method):
     model = LanguageModel(V, 6, recurrent(stateful=True))

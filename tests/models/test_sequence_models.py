@@ -95,7 +95,7 @@ def test_a_classifier_learns_with_any_backbone(backbone, per_step):
     assert tuple(ops.shape(model(x))) == model.compute_output_shape(x.shape) == shape
 
 
-@both_backends
+@both_backends(slow=True)
 @per_step_or_not
 def test_figures_are_means_over_what_counts_in_the_whole_split(per_step):
     model = classifier(per_step=per_step)
@@ -376,7 +376,7 @@ def polyphonic(**options):
     return model
 
 
-@both_backends
+@both_backends(slow=True)
 @pytest.mark.parametrize("jit_compile", [True] if JAX else [False, True])
 def test_padded_batches_give_the_figure_of_the_pieces_one_by_one(jit_compile):
     model = polyphonic(jit_compile=jit_compile)
