@@ -9,7 +9,9 @@ A test runs on TensorFlow in float32 unless it is marked:
 * `slow_elsewhere`: in float64 and on JAX with `-m slow` only.
 """
 
+import math
 import os
+import pathlib
 
 # Before Keras, JAX or TensorFlow are imported for the first time.
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -81,14 +83,24 @@ def _set_floatx(name):
 
 @pytest.fixture(autouse=True, scope="module")
 def _free_memory():
-    """Lets go of the functions that a module has compiled: they would add up to gigabytes."""
+    """Lets go of compiled functions when they have added up to gigabytes."""
     yield
+    if _resident_memory() < 2 * 2**30:
+        return
     keras.utils.clear_session(free_memory=True)
     if ON_JAX:
         import jax
 
         jax.clear_caches()
     gc.collect()
+
+
+def _resident_memory():
+    try:
+        pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    except OSError:  # not Linux
+        return math.inf
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ def benchmarks(*arguments):
     return run_module("benchmarks", *arguments)
 
 
+@pytest.mark.slow
 def test_a_case_writes_its_figures(tmp_path):
     done = benchmarks("run", "time", "--variants", "110", "--rounds", "2", "--output", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -69,7 +70,7 @@ def test_workers_end_with_who_started_them():
 def test_one_variant_that_fails_ends_the_others(monkeypatch):
     workers = []
 
-    def start(name, variant):
+    def start(name, variant, checkout):
         code = "input(); print('{}')" if variant == "fine" else "raise SystemExit(3)"
         worker = subprocess.Popen(
             [sys.executable, "-c", code + "; input()"],

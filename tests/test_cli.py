@@ -401,6 +401,7 @@ def test_damaged_files(refused, shared, tmp_path):
 # As a process
 
 
+@pytest.mark.slow
 def test_a_session_in_another_folder(tmp_path):
     """Relative paths hold wherever the later commands are given."""
     write_text(tmp_path / "my.txt")

@@ -231,6 +231,7 @@ def test_a_models_own_folder_is_kept_for_its_benchmark(tmp_path, settings, folde
     assert queue.published("lru_char_ptb")
 
 
+@pytest.mark.slow
 def test_what_fails_is_left_out_and_named(tmp_path):
     runs = {"a": [RuntimeError("RESOURCE_EXHAUSTED:\n out of memory")], "b": [30]}
     queue = FakeQueue(tmp_path, 100, Clock(), runs)
@@ -240,6 +241,7 @@ def test_what_fails_is_left_out_and_named(tmp_path):
     assert (queue.standing("b"), queue.standing("c")) == ("done", "not begun")
 
 
+@pytest.mark.slow
 def test_an_epoch_that_fits_no_call(tmp_path):
     runs = {"a": [30], "b": [pace.NoRoom(150)], "c": [30]}
     queue = FakeQueue(tmp_path, 100, Clock(), runs)
@@ -252,6 +254,7 @@ def test_an_epoch_that_fits_no_call(tmp_path):
     assert "raise --minutes" in queue.standing("b")
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_does_not_make_the_others_wait(tmp_path):
     runs = {"a": [OSError("no data")], "b": [pace.NoRoom(150)], "c": [30]}
     queue = FakeQueue(tmp_path, 100, Clock(), runs)
@@ -271,6 +274,7 @@ def test_a_run_is_published_with_the_data_where_they_are_now(tmp_path, monkeypat
     assert given[0][2] == str(tmp_path / "here")
 
 
+@pytest.mark.slow
 def test_two_runs_that_fit_no_call_do_not_make_the_others_wait(tmp_path):
     runs = {"a": [pace.NoRoom(150)], "b": [pace.NoRoom(150)], "c": [30]}
     queue = FakeQueue(tmp_path, 100, Clock(), runs)
@@ -351,6 +355,7 @@ def test_an_epoch_whose_checkpoint_was_killed_counts_too(tmp_path):
         fit(pace.Pace(path, clock.now + 150, clock), clock, [0], batch_s=1)
 
 
+@pytest.mark.slow
 def test_an_epoch_that_was_interrupted_was_not_killed(tmp_path):
     path, clock = tmp_path / "times.json", Clock()
     with pytest.raises(KeyboardInterrupt), pace.Pace(path, 150, clock) as callback:

@@ -172,6 +172,7 @@ def test_a_comparison_from_cells_to_files(tmp_path, capsys):
     assert (tmp_path / "lattice_comparison.png").read_bytes().startswith(PNG)
 
 
+@pytest.mark.slow
 def test_gradient_norms_by_layer_and_epoch(tmp_path):
     settings = {**SMALL, "corpus": "pydoc", "size": "1m", "layers": 3, "epochs": 2, "batches": 2}
     study = gradient_norms.run(tmp_path, settings, ["lru"], [0])

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests.support.parameters import slow_but
 from trellis_keras import layers, scoring
 from trellis_keras.data import Vocabulary
 from trellis_keras.files import folder_lock
@@ -109,7 +110,7 @@ def check_lines(model, lines, path, start=()):
 
 
 @pytest.mark.both_backends(slow=True)
-@pytest.mark.parametrize("backbone", ["trellis", "dilated", "tcn", "lru"])
+@pytest.mark.parametrize("backbone", slow_but(BACKBONES, "trellis", "dilated"))
 def test_lines_are_documents(backbone, tmp_path):
     """Some fit into a row, some need several batches, and some are read in pieces."""
     model = language_model(CHARACTERS, backbone)

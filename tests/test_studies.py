@@ -107,6 +107,7 @@ def test_tasks_have_the_settings_of_the_zoo():
     assert tasks.get("copy_memory_3000").recurrent.layers == 3
 
 
+@pytest.mark.slow
 # Hidden sizes, computed by hand from the layers' formulas, that meet the paper's sizes.
 @pytest.mark.parametrize(
     ("task", "net", "size", "width"),
@@ -168,6 +169,7 @@ def handed_out(monkeypatch):
     return batches
 
 
+@pytest.mark.slow
 def test_an_interrupted_cell_ends_with_the_same_records(tmp_path, monkeypatch, handed_out):
     """And every step has its batch, though Keras fetches batches ahead."""
     stream = TASK.stream(tasks.load(TASK, 40), "train", 1)
@@ -236,6 +238,7 @@ def script(name, *arguments):
     return subprocess.run(command, env=child_environment(), capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_errors_end_a_script_with_one_line(tmp_path):
     (tmp_path / "gating.json").write_text(json.dumps({"quick": False}))
     done = script("gating", "--quick", "--seed", "1", "--seed", "2", "--output", tmp_path)

@@ -67,6 +67,7 @@ def test_the_example_found_what_it_must():
     assert dense[-1] < dense[0] - 0.01
 
 
+@pytest.mark.slow
 def test_the_example(tmp_path, monkeypatch):
     compile_model = warm_start.compile_model
     monkeypatch.setattr(  # XLA would take most of the time
@@ -115,6 +116,7 @@ def test_the_benchmark_compares_equal_functions():
     assert np.max(np.abs(whole - windows)) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", ["every_window", "converted", "untruncated"])
 def test_a_step_of_the_benchmark(make):
     build = theorem1.inference(

@@ -195,6 +195,7 @@ def test_where_nothing_can_be_stored(path, monkeypatch):
         encode(path)
 
 
+@pytest.mark.slow
 def test_the_benchmark_measures_a_random_text(tmp_path):
     command = [sys.executable, "-m", "benchmarks.wikitext103_ids", "--folder", tmp_path]
     done = subprocess.run(

@@ -22,6 +22,7 @@ from tests.support.layer_checks import (
     noise,
     outputs_and_gradients,
 )
+from tests.support.parameters import slow_but
 from trellis_keras import kernels
 from trellis_keras.kernels import mixed_group
 from trellis_keras.layers import GatedActivation, MixedGroupKernel, TrellisLayer, streaming
@@ -82,7 +83,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", slow_but(VARIANTS, "lstm", "groups"))
 def test_layer(variant):
     check_layer(maker(**VARIANTS[variant]), (2, 9, CHANNELS))
 
@@ -229,7 +230,9 @@ def test_kernels_equal_the_plain_pass(name, floatx, loops):
 
 @in_double
 @only_tensorflow
-@pytest.mark.parametrize("name", ["dilation cycle", "user", "masked", "groups"])
+@pytest.mark.parametrize(
+    "name", slow_but(["dilation cycle", "user", "masked", "groups"], "masked", "groups")
+)
 def test_under_xla_with_unknown_batch(name, floatx, loops, monkeypatch):
     monkeypatch.setattr(mixed_group, "is_worthwhile", lambda groups: True)
     check_case(name, how="xla")

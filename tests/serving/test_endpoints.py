@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.support.parameters import slow_but
 from tests.support.served import (
     LANGUAGE,
     MODELS,
@@ -51,7 +52,7 @@ def assert_equal(answer, expected):
     np.testing.assert_allclose(answer, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_but(MODELS, "trellisnet", "tagger"))
 def test_any_batch_of_any_length(exported, answers, name):
     model = exported(name)[0]
     for shape in SHAPES:

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
+from tests.support.parameters import slow_but
 from tests.support.served import MODELS, inputs
 from trellis_keras.data import Vocabulary
 from trellis_keras.export import _Cache, export
@@ -38,7 +39,7 @@ def operations(graph, signature):
     return found
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_but(MODELS, "trellisnet", "tagger"))
 def test_requests_change_nothing_and_only_seeds_draw_numbers(exported, name):
     graph, signatures = read_graph(exported(name)[1])
     for endpoint, signature in signatures.items():
@@ -223,6 +224,7 @@ def test_draws_have_the_models_probabilities(signatures):
         assert (abs(shares - p) <= 4.5 * (p * (1 - p) / count) ** 0.5).all()
 
 
+@pytest.mark.slow
 def test_warm_up_requests_are_valid(exported):
     """Those of a model with all endpoints; `exported` asks for them where they can be written."""
     prediction_log_pb2 = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")

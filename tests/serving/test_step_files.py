@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support.parameters import slow_but
 from tests.support.served import inputs, scores_so_far, small_model
 from trellis_keras.export import export
 from trellis_keras.layers import TCN
@@ -34,7 +35,7 @@ def assert_streams(model, rows, step, shapes, prefix):
     np.testing.assert_allclose(found, scores_so_far(model, array, SOME), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(NAMES, "trellisnet", "classifier"))
 def test_litert(name, tmp_path):
     model = small_model(name)
     path = export(model, tmp_path / "step.tflite", format="litert")
@@ -63,6 +64,7 @@ def test_onnx(name, tmp_path):
     assert_streams(model, 3, step, shapes, "next_")
 
 
+@pytest.mark.slow
 def test_int8_is_smaller_and_costs_little():
     from benchmarks import int8
 

@@ -143,6 +143,7 @@ def two_seeds(run, tmp_path_factory):
     return sorted([run, other], key=lambda folder: publish._best(folder)["val_loss"])
 
 
+@pytest.mark.slow
 def test_other_seeds(two_seeds, run, tmp_path):
     best, other = two_seeds
     results = publish.publish(best, tmp_path / "out", other_seeds=[other])

@@ -87,6 +87,7 @@ def test_the_description_names_sizes_and_settings(tmp_path, capsys):
 # Going on
 
 
+@pytest.mark.slow
 def test_more_epochs(tmp_path):
     split, whole = tmp_path / "split", tmp_path / "whole"
     for folder in (split, whole):
@@ -97,6 +98,7 @@ def test_more_epochs(tmp_path):
     assert zoo.read_recipe(split / "run").training.epochs == 3
 
 
+@pytest.mark.slow
 def test_more_epochs_of_averaged_weights(tmp_path, capsys):
     """The average begins after the third epoch; the fifth takes it up."""
     # What is learnt is wrong for the end of the text: the validation loss rises from the start.
@@ -119,6 +121,7 @@ def test_a_finished_run_stays_as_it_is(tmp_path, capsys):
         np.testing.assert_array_equal(array, before[name])
 
 
+@pytest.mark.slow
 def test_a_run_that_a_time_limit_ends_goes_on(tmp_path, monkeypatch, capsys):
     """To the same end, to the bit, as one without."""
     clock = itertools.count(step=60)  # each look at it takes a minute
@@ -350,6 +353,7 @@ def nll_of_rows(model, inputs, targets, segment):
     return -np.take_along_axis(scores, targets[..., None], axis=-1).reshape(-1)
 
 
+@pytest.mark.slow
 def test_evaluation_with_a_carried_history(tmp_path):
     run = tiny_run(tmp_path, **STATEFUL | {"epochs": 1})
     tokens = zoo.read_recipe(run).load_data().test
@@ -392,6 +396,7 @@ def moved(tmp_path):
     return run, folder
 
 
+@pytest.mark.slow
 def test_a_text_may_have_moved(moved):
     run, folder = moved
     with pytest.raises(FileNotFoundError, match=r"no file .*text.txt. If it has moved"):
@@ -434,6 +439,7 @@ def copying(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_evaluation_of_copy_memory(copying):
     part = zoo.read_recipe(copying).load_data().valid
     logits = runs.load_best(copying).predict(part[0], verbose=0)
@@ -468,6 +474,7 @@ def test_more_epochs_of_shuffled_sequences(tmp_path):
     assert_same_end(tmp_path / "split", tmp_path / "whole", 2)
 
 
+@pytest.mark.slow
 def test_frames_of_music_are_counted(tmp_path, monkeypatch):
     rng = np.random.RandomState(0)
     rolls = [rng.randint(0, 2, (frames, 88)).astype("uint8") for frames in (4, 9, 5)]
@@ -485,6 +492,7 @@ def test_frames_of_music_are_counted(tmp_path, monkeypatch):
     assert results["frame_nll"] == pytest.approx(nll / 15, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_lattice_run_carries_its_states_and_stops(tmp_path):
     write_text(tmp_path / "text.txt")
     options = {"variant": "rg", "convention": "authors", "hidden_units": 5, "layers": 1}
@@ -512,6 +520,7 @@ def test_a_lattice_run_carries_its_states_and_stops(tmp_path):
     assert results["cross_entropy"] == pytest.approx(np.mean(nll[: len(tokens) - 1]), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_whose_vocabulary_has_cut_the_clusters(tmp_path):
     (tmp_path / "text.txt").write_text("the cat and the dog \n" * 60)
     recipe = zoo.recipe(
@@ -532,6 +541,7 @@ def test_a_run_whose_vocabulary_has_cut_the_clusters(tmp_path):
 # Killed runs, without TensorFlow
 
 
+@pytest.mark.slow
 def test_jax_alone(tmp_path):
     """Training, resuming and evaluation where TensorFlow and its libraries are not installed."""
     source = """

@@ -33,6 +33,7 @@ def observed(tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_observation_changes_nothing(observed):
     whole = observed.parent / "whole"
     runs.train(tiny_recipe(observed.parent, **SETTINGS | {"epochs": 2}), whole, verbose=0)
