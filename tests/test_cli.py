@@ -330,6 +330,7 @@ def test_generate(run, shared):
     assert again == out
 
 
+@pytest.mark.slow
 def test_a_model_of_sequences(run, refused, tmp_path):
     folder = tmp_path / "run"
     sizes = json.dumps({"train": 8, "valid": 4, "test": 6})

@@ -157,6 +157,7 @@ def test_an_interrupted_cell_ends_with_the_same_rows(tmp_path, monkeypatch):
     assert evaluate(tmp_path / "whole", "valid")["loss"] == pytest.approx(best["valid"])
 
 
+@pytest.mark.slow
 def test_a_comparison_from_cells_to_files(tmp_path, capsys):
     cells = lattice.product(["pydoc"], ["gru", "lru"], ["1m"])
     settings = {**SMALL, "epochs": 1}

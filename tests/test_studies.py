@@ -92,6 +92,7 @@ def test_one_process_at_a_time_measures_in_a_folder(tmp_path):
     assert [row["net"] for row in study.rows()] == ["tcn"]
 
 
+@pytest.mark.slow
 def test_tasks_have_the_settings_of_the_zoo():
     pixels, music, words = (tasks.get(name) for name in ("seq_mnist", "jsb", "ptb"))
     assert isinstance(pixels.decay(), StepDecay) and pixels.decay() is not pixels.decay()

@@ -24,12 +24,17 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 # {module: the tests that are there to protect it}
 TARGETS = {
+    "trellis_keras/kernels/blockwise.py": ["tests/kernels/test_blockwise.py"],
+    "trellis_keras/kernels/clusters.py": ["tests/kernels/test_clusters.py"],
     "trellis_keras/kernels/cone.py": ["tests/kernels/test_cone.py"],
     "trellis_keras/kernels/convolution.py": ["tests/kernels/test_convolution.py"],
     "trellis_keras/kernels/depth_loop.py": ["tests/kernels/test_depth_loop.py"],
     "trellis_keras/kernels/depth_loop_tf.py": ["tests/kernels/test_depth_loop.py"],
+    "trellis_keras/kernels/level_buffers.py": ["tests/kernels/test_level_buffers.py"],
     "trellis_keras/kernels/mixed_group.py": ["tests/kernels/test_mixed_group.py"],
     "trellis_keras/kernels/lattice_loop.py": ["tests/kernels/test_lattice_loop.py"],
+    "trellis_keras/kernels/scan.py": ["tests/kernels/test_scan.py"],
+    "trellis_keras/kernels/scan_tf.py": ["tests/kernels/test_scan.py"],
     "trellis_keras/layers/trellisnet.py": ["tests/layers/test_trellisnet.py"],
     "trellis_keras/layers/tcn.py": ["tests/layers/test_tcn.py"],
     "trellis_keras/layers/lru.py": ["tests/layers/test_lru.py"],

@@ -297,6 +297,7 @@ def test_half_precision_keeps_states_in_float32():
     assert np.isfinite(model.train_on_batch(noise(3, 6, 3), noise(3, 3)))
 
 
+@pytest.mark.slow
 def test_training_with_xla_on_any_length():
     layer = made(functools.partial(LRU, 3, 1), (1, 1, 3))
     model = keras.Sequential([keras.Input((None, 3)), keras.layers.Masking(), layer])

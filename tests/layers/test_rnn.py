@@ -21,6 +21,7 @@ from tests.support.layer_checks import (
     noise,
     randomize,
 )
+from tests.support.parameters import slow_but
 from trellis_keras.layers import GridLSTMCell, LRUCell, RHNCell, StackedRNN, VariationalDropout
 from trellis_keras.layers.rnn import RecurrentCell
 
@@ -97,7 +98,7 @@ def test_masks(name):
 
 
 @both
-@cells
+@pytest.mark.parametrize("name", slow_but(CELLS, "lru"))
 def test_training_and_file(name, tmp_path):
     make = functools.partial(CELLS[name], dropout=0.1, recurrent_dropout=0.2, seed=1)
     check_config(make)
@@ -123,7 +124,7 @@ def test_half_precision(name):
 
 
 @both
-@cells
+@pytest.mark.parametrize("name", slow_but(CELLS, "lru"))
 def test_nothing_is_random_in_inference(name):
     make = functools.partial(CELLS[name], dropout=0.4, recurrent_dropout=0.4)
     layer = rnn([make(seed=1), make(seed=2)])

@@ -22,7 +22,7 @@ from tests.support.layer_checks import (
     noise,
     outputs_and_gradients,
 )
-from tests.support.parameters import slow_but
+from tests.support.parameters import SLOW_ON_JAX, slow_but
 from trellis_keras import kernels
 from trellis_keras.kernels import mixed_group
 from trellis_keras.layers import GatedActivation, MixedGroupKernel, TrellisLayer, streaming
@@ -223,7 +223,7 @@ def fix_masks(layer):
 
 
 @in_double
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(CASES, "chop", "masked", "groups", mark=SLOW_ON_JAX))
 def test_kernels_equal_the_plain_pass(name, floatx, loops):
     check_case(name)
 
@@ -380,6 +380,7 @@ def test_unknown_length(floatx):
     assert_close(tf.function(output, input_signature=signature)(x), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize("unroll, fused", [(True, True), (False, True), (False, False)])
 def test_half_precision_keeps_states_and_weight_gradients_in_full(unroll, fused):

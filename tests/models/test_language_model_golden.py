@@ -7,6 +7,7 @@ from keras import ops
 
 from tests.support.golden import family, floats, language_model, to_ours, variables_of
 from tests.support.gradients import value_and_gradients
+from tests.support.parameters import SLOW_ON_JAX
 from trellis_keras.training.optimizers import SGD, Adam
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.float64]
@@ -90,7 +91,10 @@ LOSSES = [(case, 10**9) for case in (*CASES, "dropout", "dropout_mos_wnorm")]
 LOSSES += [("mos", 1), ("dropout_mos_wnorm", 1)]
 
 
-@pytest.mark.parametrize(("case", "logits_at_once"), LOSSES)
+@pytest.mark.parametrize(
+    ("case", "logits_at_once"),
+    [LOSSES[0], *(pytest.param(*loss, marks=SLOW_ON_JAX) for loss in LOSSES[1:])],
+)
 def test_training_loss_and_gradients(case, logits_at_once, golden, assert_close, monkeypatch):
     monkeypatch.setattr("trellis_keras.layers.heads.LOGITS_AT_ONCE", logits_at_once)
     arrays = golden(f"trellis_lm_{case}")

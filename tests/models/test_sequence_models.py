@@ -82,7 +82,13 @@ def nll_of(logits, y):
 @both_backends
 @pytest.mark.slow_elsewhere
 @pytest.mark.parametrize(
-    ("backbone", "per_step"), [(trellis, False), (tcn, True), (lstm, True), (stack, False)]
+    ("backbone", "per_step"),
+    [
+        (trellis, False),
+        (tcn, True),
+        pytest.param(lstm, True, marks=pytest.mark.slow),
+        pytest.param(stack, False, marks=pytest.mark.slow),
+    ],
 )
 def test_a_classifier_learns_with_any_backbone(backbone, per_step):
     model = classifier(backbone, per_step)

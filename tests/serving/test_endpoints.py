@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from tests.support.parameters import slow_but
 from tests.support.served import (
     LANGUAGE,
     MODELS,
@@ -13,6 +12,8 @@ from tests.support.served import (
     scores,
     scores_so_far,
 )
+
+pytestmark = pytest.mark.slow  # the other files of this folder ask the same of some models
 
 SHAPES = [(1, 1), (3, 17)]
 STEPS = 40  # several times around every buffer of a stream
@@ -52,7 +53,7 @@ def assert_equal(answer, expected):
     np.testing.assert_allclose(answer, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", slow_but(MODELS, "trellisnet", "tagger"))
+@pytest.mark.parametrize("name", MODELS)
 def test_any_batch_of_any_length(exported, answers, name):
     model = exported(name)[0]
     for shape in SHAPES:

@@ -51,7 +51,7 @@ def test_requests_change_nothing_and_only_seeds_draw_numbers(exported, name):
         assert bool(random) == endpoint.startswith("generate")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_but(MODELS, "trellisnet", "regressor"))
 def test_the_signature_file_agrees_with_the_signatures(exported, name):
     path = exported(name)[1]
     described = json.loads((path / "assets.extra" / "signatures.json").read_text())

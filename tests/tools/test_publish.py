@@ -116,6 +116,7 @@ def test_which_weights_are_kept():
     assert {unit: publish.keeps_weights(recipe, units[unit]) for unit in UNITS} == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error:Skipping variable")
 def test_published_weights_are_loaded_again(run, tmp_path, monkeypatch):
     monkeypatch.setattr(publish, "keeps_weights", lambda *_: True)

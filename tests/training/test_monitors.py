@@ -85,7 +85,11 @@ def cannot_read(x, y):
     ("spoil", "error"),
     [
         (make_nan, (FloatingPointError, "The loss is nan at step 3 of epoch 2.$")),
-        (make_infinite, (FloatingPointError, "The loss is inf at step 3 of epoch 2.$")),
+        pytest.param(
+            make_infinite,
+            (FloatingPointError, "The loss is inf at step 3 of epoch 2.$"),
+            marks=pytest.mark.slow,
+        ),
         (cannot_read, (Exception, "Input/output error")),  # TensorFlow has its own
     ],
 )

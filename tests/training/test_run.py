@@ -111,6 +111,7 @@ def test_more_epochs_of_averaged_weights(tmp_path, capsys):
     assert_same_end(tmp_path / "run", tmp_path / "whole", 5)
 
 
+@pytest.mark.slow
 def test_a_finished_run_stays_as_it_is(tmp_path, capsys):
     run = tiny_run(tmp_path, epochs=1)
     before = arrays(run, 1)
@@ -152,6 +153,7 @@ def test_a_time_limit_is_positive(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_another_precision_goes_on(tmp_path):
     run = tiny_run(tmp_path, epochs=1)
     half = tiny_recipe(tmp_path, epochs=2, dtype_policy="mixed_bfloat16")
@@ -165,6 +167,7 @@ def test_another_precision_goes_on(tmp_path):
     assert [row["epoch"] for row in read_history(run / "history.csv")] == ["1", "2"]
 
 
+@pytest.mark.slow
 def test_a_precision_that_is_refused_leaves_the_run_as_it_was(tmp_path):
     run = tiny_run(tmp_path, epochs=1)
     files = [run / name for name in ("recipe.json", "environment.json")]
@@ -176,6 +179,7 @@ def test_a_precision_that_is_refused_leaves_the_run_as_it_was(tmp_path):
     assert runs.epochs_done(run) == 2
 
 
+@pytest.mark.slow
 def test_processes_that_compute_alike_are_one(tmp_path):
     for epochs in (1, 2):
         run = tiny_run(tmp_path, epochs=epochs)
@@ -213,6 +217,7 @@ def test_another_model_is_refused(tmp_path, shared):
         runs.train(tiny_recipe(shared.parent), tmp_path)
 
 
+@pytest.mark.slow
 def test_changed_data_are_refused(tmp_path):
     run = tiny_run(tmp_path, epochs=1)
     write_text(tmp_path / "text.txt", length=1990)
@@ -286,6 +291,7 @@ def test_a_damaged_recipe(tmp_path, text):
         zoo.read_recipe(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_truncated_checkpoint_falls_back(tmp_path):
     run = tiny_run(tmp_path, epochs=2)
     before = arrays(run, 2)
@@ -409,6 +415,7 @@ def test_a_text_may_have_moved(moved):
     assert runs.is_finished(run)
 
 
+@pytest.mark.slow
 def test_the_command_line_is_told_where_the_text_is_now(moved, monkeypatch):
     run, folder = moved
     text = folder / "text.txt"
@@ -458,6 +465,7 @@ def test_evaluation_of_copy_memory(copying):
     assert results["loss"] == pytest.approx(best, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_of_sequences_is_refused_another_T_and_counting(copying):
     recipe = zoo.read_recipe(copying)
     assert recipe.data_checksum == recipe.load_data().checksum
