@@ -27,7 +27,7 @@ level i, before its RNN begins, group i would hold states g(b_i). So it is held 
 import copy
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -45,6 +45,7 @@ from trellis_keras.layers.base import check_positive
 from trellis_keras.layers.rnn import DROPOUTS
 from trellis_keras.models import LanguageModel
 from trellis_keras.models.sequence_models import SequenceModel
+from trellis_keras.types import Tensor
 
 __all__ = ["TruncatedRNN", "to_dense", "to_rnn", "to_trellis"]
 
@@ -55,7 +56,7 @@ __all__ = ["TruncatedRNN", "to_dense", "to_rnn", "to_trellis"]
 def to_trellis(
     model_or_layers: keras.Model | keras.layers.Layer | Sequence[keras.layers.Layer],
     truncation: int,
-):
+) -> Any:
     """Turns an RNN into the TrellisNet of the M-truncated RNN (Bai et al. 2019, Theorem 1).
 
     Output t of the result is that of the RNN when it starts from zero states at step
@@ -69,7 +70,7 @@ def to_trellis(
         model_or_layers: Built layers, one of
 
             - a list of `keras.layers.SimpleRNN`, `LSTM` or `GRU` (reset_after=True), or of
-              `keras.layers.RNN` of their cells, all of one kind, the bottom one first; or a single
+              `keras.layers.RNN` of their cells, all of one kind, from the bottom up, or a single
               such layer;
             - a `layers.StackedRNN` of such. If it is stateful, so is the result, and it refuses
               segments of more than M steps (appendix B.1, see `TruncatedRNN`);
@@ -189,7 +190,7 @@ class TruncatedRNN(TrellisLayer):
     True
     """
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.kernel_structure != "mixed_group":
             raise ValueError(
@@ -203,15 +204,27 @@ class TruncatedRNN(TrellisLayer):
         """M: the number of inputs that an output depends on, the current one included."""
         return self.depth - len(self.groups) + 1
 
-    def call(self, inputs, initial_state=None, training=False, mask=None, output_length=None):
+    def call(
+        self,
+        inputs: Tensor,
+        initial_state: Sequence[Tensor] | None = None,
+        training: bool = False,
+        mask: Tensor | None = None,
+        output_length: int | None = None,
+    ) -> Any:
         self._check_segment(inputs.shape[1], initial_state)
         if inputs.shape[1] is None and (self.stateful or initial_state is not None):
             inputs = self._checked_when_run(inputs)
         return super().call(inputs, initial_state, training, mask, output_length)
 
     def compute_output_spec(
-        self, inputs, initial_state=None, training=False, mask=None, output_length=None
-    ):
+        self,
+        inputs: Tensor,
+        initial_state: Sequence[Tensor] | None = None,
+        training: bool = False,
+        mask: Tensor | None = None,
+        output_length: int | None = None,
+    ) -> Any:
         self._check_segment(inputs.shape[1], initial_state)
         return super().compute_output_spec(inputs, initial_state, training, mask, output_length)
 
@@ -259,7 +272,7 @@ def _check_arguments(layer, **arguments):
 # Dense kernels
 
 
-def to_dense(model_or_layer: keras.Model | TrellisLayer):
+def to_dense(model_or_layer: keras.Model | TrellisLayer) -> Any:
     """Returns the same function with dense kernels, for training in the larger space.
 
     The paper's step from an RNN to a TrellisNet (Bai et al. 2019, section 4.2): the kernels are
@@ -363,8 +376,8 @@ def to_rnn(trellis: TrellisLayer) -> list[keras.layers.Layer]:
 
     Returns:
         List of L built `keras.layers.SimpleRNN`, `LSTM` or `GRU`, the bottom one first, with
-        biases. Each returns all steps; the top one as the TrellisNet does. They return their states
-        if it returns or carries its own, so that `layers.StackedRNN` takes them. (A GRU has two
+        biases. Each returns all steps, the top one as the TrellisNet does. They return their states
+        if the TrellisNet returns or carries its own, so that `layers.StackedRNN` accepts them. (A GRU has two
         biases where only their sum matters: the state's is zero there.)
 
     Raises:
@@ -707,7 +720,7 @@ def _convert_model(model, convert):
 def _with_backbone(model, backbone):
     config = keras.saving.deserialize_keras_object(model.get_config() | {"backbone": None})
     new = type(model)(**config | {"backbone": backbone})
-    # "frozen" numbers the sublayers, of which there are others now.
+    # "frozen" holds indices of sublayers, which are others now.
     build_config = {k: v for k, v in model.get_build_config().items() if k != "frozen"}
     new.build_from_config(build_config)
     for name in ("embedding", "head"):
@@ -734,9 +747,9 @@ def _convert_functional(model, convert):
 class _FunctionalCalls:
     """Repeats the calls of a functional model's layers, with the recurrent ones replaced.
 
-    The TrellisNet is called in place of the top one, on what the bottom one was called on. The
-    outputs of the others do not exist: a placeholder stands for them, which only the next recurrent
-    layer may read.
+    The TrellisNet is called in place of the top one, on the input of the bottom one. A placeholder
+    represents the outputs of the others, which no longer exist. Only the next recurrent layer may
+    read it.
     """
 
     def __init__(self, model, convert):

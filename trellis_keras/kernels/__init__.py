@@ -1,8 +1,8 @@
 """Fast formulations of the layers' equations, on arrays.
 
-Every layer states its equations once, and runs them as they are written under `disabled()`: for
-reading, for debugging, and to test the kernels. Normally a layer hands the work to a kernel, which
-computes the same with less of it: only the positions that the loss can see (`cone`), a loop over
+Every layer states its equations once, and runs them as written under `disabled()`: for reading,
+for debugging, and to test the kernels. Normally a layer calls a kernel, which computes the same
+with less work: only the positions that the loss can see (`cone`), a loop over
 levels that compiles once (`depth_loop`), or fewer and larger matrix products.
 """
 
@@ -14,7 +14,7 @@ _ENABLED = contextvars.ContextVar("trellis_keras_kernels_enabled", default=True)
 
 
 def enabled() -> bool:
-    """Returns whether layers use kernels. They ask when they are called, or traced."""
+    """Returns whether layers use kernels. Evaluated when a layer is called or traced."""
     return _ENABLED.get()
 
 
@@ -22,8 +22,8 @@ def enabled() -> bool:
 def disabled() -> Iterator[None]:
     """Context in which layers run their equations as written, without kernels.
 
-    Functions that were compiled before keep what they were compiled with: make the model, or its
-    `tf.function` or `jax.jit`, inside the context.
+    Functions compiled earlier are not affected: make the model, or its `tf.function` or `jax.jit`,
+    inside the context.
 
     Example:
 

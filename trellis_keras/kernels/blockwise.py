@@ -19,7 +19,7 @@ def map_blocks(
 ) -> Tensor:
     """Returns `function(*tensors, *weights)`, computed for at most `steps` time steps at once.
 
-    The gradient computes each block again instead of keeping what it needs.
+    The gradient recomputes each block instead of keeping intermediate results.
 
     Args:
         function: Callable of tensors (..., channels) and the weights that treats each position by
@@ -47,12 +47,12 @@ def map_blocks(
 
 
 def steps_within(limit: int, x: Tensor, numbers: int) -> int | Tensor:
-    """Returns how many time steps of x (..., time, channels) have `limit` numbers, at least one.
+    """Returns how many time steps of x (..., time, channels) fit in `limit` numbers, at least one.
 
     Args:
         limit: Positive integer.
         x: Tensor.
-        numbers: Positive integer, how many numbers one position has.
+        numbers: Positive integer, numbers per position.
 
     Returns:
         An integer, or a tensor where the number of rows is not known yet.

@@ -1,9 +1,9 @@
 """An adaptive softmax that computes a tail only for the tokens that need it.
 
 How many tokens of a batch fall into a tail is known only when the program runs, but compiled
-programs need static shapes. So a tail takes its tokens `capacity` at a time, in a loop of as many
-turns as there are tokens for: none where no token asks for that tail, several where they overflow
-the capacity. No token is left out, and no array is larger than capacity x words of the tail.
+programs need static shapes. So a tail takes its tokens `capacity` at a time, in a loop with as
+many turns as its tokens need: none if no token is in the tail, several if they exceed the capacity.
+No token is left out, and no array is larger than capacity x words of the tail.
 
 A loop whose number of turns is unknown has no gradient on JAX, and none under XLA on TensorFlow.
 So the gradient is written out: it takes the same turns again, computes a tail's logits a second
@@ -47,7 +47,7 @@ def cluster_nll(
         targets: int32 tensor (n,).
         clusters: The head, with the tails' tokens behind its words, and each tail.
         cutoffs: First word of each tail.
-        capacity: Tokens that a turn takes: a positive integer or, in graphs, a tensor.
+        capacity: Number of tokens per turn: a positive integer or, in graphs, a tensor.
 
     Returns:
         Tensor (n,) of the dtype of the biases.
@@ -185,7 +185,7 @@ def _gradients(cluster, hidden, features, d_logits):
 
 
 def _product(equation, a, b, dtype):
-    """The product of two tensors, computed in `dtype`; nothing is transposed in memory."""
+    """The product of two tensors, computed in `dtype`, without a transposition in memory."""
     return ops.einsum(equation, ops.cast(a, dtype), ops.cast(b, dtype))
 
 

@@ -2,8 +2,7 @@
 
 All tensors are (batch, time, channels) or (batch, positions, channels), all kernels (tap, in, out)
 with the last tap on the current step. "What a tap sees" is its operand: the input some steps
-earlier. `initial` is a tensor (batch, channels) that stands in every step before the first, None
-for zeros.
+earlier. `initial` is the value (batch, channels) of every step before the first, None for zeros.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from trellis_keras.types import Tensor
 
 
 def pad_past(x: Tensor, steps: int, initial: Tensor | None = None) -> Tensor:
-    """Puts `steps` steps of the initial value before x."""
+    """Prepends `steps` steps of the initial value to x."""
     if steps == 0:
         return x
     if initial is None:
@@ -170,5 +169,5 @@ def _convolution(x, kernel, window):
 
 
 def _first(x, length):
-    """Returns the first positions of x; all of them without a slice, whose gradient is a copy."""
+    """Returns the first positions of x. Avoids a slice of everything, whose gradient is a copy."""
     return x if length in (None, x.shape[1]) else x[:, :length]

@@ -1,12 +1,12 @@
 """The levels of a TrellisNet at the positions of a cone, in loops that compile once.
 
-All levels share their weights, so a level needs to be compiled once, not `depth` times. What they
-do not share is the positions that they compute. `cone.plan_levels` therefore groups levels in
-blocks of equal positions, each of which is a loop here. A turn of the loop is one cycle of the
-dilations.
+All levels share their weights, so a level needs to be compiled once, not `depth` times. They differ
+in the positions that they compute. `cone.plan_levels` therefore groups levels into blocks of equal
+positions, and each block is a loop here. A turn of the loop is one cycle of the dilations.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -74,17 +74,19 @@ def _reader(plan, level, below):
 
 
 class SharedInjection:
-    """What x and the bias add to a level, computed once for all levels of a dilation.
+    """The part of x and the bias in the pre-activations, computed once per dilation.
 
     Args:
         plan: `cone.Cone`.
         inject: Function (positions, dilation) that returns (batch, positions, preactivations).
-        bias: Tensor (preactivations,), what a level gets where x does not enter.
+        bias: Tensor (preactivations,), the whole part of a level where x does not enter.
         dilation: Function of a level.
         every: x enters at levels 1, 1 + every, ...
     """
 
-    def __init__(self, plan, inject: Callable, bias: Tensor, dilation: Callable, every: int):
+    def __init__(
+        self, plan: cone.Cone, inject: Callable, bias: Tensor, dilation: Callable, every: int
+    ) -> None:
         self.plan, self.inject, self.bias = plan, inject, bias
         self.dilation, self.every = dilation, every
         self.positions = self._find_positions()
@@ -106,18 +108,18 @@ class SharedInjection:
         return (level - 1) % self.every == 0
 
     def __call__(self, level: int) -> Tensor:
-        """Returns what a level gets, (batch, positions, preactivations), or the bias."""
+        """Returns the part of a level, (batch, positions, preactivations), or the bias alone."""
         return self.rows(level) if self._enters(level) else self.bias
 
-    def choose(self, level, rows: Tensor) -> Tensor:
-        """Returns what a level in a loop gets; `level` is a scalar tensor, `rows` are its rows."""
+    def choose(self, level: Tensor, rows: Tensor) -> Tensor:
+        """Returns the part of a level in a loop, from its number (a scalar tensor) and rows."""
         return rows if self.every == 1 else ops.where(self._enters(level), rows, self.bias)
 
     def rows(self, level: int) -> Tensor:
-        """Returns what a level gets if x enters it."""
+        """Returns the part of a level that x enters."""
         d, positions = self.dilation(level), self.plan.positions[level]
         read = cone.read(positions, self.positions[d])
-        # Scattered rows are computed anew: the gradient of gathering them is as large as all rows.
+        # Scattered rows are recomputed: the gradient of gathering them is as large as all rows.
         if not read.is_contiguous:
             return self.inject(positions, d)
         if d not in self.computed:
@@ -158,7 +160,7 @@ def in_tensorflow_graph() -> bool:
     return not tf.executing_eagerly()
 
 
-def fused_lstm_levels(*args, **kwargs) -> States:
+def fused_lstm_levels(*args: Any, **kwargs: Any) -> States:
     """`depth_loop_tf.lstm_levels`, imported when it is used: it needs TensorFlow."""
     from trellis_keras.kernels import depth_loop_tf
 
@@ -168,14 +170,14 @@ def fused_lstm_levels(*args, **kwargs) -> States:
 def step_levels(
     a: Tensor,
     past: list[Tensor],
-    active,
+    active: np.ndarray | None,
     current_product: Callable,
     gated_states: Callable,
     compute_dtype: str,
 ) -> tuple[States, States]:
-    """Runs all levels of one time step, given what the past adds to each, in a loop.
+    """Runs all levels of one time step in a loop, given the past taps' part of each.
 
-    Equal to `TrellisLayer._level` at every level, whose current tap alone is left to multiply.
+    Equal to `TrellisLayer._level` at every level. Only the current tap is multiplied here.
 
     Args:
         a: Tensor (batch, level, preactivations): x's part, the bias and the past taps' part.
@@ -189,7 +191,7 @@ def step_levels(
         The states below every level, each (batch, level, units), and those of the last level, each
         (batch, units).
     """
-    # The level axis first: it is the one to loop over. The cell wants a time axis.
+    # The level axis first, for the loop. The cell expects a time axis.
     a, *past = (ops.moveaxis(z, 1, 0)[:, :, None] for z in (a, *past))
     active = [] if active is None else [ops.convert_to_tensor(active)]
 

@@ -1,4 +1,4 @@
-"""A loop of LSTM levels on TensorFlow, with three products in place of four and its own gradient.
+"""A loop of LSTM levels on TensorFlow, with three products instead of four and its own gradient.
 
 With kernel size 2 and dilation 1, positions come in pairs: an even one e, the odd one o after it,
 and the odd one p before it (of the pair before). A level multiplies them by the kernels W_p (past
@@ -13,10 +13,10 @@ Convolutional Neural Networks, section 4.1; the algebra is exact):
     a_e = m2 - m1,       a_o = m2 - m3,
 
 and likewise in the gradients with respect to e, o, p and to W_p, W_n. Automatic differentiation
-would lose the gain: it would transpose each product by itself, materialize sums, and keep every
+would lose the gain: it would transpose each product separately, materialize sums, and keep every
 intermediate result of every level. So the gradient of a whole block is written out here. It keeps
-the states and pre-activations of each level, or computes the latter again (`rematerialize`), and
-adds up all levels' weight gradients in one accumulator.
+the states and pre-activations of each level, or recomputes the latter (`rematerialize`), and sums
+the weight gradients of all levels in one accumulator.
 """
 
 from collections.abc import Sequence
@@ -39,15 +39,15 @@ def lstm_levels(
 
     Args:
         states: [h, c], each (batch, positions, units), the number of positions static.
-        injected: What x and the bias add, (batch, positions, 4 * units).
+        injected: The part of x and the bias, (batch, positions, 4 * units).
         kernel: (2, units, 4 * units), the past tap first, in at least float32.
         dropout: Mask (batch, 1, units) of h in the convolution, or None.
         initial: [h, c] before the first step, each (batch, units), or None for zeros.
         turns: Number of levels.
         compute_dtype: Dtype of the products' operands.
-        training: Whether a gradient is likely to follow. If not, nothing is kept for it, and
-            automatic differentiation computes it.
-        rematerialize: Whether pre-activations are computed again in the backward pass.
+        training: Whether a gradient is likely to follow. If False, nothing is kept for it, and a
+            gradient is left to automatic differentiation.
+        rematerialize: Whether to recompute pre-activations in the backward pass.
     """
     width, size = states[0].shape[1], states[0].shape[2]
     initial = [tf.zeros_like(s[:, 0]) for s in states] if initial is None else initial
@@ -60,7 +60,7 @@ def lstm_levels(
 
 
 def _split(x):
-    """Returns even and odd positions; an odd number gets one more at the end, which is not read."""
+    """Returns even and odd positions, padded by one at the end if their number is odd."""
     if x.shape[1] % 2:
         x = tf.pad(x, [[0, 0], [0, 1], [0, 0]])
     return x[:, 0::2], x[:, 1::2]
@@ -84,7 +84,7 @@ def _shift_odd_gradient(gradient):
 class _Block:
     """The levels of a block as one function with its own gradient.
 
-    Its arguments are h and c at even and at odd positions, what x and the bias add at even and at
+    Its arguments are h and c at even and at odd positions, the part of x and the bias at even and at
     odd positions, h and c before the first step, and the kernel.
     """
 
@@ -138,7 +138,7 @@ class _Block:
         return m2 - m1 + injected[0], m2 - m3 + injected[1]
 
     def _forward(self, states, injected, initial, kernel, keep=True):
-        """Returns the last level's states, and what the gradient needs of every level."""
+        """Returns the last level's states, and the arrays of every level kept for the gradient."""
         kernels = self._kernels(kernel)
         kept = [self._array(t) for t in (states if self.rematerialize else (*states, *injected))]
         kept = kept if keep else []

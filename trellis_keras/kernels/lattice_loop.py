@@ -1,9 +1,9 @@
 """All steps of a Lattice Recurrent Unit, with two matrix products per step of the time loop.
 
-`lattice_loop` equals a loop over `LRUCell.advance`; the equations are in `layers/lru.py`. Of a
-cell's values only z2, r2 and p1 lead to the next step's h2. Therefore
+`lattice_loop` equals a loop over `LRUCell.advance`; the equations are in `layers/lru.py`. Only
+z2, r2 and p1 lead to the next step's h2. Therefore
 
-1. what h1 adds to these three is computed for all steps at once;
+1. the part of h1 in these three is computed for all steps at once;
 2. `_time_loop` computes h2 of all steps: each step multiplies h2 and r2 * h2 by a matrix;
 3. z1, r1, p2 and the output h1' are computed for all steps at once.
 
@@ -42,8 +42,8 @@ def lattice_loop(
         h2: Tensor (batch, units), the initial state.
         kernel, recurrent_kernel: Tensors (units, blocks * units) that multiply h1 and h2.
         bias: Tensor (blocks * units,).
-        gates: Names of the gates in the order of their column blocks; the blocks of p1 and p2
-            follow. Without z1 the cell uses z2 in its place, without r1 it uses r2.
+        gates: Names of the gates in the order of their column blocks, which precede those of p1 and
+            p2. Without z1 the cell uses z2 instead, without r1 it uses r2.
         z_keeps: Whether update gates weight the old state (Eqs. 9 and 10) or the new one (Eqs. 17
             and 18).
         product: Matrix product of x (rows, units) and columns of a kernel, in the dtype of x.
@@ -102,11 +102,11 @@ def _time_loop(
     """Computes the state h2 at all steps.
 
     Args:
-        gate_inputs: What h1 and the bias add to z2 and r2, (time, batch, 2 * units).
-        p_inputs: What they add to p1, (time, batch, units).
+        gate_inputs: The part of h1 and the bias in z2 and r2, (time, batch, 2 * units).
+        p_inputs: Their part in p1, (time, batch, units).
         h2: The initial state, (batch, units).
-        gate_kernel: What multiplies h2 in z2 and r2, (units, 2 * units).
-        p_kernel: What multiplies r2 * h2 in p1, (units, units).
+        gate_kernel: The kernel of h2 in z2 and r2, (units, 2 * units).
+        p_kernel: The kernel of r2 * h2 in p1, (units, units).
         mask, product, tanh: See `lattice_loop`.
         return_gates: Whether other equations read z2 or r2.
 

@@ -21,14 +21,14 @@ class LevelBuffers:
         dilations: Dilation of every level, from level 1 on.
     """
 
-    def __init__(self, dilations: Sequence[int]):
+    def __init__(self, dilations: Sequence[int]) -> None:
         self.dilations = np.array(dilations, "int32")
         # {dilation: indices of its levels, from 0}
         self.levels = {
             int(d): np.flatnonzero(self.dilations == d) for d in np.unique(self.dilations)
         }
 
-    def shapes(self, batch_size, reach: int, units: int) -> list[list]:
+    def shapes(self, batch_size: int | None, reach: int, units: int) -> list[list]:
         """Returns the shapes of the buffers of a state that is read `reach` dilations back."""
         return [[batch_size, len(i), reach * d, units] for d, i in self.levels.items()]
 

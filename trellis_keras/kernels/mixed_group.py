@@ -27,7 +27,7 @@ class GroupedProduct:
 
     Args:
         kernel: Tensor (tap, units, blocks * units), a mixed-group kernel or some of its taps.
-        past_taps: Number of past ones among the taps; they come first.
+        past_taps: Number of past taps, which come first.
         groups: List of channel widths.
         compute_dtype: Dtype of the products.
     """
@@ -38,7 +38,7 @@ class GroupedProduct:
         self.compute_dtype = compute_dtype
         ends = np.cumsum(groups).tolist()
         self.slices = [slice(end - width, end) for width, end in zip(groups, ends, strict=True)]
-        # What feeds a group: itself in the past, the group below it in the present.
+        # The operands of a group: itself in the past, the group below it in the present.
         self.sources = [
             [(tap, self.slices[j]) for tap in range(past_taps)]
             + [(tap, self.slices[j - 1]) for tap in range(past_taps, self.taps) if j > 0]
@@ -49,7 +49,7 @@ class GroupedProduct:
         self.matrices = [self._matrix(kernel, sources, columns) for sources, columns in pairs]
 
     def _matrix(self, kernel, sources, columns):
-        """Returns the weights of what feeds a group, (in, blocks * width), or None."""
+        """Returns the weights into a group, (in, blocks * width), or None."""
         parts = [kernel[tap, rows, :, columns] for tap, rows in sources]
         parts = [ops.reshape(p, (p.shape[0], p.shape[1] * p.shape[2])) for p in parts]
         return ops.concatenate(parts, axis=0) if parts else None

@@ -4,6 +4,7 @@ They are `keras.ops.scan` and `keras.ops.while_loop`, except on TensorFlow: see 
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 from keras import ops
@@ -34,7 +35,7 @@ def scan(
     return ops.scan(step, carry, inputs, reverse=reverse)
 
 
-def while_loop(condition: Callable, body: Callable, carry):
+def while_loop(condition: Callable, body: Callable, carry: Sequence[Any]) -> Sequence[Any]:
     """Runs `keras.ops.while_loop` with only one iteration's temporary arrays in memory."""
     if keras.backend.backend() == "tensorflow":
         return scan_tf.while_loop(condition, body, carry)

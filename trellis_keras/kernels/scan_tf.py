@@ -1,9 +1,14 @@
 """The loops of `scan` on TensorFlow, in graphs and under XLA."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import tensorflow as tf
 
 
-def scan(step, carry, inputs, reverse):
+def scan(
+    step: Callable, carry: Any, inputs: Sequence[tf.Tensor], reverse: bool
+) -> tuple[Any, list[tf.Tensor]]:
     """See `scan.scan`. `keras.ops.scan` has no gradient under XLA here."""
     time = inputs[0].shape[0]
     time = tf.shape(inputs[0])[0] if time is None else time
@@ -29,7 +34,7 @@ def scan(step, carry, inputs, reverse):
     return carry, [array.stack() for array in outputs]
 
 
-def while_loop(condition, body, carry):
+def while_loop(condition: Callable, body: Callable, carry: Sequence[Any]) -> Sequence[Any]:
     """See `scan.while_loop`. By default, up to ten iterations hold their arrays at once."""
     return tf.while_loop(condition, body, carry, parallel_iterations=1)
 

@@ -9,6 +9,8 @@ import contextlib
 import numbers
 from collections.abc import Iterator, Sequence
 
+from typing import Any
+
 import keras
 import numpy as np
 from keras import ops
@@ -19,14 +21,14 @@ from trellis_keras.types import Initializer, Shape, Tensor
 # Argument checks
 
 
-def check_positive(**arguments) -> None:
+def check_positive(**arguments: Any) -> None:
     """Raises ValueError unless every argument is a positive integer."""
     for name, value in arguments.items():
         if not isinstance(value, numbers.Integral) or value < 1:
             raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
 
 
-def check_tokens(tokens, vocabulary_size: int) -> None:
+def check_tokens(tokens: Any, vocabulary_size: int) -> None:
     """Raises ValueError unless `tokens` is an array of integers in [0, vocabulary_size).
 
     Embedding lookups outside this range are silent on some backends.
@@ -45,7 +47,7 @@ def check_tokens(tokens, vocabulary_size: int) -> None:
 
 
 def shapes_match(shape: Shape, expected: Shape) -> bool:
-    """Returns whether two static shapes can be equal, None standing for any size."""
+    """Returns whether two static shapes can be equal. None matches any size."""
     return len(shape) == len(expected) and all(
         a == b or a is None or b is None for a, b in zip(shape, expected, strict=True)
     )
@@ -73,7 +75,7 @@ def sequence_spec(layer: keras.Layer, input_shape: Shape) -> keras.layers.InputS
     return keras.layers.InputSpec(ndim=3, axes={-1: input_shape[-1]})
 
 
-def dilation_cycle(dilation_rate) -> list[int]:
+def dilation_cycle(dilation_rate: int | Sequence[int]) -> list[int]:
     """Returns the dilations as a list, from one positive integer or a sequence of them."""
     single = isinstance(dilation_rate, numbers.Integral)
     cycle = [dilation_rate] if single else list(dilation_rate)
@@ -85,9 +87,9 @@ def dilation_cycle(dilation_rate) -> list[int]:
 
 
 def resolve_mask(inputs: Tensor, mask: Tensor | None) -> Tensor | None:
-    """Returns the mask of a call: the argument, or the one that `inputs` carry.
+    """Returns the mask of a call: the argument, else the mask attached to `inputs`.
 
-    Keras does not look for the latter in calls with several tensor arguments.
+    Keras does not look up the latter in calls with several tensor arguments.
     """
     return get_keras_mask(inputs) if mask is None else mask
 
@@ -159,12 +161,10 @@ def default_policy(name: str | None) -> Iterator[None]:
 class OutputLengthMixin:
     """The arguments `return_sequences` and `output_length` of a layer.
 
-    For layers with a `depth` and a list of `dilations`, those of the levels or of a longer cycle.
-
     Attributes:
-        return_sequences: Whether the output has a time axis, or is the last step only.
-        output_length: Number of last steps to return, None for all. The call's argument of this
-            name overrides it.
+        return_sequences: Whether to return all steps, or the last one only.
+        output_length: Number of last steps to return, None for all. The call's argument of the
+            same name overrides it.
     """
 
     def _init_output_length(self, return_sequences, output_length):
@@ -201,7 +201,7 @@ class OutputLengthMixin:
             )
 
     def _output_steps(self, output_length=None):
-        """Returns how many of the last steps a call needs, None for all."""
+        """Returns the number of last steps that a call returns, None for all."""
         if not self.return_sequences:
             return 1
         return self.output_length if output_length is None else output_length
@@ -221,10 +221,10 @@ class OutputLengthMixin:
 def last_step(
     states: Sequence[Tensor], initial_states: Sequence[Tensor] | None, mask: Tensor | None
 ) -> list[Tensor]:
-    """Returns the states at the last step of each row; with a mask, at its last valid step.
+    """Returns the states of each row at its last step, or with a mask at its last valid step.
 
     Args:
-        states: List of tensors (batch, time, units); without a mask, any part of the sequence that
+        states: List of tensors (batch, time, units). Without a mask, any part of the sequence that
             ends with the last step.
         initial_states: List of tensors (batch, units) for rows without a valid step, or None for
             zeros.
@@ -246,11 +246,11 @@ class StatefulMixin:
     """The arguments `initial_state` and `stateful` of a layer.
 
     The states are a flat list of tensors, each (batch, size). A layer with this mixin calls
-    `_init_stateful` in its constructor and `_build_state_cache` in `build`; its `call` starts from
+    `_init_stateful` in its constructor and `_build_state_cache` in `build`. Its `call` starts from
     `_initial_states` and ends with `_carry_states`.
 
     Attributes:
-        stateful: Whether each batch starts from the last states of the one before.
+        stateful: Whether the last states of a batch are the initial states of the next one.
         state_sizes: List of the states' channel counts.
         state_dtype: Dtype of the states.
         state_cache: `StateCache` of a stateful layer.
@@ -324,8 +324,8 @@ class StatefulMixin:
 class StateCache(keras.layers.Layer):
     """Holds the states of a `stateful=True` layer between batches.
 
-    Training and evaluation have states of their own, so that a validation during training neither
-    sees nor disturbs the training states, and can use another batch size. The states are
+    Training and evaluation have separate states: validation during training neither sees nor
+    disturbs the training states, and can use another batch size. The states are
     variables of the model (JAX passes them through its compiled steps) but not weights: they are
     neither counted nor saved.
 
@@ -336,7 +336,7 @@ class StateCache(keras.layers.Layer):
         state_sizes: List of channel counts, one per state.
     """
 
-    def __init__(self, state_sizes: Sequence[int], **kwargs):
+    def __init__(self, state_sizes: Sequence[int], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.state_sizes = list(state_sizes)
         # {training: {batch size: variables}}, hidden from Keras' tracking, which would make them
@@ -384,7 +384,7 @@ class StateCache(keras.layers.Layer):
         """Returns the variables of this phase for its current batch size."""
         return self._by_phase[training].get(self._batch_sizes[training], [])
 
-    def read(self, batch_size, training: bool) -> list[Tensor]:
+    def read(self, batch_size: int | Tensor | None, training: bool) -> list[Tensor]:
         """Returns the carried states, each (batch, size), with the gradient stopped.
 
         Args:
@@ -429,25 +429,25 @@ class StateCache(keras.layers.Layer):
                 self.allocate(size, phase)
 
     @property
-    def variables(self):
+    def variables(self) -> list[keras.Variable]:
         return keras.tree.flatten(self._by_phase)
 
     @property
-    def non_trainable_variables(self):
+    def non_trainable_variables(self) -> list[keras.Variable]:
         return self.variables
 
     @property
-    def trainable_variables(self):
+    def trainable_variables(self) -> list[keras.Variable]:
         return []
 
     @property
-    def weights(self):
+    def weights(self) -> list[keras.Variable]:
         return []
 
-    def save_own_variables(self, store):
+    def save_own_variables(self, store: Any) -> None:
         """Saves nothing: the states belong to a run, not to the model."""
 
-    def load_own_variables(self, store):
+    def load_own_variables(self, store: Any) -> None:
         """Loads nothing, see `save_own_variables`."""
 
 
@@ -458,12 +458,12 @@ class FrozenPartsMixin:
     the constructor itself makes have no config in the file.
     """
 
-    def get_build_config(self):
+    def get_build_config(self) -> dict[str, Any] | None:
         config = super().get_build_config()
         frozen = [i for i, part in enumerate(self._flatten_layers()) if not part.trainable]
         return {**(config or {}), "frozen": frozen} if frozen else config
 
-    def build_from_config(self, config):
+    def build_from_config(self, config: dict[str, Any] | None) -> None:
         config = dict(config or {})
         frozen = config.pop("frozen", ())
         super().build_from_config(config)

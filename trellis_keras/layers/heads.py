@@ -14,6 +14,8 @@ import math
 import numbers
 from collections.abc import Sequence
 
+from typing import Any
+
 import keras
 from keras import ops
 
@@ -23,23 +25,23 @@ from trellis_keras.layers.base import at_least_float32, check_positive, seeded, 
 from trellis_keras.layers.regularization import VariationalDropout
 from trellis_keras.types import Initializer, Shape, Tensor
 
-# How many logits of a mixture of softmaxes exist at once: 16 MiB in float32. More make no step
-# faster on a CPU, and with 10,000 words these are 420 rows of a product: enough for a GPU.
+# Logits of a mixture of softmaxes that exist at once: 16 MiB in float32. More are not faster on a
+# CPU, and with 10,000 words these are 420 rows of a product, enough for a GPU.
 LOGITS_AT_ONCE = 2**22
 
 
 class Head(keras.layers.Layer):
     """The base class of output heads.
 
-    A subclass defines `call(hidden, training=False)` and may define a cheaper `loss`. It keeps an
-    output matrix of its own unless `embedding` is set. Logits, log-probabilities and losses are
+    A subclass defines `call(hidden, training=False)` and may define a cheaper `loss`. It has its
+    own output matrix unless `embedding` is set. Logits, log-probabilities and losses are
     at least float32, whatever the dtype policy is.
 
     Args:
         vocabulary_size: Positive integer, number of tokens V.
     """
 
-    def __init__(self, vocabulary_size: int, **kwargs):
+    def __init__(self, vocabulary_size: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         check_positive(vocabulary_size=vocabulary_size)
         self.vocabulary_size = vocabulary_size
@@ -47,7 +49,7 @@ class Head(keras.layers.Layer):
         self.supports_masking = True
 
     def tie(self, embedding: keras.layers.Embedding) -> None:
-        """Makes the matrix of an embedding the output matrix. To be called before `build`.
+        """Uses the matrix of an embedding as the output matrix. Call it before `build`.
 
         Args:
             embedding: `keras.layers.Embedding` of (vocabulary_size, channels).
@@ -109,10 +111,10 @@ class Head(keras.layers.Layer):
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return (*input_shape[:-1], self.vocabulary_size)
 
-    def compute_output_spec(self, hidden, **_):
+    def compute_output_spec(self, hidden: Tensor, **_: Any) -> keras.KerasTensor:
         return keras.KerasTensor(self.compute_output_shape(hidden.shape), self._wide)
 
-    def get_config(self) -> dict:
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "vocabulary_size": self.vocabulary_size}
 
     @property
@@ -178,8 +180,8 @@ class DenseHead(Head):
         vocabulary_size: int,
         kernel_initializer: Initializer = None,
         bias_initializer: Initializer = "zeros",
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         super().__init__(vocabulary_size, **kwargs)
         self.kernel_initializer = _or_uniform(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
@@ -212,7 +214,7 @@ class DenseHead(Head):
             return ops.copy(self.kernel)
         return ops.transpose(self._tied_matrix())
 
-    def get_config(self) -> dict:
+    def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
@@ -224,16 +226,16 @@ class DenseHead(Head):
 class MixtureOfSoftmaxes(DenseHead):
     """A mixture of K softmaxes over one output matrix (Yang et al. 2018, section 2.4).
 
-    The rank of a single softmax's log-probabilities is at most the width of its output matrix; that
-    of a mixture is not limited ("MoS" in Table 1 of the TrellisNet paper). With hidden state h,
+    The rank of a single softmax's log-probabilities is at most the width of its output matrix. A
+    mixture has no such limit ("MoS" in Table 1 of the TrellisNet paper). With hidden state h,
     output matrix E and its bias b,
 
         prior = softmax(h W_prior + b_prior)                        (K,)
         latent_k = tanh(h W_k + b_k)                                k = 1..K
         p = sum_k prior_k softmax(latent_k E + b)                   (V,)
 
-    The logits of all experts exist for a block of time steps only, as many as have 16 MiB of logits
-    in float32 (at least one). The gradient computes them a second time.
+    Time steps are computed in blocks whose logits, for all experts, take 16 MiB in float32 (at least
+    one step). The gradient computes them a second time.
 
     Args:
         vocabulary_size: Positive integer, number of tokens V.
@@ -291,8 +293,8 @@ class MixtureOfSoftmaxes(DenseHead):
         expert_kernel_initializer: Initializer = None,
         expert_bias_initializer: Initializer = "zeros",
         seed: int | None = None,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         kernel_initializer = _or_uniform(kernel_initializer, sub_seed(seed, 1))
         super().__init__(vocabulary_size, kernel_initializer, bias_initializer, **kwargs)
         check_positive(experts=experts)
@@ -405,7 +407,7 @@ class MixtureOfSoftmaxes(DenseHead):
             return log_p
         return log_p + ops.softplus(math.log(self.epsilon) - log_p)
 
-    def get_config(self) -> dict:
+    def get_config(self) -> dict[str, Any]:
         serialize = keras.initializers.serialize
         return {
             **super().get_config(),
@@ -434,22 +436,21 @@ class AdaptiveSoftmax(Head):
     time, in as many turns as it has tokens for, so that shapes are static and results exact.
 
     Tied to an embedding, the matrix of each cluster is a slice of the embedding's, as in the split
-    cross-entropy of the TrellisNet authors' code. With weights of its own the tails may be
-    narrower: `div_value=4` makes tail i = 1, 2, ... a projection to channels // 4**i and a matrix
+    cross-entropy of the TrellisNet authors' code. Untied, the tails may be narrower: `div_value=4` makes tail i = 1, 2, ... a projection to channels // 4**i and a matrix
     of that width, as in the paper.
 
     Args:
         vocabulary_size: Positive integer, number of words V.
         cutoffs: Increasing integers between 1 and V - 1, the first word of each tail. Empty for
             one softmax.
-        div_value: Number of at least 1, by how much each tail is narrower than the one before it.
+        div_value: Number of at least 1, the factor by which each tail is narrower than the previous one.
             Defaults to 1: tails are as wide as the hidden states, without projections.
-        capacity: Positive integer, how many tokens a turn takes. Each turn computes that many
-            rows, however few of them count, and adds to the gradient of the tail's whole matrix.
+        capacity: Positive integer, number of tokens per turn. Each turn computes this number of
+            rows, even if few of them count, and adds to the gradient of the tail's whole matrix.
             Defaults to n // 32 + 32, n being the number of tokens in the batch.
         kernel_initializer: Initializer for the clusters' matrices (words, width) and projections
             (channels, width), unless they are tied. Defaults to U(-0.1, 0.1).
-        cluster_initializer: Initializer for the vectors that stand for the tails in the head.
+        cluster_initializer: Initializer for the vectors of the tails' tokens in the head.
             Defaults to `"zeros"`.
         bias_initializer: Initializer for the biases of words (V,) and of tails. Defaults to
             `"zeros"`.
@@ -493,8 +494,8 @@ class AdaptiveSoftmax(Head):
         cluster_initializer: Initializer = "zeros",
         bias_initializer: Initializer = "zeros",
         seed: int | None = None,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         super().__init__(vocabulary_size, **kwargs)
         self.cutoffs = check_cutoffs(cutoffs, vocabulary_size)
         if not isinstance(div_value, numbers.Real) or not div_value >= 1:
@@ -612,7 +613,7 @@ class AdaptiveSoftmax(Head):
         flat = ops.reshape(hidden, (-1, hidden.shape[-1]))
         return flat, self.capacity or ops.shape(flat)[0] // 32 + 32
 
-    def get_config(self) -> dict:
+    def get_config(self) -> dict[str, Any]:
         serialize = keras.initializers.serialize
         return {
             **super().get_config(),

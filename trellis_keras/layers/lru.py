@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from typing import Any
+
 import keras
 from keras import ops
 
@@ -21,10 +23,10 @@ from trellis_keras.layers.base import (
     tanh,
 )
 from trellis_keras.layers.rnn import RecurrentCell, drop
-from trellis_keras.types import Cache, Constraint, Initializer, Regularizer, Tensor
+from trellis_keras.types import Cache, Constraint, Initializer, Regularizer, Shape, Tensor
 
-# The gates in the order of their column blocks, which those of p1 and p2 follow. A cell without z1
-# uses z2 in its place, a cell without r1 uses r2.
+# The gates in the order of their column blocks, before those of p1 and p2. Without z1 a cell uses
+# z2 instead, without r1 it uses r2.
 _GATES = {"ug": ("z1", "z2", "r2", "r1"), "rg": ("z2", "r2", "r1"), "ps": ("z2", "r2")}
 
 
@@ -41,23 +43,23 @@ class LRUCell(RecurrentCell):
         h1' = z1 * p2 + (1 - z1) * h1                     Eq. 17
         h2' = z2 * p1 + (1 - z2) * h2                     Eq. 18
 
-    where each gate and each projected state p has blocks W, U and b of its own in `kernel`,
+    where each gate and each projected state p has its own blocks W, U and b in `kernel`,
     `recurrent_kernel` and `bias`.
 
     `"rg"` has one update gate, z1 = z2 (Eqs. 11 to 14), and `"ps"` also one reset gate, r1 = r2
     (Eqs. 7 to 10). For these two Eqs. 9 and 10 are h' = z * h + (1 - z) * p; the authors' code
     computes all variants by Eqs. 17 and 18.
 
-    The column blocks of the weights are z1, z2, r2, r1, p1, p2, as far as the variant has them. A
-    cell has 12 units^2 + 6 units weights as `"ug"`, 10 and 5 as `"rg"`, 8 and 4 as `"ps"`.
+    The column blocks of the weights are z1, z2, r2, r1, p1, p2 (those that the variant has). A cell
+    has 12 units^2 + 6 units weights as `"ug"`, 10 and 5 as `"rg"`, 8 and 4 as `"ps"`.
 
     Args:
         units: Positive integer, number of channels, of the input too.
         variant: `"ug"`, `"rg"` or `"ps"`. Defaults to `"ug"`.
         convention: `"paper"`, or `"authors"` for Eqs. 17 and 18 in all variants. Defaults to
             `"paper"`.
-        cells_per_node: Positive integer, number of cells chained in this one, each with its own
-            weights: the next takes both outputs of the one before. Defaults to 1.
+        cells_per_node: Positive integer, number of chained cells, each with its own weights and
+            reading both outputs of the previous one. Defaults to 1.
         use_bias: Whether there are biases. Defaults to True.
         use_gate_bias: Whether gates have biases. (False is `bias=False` of the authors' code.)
             Defaults to True.
@@ -97,8 +99,8 @@ class LRUCell(RecurrentCell):
         cells_per_node: int = 1,
         use_bias: bool = True,
         use_gate_bias: bool = True,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         super().__init__(units, **kwargs)
         if variant not in _GATES:
             raise ValueError(f"`variant` must be one of {list(_GATES)}. Received: {variant!r}")
@@ -114,7 +116,7 @@ class LRUCell(RecurrentCell):
         # Whether z weights the old state (Eqs. 9 and 10) or the new one (Eqs. 17 and 18).
         self.z_keeps = convention == "paper" and variant != "ug"
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         if input_shape[-1] != self.units:
             raise ValueError(
                 f"The input of a Lattice Recurrent Unit must be as wide as its state: {self.name} "
@@ -137,7 +139,9 @@ class LRUCell(RecurrentCell):
                 bias = self.add_gate_weight("bias", bias_shape, n, name=f"bias{end}")
                 self.biases.append(bias)
 
-    def call(self, inputs, states, training=False):
+    def call(
+        self, inputs: Tensor, states: Sequence[Tensor], training: bool = False
+    ) -> tuple[Tensor, Any]:
         is_list = isinstance(states, (list, tuple))
         states = states if is_list else [states]
         self._check_call(inputs, states, [self.units])
@@ -190,7 +194,7 @@ class LRUCell(RecurrentCell):
         dtype = self.compute_dtype
         return ops.cast(ops.matmul(ops.cast(x, dtype), ops.cast(weight, dtype)), x.dtype)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "variant": self.variant,
@@ -225,19 +229,19 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
 
     It computes the function of `keras.layers.RNN([LRUCell(units), ...])`: h1 rises from cell to
     cell, and each cell hands its h2 to itself in the next step. The equations are in `LRUCell`, the
-    weights are those of `cells`. Only products that lead to the next step's state are done step by
-    step, all others for all steps at once (`kernels.lattice_loop`; not with `cells_per_node` > 1).
+    weights are those of `cells`. Only the products that lead to the next step's state are computed step
+    by step, all others for all steps at once (`kernels.lattice_loop`, for `cells_per_node=1`).
 
     Args:
         units: Positive integer, number of channels.
-        depth: Positive integer, number of cells above each other. Defaults to 2.
+        depth: Positive integer, number of stacked cells. Defaults to 2.
         variant, convention, cells_per_node, use_bias, use_gate_bias: See `LRUCell`.
         input_projection: Whether a `Dense` layer, with bias, brings the input to `units` channels.
             Otherwise the input must have as many. Defaults to False.
         return_sequences: Whether to return all steps, or the last one only. Defaults to False.
         return_state: Whether to return the last states too. Defaults to False.
-        stateful: Whether each batch starts from the last states of the one before. Defaults to
-            False.
+        stateful: Whether the last states of a batch are the initial states of the next one.
+            Defaults to False.
         kernel_initializer, recurrent_initializer, bias_initializer: Initializers of the cells, see
             `RecurrentCell`; the first and the last also of the projection.
         kernel_regularizer, recurrent_regularizer, bias_regularizer: Regularizers of the cells.
@@ -299,8 +303,8 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
         dropout: float = 0.0,
         recurrent_dropout: float = 0.0,
         seed: int | None = None,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         # `call` casts the inputs; autocast would cast the float32 states to half precision too.
         super().__init__(autocast=False, **kwargs)
         check_positive(units=units, depth=depth)
@@ -349,7 +353,7 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
                 name="input_projection",
             )
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         self.input_spec = sequence_spec(self, input_shape)
         self.input_channels = input_shape[-1]
         shape = (None, None, self.input_channels)
@@ -360,7 +364,13 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
             cell.build(shape)
         self._build_state_cache(input_shape[0])
 
-    def call(self, inputs, initial_state=None, training=False, mask=None):
+    def call(
+        self,
+        inputs: Tensor,
+        initial_state: Sequence[Tensor] | None = None,
+        training: bool = False,
+        mask: Tensor | None = None,
+    ) -> Any:
         mask = resolve_mask(inputs, mask)
         states = self._initial_states(ops.shape(inputs)[0], initial_state, training)
         last_only = not self.return_sequences and mask is None
@@ -381,7 +391,7 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
         valid = None
         if mask is not None:
             mask = ops.cast(mask, "bool")[..., None]
-            # Whatever stands in masked steps, NaN included, reaches neither outputs nor gradients.
+            # Masked values, NaN included, reach neither outputs nor gradients.
             inputs = ops.where(mask, inputs, ops.zeros_like(inputs))
             valid = ops.transpose(mask, (1, 0, 2))
         h1 = ops.transpose(self._project(inputs), (1, 0, 2))
@@ -427,7 +437,9 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
 
     # Streaming
 
-    def initial_cache(self, batch_size: int, initial_state: Sequence[Tensor] | None = None):
+    def initial_cache(
+        self, batch_size: int, initial_state: Sequence[Tensor] | None = None
+    ) -> Cache:
         """Returns the cache before the first step: the list of the states, from the bottom up.
 
         Args:
@@ -463,28 +475,34 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         return self._forward(*streaming.check_stream(self, x, cache))
 
-    def cache_shapes(self, batch_size):
+    def cache_shapes(self, batch_size: int | None) -> list:
         return [[batch_size, self.units] for _ in self.cells]
 
     # Keras
 
-    def compute_mask(self, inputs, mask=None):
+    def compute_mask(self, inputs: Tensor, mask: Tensor | None = None) -> Any:
         mask = mask if self.return_sequences else None
         return (mask, *[None] * self.depth) if self.return_state else mask
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Shape) -> Any:
         steps = (input_shape[1],) if self.return_sequences else ()
         y = (input_shape[0], *steps, self.units)
         return (y, *[(input_shape[0], self.units)] * self.depth) if self.return_state else y
 
-    def compute_output_spec(self, inputs, initial_state=None, training=False, mask=None):
+    def compute_output_spec(
+        self,
+        inputs: Tensor,
+        initial_state: Sequence[Tensor] | None = None,
+        training: bool = False,
+        mask: Tensor | None = None,
+    ) -> Any:
         shapes = self.compute_output_shape(inputs.shape)
         if not self.return_state:
             return keras.KerasTensor(shapes, self.compute_dtype)
         dtypes = [self.compute_dtype, *[self.state_dtype] * self.depth]
         return tuple(map(keras.KerasTensor, shapes, dtypes))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         cell = self.cells[0].get_config()
         return {
             **super().get_config(),
@@ -503,7 +521,7 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
 
 
 def _repeat_last(y, valid):
-    """Repeats the last valid output in masked steps; before the first there are zeros.
+    """Repeats the last valid output in masked steps, with zeros before the first valid one.
 
     Args:
         y: Tensor (time, batch, units).

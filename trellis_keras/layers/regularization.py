@@ -4,6 +4,8 @@ The dropout layers draw their masks in one method, `draw`, so that a test or a s
 the random mask by a known one.
 """
 
+from typing import Any
+
 import keras
 from keras import ops
 
@@ -14,7 +16,7 @@ from trellis_keras.types import Initializer, Regularizer, Shape, Tensor
 class _MaskDropout(keras.layers.Layer):
     """Base class: a rate, a seed and an inverted-dropout mask."""
 
-    def __init__(self, rate: float, seed: int | None = None, **kwargs):
+    def __init__(self, rate: float, seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if not 0 <= rate < 1:
             raise ValueError(f"`rate` must be in [0, 1). Received: rate={rate} (layer {self.name})")
@@ -33,10 +35,10 @@ class _MaskDropout(keras.layers.Layer):
     def is_active(self, training: bool) -> bool:
         return bool(training) and self.rate > 0
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Shape) -> Any:
         return input_shape
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "rate": self.rate, "seed": self.seed}
 
 
@@ -69,7 +71,7 @@ class VariationalDropout(_MaskDropout):
     True
     """
 
-    def call(self, inputs, training=False):
+    def call(self, inputs: Tensor, training: bool = False) -> Tensor:
         mask = self.mask(inputs, training)
         return inputs if mask is None else inputs * mask
 
@@ -91,8 +93,8 @@ class VariationalDropout(_MaskDropout):
 class EmbeddingDropout(_MaskDropout):
     """Dropout of whole words: all occurrences of a word in a batch (Gal & Ghahramani 2016).
 
-    Equal to multiplying the embedding matrix by a (vocabulary, 1) mask before the lookup, but only
-    the rows that were looked up are touched.
+    Equal to multiplying the embedding matrix by a (vocabulary, 1) mask before the lookup, but it
+    multiplies only the rows that were looked up.
 
     Args:
         rate: Float in [0, 1), fraction of the vocabulary to drop.
@@ -118,20 +120,20 @@ class EmbeddingDropout(_MaskDropout):
     True
     """
 
-    def __init__(self, rate: float, input_dim: int, seed: int | None = None, **kwargs):
+    def __init__(self, rate: float, input_dim: int, seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(rate, seed=seed, **kwargs)
         check_positive(input_dim=input_dim)
         self.input_dim = input_dim
 
-    def call(self, embedded, tokens, training=False):
+    def call(self, embedded: Tensor, tokens: Tensor, training: bool = False) -> Tensor:
         if not self.is_active(training):
             return embedded
         return embedded * ops.take(self.draw((self.input_dim, 1)), tokens, axis=0)
 
-    def compute_output_shape(self, embedded_shape, tokens_shape=None):
+    def compute_output_shape(self, embedded_shape: Shape, tokens_shape: Shape | None = None) -> Shape:
         return embedded_shape
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "input_dim": self.input_dim}
 
 
@@ -139,8 +141,8 @@ class EmbeddingDropout(_MaskDropout):
 class DropConnect(_MaskDropout):
     """Dropout of the weights of a convolution kernel's past taps (Wan et al. 2013).
 
-    The past taps act as recurrent matrices and are dropped; the last tap acts on the current step
-    as a feed-forward matrix and is kept (Merity et al. 2018; TrellisNet, section 5.3).
+    The past taps, which act as recurrent matrices, are dropped. The last tap, which acts on the
+    current step as a feed-forward matrix, is kept (Merity et al. 2018; TrellisNet, section 5.3).
 
     Args:
         rate: Float in [0, 1), fraction of the past taps' weights to drop.
@@ -163,7 +165,7 @@ class DropConnect(_MaskDropout):
     True
     """
 
-    def call(self, kernel, training=False):
+    def call(self, kernel: Tensor, training: bool = False) -> Tensor:
         taps = kernel.shape[0]
         if not self.is_active(training) or taps == 1:
             return kernel
@@ -233,8 +235,8 @@ class ConvolutionKernel(keras.layers.Layer):
         initializer: Initializer = "glorot_uniform",
         regularizer: Regularizer = None,
         seed: int | None = None,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         check_positive(kernel_size=kernel_size, filters=filters)
         self.kernel_size = kernel_size
@@ -252,7 +254,7 @@ class ConvolutionKernel(keras.layers.Layer):
         # Norms and masks are computed in the variables' dtype; the result is cast once.
         self.drop_connect = DropConnect(dropout, seed=seed, dtype=self.variable_dtype)
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         """Creates the weights for an operand of shape (batch, time, in)."""
         self.kernel = self.add_weight(
             name="kernel",
@@ -284,7 +286,7 @@ class ConvolutionKernel(keras.layers.Layer):
         """Hook: returns the kernel with zeros where a subclass has no connection."""
         return kernel
 
-    def call(self, training=False):
+    def call(self, training: bool = False) -> Tensor:
         return ops.cast(self.uncast(training), self.compute_dtype)
 
     def uncast(self, training: bool = False) -> Tensor:
@@ -295,7 +297,7 @@ class ConvolutionKernel(keras.layers.Layer):
             kernel = weight_norm(kernel, self.gain)
         return kernel
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "kernel_size": self.kernel_size,

@@ -8,6 +8,8 @@ import inspect
 import threading
 from collections.abc import Sequence
 
+from typing import Any
+
 import keras
 from keras import ops
 
@@ -28,22 +30,22 @@ from trellis_keras.layers.base import (
     tanh,
 )
 from trellis_keras.layers.regularization import VariationalDropout
-from trellis_keras.types import Cache, Constraint, Initializer, Regularizer, Tensor
+from trellis_keras.types import Cache, Constraint, Initializer, Regularizer, Shape, Tensor
 
 _KINDS = ("kernel", "recurrent", "bias")
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class GateInitializer(keras.initializers.Initializer):
-    """Initializes every gate of a recurrent kernel as a matrix of its own.
+    """Initializes each gate of a recurrent kernel as a separate matrix.
 
-    A cell keeps the kernels of its gates side by side, `(rows, gates * units)`. Initialized as one
-    matrix, the fan-out of Glorot would count all gates, so that cells with more of them would start
-    with smaller weights. Here each gate is one matrix `[W; U]` of shape `(fan_in, units)`, of
-    which `kernel` holds the first rows and `recurrent_kernel` the others.
+    A cell keeps the kernels of its gates side by side, `(rows, gates * units)`. If they were
+    initialized as one matrix, the fan-out of Glorot would count all gates, and cells with more gates
+    would start with smaller weights. Here each gate is a matrix `[W; U]` of shape `(fan_in, units)`:
+    `kernel` holds its first rows and `recurrent_kernel` the others.
 
     Args:
-        initializer: Keras initializer of one gate. With a seed, every gate draws its own numbers.
+        initializer: Keras initializer of one gate. With a seed, each gate draws different numbers.
         gates: Positive integer, number of gates.
         fan_in: Positive integer, number of rows of a gate's whole matrix. Only initializers that
             scale with it (`keras.initializers.VarianceScaling`, thus Glorot, He and LeCun) use it.
@@ -65,7 +67,7 @@ class GateInitializer(keras.initializers.Initializer):
         self.gates = gates
         self.fan_in = fan_in
 
-    def __call__(self, shape, dtype=None):
+    def __call__(self, shape: Shape, dtype: str | None = None) -> Tensor:
         rows, columns = shape
         scales = isinstance(self.initializer, keras.initializers.VarianceScaling)
         gate_shape = (self.fan_in or rows) if scales else rows, columns // self.gates
@@ -75,7 +77,7 @@ class GateInitializer(keras.initializers.Initializer):
         ]
         return ops.concatenate(gates, axis=-1)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "initializer": keras.initializers.serialize(self.initializer),
             "gates": self.gates,
@@ -140,8 +142,8 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
         dropout: float = 0.0,
         recurrent_dropout: float = 0.0,
         seed: int | None = None,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         check_positive(units=units)
         for name, rate in (("dropout", dropout), ("recurrent_dropout", recurrent_dropout)):
@@ -221,11 +223,11 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
 
     # `keras.layers.RNN` calls these two before its loop, and resets the masks after it.
 
-    def get_dropout_mask(self, step_input):
+    def get_dropout_mask(self, step_input: Tensor) -> Tensor | None:
         self._dropout_mask = self.input_dropout(step_input)
         return self._dropout_mask
 
-    def get_recurrent_dropout_mask(self, step_input):
+    def get_recurrent_dropout_mask(self, step_input: Tensor) -> Tensor | None:
         self._recurrent_dropout_mask = self.state_dropout(step_input)
         return self._recurrent_dropout_mask
 
@@ -234,7 +236,7 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
     ) -> tuple[Tensor | None, Tensor | None]:
         """Returns the masks of the inputs and of the state, each None if nothing is dropped.
 
-        They are those that an RNN layer drew before its loop, or else new ones.
+        An RNN layer draws them before its loop. Outside of one, each call draws new masks.
         """
         if not training:
             return None, None
@@ -245,7 +247,7 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
             for mask, (layer, like) in zip(masks, layers, strict=True)
         )
 
-    def get_initial_state(self, batch_size=None):
+    def get_initial_state(self, batch_size: int | None = None) -> Any:
         """Returns zero states: a tensor (batch, units), or a list of them."""
         # A single state is not in a list: `keras.layers.RNN.reset_state` fails for stacked cells
         # with lists.
@@ -253,7 +255,7 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
             return ops.zeros((batch_size, self.state_size), self.compute_dtype)
         return [ops.zeros((batch_size, size), self.compute_dtype) for size in self.state_size]
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         config = {**super().get_config(), "units": self.units, "seed": self.seed}
         for kind in _KINDS:
             for module in ("initializer", "regularizer", "constraint"):
@@ -292,7 +294,7 @@ class RHNCell(RecurrentCell):
     """Cell of a Recurrent Highway Network (Zilly et al. 2017, section 4).
 
     Between two time steps the state passes through `transition_depth` highway layers, each with
-    its own weights; the input x enters only the first. With s_0 the old state, for l = 1..L
+    its own weights. The input x enters only the first. With s_0 the old state, for l = 1..L
 
         h_l = tanh(x W_h [l = 1] + s_{l-1} R_hl + b_hl)
         t_l = sigmoid(x W_t [l = 1] + s_{l-1} R_tl + b_tl)
@@ -300,7 +302,7 @@ class RHNCell(RecurrentCell):
         s_l = h_l * t_l + s_{l-1} * c_l
 
     and s_L is both the output and the new state. With `carry="independent"` the gate c_l has
-    weights of its own, with an equation like that of t_l.
+    its own weights, in an equation like that of t_l.
 
     The weights are `kernel` (channels, blocks), and for each layer l `recurrent_kernel_l`
     (units, blocks) and `bias_l` (blocks), with the blocks h, t and, if independent, c. With an
@@ -320,7 +322,7 @@ class RHNCell(RecurrentCell):
         **kwargs: Arguments of `RecurrentCell` (initializers, regularizers, constraints, `dropout`,
             `recurrent_dropout`, `seed`) and of `keras.layers.Layer`. As in the RHN authors' code,
             `recurrent_dropout` drops s in the matrix products, with one mask (batch, units) for all
-            steps and layers; the s that is carried stays whole.
+            steps and layers. The carried s is not dropped.
 
     Call arguments:
         inputs: Tensor (batch, channels).
@@ -349,8 +351,8 @@ class RHNCell(RecurrentCell):
         carry: str = "coupled",
         use_bias: bool = True,
         transform_bias_initializer: Initializer = None,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         super().__init__(units, **kwargs)
         check_positive(transition_depth=transition_depth)
         if carry not in ("coupled", "independent"):
@@ -363,7 +365,7 @@ class RHNCell(RecurrentCell):
         self.transform_bias_initializer = keras.initializers.get(transform_bias_initializer)
         self.n_blocks = 2 if carry == "coupled" else 3
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         self.input_channels = input_shape[-1]
         columns = self.n_blocks * self.units
         fan_in = self.input_channels + self.units  # of the first layer; others have no input
@@ -393,7 +395,9 @@ class RHNCell(RecurrentCell):
             blocks.append(lambda shape, dtype=None: -carry(shape, dtype=dtype))
         return _blockwise(*blocks)
 
-    def call(self, inputs, states, training=False):
+    def call(
+        self, inputs: Tensor, states: Sequence[Tensor], training: bool = False
+    ) -> tuple[Tensor, Any]:
         is_list = isinstance(states, (list, tuple))
         states = states if is_list else [states]
         self._check_call(inputs, states, [self.input_channels])
@@ -410,7 +414,7 @@ class RHNCell(RecurrentCell):
             s = tanh(h) * t + s * c
         return s, [s] if is_list else s
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "transition_depth": self.transition_depth,
@@ -480,8 +484,8 @@ class GridLSTMCell(RecurrentCell):
             number or shape.
 
     In masked steps `keras.layers.RNN` repeats the output of the step before, except on JAX, where
-    it returns the first state instead. This cell's output is none of its states, so use
-    `zero_output_for_mask=True` there and read the outputs at the valid steps.
+    it returns the first state instead. The output of this cell is not one of its states, so
+    use `zero_output_for_mask=True` there and read the outputs at the valid steps.
 
     Example:
 
@@ -501,8 +505,8 @@ class GridLSTMCell(RecurrentCell):
         return_memory: bool = False,
         use_bias: bool = True,
         unit_forget_bias: bool = True,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         super().__init__(units, **kwargs)
         check_positive(depth=depth)
         if update not in ("parallel", "sequential"):
@@ -516,7 +520,7 @@ class GridLSTMCell(RecurrentCell):
         self.state_size = [units] * (2 * depth)
         self.output_size = 2 * units if return_memory else units
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         if input_shape[-1] not in (self.units, 2 * self.units):
             raise ValueError(
                 "The input of a GridLSTMCell is the depth state h1 of its bottom node, so it must "
@@ -555,7 +559,9 @@ class GridLSTMCell(RecurrentCell):
         )
         return kernel, recurrent_kernel, bias
 
-    def call(self, inputs, states, training=False):
+    def call(
+        self, inputs: Tensor, states: Sequence[Tensor], training: bool = False
+    ) -> tuple[Tensor, Any]:
         self._check_call(inputs, states, [self.units, 2 * self.units])
         h1, m1 = inputs[:, : self.units], inputs[:, self.units :]
         m1 = m1 if m1.shape[-1] else ops.zeros_like(h1)
@@ -573,7 +579,7 @@ class GridLSTMCell(RecurrentCell):
             new_states += [h2, m2]
         return ops.concatenate([h1, m1], axis=-1) if self.return_memory else h1, new_states
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "depth": self.depth,
@@ -593,7 +599,7 @@ def _lstm(h1, h2, m, kernel, recurrent_kernel, bias):
     return ops.sigmoid(o) * tanh(m), m
 
 
-# What may stand between recurrent layers. (Keras' SpatialDropout1D is a Dropout.)
+# The layers allowed between recurrent layers. (Keras' SpatialDropout1D is a Dropout.)
 DROPOUTS = (keras.layers.Dropout, VariationalDropout)
 # Held while the dropout rates of cells, which layers and threads may share, are set to 0 or used in
 # training.
@@ -604,25 +610,25 @@ _RATES_LOCK = threading.RLock()
 class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
     """A stack of Keras' recurrent layers that carries its states and streams as one layer.
 
-    With `stateful=True` each batch starts from the last states of the one before, without
-    gradient: truncated backpropagation through time. Training and evaluation have states of their
-    own, while Keras' `stateful=True` layers have one for both. Nothing is random in inference,
-    where Keras' cells still draw their dropout masks.
+    With `stateful=True` the last states of a batch are the initial states of the next one, with the
+    gradient stopped: truncated backpropagation through time. Training and evaluation have separate
+    states, while Keras' `stateful=True` layers share one. Inference draws no random numbers (Keras'
+    cells draw their dropout masks even there).
 
     Args:
         layers: List of `keras.layers.LSTM`, `GRU`, `SimpleRNN` or `RNN` (of one cell or several),
             from the input up, each with `return_sequences=True` and `return_state=True`. Dropout
-            layers may stand between them.
+            layers are allowed between them.
         return_sequences: Whether to return all steps, or the last one only: with a mask, the last
             valid one of each row (zeros for a row without any). Defaults to True.
         return_state: Whether to return the last states too. Defaults to False.
-        stateful: Whether each batch starts from the last states of the one before. The first
-            starts from zeros. Defaults to False.
+        stateful: Whether the last states of a batch are the initial states of the next one. The
+            first batch starts from zeros. Defaults to False.
 
     Call arguments:
         inputs: Tensor (batch, time, channels).
-        initial_state: List of states, each (batch, size): those of the lowest layer first, each
-            layer's in its own order (LSTM: h, c), those of a layer of several cells flattened.
+        initial_state: Flat list of states, each (batch, size), from the lowest layer up, in each
+            layer's order (LSTM: h, c).
             Defaults to the layers' initial states (zeros), or to the carried states of a stateful
             layer.
         training: Whether dropout is active. Defaults to False.
@@ -654,8 +660,8 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
         return_sequences: bool = True,
         return_state: bool = False,
         stateful: bool = False,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         # `call` casts the inputs; autocast would cast the float32 states to half precision too.
         super().__init__(autocast=False, **kwargs)
         _check_layers(layers)
@@ -671,7 +677,7 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
     def _recurrent(self):
         return [layer for layer in self.layers if not isinstance(layer, DROPOUTS)]
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         self.input_spec = sequence_spec(self, input_shape)
         self.input_channels = input_shape[-1]
         shape = (None, None, self.input_channels)
@@ -681,7 +687,13 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
             shape = _output_shape(layer, shape)
         self._build_state_cache(input_shape[0])
 
-    def call(self, inputs, initial_state=None, training=False, mask=None):
+    def call(
+        self,
+        inputs: Tensor,
+        initial_state: Sequence[Tensor] | None = None,
+        training: bool = False,
+        mask: Tensor | None = None,
+    ) -> Any:
         training, mask = bool(training), resolve_mask(inputs, mask)
         states = self._initial_states(ops.shape(inputs)[0], initial_state, training)
         y, states = self._forward(inputs, states, training, mask)
@@ -706,7 +718,9 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
 
     # Streaming
 
-    def initial_cache(self, batch_size: int, initial_state: Sequence[Tensor] | None = None):
+    def initial_cache(
+        self, batch_size: int, initial_state: Sequence[Tensor] | None = None
+    ) -> Cache:
         """Returns the cache before the first step: the flat list of states.
 
         Args:
@@ -748,16 +762,16 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
         x, cache = streaming.check_stream(self, x, cache)
         return self._forward(x, cache)
 
-    def cache_shapes(self, batch_size):
+    def cache_shapes(self, batch_size: int | None) -> list:
         return [[batch_size, size] for size in self.state_sizes]
 
     # Keras
 
-    def compute_mask(self, inputs, mask=None):
+    def compute_mask(self, inputs: Tensor, mask: Tensor | None = None) -> Any:
         mask = mask if self.return_sequences else None
         return (mask, *[None] * len(self.state_sizes)) if self.return_state else mask
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Shape) -> Any:
         shape = input_shape
         for layer in self.layers:
             shape = _output_shape(layer, shape)
@@ -766,14 +780,20 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
             return shape
         return (shape, *[(input_shape[0], size) for size in self.state_sizes])
 
-    def compute_output_spec(self, inputs, initial_state=None, training=False, mask=None):
+    def compute_output_spec(
+        self,
+        inputs: Tensor,
+        initial_state: Sequence[Tensor] | None = None,
+        training: bool = False,
+        mask: Tensor | None = None,
+    ) -> Any:
         shapes = self.compute_output_shape(inputs.shape)
         if not self.return_state:
             return keras.KerasTensor(shapes, self.compute_dtype)
         states = [keras.KerasTensor(shape, self.state_dtype) for shape in shapes[1:]]
         return (keras.KerasTensor(shapes[0], self.compute_dtype), *states)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "layers": [keras.saving.serialize_keras_object(layer) for layer in self.layers],
@@ -783,7 +803,7 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
         }
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> "StackedRNN":
         layers = [keras.saving.deserialize_keras_object(layer) for layer in config["layers"]]
         return cls(**{**config, "layers": layers})
 

@@ -7,7 +7,7 @@ A causal layer that streams has three methods:
 - `step(x, cache)` returns `(y, cache)` for one step x (batch, channels). Its work and the shapes
   of the cache do not depend on the number of steps before;
 - `prefill(x, cache=None)` returns `(y, cache)` for a segment x (batch, time, channels), with the
-  cache that stepping through it would leave. None stands for the initial cache.
+  cache after its last step. None starts from the initial cache.
 
 With y = layer(x), step t returns y[:, t], and `prefill` returns y. The methods are pure: nothing is
 stored in the layer, so that a server can hand the cache to its client and a beam search can reorder
@@ -16,6 +16,8 @@ layer must be built.
 """
 
 from collections.abc import Callable, Sequence
+
+from typing import Any
 
 import keras
 from keras import ops
@@ -53,11 +55,11 @@ class StreamingMixin:
         raise NotImplementedError(f"{type(self).__name__} must define `step(x, cache)`.")
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """Advances all steps of x (batch, time, channels); y is (batch, time, filters)."""
+        """Advances all steps of x (batch, time, channels) to y (batch, time, filters)."""
         return step_through(self, x, cache)
 
 
-def step_through(layer, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+def step_through(layer: Any, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
     """Feeds x (batch, time, channels) to `layer.step` in a loop that compiles once.
 
     Returns:
@@ -88,11 +90,11 @@ def replace_row(rows: Tensor, index: Tensor, row: Tensor) -> Tensor:
     return ops.scatter_update(rows, ops.reshape(index, (1, 1)), row[None])
 
 
-def compiled_step(layer) -> Callable[[Tensor, Cache], tuple[Tensor, Cache]]:
+def compiled_step(layer: Any) -> Callable[[Tensor, Cache], tuple[Tensor, Cache]]:
     """Returns `layer.step` compiled by XLA, once per batch size.
 
-    It always uses the layer's current weights. A plain `jax.jit` would keep those that it was
-    compiled with, and outside of compiled functions a step may compile anew each time.
+    It always uses the layer's current weights, where a plain `jax.jit` would keep the weights of its
+    first call. Outside of compiled functions a step may compile anew each time.
 
     Args:
         layer: Built layer or model that streams.
@@ -121,7 +123,7 @@ def compile_xla(
     variables: Sequence[keras.Variable],
     updated: Sequence[keras.Variable] = (),
 ) -> Callable:
-    """Compiles a function of tensors by XLA; it always uses the current values of variables.
+    """Compiles a function of tensors by XLA that always uses the current values of variables.
 
     Args:
         function: Function of tensors.
@@ -159,7 +161,7 @@ def _compile_jax(function, variables, updated):
 # Checks
 
 
-def check_streams(layer) -> None:
+def check_streams(layer: Any) -> None:
     """Raises ValueError unless `layer` has the methods of the protocol."""
     missing = [
         name
@@ -183,7 +185,7 @@ def check_built(layer: keras.Layer) -> None:
         )
 
 
-def check_batch_size(batch_size) -> None:
+def check_batch_size(batch_size: int | Tensor) -> None:
     """Raises ValueError unless `batch_size` is a positive integer or a tensor."""
     if batch_size is None or (isinstance(batch_size, int) and batch_size < 1):
         raise ValueError(
@@ -211,7 +213,7 @@ def check_stream(layer: keras.Layer, x: Tensor, cache: Cache) -> tuple[Tensor, C
     return x, cache
 
 
-def check_cache(layer: keras.Layer, cache: Cache, expected) -> None:
+def check_cache(layer: keras.Layer, cache: Cache, expected: Any) -> None:
     """Raises ValueError unless a cache has the expected structure and shapes.
 
     Args:
@@ -219,7 +221,7 @@ def check_cache(layer: keras.Layer, cache: Cache, expected) -> None:
         cache: Structure of tensors.
         expected: Structure of shapes (lists, None for an unknown size).
     """
-    # Shapes are lists too; wrapped, the structures of tensors and of shapes can be compared.
+    # Shapes are lists too. Wrapped, the structures of tensors and of shapes can be compared.
     received = keras.tree.map_structure(lambda tensor: _Shape(tensor.shape), cache)
     wanted = keras.tree.map_shape_structure(_Shape, expected)
     pairs = zip(keras.tree.flatten(received), keras.tree.flatten(wanted), strict=False)

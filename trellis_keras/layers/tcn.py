@@ -3,6 +3,8 @@
 import functools
 from collections.abc import Callable, Sequence
 
+from typing import Any
+
 import keras
 import numpy as np
 from keras import ops
@@ -22,7 +24,7 @@ from trellis_keras.layers.base import (
     sub_seed,
 )
 from trellis_keras.layers.regularization import ConvolutionKernel
-from trellis_keras.types import Cache, Initializer, Regularizer, Tensor
+from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Tensor
 
 _DROPOUTS = {"element": keras.layers.Dropout, "spatial": keras.layers.SpatialDropout1D}
 
@@ -118,8 +120,8 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
         shortcut_initializer: Initializer = None,
         kernel_regularizer: Regularizer = None,
         seed: int | None = None,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         check_positive(filters=filters, kernel_size=kernel_size, dilation_rate=dilation_rate)
         if kernel_size == 1:
@@ -178,7 +180,7 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
             self.norms = [keras.layers.LayerNormalization(dtype=self.dtype_policy) for _ in "12"]
         self.shortcut = None
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         self.input_spec = sequence_spec(self, input_shape)
         self.input_channels = channels = input_shape[-1]
         self.biases = []
@@ -206,7 +208,9 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
         """Number of inputs, the current one included, that an output depends on."""
         return 1 + 2 * (self.kernel_size - 1) * self.dilation_rate
 
-    def call(self, inputs, training=False, mask=None):
+    def call(
+        self, inputs: Tensor, training: bool = False, mask: Tensor | None = None
+    ) -> Tensor:
         y, _ = self.forward(inputs, training, mask)
         return y
 
@@ -306,20 +310,20 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
         return y, branch, next_cache
 
     @property
-    def offsets(self):
+    def offsets(self) -> tuple[int, ...]:
         """How many steps back the taps see, the last tap first."""
         return offsets(self.kernel_size, self.dilation_rate)
 
-    def cache_shapes(self, batch_size):
+    def cache_shapes(self, batch_size: int | None) -> list:
         past = (self.kernel_size - 1) * self.dilation_rate
         return [[batch_size, past, channels] for channels in (self.input_channels, self.filters)]
 
     # Keras
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Shape) -> Any:
         return (*input_shape[:-1], self.filters)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         activation = self.activation
         return {
             **super().get_config(),
@@ -433,8 +437,8 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
         shortcut_initializer: Initializer = None,
         kernel_regularizer: Regularizer = None,
         seed: int | None = None,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         if depth is not None and dilations is None:
             check_positive(depth=depth)
@@ -497,7 +501,7 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
         """Number of inputs, the current one included, that an output depends on."""
         return 1 + sum(block.receptive_field - 1 for block in self.blocks)
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         self.input_spec = sequence_spec(self, input_shape)
         self.input_channels = input_shape[-1]
         shape = (None, None, self.input_channels)
@@ -505,7 +509,13 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
             block.build(shape)
             shape = block.compute_output_shape(shape)
 
-    def call(self, inputs, training=False, mask=None, output_length=None):
+    def call(
+        self,
+        inputs: Tensor,
+        training: bool = False,
+        mask: Tensor | None = None,
+        output_length: int | None = None,
+    ) -> Tensor:
         self._check_time(inputs.shape[1], output_length)
         steps = self._output_steps(output_length)
         if mask is not None and not self.return_sequences:
@@ -563,24 +573,30 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
             next_cache.append(block_cache)
         return self._output(x, branches), next_cache
 
-    def cache_shapes(self, batch_size):
+    def cache_shapes(self, batch_size: int | None) -> list:
         return [block.cache_shapes(batch_size) for block in self.blocks]
 
     # Keras
 
-    def compute_mask(self, inputs, mask=None):
+    def compute_mask(self, inputs: Tensor, mask: Tensor | None = None) -> Any:
         return self._output_mask(mask)
 
-    def compute_output_shape(self, input_shape, output_length=None):
+    def compute_output_shape(self, input_shape: Shape, output_length: int | None = None) -> Any:
         time_axis = self._time_axis(input_shape[1], output_length)
         return (input_shape[0], *time_axis, self.blocks[-1].filters)
 
-    def compute_output_spec(self, inputs, training=False, mask=None, output_length=None):
+    def compute_output_spec(
+        self,
+        inputs: Tensor,
+        training: bool = False,
+        mask: Tensor | None = None,
+        output_length: int | None = None,
+    ) -> Any:
         self._check_time(inputs.shape[1], output_length)
         shape = self.compute_output_shape(inputs.shape, output_length)
         return keras.KerasTensor(shape, self.compute_dtype)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         block = self.blocks[0].get_config()
         return {
             **super().get_config(),

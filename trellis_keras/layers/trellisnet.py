@@ -1,7 +1,7 @@
 """TrellisNet (Bai, Kolter & Koltun 2019, Trellis Networks for Sequence Modeling).
 
-In this order: the gated activations f; `TrellisLayer`, with its constructor, full pass, the
-equation of a level, streaming and config; and `MixedGroupKernel`, the sparse kernel of Theorem 1.
+Contents: the gated activations f, then `TrellisLayer` (constructor, full pass, equation of a level,
+streaming, config), then `MixedGroupKernel`, the sparse kernel of Theorem 1.
 `TrellisLayer._run_levels` is the net as the paper defines it, `TrellisLayer._level` its equation.
 Everything from `trellis_keras.kernels` is a faster way to compute the same.
 """
@@ -63,8 +63,8 @@ class GatedActivation(keras.layers.Layer):
 
     Each block of pre-activations is a convolution with all taps, unless `arrange` is overridden.
     It maps the kernels that the layer keeps as weights, (tap, in, kernel_units), to those that it
-    convolves with, (tap, in, preactivation_size): it can repeat a block, or give a block only some
-    of the taps. So a gate can act within a product, as the reset gate of `GRUGates` does.
+    convolves with, (tap, in, preactivation_size). It can repeat a block, or give a block only some
+    of the taps, so that a gate can act within a product, like the reset gate of `GRUGates`.
 
     Args:
         units: Positive integer, number of hidden channels of the TrellisNet.
@@ -75,7 +75,7 @@ class GatedActivation(keras.layers.Layer):
     ...     state_blocks = 2
     ...     preactivation_blocks = 3
     ...
-    ...     def call(self, inputs, states):
+    ...     def call(self, inputs: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     ...         f, g, o = ops.split(inputs, 3, axis=-1)
     ...         f = ops.sigmoid(f)
     ...         c = f * states[1] + (1 - f) * ops.tanh(g)
@@ -89,7 +89,7 @@ class GatedActivation(keras.layers.Layer):
     state_blocks = 1
     preactivation_blocks = 1
 
-    def __init__(self, units: int, **kwargs):
+    def __init__(self, units: int, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)  # it keeps the dtype of its inputs
         self.units = units
         self.built = True
@@ -115,7 +115,7 @@ class GatedActivation(keras.layers.Layer):
         """Maps a kernel (tap, in, kernel_units) to (tap, in, preactivation_size)."""
         return kernel
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "units": self.units}
 
 
@@ -123,7 +123,7 @@ class GatedActivation(keras.layers.Layer):
 class RNNGates(GatedActivation):
     """Elman's activation: h = tanh(a)."""
 
-    def call(self, inputs, states):
+    def call(self, inputs: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         h = tanh(inputs)
         return h, [h]
 
@@ -132,13 +132,13 @@ class RNNGates(GatedActivation):
 class LSTMGates(GatedActivation):
     """The LSTM's gates (Bai et al. 2019, Eq. 12), blocks in Keras' order i, f, g, o.
 
-    c = f * c_{t-d} + i * tanh(g);  h = o * tanh(c). The states are h and c.
+    c = f * c_{t-d} + i * tanh(g),  h = o * tanh(c). The states are h and c.
     """
 
     state_blocks = 2
     preactivation_blocks = 4
 
-    def call(self, inputs, states):
+    def call(self, inputs: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         i, f, g, o = ops.split(inputs, 4, axis=-1)
         c = ops.sigmoid(f) * states[1] + ops.sigmoid(i) * tanh(g)
         h = ops.sigmoid(o) * tanh(c)
@@ -177,7 +177,7 @@ class GRUGates(GatedCandidate):
 
     preactivation_blocks = 4
 
-    def call(self, inputs, states):
+    def call(self, inputs: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         z, r, current, past = ops.split(inputs, 4, axis=-1)
         z = ops.sigmoid(z)
         candidate = tanh(current + ops.sigmoid(r) * past)
@@ -199,7 +199,7 @@ class MGUGates(GatedCandidate):
 
     preactivation_blocks = 3
 
-    def call(self, inputs, states):
+    def call(self, inputs: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         f, current, past = ops.split(inputs, 3, axis=-1)
         f = ops.sigmoid(f)
         h = (1 - f) * states[0] + f * tanh(current + f * past)
@@ -217,7 +217,7 @@ class _Weights(NamedTuple):
     kernel: Tensor  # Wx (tap, channels, preactivations), compute dtype
     recurrent_kernel: Tensor  # Wh (tap, units, preactivations), at least float32
     bias: Tensor  # b (preactivations,)
-    hidden_product: Callable  # what the taps see (batch, positions, tap * units) times Wh
+    hidden_product: Callable  # operands of all taps (batch, positions, tap * units) times Wh
     dropout: Tensor | None = None  # m (batch, 1, units)
 
 
@@ -271,15 +271,15 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         return_aux: Whether to return the auxiliary outputs too. Defaults to False.
         stateful: Whether the last states of a batch are the initial states of the next (the
             paper's history repackaging). Defaults to False.
-        unroll: Whether each level is compiled by itself (True), or blocks of levels as loops, which
+        unroll: Whether to compile each level separately (True), or blocks of levels as loops, which
             compile once (False). Defaults to None: loops, unless they would compute over 1.25 times
             as many positions as unrolled levels (more if these are many), or the cell has random
             state. Dilations that do not repeat are always unrolled.
         fused: Whether TensorFlow runs these loops by `kernels.depth_loop_tf`, which is faster and
-            has its own gradient, wherever it can: in compiled functions, with LSTM gates, kernel
+            has its own gradient, where it applies: in compiled functions, with LSTM gates, kernel
             size 2, dilation 1, x at every level, static lengths and no mask. Defaults to True.
-        rematerialize: Whether the fused loop computes pre-activations again in the backward pass,
-            to save memory, instead of keeping them. Defaults to False.
+        rematerialize: Whether the fused loop recomputes pre-activations in the backward pass to
+            save memory. Defaults to False.
         seed: Integer seed of the dropouts and the default initializers. Defaults to None.
         kernel_initializer, recurrent_initializer, bias_initializer: Initializers of Wx, Wh and b.
             Default to N(0, 0.01), as in the authors' code.
@@ -288,13 +288,13 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
 
     Call arguments:
         inputs: Tensor (batch, time, channels).
-        initial_state: List of states, each (batch, units): [h, c] for `"lstm"`, [h] otherwise. They
-            stand in every step before the first, at every level (paper, appendix B). Defaults to
-            zeros, or to the carried states of a stateful layer.
+        initial_state: List of states, each (batch, units): [h, c] for `"lstm"`, [h] otherwise. Every
+            level has these states at every step before the first (paper, appendix B). Defaults
+            to zeros, or to the carried states of a stateful layer.
         training: Whether dropout is active. Defaults to False.
-        mask: Boolean tensor (batch, time). Masked steps count as steps before the sequence: x is
-            zero there, and the states of every level are the initial ones. So both pre- and
-            post-padding give the outputs of the sequence without padding. Defaults to None.
+        mask: Boolean tensor (batch, time). Masked steps are treated as steps before the sequence: x
+            is zero and the states of every level are the initial ones. Pre- and post-padding
+            therefore give the outputs of the unpadded sequence. Defaults to None.
         output_length: Overrides the constructor's for this call. (A mask that Keras passes on to
             the next layer has the constructor's.)
 
@@ -347,8 +347,8 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         kernel_regularizer: Regularizer = None,
         recurrent_regularizer: Regularizer = None,
         bias_regularizer: Regularizer = None,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         # Inputs are cast in `call`: Keras' autocast would cast initial states to half precision.
         super().__init__(autocast=False, **kwargs)
         output_units = units if output_units is None else output_units
@@ -442,11 +442,11 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         """Returns the dilation of a level, counted from 1."""
         return self.dilations[(level - 1) % len(self.dilations)]
 
-    def injects_input(self, level):
+    def injects_input(self, level: Any) -> Any:
         """Returns whether x enters at a level (or at each of an array of levels)."""
         return (level - 1) % self.injection_every == 0
 
-    def active_channels(self, level):
+    def active_channels(self, level: Any) -> np.ndarray | None:
         """Returns which channels have started at a level, or None if all have.
 
         Booleans (units,), or (levels, units) for an array of levels.
@@ -476,7 +476,14 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
 
     # Full pass
 
-    def call(self, inputs, initial_state=None, training=False, mask=None, output_length=None):
+    def call(
+        self,
+        inputs: Tensor,
+        initial_state: Sequence[Tensor] | None = None,
+        training: bool = False,
+        mask: Tensor | None = None,
+        output_length: int | None = None,
+    ) -> Any:
         training = bool(training)
         mask = resolve_mask(inputs, mask)
         self._check_time(inputs.shape[1], output_length)
@@ -519,7 +526,7 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         return _Weights(kernel, recurrent, bias, hidden_product, dropout)
 
     def _hidden_product(self, kernel, past_taps):
-        """Returns the function that multiplies what some taps see by their part of Wh."""
+        """Returns the function that multiplies the operands of some taps by their part of Wh."""
         if kernels.enabled() and self._is_grouped:
             return mixed_group.GroupedProduct(kernel, past_taps, self.groups, self.compute_dtype)
         taps, units, filters = kernel.shape
@@ -685,7 +692,7 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         return bool(self.cell.non_trainable_variables)
 
     def _run_cone(self, x, weights, initial, mask, plan, training):
-        """Does what `_run_levels` does at the positions of a cone, with levels in loops."""
+        """Computes `_run_levels` at the positions of a cone, with levels in loops."""
         everything = None if plan.time is None else np.arange(plan.time)
 
         def apply_mask(states, level):
@@ -734,7 +741,7 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         return depth_loop.run_levels(plan, ground, level, injection, loop)
 
     def _can_fuse(self, level, time):
-        """Whether `kernels.depth_loop_tf` computes what a loop from this level on does."""
+        """Whether `kernels.depth_loop_tf` can compute a loop that starts at this level."""
         return (
             self.fused
             and time is not None
@@ -751,13 +758,14 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
     #
     # The states of the level below level i at t - d, ..., t - (k-1)d are kept, for every i.
 
-    def initial_cache(self, batch_size: int, initial_state=None) -> Cache:
+    def initial_cache(
+        self, batch_size: int, initial_state: Sequence[Tensor] | None = None
+    ) -> Cache:
         """Returns the cache before the first step.
 
         Args:
             batch_size: Positive integer, number of rows.
-            initial_state: As in the call: list of states, each (batch, units), that stand in every
-                step before the first, at every level. Defaults to zeros.
+            initial_state: List of states, each (batch, units), as in the call. Defaults to zeros.
 
         Returns:
             `{"inputs": x, "states": [h, c]}` (only [h] for cells with one state). x is (batch,
@@ -792,8 +800,8 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """Advances one step, by work that does not depend on the number of steps before.
 
-        `prefill` of one step, with one matrix product for the past taps of all levels: what they
-        see is in the cache, so it is known before any level of this step is computed.
+        Like `prefill` of one step, but with one matrix product for the past taps of all levels:
+        their operands are in the cache before any level of this step is computed.
 
             a^i = [injected^i + sum_j h^{i-1}_{t-jd} Wh[k-1-j]] + h^{i-1}_t Wh[k-1],   j = 1..k-1
 
@@ -919,10 +927,10 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         return x
 
     def _injected_rows(self, inputs, weights, time):
-        """Returns what `_injection` gives at every level, as rows and the row of each level.
+        """Returns the `_injection` of every level, as rows and the row index of each level.
 
-        Row 0 is the bias alone, for the levels where x does not enter; the others are x's part
-        once per distinct dilation: (row, batch, time, preactivations).
+        Row 0 is the bias alone, for the levels where x does not enter. The others are x's part,
+        one row per distinct dilation: (row, batch, time, preactivations).
 
         Args:
             inputs: Tensor (batch, steps + time, channels): x after the last inputs of the cache.
@@ -945,13 +953,13 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
 
     # Keras
 
-    def compute_mask(self, inputs, mask=None):
+    def compute_mask(self, inputs: Tensor, mask: Tensor | None = None) -> Any:
         """Returns a mask for y, which alone keeps the time axis, and None for other outputs."""
         mask = self._output_mask(mask)
         others = self.return_aux + self.return_state * len(self.cell.state_size)
         return (mask, *[None] * others) if others else mask
 
-    def compute_output_shape(self, input_shape, output_length=None):
+    def compute_output_shape(self, input_shape: Shape, output_length: int | None = None) -> Any:
         batch, steps = input_shape[0], self._time_axis(input_shape[1], output_length)
         shapes = [(batch, *steps, self.output_units)]
         if self.return_aux:
@@ -961,8 +969,13 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         return shapes[0] if len(shapes) == 1 else tuple(shapes)
 
     def compute_output_spec(
-        self, inputs, initial_state=None, training=False, mask=None, output_length=None
-    ):
+        self,
+        inputs: Tensor,
+        initial_state: Sequence[Tensor] | None = None,
+        training: bool = False,
+        mask: Tensor | None = None,
+        output_length: int | None = None,
+    ) -> Any:
         self._check_time(inputs.shape[1], output_length)
         shapes = self.compute_output_shape(inputs.shape, output_length)
         if not isinstance(shapes[0], tuple):
@@ -1028,7 +1041,7 @@ class MixedGroupKernel(ConvolutionKernel):
         current tap of Wx            x  ->  group 1          W_hx of layer 1
 
     The kernel is stored in the shape of a dense one. The zeros elsewhere are not weights: they have
-    no gradient, and are in no norm and no penalty.
+    no gradient and count in no norm or penalty.
 
     Args:
         kernel_size: Positive integer, number of taps. The last tap acts on the current step.
@@ -1052,8 +1065,8 @@ class MixedGroupKernel(ConvolutionKernel):
     """
 
     def __init__(
-        self, kernel_size: int, filters: int, *, groups: Sequence[int], recurrent: bool, **kwargs
-    ):
+        self, kernel_size: int, filters: int, *, groups: Sequence[int], recurrent: bool, **kwargs: Any
+    ) -> None:
         super().__init__(kernel_size, filters, **kwargs)
         if filters % sum(groups):
             raise ValueError(
@@ -1069,8 +1082,8 @@ class MixedGroupKernel(ConvolutionKernel):
         return ops.where(ops.equal(feeds[..., None], belongs), kernel, ops.zeros_like(kernel))
 
     def _connections(self, channels):
-        """Returns the group that an input channel feeds, (tap, in), and the one that an output
-        channel belongs to, (out,). There is a weight where they are equal."""
+        """Returns the group that each input channel feeds, (tap, in), and the group of each output
+        channel, (out,). There is a weight where they are equal."""
         group = np.repeat(np.arange(len(self.groups), dtype="int32"), self.groups)
         feeds = np.full((self.kernel_size, channels), -1, "int32")
         if self.recurrent:
@@ -1084,7 +1097,7 @@ class MixedGroupKernel(ConvolutionKernel):
         feeds, belongs = self._connections(self.kernel.shape[1])
         return sum(int(np.sum(feeds == j)) * int(np.sum(belongs == j)) for j in set(belongs))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "groups": self.groups, "recurrent": self.recurrent}
 
 
