@@ -106,7 +106,7 @@ def to_trellis(
     if isinstance(model_or_layers, keras.Model):
         return _convert_model(model_or_layers, lambda part: to_trellis(part, truncation))
     single = not isinstance(model_or_layers, (list, tuple))
-    layers = [model_or_layers] if single else list(model_or_layers)
+    layers: list[Any] = [model_or_layers] if single else list(model_or_layers)
     if len(layers) == 1 and isinstance(layers[0], StackedRNN):
         (outer,) = layers
         names = ("return_sequences", "return_state", "stateful")
@@ -202,7 +202,7 @@ class TruncatedRNN(TrellisLayer):
     @property
     def truncation(self) -> int:
         """M: the number of inputs that an output depends on, the current one included."""
-        return self.depth - len(self.groups) + 1
+        return self.depth - len(self.groups or ()) + 1
 
     def call(
         self,
@@ -211,11 +211,12 @@ class TruncatedRNN(TrellisLayer):
         training: bool = False,
         mask: Tensor | None = None,
         output_length: int | None = None,
+        condition: Tensor | None = None,
     ) -> Any:
         self._check_segment(inputs.shape[1], initial_state)
         if inputs.shape[1] is None and (self.stateful or initial_state is not None):
             inputs = self._checked_when_run(inputs)
-        return super().call(inputs, initial_state, training, mask, output_length)
+        return super().call(inputs, initial_state, training, mask, output_length, condition)
 
     def compute_output_spec(
         self,
@@ -224,9 +225,12 @@ class TruncatedRNN(TrellisLayer):
         training: bool = False,
         mask: Tensor | None = None,
         output_length: int | None = None,
+        condition: Tensor | None = None,
     ) -> Any:
         self._check_segment(inputs.shape[1], initial_state)
-        return super().compute_output_spec(inputs, initial_state, training, mask, output_length)
+        return super().compute_output_spec(
+            inputs, initial_state, training, mask, output_length, condition
+        )
 
     def _check_segment(self, time, initial_state):
         has_states = self.stateful or initial_state is not None
@@ -254,6 +258,8 @@ def _check_structure(layer):
         kernel_size=(layer.kernel_size, 2),
         dilation_rate=(set(layer.dilations), {1}),
         injection_every=(layer.injection_every, 1),
+        go_backwards=(layer.go_backwards, False),
+        condition_size=(layer.condition_size, None),
         group_starts=(starts, list(range(1, len(groups) + 1))),
         output_units=(layer.output_units, groups[-1]),
     )
@@ -377,8 +383,8 @@ def to_rnn(trellis: TrellisLayer) -> list[keras.layers.Layer]:
     Returns:
         List of L built `keras.layers.SimpleRNN`, `LSTM` or `GRU`, the bottom one first, with
         biases. Each returns all steps, the top one as the TrellisNet does. They return their states
-        if the TrellisNet returns or carries its own, so that `layers.StackedRNN` accepts them. (A GRU has two
-        biases where only their sum matters: the state's is zero there.)
+        if the TrellisNet returns or carries its own, so that `layers.StackedRNN` accepts them. (A
+        GRU has two biases where only their sum matters: the state's is zero there.)
 
     Raises:
         ValueError: Another structure, which the message names.

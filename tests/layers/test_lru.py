@@ -11,6 +11,7 @@ from tests.support.golden import family, floats, variables_and_references
 from tests.support.gradients import value_and_gradients
 from tests.support.layer_checks import (
     assert_close,
+    check_backwards,
     check_kernels,
     check_layer,
     check_streaming,
@@ -185,8 +186,6 @@ def test_weights(variant, squares):
 make_layer = functools.partial(
     LRU,
     4,
-    input_projection=True,
-    return_sequences=True,
     return_state=True,
     dropout=0.3,
     recurrent_dropout=0.3,
@@ -199,8 +198,23 @@ def test_layer():
     check_layer(make_layer, (3, 6, 3))
 
 
+def test_backwards():
+    check_backwards(functools.partial(LRU, 4, return_state=True, seed=1), (2, 5, 3))
+    check_backwards(functools.partial(LRU, 4, return_sequences=False, seed=1), (2, 5, 4))
+
+
+def test_the_input_is_projected_to_the_units():
+    for channels, option, projects in ((3, None, 1), (4, None, 0), (4, True, 1), (3, True, 1)):
+        layer = made(functools.partial(LRU, 4, input_projection=option), (1, 1, channels))
+        assert [w.shape for w in layer.weights if "input_projection" in w.path] == (
+            [(channels, 4), (4,)] * projects
+        )
+        assert layer.get_config()["input_projection"] is option
+
+
 def test_last_step_with_xla():
-    make = functools.partial(LRU, 3, 3, variant="rg", convention="authors", seed=1)
+    options = {"variant": "rg", "convention": "authors", "return_sequences": False}
+    make = functools.partial(LRU, 3, 3, seed=1, **options)
     check_kernels(make, (2, 5, 3), how="xla")
 
 
@@ -220,7 +234,7 @@ def test_kernels_with_masks_and_states():
 
 @both(slow=True)
 def test_equals_keras_rnn_of_its_cells():
-    layer = made(make_layer, (1, 1, 4), input_projection=False)
+    layer = made(make_layer, (1, 1, 4))
     rnn = keras.layers.RNN(layer.cells, return_sequences=True, return_state=True)
     rnn.build((None, None, 4))
     x, states = noise(3, 6, 4), [noise(3, 4, seed=seed) for seed in (1, 2)]
@@ -292,14 +306,16 @@ def test_half_precision_keeps_states_in_float32():
     step, cache = layer.step(noise(3, 3), states)
     dtypes = [keras.backend.standardize_dtype(t.dtype) for t in (y, step, *states, *cache)]
     assert dtypes == ["bfloat16"] * 2 + ["float32"] * 4
-    model = keras.Sequential([keras.Input((6, 3)), LRU(3, 1, dtype="mixed_bfloat16")])
+    model = keras.Sequential(
+        [keras.Input((6, 3)), LRU(3, 1, return_sequences=False, dtype="mixed_bfloat16")]
+    )
     model.compile("sgd", "mse", jit_compile=True)
     assert np.isfinite(model.train_on_batch(noise(3, 6, 3), noise(3, 3)))
 
 
 @pytest.mark.slow
 def test_training_with_xla_on_any_length():
-    layer = made(functools.partial(LRU, 3, 1), (1, 1, 3))
+    layer = made(functools.partial(LRU, 3, 1, return_sequences=False), (1, 1, 3))
     model = keras.Sequential([keras.Input((None, 3)), keras.layers.Masking(), layer])
     model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=True)
     for batch, time in ((4, 5), (3, 7)):
@@ -362,8 +378,8 @@ def test_bad_arguments(message):
 
 
 def test_bad_calls():
-    for layer in (LRU(4), keras.layers.RNN(LRUCell(4))):
-        with pytest.raises(ValueError, match="units=4.*5.*input_projection"):
+    for layer in (LRU(4, input_projection=False), keras.layers.RNN(LRUCell(4))):
+        with pytest.raises(ValueError, match="units=4.*5.*Project the input first"):
             layer(noise(1, 3, 5))
     layer = made(functools.partial(LRU, 4), (1, 1, 4))
     for shapes in ([(2, 4)], [(2, 4)] * 3, [(2, 4), (2, 5)], [(2, 4), (3, 4)]):

@@ -1,9 +1,8 @@
-"""A mask that `inputs` carry counts, also where states are passed beside them."""
+"""A functional model passes on the mask of `inputs` where it passes states beside them, too."""
 
 import keras
 import numpy as np
 import pytest
-from keras import ops
 
 from trellis_keras.layers import LRU, StackedRNN, TrellisLayer
 
@@ -28,20 +27,7 @@ def data(layer):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_mask_of_the_inputs_counts_beside_states(name):
-    layer = LAYERS[name]()
-    x, states = data(layer)
-    masked = keras.layers.Masking()(ops.convert_to_tensor(x))
-    found = layer(masked, initial_state=states)
-    expected = layer(x, initial_state=states, mask=np.any(x != 0, axis=-1))
-    unmasked = layer(x, initial_state=states)
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
-    assert np.max(np.abs(np.subtract(found[0], unmasked[0]))) > 1e-3
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_the_same_in_a_functional_model(name):
+def test_mask_beside_states(name):
     layer = LAYERS[name]()
     x, states = data(layer)
     inputs = keras.Input((None, 3))

@@ -1,48 +1,30 @@
-"""What all layers for sequences refuse: inputs of another rank or width, a wrong output_length."""
+"""What all layers for sequences share: `output_length`, sizes, dropout rates, seeds."""
+
+import json
 
 import keras
 import numpy as np
 import pytest
 
-from trellis_keras.layers import LRU, TCN, StackedRNN, TCNBlock, TrellisLayer
+from trellis_keras.layers import (
+    LRU,
+    TCN,
+    AdaptiveSoftmax,
+    DenseHead,
+    DropConnect,
+    GridLSTMCell,
+    LRUCell,
+    RHNCell,
+    StackedRNN,
+    TCNBlock,
+    TrellisLayer,
+    VariationalDropout,
+)
+from trellis_keras.layers.base import sub_seed
+from trellis_keras.models import LanguageModel, SequenceClassifier
 
-
-def stacked():
-    return StackedRNN([keras.layers.GRU(4, return_sequences=True, return_state=True)])
-
-
-LAYERS = {
-    "TrellisLayer": lambda: TrellisLayer(4, 2),
-    "TCN": lambda: TCN(4, 2, 2, residual=False),
-    "TCNBlock": lambda: TCNBlock(4, 2, residual=False),
-    "LRU": lambda: LRU(4, input_projection=True),
-    "StackedRNN": stacked,
-}
-
-
-def zeros(*shape):
-    return np.zeros(shape, "float32")
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_another_rank(name):
-    message = rf"{name} needs inputs \(batch, time, channels\).*Received: input_shape=\(2, 3\)"
-    with pytest.raises(ValueError, match=message):
-        LAYERS[name]()(zeros(2, 3))
-    layer = LAYERS[name]()
-    layer(zeros(2, 6, 4))
-    with pytest.raises(ValueError, match="expected ndim=3, found ndim=2"):
-        layer(zeros(2, 4))
-
-
-# A multiple of the width would do for a convolution in groups.
-@pytest.mark.parametrize("channels", [3, 8])
-@pytest.mark.parametrize("name", LAYERS)
-def test_another_width(name, channels):
-    layer = LAYERS[name]()
-    layer(zeros(2, 6, 4))
-    with pytest.raises(ValueError, match=rf"value 4, but received .* \(2, 6, {channels}\)"):
-        layer(zeros(2, 6, channels))
+TENSORFLOW = keras.backend.backend() == "tensorflow"
+N = np.int64
 
 
 @pytest.mark.parametrize(
@@ -60,3 +42,95 @@ def test_output_length_of_a_call(make):
     for call in (last, lambda x, **k: last(keras.Input((6, 3)), **k)):
         with pytest.raises(ValueError, match="returns one step. Received: output_length=3"):
             call(x, output_length=3)
+
+
+@pytest.mark.skipif(not TENSORFLOW, reason="JAX knows every length")
+@pytest.mark.parametrize("make", [TrellisLayer, lambda *a, **k: TCN(a[0], 2, a[1], **k)])
+def test_output_length_of_an_unknown_length(make):
+    import tensorflow as tf
+
+    layer = make(4, 2, output_length=5)
+    layer.build((None, None, 3))
+    function = tf.function(layer, input_signature=[tf.TensorSpec((None, None, 3))])
+    x = np.random.default_rng(0).normal(size=(2, 6, 3)).astype("float32")
+    np.testing.assert_allclose(function(x), layer(x), atol=1e-6)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="output_length_exceeds_the_length"):
+        function(x[:, :3])
+
+
+LAYERS = {
+    "TrellisLayer": (TrellisLayer, {"units": N(4), "depth": N(2), "condition_size": N(3)}),
+    "TCN": (TCN, {"filters": N(4), "kernel_size": N(3), "depth": N(2)}),
+    "TCN of a list": (TCN, {"filters": [N(4), N(5)], "kernel_size": 2, "dilations": [N(1), N(3)]}),
+    "TCNBlock": (TCNBlock, {"filters": N(4), "kernel_size": N(2), "dilation_rate": N(2)}),
+    "LRU": (LRU, {"units": N(4), "depth": N(2), "cells_per_node": N(1)}),
+    "LRUCell": (LRUCell, {"units": N(4)}),
+    "RHNCell": (RHNCell, {"units": N(4), "transition_depth": N(2)}),
+    "GridLSTMCell": (GridLSTMCell, {"units": N(4), "depth": N(2)}),
+    "DenseHead": (DenseHead, {"vocabulary_size": N(9)}),
+    "AdaptiveSoftmax": (AdaptiveSoftmax, {"vocabulary_size": N(9), "cutoffs": [N(4)]}),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_sizes_of_numpy(name):
+    kind, options = LAYERS[name]
+    layer = kind(**options)
+    assert kind.from_config(json.loads(json.dumps(layer.get_config()))).name == layer.name
+    layer.build((None, 4) if name.endswith("Cell") else (None, None, 4))
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        (TrellisLayer(4, 2), "dropout"),
+        (TrellisLayer(4, 2, weight_dropout=0.5), "weight_dropout"),
+        (TCN(4, 2, 2), "dropout"),
+        (TCNBlock(4, 2, dropout=0.2), "dropout"),
+        (LRU(4), "recurrent_dropout"),
+        (RHNCell(4), "dropout"),
+        (VariationalDropout(0.2), "rate"),
+        (DropConnect(0.2), "rate"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_rates_cannot_change(layer, name):
+    rate = getattr(layer, name)
+    with pytest.raises(AttributeError, match=f"`{name}`.*cannot change.*Received: {name}=0.3"):
+        setattr(layer, name, 0.3)
+    setattr(layer, name, rate)
+    other = type(layer).from_config({**layer.get_config(), name: 0.3})
+    assert getattr(other, name) == 0.3
+
+
+def test_seeds_are_unrelated():
+    seeds = [sub_seed(seed, *path) for seed in range(9) for path in ((), ("a",), ("b",), ("a", 1))]
+    assert len(set(seeds)) == len(seeds)
+    assert sub_seed(None, "a") is None
+    assert sub_seed(3, "a", 1) == sub_seed(3, "a", 1)
+
+
+def seed_states(layer):
+    """The states of all random generators in a layer or model."""
+    parts = [layer, *layer._flatten_layers(include_self=False)]
+    generators = [p.seed_generator for p in parts if getattr(p, "seed_generator", None)]
+    return [np.asarray(g.state.value).tobytes() for g in generators]
+
+
+def test_no_two_parts_draw_the_same_numbers():
+    options = {"dropout": 0.1, "weight_dropout": 0.1}
+    trellis = [TrellisLayer(4, 2, seed=seed, **options) for seed in range(3)]
+    gru = keras.layers.GRU(4, return_sequences=True, return_state=True)
+    others = [TCN(4, 2, 2, dropout=0.1, seed=0), LRU(4, dropout=0.1, seed=0), StackedRNN([gru])]
+    model = LanguageModel(
+        9, 4, TrellisLayer(4, 2, seed=3, **options), input_dropout=0.1, output_dropout=0.1, seed=3
+    )
+    last = TCN(4, 2, 2, dropout=0.1, return_sequences=False, seed=4)
+    classifier = SequenceClassifier(last, 3, input_dropout=0.1, output_dropout=0.1, seed=4)
+    states = [s for part in (*trellis, *others, model, classifier) for s in seed_states(part)]
+    assert len(states) > 20 and len(set(states)) == len(states)
+    kernels = []
+    for layer in trellis:
+        layer.build((None, None, 4))
+        kernels += [np.asarray(w).ravel()[:8] for w in layer.trainable_weights]
+    assert len({np.sort(k).tobytes() for k in kernels}) == len(kernels)

@@ -11,6 +11,7 @@ from tests.support.golden import family, tcn_layer, to_keras_time, variables_and
 from tests.support.gradients import value_and_gradients
 from tests.support.layer_checks import (
     assert_close,
+    check_backwards,
     check_causality,
     check_config,
     check_kernels,
@@ -18,9 +19,10 @@ from tests.support.layer_checks import (
     check_streaming,
     made,
     noise,
+    run_layer,
 )
 from trellis_keras import kernels
-from trellis_keras.layers import TCN, TCNBlock
+from trellis_keras.layers import TCN, TCNBlock, depth_for
 
 both = pytest.mark.both_backends
 exact = pytest.mark.float64
@@ -58,8 +60,17 @@ def test_authors_results(case, golden, assert_close):
 
 LAYERS = {
     "tcn": functools.partial(
-        TCN, [5, 6], 2, depth=2, dropout=0.3, dropout_kind="spatial", output_length=4, seed=1
+        TCN,
+        [5, 6],
+        2,
+        depth=2,
+        dropout=0.3,
+        dropout_kind="spatial",
+        output_length=4,
+        condition_size=3,
+        seed=1,
     ),
+    "centered": functools.partial(TCN, 4, 3, depth=2, padding="same", activation="silu", seed=1),
     "other options": functools.partial(
         TCN,
         6,
@@ -76,11 +87,22 @@ LAYERS = {
 
 
 @pytest.mark.parametrize(
-    "name", ["tcn", pytest.param("other options", marks=pytest.mark.slow_elsewhere)]
+    "name",
+    [
+        "tcn",
+        pytest.param("other options", marks=pytest.mark.slow_elsewhere),
+        pytest.param("centered", marks=pytest.mark.slow_elsewhere),
+    ],
 )
 @both
 def test_layer(name):
-    check_layer(LAYERS[name], (2, 12, 4))
+    check_layer(LAYERS[name], (2, 12, 4), streams=name != "centered")
+
+
+@both
+def test_backwards():
+    check_backwards(functools.partial(TCN, 4, 2, depth=2, seed=1), (2, 7, 3))
+    check_backwards(functools.partial(TCN, 4, 2, depth=2, return_sequences=False), (2, 7, 3))
 
 
 def test_block():
@@ -89,7 +111,7 @@ def test_block():
     )
     check_config(make)
     check_causality(make, (2, 8, 3))
-    check_streaming(made(make, (2, 6, 3)), noise(2, 6, 3))
+    check_streaming(made(functools.partial(make, condition_size=2), (2, 6, 3)), noise(2, 6, 3))
     branch = made(functools.partial(make, filters=3, residual=False), (2, 6, 3))
     with_x = made(functools.partial(make, filters=3), (2, 6, 3))
     x, z = noise(2, 6, 3), branch(noise(2, 6, 3))
@@ -168,7 +190,45 @@ def test_streaming_without_kernels():
         assert_close(found, expected)
 
 
+def test_centered_taps():
+    """With padding="same" an output depends on as many later inputs as earlier ones."""
+    layer = made(functools.partial(TCN, 3, 3, 2, padding="same", activation="silu"), (1, 1, 2))
+
+    def output(x):
+        return ops.sum(ops.square(layer(x)[:, 9])), ()
+
+    _, _, (gradient,) = value_and_gradients(output, [], noise(1, 20, 2))
+    depends = np.flatnonzero(np.any(np.asarray(gradient) != 0, axis=(0, 2)))
+    assert (depends.min(), depends.max()) == (9 - 6, 9 + 6)
+    assert layer.receptive_field == 13
+    block, z = layer.blocks[0], ops.convert_to_tensor(noise(1, 20, 2))
+    for kernel, bias in zip(block.convolutions, block.biases, strict=True):
+        z = ops.silu(ops.conv(z, kernel(), padding="same", dilation_rate=1) + bias)
+    assert_close(block.forward(noise(1, 20, 2))[1], z)
+    with pytest.raises(ValueError, match='padding="causal".*padding=.same'):
+        layer.initial_cache(1)
+
+
+@both
+@pytest.mark.parametrize("output_length", [None, 1])
+def test_inputs_shorter_than_a_dilation(output_length):
+    """They equal the first steps of longer inputs, with and without kernels, as when streaming."""
+    layer = made(functools.partial(TCN, 5, 3, depth=4, output_length=output_length), (1, 1, 4))
+    x = noise(2, 20, 4)
+    expected = np.asarray(layer(x, output_length=20))
+    for time in (1, 2, 5, 7):
+        first = slice(0, time) if output_length is None else slice(time - 1, time)
+        assert_close(layer(x[:, :time]), expected[:, first])
+        with kernels.disabled():
+            assert_close(layer(x[:, :time]), expected[:, first])
+
+
 def test_receptive_field():
+    for wanted in (1, 5, 61, 62, 168):
+        layer = TCN(3, 3, receptive_field=wanted)
+        assert layer.depth == depth_for(wanted, 3)
+        assert layer.receptive_field >= wanted
+        assert layer.depth == 1 or TCN(3, 3, layer.depth - 1).receptive_field < wanted
     assert TCN(3, 7, 8).receptive_field == 1 + 2 * 6 * (2**8 - 1)
     assert TCN(3, 2, dilations=[5, 1]).receptive_field == 1 + 2 * (5 + 1)
     assert TCNBlock(3, 4, 5).receptive_field == 31
@@ -246,12 +306,12 @@ def test_dropout_kinds():
 
 def test_image_data_format_does_not_matter():
     layer, x = made(LAYERS["tcn"], (2, 12, 4)), noise(2, 12, 4)
-    expected = layer(x)
+    expected = run_layer(layer, x)
     keras.config.set_image_data_format("channels_first")
     try:
-        assert_close(layer(x), expected)
+        assert_close(run_layer(layer, x), expected)
         with kernels.disabled():
-            assert_close(layer(x), expected)
+            assert_close(run_layer(layer, x), expected)
     finally:
         keras.config.set_image_data_format("channels_last")
 
@@ -261,9 +321,19 @@ BAD = {
     "kernel_size.*positive": {"kernel_size": 0},
     "dilation_rate.*positive": {"depth": None, "dilations": [1, 0]},
     "filters.*positive": {"filters": 0},
-    "one per block, of which there are 3. Received: filters=.4, 5": {"filters": [4, 5]},
-    "either `depth`.*Received: depth=3, dilations=.1, 2": {"dilations": [1, 2]},
-    "either `depth`.*Received: depth=None": {"depth": None},
+    "one for each of the 3 blocks. Received: filters=.4, 5": {"filters": [4, 5]},
+    "one of `depth`.*Received: depth=3, dilations=.1, 2": {"dilations": [1, 2]},
+    "one of `depth`.*Received: depth=None": {"depth": None},
+    "must not be empty": {"depth": None, "dilations": []},
+    "receptive_field.*positive": {"depth": None, "receptive_field": 0},
+    "padding` must be.*'valid'": {"padding": "valid"},
+    "the step in the middle": {"padding": "same", "return_sequences": False},
+    "condition_size.*positive": {"condition_size": 0},
+    "output_length` must be None": {"go_backwards": True, "output_length": 1},
+    "no argument `nb_filters`. Use `filters`": {"nb_filters": 3},
+    "no argument `use_batch_norm`. Batch statistics would mix": {"use_batch_norm": True},
+    "no argument `stateful`. The state of a TCN is its streaming cache": {"stateful": True},
+    "no argument `return_state`. The state of a TCN is its": {"return_state": True},
     "depth.*positive": {"depth": 0},
     r"dropout` must be in \[0, 1\). Received: dropout=1.0": {"dropout": 1.0},
     "dropout=-0.1": {"dropout": -0.1},
@@ -284,10 +354,17 @@ def test_bad_arguments(message):
 def test_bad_calls():
     layer = made(functools.partial(TCN, 5, 3, depth=4), (1, 9, 4))
     for call in (layer, lambda x, **options: layer(keras.Input(x.shape[1:]), **options)):
-        with pytest.raises(ValueError, match="7 steps, fewer than the dilation 8"):
-            call(noise(1, 7, 4))
         with pytest.raises(ValueError, match="output_length=10, input length 9"):
             call(noise(1, 9, 4), output_length=10)
+    with pytest.raises(ValueError, match="`condition` needs a layer with `condition_size`"):
+        layer(noise(1, 9, 4), condition=noise(1, 2))
+    conditioned = made(functools.partial(TCN, 5, 3, depth=2, condition_size=2), (1, 9, 4))
+    with pytest.raises(ValueError, match="needs `condition`, a tensor .batch, 2.*None"):
+        conditioned(noise(1, 9, 4))
+    with pytest.raises(ValueError, match="`condition` must have shape .None, 2.. Received.*3"):
+        conditioned.initial_cache(1, condition=noise(1, 3))
+    with pytest.raises(ValueError, match="call `prefill"):
+        layer(noise(1, 9, 4), initial_state=[noise(1, 5)])
     with pytest.raises(ValueError, match="not built"):
         TCN(3, 2, 2).initial_cache(1)
     with pytest.raises(ValueError, match="not built"):

@@ -1,5 +1,6 @@
 """TrellisLayer. `test_trellisnet_golden.py` compares it with the authors' code."""
 
+import contextlib
 import functools
 import json
 
@@ -14,6 +15,7 @@ from tests.support.gradients import value_and_gradients
 from tests.support.layer_checks import (
     TENSORFLOW,
     assert_close,
+    check_backwards,
     check_kernels,
     check_layer,
     check_streaming,
@@ -26,7 +28,7 @@ from tests.support.parameters import SLOW_ON_JAX, slow_but
 from trellis_keras import kernels
 from trellis_keras.kernels import mixed_group
 from trellis_keras.layers import GatedActivation, MixedGroupKernel, TrellisLayer, streaming
-from trellis_keras.layers.base import tanh
+from trellis_keras.layers.base import sub_seed, tanh
 
 pytestmark = pytest.mark.both_backends
 
@@ -70,7 +72,13 @@ def initial_states(layer_or_n, batch, units=UNITS):
 
 VARIANTS = {
     "lstm": {"output_units": 3, "dropout": 0.3, "weight_dropout": 0.4, "return_state": True},
-    "gru": {"cell": "gru", "kernel_size": 3, "dilation_rate": [1, 2], "weight_norm": True},
+    "gru": {
+        "cell": "gru",
+        "kernel_size": 3,
+        "dilation_rate": [1, 2],
+        "weight_norm": True,
+        "condition_size": 2,
+    },
     "auxiliary": {"cell": "rnn", "injection_every": 2, "aux_every": 2, "return_aux": True},
     "last step": {"cell": "mgu", "kernel_size": 1, "return_sequences": False},
     "groups": {
@@ -86,6 +94,11 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", slow_but(VARIANTS, "lstm", "groups"))
 def test_layer(variant):
     check_layer(maker(**VARIANTS[variant]), (2, 9, CHANNELS))
+
+
+def test_backwards():
+    options = {"dilation_rate": [2, 1], "return_state": True, "cell": "gru"}
+    check_backwards(maker(**options), (2, 7, CHANNELS))
 
 
 # The equation of a level, in NumPy
@@ -173,7 +186,7 @@ def test_equation(name, plain, floatx):
 
 CASES = {
     "chop": (14, 5, False, False, {"depth": 8, "aux_every": 3, "return_aux": True}),
-    "last step": (12, 1, True, False, {"depth": 8, "return_state": True}),
+    "last step": (12, 1, True, False, {"depth": 8, "return_state": True, "condition_size": 2}),
     "dilation cycle": (15, 4, True, False, {"depth": 7, "dilation_rate": [1, 3]}),
     "doubling": (32, 1, False, False, {"depth": 6, "dilation_rate": DOUBLING, "unroll": None}),
     "two outputs": (32, 2, False, False, {"depth": 6, "dilation_rate": DOUBLING, "unroll": None}),
@@ -190,6 +203,7 @@ CASES = {
     "masked": (12, 4, True, True, {"depth": 6, "return_state": True, "dilation_rate": [2, 1]}),
     "masked from zeros": (12, 4, False, True, {}),
     "unrolled": (10, 3, True, True, {"unroll": True}),
+    "condition": (12, 4, True, False, {"depth": 7, "injection_every": 2, "condition_size": 2}),
 }
 
 
@@ -231,7 +245,8 @@ def test_kernels_equal_the_plain_pass(name, floatx, loops):
 @in_double
 @only_tensorflow
 @pytest.mark.parametrize(
-    "name", slow_but(["dilation cycle", "user", "masked", "groups"], "masked", "groups")
+    "name",
+    slow_but(["dilation cycle", "user", "masked", "groups", "condition"], "masked", "groups")
 )
 def test_under_xla_with_unknown_batch(name, floatx, loops, monkeypatch):
     monkeypatch.setattr(mixed_group, "is_worthwhile", lambda groups: True)
@@ -364,6 +379,22 @@ def test_many_random_calls(floatx, loops, call):
 
 
 @in_double
+@pytest.mark.parametrize("options", [{"dilation_rate": [1, 8]}, {"cell": "gru", "kernel_size": 5}])
+@pytest.mark.parametrize("output_length", [None, 1])
+def test_inputs_shorter_than_a_dilation(options, output_length, floatx):
+    """They equal the first steps of longer inputs, with and without kernels."""
+    layer = made(maker(**options), (2, None, CHANNELS))
+    x = noise(2, 12, CHANNELS)
+    expected = np.asarray(layer(x))
+    for time in (1, 3, 7):
+        first = slice(0, time) if output_length is None else slice(time - 1, time)
+        for context in (contextlib.nullcontext(), kernels.disabled()):
+            with context:
+                found = layer(x[:, :time], output_length=output_length)
+                assert_close(found, expected[:, first])
+
+
+@in_double
 @only_tensorflow
 def test_unknown_length(floatx):
     import tensorflow as tf
@@ -480,10 +511,11 @@ def test_initial_weights_come_from_the_seed():
     for a, b, c in zip(same, again, other, strict=True):
         np.testing.assert_array_equal(a, b)
         assert np.any(a != c)
-    drawn = keras.initializers.RandomNormal(stddev=0.01, seed=1)((2, CHANNELS, 24))
-    np.testing.assert_array_equal(layers[0].kernel.kernel, drawn)
-    drawn = keras.initializers.RandomNormal(stddev=0.01, seed=2)((2, 6, 24))
-    np.testing.assert_array_equal(layers[0].recurrent_kernel.kernel, drawn)
+    for name in ("kernel", "recurrent_kernel"):
+        kernel = getattr(layers[0], name).kernel
+        seed = sub_seed(1, "TrellisLayer", name)
+        drawn = keras.initializers.RandomNormal(stddev=0.01, seed=seed)(kernel.shape)
+        np.testing.assert_array_equal(kernel, drawn)
 
 
 def test_dropout_is_one_mask_for_all_steps_and_off_in_inference():
@@ -603,6 +635,9 @@ def test_one_gru_level_is_a_step_of_the_keras_cell(floatx):
         ({"unroll": "yes"}, "unroll='yes'"),
         ({"dropout": 1.0}, "rate=1.0"),
         ({"weight_dropout": -0.1}, "rate=-0.1"),
+        ({"condition_size": 0}, "condition_size=0"),
+        ({"go_backwards": True, "stateful": True}, "go_backwards=True, stateful=True"),
+        ({"go_backwards": True, "output_length": 2}, "`output_length` must be None"),
     ],
 )
 def test_bad_arguments(arguments, message):
@@ -612,8 +647,6 @@ def test_bad_arguments(arguments, message):
 
 def test_bad_calls():
     x = noise(2, 5, CHANNELS)
-    with pytest.raises(ValueError, match="5 steps, fewer than the dilation 8"):
-        TrellisLayer(8, 2, dilation_rate=8)(x)
     with pytest.raises(ValueError, match="output_length=6, input length 5"):
         TrellisLayer(8, 2, output_length=6)(x)
     layer = TrellisLayer(8, 2)
@@ -703,7 +736,13 @@ def stream_maker(**options):
     "options",
     [
         {"dilation_rate": [4, 1], "weight_norm": True, "dropout": 0.5},
-        {"kernel_size": 3, "dilation_rate": [1, 3, 2], "cell": "gru", "injection_every": 2},
+        {
+            "kernel_size": 3,
+            "dilation_rate": [1, 3, 2],
+            "cell": "gru",
+            "injection_every": 2,
+            "condition_size": 2,
+        },
         {"kernel_size": 1, "cell": "user"},
         {"groups": [1, 2, 1], "group_starts": [2, 1, 4], "kernel_structure": "mixed_group"},
     ],

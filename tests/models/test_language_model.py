@@ -529,6 +529,9 @@ def test_arguments_that_do_not_fit():
         LanguageModel(V, 6, trellis(return_state=True))
     with pytest.raises(ValueError, match="return_sequences=True"):
         LanguageModel(V, 6, keras.layers.LSTM(6))
+    for future in (trellis(go_backwards=True), TCN(6, 2, 2, padding="same")):
+        with pytest.raises(ValueError, match="must not depend on later tokens"):
+            LanguageModel(V, 6, future)
     with pytest.raises(ValueError, match="output_length=None.*Received: output_length=3"):
         LanguageModel(V, 6, trellis(output_length=3))
     with pytest.raises(ValueError, match=r"StackedRNN\(..., stateful=True\)"):

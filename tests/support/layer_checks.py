@@ -33,7 +33,8 @@ def check_layer(make, input_shape, *, streams=True, masks=True, **call):
     symbolic and actual shapes agree; it trains in a compiled `fit`; half precision stays near
     float32; outputs depend on no later inputs, and on `receptive_field` earlier ones; kernels
     compute what the equations say; streaming equals the forward pass; padding with a mask changes
-    nothing.
+    nothing, nor does NaN in masked steps. A layer with a `condition_size` gets a condition in every
+    call.
 
     Args:
         make: Function (**options) that returns the layer; options are `dtype` and `name`. Seeds
@@ -97,14 +98,14 @@ def check_shapes(make, input_shape):
     """Computed, symbolic and actual shapes and dtypes agree, with known and unknown sizes."""
     layer = made(make, input_shape)
     batch, time, channels = input_shape
-    outputs = keras.tree.flatten(layer(noise(*input_shape)))
+    outputs = keras.tree.flatten(run_layer(layer, noise(*input_shape)))
     actual = [tuple(y.shape) for y in outputs]
     assert _flat_shapes(layer.compute_output_shape(input_shape)) == actual
-    static = keras.tree.flatten(layer(keras.Input((time, channels), batch_size=batch)))
+    static = keras.tree.flatten(run_layer(layer, keras.Input((time, channels), batch_size=batch)))
     assert [tuple(y.shape) for y in static] == actual
     dtypes = [keras.backend.standardize_dtype(y.dtype) for y in outputs]
     assert [y.dtype for y in static] == dtypes
-    unknown = keras.tree.flatten(layer(keras.Input((None, channels))))
+    unknown = keras.tree.flatten(run_layer(layer, keras.Input((None, channels))))
     for symbolic, shape in zip(unknown, actual, strict=True):
         assert len(symbolic.shape) == len(shape) and symbolic.shape[0] is None
         assert symbolic.shape[-1] == shape[-1]
@@ -119,16 +120,18 @@ def check_fit_and_file(make, input_shape):
     """A compiled model trains all weights of the layer, and its file gives the same model."""
     layer = made(make, input_shape)
     x = noise(*input_shape)
+    expected_outputs = keras.tree.flatten(run_layer(layer, x))
     inputs = keras.Input((None, input_shape[-1]))
-    outputs = keras.tree.flatten(layer(inputs))
-    model = keras.Model(inputs, outputs)
-    for found, expected in zip(
-        keras.tree.flatten(model.predict_on_batch(x)), keras.tree.flatten(layer(x)), strict=True
-    ):
+    given = conditions(layer, inputs)
+    outputs = keras.tree.flatten(layer(inputs, **given))
+    model = keras.Model([inputs, *given.values()], outputs)
+    x = [x, *conditions(layer, x).values()]
+    predicted = keras.tree.flatten(model.predict_on_batch(x))
+    for found, expected in zip(predicted, expected_outputs, strict=True):
         assert_close(found, expected, 20 * TOLERANCE[keras.config.floatx()])
     model.compile("sgd", "mse")
     before = [np.array(w) for w in layer.trainable_weights]
-    model.train_on_batch(x, [np.ones(y.shape) for y in keras.tree.flatten(layer(x))])
+    model.train_on_batch(x, [np.ones(y.shape) for y in expected_outputs])
     for weight, old in zip(layer.trainable_weights, before, strict=True):
         new = np.asarray(weight)
         assert np.all(np.isfinite(new)) and np.any(new != old), weight.path
@@ -146,23 +149,27 @@ def check_half_precision(make, input_shape):
     full, half = (made(make, input_shape, dtype=d) for d in ("float32", "mixed_bfloat16"))
     assert {w.dtype for w in half.weights} == {"float32"}
     x = noise(*input_shape).astype("float32")
-    for rough, exact in zip(*(keras.tree.flatten(layer(x)) for layer in (half, full)), strict=True):
+    both = (keras.tree.flatten(run_layer(layer, x)) for layer in (half, full))
+    for rough, exact in zip(*both, strict=True):
         assert keras.backend.standardize_dtype(rough.dtype) in ("bfloat16", "float32")
         rough, exact = (np.asarray(ops.cast(y, "float32")) for y in (rough, exact))
         assert np.linalg.norm(rough - exact) < 0.03 * np.linalg.norm(exact)
-    assert keras.backend.standardize_dtype(keras.tree.flatten(half(x))[0].dtype) == "bfloat16"
+    assert (
+        keras.backend.standardize_dtype(keras.tree.flatten(run_layer(half, x))[0].dtype)
+        == "bfloat16"
+    )
 
 
 def check_causality(make, input_shape):
     """An output depends on the last `receptive_field` inputs up to its step, and on no others."""
     layer = made(make, input_shape)
-    if not getattr(layer, "return_sequences", True):
+    if not getattr(layer, "return_sequences", True) or not getattr(layer, "is_causal", True):
         return
     time = input_shape[1]
     t = time - 3  # of the outputs, which may be fewer than the inputs
 
     def output(x):
-        y = keras.tree.flatten(layer(x))[0]
+        y = keras.tree.flatten(run_layer(layer, x))[0]
         return ops.sum(ops.square(y[:, t - time])), ()
 
     _, _, (gradient,) = value_and_gradients(output, [], noise(*input_shape))
@@ -185,7 +192,8 @@ def check_kernels(make, input_shape, how="graph", tolerance=None, **call):
     """
     lengths = [call.pop("output_length", None)]
     takes_length = "output_length" in inspect.signature(made(make, input_shape).call).parameters
-    if takes_length and lengths == [None] and made(make, input_shape).return_sequences:
+    layer = made(make, input_shape)
+    if takes_length and lengths == [None] and layer.return_sequences and not layer.go_backwards:
         lengths.append(2)
     for length in lengths:
         options = call | ({"output_length": length} if takes_length else {})
@@ -198,7 +206,7 @@ def check_kernels(make, input_shape, how="graph", tolerance=None, **call):
 
 
 def outputs_and_gradients(
-    layer, input_shape, how="graph", initial_state=None, training=True, **call
+    layer, input_shape, how="graph", initial_state=None, training=True, **options
 ):
     """All outputs of a layer, and the gradients of a function of them.
 
@@ -209,7 +217,8 @@ def outputs_and_gradients(
 
     def loss(x, *states):
         given = {"initial_state": list(states)} if states else {}
-        outputs = keras.tree.flatten(layer(x, training=training, **given, **call))
+        given |= conditions(layer, x)
+        outputs = keras.tree.flatten(layer(x, training=training, **given, **options))
         # Weights that differ from output to output, so that no two errors cancel.
         wide = [ops.cast(y, keras.config.floatx()) for y in outputs]
         return sum(ops.sum(ops.sin(y * (3 + i))) for i, y in enumerate(wide)), outputs
@@ -239,6 +248,7 @@ def check_streaming(layer, x, steps=None, **initial):
         **initial: Arguments of both the call and `initial_cache`, such as `initial_state`.
     """
     x = ops.convert_to_tensor(np.asarray(x, keras.config.floatx()))
+    initial = initial | conditions(layer, x)
     steps = x.shape[1] // 2 if steps is None else steps
     start = layer.initial_cache(x.shape[0], **initial)
     for leaf in keras.tree.flatten(start):
@@ -267,24 +277,46 @@ def check_mask(make, input_shape):
     layer = made(make, input_shape)
     batch, time, channels = input_shape
     x, padding = noise(*input_shape), noise(batch, 2, channels, seed=1)
-    expected = keras.tree.flatten(layer(x))
+    expected = keras.tree.flatten(run_layer(layer, x))
     sequences = getattr(layer, "return_sequences", True)
     length = getattr(layer, "output_length", None) or time
     for pieces in ([padding, x], [x, padding]):
         # Every output is wanted here: the last ones may be those of masked steps.
         valid = np.concatenate([np.full(p.shape[:2], p is x) for p in pieces], axis=1)
         given = {"output_length": time + 2} if length < time else {}
-        padded = keras.tree.flatten(layer(np.concatenate(pieces, axis=1), mask=valid, **given))
+        together = np.concatenate(pieces, axis=1)
+        padded = keras.tree.flatten(run_layer(layer, together, mask=valid, **given))
+        given_mask = valid
+        if getattr(layer, "go_backwards", False):  # the outputs are in reverse order too
+            pieces, valid = pieces[::-1], valid[:, ::-1]
         for found, wanted in zip(padded, expected, strict=True):
             if sequences and len(wanted.shape) > 2:
                 found = found[..., 2:, :] if pieces[0] is padding else found[..., :time, :]
                 found = found[..., -length:, :]
             assert_close(found, wanted)
-        mask = keras.tree.flatten(layer.compute_mask(x, ops.convert_to_tensor(valid)))
+        mask = keras.tree.flatten(layer.compute_mask(x, ops.convert_to_tensor(given_mask)))
         if sequences:
             np.testing.assert_array_equal(mask[0], valid[:, -length:] if length < time else valid)
-    if "initial_state" in inspect.signature(layer.call).parameters:
+    _check_masked_nan(layer, input_shape)
+    if hasattr(layer, "state_sizes"):
         _check_mask_beside_states(layer, x)
+
+
+def _check_masked_nan(layer, input_shape):
+    """NaN in masked steps reaches neither outputs nor gradients."""
+    mask = np.broadcast_to(np.arange(input_shape[1]) >= 2, input_shape[:2])
+    x = noise(*input_shape)
+
+    def loss(x):
+        outputs = keras.tree.flatten(run_layer(layer, x, mask=ops.convert_to_tensor(mask)))
+        return sum(ops.sum(ops.square(ops.cast(y, "float32"))) for y in outputs), outputs
+
+    results = [
+        keras.tree.flatten(value_and_gradients(loss, layer.trainable_variables, values))
+        for values in (x, np.where(mask[..., None], x, np.nan).astype(x.dtype))
+    ]
+    for found, expected in zip(*results, strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def _check_mask_beside_states(layer, x):
@@ -292,16 +324,56 @@ def _check_mask_beside_states(layer, x):
     x[0, : x.shape[1] // 2] = 0
     states = [noise(len(x), size, seed=i) for i, size in enumerate(layer.state_sizes)]
     masked = keras.layers.Masking()(ops.convert_to_tensor(x))
-    found = keras.tree.flatten(layer(masked, initial_state=states))
+    found = keras.tree.flatten(run_layer(layer, masked, initial_state=states))
     mask = np.any(x != 0, axis=-1)
-    expected = keras.tree.flatten(layer(x, initial_state=states, mask=mask))
-    unmasked = keras.tree.flatten(layer(x, initial_state=states))
+    expected = keras.tree.flatten(run_layer(layer, x, initial_state=states, mask=mask))
+    unmasked = keras.tree.flatten(run_layer(layer, x, initial_state=states))
     for a, b in zip(found, expected, strict=True):
         assert_close(a, b)
     assert np.max(np.abs(np.asarray(found[0]) - np.asarray(unmasked[0]))) > 1e-3
 
 
+def check_backwards(make, input_shape):
+    """With `go_backwards` a layer reads from the end, alone and in `keras.layers.Bidirectional`."""
+    x = noise(*input_shape)
+    forward, backward = (made(make, input_shape, go_backwards=g) for g in (False, True))
+    mask = np.arange(input_shape[1]) < input_shape[1] - 2
+    mask = np.broadcast_to(mask, input_shape[:2])
+    for options in ({}, {"mask": mask}):
+        flipped = {name: value[:, ::-1] for name, value in options.items()}
+        expected = keras.tree.flatten(forward(x[:, ::-1], **flipped))
+        for found, wanted in zip(keras.tree.flatten(backward(x, **options)), expected, strict=True):
+            assert_close(found, wanted)
+    both = keras.layers.Bidirectional(make())
+    both.build(input_shape)
+    randomize(both)
+    y, *states = keras.tree.flatten(both(x))
+    first, *first_states = keras.tree.flatten(both.forward_layer(x))
+    second, *second_states = keras.tree.flatten(both.backward_layer(x))
+    second = second[:, ::-1] if both.return_sequences else second
+    assert_close(y, np.concatenate([first, second], axis=-1))
+    assert len(states) == len(first_states) + len(second_states)
+    with pytest.raises(ValueError, match="go_backwards=True"):
+        backward.initial_cache(2)
+
+
 # Helpers
+
+
+def conditions(layer, x):
+    """The argument `condition` for a layer that has one: an array, or for a symbolic x an input."""
+    size = getattr(layer, "condition_size", None)
+    if size is None:
+        return {}
+    if isinstance(x, keras.KerasTensor):
+        return {"condition": keras.Input((size,), batch_size=x.shape[0])}
+    rows = ops.arange(1, 1 + ops.shape(x)[0], dtype=keras.config.floatx())
+    return {"condition": ops.sin(rows[:, None] * noise(1, size, seed=7))}
+
+
+def run_layer(layer, x, **options):
+    """The layer's outputs, with a condition if it has one."""
+    return layer(x, **conditions(layer, x), **options)
 
 
 def made(make, input_shape, **options):

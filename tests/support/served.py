@@ -91,7 +91,7 @@ _FORWARD = {}  # compiled forward passes by model
 def scores(model, array):
     """Returns what Keras computes of whole rows from empty states, and its name on a server."""
     if id(model) not in _FORWARD:
-        # Of unknown shape: the layers refuse arrays that are shorter than a dilation.
+        # Of unknown shape: compiled once.
         name, example = inputs(model, 1, 1)
         spec = tf.TensorSpec([None, None, *example.shape[2:]], example.dtype, name)
         plain = _without_states(model)

@@ -154,8 +154,8 @@ def for_selected_rows(
         rows = ops.take(order, ops.minimum(places, last))
         return (done + capacity, *body(rows, places < count, carry))
 
-    _, *carry = while_loop(lambda done, *_: done < count, turn, (0, *carry))
-    return tuple(carry)
+    _, *last_carry = while_loop(lambda done, *_: done < count, turn, (0, *carry))
+    return tuple(last_carry)
 
 
 def _features(cluster, hidden):

@@ -178,7 +178,7 @@ def read(wanted: np.ndarray | None, available: np.ndarray | None, offset: int = 
     Raises:
         ValueError: A wanted position after the first available one is not available.
     """
-    if wanted is None:
+    if wanted is None or available is None:
         return Read(offset, None)
     wanted = wanted - offset
     padding = int(np.searchsorted(wanted, available[0]))
@@ -190,7 +190,7 @@ def read(wanted: np.ndarray | None, available: np.ndarray | None, offset: int = 
         return Read(padding, slice(0, 0, 1))
     step = int(index[1] - index[0]) if len(index) > 1 else 1
     if np.all(np.diff(index) == step):
-        index = slice(int(index[0]), int(index[-1]) + 1, step)
+        return Read(padding, slice(int(index[0]), int(index[-1]) + 1, step))
     return Read(padding, index)
 
 

@@ -35,8 +35,10 @@ def gather(x: Tensor, read: Read, initial: Tensor | None = None) -> Tensor:
     """Returns the values of x that a `cone.Read` finds, (batch, positions, channels)."""
     if read.index is None:
         return shift(x, read.padding, initial)
-    slices = isinstance(read.index, slice)
-    found = x[:, read.index] if slices else ops.take(x, read.index.astype("int32"), axis=1)
+    if isinstance(read.index, slice):
+        found = x[:, read.index]
+    else:
+        found = ops.take(x, read.index.astype("int32"), axis=1)
     return pad_past(found, read.padding, initial)
 
 
@@ -134,7 +136,7 @@ def find_window(
 
     Arguments as in `convolve`.
     """
-    if wanted is None:
+    if wanted is None or available is None:
         return Window(-(taps - 1) * dilation_rate, 1, dilation_rate, None)
     spacing = _spacing(available) or dilation_rate
     stride = _spacing(wanted) or spacing

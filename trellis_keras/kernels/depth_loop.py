@@ -21,7 +21,7 @@ States = list[Tensor]
 
 def run_levels(
     plan: cone.Cone,
-    states: States | None,
+    states: Any,
     level: Callable,
     injection: "SharedInjection",
     loop: Callable,
@@ -43,7 +43,7 @@ def run_levels(
         {level: h} for the levels with outputs, and the states of the last one; all at the positions
         that the plan has for these levels, which end with the last step.
     """
-    outputs = {}
+    outputs: dict[int, Tensor] = {}
     for block in plan.blocks:
         first, period = block.first, block.period
         if block.turns == 1:
@@ -90,7 +90,7 @@ class SharedInjection:
         self.plan, self.inject, self.bias = plan, inject, bias
         self.dilation, self.every = dilation, every
         self.positions = self._find_positions()
-        self.computed = {}
+        self.computed: dict[int, Tensor] = {}
 
     def _find_positions(self):
         """Returns {dilation: positions where x enters any of its levels}."""
@@ -193,16 +193,16 @@ def step_levels(
     """
     # The level axis first, for the loop. The cell expects a time axis.
     a, *past = (ops.moveaxis(z, 1, 0)[:, :, None] for z in (a, *past))
-    active = [] if active is None else [ops.convert_to_tensor(active)]
+    rows = [] if active is None else [ops.convert_to_tensor(active)]
 
     def level(below, own):
-        a, past, active = own
+        a, past, row = own
         current = current_product(ops.cast(below[0], compute_dtype))
-        states = gated_states(a + ops.cast(current, a.dtype), past, *active)
+        states = gated_states(a + ops.cast(current, a.dtype), past, *row)
         return states, states
 
     ground = [ops.zeros_like(s[0]) for s in past]
-    top, states = ops.scan(level, ground, (a, past, active))
+    top, states = ops.scan(level, ground, (a, past, rows))
     below = [
         ops.moveaxis(ops.concatenate([g[None], s[:-1]], axis=0)[:, :, 0], 0, 1)
         for g, s in zip(ground, states, strict=True)

@@ -84,8 +84,8 @@ def _shift_odd_gradient(gradient):
 class _Block:
     """The levels of a block as one function with its own gradient.
 
-    Its arguments are h and c at even and at odd positions, the part of x and the bias at even and at
-    odd positions, h and c before the first step, and the kernel.
+    Its arguments are h and c at even and at odd positions, the part of x and the bias at even and
+    at odd positions, h and c before the first step, and the kernel.
     """
 
     def __init__(self, dropout, turns, compute_dtype, rematerialize):

@@ -8,7 +8,7 @@ from trellis_keras.layers.regularization import (
     weight_norm,
 )
 from trellis_keras.layers.rnn import GridLSTMCell, RHNCell, StackedRNN
-from trellis_keras.layers.tcn import TCN, TCNBlock
+from trellis_keras.layers.tcn import TCN, TCNBlock, depth_for
 from trellis_keras.layers.trellisnet import (
     GatedActivation,
     GRUGates,
@@ -42,5 +42,6 @@ __all__ = [
     "TCNBlock",
     "TrellisLayer",
     "VariationalDropout",
+    "depth_for",
     "weight_norm",
 ]

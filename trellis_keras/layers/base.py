@@ -1,5 +1,6 @@
-"""What the layers share: argument checks, seeds, precision, and three mixins.
+"""What the layers share: argument checks, seeds, precision, and four mixins.
 
+- `FixedRatesMixin`: refuses another dropout rate after construction;
 - `OutputLengthMixin`: the arguments `return_sequences` and `output_length`;
 - `StatefulMixin`: `initial_state` and `stateful`, with a `StateCache` for the carried states;
 - `FrozenPartsMixin`: saves which sublayers have `trainable=False`.
@@ -7,8 +8,8 @@
 
 import contextlib
 import numbers
+import zlib
 from collections.abc import Iterator, Sequence
-
 from typing import Any
 
 import keras
@@ -21,11 +22,16 @@ from trellis_keras.types import Initializer, Shape, Tensor
 # Argument checks
 
 
-def check_positive(**arguments: Any) -> None:
-    """Raises ValueError unless every argument is a positive integer."""
+def check_positive(**arguments: Any) -> tuple[int, ...]:
+    """Returns the arguments as Python integers: NumPy's are neither shapes of Keras nor JSON.
+
+    Raises:
+        ValueError: An argument is not a positive integer.
+    """
     for name, value in arguments.items():
         if not isinstance(value, numbers.Integral) or value < 1:
             raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
+    return tuple(map(int, arguments.values()))
 
 
 def check_tokens(tokens: Any, vocabulary_size: int) -> None:
@@ -77,13 +83,28 @@ def sequence_spec(layer: keras.Layer, input_shape: Shape) -> keras.layers.InputS
 
 def dilation_cycle(dilation_rate: int | Sequence[int]) -> list[int]:
     """Returns the dilations as a list, from one positive integer or a sequence of them."""
-    single = isinstance(dilation_rate, numbers.Integral)
-    cycle = [dilation_rate] if single else list(dilation_rate)
+    if isinstance(dilation_rate, (int, np.integer)):
+        dilation_rate = [dilation_rate]
+    cycle = list(dilation_rate)
     if not cycle:
         raise ValueError("`dilation_rate` must not be empty.")
-    for d in cycle:
-        check_positive(dilation_rate=d)
-    return [int(d) for d in cycle]
+    return [n for d in cycle for n in check_positive(dilation_rate=d)]
+
+
+def check_condition(condition: Tensor | None, condition_size: int | None) -> None:
+    """Raises ValueError unless a call's `condition` is what `condition_size` asks for."""
+    if condition_size is None and condition is not None:
+        raise ValueError(
+            "`condition` needs a layer with `condition_size`, the number of its channels. "
+            f"Received: condition of shape {tuple(condition.shape)}, condition_size=None"
+        )
+    if condition_size is not None and condition is None:
+        raise ValueError(
+            f"A layer with condition_size={condition_size} needs `condition`, a tensor (batch, "
+            f"{condition_size}), in its call and in `initial_cache`. Received: condition=None"
+        )
+    if condition is not None:
+        check_shape("condition", condition, (None, condition_size))
 
 
 def resolve_mask(inputs: Tensor, mask: Tensor | None) -> Tensor | None:
@@ -94,17 +115,31 @@ def resolve_mask(inputs: Tensor, mask: Tensor | None) -> Tensor | None:
     return get_keras_mask(inputs) if mask is None else mask
 
 
+def flip_time(inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Returns the inputs and the mask of a call from the last step to the first."""
+    return ops.flip(inputs, axis=1), None if mask is None else ops.flip(mask, axis=1)
+
+
 # Seeds and initializers
 
 
-def sub_seed(seed: int | None, *path: int) -> int | None:
-    """Returns the seed of a part of a layer, unrelated to those of other parts and other seeds."""
+def sub_seed(seed: int | None, *path: int | str) -> int | None:
+    """Returns the seed of a part of a layer or model, unrelated to those of other parts.
+
+    All layers and models derive their seeds by this function, so that neither two parts of one seed
+    nor parts of different seeds draw the same numbers.
+
+    Args:
+        seed: Integer or None.
+        *path: The class and the part of it, as strings and integers.
+    """
     if seed is None:
         return None
-    return int(np.random.SeedSequence([seed % 2**32, *path]).generate_state(1)[0] >> 1)
+    parts = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in path]
+    return int(np.random.SeedSequence([seed % 2**32, *parts]).generate_state(1)[0] >> 1)
 
 
-def seeded(initializer: Initializer, seed: int | None, *path: int) -> Initializer:
+def seeded(initializer: Initializer, seed: int | None, *path: int | str) -> Initializer:
     """Returns a copy of an initializer with the seed of a part of a layer.
 
     An initializer with an integer seed draws the same numbers each time, so that parts sharing it
@@ -113,7 +148,7 @@ def seeded(initializer: Initializer, seed: int | None, *path: int) -> Initialize
     Args:
         initializer: Keras initializer. Its own seed takes precedence over `seed`.
         seed: Integer or None.
-        *path: Integers that identify the part.
+        *path: See `sub_seed`.
     """
     config = initializer.get_config() if hasattr(initializer, "get_config") else {}
     own = config.get("seed", False)
@@ -158,17 +193,38 @@ def default_policy(name: str | None) -> Iterator[None]:
 # Mixins
 
 
+class FixedRatesMixin:
+    """Refuses to change a dropout rate after construction.
+
+    A layer passes its rates on to sublayers, and compiled functions contain them as constants: a
+    new value of the attribute would be ignored.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_rate = name in ("dropout", "recurrent_dropout", "weight_dropout", "rate")
+        if is_rate and value != vars(self).get(name, value):
+            kind = type(self).__name__
+            raise AttributeError(
+                f"`{name}` of a {kind} cannot change after construction. Make another layer: "
+                f"{kind}.from_config({{**layer.get_config(), {name!r}: {value!r}}}), then build it "
+                f"and call `set_weights(layer.get_weights())`. Received: {name}={value!r}"
+            )
+        super().__setattr__(name, value)
+
+
 class OutputLengthMixin:
     """The arguments `return_sequences` and `output_length` of a layer.
 
     Attributes:
         return_sequences: Whether to return all steps, or the last one only.
+        go_backwards: Whether to read the input from its last step to its first.
         output_length: Number of last steps to return, None for all. The call's argument of the
             same name overrides it.
     """
 
-    def _init_output_length(self, return_sequences, output_length):
+    def _init_output_length(self, return_sequences, output_length, go_backwards):
         self.return_sequences = return_sequences
+        self.go_backwards = go_backwards
         self._check_output_length(output_length)
         self.output_length = output_length
 
@@ -176,6 +232,11 @@ class OutputLengthMixin:
         if output_length is None:
             return
         check_positive(output_length=output_length)
+        if self.go_backwards:
+            raise ValueError(
+                "`go_backwards=True` returns the outputs from the last step to the first, so "
+                f"`output_length` must be None. Received: output_length={output_length}"
+            )
         if not self.return_sequences and output_length != 1:
             raise ValueError(
                 "`return_sequences=False` returns one step. "
@@ -185,20 +246,21 @@ class OutputLengthMixin:
     def _check_time(self, time, output_length):
         """Checks a call's `output_length`, and that the input is long enough for it."""
         self._check_output_length(output_length)
-        if time is None:
-            return
-        longest = max(self.dilations[: self.depth])
-        if time < longest:
-            raise ValueError(
-                f"The input has {time} steps, fewer than the dilation {longest}: such a level "
-                "would see nothing but padding. Use longer sequences or smaller dilations."
-            )
         output_length = self._output_steps(output_length)
-        if output_length is not None and output_length > time:
+        if None not in (time, output_length) and output_length > time:
             raise ValueError(
                 f"`output_length` must be at most the length of the input. "
                 f"Received: output_length={output_length}, input length {time}"
             )
+
+    def _last_steps(self, x, steps):
+        """Returns the last `steps` steps of x (batch, time, channels), all of them for None."""
+        if steps is None or x.shape[1] is not None:
+            return x if steps is None else x[:, -steps:]
+        # A graph for any length: unlike `x[:, -steps:]`, a slice fails if there are fewer steps.
+        with keras.name_scope("output_length_exceeds_the_length_of_the_input"):
+            batch, time, channels = ops.shape(x)
+            return ops.slice(x, (0, time - steps, 0), (batch, steps, channels))
 
     def _output_steps(self, output_length=None):
         """Returns the number of last steps that a call returns, None for all."""
@@ -215,6 +277,8 @@ class OutputLengthMixin:
         """Returns the mask of the returned steps, or None."""
         if mask is None or not self.return_sequences:
             return None
+        if self.go_backwards:
+            return ops.flip(mask, axis=1)
         return mask if self.output_length is None else mask[:, -self.output_length :]
 
 
@@ -256,7 +320,14 @@ class StatefulMixin:
         state_cache: `StateCache` of a stateful layer.
     """
 
+    states = None  # `keras.layers.Bidirectional` asks for it.
+
     def _init_stateful(self, state_sizes, dtype, stateful):
+        if stateful and getattr(self, "go_backwards", False):
+            raise ValueError(
+                "With `go_backwards=True` the last states are those at the first step of a batch, "
+                "which the next batch does not follow. Received: go_backwards=True, stateful=True"
+            )
         self.stateful = stateful
         self.state_sizes = list(state_sizes)
         self.state_dtype = dtype
@@ -342,7 +413,7 @@ class StateCache(keras.layers.Layer):
         # {training: {batch size: variables}}, hidden from Keras' tracking, which would make them
         # weights.
         object.__setattr__(self, "_by_phase", {True: {}, False: {}})
-        self._batch_sizes = {True: None, False: None}
+        self._batch_sizes: dict[bool, int | None] = {True: None, False: None}
         self.built = True
 
     def allocate(self, batch_size: int, training: bool) -> None:
@@ -357,8 +428,9 @@ class StateCache(keras.layers.Layer):
     def allocate_like(self, other: "StateCache") -> None:
         """Makes zero states for the batch sizes of another cache."""
         for training in (True, False):
-            if other.batch_size(training) is not None:
-                self.allocate(other.batch_size(training), training)
+            batch_size = other.batch_size(training)
+            if batch_size is not None:
+                self.allocate(batch_size, training)
 
     def _make_variables(self, batch_size, training):
         phase = "training" if training else "evaluation"
@@ -451,7 +523,7 @@ class StateCache(keras.layers.Layer):
         """Loads nothing, see `save_own_variables`."""
 
 
-class FrozenPartsMixin:
+class FrozenPartsMixin(keras.layers.Layer):
     """Saves which sublayers of a layer or model have `trainable=False`.
 
     Keras saves `trainable` in the config of layers that are constructor arguments. Sublayers that

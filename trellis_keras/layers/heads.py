@@ -13,7 +13,6 @@ A head is a `Head`: a layer that maps hidden states (..., channels) to log-proba
 import math
 import numbers
 from collections.abc import Sequence
-
 from typing import Any
 
 import keras
@@ -43,8 +42,7 @@ class Head(keras.layers.Layer):
 
     def __init__(self, vocabulary_size: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_positive(vocabulary_size=vocabulary_size)
-        self.vocabulary_size = vocabulary_size
+        (self.vocabulary_size,) = check_positive(vocabulary_size=vocabulary_size)
         self.embedding = None
         self.supports_masking = True
 
@@ -234,8 +232,8 @@ class MixtureOfSoftmaxes(DenseHead):
         latent_k = tanh(h W_k + b_k)                                k = 1..K
         p = sum_k prior_k softmax(latent_k E + b)                   (V,)
 
-    Time steps are computed in blocks whose logits, for all experts, take 16 MiB in float32 (at least
-    one step). The gradient computes them a second time.
+    Time steps are computed in blocks whose logits, for all experts, take 16 MiB in float32 (at
+    least one step). The gradient computes them a second time.
 
     Args:
         vocabulary_size: Positive integer, number of tokens V.
@@ -295,14 +293,14 @@ class MixtureOfSoftmaxes(DenseHead):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        kernel_initializer = _or_uniform(kernel_initializer, sub_seed(seed, 1))
+        kernel_seed = sub_seed(seed, "MixtureOfSoftmaxes", "kernel")
+        kernel_initializer = _or_uniform(kernel_initializer, kernel_seed)
         super().__init__(vocabulary_size, kernel_initializer, bias_initializer, **kwargs)
-        check_positive(experts=experts)
+        (self.experts,) = check_positive(experts=experts)
         if latent_units is not None:
-            check_positive(latent_units=latent_units)
+            (latent_units,) = check_positive(latent_units=latent_units)
         if epsilon is not None and not (isinstance(epsilon, numbers.Real) and epsilon > 0):
             raise ValueError(f"`epsilon` must be positive or None. Received: epsilon={epsilon!r}")
-        self.experts = experts
         self.latent_units = latent_units
         self.epsilon = epsilon
         if expert_kernel_initializer is None:
@@ -313,27 +311,31 @@ class MixtureOfSoftmaxes(DenseHead):
         self.expert_bias_initializer = keras.initializers.get(expert_bias_initializer)
         self.seed = seed
         self.latent_dropout = VariationalDropout(
-            latent_dropout, sub_seed(seed, 0), dtype=self.dtype_policy, name="latent_dropout"
+            latent_dropout,
+            sub_seed(seed, "MixtureOfSoftmaxes", "latent_dropout"),
+            dtype=self.dtype_policy,
+            name="latent_dropout",
         )
 
     def build(self, input_shape: Shape) -> None:
         channels, width = input_shape[-1], self._latent_width(input_shape[-1])
-        self.prior_kernel, self.prior_bias = self._add_linear("prior", (channels, self.experts), 0)
+        self.prior_kernel, self.prior_bias = self._add_linear("prior", (channels, self.experts))
         self.latent_kernel, self.latent_bias = self._add_linear(
-            "latent", (channels, self.experts * width), 1
+            "latent", (channels, self.experts * width)
         )
         super().build((*input_shape[:-1], width))
 
-    def _add_linear(self, name, shape, part):
+    def _add_linear(self, name, shape):
+        path = self.seed, "MixtureOfSoftmaxes", name
         kernel = self.add_weight(
             name=f"{name}_kernel",
             shape=shape,
-            initializer=seeded(self.expert_kernel_initializer, self.seed, 2, part),
+            initializer=seeded(self.expert_kernel_initializer, *path, "kernel"),
         )
         bias = self.add_weight(
             name=f"{name}_bias",
             shape=shape[1:],
-            initializer=seeded(self.expert_bias_initializer, self.seed, 3, part),
+            initializer=seeded(self.expert_bias_initializer, *path, "bias"),
         )
         return kernel, bias
 
@@ -436,15 +438,16 @@ class AdaptiveSoftmax(Head):
     time, in as many turns as it has tokens for, so that shapes are static and results exact.
 
     Tied to an embedding, the matrix of each cluster is a slice of the embedding's, as in the split
-    cross-entropy of the TrellisNet authors' code. Untied, the tails may be narrower: `div_value=4` makes tail i = 1, 2, ... a projection to channels // 4**i and a matrix
-    of that width, as in the paper.
+    cross-entropy of the TrellisNet authors' code. Untied, the tails may be narrower: `div_value=4`
+    makes tail i = 1, 2, ... a projection to channels // 4**i and a matrix of that width, as in the
+    paper.
 
     Args:
         vocabulary_size: Positive integer, number of words V.
         cutoffs: Increasing integers between 1 and V - 1, the first word of each tail. Empty for
             one softmax.
-        div_value: Number of at least 1, the factor by which each tail is narrower than the previous one.
-            Defaults to 1: tails are as wide as the hidden states, without projections.
+        div_value: Number of at least 1, the factor by which each tail is narrower than the previous
+            one. Defaults to 1: tails are as wide as the hidden states, without projections.
         capacity: Positive integer, number of tokens per turn. Each turn computes this number of
             rows, even if few of them count, and adds to the gradient of the tail's whole matrix.
             Defaults to n // 32 + 32, n being the number of tokens in the batch.
@@ -498,11 +501,12 @@ class AdaptiveSoftmax(Head):
     ) -> None:
         super().__init__(vocabulary_size, **kwargs)
         self.cutoffs = check_cutoffs(cutoffs, vocabulary_size)
-        if not isinstance(div_value, numbers.Real) or not div_value >= 1:
+        is_number = isinstance(div_value, numbers.Real)
+        if not is_number or not div_value >= 1:
             raise ValueError(f"`div_value` must be at least 1. Received: div_value={div_value!r}")
         self.div_value = div_value
         if capacity is not None:
-            check_positive(capacity=capacity)
+            (capacity,) = check_positive(capacity=capacity)
         self.capacity = capacity
         self.kernel_initializer = _or_uniform(kernel_initializer)
         self.cluster_initializer = keras.initializers.get(cluster_initializer)
@@ -523,19 +527,23 @@ class AdaptiveSoftmax(Head):
         self._check_tied_width(channels)
         if self.embedding is None:
             self._add_kernels(channels)
-        self.bias = self._add_bias(seeded(self.bias_initializer, self.seed, 0, 1))
+        self.bias = self._add_bias(seeded(self.bias_initializer, *self._seed_path, "bias"))
         if tails:
             self.cluster_kernel = self.add_weight(
                 name="cluster_kernel",
                 shape=(tails, channels),
-                initializer=seeded(self.cluster_initializer, self.seed, 0),
+                initializer=seeded(self.cluster_initializer, *self._seed_path, "cluster_kernel"),
             )
             self.cluster_bias = self.add_weight(
                 name="cluster_bias",
                 shape=(tails,),
-                initializer=seeded(self.bias_initializer, self.seed, 0, 2),
+                initializer=seeded(self.bias_initializer, *self._seed_path, "cluster_bias"),
                 autocast=False,
             )
+
+    @property
+    def _seed_path(self):
+        return self.seed, "AdaptiveSoftmax"
 
     def _add_kernels(self, channels):
         """Adds the matrix of each cluster and, for `div_value > 1`, the tails' projections."""
@@ -548,7 +556,10 @@ class AdaptiveSoftmax(Head):
                     f"div_value={self.div_value} leaves tail {i} of {len(self.cutoffs)} no width: "
                     f"channels // div_value**{i} is 0 for {channels} channels."
                 )
-            initial = [seeded(self.kernel_initializer, self.seed, 1 + i, part) for part in (0, 1)]
+            initial = [
+                seeded(self.kernel_initializer, *self._seed_path, part, i)
+                for part in ("kernel", "projection")
+            ]
             self.kernels.append(
                 self.add_weight(
                     name=f"kernel_{i}", shape=(end - begin, width), initializer=initial[0]

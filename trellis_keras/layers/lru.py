@@ -1,7 +1,6 @@
 """The Lattice Recurrent Unit (Ahuja & Morency 2018), not the Linear Recurrent Unit."""
 
 from collections.abc import Sequence
-
 from typing import Any
 
 import keras
@@ -12,10 +11,12 @@ from trellis_keras.kernels.lattice_loop import lattice_loop
 from trellis_keras.kernels.scan import scan
 from trellis_keras.layers import streaming
 from trellis_keras.layers.base import (
+    FixedRatesMixin,
     FrozenPartsMixin,
     StatefulMixin,
     at_least_float32,
     check_positive,
+    flip_time,
     resolve_mask,
     seeded,
     sequence_spec,
@@ -106,7 +107,7 @@ class LRUCell(RecurrentCell):
             raise ValueError(f"`variant` must be one of {list(_GATES)}. Received: {variant!r}")
         if convention not in ("paper", "authors"):
             raise ValueError(f'`convention` must be "paper" or "authors". Received: {convention!r}')
-        check_positive(cells_per_node=cells_per_node)
+        (cells_per_node,) = check_positive(cells_per_node=cells_per_node)
         self.variant = variant
         self.convention = convention
         self.cells_per_node = cells_per_node
@@ -121,7 +122,7 @@ class LRUCell(RecurrentCell):
             raise ValueError(
                 f"The input of a Lattice Recurrent Unit must be as wide as its state: {self.name} "
                 f"has units={self.units}. Received: input_shape={tuple(input_shape)}. Project the "
-                "input first (`LRU` does so with `input_projection=True`)."
+                "input first, as `LRU` does."
             )
         n_blocks = len(self.gates) + 2
         shape, fan_in = (self.units, n_blocks * self.units), 2 * self.units
@@ -224,22 +225,30 @@ _CELL_ARGUMENTS = (
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
+class LRU(
+    FixedRatesMixin,
+    FrozenPartsMixin,
+    StatefulMixin,
+    streaming.StreamingMixin,
+    keras.layers.Layer,
+):
     """Lattice Recurrent Unit of `depth` cells (Ahuja & Morency 2018), not the Linear one.
 
     It computes the function of `keras.layers.RNN([LRUCell(units), ...])`: h1 rises from cell to
     cell, and each cell hands its h2 to itself in the next step. The equations are in `LRUCell`, the
-    weights are those of `cells`. Only the products that lead to the next step's state are computed step
-    by step, all others for all steps at once (`kernels.lattice_loop`, for `cells_per_node=1`).
+    weights are those of `cells`. Only the products that lead to the next step's state are computed
+    step by step, all others for all steps at once (`kernels.lattice_loop`, for `cells_per_node=1`).
 
     Args:
         units: Positive integer, number of channels.
         depth: Positive integer, number of stacked cells. Defaults to 2.
         variant, convention, cells_per_node, use_bias, use_gate_bias: See `LRUCell`.
-        input_projection: Whether a `Dense` layer, with bias, brings the input to `units` channels.
-            Otherwise the input must have as many. Defaults to False.
-        return_sequences: Whether to return all steps, or the last one only. Defaults to False.
+        input_projection: Whether a `Dense` layer, with bias, maps the input to `units` channels.
+            Defaults to None: if the input has another number of channels.
+        return_sequences: Whether to return all steps, or the last one only. Defaults to True.
         return_state: Whether to return the last states too. Defaults to False.
+        go_backwards: Whether to read the input from its last step to its first, and return the
+            outputs in this order, as `keras.layers.RNN` does. Defaults to False.
         stateful: Whether the last states of a batch are the initial states of the next one.
             Defaults to False.
         kernel_initializer, recurrent_initializer, bias_initializer: Initializers of the cells, see
@@ -253,7 +262,7 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
         seed: Integer seed of the dropouts, and of initializers without a seed. Defaults to None.
 
     Call arguments:
-        inputs: Tensor (batch, time, units), or of any width with `input_projection`.
+        inputs: Tensor (batch, time, channels).
         initial_state: List of `depth` tensors (batch, units), from the bottom up. Defaults to
             zeros, or to the carried states of a stateful layer.
         training: Whether dropout is active. Defaults to False.
@@ -265,14 +274,12 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
         tuple of y and the `depth` last states, each (batch, units).
 
     Raises:
-        ValueError: An argument out of range, an input of another width than `units`, or states of
-            the wrong number or shape.
-
-    There is no `go_backwards`: with `keras.layers.Bidirectional` use `keras.layers.RNN` of cells.
+        ValueError: An argument out of range, an input of another width than `units` with
+            `input_projection=False`, or states of the wrong number or shape.
 
     Example:
 
-    >>> layer = LRU(8, depth=3, return_sequences=True)
+    >>> layer = LRU(8, depth=3)
     >>> layer(np.zeros((2, 5, 8), "float32")).shape
     (2, 5, 8)
     """
@@ -287,9 +294,10 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
         cells_per_node: int = 1,
         use_bias: bool = True,
         use_gate_bias: bool = True,
-        input_projection: bool = False,
-        return_sequences: bool = False,
+        input_projection: bool | None = None,
+        return_sequences: bool = True,
         return_state: bool = False,
+        go_backwards: bool = False,
         stateful: bool = False,
         kernel_initializer: Initializer = "glorot_uniform",
         recurrent_initializer: Initializer = "glorot_uniform",
@@ -307,11 +315,15 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
     ) -> None:
         # `call` casts the inputs; autocast would cast the float32 states to half precision too.
         super().__init__(autocast=False, **kwargs)
-        check_positive(units=units, depth=depth)
+        units, depth = check_positive(units=units, depth=depth)
         self.units = units
         self.depth = depth
+        self.input_projection = input_projection
         self.return_sequences = return_sequences
         self.return_state = return_state
+        self.go_backwards = go_backwards
+        self.dropout = dropout
+        self.recurrent_dropout = recurrent_dropout
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.recurrent_initializer = keras.initializers.get(recurrent_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
@@ -326,9 +338,11 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
                 cells_per_node=cells_per_node,
                 use_bias=use_bias,
                 use_gate_bias=use_gate_bias,
-                kernel_initializer=seeded(self.kernel_initializer, seed, i, 0),
-                recurrent_initializer=seeded(self.recurrent_initializer, seed, i, 1),
-                bias_initializer=seeded(self.bias_initializer, seed, i, 2),
+                kernel_initializer=seeded(self.kernel_initializer, seed, "LRU", i, "kernel"),
+                recurrent_initializer=seeded(
+                    self.recurrent_initializer, seed, "LRU", i, "recurrent"
+                ),
+                bias_initializer=seeded(self.bias_initializer, seed, "LRU", i, "bias"),
                 kernel_regularizer=kernel_regularizer,
                 recurrent_regularizer=recurrent_regularizer,
                 bias_regularizer=bias_regularizer,
@@ -337,27 +351,36 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
                 bias_constraint=bias_constraint,
                 dropout=dropout,
                 recurrent_dropout=recurrent_dropout,
-                seed=sub_seed(seed, i, 3),
+                seed=sub_seed(seed, "LRU", i),
                 dtype=self.dtype_policy,
                 name=f"cell_{i + 1}",
             )
             for i in range(depth)
         ]
-        self.projection = None
-        if input_projection:
-            self.projection = keras.layers.Dense(
-                units,
-                kernel_initializer=seeded(self.kernel_initializer, seed, depth, 0),
-                bias_initializer=seeded(self.bias_initializer, seed, depth, 2),
-                dtype=self.dtype_policy,
-                name="input_projection",
-            )
+        self.projection: keras.layers.Dense | None = None
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether no output depends on later inputs."""
+        return not self.go_backwards
 
     def build(self, input_shape: Shape) -> None:
         self.input_spec = sequence_spec(self, input_shape)
         self.input_channels = input_shape[-1]
         shape = (None, None, self.input_channels)
-        if self.projection is not None:
+        projects = self.input_projection
+        if self.input_channels != self.units if projects is None else projects:
+            self.projection = keras.layers.Dense(
+                self.units,
+                kernel_initializer=seeded(
+                    self.kernel_initializer, self.seed, "LRU", "input_projection", "kernel"
+                ),
+                bias_initializer=seeded(
+                    self.bias_initializer, self.seed, "LRU", "input_projection", "bias"
+                ),
+                dtype=self.dtype_policy,
+                name="input_projection",
+            )
             self.projection.build(shape)
             shape = (None, None, self.units)
         for cell in self.cells:
@@ -372,6 +395,8 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
         mask: Tensor | None = None,
     ) -> Any:
         mask = resolve_mask(inputs, mask)
+        if self.go_backwards:
+            inputs, mask = flip_time(inputs, mask)
         states = self._initial_states(ops.shape(inputs)[0], initial_state, training)
         last_only = not self.return_sequences and mask is None
         y, states = self._forward(inputs, states, training, mask, last_only)
@@ -457,6 +482,7 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
         >>> tuple(y.shape)
         (2, 8)
         """
+        streaming.check_streams(self)
         streaming.check_built(self)
         streaming.check_batch_size(batch_size)
         if initial_state is not None:
@@ -482,6 +508,8 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
 
     def compute_mask(self, inputs: Tensor, mask: Tensor | None = None) -> Any:
         mask = mask if self.return_sequences else None
+        if mask is not None and self.go_backwards:
+            mask = ops.flip(mask, axis=1)
         return (mask, *[None] * self.depth) if self.return_state else mask
 
     def compute_output_shape(self, input_shape: Shape) -> Any:
@@ -509,9 +537,10 @@ class LRU(FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layer
             "units": self.units,
             "depth": self.depth,
             **{name: cell[name] for name in _CELL_ARGUMENTS},
-            "input_projection": self.projection is not None,
+            "input_projection": self.input_projection,
             "return_sequences": self.return_sequences,
             "return_state": self.return_state,
+            "go_backwards": self.go_backwards,
             "stateful": self.stateful,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "recurrent_initializer": keras.initializers.serialize(self.recurrent_initializer),

@@ -9,11 +9,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from trellis_keras.layers.base import check_positive
+from trellis_keras.layers.base import FixedRatesMixin, check_positive
 from trellis_keras.types import Initializer, Regularizer, Shape, Tensor
 
 
-class _MaskDropout(keras.layers.Layer):
+class _MaskDropout(FixedRatesMixin, keras.layers.Layer):
     """Base class: a rate, a seed and an inverted-dropout mask."""
 
     def __init__(self, rate: float, seed: int | None = None, **kwargs: Any) -> None:
@@ -122,15 +122,16 @@ class EmbeddingDropout(_MaskDropout):
 
     def __init__(self, rate: float, input_dim: int, seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(rate, seed=seed, **kwargs)
-        check_positive(input_dim=input_dim)
-        self.input_dim = input_dim
+        (self.input_dim,) = check_positive(input_dim=input_dim)
 
     def call(self, embedded: Tensor, tokens: Tensor, training: bool = False) -> Tensor:
         if not self.is_active(training):
             return embedded
         return embedded * ops.take(self.draw((self.input_dim, 1)), tokens, axis=0)
 
-    def compute_output_shape(self, embedded_shape: Shape, tokens_shape: Shape | None = None) -> Shape:
+    def compute_output_shape(
+        self, embedded_shape: Shape, tokens_shape: Shape | None = None
+    ) -> Shape:
         return embedded_shape
 
     def get_config(self) -> dict[str, Any]:
@@ -238,9 +239,7 @@ class ConvolutionKernel(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_positive(kernel_size=kernel_size, filters=filters)
-        self.kernel_size = kernel_size
-        self.filters = filters
+        self.kernel_size, self.filters = check_positive(kernel_size=kernel_size, filters=filters)
         self.weight_norm = weight_norm
         self.initializer = keras.initializers.get(initializer)
         self.regularizer = keras.regularizers.get(regularizer)

@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import threading
 from collections.abc import Sequence
-
 from typing import Any
 
 import keras
@@ -18,6 +17,7 @@ from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
 
 from trellis_keras.layers import streaming
 from trellis_keras.layers.base import (
+    FixedRatesMixin,
     StatefulMixin,
     at_least_float32,
     check_positive,
@@ -40,9 +40,9 @@ class GateInitializer(keras.initializers.Initializer):
     """Initializes each gate of a recurrent kernel as a separate matrix.
 
     A cell keeps the kernels of its gates side by side, `(rows, gates * units)`. If they were
-    initialized as one matrix, the fan-out of Glorot would count all gates, and cells with more gates
-    would start with smaller weights. Here each gate is a matrix `[W; U]` of shape `(fan_in, units)`:
-    `kernel` holds its first rows and `recurrent_kernel` the others.
+    initialized as one matrix, the fan-out of Glorot would count all gates, and cells with more
+    gates would start with smaller weights. Here each gate is a matrix `[W; U]` of shape `(fan_in,
+    units)`: `kernel` holds its first rows and `recurrent_kernel` the others.
 
     Args:
         initializer: Keras initializer of one gate. With a seed, each gate draws different numbers.
@@ -67,7 +67,7 @@ class GateInitializer(keras.initializers.Initializer):
         self.gates = gates
         self.fan_in = fan_in
 
-    def __call__(self, shape: Shape, dtype: str | None = None) -> Tensor:
+    def __call__(self, shape: Sequence[int], dtype: str | None = None) -> Tensor:
         rows, columns = shape
         scales = isinstance(self.initializer, keras.initializers.VarianceScaling)
         gate_shape = (self.fan_in or rows) if scales else rows, columns // self.gates
@@ -95,7 +95,7 @@ def _blockwise(*initializers):
     return initial
 
 
-class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
+class RecurrentCell(FixedRatesMixin, DropoutRNNCell, keras.layers.Layer):
     """Base class of cells for `keras.layers.RNN`.
 
     A subclass creates its weights with `add_gate_weight` in `build`, and gets its dropout masks
@@ -145,7 +145,7 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_positive(units=units)
+        (units,) = check_positive(units=units)
         for name, rate in (("dropout", dropout), ("recurrent_dropout", recurrent_dropout)):
             if not 0 <= rate < 1:
                 raise ValueError(f"`{name}` must be in [0, 1). Received: {name}={rate}")
@@ -164,10 +164,12 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
         self.dropout = dropout
         self.recurrent_dropout = recurrent_dropout
         self.seed = seed
-        self.input_dropout = _CellDropout(dropout, sub_seed(seed, 1), dtype=self.dtype_policy)
-        self.state_dropout = _CellDropout(
-            recurrent_dropout, sub_seed(seed, 2), dtype=self.dtype_policy
+        policy = self.dtype_policy
+        input_seed, state_seed = (
+            sub_seed(seed, "RecurrentCell", name) for name in ("dropout", "recurrent_dropout")
         )
+        self.input_dropout = _CellDropout(dropout, input_seed, dtype=policy)
+        self.state_dropout = _CellDropout(recurrent_dropout, state_seed, dtype=policy)
         self.reset_dropout_mask()
         self.reset_recurrent_dropout_mask()
 
@@ -193,7 +195,7 @@ class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
         """
         if initializer is None:
             initializer = getattr(self, f"{kind}_initializer")
-            initializer = seeded(initializer, self.seed, _KINDS.index(kind), *part)
+            initializer = seeded(initializer, self.seed, "RecurrentCell", kind, *part)
             if kind != "bias":
                 initializer = GateInitializer(initializer, shape[1] // self.units, fan_in)
         return self.add_weight(
@@ -354,7 +356,7 @@ class RHNCell(RecurrentCell):
         **kwargs: Any,
     ) -> None:
         super().__init__(units, **kwargs)
-        check_positive(transition_depth=transition_depth)
+        (transition_depth,) = check_positive(transition_depth=transition_depth)
         if carry not in ("coupled", "independent"):
             raise ValueError(f'`carry` must be "coupled" or "independent". Received: {carry=}')
         self.transition_depth = transition_depth
@@ -365,7 +367,7 @@ class RHNCell(RecurrentCell):
         self.transform_bias_initializer = keras.initializers.get(transform_bias_initializer)
         self.n_blocks = 2 if carry == "coupled" else 3
 
-    def build(self, input_shape: Shape) -> None:
+    def build(self, input_shape: Sequence[int]) -> None:
         self.input_channels = input_shape[-1]
         columns = self.n_blocks * self.units
         fan_in = self.input_channels + self.units  # of the first layer; others have no input
@@ -387,10 +389,11 @@ class RHNCell(RecurrentCell):
             self.biases.append(bias)
 
     def _initial_bias(self, i):
+        path = self.seed, "RHNCell", "bias", i
         transform, carry = (
-            seeded(self.transform_bias_initializer, self.seed, 2, i, block) for block in (1, 2)
+            seeded(self.transform_bias_initializer, *path, block) for block in ("t", "c")
         )
-        blocks = [seeded(self.bias_initializer, self.seed, 2, i, 0), transform]
+        blocks = [seeded(self.bias_initializer, *path, "h"), transform]
         if self.carry == "independent":
             blocks.append(lambda shape, dtype=None: -carry(shape, dtype=dtype))
         return _blockwise(*blocks)
@@ -508,7 +511,7 @@ class GridLSTMCell(RecurrentCell):
         **kwargs: Any,
     ) -> None:
         super().__init__(units, **kwargs)
-        check_positive(depth=depth)
+        units, depth = check_positive(units=units, depth=depth)
         if update not in ("parallel", "sequential"):
             raise ValueError(f'`update` must be "parallel" or "sequential". Received: {update=}')
         self.depth = depth
@@ -547,7 +550,8 @@ class GridLSTMCell(RecurrentCell):
         if not self.use_bias:
             return kernel, recurrent_kernel, None
         blocks = [
-            seeded(self.bias_initializer, self.seed, 2, n, direction, block) for block in range(4)
+            seeded(self.bias_initializer, self.seed, "GridLSTMCell", "bias", n, direction, block)
+            for block in range(4)
         ]
         if self.unit_forget_bias:
             blocks[1] = keras.initializers.Ones()
@@ -705,6 +709,9 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
     def _forward(self, x, states, training=False, mask=None):
         """Returns the outputs of all steps and the last states. `states` may be None."""
         x, remaining, last = ops.cast(x, self.compute_dtype), iter(states or []), []
+        if mask is not None:
+            # Masked values, NaN included, reach neither outputs nor gradients.
+            x = ops.where(ops.cast(mask, "bool")[..., None], x, ops.zeros_like(x))
         with _RATES_LOCK if training else _without_dropout(self._recurrent):
             for layer in self.layers:
                 if isinstance(layer, DROPOUTS):
@@ -887,8 +894,10 @@ def _without_dropout(layers):
 
 
 def _dropout_cells(cell):
-    """The cell, or the cells that it consists of, with dropout rates."""
+    """Keras' cells with dropout rates in a cell. (A `RecurrentCell` draws no mask in inference.)"""
     if isinstance(cell, keras.layers.StackedRNNCells):
         return [part for inner in cell.cells for part in _dropout_cells(inner)]
+    if isinstance(cell, RecurrentCell):
+        return []
     rates = [getattr(cell, name, None) for name in ("dropout", "recurrent_dropout")]
     return [cell] if all(isinstance(rate, float) for rate in rates) else []

@@ -16,7 +16,6 @@ layer must be built.
 """
 
 from collections.abc import Callable, Sequence
-
 from typing import Any
 
 import keras
@@ -93,7 +92,7 @@ def replace_row(rows: Tensor, index: Tensor, row: Tensor) -> Tensor:
 def compiled_step(layer: Any) -> Callable[[Tensor, Cache], tuple[Tensor, Cache]]:
     """Returns `layer.step` compiled by XLA, once per batch size.
 
-    It always uses the layer's current weights, where a plain `jax.jit` would keep the weights of its
+    It always uses the layer's current weights, where a plain `jax.jit` would keep those of its
     first call. Outside of compiled functions a step may compile anew each time.
 
     Args:
@@ -162,7 +161,7 @@ def _compile_jax(function, variables, updated):
 
 
 def check_streams(layer: Any) -> None:
-    """Raises ValueError unless `layer` has the methods of the protocol."""
+    """Raises ValueError unless `layer` has the methods of the protocol and is causal."""
     missing = [
         name
         for name in ("initial_cache", "step", "prefill")
@@ -173,6 +172,13 @@ def check_streams(layer: Any) -> None:
             "Streaming and generation need a layer with the protocol of "
             "trellis_keras.layers.streaming (initial_cache, step, prefill). "
             f"Received: {layer!r}, which lacks {missing}"
+        )
+    if not getattr(layer, "is_causal", True):
+        raise ValueError(
+            "Streaming and generation need a layer whose outputs depend on no later inputs: "
+            'go_backwards=False and, of a TCN, padding="causal". Received: '
+            f"{layer.name} with go_backwards={getattr(layer, 'go_backwards', False)}, "
+            f"padding={getattr(layer, 'padding', 'causal')!r}"
         )
 
 

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Sequence
-
 from typing import Any
 
 import keras
@@ -14,11 +13,15 @@ from trellis_keras.kernels.cone import Cone, offsets, read
 from trellis_keras.kernels.convolution import apply_taps, convolve, gather
 from trellis_keras.layers import streaming
 from trellis_keras.layers.base import (
+    FixedRatesMixin,
     FrozenPartsMixin,
     OutputLengthMixin,
+    check_condition,
     check_positive,
     dilation_cycle,
+    flip_time,
     last_step,
+    resolve_mask,
     seeded,
     sequence_spec,
     sub_seed,
@@ -50,7 +53,7 @@ def causal_convolution(
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
+class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
     """Residual block of two dilated causal convolutions (Bai et al. 2018, Fig. 1b).
 
     With * a convolution whose taps are `dilation_rate` steps apart and see no later step,
@@ -61,14 +64,16 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
 
     where x first passes a 1x1 convolution, the shortcut, if its width is not `filters`. With
     `activation="glu"` each convolution has twice the filters, and one half gates the other,
-    a * sigmoid(b) (appendix D); the sum x + z then has no activation, as in Dauphin et al. 2017.
+    a * sigmoid(b) (appendix D). The sum x + z then has no activation, as in Dauphin et al. 2017.
+    With `condition_size`, `condition_kernel` times the condition is added to bias_1 (van den Oord
+    et al. 2016, WaveNet, section 2.5).
 
     Args:
         filters: Positive integer, channels of the output.
         kernel_size: Integer, number of taps, at least 2.
         dilation_rate: Positive integer, number of steps between two taps. Defaults to 1.
         dropout: Float in [0, 1), dropout rate. Defaults to 0.
-        dropout_kind: `"element"` drops every value by itself (the authors' code), `"spatial"` whole
+        dropout_kind: `"element"` drops single values (the authors' code), `"spatial"` whole
             channels of a row (the paper). Defaults to `"element"`.
         weight_norm: Whether the kernels have weight normalization. Defaults to True.
         activation: `"relu"`, `"glu"`, or any that `keras.activations.get` accepts. Defaults to
@@ -76,6 +81,10 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
         normalization: `"layer"` for a `keras.layers.LayerNormalization` over the channels after
             each convolution, or None. Defaults to None.
         residual: Whether to add x to the branch z. Defaults to True.
+        padding: `"causal"`, or `"same"` for taps centered on the current step, which then see later
+            steps too. Defaults to `"causal"`.
+        condition_size: Positive integer, channels of a static vector that conditions the block.
+            Defaults to None.
         kernel_initializer: Initializer of the convolutions. Defaults to the uniform distribution
             in +-1/sqrt(taps * channels), as the authors' code has in effect (the paper says
             N(0, 0.01)).
@@ -90,6 +99,7 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
         training: Whether dropout is active. Defaults to False.
         mask: Boolean (batch, time). Masked steps are zero before each convolution, like the steps
             before the sequence. Right for padding on either side.
+        condition: Tensor (batch, condition_size), with `condition_size` only.
 
     Returns:
         Tensor (batch, time, filters), zero in masked steps.
@@ -115,6 +125,8 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
         activation: str | Callable = "relu",
         normalization: str | None = None,
         residual: bool = True,
+        padding: str = "causal",
+        condition_size: int | None = None,
         kernel_initializer: Initializer = None,
         bias_initializer: Initializer = "zeros",
         shortcut_initializer: Initializer = None,
@@ -123,7 +135,11 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_positive(filters=filters, kernel_size=kernel_size, dilation_rate=dilation_rate)
+        filters, kernel_size, dilation_rate = check_positive(
+            filters=filters, kernel_size=kernel_size, dilation_rate=dilation_rate
+        )
+        if condition_size is not None:
+            (condition_size,) = check_positive(condition_size=condition_size)
         if kernel_size == 1:
             raise ValueError(
                 "`kernel_size` must be at least 2: with one tap no output depends on the past. "
@@ -140,6 +156,8 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
                 '`normalization` must be None or "layer". (Batch statistics would mix later steps '
                 f"into earlier ones.) Received: normalization={normalization!r}"
             )
+        if padding not in ("causal", "same"):
+            raise ValueError(f'`padding` must be "causal" or "same". Received: {padding!r}')
         is_glu = activation in ("glu", keras.activations.glu)
         self.filters = filters
         self.kernel_size = kernel_size
@@ -150,6 +168,8 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
         self.activation = "glu" if is_glu else keras.activations.get(activation)
         self.normalization = normalization
         self.residual = residual
+        self.padding = padding
+        self.condition_size = condition_size
         self.kernel_initializer = keras.initializers.get(kernel_initializer or _default_kernel())
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.shortcut_initializer = keras.initializers.get(
@@ -164,7 +184,7 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
                 kernel_size,
                 2 * filters if is_glu else filters,
                 weight_norm=weight_norm,
-                initializer=seeded(self.kernel_initializer, seed, n),
+                initializer=seeded(self.kernel_initializer, seed, "TCNBlock", "kernel", n),
                 regularizer=self.kernel_regularizer,
                 dtype=self.dtype_policy,
                 name=f"convolution_{n + 1}",
@@ -172,13 +192,15 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
             for n in range(2)
         ]
         self.dropouts = [
-            _DROPOUTS[dropout_kind](dropout, seed=sub_seed(seed, 10 + n), dtype=self.dtype_policy)
+            _DROPOUTS[dropout_kind](
+                dropout, seed=sub_seed(seed, "TCNBlock", "dropout", n), dtype=self.dtype_policy
+            )
             for n in range(2)
         ]
         self.norms = []
         if normalization is not None:
             self.norms = [keras.layers.LayerNormalization(dtype=self.dtype_policy) for _ in "12"]
-        self.shortcut = None
+        self.shortcut: keras.layers.Dense | None = None
 
     def build(self, input_shape: Shape) -> None:
         self.input_spec = sequence_spec(self, input_shape)
@@ -189,7 +211,7 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
             bias = self.add_weight(
                 name=f"bias_{n + 1}",
                 shape=(convolution.filters,),
-                initializer=seeded(self.bias_initializer, self.seed, 20 + n),
+                initializer=seeded(self.bias_initializer, self.seed, "TCNBlock", "bias", n),
             )
             self.biases.append(bias)
         for norm in self.norms:
@@ -197,46 +219,78 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
         if self.residual and channels != self.filters:
             self.shortcut = keras.layers.Dense(
                 self.filters,
-                kernel_initializer=seeded(self.shortcut_initializer, self.seed, 30),
+                kernel_initializer=seeded(
+                    self.shortcut_initializer, self.seed, "TCNBlock", "shortcut"
+                ),
                 dtype=self.dtype_policy,
                 name="shortcut",
             )
             self.shortcut.build((None, None, channels))
+        if self.condition_size is not None:
+            self.condition_kernel = self.add_weight(
+                name="condition_kernel",
+                shape=(self.condition_size, self.convolutions[0].filters),
+                initializer=seeded(self.kernel_initializer, self.seed, "TCNBlock", "condition"),
+                regularizer=self.kernel_regularizer,
+            )
 
     @property
     def receptive_field(self) -> int:
         """Number of inputs, the current one included, that an output depends on."""
         return 1 + 2 * (self.kernel_size - 1) * self.dilation_rate
 
+    @property
+    def is_causal(self) -> bool:
+        """Whether no output depends on later inputs."""
+        return self.padding == "causal"
+
     def call(
-        self, inputs: Tensor, training: bool = False, mask: Tensor | None = None
+        self,
+        inputs: Tensor,
+        training: bool = False,
+        mask: Tensor | None = None,
+        condition: Tensor | None = None,
     ) -> Tensor:
-        y, _ = self.forward(inputs, training, mask)
+        y, _ = self.forward(inputs, training, resolve_mask(inputs, mask), condition)
         return y
 
-    def _equations(self, x, shortcut_x, convolve, masks=(None, None, None), training=False):
+    def _equations(
+        self, x, shortcut_x, convolve, masks=(None, None), training=False, conditioning=None
+    ):
         """Computes the block, at all steps or at some.
 
         Args:
-            x: Tensor (batch, steps, channels).
+            x: Tensor (batch, steps, channels), zero in masked steps.
             shortcut_x: x at the steps of the output.
             convolve: Function (n, z, kernel) that convolves the input z of convolution n, 0 or 1.
-            masks: Masks (batch, steps) of x, of the first convolution and of the output.
+            masks: Masks (batch, steps) of the first convolution and of the output.
             training: Whether dropout is active.
+            conditioning: Result of `_conditioning`.
 
         Returns:
             The output y, and the branch z.
         """
         z = x
         for n in range(2):
-            z = convolve(n, _apply_mask(z, masks[n]), self.convolutions[n]())
-            z = self._activate(n, z + ops.cast(self.biases[n], z.dtype))
-            z = self.dropouts[n](z, training=training)
+            z = convolve(n, z, self.convolutions[n]())
+            z = z + ops.cast(self.biases[n], z.dtype)
+            if n == 0 and conditioning is not None:
+                z = z + conditioning[:, None]
+            z = self.dropouts[n](self._activate(n, z), training=training)
+            z = _apply_mask(z, masks[n])
         y = z
         if self.residual:
             y = z + (shortcut_x if self.shortcut is None else self.shortcut(shortcut_x))
             y = y if self.activation == "glu" else self.activation(y)
-        return _apply_mask(y, masks[2]), _apply_mask(z, masks[2])
+        return _apply_mask(y, masks[1]), z
+
+    def _conditioning(self, condition):
+        """Returns `condition_kernel` times the condition, (batch, filters), or None without."""
+        check_condition(condition, self.condition_size)
+        if condition is None:
+            return None
+        kernel = ops.cast(self.condition_kernel, self.compute_dtype)
+        return ops.matmul(ops.cast(condition, self.compute_dtype), kernel)
 
     def _activate(self, n, a):
         if self.activation == "glu":
@@ -250,40 +304,54 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
         x: Tensor,
         training: bool = False,
         mask: Tensor | None = None,
+        condition: Tensor | None = None,
         positions: Sequence[np.ndarray | None] = (None,) * 3,
     ) -> tuple[Tensor, Tensor]:
         """Returns the output and the branch of a forward pass.
 
         Args:
             x: Tensor (batch, positions, channels).
-            training, mask: As in the call.
+            training, mask, condition: As in the call.
             positions: Positions of x, of the first convolution and of the output, each an ascending
                 array or None for all.
         """
 
         def convolution(n, z, kernel):
+            if self.padding == "same":
+                return _centered_convolution(z, kernel, self.dilation_rate)
             if not kernels.enabled():
                 return causal_convolution(z, kernel, self.dilation_rate)
             return convolve(z, kernel, self.dilation_rate, positions[n + 1], positions[n])
 
+        first, *masks = [_select_mask(mask, p) for p in positions]
+        x = _apply_mask(x, first)
         shortcut_x = _select(x, positions[2], positions[0])
-        masks = [_select_mask(mask, p) for p in positions]
-        return self._equations(x, shortcut_x, convolution, masks, training)
+        conditioning = self._conditioning(condition)
+        return self._equations(x, shortcut_x, convolution, masks, training, conditioning)
 
     # Streaming
 
-    def initial_cache(self, batch_size: int) -> Cache:
+    def initial_cache(self, batch_size: int, condition: Tensor | None = None) -> Cache:
         """Returns the cache before the first step.
 
         A list with the inputs that the past taps of each convolution will see: (batch,
-        (kernel_size - 1) * dilation_rate, channels), newest last.
+        (kernel_size - 1) * dilation_rate, channels), newest last. With `condition_size` its third
+        item is the conditioning, (batch, filters).
+
+        Args:
+            batch_size: Positive integer, number of rows.
+            condition: As in the call.
 
         Raises:
-            ValueError: The layer is not built.
+            ValueError: The layer is not built or not causal, or `condition` has the wrong shape.
         """
+        streaming.check_streams(self)
         streaming.check_built(self)
         streaming.check_batch_size(batch_size)
-        return [ops.zeros(shape, self.compute_dtype) for shape in self.cache_shapes(batch_size)]
+        shapes = self.cache_shapes(batch_size)[:2]
+        cache = [ops.zeros(shape, self.compute_dtype) for shape in shapes]
+        conditioning = self._conditioning(condition)
+        return cache if conditioning is None else [*cache, conditioning]
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         y, cache = self.prefill(ops.expand_dims(x, 1), cache)
@@ -296,6 +364,7 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
     def advance(self, x: Tensor, cache: Cache) -> tuple[Tensor, Tensor, Cache]:
         """Returns the output and the branch of the steps x after a cache, and the next cache."""
         time, next_cache = ops.shape(x)[1], []
+        conditioning = cache[2:]
 
         def convolution(n, z, kernel):
             past_and_z = ops.concatenate([cache[n], z], axis=1)
@@ -306,8 +375,8 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
             seen = [past_and_z[:, start : start + time] for start in self.offsets]
             return apply_taps(seen, ops.reshape(kernel, (-1, kernel.shape[-1])))
 
-        y, branch = self._equations(x, x, convolution)
-        return y, branch, next_cache
+        y, branch = self._equations(x, x, convolution, conditioning=next(iter(conditioning), None))
+        return y, branch, [*next_cache, *conditioning]
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -316,7 +385,11 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
 
     def cache_shapes(self, batch_size: int | None) -> list:
         past = (self.kernel_size - 1) * self.dilation_rate
-        return [[batch_size, past, channels] for channels in (self.input_channels, self.filters)]
+        widths = (self.input_channels, self.filters)
+        shapes: list = [[batch_size, past, channels] for channels in widths]
+        if self.condition_size is not None:
+            shapes.append([batch_size, self.convolutions[0].filters])
+        return shapes
 
     # Keras
 
@@ -338,6 +411,8 @@ class TCNBlock(FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
             ),
             "normalization": self.normalization,
             "residual": self.residual,
+            "padding": self.padding,
+            "condition_size": self.condition_size,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "bias_initializer": keras.initializers.serialize(self.bias_initializer),
             "shortcut_initializer": keras.initializers.serialize(self.shortcut_initializer),
@@ -355,57 +430,121 @@ _BLOCK_ARGUMENTS = (
     "activation",
     "normalization",
     "residual",
+    "padding",
+    "condition_size",
     "kernel_regularizer",
 )
 
+# Arguments of other TCN layers, and what to use here.
+_ARGUMENTS_ELSEWHERE = {
+    "nb_filters": "Use `filters`.",
+    "nb_stacks": "Use `dilations=nb_stacks * [1, 2, 4, ...]`.",
+    "dropout_rate": 'Use `dropout`, with `dropout_kind="spatial"` as in keras-tcn.',
+    "use_skip_connections": "Use `skip_connections`.",
+    "use_layer_norm": 'Use `normalization="layer"`.',
+    "use_weight_norm": "Use `weight_norm`.",
+    "use_batch_norm": (
+        "Batch statistics would mix later steps into earlier ones, so there is no batch "
+        'normalization. Use `normalization="layer"` or `weight_norm=True`. '
+        "(`interop.load_keras_tcn` folds trained batch normalization into the kernels.)"
+    ),
+    "return_state": (
+        "The state of a TCN is its streaming cache: use `y, cache = layer.prefill(x)` and "
+        "`layer.step(x, cache)`."
+    ),
+    "stateful": (
+        "The state of a TCN is its streaming cache: use `y, cache = layer.prefill(x, cache)` to "
+        "continue a sequence, or a `TrellisLayer`, which carries states in `fit`."
+    ),
+}
+
+
+def depth_for(receptive_field: int, kernel_size: int) -> int:
+    """Returns the smallest depth of a `TCN` with at least this receptive field.
+
+    A TCN with dilations 1, 2, 4, ... of n blocks sees 1 + 2 (kernel_size - 1) (2^n - 1) steps.
+
+    Args:
+        receptive_field: Positive integer, number of steps that an output must depend on.
+        kernel_size: Integer, number of taps, at least 2.
+
+    Raises:
+        ValueError: Arguments out of range.
+
+    Example:
+
+    >>> depth_for(168, kernel_size=3)
+    6
+    >>> TCN(8, kernel_size=3, depth=6).receptive_field
+    253
+    """
+    check_positive(receptive_field=receptive_field, kernel_size=kernel_size)
+    if kernel_size == 1:
+        raise ValueError("`kernel_size` must be at least 2. Received: kernel_size=1")
+    depth = 1
+    while 1 + 2 * (kernel_size - 1) * (2**depth - 1) < receptive_field:
+        depth += 1
+    return depth
+
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.layers.Layer):
+class TCN(
+    FixedRatesMixin,
+    FrozenPartsMixin,
+    OutputLengthMixin,
+    streaming.StreamingMixin,
+    keras.layers.Layer,
+):
     """Temporal convolutional network: a stack of `TCNBlock`s (Bai et al. 2018, section 3).
 
     By default block i = 1..n has the dilation 2^(i-1), so that an output depends on
-    `receptive_field` = 1 + 2 (kernel_size - 1) (2^n - 1) inputs. The net is causal: output t
-    depends on inputs up to t only. If only the last outputs are wanted, each convolution computes
-    no more than what these depend on (`kernels.cone`).
+    `receptive_field` = 1 + 2 (kernel_size - 1) (2^n - 1) inputs. The network is causal: output t
+    depends on inputs up to t only. If only the last outputs are returned, each convolution computes
+    just the positions that these depend on (`kernels.cone`).
 
     Args:
         filters: Positive integer, channels of the blocks, or a list with one per block.
         kernel_size: Integer, number of taps of every convolution, at least 2.
-        depth: Positive integer, number of blocks, with dilations 1, 2, 4, ... Give either `depth`
-            or `dilations`.
+        depth: Positive integer, number of blocks, with dilations 1, 2, 4, ... Give one of `depth`,
+            `dilations` and `receptive_field`.
         dilations: List of the blocks' dilations.
+        receptive_field: Positive integer, number of steps that an output must depend on, for the
+            smallest depth that reaches it (`depth_for`). The attribute of this name is the number
+            of steps that it does depend on.
         dropout, dropout_kind, weight_norm, activation, normalization, residual: See `TCNBlock`.
+        padding: `"causal"`, or `"same"` for taps centered on the current step: outputs then depend
+            on later inputs too. Defaults to `"causal"`.
+        condition_size: Positive integer, channels of a static vector per row that conditions every
+            block, see `TCNBlock`. Defaults to None.
         skip_connections: Whether the output is the sum of all blocks' branches, as in WaveNet,
             instead of the last block's output. All blocks must be equally wide. Defaults to False.
         return_sequences: Whether to return all steps, or the last one only: with a mask, the last
             valid one of each row. Defaults to True.
         output_length: Positive integer, number of last outputs to return. Defaults to all.
+        go_backwards: Whether to read the input from its last step to its first, and return the
+            outputs in this order, as `keras.layers.RNN` does. Defaults to False.
         kernel_initializer, bias_initializer, shortcut_initializer, kernel_regularizer: See
             `TCNBlock`.
         seed: Integer seed. Defaults to None.
 
     Call arguments:
-        inputs: Tensor (batch, time, channels).
+        inputs: Tensor (batch, time, channels). Before its first step there are zeros, so it may be
+            shorter than the receptive field.
         training: Whether dropout is active. Defaults to False.
         mask: Boolean (batch, time). Masked steps are zero before each convolution.
         output_length: Overrides the constructor's for this call. (A mask that Keras passes on to
             the next layer has the constructor's.)
+        condition: Tensor (batch, condition_size), with `condition_size` only.
+        initial_state: None, for `keras.layers.Bidirectional`. See `initial_cache` instead.
 
     Returns:
         Tensor (batch, time, filters); without `return_sequences` (batch, filters). Outputs of
         masked steps, and of rows without a valid one, are zero.
 
     Raises:
-        ValueError: Arguments out of range, or inputs shorter than a dilation or than
-            `output_length`.
+        ValueError: Arguments out of range, or inputs shorter than `output_length`.
 
-    For users of `keras-tcn`: `nb_filters` is `filters`, `dropout_rate` is `dropout` with
-    `dropout_kind="spatial"`, `use_skip_connections` is `skip_connections`, `use_weight_norm` is
-    `weight_norm`, `use_layer_norm` is `normalization="layer"`. `nb_stacks=n` is
-    `dilations=n * [1, 2, 4, ...]`. Batch normalization is left out, as its statistics would mix
-    later steps into earlier ones. For `go_backwards` flip the input, `ops.flip(x, axis=1)`; for
-    `padding="same"` add a second TCN on the flipped input, as in a bidirectional RNN. Instead of
-    `return_state` and `stateful` use the streaming cache, see `layers.streaming`.
+    Coming from keras-tcn, see docs/keras_tcn.md.
 
     Example:
 
@@ -423,15 +562,19 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
         depth: int | None = None,
         *,
         dilations: Sequence[int] | None = None,
+        receptive_field: int | None = None,
         dropout: float = 0.0,
         dropout_kind: str = "element",
         weight_norm: bool = True,
         activation: str | Callable = "relu",
         normalization: str | None = None,
         residual: bool = True,
+        padding: str = "causal",
+        condition_size: int | None = None,
         skip_connections: bool = False,
         return_sequences: bool = True,
         output_length: int | None = None,
+        go_backwards: bool = False,
         kernel_initializer: Initializer = None,
         bias_initializer: Initializer = "zeros",
         shortcut_initializer: Initializer = None,
@@ -439,21 +582,33 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
+        for name in kwargs:
+            if name in _ARGUMENTS_ELSEWHERE:
+                raise ValueError(
+                    f"TCN has no argument `{name}`. {_ARGUMENTS_ELSEWHERE[name]} "
+                    f"Received: {name}={kwargs[name]!r}"
+                )
         super().__init__(**kwargs)
-        if depth is not None and dilations is None:
+        if sum(given is not None for given in (depth, dilations, receptive_field)) != 1:
+            raise ValueError(
+                "Give one of `depth` (dilations 1, 2, 4, ...), `dilations` and `receptive_field`. "
+                f"Received: depth={depth}, dilations={dilations}, receptive_field={receptive_field}"
+            )
+        if receptive_field is not None:
+            depth = depth_for(receptive_field, kernel_size)
+        if depth is not None:
             check_positive(depth=depth)
             dilations = [2**i for i in range(depth)]
-        elif depth is not None or dilations is None:
-            raise ValueError(
-                "Give either `depth` (dilations 1, 2, 4, ...) or `dilations`. "
-                f"Received: depth={depth}, dilations={dilations}"
-            )
-        dilations = dilation_cycle(dilations)
+        dilations = dilation_cycle(() if dilations is None else dilations)
         depth = len(dilations)
-        widths: list = list(filters) if isinstance(filters, (list, tuple)) else [filters] * depth
+        if isinstance(filters, (list, tuple)):
+            filters = widths = [n for f in filters for n in check_positive(filters=f)]
+        else:
+            (filters,) = check_positive(filters=filters)
+            widths = [filters] * depth
         if len(widths) != depth:
             raise ValueError(
-                f"`filters` must be one number or one per block, of which there are {depth}. "
+                f"`filters` must be one number, or a list of one for each of the {depth} blocks. "
                 f"Received: filters={filters}"
             )
         if skip_connections and len(set(widths)) > 1:
@@ -461,10 +616,19 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
                 "`skip_connections` add the blocks' branches, so all `filters` must be equal. "
                 f"Received: filters={filters}"
             )
-        self._init_output_length(return_sequences, output_length)
+        if padding == "same" and not return_sequences:
+            raise ValueError(
+                'With `padding="same"` the last step sees zeros for half of its inputs: use '
+                "`return_sequences=True` and take the step in the middle, `y[:, time // 2]`, or "
+                "an average over time. Received: padding='same', return_sequences=False"
+            )
+        self._init_output_length(return_sequences, output_length, go_backwards)
         self.filters = filters
-        self.kernel_size = kernel_size
+        (self.kernel_size,) = check_positive(kernel_size=kernel_size)
         self.depth = depth
+        self.dropout = dropout
+        self.padding = padding
+        self.condition_size = condition_size
         self.dilations = dilations
         self.skip_connections = skip_connections
         self.kernel_initializer = keras.initializers.get(kernel_initializer or _default_kernel())
@@ -485,21 +649,32 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
                 activation=activation,
                 normalization=normalization,
                 residual=residual,
-                kernel_initializer=seeded(self.kernel_initializer, seed, i, 0),
-                bias_initializer=seeded(self.bias_initializer, seed, i, 1),
-                shortcut_initializer=seeded(self.shortcut_initializer, seed, i, 2),
+                padding=padding,
+                condition_size=condition_size,
+                kernel_initializer=seeded(self.kernel_initializer, seed, "TCN", i, "kernel"),
+                bias_initializer=seeded(self.bias_initializer, seed, "TCN", i, "bias"),
+                shortcut_initializer=seeded(self.shortcut_initializer, seed, "TCN", i, "shortcut"),
                 kernel_regularizer=kernel_regularizer,
-                seed=sub_seed(seed, i, 3),
+                seed=sub_seed(seed, "TCN", i),
                 dtype=self.dtype_policy,
                 name=f"block_{i + 1}",
             )
             for i, (width, dilation) in enumerate(zip(widths, dilations, strict=True))
         ]
 
+    # For `keras.layers.Bidirectional`. The state of a TCN is its streaming cache.
+    stateful = False
+    return_state = False
+
     @property
     def receptive_field(self) -> int:
         """Number of inputs, the current one included, that an output depends on."""
         return 1 + sum(block.receptive_field - 1 for block in self.blocks)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether no output depends on later inputs."""
+        return self.padding == "causal" and not self.go_backwards
 
     def build(self, input_shape: Shape) -> None:
         self.input_spec = sequence_spec(self, input_shape)
@@ -515,22 +690,33 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
         training: bool = False,
         mask: Tensor | None = None,
         output_length: int | None = None,
+        condition: Tensor | None = None,
+        initial_state: None = None,
     ) -> Tensor:
+        if initial_state is not None:
+            raise ValueError(
+                "The state of a TCN is its streaming cache: call `prefill(x, cache)` instead. "
+                "Received: `initial_state` in the call"
+            )
         self._check_time(inputs.shape[1], output_length)
+        mask = resolve_mask(inputs, mask)
+        if self.go_backwards:
+            inputs, mask = flip_time(inputs, mask)
         steps = self._output_steps(output_length)
         if mask is not None and not self.return_sequences:
             steps = None  # The last valid step of a row can be any.
         positions = self._positions(inputs.shape[1], steps)
         x, branches = _select(inputs, positions[0]), []
         for i, block in enumerate(self.blocks):
-            x, branch = block.forward(x, training, mask, positions[2 * i : 2 * i + 3])
+            read = positions[2 * i : 2 * i + 3]
+            x, branch = block.forward(x, training, mask, condition, read)
             branches.append(branch)
         y = self._output(x, branches, steps)
         return y if self.return_sequences else last_step([y], None, mask)[0]
 
     def _positions(self, time, steps):
         """The positions of the input and of every convolution, None for all."""
-        if not kernels.enabled() or time is None:
+        if not kernels.enabled() or time is None or self.padding == "same":
             return [None] * (1 + 2 * self.depth)
         reads = tuple(block.offsets for block in self.blocks for _ in range(2))
         outputs = range(2, len(reads), 2) if self.skip_connections else ()
@@ -539,15 +725,19 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
     def _output(self, x, branches, steps=None):
         """The last block's output or the sum of the branches, at the last steps."""
         outputs = branches if self.skip_connections else [x]
-        return sum(y if steps is None else y[:, -steps:] for y in outputs)
+        return sum(self._last_steps(y, steps) for y in outputs)
 
     # Streaming
 
-    def initial_cache(self, batch_size: int) -> Cache:
+    def initial_cache(self, batch_size: int, condition: Tensor | None = None) -> Cache:
         """Returns the cache before the first step: a list of the blocks' caches.
 
+        Args:
+            batch_size: Positive integer, number of rows.
+            condition: As in the call.
+
         Raises:
-            ValueError: The layer is not built.
+            ValueError: The layer is not built or not causal, or `condition` has the wrong shape.
 
         Example:
 
@@ -557,8 +747,9 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
         >>> tuple(y.shape)
         (2, 8)
         """
+        streaming.check_streams(self)
         streaming.check_built(self)
-        return [block.initial_cache(batch_size) for block in self.blocks]
+        return [block.initial_cache(batch_size, condition) for block in self.blocks]
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         y, cache = self.prefill(ops.expand_dims(x, 1), cache)
@@ -591,7 +782,9 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
         training: bool = False,
         mask: Tensor | None = None,
         output_length: int | None = None,
-    ) -> Any:
+        condition: Tensor | None = None,
+        initial_state: None = None,
+    ) -> keras.KerasTensor:
         self._check_time(inputs.shape[1], output_length)
         shape = self.compute_output_shape(inputs.shape, output_length)
         return keras.KerasTensor(shape, self.compute_dtype)
@@ -603,15 +796,23 @@ class TCN(FrozenPartsMixin, OutputLengthMixin, streaming.StreamingMixin, keras.l
             "filters": self.filters,
             "depth": None,
             "dilations": self.dilations,
+            "receptive_field": None,
             **{name: block[name] for name in _BLOCK_ARGUMENTS},
             "skip_connections": self.skip_connections,
             "return_sequences": self.return_sequences,
             "output_length": self.output_length,
+            "go_backwards": self.go_backwards,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "bias_initializer": keras.initializers.serialize(self.bias_initializer),
             "shortcut_initializer": keras.initializers.serialize(self.shortcut_initializer),
             "seed": self.seed,
         }
+
+
+def _centered_convolution(x, kernel, dilation_rate):
+    return ops.conv(
+        x, kernel, padding="same", dilation_rate=dilation_rate, data_format="channels_last"
+    )
 
 
 def _default_kernel():

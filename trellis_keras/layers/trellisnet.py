@@ -21,15 +21,20 @@ from trellis_keras.kernels.convolution import gather, gather_taps, product, shif
 from trellis_keras.kernels.level_buffers import LevelBuffers
 from trellis_keras.layers import streaming
 from trellis_keras.layers.base import (
+    FixedRatesMixin,
     OutputLengthMixin,
     StatefulMixin,
     at_least_float32,
+    check_condition,
     check_positive,
     check_shape,
     dilation_cycle,
+    flip_time,
     last_step,
     resolve_mask,
+    seeded,
     sequence_spec,
+    sub_seed,
     tanh,
 )
 from trellis_keras.layers.regularization import ConvolutionKernel, VariationalDropout
@@ -91,7 +96,7 @@ class GatedActivation(keras.layers.Layer):
 
     def __init__(self, units: int, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)  # it keeps the dtype of its inputs
-        self.units = units
+        (self.units,) = check_positive(units=units)
         self.built = True
 
     @property
@@ -216,13 +221,19 @@ class _Weights(NamedTuple):
 
     kernel: Tensor  # Wx (tap, channels, preactivations), compute dtype
     recurrent_kernel: Tensor  # Wh (tap, units, preactivations), at least float32
-    bias: Tensor  # b (preactivations,)
+    bias: Tensor  # b (preactivations,), or with the condition (batch, 1, preactivations)
     hidden_product: Callable  # operands of all taps (batch, positions, tap * units) times Wh
     dropout: Tensor | None = None  # m (batch, 1, units)
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
+class TrellisLayer(
+    FixedRatesMixin,
+    OutputLengthMixin,
+    StatefulMixin,
+    streaming.StreamingMixin,
+    keras.layers.Layer,
+):
     """Weight-tied, input-injected temporal convolution (Bai et al. 2019, Eqs. 1, 2 and 12).
 
     With k taps, d the dilation of level i, m a dropout mask and f the gated activation, every level
@@ -231,7 +242,8 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         a_t = sum_j x_{t-jd} Wx[k-1-j] + (m * h^{i-1}_{t-jd}) Wh[k-1-j] + b,    j = 0..k-1
         h^i_t, c^i_t = f(a_t, h^{i-1}_{t-d}, c^{i-1}_{t-d})
 
-    with h^0 = c^0 = 0. The output is the last `output_units` channels of h at the last level. It is
+    with h^0 = c^0 = 0. With `condition_size`, the condition times `condition_kernel` is added to b.
+    The output is the last `output_units` channels of h at the last level. It is
     causal: output t depends on the last `receptive_field` inputs up to t.
 
     Args:
@@ -269,8 +281,12 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
             h.) Defaults to True.
         return_state: Whether to return the states of the last step too. Defaults to False.
         return_aux: Whether to return the auxiliary outputs too. Defaults to False.
+        go_backwards: Whether to read the input from its last step to its first, and return the
+            outputs in this order, as `keras.layers.RNN` does. Defaults to False.
         stateful: Whether the last states of a batch are the initial states of the next (the
             paper's history repackaging). Defaults to False.
+        condition_size: Positive integer, channels of a static vector per row that conditions every
+            level. Defaults to None.
         unroll: Whether to compile each level separately (True), or blocks of levels as loops, which
             compile once (False). Defaults to None: loops, unless they would compute over 1.25 times
             as many positions as unrolled levels (more if these are many), or the cell has random
@@ -287,16 +303,17 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
             Default to None.
 
     Call arguments:
-        inputs: Tensor (batch, time, channels).
-        initial_state: List of states, each (batch, units): [h, c] for `"lstm"`, [h] otherwise. Every
-            level has these states at every step before the first (paper, appendix B). Defaults
-            to zeros, or to the carried states of a stateful layer.
+        inputs: Tensor (batch, time, channels), of any length.
+        initial_state: List of states, each (batch, units): [h, c] for `"lstm"`, [h] otherwise.
+            Every level has these states at every step before the first (paper, appendix B).
+            Defaults to zeros, or to the carried states of a stateful layer.
         training: Whether dropout is active. Defaults to False.
         mask: Boolean tensor (batch, time). Masked steps are treated as steps before the sequence: x
             is zero and the states of every level are the initial ones. Pre- and post-padding
             therefore give the outputs of the unpadded sequence. Defaults to None.
         output_length: Overrides the constructor's for this call. (A mask that Keras passes on to
             the next layer has the constructor's.)
+        condition: Tensor (batch, condition_size), with `condition_size` only.
 
     Returns:
         y (batch, time, output_units), or a tuple of y, then with `return_aux` the auxiliary outputs
@@ -304,8 +321,8 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         units). Without `return_sequences` y and the auxiliary outputs have no time axis.
 
     Raises:
-        ValueError: Arguments out of range or without others that they need; inputs shorter than a
-            dilation or than `output_length`; states of the wrong number or shape.
+        ValueError: Arguments out of range or without others that they need, inputs shorter than
+            `output_length`, or states of the wrong number or shape.
 
     Example:
 
@@ -336,7 +353,9 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         return_sequences: bool = True,
         return_state: bool = False,
         return_aux: bool = False,
+        go_backwards: bool = False,
         stateful: bool = False,
+        condition_size: int | None = None,
         unroll: bool | None = None,
         fused: bool = True,
         rematerialize: bool = False,
@@ -352,7 +371,9 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         # Inputs are cast in `call`: Keras' autocast would cast initial states to half precision.
         super().__init__(autocast=False, **kwargs)
         output_units = units if output_units is None else output_units
-        check_positive(
+        if condition_size is not None:
+            (condition_size,) = check_positive(condition_size=condition_size)
+        units, depth, output_units, kernel_size, injection_every = check_positive(
             units=units,
             depth=depth,
             output_units=output_units,
@@ -367,7 +388,7 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         if unroll not in (None, True, False):
             raise ValueError(f"`unroll` must be None, True or False. Received: unroll={unroll!r}")
         _check_groups(units, depth, groups, kernel_structure, group_starts)
-        self._init_output_length(return_sequences, output_length)
+        self._init_output_length(return_sequences, output_length, go_backwards)
         self.units = units
         self.depth = depth
         self.output_units = output_units
@@ -391,10 +412,11 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         self.unroll = unroll
         self.fused = fused
         self.rematerialize = rematerialize
+        self.condition_size = condition_size
         self.seed = seed
-        self.kernel_initializer = _initializer(kernel_initializer, seed, 0)
-        self.recurrent_initializer = _initializer(recurrent_initializer, seed, 1)
-        self.bias_initializer = _initializer(bias_initializer, seed, 2)
+        self.kernel_initializer = _initializer(kernel_initializer, seed, "kernel")
+        self.recurrent_initializer = _initializer(recurrent_initializer, seed, "recurrent_kernel")
+        self.bias_initializer = _initializer(bias_initializer, seed, "bias")
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.recurrent_regularizer = keras.regularizers.get(recurrent_regularizer)
         self.bias_regularizer = keras.regularizers.get(bias_regularizer)
@@ -406,7 +428,9 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         self._init_stateful(self.cell.state_size, state_dtype, stateful)
         self.kernel = self._convolution_kernel("kernel", seed)
         self.recurrent_kernel = self._convolution_kernel("recurrent_kernel", seed)
-        self.hidden_dropout = VariationalDropout(dropout, seed=seed, dtype=state_dtype)
+        self.hidden_dropout = VariationalDropout(
+            dropout, sub_seed(seed, "TrellisLayer", "dropout"), dtype=state_dtype
+        )
 
     def _convolution_kernel(self, name, seed):
         recurrent = name == "recurrent_kernel"
@@ -420,7 +444,7 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
             dropout=self.weight_dropout,
             initializer=self.recurrent_initializer if recurrent else self.kernel_initializer,
             regularizer=self.recurrent_regularizer if recurrent else self.kernel_regularizer,
-            seed=None if seed is None else seed + 1 + recurrent,
+            seed=sub_seed(seed, "TrellisLayer", name, "dropout"),
             dtype=self.dtype_policy,
             name=name,
         )
@@ -436,7 +460,20 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
             regularizer=self.bias_regularizer,
             autocast=False,
         )
+        if self.condition_size is not None:
+            self.condition_kernel = self.add_weight(
+                name="condition_kernel",
+                shape=(self.condition_size, self.cell.preactivation_size),
+                initializer=seeded(self.kernel_initializer, self.seed, "TrellisLayer", "condition"),
+                regularizer=self.kernel_regularizer,
+                autocast=False,
+            )
         self._build_state_cache(input_shape[0])
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether no output depends on later inputs."""
+        return not self.go_backwards
 
     def dilation(self, level: int) -> int:
         """Returns the dilation of a level, counted from 1."""
@@ -453,7 +490,8 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         """
         if self.group_starts is None or np.min(level) >= max(self.group_starts):
             return None
-        return np.repeat(self.group_starts, self.groups) <= np.asarray(level)[..., None]
+        starts = np.repeat(np.array(self.group_starts), np.array(self.groups))
+        return starts <= np.asarray(level)[..., None]
 
     @property
     def receptive_field(self) -> int:
@@ -483,10 +521,13 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         training: bool = False,
         mask: Tensor | None = None,
         output_length: int | None = None,
+        condition: Tensor | None = None,
     ) -> Any:
         training = bool(training)
         mask = resolve_mask(inputs, mask)
         self._check_time(inputs.shape[1], output_length)
+        if self.go_backwards:
+            inputs, mask = flip_time(inputs, mask)
         x = ops.cast(inputs, self.compute_dtype)
         initial = self._initial_states(ops.shape(x)[0], initial_state, training)
         if mask is not None:
@@ -497,7 +538,7 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         # The last valid step of a masked row can be any one.
         any_step = mask is not None and (needs_states or not self.return_sequences)
 
-        weights = self._weights(training, ops.shape(x)[0])
+        weights = self._weights(training, ops.shape(x)[0], self._conditioning(condition))
         if kernels.enabled():
             plan = self.plan_levels(x.shape[1], None if any_step else steps)
             outputs, states = self._run_cone(x, weights, initial, mask, plan, training)
@@ -511,13 +552,24 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         self._carry_states(last, training)
         return self._format_outputs(outputs, last, steps)
 
-    def _weights(self, training=False, batch_size=None):
+    def _conditioning(self, condition):
+        """Returns the condition times `condition_kernel`, (batch, preactivations), or None."""
+        check_condition(condition, self.condition_size)
+        if condition is None:
+            return None
+        kernel = ops.cast(self.condition_kernel, self.compute_dtype)
+        added = ops.matmul(ops.cast(condition, self.compute_dtype), kernel)
+        return ops.cast(added, self.state_dtype)
+
+    def _weights(self, training=False, batch_size=None, conditioning=None):
         """Returns the `_Weights` of a call, with its DropConnect and dropout masks."""
         kernel = self.cell.arrange(self.kernel(training=training))
         # In the states' dtype: weights alone can be narrower, under the policy "bfloat16".
         recurrent = ops.cast(self.recurrent_kernel.uncast(training=training), self.state_dtype)
         recurrent = self.cell.arrange(recurrent)
         bias = ops.cast(self.bias, self.state_dtype)
+        if conditioning is not None:
+            bias = bias + conditioning[:, None]
         dropout = None
         if training:
             ones = ops.ones((batch_size, 1, self.units), self.state_dtype)
@@ -653,7 +705,7 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         """Returns y, auxiliary outputs and states as `call` does."""
 
         def finish(h):
-            h = h[:, -steps:] if self.return_sequences and steps is not None else h
+            h = self._last_steps(h, steps) if self.return_sequences else h
             return ops.cast(h[..., -self.output_units :], self.compute_dtype)
 
         result = [finish(outputs[self.depth])]
@@ -759,22 +811,27 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
     # The states of the level below level i at t - d, ..., t - (k-1)d are kept, for every i.
 
     def initial_cache(
-        self, batch_size: int, initial_state: Sequence[Tensor] | None = None
+        self,
+        batch_size: int,
+        initial_state: Sequence[Tensor] | None = None,
+        condition: Tensor | None = None,
     ) -> Cache:
         """Returns the cache before the first step.
 
         Args:
             batch_size: Positive integer, number of rows.
             initial_state: List of states, each (batch, units), as in the call. Defaults to zeros.
+            condition: As in the call.
 
         Returns:
             `{"inputs": x, "states": [h, c]}` (only [h] for cells with one state). x is (batch,
             steps, channels), the last inputs. h and c are lists with one tensor per distinct
             dilation, ascending: (batch, levels, steps, units), the last states of the level below
-            each of the levels with this dilation.
+            each of the levels with this dilation. With `condition_size` there is also
+            "conditioning", (batch, preactivations).
 
         Raises:
-            ValueError: The layer is not built, or a state has the wrong shape.
+            ValueError: The layer is not built or not causal, or a tensor has the wrong shape.
 
         Example:
 
@@ -784,6 +841,7 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         >>> tuple(y.shape)
         (2, 4)
         """
+        streaming.check_streams(self)
         streaming.check_built(self)
         streaming.check_batch_size(batch_size)
         if initial_state is None:
@@ -795,7 +853,9 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
             [ops.broadcast_to(s[:, None, None, :], shape) for shape in of_state]
             for s, of_state in zip(states, shapes["states"], strict=True)
         ]
-        return {"inputs": ops.zeros(shapes["inputs"], self.compute_dtype), "states": buffers}
+        cache = {"inputs": ops.zeros(shapes["inputs"], self.compute_dtype), "states": buffers}
+        conditioning = self._conditioning(condition)
+        return cache if conditioning is None else {**cache, "conditioning": conditioning}
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """Advances one step, by work that does not depend on the number of steps before.
@@ -823,7 +883,7 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
             y, cache = self.prefill(x[:, None], cache)
             return y[:, 0], cache
         inputs = ops.concatenate([cache["inputs"], x[:, None]], axis=1)
-        buffers, weights = self._buffers, self._weights()
+        buffers, weights = self._buffers, self._weights(conditioning=cache.get("conditioning"))
         # Cast and sliced here, once a step: in the loop XLA would do so at every level.
         kernel = ops.cast(weights.recurrent_kernel, self.compute_dtype)
         past_taps = self.kernel_size - 1
@@ -846,7 +906,7 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         pairs = zip(cache["states"], below, strict=True)
         states = [buffers.append(of_state, newest) for of_state, newest in pairs]
         y = ops.cast(top[0][..., -self.output_units :], self.compute_dtype)
-        return y, {"inputs": inputs[:, 1:], "states": states}
+        return y, {**cache, "inputs": inputs[:, 1:], "states": states}
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Advances all steps of x by one forward pass, one level at a time.
@@ -866,7 +926,7 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         x = self._checked_input(x, cache, rank=3)
         time = ops.shape(x)[1]
         inputs = ops.concatenate([cache["inputs"], x], axis=1)
-        buffers, weights = self._buffers, self._weights()
+        buffers, weights = self._buffers, self._weights(conditioning=cache.get("conditioning"))
         rows, index = self._injected_rows(inputs, weights, time)
         index, dilations = ops.convert_to_tensor(index), ops.convert_to_tensor(buffers.dilations)
         active = self.active_channels(np.arange(1, self.depth + 1))
@@ -899,7 +959,7 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         pairs = zip(kept, cache["states"], strict=True)
         following = [buffers.unstack(k, like) for k, like in pairs]
         y = ops.cast(states[0][..., -self.output_units :], self.compute_dtype)
-        return y, {"inputs": inputs[:, time:], "states": following}
+        return y, {**cache, "inputs": inputs[:, time:], "states": following}
 
     @property
     def _buffers(self):
@@ -910,13 +970,16 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         longest = max(self.dilation(i) for i in range(1, self.depth + 1) if self.injects_input(i))
         # The past taps read h up to (k-1)d steps back, the gates all states d steps back.
         reach = [max(past_taps, 1)] + [1] * (len(self.cell.state_size) - 1)
-        return {
+        shapes = {
             "inputs": [batch_size, past_taps * longest, self.kernel.kernel.shape[1]],
             "states": [
                 self._buffers.shapes(batch_size, r, size)
                 for r, size in zip(reach, self.cell.state_size, strict=True)
             ],
         }
+        if self.condition_size is not None:
+            shapes["conditioning"] = [batch_size, self.cell.preactivation_size]
+        return shapes
 
     def _checked_input(self, x, cache, rank):
         """Returns x in the compute dtype, if `step` (rank 2) or `prefill` (rank 3) can take it."""
@@ -945,8 +1008,8 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
             seen = [[_window(z, s, time) for s in of_tap] for of_tap in steps]
             return ops.concatenate([ops.concatenate(s, axis=0) for s in seen], axis=-1)
 
-        rows = self._injection(inputs, weights, earlier, distinct)
-        rows = ops.reshape(rows, (len(distinct), -1, *ops.shape(rows)[1:]))
+        rows = self._injection(inputs, weights._replace(bias=0.0), earlier, distinct)
+        rows = ops.reshape(rows, (len(distinct), -1, *ops.shape(rows)[1:])) + weights.bias
         bias = ops.broadcast_to(weights.bias, ops.shape(rows[:1]))
         index = np.where(self.injects_input(levels), np.searchsorted(distinct, dilations) + 1, 0)
         return ops.concatenate([bias, rows], axis=0), index.astype("int32")
@@ -975,6 +1038,7 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
         training: bool = False,
         mask: Tensor | None = None,
         output_length: int | None = None,
+        condition: Tensor | None = None,
     ) -> Any:
         self._check_time(inputs.shape[1], output_length)
         shapes = self.compute_output_shape(inputs.shape, output_length)
@@ -1006,7 +1070,9 @@ class TrellisLayer(OutputLengthMixin, StatefulMixin, streaming.StreamingMixin, k
             "return_sequences": self.return_sequences,
             "return_state": self.return_state,
             "return_aux": self.return_aux,
+            "go_backwards": self.go_backwards,
             "stateful": self.stateful,
+            "condition_size": self.condition_size,
             "unroll": self.unroll,
             "fused": self.fused,
             "rematerialize": self.rematerialize,
@@ -1065,7 +1131,13 @@ class MixedGroupKernel(ConvolutionKernel):
     """
 
     def __init__(
-        self, kernel_size: int, filters: int, *, groups: Sequence[int], recurrent: bool, **kwargs: Any
+        self,
+        kernel_size: int,
+        filters: int,
+        *,
+        groups: Sequence[int],
+        recurrent: bool,
+        **kwargs: Any,
     ) -> None:
         super().__init__(kernel_size, filters, **kwargs)
         if filters % sum(groups):
@@ -1153,12 +1225,11 @@ def find_aux_levels(depth: int, aux_every: int | None, aux_from: str = "bottom")
     return levels
 
 
-def _initializer(identifier, seed, offset):
-    """Returns an initializer, by default N(0, 0.01) with a seed of its own for each weight."""
+def _initializer(identifier, seed, weight):
+    """Returns an initializer, by default N(0, 0.01) with the weight's seed."""
     if identifier is not None:
         return keras.initializers.get(identifier)
-    seed = None if seed is None else seed + offset
-    return keras.initializers.RandomNormal(stddev=0.01, seed=seed)
+    return keras.initializers.RandomNormal(0.0, 0.01, sub_seed(seed, "TrellisLayer", weight))
 
 
 def _check_groups(units, depth, groups, kernel_structure, group_starts):
