@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers.base import StatefulMixin, at_least_float32, check_tokens
+from trellis_keras.layers.base import StatefulMixin, at_least_float32, check_tokens, sub_seed
 from trellis_keras.layers.heads import DenseHead, Head
 from trellis_keras.layers.regularization import EmbeddingDropout, VariationalDropout
 from trellis_keras.models import generation, losses
@@ -146,7 +146,7 @@ class LanguageModel(BackboneModel):
         self.seed = seed
 
         def seed_of(part):
-            return None if seed is None else seed + part
+            return sub_seed(seed, "LanguageModel", part)
 
         def uniform(part):
             return keras.initializers.RandomUniform(-0.1, 0.1, seed=seed_of(part))
@@ -155,12 +155,12 @@ class LanguageModel(BackboneModel):
         self.embedding = keras.layers.Embedding(
             vocabulary_size,
             embedding_dim,
-            uniform(0) if embeddings_initializer is None else embeddings_initializer,
+            uniform("embedding") if embeddings_initializer is None else embeddings_initializer,
             name="embedding",
             **policy,
         )
         self.embedding_dropout = EmbeddingDropout(
-            embedding_dropout, vocabulary_size, seed_of(1), **policy
+            embedding_dropout, vocabulary_size, seed_of("embedding_dropout"), **policy
         )
         kinds = {"variational": VariationalDropout, "element": keras.layers.Dropout}
         if input_dropout_kind not in kinds:
@@ -168,12 +168,16 @@ class LanguageModel(BackboneModel):
                 f"`input_dropout_kind` must be one of {sorted(kinds)}. "
                 f"Received: {input_dropout_kind!r}"
             )
-        self.input_dropout = kinds[input_dropout_kind](input_dropout, seed=seed_of(2), **policy)
+        self.input_dropout = kinds[input_dropout_kind](
+            input_dropout, seed=seed_of("input_dropout"), **policy
+        )
         self.backbone = backbone
-        self.output_dropout = VariationalDropout(output_dropout, seed_of(3), **policy)
-        self.aux_dropout = VariationalDropout(output_dropout, seed_of(4), **policy)
+        self.output_dropout = VariationalDropout(
+            output_dropout, seed_of("output_dropout"), **policy
+        )
+        self.aux_dropout = VariationalDropout(output_dropout, seed_of("aux_dropout"), **policy)
         if head is None:
-            head = DenseHead(vocabulary_size, uniform(5), name="head", **policy)
+            head = DenseHead(vocabulary_size, uniform("head"), name="head", **policy)
         self.head = head
         self._check_head()
         if tie_embeddings:
@@ -727,6 +731,12 @@ def _check_backbone(backbone, aux_weight):
         raise ValueError("The backbone of a language model must have return_state=False.")
     if not getattr(backbone, "return_sequences", True):
         raise ValueError("The backbone of a language model must have return_sequences=True.")
+    if not getattr(backbone, "is_causal", True):
+        raise ValueError(
+            "The outputs of a language model's backbone must not depend on later tokens: "
+            'go_backwards=False and, of a TCN, padding="causal". '
+            f"Received: {backbone}"
+        )
     if getattr(backbone, "output_length", None) is not None:
         raise ValueError(
             "The backbone of a language model must have output_length=None: the targets say which "

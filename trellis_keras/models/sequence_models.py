@@ -4,7 +4,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers.base import at_least_float32, check_positive, resolve_mask
+from trellis_keras.layers.base import (
+    at_least_float32,
+    check_positive,
+    resolve_mask,
+    sub_seed,
+)
 from trellis_keras.models.base import (
     BackboneModel,
     check_no_class_weight,
@@ -67,15 +72,18 @@ class SequenceModel(BackboneModel):
                 f"Received: {backbone}"
             )
         if kernel_initializer is None:
-            kernel_initializer = keras.initializers.GlorotUniform(seed=seed)
+            kernel_initializer = keras.initializers.GlorotUniform(
+                seed=sub_seed(seed, "SequenceModel", "head")
+            )
         policy = self.dtype_policy
         self.backbone = backbone
         self.per_step = per_step
         self.seed = seed
-        self.input_dropout = keras.layers.Dropout(input_dropout, seed=seed, dtype=policy)
-        self.output_dropout = keras.layers.Dropout(
-            output_dropout, seed=None if seed is None else seed + 1, dtype=policy
+        input_seed, output_seed = (
+            sub_seed(seed, "SequenceModel", name) for name in ("input_dropout", "output_dropout")
         )
+        self.input_dropout = keras.layers.Dropout(input_dropout, seed=input_seed, dtype=policy)
+        self.output_dropout = keras.layers.Dropout(output_dropout, seed=output_seed, dtype=policy)
         self.head = keras.layers.Dense(
             units,
             kernel_initializer=kernel_initializer,

@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from trellis_keras.layers import base
 from trellis_keras.training import run
 from trellis_keras.zoo import results
 from trellis_keras.zoo.recipe import Entry, Recipe, Training, known_options, suggestion
@@ -156,7 +157,7 @@ def _function(entry):
 
 def sub_seed(seed: int | None, offset: int) -> int | None:
     """Returns the seed of a part of a model: no two parts draw the same numbers."""
-    return None if seed is None else seed + offset
+    return base.sub_seed(seed, "zoo", offset)
 
 
 def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
