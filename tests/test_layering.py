@@ -16,7 +16,7 @@ LEVELS = [
     {"layers"},
     {"models"},
     {"data", "training"},
-    {"theorem1", "export", "scoring", "torch_weights"},
+    {"theorem1", "export", "interop", "scoring", "torch_weights"},
     {"zoo"},
     {"cli"},
     {"__main__"},

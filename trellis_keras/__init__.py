@@ -6,6 +6,7 @@ __version__ = "0.1.0"
 from trellis_keras import (
     data,
     export,
+    interop,
     kernels,
     layers,
     models,
@@ -18,6 +19,7 @@ from trellis_keras import (
 __all__ = [
     "data",
     "export",
+    "interop",
     "kernels",
     "layers",
     "models",

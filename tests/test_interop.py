@@ -1,0 +1,216 @@
+"""interop: weights of keras-tcn. The fixture was made by keras-tcn (see make_keras_tcn_fixture)."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from tests.support.golden import load_golden
+from tests.support.layer_checks import made
+from tests.support.make_keras_tcn_fixture import CASES, SHAPE, keras_tcn_layer
+from trellis_keras.interop import from_keras_tcn, load_keras_tcn
+from trellis_keras.layers import TCN
+
+both = pytest.mark.both_backends
+
+# Our arguments for the cases of the fixture.
+OURS = {
+    "plain": {
+        "filters": 5,
+        "kernel_size": 3,
+        "depth": 3,
+        "skip_connections": True,
+        "return_sequences": False,
+    },
+    "no skip connections": {"filters": [4, 6], "kernel_size": 2, "dilations": [1, 3]},
+    "two stacks": {
+        "filters": 3,
+        "kernel_size": 4,
+        "dilations": 2 * [1, 2],
+        "skip_connections": True,
+        "return_sequences": False,
+        "go_backwards": True,
+        "weight_norm": False,
+    },
+    "layer normalization": {
+        "filters": 6,
+        "kernel_size": 2,
+        "dilations": [2, 1],
+        "skip_connections": True,
+        "normalization": "layer",
+    },
+    "batch normalization": {
+        "filters": 4,
+        "kernel_size": 3,
+        "dilations": 2 * [1, 2],
+        "return_sequences": False,
+    },
+    "centered": {
+        "filters": 4,
+        "kernel_size": 4,
+        "depth": 3,
+        "skip_connections": True,
+        "padding": "same",
+        "activation": "linear",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    return load_golden("keras_tcn")
+
+
+def weights_of(arrays, name):
+    return [arrays[key] for key in sorted(arrays) if key.startswith(f"{name}.w")]
+
+
+def assert_equal_outputs(found, expected):
+    error = np.max(np.abs(np.asarray(found) - expected))
+    assert error <= 1e-6 * np.max(np.abs(expected))
+
+
+@both
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_are_those_of_keras_tcn(name, arrays):
+    layer = made(functools.partial(TCN, **OURS[name]), SHAPE)
+    load_keras_tcn(layer, weights_of(arrays, name))
+    assert_equal_outputs(layer(arrays[f"{name}.x"]), arrays[f"{name}.y"])
+
+
+def test_in_a_model(arrays):
+    def model():
+        return keras.Sequential(
+            [
+                keras.Input(SHAPE[1:]),
+                keras.layers.LayerNormalization(),
+                TCN(**OURS["two stacks"]),
+                keras.layers.Dense(2),
+            ]
+        )
+
+    new = model()
+    random = np.random.default_rng(0)
+    norm = [random.normal(size=3).astype("float32") for _ in range(2)]
+    dense = [random.normal(size=shape).astype("float32") for shape in ((3, 2), (2,))]
+    load_keras_tcn(new, [*norm, *weights_of(arrays, "two stacks"), *dense])
+    x = arrays["two stacks.x"]
+    layer = made(functools.partial(TCN, **OURS["two stacks"]), SHAPE)
+    load_keras_tcn(layer, weights_of(arrays, "two stacks"))
+    assert_equal_outputs(new(x), layer(new.layers[0](x)) @ dense[0] + dense[1])
+    np.testing.assert_array_equal(new.layers[0].gamma, norm[0])
+
+
+def test_weights_that_do_not_fit(arrays):
+    plain = functools.partial(TCN, **OURS["plain"])
+    weights = weights_of(arrays, "plain")
+    layer = made(plain, SHAPE)
+    before = layer.get_weights()
+    for given, message in (
+        (weights[:-1], "weights end before block_3, convolution_2, bias of shape .5,."),
+        ([*weights, weights[0]], r"1 arrays are left over, of shapes \[.3, 3, 5.\]"),
+        ([weights[0][:2], *weights[1:]], r"block_1, .*needs .* \(3, 3, 5\). Received.*\(2, 3, 5\)"),
+        (weights_of(arrays, "layer normalization"), "have layer normalization.*must be 'layer'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_keras_tcn(layer, given)
+    for found, expected in zip(layer.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    for other, message in (
+        (made(plain, SHAPE, normalization="layer"), "have no normalization.*must be None"),
+        (made(plain, SHAPE, activation="silu"), "applies the activation twice"),
+        (made(plain, SHAPE, residual=False), "residual=True.*Received.*residual=False"),
+        (plain(), "not built"),
+        (keras.layers.Dense(3), "must be a TCN or a model"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_keras_tcn(other, weights)
+
+
+# With keras-tcn itself, where it is installed. The cases after the first are those of its own test
+# program (tasks/tcn_call_test.py): output shapes, receptive fields and normalizations.
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="keras-tcn needs TensorFlow")
+@pytest.mark.parametrize("name", CASES)
+def test_conversion_of_a_layer(name):
+    pytest.importorskip("tcn")
+    old, x, y = keras_tcn_layer(CASES[name], seed=9)
+    new = from_keras_tcn(old)
+    assert_equal_outputs(new(x), y)
+    assert new.receptive_field == old.receptive_field
+    config = new.get_config()
+    assert TCN.from_config(config).get_config() == config
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("time", [20, None])
+@pytest.mark.parametrize("return_sequences", [True, False])
+@pytest.mark.parametrize("padding", ["causal", "same"])
+def test_shapes_as_in_keras_tcn(padding, return_sequences, time):
+    options = {"padding": padding, "return_sequences": return_sequences}
+    make = functools.partial(TCN, 16, 3, depth=6, dropout_kind="spatial", skip_connections=True)
+    if padding == "same" and not return_sequences:
+        with pytest.raises(ValueError, match="the step in the middle"):
+            make(**options)
+        return
+    assert make(**options).compute_output_shape((None, time, 4)) == (
+        (None, time, 16) if return_sequences else (None, 16)
+    )
+    inputs = keras.Input((time, 4))
+    model = keras.Model(inputs, make(**options)(inputs))
+    model.compile("adam", "mse")
+    for steps in (5, 1, 10) if time is None else (time,):
+        found = model(np.random.rand(1, steps, 4))
+        assert found.shape == ((1, steps, 16) if return_sequences else (1, 16))
+
+
+@pytest.mark.slow
+def test_receptive_fields_as_in_keras_tcn():
+    for kernel_size, dilations, stacks, expected in (
+        (3, [1, 3, 5], 1, 37),
+        (4, [1, 2, 4, 8, 16, 32], 1, 379),
+        (3, [1, 2, 4, 8, 16, 32], 1, 253),
+        (3, [1, 2, 4, 8, 16], 1, 125),
+        (3, [1, 2, 4, 8], 1, 61),
+        (3, [1, 2, 4], 1, 29),
+        (3, [1, 2, 4], 2, 57),
+        (3, [1, 2, 4, 8], 2, 121),
+        (4, [1, 2, 4, 8], 1, 91),
+        (5, [1, 2], 1, 25),
+        (6, [1, 2], 1, 31),
+    ):
+        layer = TCN(64, kernel_size, dilations=stacks * dilations)
+        assert layer.receptive_field == expected
+
+
+@pytest.mark.slow
+def test_normalizations_as_in_keras_tcn():
+    for options in ({"weight_norm": True}, {"weight_norm": False}, {"normalization": "layer"}):
+        layer = TCN(64, 3, depth=6, return_sequences=False, **options)
+        model = keras.Sequential([keras.Input((20, 2)), layer])
+        model.compile("adam", "mse")
+        assert model.output_shape == (None, 64)
+    with pytest.raises(ValueError, match="Batch statistics would mix later steps"):
+        TCN(64, 3, depth=6, use_batch_norm=True)
+
+
+@pytest.mark.slow
+def test_saved_and_bidirectional_as_in_keras_tcn(tmp_path):
+    inputs = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(50, 16)(inputs)
+    layer = TCN(12, 6, depth=3, dropout=0.5, dropout_kind="spatial", return_sequences=False)
+    x = keras.layers.Bidirectional(layer)(x)
+    model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(x))
+    tokens = np.ones((1, 100), "int32")
+    expected = model.predict(tokens, verbose=0)
+    model.save_weights(tmp_path / "model.weights.h5")
+    loaded = keras.models.model_from_json(model.to_json())
+    loaded.load_weights(tmp_path / "model.weights.h5")
+    np.testing.assert_allclose(loaded.predict(tokens, verbose=0), expected, atol=1e-6)
+    both_ways = model.layers[2]
+    assert both_ways.backward_layer.receptive_field == both_ways.forward_layer.receptive_field
+    assert ops.shape(both_ways(ops.ones((1, 7, 16)))) == (1, 24)

@@ -1,0 +1,194 @@
+"""Weights of other packages' layers: keras-tcn (https://github.com/philipperemy/keras-tcn).
+
+docs/keras_tcn.md says what else changes for its users. PyTorch weights of the papers' authors are
+read by `torch_weights`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from trellis_keras.layers import TCN
+
+__all__ = ["from_keras_tcn", "load_keras_tcn"]
+
+# The default epsilon of `keras.layers.BatchNormalization`, which keras-tcn uses.
+_EPSILON = 1e-3
+
+
+def from_keras_tcn(layer: Any) -> TCN:
+    """Returns a `TCN` with the architecture and the weights of a keras-tcn layer.
+
+    Args:
+        layer: Built `tcn.TCN` of keras-tcn 3.5.
+
+    Returns:
+        A built `layers.TCN` that computes the same outputs. Its kernels have no weight
+        normalization, and batch normalization is folded into them.
+
+    Raises:
+        ValueError: The layer is not built, or has options without a counterpart: another
+            `activation` than `"relu"` or `"linear"` (which keras-tcn applies twice at the end of a
+            branch), or `padding="same"` with `return_sequences=False`.
+
+    Example:
+
+        import tcn
+
+        old = keras.models.load_model("model.keras", custom_objects={"TCN": tcn.TCN})
+        new = keras.Sequential([from_keras_tcn(old.layers[0]), *old.layers[1:]])
+    """
+    if not layer.built or not layer.weights:
+        raise ValueError(f"{layer.name} is not built, so it has no weights to convert.")
+    config = layer.get_config()
+    filters, stacks = config["nb_filters"], config["nb_stacks"]
+    new = TCN(
+        filters if isinstance(filters, int) else stacks * list(filters),
+        config["kernel_size"],
+        dilations=stacks * list(config["dilations"]),
+        dropout=config["dropout_rate"],
+        dropout_kind="spatial",
+        weight_norm=False,
+        activation=config["activation"],
+        normalization="layer" if config["use_layer_norm"] else None,
+        padding=config["padding"],
+        skip_connections=config["use_skip_connections"],
+        return_sequences=config["return_sequences"],
+        go_backwards=config["go_backwards"],
+        name=layer.name,
+        dtype=layer.dtype_policy,
+    )
+    new.build((None, None, layer.weights[0].shape[1]))
+    load_keras_tcn(new, layer)
+    return new
+
+
+def load_keras_tcn(model: keras.Layer, weights: Any) -> None:
+    """Loads weights of keras-tcn into a `TCN`, or into a model with `TCN`s.
+
+    The outputs are those of keras-tcn if the architectures are equal: filters, kernel size,
+    dilations, `skip_connections`, `padding` and `normalization` (which only in part show in the
+    weights). Weights with batch normalization load into a `TCN` without normalization: they are
+    folded into the kernels, with the moving statistics. With `weight_norm=True` the gains are the
+    norms of the kernels.
+
+    Args:
+        model: Built `TCN`, or a built `keras.Sequential` or functional model that has `TCN`s where
+            the keras-tcn model has its own, and equal layers elsewhere.
+        weights: The keras-tcn layer or model, or its `get_weights()`.
+
+    Raises:
+        ValueError: There is no `TCN` or it is not built, the weights have other shapes or another
+            number than expected, or the `TCN` has options that keras-tcn lacks. The model is
+            unchanged then.
+
+    Example:
+
+        load_keras_tcn(new_model, old_model.get_weights())
+    """
+    is_model = isinstance(model, keras.Model)
+    layers = model.layers if is_model else [model]
+    if not any(isinstance(layer, TCN) for layer in layers):
+        raise ValueError(
+            f"`model` must be a TCN or a model with TCNs among its layers. Received: {model!r} "
+            f"with layers {[layer.name for layer in layers]}"
+        )
+    source = _Arrays(weights.get_weights() if hasattr(weights, "get_weights") else weights)
+    pairs: list[tuple[keras.Variable, np.ndarray]] = []
+    for layer in layers:
+        if isinstance(layer, TCN):
+            pairs += _match_tcn(layer, source)
+        else:
+            pairs += [(weight, source.take(weight.path, weight.shape)) for weight in layer.weights]
+    if source.left:
+        raise ValueError(
+            f"{model.name} has fewer weights than the keras-tcn model: {len(source.left)} arrays "
+            f"are left over, of shapes {[a.shape for a in source.left]}"
+        )
+    for weight, array in pairs:
+        weight.assign(array)
+
+
+class _Arrays:
+    """Arrays to take one by one."""
+
+    def __init__(self, arrays: Sequence[np.ndarray]):
+        self.left = [np.asarray(array) for array in arrays]
+
+    def take(self, name, shape):
+        """Returns the next array, which must have this shape."""
+        if not self.left:
+            raise ValueError(f"The weights end before {name} of shape {tuple(shape)}.")
+        array = self.left.pop(0)
+        if array.shape != tuple(shape):
+            raise ValueError(
+                f"{name} needs an array of shape {tuple(shape)}. Received: shape {array.shape}. "
+                "The keras-tcn layer must have equal filters, kernel size, number of blocks and "
+                "input channels."
+            )
+        return array
+
+    def count_vectors(self):
+        """Returns the number of vectors between the first kernel's bias and the second kernel."""
+        dimensions = [array.ndim for array in self.left[2:]]
+        return dimensions.index(3) if 3 in dimensions else 0
+
+
+def _match_tcn(layer, source):
+    """Returns pairs of a TCN's variables and the arrays for them, in the order of keras-tcn."""
+    _check(layer)
+    vectors, normalization = source.count_vectors(), layer.blocks[0].normalization
+    expected = 2 if normalization == "layer" else 0
+    if vectors != expected and (vectors, expected) != (4, 0):
+        kinds = {0: "no", 2: "layer", 4: "batch"}
+        raise ValueError(
+            f"The weights have {kinds.get(vectors, vectors)} normalization, but {layer.name} has "
+            f"normalization={normalization!r}. It must be "
+            f"{'layer' if vectors == 2 else None!r}."
+        )
+    pairs = []
+    for block in layer.blocks:
+        for n, convolution in enumerate(block.convolutions):
+            name = f"{block.name}, {convolution.name}"
+            kernel = source.take(name, convolution.kernel.shape)
+            bias = source.take(f"{name}, bias", block.biases[n].shape)
+            if vectors == 4:
+                parts = [source.take(f"{name}, batch normalization", bias.shape) for _ in range(4)]
+                kernel, bias = _fold(kernel, bias, *parts)
+            pairs += [(convolution.kernel, kernel), (block.biases[n], bias)]
+            if convolution.gain is not None:
+                pairs.append((convolution.gain, np.sqrt(np.sum(kernel**2, axis=(0, 1)))))
+            if vectors == 2:
+                for variable in (block.norms[n].gamma, block.norms[n].beta):
+                    pairs.append((variable, source.take(variable.path, variable.shape)))
+        if block.shortcut is not None:
+            kernel, bias = block.shortcut.kernel, block.shortcut.bias
+            name = f"{block.name}, shortcut"
+            pairs.append((kernel, source.take(name, (1, *kernel.shape))[0]))
+            pairs.append((bias, source.take(f"{name}, bias", bias.shape)))
+    return pairs
+
+
+def _check(layer):
+    """Raises ValueError unless keras-tcn can have weights for a TCN."""
+    if not layer.built:
+        raise ValueError(f"{layer.name} is not built: call it once, or `build(input_shape)`.")
+    block = layer.blocks[0]
+    if block.activation not in (keras.activations.relu, keras.activations.linear):
+        raise ValueError(
+            "keras-tcn applies the activation twice at the end of a branch, which only relu and "
+            f"linear allow to skip. Received: {layer.name} with activation={block.activation!r}"
+        )
+    if not block.residual or layer.condition_size is not None:
+        raise ValueError(
+            "keras-tcn has only blocks with residual=True and condition_size=None. Received: "
+            f"{layer.name} with residual={block.residual}, condition_size={layer.condition_size}"
+        )
+
+
+def _fold(kernel, bias, gamma, beta, mean, variance):
+    """Returns the kernel and bias of a convolution with batch normalization in inference."""
+    scale = gamma / np.sqrt(variance + _EPSILON)
+    return kernel * scale, (bias - mean) * scale + beta
