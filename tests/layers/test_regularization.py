@@ -41,8 +41,9 @@ def test_auxiliary_axis():
     assert np.any(y[:, 0] != y[:, 1])
 
 
-def test_a_word_is_dropped_everywhere():
-    tokens = np.array([[1, 2, 1], [2, 1, 1]])
+@pytest.mark.parametrize("dtype", ["int64", "int8", "uint8"])
+def test_a_word_is_dropped_everywhere(dtype):
+    tokens = np.array([[1, 2, 1], [2, 1, 1]], dtype)
     y = EmbeddingDropout(0.5, input_dim=3, seed=4)(ONES[:2, :3], tokens, training=True)
     y = np.asarray(y)[..., 0]
     for word in (1, 2):

@@ -127,6 +127,8 @@ class EmbeddingDropout(_MaskDropout):
     def call(self, embedded: Tensor, tokens: Tensor, training: bool = False) -> Tensor:
         if not self.is_active(training):
             return embedded
+        # TensorFlow gathers by int32 and int64 only, and bytes are uint8.
+        tokens = ops.cast(tokens, "int32")
         return embedded * ops.take(self.draw((self.input_dim, 1)), tokens, axis=0)
 
     def compute_output_shape(
