@@ -91,7 +91,7 @@ LAYERS = {
     [
         "tcn",
         pytest.param("other options", marks=pytest.mark.slow_elsewhere),
-        pytest.param("centered", marks=pytest.mark.slow_elsewhere),
+        pytest.param("centered", marks=pytest.mark.slow),
     ],
 )
 @both
