@@ -246,7 +246,7 @@ def test_kernels_equal_the_plain_pass(name, floatx, loops):
 @only_tensorflow
 @pytest.mark.parametrize(
     "name",
-    slow_but(["dilation cycle", "user", "masked", "groups", "condition"], "masked", "groups")
+    slow_but(["dilation cycle", "user", "masked", "groups", "condition"], "masked", "groups"),
 )
 def test_under_xla_with_unknown_batch(name, floatx, loops, monkeypatch):
     monkeypatch.setattr(mixed_group, "is_worthwhile", lambda groups: True)
