@@ -49,7 +49,7 @@ setup(
     ],
     extras_require={
         "test": TEST,
-        "dev": [*TEST, "ruff>=0.6", "build>=1"],
+        "dev": [*TEST, "ruff>=0.6", "mypy>=1.13", "build>=1"],
         "gpu": ["tensorflow[and-cuda]>=2.18"],
         "jax": JAX,
         "serving": SERVING,
@@ -58,6 +58,8 @@ setup(
     entry_points={"console_scripts": ["trellis-keras = trellis_keras.cli:main"]},
     classifiers=[
         "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
 )
