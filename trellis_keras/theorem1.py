@@ -519,7 +519,8 @@ def _set_cell_weights(layer, weights):
 
 def _trellis_weights(layer, blocks):
     kernel, recurrent_kernel, bias = map(
-        ops.convert_to_numpy, (layer.kernel.uncast(), layer.recurrent_kernel.uncast(), layer.bias)
+        ops.convert_to_numpy,
+        (layer.kernel.effective_kernel(), layer.recurrent_kernel.effective_kernel(), layer.bias),
     )
     return _Weights(
         kernel.reshape(*kernel.shape[:2], blocks, layer.units),

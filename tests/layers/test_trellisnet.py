@@ -128,7 +128,7 @@ def numpy_trellisnet(layer, x, initial):
     cell = type(layer.cell).__name__.removesuffix("Gates").lower()
     units, taps = layer.units, range(layer.kernel_size)
     kernel, recurrent = (
-        np.asarray(k.uncast()).reshape(
+        np.asarray(k.effective_kernel()).reshape(
             layer.kernel_size, -1, layer.cell.kernel_units // units, units
         )
         for k in (layer.kernel, layer.recurrent_kernel)

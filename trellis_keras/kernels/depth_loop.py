@@ -32,9 +32,9 @@ def run_levels(
         plan: `cone.Cone` with blocks.
         states: States of level 0 at its positions, each (batch, positions, units), or None for
             zeros, also before the first step.
-        level: Function (i, below, earlier, injected) that returns the states of level i; `earlier`
-            as in `TrellisLayer._level`. In a loop i is the level of the first turn: its dilation
-            and positions are those of the others.
+        level: Function (i, below, read_taps, injected) that returns the states of level i, where
+            `read_taps` is as in `TrellisLayer._level`. In a loop i is the level of the first turn:
+            its dilation and positions are those of the others.
         injection: `SharedInjection` of the input.
         loop: Function (first, turn, states, injected, turns) that returns the states after all
             turns of a loop whose first level is `first`, such as `repeat`.
@@ -65,12 +65,12 @@ def run_levels(
 
 
 def _reader(plan, level, below):
-    """Returns the function that reads the positions of the level below, some steps earlier."""
+    """Returns the function `read_taps` of a level, see `TrellisLayer._level`."""
 
-    def earlier(z, z_0, steps):
+    def read_taps(z, z_0, steps):
         return gather_taps(z, [plan.read(level, s, below) for s in steps], z_0)
 
-    return earlier
+    return read_taps
 
 
 class SharedInjection:

@@ -80,7 +80,7 @@ class LRUCell(RecurrentCell):
         ValueError: An argument out of range, an input whose width is not `units`, or states of the
             wrong number or shape.
 
-    `LRU` is the faster layer of the same function. It also repeats outputs in masked steps as
+    `LRU` computes the same function faster. It also repeats outputs in masked steps as
     Keras documents it; `keras.layers.RNN` on JAX repeats the state there, which for this cell
     differs from the output.
 
@@ -369,7 +369,9 @@ class LRU(
         self.input_channels = input_shape[-1]
         shape = (None, None, self.input_channels)
         projects = self.input_projection
-        if self.input_channels != self.units if projects is None else projects:
+        if projects is None:
+            projects = self.input_channels != self.units
+        if projects:
             self.projection = keras.layers.Dense(
                 self.units,
                 kernel_initializer=seeded(

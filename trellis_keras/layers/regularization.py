@@ -288,10 +288,10 @@ class ConvolutionKernel(keras.layers.Layer):
         return kernel
 
     def call(self, training: bool = False) -> Tensor:
-        return ops.cast(self.uncast(training), self.compute_dtype)
+        return ops.cast(self.effective_kernel(training), self.compute_dtype)
 
-    def uncast(self, training: bool = False) -> Tensor:
-        """Returns the kernel in the variables' dtype, for a loop that casts it in each turn."""
+    def effective_kernel(self, training: bool = False) -> Tensor:
+        """Returns the kernel in the variables' dtype, after DropConnect and weight norm."""
         kernel = self.apply_connections(ops.convert_to_tensor(self.kernel))
         kernel = self.drop_connect(kernel, training=training)
         if self.gain is not None:

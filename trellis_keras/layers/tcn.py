@@ -199,7 +199,9 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
         ]
         self.norms = []
         if normalization is not None:
-            self.norms = [keras.layers.LayerNormalization(dtype=self.dtype_policy) for _ in "12"]
+            self.norms = [
+                keras.layers.LayerNormalization(dtype=self.dtype_policy) for _ in range(2)
+            ]
         self.shortcut: keras.layers.Dense | None = None
 
     def build(self, input_shape: Shape) -> None:

@@ -311,8 +311,8 @@ class TrellisLayer(
         mask: Boolean tensor (batch, time). Masked steps are treated as steps before the sequence: x
             is zero and the states of every level are the initial ones. Pre- and post-padding
             therefore give the outputs of the unpadded sequence. Defaults to None.
-        output_length: Overrides the constructor's for this call. (A mask that Keras passes on to
-            the next layer has the constructor's.)
+        output_length: Overrides the constructor's for this call. (The mask that
+            Keras passes on has the constructor's length.)
         condition: Tensor (batch, condition_size), with `condition_size` only.
 
     Returns:
@@ -501,7 +501,7 @@ class TrellisLayer(
         farthest = np.full(len(groups), -np.inf)  # steps back to the oldest x in a group's state
         for level in range(1, self.depth + 1):
             oldest_tap = (self.kernel_size - 1) * self.dilation(level)
-            # The gates read the states one dilation ago even if the kernel has but one tap.
+            # The gates read the states one dilation ago even if the kernel has only one tap.
             own = farthest + max(oldest_tap, self.dilation(level))
             x = 0 if self.injects_input(level) else -np.inf
             if self.kernel_structure == "mixed_group":
@@ -535,7 +535,7 @@ class TrellisLayer(
             x = ops.where(mask[..., None], x, ops.zeros_like(x))
         needs_states = self.return_state or self.stateful
         steps = self._output_steps(output_length)
-        # The last valid step of a masked row can be any one.
+        # The last valid step of a masked row may lie anywhere.
         any_step = mask is not None and (needs_states or not self.return_sequences)
 
         weights = self._weights(training, ops.shape(x)[0], self._conditioning(condition))
@@ -562,10 +562,15 @@ class TrellisLayer(
         return ops.cast(added, self.state_dtype)
 
     def _weights(self, training=False, batch_size=None, conditioning=None):
-        """Returns the `_Weights` of a call, with its DropConnect and dropout masks."""
+        """Returns the `_Weights` of a call, with its dropout mask.
+
+        `ConvolutionKernel.effective_kernel` applies DropConnect and weight normalization.
+        """
         kernel = self.cell.arrange(self.kernel(training=training))
         # In the states' dtype: weights alone can be narrower, under the policy "bfloat16".
-        recurrent = ops.cast(self.recurrent_kernel.uncast(training=training), self.state_dtype)
+        recurrent = ops.cast(
+            self.recurrent_kernel.effective_kernel(training=training), self.state_dtype
+        )
         recurrent = self.cell.arrange(recurrent)
         bias = ops.cast(self.bias, self.state_dtype)
         if conditioning is not None:
@@ -605,7 +610,7 @@ class TrellisLayer(
             {level: h (batch, time, units)}, and the states of the last level.
         """
 
-        def earlier(z, z_0, steps):
+        def read_taps(z, z_0, steps):
             return ops.concatenate([shift(z, s, z_0) for s in steps], axis=-1)
 
         outputs = {}
@@ -613,12 +618,12 @@ class TrellisLayer(
         for i in range(1, self.depth + 1):
             injected = weights.bias
             if self.injects_input(i):
-                injected = self._injection(x, weights, earlier, self.dilation(i))
+                injected = self._injection(x, weights, read_taps, self.dilation(i))
             states = self._level(
                 states,
                 initial,
                 weights,
-                earlier,
+                read_taps,
                 injected,
                 self.dilation(i),
                 self.active_channels(i),
@@ -627,36 +632,36 @@ class TrellisLayer(
             outputs[i] = states[0]
         return outputs, states
 
-    def _injection(self, x, weights, earlier, dilation):
+    def _injection(self, x, weights, read_taps, dilation):
         """Returns x's part of a level and the bias: sum_j x_{t-jd} Wx[k-1-j] + b.
 
         Args:
             x: Tensor (batch, time, channels).
-            weights, earlier, dilation: As in `_level`.
+            weights, read_taps, dilation: As in `_level`.
         """
         taps, channels, filters = weights.kernel.shape
-        seen = earlier(x, None, [j * dilation for j in reversed(range(taps))])
+        seen = read_taps(x, None, [j * dilation for j in reversed(range(taps))])
         kernel = ops.reshape(weights.kernel, (taps * channels, filters))
         return ops.cast(product(seen, kernel), self.state_dtype) + weights.bias
 
-    def _level(self, below, initial, weights, earlier, injected, dilation, active=None):
+    def _level(self, below, initial, weights, read_taps, injected, dilation, active=None):
         """The equation of a level (Bai et al. 2019, Eqs. 1, 2 and 12).
 
             a_t = injected_t + sum_j (m * h^{i-1}_{t-jd}) Wh[k-1-j],    j = 0..k-1
             h^i_t, c^i_t = f(a_t, h^{i-1}_{t-d}, c^{i-1}_{t-d})
 
         Every pass over the net uses it. They differ in the positions that they compute, and so in
-        the function `earlier` that reads the level below.
+        the function `read_taps` that reads the level below.
 
         Args:
             below: States of level i - 1: h, with LSTM gates also c; each (batch, positions below,
                 units).
             initial: States before the first step, each (batch, units), or None for zeros.
             weights: `_Weights` of the call.
-            earlier: Function (z, z_0, steps) from a tensor z (batch, positions below, channels) of
-                the level below, its value z_0 (batch, channels) before the first step, and a list
-                of n numbers of steps, to z that many steps earlier at the positions of this
-                level, side by side: (batch, positions, n * channels).
+            read_taps: Function (z, z_0, steps) that reads the tensor z (batch, positions below,
+                channels) at t - s for every position t of this level and every s of the list
+                `steps`, side by side: (batch, positions, n * channels). Before the first step it
+                reads z_0 (batch, channels).
             injected: What `_injection` returns, (batch, positions, preactivations), or the bias.
             dilation: d, integer or scalar tensor.
             active: Booleans (units,), False for channels that start at a later level, or None.
@@ -671,11 +676,11 @@ class TrellisLayer(
         h = ops.cast(h, self.compute_dtype)
         h_0 = None if h_0 is None else ops.cast(h_0, self.compute_dtype)
         # (batch, positions, k * units): the oldest tap first
-        seen = earlier(h, h_0, [j * dilation for j in reversed(range(self.kernel_size))])
+        seen = read_taps(h, h_0, [j * dilation for j in reversed(range(self.kernel_size))])
         # (batch, positions, preactivations)
         a = ops.cast(weights.hidden_product(seen), self.state_dtype) + injected
         # each (batch, positions, units)
-        past = [earlier(s, s_0, [dilation]) for s, s_0 in zip(below, initial, strict=True)]
+        past = [read_taps(s, s_0, [dilation]) for s, s_0 in zip(below, initial, strict=True)]
         return self._gated_states(a, past, active)
 
     def _gated_states(self, a, past, active=None):
@@ -724,7 +729,7 @@ class TrellisLayer(
             time: Length of the input, or None if unknown.
             output_length: Number of last outputs that are wanted. Defaults to all.
         """
-        # The gates read the states one dilation ago even if the kernel has but one tap.
+        # The gates read the states one dilation ago even if the kernel has only one tap.
         taps = max(self.kernel_size, 2)
         starts = self.group_starts or []
         return cone.plan_levels(
@@ -754,18 +759,18 @@ class TrellisLayer(
             return self._apply_mask(states, initial, gather(mask[..., None], read)[..., 0])
 
         def inject(positions, dilation):
-            def earlier(z, z_0, steps):
+            def read_taps(z, z_0, steps):
                 return gather_taps(z, [cone.read(positions, everything, s) for s in steps], z_0)
 
-            return self._injection(x, weights, earlier, dilation)
+            return self._injection(x, weights, read_taps, dilation)
 
-        def level(i, below, earlier, injected):
+        def level(i, below, read_taps, injected):
             d, active = self.dilation(i), self.active_channels(i)
             if below is None:  # zeros, which add nothing
                 zeros = self._zero_states(x, ops.shape(injected)[1])
                 states = self._gated_states(injected, zeros, active)
             else:
-                states = self._level(below, initial, weights, earlier, injected, d, active)
+                states = self._level(below, initial, weights, read_taps, injected, d, active)
             return apply_mask(states, i)
 
         def loop(i, turn, states, injected, turns):
@@ -932,7 +937,7 @@ class TrellisLayer(
         active = self.active_channels(np.arange(1, self.depth + 1))
         active = None if active is None else ops.convert_to_tensor(active)
 
-        def earlier(z, z_0, steps):
+        def read_taps(z, z_0, steps):
             return ops.concatenate([_window(z, s, time) for s in steps], axis=-1)
 
         def level(i, carried):
@@ -945,7 +950,7 @@ class TrellisLayer(
                 below,
                 None,
                 weights,
-                earlier,
+                read_taps,
                 rows[index[i]],
                 d,
                 None if active is None else active[i],
@@ -1004,11 +1009,11 @@ class TrellisLayer(
         dilations = np.array([self.dilation(i) for i in levels])
         distinct = np.unique(dilations[self.injects_input(levels)])
 
-        def earlier(z, z_0, steps):  # steps of all dilations: one product for all of them
+        def read_taps(z, z_0, steps):  # steps of all dilations: one product for all of them
             seen = [[_window(z, s, time) for s in of_tap] for of_tap in steps]
             return ops.concatenate([ops.concatenate(s, axis=0) for s in seen], axis=-1)
 
-        rows = self._injection(inputs, weights._replace(bias=0.0), earlier, distinct)
+        rows = self._injection(inputs, weights._replace(bias=0.0), read_taps, distinct)
         rows = ops.reshape(rows, (len(distinct), -1, *ops.shape(rows)[1:])) + weights.bias
         bias = ops.broadcast_to(weights.bias, ops.shape(rows[:1]))
         index = np.where(self.injects_input(levels), np.searchsorted(distinct, dilations) + 1, 0)

@@ -319,8 +319,8 @@ def set_seeds(model: keras.Model, seed: int, epoch: int) -> None:
 def _make_durable(path, arrays, state):
     """Write a checkpoint so that it survives a kill or a power failure from here on.
 
-    The rename in `atomic_write`, between syncs of file and folder, is the moment. Before it readers
-    see the older checkpoints only.
+    From the rename in `atomic_write` on, readers see the new file. After the sync of the folder
+    that follows, it also survives a power failure.
     """
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
         np.savez(file, state=json.dumps(state), **arrays)
