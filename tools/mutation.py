@@ -133,10 +133,14 @@ class _Sites(ast.NodeVisitor):
 
     def visit_Call(self, node):
         for index in range(len(node.keywords)):
-            if node.keywords[index].arg not in (None, "name"):
+            if node.keywords[index].arg not in (None, "name", "strict"):
                 name = f"argument {node.keywords[index].arg} dropped"
                 self.add(node, name, lambda n, i=index: n.keywords.pop(i))
         self.generic_visit(node)
+
+    def visit_keyword(self, node):
+        if node.arg != "strict":  # of `zip`: an assertion, which changes no result
+            self.generic_visit(node)
 
     def visit_Constant(self, node):
         value = node.value

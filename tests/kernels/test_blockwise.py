@@ -98,7 +98,8 @@ def test_no_more_logits_than_a_block_has():
     ("limit", "steps"), [(1, 1), (2 * 33 * 7 - 1, 6), (2 * 33 * 7, 7), (10**9, 10**9 // 66)]
 )
 def test_steps_within_a_number_of_logits(limit, steps):
-    assert blockwise.steps_within(limit, np.zeros((2, 30, 12)), 33) == steps
+    within = blockwise.steps_within(limit, np.zeros((2, 30, 12)), 33)
+    assert type(within) is int and within == steps
 
 
 def test_blocks_are_of_equal_length():

@@ -9,6 +9,7 @@ from trellis_keras.kernels.cone import (
     Block,
     Cone,
     choose_blocks,
+    find_period,
     interleaved_padding,
     offsets,
     read,
@@ -148,3 +149,11 @@ def test_unknown_length():
 def test_read_refuses_what_is_not_there():
     with pytest.raises(ValueError, match="positions"):
         read(np.array([1, 2, 3]), np.array([1, 3]))
+
+
+@pytest.mark.parametrize(
+    ("cycle", "period"),
+    [([3], 1), ([1, 1, 1], 1), ([1, 2, 1, 2], 2), ([1, 2, 1], 3), ([1, 2, 4], 3)],
+)
+def test_period_of_a_cycle_of_dilations(cycle, period):
+    assert find_period(cycle) == period
