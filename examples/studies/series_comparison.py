@@ -1,0 +1,181 @@
+"""Time series: TCN, TrellisNet and LRU against keras-tcn, LSTM, gradient boosting and naive.
+
+    pip install scikit-learn && pip install --no-deps keras-tcn
+    python examples/studies/series_comparison.py --quick
+
+A forecast of traffic and a classification of exercises, on the data of examples/data. All nets have
+about the same number of parameters, the same windows, batches, epochs and optimizer, and the
+defaults of their layers. Nothing is tuned for any of them: one learning rate, and the weights after
+the last epoch. The test part is the end of the series, or other people.
+"""
+
+import csv
+import statistics
+from typing import Annotated
+
+import typer
+from study import cli
+
+COLUMNS = ["task", "net", "rate", "seed", "parameters", "valid", "mae", "rmse", "accuracy",
+           "seconds"]  # fmt: skip
+STRIDES = {"traffic": 4, "exercises": 12}
+FULL = {"size": 16_000, "epochs": 12, "batch_size": 64, "thinner": 1}
+QUICK = {"size": 3_000, "epochs": 1, "batch_size": 64, "thinner": 20}
+RATES = {"boosting": 0.1, "naive": 0.0}  # learning rates; those of nets fall to 0 by a cosine
+NET_RATE = 0.003
+
+
+def main(
+    quick: cli.Quick = False,
+    output: cli.Output = None,
+    seed: cli.UsualSeeds = None,
+    task: Annotated[
+        list[str] | None, typer.Option(help="traffic or exercises. Default: both.")
+    ] = None,
+    net: Annotated[
+        list[str] | None,
+        typer.Option(help="tcn, trellisnet, lru, keras_tcn, lstm, boosting, naive. Default: all."),
+    ] = None,
+):
+    """Forecast and classification of time series by nets of one size."""
+    from study import series
+
+    settings = cli.changed(quick, QUICK if quick else FULL)
+    seeds = seed or ((0,) if quick else (0, 1, 2))
+    folder = cli.folder(output, "series_comparison", quick)
+    print(run(folder, settings, task or list(STRIDES), net or list(series.LABELS), seeds)[1])
+
+
+def run(folder, settings, tasks, nets, seeds):
+    """The study; returns it and its tables as Markdown."""
+    from study.table import Study
+
+    study = Study("series_comparison", folder, settings, COLUMNS)
+    for task in tasks:
+        for seed in seeds:
+            for net in nets:
+                if seed == seeds[0] or net not in RATES:  # in those nothing is random
+                    _measure(study, task, net, RATES.get(net, NET_RATE), seed)
+    return study, write(study)
+
+
+def _measure(study, task, net, rate, seed):
+    from study import series
+
+    settings = study.settings
+
+    def measure(work):
+        of = series.task(task, STRIDES[task] * settings["thinner"])
+        if net == "naive":
+            row = series.naive(of)
+        elif net == "boosting":
+            row = series.boost(of, rate, seed)
+        else:
+            row = series.train(net, of, settings, rate, seed)
+        print(task, net, rate, seed, row, flush=True)
+        return [row]
+
+    study.run({"task": task, "net": net, "rate": rate, "seed": seed}, measure)
+
+
+# Results
+
+
+def table(study, task):
+    """A dict per net: medians over the seeds, the best net first."""
+    rows = [row for row in study.rows() if row["task"] == task]
+    lines = []
+    for net in dict.fromkeys(row["net"] for row in rows):
+        own = [row for row in rows if row["net"] == net]
+        line = {"task": task, "net": net, "seeds": len(own)}
+        line["parameters"] = own[0]["parameters"]
+        for name in ("mae", "rmse", "accuracy", "seconds"):
+            values = [row[name] for row in own if row[name] != ""]
+            line[name] = statistics.median(values) if values else ""
+        figure = "accuracy" if line["mae"] == "" else "mae"
+        values = [row[figure] for row in own]
+        line["lowest"], line["highest"] = min(values), max(values)
+        lines.append(line)
+    return sorted(lines, key=lambda line: line["mae"] if line["mae"] != "" else -line["accuracy"])
+
+
+def write(study):
+    """Writes table and figure, and returns the table as Markdown."""
+    from study import series
+
+    from trellis_keras.files import atomic_write
+
+    tables = {task: table(study, task) for task in dict.fromkeys(r["task"] for r in study.rows())}
+    with atomic_write(study.folder / f"{study.name}_table.csv") as temporary:
+        with open(temporary, "w", newline="") as file:
+            rows = [line for lines in tables.values() for line in lines]
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    parts = []
+    for task, lines in tables.items():
+        of = series.task(task, STRIDES[task] * study.settings["thinner"])
+        parts += markdown(of, lines)
+    hardware = sorted({row["hardware"] for row in study.rows()})
+    parts += [f"Medians over the seeds. {'; '.join(hardware)}.", ""]
+    text = "\n".join(parts)
+    with atomic_write(study.path("md")) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    plot(study, tables)
+    return text
+
+
+def markdown(task, lines):
+    """The table of a task, as lines."""
+    figures = ["accuracy, %"] if task.unit is None else [f"MAE, {task.unit}", "RMSE"]
+    heads = ["net", *figures, "of the seeds", "parameters", "processor time, s"]
+    parts = [f"## {task.title}", "", f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
+    for line in lines:
+        parts.append(f"| {' | '.join(_cells(task, line))} |")
+    return [*parts, ""]
+
+
+def _cells(task, line):
+    from study import series
+
+    label = series.LABELS[line["net"]]
+    if task.unit is None:
+        figures = [f"{100 * line['accuracy']:.1f}"]
+        spread = f"{100 * line['lowest']:.1f} to {100 * line['highest']:.1f}"
+    else:
+        figures = [f"{line['mae']:.0f}", f"{line['rmse']:.0f}"]
+        spread = f"{line['lowest']:.0f} to {line['highest']:.0f}"
+    spread = spread if line["seeds"] > 1 else "-"
+    size = f"{line['parameters']:,}" if line["parameters"] else "-"
+    seconds = f"{line['seconds']:.0f}" if line["seconds"] != "" else "-"
+    return [label, *figures, spread, size, seconds]
+
+
+def plot(study, tables):
+    """Draws the medians as bars, and the seeds as points."""
+    from study import figures, series
+
+    figure, axes = figures.panels(len(tables), height=3.4)
+    for axis, (task, lines) in zip(axes, tables.items(), strict=True):
+        of = series.task(task, STRIDES[task] * study.settings["thinner"])
+        name, factor = ("accuracy", 100) if of.unit is None else ("mae", 1)
+        for place, line in enumerate(reversed(lines)):
+            ours = line["net"] in ("tcn", "trellisnet", "lru")
+            colour = "#0072B2" if ours else "#999999"
+            axis.barh(place, factor * line[name], color=colour, alpha=0.75)
+            values = [
+                factor * row[name]
+                for row in study.rows()
+                if all(row[key] == line[key] for key in ("task", "net"))
+            ]
+            axis.plot(values, [place] * len(values), "k.", markersize=4)
+        labels = [series.LABELS[line["net"]] for line in reversed(lines)]
+        axis.set_yticks(range(len(lines)), labels)
+        axis.grid(False, axis="y")
+        unit = "Accuracy, %" if of.unit is None else f"Mean absolute error, {of.unit}"
+        axis.set(title=of.title, xlabel=unit)
+    figures.save(figure, study)
+
+
+if __name__ == "__main__":
+    cli.run(main)
