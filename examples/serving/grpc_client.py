@@ -1,8 +1,9 @@
-"""A client over gRPC (port 8500): streams, scores and generates text.
+"""A client over gRPC (port 8500): streams, scores and generates text, watches sensors.
 
     python examples/serving/grpc_client.py stream VOCABULARY
     python examples/serving/grpc_client.py score FILE
     python examples/serving/grpc_client.py generate "The "
+    python examples/serving/grpc_client.py --model MODEL watch < measurements.csv
 
 Needs the extra `serving` (tensorflow-serving-api and grpcio); see README.md beside this file.
 """

@@ -2,6 +2,7 @@
 
     python examples/serving/load.py --endpoint step --clients 8 --seconds 10
     python examples/serving/load.py --endpoint serving_default --length 64 --requests 1000
+    python examples/serving/load.py --model MODEL --channels 3    # a model of numbers
 
 Each client is a thread that sends a request when the last one is answered; with `step` it is a
 session. The first request of each client opens its connection and is not counted.
@@ -16,13 +17,30 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from serving_client import ServerError, Session
+from serving_client import SensorSession, ServerError, Session
 
 PERCENTILES = (50, 90, 95, 99)
 ENDPOINTS = ("serving_default", "step")
+# By whether the server is Triton, and whether it is asked over gRPC.
+_ADDRESSES = {
+    (False, False): "http://localhost:8501",
+    (False, True): "localhost:8500",
+    (True, False): "http://localhost:8000",
+    (True, True): "grpc://localhost:8001",
+}
 
 
-def run(connect, endpoint, clients, seconds=None, requests=None, batch=1, length=64, size=10):
+def run(
+    connect,
+    endpoint,
+    clients,
+    seconds=None,
+    requests=None,
+    batch=1,
+    length=64,
+    size=10,
+    channels=None,
+):
     """Sends requests for `seconds`, or until `requests` are sent.
 
     Args:
@@ -30,8 +48,9 @@ def run(connect, endpoint, clients, seconds=None, requests=None, batch=1, length
         endpoint: `"serving_default"` or `"step"`.
         clients: Number of threads.
         seconds, requests: Duration or number of requests; give one of them.
-        batch, length: Shape of the tokens; `step` has no length.
+        batch, length: Shape of the tokens or numbers; `step` has no length.
         size: Token ids are drawn from [0, size).
+        channels: Numbers per step of a model of numbers. Defaults to `None`, a language model.
 
     Returns:
         A dict with the number of answered and failed requests, the errors, requests per second, and
@@ -44,7 +63,9 @@ def run(connect, endpoint, clients, seconds=None, requests=None, batch=1, length
     tickets = itertools.count() if requests is None else iter(range(requests))
     transports = [connect() for _ in range(clients)]
     senders = [
-        _functions(transport, endpoint, batch, length, np.random.default_rng(seed), size)
+        _functions(
+            transport, endpoint, (batch, length), np.random.default_rng(seed), size, channels
+        )
         for seed, transport in enumerate(transports)
     ]
     for connect_and_send, _ in senders:
@@ -73,18 +94,21 @@ def run(connect, endpoint, clients, seconds=None, requests=None, batch=1, length
     return summary(latencies, errors, elapsed)
 
 
-def _functions(transport, endpoint, batch, length, rng, size):
+def _functions(transport, endpoint, shape, rng, size, channels):
     """Returns two functions that send a request: the first one, and all others."""
+    kind = Session if channels is None else SensorSession
 
-    def tokens(*shape):
-        return rng.integers(0, size, shape).astype("int32")
+    def values(*shape):
+        if channels is None:
+            return rng.integers(0, size, shape).astype(kind.dtype)
+        return rng.normal(size=(*shape, channels)).astype(kind.dtype)
 
     if endpoint == "step":
-        session = Session(transport, batch)
-        return lambda: session.read(tokens(batch, 1)), lambda: session.step(tokens(batch))
+        session = kind(transport, shape[0])
+        return lambda: session.read(values(shape[0], 1)), lambda: session.step(values(shape[0]))
 
     def send():
-        transport.predict(endpoint, {"tokens": tokens(batch, length)})
+        transport.predict(endpoint, {kind.inputs: values(*shape)})
 
     return send, send
 
@@ -114,19 +138,25 @@ def main(
     batch: Annotated[int, typer.Option(min=1, help="Rows per request.")] = 1,
     length: Annotated[int, typer.Option(min=1, help="Tokens per row of serving_default.")] = 64,
     size: Annotated[int, typer.Option(min=1, help="Token ids are drawn from [0, size).")] = 10,
+    channels: Annotated[
+        int | None, typer.Option(min=1, help="Numbers per step, of a model of numbers.")
+    ] = None,
     model: Annotated[str, typer.Option(help="Name of the model.")] = "trellisnet_char",
     address: Annotated[
-        str | None, typer.Option(help="Defaults to port 8501, with gRPC 8500.")
+        str | None, typer.Option(help="Defaults to the server's own port of this machine.")
     ] = None,
     grpc: Annotated[bool, typer.Option("--grpc", help="Use gRPC instead of REST.")] = False,
+    triton: Annotated[bool, typer.Option("--triton", help="The server is Triton.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ):
     """Print requests per second and percentiles of the latency."""
-    if grpc:
+    if triton:
+        from triton_client import connect as Transport
+    elif grpc:
         from grpc_client import GrpcTransport as Transport
     else:
         from rest_client import RestTransport as Transport
-    address = address or ("localhost:8500" if grpc else "http://localhost:8501")
+    address = address or _ADDRESSES[triton, grpc]
     if seconds is None and requests is None:
         seconds = 10.0
     try:
@@ -139,6 +169,7 @@ def main(
             batch,
             length,
             size,
+            channels,
         )
     except (ServerError, ValueError) as error:
         raise SystemExit(f"Error: {error}") from error

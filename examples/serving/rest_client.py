@@ -1,8 +1,9 @@
-"""A client over REST (port 8501): streams, scores and generates text.
+"""A client over REST (port 8501): streams, scores and generates text, watches sensors.
 
     python examples/serving/rest_client.py stream VOCABULARY
     python examples/serving/rest_client.py score FILE
     python examples/serving/rest_client.py generate "The "
+    python examples/serving/rest_client.py --model MODEL watch < measurements.csv
 
 Needs NumPy and typer; see README.md beside this file.
 """

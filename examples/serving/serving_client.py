@@ -1,4 +1,4 @@
-"""What clients of a served language model share, over any transport.
+"""What clients of a served model share, over any transport.
 
 A transport (`rest_client.RestTransport`, `grpc_client.GrpcTransport`) has three methods:
 
@@ -23,7 +23,7 @@ class ServerError(Exception):
 
 
 class Session:
-    """One stream of tokens, or several in parallel. The server keeps nothing of it.
+    """One stream of a language model, or several in parallel. The server keeps nothing of it.
 
     The cache travels with every step: the server returns it, and the session sends it back. A cache
     belongs to the weights that made it, so a session stays with the version it started with.
@@ -33,45 +33,57 @@ class Session:
         batch_size: Number of streams. Defaults to 1.
     """
 
+    inputs, dtype = "tokens", "int32"  # what `step` reads of each stream
+
     def __init__(self, transport, batch_size=1):
         self.transport = transport
         self.batch_size = batch_size
         self.version = transport.newest_version()
         self.cache = None
 
-    def step(self, tokens):
-        """Reads one token per stream.
+    def step(self, values):
+        """Reads one step of each stream.
 
         Args:
-            tokens: Integers (batch,).
+            values: Token ids (batch,).
 
         Returns:
             Log-probabilities (batch, vocabulary) of the next tokens.
         """
         if self.cache is None:
             self.cache = self._predict("initial_cache", batch_size=np.int32(self.batch_size))
-        return self._advance("step", tokens=np.asarray(tokens, "int32"), **self.cache)
+        return self._advance("step", values, self.cache)
 
-    def read(self, tokens):
-        """Reads tokens (batch, time), at least one, and returns what the last `step` would.
+    def read(self, values):
+        """Reads several steps (batch, time, ...), and returns what the last `step` would.
 
-        The start of a stream is a single request.
+        The start of a stream of tokens is a single request.
         """
-        tokens = np.asarray(tokens, "int32")
+        values = np.asarray(values, self.dtype)
         if self.cache is None and "prefill" in self.transport.endpoints(self.version):
-            return self._advance("prefill", tokens=tokens)
-        for column in tokens.T:
-            log_probabilities = self.step(column)
-        return log_probabilities
+            return self._advance("prefill", values, {})
+        for time in range(values.shape[1]):
+            outputs = self.step(values[:, time])
+        return outputs
 
-    def _advance(self, endpoint, **inputs):
-        outputs = self._predict(endpoint, **inputs)
-        log_probabilities = outputs.pop("log_probabilities")
-        self.cache = outputs
-        return log_probabilities
+    def _advance(self, endpoint, values, cache):
+        values = {self.inputs: np.asarray(values, self.dtype)}
+        self.cache = self._predict(endpoint, **values, **cache)
+        (name,) = (name for name in self.cache if not name.startswith("cache_"))
+        return self.cache.pop(name)
 
     def _predict(self, endpoint, **inputs):
         return self.transport.predict(endpoint, inputs, self.version)
+
+
+class SensorSession(Session):
+    """One stream of a model of numbers (classifier, regressor, music), or several in parallel.
+
+    `step` reads numbers (batch, channels) and returns the outputs (batch, units) as if the sequence
+    ended there: `predictions` of a regressor, `probabilities` of the others.
+    """
+
+    inputs, dtype = "inputs", "float32"
 
 
 def sample(log_probabilities, temperature, rng):

@@ -1,4 +1,4 @@
-"""The commands of the clients: stream, score and generate, over any transport."""
+"""The commands of the clients: stream, score, generate and watch, over any transport."""
 
 import csv
 import sys
@@ -7,6 +7,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from serving_client import (
+    SensorSession,
     ServerError,
     Session,
     Vocabulary,
@@ -32,13 +33,14 @@ def make_app(connect, default_address):
         model: Annotated[str, typer.Option(help="Name of the model.")] = "trellisnet_char",
         timeout: Annotated[float, typer.Option(help="Timeout in seconds.")] = 30.0,
     ):
-        """A client of a served language model."""
+        """A client of a served model: of language, or with `watch` of numbers."""
         context.obj = connect(address, model, timeout)
         context.call_on_close(context.obj.close)
 
     app.command()(stream)
     app.command()(score)
     app.command()(generate)
+    app.command()(watch)
 
     def run():
         try:
@@ -128,3 +130,19 @@ def generate(
     """Continue texts by tokens that the server samples, in one request."""
     for text in generate_texts(context.obj, prompts, length, temperature, seed):
         typer.echo(text)
+
+
+def watch(context: typer.Context):
+    """Read measurements as they arrive, and show the model's output after each.
+
+    A line is one step: a number per channel, with commas between them.
+    """
+    session = SensorSession(context.obj)
+    for line in sys.stdin:
+        try:
+            values = [float(number) for number in line.split(",")]
+        except ValueError as error:
+            typer.echo(f"{error}. The line was not read.", err=True)
+            continue
+        outputs = session.step([values])[0]
+        typer.echo(",".join(f"{number:.6g}" for number in outputs))

@@ -1,5 +1,6 @@
 """The example clients against a test double of TensorFlow Serving."""
 
+import contextlib
 import importlib.util
 import re
 import shutil
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.processes import ROOT, run_script
-from tests.support.served import scores
+from tests.support.served import scores, scores_so_far
 from tests.support.serving_double import Double, start_grpc, start_rest
 from trellis_keras.data import Vocabulary
 
@@ -20,7 +21,7 @@ import load  # noqa: E402
 import rest_client  # noqa: E402
 import serving_client as client  # noqa: E402
 
-NAME = "tiny"
+NAME, SENSORS = "tiny", "sensors"
 HAS_GRPC = importlib.util.find_spec("tensorflow_serving") is not None
 needs_grpc = pytest.mark.skipif(not HAS_GRPC, reason="needs trellis-keras[serving]")
 TRANSPORTS = ["rest", pytest.param("grpc", marks=needs_grpc)]
@@ -39,10 +40,10 @@ def folder(exported, tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def ports(folder):
-    """The ports of the double, by transport."""
-    double = Double(folder, NAME)
+@contextlib.contextmanager
+def serving(folder, name):
+    """The ports of a double, by transport."""
+    double = Double(folder, name)
     rest, rest_port = start_rest(double)
     grpc, grpc_port = start_grpc(double) if HAS_GRPC else (None, None)
     yield {"rest": rest_port, "grpc": grpc_port}
@@ -52,12 +53,12 @@ def ports(folder):
         grpc.stop(None)
 
 
-@pytest.fixture(scope="module")
-def connect(ports):
-    """`connect(kind)`: a new transport to the double."""
+@contextlib.contextmanager
+def connecting(ports, name):
+    """`connect(kind)`: a new transport to a double."""
     opened = []
 
-    def connect(kind="rest", name=NAME):
+    def connect(kind="rest", name=name):
         if kind == "rest":
             transport = rest_client.RestTransport(f"http://localhost:{ports['rest']}", name)
         else:
@@ -70,6 +71,27 @@ def connect(ports):
     yield connect
     for transport in opened:
         transport.close()
+
+
+@pytest.fixture(scope="module")
+def ports(folder):
+    with serving(folder, NAME) as ports:
+        yield ports
+
+
+@pytest.fixture(scope="module")
+def connect(ports):
+    with connecting(ports, NAME) as connect:
+        yield connect
+
+
+@pytest.fixture(scope="module")
+def sensor_ports(exported, tmp_path_factory):
+    """Those of a model of two channels."""
+    folder = tmp_path_factory.mktemp("models") / SENSORS
+    shutil.copytree(exported("regressor")[1], folder / "1")
+    with serving(folder, SENSORS) as ports:
+        yield ports
 
 
 def random_tokens(*shape):
@@ -124,6 +146,20 @@ def test_texts_are_continued(connect, model, kind):
     first = session.read(model.vocabulary.encode("ab")[None])
     drawn = client.continue_stream(session, first, 12, 0, None)
     assert "ab" + model.vocabulary.decode([t[0] for t in drawn]) == likeliest
+
+
+@pytest.mark.parametrize("kind", TRANSPORTS)
+def test_a_session_of_sensors_gives_the_models_outputs(sensor_ports, exported, kind):
+    model = exported("regressor")[0]
+    numbers = np.random.default_rng(0).normal(size=(3, 6, 2)).astype("float32")
+    with connecting(sensor_ports, SENSORS) as connect:
+        session = client.SensorSession(connect(kind), 3)
+        found = [session.read(numbers[:, :2])]
+        found += [session.step(numbers[:, time]) for time in range(2, 6)]
+        wanted = scores_so_far(model, numbers, range(2, 7))
+        np.testing.assert_allclose(np.stack(found, 1), wanted, atol=1e-5)
+        with pytest.raises(client.ServerError, match="inputs"):
+            session.step(numbers[:, 0, :1])
 
 
 def test_sampling_follows_the_probabilities():
@@ -202,7 +238,7 @@ def test_vocabularies_agree(unit, tmp_path):
     )
 
 
-def command(ports, *arguments, text="/dev/null"):
+def command(ports, *arguments, text="/dev/null", name=NAME):
     """Runs the REST client where neither TensorFlow nor this package can be imported."""
     source = """
 import runpy, sys
@@ -212,7 +248,7 @@ sys.path.insert(0, sys.argv[0].rsplit("/", 1)[0])
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
     address = f"http://localhost:{ports['rest']}"
-    script = EXAMPLES / "rest_client.py", "--address", address, "--model", NAME
+    script = EXAMPLES / "rest_client.py", "--address", address, "--model", name
     block = ("tensorflow", "keras", "trellis_keras")
     return run_script(source, text, *script, *arguments, block=block, check=False)
 
@@ -238,6 +274,17 @@ def test_the_commands(ports, folder, tmp_path):
     assert done.stderr.startswith("Error: POST /v1/models/tiny:predict: 400 ")
 
 
+def test_sensors_are_watched(sensor_ports, exported, tmp_path):
+    rows = np.array([[0.5, -1.0], [0.25, 2.0], [0.0, 0.125]], "float32")
+    lines = [",".join(map(str, row)) for row in rows.tolist()]
+    (tmp_path / "measured").write_text("\n".join([lines[0], "no, number", *lines[1:]]))
+    done = command(sensor_ports, "watch", text=tmp_path / "measured", name=SENSORS)
+    found = np.array(done.stdout.split(), "float32")
+    wanted = scores_so_far(exported("regressor")[0], rows[None], range(1, 4))[0, :, 0]
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    assert "could not convert string to float" in done.stderr
+
+
 # Load
 
 
@@ -249,6 +296,13 @@ def test_load_counts_and_times_requests(connect, endpoint):
     assert 0 < times[0] and times == sorted(times)
     assert result["requests_per_second"] > 0
     assert "p99" in load.describe(result)
+
+
+@pytest.mark.parametrize("endpoint", load.ENDPOINTS)
+def test_load_of_a_model_of_numbers(sensor_ports, endpoint):
+    with connecting(sensor_ports, SENSORS) as connect:
+        result = load.run(connect, endpoint, clients=2, requests=6, length=4, channels=2)
+    assert (result["requests"], result["errors"]) == (6, 0)
 
 
 def test_load_counts_errors():
