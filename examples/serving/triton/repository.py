@@ -1,0 +1,95 @@
+"""Writes exported models into a repository of Triton, which has one model per endpoint.
+
+    python repository.py ../models/trellisnet_char repository
+
+Every version of the export that the repository lacks is added, as `trellisnet_char-step/1` and so
+on. Run it with the Python that has the server's TensorFlow; README.md beside this file.
+"""
+
+import json
+import pathlib
+import shutil
+import sysconfig
+from typing import Annotated
+
+import typer
+
+HERE = pathlib.Path(__file__).resolve().parent
+TYPES = {"float32": "TYPE_FP32", "int32": "TYPE_INT32", "string": "TYPE_STRING"}
+# Each endpoint is a process with a TensorFlow of its own: half a gigabyte.
+DEFAULT = ["initial_cache", "step", "serving_default"]
+
+
+def write(export, repository, endpoints=DEFAULT):
+    """Adds the versions of an export to a repository.
+
+    Args:
+        export: Folder of an export, with a numbered folder per version.
+        repository: Triton's folder, created if needed.
+        endpoints: Names of the endpoints to serve.
+
+    Returns:
+        The names of Triton's models: `EXPORT-ENDPOINT`.
+    """
+    export, repository = pathlib.Path(export), pathlib.Path(repository)
+    names = [f"{export.resolve().name}-{endpoint}" for endpoint in endpoints]
+    for version in sorted(path for path in export.iterdir() if path.name.isdecimal()):
+        text = (version / "assets.extra" / "signatures.json").read_text(encoding="utf-8")
+        for name, endpoint in zip(names, endpoints, strict=True):
+            _write_version(repository / name, version, endpoint, json.loads(text)[endpoint])
+    return names
+
+
+def _write_version(folder, version, endpoint, signature):
+    target = folder / version.name
+    if target.exists():
+        return
+    target.mkdir(parents=True)
+    shutil.copytree(version, target / "export")
+    shutil.copyfile(HERE / "model.py", target / "model.py")
+    (target / "packages").write_text(sysconfig.get_path("purelib"))
+    path, text = folder / "config.pbtxt", config(endpoint, signature)
+    if not path.exists() or path.read_text() != text:  # a change would load all versions again
+        path.write_text(text)
+
+
+def config(endpoint, signature):
+    """Returns Triton's description of an endpoint, from what signatures.json says of it."""
+    lines = ['backend: "python"', "max_batch_size: 0"]
+    for kind in ("input", "output"):
+        for name, field in signature[f"{kind}s"].items():
+            sizes = [-1 if isinstance(size, str) else size for size in field["shape"]]
+            dtype = TYPES[field["dtype"]]
+            # Triton has no scalars.
+            lines.append(f'{kind} {{ name: "{name}" data_type: {dtype} dims: {sizes or [1]} }}')
+    lines += [
+        f'parameters {{ key: "endpoint" value {{ string_value: "{endpoint}" }} }}',
+        "instance_group { kind: KIND_CPU count: 1 }",
+        # Sessions stay with the version that they started with.
+        "version_policy { latest { num_versions: 2 } }",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main(
+    export: Annotated[str, typer.Argument(help="Folder of an export, with its versions.")],
+    repository: Annotated[str, typer.Argument(help="Folder of Triton's models.")],
+    endpoint: Annotated[list[str], typer.Option(help="Endpoint to serve; repeat it.")] = DEFAULT,
+    server: Annotated[
+        str | None, typer.Option(help="Server to load them, by gRPC, such as localhost:8001.")
+    ] = None,
+):
+    """Add the versions of an export to a repository of Triton."""
+    names = write(export, repository, endpoint)
+    if server is not None:
+        import tritonclient.grpc
+
+        client = tritonclient.grpc.InferenceServerClient(server)
+    for name in names:
+        if server is not None:
+            client.load_model(name)
+        typer.echo(name)
+
+
+if __name__ == "__main__":
+    typer.run(main)
