@@ -9,6 +9,8 @@ import keras
 Tensor = Any
 # Nested lists and dictionaries of tensors, with the batch as their first axis.
 Cache = Any
+# A dict of metrics that Keras passes to callbacks.
+Logs = Any
 # None stands for any size.
 Shape = Sequence[int | None]
 

@@ -24,6 +24,7 @@ from trellis_keras.files import (
     read_npz,
     remove_unfinished,
 )
+from trellis_keras.types import Logs
 
 _FORMAT = 2
 _FILE_NAME = re.compile(r"epoch-(\d{4,})\.npz")
@@ -117,28 +118,28 @@ class Checkpoint(keras.callbacks.Callback):
         self.seed = seed
         self.callbacks = list(callbacks)
         self.keep = keep
-        self.save_freq = 1 if save_freq == "epoch" else save_freq
+        self.save_freq = 1 if isinstance(save_freq, str) else save_freq
         self._last_saved = None  # (path, callbacks' states)
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Logs = None) -> None:
         _check_built(self.model)
         remove_unfinished(self.directory)
         path = latest(self.directory)
         if path is not None:
             self._resume(path)
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._check_order()
         # `fit` has read it; left in place, it would shorten the next `fit`.
         self.model._initial_epoch = None
         set_seeds(self.model, self.seed, epoch)
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         last = epoch + 1 == self.params["epochs"] or self.model.stop_training
         if last or (epoch + 1) % self.save_freq == 0:
             self._save(epoch + 1, logs or {})
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: Logs = None) -> None:
         self._check_order()
         self.model._initial_epoch = None
 

@@ -7,9 +7,10 @@ import math
 import re
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -17,7 +18,7 @@ from keras import ops
 
 from trellis_keras.files import atomic_write
 from trellis_keras.layers.base import at_least_float32
-from trellis_keras.types import Tensor
+from trellis_keras.types import Logs, Tensor
 
 # Stopping
 
@@ -43,23 +44,23 @@ class StopOnNaN(keras.callbacks.Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        self._error = None
+        self._error: str | None = None
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._epoch = epoch
         self._error = None
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         loss = logs["loss"]  # the mean of the epoch so far: once NaN, it stays NaN
         if not math.isfinite(loss) and self._error is None:
             self._error = f"The loss is {loss} at step {batch + 1} of epoch {self._epoch + 1}."
             # Raised later: on JAX the model has no variables until the epoch ends.
             self.model.stop_training = True
 
-    def on_test_begin(self, logs=None):
+    def on_test_begin(self, logs: Logs = None) -> None:
         self._check()
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         self._check()
         loss = (logs or {}).get("val_loss", 0.0)
         if not math.isfinite(loss):
@@ -115,13 +116,13 @@ class TimeLimit(keras.callbacks.Callback):
         self._clock = clock
         self._deadline = clock() + seconds
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Logs = None) -> None:
         self.stopped = False
         self._epochs = 0
         self._epoch_end = self._clock()
         self._longest = 0.0
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         now = self._clock()
         # From end to end, which includes the other callbacks' `on_epoch_begin`.
         self._longest = max(self._longest, now - self._epoch_end)
@@ -131,7 +132,7 @@ class TimeLimit(keras.callbacks.Callback):
         if not finished and now + self._longest > self._deadline:
             self.stopped = self.model.stop_training = True
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: Logs = None) -> None:
         # When an epoch ends, the progress bar is still on its line.
         if self.stopped and self.params.get("verbose"):
             resume = f" To resume: {self.command}" if self.command else ""
@@ -163,17 +164,17 @@ class HistoryCSV(keras.callbacks.Callback):
     def __init__(self, path: str | PathLike) -> None:
         super().__init__()
         self.path = Path(path).expanduser()
-        self._rows = None
+        self._rows: Any = None  # read at the first epoch of a `fit`
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Logs = None) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._rows = None
 
-    def on_epoch_begin(self, epoch, logs=None):
-        if self._rows is None:  # the first epoch of this `fit`
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        if self._rows is None:
             self._rows = [row for row in read_history(self.path) if int(row["epoch"]) <= epoch]
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         self._rows.append({"epoch": epoch + 1, **(logs or {})})
         columns = list(dict.fromkeys(name for row in self._rows for name in row))
         with (
@@ -239,10 +240,10 @@ class BestModel(keras.callbacks.Callback):
         """Restore what `get_state` returned."""
         self.best = state["best"]
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Logs = None) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if self.monitor not in (logs or {}):
             raise ValueError(
                 f"BestModel monitors {self.monitor!r}, which is missing from the logs of this "
@@ -275,7 +276,7 @@ class GradientNorms(keras.callbacks.Callback):
         batches: A `keras.utils.PyDataset`, or a list of (x, y) or (x, y, sample_weight).
         steps: Positive integer, number of batches to take. Defaults to `None`: all.
         groups: Callable that takes the model and returns {name: list of trainable variables}.
-            Defaults to `layer_groups`: the blocks, layers or cells that the model is deep by.
+            Defaults to `layer_groups`: blocks, layers or cells.
 
     Raises:
         ValueError: If `steps` is not positive; when training begins, if a group is empty or holds
@@ -303,14 +304,14 @@ class GradientNorms(keras.callbacks.Callback):
         self.steps = steps
         self.groups = layer_groups if groups is None else groups
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Logs = None) -> None:
         self._gradient = LossGradient(self.model)
         self._indices = _group_indices(self.groups(self.model), self.model)
         # A lack of memory shows now, before an epoch's work can be lost.
         for batch in itertools.islice(_each(self.batches), 1):
             self._gradient(batch)
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         count, total = 0, None
         for batch in itertools.islice(_each(self.batches), self.steps):
             gradient = self._gradient(batch)
@@ -324,9 +325,9 @@ class GradientNorms(keras.callbacks.Callback):
 
 
 def layer_groups(model: keras.Model) -> dict[str, list]:
-    """Return the trainable variables of the parts that a model is deep by.
+    """Return the trainable variables of a model by block, layer or cell.
 
-    The parts are the blocks of a TCN, the layers of a stack, or the cells of a deep cell: those of
+    These are the blocks of a TCN, the layers of a stack, or the cells of a deep cell: the parts of
     the first layer, from the backbone (or the model) inwards, that has more than one.
 
     Args:
@@ -424,7 +425,7 @@ class LossGradient:
 
 
 @contextlib.contextmanager
-def without_carried_states(model: keras.Model):
+def without_carried_states(model: keras.Model) -> Iterator[None]:
     """Make stateful layers start from zero states, and keep theirs, inside the block."""
     layers = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
     try:
@@ -555,7 +556,7 @@ class TextSamples(keras.callbacks.Callback):
         self._description = f"Random sampling, temperature {temperature:g}, seed {seed}."
         _summary()
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Logs = None) -> None:
         vocabulary = getattr(self.model, "vocabulary", None)
         if vocabulary is None:
             raise ValueError(
@@ -569,9 +570,9 @@ class TextSamples(keras.callbacks.Callback):
         if not len(ids):
             raise ValueError(f"`prompt` must not be empty. Received: prompt={self.prompt!r}")
         self._ids = np.asarray(ids, "int32")[None]
-        self._writer = None
+        self._writer: Any = None
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if not math.isfinite((logs or {}).get("loss", 0.0)):
             return
         if self._writer is None:

@@ -14,10 +14,12 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import pathlib
 import re
 import shlex
 import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -48,22 +50,30 @@ from trellis_keras.training.monitors import (
     TimeLimit,
     write_graph,
 )
+from trellis_keras.types import Logs
 
 RECIPE = "recipe.json"
 ENVIRONMENT = "environment.json"
 BEST = "best.keras"
 SPLITS = ("train", "valid", "test")
 
-# A run may be resumed with other values of these: how long it trains, where the data are, and how
-# the machine computes it.
-_FREE = {"epochs", "data_dir", "data_checksum", "vocabulary_size", "jit_compile", "dtype_policy"}
+# Settings that may change when a run is resumed: its length, where the data are, and how the
+# machine computes.
+_RESUMABLE_WITH = {
+    "epochs",
+    "data_dir",
+    "data_checksum",
+    "vocabulary_size",
+    "jit_compile",
+    "dtype_policy",
+}
 _PROMPT = 64  # tokens
 _UNIFORM_NLL = {"perplexity": float, "bpc": math.log2, "cross_entropy": math.log}
 
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """What TensorBoard shows of a run beside metrics and learning rate. It changes no training.
+    """What TensorBoard shows of a run beside metrics and learning rate. Training is unaffected.
 
     Args:
         gradient_norms: Integer, batches on which gradient norms are measured after each epoch (see
@@ -82,7 +92,7 @@ class Observation:
     graph: bool = False
     profile: tuple[int, int] | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("gradient_norms", "sample_length"):
             if getattr(self, name) < 0:
                 raise ValueError(f"`{name}` must be 0 or more. Received: {getattr(self, name)}")
@@ -92,7 +102,9 @@ class Observation:
                 f"Received: {self.profile}"
             )
 
-    def callbacks(self, folder: pathlib.Path, model, stream, loaded, batches: int) -> list:
+    def callbacks(
+        self, folder: pathlib.Path, model: keras.Model, stream: Any, loaded: Any, batches: int
+    ) -> list[keras.callbacks.Callback]:
         """Writes the graph, and returns the callbacks for `fit`.
 
         Args:
@@ -154,10 +166,10 @@ class Observation:
 
 
 def train(
-    recipe,
-    folder,
-    verbose="auto",
-    callbacks=(),
+    recipe: Any,
+    folder: str | os.PathLike,
+    verbose: str | int = "auto",
+    callbacks: Sequence[keras.callbacks.Callback] = (),
     observation: Observation | None = None,
     max_minutes: float | None = None,
 ) -> keras.Model:
@@ -277,7 +289,7 @@ class _EpochOrder(keras.callbacks.Callback):
         super().__init__()
         self.stream = stream
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self.stream.epoch = epoch
 
 
@@ -294,7 +306,7 @@ def _continued(recipe, folder):
     different = [
         f"{key} {old.get(key)!r} there, {new.get(key)!r} here"
         for key in {**new, **old}
-        if key not in _FREE and _without_path(old.get(key)) != _without_path(new.get(key))
+        if key not in _RESUMABLE_WITH and _without_path(old.get(key)) != _without_path(new.get(key))
     ]
     if different:
         raise ValueError(
@@ -320,7 +332,7 @@ def _without_path(value):
 # What a run's folder holds
 
 
-def recipe_path(folder) -> pathlib.Path:
+def recipe_path(folder: str | os.PathLike) -> pathlib.Path:
     """Returns the path of a run's recipe.
 
     Raises:
@@ -332,8 +344,8 @@ def recipe_path(folder) -> pathlib.Path:
     return path
 
 
-def read_settings(folder) -> dict[str, Any]:
-    """Returns the recipe of a run as it is written, a dict.
+def read_settings(folder: str | os.PathLike) -> dict[str, Any]:
+    """Returns the recipe of a run as the dict in its file.
 
     Raises:
         FileNotFoundError: There is no run.
@@ -348,14 +360,14 @@ def read_settings(folder) -> dict[str, Any]:
     return settings
 
 
-def epochs_done(folder) -> int:
+def epochs_done(folder: str | os.PathLike) -> int:
     """Returns the number of epochs after which the run in `folder` would resume."""
     checkpoint = latest(pathlib.Path(folder).expanduser() / "checkpoints")
     return 0 if checkpoint is None else int(checkpoint.stem.removeprefix("epoch-"))
 
 
-def is_finished(folder) -> bool:
-    """Returns whether the run in `folder` has had its last epoch, or its stopping rule ended it.
+def is_finished(folder: str | os.PathLike) -> bool:
+    """Returns whether the run in `folder` has finished its last epoch or was stopped by its rule.
 
     Raises:
         FileNotFoundError: There is no run.
@@ -366,12 +378,12 @@ def is_finished(folder) -> bool:
     return checkpoint is not None and is_complete(read_state(checkpoint), epochs)
 
 
-def load_best(folder, compile: bool = True) -> keras.Model:
+def load_best(folder: str | os.PathLike, compile: bool = True) -> keras.Model:
     """Returns the best model of the run in `folder`.
 
     Args:
         folder: The run's folder.
-        compile: Whether to compile the model; without, it has no optimizer.
+        compile: Boolean, whether to compile the model. Defaults to `True`.
 
     Raises:
         FileNotFoundError: There is no run, or it has not finished an epoch.
@@ -387,7 +399,11 @@ def load_best(folder, compile: bool = True) -> keras.Model:
 
 
 def evaluate(
-    recipe, folder, split: str = "test", target_counting: str = "all", verbose=0
+    recipe: Any,
+    folder: str | os.PathLike,
+    split: str = "test",
+    target_counting: str = "all",
+    verbose: str | int = 0,
 ) -> dict[str, float]:
     """Evaluates the best model of a run.
 
@@ -400,7 +416,7 @@ def evaluate(
         verbose: As in `keras.Model.evaluate`.
 
     Returns:
-        A dict of the metrics, the published one among them, and of the number that they are means
+        A dict of the metrics, including the published one, and the number of items they average
         over: `targets` of a text, `frames` of music, otherwise `sequences`.
 
     Raises:
@@ -424,8 +440,8 @@ def _counted(recipe, stream):
     return {"sequences": stream.sequences_counted} if frames is None else {"frames": frames}
 
 
-def describe(recipe, model: keras.Model, loaded) -> str:
-    """Returns a few lines on a run: model, data, training."""
+def describe(recipe: Any, model: keras.Model, loaded: Any) -> str:
+    """Returns a summary of a run in four lines: model, data, batches, training."""
     training = recipe.training
     sizes = ", ".join(f"{split} {size:,}" for split, size in loaded.sizes.items())
     if recipe.reads_text:
@@ -456,7 +472,7 @@ def describe(recipe, model: keras.Model, loaded) -> str:
 # Failures
 
 
-def resuming(folder) -> str:
+def resuming(folder: str | os.PathLike) -> str:
     """Returns the shell command that resumes the run in `folder`.
 
     Example:
@@ -468,8 +484,8 @@ def resuming(folder) -> str:
 
 
 @contextlib.contextmanager
-def explained(folder: pathlib.Path):
-    """Adds to the error that ends a training where its run stands and how to resume it.
+def explained(folder: pathlib.Path) -> Iterator[None]:
+    """Adds to an error the last checkpoint of the run and the command that resumes it.
 
     Args:
         folder: The run's folder.
@@ -498,12 +514,12 @@ def _saved(folder):
     try:
         checkpoint = latest(folder / "checkpoints")
     except (OSError, ValueError):  # the same disk may be the reason
-        return "The checkpoints cannot be read now either."
+        return "The checkpoints cannot be read either."
     return "No epoch was saved." if checkpoint is None else f"The last good state is {checkpoint}."
 
 
 def _reason(error, folder):
-    """What failed outside of the program, or None for other errors."""
+    """Describes a failure of the disk or the data, or returns None for other errors."""
     if isinstance(error, OSError):
         return str(error)
     tensorflow = sys.modules.get("tensorflow")

@@ -12,6 +12,7 @@ import keras
 from keras import ops
 
 from trellis_keras.training.optimizers import ASGD
+from trellis_keras.types import Logs
 
 
 class _Monitor(keras.callbacks.Callback):
@@ -121,14 +122,14 @@ class PlateauDecay(_Monitor):
         self.strict = rule == "best_before" if strict is None else strict
         self.verbose = verbose
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Logs = None) -> None:
         if not isinstance(self.model.optimizer.learning_rate, keras.Variable):
             raise ValueError(
                 "PlateauDecay sets the learning rate, but the optimizer computes its own. Compile "
                 "the model with a float `learning_rate`, or drop the callback."
             )
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         value = self._read(logs or {})
         rate = float(ops.convert_to_numpy(self.model.optimizer.learning_rate))
         logs["learning_rate"] = rate
@@ -249,20 +250,20 @@ class ASGDSwitch(_Monitor):
         super().__init__(monitor, mode, window)
         self.verbose = verbose
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Logs = None) -> None:
         if not isinstance(self._optimizer, ASGD):
             raise ValueError(
                 "ASGDSwitch requires the optimizer `trellis_keras.training.ASGD`. "
                 f"Received: {type(self._optimizer).__name__}"
             )
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._optimizer.use_weights()
 
-    def on_test_begin(self, logs=None):
+    def on_test_begin(self, logs: Logs = None) -> None:
         self._optimizer.use_average()
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         if not self._optimizer.has_start:
             value = self._read(logs or {})
             if self._worse_than_earlier_best(value):
@@ -310,10 +311,10 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
             )
         self.against = against
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         super().on_epoch_end(epoch, logs)
         if self.against == "previous":
-            self.best = (logs or {}).get(self.monitor, self.best)
+            self.best: float = (logs or {}).get(self.monitor, self.best)
 
 
 def _is_above(value, reference, or_equal):
