@@ -3,6 +3,7 @@
 The authors' numbers of a mixture are in tests/models/test_language_model_golden.py.
 """
 
+import contextlib
 import json
 
 import keras
@@ -404,3 +405,24 @@ def test_a_language_model_tells_its_head_when_it_trains():
     model.train_on_batch(tokens, tokens)
     model.test_on_batch(tokens, tokens)
     assert calls == [True, False]
+
+
+@every_head
+def test_targets_outside_the_vocabulary_have_no_loss(name):
+    head = make(name)
+    hidden = np.random.default_rng(0).normal(size=(2, 3, CHANNELS))
+    targets = np.array([[0, V - 1, 4], [V, -1, 30]])
+    for enabled in (True, False):
+        with kernels.disabled() if not enabled else contextlib.nullcontext():
+            loss = ops.convert_to_numpy(head.loss(hidden, targets))
+        np.testing.assert_array_equal(np.isnan(loss), [[False] * 3, [True, True, False]])
+        within = ops.convert_to_numpy(head.loss(hidden, np.clip(targets, 0, V - 1)))
+        np.testing.assert_allclose(loss[0], within[0], rtol=1e-5)
+
+
+@every_head
+def test_targets_of_another_shape_are_refused(name):
+    hidden = np.zeros((2, 3, CHANNELS))
+    for shape in ((3, 2), (2,), (2, 3, 1)):
+        with pytest.raises(ValueError, match=r"`targets` must have shape \(2, 3\).*Received"):
+            make(name).loss(hidden, np.zeros(shape, int))

@@ -16,11 +16,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from trellis_keras import kernels
 from trellis_keras.kernels import blockwise, clusters
-from trellis_keras.layers.base import at_least_float32, check_positive, seeded, sub_seed, tanh
+from trellis_keras.layers.base import (
+    at_least_float32,
+    check_positive,
+    seeded,
+    shapes_match,
+    sub_seed,
+    tanh,
+)
 from trellis_keras.layers.regularization import VariationalDropout
 from trellis_keras.types import Initializer, Shape, Tensor
 
@@ -32,9 +40,9 @@ LOGITS_AT_ONCE = 2**22
 class Head(keras.layers.Layer):
     """The base class of output heads.
 
-    A subclass defines `call(hidden, training=False)` and may define a cheaper `loss`. It has its
-    own output matrix unless `embedding` is set. Logits, log-probabilities and losses are
-    at least float32, whatever the dtype policy is.
+    A subclass defines `call(hidden, training=False)` and may define a cheaper `compute_nll`, for
+    targets that lie in the vocabulary. It has its own output matrix unless `embedding` is set.
+    Logits, log-probabilities and losses are at least float32, whatever the dtype policy is.
 
     Args:
         vocabulary_size: Positive integer, number of tokens V.
@@ -71,10 +79,28 @@ class Head(keras.layers.Layer):
             training: Whether the head's own dropout is active. Defaults to `False`.
 
         Returns:
-            Tensor of the shape of `targets`, at least float32.
+            Tensor of the shape of `targets`, at least float32; NaN for a target outside
+            [0, vocabulary_size).
+
+        Raises:
+            ValueError: If the shapes do not fit.
         """
+        hidden, targets = ops.convert_to_tensor(hidden), ops.convert_to_tensor(targets)
+        if not shapes_match(targets.shape, hidden.shape[:-1]):
+            raise ValueError(
+                f"`targets` must have shape {tuple(hidden.shape[:-1])}, that of `hidden` without "
+                f"channels. Received: shape {tuple(targets.shape)}"
+            )
+        targets = ops.cast(targets, "int32")
+        # On some backends a lookup outside the vocabulary finds another word.
+        is_word = (targets >= 0) & (targets < self.vocabulary_size)
+        nll = self.compute_nll(hidden, ops.where(is_word, targets, 0), training)
+        return ops.where(is_word, nll, np.nan)
+
+    def compute_nll(self, hidden: Tensor, targets: Tensor, training: bool = False) -> Tensor:
+        """Returns `loss` for an int32 tensor of targets that lie in the vocabulary."""
         log_p = self(hidden, training=training)
-        return -ops.take_along_axis(log_p, ops.cast(targets, "int32")[..., None], axis=-1)[..., 0]
+        return -ops.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0]
 
     def log_prob(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Returns log p(target) of each target, in nats.
@@ -198,7 +224,7 @@ class DenseHead(Head):
     def call(self, hidden: Tensor, training: bool = False) -> Tensor:
         return ops.log_softmax(self._logits(hidden), axis=-1)
 
-    def loss(self, hidden: Tensor, targets: Tensor, training: bool = False) -> Tensor:
+    def compute_nll(self, hidden: Tensor, targets: Tensor, training: bool = False) -> Tensor:
         return _nll(targets, self._logits(hidden))
 
     def _logits(self, hidden):
@@ -360,7 +386,7 @@ class MixtureOfSoftmaxes(DenseHead):
 
         return self._add_epsilon(self._in_blocks(log_mixture, log_prior, latent))
 
-    def loss(self, hidden: Tensor, targets: Tensor, training: bool = False) -> Tensor:
+    def compute_nll(self, hidden: Tensor, targets: Tensor, training: bool = False) -> Tensor:
         log_prior, latent = self._mixture(hidden, training)
 
         def log_mixture(log_prior, latent, targets, kernel, bias):
@@ -368,8 +394,7 @@ class MixtureOfSoftmaxes(DenseHead):
             nll = _nll(targets, self._expert_logits(latent, kernel, bias))
             return ops.logsumexp(log_prior - nll, axis=-1, keepdims=True)
 
-        targets = ops.convert_to_tensor(targets)[..., None]
-        log_p = self._in_blocks(log_mixture, log_prior, latent, targets)
+        log_p = self._in_blocks(log_mixture, log_prior, latent, targets[..., None])
         return -self._add_epsilon(log_p[..., 0])
 
     def _in_blocks(self, function, *tensors):
@@ -589,12 +614,11 @@ class AdaptiveSoftmax(Head):
         logits = ops.matmul(hidden, ops.transpose(ops.cast(kernel, hidden.dtype)))
         return ops.log_softmax(ops.cast(logits, bias.dtype) + bias, axis=-1)
 
-    def loss(self, hidden: Tensor, targets: Tensor, training: bool = False) -> Tensor:
+    def compute_nll(self, hidden: Tensor, targets: Tensor, training: bool = False) -> Tensor:
         if not kernels.enabled():
-            return super().loss(hidden, targets, training)
+            return super().compute_nll(hidden, targets, training)
         flat, capacity = self._flat(hidden)
-        targets = ops.convert_to_tensor(targets)
-        words = ops.cast(ops.reshape(targets, (-1,)), "int32")
+        words = ops.reshape(targets, (-1,))
         nll = clusters.cluster_nll(flat, words, self._clusters(), self.cutoffs, capacity)
         return ops.reshape(nll, ops.shape(targets))
 
