@@ -15,6 +15,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,6 @@ from trellis_keras.data import Vocabulary
 from trellis_keras.data.vocabulary import EOS
 from trellis_keras.files import annotate_error, atomic_write, sync_folder, write_error
 from trellis_keras.layers.base import at_least_float32
-from trellis_keras.layers.streaming import check_streams
 from trellis_keras.models import LanguageModel, PolyphonicModel, SequenceClassifier
 from trellis_keras.models.sequence_models import SequenceModel
 
@@ -59,7 +59,8 @@ def export(
     sequences; `initial_cache` and `step` for streams; for a language model also `prefill` and
     `generate`; and with a vocabulary `score_text` and `generate_text`. docs/serving.md describes
     them. No request changes anything on the server, and random numbers follow from the request's
-    seed. A stateful model starts each request with empty states.
+    seed. A stateful model starts each request with empty states. A model whose backbone does not
+    stream has the endpoints for whole sequences only, and a warning says so.
 
     Args:
         model: Built `LanguageModel`, `SequenceClassifier`, `SequenceRegressor` or
@@ -144,6 +145,9 @@ def _export_saved_model(model, path, version, warmup):
         (extra / "signatures.json").write_text(text, encoding="utf-8")
         if vocabulary is not None:
             vocabulary.save(extra / "vocabulary.json")
+        if getattr(model, "class_names", None) is not None:
+            names = json.dumps(list(model.class_names), ensure_ascii=False) + "\n"
+            (extra / "class_names.json").write_text(names, encoding="utf-8")
         if warmup:
             _write_warmup(endpoints, path.resolve().name, extra / "tf_serving_warmup_requests")
 
@@ -285,7 +289,7 @@ def _export_step(model, path, format, quantization):
         raise ValueError(f"`path` must end in {suffix} with format={format!r}. Received: {path}")
     if path.exists():
         raise ValueError(f"{path} already exists. Choose another name, or remove it first.")
-    check_streams(model.backbone)
+    model.stream()  # raises if the model does not stream
     dtypes = {model.compute_dtype, model.backbone.compute_dtype}
     if dtypes != {"float32"}:
         raise ValueError(
@@ -439,10 +443,10 @@ class _Cache:
     precision becomes float32, which every client can send.
     """
 
-    def __init__(self, backbone):
-        self._backbone = backbone
-        # Without a batch size of its own: only the structure and the dtypes count.
-        self._like = backbone.initial_cache(1)
+    def __init__(self, model):
+        self._model = model
+        # Only its structure and dtypes count.
+        self._like = model.initial_cache(1)
         self.fields = {
             name: _Field(
                 at_least_float32(keras.backend.standardize_dtype(leaf.dtype)),
@@ -470,7 +474,7 @@ class _Cache:
                 f"`batch_size` must be in [1, {_MAX_CACHE_ROWS}]. Received:",
                 batch_size,
             )
-            return self.flatten(self._backbone.initial_cache(batch_size))
+            return self.flatten(self._model.initial_cache(batch_size))
 
         return _Endpoint(initial_cache, {"batch_size": _Field("int32", (), 1)}, self.fields)
 
@@ -480,16 +484,29 @@ def _endpoints(model):
     return make(model)
 
 
-def _streams(backbone):
-    return all(hasattr(backbone, name) for name in ("initial_cache", "step", "prefill"))
+def _streams(model):
+    """Whether a model has endpoints for streams; warns if it has not."""
+    try:
+        model.stream()
+    except ValueError as error:
+        warnings.warn(
+            f"{model.name} is exported for whole sequences only, without `step`. {error}",
+            stacklevel=6,
+        )
+        return False
+    return True
 
 
 def _sequence_endpoints(model):
-    channels, units = model.input_spec.axes[-1], model.head.units
+    model.check_adapted()
+    channels = model.input_spec.axes[-1]
+    output = model.compute_output_shape((None, None, channels))[1 + model.per_step :]
     name, activation = "predictions", keras.activations.linear
-    if isinstance(model, (SequenceClassifier, PolyphonicModel)):
+    if isinstance(model, SequenceClassifier):
         name = "probabilities"
-        activation = ops.softmax if isinstance(model, SequenceClassifier) else ops.sigmoid
+        activation = ops.softmax if model.activation is None else activation
+    elif isinstance(model, PolyphonicModel):
+        name, activation = "probabilities", ops.sigmoid
 
     def serving_default(inputs):
         """Returns the outputs for whole sequences, at each step or at the last one."""
@@ -500,18 +517,18 @@ def _sequence_endpoints(model):
 
     steps = ("batch", "time") if model.per_step else ("batch",)
     inputs = {"inputs": _Field("float32", ("batch", "time", channels))}
-    found = [_Endpoint(serving_default, inputs, {name: _Field("float32", (*steps, units))})]
-    if not _streams(model.backbone):
+    found = [_Endpoint(serving_default, inputs, {name: _Field("float32", (*steps, *output))})]
+    if not _streams(model):
         return found
-    cache = _Cache(model.backbone)
+    cache = _Cache(model)
 
     def step(inputs, **tensors):
         """Reads one step of each row, and returns the output as if the sequence ended there."""
-        logits, after = model.step(inputs, cache.pack(tensors))
-        return {name: activation(logits), **cache.flatten(after)}
+        outputs, after = model.step(inputs, cache.pack(tensors))
+        return {name: activation(outputs), **cache.flatten(after)}
 
     inputs = {"inputs": _Field("float32", ("batch", channels)), **cache.fields}
-    outputs = {name: _Field("float32", ("batch", units)), **cache.fields}
+    outputs = {name: _Field("float32", ("batch", *output)), **cache.fields}
     return [*found, cache.endpoint(), _Endpoint(step, inputs, outputs)]
 
 
@@ -536,9 +553,9 @@ def _language_endpoints(model):
 
     every_token = {"log_probabilities": _Field("float32", ("batch", "time", size))}
     found = [_Endpoint(serving_default, {"tokens": prompts}, every_token)]
-    streams = _streams(model.backbone)
+    streams = _streams(model)
     if streams:
-        cache = _Cache(model.backbone)
+        cache = _Cache(model)
 
         def step(tokens, **tensors):
             """Reads one token of each row and scores the next one."""
@@ -612,7 +629,7 @@ def _text_endpoints(model, streams, sampling):
 def _hidden_states(model, tokens):
     """The backbone's output (batch, time, channels), from empty states."""
     with _empty_states(model.backbone):
-        outputs = model.backbone(model.embedding(tokens), training=False)
+        outputs = model.backbone(model.embed(tokens), training=False)
     return outputs[0] if isinstance(outputs, (list, tuple)) else outputs
 
 

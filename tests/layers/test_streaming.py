@@ -63,7 +63,7 @@ def test_replace_row():
 
 
 def test_checks():
-    with pytest.raises(ValueError, match=r"protocol.*lacks \['initial_cache', 'step', 'prefill'\]"):
+    with pytest.raises(ValueError, match=r"protocol .*\(initial_cache, step, prefill\).*<LSTM"):
         streaming.check_streams(keras.layers.LSTM(4))
     with pytest.raises(ValueError, match="tcn.* is not built"):
         streaming.compiled_step(TCN(4, 2, depth=2))
@@ -77,6 +77,55 @@ def test_checks():
         streaming.check_cache(layer, {"sum": np.zeros((2, 4))}, expected)
     with pytest.raises(ValueError, match="does not fit"):
         streaming.check_cache(layer, [np.zeros((2, CHANNELS))], expected)
+
+
+@pytest.mark.float64
+def test_a_stack_streams_through_layers_that_treat_each_step_by_itself():
+    statistics = {"mean": [1.0, 2.0, 3.0], "variance": [4.0, 5.0, 6.0]}
+    inner = keras.Sequential([keras.layers.Dense(4), keras.layers.LayerNormalization()])
+    norm = keras.layers.BatchNormalization(moving_mean_initializer="ones")
+    for end in ([], [TCN(2, 2, depth=1, return_sequences=False), keras.layers.Dense(2)]):
+        stack = [keras.layers.Normalization(**statistics), inner, TCN(4, 3, depth=2), norm]
+        layer = keras.Sequential([*stack, keras.layers.Dropout(0.5), RunningMax(), *end])
+        x = noise(2, 7, CHANNELS)
+        layer.build((None, None, CHANNELS))
+        stream = streaming.as_stream(layer)
+        y, first = stream.prefill(x[:, :4])
+        for t in range(4, 7):
+            y, first = stream.step(x[:, t], first)
+            expected = layer(x[:, : t + 1])
+            expected = expected if end else expected[:, -1]
+            np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+        whole, _ = stream.prefill(x)
+        np.testing.assert_allclose(whole[:, -1], y, rtol=1e-5, atol=1e-6)
+
+
+class RunningMax(streaming.StreamingMixin, keras.layers.Layer):
+    def call(self, x):
+        return ops.stack([ops.max(x[:, : t + 1], axis=1) for t in range(x.shape[1])], axis=1)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+    def initial_cache(self, batch_size):
+        return ops.full((batch_size, 1), -np.inf, keras.config.floatx())
+
+    def step(self, x, cache):
+        y = ops.maximum(x, cache)
+        return y, y
+
+
+def test_a_stack_says_which_layer_does_not_stream():
+    for wrong in (keras.layers.LSTM(4), keras.layers.LayerNormalization(axis=1)):
+        with pytest.raises(ValueError, match="protocol.*Normalization and Dense.*Received: <L"):
+            streaming.as_stream(keras.Sequential([keras.layers.Dense(4), wrong]))
+    layers = [
+        TCN(2, 2, depth=1, return_sequences=False),
+        keras.layers.Reshape((2, 1)),
+        RunningSum(),
+    ]
+    with pytest.raises(ValueError, match="reshape.* follows a layer with return_sequences=False"):
+        streaming.as_stream(keras.Sequential(layers))
 
 
 def test_a_layer_without_its_steps_is_told_what_to_define():

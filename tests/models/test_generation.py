@@ -273,12 +273,61 @@ def test_one_compilation_serves_equal_samplers():
     for seed in (1, 2, 3):
         model.generate(SAME_LENGTH, 6, sampler=samplers.TopPSampler(p=0.5, seed=seed))
     functions = model._generation_functions
-    assert len(functions) == 2  # the prompt's and the loop's
+    assert len(functions) == 1
     if keras.backend.backend() == "tensorflow":
-        loop = next(value for key, value in functions.items() if key[0] == "_loop")[0]
+        (loop, _), *_ = functions.values()
         assert loop.experimental_get_tracing_count() == 1
     model.generate(SAME_LENGTH, 6, sampler=samplers.TopPSampler(p=0.6))
-    assert len(functions) == 3
+    assert len(functions) == 2
+
+
+def test_lengths_share_compiled_functions():
+    model = make_toy()
+    prompt = np.random.default_rng(0).integers(0, SIZE, (1, 110))
+    longest = model.generate(prompt[:, :3], 150, sampler="greedy")
+    for length in range(4, 150, 9):
+        ids = model.generate(prompt[:, :3], length, sampler="greedy")
+        np.testing.assert_array_equal(ids, longest[:, :length])
+    for length in range(1, 110, 9):
+        model.generate(prompt[:, :length], 111, sampler="greedy")
+    kinds = [key[0] for key in model._generation_functions]
+    assert sorted(kinds) == ["_loop"] * 3 + ["read"] * 2  # for 64, 128 and 256; 32 and 64
+    for function in model._generation_functions.values():
+        function = function[0] if isinstance(function, tuple) else function
+        assert function.experimental_get_tracing_count() == 1
+
+
+@both_backends
+@pytest.mark.parametrize("sampler", ["greedy", "random", "contrastive"])
+def test_long_prompts_are_read_in_segments(sampler):
+    model = make()
+    prompts = np.random.default_rng(0).integers(0, SIZE, (2, 109))
+    ids = model.generate(prompts, 113, sampler=sampler, seed=1)
+    np.testing.assert_array_equal(ids[:, :109], prompts)
+    if sampler == "greedy":
+        np.testing.assert_array_equal(ids, rerun_greedily(model, prompts, 113))
+    (streamed,) = [list(model.generate_stream(prompts[0], 113, sampler=sampler, seed=1))]
+    alone = model.generate(prompts[:1], 113, sampler=sampler, seed=1)
+    np.testing.assert_array_equal(streamed, alone[0])
+    if sampler == "contrastive":  # of hidden states that were all read in one forward pass
+        short = make()
+        short.set_weights(model.get_weights())
+        np.testing.assert_array_equal(alone, _contrastive(short, prompts[:1], 113))
+
+
+def _contrastive(model, prompts, length, k=5, alpha=0.6):
+    """Contrastive search by whole forward passes (Su et al. 2022)."""
+    ids = prompts
+    while ids.shape[1] < length:
+        p = np.exp(np.asarray(model(ids))[0, -1])
+        scores = {}
+        for token in np.argsort(-p)[:k]:
+            hidden = np.asarray(model.encode(np.append(ids, [[token]], axis=1))["hidden"])[0]
+            hidden = hidden / np.linalg.norm(hidden, axis=-1, keepdims=True)
+            likeness = (hidden[:-1] @ hidden[-1]).max()
+            scores[token] = (1 - alpha) * p[token] - alpha * likeness
+        ids = np.append(ids, [[max(scores, key=scores.get)]], axis=1)
+    return ids
 
 
 def test_the_last_used_functions_are_kept():
@@ -358,7 +407,7 @@ def test_the_length_of_a_stream_compiles_nothing():
     first = list(model.generate_stream([3, 4], 30, sampler="greedy"))
     assert list(model.generate_stream([3, 4], 8, sampler="greedy")) == first[:8]
     assert all(type(token) is int for token in first)
-    steps = [value for key, value in model._generation_functions.items() if key[0] != "cache"]
+    steps = list(model._generation_functions.values())
     assert len(steps) == 1
     assert steps[0][0].experimental_get_tracing_count() == 1
 
@@ -413,7 +462,7 @@ def test_characters_and_words_are_whole(unit, pieces):
         ({"prompts": "abc"}, "no vocabulary"),
         ({"max_length": 3}, "greater than its 3 tokens. Received: max_length=3"),
         ({"prompts": [[1], [1, 2, 3, 4, 5, 6]]}, "greater than its 6 tokens"),
-        ({"sampler": "speculative"}, "second, smaller model.*only goes forward"),
+        ({"sampler": "speculative"}, "draft model.*A streaming cache cannot"),
         ({"sampler": "nucleus"}, r"'top_p'\].*Received: sampler='nucleus'"),
         ({"sampler": samplers.TopKSampler(k=12)}, "k=12 tokens, but the vocabulary has 11"),
         ({"sampler": samplers.BeamSampler(return_all_beams=True)}, "return_all_beams"),

@@ -9,7 +9,14 @@ from keras import ops
 
 from tests.support.processes import run_script
 from trellis_keras.data import TokenStream, Vocabulary
-from trellis_keras.layers import TCN, DenseHead, StackedRNN, TrellisLayer, streaming
+from trellis_keras.layers import (
+    TCN,
+    AdaptiveSoftmax,
+    DenseHead,
+    StackedRNN,
+    TrellisLayer,
+    streaming,
+)
 from trellis_keras.models import (
     BitsPerCharacter,
     CrossEntropy,
@@ -565,5 +572,60 @@ def test_what_a_language_model_does_not_have():
         model.quantize("int8")
     with pytest.raises(ValueError, match="loss is its head's.* Received: 'mse'"):
         model.compile("adam", "mse")
-    with pytest.raises(ValueError, match="own `train_step` and `test_step`"):
+    with pytest.raises(ValueError, match="outputs of a call in `train_step` or `test_step`"):
         model.compute_loss(x, x, model(x))
+    new = LanguageModel(V, 6, trellis())
+    new.compile("sgd")
+    for call in (new.fit, model.evaluate):
+        with pytest.raises(ValueError, match=r"last positions of x.*\(4, 7\), y of shape \(4, 8\)"):
+            call(x[:, 1:], x, verbose=0)
+    assert not new.built
+
+
+def test_metrics_of_likelihoods_say_what_takes_them():
+    model = keras.Sequential([keras.layers.Dense(3)])
+    model.compile("sgd", "mse", metrics=[Perplexity()], run_eagerly=True)
+    with pytest.raises(ValueError, match="Perplexity is a metric of negative log-likelihoods"):
+        model.evaluate(np.zeros((2, 3)), np.zeros((2, 3)), verbose=0)
+
+
+@both_backends
+@with_and_without_xla
+@pytest.mark.parametrize("head", [DenseHead, lambda size: AdaptiveSoftmax(size, (3, 6))])
+def test_ids_outside_the_vocabulary_give_nan_in_the_graph(jit_compile, head):
+    """Batches of a generator are not checked before they are used."""
+    model = make(head=head(V), compiled={"jit_compile": jit_compile})
+    x, y = random_tokens(2, 5), random_tokens(2, 5, seed=1)
+    for bad in (V, -1, 99):
+        wrong = x.copy()
+        wrong[1, 2] = bad
+        for batch in ((wrong, y), (x, wrong)):
+            assert np.isnan(model.test_on_batch(*batch)), (bad, batch)
+        log_p = ops.convert_to_numpy(model(wrong))
+        assert np.isnan(log_p[1, 2]).all() and np.isfinite(log_p[0]).all()
+    # Padding may have any id.
+    wrong = y.copy()
+    wrong[1, 3:] = -1
+    weight = (wrong >= 0) * 1.0
+    padded = model.test_on_batch(x, wrong, sample_weight=weight)
+    assert padded == model.test_on_batch(x, y, sample_weight=weight)
+
+
+def test_a_compiled_step_gives_nan_outside_the_vocabulary():
+    model = make(trellis())
+    step = streaming.compiled_step(model)
+    log_p, _ = step(np.array([1, V], "int32"), model.initial_cache(2))
+    assert np.isnan(log_p).all(axis=1).tolist() == [False, True]
+
+
+@both_backends
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int64"])
+def test_tokens_and_sizes_of_any_integer_type(dtype):
+    tokens = random_tokens(2, 6).astype(dtype)
+    size = np.int64(tokens.max() + 1)
+    backbone = keras.layers.Conv1D(6, 3, padding="causal")
+    model = LanguageModel(size, np.int32(6), backbone, embedding_dropout=0.2, head=DenseHead(size))
+    model.compile("sgd", **COMPILED)
+    history = model.fit(tokens[:, :-1], tokens[:, 1:], verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+    assert type(model.get_config()["vocabulary_size"]) is int

@@ -53,7 +53,7 @@ def counted(metric):
 def test_single_tokens_are_counted_beyond_two_to_the_24():
     metric = CrossEntropy()
     metric._weight.assign(2.0**24)
-    metric._nll.assign(2.0**25)
+    metric._total.assign(2.0**25)
     for _ in range(64):
         metric.update_state([2.0])
     assert counted(metric) == 2**24 + 64

@@ -446,7 +446,7 @@ def test_a_backbone_with_other_outputs_is_refused():
     rnn = keras.layers.SimpleRNN(4, return_sequences=True, return_state=True)
     with pytest.raises(ValueError, match="stateful=False"):
         SequenceClassifier(StackedRNN([rnn], stateful=True), 3)
-    for kind, name in ((SequenceClassifier, "num_classes"), (SequenceRegressor, "units")):
+    for kind, name in ((SequenceClassifier, "num_classes"), (SequenceRegressor, "output_shape")):
         with pytest.raises(ValueError, match=f"`{name}` must be a positive .* {name}=0"):
             kind(lstm(False), 0)
 
@@ -481,6 +481,73 @@ class Batches(keras.utils.PyDataset):
         return self.batch
 
 
+@both_backends
+def test_class_names_are_labels_and_saved(tmp_path):
+    names = ["walk", "run", "sit"]
+    model = classifier(tcn, activation="softmax", class_names=names, normalize=True)
+    x, y = data(False)
+    model.adapt(x)
+    model.compile("sgd", **COMPILED)
+    model.fit(x, np.take(names, y), validation_data=(x, np.take(names, y)), verbose=0)
+    by_name = model.evaluate(x, np.take(names, y), verbose=0)
+    assert by_name == model.evaluate(x, y, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.class_names == names
+    p = loaded.predict_proba(x, verbose=0)
+    np.testing.assert_array_equal(p, model.predict(x, verbose=0))
+    np.testing.assert_allclose(p.sum(axis=-1), 1, rtol=1e-5)
+    assert by_name[0] == pytest.approx(-np.log(p[np.arange(len(y)), y]).mean(), rel=1e-4)
+
+
+def test_probabilities_of_logits():
+    model, (x, _) = classifier(), data(False)
+    logits = model.predict(x, verbose=0)
+    np.testing.assert_allclose(
+        model.predict_proba(x, verbose=0), ops.convert_to_numpy(ops.softmax(logits)), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", "crossentropy"])
+def test_a_loss_by_its_name_takes_logits(loss):
+    model, (x, y) = classifier(), data(False)
+    model.compile("sgd", run_eagerly=True)
+    expected = model.evaluate(x, y, verbose=0)[0]
+    model.compile("sgd", loss=loss, metrics=["accuracy"], run_eagerly=True)
+    assert model.evaluate(x, y, verbose=0)[0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_losses_of_probabilities_are_refused_for_logits():
+    of_probabilities = [
+        keras.losses.SparseCategoricalCrossentropy(),
+        keras.losses.sparse_categorical_crossentropy,
+    ]
+    for loss in of_probabilities:
+        with pytest.raises(ValueError, match="outputs are logits.*from_logits=True"):
+            classifier().compile("sgd", loss=loss)
+    with pytest.raises(ValueError, match="outputs are logits"):
+        polyphonic().compile("sgd", loss=keras.losses.BinaryCrossentropy())
+    classifier(activation="softmax").compile("sgd", loss=of_probabilities[0])
+
+
+def test_wrong_names_of_classes():
+    with pytest.raises(ValueError, match="3 different names. Received: .'a', 'a', 'b'"):
+        classifier(class_names=["a", "a", "b"])
+    with pytest.raises(ValueError, match="None or 'softmax'. Received: activation='relu'"):
+        classifier(activation="relu")
+    x, y = np.zeros((2, 5, 1)), np.array(["a", "d"])
+    model = classifier(class_names=["a", "b", "c"])
+    model.compile("sgd")
+    with pytest.raises(ValueError, match=r"among class_names=.*Received: \['d'\]"):
+        model.fit(x, y, verbose=0)
+    with pytest.raises(ValueError, match=r"in arrays, names among class_names=.*'a'"):
+        model.fit(Batches(x, y), verbose=0)
+    model = classifier()
+    model.compile("sgd")
+    with pytest.raises(ValueError, match=r"whole numbers in \[0, 3\).*labels such as 'a'"):
+        model.fit(x, y, verbose=0)
+
+
 def test_bad_targets_are_named_before_training():
     x, good = np.zeros((4, 5, 1)), np.zeros(4, int)
     model = classifier()
@@ -503,9 +570,34 @@ def test_bad_targets_are_named_before_training():
     per_step.compile("sgd")
     with pytest.raises(ValueError, match=r"axes \(batch, time\)"):
         per_step.fit(x, good, verbose=0)
-    regressor = SequenceRegressor(lstm(False), units=2)
+    regressor = SequenceRegressor(lstm(False), 2)
     regressor.compile("sgd")
     with pytest.raises(ValueError, match=r"2 units.*\(4, 3\)"):
         regressor.fit(x, np.zeros((4, 3)), verbose=0)
     with pytest.raises(ValueError, match="need a model with one unit.*outputs .4, 2"):
         regressor.loss(np.zeros(4), np.zeros((4, 2)))
+
+
+@both_backends
+@per_step_or_not
+def test_labels_outside_the_classes_give_nan_in_the_graph(per_step):
+    model, (x, y) = classifier(per_step=per_step), data(per_step)
+    model.compile("sgd", jit_compile=False)
+    assert np.isfinite(model.test_on_batch(x, y)).all()
+    for bad in (CLASSES, -1):
+        wrong = y.copy()
+        wrong.flat[3] = bad
+        assert np.isnan(model.test_on_batch(x, wrong)[0])
+        weight = np.ones(y.shape, "float32")
+        weight.flat[3] = 0
+        assert np.isfinite(model.test_on_batch(x, wrong, sample_weight=weight)[0])
+
+
+def test_sizes_may_be_numpy_integers():
+    for model in (
+        SequenceClassifier(Mix(False), np.int64(3)),
+        SequenceRegressor(Mix(False), (np.int64(3), np.int32(2))),
+        SequenceRegressor(Mix(False), np.int64(3)),
+        PolyphonicModel(Mix(True), np.int64(3)),
+    ):
+        json.dumps(model.get_config())

@@ -61,6 +61,14 @@ MODELS = LANGUAGE | {
     "regressor": lambda: SequenceRegressor(
         TCN(3, kernel_size=3, depth=2, return_sequences=False), 1
     ),
+    "forecaster": lambda: SequenceRegressor(
+        keras.Sequential(
+            [keras.layers.Dense(4), TCN(4, kernel_size=2, depth=2, return_sequences=False)]
+        ),
+        (2, 1),
+        quantiles=(0.1, 0.5, 0.9),
+        normalize=True,
+    ),
     "music": lambda: PolyphonicModel(
         StackedRNN([keras.layers.GRU(4, return_sequences=True, return_state=True)]), 2
     ),
@@ -74,6 +82,8 @@ def small_model(name):
     model.build((None, None) if name in LANGUAGE else (None, None, 2))
     for index, weight in enumerate(model.trainable_weights):
         weight.assign(np.random.default_rng(index).normal(size=weight.shape, scale=0.5))
+    if getattr(model, "normalize", False):
+        model.adapt(np.random.default_rng(0).random((50, 2)))
     return model
 
 

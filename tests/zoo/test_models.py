@@ -63,7 +63,7 @@ def test_a_function_of_ones_own_is_a_model():
         """A model of a test."""
         from trellis_keras.models import SequenceRegressor
 
-        return SequenceRegressor(keras.layers.GRU(units), units=1, seed=seed)
+        return SequenceRegressor(keras.layers.GRU(units), seed=seed)
 
     try:
         assert my_model(units=2).backbone.units == 2

@@ -58,6 +58,118 @@ class StreamingMixin:
         return step_through(self, x, cache)
 
 
+# Keras layers whose output at a step depends on that step only, at least in inference. Those with
+# an `axis` must have the last one.
+_POINTWISE = (
+    keras.layers.Activation,
+    keras.layers.ActivityRegularization,
+    keras.layers.AlphaDropout,
+    keras.layers.BatchNormalization,
+    keras.layers.Dense,
+    keras.layers.Dropout,
+    keras.layers.ELU,
+    keras.layers.GaussianDropout,
+    keras.layers.GaussianNoise,
+    keras.layers.Identity,
+    keras.layers.LayerNormalization,
+    keras.layers.LeakyReLU,
+    keras.layers.Normalization,
+    keras.layers.ReLU,
+    keras.layers.Rescaling,
+    keras.layers.RMSNormalization,
+    keras.layers.SpatialDropout1D,
+)
+
+
+def as_stream(layer: keras.Layer) -> Any:
+    """Returns an object that follows the streaming protocol for a layer.
+
+    Args:
+        layer: Layer with the methods of the protocol, or a `keras.Sequential` of such layers and of
+            Keras layers that treat each step by itself, such as `Normalization` and `Dense`.
+
+    Returns:
+        The layer itself, or a stream through the layers of the stack.
+
+    Raises:
+        ValueError: If the layer, or one of a stack, does not stream.
+
+    Example:
+
+    >>> stack = keras.Sequential([keras.layers.Dense(4), trellis_keras.layers.TCN(4, 3, depth=2)])
+    >>> stack.build((None, None, 2))
+    >>> stream = as_stream(stack)
+    >>> y, cache = stream.step(np.zeros((1, 2)), stream.initial_cache(1))
+    >>> tuple(y.shape)
+    (1, 4)
+    """
+    if isinstance(layer, keras.Sequential) and not _has_protocol(layer):
+        return _Stack(layer)
+    check_streams(layer)
+    return layer
+
+
+class _Stack(StreamingMixin):
+    """A stream through the layers of a `keras.Sequential`."""
+
+    def __init__(self, stack):
+        self._parts = []  # (stream or pointwise layer, whether it streams, whether it has no time)
+        has_time = True
+        for layer in stack.layers:
+            if _is_pointwise(layer):
+                self._parts.append((layer, False, has_time))
+            elif has_time:
+                self._parts.append((as_stream(layer), True, True))
+                has_time = _returns_sequences(layer)
+            else:
+                raise ValueError(
+                    f"{layer.name} follows a layer with return_sequences=False in {stack.name}, so "
+                    "the stack cannot be streamed."
+                )
+
+    def initial_cache(self, batch_size):
+        return [part.initial_cache(batch_size) for part, streams, _ in self._parts if streams]
+
+    def step(self, x, cache):
+        caches, after = iter(cache), []
+        for part, streams, has_time in self._parts:
+            if streams:
+                x, new = part.step(x, next(caches))
+                after.append(new)
+            else:
+                # Some layers are built for the rank that they have in the forward pass.
+                x = part(x[:, None])[:, 0] if has_time else part(x)
+        return x, after
+
+    def prefill(self, x, cache=None):
+        x = ops.convert_to_tensor(x)
+        cache = self.initial_cache(ops.shape(x)[0]) if cache is None else cache
+        caches, after = iter(cache), []
+        for part, streams, has_time in self._parts:
+            if streams:
+                x, new = part.prefill(x, next(caches))
+                after.append(new)
+            elif has_time:
+                x = part(x)
+            else:
+                shape = ops.shape(x)
+                y = part(ops.reshape(x, (-1, shape[-1])))
+                x = ops.reshape(y, (shape[0], shape[1], y.shape[-1]))
+        return x, after
+
+
+def _is_pointwise(layer):
+    if not isinstance(layer, _POINTWISE):
+        return False
+    return getattr(layer, "axis", -1) in (-1, [-1], (-1,))
+
+
+def _returns_sequences(layer):
+    if isinstance(layer, keras.Sequential):
+        return all(_returns_sequences(part) for part in layer.layers)
+    return getattr(layer, "return_sequences", True)
+
+
 def step_through(layer: Any, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
     """Feeds x (batch, time, channels) to `layer.step` in a loop that compiles once.
 
@@ -162,16 +274,13 @@ def _compile_jax(function, variables, updated):
 
 def check_streams(layer: Any) -> None:
     """Raises ValueError unless `layer` has the methods of the protocol and is causal."""
-    missing = [
-        name
-        for name in ("initial_cache", "step", "prefill")
-        if not callable(getattr(layer, name, None))
-    ]
-    if missing:
+    if not _has_protocol(layer):
         raise ValueError(
             "Streaming and generation need a layer with the protocol of "
-            "trellis_keras.layers.streaming (initial_cache, step, prefill). "
-            f"Received: {layer!r}, which lacks {missing}"
+            "trellis_keras.layers.streaming (initial_cache, step, prefill), or a keras.Sequential "
+            "of such layers and of Keras layers that treat each step by itself, such as "
+            "Normalization and Dense. (Put Keras' recurrent layers into a StackedRNN.) "
+            f"Received: {layer!r}"
         )
     if not getattr(layer, "is_causal", True):
         raise ValueError(
@@ -180,6 +289,12 @@ def check_streams(layer: Any) -> None:
             f"{layer.name} with go_backwards={getattr(layer, 'go_backwards', False)}, "
             f"padding={getattr(layer, 'padding', 'causal')!r}"
         )
+
+
+def _has_protocol(layer):
+    return all(
+        callable(getattr(layer, name, None)) for name in ("initial_cache", "step", "prefill")
+    )
 
 
 def check_built(layer: keras.Layer) -> None:

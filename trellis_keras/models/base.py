@@ -1,6 +1,7 @@
-"""What the models share: a causal backbone under a head, streaming, an exact mean loss, saving."""
+"""What the models share: backbone and head, streaming, an exact mean loss, saving."""
 
 import os
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,15 +15,15 @@ from trellis_keras.types import Cache
 class BackboneModel(FrozenPartsMixin, keras.Model):
     """The base class of models that put a head on a causal backbone.
 
-    The loss of an epoch is the mean over all that counts in it, not a mean of batch means: a
-    subclass's `compute_loss` feeds `_mean_loss` with the weight of each batch.
+    The loss of an epoch is the weighted mean over all its steps or sequences, not a mean of batch
+    means: a subclass's `compute_loss` updates `_mean_loss` with the weight of each batch.
 
     Attributes:
         backbone: Causal layer.
-        head: Layer that makes the outputs of the backbone's.
+        head: Layer from the backbone's outputs to the model's.
     """
 
-    def __init__(self, **kwargs):
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._mean_loss = keras.metrics.Mean(name="loss")
         self._auto_scale_loss = True
@@ -31,12 +32,12 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
 
     def compile(
         self,
-        optimizer="rmsprop",
+        optimizer: Any = "rmsprop",
         *,
         steps_per_execution: int = 1,
         jit_compile: bool | str = "auto",
         auto_scale_loss: bool = True,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         """Configures the model as `keras.Model.compile` does.
 
@@ -83,7 +84,7 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
             self.optimizer.build(self.trainable_variables)
 
     def load_weights(
-        self, filepath: str | os.PathLike, skip_mismatch: bool = False, **kwargs
+        self, filepath: str | os.PathLike, skip_mismatch: bool = False, **kwargs: Any
     ) -> None:
         """Load weights as `keras.Model.load_weights` does, from a file of any origin.
 
@@ -96,7 +97,7 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
         except ValueError as error:
             raise ValueError(f"{filepath} does not fit this model: {error}") from error
 
-    def quantize(self, *args, **kwargs) -> None:
+    def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Raises ValueError: a model that Keras has quantized cannot be loaded again."""
         raise ValueError(
             "Keras' quantization makes a model of this kind that cannot be loaded again. Use "
@@ -115,12 +116,17 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
         Raises:
             ValueError: If the model is not built, or its backbone does not stream.
         """
-        self._check_streams()
-        return self.backbone.initial_cache(batch_size)
+        return self.stream().initial_cache(batch_size)
 
-    def _check_streams(self):
-        streaming.check_streams(self.backbone)
+    def stream(self) -> Any:
+        """Returns the backbone's stream, see `layers.streaming.as_stream`.
+
+        Raises:
+            ValueError: If the model is not built, or its backbone does not stream.
+        """
+        stream = streaming.as_stream(self.backbone)
         streaming.check_built(self)
+        return stream
 
 
 def serialize_unbuilt(layer: keras.Layer) -> dict:

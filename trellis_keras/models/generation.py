@@ -1,4 +1,4 @@
-"""Text generation: from prompts to ids, the compiled loop around a sampler, from ids to text.
+"""Text generation: prompts to ids, the compiled loop around a sampler, ids to text.
 
 A language model reads the prompt in one forward pass, then writes token by token with constant
 work, in a loop compiled by XLA. The samplers are those of Keras-NLP (Keras-Hub): they ask for the
@@ -8,6 +8,7 @@ scores of the token at `index`, `next(prompt, cache, index)`, and may reorder th
 import codecs
 import json
 from collections.abc import Callable, Hashable, Iterator
+from typing import Any
 
 import keras
 import numpy as np
@@ -17,17 +18,26 @@ from trellis_keras.layers import streaming
 from trellis_keras.layers.base import at_least_float32, check_shape, check_tokens
 from trellis_keras.types import Cache, Tensor
 
-# Stands for tokens that are still to be written. It is no token, so it stops nothing.
+# Marks positions that are still to be generated. It is not a token id.
 OPEN = -1
 
 # Compiled functions take megabytes each.
 _CACHED_FUNCTIONS = 16
+# Lengths in tokens for which functions are compiled: powers of two from these on.
+_SHORTEST_SEGMENT = 32
+_LEAST_ROOM = 64
 
 
-def generate(model, prompts, max_length, sampler, seed, stop_tokens):
+def generate(
+    model: Any,
+    prompts: Any,
+    max_length: int,
+    sampler: Any,
+    seed: int | None,
+    stop_tokens: Any,
+) -> np.ndarray | str | list[str]:
     """See `LanguageModel.generate`."""
-    streaming.check_streams(model.backbone)
-    streaming.check_built(model)
+    model.stream()  # raises if the model does not stream
     rows, is_text = _encode_prompts(model, prompts)
     given = _pad(rows, max_length)
     stop = _stop_ids(model, stop_tokens)
@@ -44,10 +54,16 @@ def generate(model, prompts, max_length, sampler, seed, stop_tokens):
     return texts[0] if isinstance(prompts, str) else texts
 
 
-def generate_stream(model, prompt, max_length, sampler, seed, stop_tokens):
+def generate_stream(
+    model: Any,
+    prompt: Any,
+    max_length: int,
+    sampler: Any,
+    seed: int | None,
+    stop_tokens: Any,
+) -> Iterator:
     """See `LanguageModel.generate_stream`."""
-    streaming.check_streams(model.backbone)
-    streaming.check_built(model)
+    model.stream()  # raises if the model does not stream
     (row,), is_text = _encode_prompts(model, [prompt])
     given = _pad([row], max_length)
     stop = _stop_ids(model, stop_tokens)
@@ -71,33 +87,37 @@ def generate_stream(model, prompt, max_length, sampler, seed, stop_tokens):
 # What a model reads
 
 
-def hidden_step(model, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+def hidden_step(model: Any, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
     """Returns the backbone's outputs (batch, channels) for tokens (batch,), and the new cache."""
-    return model.backbone.step(_embed(model, tokens, (None,)), cache)
+    return model.stream().step(_embed(model, tokens, (None,)), cache)
 
 
-def hidden_prefill(model, tokens: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+def hidden_prefill(model: Any, tokens: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
     """Returns the backbone's outputs (batch, time, channels) for tokens, and the cache after."""
     embedded = _embed(model, tokens, (None, None))
     if embedded.shape[1] == 0:
         raise ValueError("`prefill` needs at least one token. Received: shape (batch, 0)")
-    return model.backbone.prefill(embedded, cache)
+    return model.stream().prefill(embedded, cache)
 
 
 def _embed(model, tokens, shape):
-    streaming.check_streams(model.backbone)
     streaming.check_built(model)
     tokens = ops.convert_to_tensor(tokens)
-    check_integers(tokens)
     check_shape("tokens", tokens, shape)
-    return model.embedding(tokens)
+    return model.embed(tokens)
 
 
-def check_integers(tokens: Tensor) -> None:
-    """Raises ValueError unless a tensor holds integers."""
+def token_ids(tokens: Tensor) -> Tensor:
+    """Returns tokens as an integer tensor that can be compared with any vocabulary's size.
+
+    Raises:
+        ValueError: If the tokens are not integers.
+    """
+    tokens = ops.convert_to_tensor(tokens)
     dtype = keras.backend.standardize_dtype(tokens.dtype)
     if not keras.backend.is_int_dtype(dtype):
         raise ValueError(f"Tokens must be integers. Received: dtype {dtype}")
+    return tokens if dtype in ("int32", "int64") else ops.cast(tokens, "int32")
 
 
 # What a model writes
@@ -115,23 +135,35 @@ def _write_all(model, given, sampler, stop):
     Returns:
         int32 array (batch, max_length). What follows a row's first new stop token is undefined.
     """
+    rows, length = given.shape
     shortest = int((given != OPEN).sum(axis=1).min())
-    shared = given[:, :shortest]
+    cache, hidden = _read_prompts(model, given[:, : shortest - 1])
+    # The loop ends where the array ends. So that all lengths up to a power of two share a compiled
+    # loop, the array is extended at the start, by tokens that no step reads.
+    room = max(_LEAST_ROOM, 1 << (length - 1).bit_length()) - length
+    extended = np.concatenate([np.repeat(given[:, :1], room, axis=1), given], axis=1)
+    read = sum(part.shape[1] for part in hidden)
     options = {}
     if isinstance(sampler, _library().ContrastiveSampler):
-        hidden = _read(model, shared, "hidden", lambda x: _comparable(hidden_prefill(model, x)[0]))
-        rest = given.shape[1] - shortest
-        options["hidden_states"] = ops.pad(hidden, [[0, 0], [0, rest], [0, 0]])
-    loop = _compiled(_loop, model, sampler, given.shape, stop)
-    index = ops.convert_to_tensor(shortest, "int32")
-    ids = loop(ops.convert_to_tensor(given), _cache_before_last(model, shared), index, options)
-    return ops.convert_to_numpy(ids)
+        # It compares with all tokens before the index.
+        last = _read(model, given[:, read : read + 1], cache)[1]
+        found = np.concatenate([ops.convert_to_numpy(part) for part in (*hidden, last)], axis=1)
+        after = np.zeros((rows, length - found.shape[1], found.shape[2]), found.dtype)
+        start = np.repeat(found[:, :1], room, axis=1)
+        options["hidden_states"] = ops.convert_to_tensor(np.concatenate([start, found, after], 1))
+    loop = _compiled(_loop, model, sampler, extended.shape, stop)
+    index = ops.convert_to_tensor(room + read + 1, "int32")
+    ids = loop(ops.convert_to_tensor(extended), cache, index, options)
+    return ops.convert_to_numpy(ids)[:, room:]
 
 
 def _write_each(model, prompt, max_length, sampler, stop):
     """Yields the ids that follow a prompt (time,), each as soon as it is chosen."""
     choice = _compiled(_choice, model, sampler, 1)
-    cache = _cache_before_last(model, prompt[None])
+    cache, hidden = _read_prompts(model, prompt[None, :-1])
+    read = sum(part.shape[1] for part in hidden)
+    for token in prompt[read:-1]:  # as in `_loop`, where the sampler draws for them too
+        _, cache = choice(ops.convert_to_tensor(token[None]), cache)
     token = ops.convert_to_tensor(prompt[-1:])
     for _ in range(max_length - len(prompt)):
         token, cache = choice(token, cache)
@@ -177,8 +209,8 @@ def _choice(model, sampler):
 def _allowed(log_probs, ids, given, index, stop):
     """Leaves one token at `index` to the rows that are within their prompt, or have ended.
 
-    A beam search compares sums: a token that is not chosen must not add to them, and must not
-    make several beams of one.
+    Beam search compares sums of log-probabilities: a token that is given adds 0 to them and does
+    not split a beam.
     """
     # Contrastive search asks for one more place than there is.
     only = given[:, ops.minimum(index, given.shape[1] - 1)]
@@ -193,23 +225,34 @@ def _allowed(log_probs, ids, given, index, stop):
 
 
 def _comparable(hidden):
-    """Hidden states that have an angle with each other, even if ReLUs made zeros of them."""
+    """Hidden states with a defined cosine similarity, even where ReLUs have set all to zero."""
     dtype = at_least_float32(keras.backend.standardize_dtype(hidden.dtype))
     return ops.cast(hidden, dtype) + 1e-12
 
 
-def _cache_before_last(model, tokens):
-    """The samplers' first step reads the last token, so it stays out of the cache."""
-    if tokens.shape[1] == 1:
-        return model.initial_cache(len(tokens))
-    return _read(model, tokens[:, :-1], "cache", lambda x: hidden_prefill(model, x)[1])
+def _read_prompts(model, tokens):
+    """Reads the start of prompts (batch, time) in segments of falling powers of two.
+
+    So prompts of all lengths share a few compiled functions. The last tokens, fewer than the
+    shortest segment has, are left to the samplers' loop.
+
+    Returns:
+        The cache after them, and the hidden states of each segment.
+    """
+    cache, hidden, start = model.initial_cache(len(tokens)), [], 0
+    while (rest := tokens.shape[1] - start) >= _SHORTEST_SEGMENT:
+        steps = 1 << rest.bit_length() - 1
+        cache, states = _read(model, tokens[:, start : start + steps], cache)
+        hidden.append(states)
+        start += steps
+    return cache, hidden
 
 
 # Compiled functions
 
 
-def cached_function(model, key: Hashable, make: Callable):
-    """Returns what `make()` returned for this model and key, unless 16 others came since."""
+def cached_function(model: keras.Model, key: Hashable, make: Callable[[], Any]) -> Any:
+    """Returns `make()`, cached on the model: the 16 values used last are kept."""
     if "_generation_functions" not in vars(model):
         # Hidden from Keras' tracking, which would try to save it.
         object.__setattr__(model, "_generation_functions", {})
@@ -220,10 +263,16 @@ def cached_function(model, key: Hashable, make: Callable):
     return functions[key]
 
 
-def _read(model, tokens, name, function):
-    key = name, *tokens.shape
-    compiled = cached_function(model, key, lambda: streaming.compile_xla(function, model.variables))
-    return compiled(ops.convert_to_tensor(tokens))
+def _read(model, tokens, cache):
+    """Returns the cache after a segment, and its hidden states, compiled for its shape."""
+
+    def read(tokens, cache):
+        hidden, cache = hidden_prefill(model, tokens, cache)
+        return cache, _comparable(hidden)
+
+    key = "read", *tokens.shape
+    compiled = cached_function(model, key, lambda: streaming.compile_xla(read, model.variables))
+    return compiled(ops.convert_to_tensor(tokens), cache)
 
 
 def _compiled(make, model, sampler, shape, *settings):
@@ -276,7 +325,7 @@ def _library():
     return keras_nlp.samplers
 
 
-def get_sampler(sampler, vocabulary_size: int):
+def get_sampler(sampler: Any, vocabulary_size: int) -> Any:
     """Returns a Keras-NLP sampler that a language model can feed.
 
     Args:
@@ -298,8 +347,8 @@ def get_sampler(sampler, vocabulary_size: int):
     speculative = getattr(samplers, "SpeculativeSampler", ())  # not in every version
     if sampler == "speculative" or isinstance(sampler, speculative):
         raise ValueError(
-            "The speculative sampler needs a second, smaller model, and caches that go back to an "
-            "earlier token where its guesses are refused. A streaming cache only goes forward."
+            "The speculative sampler needs a draft model and a cache that can return to an earlier "
+            "token. A streaming cache cannot."
         )
     if isinstance(sampler, str) and sampler in by_name:
         sampler = by_name[sampler]()
@@ -395,7 +444,7 @@ def row_lengths(ids: np.ndarray, given: np.ndarray, stop: tuple) -> np.ndarray:
     return np.where(is_stop.any(axis=1), is_stop.argmax(axis=1) + 1, ids.shape[1])
 
 
-def text_pieces(vocabulary, tokens: Iterator[int]) -> Iterator[str]:
+def text_pieces(vocabulary: Any, tokens: Iterator[int]) -> Iterator[str]:
     """Yields the text of tokens as they come; joined, it is `vocabulary.decode(tokens)`."""
     pieces = _pieces_of_bytes if vocabulary.unit == "byte" else _pieces_of_symbols
     return filter(None, pieces(vocabulary, tokens))

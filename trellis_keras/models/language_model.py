@@ -12,7 +12,13 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers.base import StatefulMixin, at_least_float32, check_tokens, sub_seed
+from trellis_keras.layers.base import (
+    StatefulMixin,
+    at_least_float32,
+    check_positive,
+    check_tokens,
+    sub_seed,
+)
 from trellis_keras.layers.heads import DenseHead, Head
 from trellis_keras.layers.regularization import EmbeddingDropout, VariationalDropout
 from trellis_keras.models import generation, losses
@@ -23,7 +29,7 @@ from trellis_keras.models.base import (
     serialize_unbuilt,
 )
 from trellis_keras.models.saved_files import saved_tokens
-from trellis_keras.types import Cache, Initializer, Shape, Tensor
+from trellis_keras.types import Cache, Initializer, Logs, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
@@ -44,7 +50,7 @@ class LanguageModel(BackboneModel):
             + activation_reg * mean(output_t^2) + temporal_activation_reg * mean((h_t - h_{t-1})^2),
 
     where p_a are the head's probabilities for the backbone's auxiliary outputs. The validation
-    loss is the first term. Figures of an epoch are exact means over all its tokens.
+    loss is the first term. An epoch's values are exact means over all its tokens.
 
     Args:
         vocabulary_size: Positive integer, number of tokens V.
@@ -125,10 +131,13 @@ class LanguageModel(BackboneModel):
         embeddings_initializer: Initializer = None,
         vocabulary: Any = None,
         seed: int | None = None,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
-        self.autocast = False  # its layers cast; the model itself only sees integers
+        vocabulary_size, embedding_dim = check_positive(
+            vocabulary_size=vocabulary_size, embedding_dim=embedding_dim
+        )
+        self.autocast = False  # the inputs are integers; the layers cast by themselves
         _check_backbone(backbone, aux_weight)
         if vocabulary is not None and len(vocabulary) != vocabulary_size:
             raise ValueError(
@@ -185,8 +194,8 @@ class LanguageModel(BackboneModel):
 
         self._takes_output_length = "output_length" in inspect.signature(backbone.call).parameters
         self._counted = None
-        # Hidden from Keras' tracking, which refuses metrics in a built model and would make
-        # weights of states: the metrics, and the states that each phase was compiled with.
+        # Hidden from Keras' tracking, which forbids new metrics in a built model and would turn
+        # states into weights: the metrics, and the states that each phase was compiled with.
         object.__setattr__(self, "_token_metrics", [])
         object.__setattr__(self, "_compiled_states", {})
 
@@ -246,8 +255,9 @@ class LanguageModel(BackboneModel):
         Raises:
             ValueError: If the tokens are not integers.
         """
-        generation.check_integers(tokens)
-        x = self.embedding_dropout(self.embedding(tokens), tokens, training=training)
+        tokens = generation.token_ids(tokens)
+        within = ops.clip(tokens, 0, self.vocabulary_size - 1)
+        x = self.embedding_dropout(self.embed(tokens), within, training=training)
         x = self.input_dropout(x, training=training)
         options = {}
         if self._takes_output_length and isinstance(output_length, int):
@@ -258,10 +268,25 @@ class LanguageModel(BackboneModel):
             outputs = [output[..., -output_length:, :] for output in outputs]
         return dict(zip(("hidden", "aux"), outputs, strict=False))
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Returns the embedding of tokens, NaN for ids outside [0, vocabulary_size).
+
+        Args:
+            tokens: Integer tensor (...).
+
+        Raises:
+            ValueError: If the tokens are not integers.
+        """
+        tokens = generation.token_ids(tokens)
+        # On some backends a lookup outside the vocabulary finds another token.
+        is_token = (tokens >= 0) & (tokens < self.vocabulary_size)
+        embedded = self.embedding(ops.where(is_token, tokens, 0))
+        return ops.where(is_token[..., None], embedded, np.nan)
+
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return (*input_shape, self.vocabulary_size)
 
-    def compute_output_spec(self, tokens, training=False):
+    def compute_output_spec(self, tokens: Tensor, training: bool = False) -> keras.KerasTensor:
         shape = self.compute_output_shape(tokens.shape)
         return keras.KerasTensor(shape, at_least_float32(self.head.compute_dtype))
 
@@ -290,9 +315,10 @@ class LanguageModel(BackboneModel):
         """
         if not isinstance(y_pred, dict):
             raise ValueError(
-                "Only within a LanguageModel's own `train_step` and `test_step` does a call return "
-                "what its loss is made of. In a loop of your own compute a loss from the "
-                "log-probabilities that a call returns, or call `super().train_step(data)`."
+                "`compute_loss` needs the outputs of a call in `train_step` or `test_step`. In a "
+                "custom training loop compute the loss from the log-probabilities that a call "
+                "returns, or call `super().train_step(data)`. "
+                f"Received: y_pred of type {type(y_pred).__name__}"
             )
         hidden = y_pred["hidden"]
         output = self.output_dropout(hidden, training=training)
@@ -322,8 +348,8 @@ class LanguageModel(BackboneModel):
     def loss_mode(self, data: tuple) -> Iterator[None]:
         """Context in which a call returns what `compute_loss` needs for the counted positions.
 
-        Training and evaluation compute no log-probabilities: the head computes the loss from the
-        hidden states.
+        In training and evaluation the head computes the loss from the hidden states, without the
+        log-probabilities of all words.
 
         Args:
             data: (x, y) or (x, y, sample_weight); y (batch, n) says how many positions count.
@@ -331,29 +357,30 @@ class LanguageModel(BackboneModel):
         Raises:
             ValueError: If there are no targets.
         """
-        _, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
         if y is None:
             raise ValueError(
                 "A language model is trained and evaluated on (tokens, next tokens). "
                 "Received no targets."
             )
+        _check_lengths(x, y)
         self._counted = ops.shape(y)[1]
         try:
             yield
         finally:
             self._counted = None
 
-    def train_step(self, *args):
+    def train_step(self, *args: Any) -> Any:
         with self.loss_mode(args[-1]):
             return super().train_step(*args)
 
-    def test_step(self, *args):
+    def test_step(self, *args: Any) -> Any:
         with self.loss_mode(args[-1]):
             return super().test_step(*args)
 
-    def compile(
+    def compile(  # type: ignore[override]  # its loss is the head's
         self,
-        optimizer="rmsprop",
+        optimizer: Any = "rmsprop",
         metrics: Sequence[keras.metrics.Metric] | keras.metrics.Metric | None = None,
         *,
         run_eagerly: bool = False,
@@ -397,8 +424,10 @@ class LanguageModel(BackboneModel):
         # Keras' own loss tracker would weigh a batch by its rows.
         return [self._mean_loss, *self._token_metrics] if self.compiled else []
 
-    def compute_metrics(self, x, y, y_pred, sample_weight=None) -> dict:
-        return self.get_metrics_result()  # `compute_loss` has fed them
+    def compute_metrics(
+        self, x: Any, y: Any, y_pred: Any, sample_weight: Tensor | None = None
+    ) -> dict:
+        return self.get_metrics_result()  # `compute_loss` has updated them
 
     def get_compile_config(self) -> dict | None:
         config = super().get_compile_config()
@@ -413,17 +442,17 @@ class LanguageModel(BackboneModel):
 
     def fit(
         self,
-        x=None,
-        y=None,
+        x: Any = None,
+        y: Tensor | None = None,
         batch_size: int | None = None,
         epochs: int = 1,
         verbose: str | int = "auto",
         callbacks: list | None = None,
         *,
-        validation_data=None,
+        validation_data: Any = None,
         shuffle: bool | None = None,
         class_weight: None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> keras.callbacks.History:
         """Trains the model as `keras.Model.fit` does, with the batches of a text in order.
 
@@ -445,6 +474,8 @@ class LanguageModel(BackboneModel):
         check_no_class_weight(class_weight)
         is_tuple = isinstance(validation_data, tuple)
         self._check_tokens(x, y, *(validation_data[:2] if is_tuple else [validation_data]))
+        if y is not None:
+            _check_lengths(x, y)
         if shuffle is None:
             shuffle = not (self._is_stateful or isinstance(x, keras.utils.PyDataset))
         if self._is_stateful:
@@ -466,14 +497,22 @@ class LanguageModel(BackboneModel):
             **kwargs,
         )
 
-    def evaluate(self, x=None, y=None, batch_size: int | None = None, **kwargs):
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Tensor | None = None,
+        batch_size: int | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Evaluates as `keras.Model.evaluate`; the states of a stateful backbone start at zero."""
         self._check_tokens(x, y)
+        if y is not None:
+            _check_lengths(x, y)
         if self._is_stateful:
             self.allocate_states(x, batch_size, training=False)
         return super().evaluate(x, y, batch_size=batch_size, **kwargs)
 
-    def predict(self, x, batch_size: int | None = None, **kwargs):
+    def predict(self, x: Any, batch_size: int | None = None, **kwargs: Any) -> np.ndarray:
         """Predicts as `keras.Model.predict`; the states of a stateful backbone start at zero."""
         self._check_tokens(x)
         if self._is_stateful:
@@ -496,8 +535,8 @@ class LanguageModel(BackboneModel):
     def _is_stateful(self):
         return getattr(self.backbone, "stateful", False)
 
-    def allocate_states(self, x, batch_size: int | None, training: bool) -> None:
-        """Gives a stateful backbone zero states for the batches that Keras will make of `x`.
+    def allocate_states(self, x: Any, batch_size: int | None, training: bool) -> None:
+        """Allocates zero states of a stateful backbone for the batch size that Keras will use.
 
         Args:
             x: What is passed to `fit`, `evaluate` or `predict`.
@@ -505,7 +544,7 @@ class LanguageModel(BackboneModel):
             training: Boolean, whether the states are those of training or of evaluation.
 
         Raises:
-            ValueError: If the batches have no common size that is known beforehand.
+            ValueError: If the batch size varies or is not known beforehand.
         """
         self.backbone.reset_state(_rows(x, batch_size) * _processes(), training)
         states = self.backbone.state_cache.state_variables(training)
@@ -518,9 +557,9 @@ class LanguageModel(BackboneModel):
     # Streaming and generation
 
     def step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """Reads one token per row; the work does not depend on how many came before.
+        """Reads one token per row, with constant work per token.
 
-        It is not compiled by itself: `layers.streaming.compiled_step(model)` is.
+        Use `layers.streaming.compiled_step(model)` for a compiled function.
 
         Args:
             tokens: Integer tensor (batch,).
@@ -562,24 +601,25 @@ class LanguageModel(BackboneModel):
 
     def generate(
         self,
-        prompts,
+        prompts: Any,
         max_length: int,
-        sampler="top_p",
+        sampler: Any = "top_p",
         *,
         seed: int | None = None,
-        stop_tokens=None,
-    ):
+        stop_tokens: Any = None,
+    ) -> np.ndarray | str | list[str]:
         """Continues prompts, token by token.
 
-        The prompts may differ in length: of each, as many tokens as the shortest one has are read
-        in one forward pass, the rest of the longer ones while the others are written. With a
-        sampler that draws no random numbers each row is what it would be alone (but for rounding,
-        where two tokens are equally good); the other samplers draw for all rows at once.
+        The prompts may differ in length: what all rows have is read at once, the rest of the longer
+        ones while the others are written. With a sampler that draws no random numbers each row is
+        what it would be alone (but for rounding, where two tokens are equally good); the other
+        samplers draw for all rows at once.
 
-        The forward pass is compiled for each new batch size or length of the shortest prompt, and
-        the loop for each new batch size, `max_length`, set of stop tokens, and kind or settings of
-        the sampler (a sampler class of your own counts as new for each object). Other prompts,
-        seeds and weights compile nothing. The model keeps the 16 functions used last.
+        Lengths compile little. Prompts are read in segments of 32, 64, 128, ... tokens, and their
+        last tokens one by one; the loop has room for a power of two of tokens. Each of these, batch
+        size, set of stop tokens, and kind or settings of the sampler (each object of a custom
+        sampler class counts as new) is compiled once. Other prompts, seeds and weights compile
+        nothing. The model keeps the 16 functions used last.
 
         Args:
             prompts: A string or a list of strings (for a model with a vocabulary), or rows of
@@ -617,18 +657,18 @@ class LanguageModel(BackboneModel):
 
     def generate_stream(
         self,
-        prompt,
+        prompt: str | Sequence[int] | np.ndarray,
         max_length: int,
-        sampler="top_p",
+        sampler: Any = "top_p",
         *,
         seed: int | None = None,
-        stop_tokens=None,
+        stop_tokens: Any = None,
     ) -> Iterator:
         """Continues one prompt and yields the result while it grows.
 
         Joined, the pieces are what `generate` returns for the same arguments; the first of them
         are the prompt's. Samplers that choose token by token (greedy, random, top_k, top_p, and
-        your own with a `get_next_token`) yield each token as soon as it is chosen; beam and
+        custom ones with a `get_next_token`) yield each token as soon as it is chosen; beam and
         contrastive search, which weigh continuations against each other, yield everything after
         the prompt at the end. For the former one step is compiled, whatever `max_length` is; for
         the latter see `generate`.
@@ -639,7 +679,7 @@ class LanguageModel(BackboneModel):
 
         Returns:
             An iterator over non-empty pieces of text (a character of several bytes comes whole), or
-            for token ids over integers. It may be left at any point.
+            for token ids over integers. Iteration may stop at any point.
 
         Raises:
             ValueError: As `generate`, before the first piece.
@@ -656,9 +696,9 @@ class LanguageModel(BackboneModel):
     # Serialization
 
     def load_weights(
-        self, filepath: str | os.PathLike, skip_mismatch: bool = False, **kwargs
+        self, filepath: str | os.PathLike, skip_mismatch: bool = False, **kwargs: Any
     ) -> None:
-        """Load weights as `keras.Model.load_weights` does, but not those of another vocabulary.
+        """Loads weights as `keras.Model.load_weights`, after a check of the vocabulary.
 
         Raises:
             ValueError: If the file is damaged, leads to other files, belongs to a model with other
@@ -715,8 +755,19 @@ class LanguageModel(BackboneModel):
         return cls(**{**config, **objects})
 
 
+def _check_lengths(x, y):
+    """Raises ValueError if targets (batch, n) are more than the tokens (batch, time) have steps."""
+    shapes = [tuple(a.shape if hasattr(a, "shape") else np.shape(a)) for a in (x, y)]
+    steps, targets = (shape[1:2] for shape in shapes)
+    if None not in (*steps, *targets) and targets > steps:
+        raise ValueError(
+            "Targets are the next tokens of the last positions of x, at most one for each. "
+            f"Received: x of shape {shapes[0]}, y of shape {shapes[1]}"
+        )
+
+
 class _ResetStates(keras.callbacks.Callback):
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self.model.backbone.reset_state(training=True)
 
 

@@ -1,15 +1,22 @@
 """Models of sequences: classification, regression and polyphonic music over a causal backbone."""
 
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
 import keras
 import numpy as np
 from keras import ops
+from keras.src.backend.common.masking import set_keras_mask
 
 from trellis_keras.layers.base import (
     at_least_float32,
     check_positive,
     resolve_mask,
+    shapes_match,
     sub_seed,
 )
+from trellis_keras.models import forecasting
 from trellis_keras.models.base import (
     BackboneModel,
     check_no_class_weight,
@@ -18,11 +25,23 @@ from trellis_keras.models.base import (
 )
 from trellis_keras.models.losses import (
     FrameLoss,
+    PinballLoss,
     SquaredError,
+    check_quantiles,
+    expand_to_rank,
+    middle_quantile,
     num_replicas,
     scale_loss_for_replicas,
+    without_missing,
 )
-from trellis_keras.models.metrics import FrameNLL
+from trellis_keras.models.metrics import (
+    Coverage,
+    ForecastMetric,
+    FrameNLL,
+    MeanPinball,
+    ValueMetric,
+)
+from trellis_keras.models.normalization import Standardization, arrays_of
 from trellis_keras.types import Cache, Initializer, Shape, Tensor
 
 
@@ -31,24 +50,27 @@ class SequenceModel(BackboneModel):
 
         y = D_output(backbone(D_input(x))) W + b,
 
-    D being element-wise dropout. A subclass says what the outputs mean: its default loss and
+    D being element-wise dropout. A subclass defines what the outputs mean: its default loss and
     metrics, and the check of its targets.
 
-    Losses and figures are means over what counts: over the sequences of a last-step model, over
-    the steps of a per-step one, weighted by `sample_weight` ((batch,) or (batch, time)) and without
-    the steps that a mask leaves out. Those of an epoch are exact over the whole split, not means of
-    batch means. A loss of your own is the mean that its `reduction` says: Keras' default weights
-    a step's loss, but divides by the number of steps.
+    Losses and metrics are weighted means over the sequences of a last-step model, or over the
+    unmasked steps of a per-step one, with the weights of `sample_weight`, (batch,) or
+    (batch, time). An epoch's values are exact means over the whole split, not means of batch means.
+    Another loss is reduced by its own `reduction`: Keras' default weights each step's loss and
+    divides by the number of steps.
 
     Args:
         backbone: Layer from (batch, time, channels) to (batch, hidden), the last step
             (`return_sequences=False`), or with `per_step` to (batch, time, hidden).
         units: Positive integer, number of outputs.
         per_step: Boolean, whether there are outputs for each step.
+        normalize: Boolean, whether the model standardizes its inputs, with the statistics that
+            `adapt` takes from the training data. Defaults to `False`.
         input_dropout: Float in [0, 1), rate of dropped inputs. Defaults to 0.
         output_dropout: Float in [0, 1), rate of dropped outputs of the backbone. Defaults to 0.
         kernel_initializer: Initializer for W. Defaults to Glorot uniform.
         bias_initializer: Initializer for b. Defaults to `"zeros"`.
+        activation: Activation of the outputs. Defaults to `None`.
         seed: Integer seed of the dropouts and the default initializer. Defaults to `None`.
     """
 
@@ -58,13 +80,15 @@ class SequenceModel(BackboneModel):
         units: int,
         *,
         per_step: bool,
+        normalize: bool = False,
         input_dropout: float = 0.0,
         output_dropout: float = 0.0,
         kernel_initializer: Initializer = None,
         bias_initializer: Initializer = "zeros",
+        activation: str | None = None,
         seed: int | None = None,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         if getattr(backbone, "stateful", False):
             raise ValueError(
@@ -78,7 +102,12 @@ class SequenceModel(BackboneModel):
         policy = self.dtype_policy
         self.backbone = backbone
         self.per_step = per_step
+        self.normalize = normalize
         self.seed = seed
+        self.autocast = False  # inputs are standardized in float32
+        self.input_normalization: Standardization | None = None
+        if normalize:
+            self.input_normalization = Standardization(dtype=policy, name="input_normalization")
         input_seed, output_seed = (
             sub_seed(seed, "SequenceModel", name) for name in ("input_dropout", "output_dropout")
         )
@@ -86,6 +115,7 @@ class SequenceModel(BackboneModel):
         self.output_dropout = keras.layers.Dropout(output_dropout, seed=output_seed, dtype=policy)
         self.head = keras.layers.Dense(
             units,
+            activation=activation,
             kernel_initializer=kernel_initializer,
             bias_initializer=bias_initializer,
             dtype=at_least_float32(self.compute_dtype),
@@ -101,6 +131,8 @@ class SequenceModel(BackboneModel):
                 f"channels. Received: shape {tuple(input_shape)}"
             )
         inputs = (None, None, input_shape[-1])
+        if self.input_normalization is not None and not self.input_normalization.built:
+            self.input_normalization.build(inputs)
         if not self.backbone.built:
             self.backbone.build(inputs)
         hidden = self.backbone.compute_output_shape(inputs)
@@ -120,21 +152,65 @@ class SequenceModel(BackboneModel):
         self.input_spec = keras.layers.InputSpec(ndim=3, axes={-1: input_shape[-1]})
 
     def call(self, inputs: Tensor, training: bool = False, mask: Tensor = None) -> Tensor:
-        x = self.input_dropout(ops.cast(inputs, self.compute_dtype), training=training)
+        x = self.input_dropout(self._normalized(inputs), training=training)
         masked = {} if mask is None else {"mask": mask}
         hidden = self.backbone(x, training=training, **masked)
-        return self.head(self.output_dropout(hidden, training=training))
+        return self._outputs(self.output_dropout(hidden, training=training))
 
-    def compute_mask(self, inputs, previous_mask):
-        return None  # the head's output already has the backbone's mask
+    def _normalized(self, inputs):
+        """The backbone's inputs, of the compute dtype."""
+        if self.input_normalization is not None:
+            inputs = self.input_normalization(inputs)
+        return ops.cast(inputs, self.compute_dtype)
+
+    def _outputs(self, hidden):
+        """The model's outputs from the backbone's, (..., hidden)."""
+        return self.head(hidden)
+
+    def compute_mask(self, inputs: Tensor, previous_mask: Tensor | None) -> None:
+        return None  # the outputs already have the backbone's mask
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return self.head.compute_output_shape(self.backbone.compute_output_shape(input_shape))
 
-    def compute_output_spec(self, inputs, training=False, mask=None):
+    def compute_output_spec(
+        self, inputs: Tensor, training: bool = False, mask: Tensor | None = None
+    ) -> keras.KerasTensor:
         return keras.KerasTensor(self.compute_output_shape(inputs.shape), self.head.compute_dtype)
 
+    # Normalization
+
+    def adapt(self, inputs: np.ndarray | Sequence[np.ndarray]) -> None:
+        """Takes the statistics of the inputs' channels, for a model with `normalize=True`.
+
+        Call it before `fit`, with training data only. Missing values (NaN) are ignored, and read as
+        their channel's mean by the model. A constant channel gets the scale 1.
+
+        Args:
+            inputs: Array (..., channels), or a sequence of such arrays. Arrays are read in blocks,
+                so they may be memory-mapped.
+
+        Raises:
+            ValueError: If the model has normalize=False, or a channel has no values.
+        """
+        if self.input_normalization is None:
+            raise ValueError("`adapt` needs a model with normalize=True.")
+        if not self.built:
+            self.build((None, None, arrays_of(inputs)[0].shape[-1]))
+        self.input_normalization.adapt(inputs)
+
+    def check_adapted(self) -> None:
+        """Raises ValueError if the model needs statistics that `adapt` has not taken yet."""
+        layer = self.input_normalization
+        if layer is not None and not layer.is_adapted:
+            raise ValueError(
+                f"{self.name} normalizes its inputs: call model.adapt(training_data) first."
+            )
+
     # Loss and metrics
+
+    # Whether the outputs are logits, which Keras' cross-entropies take with from_logits=True only.
+    _outputs_are_logits = False
 
     def _default_loss(self):
         raise NotImplementedError
@@ -143,18 +219,30 @@ class SequenceModel(BackboneModel):
         return []
 
     def compile(
-        self, optimizer="rmsprop", loss=None, *, metrics=None, weighted_metrics=None, **kwargs
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        *,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        **kwargs: Any,
     ) -> None:
         """Configures training as `keras.Model.compile`, with a default loss and default metrics.
 
         Args:
             optimizer: Keras optimizer, or its name. Defaults to `"rmsprop"`.
-            loss: As in Keras. Defaults to the loss that the class describes.
+            loss: As in Keras. Defaults to the loss that the class describes. A cross-entropy that
+                is given by its name takes logits where the outputs are logits.
             metrics, weighted_metrics: As in Keras: only `weighted_metrics` are given the sample
                 weights (and the mask). With the default loss they default to those that the class
                 describes.
             **kwargs: Keras' other arguments.
+
+        Raises:
+            ValueError: If the loss takes probabilities, but the outputs are logits.
         """
+        if self._outputs_are_logits:
+            loss = _of_logits(loss)
         if loss is None and metrics is None and weighted_metrics is None:
             weighted_metrics = self._default_metrics()
         super().compile(
@@ -185,10 +273,11 @@ class SequenceModel(BackboneModel):
         sample_weight: Tensor = None,
         training: bool = True,
     ) -> Tensor:
-        """Returns the loss of a batch, and feeds the metrics."""
+        """Returns the loss of a batch, and updates the metrics."""
         weight = self._weights(y_pred, sample_weight)
         # Keras divides by the number of replicas, whatever their weights are.
-        loss = super().compute_loss(x, y, y_pred, weight, training) * num_replicas()
+        terms = self._loss_terms(y, y_pred, weight)
+        loss = super().compute_loss(x, *terms, training) * num_replicas()
         (function,) = keras.tree.flatten(self.loss)
         by_weights = getattr(function, "reduction", None) == "mean_with_sample_weight"
         counted = ops.sum(weight if by_weights else self._weights(y_pred, None))
@@ -196,8 +285,10 @@ class SequenceModel(BackboneModel):
         super().compute_metrics(x, y, y_pred, weight)
         return scale_loss_for_replicas(loss, counted)
 
-    def compute_metrics(self, x, y, y_pred, sample_weight=None) -> dict:
-        # `compute_loss` has fed them: on JAX the outputs lose their mask on the way here.
+    def compute_metrics(
+        self, x: Any, y: Any, y_pred: Any, sample_weight: Tensor | None = None
+    ) -> dict:
+        # `compute_loss` has updated them: on JAX the outputs lose their mask on the way here.
         if self._compile_metrics is None or self._compile_metrics.built:
             return self.get_metrics_result()
         return super().compute_metrics(x, y, y_pred, sample_weight)
@@ -213,21 +304,25 @@ class SequenceModel(BackboneModel):
         mask = resolve_mask(y_pred, None)
         return weight if mask is None else weight * ops.cast(mask, weight.dtype)
 
+    def _loss_terms(self, y, y_pred, weight):
+        """Returns targets, outputs and weights as the loss takes them."""
+        return y, y_pred, weight
+
     # Data, checked before training begins
 
     def fit(
         self,
-        x=None,
-        y=None,
+        x: Any = None,
+        y: Any = None,
         batch_size: int | None = None,
         epochs: int = 1,
         verbose: str | int = "auto",
         callbacks: list | None = None,
         *,
-        sample_weight=None,
-        validation_data=None,
+        sample_weight: Tensor | None = None,
+        validation_data: Any = None,
         class_weight: dict | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> keras.callbacks.History:
         """Trains as `keras.Model.fit`, after a check of arrays and of a `PyDataset`'s first batch.
 
@@ -236,8 +331,12 @@ class SequenceModel(BackboneModel):
         """
         if self.per_step:
             check_no_class_weight(class_weight)
+        self.check_adapted()
+        y = self._encode_targets(y)
         self._check_data(x, y, sample_weight)
         if isinstance(validation_data, (tuple, list)):
+            inputs, targets, *weights = validation_data
+            validation_data = (inputs, self._encode_targets(targets), *weights)
             self._check_data(*validation_data)
         else:
             self._check_data(validation_data)
@@ -256,14 +355,15 @@ class SequenceModel(BackboneModel):
 
     def evaluate(
         self,
-        x=None,
-        y=None,
+        x: Any = None,
+        y: Any = None,
         batch_size: int | None = None,
         verbose: str | int = "auto",
-        sample_weight=None,
-        **kwargs,
-    ):
+        sample_weight: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Evaluates as `keras.Model.evaluate`, after the checks of `fit`."""
+        y = self._encode_targets(y)
         self._check_data(x, y, sample_weight)
         return super().evaluate(x, y, batch_size, verbose, sample_weight, **kwargs)
 
@@ -279,11 +379,11 @@ class SequenceModel(BackboneModel):
             self._check_inputs(x)
             if y is None:
                 raise ValueError(f"{self.name} is trained and evaluated on (x, y). Received no y.")
-        # A loss of one's own may want other targets.
+        # A custom loss may take other targets.
         if isinstance(y, np.ndarray) and self._has_own_loss:
             self._check_targets(y)
         if isinstance(sample_weight, np.ndarray):
-            _check_weights(sample_weight)
+            self._check_weights(sample_weight)
 
     def _check_inputs(self, x):
         check_rank("x", x, "(batch, time, channels)")
@@ -297,10 +397,25 @@ class SequenceModel(BackboneModel):
     def _check_targets(self, y):
         raise NotImplementedError
 
+    def _check_weights(self, weights):
+        """Raises ValueError if all sample weights (batch, time) of a row are 0."""
+        if weights.ndim < 2:
+            return
+        empty = np.flatnonzero(~np.any(weights.reshape(len(weights), -1), axis=1))
+        if empty.size:
+            raise ValueError(
+                f"Row {empty[0]} has no step that counts: all its sample weights are 0. "
+                f"Leave such rows out ({empty.size} of {len(weights)})."
+            )
+
+    def _encode_targets(self, y):
+        """Returns targets as numbers."""
+        return y
+
     # Streaming
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """Reads one step of each row; its work does not depend on how many came before.
+        """Reads one step of each row, with constant work per step.
 
         Args:
             x: Tensor (batch, channels).
@@ -313,9 +428,8 @@ class SequenceModel(BackboneModel):
         Raises:
             ValueError: As `initial_cache`, or if x and cache do not fit.
         """
-        self._check_streams()
-        hidden, cache = self.backbone.step(ops.cast(x, self.compute_dtype), cache)
-        return self.head(hidden), cache
+        hidden, cache = self.stream().step(self._normalized(x), cache)
+        return self._outputs(hidden), cache
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Reads a segment x (batch, time, channels) at once.
@@ -326,14 +440,21 @@ class SequenceModel(BackboneModel):
         Raises:
             ValueError: As `step`, or if the model is not per-step.
         """
-        self._check_streams()
         if not self.per_step:
             raise ValueError(
                 f"{self.name} has no output for each step of a segment: call `step`, or use "
                 "per_step=True and a backbone with return_sequences=True."
             )
-        hidden, cache = self.backbone.prefill(ops.cast(x, self.compute_dtype), cache)
-        return self.head(hidden), cache
+        return self.outputs_at_each_step(x, cache)
+
+    def outputs_at_each_step(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """Reads a segment at once, as `prefill`, also by a last-step model.
+
+        The outputs of a last-step model at a step are what they would be if the sequence ended
+        there.
+        """
+        hidden, cache = self.stream().prefill(self._normalized(x), cache)
+        return self._outputs(hidden), cache
 
     # Serialization
 
@@ -341,6 +462,7 @@ class SequenceModel(BackboneModel):
         return {
             **super().get_config(),
             "backbone": serialize_unbuilt(self.backbone),
+            "normalize": self.normalize,
             "input_dropout": self.input_dropout.rate,
             "output_dropout": self.output_dropout.rate,
             "kernel_initializer": keras.initializers.serialize(self.head.kernel_initializer),
@@ -371,6 +493,11 @@ class SequenceClassifier(SequenceModel):
             `TrellisLayer`, a `TCN`, a Keras RNN layer, a `keras.Sequential` of such.
         num_classes: Positive integer, number of classes.
         per_step: Boolean, whether each step is classified. Defaults to `False`.
+        activation: `None` for logits, or `"softmax"` for probabilities. Defaults to `None`.
+        class_names: Sequence of strings, the names of the classes, which are saved with the model.
+            `fit` and `evaluate` take arrays of names as labels then. Defaults to `None`.
+        normalize: Boolean, whether the model standardizes its inputs, see `adapt`. Defaults to
+            `False`.
         input_dropout: Float in [0, 1), rate of dropped inputs, each by itself. Defaults to 0.
         output_dropout: Float in [0, 1), rate of dropped outputs of the backbone, each by itself.
             Defaults to 0.
@@ -387,7 +514,7 @@ class SequenceClassifier(SequenceModel):
 
     Returns:
         Logits (batch, num_classes), or with `per_step` (batch, time, num_classes), at least
-        float32.
+        float32; with activation="softmax" probabilities.
 
     Raises:
         ValueError: If arguments are out of range, the backbone has other outputs, inputs are of
@@ -402,20 +529,55 @@ class SequenceClassifier(SequenceModel):
     >>> x, y = np.random.rand(8, 12, 1), np.random.randint(0, 3, 8)
     >>> sorted(model.fit(x, y, verbose=0).history)
     ['accuracy', 'loss']
-    >>> model.predict(x, verbose=0).shape
+    >>> model.predict_proba(x, verbose=0).shape
     (8, 3)
     """
 
     def __init__(
-        self, backbone: keras.Layer, num_classes: int, *, per_step: bool = False, **kwargs
-    ):
-        check_positive(num_classes=num_classes)
-        super().__init__(backbone, num_classes, per_step=per_step, **kwargs)
+        self,
+        backbone: keras.Layer,
+        num_classes: int,
+        *,
+        per_step: bool = False,
+        activation: str | None = None,
+        class_names: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        (num_classes,) = check_positive(num_classes=num_classes)
+        if activation not in (None, "softmax"):
+            raise ValueError(
+                f"`activation` must be None or 'softmax'. Received: activation={activation!r}"
+            )
+        if class_names is not None:
+            class_names = [str(name) for name in class_names]
+            if len(set(class_names)) != num_classes or len(class_names) != num_classes:
+                raise ValueError(
+                    f"`class_names` must be {num_classes} different names. Received: {class_names}"
+                )
+        super().__init__(backbone, num_classes, per_step=per_step, activation=activation, **kwargs)
         self.num_classes = num_classes
+        self.activation = activation
+        self.class_names = class_names
+
+    @property
+    def _outputs_are_logits(self):
+        return self.activation is None
+
+    def predict_proba(self, x: Any, batch_size: int | None = None, **kwargs: Any) -> np.ndarray:
+        """Returns the probability of each class, (batch, num_classes) or with time.
+
+        Args:
+            x, batch_size, **kwargs: As in `keras.Model.predict`.
+        """
+        outputs = self.predict(x, batch_size=batch_size, **kwargs)
+        if self.activation is None:
+            outputs = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
+            outputs = outputs / outputs.sum(axis=-1, keepdims=True)
+        return outputs
 
     def _default_loss(self):
         return keras.losses.SparseCategoricalCrossentropy(
-            from_logits=True,
+            from_logits=self._outputs_are_logits,
             reduction="mean_with_sample_weight",
             dtype=self.head.compute_dtype,
         )
@@ -423,7 +585,36 @@ class SequenceClassifier(SequenceModel):
     def _default_metrics(self):
         return [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
 
+    def _loss_terms(self, y, y_pred, weight):
+        if not self._has_own_loss:
+            return y, y_pred, weight
+        # On some backends a label outside of the classes has a loss of 0.
+        y = ops.reshape(y, ops.shape(y_pred)[:-1])
+        is_class = (y >= 0) & (y < self.num_classes)
+        zeros = ops.zeros_like(y)
+        weight = ops.where(is_class | (weight == 0), weight, np.nan)
+        return ops.where(is_class, y, zeros), y_pred, weight
+
+    def _encode_targets(self, y):
+        labels = np.asarray(y) if isinstance(y, (np.ndarray, list, tuple)) else np.zeros(0)
+        if self.class_names is None or labels.dtype.kind not in "OSU":
+            return y
+        labels = labels.astype(str)
+        unknown = np.setdiff1d(labels, self.class_names)
+        if unknown.size:
+            raise ValueError(
+                f"Labels must be among class_names={self.class_names}. Received: "
+                f"{unknown[:5].tolist()}"
+            )
+        order = np.argsort(self.class_names)
+        return order[np.searchsorted(self.class_names, labels, sorter=order)]
+
     def _check_targets(self, y):
+        if y.dtype.kind in "OSU":
+            raise ValueError(
+                f"Labels must be whole numbers in [0, {self.num_classes}), or, in arrays, names "
+                f"among class_names={self.class_names}. Received: labels such as {str(y.flat[0])!r}"
+            )
         if y.ndim == 2 + self.per_step and y.shape[-1] == 1:  # Keras takes such labels too
             y = y[..., 0]
         check_rank("y", y, "(batch, time)" if self.per_step else "(batch)")
@@ -435,22 +626,48 @@ class SequenceClassifier(SequenceModel):
             )
 
     def get_config(self) -> dict:
-        own = {"num_classes": self.num_classes, "per_step": self.per_step}
-        return {**super().get_config(), **own}
+        return {
+            **super().get_config(),
+            "num_classes": self.num_classes,
+            "per_step": self.per_step,
+            "activation": self.activation,
+            "class_names": None if self.class_names is None else list(self.class_names),
+        }
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class SequenceRegressor(SequenceModel):
     """Real-valued outputs of a sequence, or of each of its steps, from any causal backbone.
 
-    On the last step it is the adding-problem model of the TCN paper (Bai et al. 2018). `compile`
-    defaults to the mean squared error. See `SequenceModel` for what counts.
+    With `output_shape=(horizon, targets)` it forecasts time series; with `quantiles` it gives a
+    band around each forecast. On the last step, with one unit, it is the adding-problem model of
+    the TCN paper (Bai et al. 2018).
+
+    `compile` defaults to the mean squared error; with `quantiles` to the pinball loss. Forecasts
+    have the metrics `"mae"` and `"rmse"`, with `quantiles` `"pinball"`, `"coverage"` and the
+    `"mae"` of the middle quantile. See `SequenceModel` for the means.
+
+    With `normalize=True` the model takes inputs and gives outputs in the units of the data: `adapt`
+    takes the statistics from the training data, and they are saved with the weights. The loss is
+    that of standardized values, so that it does not depend on the targets' units; metrics are in
+    the units of the data.
+
+    Targets of forecasts may be missing (NaN): they count neither in the loss nor in the metrics.
+    `sample_weight` may have the shape of the targets, or of their leading axes.
 
     Args:
         backbone: Layer from (batch, time, channels) to (batch, hidden), the last step
             (`return_sequences=False`), or with `per_step` to (batch, time, hidden).
-        units: Positive integer, number of outputs. Defaults to 1.
+        output_shape: Positive integer, number of outputs, or a tuple (horizon, targets) for the
+            next `horizon` values of each target. Defaults to 1.
+        quantiles: Increasing floats between 0 and 1. Outputs get a last axis of quantiles, which do
+            not cross. Defaults to `None`, one value per output.
+        future_channels: Integer, how many of the last input channels are known in the future, such
+            as the hour of the day. At each step they hold the value `horizon` steps ahead, so that
+            the backbone has seen them up to the end of the forecast. Defaults to 0.
         per_step: Boolean, whether there are outputs for each step. Defaults to `False`.
+        normalize: Boolean, whether the model standardizes inputs and targets, see `adapt`. Missing
+            inputs (NaN) read as the mean of their channel then. Defaults to `False`.
         input_dropout: Float in [0, 1), rate of dropped inputs, each by itself. Defaults to 0.
         output_dropout: Float in [0, 1), rate of dropped outputs of the backbone, each by itself.
             Defaults to 0.
@@ -464,7 +681,8 @@ class SequenceRegressor(SequenceModel):
         mask: Boolean (batch, time), see `SequenceClassifier`.
 
     Returns:
-        Tensor (batch, units), or with `per_step` (batch, time, units), at least float32.
+        Tensor (batch, units) or (batch, horizon, targets), with `per_step` (batch, time, ...), and
+        with `quantiles` (..., quantiles), at least float32.
 
     Raises:
         ValueError: If arguments are out of range, the backbone has other outputs, inputs or
@@ -479,25 +697,307 @@ class SequenceRegressor(SequenceModel):
     ['loss']
     >>> model.predict(x, verbose=0).shape
     (8, 1)
+
+    A forecast of six steps of one target, from its past and another series:
+
+    >>> backbone = TCN(8, kernel_size=3, depth=2, return_sequences=False)
+    >>> model = SequenceRegressor(backbone, (6, 1), quantiles=(0.1, 0.5, 0.9), normalize=True)
+    >>> model.adapt(x)
+    >>> model.compile("adam")
+    >>> sorted(model.fit(x, np.random.rand(8, 6, 1), verbose=0).history)
+    ['coverage', 'loss', 'mae', 'pinball']
+    >>> model.forecast(x[0]).shape
+    (6, 1, 3)
     """
 
-    def __init__(self, backbone: keras.Layer, units: int = 1, *, per_step: bool = False, **kwargs):
-        check_positive(units=units)
+    output_shape: int | tuple[int, int]
+    quantiles: tuple[float, ...] | None
+    future_channels: int
+    target_normalization: Standardization | None
+
+    def __init__(
+        self,
+        backbone: keras.Layer,
+        output_shape: int | Sequence[int] = 1,
+        *,
+        quantiles: Sequence[float] | None = None,
+        future_channels: int = 0,
+        per_step: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if isinstance(output_shape, Sequence):
+            if len(output_shape) != 2:
+                raise ValueError(
+                    "`output_shape` must be a positive integer or (horizon, targets). "
+                    f"Received: output_shape={output_shape}"
+                )
+            horizon, targets = output_shape
+            output_shape = check_positive(horizon=horizon, targets=targets)
+        else:
+            (output_shape,) = check_positive(output_shape=output_shape)
+        quantiles = None if quantiles is None else check_quantiles(quantiles)
+        if not isinstance(future_channels, numbers.Integral) or future_channels < 0:
+            raise ValueError(
+                "`future_channels` must be a non-negative integer. "
+                f"Received: future_channels={future_channels!r}"
+            )
+        if future_channels and isinstance(output_shape, int):
+            raise ValueError(
+                "`future_channels` are read ahead by the horizon: they need output_shape=(horizon, "
+                f"targets). Received: output_shape={output_shape}, "
+                f"future_channels={future_channels}"
+            )
+        units = int(np.prod(output_shape)) * len(quantiles or (0,))
         super().__init__(backbone, units, per_step=per_step, **kwargs)
-        self.units = units
+        self.output_shape = output_shape
+        self.quantiles = quantiles
+        self.future_channels = int(future_channels)
+        self.target_normalization = None
+        if self.normalize:
+            self.target_normalization = Standardization(
+                dtype=self.dtype_policy, name="target_normalization"
+            )
+
+    @property
+    def middle(self) -> int | None:
+        """Index of the quantile nearest to the median, `None` without quantiles."""
+        return None if self.quantiles is None else middle_quantile(self.quantiles)
+
+    @property
+    def _values_shape(self):
+        """The shape of the targets of a sequence or step."""
+        return self.output_shape if isinstance(self.output_shape, tuple) else (self.output_shape,)
+
+    @property
+    def _counts_values(self):
+        """Whether each value has its own weight, not each sequence or step."""
+        return isinstance(self.output_shape, tuple) or self.quantiles is not None
+
+    def build(self, input_shape: Shape) -> None:
+        super().build(input_shape)
+        targets = self._values_shape[-1]
+        if self.future_channels and self.future_channels + targets > input_shape[-1]:
+            raise ValueError(
+                f"Inputs must have {targets} targets first and {self.future_channels} known "
+                f"covariates last. Received: {input_shape[-1]} channels"
+            )
+        if self.target_normalization is not None and not self.target_normalization.built:
+            self.target_normalization.build((None, targets))
+
+    def _outputs(self, hidden):
+        found = self.head(hidden)
+        if not self._counts_values and self.target_normalization is None:
+            return found
+        outputs = found
+        if self._counts_values:
+            quantiles = () if self.quantiles is None else (len(self.quantiles),)
+            shape = (*ops.shape(found)[:-1], *self._values_shape, *quantiles)
+            outputs = ops.reshape(found, shape)
+        if self.quantiles is not None:
+            outputs = _increasing(outputs, self.middle)
+        if self.target_normalization is not None:
+            outputs = self.target_normalization.invert(outputs, axis=self._target_axis)
+        if (mask := resolve_mask(found, None)) is not None:
+            set_keras_mask(outputs, mask)
+        return outputs
+
+    @property
+    def _target_axis(self):
+        return -1 if self.quantiles is None else -2
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        leading = super().compute_output_shape(input_shape)[:-1]
+        quantiles = () if self.quantiles is None else (len(self.quantiles),)
+        return (*leading, *self._values_shape, *quantiles)
+
+    # Normalization
+
+    def adapt(
+        self,
+        inputs: np.ndarray | Sequence[np.ndarray],
+        targets: np.ndarray | Sequence[np.ndarray] | None = None,
+    ) -> None:
+        """Takes the statistics of inputs and targets, for a model with `normalize=True`.
+
+        Call it before `fit`, with training data only. Missing values (NaN) are ignored. A constant
+        channel gets the scale 1.
+
+        Args:
+            inputs: Array (..., channels), or a sequence of such arrays. Arrays are read in blocks,
+                so they may be memory-mapped.
+            targets: Array (..., targets), or a sequence of such arrays. Defaults to `None`: the
+                targets are the first channels of the inputs.
+
+        Raises:
+            ValueError: If the model has normalize=False, or a channel has no values.
+        """
+        super().adapt(inputs)
+        count = self._values_shape[-1]
+        if targets is None:
+            targets = [array[..., :count] for array in arrays_of(inputs)]
+        arrays = arrays_of(targets)
+        if any(array.shape[-1] != count for array in arrays):
+            raise ValueError(
+                f"`targets` must have {count} channels. "
+                f"Received: shapes {[array.shape for array in arrays]}"
+            )
+        if self.target_normalization is not None:
+            self.target_normalization.adapt(arrays)
+
+    # Loss and metrics
 
     def _default_loss(self):
-        return SquaredError(dtype=self.head.compute_dtype)
+        dtype = self.head.compute_dtype
+        if self.quantiles is not None:
+            return PinballLoss(self.quantiles, dtype=dtype)
+        return SquaredError(dtype=dtype)
+
+    def _default_metrics(self):
+        if not self._counts_values:
+            return []
+        error = keras.metrics.MeanAbsoluteError(name="mae")
+        if self.quantiles is None:
+            return [error, keras.metrics.RootMeanSquaredError(name="rmse")]
+        return [MeanPinball(self.quantiles), Coverage(self.quantiles), error]
+
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        *,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Configures training as `keras.Model.compile`, with a default loss and default metrics.
+
+        Args:
+            optimizer: Keras optimizer, or its name. Defaults to `"rmsprop"`.
+            loss: As in Keras. Defaults to the squared error, with quantiles to the pinball loss.
+            metrics, weighted_metrics: As in Keras: only `weighted_metrics` are given the sample
+                weights. Keras' metrics of forecasts are given the single values that are not
+                missing, of quantiles the middle one. With the default loss `weighted_metrics`
+                default to those that the class describes.
+            **kwargs: Keras' other arguments.
+
+        Raises:
+            ValueError: If a model with quantiles has another loss than `PinballLoss`.
+        """
+        if self.quantiles is not None and not isinstance(loss, (PinballLoss, type(None))):
+            raise ValueError(
+                "A model with quantiles is trained by models.PinballLoss, the default. "
+                f"Received: loss={loss!r}"
+            )
+        if loss is None and metrics is None and weighted_metrics is None:
+            weighted_metrics = self._default_metrics()
+        super().compile(
+            optimizer,
+            loss,
+            metrics=self._of_values(metrics),
+            weighted_metrics=self._of_values(weighted_metrics),
+            **kwargs,
+        )
+
+    def _of_values(self, metrics):
+        """Returns metrics of single values, if each value has a weight."""
+        if metrics is None or not self._counts_values:
+            return metrics
+        kinds = (ForecastMetric, ValueMetric)
+        return [
+            metric if isinstance(metric, kinds) else ValueMetric(metric, self.middle)
+            for metric in keras.tree.flatten(metrics)
+        ]
+
+    def _weights(self, y_pred, sample_weight):
+        if not self._counts_values:
+            return super()._weights(y_pred, sample_weight)
+        values = y_pred if self.quantiles is None else y_pred[..., 0]
+        weight = ops.ones_like(values)
+        for factor in (sample_weight, resolve_mask(y_pred, None)):
+            if factor is not None:
+                factor = ops.cast(factor, weight.dtype)
+                weight = weight * expand_to_rank(factor, len(values.shape))
+        return ops.reshape(weight, ops.shape(values))
+
+    def _loss_terms(self, y, y_pred, weight):
+        if self._counts_values:
+            expected = tuple(y_pred.shape[:-1] if self.quantiles else y_pred.shape)
+            if not shapes_match(y.shape, expected):
+                raise ValueError(
+                    f"Targets must have shape {expected}. Received: shape {tuple(y.shape)}"
+                )
+            y, weight = without_missing(ops.cast(y, weight.dtype), weight)
+        if self.target_normalization is not None:
+            y = self.target_normalization.standardize(y)
+            y_pred = self.target_normalization.standardize(y_pred, axis=self._target_axis)
+        if not self._counts_values:
+            return y, y_pred, weight
+        return y[..., None], y_pred if self.quantiles else y_pred[..., None], weight
 
     def _check_targets(self, y):
-        if self.units == 1 and y.ndim == 1 + self.per_step:
+        shape = self._values_shape
+        if isinstance(self.output_shape, int):
+            if self.output_shape == 1 and self.quantiles is None and y.ndim == 1 + self.per_step:
+                return
+            check_rank("y", y, "(batch, time, units)" if self.per_step else "(batch, units)")
+            if y.shape[-1] != self.output_shape:
+                raise ValueError(
+                    f"`y` must have {self.output_shape} units. Received: shape {y.shape}"
+                )
             return
-        check_rank("y", y, "(batch, time, units)" if self.per_step else "(batch, units)")
-        if y.shape[-1] != self.units:
-            raise ValueError(f"`y` must have {self.units} units. Received: shape {y.shape}")
+        if y.ndim != 3 + self.per_step or y.shape[-2:] != shape:
+            leading = ("batch", "time") if self.per_step else ("batch",)
+            raise ValueError(
+                f"`y` must have shape ({', '.join(map(str, (*leading, *shape)))}): the model's "
+                f"horizon is {shape[0]}. Received: shape {y.shape}"
+            )
+        if y.size and np.all(np.isnan(y)):
+            raise ValueError("All targets are missing: `y` has NaN only.")
+
+    def _check_weights(self, weights):
+        if not self._counts_values:  # a gap in a series may fill all of a forecast
+            super()._check_weights(weights)
+
+    # Forecasts
+
+    def forecast(
+        self,
+        history: np.ndarray,
+        steps: int | None = None,
+        future_covariates: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Forecasts the targets after the end of a series, in the units of the data.
+
+        Up to the model's horizon the forecast is direct. Beyond it the model forecasts block after
+        block: it reads each forecast (of quantiles the middle one) as history, by its exact
+        streaming step, so that the work for a block does not depend on the history.
+
+        Args:
+            history: Array (time, channels) or (batch, time, channels): the targets first, then
+                other covariates, and last the `future_channels`, each at its own time.
+            steps: Positive integer, number of steps to forecast. Defaults to `None`, the model's
+                horizon.
+            future_covariates: Array (steps, future_channels) or (batch, steps, future_channels),
+                the steps after the history, up to the end of the last block. Defaults to `None`.
+
+        Returns:
+            Array (steps, targets) or (batch, steps, targets), with quantiles (..., quantiles).
+
+        Raises:
+            ValueError: If arguments have the wrong shape, or `steps` exceeds the horizon of a model
+                with covariates that are not known in the future, or with a backbone that does not
+                stream.
+        """
+        return forecasting.forecast(self, history, steps, future_covariates)
 
     def get_config(self) -> dict:
-        return {**super().get_config(), "units": self.units, "per_step": self.per_step}
+        return {
+            **super().get_config(),
+            "output_shape": self.output_shape,
+            "quantiles": self.quantiles,
+            "future_channels": self.future_channels,
+            "per_step": self.per_step,
+        }
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
@@ -552,8 +1052,10 @@ class PolyphonicModel(SequenceModel):
     (8, 13, 88)
     """
 
-    def __init__(self, backbone: keras.Layer, keys: int = 88, **kwargs):
-        check_positive(keys=keys)
+    _outputs_are_logits = True
+
+    def __init__(self, backbone: keras.Layer, keys: int = 88, **kwargs: Any) -> None:
+        (keys,) = check_positive(keys=keys)
         super().__init__(backbone, keys, per_step=True, **kwargs)
         self.keys = keys
 
@@ -593,13 +1095,39 @@ class PolyphonicModel(SequenceModel):
         return {**super().get_config(), "keys": self.keys}
 
 
-def _check_weights(weights):
-    """Raises ValueError if all sample weights (batch, time) of a row are 0."""
-    if weights.ndim < 2:
-        return
-    empty = np.flatnonzero(~np.any(weights.reshape(len(weights), -1), axis=1))
-    if empty.size:
+def _increasing(values, middle):
+    """Makes the last axis increase: differences from the middle one by softplus."""
+    center = values[..., middle : middle + 1]
+    differences = ops.softplus(values)
+    above = center + ops.cumsum(differences[..., middle + 1 :], axis=-1)
+    below = center - ops.cumsum(ops.flip(differences[..., :middle], axis=-1), axis=-1)
+    return ops.concatenate([ops.flip(below, axis=-1), center, above], axis=-1)
+
+
+_CROSS_ENTROPIES = {
+    "sparse_categorical_crossentropy": keras.losses.SparseCategoricalCrossentropy,
+    "categorical_crossentropy": keras.losses.CategoricalCrossentropy,
+    "binary_crossentropy": keras.losses.BinaryCrossentropy,
+}
+
+
+def _of_logits(loss):
+    """Returns a cross-entropy that takes logits, where one is given by its name.
+
+    Raises:
+        ValueError: If a loss object or function takes probabilities.
+    """
+    if isinstance(loss, str):
+        if loss.lower() in ("ce", "crossentropy"):  # Keras' short names
+            loss = "sparse_categorical_crossentropy"
+        found = keras.losses.get(loss)
+        kind = _CROSS_ENTROPIES.get(getattr(found, "__name__", getattr(found, "name", None)))
+        return loss if kind is None else kind(from_logits=True)
+    config = loss.get_config() if isinstance(loss, keras.losses.Loss) else {}
+    is_function = loss in [keras.losses.get(name) for name in _CROSS_ENTROPIES]
+    if is_function or config.get("from_logits") is False:
         raise ValueError(
-            f"Row {empty[0]} has no step that counts: all its sample weights are 0. "
-            f"Leave such rows out ({empty.size} of {len(weights)})."
+            "The model's outputs are logits: pass a loss with from_logits=True, leave out `loss`, "
+            f"or (of a SequenceClassifier) set activation='softmax'. Received: loss={loss!r}"
         )
+    return loss

@@ -76,7 +76,7 @@ def register(
     ...     training=Training(optimizer="adam", learning_rate=1e-3, batch_size=32, epochs=10),
     ... )
     ... def my_adding(T: int = 100, units: int = 16, seed: int | None = 0):
-    ...     return SequenceRegressor(keras.layers.GRU(units), units=1, seed=seed)
+    ...     return SequenceRegressor(keras.layers.GRU(units), seed=seed)
     >>> my_adding(units=8).backbone.units
     8
     """

@@ -138,7 +138,7 @@ def _torch_head(seed):
 
 
 def _sum(backbone, seed):
-    return SequenceRegressor(backbone, units=1, kernel_initializer=_small_head(seed), seed=seed)
+    return SequenceRegressor(backbone, kernel_initializer=_small_head(seed), seed=seed)
 
 
 def _copy(backbone, seed):

@@ -1,0 +1,175 @@
+"""Forecasts of a series beyond its end, and one-step forecasts within it.
+
+Series have channels in this order: the targets, other covariates, and covariates that are known in
+the future. A model reads the latter `horizon` steps ahead, so that at each step it has seen them up
+to the end of its forecast.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from trellis_keras.layers import streaming
+from trellis_keras.models.generation import cached_function
+from trellis_keras.types import Cache, Tensor
+
+_STEPS_AT_ONCE = 1024
+
+
+def forecast(
+    model: Any,
+    history: np.ndarray,
+    steps: int | None = None,
+    future_covariates: np.ndarray | None = None,
+) -> np.ndarray:
+    """See `SequenceRegressor.forecast`."""
+    horizon, targets = check_forecasts(model)
+    history = np.asarray(history, "float32")
+    is_single = history.ndim == 2
+    history = history[None] if is_single else history
+    _check_history(model, history)
+    steps = horizon if steps is None else steps
+    if not isinstance(steps, (int, np.integer)) or steps < 1:
+        raise ValueError(f"`steps` must be a positive integer. Received: steps={steps!r}")
+    blocks = -(-steps // horizon)
+    known = _known(model, history, future_covariates, blocks * horizon)
+    x = with_lead(model, history, known)
+    if blocks == 1:
+        y = np.asarray(model.predict(x, batch_size=len(x), verbose=0))
+        y = y[:, -1] if model.per_step else y
+    else:
+        y = np.concatenate(list(_blocks(model, x, known, blocks)), axis=1)
+    y = y[:, :steps]
+    return y[0] if is_single else y
+
+
+def _blocks(model, x, known, blocks) -> Iterator[np.ndarray]:
+    """Yields forecasts (batch, horizon, targets[, quantiles]); each is read back as history."""
+    horizon, targets = model.output_shape
+    if model.future_channels + targets != x.shape[-1]:
+        raise ValueError(
+            f"Beyond the model's horizon of {horizon} steps, inputs must follow from the forecasts "
+            "or be known in the future. Received: a model with "
+            f"{x.shape[-1] - targets - model.future_channels} other channels, "
+            f"steps={blocks * horizon}. Make them `future_channels`, or forecast {horizon} steps."
+        )
+    time, cache = x.shape[1], None
+    for i in range(blocks):
+        y, cache = _read(model, x, cache)
+        y = ops.convert_to_numpy(y)[:, -1]
+        yield y
+        if i + 1 < blocks:
+            first = time + (i + 1) * horizon
+            values = y if model.middle is None else y[..., model.middle]
+            x = np.concatenate([values, known[:, first : first + horizon]], axis=-1)
+
+
+def _read(model, x: np.ndarray, cache: Cache | None) -> tuple[Tensor, Cache]:
+    """Returns the outputs at each step of a segment, and the cache after it."""
+    cache = model.initial_cache(len(x)) if cache is None else cache
+
+    def read(x, cache):
+        if x.shape[1] > 1:
+            return model.outputs_at_each_step(x, cache)
+        y, cache = model.step(x[:, 0], cache)
+        return y[:, None], cache
+
+    key = "forecast", *x.shape
+    function = cached_function(model, key, lambda: streaming.compile_xla(read, model.variables))
+    return function(ops.convert_to_tensor(x), cache)
+
+
+def one_step_forecasts(
+    model: Any, series: np.ndarray, future_covariates: np.ndarray | None = None
+) -> np.ndarray:
+    """Returns the first step of the forecast after each step of a series.
+
+    Args:
+        model: `SequenceRegressor` of (horizon, targets), with a backbone that streams.
+        series: Array (time, channels).
+        future_covariates: Array (horizon, future_channels), the steps after the series. Defaults to
+            `None`: the last forecasts, which would need them, are left out.
+
+    Returns:
+        Array (time, targets) or (time, targets, quantiles): row t is the forecast of step t + 1.
+    """
+    horizon, _ = check_forecasts(model)
+    series = np.asarray(series, "float32")[None]
+    _check_history(model, series)
+    if model.future_channels and future_covariates is None:
+        future_covariates = series[:, -horizon:, -model.future_channels :]
+        series = series[:, :-horizon]
+    x = with_lead(model, series, _known(model, series, future_covariates, horizon))
+    found, cache = [], None
+    for first in range(0, x.shape[1], _STEPS_AT_ONCE):
+        y, cache = _read(model, x[:, first : first + _STEPS_AT_ONCE], cache)
+        found.append(ops.convert_to_numpy(y)[0, :, 0])
+    return np.concatenate(found)
+
+
+def check_forecasts(model: Any) -> tuple[int, int]:
+    """Returns the horizon and the number of targets of a model.
+
+    Raises:
+        ValueError: If it makes no forecasts, or is not built or adapted.
+    """
+    shape = getattr(model, "output_shape", None)
+    if not isinstance(shape, tuple):
+        raise ValueError(
+            "Forecasts need a SequenceRegressor with output_shape=(horizon, targets). "
+            f"Received: {type(model).__name__} with output_shape={shape}"
+        )
+    streaming.check_built(model)
+    model.check_adapted()
+    return shape
+
+
+def _check_history(model, history):
+    channels = model.input_spec.axes[-1]
+    if history.ndim != 3 or history.shape[-1] != channels or history.shape[1] < 1:
+        raise ValueError(
+            f"`history` must have shape (time, {channels}) or (batch, time, {channels}), with the "
+            "targets first and the covariates that are known in the future last. "
+            f"Received: shape {history.shape}"
+        )
+
+
+def _known(model, history, future_covariates, length):
+    """Returns the known covariates of the history and of `length` steps after it."""
+    count = model.future_channels
+    if not count:
+        if future_covariates is not None:
+            raise ValueError(
+                "The model takes no future covariates (future_channels=0). Received: "
+                f"future_covariates of shape {np.shape(future_covariates)}"
+            )
+        return np.zeros((len(history), history.shape[1] + length, 0), "float32")
+    shape = np.shape(future_covariates)
+    wanted = (len(history), length, count)
+    if future_covariates is not None and len(shape) == 2 and len(history) == 1:
+        shape = (1, *shape)
+    if len(shape) != 3 or shape[0] != wanted[0] or shape[2] != count or shape[1] < length:
+        raise ValueError(
+            f"`future_covariates` must have shape {wanted}, with at least {length} steps after the "
+            "history: whole blocks of the model's horizon. "
+            f"Received: {None if future_covariates is None else f'shape {shape}'}"
+        )
+    future = np.asarray(future_covariates, "float32").reshape(shape)[:, :length]
+    return np.concatenate([history[..., -count:], future], axis=1)
+
+
+def with_lead(model: Any, history: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Returns the inputs of a model, which reads known covariates `horizon` steps ahead.
+
+    Args:
+        model: `SequenceRegressor`.
+        history: Array (batch, time, channels).
+        known: Array (batch, time + horizon or more, future_channels), from the history's start.
+    """
+    if not model.future_channels:
+        return history
+    horizon, time = model.output_shape[0], history.shape[1]
+    others = history[..., : -model.future_channels]
+    return np.concatenate([others, known[:, horizon : horizon + time]], axis=-1)

@@ -1,0 +1,113 @@
+"""Standardization of a series, with its statistics among the weights of a model."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from trellis_keras.layers.base import at_least_float32
+from trellis_keras.types import Shape, Tensor
+
+_ROWS_AT_ONCE = 1 << 18
+
+
+class Standardization(keras.layers.Layer):
+    """Subtracts the mean of each channel and divides by its standard deviation.
+
+    `keras.layers.Normalization` keeps constants that it derives from its weights, so that restoring
+    a checkpoint does not change what it computes, and a missing value makes all its statistics NaN.
+    This layer reads its weights in each call, ignores missing values (NaN) in `adapt`, replaces
+    them by the mean in a call, and gives channels that are constant the scale 1.
+
+    Before `adapt`, or weights from a file, the scale is 0.
+
+    Call arguments:
+        inputs: Tensor (..., channels), in the units of the data.
+
+    Returns:
+        Tensor (..., channels), at least float32.
+    """
+
+    def build(self, input_shape: Shape) -> None:
+        options: dict[str, Any] = {"shape": (input_shape[-1],), "initializer": "zeros"}
+        options |= {"trainable": False, "autocast": False}
+        self.mean = self.add_weight(name="mean", **options)
+        self.scale = self.add_weight(name="scale", **options)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        x = ops.cast(inputs, at_least_float32(self.compute_dtype))
+        # `isnan` of the inputs: a scale of 0 makes NaN, too.
+        return ops.where(ops.isnan(x), ops.zeros_like(x), self.standardize(x))
+
+    def standardize(self, values: Tensor, axis: int = -1) -> Tensor:
+        """Returns standardized values.
+
+        Args:
+            values: Tensor in the units of the data, with the channels at `axis`.
+            axis: Negative integer. Defaults to -1.
+        """
+        return (values - _at(axis, self.mean)) / _at(axis, self.scale)
+
+    def invert(self, outputs: Tensor, axis: int = -1) -> Tensor:
+        """Returns standardized values in the units of the data.
+
+        Args:
+            outputs: Tensor with the channels at `axis`.
+            axis: Negative integer. Defaults to -1.
+        """
+        return outputs * _at(axis, self.scale) + _at(axis, self.mean)
+
+    @property
+    def is_adapted(self) -> bool:
+        """Whether the layer has statistics."""
+        return self.built and bool(np.all(ops.convert_to_numpy(self.scale) > 0))
+
+    def adapt(self, data: np.ndarray | Sequence[np.ndarray]) -> None:
+        """Takes the statistics of data.
+
+        Args:
+            data: Array (..., channels), or a sequence of such arrays. Arrays are read in blocks, so
+                they may be memory-mapped.
+
+        Raises:
+            ValueError: If a channel has no values, or an infinite one.
+        """
+        count = total = np.zeros(())
+        for block in _blocks(data):
+            count = count + np.sum(~np.isnan(block), axis=0)
+            total = total + np.nansum(block, axis=0)
+        if not np.all(count) or not np.all(np.isfinite(total)):
+            wrong = np.flatnonzero((np.atleast_1d(count) == 0) | ~np.isfinite(total)).tolist()
+            raise ValueError(
+                "Each channel needs at least one value, and no infinite ones. "
+                f"Received: channels {wrong} without, of {len(np.atleast_1d(count))}"
+            )
+        mean = total / count
+        squares = sum(np.nansum(np.square(block - mean), axis=0) for block in _blocks(data))
+        deviation = np.sqrt(squares / count)
+        if not self.built:
+            self.build((None, len(mean)))
+        self.mean.assign(mean)
+        # Of a constant, rounding may leave a deviation.
+        is_constant = deviation <= 1e-7 * np.abs(mean)
+        self.scale.assign(np.where(is_constant | (deviation == 0), 1.0, deviation))
+
+
+def arrays_of(data: Any) -> list[np.ndarray]:
+    """Returns one array, or a sequence of arrays, as a list."""
+    return [data] if hasattr(data, "shape") else list(data)
+
+
+def _at(axis, statistic):
+    """Returns a statistic (channels,) that broadcasts along an axis."""
+    return ops.reshape(statistic, (-1, *[1] * (-1 - axis)))
+
+
+def _blocks(data) -> Iterator[np.ndarray]:
+    """Yields arrays (rows, channels) of float64."""
+    for array in arrays_of(data):
+        rows = np.reshape(array, (-1, array.shape[-1]))
+        for first in range(0, len(rows), _ROWS_AT_ONCE):
+            yield np.asarray(rows[first : first + _ROWS_AT_ONCE], "float64")
