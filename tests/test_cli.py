@@ -428,3 +428,40 @@ def test_a_session_in_another_folder(tmp_path):
     done = command("evaluate", "runs/first", cwd="elsewhere")
     assert done.returncode == 2
     assert done.stderr.endswith("Error: runs/first holds no run: recipe.json is missing.\n")
+
+
+# Time series
+
+
+@pytest.mark.slow
+def test_a_csv_file_is_trained_on_forecast_and_compared(run, refused, tmp_path):
+    path, output = tmp_path / "load.csv", tmp_path / "run"
+    path.write_text("load,t\n" + "".join(f"{i % 6},{i}\n" for i in range(120)))
+    words = ["tcn_forecaster", "--csv", path, "--target", "load", "--time", "t", "--output", output]
+    small = ["--window", "8", "--horizon", "4", "--filters", "2", "--epochs", "1", *UNOBSERVED]
+    status, out, err = run("train", *words, *small)
+    assert status == 0, err
+    assert "load: mean absolute error " in out
+    assert {"report.json", "forecast.png", "best.keras"} <= {p.name for p in output.iterdir()}
+    forecast = tmp_path / "forecast.csv"
+    assert run("forecast", output, path, "--output", forecast)[0] == 0
+    header, *rows = forecast.read_text().splitlines()
+    assert header == "t,load_q10,load_q50,load_q90"
+    assert [row.split(",")[0] for row in rows] == ["120", "121", "122", "123"]
+    status, out, _ = run("compare", output, "--output", tmp_path / "compare.png")
+    assert status == 0 and "tcn_forecaster" in out and (tmp_path / "compare.png").is_file()
+    path.write_text("lod,t\n1,0\n")
+    assert "has no column 'load'. Did you mean 'lod'" in refused(
+        "forecast", output, path, "--output", forecast
+    )
+
+
+def test_a_forecaster_needs_a_file_and_a_target(refused, tmp_path):
+    words = ["train", "tcn_forecaster", "--output", tmp_path / "run"]
+    assert refused(*words) == "tcn_forecaster needs --csv FILE and --target COLUMN."
+    assert "needs --csv FILE and --target" in refused(*words, "--csv", "load.csv")
+
+
+def test_only_forecasters_forecast(refused, shared):
+    message = refused("forecast", shared, "new.csv", "--output", "forecast.csv")
+    assert "is a run of trellisnet_char, which does not forecast series" in message

@@ -52,7 +52,11 @@ def main(
     core: Annotated[int, typer.Option(help="The core to measure on.")] = 0,
 ):
     """Measure the models that are not in the file yet."""
-    known = [f"{name}@{setting}" if setting else name for name, setting in list_settings()]
+    known = [
+        f"{name}@{setting}" if setting else name
+        for name, setting in list_settings()
+        if zoo.recipe(name, setting=setting).data != "series"  # data of the user's own
+    ]
     if unknown := sorted(set(names or ()) - set(known)):
         raise typer.BadParameter(f"the zoo has no {unknown}")
     path = assets_folder() / COSTS if output is None else pathlib.Path(output)

@@ -1,4 +1,4 @@
-"""The command line: list, recipe, train, evaluate, generate, export, score."""
+"""The command line: list, recipe, train, evaluate, compare, forecast, generate, export, score."""
 
 import json
 import re
@@ -34,14 +34,15 @@ def list_command(
 ):
     """List the zoo's models: parameters, published result, ours, and whether there are weights."""
     rows = [("model", "data", "parameters", "metric", "published", "ours", "weights")]
-    rows += _list_rows(pattern, pretrained)
+    _echo_table([*rows, *_list_rows(pattern, pretrained)], numbers={2, 4, 5})
+
+
+def _echo_table(rows, numbers):
+    """Prints rows of text in columns, those of numbers aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        # Numbers to the right.
-        cells = [
-            cell.rjust(width) if name in ("parameters", "published", "ours") else cell.ljust(width)
-            for name, cell, width in zip(rows[0], row, widths, strict=True)
-        ]
+        pairs = enumerate(zip(row, widths, strict=True))
+        cells = [cell.rjust(w) if i in numbers else cell.ljust(w) for i, (cell, w) in pairs]
         typer.echo("  ".join(cells).rstrip())
 
 
@@ -104,6 +105,23 @@ def train(
         ),
     ] = False,
     text: Annotated[str | None, typer.Option(help="Train on your own text file.")] = None,
+    csv: Annotated[str | None, typer.Option(help="Train on time series in a CSV file.")] = None,
+    target: Annotated[
+        list[str] | None, typer.Option(help="Column to forecast; repeat it for several.")
+    ] = None,
+    past: Annotated[
+        list[str] | None, typer.Option(help="Column that is known up to the present only.")
+    ] = None,
+    future: Annotated[
+        list[str] | None, typer.Option(help="Column that is known in the future too.")
+    ] = None,
+    static: Annotated[
+        list[str] | None, typer.Option(help="Column that is constant within a series.")
+    ] = None,
+    time: Annotated[str | None, typer.Option(help="Column of times.")] = None,
+    series: Annotated[
+        str | None, typer.Option(help="Column that tells several series apart.")
+    ] = None,
     data_dir: DataDir = None,
     gradient_norms: Annotated[
         int,
@@ -127,10 +145,14 @@ def train(
     Every value of the recipe is an option, for example --depth 8 --epochs 3; see the command
     `recipe`. Without a model, the run in the output folder is resumed.
 
+    A forecaster reads a CSV file: --csv load.csv --target load --horizon 24. At its end there are
+    a report against a seasonal naive forecast, forecast.png, and a SavedModel in `serving`.
+
     To watch it: tensorboard --logdir OUTPUT/tensorboard
     """
     from trellis_keras import zoo
     from trellis_keras.training import run
+    from trellis_keras.zoo import forecasts
 
     names, options = _parse(settings)
     if data_dir is not None:
@@ -139,8 +161,15 @@ def train(
     if text is not None:
         if not recipe.reads_text:
             raise ValueError(f"--text is for language models. {recipe.name} reads sequences.")
-        _add_text(options, text, recipe)
+        _add_file(options, "--text", "text", {"path": text}, recipe)
+    roles = {"targets": target, "past": past, "future": future, "static": static}
+    given: dict[str, object] = {"path": csv, "time": time, "series": series, **roles}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given:
+        _add_file(options, "--csv", "series", given, recipe)
     recipe = recipe.replace(**options)
+    if forecasts.is_forecaster(recipe) and not {"path", "targets"} <= recipe.data_options.keys():
+        raise ValueError(f"{recipe.name} needs --csv FILE and --target COLUMN.")
     observation = run.Observation(
         gradient_norms, sample_length, graph=True, profile=_range(profile)
     )
@@ -151,6 +180,8 @@ def train(
     except KeyboardInterrupt:
         typer.echo(f"\nInterrupted. To resume: {run.resuming(output)}", err=True)
         raise
+    if forecasts.is_forecaster(recipe) and run.is_finished(output):
+        typer.echo(forecasts.describe(forecasts.finish(output)))
 
 
 @app.command()
@@ -173,6 +204,42 @@ def evaluate(
     results = evaluate(recipe, run, split, target_counting)
     told = {"run": run, "split": split, "target_counting": target_counting}
     typer.echo(json.dumps({**told, **results}))
+
+
+@app.command()
+def forecast(
+    run: Run,
+    file: Annotated[str, typer.Argument(help="CSV file with the columns of the training data.")],
+    output: Annotated[str, typer.Option(help="The CSV file to write.")],
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Number of steps (default: the model's horizon).")
+    ] = None,
+):
+    """Forecast what follows the rows of a CSV file, with the best model of a run.
+
+    Columns that are known in the future are read from the rows after the last value of the target.
+    """
+    from trellis_keras.zoo import forecasts
+
+    rows = forecasts.forecast(run, file, output, steps)
+    typer.echo(json.dumps({"run": run, "file": file, "output": output, "rows": rows}))
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="Folders of runs.")],
+    output: Annotated[
+        str | None, typer.Option(help="The PNG file to draw the validation losses in.")
+    ] = None,
+):
+    """Compare runs: epochs, the lowest validation loss, and the metrics of its epoch."""
+    from trellis_keras.zoo import comparison
+
+    rows = comparison.table(runs)
+    _echo_table(rows, numbers=set(range(2, len(rows[0]))))
+    if output is not None:
+        comparison.draw(runs, output)
+        typer.echo(f"Written: {output}")
 
 
 @app.command()
@@ -248,8 +315,10 @@ def export(
     from trellis_keras.training.run import load_best
 
     model = load_best(run, compile=False)
-    options = {"format": format, "quantization": quantization, "warmup": warmup}
-    typer.echo(f"Written: {export_model(model, path, version, **options)}")
+    written = export_model(
+        model, path, version, format=format, quantization=quantization, warmup=warmup
+    )
+    typer.echo(f"Written: {written}")
 
 
 @app.command()
@@ -348,22 +417,24 @@ def _named_recipe(zoo, names, as_published):
     return zoo.recipe(names[0]) if names else None
 
 
-def _add_text(options, text, recipe):
-    """Adds what --text means to the options.
+def _add_file(options, flag, name, values, recipe):
+    """Adds the data options that --text or --csv stand for.
 
-    A run that is resumed with a text that has moved keeps its other data options.
+    A run that is resumed with a file that has moved keeps its other data options.
     """
-    data = options.setdefault("data", "text")
-    if data != "text":
-        raise ValueError(f"--text {text} and --data {data} exclude each other.")
-    kept = recipe.data_options if recipe.data == "text" else {}
-    kept = {name: value for name, value in kept.items() if name != "path"}
-    given = options.setdefault("data_options", kept)
-    # The recipe refuses anything but a mapping.
-    if isinstance(given, dict) and given.setdefault("path", text) != text:
-        raise ValueError(
-            f"--text {text} and --data-options '{json.dumps(given)}' exclude each other."
-        )
+    given_by = f"{flag} {values['path']}" if "path" in values else flag
+    data = options.setdefault("data", name)
+    if data != name:
+        raise ValueError(f"{given_by} and --data {data} exclude each other.")
+    kept = recipe.data_options if recipe.data == name else {}
+    given = options.setdefault("data_options", {k: v for k, v in kept.items() if k not in values})
+    if not isinstance(given, dict):
+        return  # the recipe refuses it
+    for key, value in values.items():
+        if given.setdefault(key, value) != value:
+            raise ValueError(
+                f"{given_by} and --data-options '{json.dumps(given)}' exclude each other."
+            )
 
 
 def _range(text):

@@ -21,7 +21,7 @@ class Dataset:
 
     A split is what its stream is made from: of a text an int32 array of token ids, of equal
     sequences a tuple `(x, y)` of arrays, of music a list of piano rolls, of LAMBADA a list of
-    passages.
+    passages, of time series `Windows`.
 
     Attributes:
         name: The name that it was loaded by.
@@ -32,6 +32,7 @@ class Dataset:
         make_stream: The class of the streams, or a function that returns one. Called with what a
             split holds, `batch_size`, and options.
         vocabulary: The `Vocabulary` of a text, else `None`.
+        model_arguments: Arguments of a model that follow from the data, such as `channels`.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Dataset:
     checksum: str
     make_stream: Callable = dataclasses.field(repr=False)
     vocabulary: Vocabulary | None = None
+    model_arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def stream(self, split: str, batch_size: int, **options) -> keras.utils.PyDataset:
         """Return a split as batches `(x, y, weight)` for `fit` or `evaluate`.
@@ -185,6 +187,12 @@ def load(name: str, data_dir: DataDir = None, **options) -> Dataset:
     - `unit`: `"character"`, `"word"` (both UTF-8) or `"byte"`. Defaults to `"character"`.
     - `unknown`: String, the word that replaces words of other texts that this text lacks, such as
       `"<unk>"`. Defaults to `None`: they are an error.
+
+    Time series:
+
+    - `"series"`: windows of a CSV file of your own. Options: `path`, `window`, `horizon`, `stride`,
+      `split` (three shares of the time), and names of columns: `targets`, `past`, `future`,
+      `static`, `time` and `series`, see `Columns`.
 
     Separate sequences:
 

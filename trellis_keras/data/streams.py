@@ -167,7 +167,7 @@ class TokenStream(keras.utils.PyDataset):
             )
 
 
-class _ExampleStream(keras.utils.PyDataset):
+class ExampleStream(keras.utils.PyDataset):
     """Batches of separate examples, in an order that follows from seed and epoch.
 
     Examples of a group have one shape and share batches. The last batch of a group is filled up
@@ -219,7 +219,7 @@ class _ExampleStream(keras.utils.PyDataset):
         return plan
 
 
-class SequenceStream(_ExampleStream):
+class SequenceStream(ExampleStream):
     """Batches `(x, y, weight)` of sequences of one length.
 
     All batches have the same shape, so XLA compiles once, and every example counts once per
@@ -276,7 +276,7 @@ class SequenceStream(_ExampleStream):
         return self._x[rows], self._y[rows], counts
 
 
-class PianoRollStream(_ExampleStream):
+class PianoRollStream(ExampleStream):
     """Padded batches `(x, y, weight)` of piano rolls, in which frame t predicts frame t + 1.
 
     - `x`: float32 of shape `(batch_size, time, 88)`, all frames but the last;

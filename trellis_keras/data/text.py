@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 import numpy as np
 
@@ -151,13 +152,7 @@ class _Cut:
 
     def __post_init__(self):
         if self.split is not None:
-            shares = tuple(self.split) if isinstance(self.split, (list, tuple)) else self.split
-            if not _are_shares(shares):
-                raise ValueError(
-                    "`split` must be three positive shares (train, valid, test) that add up to 1. "
-                    f"Received: split={shares!r}"
-                )
-            object.__setattr__(self, "split", shares)
+            object.__setattr__(self, "split", check_shares("split", self.split))
         if self.first is not None:
             object.__setattr__(self, "first", check_integer("first", self.first, 1))
         if not _is_number(self.train_fraction) or not 0 < self.train_fraction <= 1:
@@ -429,14 +424,21 @@ def _refuse_text(path):
         raise ValueError(f"{path} has another text: {error}") from error
 
 
-def _are_shares(shares):
-    return (
+def check_shares(name: str, shares: Any) -> tuple[float, float, float]:
+    """Return three shares as a tuple; raise ValueError unless they are positive and add up to 1."""
+    shares = tuple(shares) if isinstance(shares, (list, tuple)) else shares
+    if not (
         isinstance(shares, tuple)
         and len(shares) == 3
         and all(map(_is_number, shares))
         and min(shares) > 0
         and math.isclose(math.fsum(shares), 1, rel_tol=1e-6)
-    )
+    ):
+        raise ValueError(
+            f"`{name}` must be three positive shares (train, valid, test) that add up to 1. "
+            f"Received: {name}={shares!r}"
+        )
+    return shares
 
 
 def _is_number(value):

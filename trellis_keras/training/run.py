@@ -234,6 +234,7 @@ def _limits(max_minutes, folder):
 
 def _fit(recipe, loaded, folder, verbose, callbacks, observation, limits):
     model = recipe.build(vocabulary=loaded.vocabulary if recipe.reads_text else None)
+    recipe.adapt(model, loaded)
     train_stream = recipe.stream(loaded.train, shuffle=True)
     valid_stream = recipe.stream(loaded.valid)
     observers = observation.callbacks(
@@ -299,9 +300,10 @@ def _continued(recipe, folder):
         return recipe
     there = read_settings(folder)
     name = there["name"]
-    if name == recipe.name and recipe.reads_text:
-        # The run has it from its data, and other arguments, such as `cutoffs`, follow from it.
-        recipe = recipe.replace(vocabulary_size=there["arguments"]["vocabulary_size"])
+    if name == recipe.name:
+        # Other arguments, such as `cutoffs`, follow from those that the run took from its data.
+        known = {key: there["arguments"].get(key) for key in recipe.from_data}
+        recipe = recipe.replace(**{k: v for k, v in known.items() if v is not None})
     old, new = _flat(there), _flat(recipe.to_dict())
     different = [
         f"{key} {old.get(key)!r} there, {new.get(key)!r} here"

@@ -1,6 +1,7 @@
 """The model zoo: a function for each published benchmark, its recipe, results and weights."""
 
-from trellis_keras.zoo import lru, tcn, trellisnet
+from trellis_keras.zoo import forecasters, lru, tcn, trellisnet
+from trellis_keras.zoo.forecasters import *  # noqa: F403
 from trellis_keras.zoo.lru import *  # noqa: F403
 from trellis_keras.zoo.recipe import Recipe, Training
 from trellis_keras.zoo.registry import (
@@ -26,4 +27,5 @@ __all__ = [
     *trellisnet.__all__,
     *tcn.__all__,
     *lru.__all__,
+    *forecasters.__all__,
 ]

@@ -8,6 +8,7 @@ import math
 
 import keras
 
+from trellis_keras.data import Vocabulary
 from trellis_keras.layers import LRU, DenseHead, GridLSTMCell, RHNCell, StackedRNN
 from trellis_keras.layers.rnn import GateInitializer
 from trellis_keras.models import LanguageModel
@@ -121,7 +122,7 @@ def solve_units(squares: int, linear: int, vocabulary_size: int, size: str) -> i
     root = math.sqrt(half**2 + max(wanted - vocabulary_size, 0) / squares) - half
     around = (max(math.floor(root), 1), math.ceil(root) or 1)
     error = {n: abs(parameters(squares, linear, n, vocabulary_size) - wanted) for n in around}
-    units = min(error, key=error.get)
+    units = min(error, key=lambda n: error[n])
     if error[units] > _TOLERANCE * wanted:
         raise ValueError(
             f'No number of units gives size="{size}" to {_TOLERANCE:.0%} with a vocabulary of '
@@ -230,8 +231,8 @@ def _lru(
     stateful: bool = True,
     vocabulary_size: int = 50,
     seed: int | None = 0,
-    vocabulary=None,
-):
+    vocabulary: Vocabulary | None = None,
+) -> LanguageModel:
     """
     Args:
         size: `"10m"` or `"24m"` parameters, the paper's, or `"1m"`. Defaults to `"10m"`, or to None
@@ -252,6 +253,7 @@ def _lru(
     Returns:
         A compiled `LanguageModel`.
     """
+    assert hidden_units is not None  # from `_resolve`
     backbone = LRU(
         hidden_units,
         depth=layers,
@@ -300,8 +302,8 @@ def _lstm(
     stateful: bool = True,
     vocabulary_size: int = 50,
     seed: int | None = 0,
-    vocabulary=None,
-):
+    vocabulary: Vocabulary | None = None,
+) -> LanguageModel:
     """
     Args:
         size: `"10m"` or `"24m"` parameters, the paper's, or `"1m"`. Defaults to `"10m"`, or to None
@@ -333,8 +335,8 @@ def _gru(
     stateful: bool = True,
     vocabulary_size: int = 50,
     seed: int | None = 0,
-    vocabulary=None,
-):
+    vocabulary: Vocabulary | None = None,
+) -> LanguageModel:
     """
     Args:
         size: `"10m"` or `"24m"` parameters, the paper's, or `"1m"`. Defaults to `"10m"`, or to None
@@ -375,8 +377,8 @@ def _grid_lstm(
     stateful: bool = True,
     vocabulary_size: int = 50,
     seed: int | None = 0,
-    vocabulary=None,
-):
+    vocabulary: Vocabulary | None = None,
+) -> LanguageModel:
     """
     Args:
         size: `"10m"` or `"24m"` parameters, the paper's, or `"1m"`. Defaults to `"10m"`, or to None
@@ -392,6 +394,7 @@ def _grid_lstm(
     Returns:
         A compiled `LanguageModel`.
     """
+    assert hidden_units is not None  # from `_resolve`
     cell = GridLSTMCell(
         hidden_units,
         depth=layers,
@@ -418,8 +421,8 @@ def _rhn(
     stateful: bool = True,
     vocabulary_size: int = 50,
     seed: int | None = 0,
-    vocabulary=None,
-):
+    vocabulary: Vocabulary | None = None,
+) -> LanguageModel:
     """
     Args:
         size: `"10m"` or `"24m"` parameters, the paper's, or `"1m"`. Defaults to `"10m"`, or to None
@@ -433,6 +436,7 @@ def _rhn(
     Returns:
         A compiled `LanguageModel`.
     """
+    assert hidden_units is not None  # from `_resolve`
     cell = RHNCell(
         hidden_units,
         transition_depth,

@@ -1,8 +1,12 @@
 """Weights for the zoo's models: a file, or those of a published run."""
 
 import hashlib
+import os
 import pathlib
 import warnings
+from typing import Any
+
+import keras
 
 from trellis_keras import data
 from trellis_keras.models.saved_files import check_file
@@ -27,7 +31,7 @@ _OF_THE_TRAINING = {
 }
 
 
-def find(recipe, weights):
+def find(recipe: Any, weights: str | os.PathLike) -> tuple[pathlib.Path, data.Vocabulary | None]:
     """Returns the path of a weights file, and the vocabulary that was published with it or None.
 
     Args:
@@ -51,7 +55,7 @@ def find(recipe, weights):
     return path, None
 
 
-def load_weights(model, name, path):
+def load_weights(model: keras.Model, name: str, path: pathlib.Path) -> keras.Model:
     """Loads a file's weights into a model that is built, and returns the model.
 
     Raises:
@@ -68,12 +72,12 @@ def load_weights(model, name, path):
     return model
 
 
-def checksum(path) -> str:
+def checksum(path: str | os.PathLike) -> str:
     """Returns a file's SHA-256, as hexadecimal digits."""
     return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
 
 
-def differences(recipe, trained) -> dict[str, tuple]:
+def differences(recipe: Any, trained: dict[str, Any]) -> dict[str, tuple]:
     """Returns {argument: (trained with, asked for)} of what changes the computation.
 
     Args:
@@ -89,7 +93,8 @@ def differences(recipe, trained) -> dict[str, tuple]:
     }
 
 
-def is_of_the_training(name):
+def is_of_the_training(name: str) -> bool:
+    """Returns whether an argument only matters during training."""
     return (
         name in _OF_THE_TRAINING
         or name.endswith(("dropout", "dropout_kind"))

@@ -7,13 +7,14 @@ import math
 import numbers
 import os
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import keras
 
 import trellis_keras
-from trellis_keras import data
+from trellis_keras import data as datasets
+from trellis_keras.data import Dataset, Vocabulary
 from trellis_keras.layers.base import default_policy
 from trellis_keras.models import BitsPerCharacter, CrossEntropy, Perplexity
 from trellis_keras.training import (
@@ -52,6 +53,8 @@ _SCHEDULE_FIELDS = (
     "min_learning_rate",
 )
 _TEXT_FIELDS = ("sequence_length", "context_length")
+# Arguments of models that a run takes from its data.
+_FROM_DATA = ("vocabulary_size", "channels", "targets", "future_channels")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,7 +110,7 @@ class Training:
     stop_min_delta: float | None = None
     stop_against: str | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         for name in ("learning_rate", "clip_norm"):
             _check(name, getattr(self, name), lambda value: 0 < value < math.inf, "positive")
@@ -316,13 +319,13 @@ class Recipe:
             training,
             **chosen,
             entry=entry,
-            options=options,
+            options=dict(options),
         )
         recipe._check()
         return recipe
 
     def _check(self):
-        check_choice("data", self.data, data.list_datasets())
+        check_choice("data", self.data, datasets.list_datasets())
         if self.reads_text:
             check_choice("metric", self.metric, TEXT_METRICS)
             if self.training.sequence_length is None or self.training.context_length is None:
@@ -357,6 +360,16 @@ class Recipe:
         return self.entry.reads_text
 
     @property
+    def channels(self) -> int | None:
+        """Channels of the input, or None if the model reads text."""
+        return self.arguments.get("channels", self.entry.channels)
+
+    @property
+    def from_data(self) -> tuple[str, ...]:
+        """Names of the arguments that a run takes from its data."""
+        return tuple(name for name in _FROM_DATA if name in self.arguments)
+
+    @property
     def stateful(self) -> bool:
         """Whether the model carries its states from batch to batch."""
         return self.arguments.get("stateful", False)
@@ -366,12 +379,16 @@ class Recipe:
         """Seed of the initial weights, the dropouts and the order of the examples."""
         return self.arguments["seed"]
 
-    def build(self, weights: str | os.PathLike | None = None, vocabulary=None) -> keras.Model:
+    def build(
+        self,
+        weights: str | os.PathLike | None = None,
+        vocabulary: Vocabulary | None = None,
+    ) -> keras.Model:
         """Returns the compiled model.
 
         Args:
             weights: `"pretrained"`, or path of a weights file. Defaults to None, initial weights.
-            vocabulary: `data.Vocabulary` to save with a language model.
+            vocabulary: `Vocabulary` to save with a language model.
         """
         path = None
         if weights is not None:
@@ -390,7 +407,7 @@ class Recipe:
         extra = {"vocabulary": vocabulary} if self.reads_text else {}
         with default_policy(self.dtype_policy):
             model = self.entry.function(**self.entry.fixed, **arguments, **extra)
-            channels = () if self.reads_text else (self.entry.channels,)
+            channels = () if self.reads_text else (self.channels,)
             model.build((None, None, *channels))
         self._compile(model)
         return model if path is None else pretrained.load_weights(model, self.name, path)
@@ -418,15 +435,15 @@ class Recipe:
             **metrics,
         )
 
-    def load_data(self):
-        """Loads the data set, a `data.Dataset`.
+    def load_data(self) -> Dataset:
+        """Loads the data set, a `Dataset`.
 
         Raises:
             ValueError: Wrong data: of another kind, or with another checksum than `data_checksum`.
             FileNotFoundError: A file is missing.
         """
         options = {name: self.arguments[name] for name in self.entry.data_arguments}
-        loaded = data.load(self.data, self.data_dir, **self.data_options, **options)
+        loaded = datasets.load(self.data, self.data_dir, **self.data_options, **options)
         if self.reads_text and loaded.vocabulary is None:
             raise ValueError(
                 f"A language model is trained on a text; the data set {self.data!r} has none. "
@@ -445,12 +462,17 @@ class Recipe:
             )
         return loaded
 
-    def with_data(self, loaded) -> "Recipe":
-        """Returns the recipe with the checksum and the vocabulary size of loaded data."""
-        size = {"vocabulary_size": len(loaded.vocabulary)} if self.reads_text else {}
-        return self.replace(data_checksum=loaded.checksum, **size)
+    def with_data(self, loaded: Dataset) -> "Recipe":
+        """Returns the recipe with the checksum and what else follows from loaded data."""
+        follow = dict(loaded.model_arguments)
+        if loaded.vocabulary is not None:
+            follow["vocabulary_size"] = len(loaded.vocabulary)
+        follow = {name: follow[name] for name in self.from_data if name in follow}
+        return self.replace(data_checksum=loaded.checksum, **follow)
 
-    def stream(self, part, target_counting: str = "all", shuffle: bool = False):
+    def stream(
+        self, part: Any, target_counting: str = "all", shuffle: bool = False
+    ) -> keras.utils.PyDataset:
         """Returns batches of a part of the data, for `fit` or `evaluate`.
 
         Args:
@@ -463,27 +485,39 @@ class Recipe:
         """
         batch_size = self.training.batch_size
         if self.reads_text:
-            return data.TokenStream(
+            length, context = self.training.sequence_length, self.training.context_length
+            assert length is not None and context is not None  # by `_check`
+            return datasets.TokenStream(
                 part,
                 batch_size,
-                self.training.sequence_length,
-                context_length=self.training.context_length,
+                length,
+                context_length=context,
                 stateful=self.stateful,
                 target_counting=target_counting,
             )
         if target_counting != "all":
             raise ValueError(f"`target_counting` is for texts. Received: {target_counting!r}")
-        is_music = isinstance(part, list)
-        make = data.PianoRollStream if is_music else data.SequenceStream
-        arrays = [part] if is_music else part
-        stream = make(*arrays, batch_size, seed=self.seed or 0, shuffle=shuffle)
+        order: dict[str, Any] = {"seed": self.seed or 0, "shuffle": shuffle}
+        stream: keras.utils.PyDataset
+        if isinstance(part, datasets.Windows):
+            stream = datasets.WindowStream(part, batch_size, **order)
+        elif isinstance(part, list):
+            stream = datasets.PianoRollStream(part, batch_size, **order)
+        else:
+            x, y = part
+            stream = datasets.SequenceStream(x, y, batch_size, **order)
         channels = stream[0][0].shape[-1]
-        if channels != self.entry.channels:
+        if channels != self.channels:
             raise ValueError(
                 f"The data set {self.data!r} has {channels} channels, {self.name} reads "
-                f"{self.entry.channels}."
+                f"{self.channels}."
             )
         return stream
+
+    def adapt(self, model: keras.Model, loaded: Dataset) -> None:
+        """Gives a model the statistics of its training data, if it standardizes them."""
+        if isinstance(loaded.train, datasets.Windows):
+            model.adapt(loaded.train.rows())
 
     def callbacks(self) -> list[keras.callbacks.Callback]:
         """Returns the schedule and the stopping rule as callbacks for `fit`."""
@@ -523,7 +557,7 @@ class Recipe:
     def _options(self):
         written = self.to_dict()
         chosen = {name: written[name] for name in _RECIPE_TYPES}
-        found = ("data_dir", "data_checksum", "vocabulary_size")
+        found = ("data_dir", "data_checksum", *_FROM_DATA)
         options = {**written["arguments"], **written["training"], **chosen}
         return {name: value for name, value in options.items() if name not in found}
 
@@ -552,13 +586,13 @@ def known_options(entry: Entry) -> dict[str, Any]:
     return {**model, **training, **_RECIPE_TYPES}
 
 
-def suggestion(name: str, known) -> str:
+def suggestion(name: str, known: Iterable[str]) -> str:
     """Returns " Did you mean ...?" where a known name is near, else an empty string."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def check_choice(name: str, value: Any, choices) -> None:
+def check_choice(name: str, value: Any, choices: Collection) -> None:
     """Raises a `ValueError` unless the value is one of the choices."""
     if value not in choices:
         words = [choice for choice in choices if choice is not None]
@@ -608,11 +642,13 @@ def _check_argument(name, value):
         _check(name, value, lambda value: 0 <= value < 1, "in [0, 1)")
     elif name == "seed":
         _check(name, value, lambda value: value >= 0, "0 or more")
+    elif name == "future_channels":
+        _check(name, value, lambda value: value >= 0, "0 or more")
     elif isinstance(value, int):
         _check(name, value, lambda value: value >= 1, "positive")
-    elif isinstance(value, tuple):
+    elif isinstance(value, tuple) and all(isinstance(n, int) for n in value):
         _check(name, value, lambda value: all(n >= 1 for n in value), "numbers of 1 or more")
-    elif not name.endswith("bias"):
+    elif isinstance(value, float) and not name.endswith("bias"):
         _check(name, value, lambda value: value >= 0, "0 or more")
 
 

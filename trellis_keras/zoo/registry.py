@@ -4,6 +4,7 @@ import fnmatch
 import functools
 import inspect
 import json
+import os
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +36,7 @@ def register(
     defaults: dict[str, Any] | None = None,
     fixed: dict[str, Any] | None = None,
     doc: str | None = None,
-):
+) -> Callable[[Callable], Callable[..., keras.Model]]:
     """Makes a function that returns a model a model of the zoo.
 
     The function's arguments are the model's hyper-parameters, with the published values as
@@ -222,7 +223,7 @@ def recipe_from_dict(written: dict[str, Any]) -> Recipe:
     return recipe(written["name"], setting=written.get("setting"), **options)
 
 
-def read_recipe(folder) -> Recipe:
+def read_recipe(folder: str | os.PathLike) -> Recipe:
     """Returns the recipe of the run in a folder.
 
     Raises:

@@ -1,8 +1,12 @@
 """The TCN paper's models (Bai et al. 2018): its TCNs, and the LSTM, GRU and RNN baselines."""
 
+from collections.abc import Callable
+from typing import Any
+
 import keras
 from keras import ops
 
+from trellis_keras.data import Vocabulary
 from trellis_keras.layers import TCN, DenseHead, StackedRNN
 from trellis_keras.models import (
     DigitsRecalled,
@@ -11,6 +15,7 @@ from trellis_keras.models import (
     SequenceClassifier,
     SequenceRegressor,
 )
+from trellis_keras.types import Tensor
 from trellis_keras.zoo.recipe import Training, check_choice
 from trellis_keras.zoo.registry import register, sub_seed
 from trellis_keras.zoo.trellisnet import adaptive_softmax, resolve_cutoffs
@@ -68,15 +73,20 @@ _DEEPEST = 40  # blocks; the dilation doubles from one to the next
 
 # Data, batches and schedule of each benchmark, the same for all its nets
 
-_WORST_OF_THREE = {
+_WORST_OF_THREE: dict[str, Any] = {
     "schedule": "worst_of_last",
     "decay_factor": 0.1,
     "decay_window": 3,
     "decay_strict": True,
 }
-_ADDING = {"data": "adding", "metric": "mse", "channels": 2, "data_arguments": ("T",)}
-_ADDING_BATCHES = {"batch_size": 32, "epochs": 10}
-_COPY_MEMORY = {
+_ADDING: dict[str, Any] = {
+    "data": "adding",
+    "metric": "mse",
+    "channels": 2,
+    "data_arguments": ("T",),
+}
+_ADDING_BATCHES: dict[str, Any] = {"batch_size": 32, "epochs": 10}
+_COPY_MEMORY: dict[str, Any] = {
     "data": "copy_memory",
     "metric": "cross_entropy",
     "channels": 1,
@@ -86,36 +96,36 @@ _COPY_MEMORY = {
         DigitsRecalled(),
     ],
 }
-_COPY_MEMORY_BATCHES = {"batch_size": 32, "epochs": 50}
-_SEQ_MNIST = {"data": "seq_mnist", "metric": "accuracy", "channels": 1}
-_PERMUTED_MNIST = {"data": "permuted_mnist", "metric": "accuracy", "channels": 1}
-_MNIST_BATCHES = {
+_COPY_MEMORY_BATCHES: dict[str, Any] = {"batch_size": 32, "epochs": 50}
+_SEQ_MNIST: dict[str, Any] = {"data": "seq_mnist", "metric": "accuracy", "channels": 1}
+_PERMUTED_MNIST: dict[str, Any] = {"data": "permuted_mnist", "metric": "accuracy", "channels": 1}
+_MNIST_BATCHES: dict[str, Any] = {
     "batch_size": 64,
     "epochs": 20,
     "schedule": "steps",
     "decay_factor": 0.1,
     "decay_epochs": (10,),
 }
-_JSB = {"data": "jsb", "metric": "frame_nll", "channels": 88}
-_NOTTINGHAM = {"data": "nottingham", "metric": "frame_nll", "channels": 88}
-_MUSIC_BATCHES = {"batch_size": 1, "epochs": 100, **_WORST_OF_THREE}
-_PTB = {"data": "ptb", "metric": "perplexity"}
-_WORD_SCHEDULE = {
+_JSB: dict[str, Any] = {"data": "jsb", "metric": "frame_nll", "channels": 88}
+_NOTTINGHAM: dict[str, Any] = {"data": "nottingham", "metric": "frame_nll", "channels": 88}
+_MUSIC_BATCHES: dict[str, Any] = {"batch_size": 1, "epochs": 100, **_WORST_OF_THREE}
+_PTB: dict[str, Any] = {"data": "ptb", "metric": "perplexity"}
+_WORD_SCHEDULE: dict[str, Any] = {
     "epochs": 100,
     "schedule": "worst_of_last",
     "decay_factor": 0.5,
     "decay_window": 5,
     "decay_strict": False,
 }
-_WORD_BATCHES = {
+_WORD_BATCHES: dict[str, Any] = {
     "batch_size": 16,
     "sequence_length": 80,
     "context_length": 40,
     **_WORD_SCHEDULE,
 }
-_CHAR_PTB = {"data": "char_ptb", "metric": "bpc"}
-_TEXT8 = {"data": "text8", "metric": "bpc"}
-_CHAR_BATCHES = {
+_CHAR_PTB: dict[str, Any] = {"data": "char_ptb", "metric": "bpc"}
+_TEXT8: dict[str, Any] = {"data": "text8", "metric": "bpc"}
+_CHAR_BATCHES: dict[str, Any] = {
     "batch_size": 32,
     "epochs": 100,
     "sequence_length": 400,
@@ -236,7 +246,7 @@ def tcn_adding(
     dropout_kind: str = "element",
     activation: str = "relu",
     seed: int | None = 0,
-):
+) -> SequenceRegressor:
     """TCN on the adding problem, T=600, 70K parameters (Bai et al. 2018, Tables 1 and 2).
 
     T=200 has 58,051 parameters, T=400 67,582 and T=600 70,369 (published: 70K for all; for T=200
@@ -294,7 +304,7 @@ def tcn_copy_memory(
     dropout_kind: str = "element",
     activation: str = "relu",
     seed: int | None = 0,
-):
+) -> SequenceClassifier:
     """TCN on copy memory, T=1000, 12.5K parameters (Bai et al. 2018, Tables 1 and 2).
 
     The published cross-entropy is the mean over all T + 20 steps. `recalled` beside it is the share
@@ -323,7 +333,7 @@ def _resolve_pixels(size, depth, **others):
     return row
 
 
-_PIXELS = {
+_PIXELS: dict[str, Any] = {
     "training": Training(optimizer="adam", learning_rate=2e-3, **_MNIST_BATCHES),
     "resolve": _resolve_pixels,
     "jit_compile": None,
@@ -340,7 +350,7 @@ def tcn_seq_mnist(
     dropout_kind: str = "element",
     activation: str = "relu",
     seed: int | None = 0,
-):
+) -> SequenceClassifier:
     """TCN on sequential MNIST, 67K parameters (Bai et al. 2018, Tables 1 and 2).
 
     Published: 70K. The paper does not say what Table 2's other setting (`size="37k"`, 37,010
@@ -380,7 +390,7 @@ tcn_permuted_mnist = register(
     """,
 )(tcn_seq_mnist)
 
-_MUSIC = {
+_MUSIC: dict[str, Any] = {
     "training": Training(optimizer="adam", learning_rate=2e-3, clip_norm=0.4, **_MUSIC_BATCHES),
     "resolve": _check_tcn,
     "jit_compile": None,
@@ -396,7 +406,7 @@ def tcn_jsb(
     dropout_kind: str = "element",
     activation: str = "relu",
     seed: int | None = 0,
-):
+) -> PolyphonicModel:
     """TCN on JSB Chorales, 270K parameters (Bai et al. 2018, Tables 1 and 2).
 
     Published: 300K, which takes 159 filters. One piece a batch, epochs and decay are the authors'
@@ -439,8 +449,8 @@ def _resolve_text(cutoffs, vocabulary_size, initial_embedding, **others):
     return _check_tcn(**others) | resolve_cutoffs(cutoffs, vocabulary_size)
 
 
-_SGD = {"optimizer": "sgd", "learning_rate": 4.0, "clip_norm": 0.4}
-_WORDS = {"resolve": _resolve_text, "jit_compile": None}
+_SGD: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 4.0, "clip_norm": 0.4}
+_WORDS: dict[str, Any] = {"resolve": _resolve_text, "jit_compile": None}
 
 
 @register(**_PTB, **_WORDS, training=Training(**_SGD, **_WORD_BATCHES))
@@ -457,8 +467,8 @@ def tcn_ptb(
     initial_embedding: str = "normal",
     vocabulary_size: int = 10_000,
     seed: int | None = 0,
-    vocabulary=None,
-):
+    vocabulary: Vocabulary | None = None,
+) -> LanguageModel:
     """TCN on word-level Penn Treebank, 14.7M parameters (Bai et al. 2018, Tables 1 and 2).
 
     Published: 13M, which takes 487 filters in the first three blocks. The paper halves SGD's rate
@@ -560,12 +570,12 @@ tcn_lambada = register(
     """,
 )(tcn_ptb)
 
-_CHARACTERS = {
+_CHARACTERS: dict[str, Any] = {
     "training": Training(optimizer="adam", learning_rate=2e-3, clip_norm=0.15, **_CHAR_BATCHES),
     "resolve": _resolve_text,
     "jit_compile": None,
 }
-_CHARACTER_NET = {
+_CHARACTER_NET: dict[str, Any] = {
     "embedding_dim": 100,
     "dropout": 0.1,
     "input_dropout": 0.1,
@@ -626,15 +636,15 @@ class ForgetBias(keras.initializers.Initializer):
     [0.0, 0.0, 5.0, 5.0, 0.0, 0.0, 0.0, 0.0]
     """
 
-    def __init__(self, value: float):
+    def __init__(self, value: float) -> None:
         self.value = value
 
-    def __call__(self, shape, dtype=None):
+    def __call__(self, shape: tuple[int, ...], dtype: str | None = None) -> Tensor:
         gate = (shape[0] // 4,)
         values = (0.0, self.value, 0.0, 0.0)
         return ops.concatenate([ops.full(gate, value, dtype=dtype) for value in values])
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {"value": self.value}
 
 
@@ -662,7 +672,7 @@ def _recurrent(cell, layers, hidden_units, dropout, forget_bias, seed, return_se
 
 def _recurrent_sequence_model(
     cell: str,
-    head,
+    head: Callable[..., keras.Model],
     T: int | None,
     size: str,
     layers: int | None,
@@ -670,7 +680,7 @@ def _recurrent_sequence_model(
     dropout: float,
     forget_bias: float | None,
     seed: int | None,
-):
+) -> keras.Model:
     """
     Args:
         T: Of adding and copy memory, as in their TCNs. It sets layers, hidden units, forget bias,
@@ -705,8 +715,8 @@ def _recurrent_language_model(
     tie_embeddings: bool,
     vocabulary_size: int,
     seed: int | None,
-    vocabulary=None,
-):
+    vocabulary: Vocabulary | None = None,
+) -> LanguageModel:
     """
     Args:
         size: Of an LSTM: `"paper"`, the published hidden size, or `"matched"`, the one that gives
@@ -727,6 +737,7 @@ def _recurrent_language_model(
     Returns:
         A compiled `LanguageModel`.
     """
+    assert embedding_dim is not None  # from `resolve`
     head = None
     if not tie_embeddings:
         kernel = keras.initializers.RandomUniform(-0.1, 0.1, seed=sub_seed(seed, 5))
@@ -871,7 +882,7 @@ lstm_adding, gru_adding, rnn_adding = _baselines(
 )  # fmt: skip
 
 # "RMSprop/Adam" without a rate: the TCN's RMSprop.
-_COPYING = {"optimizer": "rmsprop", "learning_rate": 5e-4}
+_COPYING: dict[str, Any] = {"optimizer": "rmsprop", "learning_rate": 5e-4}
 lstm_copy_memory, gru_copy_memory, rnn_copy_memory = _baselines(
     "copy_memory",
     "copy memory, T=1000",
@@ -889,7 +900,7 @@ lstm_copy_memory, gru_copy_memory, rnn_copy_memory = _baselines(
     dropout=0.05,
 )
 
-_MNIST = {"optimizer": "rmsprop", "learning_rate": 1e-3, "clip_norm": 1.0}
+_MNIST: dict[str, Any] = {"optimizer": "rmsprop", "learning_rate": 1e-3, "clip_norm": 1.0}
 lstm_seq_mnist, gru_seq_mnist, rnn_seq_mnist = _baselines(
     "seq_mnist",
     "sequential MNIST",

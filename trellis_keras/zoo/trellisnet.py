@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from trellis_keras.data import Vocabulary
 from trellis_keras.layers import AdaptiveSoftmax, MixtureOfSoftmaxes, TrellisLayer
 from trellis_keras.layers.heads import check_cutoffs
 from trellis_keras.models import LanguageModel, SequenceClassifier
@@ -29,7 +30,7 @@ WIKITEXT103_CUTOFFS = (2_800, 20_000, 76_000)
 # Hidden channels of the published nets of words, whose kernels are dense.
 _HIDDEN_UNITS = 1000
 # The arguments of `trellisnet_ptb` that Table 6 changes, in the complete model ...
-_COMPLETE = {
+_COMPLETE: dict[str, Any] = {
     "hidden_dropout": 0.28,
     "weight_dropout": 0.5,
     "stateful": False,
@@ -163,7 +164,7 @@ def kernel_weights(channels: int, units: int, kernel_size: int, groups: int | No
     return 4 * width * (channels + width * (groups * kernel_size - 1))
 
 
-def resolve_cutoffs(cutoffs, vocabulary_size):
+def resolve_cutoffs(cutoffs: tuple[int, ...] | None, vocabulary_size: int) -> dict[str, Any]:
     """Returns {"cutoffs"}: None stands for the published ones, as far as the vocabulary goes."""
     if cutoffs is None:
         cutoffs = tuple(first for first in WIKITEXT103_CUTOFFS if first < vocabulary_size)
@@ -199,7 +200,7 @@ def _train_ptb(clip_norm):
     )
 
 
-_PTB = {"data": "ptb", "metric": "perplexity", "resolve": _resolve(55, 16, 0.05)}
+_PTB: dict[str, Any] = {"data": "ptb", "metric": "perplexity", "resolve": _resolve(55, 16, 0.05)}
 
 
 @register(**_PTB, training=_train_ptb(clip_norm=0.225))
@@ -231,8 +232,8 @@ def trellisnet_ptb(
     rematerialize: bool = False,
     vocabulary_size: int = 10_000,
     seed: int | None = 0,
-    vocabulary=None,
-):
+    vocabulary: Vocabulary | None = None,
+) -> LanguageModel:
     """TrellisNet on word-level Penn Treebank, 24.2M parameters (Bai et al. 2019, Tables 1 and 5).
 
     `ablation` takes out one part, as in the paper's Table 6. The mixed-group kernel then has more
@@ -253,7 +254,7 @@ def trellisnet_ptb(
         embedding_dim: Positive integer, width of the embedding, whose matrix is the output's too.
         kernel_size: Positive integer, taps of the convolution.
         stateful: Whether the state is carried from batch to batch, instead of overlapping segments.
-        injection_every: Positive integer, the input enters every so many levels.
+        injection_every: Positive integer, levels from one injection of the input to the next.
         groups: Number of groups of a mixed-group kernel. Defaults to None, a dense kernel.
         weight_norm: Whether the kernels are weight-normalized.
         experts: Number of softmaxes of a mixture. Defaults to None, a single softmax.
@@ -282,12 +283,17 @@ def trellisnet_ptb(
     Returns:
         A compiled `LanguageModel`.
     """
+    # `_resolve` has replaced these defaults.
+    assert hidden_units is not None and output_units is not None and injection_every is not None
+    assert hidden_dropout is not None and weight_dropout is not None and aux_weight is not None
     units = hidden_units + output_units
-    structure = {}
+    structure: dict[str, Any] = {}
     if groups is not None:
         structure = {"kernel_structure": "mixed_group", "groups": [units // groups] * groups}
     initializers = {
-        name: keras.initializers.RandomNormal(stddev=initial_stddev, seed=sub_seed(seed, 20 + i))
+        f"{name}_initializer": keras.initializers.RandomNormal(
+            stddev=initial_stddev, seed=sub_seed(seed, 20 + i)
+        )
         for i, name in enumerate(("kernel", "recurrent", "bias"))
     }
     backbone = TrellisLayer(
@@ -301,9 +307,9 @@ def trellisnet_ptb(
         weight_dropout=weight_dropout,
         aux_every=aux_every,
         return_aux=aux_every is not None,
-        stateful=stateful,
+        stateful=bool(stateful),
         rematerialize=rematerialize,
-        **{f"{name}_initializer": initializer for name, initializer in initializers.items()},
+        **initializers,
         **structure,
         seed=sub_seed(seed, 10),
         name="trellis",
@@ -335,7 +341,9 @@ def trellisnet_ptb(
     )
 
 
-def adaptive_softmax(vocabulary_size, cutoffs, seed):
+def adaptive_softmax(
+    vocabulary_size: int, cutoffs: tuple[int, ...] | None, seed: int | None
+) -> AdaptiveSoftmax | None:
     """Returns an `AdaptiveSoftmax`, or None (a full softmax) without cutoffs."""
     if not cutoffs:
         return None
@@ -361,7 +369,7 @@ trellisnet_ptb_large = register(
     """,
 )(trellisnet_ptb)
 
-_MIXTURE = {
+_MIXTURE: dict[str, Any] = {
     "embedding_dim": 280,
     "output_units": 480,
     "experts": 15,
@@ -539,7 +547,7 @@ def _resolve_pixels(size, **_):
     return {"hidden_units": _PIXEL_UNITS[size]}
 
 
-_PIXELS = {
+_PIXELS: dict[str, Any] = {
     "metric": "accuracy",
     "training": Training(
         optimizer="adam",
@@ -569,7 +577,7 @@ def trellisnet_seq_mnist(
     weight_dropout: float = 0.1,
     weight_norm: bool = True,
     seed: int | None = 0,
-):
+) -> SequenceClassifier:
     """TrellisNet on sequential MNIST, 138K parameters (Bai et al. 2019, Tables 4 and 5).
 
     Published: 8M parameters. The paper contradicts itself: its Table 5 has hidden size 100 and 16
@@ -596,6 +604,7 @@ def trellisnet_seq_mnist(
     Returns:
         A compiled `SequenceClassifier`.
     """
+    assert hidden_units is not None  # from `_resolve_pixels`
     backbone = TrellisLayer(
         hidden_units + output_units,
         len(dilations),

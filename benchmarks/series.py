@@ -1,0 +1,120 @@
+"""Windows of a long time series, fed to `fit`: memory and windows per second.
+
+    python -m benchmarks.series            # 10 million rows by 8 columns, from a file of values
+    python -m benchmarks.series --csv      # the same from a CSV file of about 700 MB
+
+A process of its own reads the series and trains a small TCN on windows of 168 rows. It prints the
+rows, the seconds of reading, the windows per second that `fit` took, those that the stream alone
+gives, and the largest resident memory, which includes the pages of the file that are mapped.
+"""
+
+import json
+import pathlib
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Annotated
+
+import numpy as np
+import typer
+
+CHANNELS, WINDOW, HORIZON = 8, 168, 24
+_BLOCK = 100_000
+
+
+def write_values(path: pathlib.Path, rows: int) -> None:
+    """Writes an .npy file of random values."""
+    values = np.lib.format.open_memmap(path, "w+", "float32", (rows, CHANNELS))
+    for block in _blocks(rows):
+        values[block.start : block.stop] = _random(block)
+
+
+def write_csv(path: pathlib.Path, rows: int) -> None:
+    """Writes a CSV file of random values, with a column of times."""
+    with open(path, "w") as file:
+        file.write(",".join(["time", *(f"c{i}" for i in range(CHANNELS))]) + "\n")
+        for block in _blocks(rows):
+            table = np.column_stack([np.arange(block.start, block.stop), _random(block)])
+            np.savetxt(file, table, ["%d", *["%.4f"] * CHANNELS], delimiter=",")
+
+
+def _blocks(rows):
+    return [range(i, min(i + _BLOCK, rows)) for i in range(0, rows, _BLOCK)]
+
+
+def _random(block):
+    rng = np.random.default_rng(block.start)
+    return rng.normal(size=(len(block), CHANNELS)).astype("float32")
+
+
+def measure(path: str, batches: int, batch_size: int) -> None:
+    """Prints the figures of one file as JSON."""
+    from trellis_keras.data import Columns, TimeSeries, WindowStream
+    from trellis_keras.layers import TCN
+    from trellis_keras.models import SequenceRegressor
+
+    begun = time.perf_counter()
+    if path.endswith(".csv"):
+        names = [f"c{i}" for i in range(CHANNELS)]
+        series = TimeSeries.from_csv(path, Columns(names[:1], past=names[1:], time="time"))
+    else:
+        series = TimeSeries(np.load(path, mmap_mode="r"))
+    read = time.perf_counter() - begun
+    train, _, _ = series.split(WINDOW, HORIZON)
+    stream = _first(WindowStream(train, batch_size, shuffle=True), batches)
+    begun = time.perf_counter()
+    for i in range(batches):
+        stream[i]
+    alone = batches * batch_size / (time.perf_counter() - begun)
+    backbone = TCN(4, kernel_size=2, depth=1, return_sequences=False)
+    model = SequenceRegressor(backbone, (HORIZON, 1), normalize=True)
+    model.adapt(series.values[:_BLOCK])
+    model.compile("adam")
+    model.fit(stream, epochs=1, shuffle=False, verbose=0)  # compiles
+    begun = time.perf_counter()
+    model.fit(stream, epochs=1, shuffle=False, verbose=0)
+    fitted = batches * batch_size / (time.perf_counter() - begun)
+    figures = {
+        "rows": len(series.values),
+        "windows": len(train),
+        "read_s": round(read, 1),
+        "stream_windows_per_s": round(alone),
+        "fit_windows_per_s": round(fitted),
+        "memory_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+    }
+    print(json.dumps(figures))
+
+
+def _first(stream, batches):
+    """A stream that ends after some batches."""
+    import keras
+
+    class First(keras.utils.PyDataset):
+        def __len__(self):
+            return min(batches, len(stream))
+
+        def __getitem__(self, index):
+            return stream[index]
+
+    return First()
+
+
+def main(
+    rows: Annotated[int, typer.Option(help="Rows of the series.")] = 10_000_000,
+    csv: Annotated[bool, typer.Option("--csv", help="Read a CSV file.")] = False,
+    batches: Annotated[int, typer.Option(help="Batches that `fit` takes.")] = 400,
+    batch_size: Annotated[int, typer.Option(help="Windows in a batch.")] = 256,
+):
+    """Measure in a process of its own, on files that are removed afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / ("series.csv" if csv else "series.npy")
+        (write_csv if csv else write_values)(path, rows)
+        call = f"measure({str(path)!r}, {batches}, {batch_size})"
+        code = f"from benchmarks.series import measure; {call}"
+        raise SystemExit(subprocess.run([sys.executable, "-c", code]).returncode)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,157 @@
+"""Forecasters: from a CSV file to a report, a picture, a SavedModel and a forecast."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from trellis_keras import zoo
+from trellis_keras.data import TimeSeries
+from trellis_keras.training import run as runs
+from trellis_keras.zoo import comparison, forecasts
+
+SMALL = {"window": 12, "horizon": 4, "filters": 4, "epochs": 1, "batch_size": 16, "seed": 0}
+
+
+def write(path, rows, hidden=0, names="time,load,holiday"):
+    """A load that repeats every 12 hours; the last `hidden` rows have no value yet."""
+    rng = np.random.default_rng(0)
+    moments = np.array("2024-01-01", "datetime64[h]") + np.arange(rows)
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, names.split(","))
+        writer.writeheader()
+        for i, moment in enumerate(moments):
+            load = 1000 + 300 * np.sin(i * np.pi / 6) + rng.normal()
+            known = "" if i >= rows - hidden or i % 37 == 5 else f"{load:.3f}"
+            writer.writerow({"time": str(moment), "load": known, "holiday": i % 24 // 12})
+    return path
+
+
+def options(path, **others):
+    columns = {"targets": ["load"], "future": ["holiday"], "time": "time"}
+    return SMALL | {"data_options": {"path": path, **columns}} | others
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A finished run, which no test may change."""
+    folder = tmp_path_factory.mktemp("forecaster")
+    recipe = zoo.recipe("tcn_forecaster", **options(write(folder / "load.csv", 300)))
+    runs.train(recipe, folder / "run", verbose=0)
+    forecasts.finish(folder / "run", serve=False)
+    return folder / "run"
+
+
+def forecast(trained, path, **options):
+    output = path.with_name("forecast.csv")
+    forecasts.forecast(trained, path, output, **options)
+    with open(output, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_sizes_follow_window_and_horizon():
+    assert zoo.recipe("tcn_forecaster").arguments["depth"] == 6
+    assert zoo.recipe("tcn_forecaster", window=5, horizon=1).arguments["depth"] == 1
+    dilations = zoo.recipe("trellisnet_forecaster").arguments["dilations"]
+    assert dilations == (1, 2, 4, 8, 16, 32, 64, 128)
+    for name in ("tcn_forecaster", "trellisnet_forecaster"):
+        recipe = zoo.recipe(name, window=100, horizon=3, channels=2)
+        model = recipe.build()
+        assert model.backbone.receptive_field >= 100
+        assert model.output_shape == (3, 1) and model.normalize
+    with pytest.raises(ValueError, match="`horizon` must be at most `window`"):
+        zoo.recipe("lru_forecaster", window=3, horizon=4)
+    with pytest.raises(ValueError, match="`kernel_size` must be at least 2"):
+        zoo.recipe("tcn_forecaster", kernel_size=1)
+
+
+@pytest.mark.parametrize("name", ["trellisnet_forecaster", "lru_forecaster"])
+def test_other_nets_take_the_channels_of_the_data(name):
+    model = zoo.get_model(name, window=6, horizon=2, hidden_units=3, channels=4, targets=2)
+    model.adapt(np.random.rand(20, 4))
+    assert model.predict_on_batch(np.zeros((5, 6, 4), "float32")).shape == (5, 2, 2, 3)
+
+
+def test_a_run_takes_its_channels_from_the_data(trained):
+    recipe = zoo.read_recipe(trained)
+    taken = {name: recipe.arguments[name] for name in recipe.from_data}
+    assert taken == {"channels": 2, "targets": 1, "future_channels": 1}
+    assert not {"channels", "future_channels"} & recipe.changes().keys()
+    model = runs.load_best(trained)
+    x = next(iter(recipe.stream(recipe.load_data().test)))[0]
+    assert 300 < np.median(model.predict_on_batch(x)) < 2000  # in the units of the data
+
+
+def test_the_report(trained):
+    results = json.loads((trained / "report.json").read_text())
+    assert results["season"] == 24 and results["step"] == "3600 seconds"
+    figures = results["targets"]["load"]
+    assert set(figures) == {"mae", "rmse", "mase", "naive_mae", "coverage"}
+    assert 0 < figures["naive_mae"] < 3 and figures["mae"] > 0
+    line = forecasts.describe(results)
+    assert line.startswith("load: mean absolute error ") and "in the 10% to 90% band" in line
+    assert (trained / "forecast.png").read_bytes().startswith(b"\x89PNG")
+    evaluated = runs.evaluate(zoo.read_recipe(trained), trained)
+    assert evaluated["mae"] == pytest.approx(figures["mae"], rel=1e-4)
+    assert evaluated["coverage"] == pytest.approx(figures["coverage"], rel=1e-4)
+    assert evaluated["sequences"] == results["test_windows"]
+
+
+def test_a_forecast_of_new_data(trained, tmp_path):
+    path = write(tmp_path / "new.csv", 60, hidden=8)
+    rows = forecast(trained, path)
+    assert list(rows[0]) == ["time", "load_q10", "load_q50", "load_q90"]
+    assert [row["time"] for row in rows] == [f"2024-01-03T{h:02}:00:00" for h in (4, 5, 6, 7)]
+    values = [float(row["load_q50"]) for row in rows]
+    series = TimeSeries.from_csv(path, forecasts.data.Columns("load", future="holiday"))
+    model = runs.load_best(trained)
+    expected = model.forecast(series.values[40:52], 4, series.values[52:56, 1:])
+    np.testing.assert_allclose(values, expected[:, 0, 1], rtol=1e-5)
+    assert len(forecast(trained, path, steps=3)) == 3
+    turned = write(tmp_path / "turned.csv", 60, hidden=8, names="holiday,time,load")
+    assert forecast(trained, turned) == rows
+
+
+def test_new_data_that_do_not_fit(trained, tmp_path):
+    def refused(match, path, **options):
+        with pytest.raises(ValueError, match=match) as error:
+            forecast(trained, path, **options)
+        assert path.name in str(error.value)
+
+    path = tmp_path / "new.csv"
+    refused("a forecast needs 12 rows of the past. Received: 5", write(path, 13, hidden=8))
+    refused("of 4 steps needs 4 rows with holiday after the last.*: 3", write(path, 40, hidden=3))
+    refused("of 9 steps needs 12 rows with holiday", write(path, 40, hidden=8), steps=9)
+    path.write_text("time,laod,holiday\n2024-01-01,1,0\n")
+    refused("has no column 'load'. Did you mean 'laod'", path)
+    moments = np.array("2024-01-01", "datetime64[m]") + 30 * np.arange(60)
+    path.write_text("\n".join(["time,load,holiday", *(f"{moment},1,0" for moment in moments)]))
+    refused("has steps of 1800 seconds; the model was trained on steps of 3600", path)
+
+
+def test_a_constant_series_has_finite_forecasts():
+    train, _, test = TimeSeries(np.full((60, 1), 7.0)).split(12, 4)
+    model = zoo.tcn_forecaster(window=12, horizon=4, filters=4)
+    model.adapt(train.rows())
+    figures = forecasts.report(model, train, test)["targets"]["target 0"]
+    assert figures["mase"] is None and figures["naive_mae"] == 0
+    assert np.isfinite(figures["mae"])
+
+
+def test_wrong_quantiles_and_other_data(tmp_path):
+    path = write(tmp_path / "load.csv", 300)
+    with pytest.raises(ValueError, match="quantiles"):
+        zoo.recipe("tcn_forecaster", **options(path, quantiles=[0.9, 0.1])).build()
+    with pytest.raises(ValueError, match="option"):
+        zoo.recipe("tcn_forecaster", data="text", data_options={"path": path}).load_data()
+
+
+def test_runs_are_compared(trained, tmp_path):
+    header, row = comparison.table([trained])
+    assert header[:5] == ("run", "model", "epochs", "best", "val_loss")
+    assert row[1:4] == ("tcn_forecaster", "1", "1") and "val_coverage" in header
+    comparison.draw([trained, trained], tmp_path / "compare.png")
+    assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(FileNotFoundError, match="holds no run"):
+        comparison.table([tmp_path])

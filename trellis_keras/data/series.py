@@ -1,0 +1,726 @@
+"""Windows of time series: from CSV files, arrays and data frames to batches for `fit`.
+
+    series = TimeSeries.from_csv("load.csv", targets=["load"], time="time")
+    train, valid, test = series.split(window=168, horizon=24)
+    model.adapt(train.rows())
+    model.fit(WindowStream(train, batch_size=64, shuffle=True), shuffle=False)
+
+All values stay in the units of the data; models standardize them. Missing values are NaN, which
+models leave out of their loss and metrics.
+"""
+
+import array
+import csv
+import dataclasses
+import difflib
+import gzip
+import hashlib
+import itertools
+import os
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+import numpy as np
+
+from trellis_keras.data.registry import DataDir, Dataset, register
+from trellis_keras.data.sources import existing
+from trellis_keras.data.streams import Batch, ExampleStream, check_integer
+from trellis_keras.data.text import Shares, check_shares
+
+DEFAULT_SPLIT = (0.7, 0.15, 0.15)
+_ROWS_AT_ONCE = 2**14  # of a CSV file or a frame
+_MISSING = {"", "na", "n/a", "<na>", "nan", "null", "none"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """The columns of a table of time series.
+
+    Args:
+        targets: Names of the columns to forecast, at least one.
+        past: Names of covariates that are known up to the present only. Defaults to `()`.
+        future: Names of covariates that are known in the future too. Defaults to `()`.
+        static: Names of features that do not change within a series. Defaults to `()`.
+        time: Name of the column of times: ISO 8601, or numbers. Defaults to `None`: rows follow
+            each other at equal steps.
+        series: Name of the column that tells several series apart. Defaults to `None`: one series.
+
+    Raises:
+        ValueError: If there is no target, or a name occurs twice.
+    """
+
+    targets: Sequence[str]
+    past: Sequence[str] = ()
+    future: Sequence[str] = ()
+    static: Sequence[str] = ()
+    time: str | None = None
+    series: str | None = None
+
+    def __post_init__(self):
+        for field in ("targets", "past", "future", "static"):
+            names = getattr(self, field)
+            names = (names,) if isinstance(names, str) else tuple(names)
+            object.__setattr__(self, field, names)
+        if not self.targets:
+            raise ValueError("`targets` must name at least one column. Received: none")
+        repeated = sorted({name for name in self.all if self.all.count(name) > 1})
+        if repeated:
+            raise ValueError(f"Each column has one role. Received twice: {', '.join(repeated)}")
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The columns of numbers, in the order of the channels."""
+        return (*self.targets, *self.past, *self.future, *self.static)
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """All columns."""
+        others = (name for name in (self.time, self.series) if name is not None)
+        return (*self.values, *others)
+
+    @property
+    def future_channels(self) -> int:
+        """Number of channels that are known in the future, which are the last ones."""
+        return len(self.future) + len(self.static)
+
+    def find(self, header: Sequence[str], where: str) -> dict[str, int]:
+        """Return {name: position} of all columns in a header.
+
+        Args:
+            header: The names of a table's columns, in any order.
+            where: String, the table's name in the error message.
+
+        Raises:
+            ValueError: If a column is missing, or its name is not unique.
+        """
+        places = {}
+        for name in self.all:
+            if header.count(name) > 1:
+                raise ValueError(f"{where} has {header.count(name)} columns named {name!r}.")
+            if name not in header:
+                close = difflib.get_close_matches(name, header, n=1)
+                hint = f" Did you mean {close[0]!r}?" if close else ""
+                raise ValueError(
+                    f"{where} has no column {name!r}.{hint} Its columns: {', '.join(header)}"
+                )
+            places[name] = list(header).index(name)
+        return places
+
+
+class TimeSeries:
+    """One or more time series, one after the other in an array that may be memory-mapped.
+
+    Args:
+        values: Array (rows, channels): targets first, then covariates of the past, and last those
+            that are known in the future. Missing values are NaN. A float32 array in C order is not
+            copied.
+        targets: Positive integer, number of targets. Defaults to 1.
+        future_channels: Integer, number of channels that are known in the future. Defaults to 0.
+        lengths: Number of rows of each series. Defaults to `None`, one series.
+        times: Array (rows,) of datetime64 or integers, rising by one step within each series.
+            Defaults to `None`: rows follow each other at equal steps.
+        names: Names of the series. Defaults to their numbers.
+        columns: `Columns` of the table, or `None`.
+
+    Raises:
+        ValueError: If an argument is not as described, a target has no values, or a value is
+            infinite.
+
+    Example:
+
+    >>> series = TimeSeries(np.arange(60.0).reshape(30, 2))
+    >>> train, valid, test = series.split(window=4, horizon=2)
+    >>> len(train), len(valid), len(test)
+    (16, 3, 4)
+    >>> x, y, weight = WindowStream(train, batch_size=8)[0]
+    >>> x.shape, y.shape, weight.shape
+    ((8, 4, 2), (8, 2, 1), (8,))
+    """
+
+    def __init__(
+        self,
+        values: np.ndarray,
+        targets: int = 1,
+        future_channels: int = 0,
+        *,
+        lengths: Sequence[int] | None = None,
+        times: np.ndarray | None = None,
+        names: Sequence[str] | None = None,
+        columns: Columns | None = None,
+    ):
+        values = np.asanyarray(values)
+        if values.ndim != 2 or not values.size:
+            raise ValueError(
+                f"`values` must be rank 2, (rows, channels). Received: shape {values.shape}"
+            )
+        if values.dtype.kind not in "biuf":
+            raise ValueError(f"`values` must be numbers. Received: dtype {values.dtype}")
+        self.values = np.ascontiguousarray(values, "float32")  # a view, if it is that already
+        self.targets = check_integer("targets", targets, 1)
+        self.future_channels = check_integer("future_channels", future_channels, 0)
+        if self.targets + self.future_channels > values.shape[1]:
+            raise ValueError(
+                f"`values` must have {self.targets} targets and {self.future_channels} future "
+                f"channels. Received: {values.shape[1]} channels"
+            )
+        self.lengths = tuple([len(values)] if lengths is None else lengths)
+        if sum(self.lengths) != len(values) or min(self.lengths) < 1:
+            raise ValueError(
+                f"`lengths` must be positive and add up to the {len(values)} rows. "
+                f"Received: lengths={list(self.lengths)}"
+            )
+        self.ends = np.cumsum(self.lengths)
+        self.names = tuple(map(str, range(len(self.lengths)) if names is None else names))
+        self.columns = columns
+        self.times = None if times is None else np.asarray(times)
+        self.step = None if times is None else self._common_step()
+        self._check_values()
+
+    @classmethod
+    def from_csv(cls, path: str | os.PathLike, columns: Columns) -> "TimeSeries":
+        """Read a CSV file, whose first line names the columns, in memory that does not grow.
+
+        The values go to a temporary file and are memory-mapped. Empty fields, `NA`, `NaN`, `null`
+        and `none` are missing values. The rows of a series follow one another in the order of
+        time.
+
+        Args:
+            path: The file, with `,`, `;` or tab between fields. Its name may end with `.gz`.
+            columns: `Columns`; the file may have others, in any order.
+
+        Raises:
+            ValueError: If a column is missing or holds text, times do not rise by one step, or the
+                file is not CSV in UTF-8. The message names the line.
+            OSError: If the file cannot be read.
+        """
+        path = Path(path).expanduser()
+        with _open_text(path) as file:
+            try:
+                reader = csv.reader(file, delimiter=_delimiter(file))
+                header = [name.strip() for name in next(reader, [])]
+                places = columns.find(header, str(path))
+                return _read(columns, _csv_blocks(reader, header, places), str(path), line=2)
+            except (UnicodeDecodeError, csv.Error, EOFError, gzip.BadGzipFile) as error:
+                raise ValueError(f"{path} is not CSV in UTF-8: {error}") from error
+
+    @classmethod
+    def from_frame(cls, frame: Any, columns: Columns) -> "TimeSeries":
+        """Take the columns of a data frame of pandas, polars, or of a dict of arrays.
+
+        Args:
+            frame: The table. The index of a pandas frame is not used.
+            columns: `Columns`; the frame may have others, in any order.
+
+        Raises:
+            ValueError: As `from_csv`.
+        """
+        header = list(frame.keys() if isinstance(frame, Mapping) else frame.columns)
+        columns.find(header, "The frame")
+        arrays = {name: np.asarray(frame[name]) for name in columns.all}
+        rows = len(arrays[columns.targets[0]])
+        starts = range(0, rows, _ROWS_AT_ONCE)
+        blocks = (
+            {name: array[start : start + _ROWS_AT_ONCE] for name, array in arrays.items()}
+            for start in starts
+        )
+        return _read(columns, blocks, "The frame", line=0)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        targets: np.ndarray | Sequence[np.ndarray],
+        past: np.ndarray | Sequence[np.ndarray] | None = None,
+        future: np.ndarray | Sequence[np.ndarray] | None = None,
+        static: np.ndarray | Sequence[np.ndarray] | None = None,
+    ) -> "TimeSeries":
+        """Join arrays by role into one. To share the memory of an array, call the constructor.
+
+        Args:
+            targets: Array (time,) or (time, targets), or a list with one for each series.
+            past, future: Arrays (time, covariates) of the same length, or lists of them. Defaults
+                to `None`.
+            static: Array (features,) or, of several series, (series, features). Defaults to `None`.
+
+        Raises:
+            ValueError: If lengths or numbers of series differ.
+        """
+        roles = {"targets": targets, "past": past, "future": future}
+        lists = {name: _columns_of(name, given) for name, given in roles.items()}
+        count = len(lists["targets"])
+        lengths = [len(one) for one in lists["targets"]]
+        if static is not None:
+            features = np.atleast_2d(np.asarray(static, "float32"))
+            if len(features) != count:
+                raise ValueError(
+                    f"`static` must have one row for each of the {count} series. "
+                    f"Received: shape {np.shape(static)}"
+                )
+            pairs = zip(features, lengths, strict=True)
+            lists["static"] = [np.broadcast_to(row, (n, len(row))) for row, n in pairs]
+        given = {name: arrays for name, arrays in lists.items() if arrays}
+        for name, arrays in given.items():
+            if [len(one) for one in arrays] != lengths:
+                raise ValueError(
+                    f"`{name}` must be as long as `targets`, {lengths}. "
+                    f"Received: {[len(one) for one in arrays]}"
+                )
+        values = np.concatenate(
+            [np.concatenate(parts, axis=1) for parts in zip(*given.values(), strict=True)]
+        )
+        future_channels = sum(given[n][0].shape[1] for n in ("future", "static") if n in given)
+        return cls(values, given["targets"][0].shape[1], future_channels, lengths=lengths)
+
+    @property
+    def checksum(self) -> str:
+        """Hexadecimal SHA-256 of values, times and columns."""
+        digest = hashlib.sha256(repr((self.lengths, self.names, self.columns)).encode())
+        digest.update(self.values.data)
+        if self.times is not None:
+            digest.update(self.times.astype("int64").data)
+        return digest.hexdigest()
+
+    def rows(self, i: int) -> slice:
+        """Return the rows of series `i`."""
+        return slice(int(self.ends[i]) - self.lengths[i], int(self.ends[i]))
+
+    def split(
+        self, window: int, horizon: int, *, stride: int = 1, shares: Shares = DEFAULT_SPLIT
+    ) -> tuple["Windows", "Windows", "Windows"]:
+        """Split by time into windows for training, validation and test.
+
+        No value is a target of two parts, and none of the training part comes later than one of the
+        validation part. Windows of a later part may read the rows before it. Several series with
+        times are cut at the same time.
+
+        Args:
+            window: Positive integer, number of rows that a model reads.
+            horizon: Positive integer, number of rows that it forecasts.
+            stride: Positive integer, rows from the start of a window to the next. Defaults to 1.
+            shares: Three positive shares (train, valid, test) of the time. Defaults to
+                `(0.7, 0.15, 0.15)`.
+
+        Raises:
+            ValueError: If an argument is not as described, or a part is too short for a window.
+        """
+        train, valid, _ = check_shares("shares", shares)
+        cuts = [self._cuts(share) for share in (0.0, train, train + valid, 1.0)]
+        parts = []
+        for name, first, last in zip(("train", "valid", "test"), cuts, cuts[1:], strict=False):
+            windows = Windows(self, window, horizon, stride, first, last)
+            if not len(windows):
+                longest = max(b - a for a, b in zip(first, last, strict=True))
+                needed = f"{horizon} rows" if name != "train" else f"{window} + {horizon} rows"
+                raise ValueError(
+                    f"The series are too short: the part {name!r} needs at least {needed} in a "
+                    f"row for window={window}, horizon={horizon}. Received: {longest} at most, of "
+                    f"series of {max(self.lengths)} rows"
+                )
+            parts.append(windows)
+        return parts[0], parts[1], parts[2]
+
+    def _cuts(self, share):
+        """Return the row of each series at a share of the time."""
+        starts = [self.rows(i).start for i in range(len(self.lengths))]
+        if share == 1:
+            return [int(end) for end in self.ends]
+        if self.times is None:
+            pairs = zip(starts, self.lengths, strict=True)
+            return [start + round(share * length) for start, length in pairs]
+        moments = self.times.astype("int64")
+        first, last = moments.min(), moments.max()
+        cut = first + share * (last - first + 1)
+        slices = [self.rows(i) for i in range(len(self.lengths))]
+        return [r.start + int(np.searchsorted(moments[r], cut)) for r in slices]
+
+    def _check_values(self):
+        has_value = np.zeros(self.values.shape[1], bool)
+        for start in range(0, len(self.values), _ROWS_AT_ONCE):
+            block = self.values[start : start + _ROWS_AT_ONCE]
+            if np.isinf(block).any():
+                row, channel = np.argwhere(np.isinf(block))[0]
+                raise ValueError(
+                    f"Values must be finite. Received: {block[row, channel]} in row {start + row} "
+                    f"(counted from 0), {self._channel(channel)}"
+                )
+            has_value |= ~np.isnan(block).all(axis=0)
+        if not has_value.all():
+            empty = [self._channel(i) for i in np.flatnonzero(~has_value)]
+            raise ValueError(f"All values are missing in {', '.join(empty)}.")
+
+    def _channel(self, i):
+        return f"channel {i}" if self.columns is None else f"column {self.columns.values[i]!r}"
+
+    def _common_step(self):
+        """Return the step of all series, or raise."""
+        if self.times.shape != (len(self.values),):
+            raise ValueError(
+                f"`times` must have the shape ({len(self.values)},). "
+                f"Received: shape {self.times.shape}"
+            )
+        is_time = self.times.dtype.kind == "M"
+        candidates = [self.times]
+        if is_time and (self.times.astype("datetime64[M]") == self.times).all():
+            candidates.insert(0, self.times.astype("datetime64[M]"))  # months differ in length
+        for times in candidates:
+            differences = [np.diff(times[self.rows(i)]) for i in range(len(self.lengths))]
+            steps = {step for d in differences if len(d) for step in (d.min(), d.max())}
+            if not steps:
+                return None
+            step = min(steps)
+            if len(steps) == 1 and step > np.zeros((), step.dtype):
+                return step
+        raise ValueError(self._describe_steps())
+
+    def _describe_steps(self):
+        step = None
+        for i, name in enumerate(self.names):
+            rows = self.rows(i)
+            differences = np.diff(self.times[rows])
+            if not len(differences):
+                continue
+            step = differences[0] if step is None else step
+            wrong = np.flatnonzero((differences != step) | (differences.astype("int64") <= 0))
+            if wrong.size:
+                row = rows.start + int(wrong[0]) + 1
+                within = f" of series {name!r}" if len(self.names) > 1 else ""
+                return (
+                    f"Times must rise by one step, {step} here, in each series. Received: "
+                    f"{self.times[row]} after {self.times[row - 1]}{within}. Sort the "
+                    "rows by series and time; rows that are missing need their time and empty "
+                    "values."
+                )
+        raise AssertionError
+
+
+class Windows:
+    """The windows of series whose targets lie in one part of the time. See `TimeSeries.split`.
+
+    Args:
+        series: `TimeSeries`.
+        window: Positive integer, number of rows that a model reads.
+        horizon: Positive integer, at most `window`, number of rows that it forecasts.
+        stride: Positive integer, rows from the start of a window to the next.
+        first, last: The rows of each series where the part starts and ends.
+    """
+
+    def __init__(
+        self,
+        series: TimeSeries,
+        window: int,
+        horizon: int,
+        stride: int,
+        first: Sequence[int],
+        last: Sequence[int],
+    ):
+        self.series = series
+        self.window = check_integer("window", window, 1)
+        self.horizon = check_integer("horizon", horizon, 1)
+        self.stride = check_integer("stride", stride, 1)
+        if horizon > window:
+            raise ValueError(
+                "`horizon` must be at most `window`, in which a model reads the covariates of the "
+                f"whole horizon. Received: window={window}, horizon={horizon}"
+            )
+        self.first, self.last = list(first), list(last)
+        beginnings = [series.rows(i).start for i in range(len(series.lengths))]
+        self._starts = np.maximum(np.array(self.first) - window, beginnings)
+        counts = (np.array(self.last) - window - horizon - self._starts) // stride + 1
+        self._ends = np.cumsum(np.maximum(counts, 0))
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def starts(self, index: np.ndarray) -> np.ndarray:
+        """Return the first row of each of some windows."""
+        which = np.searchsorted(self._ends, index, side="right")
+        before = np.where(which > 0, self._ends[which - 1], 0)
+        return self._starts[which] + (index - before) * self.stride
+
+    def rows(self) -> list[np.ndarray]:
+        """Return the part's rows of each series, (rows, channels), whose statistics a model takes.
+
+        They share the memory of the series.
+        """
+        pairs = zip(self.first, self.last, strict=True)
+        return [self.series.values[a:b] for a, b in pairs if b > a]
+
+    def read(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the inputs and targets of some windows.
+
+        Args:
+            index: Integer array (batch,).
+
+        Returns:
+            A tuple `(x, y)` of float32 arrays. `x`: (batch, window, channels); channels that are
+            known in the future are `horizon` rows ahead. `y`: (batch, horizon, targets).
+        """
+        values, window, horizon = self.series.values, self.window, self.horizon
+        channels = values.shape[1]
+        # A window is a contiguous block of the flat array: a single indexing copies the batch.
+        size = (window + horizon) * channels
+        blocks = np.lib.stride_tricks.sliding_window_view(values.reshape(-1), size)
+        rows = blocks[self.starts(index) * channels].reshape(-1, window + horizon, channels)
+        x, y = rows[:, :window], rows[:, window:, : self.series.targets]
+        if known := self.series.future_channels:
+            x = np.concatenate([x[..., :-known], rows[:, horizon:, -known:]], axis=-1)
+        return np.ascontiguousarray(x), np.ascontiguousarray(y)
+
+    def naive_error(self, season: int) -> np.ndarray:
+        """Return the mean absolute error of the seasonal naive forecast, (targets,).
+
+        The forecast of a row is the last value that is known a whole number of seasons before.
+
+        Args:
+            season: Positive integer, number of rows after which the series repeat.
+        """
+        season = check_integer("season", season, 1)
+        targets = self.series.values[:, : self.series.targets]
+        total, count = np.zeros(self.series.targets), np.zeros(self.series.targets)
+        for i, counted in enumerate(np.diff(self._ends, prepend=0)):
+            beginning = self.series.rows(i).start
+            for ahead in range(self.horizon):
+                lag = season * (ahead // season + 1)
+                first = int(self._starts[i]) + self.window + ahead
+                # The windows before this one would look behind the start of the series.
+                skipped = max(-(-(beginning + lag - first) // self.stride), 0)
+                if skipped >= counted:
+                    continue
+                first += skipped * self.stride
+                last = first + (int(counted) - skipped - 1) * self.stride + 1
+                now = targets[first : last : self.stride]
+                errors = np.abs(now - targets[first - lag : last - lag : self.stride])
+                total += np.nansum(errors, axis=0, dtype="float64")
+                count += np.count_nonzero(~np.isnan(errors), axis=0)
+        return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+
+
+class WindowStream(ExampleStream):
+    """Batches `(x, y, weight)` of windows of time series.
+
+    - `x`: float32 (batch_size, window, channels);
+    - `y`: float32 (batch_size, horizon, targets), NaN where a value is missing;
+    - `weight`: float32 (batch_size,), 0 for windows that only fill up the last batch.
+
+    All batches have the same shape, so XLA compiles once. They are read from the series, which may
+    be memory-mapped, as they are needed. Order and epochs are as in `SequenceStream`.
+
+    Args:
+        windows: `Windows`.
+        batch_size: Positive integer, number of windows in a batch.
+        seed: Nonnegative integer, determines the order. Defaults to 0.
+        shuffle: Boolean, whether each epoch has an order of its own. Defaults to `False`.
+    """
+
+    def __init__(self, windows: Windows, batch_size: int, seed: int = 0, shuffle: bool = False):
+        self.windows = windows
+        dtype = "int32" if len(windows) < 2**31 else "int64"
+        super().__init__([np.arange(len(windows), dtype=dtype)], batch_size, seed, shuffle)
+
+    @property
+    def sequences_counted(self) -> int:
+        """Number of windows in one epoch."""
+        return len(self.windows)
+
+    def _batch(self, group, rows, counts) -> Batch:
+        return *self.windows.read(rows.astype("int64")), counts
+
+
+@register(citation="time series of your own", licence="the terms of the file")
+def series(
+    data_dir: DataDir,
+    *,
+    path: str | os.PathLike,
+    targets: Sequence[str],
+    window: int,
+    horizon: int,
+    past: Sequence[str] = (),
+    future: Sequence[str] = (),
+    static: Sequence[str] = (),
+    time: str | None = None,
+    series: str | None = None,
+    stride: int = 1,
+    split: Shares = DEFAULT_SPLIT,
+) -> Dataset:
+    """Windows of the time series in a CSV file of the user's own."""
+    columns = Columns(targets, past, future, static, time, series)
+    places = [Path(path).expanduser()]
+    if data_dir is not None:
+        places.append(Path(data_dir).expanduser() / places[0].name)
+    found = next(filter(None, map(existing, places)), None)
+    if found is None:
+        raise FileNotFoundError(f"There is no file {' or '.join(map(str, places))}.")
+    table = TimeSeries.from_csv(found, columns)
+    parts = table.split(window, horizon, stride=stride, shares=split)
+    return Dataset(
+        "series",
+        *parts,
+        checksum=table.checksum,
+        make_stream=WindowStream,
+        model_arguments={
+            "channels": table.values.shape[1],
+            "targets": table.targets,
+            "future_channels": table.future_channels,
+        },
+    )
+
+
+# Reading
+
+
+def _open_text(path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return open(path, encoding="utf-8-sig", newline="")
+
+
+def _delimiter(file):
+    """Return the character between the names of the first line, and go back to its start."""
+    line = file.readline()
+    file.seek(0)
+    return max(",;\t", key=line.count)
+
+
+def _csv_blocks(reader, header, places) -> Iterator[dict[str, Sequence[str]]]:
+    """Yield {name: texts} of some rows at a time."""
+    while lines := list(itertools.islice(reader, _ROWS_AT_ONCE)):
+        rows = [row for row in lines if row]  # without empty lines
+        wrong = next((row for row in rows if len(row) != len(header)), None)
+        if wrong is not None:
+            number = reader.line_num - len(lines) + 1 + lines.index(wrong)
+            raise csv.Error(
+                f"line {number} has {len(wrong)} fields, and the first line {len(header)}"
+            )
+        if not rows:
+            continue
+        fields = list(zip(*rows, strict=True))
+        yield {name: fields[place] for name, place in places.items()}
+
+
+def _read(columns: Columns, blocks: Iterable[Mapping[str, Any]], where, line) -> TimeSeries:
+    """Write the values of blocks to a temporary file, and map it into memory.
+
+    Args:
+        columns: `Columns`.
+        blocks: Dicts from the name of a column to its values in some rows.
+        where, line: Name of the table, and number of its first row, in error messages.
+    """
+    moments = array.array("q")
+    names: list[str] = []
+    lengths: list[int] = []
+    is_date = True
+    rows = 0
+    file: BinaryIO
+    with tempfile.TemporaryFile() as file:
+        for block in blocks:
+            count = len(block[columns.targets[0]])
+            values = np.empty((count, len(columns.values)), "float32")
+            for i, name in enumerate(columns.values):
+                values[:, i] = _numbers(block[name], f"{where}: column {name!r}", line + rows)
+            file.write(values.data)
+            if columns.time is not None:
+                label = f"{where}: column {columns.time!r}"
+                times, is_date = _moments(block[columns.time], label, line + rows)
+                moments.frombytes(times.tobytes())
+            if columns.series is not None:
+                _count_series(block[columns.series], names, lengths)
+            rows += count
+        if not rows:
+            raise ValueError(f"{where} has no rows.")
+        file.flush()
+        shape = (rows, len(columns.values))
+        values = np.memmap(file, "float32", "r", shape=shape)
+    if len(set(names)) < len(names):
+        again = next(name for i, name in enumerate(names) if name in names[:i])
+        raise ValueError(
+            f"{where}: the rows of a series must follow one another. Received: {again!r} again "
+            "after another one. Sort the rows by series and time."
+        )
+    times = None
+    if columns.time is not None:
+        times = np.frombuffer(moments, "int64")
+        times = times.view("datetime64[s]") if is_date else times
+    try:
+        return TimeSeries(
+            values,
+            len(columns.targets),
+            columns.future_channels,
+            lengths=lengths or None,
+            times=times,
+            names=names or None,
+            columns=columns,
+        )
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _numbers(texts, label, line):
+    """Return texts or numbers as float32, NaN where they are missing."""
+    if isinstance(texts, np.ndarray) and texts.dtype.kind in "biuf":
+        return texts
+    try:
+        return np.fromiter(map(float, texts), "float32", len(texts))
+    except (TypeError, ValueError):
+        numbers = np.empty(len(texts), "float32")
+        for i, text in enumerate(texts):
+            try:
+                is_missing = text is None or str(text).strip().lower() in _MISSING
+                numbers[i] = np.nan if is_missing else float(text)
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"{label} must hold numbers. Received: {text!r} in row {line + i}"
+                ) from None
+        return numbers
+
+
+def _moments(texts, label, line):
+    """Return times as int64, and whether they are dates, which count seconds."""
+    if isinstance(texts, np.ndarray) and texts.dtype.kind in "iu":
+        return texts.astype("int64"), False
+    try:
+        if isinstance(texts, np.ndarray) and texts.dtype.kind == "M":
+            dates = texts.astype("datetime64[s]")
+        else:
+            words = [str(text).strip().removesuffix("Z") for text in texts]
+            if all(word.lstrip("-").isdecimal() for word in words):
+                return np.array(words, "int64"), False
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # NumPy converts time zones to UTC
+                dates = np.array(words, "datetime64[s]")
+        missing = np.flatnonzero(np.isnat(dates))
+        if missing.size:
+            raise ValueError(f"no time in row {line + int(missing[0])}")
+    except ValueError as error:
+        raise ValueError(
+            f"{label} must hold times such as 2024-01-31 13:00, or integers. Received, in the rows "
+            f"from {line} on: {error}"
+        ) from error
+    return dates.astype("int64"), True
+
+
+def _count_series(block, names, lengths):
+    """Add the rows of a block to the series' lengths."""
+    for name, group in itertools.groupby(map(str, block)):
+        count = sum(1 for _ in group)
+        if names and names[-1] == name:
+            lengths[-1] += count
+        else:
+            names.append(name)
+            lengths.append(count)
+
+
+def _columns_of(name, given):
+    """Return arrays (time, columns) of float32, one for each series."""
+    if given is None:
+        return []
+    arrays = [given] if hasattr(given, "ndim") else list(given)
+    arrays = [np.asarray(one, "float32") for one in arrays]
+    arrays = [one[:, None] if one.ndim == 1 else one for one in arrays]
+    if not arrays or any(one.ndim != 2 for one in arrays):
+        raise ValueError(
+            f"`{name}` must be an array (time, columns), or a list of them. "
+            f"Received: shapes {[one.shape for one in arrays]}"
+        )
+    return arrays

@@ -1,0 +1,78 @@
+"""Several runs side by side: a table, and a picture of their validation losses."""
+
+import math
+import os
+from collections.abc import Sequence
+
+from trellis_keras.files import atomic_write
+from trellis_keras.training import run as runs
+from trellis_keras.training.monitors import read_history
+
+
+def table(folders: Sequence[str | os.PathLike]) -> list[tuple[str, ...]]:
+    """Returns a header, and a row for each run: epochs, and the figures of its best epoch.
+
+    Args:
+        folders: Folders of runs.
+
+    Raises:
+        FileNotFoundError: A folder holds no run, or no epoch has finished.
+        ValueError: A file is damaged.
+    """
+    found = []
+    for folder in folders:
+        name, history = runs.read_settings(folder)["name"], _history(folder)
+        best = min(history, key=lambda row: (math.isnan(row["val_loss"]), row["val_loss"]))
+        found.append((str(folder), name, history, best))
+    metrics = dict.fromkeys(
+        key for *_, best in found for key in best if key.startswith("val_") and key != "val_loss"
+    )
+    header = ("run", "model", "epochs", "best", "val_loss", *metrics)
+    rows = [
+        (
+            folder,
+            name,
+            str(len(history)),
+            f"{best['epoch']:.0f}",
+            *(f"{best[key]:.5g}" if key in best else "-" for key in ("val_loss", *metrics)),
+        )
+        for folder, name, history, best in found
+    ]
+    return [header, *rows]
+
+
+def draw(folders: Sequence[str | os.PathLike], path: str | os.PathLike) -> None:
+    """Draws the validation losses of runs by epoch into a PNG file.
+
+    Args:
+        folders: Folders of runs.
+        path: The file.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    for folder in folders:
+        history = _history(folder)
+        epochs = [row["epoch"] for row in history]
+        marker = "o" if len(history) == 1 else None
+        axes.plot(epochs, [row["val_loss"] for row in history], label=str(folder), marker=marker)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("validation loss")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, dpi=120, format="png")
+
+
+def _history(folder):
+    """The rows of a run's history, with NaN where an epoch has no such value."""
+    path = runs.recipe_path(folder).with_name("history.csv")
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} has no history: the run has not finished an epoch yet.")
+    rows = read_history(path)
+    if not rows:
+        raise FileNotFoundError(f"{folder} has no history: the run has not finished an epoch yet.")
+    return [{key: float(value or "nan") for key, value in row.items()} for row in rows]

@@ -1,0 +1,201 @@
+"""Forecasters of a user's own time series. No paper has them; their sizes are ours.
+
+Window and horizon size the nets: the receptive field reaches over the window.
+
+    trellis-keras train tcn_forecaster --csv load.csv --target load --horizon 24 --output runs/load
+"""
+
+from typing import Any
+
+from trellis_keras.layers import LRU, TCN, TrellisLayer, depth_for
+from trellis_keras.models import SequenceRegressor
+from trellis_keras.zoo.recipe import Training
+from trellis_keras.zoo.registry import register, sub_seed
+
+__all__ = ["lru_forecaster", "tcn_forecaster", "trellisnet_forecaster"]
+
+_SERIES: dict[str, Any] = {
+    "data": "series",
+    "metric": "mae",
+    "channels": 1,  # as many as the data have
+    "data_arguments": ("window", "horizon"),
+    "jit_compile": None,
+    "training": Training(
+        optimizer="adam",
+        learning_rate=2e-3,
+        clip_norm=1.0,
+        batch_size=64,
+        epochs=30,
+        schedule="patience",
+        decay_factor=0.3,
+        decay_window=2,
+        stop_patience=5,
+    ),
+}
+
+
+def _regressor(backbone, horizon, quantiles, targets, future_channels, dropout, seed):
+    return SequenceRegressor(
+        backbone,
+        output_shape=(horizon, targets),
+        quantiles=quantiles,
+        future_channels=future_channels,
+        normalize=True,
+        output_dropout=dropout,
+        seed=seed,
+    )
+
+
+def _check_horizon(window, horizon):
+    if horizon > window:
+        raise ValueError(
+            f"`horizon` must be at most `window`. Received: horizon={horizon}, window={window}"
+        )
+
+
+def _resolve_tcn(window, horizon, kernel_size, **_):
+    _check_horizon(window, horizon)
+    return {"depth": depth_for(window, kernel_size)}
+
+
+@register(**_SERIES, resolve=_resolve_tcn)
+def tcn_forecaster(
+    window: int = 168,
+    horizon: int = 24,
+    kernel_size: int = 3,
+    depth: int | None = None,
+    filters: int = 32,
+    dropout: float = 0.0,
+    quantiles: tuple[float, ...] | None = (0.1, 0.5, 0.9),
+    channels: int = 1,
+    targets: int = 1,
+    future_channels: int = 0,
+    seed: int | None = 0,
+) -> SequenceRegressor:
+    """TCN that forecasts your time series, 37K parameters for a week and a day of hours.
+
+    Inputs and outputs are in the units of the data, whose statistics are saved with the model.
+
+    Args:
+        window: Positive integer, number of past steps to read.
+        horizon: Positive integer, at most `window`, number of steps to forecast.
+        kernel_size: Integer of 2 or more, taps of the convolutions.
+        depth: Positive integer, number of blocks, of dilations 1, 2, 4, ... Defaults to what
+            reaches over the window.
+        filters: Positive integer, channels of each block.
+        dropout: Dropout rate after each convolution, and before the outputs.
+        quantiles: Increasing floats between 0 and 1, the quantiles to forecast. None: one value.
+        channels: Positive integer, channels of the input. A run takes it from its data, as
+            `targets` and `future_channels`.
+        targets: Positive integer, how many of the first channels to forecast.
+        future_channels: Integer, how many of the last channels are known in the future.
+        seed: Seed of weights, dropouts and the order of windows. None: other weights each time.
+        weights: None, or path of a weights file.
+        dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
+        jit_compile: Whether XLA compiles the training step. None: Keras decides.
+
+    Returns:
+        A compiled `SequenceRegressor`.
+    """
+    assert depth is not None  # from `_resolve_tcn`
+    backbone = TCN(
+        filters,
+        kernel_size,
+        depth,
+        dropout=dropout,
+        return_sequences=False,
+        seed=sub_seed(seed, 10),
+        name="tcn",
+    )
+    return _regressor(backbone, horizon, quantiles, targets, future_channels, dropout, seed)
+
+
+def _resolve_trellisnet(window, horizon, kernel_size, **_):
+    _check_horizon(window, horizon)
+    if kernel_size < 2:
+        raise ValueError(f"`kernel_size` must be at least 2. Received: {kernel_size}")
+    dilations = [1]
+    while 1 + (kernel_size - 1) * sum(dilations) < window:
+        dilations.append(2 * dilations[-1])
+    return {"dilations": tuple(dilations)}
+
+
+@register(**_SERIES, resolve=_resolve_trellisnet)
+def trellisnet_forecaster(
+    window: int = 168,
+    horizon: int = 24,
+    kernel_size: int = 2,
+    dilations: tuple[int, ...] | None = None,
+    hidden_units: int = 64,
+    dropout: float = 0.0,
+    quantiles: tuple[float, ...] | None = (0.1, 0.5, 0.9),
+    channels: int = 1,
+    targets: int = 1,
+    future_channels: int = 0,
+    seed: int | None = 0,
+) -> SequenceRegressor:
+    """TrellisNet that forecasts your time series, 38K parameters for a week and a day of hours.
+
+    Args:
+        dilations: Dilation of each level. Defaults to 1, 2, 4, ..., as many as reach over the
+            window.
+        hidden_units: Positive integer, channels of each level.
+        dropout: Variational dropout rate of h in the convolution, and dropout rate before the
+            outputs.
+        **: As in `tcn_forecaster`.
+
+    Returns:
+        A compiled `SequenceRegressor`.
+    """
+    assert dilations is not None  # from `_resolve_trellisnet`
+    backbone = TrellisLayer(
+        hidden_units,
+        len(dilations),
+        kernel_size=kernel_size,
+        dilation_rate=list(dilations),
+        dropout=dropout,
+        return_sequences=False,
+        seed=sub_seed(seed, 10),
+        name="trellis",
+    )
+    return _regressor(backbone, horizon, quantiles, targets, future_channels, dropout, seed)
+
+
+def _resolve_lru(window, horizon, **_):
+    _check_horizon(window, horizon)
+    return {}
+
+
+@register(**_SERIES, resolve=_resolve_lru)
+def lru_forecaster(
+    window: int = 168,
+    horizon: int = 24,
+    layers: int = 1,
+    hidden_units: int = 48,
+    dropout: float = 0.0,
+    quantiles: tuple[float, ...] | None = (0.1, 0.5, 0.9),
+    channels: int = 1,
+    targets: int = 1,
+    future_channels: int = 0,
+    seed: int | None = 0,
+) -> SequenceRegressor:
+    """Lattice Recurrent Unit that forecasts your time series, 32K parameters for a day of hours.
+
+    Args:
+        layers: Positive integer, number of layers.
+        hidden_units: Positive integer, number of units.
+        dropout: Dropout rate before the outputs.
+        **: As in `tcn_forecaster`.
+
+    Returns:
+        A compiled `SequenceRegressor`.
+    """
+    backbone = LRU(
+        hidden_units,
+        depth=layers,
+        input_projection=True,
+        return_sequences=False,
+        seed=sub_seed(seed, 10),
+        name="lru",
+    )
+    return _regressor(backbone, horizon, quantiles, targets, future_channels, dropout, seed)
