@@ -223,7 +223,7 @@ def test_streaming_of_two_cells_per_node():
     check_streaming(made(make, (2, 4, 3)), noise(2, 4, 3))
 
 
-@both
+@pytest.mark.both_backends(slow=True)
 @exact
 def test_kernels_with_masks_and_states():
     mask = np.array([[1, 1, 0, 1, 1], [0, 1, 1, 1, 0], [0] * 5], bool)
@@ -246,7 +246,7 @@ def test_equals_keras_rnn_of_its_cells():
         assert_close(ours, theirs)
 
 
-@both
+@pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize("cells_per_node", [1, pytest.param(2, marks=slow_elsewhere)])
 def test_masked_steps_keep_the_state_and_repeat_the_output(cells_per_node):
     make = functools.partial(LRU, 4, cells_per_node=cells_per_node, return_state=True)

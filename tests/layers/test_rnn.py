@@ -59,7 +59,7 @@ CELLS = {
 cells = pytest.mark.parametrize("name", CELLS)
 
 
-@both
+@pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize(
     "name",
     ["grid_lstm", *(pytest.param(n, marks=pytest.mark.slow_elsewhere) for n in ("rhn", "lru"))],
@@ -123,7 +123,7 @@ def test_half_precision(name):
         np.testing.assert_allclose(ops.cast(found, "float32"), expected, atol=0.05)
 
 
-@both
+@pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize("name", slow_but(CELLS, "lru"))
 def test_nothing_is_random_in_inference(name):
     make = functools.partial(CELLS[name], dropout=0.4, recurrent_dropout=0.4)

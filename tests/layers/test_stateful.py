@@ -92,6 +92,7 @@ def test_states_are_float32_in_mixed_precision(make, training, monkeypatch):
     assert {state.dtype for state in layer.state_cache.variables} == {"float32"}
 
 
+@pytest.mark.both_backends(slow=True)
 @each
 def test_mixed_precision_in_a_model_of_float32(make):
     x = keras.Input(batch_shape=(2, 5, CHANNELS))
@@ -100,6 +101,7 @@ def test_mixed_precision_in_a_model_of_float32(make):
     assert not np.allclose(predict(model, 2), predict(model, 2))
 
 
+@pytest.mark.both_backends(slow=True)
 def test_variables_of_a_model_have_paths_of_their_own():
     layers = [trellis(), lattice(), trellis()]
     model = model_of(*layers)

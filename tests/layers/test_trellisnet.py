@@ -432,6 +432,7 @@ def test_half_precision_keeps_states_and_weight_gradients_in_full(unroll, fused)
             assert np.linalg.norm(a - b) < 0.03 * np.linalg.norm(b)
 
 
+@pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize("policy", ["bfloat16", "float16"])
 def test_half_precision_of_the_weights_too(policy):
     layer = made(maker(dropout=0.4, weight_norm=True), (3, 12, CHANNELS), dtype=policy)

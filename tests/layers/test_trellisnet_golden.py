@@ -52,6 +52,7 @@ def test_core(case, golden, assert_close):
         assert_close(gradient, reference[name][:, :, 0], "gradient", name)
 
 
+@pytest.mark.both_backends(slow=True)
 @pytest.mark.parametrize("case", AUX)
 def test_auxiliary_outputs(case, golden, assert_close):
     arrays = golden(f"trellis_core_{case}")

@@ -180,6 +180,7 @@ def sums_of_all_texts(model, prompt, length, stop):
     return ids, np.where(ended, 0.0, log_probs).sum(axis=1)
 
 
+@pytest.mark.slow
 @both_backends(slow=True)
 @pytest.mark.parametrize("stop", [pytest.param(None, marks=pytest.mark.slow_elsewhere), 2])
 def test_beam_search_with_all_beams_is_exhaustive(stop):

@@ -193,6 +193,7 @@ def test_outputs_of_consecutive_segments(case, golden, assert_close):
             assert_close(ops.convert_to_numpy(state), reference, "output", f"memory {segment}")
 
 
+@pytest.mark.both_backends(slow=True)
 @cases
 def test_losses_and_gradients_of_consecutive_segments(case, golden, assert_close):
     fixture, backbone, layout = CASES[case]

@@ -288,7 +288,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_training(tmp_path)
 # Restoring
 
 
-@pytest.mark.both_backends
+@pytest.mark.both_backends(slow=True)
 def test_restore_for_evaluation(tmp_path):
     trained = two_epochs(tmp_path)
     expected = trained.evaluate(*data(), verbose=0)

@@ -141,6 +141,7 @@ def test_a_run_that_a_time_limit_ends_goes_on(tmp_path, monkeypatch, capsys):
     assert_same_end(run, tmp_path / "whole", 4)
 
 
+@pytest.mark.slow
 def test_a_run_that_a_rule_has_ended_is_finished(tmp_path):
     stopping = {"stop_patience": 1, "stop_min_delta": 100.0, "stop_against": "previous"}
     run = tiny_run(tmp_path, epochs=3, **stopping)
