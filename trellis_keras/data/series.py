@@ -134,7 +134,7 @@ class TimeSeries:
     >>> series = TimeSeries(np.arange(60.0).reshape(30, 2))
     >>> train, valid, test = series.split(window=4, horizon=2)
     >>> len(train), len(valid), len(test)
-    (16, 3, 4)
+    (16, 4, 3)
     >>> x, y, weight = WindowStream(train, batch_size=8)[0]
     >>> x.shape, y.shape, weight.shape
     ((8, 4, 2), (8, 2, 1), (8,))
