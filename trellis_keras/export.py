@@ -119,7 +119,8 @@ def export(
             f"PolyphonicModel. Received: {model!r}"
         )
     if not model.built:
-        shape = "None, None" + ", channels" * isinstance(model, SequenceModel)
+        has_channels = isinstance(model, SequenceModel) and model.embedding is None
+        shape = "None, None" + ", channels" * has_channels
         raise ValueError(f"Build the model before exporting it: model.build(({shape})).")
     path = pathlib.Path(path).expanduser()
     if format == "saved_model":
@@ -499,8 +500,11 @@ def _streams(model):
 
 def _sequence_endpoints(model):
     model.check_adapted()
-    channels = model.input_spec.axes[-1]
-    output = model.compute_output_shape((None, None, channels))[1 + model.per_step :]
+    # Numbers, or token ids.
+    dtype, channels = "int32", ()
+    if model.embedding is None:
+        dtype, channels = "float32", (model.input_spec.axes[-1],)
+    output = model.compute_output_shape((None, None, *channels))[1 + model.per_step :]
     name, activation = "predictions", keras.activations.linear
     if isinstance(model, SequenceClassifier):
         name = "probabilities"
@@ -516,7 +520,7 @@ def _sequence_endpoints(model):
         return {name: activation(model(inputs, training=False))}
 
     steps = ("batch", "time") if model.per_step else ("batch",)
-    inputs = {"inputs": _Field("float32", ("batch", "time", channels))}
+    inputs = {"inputs": _Field(dtype, ("batch", "time", *channels))}
     found = [_Endpoint(serving_default, inputs, {name: _Field("float32", (*steps, *output))})]
     if not _streams(model):
         return found
@@ -527,7 +531,7 @@ def _sequence_endpoints(model):
         outputs, after = model.step(inputs, cache.pack(tensors))
         return {name: activation(outputs), **cache.flatten(after)}
 
-    inputs = {"inputs": _Field("float32", ("batch", channels)), **cache.fields}
+    inputs = {"inputs": _Field(dtype, ("batch", *channels)), **cache.fields}
     outputs = {name: _Field("float32", ("batch", *output)), **cache.fields}
     return [*found, cache.endpoint(), _Endpoint(step, inputs, outputs)]
 

@@ -731,8 +731,8 @@ def _with_backbone(model, backbone):
     build_config = {k: v for k, v in model.get_build_config().items() if k != "frozen"}
     new.build_from_config(build_config)
     for name in ("embedding", "head"):
-        if hasattr(model, name):
-            part, its_copy = getattr(model, name), getattr(new, name)
+        part, its_copy = getattr(model, name, None), getattr(new, name, None)
+        if part is not None:
             its_copy.set_weights(part.get_weights())
             its_copy.trainable = part.trainable
     return new

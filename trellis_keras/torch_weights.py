@@ -219,8 +219,9 @@ def _read(path):
 def _of_ends(model):
     """What a model has around its backbone: the embedding and the head."""
     found, output = [], "linear"
-    if isinstance(model, LanguageModel):
+    if model.embedding is not None:
         found.append(Parameter(model.embedding.embeddings, ("encoder.weight",), np.asarray))
+    if isinstance(model, LanguageModel):
         output = "decoder"
     head = model.head
     found.append(Parameter(head.bias, (f"{output}.bias",), np.asarray))

@@ -5,11 +5,12 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
 from trellis_keras.layers import streaming
 from trellis_keras.layers.base import FrozenPartsMixin
 from trellis_keras.models.saved_files import check_file
-from trellis_keras.types import Cache
+from trellis_keras.types import Cache, Tensor
 
 
 class BackboneModel(FrozenPartsMixin, keras.Model):
@@ -105,6 +106,36 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
             f"Received: {self.name}"
         )
 
+    # Saving
+
+    def save_to_preset(self, preset: str | os.PathLike) -> None:
+        """Saves the model as a folder that `zoo.from_preset` loads: a preset, as in KerasHub.
+
+        A preset has the architecture, the weights, and what the model keeps with them, such as a
+        vocabulary, class names and statistics of its data. It has no optimizer: compile the loaded
+        model to train it. `keras.saving.load_model` reads it, too.
+
+        Args:
+            preset: A folder, which is made if need be, or `"hf://user/model"`: a repository on
+                Hugging Face, to which Keras uploads (it needs the package `huggingface_hub` and
+                your login).
+
+        Raises:
+            ValueError: If the model is not built.
+
+        Example:
+
+        >>> model = zoo.trellisnet_char(depth=2, hidden_units=4, embedding_dim=4)
+        >>> model.save_to_preset("my_preset")
+        >>> zoo.from_preset("my_preset").count_params() == model.count_params()
+        True
+        """
+        streaming.check_built(self)
+        copy = type(self).from_config(self.get_config())
+        copy.build_from_config(self.get_build_config())
+        copy.set_weights(self.get_weights())
+        keras.saving.save_model(copy, preset, zipped=False)
+
     # Streaming
 
     def initial_cache(self, batch_size: int) -> Cache:
@@ -127,6 +158,32 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
         stream = streaming.as_stream(self.backbone)
         streaming.check_built(self)
         return stream
+
+
+def token_ids(tokens: Tensor) -> Tensor:
+    """Returns tokens as an integer tensor that can be compared with any vocabulary's size.
+
+    Raises:
+        ValueError: If the tokens are not integers.
+    """
+    tokens = ops.convert_to_tensor(tokens)
+    dtype = keras.backend.standardize_dtype(tokens.dtype)
+    if not keras.backend.is_int_dtype(dtype):
+        raise ValueError(f"Tokens must be integers. Received: dtype {dtype}")
+    return tokens if dtype in ("int32", "int64") else ops.cast(tokens, "int32")
+
+
+def embed(embedding: keras.layers.Embedding, tokens: Tensor) -> Tensor:
+    """Returns the embedding of tokens (...), NaN for ids outside its vocabulary.
+
+    Raises:
+        ValueError: If the tokens are not integers.
+    """
+    tokens = token_ids(tokens)
+    # On some backends a lookup outside the vocabulary finds another token.
+    is_token = (tokens >= 0) & (tokens < embedding.input_dim)
+    embedded = embedding(ops.where(is_token, tokens, 0))
+    return ops.where(is_token[..., None], embedded, np.nan)
 
 
 def serialize_unbuilt(layer: keras.Layer) -> dict:

@@ -107,19 +107,6 @@ def _embed(model, tokens, shape):
     return model.embed(tokens)
 
 
-def token_ids(tokens: Tensor) -> Tensor:
-    """Returns tokens as an integer tensor that can be compared with any vocabulary's size.
-
-    Raises:
-        ValueError: If the tokens are not integers.
-    """
-    tokens = ops.convert_to_tensor(tokens)
-    dtype = keras.backend.standardize_dtype(tokens.dtype)
-    if not keras.backend.is_int_dtype(dtype):
-        raise ValueError(f"Tokens must be integers. Received: dtype {dtype}")
-    return tokens if dtype in ("int32", "int64") else ops.cast(tokens, "int32")
-
-
 # What a model writes
 
 

@@ -26,7 +26,9 @@ from trellis_keras.models.base import (
     BackboneModel,
     check_no_class_weight,
     check_rank,
+    embed,
     serialize_unbuilt,
+    token_ids,
 )
 from trellis_keras.models.saved_files import saved_tokens
 from trellis_keras.types import Cache, Initializer, Logs, Shape, Tensor
@@ -255,7 +257,7 @@ class LanguageModel(BackboneModel):
         Raises:
             ValueError: If the tokens are not integers.
         """
-        tokens = generation.token_ids(tokens)
+        tokens = token_ids(tokens)
         within = ops.clip(tokens, 0, self.vocabulary_size - 1)
         x = self.embedding_dropout(self.embed(tokens), within, training=training)
         x = self.input_dropout(x, training=training)
@@ -277,11 +279,7 @@ class LanguageModel(BackboneModel):
         Raises:
             ValueError: If the tokens are not integers.
         """
-        tokens = generation.token_ids(tokens)
-        # On some backends a lookup outside the vocabulary finds another token.
-        is_token = (tokens >= 0) & (tokens < self.vocabulary_size)
-        embedded = self.embedding(ops.where(is_token, tokens, 0))
-        return ops.where(is_token[..., None], embedded, np.nan)
+        return embed(self.embedding, tokens)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return (*input_shape, self.vocabulary_size)

@@ -43,13 +43,14 @@ _MAX_DEPTH = 100
 
 
 def load_model(path: str | os.PathLike, compile: bool = True) -> keras.Model:
-    """Load the model of a `.keras` file of any origin.
+    """Load a model of any origin, from a `.keras` file or from a folder with its parts.
 
     Like `keras.saving.load_model` in safe mode, this runs no code from the file. Besides, it reads
     no other file, and takes no more memory than a model with as many weights as the file has.
 
     Args:
-        path: The file.
+        path: The file, or a folder with config.json and model.weights.h5, which
+            `keras.saving.save_model(..., zipped=False)` and `save_to_preset` write.
         compile: Boolean, whether to compile the model as it was. Defaults to `True`.
 
     Returns:
@@ -60,18 +61,20 @@ def load_model(path: str | os.PathLike, compile: bool = True) -> keras.Model:
             that do not exist.
         OSError: If it cannot be read.
     """
-    with open(path, "rb") as file:
-        try:
-            with open_archive(file) as archive:
-                _check_model(archive)
-            return keras.saving.load_model(path, compile=compile)
-        # A configuration calls constructors, which may raise anything.
-        except Exception as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # the disk failed, not the file
-            raise ValueError(
-                f"{path} is damaged, or not a model of this version: {error}"
-            ) from error
+    path = pathlib.Path(path)
+    try:
+        if path.is_dir():
+            _check_model(*_open_folder(path))
+        else:
+            with open(path, "rb") as file, open_archive(file) as archive:
+                size = sum(member.file_size for member in archive.infolist())
+                _check_model(_read_config(archive), _count_stored(archive), size)
+        return keras.saving.load_model(path, compile=compile)
+    # A configuration calls constructors, which may raise anything.
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk failed, not the file
+        raise ValueError(f"{path} is damaged, or not a model of this version: {error}") from error
 
 
 def check_file(path: str | os.PathLike) -> None:
@@ -134,16 +137,29 @@ def _name_damaged(path):
 
 
 def _read_config(archive):
-    config = json.loads(archive.read(_CONFIG))
+    return _parse_config(archive.read(_CONFIG))
+
+
+def _open_folder(folder):
+    """Return configuration, number of weights and bytes of a model in a folder."""
+    files = [folder / _CONFIG, folder / _WEIGHTS]
+    for file in files:
+        if not file.is_file():  # Keras would open a pipe, too
+            raise ValueError(f"it holds no file {file.name}")
+    with open(files[1], "rb") as weights:
+        stored = _count_numbers(weights)
+    size = sum(file.stat().st_size for file in files)
+    return _parse_config(files[0].read_bytes()), stored, size
+
+
+def _parse_config(text):
+    config = json.loads(text)
     if not isinstance(config, dict) or not isinstance(config.get("config"), dict):
         raise ValueError(f"its {_CONFIG} holds no configuration")
     return config
 
 
-def _check_model(archive):
-    config = _read_config(archive)
-    stored = _count_stored(archive)
-    size = sum(member.file_size for member in archive.infolist())
+def _check_model(config, stored, size):
     compiled = config.pop("compile_config", None) or {}
     metrics = [compiled.get("metrics"), compiled.get("weighted_metrics")]
     for part, largest in ((config, max(size, _ANY_FILE)), (metrics, _ANY_METRIC)):

@@ -12,6 +12,7 @@ from keras.src.backend.common.masking import set_keras_mask
 from trellis_keras.layers.base import (
     at_least_float32,
     check_positive,
+    check_tokens,
     resolve_mask,
     shapes_match,
     sub_seed,
@@ -21,6 +22,7 @@ from trellis_keras.models.base import (
     BackboneModel,
     check_no_class_weight,
     check_rank,
+    embed,
     serialize_unbuilt,
 )
 from trellis_keras.models.losses import (
@@ -64,6 +66,8 @@ class SequenceModel(BackboneModel):
             (`return_sequences=False`), or with `per_step` to (batch, time, hidden).
         units: Positive integer, number of outputs.
         per_step: Boolean, whether there are outputs for each step.
+        embedding: `keras.layers.Embedding` for inputs that are token ids (batch, time). Defaults to
+            `None`.
         normalize: Boolean, whether the model standardizes its inputs, with the statistics that
             `adapt` takes from the training data. Defaults to `False`.
         input_dropout: Float in [0, 1), rate of dropped inputs. Defaults to 0.
@@ -80,6 +84,7 @@ class SequenceModel(BackboneModel):
         units: int,
         *,
         per_step: bool,
+        embedding: keras.layers.Embedding | None = None,
         normalize: bool = False,
         input_dropout: float = 0.0,
         output_dropout: float = 0.0,
@@ -95,11 +100,14 @@ class SequenceModel(BackboneModel):
                 "Sequences are independent of each other: the backbone must have stateful=False. "
                 f"Received: {backbone}"
             )
+        if embedding is not None and normalize:
+            raise ValueError("Token ids are not normalized: `embedding` needs normalize=False.")
         if kernel_initializer is None:
             kernel_initializer = keras.initializers.GlorotUniform(
                 seed=sub_seed(seed, "SequenceModel", "head")
             )
         policy = self.dtype_policy
+        self.embedding = embedding
         self.backbone = backbone
         self.per_step = per_step
         self.normalize = normalize
@@ -124,13 +132,30 @@ class SequenceModel(BackboneModel):
         self.supports_masking = True
         self._has_own_loss = False
 
+    @property
+    def input_dtype(self) -> str:
+        """The dtype of the inputs in the signature that Keras' export derives."""
+        return self.compute_dtype if self.embedding is None else "int32"
+
     def build(self, input_shape: Shape) -> None:
-        if len(input_shape) != 3 or input_shape[-1] is None:
-            raise ValueError(
-                f"{self.name} takes inputs (batch, time, channels) with a known number of "
-                f"channels. Received: shape {tuple(input_shape)}"
-            )
-        inputs = (None, None, input_shape[-1])
+        if self.embedding is not None:
+            if len(input_shape) != 2:
+                raise ValueError(
+                    f"{self.name} has an embedding: it takes token ids (batch, time). "
+                    f"Received: shape {tuple(input_shape)}"
+                )
+            if not self.embedding.built:
+                self.embedding.build((None, None))
+            inputs = (None, None, self.embedding.output_dim)
+            self.input_spec = keras.layers.InputSpec(ndim=2)
+        else:
+            if len(input_shape) != 3 or input_shape[-1] is None:
+                raise ValueError(
+                    f"{self.name} takes inputs (batch, time, channels) with a known number of "
+                    f"channels. Received: shape {tuple(input_shape)}"
+                )
+            inputs = (None, None, input_shape[-1])
+            self.input_spec = keras.layers.InputSpec(ndim=3, axes={-1: input_shape[-1]})
         if self.input_normalization is not None and not self.input_normalization.built:
             self.input_normalization.build(inputs)
         if not self.backbone.built:
@@ -149,16 +174,19 @@ class SequenceModel(BackboneModel):
                 f"with outputs of shape {tuple(hidden)}"
             )
         self.head.build(hidden)
-        self.input_spec = keras.layers.InputSpec(ndim=3, axes={-1: input_shape[-1]})
 
     def call(self, inputs: Tensor, training: bool = False, mask: Tensor = None) -> Tensor:
-        x = self.input_dropout(self._normalized(inputs), training=training)
+        if mask is None and self.embedding is not None:
+            mask = self.embedding.compute_mask(inputs)
+        x = self.input_dropout(self._features(inputs), training=training)
         masked = {} if mask is None else {"mask": mask}
         hidden = self.backbone(x, training=training, **masked)
         return self._outputs(self.output_dropout(hidden, training=training))
 
-    def _normalized(self, inputs):
+    def _features(self, inputs):
         """The backbone's inputs, of the compute dtype."""
+        if self.embedding is not None:
+            return ops.cast(embed(self.embedding, inputs), self.compute_dtype)
         if self.input_normalization is not None:
             inputs = self.input_normalization(inputs)
         return ops.cast(inputs, self.compute_dtype)
@@ -171,6 +199,8 @@ class SequenceModel(BackboneModel):
         return None  # the outputs already have the backbone's mask
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
+        if self.embedding is not None:
+            input_shape = (*input_shape, self.embedding.output_dim)
         return self.head.compute_output_shape(self.backbone.compute_output_shape(input_shape))
 
     def compute_output_spec(
@@ -386,6 +416,10 @@ class SequenceModel(BackboneModel):
             self._check_weights(sample_weight)
 
     def _check_inputs(self, x):
+        if self.embedding is not None:
+            check_rank("x", x, "(batch, time)")
+            check_tokens(x, self.embedding.input_dim)
+            return
         check_rank("x", x, "(batch, time, channels)")
         channels = self.input_spec.axes[-1] if self.built else x.shape[-1]
         if x.shape[-1] != channels:
@@ -418,7 +452,7 @@ class SequenceModel(BackboneModel):
         """Reads one step of each row, with constant work per step.
 
         Args:
-            x: Tensor (batch, channels).
+            x: Tensor (batch, channels), or token ids (batch,) of a model with an embedding.
             cache: What `initial_cache`, `step` or `prefill` returned.
 
         Returns:
@@ -428,11 +462,11 @@ class SequenceModel(BackboneModel):
         Raises:
             ValueError: As `initial_cache`, or if x and cache do not fit.
         """
-        hidden, cache = self.stream().step(self._normalized(x), cache)
+        hidden, cache = self.stream().step(self._features(x), cache)
         return self._outputs(hidden), cache
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """Reads a segment x (batch, time, channels) at once.
+        """Reads a segment, which is what a call takes, at once.
 
         Returns:
             The outputs (batch, time, units), and the cache after the last step.
@@ -453,7 +487,7 @@ class SequenceModel(BackboneModel):
         The outputs of a last-step model at a step are what they would be if the sequence ended
         there.
         """
-        hidden, cache = self.stream().prefill(self._normalized(x), cache)
+        hidden, cache = self.stream().prefill(self._features(x), cache)
         return self._outputs(hidden), cache
 
     # Serialization
@@ -496,6 +530,8 @@ class SequenceClassifier(SequenceModel):
         activation: `None` for logits, or `"softmax"` for probabilities. Defaults to `None`.
         class_names: Sequence of strings, the names of the classes, which are saved with the model.
             `fit` and `evaluate` take arrays of names as labels then. Defaults to `None`.
+        embedding: `keras.layers.Embedding` for inputs that are token ids (batch, time), with
+            `mask_zero=True` if id 0 is padding. Defaults to `None`.
         normalize: Boolean, whether the model standardizes its inputs, see `adapt`. Defaults to
             `False`.
         input_dropout: Float in [0, 1), rate of dropped inputs, each by itself. Defaults to 0.
@@ -506,7 +542,7 @@ class SequenceClassifier(SequenceModel):
         seed: Integer seed of the dropouts and the default initializer. Defaults to `None`.
 
     Call arguments:
-        inputs: Tensor (batch, time, channels).
+        inputs: Tensor (batch, time, channels), or with an `embedding` token ids (batch, time).
         training: Whether dropout is active.
         mask: Boolean (batch, time), False where a step is padding. The backbone must take it. For
             a mask that comes with the data, put a `keras.layers.Masking` first in a
@@ -541,6 +577,7 @@ class SequenceClassifier(SequenceModel):
         per_step: bool = False,
         activation: str | None = None,
         class_names: Sequence[str] | None = None,
+        embedding: keras.layers.Embedding | None = None,
         **kwargs: Any,
     ) -> None:
         (num_classes,) = check_positive(num_classes=num_classes)
@@ -554,7 +591,14 @@ class SequenceClassifier(SequenceModel):
                 raise ValueError(
                     f"`class_names` must be {num_classes} different names. Received: {class_names}"
                 )
-        super().__init__(backbone, num_classes, per_step=per_step, activation=activation, **kwargs)
+        super().__init__(
+            backbone,
+            num_classes,
+            per_step=per_step,
+            activation=activation,
+            embedding=embedding,
+            **kwargs,
+        )
         self.num_classes = num_classes
         self.activation = activation
         self.class_names = class_names
@@ -632,7 +676,13 @@ class SequenceClassifier(SequenceModel):
             "per_step": self.per_step,
             "activation": self.activation,
             "class_names": None if self.class_names is None else list(self.class_names),
+            "embedding": self.embedding and serialize_unbuilt(self.embedding),
         }
+
+    @classmethod
+    def from_config(cls, config: dict) -> "SequenceClassifier":
+        embedding = keras.saving.deserialize_keras_object(config.get("embedding"))
+        return super().from_config({**config, "embedding": embedding})
 
 
 @keras.saving.register_keras_serializable("trellis_keras")

@@ -3,6 +3,7 @@
 from trellis_keras.zoo import forecasters, lru, tcn, trellisnet
 from trellis_keras.zoo.forecasters import *  # noqa: F403
 from trellis_keras.zoo.lru import *  # noqa: F403
+from trellis_keras.zoo.presets import from_preset
 from trellis_keras.zoo.recipe import Recipe, Training
 from trellis_keras.zoo.registry import (
     get_model,
@@ -18,6 +19,7 @@ from trellis_keras.zoo.trellisnet import *  # noqa: F403
 __all__ = [
     "Recipe",
     "Training",
+    "from_preset",
     "get_model",
     "list_models",
     "published_recipe",

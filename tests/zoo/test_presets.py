@@ -1,0 +1,221 @@
+"""Presets: models as folders, and classifiers on pretrained backbones."""
+
+import json
+import os
+import shutil
+import sys
+import types
+
+import keras
+import numpy as np
+import pytest
+from keras.src.saving import saving_lib
+
+from tests.support.hostile_hdf5 import HOSTILE, replace_array
+from trellis_keras import zoo
+from trellis_keras.data import Vocabulary
+from trellis_keras.layers import TCN, TrellisLayer
+from trellis_keras.models import LanguageModel, SequenceClassifier, SequenceRegressor
+
+TOKENS = np.array([[0, 3, 1, 2], [2, 2, 1, 0]])
+SERIES = np.random.default_rng(0).normal(size=(2, 9, 3)).astype("float32")
+
+
+def language_model(seed=0):
+    backbone = TrellisLayer(6, 3, output_units=4, aux_every=1, return_aux=True)
+    vocabulary = Vocabulary("abcd", "character")
+    model = LanguageModel(4, 4, backbone, vocabulary=vocabulary, aux_weight=0.1, seed=seed)
+    model.build((None, None))
+    return model
+
+
+def forecaster():
+    backbone = TCN(4, 2, 2, return_sequences=False)
+    model = SequenceRegressor(backbone, (2, 1), quantiles=(0.1, 0.5, 0.9), normalize=True)
+    model.adapt(SERIES)
+    return model
+
+
+def text_classifier(seed=0):
+    embedding = keras.layers.Embedding(4, 3, mask_zero=True)
+    backbone = TCN(4, 2, 2, return_sequences=False)
+    model = SequenceClassifier(
+        backbone, 2, embedding=embedding, class_names=["bad", "good"], seed=seed
+    )
+    model.build((None, None))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs"),
+    [(language_model, TOKENS), (forecaster, SERIES), (text_classifier, TOKENS)],
+)
+@pytest.mark.both_backends(slow=True)
+def test_a_preset_is_the_model(tmp_path, make, inputs):
+    model = make()
+    model.compile("adam")
+    model.save_to_preset(tmp_path / "preset")
+    (tmp_path / "preset" / "README.md").write_text("A model card may lie beside it.")
+    expected = model(inputs)
+    for load in (zoo.from_preset, keras.saving.load_model):
+        loaded = load(tmp_path / "preset")
+        np.testing.assert_array_equal(loaded(inputs), expected)
+        assert type(loaded) is type(model) and loaded.get_config() == model.get_config()
+        assert not loaded.compiled
+
+
+def test_an_unbuilt_model_is_no_preset(tmp_path):
+    with pytest.raises(ValueError, match="is not built"):
+        SequenceClassifier(TCN(2, 2, 1), 2).save_to_preset(tmp_path)
+
+
+def test_models_of_the_zoo_are_presets():
+    model = zoo.from_preset("tcn_adding/T=200")
+    assert model.compiled
+    published = zoo.tcn_adding(T=200, weights="pretrained")
+    np.testing.assert_array_equal(model.get_weights()[-2], published.get_weights()[-2])
+
+
+@pytest.mark.parametrize("preset", ["tcn_ptb", "tcn_adding/T=3", "nothing/here"])
+def test_unknown_presets(preset):
+    with pytest.raises(ValueError, match=f"or one of .*tcn_adding/T=200, .*Received: '{preset}'"):
+        zoo.from_preset(preset)
+
+
+def test_hugging_face(tmp_path, monkeypatch):
+    """Keras uploads; what is downloaded is checked like any folder."""
+    hub = {}
+
+    class Api:
+        def __init__(self, **_):
+            pass
+
+        def create_repo(self, name, exist_ok):
+            return types.SimpleNamespace(repo_id=name)
+
+        def upload_folder(self, repo_id, folder_path, commit_message):
+            hub[repo_id] = shutil.copytree(folder_path, tmp_path / "hub")
+
+    def download(repository, allow_patterns):
+        assert "config.json" in allow_patterns and "model.weights.h5" in allow_patterns
+        return str(hub[repository])
+
+    module = types.SimpleNamespace(HfApi=Api, snapshot_download=download)
+    monkeypatch.setattr(saving_lib, "huggingface_hub", module)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+    model = text_classifier()
+    model.save_to_preset("hf://someone/reviews")
+    np.testing.assert_array_equal(zoo.from_preset("hf://someone/reviews")(TOKENS), model(TOKENS))
+    (hub["someone/reviews"] / "model.weights.h5").unlink()
+    with pytest.raises(ValueError, match="it holds no file model.weights.h5"):
+        zoo.from_preset("hf://someone/reviews")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ImportError, match="pip install huggingface-hub"):
+        zoo.from_preset("hf://someone/reviews")
+
+
+# Files from elsewhere
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sound")
+    text_classifier().save_to_preset(folder)
+    return folder
+
+
+@pytest.fixture
+def altered(sound, tmp_path):
+    return shutil.copytree(sound, tmp_path / "altered")
+
+
+def test_sizes_in_a_folder_are_checked_before_anything_is_made(altered):
+    config = json.loads((altered / "config.json").read_text())
+    for value, message in ((10**12, "is too large"), (5_000, "would have .* weights, but it")):
+        config["config"]["backbone"]["config"]["filters"] = value
+        (altered / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ValueError, match=f"altered is damaged, .*{message}"):
+            zoo.from_preset(altered)
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=lambda function: function.__name__)
+def test_weights_in_a_folder_lead_nowhere(altered, tmp_path, monkeypatch, hostile):
+    path = altered / "model.weights.h5"
+    replace_array(path, "embedding/vars/0", hostile, tmp_path / "secret.h5")
+    monkeypatch.setattr(keras.saving, "load_model", None)
+    with pytest.raises(ValueError, match=f"altered .*{HOSTILE[hostile]}"):
+        zoo.from_preset(altered)
+
+
+def test_a_pipe_is_not_opened(altered):
+    (altered / "config.json").unlink()
+    os.mkfifo(altered / "config.json")
+    with pytest.raises(ValueError, match="it holds no file config.json"):
+        zoo.from_preset(altered)
+
+
+# Classifiers
+
+
+def test_a_classifier_on_a_language_model(tmp_path):
+    model = language_model(seed=1)
+    model.backbone.trainable = False
+    model.save_to_preset(tmp_path)
+    classifier = zoo.from_preset(tmp_path, num_classes=2, class_names=["no", "yes"])
+    assert not classifier.backbone.trainable and classifier.embedding.trainable
+    np.testing.assert_allclose(
+        classifier.backbone(classifier.embedding(TOKENS)),
+        model.encode(TOKENS)["hidden"][:, -1],
+        rtol=1e-6,
+    )
+    assert classifier.class_names == ["no", "yes"]
+
+
+def test_a_classifier_on_a_normalized_series(tmp_path):
+    model = forecaster()
+    model.save_to_preset(tmp_path)
+    classifier = zoo.from_preset(tmp_path, num_classes=5)
+    assert classifier(SERIES).shape == (2, 5)
+    classifier.check_adapted()
+    np.testing.assert_array_equal(
+        classifier.input_normalization.mean, model.input_normalization.mean
+    )
+
+
+def test_what_no_classifier_is_made_of(tmp_path):
+    model = SequenceRegressor(
+        keras.Sequential([TCN(2, 2, 1, return_sequences=False), keras.layers.Dense(2)])
+    )
+    model.build((None, None, 1))
+    model.save_to_preset(tmp_path)
+    with pytest.raises(ValueError, match="the argument `return_sequences`. Received: .*Sequential"):
+        zoo.from_preset(tmp_path, num_classes=2)
+    with pytest.raises(ValueError, match=r"\['class_names'\] are for a classifier"):
+        zoo.from_preset(tmp_path, class_names=["a", "b"])
+
+
+@pytest.mark.both_backends(slow=True)
+def test_token_ids_of_a_classifier():
+    model = text_classifier()
+    model.compile("adam", jit_compile=False, run_eagerly=True)
+    for x, message in (
+        (TOKENS + 1, r"Token ids must lie in \[0, 4\). Received: 4"),
+        (TOKENS[..., None], r"`x` must have axes \(batch, time\)"),
+        (TOKENS + 0.5, "must be integers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.fit(x, np.array([0, 1]), verbose=0)
+    assert np.isnan(model(np.array([[1, 4]]))).all()
+    with pytest.raises(ValueError, match=r"it takes token ids \(batch, time\)"):
+        text = SequenceClassifier(TCN(2, 2, 1), 2, embedding=keras.layers.Embedding(4, 3))
+        text.build((None, None, 3))
+    with pytest.raises(ValueError, match="`embedding` needs normalize=False"):
+        SequenceClassifier(TCN(2, 2, 1), 2, embedding=text.embedding, normalize=True)
+    assert model.fit(TOKENS, np.array(["good", "bad"]), verbose=0).history["loss"][0] > 0
+    cache = model.initial_cache(2)
+    for tokens in TOKENS.T + 1 - TOKENS.T // 3:
+        logits, cache = model.step(tokens, cache)
+    np.testing.assert_allclose(model(TOKENS + 1 - TOKENS // 3), logits, rtol=1e-5)
+    # Id 0 is padding.
+    padded = np.array([[2, 1, 0, 0]])
+    np.testing.assert_allclose(model(padded), model(padded[:, :2]), rtol=1e-6)

@@ -1,0 +1,116 @@
+"""Pretrained models by the name of a preset, and classifiers on their backbones."""
+
+import os
+import pathlib
+from typing import Any
+
+import keras
+
+from trellis_keras.models import LanguageModel, SequenceClassifier
+from trellis_keras.models.base import BackboneModel
+from trellis_keras.models.saved_files import load_model
+from trellis_keras.zoo import registry, results
+
+_HUGGING_FACE = "hf://"
+# What a preset consists of; a repository may have more.
+_FILES = ["config.json", "metadata.json", "model.weights.h5", "assets/*"]
+
+
+def from_preset(
+    preset: str | os.PathLike, *, num_classes: int | None = None, **options: Any
+) -> keras.Model:
+    """Returns a pretrained model, or a classifier on a pretrained backbone.
+
+    Args:
+        preset: One of
+
+            - the name of a model of the zoo with published weights
+              (`zoo.list_models(pretrained=True)`), or of a setting, such as `"tcn_adding/T=200"`;
+            - a folder that `model.save_to_preset` wrote;
+            - `"hf://user/model"`, a repository on Hugging Face with the files of such a folder.
+
+            Files from elsewhere are checked before Keras loads them, see docs/untrusted_input.md.
+        num_classes: Positive integer for a `SequenceClassifier` of whole sequences: the preset's
+            backbone (of a language model also its embedding) and a new head. Defaults to `None`,
+            the preset's own model.
+        **options: Further arguments of the `SequenceClassifier`, such as `class_names`.
+
+    Returns:
+        The model. A model of the zoo is compiled; compile any other before training it.
+
+    Raises:
+        ValueError: There is no such preset, its files are damaged, or its backbone cannot return
+            the last step alone.
+        ImportError: `huggingface_hub` is not installed, and the preset starts with `"hf://"`.
+
+    Examples:
+
+    >>> model = zoo.from_preset("tcn_adding/T=200")
+    >>> classifier = zoo.from_preset("trellisnet_char", num_classes=2)
+    >>> classifier.backbone.trainable = False  # trains the head alone
+    >>> classifier.compile("adam")
+    """
+    if options and num_classes is None:
+        raise ValueError(f"{sorted(options)} are for a classifier: give `num_classes`, too.")
+    model = _load(preset)
+    return model if num_classes is None else _classifier(model, num_classes, options)
+
+
+def _load(preset):
+    runs = [run for run in results.all_runs() if run.has_weights]
+    published = {f"{run.model}/{run.setting}".rstrip("/"): run for run in runs}
+    if isinstance(preset, str) and preset in published:
+        run = published[preset]
+        return registry.published_recipe(run.model, run.setting).build(weights="pretrained")
+    if isinstance(preset, str) and preset.startswith(_HUGGING_FACE):
+        return load_model(_download(preset.removeprefix(_HUGGING_FACE)))
+    folder = pathlib.Path(preset).expanduser()
+    if not folder.is_dir():
+        raise ValueError(
+            "`preset` must be a folder, 'hf://user/model', or one of "
+            f"{', '.join(published)}. Received: {preset!r}"
+        )
+    return load_model(folder)
+
+
+def _download(repository):
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise ImportError(
+            "Presets on Hugging Face need the package huggingface_hub: pip install huggingface-hub"
+        ) from error
+    return huggingface_hub.snapshot_download(repository, allow_patterns=_FILES)
+
+
+def _classifier(model, num_classes, options):
+    """Returns a `SequenceClassifier` with the weights of a model's backbone."""
+    old = getattr(model, "backbone", None)
+    config = {} if old is None else old.get_config()
+    if not isinstance(model, BackboneModel) or "return_sequences" not in config:
+        raise ValueError(
+            "A classifier needs a model of trellis_keras whose backbone has the argument "
+            f"`return_sequences`. Received: {model.name} with the backbone {old!r}"
+        )
+    # What a classifier of whole sequences asks of its backbone.
+    wanted = {
+        "return_sequences": False,
+        "return_state": False,
+        "return_aux": False,
+        "stateful": False,
+        "output_length": None,
+    }
+    config |= {name: value for name, value in wanted.items() if name in config}
+    options = {"backbone": type(old).from_config(config), "num_classes": num_classes, **options}
+    if isinstance(model, LanguageModel):
+        embedding = type(model.embedding).from_config(model.embedding.get_config())
+        options["embedding"] = embedding
+    elif model.normalize:
+        options["normalize"] = True
+    classifier = SequenceClassifier(**options)
+    classifier.build(model.get_build_config()["input_shape"])
+    for part in ("embedding", "input_normalization", "backbone"):
+        new = getattr(classifier, part)
+        if new is not None:
+            new.set_weights(getattr(model, part).get_weights())
+    return classifier
