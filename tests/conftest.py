@@ -16,13 +16,15 @@ import pathlib
 # Before Keras, JAX or TensorFlow are imported for the first time.
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# Tiny nets that are compiled and run once: LLVM's optimizations would take half of the tests' time.
-# `XLA_FLAGS= pytest` runs with them.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# Tiny nets that are compiled and run once: most of the tests' time would go into optimizing them.
+# `XLA_FLAGS= pytest` runs with all optimizations.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_use_fusion_emitters=false",
+)
 # Without it JAX computes in float32 while the variables still say float64.
 os.environ["JAX_ENABLE_X64"] = "1"
-
-import gc  # noqa: E402
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
@@ -81,18 +83,22 @@ def _set_floatx(name):
     keras.config.set_dtype_policy(name)
 
 
+_memory_of_the_last_collection = 0
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _free_memory():
-    """Lets go of compiled functions when they have added up to gigabytes."""
+    """Frees compiled functions when they have added up to half a gigabyte."""
+    global _memory_of_the_last_collection
     yield
-    if _resident_memory() < 2 * 2**30:
+    if _resident_memory() < _memory_of_the_last_collection + 2**29:
         return
-    keras.utils.clear_session(free_memory=True)
     if ON_JAX:
         import jax
 
         jax.clear_caches()
-    gc.collect()
+    keras.utils.clear_session(free_memory=True)
+    _memory_of_the_last_collection = _resident_memory()
 
 
 def _resident_memory():

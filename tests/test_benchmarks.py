@@ -7,6 +7,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from benchmarks import __main__ as main
 from benchmarks import compiled
@@ -55,8 +56,8 @@ def test_weights_are_arguments_of_what_xla_compiles(monkeypatch):
 
 
 def test_unknown_cases_are_named():
-    done = benchmarks("run", "nothing")
-    assert done.returncode == 2 and "nothing" in done.stderr
+    done = CliRunner().invoke(main.app, ["run", "nothing"])
+    assert done.exit_code == 2 and "nothing" in done.stderr
 
 
 def test_workers_end_with_who_started_them():

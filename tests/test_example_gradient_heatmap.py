@@ -83,6 +83,7 @@ class Batches(keras.utils.PyDataset):
         return X[2 * index : 2 * index + 2], Y[2 * index : 2 * index + 2]
 
 
+@pytest.mark.slow
 @pytest.mark.both_backends(slow=True)
 def test_the_heatmap(model, tmp_path):
     rows, norms = train(model, Batches(), epochs=2, batches=2)

@@ -1,5 +1,7 @@
 """The memory account's arithmetic."""
 
+import pytest
+
 from tests.support.processes import run_script
 
 SOURCE = """
@@ -22,5 +24,6 @@ print(memory.markdown({"machine": {"cores": 2}, "rows": rows, "parts": parts, "t
 """
 
 
+@pytest.mark.slow
 def test_parts_are_differences_between_the_reports():
     assert "1.00 GiB at most before it and 2.00 GiB in it" in run_script(SOURCE)

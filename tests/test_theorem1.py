@@ -11,6 +11,7 @@ from keras import layers, ops
 
 from tests.support.gradients import value_and_gradients
 from tests.support.layer_checks import TENSORFLOW, noise, randomize
+from tests.support.parameters import SLOW_ON_JAX, slow_but
 from trellis_keras.layers import StackedRNN, TrellisLayer
 from trellis_keras.models import LanguageModel, SequenceClassifier
 from trellis_keras.theorem1 import TruncatedRNN, to_dense, to_rnn, to_trellis
@@ -106,8 +107,8 @@ def check_network(cell, widths, biased, truncation, seed):
     assert_same(run(to_rnn(trellis), x), run(stack, x))
 
 
+@pytest.mark.parametrize("cell", slow_but(LAYERS, "lstm", mark=SLOW_ON_JAX))
 @everywhere
-@each_cell
 def test_exact_at_every_step(cell, floatx):
     """With the most layers and with biases, which the start levels of the groups are for."""
     check_network(cell, [2, 4, 1, 3], [True, False, True, True], truncation=3, seed=1)

@@ -106,6 +106,7 @@ def test_errors_with_and_without_start_levels(monkeypatch):
     assert error < 1e-5 and without > 1e-2
 
 
+@pytest.mark.slow
 def test_the_benchmark_compares_equal_functions():
     model = theorem1.lstm(4)
     x = np.random.default_rng(0).normal(size=(2, 9, 4)).astype("float32")

@@ -212,6 +212,7 @@ def test_the_input_is_projected_to_the_units():
         assert layer.get_config()["input_projection"] is option
 
 
+@pytest.mark.slow
 def test_last_step_with_xla():
     options = {"variant": "rg", "convention": "authors", "return_sequences": False}
     make = functools.partial(LRU, 3, 3, seed=1, **options)

@@ -79,6 +79,7 @@ def test_checks():
         streaming.check_cache(layer, [np.zeros((2, CHANNELS))], expected)
 
 
+@pytest.mark.both_backends(slow=True)
 @pytest.mark.float64
 def test_a_stack_streams_through_layers_that_treat_each_step_by_itself():
     statistics = {"mean": [1.0, 2.0, 3.0], "variance": [4.0, 5.0, 6.0]}

@@ -89,9 +89,12 @@ VARIANTS = {
         "output_length": 6,
     },
 }
+OTHERS = set(VARIANTS) - {"lstm", "groups"}
 
 
-@pytest.mark.parametrize("variant", slow_but(VARIANTS, "lstm", "groups"))
+@pytest.mark.parametrize(
+    "variant", ["lstm", pytest.param("groups", marks=SLOW_ON_JAX), *slow_but(OTHERS)]
+)
 def test_layer(variant):
     check_layer(maker(**VARIANTS[variant]), (2, 9, CHANNELS))
 
@@ -246,7 +249,7 @@ def test_kernels_equal_the_plain_pass(name, floatx, loops):
 @only_tensorflow
 @pytest.mark.parametrize(
     "name",
-    slow_but(["dilation cycle", "user", "masked", "groups", "condition"], "masked", "groups"),
+    slow_but(["dilation cycle", "user", "masked", "groups", "condition"], "masked"),
 )
 def test_under_xla_with_unknown_batch(name, floatx, loops, monkeypatch):
     monkeypatch.setattr(mixed_group, "is_worthwhile", lambda groups: True)
@@ -263,8 +266,15 @@ def test_groups_by_themselves(floatx, loops, monkeypatch):
 
 @in_double
 @only_tensorflow
-@pytest.mark.parametrize("how, rematerialize", [("graph", True), ("xla", False)])
-@pytest.mark.parametrize("name", ["chop", "last step"])
+@pytest.mark.parametrize(
+    "name, how, rematerialize",
+    [
+        ("chop", "graph", True),
+        ("last step", "xla", False),
+        pytest.param("chop", "xla", False, marks=pytest.mark.slow),
+        pytest.param("last step", "graph", True, marks=pytest.mark.slow),
+    ],
+)
 def test_fused_loop(name, how, rematerialize, floatx, loops, monkeypatch):
     from trellis_keras.kernels import depth_loop_tf
 
@@ -358,7 +368,7 @@ FASTEST = "eager" if TENSORFLOW else "graph"
 @pytest.mark.both_backends(slow=True)
 @in_double
 @settings(
-    max_examples=12 if TENSORFLOW else 3,
+    max_examples=8 if TENSORFLOW else 3,
     deadline=None,
     derandomize=True,
     suppress_health_check=QUIET,
@@ -759,6 +769,7 @@ def test_stream_equals_forward(options, plain, floatx, monkeypatch):
         check_streaming(layer, x, 6, initial_state=initial)
 
 
+@pytest.mark.slow
 @pytest.mark.both_backends(slow=True)
 @in_double
 def test_300_steps_equal_the_forward_pass(floatx):

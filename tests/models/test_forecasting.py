@@ -17,7 +17,7 @@ from trellis_keras.models import (
 from trellis_keras.models.losses import without_missing
 from trellis_keras.models.saved_files import load_model
 
-pytestmark = pytest.mark.both_backends
+pytestmark = pytest.mark.both_backends(slow=True)
 
 QUANTILES = (0.1, 0.5, 0.9)
 WINDOW, HORIZON, SEASON = 16, 4, 8

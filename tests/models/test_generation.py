@@ -11,6 +11,7 @@ from keras import ops
 
 from tests.support.generation import SIZE, make, rerun_greedily
 from tests.support.layer_checks import assert_close, compiled
+from tests.support.parameters import slow_but
 from trellis_keras.data import Vocabulary
 from trellis_keras.layers import TrellisLayer, streaming
 from trellis_keras.models import LanguageModel, generation
@@ -298,8 +299,8 @@ def test_lengths_share_compiled_functions():
         assert function.experimental_get_tracing_count() == 1
 
 
-@both_backends
-@pytest.mark.parametrize("sampler", ["greedy", "random", "contrastive"])
+@both_backends(slow=True)
+@pytest.mark.parametrize("sampler", slow_but(["greedy", "random", "contrastive"], "greedy"))
 def test_long_prompts_are_read_in_segments(sampler):
     model = make()
     prompts = np.random.default_rng(0).integers(0, SIZE, (2, 109))

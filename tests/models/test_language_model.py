@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+from tests.support.parameters import slow_but
 from tests.support.processes import run_script
 from trellis_keras.data import TokenStream, Vocabulary
 from trellis_keras.layers import (
@@ -250,7 +251,7 @@ def test_carried_states_make_one_text_of_its_segments():
 
 
 @both_backends
-@with_and_without_xla
+@pytest.mark.parametrize("jit_compile", [True] if JAX else slow_but([False, True], False))
 def test_training_reads_the_states_resets_them_and_ignores_a_validation(jit_compile):
     """The learning rate is next to nothing, so that losses are those of an evaluation."""
     tokens = random_tokens(81)
@@ -619,7 +620,7 @@ def test_a_compiled_step_gives_nan_outside_the_vocabulary():
 
 
 @both_backends
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int64"])
+@pytest.mark.parametrize("dtype", slow_but(["uint8", "int8", "uint16", "int64"], "uint8"))
 def test_tokens_and_sizes_of_any_integer_type(dtype):
     tokens = random_tokens(2, 6).astype(dtype)
     size = np.int64(tokens.max() + 1)

@@ -7,7 +7,7 @@ from keras import ops
 
 from tests.support.golden import family, floats, language_model, to_ours, variables_of
 from tests.support.gradients import value_and_gradients
-from tests.support.parameters import SLOW_ON_JAX
+from tests.support.parameters import SLOW_ON_JAX, slow_but
 from trellis_keras.training.optimizers import SGD, Adam
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.float64]
@@ -141,7 +141,7 @@ def evaluate(model, batches):
 
 
 @pytest.mark.both_backends(slow=True)
-@pytest.mark.parametrize("case", TRAJECTORIES)
+@pytest.mark.parametrize("case", slow_but(TRAJECTORIES, "word_sgd", "char_adam_repack_wnorm"))
 def test_training_trajectory(case, golden, assert_close, tolerance, floatx):
     arrays = golden(f"trajectory_{case}")
     meta = arrays["meta"]

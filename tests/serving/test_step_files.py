@@ -35,7 +35,7 @@ def assert_streams(model, rows, step, shapes, prefix):
     np.testing.assert_allclose(found, scores_so_far(model, array, SOME), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", slow_but(NAMES, "trellisnet", "classifier"))
+@pytest.mark.parametrize("name", slow_but(NAMES, "trellisnet"))
 def test_litert(name, tmp_path):
     model = small_model(name)
     path = export(model, tmp_path / "step.tflite", format="litert")

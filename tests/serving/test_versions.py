@@ -126,6 +126,7 @@ def test_a_full_disk_is_told_in_one_line(model, tmp_path):
             assert names(disk) == []
 
 
+@pytest.mark.slow
 def test_a_killed_export_leaves_no_version(quick, tmp_path):
     source = """
 import os, signal, sys

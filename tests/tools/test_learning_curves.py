@@ -45,6 +45,7 @@ def test_losses_of_several_orders_are_drawn_on_a_logarithmic_scale(script):
     assert axes.get_yscale() == "log" and len(axes.get_lines()) == 2
 
 
+@pytest.mark.slow
 def test_all_runs_of_default_settings_are_drawn(script, monkeypatch, tmp_path):
     monkeypatch.setattr(script, "PICTURE", tmp_path / "curves.png")
     drawn = []

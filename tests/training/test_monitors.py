@@ -105,7 +105,7 @@ def test_a_lost_epoch_leaves_what_the_one_before_has_saved(tmp_path, spoil, erro
         assert_same(values(train(tmp_path)), values(train(tmp_path / "whole")))
 
 
-@pytest.mark.both_backends
+@pytest.mark.both_backends(slow=True)
 def test_a_lost_validation_ends_training_before_anything_is_saved(tmp_path):
     x, y = data()
     with pytest.raises(FloatingPointError, match="The validation loss after epoch 1 is inf.$"):

@@ -39,7 +39,6 @@ CASES = {
         ADDING | {"optimizer": "sgd", "data_options": {"train": 71, "valid": 8, "test": 8}},
     ),
 }
-SLOW = pytest.mark.slow
 
 
 def words_of(case, folder):
@@ -95,9 +94,8 @@ def test_what_a_script_needs_wins_over_the_settings(monkeypatch):
     assert recipe.jit_compile is False and recipe.arguments["filters"] == ADDING["filters"]
 
 
-@pytest.mark.parametrize(
-    "case", ["trellisnet", pytest.param("tcn", marks=SLOW), pytest.param("adding", marks=SLOW)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["trellisnet", "tcn", "adding"])
 def test_two_replicas(case, tmp_path):
     words = [*words_of(case, tmp_path), "--check", STEPS, "--cpus", 2]
     alone = start("replicas.py", *words, "--replicas", 1)

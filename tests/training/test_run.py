@@ -476,6 +476,7 @@ def test_a_run_of_sequences_is_refused_another_T_and_counting(copying):
         evaluate(copying, target_counting="original")
 
 
+@pytest.mark.slow
 def test_more_epochs_of_shuffled_sequences(tmp_path):
     for folder, epochs in (("split", 1), ("split", 2), ("whole", 2)):
         recipe = zoo.recipe("tcn_adding", **SMALL_TCN | {"epochs": epochs})

@@ -85,6 +85,7 @@ def refused(monkeypatch, capsys):
 # Disks
 
 
+@pytest.mark.slow
 def test_a_run_on_a_full_disk_resumes_when_there_is_room(disk, read_only, tmp_path):
     tiny_run(tmp_path)  # two epochs
     folder = disk("4m")
@@ -128,6 +129,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.slow
 def test_tensorboard_on_a_full_disk(disk):
     folder = disk("64k")
     told = run_script(TENSORBOARD, folder, Path(__file__).parent)

@@ -404,10 +404,6 @@ def test_wrong_arguments(name, options, message):
 
 # A step of training
 
-STEPS = [
-    *("trellisnet_ptb_mos", "trellisnet_wt103", "tcn_copy_memory", "tcn_jsb", "lru_text8"),
-]
-SLOW_STEPS = sorted(set(zoo.list_models()) - set(STEPS))
 SMALL = {"filters": 4, "hidden_units": 4, "depth": 2, "dilations": (1, 2), "T": 12}
 SMALL |= {"vocabulary_size": 9, "embedding_dim": 4, "experts": 2, "output_units": 4}
 
@@ -435,7 +431,7 @@ def small_recipe(name):
 
 
 @pytest.mark.parametrize(
-    "name", [*STEPS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_STEPS)]
+    "name", slow_but(zoo.list_models(), "trellisnet_ptb_mos", "tcn_jsb", "lru_text8")
 )
 def test_a_step(name):
     recipe, part = small_recipe(name)
