@@ -37,7 +37,10 @@ TARGETS = {
     "trellis_keras/kernels/scan_tf.py": ["tests/kernels/test_scan.py"],
     "trellis_keras/layers/trellisnet.py": ["tests/layers/test_trellisnet.py"],
     "trellis_keras/layers/tcn.py": ["tests/layers/test_tcn.py"],
-    "trellis_keras/layers/lru.py": ["tests/layers/test_lru.py"],
+    "trellis_keras/layers/lru.py": [
+        "tests/layers/test_lru.py",
+        "tests/layers/test_initial_weights.py",
+    ],
     "trellis_keras/models/language_model.py": ["tests/models/test_language_model.py"],
     "trellis_keras/training/checkpoint.py": ["tests/training/test_checkpoint.py"],
 }

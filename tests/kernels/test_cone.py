@@ -12,6 +12,7 @@ from trellis_keras.kernels.cone import (
     find_period,
     interleaved_padding,
     offsets,
+    plan_levels,
     read,
 )
 
@@ -136,6 +137,27 @@ def test_few_positions_are_wasted():
     reads = [(0, 1)] * 55
     blocks = choose_blocks(110, reads, 55, bounds=(16, 32, 48), first=2)
     assert Cone(110, reads, 55, blocks=blocks).count < 1.08 * Cone(110, reads, 55).count
+
+
+@pytest.mark.parametrize(
+    "time, output_length, depth, weights, turns, count",
+    [
+        (80, 40, 55, 4 * 100**2, [1, 34, 20], 4000),
+        (80, 40, 55, 4 * 1400**2, [1, 22, 8, 8, 8, 8], 3760),
+        (30, 6, 20, 4 * 100**2, [1, 6, 6, 7], 400),  # 1.29 of what unrolled levels compute
+        (30, 6, 20, 4 * 1400**2, [1] * 20, 310),
+        (40, 5, 12, 4 * 100**2, [1] * 12, 126),
+        (None, 1, 20, 4 * 100**2, [1, 19], None),
+    ],
+)
+def test_loops_where_they_are_worth_it(time, output_length, depth, weights, turns, count):
+    """Few loops for narrow levels, more for wide ones, none where they would waste too much."""
+    reads = ((0, 1),) * depth
+    plan = plan_levels(time, reads, output_length, (), (), 1, None, weights)
+    assert ([block.turns for block in plan.blocks], plan.count) == (turns, count)
+    assert plan.fraction == (1 if time is None else count / (depth * time))
+    looped = plan_levels(time, reads, output_length, (), (), 1, False, weights)
+    assert any(block.turns > 1 for block in looped.blocks)
 
 
 def test_unknown_length():

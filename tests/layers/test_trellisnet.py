@@ -99,6 +99,18 @@ def test_layer(variant):
     check_layer(maker(**VARIANTS[variant]), (2, 9, CHANNELS))
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_only_a_mask_makes_the_last_state_need_every_position(masked, monkeypatch):
+    layer = made(maker(return_state=True), (2, 9, CHANNELS))
+    plans, plan_levels = [], layer.plan_levels
+    monkeypatch.setattr(
+        layer, "plan_levels", lambda *args: plans.append(plan_levels(*args)) or plans[-1]
+    )
+    mask = np.ones((2, 9), bool) if masked else None
+    layer(noise(2, 9, CHANNELS), output_length=1, mask=mask)
+    assert (plans[0].fraction == 1) == masked
+
+
 def test_backwards():
     options = {"dilation_rate": [2, 1], "return_state": True, "cell": "gru"}
     check_backwards(maker(**options), (2, 7, CHANNELS))

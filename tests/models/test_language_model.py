@@ -333,6 +333,19 @@ def test_rows_of_batches():
         model.fit(((x, x) for _ in range(2)), steps_per_epoch=2)
 
 
+@pytest.mark.skipif(JAX, reason="about tf.data")
+def test_rows_of_a_tf_data_pipeline(capsys):
+    import tensorflow as tf
+
+    model, x = make(trellis(stateful=True)), random_tokens(10, 8)
+    pipeline = tf.data.Dataset.from_tensor_slices((x, x))
+    model.fit(pipeline.batch(3, drop_remainder=True), verbose=0)
+    assert model.backbone.state_cache.batch_size(training=True) == 3
+    assert not capsys.readouterr().out
+    with pytest.raises(ValueError, match="batches of one size.*drop_remainder=True"):
+        model.fit(pipeline.batch(3), verbose=0)
+
+
 # Files
 
 
@@ -441,6 +454,8 @@ def test_a_loss_that_is_not_scaled_stays_so():
         new = LanguageModel.from_config(model.get_config())
         new.compile_from_config(model.get_compile_config())
         assert isinstance(new.optimizer, keras.optimizers.LossScaleOptimizer) == scale
+    model.compile("sgd")
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 def test_the_seed_is_that_of_an_untied_head_too():

@@ -279,6 +279,11 @@ def test_wrong_arguments(tmp_path, wrong, named):
     assert not (tmp_path / "never").exists()
 
 
+def test_the_smallest_arguments(tmp_path):
+    fit(make_model(), 2, Checkpoint(tmp_path, seed=0, keep=1, save_freq=1))
+    assert [path.name for path in tmp_path.glob("epoch-*")] == ["epoch-0002.npz"]
+
+
 def test_a_folder_that_cannot_be_written_to_is_refused_before_training(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="file/checkpoints cannot be written to"):

@@ -44,7 +44,7 @@ SIZES = {
     "wt103": (103_227_021, 217_646, 245_569, 267_735),
     "text8": (90_000_000, 5_000_000, 5_000_000, 27),
     "enwik8": (90_000_000, 5_000_000, 5_000_000, 205),
-    # Line ends count one, and there is none at the end. No split is published.
+    # A line end is one character; the last line has none. No split is published.
     "war_and_peace": (2_876_590, 159_810, 159_811, 82),
 }
 # Of a text without a published split: train, valid, test.

@@ -257,14 +257,14 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
         return y
 
     def _equations(
-        self, x, shortcut_x, convolve, masks=(None, None), training=False, conditioning=None
+        self, x, shortcut_x, convolution, masks=(None, None), training=False, conditioning=None
     ):
         """Computes the block, at all steps or at some.
 
         Args:
             x: Tensor (batch, steps, channels), zero in masked steps.
             shortcut_x: x at the steps of the output.
-            convolve: Function (n, z, kernel) that convolves the input z of convolution n, 0 or 1.
+            convolution: Function (n, z, kernel) that computes convolution n (0 or 1) of z.
             masks: Masks (batch, steps) of the first convolution and of the output.
             training: Whether dropout is active.
             conditioning: Result of `_conditioning`.
@@ -274,7 +274,7 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
         """
         z = x
         for n in range(2):
-            z = convolve(n, z, self.convolutions[n]())
+            z = convolution(n, z, self.convolutions[n]())
             z = z + ops.cast(self.biases[n], z.dtype)
             if n == 0 and conditioning is not None:
                 z = z + conditioning[:, None]
@@ -287,7 +287,10 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
         return _apply_mask(y, masks[1]), z
 
     def _conditioning(self, condition):
-        """Returns `condition_kernel` times the condition, (batch, filters), or None without."""
+        """Returns `condition_kernel` times the condition, or None without.
+
+        (batch, filters), with `activation="glu"` (batch, 2 * filters).
+        """
         check_condition(condition, self.condition_size)
         if condition is None:
             return None
@@ -338,7 +341,7 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
 
         A list with the inputs that the past taps of each convolution will see: (batch,
         (kernel_size - 1) * dilation_rate, channels), newest last. With `condition_size` its third
-        item is the conditioning, (batch, filters).
+        item is what the condition adds to the first convolution.
 
         Args:
             batch_size: Positive integer, number of rows.
@@ -366,19 +369,19 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
     def advance(self, x: Tensor, cache: Cache) -> tuple[Tensor, Tensor, Cache]:
         """Returns the output and the branch of the steps x after a cache, and the next cache."""
         time, next_cache = ops.shape(x)[1], []
-        conditioning = cache[2:]
+        conditioning = None if self.condition_size is None else cache[2]
 
         def convolution(n, z, kernel):
             past_and_z = ops.concatenate([cache[n], z], axis=1)
             next_cache.append(past_and_z[:, time:])
             if not kernels.enabled():
                 return causal_convolution(z, kernel, self.dilation_rate, past=cache[n])
-            # The oldest tap sees the first steps.
-            seen = [past_and_z[:, start : start + time] for start in self.offsets]
+            starts = [tap * self.dilation_rate for tap in range(self.kernel_size)]
+            seen = [past_and_z[:, start : start + time] for start in starts]
             return apply_taps(seen, ops.reshape(kernel, (-1, kernel.shape[-1])))
 
-        y, branch = self._equations(x, x, convolution, conditioning=next(iter(conditioning), None))
-        return y, branch, [*next_cache, *conditioning]
+        y, branch = self._equations(x, x, convolution, conditioning=conditioning)
+        return y, branch, [*next_cache, *cache[2:]]
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -710,8 +713,8 @@ class TCN(
         positions = self._positions(inputs.shape[1], steps)
         x, branches = _select(inputs, positions[0]), []
         for i, block in enumerate(self.blocks):
-            read = positions[2 * i : 2 * i + 3]
-            x, branch = block.forward(x, training, mask, condition, read)
+            wanted = positions[2 * i : 2 * i + 3]
+            x, branch = block.forward(x, training, mask, condition, wanted)
             branches.append(branch)
         y = self._output(x, branches, steps)
         return y if self.return_sequences else last_step([y], None, mask)[0]

@@ -288,9 +288,9 @@ class TrellisLayer(
         condition_size: Positive integer, channels of a static vector per row that conditions every
             level. Defaults to None.
         unroll: Whether to compile each level separately (True), or blocks of levels as loops, which
-            compile once (False). Defaults to None: loops, unless they would compute over 1.25 times
-            as many positions as unrolled levels (more if these are many), or the cell has random
-            state. Dilations that do not repeat are always unrolled.
+            compile once (False). Defaults to None: loops, unless they would compute many more
+            positions than unrolled levels (over 1.25 times as many; deep nets are allowed more), or
+            the cell has random state. Dilations that do not repeat are always unrolled.
         fused: Whether TensorFlow runs these loops by `kernels.depth_loop_tf`, which is faster and
             has its own gradient, where it applies: in compiled functions, with LSTM gates, kernel
             size 2, dilation 1, x at every level, static lengths and no mask. Defaults to True.
@@ -451,6 +451,7 @@ class TrellisLayer(
 
     def build(self, input_shape: Shape) -> None:
         self.input_spec = sequence_spec(self, input_shape)
+        self.input_channels = input_shape[-1]
         self.kernel.build(input_shape)
         self.recurrent_kernel.build((None, None, self.units))
         self.bias = self.add_weight(
@@ -788,14 +789,14 @@ class TrellisLayer(
                 self.rematerialize,
             )
 
-        ground = None
+        zero_states = None
         if initial is not None:
             width = ops.shape(x)[1] if plan.time is None else len(plan.positions[0])
-            ground = apply_mask(self._zero_states(x, width), 0)
+            zero_states = apply_mask(self._zero_states(x, width), 0)
         injection = depth_loop.SharedInjection(
             plan, inject, weights.bias, self.dilation, self.injection_every
         )
-        return depth_loop.run_levels(plan, ground, level, injection, loop)
+        return depth_loop.run_levels(plan, zero_states, level, injection, loop)
 
     def _can_fuse(self, level, time):
         """Whether `kernels.depth_loop_tf` can compute a loop that starts at this level."""
@@ -807,7 +808,7 @@ class TrellisLayer(
             and set(self.dilations) == {1}
             and self.injection_every == 1
             and self.active_channels(level) is None
-            and not self._is_grouped  # its taps share no connections to save
+            and not self._is_grouped
             and depth_loop.in_tensorflow_graph()
         )
 
@@ -976,7 +977,7 @@ class TrellisLayer(
         # The past taps read h up to (k-1)d steps back, the gates all states d steps back.
         reach = [max(past_taps, 1)] + [1] * (len(self.cell.state_size) - 1)
         shapes = {
-            "inputs": [batch_size, past_taps * longest, self.kernel.kernel.shape[1]],
+            "inputs": [batch_size, past_taps * longest, self.input_channels],
             "states": [
                 self._buffers.shapes(batch_size, r, size)
                 for r, size in zip(reach, self.cell.state_size, strict=True)
@@ -990,7 +991,7 @@ class TrellisLayer(
         """Returns x in the compute dtype, if `step` (rank 2) or `prefill` (rank 3) can take it."""
         streaming.check_built(self)
         x = ops.cast(x, self.compute_dtype)
-        check_shape("x", x, (*[None] * (rank - 1), self.kernel.kernel.shape[1]))
+        check_shape("x", x, (*[None] * (rank - 1), self.input_channels))
         streaming.check_cache(self, cache, self._cache_shapes(x.shape[0]))
         return x
 

@@ -283,7 +283,7 @@ def trellisnet_ptb(
     Returns:
         A compiled `LanguageModel`.
     """
-    # `_resolve` has replaced these defaults.
+    # `register` has called `_resolve`, which replaces these defaults of None.
     assert hidden_units is not None and output_units is not None and injection_every is not None
     assert hidden_dropout is not None and weight_dropout is not None and aux_weight is not None
     units = hidden_units + output_units
