@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from examples.breakdown import main, measure
+from tests.support.parameters import slow_but
 from tests.support.small_runs import tiny_run
 from trellis_keras import zoo
 from trellis_keras.data import TokenStream
@@ -20,7 +21,7 @@ TRAIN = ((RNG.zipf(1.3, 2000) - 1) % (SIZE - 2)).astype("int32")
 SPLIT = TRAIN[:211]  # 210 targets do not fill the batches
 
 
-@pytest.mark.parametrize("stateful", [False, True])
+@pytest.mark.parametrize("stateful", slow_but([False, True], True))
 def test_a_breakdown_of_perplexity(stateful):
     backbone = TrellisLayer(units=10, depth=3, output_units=6, stateful=stateful)
     model = LanguageModel(SIZE, 6, backbone)

@@ -116,6 +116,7 @@ def test_training_loss_and_gradients(case, logits_at_once, golden, assert_close,
 
 
 TRAJECTORIES = ["word_sgd", "word_sgd_bigger_init", "char_adam_repack_wnorm"]
+QUICK = ["word_sgd_bigger_init", "char_adam_repack_wnorm"]
 
 
 def segments(stream, length, valid, history):
@@ -141,7 +142,7 @@ def evaluate(model, batches):
 
 
 @pytest.mark.both_backends(slow=True)
-@pytest.mark.parametrize("case", slow_but(TRAJECTORIES, "word_sgd", "char_adam_repack_wnorm"))
+@pytest.mark.parametrize("case", slow_but(TRAJECTORIES, *QUICK))
 def test_training_trajectory(case, golden, assert_close, tolerance, floatx):
     arrays = golden(f"trajectory_{case}")
     meta = arrays["meta"]

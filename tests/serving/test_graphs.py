@@ -76,10 +76,10 @@ def endpoints(path):
 def test_which_endpoints_a_model_has(exported, tmp_path):
     streaming = ["generate", "initial_cache", "prefill", "serving_default", "step"]
     assert endpoints(exported("lru")[1]) == streaming
-    _, path = exported("adaptive")
+    model, path = exported("trellisnet")
     assert endpoints(path) == sorted([*streaming, "generate_text", "score_text"])
     vocabulary = Vocabulary.load(path / "assets.extra" / "vocabulary.json")
-    assert vocabulary == exported("adaptive")[0].vocabulary
+    assert vocabulary == model.vocabulary
     assert endpoints(exported("regressor")[1]) == ["initial_cache", "serving_default", "step"]
     # Keras' own layers do not stream.
     classifier = SequenceClassifier(keras.layers.LSTM(4), 3)
