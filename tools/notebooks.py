@@ -13,7 +13,6 @@ import pathlib
 import re
 from typing import Annotated
 
-import jupytext
 import typer
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -27,6 +26,8 @@ def main(
     ] = False,
 ):
     """Makes a notebook of each example."""
+    import jupytext
+
     folder.mkdir(parents=True, exist_ok=True)
     for name in EXAMPLES:
         notebook = convert(ROOT / "examples" / f"{name}.py", folder)
@@ -39,29 +40,33 @@ def main(
 
 def convert(path, folder):
     """The notebook of a script, which is to lie in a folder."""
-    source = path.read_text(encoding="utf-8")
-    doc = ast.get_docstring(ast.parse(source))
-    title, text = doc.split("\n", 1)
-    # The command to run it is of no use in a notebook.
-    text = re.sub(r"\n    python .*\n", "\n", text)
-    cells = [("markdown", f"# {title}\n{text}")]
-    code = source.split('"""', 2)[2].strip()
+    import jupytext
+
     # A notebook knows no file of its own, and shows its pictures.
     here = pathlib.Path(os.path.relpath(path.parent, folder)).as_posix()
-    code = code.replace("pathlib.Path(__file__).resolve().parent", f'pathlib.Path("{here}")')
-    code = re.sub(r"\nfigure\.savefig\(.*\)", "", code)
-    for paragraph in re.split(r"\n\n+", code):
+    source = path.read_text(encoding="utf-8")
+    source = source.replace("pathlib.Path(__file__).resolve().parent", f'pathlib.Path("{here}")')
+    source = re.sub(r"\nfigure\.savefig\(.*\)", "", source)
+    text = "\n\n".join(
+        "# %%\n" + body if kind == "code" else "# %% [markdown]\n" + _commented(body)
+        # The command to run the script is of no use in a notebook.
+        for kind, body in cells(re.sub(r"\n    python .*\n", "\n", source))
+    )
+    return jupytext.reads(text, fmt="py:percent")
+
+
+def cells(source):
+    """Yields ("markdown" or "code", text) of a script: its docstring, then its paragraphs."""
+    title, text = ast.get_docstring(ast.parse(source)).split("\n", 1)
+    yield "markdown", f"# {title}\n{text}"
+    for paragraph in re.split(r"\n\n+", source.split('"""', 2)[2].strip()):
         lines = paragraph.split("\n")
         comment = [line[2:] for line in lines if line.startswith("# ")]
         if lines[: len(comment)] == [f"# {line}" for line in comment] and comment:
-            cells.append(("markdown", " ".join(comment)))
+            yield "markdown", " ".join(comment)
             lines = lines[len(comment) :]
-        cells.append(("code", "\n".join(lines)))
-    text = "\n\n".join(
-        "# %%\n" + body if kind == "code" else "# %% [markdown]\n" + _commented(body)
-        for kind, body in cells
-    )
-    return jupytext.reads(text, fmt="py:percent")
+        if lines:
+            yield "code", "\n".join(lines)
 
 
 def _commented(text):

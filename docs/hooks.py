@@ -1,0 +1,170 @@
+"""What MkDocs reads, beside mkdocs.yml: the repository's pages, where GitHub shows them.
+
+- README.md, docs/*.md and all that they link to, with links as they are on GitHub;
+- a list of the measurements in benchmarks/results;
+- the examples of examples/README.md as tutorials;
+- the reference: everything that the package's modules export.
+"""
+
+import ast
+import itertools
+import pathlib
+import posixpath
+import re
+import sys
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tools.notebooks import EXAMPLES, cells  # noqa: E402
+
+BENCHMARKS = "benchmarks/results"
+TUTORIALS = ("quickstart", *EXAMPLES)
+
+REFERENCE = {
+    "layers": ("Layers", ["layers", "layers.streaming:StreamingMixin,as_stream,compiled_step"]),
+    "models": ("Models", ["models"]),
+    "data": ("Data", ["data"]),
+    "training": ("Training", ["training", "training.run:train,evaluate,load_best,Observation"]),
+    "zoo": (
+        "Zoo",
+        ["zoo", "zoo.trellisnet", "zoo.tcn", "zoo.lru", "zoo.forecasters"],
+    ),
+    "tools": (
+        "Tools",
+        [
+            "export:export",
+            "scoring:score,anomaly_scores",
+            "interop",
+            "theorem1",
+            "torch_weights:load_torch_state_dict",
+            "kernels:enabled,disabled",
+        ],
+    ),
+}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Replaces the files of docs/ by those that the site consists of, named from the root."""
+    found = {}
+
+    def add(file):
+        file.dest_uri = file.dest_uri.removeprefix("docs/")
+        found[file.src_uri] = file
+
+    for name in TUTORIALS:
+        add(File.generated(config, f"examples/{name}.md", content=tutorial(name)))
+    for name, (title, modules) in REFERENCE.items():
+        add(File.generated(config, f"docs/reference/{name}.md", content=reference(title, modules)))
+    add(File.generated(config, f"{BENCHMARKS}/README.md", content=benchmarks()))
+    queue = [
+        "README.md",
+        *_names(f"{BENCHMARKS}/*.md"),
+        *_names("docs/*.md"),
+        *_names("docs/*.css"),
+        "CHANGELOG.md",
+    ]
+    while queue:
+        name = queue.pop()
+        if name not in found:
+            add(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
+            if name.endswith(".md"):
+                queue += linked(name)
+    themes = [file for file in files if file.src_dir != config.docs_dir]
+    return Files([*themes, *found.values()])
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Leads from the list of examples to the tutorials, and from folders to their README."""
+    if page.file.src_uri == "zoo/README.md":
+        page.meta["hide"] = ["toc"]  # a wide table
+    if page.file.src_uri == "examples/README.md":
+        for name in TUTORIALS:
+            markdown = markdown.replace(f"({name}.py)", f"({name}.md)")
+
+    def to_page(link):
+        readme = f"{_resolve(page.file.src_uri, link[1])}/README.md"
+        return f"]({link[1]}/README.md)" if readme in files.src_uris else link[0]
+
+    return _LINK.sub(to_page, markdown)
+
+
+def linked(page: str) -> list[str]:
+    """Returns the files of the repository that a page links to."""
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    names = [_resolve(page, link) for link in _LINK.findall(text)]
+    names += [f"{name}/README.md" for name in names]  # of a folder
+    return [name for name in names if (ROOT / name).is_file()]
+
+
+_LINK = re.compile(r"\]\(([^)#\s]+)\)")
+
+
+def _resolve(page, link):
+    return posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
+
+
+def _names(pattern):
+    return sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern))
+
+
+def tutorial(name: str) -> str:
+    """Returns an example as a page: its docstring, its picture, and its code between comments."""
+    source = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
+    (_, intro), *rest = cells(source)
+    title, text = intro.split("\n", 1)
+    parts = [title.removesuffix("."), text]
+    if (ROOT / "examples" / "pictures" / f"{name}.png").is_file():
+        parts.append(f"![The picture that the example draws](pictures/{name}.png)")
+    for kind, paragraphs in itertools.groupby(rest, key=lambda cell: cell[0]):
+        body = "\n\n".join(text for _, text in paragraphs)
+        parts.append(f"```python\n{body}\n```" if kind == "code" else body)
+    parts.append(f"The whole script: [`examples/{name}.py`]({name}.py)")
+    return "\n\n".join(parts) + "\n"
+
+
+def benchmarks() -> str:
+    """Returns the list of measurements."""
+    lines = ["# Benchmarks\n", "`python -m benchmarks run` repeats them.\n"]
+    for name in _names(f"{BENCHMARKS}/*.md"):
+        title = (ROOT / name).read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")
+        case, _, what = title.partition(": ")
+        lines.append(f"- [{case}]({posixpath.basename(name)}): {what}")
+    return "\n".join(lines) + "\n"
+
+
+def reference(title: str, modules: list[str]) -> str:
+    """Returns a page with the docstrings of modules' names; `"module:a,b"` names them itself."""
+    lines = [f"# {title}", ""]
+    for module in modules:
+        module, _, named = module.partition(":")
+        names, made = (named.split(","), []) if named else exported(module)
+        lines += [f"::: trellis_keras.{module}.{name}\n" for name in names]
+        if made:
+            lines.append(f"Also, see `help(zoo.{made[0]})`: `{'`, `'.join(made)}`.\n")
+    return "\n".join(lines)
+
+
+def exported(module: str) -> tuple[list[str], list[str]]:
+    """Returns the names of a module's `__all__`: those with a docstring, and assigned results.
+
+    Names of other modules that it adds are left out.
+    """
+    path = ROOT / "trellis_keras" / module.replace(".", "/")
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    assigned = {
+        name.id: node.value
+        for node in body
+        if isinstance(node, ast.Assign)
+        for name in ast.walk(node.targets[0])
+        if isinstance(name, ast.Name)
+    }
+    items = assigned["__all__"].elts
+    names = [item.value for item in items if isinstance(item, ast.Constant)]
+    made = [name for name in names if name in assigned]
+    return [name for name in names if name not in made], made
