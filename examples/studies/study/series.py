@@ -17,36 +17,66 @@ DATA = pathlib.Path(__file__).resolve().parents[2] / "data"
 
 
 @dataclasses.dataclass
+class Fold:
+    """Windows of one training.
+
+    Attributes:
+        parts: Dict from "train" and one or both of "valid" and "test" to (x, y): x (windows, time,
+            channels), and y (windows, outputs) in the units of the data, or labels (windows,). The
+            channels of x have mean 0 and deviation 1 in the training part.
+        mean, scale: Of the target in the training part.
+    """
+
+    parts: dict
+    mean: float = 0.0
+    scale: float = 1.0
+
+
+@dataclasses.dataclass
 class Task:
-    """Windows, and what is to be told of them.
+    """What is to be predicted, from which windows.
 
     Attributes:
         title: What it is, in words.
         outputs: Number of outputs: steps of the forecast, or classes.
-        splits: Dict of "train", "valid" and "test" to (x, y): x (windows, time, channels), and y
-            (windows, outputs) in the user's units or (windows,) labels. The channels of x have mean
-            0 and deviation 1 in the training part.
-        unit: The user's unit. None: the outputs are classes.
-        mean, scale: Of the target in the training part.
+        folds: List of `Fold`. A net is trained anew in each.
+        unit: Unit of the target. None: the outputs are classes.
         future_channels: Number of last channels that are known in advance: at step t they hold what
             is known of step t + outputs.
     """
 
     title: str
     outputs: int
-    splits: dict
+    folds: list
     unit: str | None = None
-    mean: float = 0.0
-    scale: float = 1.0
     future_channels: int = 0
 
-    def figures(self, outputs):
-        """Figures of outputs (windows, outputs) for the test part: units, or scores of classes."""
-        y = self.splits["test"][1]
+    def figures(self, predict):
+        """The figures of all folds together.
+
+        Args:
+            predict: Function from a fold to {part: outputs (windows, outputs)} of its parts other
+                than "train", in the units of the data, or scores of classes.
+
+        Returns:
+            Dict of `valid`, the error of the validation windows, and the figures of the test
+            windows: `mae` and `rmse`, or `accuracy`.
+        """
+        found = {"valid": [], "test": []}
+        for fold in self.folds:
+            for part, outputs in predict(fold).items():
+                found[part].append(self._errors(outputs, fold.parts[part][1]))
+        valid, test = (np.concatenate(found[part]) for part in ("valid", "test"))
         if self.unit is None:
-            return {"accuracy": float(np.mean(np.argmax(outputs, axis=-1) == y))}
-        error = outputs - y
-        return {"mae": float(np.abs(error).mean()), "rmse": float(np.sqrt(np.square(error).mean()))}
+            return {"valid": float(valid.mean()), "accuracy": float(1 - test.mean())}
+        return {
+            "valid": float(np.abs(valid).mean()),
+            "mae": float(np.abs(test).mean()),
+            "rmse": float(np.sqrt(np.square(test).mean())),
+        }
+
+    def _errors(self, outputs, y):
+        return np.argmax(outputs, axis=-1) != y if self.unit is None else outputs - y
 
 
 # Data
@@ -77,41 +107,49 @@ def traffic(stride, window=168, horizon=24):
     x = np.column_stack([*past, np.roll(calendar, -horizon, axis=0)]).astype("float32")
     # The parts follow each other in time, and no window reaches over a border.
     borders = [round(share * len(y)) for share in (0, 0.8, 0.9, 1)]
-    x, mean, scale = _standardized(x, borders[1])
-    splits = {}
+    x, mean, scale = _standardized(x, x[: borders[1]])
+    parts = {}
     for name, first, last in zip(("train", "valid", "test"), borders, borders[1:], strict=False):
         starts = np.arange(first, last - window - horizon + 1, stride)
         steps = starts[:, None] + np.arange(window + horizon)
         steps = steps[~np.isnan(y[steps[:, window:]]).any(axis=1)]
-        splits[name] = x[steps[:, :window]], y[steps[:, window:]]
+        parts[name] = x[steps[:, :window]], y[steps[:, window:]]
     return Task(
-        f"Forecast: traffic on a motorway, {horizon} hours ahead", horizon, splits,
-        "vehicles an hour", float(mean[0]), float(scale[0]), calendar.shape[1],
+        f"Forecast: traffic on a motorway, {horizon} hours ahead", horizon,
+        [Fold(parts, float(mean[0]), float(scale[0]))], "vehicles an hour", calendar.shape[1],
     )  # fmt: skip
 
 
+# People of the validation windows, and of the test windows of each other fold.
+VALID = (7, 8)
+TESTED = ((1, 2), (3, 4), (5, 6), (9, 10))
+
+
 def exercises(stride, window=50):
-    """Which of seven exercises somebody does, from 4 s of a watch; other people in every part."""
+    """Which of seven exercises somebody does, from 4 s of a watch, by cross-validation."""
     data = read("exercises.csv.gz")
     names, label = np.unique(data["exercise"], return_inverse=True)
-    x = np.column_stack([data[name] for name in ("ax", "ay", "az", "wx", "wy", "wz")])
+    raw = np.column_stack([data[name] for name in ("ax", "ay", "az", "wx", "wy", "wz")])
     person = data["person"].astype(int)
     record = person * 100 + label * 10 + (data["arm"] == "right")
-    order = np.argsort(person, kind="stable")
-    x, label, person, record = x[order], label[order], person[order], record[order]
-    x = _standardized(x, np.searchsorted(person, 7))[0]
-    starts = np.arange(0, len(x) - window + 1, stride)
+    starts = np.arange(0, len(raw) - window + 1, stride)
     starts = starts[record[starts] == record[starts + window - 1]]
-    splits = {}
-    for name, people in {"train": range(1, 7), "valid": (7, 8), "test": (9, 10)}.items():
-        own = starts[np.isin(person[starts], list(people))]
-        splits[name] = x[own[:, None] + np.arange(window)], label[own]
-    return Task("Classification: seven exercises from a watch, 4 seconds", len(names), splits)
+    folds = []
+    for people in (VALID, *TESTED):
+        is_other = np.isin(person, people)
+        x = _standardized(raw, raw[~is_other])[0]
+        parts = {}
+        for name, own in {"train": ~is_other, people: is_other}.items():
+            chosen = starts[own[starts]]
+            name = {VALID: "valid", "train": "train"}.get(name, "test")
+            parts[name] = x[chosen[:, None] + np.arange(window)], label[chosen]
+        folds.append(Fold(parts))
+    return Task("Classification: seven exercises from a watch, 4 seconds", len(names), folds)
 
 
 def _standardized(x, training):
-    """x (time, channels) with mean 0 and deviation 1 in its first `training` steps, NaN as 0."""
-    mean, scale = np.nanmean(x[:training], axis=0), np.nanstd(x[:training], axis=0)
+    """x (time, channels) with mean 0 and deviation 1 in the training rows, NaN as 0."""
+    mean, scale = np.nanmean(training, axis=0), np.nanstd(training, axis=0)
     return np.nan_to_num((x - mean) / scale), mean, scale
 
 
@@ -154,21 +192,22 @@ def backbone(net, width, dilations):
         levels = [*dilations, 2 * dilations[-1], 4 * dilations[-1]]
         return TrellisLayer(width, len(levels), dilation_rate=levels, return_sequences=False)
     if net == "lru":
-        return LRU(width, depth=1, input_projection=True)
+        return LRU(width, depth=1, input_projection=True, return_sequences=False)
     if net == "lstm":
         return keras.layers.LSTM(width)
     raise ValueError(f"Unknown net {net!r}. Known: {', '.join(LABELS)}.")
 
 
-def build(net, task, settings, rate, seed):
+def build(net, task, settings, rate, seed, make_backbone=backbone):
     """A compiled net of about `settings["size"]` parameters."""
-    window, channels = task.splits["train"][0].shape[1:]
+    x, _ = task.folds[0].parts["train"]
+    window, channels = x.shape[1:]
     dilations = [1]
     while 1 + 4 * sum(dilations) < window:
         dilations.append(2 * dilations[-1])
 
     def make(width):
-        layers = [backbone(net, width, dilations), keras.layers.Dense(task.outputs)]
+        layers = [make_backbone(net, width, dilations), keras.layers.Dense(task.outputs)]
         return keras.Sequential([keras.Input((window, channels)), *layers])
 
     width = fitted_width(make, settings["size"])
@@ -177,57 +216,59 @@ def build(net, task, settings, rate, seed):
     loss = "mae"
     if task.unit is None:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    steps = settings["epochs"] * -(-len(task.splits["train"][0]) // settings["batch_size"])
+    steps = settings["epochs"] * -(-len(x) // settings["batch_size"])
     decay = keras.optimizers.schedules.CosineDecay(rate, steps)
     model.compile(keras.optimizers.Adam(decay, clipnorm=1.0), loss)
     return model
 
 
-def train(net, task, settings, rate, seed):
-    """Trains a net, and returns its row."""
-    model = build(net, task, settings, rate, seed)
-    splits = task.splits
-    if task.unit is not None:
-        splits = {name: (x, (y - task.mean) / task.scale) for name, (x, y) in splits.items()}
-    start = time.process_time()
-    model.fit(*splits["train"], settings["batch_size"], settings["epochs"], verbose=0)
-    seconds = time.process_time() - start
-    outputs = model.predict(splits["test"][0], batch_size=256, verbose=0)
-    return {
-        "parameters": model.count_params(),
-        "valid": model.evaluate(*splits["valid"], batch_size=256, verbose=0),
-        **task.figures(outputs * task.scale + task.mean),
-        "seconds": seconds,
-    }
+def train(net, task, settings, rate, seed, **options):
+    """Trains a net in each fold, and returns its row."""
+    row = {"seconds": 0.0}
+
+    def predict(fold):
+        model = build(net, task, settings, rate, seed, **options)
+        row["parameters"] = model.count_params()
+        x, y = fold.parts["train"]
+        y = y if task.unit is None else (y - fold.mean) / fold.scale
+        start = time.process_time()
+        model.fit(x, y, settings["batch_size"], settings["epochs"], verbose=0)
+        row["seconds"] += time.process_time() - start
+        return {
+            name: model.predict(x, batch_size=256, verbose=0) * fold.scale + fold.mean
+            for name, (x, _) in fold.parts.items()
+            if name != "train"
+        }
+
+    return {**task.figures(predict), **row}
 
 
 def boost(task, rate, seed):
     """Gradient boosting: of lags, one model an hour ahead; of statistics of the window."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-    start = time.process_time()
     options = {"learning_rate": rate, "max_iter": 100, "early_stopping": False}
-    if task.unit is None:
-        features = {name: _statistics(x) for name, (x, _) in task.splits.items()}
-        model = HistGradientBoostingClassifier(**options, random_state=seed)
-        model.fit(features["train"], task.splits["train"][1])
-        outputs = model.predict_proba(features["test"])
-        y = task.splits["valid"][1]
-        chosen = model.predict_proba(features["valid"])[np.arange(len(y)), y]
-        valid = -np.log(np.maximum(chosen, 1e-7)).mean()
-    else:
-        outputs, errors = [], []
-        options["loss"] = "absolute_error"
+    options["random_state"] = seed
+
+    def classify(fold):
+        features = {name: _statistics(x) for name, (x, _) in fold.parts.items()}
+        model = HistGradientBoostingClassifier(**options)
+        model.fit(features.pop("train"), fold.parts["train"][1])
+        return {name: model.predict_proba(x) for name, x in features.items()}
+
+    def forecast(fold):
+        outputs = {"valid": [], "test": []}
         for step in range(task.outputs):
-            model = HistGradientBoostingRegressor(**options, random_state=seed)
-            features = {name: _lags(x, step, task) for name, (x, _) in task.splits.items()}
-            model.fit(features["train"], task.splits["train"][1][:, step])
-            outputs.append(model.predict(features["test"]))
-            error = model.predict(features["valid"]) - task.splits["valid"][1][:, step]
-            errors.append(np.mean(np.abs(error / task.scale)))
-        outputs, valid = np.stack(outputs, axis=1), np.mean(errors)
-    seconds = time.process_time() - start
-    return {"valid": float(valid), **task.figures(outputs), "seconds": seconds}
+            model = HistGradientBoostingRegressor(loss="absolute_error", **options)
+            features = {name: _lags(x, step, task) for name, (x, _) in fold.parts.items()}
+            model.fit(features["train"], fold.parts["train"][1][:, step])
+            for name, found in outputs.items():
+                found.append(model.predict(features[name]))
+        return {name: np.stack(found, axis=1) for name, found in outputs.items()}
+
+    start = time.process_time()
+    figures = task.figures(classify if task.unit is None else forecast)
+    return {**figures, "seconds": time.process_time() - start}
 
 
 def _lags(x, step, task):
@@ -248,8 +289,15 @@ def _statistics(x):
 
 def naive(task):
     """What was a week ago, or the most frequent class."""
-    x, y = task.splits["test"]
-    if task.unit is None:
-        often = np.bincount(task.splits["train"][1]).argmax()
-        return task.figures(np.tile(np.eye(task.outputs)[often], (len(y), 1)))
-    return task.figures(x[:, : task.outputs, 0] * task.scale + task.mean)
+
+    def predict(fold):
+        others = {name: x for name, (x, _) in fold.parts.items() if name != "train"}
+        if task.unit is not None:
+            last_week = slice(task.outputs)
+            return {name: x[:, last_week, 0] * fold.scale + fold.mean for name, x in others.items()}
+        often = np.bincount(fold.parts["train"][1]).argmax()
+        return {
+            name: np.tile(np.eye(task.outputs)[often], (len(x), 1)) for name, x in others.items()
+        }
+
+    return task.figures(predict)
