@@ -146,6 +146,20 @@ def test_statistics_leave_missing_values_out_and_constants_alone(tmp_path):
         model.adapt(series)
 
 
+def test_inputs_are_clipped_to_ten_deviations():
+    """A column that hardly changes in training is no reason for huge activations later."""
+    model = forecaster(future_channels=0)
+    series = SERIES.copy()
+    series[:, 2] = 5 + 1e-5 * np.sin(np.arange(len(series)))
+    model.adapt(series)
+    x = np.stack([series[:WINDOW], series[:WINDOW]])
+    x[:, -1, 2] = 6, 1e9
+    first, second = model.predict(x, verbose=0)
+    np.testing.assert_array_equal(first, second)
+    clipped = np.asarray(model.input_normalization(x))[0, -1]
+    assert clipped[2] == 10 and np.all(np.abs(clipped[:2]) < 3)
+
+
 def _saved(folder, array):
     np.save(folder / "series.npy", array)
     return folder / "series.npy"
@@ -161,10 +175,69 @@ def test_forecasts_continue_block_by_block(trained):
     both = model.forecast(history, steps=HORIZON + 2, future_covariates=future[: 2 * HORIZON])
     assert both.shape == (HORIZON + 2, 2, 3)
     np.testing.assert_allclose(both[:HORIZON], direct, rtol=1e-5)
+    both = model.forecast(
+        history, steps=HORIZON + 2, future_covariates=future[: 2 * HORIZON], samples=1
+    )
     longer = np.concatenate([direct[..., 1], future[:HORIZON]], axis=1)
     longer = np.concatenate([history, longer])
     after = model.forecast(longer, future_covariates=future[HORIZON : 2 * HORIZON])
-    np.testing.assert_allclose(both[HORIZON:], after[:2], rtol=1e-5)
+    # A single path is that of the medians.
+    np.testing.assert_allclose(both[HORIZON:], after[:2, :, [1] * 3], rtol=1e-5)
+
+
+def test_calibrated_quantiles_hold():
+    model = forecaster(quantiles=(0.1, 0.25, 0.5, 0.9))
+    x, y = windows(SERIES)
+    model.calibrate(x[:100], y[:100], batch_size=50)
+    outputs = model.predict(x[:100], verbose=0)
+    assert np.all(np.diff(outputs, axis=-1) >= 0)
+    for i, quantile in [(0, 0.1), (1, 0.25), (3, 0.9)]:
+        below = np.mean(y[:100] < outputs[..., i], axis=(0, 1))
+        np.testing.assert_allclose(below, quantile, atol=0.01)
+    again = forecaster(quantiles=model.quantiles)
+    np.testing.assert_array_equal(
+        again.predict(x, verbose=0)[..., 2], model.predict(x, verbose=0)[..., 2]
+    )
+
+
+def test_calibration_counts_what_training_counts():
+    model = forecaster(quantiles=QUANTILES)
+    x, y = (array[:60] for array in windows(SERIES))
+    model.calibrate(x[:30], y[:30])
+    expected = np.asarray(model.gap_scale)
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            rows = slice(30 * index, 30 * index + 30)
+            return x[rows], np.where(index, np.nan, y[rows]) if index else y[rows], np.ones(30)
+
+    model.calibrate(Batches())
+    np.testing.assert_allclose(np.asarray(model.gap_scale), expected, rtol=1e-5)
+    assert all(weight is not model.gap_scale for weight in model.trainable_variables)
+    with pytest.raises(ValueError, match="several quantiles. Received: None"):
+        forecaster().calibrate(x, y)
+
+
+def test_bands_beyond_the_horizon_are_those_of_paths():
+    """Of a random walk: its variance grows with every step."""
+    backbone = keras.Sequential([keras.layers.Dense(1)])
+    model = SequenceRegressor(backbone, (1, 1), quantiles=QUANTILES, per_step=True)
+    model.build((None, None, 1))
+    low, high = np.log(np.expm1([1.0, 2.0]))  # by softplus
+    model.head.set_weights([np.array([[0.0, 1.0, 0.0]]), np.array([low, 0.0, high])])
+    model.backbone.set_weights([np.ones((1, 1)), np.zeros(1)])
+    found = model.forecast(np.zeros((5, 1)), steps=50, samples=2000, seed=0)
+    assert found.shape == (50, 1, 3)
+    np.testing.assert_allclose(found[0, 0], [-1, 0, 2], atol=1e-4)
+    # Each step is a half of N(0, 1 / 1.28) or one of N(0, 2 / 1.28).
+    z = 1.2816
+    mean = (2 - 1) / z / np.sqrt(2 * np.pi)
+    deviation = np.sqrt((1 + 4) / 2 / z**2 - mean**2)
+    expected = 50 * mean + z * deviation * np.sqrt(50) * np.array([-1, 0, 1])
+    np.testing.assert_allclose(found[-1, 0], expected, atol=0.6)
 
 
 @pytest.mark.parametrize("per_step", [False, True])

@@ -433,6 +433,10 @@ class Windows:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
+    def of_series(self, i: int) -> range:
+        """Return the numbers of the windows of series `i`, in the order of time."""
+        return range(0 if i == 0 else int(self._ends[i - 1]), int(self._ends[i]))
+
     def starts(self, index: np.ndarray) -> np.ndarray:
         """Return the first row of each of some windows."""
         which = np.searchsorted(self._ends, index, side="right")

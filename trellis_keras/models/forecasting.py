@@ -5,13 +5,16 @@ the future. A model reads the latter `horizon` steps ahead, so that at each step
 to the end of its forecast.
 """
 
+import statistics
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
 
 from trellis_keras.layers import streaming
+from trellis_keras.layers.base import check_positive
 from trellis_keras.models.generation import cached_function
 from trellis_keras.types import Cache, Tensor
 
@@ -23,6 +26,8 @@ def forecast(
     history: np.ndarray,
     steps: int | None = None,
     future_covariates: np.ndarray | None = None,
+    samples: int = 100,
+    seed: int | None = None,
 ) -> np.ndarray:
     """See `SequenceRegressor.forecast`."""
     horizon, targets = check_forecasts(model)
@@ -33,6 +38,7 @@ def forecast(
     steps = horizon if steps is None else steps
     if not isinstance(steps, (int, np.integer)) or steps < 1:
         raise ValueError(f"`steps` must be a positive integer. Received: steps={steps!r}")
+    check_positive(samples=samples)
     blocks = -(-steps // horizon)
     known = _known(model, history, future_covariates, blocks * horizon)
     x = with_lead(model, history, known)
@@ -40,13 +46,16 @@ def forecast(
         y = np.asarray(model.predict(x, batch_size=len(x), verbose=0))
         y = y[:, -1] if model.per_step else y
     else:
-        y = np.concatenate(list(_blocks(model, x, known, blocks)), axis=1)
+        y = np.concatenate(list(_blocks(model, x, known, blocks, samples, seed)), axis=1)
     y = y[:, :steps]
     return y[0] if is_single else y
 
 
-def _blocks(model, x, known, blocks) -> Iterator[np.ndarray]:
-    """Yields forecasts (batch, horizon, targets[, quantiles]); each is read back as history."""
+def _blocks(model, x, known, blocks, samples, seed) -> Iterator[np.ndarray]:
+    """Yields forecasts (batch, horizon, targets[, quantiles]); each is read back as history.
+
+    With quantiles, `samples` paths for each row are drawn from them and read back.
+    """
     horizon, targets = model.output_shape
     if model.future_channels + targets != x.shape[-1]:
         raise ValueError(
@@ -55,15 +64,55 @@ def _blocks(model, x, known, blocks) -> Iterator[np.ndarray]:
             f"{x.shape[-1] - targets - model.future_channels} other channels, "
             f"steps={blocks * horizon}. Make them `future_channels`, or forecast {horizon} steps."
         )
-    time, cache = x.shape[1], None
+    samples = samples if model.has_band else 1
+    rng = np.random.default_rng(seed)
+    (batch, time), cache = x.shape[:2], None
     for i in range(blocks):
         y, cache = _read(model, x, cache)
-        y = ops.convert_to_numpy(y)[:, -1]
-        yield y
+        values = y = ops.convert_to_numpy(y)[:, -1]
+        if i == 0:
+            known = np.repeat(known, samples, axis=0)
+            cache = keras.tree.map_structure(lambda c: ops.repeat(c, samples, axis=0), cache)
+            values = np.repeat(y, samples, axis=0)
+        if not model.has_band:
+            values = y if model.middle is None else y[..., model.middle]
+        else:
+            values = _draw(values.reshape(batch, samples, *y.shape[1:]), model.quantiles, rng)
+            if i > 0:
+                y = np.moveaxis(np.quantile(values, model.quantiles, axis=1), 0, -1)
+            values = values.reshape(-1, horizon, targets).astype("float32")
+        yield y.astype("float32")
         if i + 1 < blocks:
             first = time + (i + 1) * horizon
-            values = y if model.middle is None else y[..., model.middle]
             x = np.concatenate([values, known[:, first : first + horizon]], axis=-1)
+
+
+def _draw(outputs, quantiles, rng):
+    """Draws values from quantiles.
+
+    Each path has one quantile for all steps and targets of a block, in the same order over the
+    paths as a normal distribution. Between the quantiles that a model forecasts, and beyond them,
+    values are linear in those of the normal distribution.
+
+    Args:
+        outputs: Array (batch, samples, horizon, targets, quantiles).
+        quantiles: Increasing floats between 0 and 1.
+        rng: `numpy.random.Generator`.
+
+    Returns:
+        Array (batch, samples, horizon, targets).
+    """
+    batch, samples = outputs.shape[:2]
+    normal = statistics.NormalDist()
+    # Of equal shares of the distribution one value each, in random order.
+    shares = np.array([normal.inv_cdf((n + 0.5) / samples) for n in range(samples)])
+    z = rng.permuted(np.tile(shares, (batch, 1)), axis=1)
+    knots = np.array([normal.inv_cdf(q) for q in quantiles])
+    place = np.clip(np.searchsorted(knots, z), 1, len(knots) - 1)
+    part = (z - knots[place - 1]) / (knots[place] - knots[place - 1])
+    index = place[:, :, None, None, None]
+    low, high = (np.take_along_axis(outputs, i, axis=-1)[..., 0] for i in (index - 1, index))
+    return low + part[:, :, None, None] * (high - low)
 
 
 def _read(model, x: np.ndarray, cache: Cache | None) -> tuple[Tensor, Cache]:

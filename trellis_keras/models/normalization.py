@@ -11,6 +11,7 @@ from trellis_keras.layers.base import at_least_float32
 from trellis_keras.types import Shape, Tensor
 
 _ROWS_AT_ONCE = 1 << 18
+_LARGEST = 10.0  # standard deviations
 
 
 class Standardization(keras.layers.Layer):
@@ -19,7 +20,9 @@ class Standardization(keras.layers.Layer):
     `keras.layers.Normalization` keeps constants that it derives from its weights, so that restoring
     a checkpoint does not change what it computes, and a missing value makes all its statistics NaN.
     This layer reads its weights in each call, ignores missing values (NaN) in `adapt`, replaces
-    them by the mean in a call, and gives channels that are constant the scale 1.
+    them by the mean in a call, and gives channels that are constant the scale 1. A call clips
+    standardized values to +-10: a channel that hardly changed in the training data may later be
+    thousands of standard deviations away.
 
     Before `adapt`, or weights from a file, the scale is 0.
 
@@ -38,8 +41,9 @@ class Standardization(keras.layers.Layer):
 
     def call(self, inputs: Tensor) -> Tensor:
         x = ops.cast(inputs, at_least_float32(self.compute_dtype))
+        standardized = ops.clip(self.standardize(x), -_LARGEST, _LARGEST)
         # `isnan` of the inputs: a scale of 0 makes NaN, too.
-        return ops.where(ops.isnan(x), ops.zeros_like(x), self.standardize(x))
+        return ops.where(ops.isnan(x), ops.zeros_like(x), standardized)
 
     def standardize(self, values: Tensor, axis: int = -1) -> Tensor:
         """Returns standardized values.

@@ -25,6 +25,7 @@ from trellis_keras.models.base import (
     embed,
     serialize_unbuilt,
 )
+from trellis_keras.models.calibration import conformal_scale
 from trellis_keras.models.losses import (
     FrameLoss,
     PinballLoss,
@@ -214,7 +215,8 @@ class SequenceModel(BackboneModel):
         """Takes the statistics of the inputs' channels, for a model with `normalize=True`.
 
         Call it before `fit`, with training data only. Missing values (NaN) are ignored, and read as
-        their channel's mean by the model. A constant channel gets the scale 1.
+        their channel's mean by the model. A constant channel gets the scale 1. The model clips
+        inputs to 10 standard deviations from the mean.
 
         Args:
             inputs: Array (..., channels), or a sequence of such arrays. Arrays are read in blocks,
@@ -702,6 +704,8 @@ class SequenceRegressor(SequenceModel):
     that of standardized values, so that it does not depend on the targets' units; metrics are in
     the units of the data.
 
+    After training, `calibrate` makes the quantiles those of data that the model has not seen.
+
     Targets of forecasts may be missing (NaN): they count neither in the loss nor in the metrics.
     `sample_weight` may have the shape of the targets, or of their leading axes.
 
@@ -814,6 +818,11 @@ class SequenceRegressor(SequenceModel):
         return None if self.quantiles is None else middle_quantile(self.quantiles)
 
     @property
+    def has_band(self) -> bool:
+        """Whether there are several quantiles."""
+        return self.quantiles is not None and len(self.quantiles) > 1
+
+    @property
     def _values_shape(self):
         """The shape of the targets of a sequence or step."""
         return self.output_shape if isinstance(self.output_shape, tuple) else (self.output_shape,)
@@ -833,6 +842,14 @@ class SequenceRegressor(SequenceModel):
             )
         if self.target_normalization is not None and not self.target_normalization.built:
             self.target_normalization.build((None, targets))
+        if self.quantiles is not None:
+            self.gap_scale = self.add_weight(
+                name="gap_scale",
+                shape=(targets, len(self.quantiles)),
+                initializer="ones",
+                trainable=False,
+                autocast=False,
+            )
 
     def _outputs(self, hidden):
         found = self.head(hidden)
@@ -844,7 +861,7 @@ class SequenceRegressor(SequenceModel):
             shape = (*ops.shape(found)[:-1], *self._values_shape, *quantiles)
             outputs = ops.reshape(found, shape)
         if self.quantiles is not None:
-            outputs = _increasing(outputs, self.middle)
+            outputs = _increasing(outputs, self.gap_scale, self.middle)
         if self.target_normalization is not None:
             outputs = self.target_normalization.invert(outputs, axis=self._target_axis)
         if (mask := resolve_mask(found, None)) is not None:
@@ -870,7 +887,7 @@ class SequenceRegressor(SequenceModel):
         """Takes the statistics of inputs and targets, for a model with `normalize=True`.
 
         Call it before `fit`, with training data only. Missing values (NaN) are ignored. A constant
-        channel gets the scale 1.
+        channel gets the scale 1. The model clips inputs to 10 standard deviations from the mean.
 
         Args:
             inputs: Array (..., channels), or a sequence of such arrays. Arrays are read in blocks,
@@ -893,6 +910,47 @@ class SequenceRegressor(SequenceModel):
             )
         if self.target_normalization is not None:
             self.target_normalization.adapt(arrays)
+
+    def calibrate(self, x: Any, y: Any = None, batch_size: int | None = None) -> None:
+        """Makes the quantiles those of data that the model was not trained on.
+
+        A quantile that is learned from the training data may not be one of later data. This is
+        conformalized quantile regression (Romano et al. 2019): starting from the middle quantile,
+        which stays, the gap to each next one is multiplied by the factor with which the right
+        share of the targets lies beyond the quantile. The factors, one for each target and
+        quantile, are saved with the model.
+
+        Call it after `fit`, with validation data: those that come last, if the series changes.
+
+        Args:
+            x: Inputs, or a `PyDataset` of batches (x, y) or (x, y, weight). Rows with weight 0 and
+                missing targets (NaN) do not count.
+            y: Targets. Defaults to `None`, for a `PyDataset`.
+            batch_size: As in `keras.Model.predict`.
+
+        Raises:
+            ValueError: If the model has no quantiles beside the middle one, or inputs or targets do
+                not fit it.
+        """
+        if self.quantiles is None or not self.has_band:
+            raise ValueError(
+                f"`calibrate` needs a model with several quantiles. Received: {self.quantiles}"
+            )
+        self.check_adapted()
+        self._check_data(x, y)
+        self.gap_scale.assign(np.ones(self.gap_scale.shape))
+        batches = x if isinstance(x, keras.utils.PyDataset) else [(x, y)]
+        found = []
+        for i in range(len(batches)):
+            inputs, targets, weight = keras.utils.unpack_x_y_sample_weight(batches[i])
+            outputs = self.predict(inputs, batch_size=batch_size, verbose=0)
+            targets = np.array(ops.convert_to_numpy(targets), "float64").reshape(outputs.shape[:-1])
+            if weight is not None:
+                counts = expand_to_rank(ops.convert_to_tensor(weight), targets.ndim)
+                targets[np.broadcast_to(ops.convert_to_numpy(counts) == 0, targets.shape)] = np.nan
+            found.append((outputs, targets))
+        outputs, targets = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        self.gap_scale.assign(conformal_scale(outputs, targets, self.quantiles))
 
     # Loss and metrics
 
@@ -1015,12 +1073,16 @@ class SequenceRegressor(SequenceModel):
         history: np.ndarray,
         steps: int | None = None,
         future_covariates: np.ndarray | None = None,
+        *,
+        samples: int = 100,
+        seed: int | None = None,
     ) -> np.ndarray:
         """Forecasts the targets after the end of a series, in the units of the data.
 
         Up to the model's horizon the forecast is direct. Beyond it the model forecasts block after
-        block: it reads each forecast (of quantiles the middle one) as history, by its exact
-        streaming step, so that the work for a block does not depend on the history.
+        block: it reads each forecast as history, by its exact streaming step, so that the work for
+        a block does not depend on the history. A model with quantiles reads `samples` paths that
+        are drawn from them, and the quantiles beyond the horizon are those of the paths.
 
         Args:
             history: Array (time, channels) or (batch, time, channels): the targets first, then
@@ -1029,6 +1091,9 @@ class SequenceRegressor(SequenceModel):
                 horizon.
             future_covariates: Array (steps, future_channels) or (batch, steps, future_channels),
                 the steps after the history, up to the end of the last block. Defaults to `None`.
+            samples: Positive integer, number of paths of a model with quantiles beyond its
+                horizon. Defaults to 100.
+            seed: Integer seed of the paths. Defaults to `None`.
 
         Returns:
             Array (steps, targets) or (batch, steps, targets), with quantiles (..., quantiles).
@@ -1038,7 +1103,7 @@ class SequenceRegressor(SequenceModel):
                 with covariates that are not known in the future, or with a backbone that does not
                 stream.
         """
-        return forecasting.forecast(self, history, steps, future_covariates)
+        return forecasting.forecast(self, history, steps, future_covariates, samples, seed)
 
     def get_config(self) -> dict:
         return {
@@ -1145,10 +1210,10 @@ class PolyphonicModel(SequenceModel):
         return {**super().get_config(), "keys": self.keys}
 
 
-def _increasing(values, middle):
-    """Makes the last axis increase: differences from the middle one by softplus."""
+def _increasing(values, scale, middle):
+    """Makes the last axis increase: gaps by softplus, each next to the one nearer to the middle."""
     center = values[..., middle : middle + 1]
-    differences = ops.softplus(values)
+    differences = ops.softplus(values) * ops.cast(scale, values.dtype)
     above = center + ops.cumsum(differences[..., middle + 1 :], axis=-1)
     below = center - ops.cumsum(ops.flip(differences[..., :middle], axis=-1), axis=-1)
     return ops.concatenate([ops.flip(below, axis=-1), center, above], axis=-1)

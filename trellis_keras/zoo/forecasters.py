@@ -5,7 +5,11 @@ Window and horizon size the nets: the receptive field reaches over the window.
     trellis-keras train tcn_forecaster --csv load.csv --target load --horizon 24 --output runs/load
 """
 
+import inspect
+from collections.abc import Callable
 from typing import Any
+
+import keras
 
 from trellis_keras.layers import LRU, TCN, TrellisLayer, depth_for
 from trellis_keras.models import SequenceRegressor
@@ -14,27 +18,29 @@ from trellis_keras.zoo.registry import register, sub_seed
 
 __all__ = ["lru_forecaster", "tcn_forecaster", "trellisnet_forecaster"]
 
-_SERIES: dict[str, Any] = {
-    "data": "series",
-    "metric": "mae",
-    "channels": 1,  # as many as the data have
-    "data_arguments": ("window", "horizon"),
-    "jit_compile": None,
-    "training": Training(
-        optimizer="adam",
-        learning_rate=2e-3,
-        clip_norm=1.0,
-        batch_size=64,
-        epochs=30,
-        schedule="patience",
-        decay_factor=0.3,
-        decay_window=2,
-        stop_patience=5,
-    ),
-}
+_TRAINING = Training(
+    optimizer="adam",
+    learning_rate=2e-3,
+    clip_norm=1.0,
+    batch_size=64,
+    epochs=30,
+    schedule="patience",
+    decay_factor=0.3,
+    decay_window=2,
+    stop_patience=5,
+)
 
 
-def _regressor(backbone, horizon, quantiles, targets, future_channels, dropout, seed):
+def _regressor(
+    backbone: keras.Layer,
+    horizon: int = 24,
+    dropout: float = 0.0,
+    quantiles: tuple[float, ...] | None = (0.1, 0.5, 0.9),
+    channels: int = 1,
+    targets: int = 1,
+    future_channels: int = 0,
+    seed: int | None = 0,
+) -> SequenceRegressor:
     return SequenceRegressor(
         backbone,
         output_shape=(horizon, targets),
@@ -46,11 +52,49 @@ def _regressor(backbone, horizon, quantiles, targets, future_channels, dropout, 
     )
 
 
-def _check_horizon(window, horizon):
+def _forecaster(resolve: Callable[..., dict[str, Any]]) -> Callable[[Callable], Callable]:
+    """Makes a function that returns a backbone a forecaster of the zoo.
+
+    Its arguments are those of the function, then those of `_regressor`.
+    """
+
+    def decorator(backbone):
+        own, others = (_parameters(function) for function in (backbone, _regressor))
+
+        def forecaster(**arguments):
+            net = backbone(**{name: arguments[name] for name in own})
+            return _regressor(net, **{name: arguments[name] for name in others})
+
+        parameters = own | others
+        forecaster.__name__, forecaster.__doc__ = backbone.__name__, backbone.__doc__
+        forecaster.__signature__ = inspect.Signature(list(parameters.values()))
+        forecaster.__annotations__ = {name: p.annotation for name, p in parameters.items()}
+        return register(
+            data="series",
+            metric="mae",
+            channels=1,  # as many as the data have
+            data_arguments=("window", "horizon"),
+            jit_compile=None,
+            training=_TRAINING,
+            resolve=resolve,
+        )(forecaster)
+
+    return decorator
+
+
+def _parameters(function):
+    """The arguments with a default: {name: parameter}."""
+    empty, keyword = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
+    found = inspect.signature(function).parameters
+    return {k: p.replace(kind=keyword) for k, p in found.items() if p.default is not empty}
+
+
+def _check_horizon(window, horizon, **_):
     if horizon > window:
         raise ValueError(
             f"`horizon` must be at most `window`. Received: horizon={horizon}, window={window}"
         )
+    return {}
 
 
 def _resolve_tcn(window, horizon, kernel_size, **_):
@@ -58,20 +102,15 @@ def _resolve_tcn(window, horizon, kernel_size, **_):
     return {"depth": depth_for(window, kernel_size)}
 
 
-@register(**_SERIES, resolve=_resolve_tcn)
+@_forecaster(_resolve_tcn)
 def tcn_forecaster(
     window: int = 168,
-    horizon: int = 24,
     kernel_size: int = 3,
     depth: int | None = None,
     filters: int = 32,
     dropout: float = 0.0,
-    quantiles: tuple[float, ...] | None = (0.1, 0.5, 0.9),
-    channels: int = 1,
-    targets: int = 1,
-    future_channels: int = 0,
     seed: int | None = 0,
-) -> SequenceRegressor:
+) -> TCN:
     """TCN that forecasts your time series, 37K parameters for a week and a day of hours.
 
     Inputs and outputs are in the units of the data, whose statistics are saved with the model.
@@ -98,7 +137,7 @@ def tcn_forecaster(
         A compiled `SequenceRegressor`.
     """
     assert depth is not None  # from `_resolve_tcn`
-    backbone = TCN(
+    return TCN(
         filters,
         kernel_size,
         depth,
@@ -107,7 +146,6 @@ def tcn_forecaster(
         seed=sub_seed(seed, 10),
         name="tcn",
     )
-    return _regressor(backbone, horizon, quantiles, targets, future_channels, dropout, seed)
 
 
 def _resolve_trellisnet(window, horizon, kernel_size, **_):
@@ -120,20 +158,15 @@ def _resolve_trellisnet(window, horizon, kernel_size, **_):
     return {"dilations": tuple(dilations)}
 
 
-@register(**_SERIES, resolve=_resolve_trellisnet)
+@_forecaster(_resolve_trellisnet)
 def trellisnet_forecaster(
     window: int = 168,
-    horizon: int = 24,
     kernel_size: int = 2,
     dilations: tuple[int, ...] | None = None,
     hidden_units: int = 64,
     dropout: float = 0.0,
-    quantiles: tuple[float, ...] | None = (0.1, 0.5, 0.9),
-    channels: int = 1,
-    targets: int = 1,
-    future_channels: int = 0,
     seed: int | None = 0,
-) -> SequenceRegressor:
+) -> TrellisLayer:
     """TrellisNet that forecasts your time series, 38K parameters for a week and a day of hours.
 
     Args:
@@ -148,7 +181,7 @@ def trellisnet_forecaster(
         A compiled `SequenceRegressor`.
     """
     assert dilations is not None  # from `_resolve_trellisnet`
-    backbone = TrellisLayer(
+    return TrellisLayer(
         hidden_units,
         len(dilations),
         kernel_size=kernel_size,
@@ -158,27 +191,15 @@ def trellisnet_forecaster(
         seed=sub_seed(seed, 10),
         name="trellis",
     )
-    return _regressor(backbone, horizon, quantiles, targets, future_channels, dropout, seed)
 
 
-def _resolve_lru(window, horizon, **_):
-    _check_horizon(window, horizon)
-    return {}
-
-
-@register(**_SERIES, resolve=_resolve_lru)
+@_forecaster(_check_horizon)
 def lru_forecaster(
     window: int = 168,
-    horizon: int = 24,
     layers: int = 1,
     hidden_units: int = 48,
-    dropout: float = 0.0,
-    quantiles: tuple[float, ...] | None = (0.1, 0.5, 0.9),
-    channels: int = 1,
-    targets: int = 1,
-    future_channels: int = 0,
     seed: int | None = 0,
-) -> SequenceRegressor:
+) -> LRU:
     """Lattice Recurrent Unit that forecasts your time series, 32K parameters for a day of hours.
 
     Args:
@@ -190,7 +211,7 @@ def lru_forecaster(
     Returns:
         A compiled `SequenceRegressor`.
     """
-    backbone = LRU(
+    return LRU(
         hidden_units,
         depth=layers,
         input_projection=True,
@@ -198,4 +219,3 @@ def lru_forecaster(
         seed=sub_seed(seed, 10),
         name="lru",
     )
-    return _regressor(backbone, horizon, quantiles, targets, future_channels, dropout, seed)

@@ -13,7 +13,9 @@ from trellis_keras import data
 from trellis_keras.export import export
 from trellis_keras.files import atomic_write
 from trellis_keras.models import SequenceRegressor, mase_scale
+from trellis_keras.models.calibration import conformal_scale, rescale
 from trellis_keras.training import run as runs
+from trellis_keras.zoo.pretrained import checksum
 from trellis_keras.zoo.recipe import Recipe
 from trellis_keras.zoo.registry import read_recipe
 
@@ -25,6 +27,7 @@ _DAY = 86_400
 _SEASONS = (_DAY, 7 * _DAY)  # seconds
 _PANELS = 4  # targets in the picture
 _SHOWN = 7  # forecasts in the picture, one after the other
+_BLOCK = 64  # horizons that a report predicts at once
 
 
 def is_forecaster(recipe: Recipe) -> bool:
@@ -35,7 +38,9 @@ def is_forecaster(recipe: Recipe) -> bool:
 def finish(folder: str | os.PathLike, serve: bool = True) -> dict[str, Any]:
     """Reports on a run's forecasts of the test part, draws them, and exports the best model.
 
-    The run's folder gets `report.json`, `forecast.png`, and on TensorFlow `serving`, a SavedModel.
+    The quantiles of the best model are calibrated on the end of the validation part. The run's
+    folder gets `report.json`, `forecast.png`, and on TensorFlow `serving`, a SavedModel. If they
+    are there and the best model is still the same, nothing is done.
 
     Args:
         folder: Folder of a run of a forecaster.
@@ -45,27 +50,51 @@ def finish(folder: str | os.PathLike, serve: bool = True) -> dict[str, Any]:
         What report.json holds.
     """
     folder = pathlib.Path(folder).expanduser()
+    serve = serve and keras.backend.backend() == "tensorflow"
+    written = _read_report(folder)
+    if written and (not serve or (folder / SERVING).is_dir()):
+        if written.get("model_sha256") == checksum(folder / runs.BEST):
+            return written
     recipe = read_recipe(folder)
     model = runs.load_best(folder)
     loaded = recipe.load_data()
-    results = report(model, loaded.train, loaded.test, recipe.training.batch_size)
-    with atomic_write(folder / REPORT) as temporary:
-        temporary.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    if model.has_band:
+        recent = [_recent(loaded.valid, i) for i in range(len(loaded.valid.series.lengths))]
+        model.calibrate(*loaded.valid.read(np.concatenate(recent)))
+        with atomic_write(folder / runs.BEST) as temporary:
+            model.save(temporary)
+    batch_size = recipe.training.batch_size
+    results = report(model, loaded.train, loaded.valid, loaded.test, batch_size)
+    results["model_sha256"] = checksum(folder / runs.BEST)
     with atomic_write(folder / PICTURE) as temporary:
         draw(model, loaded.test, temporary)
-    if serve and keras.backend.backend() == "tensorflow":
+    if serve:
         export(model, folder / SERVING)
+    with atomic_write(folder / REPORT) as temporary:
+        temporary.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     return results
 
 
+def _read_report(folder):
+    path = folder / REPORT
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
 def report(
-    model: SequenceRegressor, train: data.Windows, test: data.Windows, batch_size: int = 64
+    model: SequenceRegressor,
+    train: data.Windows,
+    valid: data.Windows,
+    test: data.Windows,
+    batch_size: int = 64,
 ) -> dict[str, Any]:
     """Returns figures of the forecasts of test windows, and of the seasonal naive forecast.
+
+    Each forecast has its quantiles calibrated on those before it, as by `forecast`.
 
     Args:
         model: `SequenceRegressor` of (horizon, targets).
         train: The windows of the training part, by which the season is chosen.
+        valid: The windows of the validation part, on which the first forecasts are calibrated.
         test: The windows of the test part.
         batch_size: Positive integer. Defaults to 64.
 
@@ -75,14 +104,13 @@ def report(
     """
     count = test.series.targets
     absolute, squared, inside, number = np.zeros((4, count))
-    for x, y, weight in data.WindowStream(test, batch_size):
-        bands = model.predict_on_batch(x)
-        counts = ~np.isnan(y) & (weight[:, None, None] > 0)
+    for bands, y in _walk(model, valid, test, batch_size):
+        counts = ~np.isnan(y)
         errors = np.where(counts, y - _middle(model, bands), 0.0).astype("float64")
         absolute += np.abs(errors).sum(axis=(0, 1))
         squared += np.square(errors).sum(axis=(0, 1))
         number += counts.sum(axis=(0, 1))
-        if model.quantiles is not None:
+        if model.has_band:
             within = (bands[..., 0] <= y) & (y <= bands[..., -1])
             inside += (within & counts).sum(axis=(0, 1))
     number = np.where(number, number, np.nan)
@@ -96,7 +124,7 @@ def report(
         "mase": absolute / number / _positive(np.nanmean(scale, axis=0)),
         "naive_mae": test.naive_error(season),
     }
-    if model.quantiles is not None and len(model.quantiles) > 1:
+    if model.has_band:
         figures["coverage"] = inside / number
     results = {
         "test_windows": len(test),
@@ -109,6 +137,60 @@ def report(
         },
     }
     return json.loads(json.dumps(results))
+
+
+# Calibration on the recent past
+
+
+def _walk(model, valid, test, batch_size):
+    """Yields outputs and targets of all test windows, calibrated on the windows before them."""
+    ahead = _ahead(test)
+    for i in range(len(test.series.lengths)):
+        outputs, y = _outputs(model, valid, _recent(valid, i), batch_size)
+        index = np.array(test.of_series(i), int)
+        for rows in np.split(index, range(_BLOCK * ahead, len(index), _BLOCK * ahead)):
+            old = len(y)
+            new, new_y = _outputs(model, test, rows, batch_size)
+            outputs, y = np.concatenate([outputs, new]), np.concatenate([y, new_y])
+            for first in range(old, len(y), ahead):
+                known = slice(0, first - ahead + 1)
+                block = slice(first, first + ahead)
+                yield _calibrated(model, outputs[block], outputs[known], y[known], test), y[block]
+            kept = -_recent_count(test) - ahead
+            outputs, y = outputs[kept:], y[kept:]
+
+
+def _calibrated(model, outputs, known, known_y, windows):
+    """Outputs whose quantiles are calibrated on the last of the known ones."""
+    count = _recent_count(windows)
+    if not model.has_band or not len(known_y):
+        return outputs
+    scale = conformal_scale(known[-count:], known_y[-count:], model.quantiles)
+    return rescale(outputs, scale, model.quantiles)
+
+
+def _outputs(model, windows, index, batch_size=64):
+    """Outputs and targets of some windows."""
+    x, y = windows.read(np.asarray(index, int))
+    if not len(x):
+        return np.zeros(model.compute_output_shape(x.shape)), y
+    return model.predict(x, batch_size=batch_size, verbose=0), y
+
+
+def _recent_count(windows):
+    """How many windows a calibration reads: those that start in two windows of rows."""
+    return -(-2 * windows.window // windows.stride)
+
+
+def _recent(windows, i):
+    """The last windows of series `i`, on which what comes after is calibrated."""
+    own = windows.of_series(i)
+    return own[max(len(own) - _recent_count(windows), 0) :]
+
+
+def _ahead(windows):
+    """Number of windows from one to the first that starts behind its targets."""
+    return -(-windows.horizon // windows.stride)
 
 
 def choose_season(train: data.Windows) -> int:
@@ -155,15 +237,16 @@ def draw(model: SequenceRegressor, test: data.Windows, path: str | os.PathLike) 
         path: The PNG file to write.
     """
     series, horizon = test.series, test.horizon
-    apart = -(-horizon // test.stride)
-    last = len(test) - 1
-    shown = np.arange(last, max(last - _SHOWN * apart, -1), -apart)[::-1]
-    starts = test.starts(shown)
-    # Of several series the last one alone.
-    shown = shown[starts >= series.rows(len(series.lengths) - 1).start]
-    x, y = test.read(shown)
-    rows = test.starts(shown)[:, None] + test.window + np.arange(horizon)
-    bands = model.predict_on_batch(x)
+    apart = _ahead(test)
+    # Of several series the last one that has any.
+    numbers = range(len(series.lengths) - 1, -1, -1)
+    own = next(filter(len, map(test.of_series, numbers)))
+    shown = own[::-apart][:_SHOWN][::-1]
+    known = own[: max(own.index(shown[0]) - apart + 1, 0)][-_recent_count(test) :]
+    bands, y = _outputs(model, test, shown)
+    known_bands, known_y = _outputs(model, test, known)
+    bands = _calibrated(model, bands, known_bands, known_y, test)
+    rows = test.starts(np.array(shown))[:, None] + test.window + np.arange(horizon)
     middle = _middle(model, bands)
     names = target_names(series)[:_PANELS]
     from matplotlib.figure import Figure
@@ -180,7 +263,7 @@ def draw(model: SequenceRegressor, test: data.Windows, path: str | os.PathLike) 
             panel.plot(axis[k], y[k, :, i], color="0.2", lw=1, **label)
             label = {"label": "forecast"} if not k else {}
             panel.plot(axis[k], middle[k, :, i], color="tab:blue", lw=1.4, **label)
-            if model.quantiles is not None and len(model.quantiles) > 1:
+            if model.quantiles is not None and model.has_band:
                 band = f"{model.quantiles[0]:.0%} to {model.quantiles[-1]:.0%}"
                 label = {"label": band} if not k else {}
                 low, high = bands[k, :, i, 0], bands[k, :, i, -1]
@@ -231,7 +314,10 @@ def forecast(
     horizon, window = recipe.arguments["horizon"], recipe.arguments["window"]
     steps = horizon if steps is None else steps
     rows = []
+    scale = np.array(model.gap_scale) if model.has_band else None
     for i, name in enumerate(series.names):
+        if model.has_band:
+            model.gap_scale.assign(scale)
         found, end = _forecast_one(model, series, i, window, horizon, steps, path)
         label = [name] if columns.series else []
         for k, values in enumerate(found):
@@ -270,8 +356,20 @@ def _forecast_one(model, series, i, window, horizon, steps, path):
             f"{where}: a forecast of {steps} steps needs {needed} rows with {names} after the last "
             f"value of {', '.join(series.columns.targets)}. Received: {len(future)}"
         )
-    found = model.forecast(values[end - window : end], steps, future)
+    _calibrate_on_past(model, series, i, end, window, horizon)
+    found = model.forecast(values[end - window : end], steps, future, seed=0)
     return found, rows.start + end
+
+
+def _calibrate_on_past(model, series, i, end, window, horizon):
+    """Calibrates quantiles on the forecasts before row `end` of a series, if they are enough."""
+    starts = [series.rows(k).start for k in range(len(series.lengths))]
+    last = starts[:i] + [starts[i] + end] + starts[i + 1 :]
+    count = 2 * window
+    if model.has_band and end >= count + window + horizon - 1:
+        first = [row if k != i else row - horizon - count + 1 for k, row in enumerate(last)]
+        windows = data.Windows(series, window, horizon, 1, first, last)
+        model.calibrate(*windows.read(np.arange(len(windows))))
 
 
 def _time(series, end, k):
@@ -290,11 +388,8 @@ def _output_names(targets, quantiles):
 
 
 def _check_step(folder, path, series):
-    report_path = pathlib.Path(folder).expanduser() / REPORT
-    if series.step is None or not report_path.is_file():
-        return
-    step = json.loads(report_path.read_text(encoding="utf-8")).get("step")
-    if step is not None and step != str(series.step):
+    step = _read_report(pathlib.Path(folder).expanduser()).get("step")
+    if None not in (step, series.step) and step != str(series.step):
         raise ValueError(
             f"{path} has steps of {series.step}; the model was trained on steps of {step}."
         )

@@ -1,0 +1,66 @@
+"""Conformal calibration of quantiles."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from trellis_keras.models.losses import middle_quantile
+
+
+def conformal_scale(
+    outputs: np.ndarray, targets: np.ndarray, quantiles: Sequence[float]
+) -> np.ndarray:
+    """Returns factors for the gaps between quantiles with which these hold for the targets.
+
+    Conformalized quantile regression (Romano et al. 2019, each side for itself), with the gap to
+    the next quantile nearer to the middle as the unit of the scores.
+
+    Args:
+        outputs: Array (..., targets, quantiles) of increasing quantiles.
+        targets: Array (..., targets). Missing values (NaN) do not count.
+        quantiles: Increasing floats between 0 and 1.
+
+    Returns:
+        Array (targets, quantiles) of numbers of 0 or more, 1 for the middle quantile.
+    """
+    outputs = outputs.reshape(-1, *outputs.shape[-2:]).astype("float64")
+    targets = targets.reshape(-1, targets.shape[-1])
+    pairs = [(outputs[:, i], targets[:, i]) for i in range(targets.shape[-1])]
+    return np.stack([_scale(*pair, quantiles) for pair in pairs])
+
+
+def _scale(outputs, targets, quantiles):
+    known = ~np.isnan(targets)
+    outputs, targets = outputs[known], targets[known]
+    scale = np.ones(len(quantiles))
+    if not len(targets):
+        return scale
+    middle = middle_quantile(quantiles)
+    for sign in (1, -1):
+        calibrated = outputs[:, middle]
+        for i in range(middle + sign, len(quantiles) if sign > 0 else -1, sign):
+            gap = sign * (outputs[:, i] - outputs[:, i - sign])
+            scores = sign * (targets - calibrated) / np.maximum(gap, np.finfo("float32").tiny)
+            share = quantiles[i] if sign > 0 else 1 - quantiles[i]
+            # The next value counts too, and may be the largest.
+            share = min(share * (1 + 1 / len(scores)), 1.0)
+            scale[i] = max(np.quantile(scores, share, method="higher"), 0.0)
+            calibrated = calibrated + sign * scale[i] * gap
+    return scale
+
+
+def rescale(outputs: np.ndarray, scale: np.ndarray, quantiles: Sequence[float]) -> np.ndarray:
+    """Returns outputs whose gaps between quantiles are multiplied by factors.
+
+    Args:
+        outputs: Array (..., quantiles) of increasing quantiles.
+        scale: Array (..., quantiles), see `conformal_scale`.
+        quantiles: Increasing floats between 0 and 1.
+    """
+    middle = middle_quantile(quantiles)
+    center, gaps = outputs[..., middle : middle + 1], np.diff(outputs, axis=-1)
+    above = gaps[..., middle:] * scale[..., middle + 1 :]
+    below = gaps[..., :middle] * scale[..., :middle]
+    above = center + np.cumsum(above, axis=-1)
+    below = center - np.cumsum(below[..., ::-1], axis=-1)[..., ::-1]
+    return np.concatenate([below, center, above], axis=-1)
