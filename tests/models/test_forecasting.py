@@ -279,6 +279,7 @@ def test_anomalies_score_highest(trained):
         scoring.anomaly_scores(point, series, scale=[2.0, 1.0])[1:100, 0],
         np.abs(_one_step(point, series)[:99, 0] - series[1:100, 0]) / 2,
         rtol=1e-3,
+        atol=2e-3,
     )
 
 
