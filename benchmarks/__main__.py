@@ -1,5 +1,6 @@
 """Runs cases in fresh processes, the variants of a case in turn, and writes JSON and Markdown."""
 
+import fnmatch
 import importlib.metadata
 import json
 import os
@@ -28,7 +29,9 @@ def list_command():
 
 @app.command()
 def run(
-    names: Annotated[list[str] | None, typer.Argument(help="Cases; none: all.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Cases, or patterns such as 'tcn_*'; none: all.")
+    ] = None,
     rounds: Annotated[int, typer.Option(help="Counted steps of each variant.")] = 5,
     variants: Annotated[
         list[str] | None, typer.Option(help="Only variants that contain one of these.")
@@ -51,8 +54,9 @@ def run(
         if os.environ.get("KERAS_BACKEND") != "jax":
             raise typer.BadParameter("--precision needs KERAS_BACKEND=jax")
         os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = precision
-    names = names or list(CASES)
-    unknown = [name for name in names if name not in CASES]
+    patterns = names or ["*"]
+    unknown = [pattern for pattern in patterns if not fnmatch.filter(CASES, pattern)]
+    names = [name for pattern in patterns for name in fnmatch.filter(CASES, pattern)]
     if unknown:
         raise typer.BadParameter(f"unknown cases {unknown}; there are {list(CASES)}")
     folder = pathlib.Path(output)

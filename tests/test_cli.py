@@ -9,6 +9,7 @@ import pytest
 from tests.support.processes import child_environment
 from tests.support.small_runs import TINY, options, tiny_run, write_text
 from trellis_keras import __version__, cli, data, zoo
+from trellis_keras.training import environment
 from trellis_keras.training import run as runs
 
 UNOBSERVED = ["--gradient-norms", "0", "--sample-length", "0"]
@@ -240,6 +241,29 @@ def test_train_without_output_or_model(run, refused, tmp_path):
 
 def test_train_with_other_settings_in_a_folder(refused, shared):
     assert "depth 3 there, 4 here" in refused("train", "--output", shared, "--depth", "4")
+
+
+@pytest.mark.parametrize(
+    "flags, arguments, policy",
+    [
+        ("fpu amx_bf16 sse", ["--precision", "auto"], "mixed_bfloat16"),
+        ("fpu sse", ["--precision", "auto"], "float32"),
+        ("fpu amx_bf16 sse", ["--precision", "bfloat16"], "mixed_bfloat16"),
+    ],
+)
+def test_the_precision_of_a_run(run, tmp_path, monkeypatch, flags, arguments, policy):
+    monkeypatch.setattr(environment, "_cpu_info", lambda field: flags)
+    monkeypatch.setattr(runs, "train", lambda recipe, *_, **__: chosen.append(recipe.dtype_policy))
+    chosen = []
+    status, _, err = run("train", "tcn_jsb", *arguments, "--output", tmp_path / "run")
+    assert (status, chosen) == (0, [policy]), err
+
+
+def test_precisions_that_contradict_each_other(refused, tmp_path):
+    words = ["train", "tcn_jsb", "--output", tmp_path / "run", "--precision"]
+    assert "auto, float32 or bfloat16. Received: half" in refused(*words, "half")
+    message = refused(*words, "float32", "--dtype-policy", "mixed_bfloat16")
+    assert "--precision float32 and --dtype-policy mixed_bfloat16 exclude each other" in message
 
 
 def test_a_time_limit(run, tmp_path):

@@ -123,6 +123,12 @@ def train(
         str | None, typer.Option(help="Column that tells several series apart.")
     ] = None,
     data_dir: DataDir = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="float32, bfloat16, or auto: bfloat16 where this machine is faster with it."
+        ),
+    ] = None,
     gradient_norms: Annotated[
         int,
         typer.Option(min=0, help="Batches to measure gradient norms on after each epoch."),
@@ -157,6 +163,13 @@ def train(
     names, options = _parse(settings)
     if data_dir is not None:
         options["data_dir"] = data_dir
+    if precision is not None:
+        policy = _policy(precision)
+        if options.setdefault("dtype_policy", policy) != policy:
+            raise ValueError(
+                f"--precision {precision} and --dtype-policy {options['dtype_policy']} exclude "
+                "each other."
+            )
     recipe = _named_recipe(zoo, names, as_published) or zoo.read_recipe(output)
     if text is not None:
         if not recipe.reads_text:
@@ -405,6 +418,18 @@ def _sampler(name, vocabulary_size, options):
         raise ValueError(f"--temperature must be positive. Received: {settings['temperature']}")
     names = {"top_k": "k", "top_p": "p", "beams": "num_beams"}
     return kind(**{names.get(option, option): value for option, value in settings.items()})
+
+
+def _policy(precision):
+    """The dtype policy of the option --precision."""
+    from trellis_keras.training.environment import has_bfloat16_units
+
+    policies = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
+    if precision == "auto":
+        return policies["bfloat16" if has_bfloat16_units() else "float32"]
+    if precision not in policies:
+        raise ValueError(f"--precision must be auto, float32 or bfloat16. Received: {precision}")
+    return policies[precision]
 
 
 def _named_recipe(zoo, names, as_published):

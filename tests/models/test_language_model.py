@@ -14,6 +14,7 @@ from trellis_keras.layers import (
     TCN,
     AdaptiveSoftmax,
     DenseHead,
+    RHNCell,
     StackedRNN,
     TrellisLayer,
     streaming,
@@ -456,6 +457,30 @@ def test_a_loss_that_is_not_scaled_stays_so():
         assert isinstance(new.optimizer, keras.optimizers.LossScaleOptimizer) == scale
     model.compile("sgd")
     assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+@pytest.mark.skipif(JAX, reason="about TensorFlow on a CPU")
+def test_xla_where_the_backbone_is_faster_with_it():
+    def choice(backbone, dtype=None, **options):
+        model = LanguageModel(V, 6, backbone, dtype=dtype)
+        model.compile("sgd", **options)
+        new = LanguageModel.from_config(model.get_config())
+        new.compile_from_config(model.get_compile_config())
+        assert new.get_compile_config()["jit_compile"] == options.get("jit_compile", "auto")
+        assert new.jit_compile == model.jit_compile
+        return model.jit_compile
+
+    def cells():
+        return keras.layers.RNN(RHNCell(6, 2), return_sequences=True, return_state=True)
+
+    def lstm():
+        return keras.layers.LSTM(6, return_sequences=True, return_state=True)
+
+    assert choice(trellis()) is choice(StackedRNN([cells()])) is True
+    assert choice(TCN(6, 2, 2)) is choice(StackedRNN([lstm()])) is False
+    assert choice(trellis(dtype="mixed_bfloat16")) is choice(trellis(), run_eagerly=True) is False
+    assert choice(trellis(), jit_compile=False) is False
+    assert choice(TCN(6, 2, 2), jit_compile=True) is True
 
 
 def test_the_seed_is_that_of_an_untied_head_too():

@@ -81,6 +81,7 @@ def test_the_description_names_sizes_and_settings(tmp_path, capsys):
     assert "parameters (depth=8, hidden_units=4, output_units=4, embedding_dim=4" in shown
     assert "text: train 1,800, valid 100, test 100 characters, vocabulary 7" in shown
     assert "a uniform guess: bpc 2.807" in shown
+    assert "float32, without XLA (as asked for)" in shown
     assert "batches of 4 x 20 tokens, the first 8 of each row context" in shown
 
 

@@ -29,8 +29,15 @@ def tcn_parameters(widths, kernel_size):
 
 
 def test_list_models():
-    functions = {"Recipe", "Training", "get_model", "list_models", "published_recipe"}
-    functions |= {"read_recipe", "recipe", "register"}
+    functions = {
+        "Recipe",
+        "Training",
+        "from_preset",
+        "get_model",
+        "list_models",
+        "published_recipe",
+    }
+    functions |= {"published_recipe", "read_recipe", "recipe", "register"}
     assert zoo.list_models() == sorted(set(zoo.__all__) - functions)
     assert zoo.list_models("trellisnet_*_ptb") == ["trellisnet_char_ptb"]
     assert zoo.list_models("transformer_*") == []

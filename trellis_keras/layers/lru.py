@@ -364,6 +364,9 @@ class LRU(
         """Whether no output depends on later inputs."""
         return not self.go_backwards
 
+    # In float32 on a CPU. Models read it where `compile(jit_compile="auto")`.
+    prefers_xla = True
+
     def build(self, input_shape: Shape) -> None:
         self.input_spec = sequence_spec(self, input_shape)
         self.input_channels = input_shape[-1]

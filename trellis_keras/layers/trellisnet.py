@@ -432,6 +432,9 @@ class TrellisLayer(
             dropout, sub_seed(seed, "TrellisLayer", "dropout"), dtype=state_dtype
         )
 
+    # In float32 on a CPU. Models read it where `compile(jit_compile="auto")`.
+    prefers_xla = True
+
     def _convolution_kernel(self, name, seed):
         recurrent = name == "recurrent_kernel"
         make = ConvolutionKernel

@@ -27,6 +27,7 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._mean_loss = keras.metrics.Mean(name="loss")
+        self._asked_to_compile: bool | str = "auto"
         self._auto_scale_loss = True
 
     # Training
@@ -42,11 +43,18 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
     ) -> None:
         """Configures the model as `keras.Model.compile` does.
 
+        With `jit_compile="auto"` TensorFlow compiles with XLA on a CPU too, if the backbone is
+        faster with it: if it has a true attribute `prefers_xla` and computes in float32 or float64.
+        (XLA does not use a CPU's bfloat16 units.) On other devices Keras decides.
+
         Raises:
             ValueError: If the model is distributed over several replicas and the backbone is
                 stateful, or XLA or several steps per execution are asked for.
         """
         self._check_replicas(jit_compile, steps_per_execution)
+        self._asked_to_compile = jit_compile
+        if jit_compile == "auto" and not kwargs.get("run_eagerly"):
+            jit_compile = self._prefers_xla() or "auto"
         super().compile(
             optimizer,
             steps_per_execution=steps_per_execution,
@@ -56,10 +64,25 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
         )
         self._auto_scale_loss = auto_scale_loss
 
+    def _prefers_xla(self):
+        """Whether the backbone, on a CPU and TensorFlow, is faster with XLA."""
+        if keras.backend.backend() != "tensorflow" or self._replicas() > 1:
+            return False
+        import tensorflow as tf
+
+        if {device.device_type for device in tf.config.list_physical_devices()} != {"CPU"}:
+            return False
+        is_full = self.backbone.compute_dtype in ("float32", "float64")
+        return is_full and getattr(self.backbone, "prefers_xla", False)
+
+    def _replicas(self):
+        """The number of replicas of `tf.distribute`."""
+        strategy = getattr(self, "distribute_strategy", None)
+        return 1 if strategy is None else strategy.num_replicas_in_sync
+
     def _check_replicas(self, jit_compile, steps_per_execution):
         """Raises ValueError for what would fail under `tf.distribute` once training begins."""
-        strategy = getattr(self, "distribute_strategy", None)
-        if strategy is None or strategy.num_replicas_in_sync == 1:
+        if self._replicas() == 1:
             return
         if jit_compile is True or steps_per_execution != 1:
             raise ValueError(
@@ -77,7 +100,8 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
 
     def get_compile_config(self) -> dict | None:
         config = super().get_compile_config()
-        return config and {**config, "auto_scale_loss": self._auto_scale_loss}
+        own = {"jit_compile": self._asked_to_compile, "auto_scale_loss": self._auto_scale_loss}
+        return config and {**config, **own}
 
     def compile_from_config(self, config: dict) -> None:
         self.compile(**keras.saving.deserialize_keras_object(config))

@@ -467,8 +467,16 @@ def describe(recipe: Any, model: keras.Model, loaded: Any) -> str:
         data_line,
         f"batches of {batches}",
         f"{training.optimizer} {training.learning_rate:g}, up to epoch {training.epochs}",
+        _describe_arithmetic(recipe, model),
     ]
     return "\n".join(lines)
+
+
+def _describe_arithmetic(recipe, model):
+    """Says in which precision a step computes, what compiles it, and who chose that."""
+    compiler = "compiled by XLA" if model.jit_compile else "without XLA"
+    why = "as asked for" if recipe.jit_compile is not None else "chosen for model and machine"
+    return f"{model.backbone.compute_dtype}, {compiler} ({why})"
 
 
 # Failures

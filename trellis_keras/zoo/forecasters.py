@@ -131,7 +131,7 @@ def tcn_forecaster(
         seed: Seed of weights, dropouts and the order of windows. None: other weights each time.
         weights: None, or path of a weights file.
         dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether XLA compiles the training step. None: Keras decides.
+        jit_compile: Whether XLA compiles the training step. None: what suits model and machine.
 
     Returns:
         A compiled `SequenceRegressor`.

@@ -182,7 +182,7 @@ def _language_model(backbone, hidden_units, vocabulary_size, seed, vocabulary):
     )
 
 
-def _on_all_corpora(unit, function, unit_parameters, note=_LAYERS, jit_compile=True):
+def _on_all_corpora(unit, function, unit_parameters, note=_LAYERS):
     """Registers and returns a unit's models of the four texts.
 
     Args:
@@ -190,7 +190,6 @@ def _on_all_corpora(unit, function, unit_parameters, note=_LAYERS, jit_compile=T
         function: Function that builds them.
         unit_parameters: As in `_resolve`.
         note: What the docstrings say of the unit.
-        jit_compile: Default of the argument.
     """
     models = []
     for corpus, (title, options, characters, remark) in _CORPORA.items():
@@ -201,7 +200,6 @@ def _on_all_corpora(unit, function, unit_parameters, note=_LAYERS, jit_compile=T
             metric="cross_entropy",
             training=_TRAINING,
             resolve=_resolve(unit_parameters),
-            jit_compile=jit_compile,
             name=name,
             setting="lru_paper" if name in _IN_THE_TCN_PAPER else None,
             defaults={"vocabulary_size": characters},
@@ -248,7 +246,7 @@ def _lru(
         weights: None, `"pretrained"`, or path of a weights file.
         vocabulary: `data.Vocabulary` to save with the model; it sets `vocabulary_size`.
         dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether XLA compiles the training step. None: Keras decides.
+        jit_compile: Whether XLA compiles the training step. None: what suits model and machine.
 
     Returns:
         A compiled `LanguageModel`.
@@ -324,7 +322,6 @@ lstm_char_ptb, lstm_war_and_peace, lstm_enwik8, lstm_text8 = _on_all_corpora(
     _lstm,
     lambda layers, **_: (8 * layers, 4 * layers),
     note=f"Keras' LSTM, whose forget gates start with the bias 1.\n    {_LAYERS}",
-    jit_compile=None,
 )
 
 
@@ -358,7 +355,6 @@ gru_char_ptb, gru_war_and_peace, gru_enwik8, gru_text8 = _on_all_corpora(
     lambda layers, **_: (6 * layers, 6 * layers),
     note="Keras' GRU, with the reset gate after the product. The paper's Eq. 3 has it before;\n"
     f"    what was trained is PyTorch's (footnote 6), with it after.\n    {_LAYERS}",
-    jit_compile=None,
 )
 
 

@@ -236,7 +236,6 @@ class Entry:
         resolve: Function from the arguments to values for those of them that are None. It raises
             `ValueError` where arguments contradict each other.
         data_arguments: Arguments that are also options of the data set.
-        jit_compile: Whether XLA compiles the training step. None: Keras decides.
         doc: Docstring.
     """
 
@@ -254,7 +253,6 @@ class Entry:
     training: Training | Callable[..., Training]
     resolve: Callable[..., dict[str, Any]] | None
     data_arguments: tuple[str, ...]
-    jit_compile: bool | None
     doc: str
 
     @property
@@ -281,7 +279,7 @@ class Recipe:
         metric: Name of the published metric.
         dtype_policy: Keras' dtype policy of all layers, or None for
             `keras.config.dtype_policy()`.
-        jit_compile: Whether XLA compiles the training step. None: Keras decides.
+        jit_compile: Whether XLA compiles the training step. None: what suits model and machine.
     """
 
     name: str

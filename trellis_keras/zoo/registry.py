@@ -30,7 +30,6 @@ def register(
     channels: int | None = None,
     metrics: Callable[[], list] | None = None,
     resolve: Callable[..., dict[str, Any]] | None = None,
-    jit_compile: bool | None = True,
     name: str | None = None,
     setting: str | None = None,
     defaults: dict[str, Any] | None = None,
@@ -56,7 +55,6 @@ def register(
             model's own.
         resolve: Function from the arguments to {argument: value} for those that are None because
             they follow from others. It raises `ValueError` where arguments contradict each other.
-        jit_compile: Default of the argument. None: Keras decides.
         name: Name of the model. Defaults to the function's.
         setting: Name of the setting, for a second paper's model of the same name.
         defaults: Defaults that differ from the function's, where it makes several models.
@@ -107,7 +105,6 @@ def register(
             channels=channels,
             training=training,
             resolve=resolve,
-            jit_compile=jit_compile,
             doc=_docstring(function.__doc__ or "", doc),
         )
         if (entry.name, setting) in _ENTRIES:
@@ -146,7 +143,7 @@ def _function(entry):
 
     parameters = {**entry.defaults, "weights": None}
     parameters |= {"vocabulary": None} if entry.reads_text else {}
-    parameters |= {"dtype_policy": None, "jit_compile": entry.jit_compile}
+    parameters |= {"dtype_policy": None, "jit_compile": None}
     kind = inspect.Parameter.KEYWORD_ONLY
     build.__signature__ = inspect.Signature(
         [inspect.Parameter(name, kind, default=default) for name, default in parameters.items()]

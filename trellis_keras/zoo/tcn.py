@@ -235,7 +235,6 @@ def _row_of_table_2(table, longer):
     **_ADDING,
     training=Training(optimizer="adam", learning_rate=2e-3, **_ADDING_BATCHES),
     resolve=_row_of_table_2(ADDING, longer=0),
-    jit_compile=None,
 )
 def tcn_adding(
     T: int = 600,
@@ -269,7 +268,7 @@ def tcn_adding(
         seed: Seed of weights, dropouts and the order of sequences. None: other weights each time.
         weights: None, `"pretrained"`, or path of a weights file.
         dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether XLA compiles the training step. None: Keras decides.
+        jit_compile: Whether XLA compiles the training step. None: what suits model and machine.
 
     Returns:
         A compiled `SequenceRegressor`.
@@ -293,7 +292,6 @@ def tcn_adding(
         optimizer="rmsprop", learning_rate=5e-4, clip_norm=1.0, **_COPY_MEMORY_BATCHES
     ),
     resolve=_row_of_table_2(COPY_MEMORY, longer=20),
-    jit_compile=None,
 )
 def tcn_copy_memory(
     T: int = 1000,
@@ -336,7 +334,6 @@ def _resolve_pixels(size, depth, **others):
 _PIXELS: dict[str, Any] = {
     "training": Training(optimizer="adam", learning_rate=2e-3, **_MNIST_BATCHES),
     "resolve": _resolve_pixels,
-    "jit_compile": None,
 }
 
 
@@ -393,7 +390,6 @@ tcn_permuted_mnist = register(
 _MUSIC: dict[str, Any] = {
     "training": Training(optimizer="adam", learning_rate=2e-3, clip_norm=0.4, **_MUSIC_BATCHES),
     "resolve": _check_tcn,
-    "jit_compile": None,
 }
 
 
@@ -450,7 +446,7 @@ def _resolve_text(cutoffs, vocabulary_size, initial_embedding, **others):
 
 
 _SGD: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 4.0, "clip_norm": 0.4}
-_WORDS: dict[str, Any] = {"resolve": _resolve_text, "jit_compile": None}
+_WORDS: dict[str, Any] = {"resolve": _resolve_text}
 
 
 @register(**_PTB, **_WORDS, training=Training(**_SGD, **_WORD_BATCHES))
@@ -498,7 +494,7 @@ def tcn_ptb(
         weights: None, `"pretrained"`, or path of a weights file.
         vocabulary: `data.Vocabulary` to save with the model; it sets `vocabulary_size`.
         dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether XLA compiles the training step. None: Keras decides.
+        jit_compile: Whether XLA compiles the training step. None: what suits model and machine.
 
     Returns:
         A compiled `LanguageModel`.
@@ -573,7 +569,6 @@ tcn_lambada = register(
 _CHARACTERS: dict[str, Any] = {
     "training": Training(optimizer="adam", learning_rate=2e-3, clip_norm=0.15, **_CHAR_BATCHES),
     "resolve": _resolve_text,
-    "jit_compile": None,
 }
 _CHARACTER_NET: dict[str, Any] = {
     "embedding_dim": 100,
@@ -694,7 +689,7 @@ def _recurrent_sequence_model(
         seed: Seed of weights, dropouts and the order of sequences. None: other weights each time.
         weights: None, `"pretrained"`, or path of a weights file.
         dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether XLA compiles the training step. None: Keras decides.
+        jit_compile: Whether XLA compiles the training step. None: what suits model and machine.
 
     Returns:
         A compiled `SequenceRegressor`, `SequenceClassifier` or `PolyphonicModel`.
@@ -732,7 +727,7 @@ def _recurrent_language_model(
         weights: None, `"pretrained"`, or path of a weights file.
         vocabulary: `data.Vocabulary` to save with the model; it sets `vocabulary_size`.
         dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether XLA compiles the training step. None: Keras decides.
+        jit_compile: Whether XLA compiles the training step. None: what suits model and machine.
 
     Returns:
         A compiled `LanguageModel`.
@@ -844,7 +839,6 @@ def _baselines(
             **entry,
             training=training,
             resolve=resolve,
-            jit_compile=None,  # 8 to 13 times slower with XLA on a CPU
             name=f"{cell}_{benchmark}",
             fixed={"cell": cell, **fixed}
             | ({} if is_lstm else {"size": "matched", "forget_bias": 1.0}),

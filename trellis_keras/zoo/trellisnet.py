@@ -278,7 +278,7 @@ def trellisnet_ptb(
         weights: None, `"pretrained"`, or path of a weights file.
         vocabulary: `data.Vocabulary` to save with the model; it sets `vocabulary_size`.
         dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether XLA compiles the training step. None: Keras decides.
+        jit_compile: Whether XLA compiles the training step. None: what suits model and machine.
 
     Returns:
         A compiled `LanguageModel`.
@@ -599,7 +599,7 @@ def trellisnet_seq_mnist(
         seed: Seed of weights, dropouts and the order of the images. None: other weights each time.
         weights: None, `"pretrained"`, or path of a weights file.
         dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether XLA compiles the training step. None: Keras decides.
+        jit_compile: Whether XLA compiles the training step. None: what suits model and machine.
 
     Returns:
         A compiled `SequenceClassifier`.
