@@ -163,7 +163,7 @@ def test_loops_where_they_are_worth_it(time, output_length, depth, weights, turn
 def test_unknown_length():
     cone = Cone(None, [(0, 1), (0, 2)], output_length=1)
     assert cone.positions == [None] * 3
-    assert cone.read(2, 2).padding == 2
+    assert cone.read(2, 2).padding == 2 and cone.read(2, 2).is_contiguous
     blocks = choose_blocks(None, [(0, 1)] * 9, output_length=1, first=2)
     assert blocks == [Block(1, 1, 1), Block(2, 9, 1)]
 
