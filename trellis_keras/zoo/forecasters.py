@@ -74,7 +74,6 @@ def _forecaster(resolve: Callable[..., dict[str, Any]]) -> Callable[[Callable], 
             metric="mae",
             channels=1,  # as many as the data have
             data_arguments=("window", "horizon"),
-            jit_compile=None,
             training=_TRAINING,
             resolve=resolve,
         )(forecaster)
