@@ -12,7 +12,6 @@ import io
 import math
 
 import numpy as np
-import PIL.Image
 
 from trellis_keras.data.registry import SPLITS, DataDir, Dataset, register
 from trellis_keras.data.sources import Source, checksum, read_file, read_tfds
@@ -231,8 +230,11 @@ def _read_idx(path):
 def _read_strip(path):
     """Read a PNG file of images one below the other."""
     height, width, channels = PUBLISHED["seq_cifar10"].shape
+    import PIL.Image
+
+    bomb = PIL.Image.DecompressionBombError
     # PNG only: Pillow runs other programs on some formats.
-    with _refuse_damage(path), PIL.Image.open(path, formats=["PNG"]) as image:
+    with _refuse_damage(path, bomb), PIL.Image.open(path, formats=["PNG"]) as image:
         # The size is known before any pixel is decoded.
         if image.width != width or image.height % height or image.height > _MAX_STRIP * height:
             raise ValueError(
@@ -246,10 +248,9 @@ def _read_strip(path):
 
 
 @contextlib.contextmanager
-def _refuse_damage(path):
-    """Name the file that a library cannot read."""
-    errors = (OSError, EOFError, KeyError, ValueError, SyntaxError)
+def _refuse_damage(path, *others):
+    """Name the file that a library cannot read, for usual errors and `others`."""
     try:
         yield
-    except (*errors, PIL.Image.DecompressionBombError) as error:
+    except (OSError, EOFError, KeyError, ValueError, SyntaxError, *others) as error:
         raise ValueError(f"{path} is damaged: {error}") from error

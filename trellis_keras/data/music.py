@@ -2,8 +2,6 @@
 
 import io
 
-import scipy.io
-
 from trellis_keras.data.registry import SPLITS, DataDir, Dataset, register
 from trellis_keras.data.sources import Download, Source, checksum, read_file
 from trellis_keras.data.streams import PianoRollStream
@@ -50,6 +48,8 @@ def _load_music(name, source, data_dir):
         raise ValueError(
             f"{path} is not the published file: expected sha256 {CHECKSUMS[name]}, found {found}"
         )
+    import scipy.io
+
     variables = scipy.io.loadmat(io.BytesIO(content))
     rolls = {split: [*variables[f"{split}data"].ravel()] for split in SPLITS}
     return Dataset(name, **rolls, checksum=found, make_stream=PianoRollStream)
