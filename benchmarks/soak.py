@@ -309,8 +309,7 @@ def _epochs_saved(run):
     """Returns the number of the newest whole checkpoint, 0 for none, and what is damaged."""
     with warnings.catch_warnings(record=True) as damage:
         warnings.simplefilter("always")
-        newest = checkpoint.latest(run / "checkpoints")
-    number = 0 if newest is None else int(newest.stem.removeprefix("epoch-"))
+        number, _ = checkpoint.progress(run / "checkpoints")
     return number, [str(warning.message) for warning in damage]
 
 

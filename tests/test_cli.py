@@ -9,7 +9,7 @@ import pytest
 from tests.support.processes import child_environment
 from tests.support.small_runs import TINY, options, tiny_run, write_text
 from trellis_keras import __version__, cli, data, zoo
-from trellis_keras.training import environment
+from trellis_keras.training import environment, progress
 from trellis_keras.training import run as runs
 
 UNOBSERVED = ["--gradient-norms", "0", "--sample-length", "0"]
@@ -270,8 +270,9 @@ def test_a_time_limit(run, tmp_path):
     text, folder = write_text(tmp_path / "text.txt"), tmp_path / "run"
     words = [*SMALL, "--epochs", "2", "--text", text, "--max-minutes", "1e-9"]
     _, out, _ = run("train", "trellisnet_char", *words, "--output", folder)
-    assert runs.epochs_done(folder) == 1 and "1 of 2 epochs" in out
-    run("train", "--output", folder, *UNOBSERVED)
+    assert progress(folder / "checkpoints") == (0, 1)
+    assert f"in epoch 1 of 2. To resume: trellis-keras train --output {folder}" in out
+    _, out, _ = run("train", "--output", folder, *UNOBSERVED)
     assert runs.epochs_done(folder) == 2
 
 

@@ -143,8 +143,11 @@ def train(
     ] = None,
     max_minutes: Annotated[
         float | None,
-        typer.Option(help="Stop after the last epoch that fits; the same command resumes."),
+        typer.Option(help="Stop in time, within an epoch too; the same command resumes."),
     ] = None,
+    save_minutes: Annotated[
+        float, typer.Option(help="Minutes between checkpoints within an epoch.")
+    ] = 10,
 ):
     """Train a model by its recipe, or resume an interrupted run.
 
@@ -189,7 +192,14 @@ def train(
     try:
         # A progress bar on a terminal; in a file, a line per epoch.
         verbose = 1 if sys.stdout.isatty() else 2
-        run.train(recipe, output, verbose=verbose, observation=observation, max_minutes=max_minutes)
+        run.train(
+            recipe,
+            output,
+            verbose=verbose,
+            observation=observation,
+            max_minutes=max_minutes,
+            save_minutes=save_minutes,
+        )
     except KeyboardInterrupt:
         typer.echo(f"\nInterrupted. To resume: {run.resuming(output)}", err=True)
         raise

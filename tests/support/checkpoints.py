@@ -76,13 +76,15 @@ def truncate(path):
 def small_state(epoch, **fields):
     """The state that `Checkpoint` writes for a model without variables."""
     return {
-        "format": 2,
+        "format": 3,
         "epoch": epoch,
+        "batch": 0,
+        "batches": 0,
         "seed": 0,
         "epochs": 3,
         "stopped": False,
         "logs": {},
         "callbacks": [],
-        "variables": {"model": [], "optimizer": []},
+        "variables": {"model": [], "optimizer": [], "passing": []},
         **fields,
     }

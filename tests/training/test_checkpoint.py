@@ -33,9 +33,11 @@ from trellis_keras.training import (
     Checkpoint,
     EarlyStopping,
     PlateauDecay,
+    RestOfEpoch,
     StepDecay,
     TimeLimit,
     latest,
+    progress,
     restore,
     set_seeds,
 )
@@ -265,6 +267,7 @@ def test_the_memory_of_keras_callbacks(tmp_path):
         ({"seed": None}, "seed=None"),
         ({"keep": 0}, "keep=0"),
         ({"save_freq": 0}, "save_freq=0"),
+        ({"save_minutes": 0}, "`save_minutes` must be positive. Received: 0"),
         ({"save_freq": "batch"}, "save_freq='batch'"),
         ({"callbacks": [keras.callbacks.History()]}, "History in `callbacks` has no `get_state`"),
         (
@@ -277,6 +280,82 @@ def test_wrong_arguments(tmp_path, wrong, named):
     with pytest.raises(ValueError, match=named):
         Checkpoint(tmp_path / "never", **wrong)
     assert not (tmp_path / "never").exists()
+
+
+class Batches(keras.utils.PyDataset):
+    """Eight batches of `data`."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return tuple(a[4 * index : 4 * index + 4] for a in data())
+
+
+class Killed(keras.callbacks.Callback):
+    """Ends a process after so many batches."""
+
+    def __init__(self, batches):
+        super().__init__()
+        self.batches = batches
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches -= 1
+        if self.batches == 0:
+            raise InterruptedError
+
+
+def fit_on(stream, model, epochs, *callbacks):
+    return model.fit(stream, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks).history
+
+
+@pytest.mark.both_backends
+def test_a_run_killed_within_an_epoch_equals_an_uninterrupted_one(tmp_path):
+    def model():
+        model = make_model()
+        model.compile(Adam(0.05), loss="mse", metrics=["mae"], run_eagerly=True)
+        return model
+
+    whole = model()
+    history = fit_on(Batches(), whole, 3, Checkpoint(tmp_path / "whole"))
+    folder, seconds = tmp_path / "killed", itertools.count(step=30)
+
+    def checkpoint():  # after every second batch
+        return Checkpoint(folder, save_minutes=1, clock=lambda: next(seconds))
+
+    with pytest.raises(InterruptedError):
+        fit_on(Batches(), model(), 3, checkpoint(), Killed(8 + 5))
+    epoch, batches = progress(folder)
+    assert epoch == 1 and 0 < batches <= 5
+    assert sorted(p.name for p in folder.iterdir()) == [
+        f"epoch-0001-batch-{batches:08d}.npz",
+        "epoch-0001.npz",
+    ]
+    with pytest.raises(ValueError, match=rf"remaining {8 - batches}, see .* Received: 8 batches"):
+        fit_on(Batches(), model(), 3, checkpoint())
+    resumed = model()
+    resumed.test_on_batch(*Batches()[0])
+    rest = fit_on(RestOfEpoch(Batches(), batches), resumed, 2, checkpoint())
+    assert {name: values[1] for name, values in history.items()} == {
+        name: values[0] for name, values in rest.items()
+    }
+    fit_on(Batches(), resumed, 3, checkpoint())
+    assert_same(values(whole), values(resumed))
+    assert [p.name for p in latest(folder).parent.glob("*batch*")] == []
+
+
+def test_checkpoints_within_an_epoch_need_its_length(tmp_path):
+    def batches():
+        while True:
+            yield data()
+
+    with pytest.raises(ValueError, match="`save_minutes` needs .* number of batches is known"):
+        make_model().fit(
+            batches(),
+            steps_per_epoch=None,
+            verbose=0,
+            callbacks=[Checkpoint(tmp_path, save_minutes=1)],
+        )
 
 
 def test_the_smallest_arguments(tmp_path):
@@ -402,7 +481,7 @@ def test_a_crash_at_any_operation_leaves_a_whole_checkpoint(tmp_path):
 def saved(folder, epoch, array):
     path = folder / f"epoch-{epoch:04d}.npz"
     entry = {"path": "w", "dtype": array.dtype.name}
-    state = small_state(epoch, variables={"model": [entry], "optimizer": []})
+    state = small_state(epoch, variables={"model": [entry], "optimizer": [], "passing": []})
     _make_durable(path, {"model.00000": array}, state)
     return path
 
@@ -500,7 +579,7 @@ DELETED = object()
     ("place", "value", "message"),
     [
         (["format"], DELETED, "'format'"),
-        (["format"], 1, "has format 1, this version reads 2"),
+        (["format"], 1, "has format 1, this version reads 3"),
         (["epoch"], "1", "epoch is '1'"),
         (["seed"], None, "seed is None"),
         (["stopped"], 1, "stopped is 1"),
@@ -547,7 +626,7 @@ def test_wrong_arrays_are_refused(tmp_path, written):
         _make_durable(path, {k: v for k, v in changed.items() if v is not None}, state)
         with pytest.raises(ValueError, match=f"epoch-0001.npz is not a checkpoint.*{message}"):
             restore(model, path)
-    for text in ("", "[]", "3", "[" * 100_000, '{"format": 2}'):
+    for text in ("", "[]", "3", "[" * 100_000, '{"format": 3}'):
         np.savez(path, **arrays, state=text)
         for reader in (read, read_state):
             with pytest.raises(ValueError, match="epoch-0001.npz is not a checkpoint"):

@@ -124,6 +124,27 @@ def test_a_finished_run_stays_as_it_is(tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.both_backends(slow=True)
+@pytest.mark.parametrize(("name", "minutes"), [("stateful", 45), ("shuffled", 7)])
+def test_a_run_that_ends_within_epochs_goes_on(name, minutes, tmp_path, monkeypatch):
+    """To the same end, to the bit, as one that was never stopped."""
+    if name == "stateful":
+        recipe = tiny_recipe(tmp_path, **STATEFUL | {"epochs": 2})
+    else:
+        recipe = zoo.recipe("tcn_adding", **SMALL_TCN | {"epochs": 2})
+    clock = itertools.count(step=60)  # each look at it takes a minute
+    limit = functools.partial(TimeLimit, clock=lambda: next(clock))
+    monkeypatch.setattr(runs, "TimeLimit", limit)
+    run, processes = tmp_path / "run", 0
+    while not (run.exists() and runs.is_finished(run)):
+        runs.train(recipe, run, verbose=0, max_minutes=minutes)
+        processes += 1
+    assert processes > 2
+    runs.train(recipe, tmp_path / "whole", verbose=0)
+    assert_same_end(run, tmp_path / "whole", 2)
+
+
+@pytest.mark.slow
 def test_a_run_that_a_time_limit_ends_goes_on(tmp_path, monkeypatch, capsys):
     """To the same end, to the bit, as one without."""
     clock = itertools.count(step=60)  # each look at it takes a minute
@@ -131,7 +152,7 @@ def test_a_run_that_a_time_limit_ends_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runs, "TimeLimit", limit)
     recipe, run = tiny_recipe(tmp_path, **STATEFUL | {"epochs": 4}), tmp_path / "run"
     # Made at 0, begun at 1, and epochs end at 2, 3, 4, ...: the third would be too late.
-    runs.train(recipe, run, verbose=2, max_minutes=3)
+    runs.train(recipe, run, verbose=2, max_minutes=3, save_minutes=None)
     assert runs.epochs_done(run) == 2 and not runs.is_finished(run)
     said = capsys.readouterr().out.splitlines()[-1]
     assert said.startswith("Stopped by the time limit after 2 of 4")

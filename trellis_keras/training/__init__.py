@@ -1,6 +1,13 @@
 """Optimizers, schedules, checkpoints and monitors of the published recipes."""
 
-from trellis_keras.training.checkpoint import Checkpoint, latest, restore, set_seeds
+from trellis_keras.training.checkpoint import (
+    Checkpoint,
+    RestOfEpoch,
+    latest,
+    progress,
+    restore,
+    set_seeds,
+)
 from trellis_keras.training.monitors import (
     BestModel,
     GradientNorms,
@@ -31,11 +38,13 @@ __all__ = [
     "HistoryCSV",
     "PlateauDecay",
     "RMSprop",
+    "RestOfEpoch",
     "StepDecay",
     "StopOnNaN",
     "TextSamples",
     "TimeLimit",
     "latest",
+    "progress",
     "restore",
     "set_seeds",
 ]

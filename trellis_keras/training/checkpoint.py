@@ -2,13 +2,15 @@
 
 A checkpoint is one file, `epoch-0007.npz` after seven epochs, with the arrays `model.00000`,
 `optimizer.00000`, ... and `state`, a JSON text with the epoch, the callbacks' states and the names
-of the variables.
+of the variables. `epoch-0007-batch-00000120.npz` was written within the eighth epoch, after 120 of
+its batches.
 """
 
 import json
 import re
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -26,11 +28,14 @@ from trellis_keras.files import (
 )
 from trellis_keras.types import Logs
 
-_FORMAT = 2
-_FILE_NAME = re.compile(r"epoch-(\d{4,})\.npz")
-_KINDS = ("model", "optimizer")
+_FORMAT = 3
+_FILE_NAME = re.compile(r"epoch-(\d{4,})(?:-batch-(\d{8,}))?\.npz")
+# "passing" are those that live for an epoch: random generators, metrics and carried states.
+_KINDS = ("model", "optimizer", "passing")
 _FIELDS = {
     "epoch": int,
+    "batch": int,
+    "batches": int,
     "seed": int,
     "epochs": int,
     "stopped": bool,
@@ -61,7 +66,11 @@ class Checkpoint(keras.callbacks.Callback):
     Saved are the model's weights, the optimizer's variables (with iteration and learning rate), the
     epoch, and the callbacks' states. At the beginning of every epoch the model's random generators
     are set from `seed` and the epoch. The states that a stateful layer carries between batches are
-    not saved: `LanguageModel` resets them at the beginning of an epoch.
+    saved within an epoch only: `LanguageModel` resets them at its beginning.
+
+    With `save_minutes` there are checkpoints within an epoch too. To resume from one, `fit` must be
+    given the batches that remain of its epoch, and end with it: see `RestOfEpoch`, which
+    `run.train` uses.
 
     A restored state overrides what was compiled. To resume with another learning rate, set it in a
     callback.
@@ -76,6 +85,9 @@ class Checkpoint(keras.callbacks.Callback):
             one costs an epoch.
         save_freq: `"epoch"` or the number of epochs between checkpoints. The last epoch is always
             saved. Defaults to `"epoch"`.
+        save_minutes: Positive number of minutes between checkpoints within an epoch, of which the
+            newest is kept until the epoch has ended. Defaults to `None`: none.
+        clock: Callable that returns the time in seconds. Defaults to `time.monotonic`.
 
     Raises:
         ValueError: If an argument is out of range or the folder cannot be written to. When training
@@ -101,6 +113,8 @@ class Checkpoint(keras.callbacks.Callback):
         callbacks: Sequence[keras.callbacks.Callback] = (),
         keep: int = 2,
         save_freq: str | int = "epoch",
+        save_minutes: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
         if not isinstance(seed, int) or seed < 0:
@@ -112,6 +126,8 @@ class Checkpoint(keras.callbacks.Callback):
                 "`save_freq` must be 'epoch' or a positive number of epochs. "
                 f"Received: save_freq={save_freq!r}"
             )
+        if save_minutes is not None and not save_minutes > 0:
+            raise ValueError(f"`save_minutes` must be positive. Received: {save_minutes}")
         for callback in callbacks:
             _check_memory(callback)
         self.directory = make_writable(directory)
@@ -119,10 +135,19 @@ class Checkpoint(keras.callbacks.Callback):
         self.callbacks = list(callbacks)
         self.keep = keep
         self.save_freq = 1 if isinstance(save_freq, str) else save_freq
+        self.save_minutes = save_minutes
+        self._clock = clock
         self._last_saved = None  # (path, callbacks' states)
+        self._passing = None  # (path, state, arrays) of a checkpoint within an epoch
+        self._batches_before = 0  # of this epoch, in an earlier process
 
     def on_train_begin(self, logs: Logs = None) -> None:
         _check_built(self.model)
+        if self.save_minutes is not None and self.params["steps"] is None:
+            raise ValueError(
+                "`save_minutes` needs a data set whose number of batches is known. Received: data "
+                "of unknown length"
+            )
         remove_unfinished(self.directory)
         path = latest(self.directory)
         if path is not None:
@@ -133,8 +158,26 @@ class Checkpoint(keras.callbacks.Callback):
         # `fit` has read it; left in place, it would shorten the next `fit`.
         self.model._initial_epoch = None
         set_seeds(self.model, self.seed, epoch)
+        self._epoch, self._batches_done = epoch, self._batches_before
+        self._last_time = self._clock()
+        if self._passing is not None:
+            (path, state, arrays), self._passing = self._passing, None
+            _assign(self.model, ("passing",), state, arrays, path)
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        self._batches_done = self._batches_before + batch + 1
+        if self.save_minutes is None:
+            return
+        if self._clock() - self._last_time >= 60 * self.save_minutes:
+            self.save_within_epoch()
+
+    def save_within_epoch(self) -> None:
+        """Saves the state after the last batch. For callbacks that end training there."""
+        self._save(self._epoch, {}, self._batches_done)
+        self._last_time = self._clock()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        self._batches_before = 0
         last = epoch + 1 == self.params["epochs"] or self.model.stop_training
         if last or (epoch + 1) % self.save_freq == 0:
             self._save(epoch + 1, logs or {})
@@ -143,11 +186,13 @@ class Checkpoint(keras.callbacks.Callback):
         self._check_order()
         self.model._initial_epoch = None
 
-    def _save(self, epoch, logs):
-        arrays, names = _collect(self.model, epoch)
+    def _save(self, epoch, logs, batch=0):
+        arrays, names = _collect(self.model, epoch, with_passing=batch > 0)
         state = {
             "format": _FORMAT,
             "epoch": epoch,
+            "batch": batch,
+            "batches": self._batches_before + (self.params["steps"] or 0) if batch else 0,
             "seed": self.seed,
             "epochs": self.params["epochs"],
             "stopped": bool(self.model.stop_training),
@@ -155,12 +200,14 @@ class Checkpoint(keras.callbacks.Callback):
             "callbacks": self._memories(),
             "variables": names,
         }
-        path = self.directory / f"epoch-{epoch:04d}.npz"
+        path = self.directory / f"epoch-{epoch:04d}{f'-batch-{batch:08d}' if batch else ''}.npz"
         _make_durable(path, arrays, state)
-        older = [p for number, p in _numbered(self.directory) if number <= epoch]
-        for outdated in older[: -self.keep]:
+        older = [(number, p) for number, p in _numbered(self.directory) if number <= (epoch, batch)]
+        within = [p for (_, batches), p in older if batches and p != path]
+        whole = [p for (_, batches), p in older if not batches]
+        for outdated in [*within, *whole[: -self.keep]]:
             outdated.unlink()
-        self._last_saved = (path, state["callbacks"])
+        self._last_saved = None if batch else (path, state["callbacks"])
 
     def _memories(self):
         return [{"class": type(c).__name__, "state": _get_memory(c)} for c in self.callbacks]
@@ -181,7 +228,9 @@ class Checkpoint(keras.callbacks.Callback):
     def _resume(self, path):
         state, arrays = read(path)
         self._check_settings(path, state)
-        _assign(self.model, _KINDS, state, arrays, path)
+        _assign(self.model, ("model", "optimizer"), state, arrays, path)
+        self._batches_before = state["batch"]
+        self._passing = (path, state, arrays) if state["batch"] else None
         for callback, saved in zip(self.callbacks, state["callbacks"], strict=True):
             _set_memory(callback, saved, path)
         epoch, epochs = state["epoch"], self.params["epochs"]
@@ -192,7 +241,8 @@ class Checkpoint(keras.callbacks.Callback):
                 "pass a larger `epochs` to `fit`."
             )
         else:
-            self._say(f"Resuming after epoch {epoch} from {path}.")
+            part = f" and {state['batch']} batches" if state["batch"] else ""
+            self._say(f"Resuming after epoch {epoch}{part} from {path}.")
         self.model._initial_epoch = epochs if is_complete(state, epochs) else epoch
 
     def _check_settings(self, path, state):
@@ -206,10 +256,60 @@ class Checkpoint(keras.callbacks.Callback):
             raise ValueError(
                 f"{path} holds the states of callbacks {saved}. Received: callbacks={given}"
             )
+        steps, rest = self.params["steps"], state["batches"] - state["batch"]
+        if state["batch"] and steps != rest:
+            raise ValueError(
+                f"{path} was written after {state['batch']} of {state['batches']} batches of an "
+                f"epoch: `fit` must be given the remaining {rest}, see `RestOfEpoch`. Received: "
+                f"{steps} batches"
+            )
 
     def _say(self, text):
         if self.params.get("verbose"):
             print(text)
+
+
+class RestOfEpoch(keras.utils.PyDataset):
+    """The batches of a data set that an interrupted epoch has not read yet.
+
+    Args:
+        dataset: A `keras.utils.PyDataset`.
+        batches: Number of batches that it has read.
+
+    Example:
+
+    >>> epoch, batches = trellis_keras.training.progress("run/checkpoints")
+    >>> if batches:
+    ...     rest = trellis_keras.training.RestOfEpoch(train, batches)
+    ...     stop = keras.callbacks.LambdaCallback(  # after this epoch
+    ...         on_epoch_end=lambda epoch, logs: setattr(model, "stop_training", True))
+    ...     model.fit(rest, epochs=500, shuffle=False, callbacks=[checkpoint, stop])
+    >>> model.fit(train, epochs=500, shuffle=False, callbacks=[checkpoint])
+    """
+
+    def __init__(self, dataset: keras.utils.PyDataset, batches: int) -> None:
+        super().__init__()
+        self.dataset = dataset
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.dataset) - self.batches
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[self.batches + index]
+
+
+def progress(directory: str | PathLike) -> tuple[int, int]:
+    """Returns how many epochs the newest checkpoint has seen, and batches of the next one.
+
+    Args:
+        directory: The folder given to `Checkpoint`.
+
+    Raises:
+        ValueError: If all checkpoints are damaged.
+    """
+    path = latest(directory)
+    return (0, 0) if path is None else _number(path)
 
 
 def restore(
@@ -241,7 +341,7 @@ def restore(
     _check_built(model)
     with_optimizer = not weights_only and getattr(model, "optimizer", None) is not None
     state, arrays = read(path)
-    _assign(model, _KINDS if with_optimizer else ("model",), state, arrays, path)
+    _assign(model, ("model", "optimizer") if with_optimizer else ("model",), state, arrays, path)
     return state
 
 
@@ -328,11 +428,17 @@ def _make_durable(path, arrays, state):
 
 
 def _numbered(directory):
-    """Checkpoints as (epoch, path), the oldest first."""
+    """Checkpoints as ((epoch, batch), path), the oldest first."""
     if not directory.is_dir():
         return []
-    matches = ((_FILE_NAME.fullmatch(path.name), path) for path in directory.iterdir())
-    return sorted((int(match[1]), path) for match, path in matches if match)
+    paths = (path for path in directory.iterdir() if _FILE_NAME.fullmatch(path.name))
+    return sorted((_number(path), path) for path in paths)
+
+
+def _number(path):
+    """(epoch, batch) of a checkpoint."""
+    epoch, batch = _FILE_NAME.fullmatch(path.name).groups()
+    return int(epoch), int(batch or 0)
 
 
 def _find(path):
@@ -413,16 +519,21 @@ def _check_built(model):
 def _variables(model, kind):
     if kind == "model":
         return _unique(model.weights)
+    if kind == "passing":
+        metrics = [v for metric in model.metrics for v in metric.variables]
+        known = {id(variable) for variable in (*model.weights, *metrics)}
+        others = [v for v in model.variables if id(v) not in known]
+        # States of an evaluation begin with each; they may not exist yet.
+        return _unique([*(v for v in others if "evaluation_state" not in v.path), *metrics])
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     return _unique(model.optimizer.variables)
 
 
-def _collect(model, epoch):
+def _collect(model, epoch, with_passing=False):
     """Return the values of all variables by their names in the file, and what describes them."""
-    arrays, names = {}, {}
-    for kind in _KINDS:
-        names[kind] = []
+    arrays, names = {}, {kind: [] for kind in _KINDS}
+    for kind in _KINDS if with_passing else _KINDS[:-1]:
         for index, variable in enumerate(_variables(model, kind)):
             array = ops.convert_to_numpy(variable)
             if kind == "model":
@@ -483,6 +594,8 @@ def _role(kind, path):
     second model in a process. An optimizer's path joins all that in one word; its last part is
     `momentum` or `velocity`.
     """
+    if kind == "passing":  # the generators, metrics and states of a model have an order
+        return re.sub(r"_\d+$", "", path.split("/")[-1])
     if kind == "optimizer":
         return re.split("[/_]", path)[-1]
     return re.sub(r"_\d+(?=/|$)", "", "/".join(path.split("/")[-2:]))

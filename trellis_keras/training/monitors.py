@@ -18,6 +18,7 @@ from keras import ops
 
 from trellis_keras.files import atomic_write
 from trellis_keras.layers.base import at_least_float32
+from trellis_keras.training.checkpoint import Checkpoint
 from trellis_keras.types import Logs, Tensor
 
 # Stopping
@@ -72,18 +73,24 @@ class StopOnNaN(keras.callbacks.Callback):
 
 
 class TimeLimit(keras.callbacks.Callback):
-    """Stop training after an epoch if the next one would exceed a time limit.
+    """Stop training when a time limit is near, after an epoch or within one.
 
     For batch queues and notebooks with limited time: a later process resumes from the last
     checkpoint. The time starts with the construction of this callback, so construct it before the
-    data and the model. The next epoch is expected to take as long as the longest of this `fit`,
-    including validation, other callbacks and compilation. At least one epoch is trained.
+    data and the model. Training stops after an epoch if another one would exceed the limit; an
+    epoch is expected to take as long as the longest of this `fit`, including validation, other
+    callbacks and compilation. At least one epoch is trained.
+
+    With `checkpoint` training also stops within an epoch: when another two batches would exceed the
+    limit, the state is saved and `EpochInterrupted` raised.
 
     Place it after `Checkpoint`, which records whether training was stopped and would not resume a
     training that was.
 
     Args:
         seconds: Positive number, the limit from now on.
+        checkpoint: The `Checkpoint` of the same `fit`, for its `save_within_epoch`. Defaults to
+            `None`.
         command: String, the command that resumes training, for the final message. Defaults to
             `None`.
         clock: Callable that returns the time in seconds. Defaults to `time.monotonic`.
@@ -93,6 +100,7 @@ class TimeLimit(keras.callbacks.Callback):
 
     Raises:
         ValueError: If `seconds` is not positive.
+        EpochInterrupted: Within an epoch, when its state has been saved.
 
     Example:
 
@@ -105,12 +113,14 @@ class TimeLimit(keras.callbacks.Callback):
         self,
         seconds: float,
         *,
+        checkpoint: Checkpoint | None = None,
         command: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
         if not seconds > 0:
             raise ValueError(f"`seconds` must be positive. Received: seconds={seconds}")
+        self.checkpoint = checkpoint
         self.command = command
         self.stopped = False
         self._clock = clock
@@ -120,7 +130,27 @@ class TimeLimit(keras.callbacks.Callback):
         self.stopped = False
         self._epochs = 0
         self._epoch_end = self._clock()
-        self._longest = 0.0
+        self._longest = self._longest_batch = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        self._epochs = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        if self.checkpoint is not None:
+            self._batch_begin = self._clock()
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        if self.checkpoint is None:
+            return
+        now = self._clock()
+        self._longest_batch = max(self._longest_batch, now - self._batch_begin)
+        if batch + 1 < self.params["steps"] and now + 2 * self._longest_batch > self._deadline:
+            self.checkpoint.save_within_epoch()
+            self.stopped = True
+            if self.params.get("verbose") == 1:
+                print()  # ends the line of the progress bar
+            self._say(f"in epoch {self._epochs + 1} of {self.params['epochs']}")
+            raise EpochInterrupted
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         now = self._clock()
@@ -129,16 +159,47 @@ class TimeLimit(keras.callbacks.Callback):
         self._epoch_end = now
         self._epochs = epoch + 1
         finished = self._epochs == self.params["epochs"] or self.model.stop_training
-        if not finished and now + self._longest > self._deadline:
+        next_end = now + (self._longest if self.checkpoint is None else 0)
+        if not finished and next_end > self._deadline:
             self.stopped = self.model.stop_training = True
 
     def on_train_end(self, logs: Logs = None) -> None:
-        # When an epoch ends, the progress bar is still on its line.
-        if self.stopped and self.params.get("verbose"):
+        if self.stopped:
+            self._say(f"after {self._epochs} of {self.params['epochs']} epochs")
+
+    def _say(self, when):
+        if self.params.get("verbose"):
             resume = f" To resume: {self.command}" if self.command else ""
+            print(f"Stopped by the time limit {when}.{resume}", flush=True)
+
+
+class EpochInterrupted(Exception):
+    """Training has left an epoch, whose state is saved. `run.train` ends with it."""
+
+
+class BatchProgress(keras.callbacks.Callback):
+    """Print a line now and then within long epochs, where there is no progress bar.
+
+    Args:
+        seconds: Positive number, the least time between two lines. Defaults to 60.
+        clock: Callable that returns the time in seconds. Defaults to `time.monotonic`.
+    """
+
+    def __init__(self, seconds: float = 60, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self._clock = clock
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        self._epoch, self._last = epoch, self._clock()
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        if self._clock() - self._last >= self.seconds:
+            self._last = self._clock()
+            figures = "".join(f" - {name}: {float(v):.4f}" for name, v in (logs or {}).items())
             print(
-                f"Stopped by the time limit after {self._epochs} of {self.params['epochs']} "
-                f"epochs.{resume}",
+                f"Epoch {self._epoch + 1}/{self.params['epochs']}: batch "
+                f"{batch + 1:,}/{self.params['steps']:,}{figures}",
                 flush=True,
             )
 

@@ -35,14 +35,18 @@ from trellis_keras.files import (
 from trellis_keras.models.saved_files import load_model
 from trellis_keras.training.checkpoint import (
     Checkpoint,
+    RestOfEpoch,
     has_memory,
     is_complete,
     latest,
+    progress,
     read_state,
 )
 from trellis_keras.training.environment import record
 from trellis_keras.training.monitors import (
+    BatchProgress,
     BestModel,
+    EpochInterrupted,
     GradientNorms,
     HistoryCSV,
     StopOnNaN,
@@ -172,6 +176,7 @@ def train(
     callbacks: Sequence[keras.callbacks.Callback] = (),
     observation: Observation | None = None,
     max_minutes: float | None = None,
+    save_minutes: float | None = 10,
 ) -> keras.Model:
     """Trains a model by its recipe, or resumes an interrupted run.
 
@@ -184,15 +189,17 @@ def train(
             `training.Checkpoint`).
         observation: What TensorBoard shows beside metrics and learning rate; it may differ when
             a run is resumed. Defaults to nothing.
-        max_minutes: Training stops after an epoch if another one would end later than that (see
+        max_minutes: Training stops when this limit is near, within an epoch too (see
             `training.TimeLimit`); the next call resumes. Defaults to None, no limit.
+        save_minutes: Minutes between checkpoints within an epoch. Defaults to 10; None: checkpoints
+            after epochs only, and `max_minutes` ends training after an epoch.
 
     Returns:
         The trained model.
 
     Raises:
         ValueError: The folder cannot be written to, is in use, or holds a run of another recipe;
-            wrong data; `max_minutes` is not positive.
+            wrong data; `max_minutes` or `save_minutes` is not positive.
         FileNotFoundError: The data are missing.
         FloatingPointError: The loss is no longer finite. Nothing of that epoch was saved.
         OSError: A file could not be written, or the data not be read. The run resumes from the
@@ -204,7 +211,11 @@ def train(
     >>> model = train(recipe, "runs/first")
     """
     folder = pathlib.Path(folder).expanduser()
-    limits = _limits(max_minutes, folder)  # before the data, whose loading takes time too
+    for name, minutes in (("max_minutes", max_minutes), ("save_minutes", save_minutes)):
+        if minutes is not None and not minutes > 0:
+            raise ValueError(f"`{name}` must be positive. Received: {minutes}")
+    # Before the data, whose loading takes time too.
+    limit = max_minutes and TimeLimit(60 * max_minutes, command=resuming(folder))
     created = not folder.exists()
     folder = make_writable(folder)
     try:
@@ -216,7 +227,9 @@ def train(
             recipe = recipe.with_data(loaded)
             observation = observation or Observation()
             with explained(folder):
-                return _fit(recipe, loaded, folder, verbose, callbacks, observation, limits)
+                return _fit(
+                    recipe, loaded, folder, verbose, callbacks, observation, limit, save_minutes
+                )
     except BaseException:
         if created:
             with contextlib.suppress(OSError):  # it is not empty: training has begun
@@ -224,42 +237,64 @@ def train(
         raise
 
 
-def _limits(max_minutes, folder):
-    if max_minutes is None:
-        return []
-    if not max_minutes > 0:
-        raise ValueError(f"`max_minutes` must be positive. Received: {max_minutes}")
-    return [TimeLimit(60 * max_minutes, command=resuming(folder))]
-
-
-def _fit(recipe, loaded, folder, verbose, callbacks, observation, limits):
+def _fit(recipe, loaded, folder, verbose, callbacks, observation, limit, save_minutes):
     model = recipe.build(vocabulary=loaded.vocabulary if recipe.reads_text else None)
     recipe.adapt(model, loaded)
     train_stream = recipe.stream(loaded.train, shuffle=True)
     valid_stream = recipe.stream(loaded.valid)
+    epochs, batches = progress(folder / "checkpoints")
     observers = observation.callbacks(
         folder,
         model,
         recipe.stream(loaded.train),
         loaded,
-        batches=len(train_stream) * (recipe.training.epochs - epochs_done(folder)),
+        batches=len(train_stream) * (recipe.training.epochs - epochs) - batches,
     )
+    if verbose == 2:  # no progress bar
+        observers.append(BatchProgress())
     if verbose:
         print(describe(recipe, model, loaded), flush=True)
-    model.fit(
-        train_stream,
-        validation_data=valid_stream,
-        epochs=recipe.training.epochs,
-        callbacks=[
-            *_callbacks(recipe, folder, train_stream, callbacks, observers),
-            # Behind the checkpoint, which refuses a model other than the run's.
-            keras.callbacks.LambdaCallback(on_train_begin=lambda logs: _record(recipe, folder)),
-            *limits,  # behind it too: a run that the limit stops is not finished
-        ],
-        shuffle=False,  # the stream shuffles; Keras would do it without a seed
-        verbose=verbose,
+    first = _callbacks(recipe, folder, train_stream, callbacks, observers)
+    # Observers may differ when a run is resumed.
+    remembering = [c for c in first if has_memory(c) and c not in observers]
+    # Behind them, so that it saves what they remember of the epoch.
+    checkpoint = Checkpoint(
+        folder / "checkpoints",
+        seed=recipe.seed or 0,
+        callbacks=remembering,
+        save_minutes=save_minutes,
     )
+    # Behind the checkpoint, which refuses a model other than the run's.
+    last = [keras.callbacks.LambdaCallback(on_train_begin=lambda logs: _record(recipe, folder))]
+    if limit is not None:  # behind it too: a run that the limit stops is not finished
+        limit.checkpoint = checkpoint if save_minutes is not None else None
+        last.append(limit)
+
+    def fit(stream, *more):
+        model.fit(
+            stream,
+            validation_data=valid_stream,
+            epochs=recipe.training.epochs,
+            callbacks=[*first, checkpoint, *last, *more],
+            shuffle=False,  # the stream shuffles; Keras would do it without a seed
+            verbose=verbose,
+        )
+
+    with contextlib.suppress(EpochInterrupted):
+        if batches:
+            last_batch = RestOfEpoch(train_stream, len(train_stream) - 1)
+            model.evaluate(last_batch, verbose=0)  # creates the variables of all metrics
+            fit(RestOfEpoch(train_stream, batches), _StopAfterEpoch())
+        if not (batches and limit is not None and limit.stopped):
+            fit(train_stream)
     return model
+
+
+class _StopAfterEpoch(keras.callbacks.Callback):
+    """Ends `fit` after an epoch. Behind the checkpoint, so that training is not over for it."""
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        self.model.stop_training = True
 
 
 def _record(recipe, folder):
@@ -271,16 +306,11 @@ def _record(recipe, folder):
 
 
 def _callbacks(recipe, folder, train_stream, others, observers):
-    best = BestModel(folder / BEST)
     order = [_EpochOrder(train_stream)] if hasattr(train_stream, "epoch") else []
-    # What they add to the logs is there for the records behind them.
-    rules = [*recipe.callbacks(), *others]
-    records = [*observers, HistoryCSV(folder / "history.csv"), best]
-    remembering = [callback for callback in (*rules, best) if has_memory(callback)]
-    # Last, so that it saves what the others remember of the epoch.
-    checkpoint = Checkpoint(folder / "checkpoints", seed=recipe.seed or 0, callbacks=remembering)
+    # What the recipe's and others add to the logs is there for the records behind them.
+    records = [*observers, HistoryCSV(folder / "history.csv"), BestModel(folder / BEST)]
     # StopOnNaN first, so that no other records an epoch with a NaN loss.
-    return [StopOnNaN(), *order, *rules, *records, checkpoint]
+    return [StopOnNaN(), *order, *recipe.callbacks(), *others, *records]
 
 
 class _EpochOrder(keras.callbacks.Callback):
@@ -364,8 +394,7 @@ def read_settings(folder: str | os.PathLike) -> dict[str, Any]:
 
 def epochs_done(folder: str | os.PathLike) -> int:
     """Returns the number of epochs after which the run in `folder` would resume."""
-    checkpoint = latest(pathlib.Path(folder).expanduser() / "checkpoints")
-    return 0 if checkpoint is None else int(checkpoint.stem.removeprefix("epoch-"))
+    return progress(pathlib.Path(folder).expanduser() / "checkpoints")[0]
 
 
 def is_finished(folder: str | os.PathLike) -> bool:
