@@ -81,6 +81,7 @@ LAYERS = {
         normalization="layer",
         skip_connections=True,
         return_sequences=False,
+        residual=False,
         seed=1,
     ),
 }
@@ -97,6 +98,22 @@ LAYERS = {
 @both
 def test_layer(name):
     check_layer(LAYERS[name], (2, 12, 4), streams=name != "centered")
+
+
+def test_all_blocks_have_the_layers_options():
+    layer = LAYERS["other options"]()
+    for block in layer.blocks:
+        assert (block.residual, block.weight_norm, block.activation) == (False, False, "glu")
+
+
+@pytest.mark.parametrize("make", [TCN, TCNBlock])
+def test_only_built_causal_layers_stream(make):
+    with pytest.raises(ValueError, match="not built"):
+        make(4, 3, 2).initial_cache(2)
+    centered = make(4, 3, 2, padding="same")
+    centered.build((None, None, 3))
+    with pytest.raises(ValueError, match='padding="same"|causal'):
+        centered.initial_cache(2)
 
 
 @both

@@ -400,6 +400,8 @@ def test_weights_of_another_vocabulary_are_refused(tmp_path):
         np.testing.assert_array_equal(other.embedding.embeddings, model.embedding.embeddings)
     for ours, unchanged in zip(larger.get_weights(), before, strict=True):
         np.testing.assert_array_equal(ours, unchanged)
+    larger.load_weights(tmp_path / "a.weights.h5", skip_mismatch=True)
+    np.testing.assert_array_equal(larger.backbone.bias, model.backbone.bias)
     with pytest.raises(ValueError, match="a.weights.h5 does not fit this model"):
         make(trellis()).load_weights(tmp_path / "a.weights.h5")
 
@@ -622,6 +624,8 @@ def test_what_a_language_model_does_not_have():
         with pytest.raises(ValueError, match=r"last positions of x.*\(4, 7\), y of shape \(4, 8\)"):
             call(x[:, 1:], x, verbose=0)
     assert not new.built
+    with pytest.raises(ValueError, match="last positions of x"):
+        model.fit(((x[:, 1:], x) for _ in range(1)), verbose=0)
 
 
 def test_metrics_of_likelihoods_say_what_takes_them():

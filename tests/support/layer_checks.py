@@ -10,6 +10,7 @@ import inspect
 import json
 import pathlib
 import tempfile
+import warnings
 
 import keras
 import numpy as np
@@ -297,6 +298,9 @@ def check_mask(make, input_shape):
         mask = keras.tree.flatten(layer.compute_mask(x, ops.convert_to_tensor(given_mask)))
         if sequences:
             np.testing.assert_array_equal(mask[0], valid[:, -length:] if length < time else valid)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of Keras, where a layer does not support masks
+        run_layer(layer, keras.layers.Masking()(x))
     _check_masked_nan(layer, input_shape)
     if hasattr(layer, "state_sizes"):
         _check_mask_beside_states(layer, x)

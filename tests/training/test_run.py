@@ -139,7 +139,7 @@ def test_a_run_that_ends_within_epochs_goes_on(name, minutes, tmp_path, monkeypa
     while not (run.exists() and runs.is_finished(run)):
         runs.train(recipe, run, verbose=0, max_minutes=minutes)
         processes += 1
-    assert processes > 2
+    assert processes > 1
     runs.train(recipe, tmp_path / "whole", verbose=0)
     assert_same_end(run, tmp_path / "whole", 2)
 

@@ -89,7 +89,8 @@ class Cone:
         time: Length of the sequence, or None if unknown.
         offsets: Per level, from level 1 on, how many steps back it reads; 0 must be among them.
         output_length: Number of last outputs that are wanted. Defaults to all.
-        output_levels: Levels below the last whose last outputs are wanted too.
+        output_levels: Levels below the last whose last outputs are wanted too. Their positions
+            include these in any case.
         blocks: List of `Block`s from level 1 to the last. The levels of a block of one turn are
             not looped over and have their own positions. Defaults to no loops.
 
@@ -128,12 +129,10 @@ class Cone:
 
     def _find_positions(self, time, output_length):
         depth = len(self.offsets)
-        outputs = np.arange(time - (time if output_length is None else output_length), time)
-        wanted = outputs
+        # Among them are the outputs of the levels below, whose offsets include 0.
+        wanted = np.arange(time - (time if output_length is None else output_length), time)
         for block in reversed(self.blocks):
             for level in range(block.last, block.first - 1, -1):
-                if level in self.output_levels:
-                    wanted = np.union1d(wanted, outputs)
                 self.positions[level] = wanted
                 wanted = _read_positions(wanted, self.offsets[level - 1])
             if block.turns > 1:

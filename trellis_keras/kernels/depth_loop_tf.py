@@ -33,7 +33,7 @@ def lstm_levels(
     turns: int,
     compute_dtype: str,
     training: bool,
-    rematerialize: bool = False,
+    rematerialize: bool,
 ) -> list[tf.Tensor]:
     """Returns the states [h, c] after `turns` turns of `TrellisLayer._level` with `LSTMGates`.
 

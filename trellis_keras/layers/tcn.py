@@ -724,8 +724,7 @@ class TCN(
         if not kernels.enabled() or time is None or self.padding == "same":
             return [None] * (1 + 2 * self.depth)
         reads = tuple(block.offsets for block in self.blocks for _ in range(2))
-        outputs = range(2, len(reads), 2) if self.skip_connections else ()
-        return _cone_positions(time, reads, steps, tuple(outputs))
+        return _cone_positions(time, reads, steps)
 
     def _output(self, x, branches, steps=None):
         """The last block's output or the sum of the branches, at the last steps."""
@@ -830,9 +829,9 @@ def _default_shortcut():
 
 
 @functools.lru_cache(maxsize=64)
-def _cone_positions(*arguments):
-    """The positions of all levels of a `Cone`."""
-    return Cone(*arguments).positions
+def _cone_positions(time, reads, steps):
+    """The positions of all levels of a `Cone`. Those of every level include the outputs'."""
+    return Cone(time, reads, steps).positions
 
 
 def _select(x, wanted, available=None):
