@@ -278,7 +278,8 @@ class RestOfEpoch(keras.utils.PyDataset):
 
     Example:
 
-    >>> epoch, batches = trellis_keras.training.progress("run/checkpoints")
+    >>> checkpoint = trellis_keras.training.Checkpoint("run/in_parts", save_minutes=10)
+    >>> epoch, batches = trellis_keras.training.progress("run/in_parts")
     >>> if batches:
     ...     rest = trellis_keras.training.RestOfEpoch(train, batches)
     ...     stop = keras.callbacks.LambdaCallback(  # after this epoch
