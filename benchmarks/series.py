@@ -4,21 +4,28 @@
     python -m benchmarks.series --csv      # the same from a CSV file of about 700 MB
 
 A process of its own reads the series and trains a small TCN on windows of 168 rows. It prints the
-rows, the seconds of reading, the windows per second that `fit` took, those that the stream alone
-gives, and the largest resident memory, which includes the pages of the file that are mapped.
+rows, the seconds of reading, the windows per second that the stream alone gives and that `fit`
+takes, the same per second of processor time, which other programs hardly change, and the largest
+resident memory, which includes the pages of the file that are mapped. `--output benchmarks/results`
+writes the figures as JSON.
 """
 
+import contextlib
 import json
+import os
 import pathlib
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+import types
 from typing import Annotated
 
 import numpy as np
 import typer
+
+from trellis_keras.training.environment import processor
 
 CHANNELS, WINDOW, HORIZON = 8, 168, 24
 _BLOCK = 100_000
@@ -64,27 +71,37 @@ def measure(path: str, batches: int, batch_size: int) -> None:
     read = time.perf_counter() - begun
     train, _, _ = series.split(WINDOW, HORIZON)
     stream = _first(WindowStream(train, batch_size, shuffle=True), batches)
-    begun = time.perf_counter()
-    for i in range(batches):
-        stream[i]
-    alone = batches * batch_size / (time.perf_counter() - begun)
+    with _timed() as alone:
+        for i in range(batches):
+            stream[i]
     backbone = TCN(4, kernel_size=2, depth=1, return_sequences=False)
     model = SequenceRegressor(backbone, (HORIZON, 1), normalize=True)
     model.adapt(series.values[:_BLOCK])
     model.compile("adam")
     model.fit(stream, epochs=1, shuffle=False, verbose=0)  # compiles
-    begun = time.perf_counter()
-    model.fit(stream, epochs=1, shuffle=False, verbose=0)
-    fitted = batches * batch_size / (time.perf_counter() - begun)
+    with _timed() as fitted:
+        model.fit(stream, epochs=1, shuffle=False, verbose=0)
+    count = batches * batch_size
     figures = {
         "rows": len(series.values),
         "windows": len(train),
         "read_s": round(read, 1),
-        "stream_windows_per_s": round(alone),
-        "fit_windows_per_s": round(fitted),
+        "stream_windows_per_s": round(count / alone.wall),
+        "stream_windows_per_cpu_s": round(count / alone.cpu),
+        "fit_windows_per_s": round(count / fitted.wall),
+        "fit_windows_per_cpu_s": round(count / fitted.cpu),
         "memory_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
     }
     print(json.dumps(figures))
+
+
+@contextlib.contextmanager
+def _timed():
+    """Yields an object with the seconds `wall` and `cpu` afterwards."""
+    times = types.SimpleNamespace()
+    wall, cpu = time.perf_counter(), time.process_time()
+    yield times
+    times.wall, times.cpu = time.perf_counter() - wall, time.process_time() - cpu
 
 
 def _first(stream, batches):
@@ -106,6 +123,7 @@ def main(
     csv: Annotated[bool, typer.Option("--csv", help="Read a CSV file.")] = False,
     batches: Annotated[int, typer.Option(help="Batches that `fit` takes.")] = 400,
     batch_size: Annotated[int, typer.Option(help="Windows in a batch.")] = 256,
+    output: Annotated[str | None, typer.Option(help="Folder of the result file.")] = None,
 ):
     """Measure in a process of its own, on files that are removed afterwards."""
     with tempfile.TemporaryDirectory() as folder:
@@ -113,7 +131,14 @@ def main(
         (write_csv if csv else write_values)(path, rows)
         call = f"measure({str(path)!r}, {batches}, {batch_size})"
         code = f"from benchmarks.series import measure; {call}"
-        raise SystemExit(subprocess.run([sys.executable, "-c", code]).returncode)
+        done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    print(done.stdout, end="")
+    if output is not None and not done.returncode:
+        machine = {"processor": processor(), "cores": os.cpu_count(), "backend": "tensorflow"}
+        figures = {"machine": machine, **json.loads(done.stdout.splitlines()[-1])}
+        file = pathlib.Path(output) / f"series{'_csv' * csv}-tensorflow.json"
+        file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    raise SystemExit(done.returncode)
 
 
 if __name__ == "__main__":

@@ -155,10 +155,14 @@ def test_frames_and_arrays():
 
 def test_a_pandas_frame():
     pandas = pytest.importorskip("pandas")
-    times = pandas.date_range("2024-01-01", periods=3, freq="h")
-    frame = pandas.DataFrame({"load": [1, None, 3], "time": times})
-    series = TimeSeries.from_frame(frame, Columns("load", time="time"))
-    assert series.step == np.timedelta64(3600, "s") and np.isnan(series.values[1, 0])
+    times = pandas.date_range("2024-01-01", periods=3, freq="h", tz="Europe/Rome")
+    load = pandas.array([1, None, 3], dtype="Int64")
+    names = pandas.Categorical(["a", "a", "b"])
+    frame = pandas.DataFrame({"load": load, "time": times, "house": names})
+    series = TimeSeries.from_frame(frame, Columns("load", time="time", series="house"))
+    np.testing.assert_array_equal(series.values[:, 0], [1, np.nan, 3])
+    assert series.step == np.timedelta64(3600, "s") and series.names == ("a", "b")
+    assert str(series.times[0]) == "2023-12-31T23:00:00"  # in UTC
 
 
 # Bad input

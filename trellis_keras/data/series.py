@@ -461,16 +461,20 @@ class Windows:
             A tuple `(x, y)` of float32 arrays. `x`: (batch, window, channels); channels that are
             known in the future are `horizon` rows ahead. `y`: (batch, horizon, targets).
         """
-        values, window, horizon = self.series.values, self.window, self.horizon
-        channels = values.shape[1]
-        # A window is a contiguous block of the flat array: a single indexing copies the batch.
-        size = (window + horizon) * channels
-        blocks = np.lib.stride_tricks.sliding_window_view(values.reshape(-1), size)
-        rows = blocks[self.starts(index) * channels].reshape(-1, window + horizon, channels)
-        x, y = rows[:, :window], rows[:, window:, : self.series.targets]
+        starts, targets = self.starts(index), self.series.targets
+        x = self._rows(starts, self.window)
+        y = self._rows(starts + self.window, self.horizon)
         if known := self.series.future_channels:
-            x = np.concatenate([x[..., :-known], rows[:, horizon:, -known:]], axis=-1)
-        return np.ascontiguousarray(x), np.ascontiguousarray(y)
+            x[..., -known:] = self._rows(starts + self.horizon, self.window)[..., -known:]
+        return x, np.ascontiguousarray(y[..., :targets])
+
+    def _rows(self, starts, count):
+        """Return a copy of `count` rows from each start on, (batch, count, channels)."""
+        channels = self.series.values.shape[1]
+        # They are a contiguous block of the flat array.
+        flat = self.series.values.reshape(-1)
+        blocks = np.lib.stride_tricks.sliding_window_view(flat, count * channels)
+        return blocks[starts * channels].reshape(-1, count, channels)
 
     def naive_error(self, season: int) -> np.ndarray:
         """Return the mean absolute error of the seasonal naive forecast, (targets,).
