@@ -32,7 +32,7 @@ REFERENCE = {
     "training": ("Training", ["training", "training.run:train,evaluate,load_best,Observation"]),
     "zoo": (
         "Zoo",
-        ["zoo", "zoo.trellisnet", "zoo.tcn", "zoo.lru", "zoo.forecasters"],
+        ["zoo", "zoo.trellisnet", "zoo.tcn", "zoo.lru", "zoo.series"],
     ),
     "tools": (
         "Tools",

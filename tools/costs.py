@@ -55,7 +55,7 @@ def main(
     known = [
         f"{name}@{setting}" if setting else name
         for name, setting in list_settings()
-        if zoo.recipe(name, setting=setting).data != "series"  # data of the user's own
+        if not zoo.recipe(name, setting=setting).data.endswith("series")  # the user's own data
     ]
     if unknown := sorted(set(names or ()) - set(known)):
         raise typer.BadParameter(f"the zoo has no {unknown}")

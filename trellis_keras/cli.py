@@ -107,7 +107,8 @@ def train(
     text: Annotated[str | None, typer.Option(help="Train on your own text file.")] = None,
     csv: Annotated[str | None, typer.Option(help="Train on time series in a CSV file.")] = None,
     target: Annotated[
-        list[str] | None, typer.Option(help="Column to forecast; repeat it for several.")
+        list[str] | None,
+        typer.Option(help="Column to forecast, repeat it for several; or of class names."),
     ] = None,
     past: Annotated[
         list[str] | None, typer.Option(help="Column that is known up to the present only.")
@@ -156,6 +157,7 @@ def train(
 
     A forecaster reads a CSV file: --csv load.csv --target load --horizon 24. At its end there are
     a report against a seasonal naive forecast, forecast.png, and a SavedModel in `serving`.
+    A classifier of series: --csv f.csv --target class --past x --past y --series person.
 
     To watch it: tensorboard --logdir OUTPUT/tensorboard
     """
@@ -182,10 +184,16 @@ def train(
     given: dict[str, object] = {"path": csv, "time": time, "series": series, **roles}
     given = {name: value for name, value in given.items() if value is not None}
     if given:
-        _add_file(options, "--csv", "series", given, recipe)
+        kind = recipe.data if recipe.data == "labelled_series" else "series"
+        _add_file(options, "--csv", kind, given, recipe)
     recipe = recipe.replace(**options)
     if forecasts.is_forecaster(recipe) and not {"path", "targets"} <= recipe.data_options.keys():
         raise ValueError(f"{recipe.name} needs --csv FILE and --target COLUMN.")
+    is_classifier = recipe.data == "labelled_series"
+    if is_classifier and not {"path", "targets", "past", "series"} <= recipe.data_options.keys():
+        raise ValueError(
+            f"{recipe.name} needs --csv FILE, --target COLUMN, --past COLUMN and --series COLUMN."
+        )
     observation = run.Observation(
         gradient_norms, sample_length, graph=True, profile=_range(profile)
     )
@@ -205,6 +213,9 @@ def train(
         raise
     if forecasts.is_forecaster(recipe) and run.is_finished(output):
         typer.echo(forecasts.describe(forecasts.finish(output)))
+    if is_classifier and run.is_finished(output):
+        found = run.evaluate(zoo.read_recipe(output), output)
+        typer.echo(f"{found['accuracy']:.1%} of {found['sequences']:,} test windows are right")
 
 
 @app.command()

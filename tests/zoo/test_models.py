@@ -431,10 +431,20 @@ def small_recipe(name):
         return recipe, data.adding_examples(12, 4, 0)
     if recipe.metric == "cross_entropy":
         return recipe, data.copy_memory_examples(12, 4, 0)
+    if recipe.data in ("series", "labelled_series"):
+        return recipe, _own_windows(recipe, rng)
     if recipe.metric == "accuracy":
         x = rng.rand(4, 12, recipe.entry.channels).astype("float32")
         return recipe, (x, rng.randint(0, 10, 4))
     return recipe, [rng.randint(0, 2, (frames, 88)) for frames in (5, 9)]
+
+
+def _own_windows(recipe, rng):
+    series, window = data.TimeSeries(rng.rand(400, 1)), recipe.arguments["window"]
+    if recipe.data == "labelled_series":
+        labels = np.repeat([0, 1], 200).astype("int32")
+        return data.LabelledWindows(series, labels, window, 50, [0])
+    return series.split(window, recipe.arguments["horizon"], stride=40)[0]
 
 
 @pytest.mark.parametrize(
@@ -443,6 +453,8 @@ def small_recipe(name):
 def test_a_step(name):
     recipe, part = small_recipe(name)
     model = recipe.build()
+    if hasattr(part, "rows"):
+        model.adapt(part.rows())
     before = [weight.copy() for weight in model.get_weights()]
     options = {"steps_per_epoch": 1} if recipe.reads_text else {"shuffle": False}
     history = model.fit(recipe.stream(part), **options, verbose=0).history

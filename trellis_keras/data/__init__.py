@@ -1,6 +1,7 @@
 """Data sets, vocabularies and streams of batches."""
 
 from trellis_keras.data.images import pixel_permutation, pixel_sequences
+from trellis_keras.data.labelled_series import LabelledWindows
 from trellis_keras.data.registry import Dataset, DatasetInfo, info, list_datasets, load
 from trellis_keras.data.series import Columns, TimeSeries, Windows, WindowStream
 from trellis_keras.data.streams import EpochOrder, PianoRollStream, SequenceStream, TokenStream
@@ -16,6 +17,7 @@ __all__ = [
     "Dataset",
     "DatasetInfo",
     "EpochOrder",
+    "LabelledWindows",
     "PianoRollStream",
     "SequenceStream",
     "TimeSeries",

@@ -21,7 +21,7 @@ class Dataset:
 
     A split is what its stream is made from: of a text an int32 array of token ids, of equal
     sequences a tuple `(x, y)` of arrays, of music a list of piano rolls, of LAMBADA a list of
-    passages, of time series `Windows`.
+    passages, of time series `Windows` or `LabelledWindows`.
 
     Attributes:
         name: The name that it was loaded by.
@@ -193,6 +193,9 @@ def load(name: str, data_dir: DataDir = None, **options) -> Dataset:
     - `"series"`: windows of a CSV file of your own. Options: `path`, `window`, `horizon`, `stride`,
       `split` (three shares of the time), and names of columns: `targets`, `past`, `future`,
       `static`, `time` and `series`, see `Columns`.
+    - `"labelled_series"`: windows of a CSV file of your own, with a class each. Options: `path`,
+      `window`, `stride`, `split` (three shares of the series), and names of columns: `targets` (the
+      one of the classes), `past` (those of the inputs) and `series`.
 
     Separate sequences:
 

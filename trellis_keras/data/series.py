@@ -17,6 +17,7 @@ import gzip
 import hashlib
 import itertools
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -196,15 +197,24 @@ class TimeSeries:
                 file is not CSV in UTF-8. The message names the line.
             OSError: If the file cannot be read.
         """
-        path = Path(path).expanduser()
-        with _open_text(path) as file:
-            try:
-                reader = csv.reader(file, delimiter=_delimiter(file))
-                header = [name.strip() for name in next(reader, [])]
-                places = columns.find(header, str(path))
-                return _read(columns, _csv_blocks(reader, header, places), str(path), line=2)
-            except (UnicodeDecodeError, csv.Error, EOFError, gzip.BadGzipFile) as error:
-                raise ValueError(f"{path} is not CSV in UTF-8: {error}") from error
+        return _read_csv(path, columns)
+
+    @classmethod
+    def from_labelled_csv(
+        cls, path: str | os.PathLike, columns: Columns, label: str
+    ) -> tuple["TimeSeries", np.ndarray]:
+        """Read a CSV file with a column of class names.
+
+        Args:
+            path, columns: As in `from_csv`.
+            label: Name of the column.
+
+        Returns:
+            The series, and the array (rows,) of names.
+        """
+        labels: list[str] = []
+        series = _read_csv(path, columns, label, labels)
+        return series, np.array(labels)
 
     @classmethod
     def from_frame(cls, frame: Any, columns: Columns) -> "TimeSeries":
@@ -285,6 +295,14 @@ class TimeSeries:
     def rows(self, i: int) -> slice:
         """Return the rows of series `i`."""
         return slice(int(self.ends[i]) - self.lengths[i], int(self.ends[i]))
+
+    def read(self, starts: np.ndarray, count: int) -> np.ndarray:
+        """Return a copy of `count` rows from each of some rows on, (batch, count, channels)."""
+        channels = self.values.shape[1]
+        # They are a contiguous block of the flat array.
+        flat = self.values.reshape(-1)
+        blocks = np.lib.stride_tricks.sliding_window_view(flat, count * channels)
+        return blocks[starts * channels].reshape(-1, count, channels)
 
     def split(
         self, window: int, horizon: int, *, stride: int = 1, shares: Shares = DEFAULT_SPLIT
@@ -461,20 +479,12 @@ class Windows:
             A tuple `(x, y)` of float32 arrays. `x`: (batch, window, channels); channels that are
             known in the future are `horizon` rows ahead. `y`: (batch, horizon, targets).
         """
-        starts, targets = self.starts(index), self.series.targets
-        x = self._rows(starts, self.window)
-        y = self._rows(starts + self.window, self.horizon)
-        if known := self.series.future_channels:
-            x[..., -known:] = self._rows(starts + self.horizon, self.window)[..., -known:]
-        return x, np.ascontiguousarray(y[..., :targets])
-
-    def _rows(self, starts, count):
-        """Return a copy of `count` rows from each start on, (batch, count, channels)."""
-        channels = self.series.values.shape[1]
-        # They are a contiguous block of the flat array.
-        flat = self.series.values.reshape(-1)
-        blocks = np.lib.stride_tricks.sliding_window_view(flat, count * channels)
-        return blocks[starts * channels].reshape(-1, count, channels)
+        series, starts = self.series, self.starts(index)
+        x = series.read(starts, self.window)
+        y = series.read(starts + self.window, self.horizon)
+        if known := series.future_channels:
+            x[..., -known:] = series.read(starts + self.horizon, self.window)[..., -known:]
+        return x, np.ascontiguousarray(y[..., : series.targets])
 
     def naive_error(self, season: int) -> np.ndarray:
         """Return the mean absolute error of the seasonal naive forecast, (targets,).
@@ -509,20 +519,21 @@ class WindowStream(ExampleStream):
     """Batches `(x, y, weight)` of windows of time series.
 
     - `x`: float32 (batch_size, window, channels);
-    - `y`: float32 (batch_size, horizon, targets), NaN where a value is missing;
+    - `y`: float32 (batch_size, horizon, targets), NaN where a value is missing; of labelled windows
+      int32 (batch_size,);
     - `weight`: float32 (batch_size,), 0 for windows that only fill up the last batch.
 
     All batches have the same shape, so XLA compiles once. They are read from the series, which may
     be memory-mapped, as they are needed. Order and epochs are as in `SequenceStream`.
 
     Args:
-        windows: `Windows`.
+        windows: `Windows` or `LabelledWindows`.
         batch_size: Positive integer, number of windows in a batch.
         seed: Nonnegative integer, determines the order. Defaults to 0.
         shuffle: Boolean, whether each epoch has an order of its own. Defaults to `False`.
     """
 
-    def __init__(self, windows: Windows, batch_size: int, seed: int = 0, shuffle: bool = False):
+    def __init__(self, windows: Any, batch_size: int, seed: int = 0, shuffle: bool = False):
         self.windows = windows
         dtype = "int32" if len(windows) < 2**31 else "int64"
         super().__init__([np.arange(len(windows), dtype=dtype)], batch_size, seed, shuffle)
@@ -554,13 +565,7 @@ def series(
 ) -> Dataset:
     """Windows of the time series in a CSV file of the user's own."""
     columns = Columns(targets, past, future, static, time, series)
-    places = [Path(path).expanduser()]
-    if data_dir is not None:
-        places.append(Path(data_dir).expanduser() / places[0].name)
-    found = next(filter(None, map(existing, places)), None)
-    if found is None:
-        raise FileNotFoundError(f"There is no file {' or '.join(map(str, places))}.")
-    table = TimeSeries.from_csv(found, columns)
+    table = TimeSeries.from_csv(local_file(path, data_dir), columns)
     parts = table.split(window, horizon, stride=stride, shares=split)
     return Dataset(
         "series",
@@ -575,7 +580,46 @@ def series(
     )
 
 
+def local_file(path: str | os.PathLike, data_dir: DataDir) -> Path:
+    """Return the path of a user's file, which may also lie in `data_dir`.
+
+    Raises:
+        FileNotFoundError: If there is none.
+    """
+    places = [Path(path).expanduser()]
+    if data_dir is not None:
+        places.append(Path(data_dir).expanduser() / places[0].name)
+    found = next(filter(None, map(existing, places)), None)
+    if found is None:
+        raise FileNotFoundError(f"There is no file {' or '.join(map(str, places))}.")
+    return found
+
+
 # Reading
+
+
+def _read_csv(path, columns, label=None, labels=None) -> TimeSeries:
+    """Read a CSV file, and add the texts in the column `label` to `labels`."""
+    path = Path(path).expanduser()
+    with _open_text(path) as file:
+        try:
+            reader = csv.reader(file, delimiter=_delimiter(file))
+            header = [name.strip() for name in next(reader, [])]
+            places = columns.find(header, str(path))
+            if label is not None:
+                places |= Columns((label,)).find(header, str(path))
+            blocks = _csv_blocks(reader, header, places)
+            if label is not None:
+                blocks = _with_labels(blocks, label, labels)
+            return _read(columns, blocks, str(path), line=2)
+        except (UnicodeDecodeError, csv.Error, EOFError, gzip.BadGzipFile) as error:
+            raise ValueError(f"{path} is not CSV in UTF-8: {error}") from error
+
+
+def _with_labels(blocks, label, labels):
+    for block in blocks:
+        labels += (sys.intern(text.strip()) for text in block[label])
+        yield block
 
 
 def _open_text(path) -> TextIO:

@@ -54,7 +54,15 @@ _SCHEDULE_FIELDS = (
 )
 _TEXT_FIELDS = ("sequence_length", "context_length")
 # Arguments of models that a run takes from its data.
-_FROM_DATA = ("vocabulary_size", "channels", "targets", "future_channels")
+_FROM_DATA = (
+    "vocabulary_size",
+    "channels",
+    "targets",
+    "future_channels",
+    "num_classes",
+    "class_names",
+)
+_WINDOWS = (datasets.Windows, datasets.LabelledWindows)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -497,7 +505,7 @@ class Recipe:
             raise ValueError(f"`target_counting` is for texts. Received: {target_counting!r}")
         order: dict[str, Any] = {"seed": self.seed or 0, "shuffle": shuffle}
         stream: keras.utils.PyDataset
-        if isinstance(part, datasets.Windows):
+        if isinstance(part, _WINDOWS):
             stream = datasets.WindowStream(part, batch_size, **order)
         elif isinstance(part, list):
             stream = datasets.PianoRollStream(part, batch_size, **order)
@@ -514,7 +522,7 @@ class Recipe:
 
     def adapt(self, model: keras.Model, loaded: Dataset) -> None:
         """Gives a model the statistics of its training data, if it standardizes them."""
-        if isinstance(loaded.train, datasets.Windows):
+        if isinstance(loaded.train, _WINDOWS):
             model.adapt(loaded.train.rows())
 
     def callbacks(self) -> list[keras.callbacks.Callback]:

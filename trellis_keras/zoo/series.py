@@ -1,6 +1,6 @@
-"""Forecasters of a user's own time series. No paper has them; their sizes are ours.
+"""Models of a user's own time series. No paper has them; their sizes are ours.
 
-Window and horizon size the nets: the receptive field reaches over the window.
+The window sizes the nets: the receptive field reaches over it.
 
     trellis-keras train tcn_forecaster --csv load.csv --target load --horizon 24 --output runs/load
 """
@@ -12,11 +12,11 @@ from typing import Any
 import keras
 
 from trellis_keras.layers import LRU, TCN, TrellisLayer, depth_for
-from trellis_keras.models import SequenceRegressor
+from trellis_keras.models import SequenceClassifier, SequenceRegressor
 from trellis_keras.zoo.recipe import Training
 from trellis_keras.zoo.registry import register, sub_seed
 
-__all__ = ["lru_forecaster", "tcn_forecaster", "trellisnet_forecaster"]
+__all__ = ["lru_forecaster", "tcn_classifier", "tcn_forecaster", "trellisnet_forecaster"]
 
 _TRAINING = Training(
     optimizer="adam",
@@ -52,31 +52,50 @@ def _regressor(
     )
 
 
-def _forecaster(resolve: Callable[..., dict[str, Any]]) -> Callable[[Callable], Callable]:
-    """Makes a function that returns a backbone a forecaster of the zoo.
+def _classifier(
+    backbone: keras.Layer,
+    dropout: float = 0.0,
+    channels: int = 1,
+    num_classes: int = 2,
+    class_names: tuple[str, ...] | None = None,
+    seed: int | None = 0,
+) -> SequenceClassifier:
+    return SequenceClassifier(
+        backbone,
+        num_classes,
+        class_names=class_names,
+        normalize=True,
+        output_dropout=dropout,
+        seed=seed,
+    )
 
-    Its arguments are those of the function, then those of `_regressor`.
+
+_FORECASTS = {"data": "series", "metric": "mae", "data_arguments": ("window", "horizon")}
+_CLASSES = {"data": "labelled_series", "metric": "accuracy", "data_arguments": ("window",)}
+
+
+def _register(
+    head: Callable[..., keras.Model], resolve: Callable[..., dict[str, Any]], **options: Any
+) -> Callable[[Callable], Callable]:
+    """Makes a function that returns a backbone a model of the zoo, with a head.
+
+    The model's arguments are those of the function, then those of `head`.
     """
 
     def decorator(backbone):
-        own, others = (_parameters(function) for function in (backbone, _regressor))
+        own, others = (_parameters(function) for function in (backbone, head))
 
-        def forecaster(**arguments):
+        def model(**arguments):
             net = backbone(**{name: arguments[name] for name in own})
-            return _regressor(net, **{name: arguments[name] for name in others})
+            return head(net, **{name: arguments[name] for name in others})
 
         parameters = own | others
-        forecaster.__name__, forecaster.__doc__ = backbone.__name__, backbone.__doc__
-        forecaster.__signature__ = inspect.Signature(list(parameters.values()))
-        forecaster.__annotations__ = {name: p.annotation for name, p in parameters.items()}
-        return register(
-            data="series",
-            metric="mae",
-            channels=1,  # as many as the data have
-            data_arguments=("window", "horizon"),
-            training=_TRAINING,
-            resolve=resolve,
-        )(forecaster)
+        model.__name__, model.__doc__ = backbone.__name__, backbone.__doc__
+        model.__signature__ = inspect.Signature(list(parameters.values()))
+        model.__annotations__ = {name: p.annotation for name, p in parameters.items()}
+        # As many channels as the data have.
+        registered = register(**options, channels=1, training=_TRAINING, resolve=resolve)
+        return registered(model)
 
     return decorator
 
@@ -96,12 +115,12 @@ def _check_horizon(window, horizon, **_):
     return {}
 
 
-def _resolve_tcn(window, horizon, kernel_size, **_):
+def _resolve_tcn(window, kernel_size, horizon=1, **_):
     _check_horizon(window, horizon)
     return {"depth": depth_for(window, kernel_size)}
 
 
-@_forecaster(_resolve_tcn)
+@_register(_regressor, _resolve_tcn, **_FORECASTS)
 def tcn_forecaster(
     window: int = 168,
     kernel_size: int = 3,
@@ -135,7 +154,36 @@ def tcn_forecaster(
     Returns:
         A compiled `SequenceRegressor`.
     """
-    assert depth is not None  # from `_resolve_tcn`
+    return _tcn(kernel_size, depth, filters, dropout, seed)
+
+
+@_register(_classifier, _resolve_tcn, **_CLASSES)
+def tcn_classifier(
+    window: int = 50,
+    kernel_size: int = 3,
+    depth: int | None = None,
+    filters: int = 32,
+    dropout: float = 0.2,
+    seed: int | None = 0,
+) -> TCN:
+    """TCN that classifies windows of your time series, 22K parameters for 50 steps.
+
+    Inputs are in the units of the data, whose statistics are saved with the model.
+
+    Args:
+        window: Positive integer, number of steps to read.
+        num_classes: Positive integer, number of classes. A run takes it from its data, as
+            `class_names` and `channels`.
+        class_names: Names of the classes, saved with the model. None: numbers.
+        **: As in `tcn_forecaster`.
+
+    Returns:
+        A compiled `SequenceClassifier`.
+    """
+    return _tcn(kernel_size, depth, filters, dropout, seed)
+
+
+def _tcn(kernel_size, depth, filters, dropout, seed):
     return TCN(
         filters,
         kernel_size,
@@ -157,7 +205,7 @@ def _resolve_trellisnet(window, horizon, kernel_size, **_):
     return {"dilations": tuple(dilations)}
 
 
-@_forecaster(_resolve_trellisnet)
+@_register(_regressor, _resolve_trellisnet, **_FORECASTS)
 def trellisnet_forecaster(
     window: int = 168,
     kernel_size: int = 2,
@@ -192,7 +240,7 @@ def trellisnet_forecaster(
     )
 
 
-@_forecaster(_check_horizon)
+@_register(_regressor, _check_horizon, **_FORECASTS)
 def lru_forecaster(
     window: int = 168,
     layers: int = 1,

@@ -1,4 +1,4 @@
-"""Forecasters: from a CSV file to a report, a picture, a SavedModel and a forecast."""
+"""Models of time series: from a CSV file to a report, a picture, a SavedModel and a forecast."""
 
 import csv
 import json
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support.processes import run_module
-from trellis_keras import zoo
+from trellis_keras import data, zoo
 from trellis_keras.data import TimeSeries
 from trellis_keras.training import run as runs
 from trellis_keras.zoo import comparison, forecasts
@@ -198,3 +198,70 @@ def test_a_served_stream_of_rows_equals_predict(tmp_path):
     stream, whole = served.ask(requests, tmp_path)
     np.testing.assert_allclose(whole["predictions"], expected, rtol=1e-5)
     np.testing.assert_allclose(stream[:, -1], expected, rtol=1e-5)
+
+
+# Classifiers
+
+
+def write_signals(path, people="abcd", rows=60, text="{}"):
+    """Everybody oscillates slowly, then fast, then has no label."""
+    lines = ["x,who,y,motion"]
+    for person in people:
+        for i in range(rows):
+            motion = ("slow", "fast", "")[3 * i // rows]
+            x = np.sin(i * {"slow": 0.3, "fast": 1.5, "": 0.8}[motion])
+            lines.append(f"{x:.3f},{person},{i % 7},{text.format(motion)}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def labelled(path, **options):
+    columns = {"targets": ["motion"], "past": ["x", "y"], "series": "who"}
+    return data.load("labelled_series", path=path, **columns, **{"window": 8, **options})
+
+
+def test_labelled_windows_have_one_class(tmp_path):
+    loaded = labelled(write_signals(tmp_path / "motion.csv"), stride=5)
+    assert loaded.sizes == {"train": 12, "valid": 6, "test": 6}
+    assert loaded.model_arguments["class_names"] == ("fast", "slow")
+    x, y = loaded.test.read(np.arange(6))
+    assert x.shape == (6, 8, 2) and y.tolist() == [1, 1, 1, 0, 0, 0]
+    assert loaded.test.starts.tolist() == [180, 185, 190, 200, 205, 210]
+    np.testing.assert_array_equal(x[3], loaded.test.series.values[200:208])
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"people": "ab"}, "there must be three. Received: 2 in the column 'who'"),
+        ({"people": "abcda"}, "rows of a series must follow one another"),
+        ({"text": "one"}, "`motion` must name two classes"),
+        ({"rows": 12}, "part 'train' has no 8 rows of one class"),
+    ],
+)
+def test_labelled_series_that_do_not_fit(tmp_path, options, match):
+    with pytest.raises(ValueError, match=match):
+        labelled(write_signals(tmp_path / "motion.csv", **options))
+
+
+def test_columns_of_a_classifier(tmp_path):
+    path = write_signals(tmp_path / "motion.csv")
+    for targets, match in ((["motion", "y"], "one column of names"), (["y"], "Received twice: y")):
+        with pytest.raises(ValueError, match=match):
+            data.load("labelled_series", path=path, targets=targets, past=["x", "y"],
+                      series="who", window=8)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_classifier_is_trained_from_a_file(tmp_path):
+    path, folder = write_signals(tmp_path / "motion.csv", "abcdefgh"), tmp_path / "run"
+    columns = ["--csv", path, "--target", "motion", "--past", "x", "--past", "y", "--series", "who"]
+    sizes = ["--window", 8, "--filters", 6, "--epochs", 8, "--batch-size", 8]
+    words = ["train", "tcn_classifier", *columns, *sizes, "--output", folder]
+    done = run_module("trellis_keras", *words)
+    assert done.returncode == 0, done.stderr
+    assert "% of " in done.stdout and "test windows are right" in done.stdout
+    model = runs.load_best(folder)
+    assert model.class_names == ["fast", "slow"] and model.backbone.receptive_field >= 8
+    assert runs.evaluate(zoo.read_recipe(folder), folder)["accuracy"] > 0.9
+    assert run_module("trellis_keras", *words).returncode == 0  # resumed
