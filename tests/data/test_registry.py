@@ -16,7 +16,16 @@ from trellis_keras.data.sources import Source
 
 NAMES = {
     *("ptb", "char_ptb", "wt2", "wt103", "text8", "enwik8", "war_and_peace", "lambada", "pydoc"),
-    *("text", "seq_mnist", "series", "permuted_mnist", "seq_cifar10", "jsb", "nottingham"),
+    *(
+        "text",
+        "seq_mnist",
+        "series",
+        "labelled_series",
+        "permuted_mnist",
+        "seq_cifar10",
+        "jsb",
+        "nottingham",
+    ),
     *("adding", "copy_memory"),
 }
 
