@@ -327,6 +327,13 @@ def test_training_with_xla_on_any_length():
         assert model.train_on_batch(x, np.ones((batch, 3))) == pytest.approx(expected, rel=1e-5)
 
 
+def test_the_projection_has_the_layers_initializers():
+    layer = LRU(4, kernel_initializer="ones", bias_initializer="ones")
+    layer.build((None, None, 3))
+    for weight in (layer.projection.kernel, layer.projection.bias):
+        np.testing.assert_array_equal(weight, np.ones(weight.shape))
+
+
 @pytest.mark.parametrize(
     "options", [{"seed": 3}, {"kernel_initializer": keras.initializers.GlorotUniform(3)}]
 )

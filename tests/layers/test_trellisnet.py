@@ -753,6 +753,17 @@ def stream_maker(**options):
     return made(maker(**options), (2, None, CHANNELS))
 
 
+def test_a_cache_holds_what_the_past_taps_see():
+    layer = made(maker(kernel_size=3, dilation_rate=[1, 2]), (1, 1, CHANNELS))
+    cache = layer.initial_cache(2)
+    assert tuple(cache["inputs"].shape) == (2, 2 * 2, CHANNELS)
+    # Of the three levels of dilation 1 and the two of dilation 2: (batch, level, step, units). All
+    # past taps see h, the gates c one dilation back.
+    shapes = [[tuple(leaf.shape) for leaf in state] for state in cache["states"]]
+    assert shapes[0] == [(2, 3, 2, UNITS), (2, 2, 4, UNITS)]
+    assert shapes[1] == [(2, 3, 1, UNITS), (2, 2, 2, UNITS)]
+
+
 @in_double
 @pytest.mark.parametrize("plain", [False, True], ids=["kernels", "plain"])
 @pytest.mark.parametrize(
