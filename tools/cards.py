@@ -56,10 +56,15 @@ def card(run):
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def ours(results, published):
-    """Returns a run's test result, with its difference from the published one."""
-    text = f"{results['test']:.6g}"
-    return text if published is None else f"{text} ({results['test'] - published.value:+.3g})"
+def ours(results):
+    """Returns a run's test result: of several seeds the mean and standard deviation."""
+    mean, deviation, number = spread(results)
+    return f"{mean:.4g}" if number == 1 else f"{mean:.4g} ± {deviation:.2g} ({number} seeds)"
+
+
+def difference(results, published):
+    """Returns by how much the result, of several seeds their mean, is above the published one."""
+    return f"{spread(results)[0] - published.value:+.3g}"
 
 
 def spread(results):
@@ -72,11 +77,14 @@ def spread(results):
 
 def _figures(recipe, results):
     published = registry.published_value(recipe)
+    apart = "" if published is None else f" ({difference(results, published)})"
     rows = [
         f"| | {recipe.metric} on the test split | parameters |",
         "|---|---|---|",
-        f"| ours | {ours(results, published)} | {results['parameters']:,} |",
+        f"| ours | {ours(results)}{apart} | {results['parameters']:,} |",
     ]
+    if results["other_seeds"]:
+        rows.append(f"| ours, of the weights (seed {recipe.seed}) | {results['test']:.6g} | |")
     if published is None:
         rows.append("| published | none for these settings | |")
     else:

@@ -1,21 +1,21 @@
-"""Writes the tables of the models into zoo/README.md and of the trained ones into README.md.
+"""Writes the table of the models into zoo/README.md, and the number of results into README.md.
 
 python -m tools.table
 """
 
-from tools.cards import spread
+import re
+
+from tools.cards import difference, ours
 from trellis_keras import zoo
 from trellis_keras.files import atomic_write
 from trellis_keras.zoo import registry
 from trellis_keras.zoo.results import all_runs, assets_folder, read_costs
+from trellis_keras.zoo.results import published as published_values
 
 START, END = "<!-- table -->\n", "<!-- end of the table -->\n"
 HEADER = (
-    "| model | data | metric | published | size | ours | difference | parameters | training |\n"
+    "| model | data | metric | published | its size | ours | our size | difference | training |\n"
     "|---|---|---|---|---|---|---|---|---|\n"
-)
-FRONT_HEADER = (
-    "| model | metric | published | ours | parameters | training |\n|---|---|---|---|---|---|\n"
 )
 
 
@@ -36,15 +36,19 @@ def table():
     return HEADER + _markdown(rows)
 
 
-def front_table():
-    """Returns a row per run with a published result, as Markdown."""
-    rows = []
-    for run in all_runs():
-        if registry.published_value(registry.recipe_from_dict(run.recipe)) is not None:
-            name, _, metric, published, _, result, _, parameters, training = _trained(run)
-            name = name.replace("](", "](zoo/")
-            rows.append([name, metric, published, result, parameters, training])
-    return FRONT_HEADER + _markdown(rows)
+def coverage():
+    """Returns of how many published values the zoo has a trained one, and their number."""
+    values = [registry.published_value(registry.recipe_from_dict(r.recipe)) for r in all_runs()]
+    trained = {(v.model, str(v.setting)) for v in values if v is not None}
+    everything = {(v.model, str(v.setting)) for v in published_values()}
+    return len(trained), len(everything)
+
+
+def with_coverage(text):
+    """Returns a page with "20 of the papers' 121 results" brought up to date."""
+    return re.sub(
+        r"\d+ of the papers' \d+ results", "{} of the papers' {} results".format(*coverage()), text
+    )
 
 
 def replace_table(text, new):
@@ -67,16 +71,14 @@ def _trained(run):
     took = "" if seconds is None else f", {seconds / 60:.0f} min"
     whole = "" if results["finished"] else f" of {recipe.training.epochs}"
     link = f"{run.model}/{run.setting}" if run.setting else run.model
-    mean, deviation, number = spread(results)
-    seeds = f" ({mean:.4g} ± {deviation:.2g}, {number} seeds)" if number > 1 else ""
     return [
         f"[{run.title}]({link}/card.md)",
         recipe.data,
         recipe.metric,
         *(["-", "-"] if published is None else [f"{published.value:.4g}", published.parameters]),
-        f"{results['test']:.4g}{seeds}",
-        "-" if published is None else f"{results['test'] - published.value:+.3g}",
+        ours(results),
         f"{results['parameters']:,}",
+        "-" if published is None else difference(results, published),
         f"{results['epochs']}{whole} epochs{took}",
     ]
 
@@ -89,8 +91,9 @@ def _untrained(name, setting, cost):
         recipe.data,
         recipe.metric,
         *(["-", "-"] if published is None else [f"{published.value:.4g}", published.parameters]),
-        *["-", "-"],
+        "-",
         f"{cost['parameters']:,}" if cost else "-",
+        "-",
         _expected(recipe, cost),
     ]
 
@@ -123,12 +126,13 @@ def _replace_in(page, new):
 
 
 def main():
-    """Writes both tables anew."""
+    """Writes both anew."""
     folder = assets_folder()
     _replace_in(folder / "README.md", table())
     front = folder.parent / "README.md"
-    if START in front.read_text(encoding="utf-8"):
-        _replace_in(front, front_table())
+    text = front.read_text(encoding="utf-8")
+    with atomic_write(front) as temporary:
+        temporary.write_text(with_coverage(text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def permuted_mnist(data_dir: DataDir) -> Dataset:
 
 @register(
     citation="CIFAR-10 by Krizhevsky (2009), who asks for citation",
-    licence="none is stated",
+    licence="no licence is stated",
     source=CIFAR10,
 )
 def seq_cifar10(data_dir: DataDir) -> Dataset:

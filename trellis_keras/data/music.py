@@ -23,7 +23,7 @@ JSB = _source("jsb", "JSB_Chorales.mat")
 NOTTINGHAM = _source("nottingham", "Nottingham.mat")
 _TERMS = {
     "citation": "piano rolls by Boulanger-Lewandowski et al. (2012)",
-    "licence": "none is stated",
+    "licence": "no licence is stated",
 }
 
 
