@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import metadata
 
 from tests.support.event_files import read_events
 from tests.support.processes import run_script
@@ -46,6 +48,17 @@ def test_curves_for_training_and_validation(observed):
     assert {"epoch_loss", "epoch_bpc", "epoch_learning_rate"} <= set(train)
     assert {"epoch_loss", "epoch_bpc"} <= set(valid)
     assert list(train["epoch_bpc"]) == list(valid["epoch_bpc"]) == [0, 1]
+
+
+def test_one_row_of_hyperparameters_for_a_run(observed):
+    logs = EventAccumulator(str(observed / "tensorboard")).Reload()
+    content = logs.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
+    row = metadata.parse_session_start_info_plugin_data(content)
+    assert row.group_name == str(observed)
+    hparams = row.hparams
+    assert hparams["model"].string_value == "trellisnet_char"
+    assert hparams["hidden_units"].number_value == 4 and hparams["weight_norm"].bool_value
+    assert hparams["data_options"].string_value.startswith('{"path": ')
 
 
 def test_norms_texts_and_graph(observed):

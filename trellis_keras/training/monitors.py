@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import itertools
+import json
 import math
 import re
 import textwrap
@@ -694,6 +695,34 @@ def write_graph(model: keras.Model, batch: Sequence, directory: str | PathLike) 
     writer = _summary_writer(directory)
     with writer.as_default(step=0):
         tf.summary.graph(graph)
+    writer.close()
+
+
+def write_hparams(settings: dict[str, Any], name: str, directory: str | PathLike) -> None:
+    """Write the hyperparameters of a run, for TensorBoard's page HParams: one run, one row.
+
+    The metrics of the row are those of the logs in the subfolders of `directory`.
+
+    Args:
+        settings: {name: value}. Values other than numbers, booleans and strings are written as
+            JSON; None is left out.
+        name: Name of the row. Runs of one name share it.
+        directory: Folder for TensorBoard's logs of the run.
+
+    Example:
+
+    >>> write_hparams({"filters": 24, "dilations": [1, 2]}, "first run", "run/tensorboard")
+    """
+    from tensorboard.plugins.hparams import api
+
+    values = {
+        key: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
+        for key, value in settings.items()
+        if value is not None
+    }
+    writer = _summary_writer(directory)
+    with writer.as_default(step=0):
+        api.hparams(values, trial_id=name)
     writer.close()
 
 

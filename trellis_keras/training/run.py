@@ -53,6 +53,7 @@ from trellis_keras.training.monitors import (
     TextSamples,
     TimeLimit,
     write_graph,
+    write_hparams,
 )
 from trellis_keras.types import Logs
 
@@ -252,6 +253,8 @@ def _fit(recipe, loaded, folder, verbose, callbacks, observation, limit, save_mi
     )
     if verbose == 2:  # no progress bar
         observers.append(BatchProgress())
+    if _has_tensorflow() and not (folder / RECIPE).exists():
+        write_hparams(_flat(recipe.to_dict()), str(folder), folder / "tensorboard")
     if verbose:
         print(describe(recipe, model, loaded), flush=True)
     first = _callbacks(recipe, folder, train_stream, callbacks, observers)
