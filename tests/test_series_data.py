@@ -32,6 +32,12 @@ def test_hours_are_complete(name):
     assert np.all(np.diff(hours) == 1)
 
 
+def test_the_docs_have_the_tables_of_the_comparison():
+    results = EXAMPLES / "studies" / "results" / "series_comparison" / "series_comparison.md"
+    tables = results.read_text(encoding="utf-8").replace("## ", "### ").strip()
+    assert tables in (ROOT / "docs" / "forecasting.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.slow
 def test_comparison_makes_its_table(tmp_path):
     nets = ["tcn", "lstm", "naive"]

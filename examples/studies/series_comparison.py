@@ -184,7 +184,7 @@ def plot(study, tables):
         axis.set_yticks(range(len(lines)), labels)
         axis.grid(False, axis="y")
         unit = "Accuracy, %" if of.unit is None else f"Mean absolute error, {of.unit}"
-        axis.set(title=of.title, xlabel=unit)
+        axis.set(title=of.title.partition(":")[0], xlabel=unit)
     figures.save(figure, study)
 
 
