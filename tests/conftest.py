@@ -7,6 +7,9 @@ A test runs on TensorFlow in float32 unless it is marked:
   others out. There a test marked `float64` runs in float64, with `-m slow` in float32 too. With
   `both_backends(slow=True)` a test runs on JAX with `-m slow` only;
 * `slow_elsewhere`: in float64 and on JAX with `-m slow` only.
+
+With `KERAS_BACKEND=torch` the same tests are chosen as on JAX; `tests/layers/test_torch_backend.py`
+runs some of them.
 """
 
 import math
@@ -32,7 +35,16 @@ import pytest  # noqa: E402
 
 from tests.support.golden import load_golden  # noqa: E402
 
-ON_JAX = keras.backend.backend() == "jax"
+BACKEND = keras.backend.backend()
+ON_JAX = BACKEND == "jax"
+
+if BACKEND == "torch":  # which does not let NumPy read tensors that have a gradient
+    import torch
+
+    _to_array = torch.Tensor.__array__
+    torch.Tensor.__array__ = lambda tensor, *args, **kwargs: _to_array(
+        tensor.detach(), *args, **kwargs
+    )
 
 # Largest error divided by max|reference|, in float64 and in float32.
 TOLERANCES = {
@@ -59,7 +71,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    if not ON_JAX:
+    if BACKEND == "tensorflow":
         return
     marks = {item: item.get_closest_marker("both_backends") for item in items}
     config.hook.pytest_deselected(items=[item for item in items if marks[item] is None])

@@ -4,6 +4,7 @@ import pathlib
 import sys
 
 import keras
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -213,6 +214,23 @@ def test_npz_files(tmp_path, monkeypatch):
     assert_refused(layer, tmp_path / "no.npz", "There is no checkpoint", FileNotFoundError)
 
 
+def test_npz_files_of_bfloat16(tmp_path):
+    half = {name: array.astype(ml_dtypes.bfloat16) for name, array in weights().items()}
+    layer, same = built_layer(), built_layer()
+    np.savez(tmp_path / "weights.npz", **half)
+    load_torch_state_dict(layer, tmp_path / "weights.npz")
+    load_torch_state_dict(same, {name: array.astype("float32") for name, array in half.items()})
+    assert_same_weights(layer, same)
+
+
+def test_arrays_that_are_far_too_large_or_hold_no_real_numbers():
+    for array, message in (
+        (np.broadcast_to(np.float32(1), (10**6, 10**6)), r"'bias2' must have at most 12 values"),
+        (np.ones(12, "complex64"), "'bias2' must hold real numbers. Received: .12,. complex64"),
+    ):
+        assert_refused(built_layer(), weights() | {"bias2": array}, message)
+
+
 @pytest.mark.parametrize("name", ["torch_trellis.pt", "torch_trellis_old.pt"])
 def test_torch_files(name):
     """They hold numbers that count up, one in the format before PyTorch 1.6."""
@@ -237,6 +255,22 @@ def test_torch_tensors_of_any_kind():
     load_torch_state_dict(layer, tensors)
     load_torch_state_dict(same, {k: v.detach().float().numpy() for k, v in tensors.items()})
     assert_same_weights(layer, same)
+
+
+def test_expanded_torch_tensors(tmp_path):
+    torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+    layer, same = built_layer(), built_layer()
+    tensors = {name: torch.tensor(array) for name, array in weights().items()}
+    one = torch.tensor(0.5, dtype=torch.bfloat16)
+    path = tmp_path / "weights.pt"
+    torch.save(tensors | {"bias2": one.expand(12)}, path)
+    load_torch_state_dict(layer, path)
+    load_torch_state_dict(same, weights() | {"bias2": np.full(12, 0.5)})
+    assert_same_weights(layer, same)
+    torch.save(tensors | {"bias2": one.expand(10**6, 10**6)}, path)  # a file of some KB
+    assert_refused(layer, path, "weights.pt: 'bias2' must have at most 12 values")
+    sparse = tensors | {"bias2": torch.ones(12).to_sparse()}
+    assert_refused(layer, sparse, "'bias2' is no dense tensor")
 
 
 class Hostile:

@@ -392,7 +392,14 @@ class _Job:
             self.text.ids, self.text.lines = arrays.pop("ids"), arrays.pop("lines")
             self.text.cache = _cache_like(self.model.initial_cache(1), arrays) if arrays else None
             os.truncate(self.rows, progress["written"])
-        except (ValueError, TypeError, KeyError) as error:
+        except (
+            ValueError,
+            TypeError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             raise ValueError(
                 f"{self.folder} cannot be resumed: {error}. To start over, remove it."
             ) from error

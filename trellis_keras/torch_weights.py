@@ -13,6 +13,8 @@ Every family lays its arrays out in its own way; convolution kernels are (out, i
   for h1 and a `recurrent_kernel` for h2, with all blocks side by side.
 """
 
+import collections
+import math
 import os
 import pathlib
 import re
@@ -20,6 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import keras
+import ml_dtypes
 import numpy as np
 
 from trellis_keras.files import read_npz
@@ -142,16 +145,25 @@ _NAME = re.compile(
 
 def _load(model, state_dict):
     targets = parameters(model)
-    arrays = _arrays_by_short_name(state_dict, {name for p in targets for name in p.names})
+    arrays = _arrays_by_short_name(state_dict, _largest_sizes(targets))
     values = [_converted(parameter, arrays) for parameter in targets]
     for parameter, value in zip(targets, values, strict=True):
         parameter.variable.assign(value)
 
 
+def _largest_sizes(targets):
+    """{name: number of values that an array of this name has at most}."""
+    sizes = collections.Counter()
+    for variable, names, _ in targets:
+        for name in names:
+            sizes[name] += math.prod(variable.shape)
+    return sizes
+
+
 def _arrays_by_short_name(state_dict, wanted):
     arrays = {}
     for full_name, value in state_dict.items():
-        name, value = short_name(full_name), _array(value)
+        name = short_name(full_name)
         if name == "decoder.weight" and name not in wanted and "encoder.weight" in wanted:
             name = "encoder.weight"  # tied: one tensor under two names
         if name not in wanted:
@@ -159,6 +171,13 @@ def _arrays_by_short_name(state_dict, wanted):
                 f"The state dict has {full_name!r}, which the model has no parameter for. "
                 f"It takes {sorted(wanted)}."
             )
+        # Before it is converted: a tensor expanded from one value may claim any shape.
+        if math.prod(np.shape(value)) > wanted[name]:
+            raise ValueError(
+                f"{full_name!r} must have at most {wanted[name]} values. "
+                f"Received: shape {tuple(np.shape(value))}"
+            )
+        value = _array(full_name, value)
         if name in arrays and not np.array_equal(arrays[name], value):
             raise ValueError(f"{name!r} is ambiguous: {full_name!r} has other values.")
         arrays[name] = value
@@ -183,10 +202,18 @@ def _converted(parameter, arrays):
     return value
 
 
-def _array(value):
+def _array(name, value):
     if hasattr(value, "detach"):  # a torch tensor, which may be bfloat16 or on a GPU
-        return value.detach().cpu().double().numpy()
-    return np.asarray(value)
+        try:
+            value = value.detach().cpu().double().numpy()
+        except (TypeError, RuntimeError) as error:  # sparse, quantized, or without storage
+            raise ValueError(f"{name!r} is no dense tensor: {error}") from error
+    value = np.asarray(value)
+    if value.dtype == "V2":  # how NumPy stores bfloat16
+        value = value.view(ml_dtypes.bfloat16)
+    if value.dtype.kind not in "biuf" and value.dtype != ml_dtypes.bfloat16:
+        raise ValueError(f"{name!r} must hold real numbers. Received: {value.shape} {value.dtype}")
+    return value
 
 
 def _read(path):
@@ -199,7 +226,8 @@ def _read(path):
     except ImportError as error:
         raise ImportError(
             f"{path} is read with PyTorch: pip install torch. Or convert it to a .npz file where "
-            "PyTorch is installed: np.savez(path, **{k: v.numpy() for k, v in state_dict.items()})."
+            "PyTorch is installed: "
+            "np.savez(path, **{k: v.detach().double().numpy() for k, v in state_dict.items()})."
         ) from error
     try:
         state_dict = torch.load(path, map_location="cpu", weights_only=True)

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import gzip
 import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -15,10 +16,11 @@ import numpy as np
 
 from tests.fuzz.fuzz_inputs import damaged, damaged_json
 from tests.support.hostile_hdf5 import HOSTILE, SECRET, replace_array
-from trellis_keras import data, layers, training, zoo
+from trellis_keras import data, layers, scoring, training, zoo
 from trellis_keras.data import images, music, sources, text
 from trellis_keras.models import LanguageModel
 from trellis_keras.torch_weights import load_torch_state_dict
+from trellis_keras.training import environment as environments
 from trellis_keras.training import run as runs
 from trellis_keras.training.monitors import read_history
 from trellis_keras.zoo.results import RESULTS, WEIGHTS
@@ -305,6 +307,28 @@ def results(folder):
         yield Target(path, inputs, load)
 
 
+@target
+def environment(folder):
+    path = folder / runs.ENVIRONMENT
+    environments.record(path, None, 1)
+    text = path.read_bytes()
+    inputs = damaged_json([json.loads(text)]) | damaged([text])
+    yield Target(path, inputs, lambda: environments.read(path))
+
+
+@target
+def series_csv(folder):
+    text = "time,load,wind,site\n2024-01-01,1.5,NA,a\n2024-01-02,2,1e3,a\n2024-01-01,,0,b\n"
+    contents = [text, text.replace(",", ";"), text.replace("\n", "\r\n"), "load\n" + "9" * 200_000]
+    columns = data.Columns("load", past="wind", time="time", series="site")
+    path = folder / "series.csv"
+
+    def load():
+        data.TimeSeries.from_csv(path, columns)
+
+    yield Target(path, damaged([content.encode() for content in contents]), load)
+
+
 # Checkpoints
 
 
@@ -356,6 +380,31 @@ def checkpoint_state(folder):
     yield from _checkpoint(folder, write, damages)
 
 
+@target
+def score_progress(folder):
+    """The progress of an interrupted `score`, in an archive that is sound."""
+    model = _language_model()
+    settings = {"whole": True, "start": None, "field": None, "batch_tokens": 8}
+    (folder / "text.txt").write_text("abcd\n" * 3)
+
+    def job():
+        return scoring._Job(model, folder / "text.txt", folder / "scores.csv", settings, 0)
+
+    first = job()
+    path = first.state
+    path.parent.mkdir()
+    first.rows.write_bytes(bytes(99))
+    first._save(9)
+    arrays = dict(np.load(path))
+    text = str(arrays["progress"])
+
+    def write(content):
+        np.savez(path, **arrays | {"progress": content.decode(errors="replace")})
+
+    inputs = damaged([text.encode()]) | damaged_json([json.loads(text)])
+    yield Target(path, inputs, lambda: job()._load(), write)
+
+
 # Weights
 
 
@@ -374,6 +423,26 @@ def npz_weights(folder):
     yield Target(path, inputs, lambda: load_torch_state_dict(layer, path))
 
 
+@target
+def torch_weights(folder):
+    import torch
+
+    layer, weights = _trellis()
+    path = folder / "weights.pt"
+    tensors = {name: torch.tensor(array) for name, array in weights.items()}
+    contents = []
+    for zipped in (True, False):
+        for bias in (tensors["bias2"], torch.ones(()).expand(10**6, 10**6)):
+            file = io.BytesIO()
+            torch.save(tensors | {"bias2": bias}, file, _use_new_zipfile_serialization=zipped)
+            contents.append(file.getvalue())
+    yield Target(path, damaged(contents), lambda: load_torch_state_dict(layer, path))
+
+
+if importlib.util.find_spec("torch") is None:
+    del TARGETS["torch_weights"]
+
+
 CANARY = "a loader ran this"
 
 _HOSTILE_CONFIGS = [
@@ -389,11 +458,15 @@ _HOSTILE_CONFIGS = [
 ]
 
 
-def _saved_model(folder):
-    model = LanguageModel(
-        4, 2, layers.TCN(2, 2, 1), vocabulary=data.Vocabulary("abcd", "character")
-    )
+def _language_model():
+    vocabulary = data.Vocabulary("abcd", "character")
+    model = LanguageModel(4, 2, layers.TCN(2, 2, 1), vocabulary=vocabulary)
     model.build((None, None))
+    return model
+
+
+def _saved_model(folder):
+    model = _language_model()
     model.compile(training.Adam(0.1))
     model.save(folder / runs.BEST)
     return model
@@ -467,3 +540,30 @@ def h5_weights(folder):
         _check_no_secret(model)
 
     yield Target(path, damaged(_leading_elsewhere(folder, path.read_bytes())), load)
+
+
+def _preset(folder, part, inputs):
+    preset = folder / "preset"
+    _language_model().save_to_preset(preset)
+    path = preset / part
+
+    def load():
+        _check_no_secret(zoo.from_preset(preset))
+
+    yield Target(path, inputs(path.read_bytes()), load)
+
+
+@target
+def preset_config(folder):
+    def inputs(content):
+        return damaged_json([json.loads(content)], _HOSTILE_CONFIGS)
+
+    yield from _preset(folder, "config.json", inputs)
+
+
+@target
+def preset_weights(folder):
+    def inputs(content):
+        return damaged(_leading_elsewhere(folder, content))
+
+    yield from _preset(folder, "model.weights.h5", inputs)

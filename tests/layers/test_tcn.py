@@ -221,7 +221,7 @@ def test_centered_taps():
     block, z = layer.blocks[0], ops.convert_to_tensor(noise(1, 20, 2))
     for kernel, bias in zip(block.convolutions, block.biases, strict=True):
         z = ops.silu(ops.conv(z, kernel(), padding="same", dilation_rate=1) + bias)
-    assert_close(block.forward(noise(1, 20, 2))[1], z)
+    assert_close(block.output_and_branch(noise(1, 20, 2))[1], z)
     with pytest.raises(ValueError, match='padding="causal".*padding=.same'):
         layer.initial_cache(1)
 

@@ -13,6 +13,8 @@ def value_and_gradients(function, variables, *inputs):
     """
     if keras.backend.backend() == "jax":
         return _jax(function, variables, inputs)
+    if keras.backend.backend() == "torch":
+        return _torch(function, variables, inputs)
     return _tensorflow(function, variables, inputs)
 
 
@@ -42,3 +44,14 @@ def _jax(function, variables, inputs):
     compute = jax.jit(jax.value_and_grad(stateless, argnums=(0, 1), has_aux=True))
     result, (variable_gradients, input_gradients) = compute([v.value for v in variables], inputs)
     return result, variable_gradients, input_gradients
+
+
+def _torch(function, variables, inputs):
+    import torch
+
+    inputs = [keras.ops.convert_to_tensor(x).detach().requires_grad_() for x in inputs]
+    value, aux = function(*inputs)
+    sources = [*(v.value for v in variables), *inputs]
+    gradients = torch.autograd.grad(value, sources, materialize_grads=True)
+    aux = keras.tree.map_structure(lambda x: keras.ops.convert_to_tensor(x).detach(), aux)
+    return (value.detach(), aux), gradients[: len(variables)], gradients[len(variables) :]

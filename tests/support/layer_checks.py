@@ -126,7 +126,7 @@ def check_fit_and_file(make, input_shape):
     given = conditions(layer, inputs)
     outputs = keras.tree.flatten(layer(inputs, **given))
     model = keras.Model([inputs, *given.values()], outputs)
-    x = [x, *conditions(layer, x).values()]
+    x = [x, *map(np.asarray, conditions(layer, x).values())]
     predicted = keras.tree.flatten(model.predict_on_batch(x))
     for found, expected in zip(predicted, expected_outputs, strict=True):
         assert_close(found, expected, 20 * TOLERANCE[keras.config.floatx()])
@@ -400,11 +400,13 @@ def noise(*shape, seed=0):
 
 
 def graph(function, jit_compile=False):
-    """`function` of tensors as a graph, on JAX compiled."""
+    """`function` of tensors as a graph, on JAX compiled, on PyTorch as it is."""
     if TENSORFLOW:
         import tensorflow as tf
 
         return tf.function(function, jit_compile=jit_compile)
+    if keras.backend.backend() == "torch":
+        return function
     import jax
 
     return jax.jit(function)

@@ -15,13 +15,13 @@ def child_environment(backend="tensorflow", floatx="float32", **extra):
     """Returns the environment of a child process with this backend and floatx.
 
     Args:
-        backend: `"tensorflow"` or `"jax"`.
+        backend: `"tensorflow"`, `"jax"` or `"torch"`.
         floatx: `"float32"` or `"float64"`; on JAX the latter also sets `JAX_ENABLE_X64`, without
             which JAX computes in float32 while the variables still say float64.
         **extra: further environment variables.
     """
-    if backend not in ("tensorflow", "jax"):
-        raise ValueError(f"`backend` must be 'tensorflow' or 'jax'. Received: {backend!r}")
+    if backend not in ("tensorflow", "jax", "torch"):
+        raise ValueError(f"`backend` must be 'tensorflow', 'jax' or 'torch'. Received: {backend!r}")
     if floatx not in ("float32", "float64"):
         raise ValueError(f"`floatx` must be 'float32' or 'float64'. Received: {floatx!r}")
     environment = {k: v for k, v in os.environ.items() if k not in _DECIDED_HERE}

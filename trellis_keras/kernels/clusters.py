@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from keras import ops
 
+from trellis_keras.kernels.gradients import custom_gradient
 from trellis_keras.kernels.scan import while_loop
 from trellis_keras.types import Tensor
 
@@ -110,7 +111,7 @@ def cluster_nll(
             d_tails.append(Cluster(*sums))
         return d_hidden, d_tails
 
-    @ops.custom_gradient
+    @custom_gradient
     def nll(hidden, *weights):
         head, *tails = pack(weights)
         head_logits = _logits(head, hidden)

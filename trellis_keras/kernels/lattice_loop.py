@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from keras import ops
 
+from trellis_keras.kernels.gradients import custom_gradient
 from trellis_keras.kernels.scan import scan
 from trellis_keras.types import Tensor
 
@@ -115,7 +116,7 @@ def _time_loop(
         side by side (time, batch, 2 * units).
     """
 
-    @ops.custom_gradient
+    @custom_gradient
     def loop(gate_inputs, p_inputs, h2, gate_kernel, p_kernel, *masks):
         mask = masks[0] if masks else None
 

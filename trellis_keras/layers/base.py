@@ -479,7 +479,10 @@ class StateCache(keras.layers.Layer):
                 f"Received: {batch_size} rows. "
                 "Call `reset_state(batch_size)` to start with another batch size."
             )
-        states = [ops.stop_gradient(state.value) for state in self.state_variables(training)]
+        # Copies: on PyTorch, values are the variables' own storage, which `write` overwrites.
+        states = [
+            ops.copy(ops.stop_gradient(state.value)) for state in self.state_variables(training)
+        ]
         if batch_size is None or is_static:
             return states
         # A graph for any batch size reads the states of one. This concatenation makes it fail for

@@ -253,7 +253,7 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
         mask: Tensor | None = None,
         condition: Tensor | None = None,
     ) -> Tensor:
-        y, _ = self.forward(inputs, training, resolve_mask(inputs, mask), condition)
+        y, _ = self.output_and_branch(inputs, training, resolve_mask(inputs, mask), condition)
         return y
 
     def _equations(
@@ -304,7 +304,7 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
             return self.norms[n](a) if self.norms else a
         return self.activation(self.norms[n](a) if self.norms else a)
 
-    def forward(
+    def output_and_branch(
         self,
         x: Tensor,
         training: bool = False,
@@ -714,7 +714,7 @@ class TCN(
         x, branches = _select(inputs, positions[0]), []
         for i, block in enumerate(self.blocks):
             wanted = positions[2 * i : 2 * i + 3]
-            x, branch = block.forward(x, training, mask, condition, wanted)
+            x, branch = block.output_and_branch(x, training, mask, condition, wanted)
             branches.append(branch)
         y = self._output(x, branches, steps)
         return y if self.return_sequences else last_step([y], None, mask)[0]

@@ -892,7 +892,10 @@ class TrellisLayer(
             y, cache = self.prefill(x[:, None], cache)
             return y[:, 0], cache
         inputs = ops.concatenate([cache["inputs"], x[:, None]], axis=1)
-        buffers, weights = self._buffers, self._weights(conditioning=cache.get("conditioning"))
+        buffers, weights = (
+            self._level_buffers,
+            self._weights(conditioning=cache.get("conditioning")),
+        )
         # Cast and sliced here, once a step: in the loop XLA would do so at every level.
         kernel = ops.cast(weights.recurrent_kernel, self.compute_dtype)
         past_taps = self.kernel_size - 1
@@ -935,7 +938,10 @@ class TrellisLayer(
         x = self._checked_input(x, cache, rank=3)
         time = ops.shape(x)[1]
         inputs = ops.concatenate([cache["inputs"], x], axis=1)
-        buffers, weights = self._buffers, self._weights(conditioning=cache.get("conditioning"))
+        buffers, weights = (
+            self._level_buffers,
+            self._weights(conditioning=cache.get("conditioning")),
+        )
         rows, index = self._injected_rows(inputs, weights, time)
         index, dilations = ops.convert_to_tensor(index), ops.convert_to_tensor(buffers.dilations)
         active = self.active_channels(np.arange(1, self.depth + 1))
@@ -971,7 +977,7 @@ class TrellisLayer(
         return y, {**cache, "inputs": inputs[:, time:], "states": following}
 
     @property
-    def _buffers(self):
+    def _level_buffers(self):
         return LevelBuffers([self.dilation(i) for i in range(1, self.depth + 1)])
 
     def _cache_shapes(self, batch_size):
@@ -982,7 +988,7 @@ class TrellisLayer(
         shapes = {
             "inputs": [batch_size, past_taps * longest, self.input_channels],
             "states": [
-                self._buffers.shapes(batch_size, r, size)
+                self._level_buffers.shapes(batch_size, r, size)
                 for r, size in zip(reach, self.cell.state_size, strict=True)
             ],
         }

@@ -513,9 +513,12 @@ def _compiled_gradient(loss, model):
 
         gradient = jax.grad(loss)
         return gradient if model.run_eagerly else jax.jit(gradient)
+    if backend == "torch":
+        return _torch_gradient(loss)
     if backend != "tensorflow":
         raise ValueError(
-            f"Gradients require the TensorFlow or JAX backend. Received: backend={backend!r}"
+            "Gradients require the TensorFlow, JAX or PyTorch backend. "
+            f"Received: backend={backend!r}"
         )
     import tensorflow as tf
 
@@ -529,6 +532,17 @@ def _compiled_gradient(loss, model):
     if model.run_eagerly:
         return gradient
     return tf.function(gradient, jit_compile=bool(model.jit_compile), autograph=False)
+
+
+def _torch_gradient(loss):
+    import torch
+
+    def gradient(weights, *rest):
+        weights = [weight.detach().requires_grad_() for weight in weights]
+        value = loss(weights, *rest)
+        return torch.autograd.grad(value, weights, materialize_grads=True)
+
+    return gradient
 
 
 def _group_indices(groups, model):

@@ -1,0 +1,30 @@
+"""The shared checks on the PyTorch backend, in a process of their own."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.processes import ROOT, child_environment
+
+TESTS = [
+    "tests/layers/test_trellisnet.py::test_layer",
+    "tests/layers/test_tcn.py::test_layer",
+    "tests/layers/test_lru.py::test_layer",
+    "tests/layers/test_rnn.py::test_stacked_rnn",
+    "tests/layers/test_heads.py",
+    "tests/layers/test_stateful.py",
+    "tests/training/test_monitors.py",
+]
+
+
+@pytest.mark.slow
+def test_layers_heads_states_and_gradients():
+    pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+    # In float32: Keras' matmul on PyTorch computes float64 tensors in it too.
+    command = [sys.executable, "-m", "pytest", "-q", "-k", "not float64", *TESTS]
+    done = subprocess.run(
+        command, cwd=ROOT, env=child_environment("torch"), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert " passed" in done.stdout
