@@ -27,7 +27,10 @@ TUTORIALS = ("quickstart", *EXAMPLES)
 
 REFERENCE = {
     "layers": ("Layers", ["layers", "layers.streaming:StreamingMixin,as_stream,compiled_step"]),
-    "models": ("Models", ["models"]),
+    "models": (
+        "Models",
+        ["models", "models.base:BackboneModel", "models.sequence_models:SequenceModel"],
+    ),
     "data": ("Data", ["data"]),
     "training": ("Training", ["training", "training.run:train,evaluate,load_best,Observation"]),
     "zoo": (
