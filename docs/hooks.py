@@ -90,8 +90,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             markdown = markdown.replace(f"({name}.py)", f"({name}.md)")
 
     def to_page(link):
-        readme = f"{_resolve(page.file.src_uri, link[1])}/README.md"
-        return f"]({link[1]}/README.md)" if readme in files.src_uris else link[0]
+        text, target = link.groups()
+        folder = _resolve(page.file.src_uri, target)
+        if f"{folder}/README.md" in files.src_uris:
+            return f"[{text}]({target}/README.md)"
+        return text if (ROOT / folder).is_dir() else link[0]  # other folders are no pages
 
     return _LINK.sub(to_page, markdown)
 
@@ -99,12 +102,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def linked(page: str) -> list[str]:
     """Returns the files of the repository that a page links to."""
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
-    names = [_resolve(page, link) for link in _LINK.findall(text)]
+    names = [_resolve(page, target) for _, target in _LINK.findall(text)]
     names += [f"{name}/README.md" for name in names]  # of a folder
     return [name for name in names if (ROOT / name).is_file()]
 
 
-_LINK = re.compile(r"\]\(([^)#\s]+)\)")
+_LINK = re.compile(r"\[([^][]*)\]\(([^)#\s]+)\)")
 
 
 def _resolve(page, link):
