@@ -1,6 +1,7 @@
 """What the models share: backbone and head, streaming, an exact mean loss, saving."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -63,6 +64,17 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
             **kwargs,
         )
         self._auto_scale_loss = auto_scale_loss
+
+    def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> keras.callbacks.History:
+        if not self.built and hasattr(x, "shape"):
+            self.build((None, *x.shape[1:]))
+        return super().fit(x, *args, **kwargs)
+
+    def make_train_function(self, force: bool = False) -> Callable:
+        # While it traces a step, TensorFlow keeps a graph for each variable's initializer forever.
+        if self.built and not self.optimizer.built:
+            self.optimizer.build(self.trainable_variables)
+        return super().make_train_function(force)
 
     def _prefers_xla(self):
         """Whether the backbone, on a CPU and TensorFlow, is faster with XLA."""
