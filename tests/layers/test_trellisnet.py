@@ -111,6 +111,11 @@ def test_only_a_mask_makes_the_last_state_need_every_position(masked, monkeypatc
     assert (plans[0].fraction == 1) == masked
 
 
+def test_memory_is_traded_for_time_only_where_asked_for():
+    config = TrellisLayer(UNITS, 2).get_config()
+    assert (config["fused"], config["rematerialize"], config["unroll"]) == (True, False, None)
+
+
 def test_backwards():
     options = {"dilation_rate": [2, 1], "return_state": True, "cell": "gru"}
     check_backwards(maker(**options), (2, 7, CHANNELS))
