@@ -190,6 +190,13 @@ def test_a_csv_file_that_is_wrong(tmp_path, old, new, message):
     assert "load.csv" in str(error.value)
 
 
+def test_times_of_more_than_64_bits(tmp_path):
+    path = tmp_path / "load.csv"
+    path.write_text(f"time,load\n{10**30},1\n")
+    with pytest.raises(ValueError, match="load.csv.*column 'time' must hold times"):
+        TimeSeries.from_csv(path, Columns("load", time="time"))
+
+
 def test_files_that_are_not_tables(tmp_path):
     (tmp_path / "binary.csv").write_bytes(b"load,time\n\xff\xfe,1\n")
     with pytest.raises(ValueError, match="binary.csv is not CSV in UTF-8"):

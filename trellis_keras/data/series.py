@@ -744,7 +744,7 @@ def _moments(texts, label, line):
         missing = np.flatnonzero(np.isnat(dates))
         if missing.size:
             raise ValueError(f"no time in row {line + int(missing[0])}")
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise ValueError(
             f"{label} must hold times such as 2024-01-31 13:00, or integers. Received, in the rows "
             f"from {line} on: {error}"
