@@ -5,11 +5,7 @@ The window sizes the nets: the receptive field reaches over it.
     trellis-keras train tcn_forecaster --csv load.csv --target load --horizon 24 --output runs/load
 """
 
-import inspect
-from collections.abc import Callable
 from typing import Any
-
-import keras
 
 from trellis_keras.layers import LRU, TCN, TrellisLayer, depth_for
 from trellis_keras.models import SequenceClassifier, SequenceRegressor
@@ -31,16 +27,21 @@ _TRAINING = Training(
 )
 
 
-def _regressor(
-    backbone: keras.Layer,
-    horizon: int = 24,
-    dropout: float = 0.0,
-    quantiles: tuple[float, ...] | None = (0.1, 0.5, 0.9),
-    channels: int = 1,
-    targets: int = 1,
-    future_channels: int = 0,
-    seed: int | None = 0,
-) -> SequenceRegressor:
+_FORECASTS: dict[str, Any] = {
+    "data": "series",
+    "metric": "mae",
+    "data_arguments": ("window", "horizon"),
+    "channels": 1,  # as many as the data have
+    "training": _TRAINING,
+}
+_CLASSES = _FORECASTS | {
+    "data": "labelled_series",
+    "metric": "accuracy",
+    "data_arguments": ("window",),
+}
+
+
+def _regressor(backbone, horizon, quantiles, targets, future_channels, dropout, seed):
     return SequenceRegressor(
         backbone,
         output_shape=(horizon, targets),
@@ -50,61 +51,6 @@ def _regressor(
         output_dropout=dropout,
         seed=seed,
     )
-
-
-def _classifier(
-    backbone: keras.Layer,
-    dropout: float = 0.0,
-    channels: int = 1,
-    num_classes: int = 2,
-    class_names: tuple[str, ...] | None = None,
-    seed: int | None = 0,
-) -> SequenceClassifier:
-    return SequenceClassifier(
-        backbone,
-        num_classes,
-        class_names=class_names,
-        normalize=True,
-        output_dropout=dropout,
-        seed=seed,
-    )
-
-
-_FORECASTS = {"data": "series", "metric": "mae", "data_arguments": ("window", "horizon")}
-_CLASSES = {"data": "labelled_series", "metric": "accuracy", "data_arguments": ("window",)}
-
-
-def _register(
-    head: Callable[..., keras.Model], resolve: Callable[..., dict[str, Any]], **options: Any
-) -> Callable[[Callable], Callable]:
-    """Makes a function that returns a backbone a model of the zoo, with a head.
-
-    The model's arguments are those of the function, then those of `head`.
-    """
-
-    def decorator(backbone):
-        own, others = (_parameters(function) for function in (backbone, head))
-
-        def model(**arguments):
-            net = backbone(**{name: arguments[name] for name in own})
-            return head(net, **{name: arguments[name] for name in others})
-
-        parameters = own | others
-        model.__name__, model.__doc__ = backbone.__name__, backbone.__doc__
-        model.__signature__ = inspect.Signature(list(parameters.values()))
-        model.__annotations__ = {name: p.annotation for name, p in parameters.items()}
-        # As many channels as the data have.
-        registered = register(**options, channels=1, training=_TRAINING, resolve=resolve)
-        return registered(model)
-
-    return decorator
-
-
-def _parameters(function):
-    """The arguments with a default: {name: parameter}."""
-    empty, keyword = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
-    found = inspect.signature(function).parameters
-    return {k: p.replace(kind=keyword) for k, p in found.items() if p.default is not empty}
 
 
 def _check_horizon(window, horizon, **_):
@@ -120,15 +66,20 @@ def _resolve_tcn(window, kernel_size, horizon=1, **_):
     return {"depth": depth_for(window, kernel_size)}
 
 
-@_register(_regressor, _resolve_tcn, **_FORECASTS)
+@register(**_FORECASTS, resolve=_resolve_tcn)
 def tcn_forecaster(
     window: int = 168,
+    horizon: int = 24,
     kernel_size: int = 3,
     depth: int | None = None,
     filters: int = 32,
     dropout: float = 0.0,
+    quantiles: tuple[float, ...] | None = (0.1, 0.5, 0.9),
+    channels: int = 1,
+    targets: int = 1,
+    future_channels: int = 0,
     seed: int | None = 0,
-) -> TCN:
+) -> SequenceRegressor:
     """TCN that forecasts your time series, 37K parameters for a week and a day of hours.
 
     Inputs and outputs are in the units of the data, whose statistics are saved with the model.
@@ -154,18 +105,22 @@ def tcn_forecaster(
     Returns:
         A compiled `SequenceRegressor`.
     """
-    return _tcn(kernel_size, depth, filters, dropout, seed)
+    backbone = _tcn(kernel_size, depth, filters, dropout, seed)
+    return _regressor(backbone, horizon, quantiles, targets, future_channels, dropout, seed)
 
 
-@_register(_classifier, _resolve_tcn, **_CLASSES)
+@register(**_CLASSES, resolve=_resolve_tcn)
 def tcn_classifier(
     window: int = 50,
     kernel_size: int = 3,
     depth: int | None = None,
     filters: int = 32,
     dropout: float = 0.2,
+    channels: int = 1,
+    num_classes: int = 2,
+    class_names: tuple[str, ...] | None = None,
     seed: int | None = 0,
-) -> TCN:
+) -> SequenceClassifier:
     """TCN that classifies windows of your time series, 22K parameters for 50 steps.
 
     Inputs are in the units of the data, whose statistics are saved with the model.
@@ -180,7 +135,14 @@ def tcn_classifier(
     Returns:
         A compiled `SequenceClassifier`.
     """
-    return _tcn(kernel_size, depth, filters, dropout, seed)
+    return SequenceClassifier(
+        _tcn(kernel_size, depth, filters, dropout, seed),
+        num_classes,
+        class_names=class_names,
+        normalize=True,
+        output_dropout=dropout,
+        seed=seed,
+    )
 
 
 def _tcn(kernel_size, depth, filters, dropout, seed):
@@ -205,15 +167,20 @@ def _resolve_trellisnet(window, horizon, kernel_size, **_):
     return {"dilations": tuple(dilations)}
 
 
-@_register(_regressor, _resolve_trellisnet, **_FORECASTS)
+@register(**_FORECASTS, resolve=_resolve_trellisnet)
 def trellisnet_forecaster(
     window: int = 168,
+    horizon: int = 24,
     kernel_size: int = 2,
     dilations: tuple[int, ...] | None = None,
     hidden_units: int = 64,
     dropout: float = 0.0,
+    quantiles: tuple[float, ...] | None = (0.1, 0.5, 0.9),
+    channels: int = 1,
+    targets: int = 1,
+    future_channels: int = 0,
     seed: int | None = 0,
-) -> TrellisLayer:
+) -> SequenceRegressor:
     """TrellisNet that forecasts your time series, 38K parameters for a week and a day of hours.
 
     Args:
@@ -228,7 +195,7 @@ def trellisnet_forecaster(
         A compiled `SequenceRegressor`.
     """
     assert dilations is not None  # from `_resolve_trellisnet`
-    return TrellisLayer(
+    backbone = TrellisLayer(
         hidden_units,
         len(dilations),
         kernel_size=kernel_size,
@@ -238,15 +205,22 @@ def trellisnet_forecaster(
         seed=sub_seed(seed, 10),
         name="trellis",
     )
+    return _regressor(backbone, horizon, quantiles, targets, future_channels, dropout, seed)
 
 
-@_register(_regressor, _check_horizon, **_FORECASTS)
+@register(**_FORECASTS, resolve=_check_horizon)
 def lru_forecaster(
     window: int = 168,
+    horizon: int = 24,
     layers: int = 1,
     hidden_units: int = 48,
+    dropout: float = 0.0,
+    quantiles: tuple[float, ...] | None = (0.1, 0.5, 0.9),
+    channels: int = 1,
+    targets: int = 1,
+    future_channels: int = 0,
     seed: int | None = 0,
-) -> LRU:
+) -> SequenceRegressor:
     """Lattice Recurrent Unit that forecasts your time series, 32K parameters for a day of hours.
 
     Args:
@@ -258,7 +232,7 @@ def lru_forecaster(
     Returns:
         A compiled `SequenceRegressor`.
     """
-    return LRU(
+    backbone = LRU(
         hidden_units,
         depth=layers,
         input_projection=True,
@@ -266,3 +240,4 @@ def lru_forecaster(
         seed=sub_seed(seed, 10),
         name="lru",
     )
+    return _regressor(backbone, horizon, quantiles, targets, future_channels, dropout, seed)
