@@ -345,7 +345,7 @@ def _checkpoint(folder, write, damages):
     decay = training.PlateauDecay(factor=0.5, rule="best_before", window=2)
     checkpoint = training.Checkpoint(place, callbacks=[decay])
     checkpoint.set_model(model)
-    checkpoint.set_params({"epochs": 1, "verbose": 0})
+    checkpoint.set_params({"epochs": 1, "steps": 2, "verbose": 0})
     checkpoint.on_epoch_end(0, {"loss": 0.5})
     path = place / "epoch-0001.npz"
     inputs = damages(path)

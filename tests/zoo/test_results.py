@@ -130,7 +130,7 @@ def test_published_weights_have_their_published_result(published_run, folder_of_
 
 
 def test_the_quickest_of_them_has_its_published_result(folder_of_data):
-    (jsb,) = (found for found in WITH_WEIGHTS if found.model == "tcn_jsb")
+    (jsb,) = (found for found in WITH_WEIGHTS if found.title == "tcn_jsb")
     check_run(jsb, folder_of_data)
 
 
