@@ -73,12 +73,18 @@ def pytest_generate_tests(metafunc):
 def pytest_collection_modifyitems(config, items):
     if BACKEND == "tensorflow":
         return
-    marks = {item: item.get_closest_marker("both_backends") for item in items}
+    marks = {item: _closest_marker(item, "both_backends") for item in items}
     config.hook.pytest_deselected(items=[item for item in items if marks[item] is None])
     items[:] = [item for item in items if marks[item] is not None]
     for item in items:
         if marks[item].kwargs.get("slow") or item.get_closest_marker("slow_elsewhere") is not None:
             item.add_marker(pytest.mark.slow)
+
+
+def _closest_marker(item, name):
+    """As `get_closest_marker`, which prefers the function's markers to those of its parameters."""
+    own = [marker for marker in item.own_markers if marker.name == name]
+    return own[-1] if own else item.get_closest_marker(name)
 
 
 @pytest.fixture(autouse=True)

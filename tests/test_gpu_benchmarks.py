@@ -200,6 +200,7 @@ def test_the_queue_goes_on(tmp_path):
     assert all(FakeQueue(tmp_path, 100, clock, runs).published(name) for name in runs)
 
 
+@pytest.mark.slow
 def test_a_finished_run_with_other_settings_is_not_passed_over(tmp_path):
     runs.train(tiny_recipe(tmp_path, epochs=1), tmp_path / "runs" / "trellisnet_char", verbose=0)
 

@@ -97,8 +97,9 @@ def test_masks(name):
         assert_all_close([state[row] for state in states], [end[0] for end in ends])
 
 
+@pytest.mark.slow
 @both
-@pytest.mark.parametrize("name", slow_but(CELLS, "lru"))
+@pytest.mark.parametrize("name", CELLS)
 def test_training_and_file(name, tmp_path):
     make = functools.partial(CELLS[name], dropout=0.1, recurrent_dropout=0.2, seed=1)
     check_config(make)
@@ -581,7 +582,7 @@ def simple_and_cells():
     return StackedRNN(layers, return_state=True)
 
 
-@both
+@pytest.mark.both_backends(slow=True)
 def test_stacked_rnn():
     check_layer(functools.partial(lstm_and_gru, return_state=True), (2, 5, 3))
 

@@ -21,6 +21,7 @@ from tests.support.layer_checks import (
     noise,
     run_layer,
 )
+from tests.support.parameters import SLOW_ON_JAX
 from trellis_keras import kernels
 from trellis_keras.layers import TCN, TCNBlock, depth_for
 
@@ -116,7 +117,7 @@ def test_only_built_causal_layers_stream(make):
         centered.initial_cache(2)
 
 
-@both
+@pytest.mark.both_backends(slow=True)
 def test_backwards():
     check_backwards(functools.partial(TCN, 4, 2, depth=2, seed=1), (2, 7, 3))
     check_backwards(functools.partial(TCN, 4, 2, depth=2, return_sequences=False), (2, 7, 3))
@@ -227,7 +228,7 @@ def test_centered_taps():
 
 
 @both
-@pytest.mark.parametrize("output_length", [None, 1])
+@pytest.mark.parametrize("output_length", [None, pytest.param(1, marks=SLOW_ON_JAX)])
 def test_inputs_shorter_than_a_dilation(output_length):
     """They equal the first steps of longer inputs, with and without kernels, as when streaming."""
     layer = made(functools.partial(TCN, 5, 3, depth=4, output_length=output_length), (1, 1, 4))

@@ -89,12 +89,9 @@ VARIANTS = {
         "output_length": 6,
     },
 }
-OTHERS = set(VARIANTS) - {"lstm", "groups"}
 
 
-@pytest.mark.parametrize(
-    "variant", ["lstm", pytest.param("groups", marks=SLOW_ON_JAX), *slow_but(OTHERS)]
-)
+@pytest.mark.parametrize("variant", slow_but(VARIANTS, "lstm"))
 def test_layer(variant):
     check_layer(maker(**VARIANTS[variant]), (2, 9, CHANNELS))
 
@@ -273,6 +270,7 @@ def test_under_xla_with_unknown_batch(name, floatx, loops, monkeypatch):
     check_case(name, how="xla")
 
 
+@pytest.mark.slow
 @pytest.mark.both_backends(slow=True)
 @in_double
 def test_groups_by_themselves(floatx, loops, monkeypatch):
@@ -385,7 +383,7 @@ FASTEST = "eager" if TENSORFLOW else "graph"
 @pytest.mark.both_backends(slow=True)
 @in_double
 @settings(
-    max_examples=8 if TENSORFLOW else 3,
+    max_examples=6 if TENSORFLOW else 3,
     deadline=None,
     derandomize=True,
     suppress_health_check=QUIET,

@@ -203,6 +203,7 @@ def test_connections(connect):
     assert transport.newest_version() >= 1
 
 
+@pytest.mark.slow
 def test_a_session_stays_with_its_version(folder, connect, exported):
     tokens, transport = random_tokens(1, 5), connect()
     before = transport.predict("serving_default", {"tokens": tokens})["log_probabilities"]

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import typer
 
 import tools.costs
 from tests.support.processes import run_module
@@ -38,8 +39,8 @@ def test_figures_of_a_model_are_added_to_those_that_are_there(tmp_path):
 
 
 def test_unknown_models_are_named(tmp_path):
-    done = costs("tcn_nothing", "--output", tmp_path / "costs.json")
-    assert done.returncode == 2 and "tcn_nothing" in done.stderr
+    with pytest.raises(typer.BadParameter, match="tcn_nothing"):
+        tools.costs.main(["tcn_nothing"], output=tmp_path / "costs.json")
     assert not list(tmp_path.iterdir())
 
 

@@ -689,6 +689,7 @@ def kill_and_resume(folder, kills, epochs, seed):
     assert "variables that differ: []" in output
 
 
+@pytest.mark.slow
 @pytest.mark.both_backends(slow=True)
 def test_a_killed_run_equals_an_uninterrupted_one(tmp_path):
     kill_and_resume(tmp_path / "killed", kills=1, epochs=5, seed=0)

@@ -313,6 +313,7 @@ def test_without_validation_the_averages_are_saved(tmp_path):
     assert not np.array_equal(saved.get_weights()[0], watch.ends[-1])
 
 
+@pytest.mark.slow
 def test_a_later_fit_resumes_with_the_weights():
     def train(*stops):
         model, switch = linear_model(ASGD(0.1)), ASGDSwitch(1, "rising")
