@@ -184,6 +184,7 @@ class FakeQueue(train.Queue):
         (folder / "card.md").touch()
 
 
+@pytest.mark.slow
 def test_the_queue_goes_on(tmp_path):
     clock, runs = Clock(), {"a": [30] * 4, "b": [30, 30], "c": [20]}
 

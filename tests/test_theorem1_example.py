@@ -49,6 +49,7 @@ def check_curve(folder):
     return dense
 
 
+@pytest.mark.slow
 def test_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {}

@@ -193,7 +193,7 @@ make_layer = functools.partial(
 )
 
 
-@both
+@pytest.mark.both_backends(slow=True)
 def test_layer():
     check_layer(make_layer, (3, 6, 3))
 

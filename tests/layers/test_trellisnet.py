@@ -284,8 +284,8 @@ def test_groups_by_themselves(floatx, loops, monkeypatch):
 @pytest.mark.parametrize(
     "name, how, rematerialize",
     [
-        ("chop", "graph", True),
         ("last step", "xla", False),
+        pytest.param("chop", "graph", True, marks=pytest.mark.slow),
         pytest.param("chop", "xla", False, marks=pytest.mark.slow),
         pytest.param("last step", "graph", True, marks=pytest.mark.slow),
     ],

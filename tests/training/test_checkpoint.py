@@ -71,7 +71,7 @@ def train(folder, *stops, optimizer, callbacks=list):
     return values(model), history.history
 
 
-@pytest.mark.both_backends
+@pytest.mark.both_backends(slow=True)
 @pytest.mark.float64
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     def optimizer():
