@@ -13,9 +13,8 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import grpc  # noqa: E402
-import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
-from serving_client import ServerError  # noqa: E402
+from serving_client import ServerError, as_text  # noqa: E402
 from tensorflow_serving.apis import (  # noqa: E402
     get_model_metadata_pb2,
     get_model_status_pb2,
@@ -68,7 +67,7 @@ class GrpcTransport:
         for name, array in inputs.items():
             request.inputs[name].CopyFrom(tf.make_tensor_proto(array))
         outputs = self._call(self._predictions.Predict, request).outputs
-        return {name: _array(proto) for name, proto in outputs.items()}
+        return {name: as_text(tf.make_ndarray(proto)) for name, proto in outputs.items()}
 
     def close(self):
         self._channel.close()
@@ -84,14 +83,6 @@ class GrpcTransport:
             return method(request, timeout=self._timeout)
         except grpc.RpcError as error:
             raise ServerError(f"{error.code().name}: {error.details()}") from error
-
-
-def _array(proto):
-    array = tf.make_ndarray(proto)
-    if array.dtype != object:
-        return array
-    texts = [text.decode("utf-8", "replace") for text in array.ravel()]
-    return np.array(texts, dtype=object).reshape(array.shape)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,14 @@ class ServerError(Exception):
     """The server refused a request, or did not answer."""
 
 
+def as_text(array):
+    """Returns an array of bytes as one of strings, and other arrays as they are."""
+    if array.dtype != object:
+        return array
+    texts = [text.decode("utf-8", "replace") for text in array.ravel()]
+    return np.array(texts, dtype=object).reshape(array.shape)
+
+
 class Session:
     """One stream of a language model, or several in parallel. The server keeps nothing of it.
 

@@ -11,7 +11,7 @@ import urllib.parse
 
 import numpy as np
 from rest_client import RestTransport
-from serving_client import ServerError
+from serving_client import ServerError, as_text
 
 # KServe's types and NumPy's.
 DTYPES = {"INT32": "int32", "FP32": "float32", "BYTES": "object"}
@@ -107,7 +107,7 @@ class GrpcTransport(KServe):
             model_version="" if version is None else str(version),
         )
         return {
-            output.name: _texts(answer.as_numpy(output.name))
+            output.name: as_text(answer.as_numpy(output.name))
             for output in answer.get_response().outputs
         }
 
@@ -130,13 +130,6 @@ def _described(name, array):
     if datatype is None:
         raise ServerError(f"{name} must be one of {', '.join(TYPES)}. Received: {array.dtype}")
     return {"name": name, "shape": list(array.shape), "datatype": datatype, "data": array}
-
-
-def _texts(array):
-    if array.dtype != object:
-        return array
-    texts = [text.decode("utf-8", "replace") for text in array.ravel()]
-    return np.array(texts, dtype=object).reshape(array.shape)
 
 
 if __name__ == "__main__":

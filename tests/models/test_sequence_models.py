@@ -1,5 +1,6 @@
 """SequenceClassifier, SequenceRegressor and PolyphonicModel: figures, masks, files, bad input."""
 
+import gc
 import json
 
 import keras
@@ -167,6 +168,27 @@ def test_a_loss_of_keras_is_the_mean_that_keras_has(tmp_path):
     x, y = data(True, rows=4)
     y[:, 0] = -1
     assert np.isfinite(classes.evaluate(x, y, verbose=0))
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's graphs")
+def test_a_deleted_model_leaves_few_graphs():
+    from tensorflow.python.framework.func_graph import FuncGraph
+
+    def graphs():
+        gc.collect()
+        return {id(found) for found in gc.get_objects() if isinstance(found, FuncGraph)}
+
+    x, y = np.zeros((4, 6, 2), "float32"), np.zeros(4, "int32")
+
+    def train():
+        model = SequenceClassifier(TCN(3, 2, depth=2, return_sequences=False), 3)
+        model.compile("adam", jit_compile=False)
+        model.fit(x, y, verbose=0)
+
+    train()  # what TensorFlow and Keras keep once
+    before = graphs()
+    train()
+    assert len(graphs() - before) <= 2
 
 
 def test_regularizers_are_in_the_loss():

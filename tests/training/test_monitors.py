@@ -26,7 +26,13 @@ from trellis_keras.training import (
     latest,
     restore,
 )
-from trellis_keras.training.monitors import LossGradient, layer_groups, read_history, write_graph
+from trellis_keras.training.monitors import (
+    BatchProgress,
+    LossGradient,
+    layer_groups,
+    read_history,
+    write_graph,
+)
 
 # A lost loss
 
@@ -190,6 +196,19 @@ def test_training_resumes_after_the_limit(tmp_path, capsys):
 
 
 # Records
+
+
+def test_lines_within_a_long_epoch(capsys):
+    times = iter([0, 10, 65, 66, 80, 200, 201])
+    progress = BatchProgress(60, clock=lambda: next(times))
+    progress.set_params({"epochs": 3, "steps": 1200})
+    progress.on_epoch_begin(1)
+    for batch, loss in ((0, 3.0), (1, 2.0), (2, 1.5), (1199, 1.0)):
+        progress.on_train_batch_end(batch, {"loss": loss})
+    assert capsys.readouterr().out.splitlines() == [
+        "Epoch 2/3: batch 2/1,200 - loss: 2.0000",
+        "Epoch 2/3: batch 1,200/1,200 - loss: 1.0000",
+    ]
 
 
 def test_history_and_best_model_in_a_new_folder(tmp_path, monkeypatch):

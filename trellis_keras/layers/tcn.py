@@ -464,6 +464,11 @@ _ARGUMENTS_ELSEWHERE = {
 }
 
 
+def receptive_field_of(kernel_size: int, depth: int) -> int:
+    """Returns how many steps an output of a `TCN` with dilations 1, 2, 4, ... depends on."""
+    return 1 + 2 * (kernel_size - 1) * (2**depth - 1)
+
+
 def depth_for(receptive_field: int, kernel_size: int) -> int:
     """Returns the smallest depth of a `TCN` with at least this receptive field.
 
@@ -487,7 +492,7 @@ def depth_for(receptive_field: int, kernel_size: int) -> int:
     if kernel_size == 1:
         raise ValueError("`kernel_size` must be at least 2. Received: kernel_size=1")
     depth = 1
-    while 1 + 2 * (kernel_size - 1) * (2**depth - 1) < receptive_field:
+    while receptive_field_of(kernel_size, depth) < receptive_field:
         depth += 1
     return depth
 

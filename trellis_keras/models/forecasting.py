@@ -24,10 +24,10 @@ _STEPS_AT_ONCE = 1024
 def forecast(
     model: Any,
     history: np.ndarray,
-    steps: int | None = None,
-    future_covariates: np.ndarray | None = None,
-    samples: int = 100,
-    seed: int | None = None,
+    steps: int | None,
+    future_covariates: np.ndarray | None,
+    samples: int,
+    seed: int | None,
 ) -> np.ndarray:
     """See `SequenceRegressor.forecast`."""
     horizon, targets = check_forecasts(model)

@@ -248,7 +248,7 @@ class SequenceModel(BackboneModel):
         raise NotImplementedError
 
     def _default_metrics(self):
-        return []
+        raise NotImplementedError
 
     def compile(
         self,
@@ -271,20 +271,29 @@ class SequenceModel(BackboneModel):
             **kwargs: Keras' other arguments.
 
         Raises:
-            ValueError: If the loss takes probabilities, but the outputs are logits.
+            ValueError: If the loss takes probabilities, but the outputs are logits, or if a model
+                with quantiles has another loss than `PinballLoss`.
         """
-        if self._outputs_are_logits:
-            loss = _of_logits(loss)
-        if loss is None and metrics is None and weighted_metrics is None:
+        if loss is not None:
+            loss = self._own_loss(loss)
+        elif metrics is None and weighted_metrics is None:
             weighted_metrics = self._default_metrics()
         super().compile(
             optimizer,
             loss=self._default_loss() if loss is None else loss,
-            metrics=metrics,
-            weighted_metrics=weighted_metrics,
+            metrics=self._own_metrics(metrics),
+            weighted_metrics=self._own_metrics(weighted_metrics),
             **kwargs,
         )
         self._has_own_loss = loss is None
+
+    def _own_loss(self, loss):
+        """Returns what a loss that is given to `compile` becomes, or raises ValueError."""
+        return _of_logits(loss) if self._outputs_are_logits else loss
+
+    def _own_metrics(self, metrics):
+        """Returns what metrics that are given to `compile` become."""
+        return metrics
 
     def get_compile_config(self) -> dict | None:
         config = super().get_compile_config()
@@ -697,7 +706,8 @@ class SequenceRegressor(SequenceModel):
 
     `compile` defaults to the mean squared error; with `quantiles` to the pinball loss. Forecasts
     have the metrics `"mae"` and `"rmse"`, with `quantiles` `"pinball"`, `"coverage"` and the
-    `"mae"` of the middle quantile. See `SequenceModel` for the means.
+    `"mae"` of the middle quantile. Keras' metrics of forecasts are given the single values that are
+    not missing, of quantiles the middle one. See `SequenceModel` for the means.
 
     With `normalize=True` the model takes inputs and gives outputs in the units of the data: `adapt`
     takes the statistics from the training data, and they are saved with the weights. The loss is
@@ -968,46 +978,16 @@ class SequenceRegressor(SequenceModel):
             return [error, keras.metrics.RootMeanSquaredError(name="rmse")]
         return [MeanPinball(self.quantiles), Coverage(self.quantiles), error]
 
-    def compile(
-        self,
-        optimizer: Any = "rmsprop",
-        loss: Any = None,
-        *,
-        metrics: Any = None,
-        weighted_metrics: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        """Configures training as `keras.Model.compile`, with a default loss and default metrics.
-
-        Args:
-            optimizer: Keras optimizer, or its name. Defaults to `"rmsprop"`.
-            loss: As in Keras. Defaults to the squared error, with quantiles to the pinball loss.
-            metrics, weighted_metrics: As in Keras: only `weighted_metrics` are given the sample
-                weights. Keras' metrics of forecasts are given the single values that are not
-                missing, of quantiles the middle one. With the default loss `weighted_metrics`
-                default to those that the class describes.
-            **kwargs: Keras' other arguments.
-
-        Raises:
-            ValueError: If a model with quantiles has another loss than `PinballLoss`.
-        """
-        if self.quantiles is not None and not isinstance(loss, (PinballLoss, type(None))):
+    def _own_loss(self, loss):
+        if self.quantiles is not None and not isinstance(loss, PinballLoss):
             raise ValueError(
                 "A model with quantiles is trained by models.PinballLoss, the default. "
                 f"Received: loss={loss!r}"
             )
-        if loss is None and metrics is None and weighted_metrics is None:
-            weighted_metrics = self._default_metrics()
-        super().compile(
-            optimizer,
-            loss,
-            metrics=self._of_values(metrics),
-            weighted_metrics=self._of_values(weighted_metrics),
-            **kwargs,
-        )
+        return loss
 
-    def _of_values(self, metrics):
-        """Returns metrics of single values, if each value has a weight."""
+    def _own_metrics(self, metrics):
+        """Keras' metrics become those of single values, if each value has a weight."""
         if metrics is None or not self._counts_values:
             return metrics
         kinds = (ForecastMetric, ValueMetric)

@@ -8,6 +8,7 @@ from keras import ops
 
 from trellis_keras.data import Vocabulary
 from trellis_keras.layers import TCN, DenseHead, StackedRNN
+from trellis_keras.layers.tcn import receptive_field_of
 from trellis_keras.models import (
     DigitsRecalled,
     LanguageModel,
@@ -170,11 +171,6 @@ def _music(backbone, seed):
 # TCNs of whole sequences
 
 
-def receptive_field(kernel_size: int, depth: int) -> int:
-    """Returns the number of steps that an output of a TCN depends on."""
-    return 1 + 2 * (kernel_size - 1) * (2**depth - 1)
-
-
 def _tcn(filters, kernel_size, depth, dropout, dropout_kind, activation, seed, **options):
     return TCN(
         filters,
@@ -209,7 +205,7 @@ def _row_of_table_2(table, longer):
         steps = T + longer
         row = table.get(T)
         if row is None:  # the smallest published net that sees the whole sequence
-            seen = {receptive_field(*row[:2]): row for row in table.values()}
+            seen = {receptive_field_of(*row[:2]): row for row in table.values()}
             row = seen.get(min((field for field in seen if field >= steps), default=None))
         if row is None:
             if kernel_size is None or depth is None:
