@@ -28,13 +28,14 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=[
-        *find_packages(include=["trellis_keras", "trellis_keras.*"]),
+        *find_packages(include=["trellis_keras", "trellis_keras.*", "trellis_keras_cli"]),
         "trellis_keras.zoo._assets",
     ],
     # Model cards, results and small weights live in zoo/ and travel inside the wheel.
     package_dir={"trellis_keras.zoo._assets": "zoo"},
     package_data={
         "trellis_keras": ["py.typed"],
+        "trellis_keras_cli": ["index.json"],
         "trellis_keras.zoo": ["published.csv"],
         "trellis_keras.zoo._assets": ["*.md", "*.json", "*/*.*", "*/*/*.*"],
     },
@@ -65,7 +66,7 @@ setup(
         "serving": SERVING,
         "onnx": ["tf2onnx>=1.17", "onnx>=1.16", "onnxruntime>=1.18"],
     },
-    entry_points={"console_scripts": ["trellis-keras = trellis_keras.cli:main"]},
+    entry_points={"console_scripts": ["trellis-keras = trellis_keras_cli.commands:main"]},
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Developers",

@@ -6,11 +6,13 @@ import sys
 
 import pytest
 
+import tools.index
 from tests.support.processes import child_environment
 from tests.support.small_runs import TINY, options, tiny_run, write_text
-from trellis_keras import __version__, cli, data, zoo
+from trellis_keras import __version__, data, zoo
 from trellis_keras.training import environment, progress
 from trellis_keras.training import run as runs
+from trellis_keras_cli import commands, index
 
 UNOBSERVED = ["--gradient-norms", "0", "--sample-length", "0"]
 SMALL = [*map(str, options(TINY | {"epochs": 1, "jit_compile": "false"})), *UNOBSERVED]
@@ -29,7 +31,7 @@ def run(monkeypatch, capsys):
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["trellis-keras", *map(str, arguments)])
         try:
-            cli.main()
+            commands.main()
             status = 0
         except SystemExit as end:
             status = end.code or 0
@@ -61,6 +63,44 @@ def no_data(monkeypatch):
         raise AssertionError("data were loaded")
 
     monkeypatch.setattr(data, "load", load)
+
+
+# Before Keras is imported
+
+
+def test_the_index_is_that_of_the_zoo():
+    assert tools.index.make() == index.read(), "run python -m tools.index"
+
+
+def test_help_and_mistakes_do_not_wait_for_keras():
+    script = """
+import sys
+from trellis_keras_cli import commands
+for words in sys.argv[1:]:
+    sys.argv = ["trellis-keras", *words.split()]
+    try:
+        commands.main()
+    except SystemExit as end:
+        print("status", end.code or 0, flush=True)
+assert not {"keras", "numpy", "trellis_keras"} & set(sys.modules)
+"""
+    answers = {
+        "--help": "Continue texts with the best model of a run",
+        "--version": f"trellis-keras {__version__}",
+        "train --help": "Minutes between checkpoints",
+        "list tcn_*": "tcn_jsb",
+        "recipe gru_ptb": '"name": "gru_ptb"',
+        "recipe tcn_jbs": "Unknown model 'tcn_jbs'. Did you mean 'tcn_jsb'?",
+        "train tcn_jsb --epoch 3 --output run": "no option 'epoch'. Did you mean 'epochs'?",
+        "train tcn_jsb --epochs 3": "Missing option '--output'",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", script, *answers],
+        capture_output=True, text=True, env=child_environment(), check=True,
+    )  # fmt: skip
+    for said in answers.values():
+        assert said in done.stdout + done.stderr
+    assert done.stdout.count("status") == len(answers)
 
 
 # list, recipe

@@ -1,4 +1,4 @@
-"""Imports point one way: kernels <- layers <- models <- data, training <- zoo <- cli."""
+"""Imports point one way: kernels <- layers <- models <- data, training <- zoo."""
 
 import ast
 import pathlib
@@ -18,7 +18,6 @@ LEVELS = [
     {"data", "training"},
     {"theorem1", "export", "interop", "scoring", "torch_weights"},
     {"zoo"},
-    {"cli"},
     {"__main__"},
 ]
 HEIGHT = {name: height for height, level in enumerate(LEVELS) for name in level}

@@ -12,8 +12,9 @@ from tests.support.processes import run_script
 from tests.support.run_checks import assert_same_end
 from tests.support.small_runs import TINY, options, tiny_recipe, tiny_run, write_text
 from tests.test_files import another_process_in
-from trellis_keras import cli, zoo
+from trellis_keras import zoo
 from trellis_keras.training import run as runs
+from trellis_keras_cli import commands
 
 FULL = "could not be written: No space left on device"
 
@@ -74,7 +75,7 @@ def refused(monkeypatch, capsys):
     def refused(*arguments):
         monkeypatch.setattr(sys, "argv", ["trellis-keras", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            commands.main()
         err = capsys.readouterr().err
         assert end.value.code == 2 and err.count("\n") == 1
         return err.removeprefix("Error: ").rstrip()

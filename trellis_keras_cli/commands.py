@@ -1,11 +1,16 @@
 """The command line: list, recipe, train, evaluate, compare, forecast, generate, export, score."""
 
+import importlib.metadata
 import json
+import os
 import re
 import sys
+import tempfile
 from typing import Annotated
 
 import typer
+
+from trellis_keras_cli import index
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -13,6 +18,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Causal sequence models: train, evaluate, generate, export.",
 )
+
+
+def _show_version(value: bool):
+    if value:
+        typer.echo(f"trellis-keras {importlib.metadata.version('trellis-keras')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+):
+    pass
+
 
 Settings = Annotated[
     list[str] | None,
@@ -33,8 +55,38 @@ def list_command(
     ] = False,
 ):
     """List the zoo's models: parameters, published result, ours, and whether there are weights."""
-    rows = [("model", "data", "parameters", "metric", "published", "ours", "weights")]
-    _echo_table([*rows, *_list_rows(pattern, pretrained)], numbers={2, 4, 5})
+    header = ["model", "data", "parameters", "metric", "published", "ours", "weights"]
+    _echo_table([header, *index.rows(pattern, pretrained)], numbers={2, 4, 5})
+
+
+def _load():
+    """Imports the package, without what TensorFlow's libraries log as they look for devices.
+
+    They do so at every log level. If TF_CPP_MIN_LOG_LEVEL is set, or the import fails, it is shown.
+    """
+    if "trellis_keras" in sys.modules or "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        return
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "1"
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as log:
+        os.dup2(log.fileno(), 2)
+        try:
+            import keras
+
+            import trellis_keras  # noqa: F401
+
+            if keras.backend.backend() == "tensorflow":
+                import tensorflow as tf
+
+                tf.config.list_physical_devices()
+        except BaseException:
+            log.seek(0)
+            os.write(stderr, log.read())
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
 def _echo_table(rows, numbers):
@@ -46,51 +98,20 @@ def _echo_table(rows, numbers):
         typer.echo("  ".join(cells).rstrip())
 
 
-def _list_rows(pattern, pretrained):
-    """A row per model, per second paper's setting of it, and per published run."""
-    from trellis_keras import zoo
-    from trellis_keras.zoo import registry, results
-
-    runs = {}
-    for run in results.all_runs():
-        runs.setdefault((run.model, run.recipe.get("setting")), []).append(run)
-    parameters = results.read_costs()["models"]
-    names = zoo.list_models(pattern, pretrained)
-    for name, setting in registry.list_settings():
-        if name not in names:
-            continue
-        own = runs.get((name, setting), [])
-        recipes = {run.setting: registry.recipe_from_dict(run.recipe) for run in own}
-        if "" not in recipes and not pretrained:
-            recipes = {"": zoo.recipe(name, setting=setting), **recipes}
-        for label, recipe in recipes.items():
-            run = next((run for run in own if run.setting == label), None)
-            if pretrained and not run.has_weights:
-                continue
-            label = " ".join(filter(None, [setting and f"setting={setting}", label]))
-            key = f"{name}@{setting}" if setting else name
-            known = run.results if run else parameters.get(key, {})
-            value = registry.published_value(recipe)
-            yield (
-                f"{name} {label}".strip(),
-                recipe.data,
-                f"{known['parameters']:,}" if "parameters" in known else "-",
-                recipe.metric,
-                f"{value.value:.4g}" if value else "-",
-                f"{run.results['test']:.4g}" if run else "-",
-                "yes" if run and run.has_weights else "-",
-            )
-
-
 @app.command("recipe", context_settings=_ANY_OPTION)
 def recipe_command(settings: Settings = None):
     """Show a model's recipe. Each value is also an option of `train`: --depth 8, --epochs 3."""
-    from trellis_keras import zoo
-
     names, options = _parse(settings)
     if len(names) != 1:
         raise ValueError("Name a model. `trellis-keras list` shows them.")
-    typer.echo(zoo.recipe(names[0], **options).to_json(), nl=False)
+    index.check(names[0], options)
+    recipe = index.recipe(names[0], options.get("setting"))
+    if recipe is None or options.keys() - {"setting"}:
+        _load()
+        from trellis_keras import zoo
+
+        recipe = zoo.recipe(names[0], **options).to_dict()
+    typer.echo(json.dumps(recipe, indent=2))
 
 
 @app.command(context_settings=_ANY_OPTION)
@@ -161,11 +182,14 @@ def train(
 
     To watch it: tensorboard --logdir OUTPUT/tensorboard
     """
+    names, options = _parse(settings)
+    for name in names[:1]:
+        index.check(name, options)
+    _load()
     from trellis_keras import zoo
     from trellis_keras.training import run
     from trellis_keras.zoo import forecasts
 
-    names, options = _parse(settings)
     if data_dir is not None:
         options["data_dir"] = data_dir
     if precision is not None:
@@ -229,6 +253,7 @@ def evaluate(
     data_dir: DataDir = None,
 ):
     """Evaluate the best model of a run on a whole split."""
+    _load()
     from trellis_keras import zoo
     from trellis_keras.training.run import evaluate
 
@@ -253,6 +278,7 @@ def forecast(
 
     Columns that are known in the future are read from the rows after the last value of the target.
     """
+    _load()
     from trellis_keras.zoo import forecasts
 
     rows = forecasts.forecast(run, file, output, steps)
@@ -267,6 +293,7 @@ def compare(
     ] = None,
 ):
     """Compare runs: epochs, the lowest validation loss, and the metrics of its epoch."""
+    _load()
     from trellis_keras.zoo import comparison
 
     rows = comparison.table(runs)
@@ -345,6 +372,7 @@ def export(
     ] = False,
 ):
     """Write the best model of a run for TensorFlow Serving, or for another runtime."""
+    _load()
     from trellis_keras.export import export as export_model
     from trellis_keras.training.run import load_best
 
@@ -378,6 +406,7 @@ def score(
     ] = None,
 ):
     """Write the log-probability of each line of a text under the best model of a run."""
+    _load()
     from trellis_keras import scoring, zoo
 
     try:
@@ -405,6 +434,7 @@ def _printable(text):
 
 def _language_model(run, command):
     """Returns the best model of a run of a language model."""
+    _load()
     from trellis_keras import zoo
     from trellis_keras.training.run import load_best
 
