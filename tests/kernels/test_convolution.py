@@ -95,7 +95,9 @@ def test_taps_that_interleave(initial):
 
 def test_product():
     kernel = RANDOM.normal(size=(3, 5)).astype("float32")
-    np.testing.assert_allclose(product(ops.convert_to_tensor(X), kernel), X @ kernel, rtol=1e-5)
+    np.testing.assert_allclose(
+        product(ops.convert_to_tensor(X), kernel, "float32"), X @ kernel, rtol=1e-5
+    )
 
 
 def convolved(x, kernel, dilation):

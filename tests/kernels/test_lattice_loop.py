@@ -61,7 +61,7 @@ def test_equals_the_cell(case):
             *cell.weights_of(0, h2.dtype),
             gates=cell.gates,
             z_keeps=cell.z_keeps,
-            product=ops.matmul,
+            compute_dtype=keras.config.floatx(),
             tanh=tanh,
             valid=None if valid is None else ops.convert_to_tensor(valid),
             masks=masks,
@@ -109,7 +109,7 @@ def test_a_step_has_two_products_and_its_gradient_two():
                 *cell.weights_of(0, "float32"),
                 gates=cell.gates,
                 z_keeps=False,
-                product=ops.matmul,
+                compute_dtype=keras.config.floatx(),
                 tanh=ops.tanh,
             )
             loss = tf.reduce_sum(y**2)

@@ -8,10 +8,12 @@ earlier. `initial` is the value (batch, channels) of every step before the first
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import keras
 import numpy as np
 from keras import ops
 
 from trellis_keras.kernels.cone import Read, interleaved_padding, offsets, read
+from trellis_keras.kernels.products import matmul
 from trellis_keras.types import Tensor
 
 
@@ -61,20 +63,22 @@ def gather_taps(x: Tensor, reads: Sequence[Read], initial: Tensor | None = None)
     return ops.reshape(pad_past(x, padding, initial), (-1, positions, taps * channels))
 
 
-def product(seen: Tensor, kernel: Tensor) -> Tensor:
+def product(seen: Tensor, kernel: Tensor, dtype: str) -> Tensor:
     """Multiplies what all taps see, (batch, positions, taps * in), by a kernel (taps * in, out).
 
-    One product for all taps is faster than one per tap. It is an einsum because the gradient of
-    `matmul` does not compile inside an XLA loop while the batch size is unknown. The axis u keeps
-    Keras from turning the einsum into a `matmul`, for whose gradient TensorFlow holds one kernel
-    per row of the batch.
+    One product for all taps is faster than one per tap. On TensorFlow it is an einsum because the
+    gradient of `matmul` does not compile inside an XLA loop while the batch size is unknown. The
+    axis u keeps Keras from turning the einsum into a `matmul`, for whose gradient TensorFlow holds
+    one kernel per row of the batch.
+
+    Args:
+        seen, kernel: Tensors of the compute dtype.
+        dtype: Dtype of the result.
     """
-    return ops.einsum("btuc,cd->btud", seen[:, :, None], kernel)[:, :, 0]
-
-
-def apply_taps(seen: Sequence[Tensor], kernel: Tensor) -> Tensor:
-    """Multiplies a list of what each tap sees, (batch, positions, in), by (taps * in, out)."""
-    return product(ops.concatenate(seen, axis=-1), kernel)
+    if keras.backend.backend() != "tensorflow":
+        return matmul(seen, kernel, dtype)
+    y = ops.einsum("btuc,cd->btud", seen[:, :, None], kernel)[:, :, 0]
+    return ops.cast(y, dtype)
 
 
 class Window(NamedTuple):
@@ -120,8 +124,8 @@ def convolve(
     window = find_window(wanted, available, taps, dilation_rate)
     if window is None:
         reads = [read(wanted, available, o) for o in offsets(taps, dilation_rate)]
-        seen = [gather(x, r) for r in reversed(reads)]
-        return apply_taps(seen, ops.reshape(kernel, (-1, kernel.shape[-1])))
+        seen = ops.concatenate([gather(x, r) for r in reversed(reads)], axis=-1)
+        return product(seen, ops.reshape(kernel, (-1, kernel.shape[-1])), x.dtype)
     if window.start > 0:
         x = x[:, window.start :]
     else:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from keras import ops
 
 from trellis_keras.kernels.gradients import custom_gradient
+from trellis_keras.kernels.products import matmul
 from trellis_keras.kernels.scan import scan
 from trellis_keras.types import Tensor
 
@@ -30,7 +31,7 @@ def lattice_loop(
     *,
     gates: Sequence[str],
     z_keeps: bool,
-    product: Callable[[Tensor, Tensor], Tensor],
+    compute_dtype: str,
     tanh: Callable[[Tensor], Tensor],
     valid: Tensor | None = None,
     masks: tuple[Tensor | None, Tensor | None] = (None, None),
@@ -47,7 +48,7 @@ def lattice_loop(
             p2. Without z1 the cell uses z2 instead, without r1 it uses r2.
         z_keeps: Whether update gates weight the old state (Eqs. 9 and 10) or the new one (Eqs. 17
             and 18).
-        product: Matrix product of x (rows, units) and columns of a kernel, in the dtype of x.
+        compute_dtype: Dtype of the products' operands. Results have the dtype of h1.
         tanh: Hyperbolic tangent.
         valid: Boolean (time, batch, 1). Other steps leave h2 as it is. Defaults to all steps.
         masks: Dropout masks (batch, units) of h1 and of h2 in the products. Defaults to none.
@@ -63,6 +64,9 @@ def lattice_loop(
     )
     if z_keeps:  # sigmoid(-a) is 1 - sigmoid(a): with the sign changed, Eqs. 17 and 18 hold.
         W, U, b = ({k: -w if k[0] == "z" else w for k, w in part.items()} for part in (W, U, b))
+
+    def product(x, weight):
+        return matmul(ops.cast(x, compute_dtype), ops.cast(weight, compute_dtype), x.dtype)
 
     def from_h1(x, *names):
         return _on_rows(product, x, _join(W, names)) + _join(b, names)
@@ -81,6 +85,7 @@ def lattice_loop(
         _join(U, ("z2", "r2")),
         U["p1"],
         mask=masks[1],
+        compute_dtype=compute_dtype,
         product=product,
         tanh=tanh,
         return_gates="z1" not in W or "r1" not in W,
@@ -98,8 +103,9 @@ def lattice_loop(
 
 
 def _time_loop(
-    gate_inputs, p_inputs, h2, gate_kernel, p_kernel, *, mask, product, tanh, return_gates
-):
+    gate_inputs, p_inputs, h2, gate_kernel, p_kernel, *, mask, compute_dtype, product, tanh,
+    return_gates,
+):  # fmt: skip
     """Computes the state h2 at all steps.
 
     Args:
@@ -108,7 +114,8 @@ def _time_loop(
         h2: The initial state, (batch, units).
         gate_kernel: The kernel of h2 in z2 and r2, (units, 2 * units).
         p_kernel: The kernel of r2 * h2 in p1, (units, units).
-        mask, product, tanh: See `lattice_loop`.
+        mask, compute_dtype, tanh: See `lattice_loop`.
+        product: Function that multiplies rows by a kernel.
         return_gates: Whether other equations read z2 or r2.
 
     Returns:
@@ -119,13 +126,15 @@ def _time_loop(
     @custom_gradient
     def loop(gate_inputs, p_inputs, h2, gate_kernel, p_kernel, *masks):
         mask = masks[0] if masks else None
+        # Once, not in each step.
+        gate_operand, p_operand = (ops.cast(k, compute_dtype) for k in (gate_kernel, p_kernel))
 
         def step(h, inputs):
             gate_input, p_input = inputs
             s = _drop(h, mask)
-            gates = ops.sigmoid(gate_input + product(s, gate_kernel))
+            gates = ops.sigmoid(gate_input + product(s, gate_operand))
             z, r = ops.split(gates, 2, axis=-1)
-            p = tanh(p_input + product(r * s, p_kernel))
+            p = tanh(p_input + product(r * s, p_operand))
             return z * p + (1 - z) * h, [h, gates, p]
 
         last, (before, gates, p) = scan(step, h2, [gate_inputs, p_inputs])
@@ -133,7 +142,7 @@ def _time_loop(
         def gradient(*upstream, **_):
             # TensorFlow passes the gradients of the outputs one by one, JAX as one tuple.
             d_before, d_last, *d_gates = upstream[0] if len(upstream) == 1 else upstream
-            gate_kernel_t, p_kernel_t = ops.transpose(gate_kernel), ops.transpose(p_kernel)
+            gate_kernel_t, p_kernel_t = ops.transpose(gate_operand), ops.transpose(p_operand)
 
             def step_back(dh, inputs):
                 h, gates, p, dh_of_step, *dgates_of_step = inputs

@@ -68,7 +68,7 @@ class GroupedProduct:
                 continue
             operand = ops.concatenate([seen[tap][..., rows] for tap, rows in sources], axis=-1)
             # Cast here, so that in a loop over levels the gradients add up in full precision.
-            a = product(operand, ops.cast(matrix, self.compute_dtype))
+            a = product(operand, ops.cast(matrix, self.compute_dtype), operand.dtype)
             by_group.append(ops.split(a, self.blocks, axis=-1))
         by_block = zip(*by_group, strict=True)
         return ops.concatenate([part for block in by_block for part in block], axis=-1)

@@ -21,6 +21,7 @@ from keras import ops
 
 from trellis_keras import kernels
 from trellis_keras.kernels import blockwise, clusters
+from trellis_keras.kernels.products import matmul
 from trellis_keras.layers.base import (
     at_least_float32,
     check_positive,
@@ -229,8 +230,8 @@ class DenseHead(Head):
 
     def _logits(self, hidden):
         kernel = ops.cast(self._matrix(), self.compute_dtype)
-        logits = ops.matmul(ops.cast(hidden, self.compute_dtype), kernel)
-        return ops.cast(logits, self._wide) + ops.cast(self.bias, self._wide)
+        logits = matmul(ops.cast(hidden, self.compute_dtype), kernel, self._wide)
+        return logits + ops.cast(self.bias, self._wide)
 
     def _matrix(self):
         """The output matrix (width, V) as a tensor, not as a variable."""
@@ -424,8 +425,7 @@ class MixtureOfSoftmaxes(DenseHead):
         width, words = kernel.shape
         # Cast for each block, so that the blocks' gradients are summed in float32.
         kernel = ops.cast(kernel, self.compute_dtype)
-        logits = ops.matmul(ops.reshape(latent, (-1, width)), kernel)
-        logits = ops.cast(logits, self._wide) + bias
+        logits = matmul(ops.reshape(latent, (-1, width)), kernel, self._wide) + bias
         return ops.reshape(logits, (*ops.shape(latent)[:-1], self.experts, words))
 
     def _add_epsilon(self, log_p):

@@ -8,6 +8,7 @@ from keras import ops
 
 from trellis_keras import kernels
 from trellis_keras.kernels.lattice_loop import lattice_loop
+from trellis_keras.kernels.products import matmul
 from trellis_keras.kernels.scan import scan
 from trellis_keras.layers import streaming
 from trellis_keras.layers.base import (
@@ -193,7 +194,7 @@ class LRUCell(RecurrentCell):
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
         """Returns the matrix product in the compute dtype, cast to the dtype of x."""
         dtype = self.compute_dtype
-        return ops.cast(ops.matmul(ops.cast(x, dtype), ops.cast(weight, dtype)), x.dtype)
+        return matmul(ops.cast(x, dtype), ops.cast(weight, dtype), x.dtype)
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -445,7 +446,7 @@ class LRU(
                 *cell.weights_of(0, h2.dtype),
                 gates=cell.gates,
                 z_keeps=cell.z_keeps,
-                product=cell.product,
+                compute_dtype=cell.compute_dtype,
                 tanh=tanh,
                 valid=valid,
                 masks=masks,

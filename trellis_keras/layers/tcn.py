@@ -10,7 +10,7 @@ from keras import ops
 
 from trellis_keras import kernels
 from trellis_keras.kernels.cone import Cone, offsets, read
-from trellis_keras.kernels.convolution import apply_taps, convolve, gather
+from trellis_keras.kernels.convolution import convolve, gather, product
 from trellis_keras.layers import streaming
 from trellis_keras.layers.base import (
     FixedRatesMixin,
@@ -378,7 +378,8 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
                 return causal_convolution(z, kernel, self.dilation_rate, past=cache[n])
             starts = [tap * self.dilation_rate for tap in range(self.kernel_size)]
             seen = [past_and_z[:, start : start + time] for start in starts]
-            return apply_taps(seen, ops.reshape(kernel, (-1, kernel.shape[-1])))
+            seen = ops.concatenate(seen, axis=-1)
+            return product(seen, ops.reshape(kernel, (-1, kernel.shape[-1])), seen.dtype)
 
         y, branch = self._equations(x, x, convolution, conditioning=conditioning)
         return y, branch, [*next_cache, *cache[2:]]

@@ -593,7 +593,7 @@ class TrellisLayer(
         taps, units, filters = kernel.shape
         kernel = ops.reshape(kernel, (taps * units, filters))
         # Cast here, so that in a loop over levels the weight gradients add up in full precision.
-        return lambda seen: product(seen, ops.cast(kernel, self.compute_dtype))
+        return lambda seen: product(seen, ops.cast(kernel, self.compute_dtype), self.state_dtype)
 
     @property
     def _is_grouped(self):
@@ -646,7 +646,7 @@ class TrellisLayer(
         taps, channels, filters = weights.kernel.shape
         seen = read_taps(x, None, [j * dilation for j in reversed(range(taps))])
         kernel = ops.reshape(weights.kernel, (taps * channels, filters))
-        return ops.cast(product(seen, kernel), self.state_dtype) + weights.bias
+        return product(seen, kernel, self.state_dtype) + weights.bias
 
     def _level(self, below, initial, weights, read_taps, injected, dilation, active=None):
         """The equation of a level (Bai et al. 2019, Eqs. 1, 2 and 12).
