@@ -13,7 +13,7 @@ import numpy as np
 from keras import ops
 
 from trellis_keras.kernels.cone import Read, interleaved_padding, offsets, read
-from trellis_keras.kernels.products import matmul
+from trellis_keras.kernels.products import matmul, needs_float32_result
 from trellis_keras.types import Tensor
 
 
@@ -109,7 +109,8 @@ def convolve(
     Where dilations double and one output is wanted, the positions of a level are evenly spaced, by
     as much as the dilation of the level above. Counted in that spacing, the taps are neighbours,
     and the convolution is an ordinary dense one with a stride, which backends do well. Otherwise it
-    is a dilated one, and where the positions are not evenly spaced each tap gathers its own.
+    is a dilated one, and where the positions are not evenly spaced each tap gathers its own, for a
+    product. So it does where only a product uses the processor's bfloat16 units (`products_jax`).
 
     Args:
         x: Tensor (batch, positions available, in).
@@ -122,7 +123,7 @@ def convolve(
     """
     taps = kernel.shape[0]
     window = find_window(wanted, available, taps, dilation_rate)
-    if window is None:
+    if window is None or needs_float32_result(x):
         reads = [read(wanted, available, o) for o in offsets(taps, dilation_rate)]
         seen = ops.concatenate([gather(x, r) for r in reversed(reads)], axis=-1)
         return product(seen, ops.reshape(kernel, (-1, kernel.shape[-1])), x.dtype)

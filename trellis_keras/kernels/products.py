@@ -13,9 +13,17 @@ def matmul(x: Tensor, kernel: Tensor, dtype: str) -> Tensor:
         x, kernel: Tensors of the compute dtype.
         dtype: Dtype of the result.
     """
-    if keras.backend.backend() == "jax":
-        from trellis_keras.kernels import products_jax
+    if needs_float32_result(x):
+        from trellis_keras.kernels.products_jax import bfloat16_matmul
 
-        if products_jax.needs_float32_result(x):
-            return products_jax.bfloat16_matmul(x, kernel).astype(dtype)
+        return ops.cast(bfloat16_matmul(x, kernel), dtype)
     return ops.cast(ops.matmul(x, kernel), dtype)
+
+
+def needs_float32_result(x: Tensor) -> bool:
+    """Returns whether x is multiplied faster if the result is float32, see `products_jax`."""
+    if keras.backend.backend() != "jax" or keras.backend.standardize_dtype(x.dtype) != "bfloat16":
+        return False
+    import jax
+
+    return jax.default_backend() == "cpu"

@@ -10,11 +10,6 @@ import jax.numpy as jnp
 from jax import lax
 
 
-def needs_float32_result(x: jax.Array) -> bool:
-    """Returns whether a product of x is faster with a float32 result."""
-    return x.dtype == jnp.bfloat16 and jax.default_backend() == "cpu"
-
-
 @jax.custom_vjp
 def bfloat16_matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """Multiplies bfloat16 tensors x (..., in) and kernel (in, out); the result is float32."""

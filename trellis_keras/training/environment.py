@@ -107,13 +107,13 @@ def accelerators() -> list[str]:
 def has_bfloat16_units() -> bool:
     """Whether products of bfloat16 matrices are faster here than those of float32 ones.
 
-    They are on accelerators, and with TensorFlow on processors with AMX or AVX512_BF16, which XLA
-    does not use.
+    They are on accelerators, and on processors with AMX or AVX512_BF16: in TensorFlow's graph mode,
+    and on JAX in the layers of this package (`kernels.products_jax`).
     """
     if accelerators():
         return True
     flags = set(_cpu_info("flags").split())
-    return keras.backend.backend() == "tensorflow" and bool(flags & {"amx_bf16", "avx512_bf16"})
+    return keras.backend.backend() != "torch" and bool(flags & {"amx_bf16", "avx512_bf16"})
 
 
 def commit() -> str | None:
