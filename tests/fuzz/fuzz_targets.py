@@ -9,6 +9,9 @@ import io
 import json
 import os
 import pathlib
+import re
+import runpy
+import shutil
 import zipfile
 from unittest import mock
 
@@ -16,6 +19,7 @@ import numpy as np
 
 from tests.fuzz.fuzz_inputs import damaged, damaged_json
 from tests.support.hostile_hdf5 import HOSTILE, SECRET, replace_array
+from tests.support.processes import ROOT
 from trellis_keras import data, layers, scoring, training, zoo
 from trellis_keras.data import images, music, sources, text
 from trellis_keras.models import LanguageModel
@@ -403,6 +407,49 @@ def score_progress(folder):
 
     inputs = damaged([text.encode()]) | damaged_json([json.loads(text)])
     yield Target(path, inputs, lambda: job()._load(), write)
+
+
+# Exports
+
+
+def _repository():
+    """The example that writes Triton's repositories, which is no module of the package."""
+    return runpy.run_path(str(ROOT / "examples" / "serving" / "triton" / "repository.py"))
+
+
+# What may stand in a repository's config.pbtxt, a field a line.
+_PBTXT = re.compile(
+    r'((in|out)put \{ name: "\w+" data_type: TYPE_\w+ dims: \[(-1|\d+)(, (-1|\d+))*\] \}|'
+    r'(backend: "python"|max_batch_size: 0|parameters|instance_group|version_policy).*)\n'
+)
+
+
+@target
+def signatures(folder):
+    def fields(**shapes):
+        return {name: {"dtype": "float32", "shape": shape} for name, shape in shapes.items()}
+
+    cache = fields(cache_0=["batch", 2, 3])
+    document = {
+        "initial_cache": {"description": "", "inputs": fields(batch_size=[]), "outputs": cache},
+        "step": {"inputs": cache, "outputs": cache | fields(log_probabilities=["batch", 7])},
+        "serving_default": {"inputs": fields(tokens=["batch", "time"]), "outputs": {}},
+    }
+    path = folder / "tiny" / "1" / "assets.extra" / "signatures.json"
+    path.parent.mkdir(parents=True)
+    text = json.dumps(document).encode()
+    write, repository = _repository()["write"], folder / "repository"
+
+    def load():
+        shutil.rmtree(repository, ignore_errors=True)
+        write(folder / "tiny", repository)
+        for config in repository.glob("*/config.pbtxt"):
+            lines = config.read_text().splitlines(keepends=True)
+            assert all(_PBTXT.fullmatch(line) for line in lines), "text got into config.pbtxt"
+
+    hostile = ['a" data_type: TYPE_FP32 }\ninput { name: "b', "float32\n", -1, 2**31]
+    inputs = damaged_json([document], hostile) | damaged([text])
+    yield Target(path, inputs, load)
 
 
 # Weights

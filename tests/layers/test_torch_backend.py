@@ -19,6 +19,7 @@ TESTS = [
 
 
 @pytest.mark.slow
+@pytest.mark.both_backends(slow=True)  # so that it also runs where PyTorch is the only backend
 def test_layers_heads_states_and_gradients():
     pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
     # In float32: Keras' matmul on PyTorch computes float64 tensors in it too.

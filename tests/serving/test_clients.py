@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import re
+import runpy
 import shutil
 import sys
 
@@ -361,3 +362,13 @@ def test_the_model_configuration_is_valid():
     served = config.model_config_list.config[0]
     assert (served.name, served.base_path) == ("trellisnet_char", "/models/trellisnet_char")
     assert served.model_version_policy.latest.num_versions == 2
+
+
+def test_triton_repositories_refuse_links_in_an_export(tmp_path):
+    """A link in a stranger's export would copy another file of this machine."""
+    repository = runpy.run_path(str(EXAMPLES / "triton" / "repository.py"))
+    (tmp_path / "tiny" / "1").mkdir(parents=True)
+    (tmp_path / "tiny" / "1" / "variables").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match="variables is a symbolic link"):
+        repository["write"](tmp_path / "tiny", tmp_path / "repository")
+    assert not (tmp_path / "repository").exists()

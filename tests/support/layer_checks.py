@@ -372,7 +372,7 @@ def conditions(layer, x):
     if isinstance(x, keras.KerasTensor):
         return {"condition": keras.Input((size,), batch_size=x.shape[0])}
     rows = ops.arange(1, 1 + ops.shape(x)[0], dtype=keras.config.floatx())
-    return {"condition": ops.sin(rows[:, None] * noise(1, size, seed=7))}
+    return {"condition": ops.sin(ops.multiply(rows[:, None], noise(1, size, seed=7)))}
 
 
 def run_layer(layer, x, **options):

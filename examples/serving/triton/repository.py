@@ -8,6 +8,7 @@ on. Run it with the Python that has the server's TensorFlow; README.md beside th
 
 import json
 import pathlib
+import re
 import shutil
 import sysconfig
 from typing import Annotated
@@ -34,13 +35,35 @@ def write(export, repository, endpoints=DEFAULT):
     export, repository = pathlib.Path(export), pathlib.Path(repository)
     names = [f"{export.resolve().name}-{endpoint}" for endpoint in endpoints]
     for version in sorted(path for path in export.iterdir() if path.name.isdecimal()):
-        text = (version / "assets.extra" / "signatures.json").read_text(encoding="utf-8")
+        _check_no_links(version)
+        configs = read_configs(version / "assets.extra" / "signatures.json", endpoints)
         for name, endpoint in zip(names, endpoints, strict=True):
-            _write_version(repository / name, version, endpoint, json.loads(text)[endpoint])
+            _write_version(repository / name, version, configs[endpoint])
     return names
 
 
-def _write_version(folder, version, endpoint, signature):
+def read_configs(path, endpoints):
+    """Returns Triton's descriptions of endpoints, from a signatures.json that may be damaged.
+
+    Raises:
+        ValueError: if it does not describe the endpoints.
+    """
+    try:
+        signatures = json.loads(path.read_text(encoding="utf-8"))
+        return {endpoint: config(endpoint, signatures[endpoint]) for endpoint in endpoints}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} does not describe {', '.join(endpoints)}. {problem}") from error
+
+
+def _check_no_links(version):
+    """Links in an export would copy other files of this machine into the repository."""
+    for path in version.rglob("*"):
+        if path.is_symlink():
+            raise ValueError(f"{path} is a symbolic link; an export has only files and folders.")
+
+
+def _write_version(folder, version, text):
     target = folder / version.name
     if target.exists():
         return
@@ -48,7 +71,7 @@ def _write_version(folder, version, endpoint, signature):
     shutil.copytree(version, target / "export")
     shutil.copyfile(HERE / "model.py", target / "model.py")
     (target / "packages").write_text(sysconfig.get_path("purelib"))
-    path, text = folder / "config.pbtxt", config(endpoint, signature)
+    path = folder / "config.pbtxt"
     if not path.exists() or path.read_text() != text:  # a change would load all versions again
         path.write_text(text)
 
@@ -58,7 +81,10 @@ def config(endpoint, signature):
     lines = ['backend: "python"', "max_batch_size: 0"]
     for kind in ("input", "output"):
         for name, field in signature[f"{kind}s"].items():
-            sizes = [-1 if isinstance(size, str) else size for size in field["shape"]]
+            # What stands in quotes below must not end them.
+            if not re.fullmatch(r"\w+", name, re.ASCII):
+                raise ValueError(f"{name!r} is not the name of a tensor.")
+            sizes = [_size(size) for size in field["shape"]]
             dtype = TYPES[field["dtype"]]
             # Triton has no scalars.
             lines.append(f'{kind} {{ name: "{name}" data_type: {dtype} dims: {sizes or [1]} }}')
@@ -69,6 +95,15 @@ def config(endpoint, signature):
         "version_policy { latest { num_versions: 2 } }",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _size(size):
+    """Returns a size as Triton writes it: -1 for a name such as "batch"."""
+    if isinstance(size, str):
+        return -1
+    if type(size) is not int or not 0 <= size < 2**31:
+        raise ValueError(f"{size!r} is not a size.")
+    return size
 
 
 def main(
