@@ -252,6 +252,14 @@ def test_columns_of_a_classifier(tmp_path):
                       series="who", window=8)  # fmt: skip
 
 
+def test_sizes_of_classifiers():
+    for name in ("tcn_classifier", "trellisnet_classifier"):
+        model = zoo.get_model(name, window=20, channels=3, num_classes=4)
+        model.adapt(np.random.rand(20, 3))
+        assert model.backbone.receptive_field >= 20
+        assert model.predict_on_batch(np.zeros((2, 20, 3), "float32")).shape == (2, 4)
+
+
 @pytest.mark.slow
 def test_a_classifier_is_trained_from_a_file(tmp_path):
     path, folder = write_signals(tmp_path / "motion.csv", "abcdefgh"), tmp_path / "run"

@@ -12,7 +12,13 @@ from trellis_keras.models import SequenceClassifier, SequenceRegressor
 from trellis_keras.zoo.recipe import Training
 from trellis_keras.zoo.registry import register, sub_seed
 
-__all__ = ["lru_forecaster", "tcn_classifier", "tcn_forecaster", "trellisnet_forecaster"]
+__all__ = [
+    "lru_forecaster",
+    "tcn_classifier",
+    "tcn_forecaster",
+    "trellisnet_classifier",
+    "trellisnet_forecaster",
+]
 
 _TRAINING = Training(
     optimizer="adam",
@@ -47,6 +53,17 @@ def _regressor(backbone, horizon, quantiles, targets, future_channels, dropout, 
         output_shape=(horizon, targets),
         quantiles=quantiles,
         future_channels=future_channels,
+        normalize=True,
+        output_dropout=dropout,
+        seed=seed,
+    )
+
+
+def _classifier(backbone, num_classes, class_names, dropout, seed):
+    return SequenceClassifier(
+        backbone,
+        num_classes,
+        class_names=class_names,
         normalize=True,
         output_dropout=dropout,
         seed=seed,
@@ -135,14 +152,8 @@ def tcn_classifier(
     Returns:
         A compiled `SequenceClassifier`.
     """
-    return SequenceClassifier(
-        _tcn(kernel_size, depth, filters, dropout, seed),
-        num_classes,
-        class_names=class_names,
-        normalize=True,
-        output_dropout=dropout,
-        seed=seed,
-    )
+    backbone = _tcn(kernel_size, depth, filters, dropout, seed)
+    return _classifier(backbone, num_classes, class_names, dropout, seed)
 
 
 def _tcn(kernel_size, depth, filters, dropout, seed):
@@ -157,7 +168,7 @@ def _tcn(kernel_size, depth, filters, dropout, seed):
     )
 
 
-def _resolve_trellisnet(window, horizon, kernel_size, **_):
+def _resolve_trellisnet(window, kernel_size, horizon=1, **_):
     _check_horizon(window, horizon)
     if kernel_size < 2:
         raise ValueError(f"`kernel_size` must be at least 2. Received: {kernel_size}")
@@ -194,8 +205,37 @@ def trellisnet_forecaster(
     Returns:
         A compiled `SequenceRegressor`.
     """
-    assert dilations is not None  # from `_resolve_trellisnet`
-    backbone = TrellisLayer(
+    backbone = _trellisnet(kernel_size, dilations, hidden_units, dropout, seed)
+    return _regressor(backbone, horizon, quantiles, targets, future_channels, dropout, seed)
+
+
+@register(**_CLASSES, resolve=_resolve_trellisnet)
+def trellisnet_classifier(
+    window: int = 50,
+    kernel_size: int = 2,
+    dilations: tuple[int, ...] | None = None,
+    hidden_units: int = 48,
+    dropout: float = 0.2,
+    channels: int = 1,
+    num_classes: int = 2,
+    class_names: tuple[str, ...] | None = None,
+    seed: int | None = 0,
+) -> SequenceClassifier:
+    """TrellisNet that classifies windows of your time series, 19K parameters for 50 steps.
+
+    Args:
+        dilations, hidden_units, dropout: As in `trellisnet_forecaster`.
+        **: As in `tcn_classifier`.
+
+    Returns:
+        A compiled `SequenceClassifier`.
+    """
+    backbone = _trellisnet(kernel_size, dilations, hidden_units, dropout, seed)
+    return _classifier(backbone, num_classes, class_names, dropout, seed)
+
+
+def _trellisnet(kernel_size, dilations, hidden_units, dropout, seed):
+    return TrellisLayer(
         hidden_units,
         len(dilations),
         kernel_size=kernel_size,
@@ -205,7 +245,6 @@ def trellisnet_forecaster(
         seed=sub_seed(seed, 10),
         name="trellis",
     )
-    return _regressor(backbone, horizon, quantiles, targets, future_channels, dropout, seed)
 
 
 @register(**_FORECASTS, resolve=_check_horizon)
