@@ -214,3 +214,72 @@ def test_saved_and_bidirectional_as_in_keras_tcn(tmp_path):
     both_ways = model.layers[2]
     assert both_ways.backward_layer.receptive_field == both_ways.forward_layer.receptive_field
     assert ops.shape(both_ways(ops.ones((1, 7, 16)))) == (1, 24)
+
+
+class OldLayer:
+    """What the conversion reads of a keras-tcn layer."""
+
+    nb_filters, name, built, trainable = 5, "old", True, False
+
+    def __init__(self, weights, **options):
+        self.options, self.weights = options, weights
+
+    def get_config(self):
+        return {
+            "nb_filters": 5,
+            "nb_stacks": 1,
+            "kernel_size": 3,
+            "dilations": (1, 2, 4),
+            "dropout_rate": 0.0,
+            "activation": "relu",
+            "use_layer_norm": False,
+            "padding": "causal",
+            "use_skip_connections": True,
+            "return_sequences": False,
+            "go_backwards": False,
+            **self.options,
+        }
+
+    def get_weights(self):
+        return self.weights
+
+    dtype_policy = "float32"
+
+
+def test_options_of_the_old_layer_are_compared(arrays):
+    layer, weights = (
+        made(functools.partial(TCN, **OURS["plain"]), SHAPE),
+        weights_of(arrays, "plain"),
+    )
+    load_keras_tcn(layer, OldLayer(weights))
+    for options, message in (
+        ({"use_skip_connections": False}, "skip_connections=False"),
+        ({"dilations": (1, 2, 3)}, r"dilations=\[1, 2, 3\]"),
+        ({"activation": "linear"}, "activation='linear'"),
+    ):
+        with pytest.raises(ValueError, match=f"needs the options .*: {message}"):
+            load_keras_tcn(layer, OldLayer(weights, **options))
+
+
+def test_conversion_keeps_frozen_layers_frozen(arrays):
+    new = from_keras_tcn(OldLayer(weights_of(arrays, "plain")))
+    assert not new.trainable
+    assert_equal_outputs(new(arrays["plain.x"]), arrays["plain.y"])
+
+
+def test_what_is_not_of_keras_tcn():
+    with pytest.raises(ValueError, match="must be a `tcn.TCN`"):
+        from_keras_tcn(keras.layers.Dense(2))
+    with pytest.raises(ValueError, match="get_weights.*Received: str"):
+        load_keras_tcn(TCN(2, depth=1), "weights.npz")
+
+
+def test_arguments_of_keras_tcn_name_ours():
+    with pytest.raises(ValueError, match="no argument `nb_filters`. Use `filters`"):
+        TCN(nb_filters=64, kernel_size=3, dilations=(1, 2, 4))
+    assert TCN(2, receptive_field=9).kernel_size == 3
+
+
+def test_inputs_without_steps():
+    with pytest.raises(ValueError, match="one step or more"):
+        TCN(2, depth=1)(np.zeros((1, 0, 3), "float32"))

@@ -29,7 +29,7 @@ def from_keras_tcn(layer: Any) -> TCN:
         normalization, and batch normalization is folded into them.
 
     Raises:
-        ValueError: The layer is not built, or has options without a counterpart: another
+        ValueError: The layer is not keras-tcn's or not built, or has options without a counterpart: another
             `activation` than `"relu"` or `"linear"` (which keras-tcn applies twice at the end of a
             branch), or `padding="same"` with `return_sequences=False`.
 
@@ -40,6 +40,10 @@ def from_keras_tcn(layer: Any) -> TCN:
         old = keras.models.load_model("model.keras", custom_objects={"TCN": tcn.TCN})
         new = keras.Sequential([from_keras_tcn(old.layers[0]), *old.layers[1:]])
     """
+    if not _is_keras_tcn(layer):
+        raise ValueError(
+            f"`layer` must be a `tcn.TCN` of keras-tcn, such as `model.layers[0]`. Received: {layer!r}"
+        )
     if not layer.built or not layer.weights:
         raise ValueError(f"{layer.name} is not built, so it has no weights to convert.")
     config = layer.get_config()
@@ -62,6 +66,7 @@ def from_keras_tcn(layer: Any) -> TCN:
     )
     new.build((None, None, layer.weights[0].shape[1]))
     load_keras_tcn(new, layer)
+    new.trainable = layer.trainable
     return new
 
 
@@ -70,7 +75,7 @@ def load_keras_tcn(model: keras.Layer, weights: Any) -> None:
 
     The outputs are those of keras-tcn if the architectures are equal: filters, kernel size,
     dilations, `skip_connections`, `padding` and `normalization` (which only in part show in the
-    weights). Weights with batch normalization load into a `TCN` without normalization: they are
+    weights). Given the keras-tcn layer or model, its options are compared too. Weights with batch normalization load into a `TCN` without normalization: they are
     folded into the kernels, with the moving statistics. With `weight_norm=True` the gains are the
     norms of the kernels.
 
@@ -81,7 +86,7 @@ def load_keras_tcn(model: keras.Layer, weights: Any) -> None:
 
     Raises:
         ValueError: There is no `TCN` or it is not built, the weights have other shapes or another
-            number than expected, or the `TCN` has options that keras-tcn lacks. The model is
+            number than expected, the options differ, or the `TCN` has options that keras-tcn lacks. The model is
             unchanged then.
 
     Example:
@@ -94,6 +99,16 @@ def load_keras_tcn(model: keras.Layer, weights: Any) -> None:
         raise ValueError(
             f"`model` must be a TCN or a model with TCNs among its layers. Received: {model!r} "
             f"with layers {[layer.name for layer in layers]}"
+        )
+    if hasattr(weights, "get_weights"):
+        old = [part for part in getattr(weights, "layers", [weights]) if _is_keras_tcn(part)]
+        new = [part for part in layers if isinstance(part, TCN)]
+        for pair in zip(new, old, strict=False):
+            _check_options(*pair)
+    elif not isinstance(weights, (list, tuple)):
+        raise ValueError(
+            "`weights` must be a keras-tcn layer or model, or the list that its `get_weights()` "
+            f"returns. Received: {type(weights).__name__}"
         )
     source = _Arrays(weights.get_weights() if hasattr(weights, "get_weights") else weights)
     pairs: list[tuple[keras.Variable, np.ndarray]] = []
@@ -109,6 +124,31 @@ def load_keras_tcn(model: keras.Layer, weights: Any) -> None:
         )
     for weight, array in pairs:
         weight.assign(array)
+
+
+def _is_keras_tcn(layer):
+    return hasattr(layer, "nb_filters")
+
+
+def _check_options(layer, old):
+    """Raises ValueError where a TCN and a keras-tcn layer differ in what weights do not show."""
+    config, block = old.get_config(), layer.blocks[0]
+    expected = {
+        "dilations": config["nb_stacks"] * list(config["dilations"]),
+        "skip_connections": config["use_skip_connections"],
+        "padding": config["padding"],
+        "go_backwards": config["go_backwards"],
+    }
+    wrong = {name: value for name, value in expected.items() if getattr(layer, name) != value}
+    if keras.activations.get(config["activation"]) != block.activation:
+        wrong["activation"] = config["activation"]
+    if wrong:
+        needed = ", ".join(f"{name}={value!r}" for name, value in wrong.items())
+        raise ValueError(f"{layer.name} needs the options of the keras-tcn layer: {needed}.")
+
+
+def _activation_name(block):
+    return block.get_config()["activation"]
 
 
 class _Arrays:
@@ -179,7 +219,7 @@ def _check(layer):
     if block.activation not in (keras.activations.relu, keras.activations.linear):
         raise ValueError(
             "keras-tcn applies the activation twice at the end of a branch, which only relu and "
-            f"linear allow to skip. Received: {layer.name} with activation={block.activation!r}"
+            f"linear allow to skip. Received: {layer.name} with activation={_activation_name(block)!r}"
         )
     if not block.residual or layer.condition_size is not None:
         raise ValueError(

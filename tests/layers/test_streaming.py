@@ -31,6 +31,13 @@ def test_prefill_made_of_steps():
     check_streaming(layer, noise(2, 5, CHANNELS), 2)
 
 
+def test_a_compiled_step_of_a_stack():
+    stack = keras.Sequential([keras.Input((None, 3)), TCN(4, 2, depth=1), keras.layers.Dense(2)])
+    x = np.random.default_rng(0).normal(size=(1, 3)).astype("float32")
+    y, _ = streaming.compiled_step(stack)(x, streaming.as_stream(stack).initial_cache(1))
+    np.testing.assert_allclose(y, stack(x[:, None])[:, 0], atol=1e-6)
+
+
 def test_a_compiled_step_reads_the_weights_of_the_moment():
     layer = TCN(4, 2, depth=2)
     layer.build((None, None, CHANNELS))

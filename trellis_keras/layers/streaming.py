@@ -208,7 +208,8 @@ def compiled_step(layer: Any) -> Callable[[Tensor, Cache], tuple[Tensor, Cache]]
     first call. Outside of compiled functions a step may compile anew each time.
 
     Args:
-        layer: Built layer or model that streams.
+        layer: Built layer or model that streams, or a built `keras.Sequential` as `as_stream` takes.
+            The cache of a `keras.Sequential` starts with `as_stream(layer).initial_cache`.
 
     Returns:
         A function of x and cache, tensors or arrays.
@@ -224,9 +225,9 @@ def compiled_step(layer: Any) -> Callable[[Tensor, Cache], tuple[Tensor, Cache]]
     >>> for x in np.zeros((5, 1, 3), "float32"):
     ...     y, cache = step(x, cache)
     """
-    check_streams(layer)
+    stream = as_stream(layer)
     check_built(layer)
-    return compile_xla(layer.step, layer.variables)
+    return compile_xla(stream.step, layer.variables)
 
 
 def compile_xla(

@@ -515,7 +515,7 @@ class TCN(
 
     Args:
         filters: Positive integer, channels of the blocks, or a list with one per block.
-        kernel_size: Integer, number of taps of every convolution, at least 2.
+        kernel_size: Integer, number of taps of every convolution, at least 2. Defaults to 3.
         depth: Positive integer, number of blocks, with dilations 1, 2, 4, ... Give one of `depth`,
             `dilations` and `receptive_field`.
         dilations: List of the blocks' dilations.
@@ -566,10 +566,20 @@ class TCN(
     61
     """
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        # Here, because a missing `filters` fails before `__init__` could look at the names.
+        for name in kwargs:
+            if name in _ARGUMENTS_ELSEWHERE:
+                raise ValueError(
+                    f"TCN has no argument `{name}`. {_ARGUMENTS_ELSEWHERE[name]} "
+                    f"Received: {name}={kwargs[name]!r}"
+                )
+        return super().__new__(cls, *args, **kwargs)
+
     def __init__(
         self,
         filters: int | Sequence[int],
-        kernel_size: int,
+        kernel_size: int = 3,
         depth: int | None = None,
         *,
         dilations: Sequence[int] | None = None,
@@ -593,12 +603,6 @@ class TCN(
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        for name in kwargs:
-            if name in _ARGUMENTS_ELSEWHERE:
-                raise ValueError(
-                    f"TCN has no argument `{name}`. {_ARGUMENTS_ELSEWHERE[name]} "
-                    f"Received: {name}={kwargs[name]!r}"
-                )
         super().__init__(**kwargs)
         if sum(given is not None for given in (depth, dilations, receptive_field)) != 1:
             raise ValueError(
@@ -709,6 +713,8 @@ class TCN(
                 "The state of a TCN is its streaming cache: call `prefill(x, cache)` instead. "
                 "Received: `initial_state` in the call"
             )
+        if inputs.shape[1] == 0:
+            raise ValueError(f"A TCN needs one step or more. Received: shape {inputs.shape}")
         self._check_time(inputs.shape[1], output_length)
         mask = resolve_mask(inputs, mask)
         if self.go_backwards:
