@@ -29,9 +29,9 @@ def from_keras_tcn(layer: Any) -> TCN:
         normalization, and batch normalization is folded into them.
 
     Raises:
-        ValueError: The layer is not keras-tcn's or not built, or has options without a counterpart: another
-            `activation` than `"relu"` or `"linear"` (which keras-tcn applies twice at the end of a
-            branch), or `padding="same"` with `return_sequences=False`.
+        ValueError: The layer is not keras-tcn's or not built, or has options without a counterpart:
+            another `activation` than `"relu"` or `"linear"` (which keras-tcn applies twice at the
+            end of a branch), or `padding="same"` with `return_sequences=False`.
 
     Example:
 
@@ -42,7 +42,7 @@ def from_keras_tcn(layer: Any) -> TCN:
     """
     if not _is_keras_tcn(layer):
         raise ValueError(
-            f"`layer` must be a `tcn.TCN` of keras-tcn, such as `model.layers[0]`. Received: {layer!r}"
+            f"`layer` must be a layer of keras-tcn, not the model that has it. Received: {layer!r}"
         )
     if not layer.built or not layer.weights:
         raise ValueError(f"{layer.name} is not built, so it has no weights to convert.")
@@ -75,9 +75,9 @@ def load_keras_tcn(model: keras.Layer, weights: Any) -> None:
 
     The outputs are those of keras-tcn if the architectures are equal: filters, kernel size,
     dilations, `skip_connections`, `padding` and `normalization` (which only in part show in the
-    weights). Given the keras-tcn layer or model, its options are compared too. Weights with batch normalization load into a `TCN` without normalization: they are
-    folded into the kernels, with the moving statistics. With `weight_norm=True` the gains are the
-    norms of the kernels.
+    weights). Given the keras-tcn layer or model, its options are compared too. Weights with batch
+    normalization load into a `TCN` without normalization: they are folded into the kernels, with
+    the moving statistics. With `weight_norm=True` the gains are the norms of the kernels.
 
     Args:
         model: Built `TCN`, or a built `keras.Sequential` or functional model that has `TCN`s where
@@ -86,8 +86,8 @@ def load_keras_tcn(model: keras.Layer, weights: Any) -> None:
 
     Raises:
         ValueError: There is no `TCN` or it is not built, the weights have other shapes or another
-            number than expected, the options differ, or the `TCN` has options that keras-tcn lacks. The model is
-            unchanged then.
+            number than expected, the options differ, or the `TCN` has options that keras-tcn lacks.
+            The model is unchanged then.
 
     Example:
 
@@ -145,10 +145,6 @@ def _check_options(layer, old):
     if wrong:
         needed = ", ".join(f"{name}={value!r}" for name, value in wrong.items())
         raise ValueError(f"{layer.name} needs the options of the keras-tcn layer: {needed}.")
-
-
-def _activation_name(block):
-    return block.get_config()["activation"]
 
 
 class _Arrays:
@@ -219,7 +215,8 @@ def _check(layer):
     if block.activation not in (keras.activations.relu, keras.activations.linear):
         raise ValueError(
             "keras-tcn applies the activation twice at the end of a branch, which only relu and "
-            f"linear allow to skip. Received: {layer.name} with activation={_activation_name(block)!r}"
+            f"linear allow to skip. Received: {layer.name} with activation="
+            f"{keras.activations.serialize(block.activation)!r}"
         )
     if not block.residual or layer.condition_size is not None:
         raise ValueError(

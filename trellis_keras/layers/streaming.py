@@ -208,8 +208,8 @@ def compiled_step(layer: Any) -> Callable[[Tensor, Cache], tuple[Tensor, Cache]]
     first call. Outside of compiled functions a step may compile anew each time.
 
     Args:
-        layer: Built layer or model that streams, or a built `keras.Sequential` as `as_stream` takes.
-            The cache of a `keras.Sequential` starts with `as_stream(layer).initial_cache`.
+        layer: Built layer or model that streams, or a built `keras.Sequential` of such, whose cache
+            starts with `as_stream(layer).initial_cache`.
 
     Returns:
         A function of x and cache, tensors or arrays.

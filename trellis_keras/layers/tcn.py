@@ -566,16 +566,6 @@ class TCN(
     61
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        # Here, because a missing `filters` fails before `__init__` could look at the names.
-        for name in kwargs:
-            if name in _ARGUMENTS_ELSEWHERE:
-                raise ValueError(
-                    f"TCN has no argument `{name}`. {_ARGUMENTS_ELSEWHERE[name]} "
-                    f"Received: {name}={kwargs[name]!r}"
-                )
-        return super().__new__(cls, *args, **kwargs)
-
     def __init__(
         self,
         filters: int | Sequence[int],
@@ -603,6 +593,12 @@ class TCN(
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
+        for name in kwargs:
+            if name in _ARGUMENTS_ELSEWHERE:
+                raise ValueError(
+                    f"TCN has no argument `{name}`. {_ARGUMENTS_ELSEWHERE[name]} "
+                    f"Received: {name}={kwargs[name]!r}"
+                )
         super().__init__(**kwargs)
         if sum(given is not None for given in (depth, dilations, receptive_field)) != 1:
             raise ValueError(
