@@ -21,7 +21,7 @@ FILE = pathlib.Path(__file__).resolve().parent / "data" / "traffic.csv.gz"
 calendar = ["hour_sin", "hour_cos", "weekday", "workday"]
 columns = Columns(["traffic"], past=["temperature", "clouds"], future=calendar, time="time")
 series = TimeSeries.from_csv(FILE, columns)
-train, _, test = series.split(WINDOW, HORIZON, stride=2, shares=(0.85, 0.05, 0.1))
+train, valid, test = series.split(WINDOW, HORIZON, stride=2, shares=(0.85, 0.05, 0.1))
 
 backbone = TCN(32, kernel_size=3, depth=6, return_sequences=False, seed=0)
 model = SequenceRegressor(
@@ -31,6 +31,8 @@ model.adapt(train.rows())
 model.compile("adam")
 model.fit(WindowStream(train, batch_size=64, shuffle=True), epochs=15, verbose=2)
 
+# The bands get the width that was right on the last two weeks of the validation part.
+model.calibrate(*valid.read(np.arange(len(valid))[-WINDOW:]))
 result = model.evaluate(WindowStream(test, 64), return_dict=True, verbose=0)
 naive = test.naive_error(season=WINDOW)[0]
 print(f"Mean absolute error: {result['mae']:.0f} vehicles an hour; of the week before: {naive:.0f}")
@@ -39,9 +41,7 @@ print(f"Within the band of 80 %: {result['coverage']:.0%} of the hours")
 # A week with a holiday, forecast day by day at midnight.
 first = np.searchsorted(series.times, np.datetime64("2018-09-01"))
 bands = [
-    model.forecast(
-        series.values[t - WINDOW : t], future_covariates=series.values[t:, -4:][:HORIZON]
-    )
+    model.forecast(series.values[t - WINDOW : t], HORIZON, series.values[t : t + HORIZON, -4:])
     for t in range(first, first + WINDOW, HORIZON)
 ]
 low, middle, high = np.concatenate(bands)[:, 0].T
