@@ -1,6 +1,7 @@
 import dataclasses
 import gzip
 import hashlib
+import io
 
 import numpy as np
 import PIL.Image
@@ -164,6 +165,14 @@ def test_compressed_mnist_files(tiny):
         path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
     assert load("seq_mnist", data_dir=tiny).checksum == expected
+
+
+def test_pillow_reads_no_more_than_a_file_has(tiny, monkeypatch):
+    opened = []
+    whole = PIL.Image.open
+    monkeypatch.setattr(PIL.Image, "open", lambda f, **o: opened.append(f) or whole(f, **o))
+    load("seq_cifar10", data_dir=tiny)
+    assert opened and all(isinstance(file, io.BytesIO) for file in opened)
 
 
 def test_bad_cifar10_files(tiny):

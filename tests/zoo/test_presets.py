@@ -6,6 +6,7 @@ import shutil
 import sys
 import types
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -144,6 +145,15 @@ def test_weights_in_a_folder_lead_nowhere(altered, tmp_path, monkeypatch, hostil
     replace_array(path, "embedding/vars/0", hostile, tmp_path / "secret.h5")
     monkeypatch.setattr(keras.saving, "load_model", None)
     with pytest.raises(ValueError, match=f"altered .*{HOSTILE[hostile]}"):
+        zoo.from_preset(altered)
+
+
+def test_an_error_of_hdf5_is_not_the_disks(altered, monkeypatch):
+    def fail(*arguments):
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(h5py, "File", fail)
+    with pytest.raises(ValueError, match="altered is damaged, .*Invalid argument"):
         zoo.from_preset(altered)
 
 

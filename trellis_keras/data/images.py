@@ -233,8 +233,10 @@ def _read_strip(path):
     import PIL.Image
 
     bomb = PIL.Image.DecompressionBombError
-    # PNG only: Pillow runs other programs on some formats.
-    with _refuse_damage(path, bomb), PIL.Image.open(path, formats=["PNG"]) as image:
+    # From memory: of a file Pillow reads as much as a chunk claims to have. PNG only: it runs other
+    # programs on some formats.
+    file = io.BytesIO(read_file(path))
+    with _refuse_damage(path, bomb), PIL.Image.open(file, formats=["PNG"]) as image:
         # The size is known before any pixel is decoded.
         if image.width != width or image.height % height or image.height > _MAX_STRIP * height:
             raise ValueError(

@@ -212,8 +212,11 @@ def _shards(path, index):
 
 def _count_numbers(file):
     """Return how many numbers an HDF5 file has."""
-    with _open_hdf5(file) as (_, numbers):
-        return numbers
+    try:
+        with _open_hdf5(file) as (_, numbers):
+            return numbers
+    except OSError as error:  # h5py's of a damaged file may look like the disk's
+        raise ValueError(error) from error
 
 
 @contextlib.contextmanager
