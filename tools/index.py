@@ -5,6 +5,7 @@ python -m tools.index
 
 import json
 
+from tools.cards import spread
 from trellis_keras import zoo
 from trellis_keras.files import atomic_write
 from trellis_keras.zoo import registry, results
@@ -46,7 +47,7 @@ def _rows():
                 f"{known['parameters']:,}" if "parameters" in known else "-",
                 recipe.metric,
                 f"{value.value:.4g}" if value else "-",
-                f"{run.results['test']:.4g}" if run else "-",
+                f"{spread(run.results)[0]:.4g}" if run else "-",
                 "yes" if run and run.has_weights else "-",
             ]
 

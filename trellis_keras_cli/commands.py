@@ -200,6 +200,8 @@ def train(
                 "each other."
             )
     recipe = _named_recipe(zoo, names, as_published) or zoo.read_recipe(output)
+    if as_published:
+        _check_published(names, options)
     if text is not None:
         if not recipe.reads_text:
             raise ValueError(f"--text is for language models. {recipe.name} reads sequences.")
@@ -491,6 +493,20 @@ def _named_recipe(zoo, names, as_published):
         words = "MODEL [SETTING] with --as-published" if as_published else "one model at most"
         raise ValueError(f"Expected {words}. Received: {', '.join(names) or 'no model'}")
     return zoo.recipe(names[0]) if names else None
+
+
+def _check_published(names, options):
+    """Raises ValueError if options ask for another published run than the named one."""
+    from trellis_keras.zoo import results
+
+    asked = {f"{name}={value}" for name, value in options.items()}
+    for run in results.all_runs():
+        if run.model == names[0] and run.setting and [run.setting] != names[1:]:
+            if asked.issuperset(run.setting.split(",")):
+                raise ValueError(
+                    f"With these options {names[0]} has a published run of its own: "
+                    f"train {names[0]} {run.setting} --as-published"
+                )
 
 
 def _add_file(options, flag, name, values, recipe):

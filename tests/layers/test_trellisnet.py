@@ -899,3 +899,30 @@ def test_bad_streams():
     for call in (lambda: new.step(x, cache), lambda: new.initial_cache(2)):
         with pytest.raises(ValueError, match="not built.*build"):
             call()
+
+
+def cell_of(result):
+    """A cell of this function of pre-activations and states."""
+
+    class Gates(GatedActivation):
+        def call(self, inputs, states):
+            return result(ops.tanh(inputs), states)
+
+    return Gates(UNITS)
+
+
+@pytest.mark.both_backends
+@pytest.mark.parametrize(
+    "result",
+    [
+        lambda h, states: h,
+        lambda h, states: (h, h),
+        lambda h, states: (h, [h, h]),
+        lambda h, states: (h, [h + 1]),
+        lambda h, states: (h[..., :-1], [h[..., :-1]]),
+    ],
+    ids=["no states", "no list", "another number", "another h", "another shape"],
+)
+def test_a_cell_that_breaks_its_contract_is_named(result):
+    with pytest.raises(ValueError, match=r"Gates.*must return \(h, states\).*Received: shapes"):
+        TrellisLayer(UNITS, 3, cell=cell_of(result))(np.zeros((2, 5, 3), "float32"))

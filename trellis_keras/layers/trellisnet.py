@@ -689,11 +689,28 @@ class TrellisLayer(
 
     def _gated_states(self, a, past, active=None):
         """Returns f(a, past), with zeros in the channels that have not started."""
-        _, states = self.cell(a, past)
-        states = [ops.cast(s, self.state_dtype) for s in states]
+        result = self.cell(a, past)
+        self._check_gated(result, past)
+        states = [ops.cast(s, self.state_dtype) for s in result[1]]
         if active is None:
             return states
         return [ops.where(active, s, ops.zeros_like(s)) for s in states]
+
+    def _check_gated(self, result, past):
+        """Raises ValueError unless a cell's result is (h, [h, ...]) with states like the past."""
+        if isinstance(result, tuple) and len(result) == 2:
+            h, states = result
+            is_list = isinstance(states, (list, tuple))
+            if is_list and [len(s.shape) for s in states] == [3] * len(past):
+                units = [s.shape[-1] for s in states]
+                if units == [p.shape[-1] for p in past] and states[0] is h:
+                    return
+        shapes = keras.tree.map_structure(lambda tensor: tuple(tensor.shape), result)
+        raise ValueError(
+            f"{self.cell!r} must return (h, states): h (batch, time, {past[0].shape[-1]}), and a "
+            f"list of {len(past)} states of the same shape, the first being h. "
+            f"Received: shapes {shapes}"
+        )
 
     def _apply_mask(self, states, initial, mask):
         """Puts the initial states where the mask (batch, positions) is False."""
@@ -1208,10 +1225,10 @@ def _gated_activation(cell, units, dtype):
         if not hasattr(cell, name)
     ]
     if missing or isinstance(cell, type):
-        lacks = f"which lacks {missing}" if missing else "a class: pass an instance of it"
+        lacks = f", which lacks {missing}" if missing else ", a class: pass an instance of it"
         raise ValueError(
             f"`cell` must be one of {sorted(_GATES)} or a `GatedActivation` layer. "
-            f"Received: cell={cell!r}, {lacks}"
+            f"Received: cell={cell!r}{'' if isinstance(cell, str) else lacks}"
         )
     if list(cell.state_size) != [units] * len(cell.state_size):
         raise ValueError(
