@@ -29,6 +29,8 @@ def training(name, **options):
         recipe = zoo.recipe(name, **options)
         model, training = recipe.build(), recipe.training
         rng, rows = np.random.default_rng(0), training.batch_size
+        if recipe.stateful:
+            model.backbone.reset_state(rows)
         if recipe.reads_text:
             tokens = rng.integers(0, model.vocabulary_size, (rows, training.sequence_length + 1))
             x, y = tokens[:, :-1], tokens[:, 1 + training.context_length :]
