@@ -600,6 +600,21 @@ def test_bad_targets_are_named_before_training():
         regressor.loss(np.zeros(4), np.zeros((4, 2)))
 
 
+@pytest.mark.parametrize("make", [SequenceClassifier, SequenceRegressor, PolyphonicModel])
+def test_per_step_targets_of_other_lengths_are_refused(make):
+    model = make(Mix(True), 2, **({} if make is PolyphonicModel else {"per_step": True}))
+    model.compile("sgd", run_eagerly=True)
+    x, y = np.zeros((4, 5, 2)), np.zeros((4, 7, 2))
+    y = y[..., 0] if make is SequenceClassifier else y
+    for run in (model.fit, model.evaluate):
+        with pytest.raises(ValueError, match=r"for each step of x.*\(4, 5, 2\), y of shape \(4, 7"):
+            run(x, y, verbose=0)
+    assert not model.built
+    for time in (1, 7):  # one target would be that of all steps
+        with pytest.raises(ValueError, match=f"{time} steps of targets, 5 of outputs"):
+            model.fit(((x, y[:, :time]) for _ in range(1)), verbose=0)
+
+
 @both_backends
 @per_step_or_not
 def test_labels_outside_the_classes_give_nan_in_the_graph(per_step):

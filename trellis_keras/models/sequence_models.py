@@ -315,6 +315,8 @@ class SequenceModel(BackboneModel):
         training: bool = True,
     ) -> Tensor:
         """Returns the loss of a batch, and updates the metrics."""
+        if self.per_step and self._has_own_loss:
+            _check_steps(y, y_pred)
         weight = self._weights(y_pred, sample_weight)
         # Keras divides by the number of replicas, whatever their weights are.
         terms = self._loss_terms(y, y_pred, weight)
@@ -423,6 +425,11 @@ class SequenceModel(BackboneModel):
         # A custom loss may take other targets.
         if isinstance(y, np.ndarray) and self._has_own_loss:
             self._check_targets(y)
+            if self.per_step and isinstance(x, np.ndarray) and y.shape[1] > x.shape[1]:
+                raise ValueError(
+                    "There is at most one target for each step of x. "
+                    f"Received: x of shape {x.shape}, y of shape {y.shape}"
+                )
         if isinstance(sample_weight, np.ndarray):
             self._check_weights(sample_weight)
 
@@ -1188,6 +1195,19 @@ class PolyphonicModel(SequenceModel):
 
     def get_config(self) -> dict:
         return {**super().get_config(), "keys": self.keys}
+
+
+def _check_steps(y, y_pred):
+    """Raises ValueError unless targets have as many steps as outputs, where both are known.
+
+    Targets of one step would be used for all of them.
+    """
+    targets, outputs = y.shape[1], y_pred.shape[1]
+    if None not in (targets, outputs) and targets != outputs:
+        raise ValueError(
+            "Per-step targets must have as many steps as the outputs. "
+            f"Received: {targets} steps of targets, {outputs} of outputs"
+        )
 
 
 def _increasing(values, scale, middle):
