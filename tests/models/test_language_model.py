@@ -26,6 +26,7 @@ from trellis_keras.models import (
     Perplexity,
     losses,
 )
+from trellis_keras.training import StopOnNaN
 
 both_backends = pytest.mark.both_backends
 
@@ -655,6 +656,29 @@ def test_ids_outside_the_vocabulary_give_nan_in_the_graph(jit_compile, head):
     weight = (wrong >= 0) * 1.0
     padded = model.test_on_batch(x, wrong, sample_weight=weight)
     assert padded == model.test_on_batch(x, y, sample_weight=weight)
+
+
+@both_backends
+def test_ids_outside_the_vocabulary_in_a_pipeline_end_training():
+    model, good = make(compiled={"jit_compile": True}), random_tokens(2, 5)
+    weights = model.get_weights()
+    for bad in ((good, good + V), (good - V, good)):
+
+        def pipeline(last=bad):
+            yield from [(good, good), (good, good), last]
+
+        pipelines = [pipeline()]
+        if not JAX:
+            import tensorflow as tf
+
+            spec = tf.TensorSpec((2, 5), "int64")
+            pipelines.append(
+                tf.data.Dataset.from_generator(pipeline, output_signature=(spec, spec))
+            )
+        for batches in pipelines:
+            model.set_weights(weights)
+            with pytest.raises(FloatingPointError, match="The loss is nan at step 3 of epoch 1"):
+                model.fit(batches, callbacks=[StopOnNaN()], verbose=0)
 
 
 def test_a_compiled_step_gives_nan_outside_the_vocabulary():

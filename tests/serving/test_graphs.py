@@ -198,6 +198,18 @@ def test_a_sequence_without_steps_is_refused(exported):
         serve(inputs=tf.zeros((2, 0, 2)))
 
 
+@pytest.mark.parametrize("name", ["classifier", "tagger"])
+def test_sequences_shorter_than_a_dilation(exported, name):
+    """Before the first step there are zeros, in `predict` and on a server."""
+    model, path = exported(name)
+    loaded = tf.saved_model.load(path)
+    for time in (1, 2):
+        x = inputs(model, 2, time)[1]
+        (answer,) = loaded.signatures["serving_default"](inputs=x).values()
+        expected = keras.ops.softmax(model.predict(x, verbose=0))
+        np.testing.assert_allclose(answer, expected, atol=1e-6)
+
+
 def test_refused_steps(exported, signatures):
     cache = signatures["initial_cache"](batch_size=tf.constant(2))
     with pytest.raises(tf.errors.InvalidArgumentError, match="must be in"):
