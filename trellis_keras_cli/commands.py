@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import tempfile
+import warnings
 from typing import Annotated
 
 import typer
@@ -140,7 +141,7 @@ def train(
     static: Annotated[
         list[str] | None, typer.Option(help="Column that is constant within a series.")
     ] = None,
-    time: Annotated[str | None, typer.Option(help="Column of times.")] = None,
+    time: Annotated[str | None, typer.Option(help="Column of times, ISO 8601 or integers.")] = None,
     series: Annotated[
         str | None, typer.Option(help="Column that tells several series apart.")
     ] = None,
@@ -176,9 +177,13 @@ def train(
     Every value of the recipe is an option, for example --depth 8 --epochs 3; see the command
     `recipe`. Without a model, the run in the output folder is resumed.
 
-    A forecaster reads a CSV file: --csv load.csv --target load --horizon 24. At its end there are
-    a report against a seasonal naive forecast, forecast.png, and a SavedModel in `serving`.
-    A classifier of series: --csv f.csv --target class --past x --past y --series person.
+    A forecaster reads a CSV file: train tcn_forecaster --csv load.csv --target load --time time.
+    --window and --horizon are the steps that it reads and forecasts (168 and 24), --quantiles
+    '[0.1, 0.5, 0.9]' its bands. At its end there are a report against a seasonal naive forecast,
+    forecast.png, and a SavedModel in `serving`.
+
+    A classifier of series: train tcn_classifier --csv f.csv --target class --past x --past y
+    --series person --window 50.
 
     To watch it: tensorboard --logdir OUTPUT/tensorboard
     """
@@ -283,8 +288,8 @@ def forecast(
     _load()
     from trellis_keras.zoo import forecasts
 
-    rows = forecasts.forecast(run, file, output, steps)
-    typer.echo(json.dumps({"run": run, "file": file, "output": output, "rows": rows}))
+    written = forecasts.forecast(run, file, output, steps)
+    typer.echo(json.dumps({"run": run, "file": file, "output": output, **written}))
 
 
 @app.command()
@@ -572,7 +577,8 @@ def _value(text):
 
 
 def main():
-    """Runs the command line. Errors of use are one line, not a traceback; exit status 2."""
+    """Runs the command line. Warnings and errors of use are one line; exit status 2 of errors."""
+    warnings.formatwarning = lambda message, *_: f"Warning: {message}\n"
     try:
         app()
     except (ValueError, OSError, ImportError, FloatingPointError) as error:

@@ -131,6 +131,28 @@ def test_other_forms_of_a_csv_file(tmp_path):
     assert series.step == np.timedelta64(1, "M")
 
 
+def test_times_with_an_offset_are_converted_to_utc(tmp_path):
+    autumn = ["01:00+02:00", "02:00+02:00", "02:00+01:00", "03:00+0100"]
+    text = "time,load\n" + "".join(f"2024-10-27T{hour},1\n" for hour in autumn)
+    series = TimeSeries.from_csv(write(tmp_path, text), Columns("load", time="time"))
+    assert series.utc and series.step == np.timedelta64(1, "h")
+    assert str(series.times[0]) == "2024-10-26T23:00:00"
+    assert not TimeSeries.from_csv(write(tmp_path, CSV), COLUMNS).utc
+    in_utc = write(tmp_path, CSV.replace(":00,", ":00Z,"))
+    assert TimeSeries.from_csv(in_utc, COLUMNS).utc
+
+
+def test_static_columns_are_constant_within_a_series(tmp_path):
+    columns = Columns("load", static="area", series="site")
+    text = "site,area,load\na,3,1\na,3,2\nb,5,3\nb,{},4\n"
+    TimeSeries.from_csv(write(tmp_path, text.format(5)), columns)
+    for last, name in (("6", "6"), ("", "nan")):
+        path = write(tmp_path, text.format(last))
+        match = f"load.csv: The static column 'area' .* Received: 5 and {name} in series 'b'"
+        with pytest.raises(ValueError, match=match):
+            TimeSeries.from_csv(path, columns)
+
+
 def test_a_file_of_several_blocks(tmp_path):
     rows = _ROWS_AT_ONCE + 5
     text = "t,y\n" + "".join(f"{i},{i % 7}\n" for i in range(rows))
@@ -162,6 +184,7 @@ def test_a_pandas_frame():
     series = TimeSeries.from_frame(frame, Columns("load", time="time", series="house"))
     np.testing.assert_array_equal(series.values[:, 0], [1, np.nan, 3])
     assert series.step == np.timedelta64(3600, "s") and series.names == ("a", "b")
+    assert series.utc
     assert str(series.times[0]) == "2023-12-31T23:00:00"  # in UTC
 
 
@@ -175,9 +198,11 @@ def test_a_pandas_frame():
         ("wind,", "load,", "has 2 columns named 'load'"),
         (",2,,", ",two,,", "column 'load' must hold numbers. Received: 'two' in row 3"),
         (",2,,", ",inf,,", "must be finite. Received: inf in row 1 .*, column 'load'"),
-        ("01:00", "05:00", "must rise by one step, .* Received: 2024-01-01T02.* after .*T05"),
+        ("01:00", "05:00", "must rise by one step, .* Received: 2024-01-01T05.* after .*T00"),
         ("02:00", "02:30", "must rise by one step, 3600 seconds here"),
-        ("03:00", "04:00", "must rise by one step"),
+        ("03:00", "04:00", "T04:00:00 after 2024.*needs its time, and empty.*Where clocks change"),
+        ("02:00", "01:00", "one row of each time. Rows of several series need.*Where clocks chang"),
+        ("01:00", "01:00+01:00", "must hold one kind of times: .*another kind in row 3"),
         ("2024-01-01 01:00", "1.1.2024", "column 'time' must hold times such as 2024-01-31 13:00"),
         ("2024-01-01 01:00", "", "column 'time' must hold times.*no time in row 3"),
         (",2,,0,a", ",2,,0", "line 3 has 4 fields, and the first line 5"),

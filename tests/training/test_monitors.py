@@ -29,6 +29,7 @@ from trellis_keras.training import (
 from trellis_keras.training.monitors import (
     BatchProgress,
     LossGradient,
+    ProgressBar,
     layer_groups,
     read_history,
     write_graph,
@@ -209,6 +210,15 @@ def test_lines_within_a_long_epoch(capsys):
         "Epoch 2/3: batch 2/1,200 - loss: 2.0000",
         "Epoch 2/3: batch 1,200/1,200 - loss: 1.0000",
     ]
+
+
+def test_the_line_of_an_epoch_names_no_single_layers(capsys):
+    progress = ProgressBar()
+    progress.set_params({"verbose": 2, "epochs": 3, "steps": 2})
+    progress.on_epoch_begin(0)
+    progress.on_epoch_end(0, {"loss": 3.0, "gradient_norm": 1.5, "gradient_norm/tcn": 0.5})
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert "gradient_norm: 1.5" in line and "loss: 3" in line and "tcn" not in line
 
 
 def test_history_and_best_model_in_a_new_folder(tmp_path, monkeypatch):

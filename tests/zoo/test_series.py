@@ -150,6 +150,71 @@ def test_new_data_that_do_not_fit(trained, tmp_path):
     refused("has steps of 1800 seconds; the model was trained on steps of 3600", path)
 
 
+def test_a_forecast_needs_its_future_covariates(trained, tmp_path):
+    path = write(tmp_path / "new.csv", 60, hidden=8)
+    lines = path.read_text().splitlines()
+    lines[-6] = lines[-6][:-1]  # the third row after the last value
+    path.write_text("\n".join(lines))
+    with pytest.raises(ValueError, match="'holiday'.* no value in row 3 of them, at .*T06:00:00"):
+        forecast(trained, path)
+    model = runs.load_best(trained)
+    future = np.zeros((4, 1))
+    future[1] = np.nan
+    with pytest.raises(ValueError, match="`future_covariates` must have no missing.*step 1, ch"):
+        model.forecast(np.ones((12, 2)), 4, future)
+
+
+def test_the_times_of_a_forecast(trained, tmp_path):
+    path = write(tmp_path / "new.csv", 60, hidden=8)
+    plain = write(tmp_path / "plain.csv", 60, hidden=8).read_text()
+    dated = [line.replace(",", "+02:00,", 1) for line in plain.splitlines()]
+    path.write_text("\n".join(["time,load,holiday", *dated[1:]]))
+    written = forecasts.forecast(trained, path, tmp_path / "f.csv")
+    assert written == {"rows": 4, "first": "2024-01-03T02:00:00Z", "last": "2024-01-03T05:00:00Z"}
+
+
+def test_a_forecast_from_missing_values_warns(trained, tmp_path):
+    path = write(tmp_path / "new.csv", 60, hidden=8)
+    lines = path.read_text().splitlines()
+    for i in range(42, 52):
+        lines[i] = f"{lines[i].split(',')[0]},,0"
+    path.write_text("\n".join(lines))
+    with pytest.warns(UserWarning, match="of the last 12 values of 'load', 83% are missing"):
+        forecast(trained, path)
+
+
+def test_figures_and_pictures_of_several_series(tmp_path):
+    rng = np.random.default_rng(0)
+    series = TimeSeries(rng.normal(size=(240, 1)), lengths=[120, 120], names=["north", "south"])
+    train, valid, test = series.split(12, 4)
+    model = zoo.tcn_forecaster(window=12, horizon=4, filters=2)
+    model.adapt(train.rows())
+    results = forecasts.report(model, train, valid, test)
+    each = [results["series"][name]["target 0"] for name in ("north", "south")]
+    assert set(each[0]) == {"mae", "rmse", "coverage"} and each[0] != each[1]
+    pooled = results["targets"]["target 0"]
+    assert np.mean([figures["mae"] for figures in each]) == pytest.approx(pooled["mae"])
+    figures = []
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patched:
+
+        def keep(figure, *_, **__):
+            figures.append(figure)
+
+        patched.setattr("matplotlib.figure.Figure.savefig", keep)
+        forecasts.draw(model, test, tmp_path / "forecast.png")
+    assert figures[0].axes[0].get_title(loc="left") == "series south"
+
+
+def test_covariates_of_the_past_end_at_the_horizon(tmp_path):
+    path = write(tmp_path / "load.csv", 300)
+    columns = {"targets": ["load"], "past": ["holiday"], "time": "time"}
+    recipe = zoo.recipe("tcn_forecaster", **SMALL, data_options={"path": path, **columns})
+    runs.train(recipe, tmp_path / "run", verbose=0)
+    with pytest.raises(ValueError, match="no values of holiday .--past.* steps=5. Forecast 4 ste"):
+        forecast(tmp_path / "run", path, steps=5)
+
+
 def test_a_constant_series_has_finite_forecasts():
     train, valid, test = TimeSeries(np.full((60, 1), 7.0)).split(12, 4)
     model = zoo.tcn_forecaster(window=12, horizon=4, filters=4)
@@ -161,6 +226,8 @@ def test_a_constant_series_has_finite_forecasts():
 
 def test_wrong_quantiles_and_other_data(tmp_path):
     path = write(tmp_path / "load.csv", 300)
+    with pytest.raises(ValueError, match=r"a list such as \[0.1, 0.5, 0.9\] or none. Received: '0"):
+        zoo.recipe("tcn_forecaster", quantiles="0.1,0.9")
     with pytest.raises(ValueError, match="quantiles"):
         zoo.recipe("tcn_forecaster", **options(path, quantiles=[0.9, 0.1])).build()
     with pytest.raises(ValueError, match="option"):

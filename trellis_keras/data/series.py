@@ -17,6 +17,7 @@ import gzip
 import hashlib
 import itertools
 import os
+import re
 import sys
 import tempfile
 import warnings
@@ -34,6 +35,9 @@ from trellis_keras.data.text import Shares, check_shares
 DEFAULT_SPLIT = (0.7, 0.15, 0.15)
 _ROWS_AT_ONCE = 2**14  # of a CSV file or a frame
 _MISSING = {"", "na", "n/a", "<na>", "nan", "null", "none"}
+_HOUR = np.timedelta64(1, "h")
+# A date and a time, then its offset from UTC.
+_OFFSET = re.compile(r"\d[T ]\d\d[\d.:]* ?(Z|[+-]\d\d(:?\d\d)?)$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,10 +129,11 @@ class TimeSeries:
             Defaults to `None`: rows follow each other at equal steps.
         names: Names of the series. Defaults to their numbers.
         columns: `Columns` of the table, or `None`.
+        utc: Boolean, whether the times are in UTC. Defaults to `False`, local times.
 
     Raises:
-        ValueError: If an argument is not as described, a target has no values, or a value is
-            infinite.
+        ValueError: If an argument is not as described, a target has no values, a value is
+            infinite, or a static column varies within a series.
 
     Example:
 
@@ -151,6 +156,7 @@ class TimeSeries:
         times: np.ndarray | None = None,
         names: Sequence[str] | None = None,
         columns: Columns | None = None,
+        utc: bool = False,
     ):
         values = np.asanyarray(values)
         if values.ndim != 2 or not values.size:
@@ -177,16 +183,18 @@ class TimeSeries:
         self.names = tuple(map(str, range(len(self.lengths)) if names is None else names))
         self.columns = columns
         self.times = None if times is None else np.asarray(times)
+        self.utc = utc
         self.step = None if times is None else self._common_step()
         self._check_values()
+        self._check_static()
 
     @classmethod
     def from_csv(cls, path: str | os.PathLike, columns: Columns) -> "TimeSeries":
         """Read a CSV file, whose first line names the columns, in memory that does not grow.
 
-        The values go to a temporary file and are memory-mapped. Empty fields, `NA`, `NaN`, `null`
-        and `none` are missing values. The rows of a series follow one another in the order of
-        time.
+        The values go to a temporary file and are memory-mapped. Empty fields, `NA`, `N/A`, `NaN`,
+        `null` and `none` are missing values. The rows of a series follow one another in the order
+        of time. Times with an offset from UTC are converted to UTC.
 
         Args:
             path: The file, with `,`, `;` or tab between fields. Its name may end with `.gz`.
@@ -393,24 +401,48 @@ class TimeSeries:
         raise ValueError(self._describe_steps())
 
     def _describe_steps(self):
-        step = None
+        differences = [np.diff(self.times[self.rows(i)]) for i in range(len(self.lengths))]
+        together = np.sort(np.concatenate(differences))
+        step = together[len(together) // 2]  # the usual one
+        zero = np.zeros((), step.dtype)
         for i, name in enumerate(self.names):
-            rows = self.rows(i)
-            differences = np.diff(self.times[rows])
-            if not len(differences):
+            wrong = np.flatnonzero((differences[i] != step) | (differences[i] <= zero))
+            if not wrong.size:
                 continue
-            step = differences[0] if step is None else step
-            wrong = np.flatnonzero((differences != step) | (differences.astype("int64") <= 0))
-            if wrong.size:
-                row = rows.start + int(wrong[0]) + 1
-                within = f" of series {name!r}" if len(self.names) > 1 else ""
-                return (
-                    f"Times must rise by one step, {step} here, in each series. Received: "
-                    f"{self.times[row]} after {self.times[row - 1]}{within}. Sort the "
-                    "rows by series and time; rows that are missing need their time and empty "
-                    "values."
+            row = self.rows(i).start + int(wrong[0]) + 1
+            found = differences[i][wrong[0]]
+            usual = f", {step} here," if step > zero else ""
+            within = f" of series {name!r}" if len(self.names) > 1 else ""
+            message = (
+                f"Times must rise by one step{usual} in each series. Received: "
+                f"{self.times[row]} after {self.times[row - 1]}{within}."
+            )
+            if found > step:
+                message += " A row that is missing needs its time, and empty values."
+            else:
+                message += " Sort the rows by series and time, and keep one row of each time."
+            if self.columns is not None and self.columns.series is None and found <= zero:
+                message += " Rows of several series need a column that tells them apart: `series`."
+            if step.dtype.kind == "m" and not self.utc and abs(found - step) == _HOUR:
+                message += (
+                    " Where clocks change, write times in UTC or with their offset, such as "
+                    "2024-10-27T02:00+01:00."
                 )
+            return message
         raise AssertionError
+
+    def _check_static(self):
+        names = () if self.columns is None else self.columns.static
+        for channel, name in enumerate(names, self.values.shape[1] - len(names)):
+            for i, series in enumerate(self.names):
+                column = self.values[self.rows(i), channel]
+                varies = (column != column[0]) & ~(np.isnan(column) & np.isnan(column[0]))
+                if varies.any():
+                    raise ValueError(
+                        f"The static column {name!r} must be constant within a series. Received: "
+                        f"{column[0]:g} and {column[varies][0]:g} in series {series!r}. A column "
+                        "that varies, and is known in the future, is a `future` one."
+                    )
 
 
 class Windows:
@@ -660,9 +692,9 @@ def _read(columns: Columns, blocks: Iterable[Mapping[str, Any]], where, line) ->
         where, line: Name of the table, and number of its first row, in error messages.
     """
     moments = array.array("q")
+    kinds: set[str] = set()
     names: list[str] = []
     lengths: list[int] = []
-    is_date = True
     rows = 0
     file: BinaryIO
     with tempfile.TemporaryFile() as file:
@@ -674,7 +706,10 @@ def _read(columns: Columns, blocks: Iterable[Mapping[str, Any]], where, line) ->
             file.write(values.data)
             if columns.time is not None:
                 label = f"{where}: column {columns.time!r}"
-                times, is_date = _moments(block[columns.time], label, line + rows)
+                times, kind = _moments(block[columns.time], label, line + rows)
+                kinds.add(kind)
+                if len(kinds) > 1:
+                    raise _mixed(label, line + rows)
                 moments.frombytes(times.tobytes())
             if columns.series is not None:
                 _count_series(block[columns.series], names, lengths)
@@ -693,7 +728,7 @@ def _read(columns: Columns, blocks: Iterable[Mapping[str, Any]], where, line) ->
     times = None
     if columns.time is not None:
         times = np.frombuffer(moments, "int64")
-        times = times.view("datetime64[s]") if is_date else times
+        times = times if kinds == {"integers"} else times.view("datetime64[s]")
     try:
         return TimeSeries(
             values,
@@ -703,6 +738,7 @@ def _read(columns: Columns, blocks: Iterable[Mapping[str, Any]], where, line) ->
             times=times,
             names=names or None,
             columns=columns,
+            utc=kinds == {"UTC"},
         )
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
@@ -728,19 +764,29 @@ def _numbers(texts, label, line):
 
 
 def _moments(texts, label, line):
-    """Return times as int64, and whether they are dates, which count seconds."""
+    """Return times as int64, and what they are: integers, dates (local) or UTC.
+
+    Dates count seconds.
+    """
     if isinstance(texts, np.ndarray) and texts.dtype.kind in "iu":
-        return texts.astype("int64"), False
+        return texts.astype("int64"), "integers"
+    if isinstance(texts, np.ndarray) and texts.dtype.kind == "M":
+        words = texts
+        offsets = [False]
+    else:
+        words = [str(text).strip() for text in texts]
+        offsets = [_OFFSET.search(word) is not None for word in words]
+    if any(offsets) and not all(offsets):
+        raise _mixed(label, line + offsets.index(not offsets[0]))
     try:
-        if isinstance(texts, np.ndarray) and texts.dtype.kind == "M":
-            dates = texts.astype("datetime64[s]")
+        if isinstance(words, np.ndarray):
+            dates = words.astype("datetime64[s]")
+        elif all(word.lstrip("-").isdecimal() for word in words):
+            return np.array(words, "int64"), "integers"
         else:
-            words = [str(text).strip().removesuffix("Z") for text in texts]
-            if all(word.lstrip("-").isdecimal() for word in words):
-                return np.array(words, "int64"), False
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # NumPy converts time zones to UTC
-                dates = np.array(words, "datetime64[s]")
+                dates = np.array([word.removesuffix("Z") for word in words], "datetime64[s]")
         missing = np.flatnonzero(np.isnat(dates))
         if missing.size:
             raise ValueError(f"no time in row {line + int(missing[0])}")
@@ -749,7 +795,14 @@ def _moments(texts, label, line):
             f"{label} must hold times such as 2024-01-31 13:00, or integers. Received, in the rows "
             f"from {line} on: {error}"
         ) from error
-    return dates.astype("int64"), True
+    return dates.astype("int64"), "UTC" if offsets[0] else "dates"
+
+
+def _mixed(label, row):
+    return ValueError(
+        f"{label} must hold one kind of times: with an offset from UTC, without one, or integers. "
+        f"Received: another kind in row {row}"
+    )
 
 
 def _count_series(block, names, lengths):

@@ -41,6 +41,13 @@ def forecast(
     check_positive(samples=samples)
     blocks = -(-steps // horizon)
     known = _known(model, history, future_covariates, blocks * horizon)
+    missing = np.argwhere(np.isnan(known[:, history.shape[1] :]))
+    if len(missing):
+        _, step, channel = missing[0]
+        raise ValueError(
+            "`future_covariates` must have no missing values in the steps of the forecast. "
+            f"Received: NaN in step {step}, channel {channel}"
+        )
     x = with_lead(model, history, known)
     if blocks == 1:
         y = np.asarray(model.predict(x, batch_size=len(x), verbose=0))

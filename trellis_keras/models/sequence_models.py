@@ -1073,7 +1073,9 @@ class SequenceRegressor(SequenceModel):
 
         Args:
             history: Array (time, channels) or (batch, time, channels): the targets first, then
-                other covariates, and last the `future_channels`, each at its own time.
+                other covariates, and last the `future_channels`, each at its own time. A model with
+                `normalize` reads NaN as the mean of the channel. Before a history that is shorter
+                than the windows of the training it reads zeros, and forecasts worse.
             steps: Positive integer, number of steps to forecast. Defaults to `None`, the model's
                 horizon.
             future_covariates: Array (steps, future_channels) or (batch, steps, future_channels),
@@ -1086,9 +1088,9 @@ class SequenceRegressor(SequenceModel):
             Array (steps, targets) or (batch, steps, targets), with quantiles (..., quantiles).
 
         Raises:
-            ValueError: If arguments have the wrong shape, or `steps` exceeds the horizon of a model
-                with covariates that are not known in the future, or with a backbone that does not
-                stream.
+            ValueError: If arguments have the wrong shape, a future covariate is NaN, or `steps`
+                exceeds the horizon of a model with covariates that are not known in the future, or
+                with a backbone that does not stream.
         """
         return forecasting.forecast(self, history, steps, future_covariates, samples, seed)
 

@@ -205,6 +205,14 @@ class BatchProgress(keras.callbacks.Callback):
             )
 
 
+class ProgressBar(keras.callbacks.ProgbarLogger):
+    """Keras' progress bar and line of an epoch, without the gradient norms of single layers."""
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        shown = {k: v for k, v in (logs or {}).items() if not k.startswith("gradient_norm/")}
+        super().on_epoch_end(epoch, shown)
+
+
 # Recording
 
 

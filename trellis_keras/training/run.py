@@ -49,6 +49,7 @@ from trellis_keras.training.monitors import (
     EpochInterrupted,
     GradientNorms,
     HistoryCSV,
+    ProgressBar,
     StopOnNaN,
     TextSamples,
     TimeLimit,
@@ -251,7 +252,9 @@ def _fit(recipe, loaded, folder, verbose, callbacks, observation, limit, save_mi
         loaded,
         batches=len(train_stream) * (recipe.training.epochs - epochs) - batches,
     )
-    if verbose == 2:  # no progress bar
+    if verbose:
+        observers.append(ProgressBar())
+    if verbose == 2:
         observers.append(BatchProgress())
     if _has_tensorflow() and not (folder / RECIPE).exists():
         write_hparams(_flat(recipe.to_dict()), str(folder), folder / "tensorboard")

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import pathlib
+import warnings
 from typing import Any
 
 import keras
@@ -28,6 +29,7 @@ _SEASONS = (_DAY, 7 * _DAY)  # seconds
 _PANELS = 4  # targets in the picture
 _SHOWN = 7  # forecasts in the picture, one after the other
 _BLOCK = 64  # horizons that a report predicts at once
+_MANY_MISSING = 0.5  # of the targets that a forecast reads
 
 
 def is_forecaster(recipe: Recipe) -> bool:
@@ -100,50 +102,59 @@ def report(
 
     Returns:
         A dict of the number of windows, the season in steps, the step, and for each target `mae`,
-        `rmse`, `mase`, `naive_mae`, and of a model with quantiles `coverage`.
+        `rmse`, `mase`, `naive_mae`, and of a model with quantiles `coverage`. Of several series
+        `series` has `mae`, `rmse` and `coverage` of each.
     """
-    count = test.series.targets
-    absolute, squared, inside, number = np.zeros((4, count))
-    for bands, y in _walk(model, valid, test, batch_size):
+    count, names = test.series.targets, target_names(test.series)
+    sums = np.zeros((len(test.series.lengths), 4, count))
+    for i, bands, y in _walk(model, valid, test, batch_size):
         counts = ~np.isnan(y)
         errors = np.where(counts, y - _middle(model, bands), 0.0).astype("float64")
-        absolute += np.abs(errors).sum(axis=(0, 1))
-        squared += np.square(errors).sum(axis=(0, 1))
-        number += counts.sum(axis=(0, 1))
-        if model.has_band:
-            within = (bands[..., 0] <= y) & (y <= bands[..., -1])
-            inside += (within & counts).sum(axis=(0, 1))
-    number = np.where(number, number, np.nan)
+        inside = counts & (bands[..., 0] <= y) & (y <= bands[..., -1]) if model.has_band else counts
+        parts = (np.abs(errors), np.square(errors), inside, counts)
+        sums[i] += [part.sum(axis=(0, 1)) for part in parts]
     season = choose_season(train)
     scale = np.stack(
         [mase_scale(rows[:, :count], season) for rows in train.rows() if len(rows) > season]
     )
-    figures = {
-        "mae": absolute / number,
-        "rmse": np.sqrt(squared / number),
-        "mase": absolute / number / _positive(np.nanmean(scale, axis=0)),
-        "naive_mae": test.naive_error(season),
-    }
-    if model.has_band:
-        figures["coverage"] = inside / number
-    results = {
+    figures = _errors(sums.sum(axis=0), model)
+    figures["mase"] = figures["mae"] / _positive(np.nanmean(scale, axis=0))
+    figures["naive_mae"] = test.naive_error(season)
+    results: dict[str, Any] = {
         "test_windows": len(test),
         "season": season,
         "step": None if test.series.step is None else str(test.series.step),
         "quantiles": model.quantiles,
-        "targets": {
-            name: {key: _number(values[i]) for key, values in figures.items()}
-            for i, name in enumerate(target_names(test.series))
-        },
+        "targets": _by_name(names, figures),
     }
+    if len(sums) > 1:
+        pairs = zip(test.series.names, sums, strict=True)
+        results["series"] = {series: _by_name(names, _errors(own, model)) for series, own in pairs}
     return json.loads(json.dumps(results))
+
+
+def _errors(sums, model):
+    """The figures that follow from sums of errors, squares, values inside the band and values."""
+    absolute, squared, inside, number = sums
+    number = _positive(number)
+    figures = {"mae": absolute / number, "rmse": np.sqrt(squared / number)}
+    if model.has_band:
+        figures["coverage"] = inside / number
+    return figures
+
+
+def _by_name(names, figures):
+    return {
+        name: {key: _number(values[i]) for key, values in figures.items()}
+        for i, name in enumerate(names)
+    }
 
 
 # Calibration on the recent past
 
 
 def _walk(model, valid, test, batch_size):
-    """Yields outputs and targets of all test windows, calibrated on the windows before them."""
+    """Yields series, outputs and targets of all windows, calibrated on the windows before them."""
     ahead = _ahead(test)
     for i in range(len(test.series.lengths)):
         outputs, y = _outputs(model, valid, _recent(valid, i), batch_size)
@@ -155,7 +166,8 @@ def _walk(model, valid, test, batch_size):
             for first in range(old, len(y), ahead):
                 known = slice(0, first - ahead + 1)
                 block = slice(first, first + ahead)
-                yield _calibrated(model, outputs[block], outputs[known], y[known], test), y[block]
+                found = _calibrated(model, outputs[block], outputs[known], y[known], test)
+                yield i, found, y[block]
             kept = -_recent_count(test) - ahead
             outputs, y = outputs[kept:], y[kept:]
 
@@ -240,7 +252,8 @@ def draw(model: SequenceRegressor, test: data.Windows, path: str | os.PathLike) 
     apart = _ahead(test)
     # Of several series the last one that has any.
     numbers = range(len(series.lengths) - 1, -1, -1)
-    own = next(filter(len, map(test.of_series, numbers)))
+    number = next(i for i in numbers if len(test.of_series(i)))
+    own = test.of_series(number)
     shown = own[::-apart][:_SHOWN][::-1]
     known = own[: max(own.index(shown[0]) - apart + 1, 0)][-_recent_count(test) :]
     bands, y = _outputs(model, test, shown)
@@ -271,6 +284,8 @@ def draw(model: SequenceRegressor, test: data.Windows, path: str | os.PathLike) 
             panel.axvline(axis[k, 0], color="0.85", lw=0.8, zorder=0)
         panel.set_ylabel(name)
         panel.spines[["top", "right"]].set_visible(False)
+    if len(series.names) > 1:
+        panels[0].set_title(f"series {series.names[number]}", loc="left", fontsize="medium")
     panels[0].legend(frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
     panels[-1].set_xlabel("step" if series.times is None else "time")
     if series.times is not None and series.times.dtype.kind == "M":
@@ -283,11 +298,13 @@ def forecast(
     path: str | os.PathLike,
     output: str | os.PathLike,
     steps: int | None = None,
-) -> int:
+) -> dict[str, Any]:
     """Writes the forecast of what follows a CSV file, in the units of the data.
 
-    The file has the columns that the run was trained on, in any order. Of a model with covariates
-    that are known in the future, the rows after the last value of a target hold these covariates.
+    The file has the columns that the run was trained on, in any order. The forecast starts after
+    its last row; of a model with covariates that are known in the future, after the last value of a
+    target, and the rows from there on hold these covariates. Times with an offset from UTC are
+    written in UTC.
 
     Args:
         folder: Folder of a run of a forecaster.
@@ -296,10 +313,11 @@ def forecast(
         steps: Positive integer. Defaults to `None`, the model's horizon.
 
     Returns:
-        The number of rows written.
+        A dict of `rows`, the number of rows written, and `first` and `last`, their times or steps.
 
     Raises:
-        ValueError: If the run is not one of a forecaster, or the file does not fit it.
+        ValueError: If the run is not one of a forecaster, the file does not fit it, or a covariate
+            that is known in the future is missing there.
         OSError: If a file cannot be read or written.
     """
     recipe = read_recipe(folder)
@@ -313,7 +331,13 @@ def forecast(
     _check_step(folder, path, series)
     horizon, window = recipe.arguments["horizon"], recipe.arguments["window"]
     steps = horizon if steps is None else steps
-    rows = []
+    if steps > horizon and columns.past:
+        raise ValueError(
+            f"Beyond the horizon of {horizon} steps the model reads its own forecast as the past, "
+            f"which has no values of {', '.join(columns.past)} (--past). Received: steps={steps}. "
+            f"Forecast {horizon} steps, or train with these columns as --future."
+        )
+    rows, moments = [], []
     scale = np.array(model.gap_scale) if model.has_band else None
     for i, name in enumerate(series.names):
         if model.has_band:
@@ -321,12 +345,13 @@ def forecast(
         found, end = _forecast_one(model, series, i, window, horizon, steps, path)
         label = [name] if columns.series else []
         for k, values in enumerate(found):
-            rows.append([*label, _time(series, end, k), *(f"{v:.7g}" for v in values.ravel())])
+            moments.append(_time(series, end, k))
+            rows.append([*label, moments[-1], *(f"{v:.7g}" for v in values.ravel())])
     header = [columns.series] if columns.series else []
     header += [columns.time or "step", *_output_names(columns.targets, model.quantiles)]
     with atomic_write(output) as temporary, open(temporary, "w", newline="") as file:
         csv.writer(file).writerows([header, *rows])
-    return len(rows)
+    return {"rows": len(rows), "first": min(moments), "last": max(moments)}
 
 
 def target_names(series: data.TimeSeries) -> list[str]:
@@ -356,6 +381,21 @@ def _forecast_one(model, series, i, window, horizon, steps, path):
             f"{where}: a forecast of {steps} steps needs {needed} rows with {names} after the last "
             f"value of {', '.join(series.columns.targets)}. Received: {len(future)}"
         )
+    if future is not None and np.isnan(future).any():
+        row, channel = np.argwhere(np.isnan(future))[0]
+        name = (series.columns.future + series.columns.static)[channel]
+        raise ValueError(
+            f"{where}: a forecast needs all values of {name!r} in its {needed} rows. Received: no "
+            f"value in row {row + 1} of them{_at(series, rows.start + end + int(row))}"
+        )
+    missing = np.isnan(values[end - window : end, : series.targets]).mean(axis=0)
+    for name, share in zip(series.columns.targets, missing, strict=True):
+        if share > _MANY_MISSING:
+            warnings.warn(
+                f"{where}: of the last {window} values of {name!r}, {share:.0%} are missing. The "
+                "model reads the mean in their place.",
+                stacklevel=3,
+            )
     _calibrate_on_past(model, series, i, end, window, horizon)
     found = model.forecast(values[end - window : end], steps, future, seed=0)
     return found, rows.start + end
@@ -376,9 +416,15 @@ def _time(series, end, k):
     """The time of step `k` of a forecast that starts at row `end`."""
     if series.times is None or series.step is None:
         return k + 1
+    if series.times.dtype.kind != "M":
+        return int(series.times[end - 1] + (k + 1) * series.step)
     unit = "datetime64[M]" if series.step.dtype == np.dtype("m8[M]") else series.times.dtype
     moment = series.times[end - 1].astype(unit) + (k + 1) * series.step
-    return str(moment.astype(series.times.dtype))
+    return str(moment.astype(series.times.dtype)) + ("Z" if series.utc else "")
+
+
+def _at(series, row):
+    return "" if series.times is None else f", at {series.times[row]}"
 
 
 def _output_names(targets, quantiles):

@@ -664,7 +664,7 @@ _KINDS = {
     float: (numbers.Real, "a number"),
     str: (str, "text"),
     dict: (dict, 'a mapping such as {"path": "my.txt"}'),
-    tuple: ((list, tuple), "a list such as [2, 3]"),
+    tuple: ((list, tuple), "a list"),
     type(None): (type(None), "none"),
 }
 
@@ -684,8 +684,15 @@ def _in_type(model, name, value, wanted):
                 return tuple(item(one) for one in value)
         elif plain is not tuple and _is_a(plain, value):
             return value if value is None else plain(value)
-    wording = " or ".join(_KINDS[typing.get_origin(kind) or kind][1] for kind in kinds)
+    wording = " or ".join(map(_wording, kinds))
     raise ValueError(f"{model}: `{name}` must be {wording}. Received: {value!r}")
+
+
+def _wording(kind):
+    if typing.get_origin(kind) is not tuple:
+        return _KINDS[kind][1]
+    examples = {int: "[2, 3]", float: "[0.1, 0.5, 0.9]", str: '["a", "b"]'}
+    return f"a list such as {examples[typing.get_args(kind)[0]]}"
 
 
 def _is_union(annotation):
