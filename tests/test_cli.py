@@ -186,7 +186,7 @@ def test_option_values(run, words, field, value):
             ["trellisnet_ptb", "--depth", "8", "--aux-every", "9"],
             "`aux_every` must be at most `depth`, 8",
         ),
-        (["tcn_adding", "--T", "20"], "T=20 is too short: sequences have 20 steps"),
+        (["tcn_adding", "--T", "20"], "T=20 is too short: sequences have the length 20"),
         (["tcn_copy_memory", "--T", "9999"], "No published net sees a whole sequence"),
         (["tcn_jsb", "--sequence-length", "9"], "`sequence_length` is an option of language"),
     ],
@@ -211,6 +211,11 @@ def test_train_and_go_on(run, tmp_path):
     assert "Resuming after epoch 1" in out
     assert zoo.read_recipe(folder).training.epochs == 2
     assert zoo.read_recipe(folder).arguments["depth"] == 3
+
+
+def test_a_folder_without_a_run_asks_for_a_model(refused, tmp_path):
+    message = refused("train", "--csv", "f.csv", "--target", "load", "--output", tmp_path)
+    assert "holds no run: recipe.json is missing. Name a model" in message
 
 
 def test_settings_of_a_published_run(run, refused, tmp_path):

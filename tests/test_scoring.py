@@ -397,10 +397,11 @@ def test_wrong_models_and_paths(model, tmp_path):
         scoring.score(model, tmp_path / "missing.txt", table)
     with pytest.raises(ValueError, match="must be a .csv or .jsonl file. Received: .*scores.txt"):
         scoring.score(model, path, tmp_path / "scores.txt")
-    with pytest.raises(OSError, match="missing"):
+    with pytest.raises(FileNotFoundError, match="There is no folder .*missing for scores.csv"):
         scoring.score(model, path, tmp_path / "missing" / "scores.csv")
     with pytest.raises(ValueError, match="line 1 has no blank in 64 bytes"):
         scoring.score(language_model(WORDS), path, table)
+    assert not table.with_name("scores.csv.unfinished").exists()  # nothing was scored yet
 
 
 def test_the_progress_bar_counts_bytes(model, tmp_path, capsys):

@@ -52,6 +52,7 @@ def export(
     format: str = "saved_model",
     quantization: str | None = None,
     warmup: bool = False,
+    series: dict[str, Any] | None = None,
 ) -> pathlib.Path:
     """Writes a model for a program that serves it.
 
@@ -76,6 +77,8 @@ def export(
         warmup: Boolean, whether a SavedModel gets requests that TensorFlow Serving runs before it
             offers the version. They need tensorflow-serving-api (the extra `serving`). Defaults to
             `False`.
+        series: Dict for JSON, what the channels of a model of time series are; a SavedModel gets it
+            as `assets.extra/series.json`. Defaults to `None`.
 
     Returns:
         The path that was written: for a SavedModel the folder of the version.
@@ -103,10 +106,10 @@ def export(
         raise ValueError(
             f"`format` must be 'saved_model', 'litert' or 'onnx'. Received: {format!r}"
         )
-    if format != "saved_model" and (version is not None or warmup):
+    if format != "saved_model" and (version is not None or warmup or series is not None):
         raise ValueError(
-            f"`version` and `warmup` belong to format='saved_model'. Received: format={format!r}, "
-            f"version={version}, warmup={warmup}"
+            "`version`, `warmup` and `series` belong to format='saved_model'. Received: "
+            f"format={format!r}, version={version}, warmup={warmup}, series={series}"
         )
     if quantization is not None and (format != "litert" or quantization != "int8"):
         raise ValueError(
@@ -124,14 +127,14 @@ def export(
         raise ValueError(f"Build the model before exporting it: model.build(({shape})).")
     path = pathlib.Path(path).expanduser()
     if format == "saved_model":
-        return _export_saved_model(model, path, version, warmup)
+        return _export_saved_model(model, path, version, warmup, series)
     return _export_step(model, path, format, quantization)
 
 
 # SavedModels, in numbered folders
 
 
-def _export_saved_model(model, path, version, warmup):
+def _export_saved_model(model, path, version, warmup, series):
     _check_version(path, version)
     if warmup:
         _check_warmup()
@@ -141,18 +144,21 @@ def _export_saved_model(model, path, version, warmup):
         _write_archive(endpoints, folder)
         extra = folder / "assets.extra"  # for files that the graphs do not read
         extra.mkdir()
-        signatures = {endpoint.name: endpoint.describe() for endpoint in endpoints}
-        text = json.dumps(signatures, indent=2) + "\n"
-        (extra / "signatures.json").write_text(text, encoding="utf-8")
+        _write_json(extra / "signatures.json", {e.name: e.describe() for e in endpoints})
         if vocabulary is not None:
             vocabulary.save(extra / "vocabulary.json")
         if getattr(model, "class_names", None) is not None:
-            names = json.dumps(list(model.class_names), ensure_ascii=False) + "\n"
-            (extra / "class_names.json").write_text(names, encoding="utf-8")
+            _write_json(extra / "class_names.json", list(model.class_names))
+        if series is not None:
+            _write_json(extra / "series.json", series)
         if warmup:
             _write_warmup(endpoints, path.resolve().name, extra / "tf_serving_warmup_requests")
 
     return _write_version(path, version, write)
+
+
+def _write_json(path, value):
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _write_archive(endpoints, folder, rows=None):
@@ -160,7 +166,8 @@ def _write_archive(endpoints, folder, rows=None):
     for endpoint in endpoints:
         for table in endpoint.tables:
             archive.track(table)
-        function = tf.function(endpoint.checked, autograph=False)
+        answer = endpoint.served if rows is None else endpoint.checked
+        function = tf.function(answer, autograph=False)
         _check_pure(endpoint, function.get_concrete_function(**endpoint.input_specs(rows)))
         archive.add_endpoint(endpoint.name, function)
     # Nobody differentiates a served model.
@@ -398,6 +405,16 @@ class _Endpoint:
 
     def input_specs(self, rows=None):
         return {name: field.spec(name, rows) for name, field in self.inputs.items()}
+
+    def served(self, **inputs):
+        """Calls the function for a server, which does not compare requests with the signature."""
+        placeholder = tf.compat.v1.placeholder_with_default
+        # Of unknown shape, or TensorFlow would trust the signature and drop the comparison.
+        unknown = {name: placeholder(value, None, name) for name, value in inputs.items()}
+        specs = self.input_specs()
+        return self.checked(
+            **{name: tf.ensure_shape(value, specs[name].shape) for name, value in unknown.items()}
+        )
 
     def checked(self, **inputs):
         """Calls the function, with the same number of rows in all inputs."""

@@ -135,11 +135,18 @@ def score(
     }
     job = _Job(model, path, output, settings, verbose)
     job.folder.mkdir(exist_ok=True)
-    with folder_lock(job.folder):
-        _check_new(output)  # another process may have finished it in between
-        remove_unfinished(job.folder)
-        totals = job.run()
-    shutil.rmtree(job.folder)  # now that its lock is closed
+    kept = True
+    try:
+        with folder_lock(job.folder):
+            _check_new(output)  # another process may have finished it in between
+            remove_unfinished(job.folder)
+            try:
+                totals = job.run()
+            finally:
+                kept = not output.exists() and job.state.exists()
+    finally:
+        if not kept:
+            shutil.rmtree(job.folder)  # now that its lock is closed
     return totals
 
 
@@ -151,6 +158,8 @@ def _check(model, path, output, whole, field, start, metric, batch_tokens):
     model.stream()  # raises if the model does not stream
     if not path.is_file():
         raise ValueError(f"There is no file {path}.")
+    if not output.parent.is_dir():
+        raise FileNotFoundError(f"There is no folder {output.parent} for {output.name}.")
     if output.suffix not in (".csv", ".jsonl"):
         raise ValueError(f"`output` must be a .csv or .jsonl file. Received: {output}")
     if metric not in METRICS:

@@ -204,7 +204,7 @@ def train(
                 f"--precision {precision} and --dtype-policy {options['dtype_policy']} exclude "
                 "each other."
             )
-    recipe = _named_recipe(zoo, names, as_published) or zoo.read_recipe(output)
+    recipe = _named_recipe(zoo, names, as_published) or _recipe_to_resume(output)
     if as_published:
         _check_published(names, options)
     if text is not None:
@@ -380,12 +380,21 @@ def export(
 ):
     """Write the best model of a run for TensorFlow Serving, or for another runtime."""
     _load()
+    from trellis_keras import zoo
     from trellis_keras.export import export as export_model
     from trellis_keras.training.run import load_best
+    from trellis_keras.zoo import forecasts
 
     model = load_best(run, compile=False)
+    series = forecasts.describe_series(zoo.read_recipe(run)) if format == "saved_model" else None
     written = export_model(
-        model, path, version, format=format, quantization=quantization, warmup=warmup
+        model,
+        path,
+        version,
+        format=format,
+        quantization=quantization,
+        warmup=warmup,
+        series=series,
     )
     typer.echo(f"Written: {written}")
 
@@ -498,6 +507,19 @@ def _named_recipe(zoo, names, as_published):
         words = "MODEL [SETTING] with --as-published" if as_published else "one model at most"
         raise ValueError(f"Expected {words}. Received: {', '.join(names) or 'no model'}")
     return zoo.recipe(names[0]) if names else None
+
+
+def _recipe_to_resume(output):
+    """The recipe of the run in a folder."""
+    from trellis_keras import zoo
+
+    try:
+        return zoo.read_recipe(output)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{error} Name a model (`trellis-keras list` shows them) to start one. A run that was "
+            "killed before its first batch is started again by the whole command."
+        ) from error
 
 
 def _check_published(names, options):

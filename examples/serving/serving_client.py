@@ -48,6 +48,17 @@ class Session:
         self.batch_size = batch_size
         self.version = transport.newest_version()
         self.cache = None
+        endpoints = transport.endpoints(self.version)
+        if "step" not in endpoints:
+            raise ValueError("The model has no endpoint `step`: it reads whole sequences only.")
+        if ("prefill" in endpoints) != (self.inputs == "tokens"):
+            raise ValueError(
+                "The model reads tokens: use Session, the command `stream`, or load.py without "
+                "--channels."
+                if "prefill" in endpoints
+                else "The model reads numbers: use SensorSession, the command `watch`, or load.py "
+                "with --channels."
+            )
 
     def step(self, values):
         """Reads one step of each stream.

@@ -137,12 +137,15 @@ def watch(context: typer.Context):
 
     A line is one step: a number per channel, with commas between them.
     """
-    session = SensorSession(context.obj)
+    session, channels = SensorSession(context.obj), None
     for line in sys.stdin:
         try:
             values = [float(number) for number in line.split(",")]
+            if channels not in (None, len(values)):
+                raise ValueError(f"expected {channels} numbers, received {len(values)}")
         except ValueError as error:
             typer.echo(f"{error}. The line was not read.", err=True)
             continue
+        channels = len(values)
         outputs = session.step([values])[0]
         typer.echo(",".join(f"{number:.6g}" for number in outputs))

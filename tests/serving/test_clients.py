@@ -161,6 +161,8 @@ def test_a_session_of_sensors_gives_the_models_outputs(sensor_ports, exported, k
         np.testing.assert_allclose(np.stack(found, 1), wanted, atol=1e-5)
         with pytest.raises(client.ServerError, match="inputs"):
             session.step(numbers[:, 0, :1])
+        with pytest.raises(ValueError, match="reads numbers: use SensorSession"):
+            client.Session(connect(kind))
 
 
 def test_sampling_follows_the_probabilities():
@@ -279,12 +281,14 @@ def test_the_commands(ports, folder, tmp_path):
 def test_sensors_are_watched(sensor_ports, exported, tmp_path):
     rows = np.array([[0.5, -1.0], [0.25, 2.0], [0.0, 0.125]], "float32")
     lines = [",".join(map(str, row)) for row in rows.tolist()]
-    (tmp_path / "measured").write_text("\n".join([lines[0], "no, number", *lines[1:]]))
+    wrong = ["no, number", "1,2,3"]
+    (tmp_path / "measured").write_text("\n".join([lines[0], *wrong, *lines[1:]]))
     done = command(sensor_ports, "watch", text=tmp_path / "measured", name=SENSORS)
     found = np.array(done.stdout.split(), "float32")
     wanted = scores_so_far(exported("regressor")[0], rows[None], range(1, 4))[0, :, 0]
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
     assert "could not convert string to float" in done.stderr
+    assert "expected 2 numbers, received 3. The line was not read." in done.stderr
 
 
 # Load

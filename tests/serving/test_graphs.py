@@ -69,6 +69,36 @@ def test_the_signature_file_agrees_with_the_signatures(exported, name):
                 assert sizes == shape
 
 
+def run_without_checks(path, endpoint, **inputs):
+    """Runs an endpoint as servers do, which leave it to the graph what it takes."""
+    with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
+        signature = tf.compat.v1.saved_model.load(session, ["serve"], str(path))
+        signature = signature.signature_def[endpoint]
+
+        def output(tensor):
+            return graph.get_tensor_by_name(tensor.name)._as_tf_output()
+
+        given = {output(signature.inputs[name]): array for name, array in inputs.items()}
+        asked = [output(tensor) for tensor in signature.outputs.values()]
+        return session._call_tf_sessionrun(None, given, asked, [], None)
+
+
+@pytest.mark.parametrize(
+    ("name", "endpoint", "inputs"),
+    [
+        ("regressor", "serving_default", {"inputs": np.zeros((1, 10, 5), "float32")}),
+        ("regressor", "serving_default", {"inputs": np.zeros((10, 2), "float32")}),
+        ("trellisnet", "serving_default", {"tokens": np.zeros(3, "int32")}),
+        ("trellisnet", "prefill", {"tokens": np.zeros(3, "int32")}),
+    ],
+)
+def test_requests_of_another_shape_are_refused(exported, name, endpoint, inputs):
+    ((key, array),) = inputs.items()
+    match = rf"Shape of tensor \S*/{key}\S* \[{','.join(map(str, array.shape))}\] is not compat"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=match):
+        run_without_checks(exported(name)[1], endpoint, **inputs)
+
+
 def endpoints(path):
     return sorted(json.loads((path / "assets.extra" / "signatures.json").read_text()))
 

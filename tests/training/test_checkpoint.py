@@ -122,8 +122,11 @@ def test_completed_training_says_so(tmp_path, capsys):
     path = tmp_path / "epoch-0002.npz"
     assert f"{path}: training is complete after 2 epochs. To" in capsys.readouterr().out
     assert_same(values(model), expected)
-    assert len(fit(model, 3, Checkpoint(tmp_path), verbose=2).history["loss"]) == 1
+    checkpoint = Checkpoint(tmp_path)
+    assert len(fit(model, 3, checkpoint, verbose=2).history["loss"]) == 1
     assert f"Resuming after epoch 2 from {path}." in capsys.readouterr().out
+    fit(model, 4, checkpoint, verbose=2)
+    assert "Resuming" not in capsys.readouterr().out, "the same training goes on"
     assert len(fit(model, 2).history["loss"]) == 2, "`fit` without Checkpoint is not affected"
 
 

@@ -369,7 +369,7 @@ def test_published_clusters_end_with_the_vocabulary():
     [
         ("tcn_adding", {"T": 0}, "`T` must be positive"),
         ("tcn_adding", {"T": 63}, "T=63 is too short: .* has the dilation 64. .* at most 6"),
-        ("tcn_copy_memory", {"T": 107}, "T=107 is too short: sequences have 127 steps"),
+        ("tcn_copy_memory", {"T": 107}, "T=107 is too short: sequences have the length 127"),
         ("tcn_adding", {"T": 9999}, "widest sees 3571 steps"),
         ("tcn_adding", {"activation": "tanh"}, "`activation` must be one of glu, relu"),
         ("tcn_jsb", {"dropout_kind": "some"}, "`dropout_kind` must be one of"),

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -183,6 +184,23 @@ def test_a_forecast_from_missing_values_warns(trained, tmp_path):
         forecast(trained, path)
 
 
+def test_what_a_served_model_reads():
+    columns = {"targets": ["load"], "past": ["wind"], "static": ["area"], "future": ["holiday"]}
+    recipe = zoo.recipe("tcn_forecaster", data_options={"path": "f.csv", **columns})
+    assert forecasts.describe_series(recipe) == {
+        "inputs": ["load", "wind", "holiday", "area"],
+        "future": ["holiday", "area"],
+        "targets": ["load"],
+        "window": 168,
+        "horizon": 24,
+        "quantiles": (0.1, 0.5, 0.9),
+    }
+    columns = {"targets": ["kind"], "past": ["ax", "ay"], "series": "who"}
+    recipe = zoo.recipe("tcn_classifier", window=50, data_options={"path": "f.csv", **columns})
+    assert forecasts.describe_series(recipe) == {"inputs": ["ax", "ay"], "window": 50}
+    assert forecasts.describe_series(zoo.recipe("tcn_jsb")) is None
+
+
 def test_figures_and_pictures_of_several_series(tmp_path):
     rng = np.random.default_rng(0)
     series = TimeSeries(rng.normal(size=(240, 1)), lengths=[120, 120], names=["north", "south"])
@@ -236,12 +254,20 @@ def test_wrong_quantiles_and_other_data(tmp_path):
 
 def test_runs_are_compared(trained, tmp_path):
     header, row = comparison.table([trained])
-    assert header[:5] == ("run", "model", "epochs", "best", "val_loss")
-    assert row[1:4] == ("tcn_forecaster", "1", "1") and "val_coverage" in header
+    assert header[:6] == ("run", "model", "parameters", "epochs", "best", "val_loss")
+    assert row[1::2][:2] == ("tcn_forecaster", "1") and header[-1].startswith("val_")
+    size = runs.load_best(trained).count_params()
+    assert row[2] == f"{size:,}" and "val_coverage" in header
     comparison.draw([trained, trained], tmp_path / "compare.png")
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(FileNotFoundError, match="holds no run"):
-        comparison.table([tmp_path])
+    other = tmp_path / "runs" / "other"
+    shutil.copytree(trained, other)
+    text = (other / "recipe.json").read_text()
+    (other / "recipe.json").write_text(text.replace('"batch_size": 16', '"batch_size": 32'))
+    header, *rows = comparison.table([trained, other])
+    assert header[-1] == "batch_size" and [row[-1] for row in rows] == ["16", "32"]
+    with pytest.raises(FileNotFoundError, match="holds no run: .* There is one in .*other"):
+        comparison.table([tmp_path / "runs"])
 
 
 @pytest.mark.slow

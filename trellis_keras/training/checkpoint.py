@@ -138,6 +138,7 @@ class Checkpoint(keras.callbacks.Callback):
         self.save_minutes = save_minutes
         self._clock = clock
         self._last_saved = None  # (path, callbacks' states)
+        self._written = None  # the newest checkpoint of this object
         self._passing = None  # (path, state, arrays) of a checkpoint within an epoch
         self._batches_before = 0  # of this epoch, in an earlier process
 
@@ -202,6 +203,7 @@ class Checkpoint(keras.callbacks.Callback):
         }
         path = self.directory / f"epoch-{epoch:04d}{f'-batch-{batch:08d}' if batch else ''}.npz"
         _make_durable(path, arrays, state)
+        self._written = path
         older = [(number, p) for number, p in _numbered(self.directory) if number <= (epoch, batch)]
         within = [p for (_, batches), p in older if batches and p != path]
         whole = [p for (_, batches), p in older if not batches]
@@ -240,9 +242,9 @@ class Checkpoint(keras.callbacks.Callback):
                 f"{path}: training is complete after {epoch} epochs{by_callback}. To continue, "
                 "pass a larger `epochs` to `fit`."
             )
-        else:
-            part = f" and {state['batch']} batches" if state["batch"] else ""
-            self._say(f"Resuming after epoch {epoch}{part} from {path}.")
+        elif path != self._written:  # or training only goes on
+            part = f"batch {state['batch']} of epoch {epoch + 1}" if state["batch"] else ""
+            self._say(f"Resuming after {part or f'epoch {epoch}'} from {path}.")
         self.model._initial_epoch = epochs if is_complete(state, epochs) else epoch
 
     def _check_settings(self, path, state):

@@ -378,7 +378,9 @@ def recipe_path(folder: str | os.PathLike) -> pathlib.Path:
     """
     path = pathlib.Path(folder).expanduser() / RECIPE
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} holds no run: {RECIPE} is missing.")
+        within = sorted(path.parent.glob(f"*/{RECIPE}"))
+        hint = f" There is one in {within[0].parent}." if within else ""
+        raise FileNotFoundError(f"{folder} holds no run: {RECIPE} is missing.{hint}")
     return path
 
 
@@ -396,6 +398,16 @@ def read_settings(folder: str | os.PathLike) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is not a recipe of this version: {error!r}") from error
     return settings
+
+
+def flat_settings(folder: str | os.PathLike) -> dict[str, Any]:
+    """Returns {name: value} of all settings of a run; its zoo model is `model`.
+
+    Raises:
+        FileNotFoundError: There is no run.
+        ValueError: The file is damaged.
+    """
+    return _flat(read_settings(folder))
 
 
 def epochs_done(folder: str | os.PathLike) -> int:
@@ -432,7 +444,9 @@ def load_best(folder: str | os.PathLike, compile: bool = True) -> keras.Model:
     try:
         return load_model(path, compile=compile)
     except ValueError as error:
-        raise ValueError(f"{error} Put a copy of it back, or train in another folder.") from error
+        raise ValueError(
+            f"{str(error).rstrip('.')}. Put a copy of it back, or train in another folder."
+        ) from error
 
 
 def evaluate(

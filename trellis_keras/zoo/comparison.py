@@ -1,5 +1,6 @@
 """Several runs side by side: a table, and a picture of their validation losses."""
 
+import json
 import math
 import os
 from collections.abc import Sequence
@@ -10,7 +11,10 @@ from trellis_keras.training.monitors import read_history
 
 
 def table(folders: Sequence[str | os.PathLike]) -> list[tuple[str, ...]]:
-    """Returns a header, and a row for each run: epochs, and the figures of its best epoch.
+    """Returns a header, and a row for each run.
+
+    The columns are epochs, parameters, the figures of the best epoch, and the settings in which the
+    runs differ.
 
     Args:
         folders: Folders of runs.
@@ -21,24 +25,33 @@ def table(folders: Sequence[str | os.PathLike]) -> list[tuple[str, ...]]:
     """
     found = []
     for folder in folders:
-        name, history = runs.read_settings(folder)["name"], _history(folder)
+        settings, history = runs.flat_settings(folder), _history(folder)
         best = min(history, key=lambda row: (math.isnan(row["val_loss"]), row["val_loss"]))
-        found.append((str(folder), name, history, best))
+        found.append((folder, settings, history, best))
     metrics = dict.fromkeys(
         key for *_, best in found for key in best if key.startswith("val_") and key != "val_loss"
     )
-    header = ("run", "model", "epochs", "best", "val_loss", *metrics)
+    names = dict.fromkeys(name for _, settings, *_ in found for name in settings)
+    differing = [name for name in names if len({_text(one[1], name) for one in found}) > 1]
+    shown = [name for name in differing if name not in ("model", "data_checksum")]
+    header = ("run", "model", "parameters", "epochs", "best", "val_loss", *metrics, *shown)
     rows = [
         (
-            folder,
-            name,
+            str(folder),
+            own["model"],
+            f"{runs.load_best(folder, compile=False).count_params():,}",
             str(len(history)),
             f"{best['epoch']:.0f}",
             *(f"{best[key]:.5g}" if key in best else "-" for key in ("val_loss", *metrics)),
+            *(_text(own, name) for name in shown),
         )
-        for folder, name, history, best in found
+        for folder, own, history, best in found
     ]
     return [header, *rows]
+
+
+def _text(settings, name):
+    return json.dumps(settings[name]).strip('"') if name in settings else "-"
 
 
 def draw(folders: Sequence[str | os.PathLike], path: str | os.PathLike) -> None:

@@ -37,6 +37,33 @@ def is_forecaster(recipe: Recipe) -> bool:
     return recipe.data == "series"
 
 
+def describe_series(recipe: Recipe) -> dict[str, Any] | None:
+    """Returns what a served model of time series reads and returns, `None` for other models.
+
+    A dict with the columns of the inputs, `inputs`, in the order of the channels; the `window` that
+    the model was trained on; for a forecaster also `targets`, `future` (inputs that lie `horizon`
+    steps ahead of the others), `horizon` and `quantiles`.
+    """
+    options, arguments = recipe.data_options, recipe.arguments
+    if recipe.data == "labelled_series":
+        return {"inputs": list(options["past"]), "window": arguments["window"]}
+    if not is_forecaster(recipe):
+        return None
+    columns = _columns(recipe)
+    return {
+        "inputs": list(columns.values),
+        "future": [*columns.future, *columns.static],
+        "targets": list(columns.targets),
+        **{name: arguments[name] for name in ("window", "horizon", "quantiles")},
+    }
+
+
+def _columns(recipe):
+    roles = ("targets", "past", "future", "static", "time", "series")
+    options = recipe.data_options
+    return data.Columns(**{name: options[name] for name in roles if name in options})
+
+
 def finish(folder: str | os.PathLike, serve: bool = True) -> dict[str, Any]:
     """Reports on a run's forecasts of the test part, draws them, and exports the best model.
 
@@ -71,7 +98,7 @@ def finish(folder: str | os.PathLike, serve: bool = True) -> dict[str, Any]:
     with atomic_write(folder / PICTURE) as temporary:
         draw(model, loaded.test, temporary)
     if serve:
-        export(model, folder / SERVING)
+        export(model, folder / SERVING, series=describe_series(recipe))
     with atomic_write(folder / REPORT) as temporary:
         temporary.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     return results
@@ -324,9 +351,7 @@ def forecast(
     if not is_forecaster(recipe):
         raise ValueError(f"{folder} is a run of {recipe.name}, which does not forecast series.")
     model = runs.load_best(folder, compile=False)
-    roles = ("targets", "past", "future", "static", "time", "series")
-    options = recipe.data_options
-    columns = data.Columns(**{name: options[name] for name in roles if name in options})
+    columns = _columns(recipe)
     series = data.TimeSeries.from_csv(path, columns)
     _check_step(folder, path, series)
     horizon, window = recipe.arguments["horizon"], recipe.arguments["window"]

@@ -218,8 +218,8 @@ def _row_of_table_2(table, longer):
         _check_tcn(depth, **others)
         if steps < 2 ** (depth - 1):
             raise ValueError(
-                f"T={T} is too short: sequences have {steps} steps, and the last of {depth} blocks "
-                f"has the dilation {2 ** (depth - 1)}. `depth` must be at most "
+                f"T={T} is too short: sequences have the length {steps}, and the last of {depth} "
+                f"blocks has the dilation {2 ** (depth - 1)}. `depth` must be at most "
                 f"{steps.bit_length()}."
             )
         return dict(zip(("kernel_size", "depth", "filters"), row, strict=True))

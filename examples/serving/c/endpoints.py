@@ -14,8 +14,14 @@ ENDPOINTS = ("serving_default", "initial_cache", "step", "score_text")
 
 
 def main(folder):
-    content = (pathlib.Path(folder) / "saved_model.pb").read_bytes()
+    path = pathlib.Path(folder) / "saved_model.pb"
+    if not path.is_file():
+        sys.exit(f"There is no file {path}. Name a version of the model, such as {folder}/1.")
+    content = path.read_bytes()
     graph = saved_model_pb2.SavedModel.FromString(content).meta_graphs[0]
+    missing = [name for name in ENDPOINTS if name not in graph.signature_def]
+    if missing:
+        sys.exit(f"run.c asks a language model; {folder} has no endpoint {', '.join(missing)}.")
     for name in ENDPOINTS:
         signature = graph.signature_def[name]
         inputs, outputs = places(signature.inputs), places(signature.outputs)
