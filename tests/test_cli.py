@@ -88,6 +88,7 @@ assert not {"keras", "numpy", "trellis_keras"} & set(sys.modules)
         "--help": "Continue texts with the best model of a run",
         "--version": f"trellis-keras {__version__}",
         "train --help": "Minutes between checkpoints",
+        "score --help": "such as <eos>:",
         "list tcn_*": "tcn_jsb",
         "recipe gru_ptb": '"name": "gru_ptb"',
         "recipe tcn_jbs": "Unknown model 'tcn_jbs'. Did you mean 'tcn_jsb'?",

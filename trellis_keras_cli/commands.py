@@ -17,6 +17,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
     help="Causal sequence models: train, evaluate, generate, export.",
 )
 
@@ -338,7 +339,7 @@ def generate(
     ] = None,
     stop: Annotated[
         list[str] | None,
-        typer.Option(help="Token that ends a text, such as '<eos>'; repeat it for several."),
+        typer.Option(help="Token that ends a text, such as `<eos>`; repeat it for several."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
 ):
@@ -415,7 +416,7 @@ def score(
     ] = None,
     start: Annotated[
         str | None,
-        typer.Option(help="Token before each document, such as '<eos>': its first counts too."),
+        typer.Option(help="Token before each document, such as `<eos>`: its first counts too."),
     ] = None,
     batch_tokens: Annotated[
         int | None, typer.Option(help="Tokens in a batch, a power of two; more take more memory.")
