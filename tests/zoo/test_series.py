@@ -209,9 +209,11 @@ def test_figures_and_pictures_of_several_series(tmp_path):
     model.adapt(train.rows())
     results = forecasts.report(model, train, valid, test)
     each = [results["series"][name]["target 0"] for name in ("north", "south")]
-    assert set(each[0]) == {"mae", "rmse", "coverage"} and each[0] != each[1]
+    assert set(each[0]) == {"mae", "rmse", "naive_mae", "coverage"}
     pooled = results["targets"]["target 0"]
-    assert np.mean([figures["mae"] for figures in each]) == pytest.approx(pooled["mae"])
+    for name in ("mae", "naive_mae"):  # the series are of the same length
+        values = [figures[name] for figures in each]
+        assert values[0] != values[1] and np.mean(values) == pytest.approx(pooled[name])
     figures = []
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patched:
@@ -224,13 +226,17 @@ def test_figures_and_pictures_of_several_series(tmp_path):
     assert figures[0].axes[0].get_title(loc="left") == "series south"
 
 
-def test_covariates_of_the_past_end_at_the_horizon(tmp_path):
+def test_a_forecast_from_covariates_of_the_past(tmp_path):
     path = write(tmp_path / "load.csv", 300)
     columns = {"targets": ["load"], "past": ["holiday"], "time": "time"}
     recipe = zoo.recipe("tcn_forecaster", **SMALL, data_options={"path": path, **columns})
     runs.train(recipe, tmp_path / "run", verbose=0)
     with pytest.raises(ValueError, match="no values of holiday .--past.* steps=5. Forecast 4 ste"):
         forecast(tmp_path / "run", path, steps=5)
+    path = write(tmp_path / "new.csv", 60, hidden=3)
+    with pytest.warns(UserWarning, match="the last 3 rows have no value of load. The forecast st"):
+        rows = forecast(tmp_path / "run", path)
+    assert rows[0]["time"] == "2024-01-03T12:00:00"
 
 
 def test_a_constant_series_has_finite_forecasts():

@@ -1,6 +1,6 @@
 """Windows of time series: from CSV files, arrays and data frames to batches for `fit`.
 
-    series = TimeSeries.from_csv("load.csv", targets=["load"], time="time")
+    series = TimeSeries.from_csv("load.csv", Columns(["load"], time="time"))
     train, valid, test = series.split(window=168, horizon=24)
     model.adapt(train.rows())
     model.fit(WindowStream(train, batch_size=64, shuffle=True), shuffle=False)
@@ -526,9 +526,17 @@ class Windows:
         Args:
             season: Positive integer, number of rows after which the series repeat.
         """
+        total, count = self.naive_sums(season).sum(axis=1)
+        return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+
+    def naive_sums(self, season: int) -> np.ndarray:
+        """Return the sums behind `naive_error` of each series, (2, series, targets).
+
+        They are the sum of the absolute errors, and the number of values.
+        """
         season = check_integer("season", season, 1)
         targets = self.series.values[:, : self.series.targets]
-        total, count = np.zeros(self.series.targets), np.zeros(self.series.targets)
+        total, count = sums = np.zeros((2, len(self._ends), self.series.targets))
         for i, counted in enumerate(np.diff(self._ends, prepend=0)):
             beginning = self.series.rows(i).start
             for ahead in range(self.horizon):
@@ -542,9 +550,9 @@ class Windows:
                 last = first + (int(counted) - skipped - 1) * self.stride + 1
                 now = targets[first : last : self.stride]
                 errors = np.abs(now - targets[first - lag : last - lag : self.stride])
-                total += np.nansum(errors, axis=0, dtype="float64")
-                count += np.count_nonzero(~np.isnan(errors), axis=0)
-        return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+                total[i] += np.nansum(errors, axis=0, dtype="float64")
+                count[i] += np.count_nonzero(~np.isnan(errors), axis=0)
+        return sums
 
 
 class WindowStream(ExampleStream):

@@ -30,6 +30,7 @@ _PANELS = 4  # targets in the picture
 _SHOWN = 7  # forecasts in the picture, one after the other
 _BLOCK = 64  # horizons that a report predicts at once
 _MANY_MISSING = 0.5  # of the targets that a forecast reads
+_MOST_SERIES = 1000  # with figures of their own in a report
 
 
 def is_forecaster(recipe: Recipe) -> bool:
@@ -129,8 +130,8 @@ def report(
 
     Returns:
         A dict of the number of windows, the season in steps, the step, and for each target `mae`,
-        `rmse`, `mase`, `naive_mae`, and of a model with quantiles `coverage`. Of several series
-        `series` has `mae`, `rmse` and `coverage` of each.
+        `rmse`, `mase`, `naive_mae`, and of a model with quantiles `coverage`. Of several series,
+        up to 1,000, `series` has `mae`, `rmse`, `naive_mae` and `coverage` of each.
     """
     count, names = test.series.targets, target_names(test.series)
     sums = np.zeros((len(test.series.lengths), 4, count))
@@ -144,9 +145,9 @@ def report(
     scale = np.stack(
         [mase_scale(rows[:, :count], season) for rows in train.rows() if len(rows) > season]
     )
-    figures = _errors(sums.sum(axis=0), model)
+    naive = test.naive_sums(season)
+    figures = _errors(sums.sum(axis=0), naive.sum(axis=1), model)
     figures["mase"] = figures["mae"] / _positive(np.nanmean(scale, axis=0))
-    figures["naive_mae"] = test.naive_error(season)
     results: dict[str, Any] = {
         "test_windows": len(test),
         "season": season,
@@ -154,17 +155,26 @@ def report(
         "quantiles": model.quantiles,
         "targets": _by_name(names, figures),
     }
-    if len(sums) > 1:
-        pairs = zip(test.series.names, sums, strict=True)
-        results["series"] = {series: _by_name(names, _errors(own, model)) for series, own in pairs}
+    if 1 < len(sums) <= _MOST_SERIES:
+        results["series"] = {
+            series: _by_name(names, _errors(sums[i], naive[:, i], model))
+            for i, series in enumerate(test.series.names)
+        }
     return json.loads(json.dumps(results))
 
 
-def _errors(sums, model):
-    """The figures that follow from sums of errors, squares, values inside the band and values."""
+def _errors(sums, naive, model):
+    """The figures that follow from sums of errors, squares, values inside the band and values.
+
+    `naive` holds the sums of the naive forecast's errors and of its values.
+    """
     absolute, squared, inside, number = sums
     number = _positive(number)
-    figures = {"mae": absolute / number, "rmse": np.sqrt(squared / number)}
+    figures = {
+        "mae": absolute / number,
+        "rmse": np.sqrt(squared / number),
+        "naive_mae": naive[0] / _positive(naive[1]),
+    }
     if model.has_band:
         figures["coverage"] = inside / number
     return figures
@@ -390,12 +400,17 @@ def _forecast_one(model, series, i, window, horizon, steps, path):
     """Returns the forecast of a series, and the row where it starts."""
     rows = series.rows(i)
     values = series.values[rows]
-    end = len(values)
     known = series.future_channels
-    if known:
-        has_target = ~np.isnan(values[:, : series.targets]).all(axis=1)
-        end = int(np.flatnonzero(has_target)[-1]) + 1 if has_target.any() else 0
     where = f"{path}, series {series.names[i]!r}" if len(series.names) > 1 else str(path)
+    has_target = ~np.isnan(values[:, : series.targets]).all(axis=1)
+    end = int(np.flatnonzero(has_target)[-1]) + 1 if has_target.any() else 0
+    if not known and end < len(values):
+        warnings.warn(
+            f"{where}: the last {len(values) - end} rows have no value of "
+            f"{', '.join(series.columns.targets)}. The forecast starts after these rows.",
+            stacklevel=3,
+        )
+        end = len(values)
     if end < window:
         raise ValueError(f"{where}: a forecast needs {window} rows of the past. Received: {end}")
     needed = -(-steps // horizon) * horizon
