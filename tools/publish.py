@@ -46,13 +46,19 @@ def main(
         list[str] | None,
         typer.Option(help="Run by the same recipe with another seed; repeat it for several."),
     ] = None,
+    test_runs: Annotated[
+        int | None,
+        typer.Option(min=1, help="How often the test split was evaluated, this time included."),
+    ] = None,
 ):
     """Evaluate a run on the test split and write its card and results."""
-    results = publish(run, folder, data_dir, note, other_seed or ())
+    results = publish(run, folder, data_dir, note, other_seed or (), test_runs=test_runs)
     typer.echo(json.dumps({"model": results["recipe"]["name"], "test": results["test"]}))
 
 
-def publish(run, folder=None, data_dir=None, note="", other_seeds=(), wall_time_s=None):
+def publish(
+    run, folder=None, data_dir=None, note="", other_seeds=(), wall_time_s=None, test_runs=None
+):
     """Evaluates the best model of a run on the test split and writes what the zoo keeps of it.
 
     Writes `results.json`, `history.csv`, `curve.png`, `card.md` and, for a model trained on the
@@ -68,6 +74,8 @@ def publish(run, folder=None, data_dir=None, note="", other_seeds=(), wall_time_
         other_seeds: Folders of runs by the same recipe with other seeds. Their test results stand
             beside that of `run`, which must have the lowest validation loss of all.
         wall_time_s: Seconds of training. Defaults to the time in TensorBoard's logs, if any.
+        test_runs: How often the test split was evaluated in all experiments, those of this call
+            included. Defaults to the number of seeds.
 
     Returns:
         The results, a dict.
@@ -88,7 +96,12 @@ def publish(run, folder=None, data_dir=None, note="", other_seeds=(), wall_time_
             if os.access(each, os.W_OK):  # otherwise nobody trains there
                 locks.enter_context(folder_lock(each))
             check_no_links(each)
-        return _publish(run, recipe, folder, data_dir, note, other_seeds, wall_time_s)
+        facts = {
+            "wall_time_s": _wall_time(run) if wall_time_s is None else wall_time_s,
+            "note": note,
+            "test_runs": 1 + len(other_seeds) if test_runs is None else test_runs,
+        }
+        return _publish(run, recipe, folder, data_dir, other_seeds, facts)
 
 
 def zoo_folder(recipe, zoo=None):
@@ -131,7 +144,7 @@ def keeps_weights(recipe, vocabulary):
     return has_own_data(recipe) and not of_words
 
 
-def _publish(run, recipe, folder, data_dir, note, other_seeds, wall_time_s):
+def _publish(run, recipe, folder, data_dir, other_seeds, facts):
     # Without the optimizer, whose variables would be in the weights file too.
     model = runs.load_best(run, compile=False)
     for each in (run, *other_seeds):
@@ -139,8 +152,7 @@ def _publish(run, recipe, folder, data_dir, note, other_seeds, wall_time_s):
     _check_seeds(run, recipe, other_seeds)
     results = _results(run, recipe, model, _evaluate(run, data_dir))
     results["other_seeds"] = [_other_seed(other, data_dir) for other in other_seeds]
-    results["wall_time_s"] = _wall_time(run) if wall_time_s is None else wall_time_s
-    results["note"] = note
+    results |= facts
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as aside:
         weights = _save_weights(model, recipe, pathlib.Path(aside) / WEIGHTS)

@@ -1,5 +1,7 @@
 """Writes the table of the models into zoo/README.md, and the number of results into README.md.
 
+The tables of the papers are in docs/results.md, by `python -m tools.results_page`.
+
 python -m tools.table
 """
 

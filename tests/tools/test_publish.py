@@ -9,14 +9,21 @@ import numpy as np
 import pytest
 
 from tests.support.small_runs import tiny_recipe, tiny_run
-from tools import cards, publish, table
+from tools import cards, publish, results_page, table
 from trellis_keras import data, zoo
 from trellis_keras.data.vocabulary import UNITS
 from trellis_keras.files import folder_lock
 from trellis_keras.training import run as runs
 from trellis_keras.training.monitors import read_history
 from trellis_keras.zoo import registry
-from trellis_keras.zoo.results import RESULTS, WEIGHTS, all_runs, assets_folder, read_run
+from trellis_keras.zoo.results import (
+    RESULTS,
+    WEIGHTS,
+    all_runs,
+    assets_folder,
+    published,
+    read_run,
+)
 
 SETTINGS = {
     "T": 8,
@@ -147,8 +154,9 @@ def two_seeds(run, tmp_path_factory):
 @pytest.mark.slow
 def test_other_seeds(two_seeds, run, tmp_path):
     best, other = two_seeds
-    results = publish.publish(best, tmp_path / "out", other_seeds=[other])
-    assert [seed["test"] for seed in results["other_seeds"]] == [evaluate(other)["mse"]]
+    found = publish.publish(best, tmp_path / "out", other_seeds=[other])
+    assert [seed["test"] for seed in found["other_seeds"]] == [evaluate(other)["mse"]]
+    assert found["test_runs"] == 2
     assert "mean and standard" in " ".join((tmp_path / "out" / "card.md").read_text().split())
     with pytest.raises(ValueError, match="lower validation loss than .*: publish that one"):
         publish.publish(other, tmp_path / "no", other_seeds=[best])
@@ -278,6 +286,15 @@ def test_cards_and_table_need_no_costs(tmp_path, monkeypatch):
     assert "| gru_text8 (setting=lru_paper) | text8 | cross_entropy | 1.047 | 10M |" in "\n".join(
         rows
     )
+
+
+def test_the_papers_tables_are_up_to_date():
+    written = (assets_folder().parent / "docs" / "results.md").read_text()
+    assert results_page.page() == written, "run `python -m tools.results_page`"
+    values = [line for line in written.splitlines() if " | " in line and "published" not in line]
+    assert len(values) == len(published())
+    (row,) = (line for line in values if line.startswith("| [tcn_ptb]"))
+    assert row.endswith("| 101.5 | 14,659,600 | +12.8 | 16 of 100 epochs | 2 |")
 
 
 def test_the_table_is_between_its_marks():

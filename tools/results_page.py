@@ -1,0 +1,155 @@
+"""Writes docs/results.md: every table of the papers, with what was trained here beside it.
+
+python -m tools.results_page
+"""
+
+import itertools
+
+from tools.cards import difference, ours
+from tools.table import coverage, readable_time
+from trellis_keras import zoo
+from trellis_keras.files import atomic_write
+from trellis_keras.zoo import registry
+from trellis_keras.zoo.results import all_runs, assets_folder, published, read_costs
+
+PAPERS = {
+    "TrellisNet": "Bai, Kolter, Koltun 2019, [Trellis Networks for Sequence "
+    "Modeling](https://arxiv.org/abs/1810.06682)",
+    "TCN": "Bai, Kolter, Koltun 2018, [An Empirical Evaluation of Generic Convolutional and "
+    "Recurrent Networks for Sequence Modeling](https://arxiv.org/abs/1803.01271)",
+    "LRU": "Ahuja, Morency 2018, [Lattice Recurrent Unit: Improving Convergence and Statistical "
+    "Efficiency for Sequence Modeling](https://arxiv.org/abs/1710.02254)",
+}
+HEADER = (
+    "| model | metric | published | its size | ours | our size | difference | training "
+    "| test runs |\n"
+    "|---|---|---|---|---|---|---|---|---|\n"
+)
+_LONG = 10 * 86_400  # seconds of one core: nobody trains longer on a CPU
+
+_INTRODUCTION = """\
+# Results
+
+The tables of the three papers, and what was trained here by `trellis-keras train MODEL
+--as-published`: {trained} of {everything} values. Accuracies are fractions, losses nats, of several
+seeds the mean and standard deviation. The epoch is that of the lowest validation loss. *Test runs*
+says how often the test split was evaluated, experiments that are not shown included ("-": not
+recorded); no choice was made by it. Each name leads to a card with the recipe, the learning curve,
+the gap to the paper and what is known of it, and the command. What was not trained has the time
+that one core would take, by the measurements in [zoo/costs.json](../zoo/costs.json).
+"""
+
+_FIGURES = """\
+## Learning curves
+
+The validation losses of all published runs, by epoch:
+
+![Learning curves](learning_curves.png)
+
+## Studies
+
+[examples/studies](../examples/studies/README.md) has a command for each figure of the papers
+(memory horizon, gradient norms, statistical efficiency, epochs to converge, convergence, ablation)
+and the results of those that were run.
+"""
+
+
+def page():
+    """Returns the page as Markdown."""
+    runs = {}
+    for run in all_runs():
+        value = registry.published_value(registry.recipe_from_dict(run.recipe))
+        if value is not None:
+            runs[_key(value)] = run
+    trained, everything = coverage()
+    parts = [_INTRODUCTION.format(trained=trained, everything=everything)]
+    tables = itertools.groupby(sorted(published(), key=_place), lambda value: value.source)
+    for paper, of_paper in itertools.groupby(
+        ((source, list(values)) for source, values in tables), lambda pair: pair[0].split()[0]
+    ):
+        parts.append(f"## {paper}\n\n{PAPERS[paper]}.\n")
+        for source, values in of_paper:
+            rows = [_row(value, runs.get(_key(value))) for value in values]
+            parts.append(f"### {source}\n\n{HEADER}{''.join(rows)}")
+    parts.append(_not_trained(runs))
+    return "\n".join([*parts, _FIGURES])
+
+
+def _place(value):
+    paper, _, number = value.source.split()
+    return list(PAPERS).index(paper), int(number)
+
+
+def _key(value):
+    return value.model, str(value.setting)
+
+
+def _name(value):
+    setting = ", ".join(f"{name}={given}" for name, given in value.setting.items())
+    return f"{value.model} ({setting})" if setting else value.model
+
+
+def _row(value, run):
+    theirs = [f"{value.value:.4g}", value.parameters]
+    if run is None:
+        cells = [_name(value), value.metric, *theirs, "-", "-", "-", _expected(value), "-"]
+    else:
+        results = run.results
+        link = f"../zoo/{run.model}/{run.setting}/card.md" if run.setting else None
+        cells = [
+            f"[{_name(value)}]({link or f'../zoo/{run.model}/card.md'})",
+            value.metric,
+            *theirs,
+            ours(results),
+            f"{results['parameters']:,}",
+            difference(results, value),
+            _epochs(value, results),
+            str(results.get("test_runs", "-")),
+        ]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _epochs(value, results):
+    """The epochs of a run, and of how many where the paper's training is longer."""
+    training = zoo.recipe(value.model, setting=value.setting.get("setting")).training
+    is_shorter = results["epochs"] < training.epochs and not training.stop_patience
+    return f"{results['epochs']}{f' of {training.epochs}' if is_shorter else ''} epochs"
+
+
+def _seconds(value):
+    """Seconds of one core that a training takes, or None where nothing was measured."""
+    if value.setting.get("size") == "24m":
+        return None
+    setting = value.setting.get("setting")
+    cost = read_costs()["models"].get(f"{value.model}@{setting}" if setting else value.model)
+    if cost is None:
+        return None
+    epochs = zoo.recipe(value.model, setting=setting).training.epochs
+    return epochs * cost["steps_per_epoch"] * cost["step_core_s"]
+
+
+def _expected(value):
+    seconds = _seconds(value)
+    return "not trained" if seconds is None else f"not trained ({readable_time(seconds)})"
+
+
+def _not_trained(runs):
+    rest = [value for value in published() if _key(value) not in runs]
+    long = sum((_seconds(value) or 0) > _LONG for value in rest)
+    return (
+        "## What is missing\n\n"
+        f"Of the {len(rest)} values without a training here, {long} take more than ten days of\n"
+        "one core each (the word-level and character TrellisNets, WikiText-103, LAMBADA, text8\n"
+        "and enwik8), and nets of 24M parameters longer than those of 10M. They are for a GPU;\n"
+        "[benchmarks/gpu](../benchmarks/gpu) is their queue.\n"
+    )
+
+
+def main():
+    path = assets_folder().parent / "docs" / "results.md"
+    with atomic_write(path) as temporary:
+        temporary.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
