@@ -445,8 +445,12 @@ def score(
 
 
 def _printable(text):
-    """Returns a text with its control characters escaped: a terminal would execute them."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda control: ascii(control[0])[1:-1], text)
+    """Returns a text with its control characters escaped: a terminal would execute them.
+
+    Those that change the direction of writing are escaped, too.
+    """
+    controls = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+    return re.sub(controls, lambda control: ascii(control[0])[1:-1], text)
 
 
 def _language_model(run, command):

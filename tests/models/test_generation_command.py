@@ -77,9 +77,9 @@ def test_pieces_are_shown_as_they_come(generate, speaker, capsys):
 
 def test_a_terminal_executes_nothing(generate, speaker):
     """A foreign vocabulary may have control characters."""
-    speaker.pieces = ["a\tb\n", "\x1b]0;title\x07", "\x9b2J\x7f\r", "\u00e9"]
+    speaker.pieces = ["a\tb\n", "\x1b]0;title\x07", "\x9b2J\x7f\r", "\u202e\u00e9"]
     out = generate("--prompt", "a")[1]
-    assert out == "a\tb\n\\x1b]0;title\\x07\\x9b2J\\x7f\\r\u00e9\n"
+    assert out == "a\tb\n\\x1b]0;title\\x07\\x9b2J\\x7f\\r\\u202e\u00e9\n"
 
 
 def test_an_interruption_ends_the_line_and_nothing_else_is_said(generate, speaker):
