@@ -13,6 +13,7 @@ import math
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
 from typing import Annotated
 
@@ -311,4 +312,7 @@ def _draw(history, published, path):
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except (ValueError, OSError) as error:
+        sys.exit(f"Error: {error}")

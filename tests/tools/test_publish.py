@@ -2,8 +2,10 @@
 
 import json
 import re
+import runpy
 import shlex
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -83,6 +85,13 @@ def test_what_a_run_claims_of_itself_is_not_trusted(run, tmp_path):
         with pytest.raises(ValueError, match="environment.json does not describe how"):
             publish.publish(copy, tmp_path / "no")
     assert not (tmp_path / "no").exists()
+
+
+def test_errors_are_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["publish", str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "tools.publish")
+    with pytest.raises(SystemExit, match="Error: .* holds no run"):
+        runpy.run_module("tools.publish", run_name="__main__")
 
 
 def test_links_in_a_run_are_refused(run, tmp_path):
