@@ -1,6 +1,7 @@
 """Streaming and generation of language models: every sampler, prompts of any lengths, text."""
 
 import itertools
+import pathlib
 
 import keras
 import numpy as np
@@ -297,6 +298,18 @@ def test_lengths_share_compiled_functions():
     for function in model._generation_functions.values():
         function = function[0] if isinstance(function, tuple) else function
         assert function.experimental_get_tracing_count() == 1
+
+
+@pytest.mark.slow
+def test_memory_stays_where_it_is():
+    statm = pathlib.Path("/proc/self/statm")
+    if not statm.exists():
+        pytest.skip("memory is only read on Linux")
+    model, memory = make_toy(), []
+    for i in range(1000):
+        model.generate(np.zeros((1, 4), int), 5 + 127 * i % 300)  # 300 different lengths
+        memory.append(int(statm.read_text().split()[1]))
+    assert memory[-1] < 1.2 * memory[99]
 
 
 @both_backends(slow=True)
