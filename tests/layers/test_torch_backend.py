@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.processes import ROOT, child_environment
 
-TESTS = [
+LAYERS = [
     "tests/layers/test_trellisnet.py::test_layer",
     "tests/layers/test_tcn.py::test_layer",
     "tests/layers/test_lru.py::test_layer",
@@ -16,14 +16,19 @@ TESTS = [
     "tests/layers/test_stateful.py",
     "tests/training/test_monitors.py",
 ]
+# With their slow tests. Generation is skipped without Keras-NLP.
+RUNS = ["tests/models/test_generation.py", "tests/training/test_checkpoint.py"]
 
 
 @pytest.mark.slow
 @pytest.mark.both_backends(slow=True)  # so that it also runs where PyTorch is the only backend
-def test_layers_heads_states_and_gradients():
+@pytest.mark.parametrize(
+    ("tests", "marks"), [(LAYERS, "not slow"), (RUNS, "slow or not slow")], ids=["layers", "runs"]
+)
+def test_on_pytorch(tests, marks):
     pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
     # In float32: Keras' matmul on PyTorch computes float64 tensors in it too.
-    command = [sys.executable, "-m", "pytest", "-q", "-k", "not float64", *TESTS]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", marks, "-k", "not float64", *tests]
     done = subprocess.run(
         command, cwd=ROOT, env=child_environment("torch"), capture_output=True, text=True
     )

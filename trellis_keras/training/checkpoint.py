@@ -415,6 +415,11 @@ def set_seeds(model: keras.Model, seed: int, epoch: int) -> None:
         (value,) = np.random.SeedSequence((seed, epoch, index)).generate_state(1)
         # A generator's state is a key and a counter. 31 bits fit every backend's integer.
         generator.assign(np.array([value >> 1, 0]))
+    if keras.backend.backend() == "torch":
+        # There Keras' Dropout draws from its generator only if that was given a seed.
+        for layer in model._flatten_layers():
+            for generator in layer._seed_generators:
+                generator._initial_seed = seed
 
 
 # Files
