@@ -66,14 +66,23 @@ def run(
         chosen = [v for v in CASES[name].variants if any(part in v for part in parts)]
         left_out = [v for v in CASES[name].left_out(machine()["backend"]) if v in chosen]
         chosen = [v for v in chosen if v not in left_out]
+        products = _products()
         figures = measure(name, chosen, rounds, against)
-        results = {"case": name, "machine": machine(), "variants": figures, "left_out": left_out}
+        results = {"case": name, "machine": machine() | products, "variants": figures}
+        results["left_out"] = left_out
         table = markdown(name, results)
         typer.echo(table)
         kind = [results["machine"]["backend"], results["machine"].get("precision")]
         stem = "-".join(filter(None, [name, *kind]))
         write(folder / f"{stem}.json", json.dumps(results, indent=2) + "\n")
         write(folder / f"{stem}.md", table)
+
+
+def _products():
+    """Returns the GFLOP/s of a large matrix product, just before a case is measured."""
+    figures = measure("gemm", ["float32", "bf16"], rounds=3)
+    rates = {kind: f["amount"] / f["step_s"] / 1e9 for kind, f in figures.items()}
+    return {f"product in {kind}": f"{rate:.0f} GFLOP/s" for kind, rate in rates.items()}
 
 
 def measure(name, variants, rounds, against=None):
@@ -184,6 +193,8 @@ def machine():
     packages = ("keras", backend if backend == "tensorflow" else "jax")
     found = {
         "processor": environment.processor(),
+        "processor model": environment.processor_model(),
+        "units": " ".join(environment.vector_units()),
         "cores": os.cpu_count(),
         "backend": backend,
         **{package: importlib.metadata.version(package) for package in packages},

@@ -82,6 +82,18 @@ def processor() -> str:
     return _cpu_info("model name") or platform.processor() or platform.machine()
 
 
+def processor_model() -> str:
+    """Returns what tells processors of one name apart, such as "family 25, model 17"."""
+    fields = {"family": "cpu family", "model": "model\t", "stepping": "stepping"}
+    return ", ".join(f"{name} {_cpu_info(field)}" for name, field in fields.items())
+
+
+def vector_units() -> list[str]:
+    """Returns the units of the processor that matrix products depend on."""
+    flags = _cpu_info("flags").split()
+    return [unit for unit in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if unit in flags]
+
+
 def _cpu_info(field):
     """The value of a field of /proc/cpuinfo; "" where there is none."""
     cpuinfo = pathlib.Path("/proc/cpuinfo")
@@ -112,8 +124,8 @@ def has_bfloat16_units() -> bool:
     """
     if accelerators():
         return True
-    flags = set(_cpu_info("flags").split())
-    return keras.backend.backend() != "torch" and bool(flags & {"amx_bf16", "avx512_bf16"})
+    has_units = not {"amx_bf16", "avx512_bf16"}.isdisjoint(vector_units())
+    return keras.backend.backend() != "torch" and has_units
 
 
 def commit() -> str | None:

@@ -1,0 +1,83 @@
+"""The memory of a process that builds, trains and deletes many models.
+
+    python -m benchmarks.models
+
+Prints JSON: the resident MiB after some numbers of models, without and with
+`keras.utils.clear_session()` after each.
+"""
+
+import gc
+import json
+import multiprocessing
+from typing import Annotated
+
+import typer
+
+# Keras and the package are imported by the functions, so that --help is quick.
+
+
+def main(
+    models: Annotated[int, typer.Option(min=10, help="Number of models.")] = 100,
+    output: Annotated[str | None, typer.Option(help="The JSON file to write.")] = None,
+):
+    """Measure a process of many models, for TrellisNet, TCN and LRU."""
+    from benchmarks.__main__ import machine, write
+
+    rows = {
+        f"{name}{', clear_session' if clear else ''}": _in_a_process(name, models, clear)
+        for name in ("trellisnet_seq_mnist", "tcn_seq_mnist", "lru_char_ptb")
+        for clear in (False, True)
+    }
+    text = json.dumps({"models": models, "machine": machine(), "resident_mib": rows}, indent=2)
+    typer.echo(text)
+    if output is not None:
+        write(output, text + "\n")
+
+
+def _in_a_process(*arguments):
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(measure, arguments)
+
+
+def measure(name, models, clear):
+    """Returns {number of models: resident MiB after them} of this process."""
+    import keras
+
+    sizes = {}
+    for number in range(1, models + 1):
+        model, batch = _model(name)
+        model.train_on_batch(*batch)
+        del model, batch
+        if clear:
+            keras.utils.clear_session()
+        gc.collect()
+        if number in (1, 10, models // 2, models):
+            sizes[number] = _resident()
+    return sizes
+
+
+def _model(name):
+    """A small model of the zoo, and a batch for it."""
+    import numpy as np
+
+    from trellis_keras import zoo
+
+    rng = np.random.default_rng(0)
+    if name == "lru_char_ptb":
+        model = zoo.get_model(name, layers=2, hidden_units=16, vocabulary_size=50)
+        tokens = rng.integers(0, 50, (4, 17)).astype("int32")
+        return model, (tokens[:, :-1], tokens[:, 1:])
+    sizes = {"trellisnet_seq_mnist": {"hidden_units": 16}, "tcn_seq_mnist": {"filters": 8}}
+    model = zoo.get_model(name, **sizes[name])
+    images = rng.normal(size=(4, 784, 1)).astype("float32")
+    return model, (images, rng.integers(0, 10, 4))
+
+
+def _resident():
+    with open("/proc/self/status", encoding="ascii") as status:
+        line = next(line for line in status if line.startswith("VmRSS:"))
+    return round(int(line.split()[1]) / 1024)
+
+
+if __name__ == "__main__":
+    typer.run(main)
