@@ -42,7 +42,8 @@ def from_keras_tcn(layer: Any) -> TCN:
     """
     if not _is_keras_tcn(layer):
         raise ValueError(
-            f"`layer` must be a layer of keras-tcn, not the model that has it. Received: {layer!r}"
+            "`layer` must be a layer of keras-tcn, not the model that has it, nor the InputLayer "
+            f"that is the first of a functional model. Received: {layer!r}"
         )
     if not layer.built or not layer.weights:
         raise ValueError(f"{layer.name} is not built, so it has no weights to convert.")

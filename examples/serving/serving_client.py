@@ -42,23 +42,15 @@ class Session:
     """
 
     inputs, dtype = "tokens", "int32"  # what `step` reads of each stream
+    hint = "(Of numbers: use SensorSession, the command `watch`, or load.py with --channels.)"
 
     def __init__(self, transport, batch_size=1):
         self.transport = transport
         self.batch_size = batch_size
         self.version = transport.newest_version()
         self.cache = None
-        endpoints = transport.endpoints(self.version)
-        if "step" not in endpoints:
+        if "step" not in transport.endpoints(self.version):
             raise ValueError("The model has no endpoint `step`: it reads whole sequences only.")
-        if ("prefill" in endpoints) != (self.inputs == "tokens"):
-            raise ValueError(
-                "The model reads tokens: use Session, the command `stream`, or load.py without "
-                "--channels."
-                if "prefill" in endpoints
-                else "The model reads numbers: use SensorSession, the command `watch`, or load.py "
-                "with --channels."
-            )
 
     def step(self, values):
         """Reads one step of each stream.
@@ -87,7 +79,13 @@ class Session:
 
     def _advance(self, endpoint, values, cache):
         values = {self.inputs: np.asarray(values, self.dtype)}
-        self.cache = self._predict(endpoint, **values, **cache)
+        try:
+            self.cache = self._predict(endpoint, **values, **cache)
+        except ServerError as error:
+            # Not before: a server may offer a part of the endpoints.
+            if ("prefill" in self.transport.endpoints(self.version)) == (self.inputs == "tokens"):
+                raise
+            raise ServerError(f"{error} {self.hint}") from error
         (name,) = (name for name in self.cache if not name.startswith("cache_"))
         return self.cache.pop(name)
 
@@ -103,6 +101,7 @@ class SensorSession(Session):
     """
 
     inputs, dtype = "inputs", "float32"
+    hint = "(Of tokens: use Session, the command `stream`, or load.py without --channels.)"
 
 
 def sample(log_probabilities, temperature, rng):

@@ -147,5 +147,5 @@ def watch(context: typer.Context):
             typer.echo(f"{error}. The line was not read.", err=True)
             continue
         channels = len(values)
-        outputs = session.step([values])[0]
+        outputs = session.step([values])[0].ravel()  # of a forecaster (horizon, targets, quantiles)
         typer.echo(",".join(f"{number:.6g}" for number in outputs))

@@ -44,6 +44,14 @@ def test_output_length_of_a_call(make):
             call(x, output_length=3)
 
 
+@pytest.mark.parametrize(
+    "layer", [TCN(2, depth=1), TCNBlock(2, 3), TrellisLayer(4, 2), LRU(3)], ids=lambda x: x.name
+)
+def test_inputs_without_steps(layer):
+    with pytest.raises(ValueError, match=rf"{layer.name} needs .*one step or more.*\(2, 0, 3\)"):
+        layer(np.zeros((2, 0, 3), "float32"))
+
+
 @pytest.mark.skipif(not TENSORFLOW, reason="JAX knows every length")
 @pytest.mark.parametrize("make", [TrellisLayer, lambda *a, **k: TCN(a[0], 2, a[1], **k)])
 def test_output_length_of_an_unknown_length(make):

@@ -161,8 +161,19 @@ def test_a_session_of_sensors_gives_the_models_outputs(sensor_ports, exported, k
         np.testing.assert_allclose(np.stack(found, 1), wanted, atol=1e-5)
         with pytest.raises(client.ServerError, match="inputs"):
             session.step(numbers[:, 0, :1])
-        with pytest.raises(ValueError, match="reads numbers: use SensorSession"):
-            client.Session(connect(kind))
+        with pytest.raises(client.ServerError, match="use SensorSession"):
+            client.Session(connect(kind)).step([1])
+
+
+def test_a_session_needs_no_prefill(connect, monkeypatch):
+    """A repository of Triton may hold `initial_cache` and `step` alone."""
+    transport = connect()
+    session = client.SensorSession(transport)
+    with pytest.raises(client.ServerError, match="use Session"):
+        session.step([[0.5]])
+    monkeypatch.setattr(transport, "endpoints", lambda version: {"initial_cache", "step"})
+    session = client.Session(transport)
+    np.testing.assert_allclose(np.exp(session.read([[1, 2]])).sum(), 1, atol=1e-5)
 
 
 def test_sampling_follows_the_probabilities():
@@ -289,6 +300,15 @@ def test_sensors_are_watched(sensor_ports, exported, tmp_path):
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
     assert "could not convert string to float" in done.stderr
     assert "expected 2 numbers, received 3. The line was not read." in done.stderr
+
+
+def test_forecasts_are_watched(exported, tmp_path):
+    folder = tmp_path / "forecaster"
+    shutil.copytree(exported("forecaster")[1], folder / "1")
+    (tmp_path / "measured").write_text("0.5,1\n")
+    with serving(folder, "forecaster") as ports:
+        done = command(ports, "watch", text=tmp_path / "measured", name="forecaster")
+    assert len(done.stdout.split(",")) == 6  # 2 steps, 1 target, 3 quantiles
 
 
 # Load

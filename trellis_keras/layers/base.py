@@ -107,6 +107,14 @@ def check_condition(condition: Tensor | None, condition_size: int | None) -> Non
         check_shape("condition", condition, (None, condition_size))
 
 
+def check_has_steps(layer: keras.Layer, inputs: Tensor) -> None:
+    """Raises ValueError for inputs (batch, 0, channels)."""
+    if inputs.shape[1] == 0:
+        raise ValueError(
+            f"{layer.name} needs inputs of one step or more. Received: shape {tuple(inputs.shape)}"
+        )
+
+
 def resolve_mask(inputs: Tensor, mask: Tensor | None) -> Tensor | None:
     """Returns the mask of a call: the argument, else the mask attached to `inputs`.
 

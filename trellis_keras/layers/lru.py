@@ -16,6 +16,7 @@ from trellis_keras.layers.base import (
     FrozenPartsMixin,
     StatefulMixin,
     at_least_float32,
+    check_has_steps,
     check_positive,
     flip_time,
     resolve_mask,
@@ -400,6 +401,7 @@ class LRU(
         training: bool = False,
         mask: Tensor | None = None,
     ) -> Any:
+        check_has_steps(self, inputs)
         mask = resolve_mask(inputs, mask)
         if self.go_backwards:
             inputs, mask = flip_time(inputs, mask)

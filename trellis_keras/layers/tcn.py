@@ -17,6 +17,7 @@ from trellis_keras.layers.base import (
     FrozenPartsMixin,
     OutputLengthMixin,
     check_condition,
+    check_has_steps,
     check_positive,
     dilation_cycle,
     flip_time,
@@ -253,6 +254,7 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
         mask: Tensor | None = None,
         condition: Tensor | None = None,
     ) -> Tensor:
+        check_has_steps(self, inputs)
         y, _ = self.output_and_branch(inputs, training, resolve_mask(inputs, mask), condition)
         return y
 
@@ -709,8 +711,7 @@ class TCN(
                 "The state of a TCN is its streaming cache: call `prefill(x, cache)` instead. "
                 "Received: `initial_state` in the call"
             )
-        if inputs.shape[1] == 0:
-            raise ValueError(f"A TCN needs one step or more. Received: shape {inputs.shape}")
+        check_has_steps(self, inputs)
         self._check_time(inputs.shape[1], output_length)
         mask = resolve_mask(inputs, mask)
         if self.go_backwards:

@@ -26,6 +26,7 @@ from trellis_keras.layers.base import (
     StatefulMixin,
     at_least_float32,
     check_condition,
+    check_has_steps,
     check_positive,
     check_shape,
     dilation_cycle,
@@ -527,6 +528,7 @@ class TrellisLayer(
         output_length: int | None = None,
         condition: Tensor | None = None,
     ) -> Any:
+        check_has_steps(self, inputs)
         training = bool(training)
         mask = resolve_mask(inputs, mask)
         self._check_time(inputs.shape[1], output_length)

@@ -265,10 +265,11 @@ def choose_season(train: data.Windows) -> int:
 def describe(results: dict[str, Any]) -> str:
     """Returns a report as a line for each target."""
     lines = []
+    season = f"{results['season']} step{'s' * (results['season'] != 1)}"
     for name, figures in results["targets"].items():
         line = (
             f"{name}: mean absolute error {_shown(figures['mae'])} on the test part, that of the "
-            f"seasonal naive forecast ({results['season']} steps) {_shown(figures['naive_mae'])}"
+            f"seasonal naive forecast ({season}) {_shown(figures['naive_mae'])}"
         )
         if "coverage" in figures:
             low, high = results["quantiles"][0], results["quantiles"][-1]
