@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from trellis_keras.layers import TCN, StackedRNN, TrellisLayer
+from trellis_keras.layers import LRU, TCN, StackedRNN, TrellisLayer
 from trellis_keras.models import (
     FrameLoss,
     PolyphonicModel,
@@ -404,6 +404,25 @@ def polyphonic(**options):
 
 
 @both_backends(slow=True)
+@pytest.mark.skipif(JAX, reason="JAX compiles everything with XLA")
+@pytest.mark.parametrize(
+    ("backbone", "options", "expected"),
+    [
+        (lambda: LRU(512, return_sequences=False), {}, True),
+        (lambda: LRU(513, return_sequences=False), {}, False),
+        (lambda: LRU(513, return_sequences=False), {"jit_compile": True}, True),
+        (lambda: LRU(8, return_sequences=False), {"jit_compile": False}, False),
+        (lambda: LRU(8, return_sequences=False, dtype="mixed_bfloat16"), {}, False),
+        (lambda: TCN(8, depth=2, return_sequences=False), {}, False),
+        (lambda: TrellisLayer(8, depth=2, return_sequences=False), {}, True),
+    ],
+)
+def test_a_cpu_uses_xla_where_it_is_faster(backbone, options, expected):
+    model = SequenceRegressor(backbone(), 1)
+    model.compile("adam", **options)
+    assert model.jit_compile is expected
+
+
 @pytest.mark.parametrize("jit_compile", [True] if JAX else [False, True])
 def test_padded_batches_give_the_figure_of_the_pieces_one_by_one(jit_compile):
     model = polyphonic(jit_compile=jit_compile)

@@ -226,6 +226,7 @@ def test_figures_and_pictures_of_several_series(tmp_path):
     assert figures[0].axes[0].get_title(loc="left") == "series south"
 
 
+@pytest.mark.slow
 def test_a_forecast_from_covariates_of_the_past(tmp_path):
     path = write(tmp_path / "load.csv", 300)
     columns = {"targets": ["load"], "past": ["holiday"], "time": "time"}
