@@ -6,11 +6,11 @@ python -m tools.results_page
 import itertools
 
 from tools.cards import difference, ours
-from tools.table import coverage, readable_time
+from tools.table import cost_of, coverage, readable_time, training_seconds
 from trellis_keras import zoo
 from trellis_keras.files import atomic_write
 from trellis_keras.zoo import registry
-from trellis_keras.zoo.results import all_runs, assets_folder, published, read_costs
+from trellis_keras.zoo.results import all_runs, assets_folder, published
 
 PAPERS = {
     "TrellisNet": "Bai, Kolter, Koltun 2019, [Trellis Networks for Sequence "
@@ -121,11 +121,8 @@ def _seconds(value):
     if value.setting.get("size") == "24m":
         return None
     setting = value.setting.get("setting")
-    cost = read_costs()["models"].get(f"{value.model}@{setting}" if setting else value.model)
-    if cost is None:
-        return None
-    epochs = zoo.recipe(value.model, setting=setting).training.epochs
-    return epochs * cost["steps_per_epoch"] * cost["step_core_s"]
+    cost = cost_of(value.model, setting)
+    return cost and training_seconds(zoo.recipe(value.model, setting=setting), cost)
 
 
 def _expected(value):

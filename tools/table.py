@@ -23,7 +23,7 @@ HEADER = (
 
 def table():
     """Returns a row per published run, and one per model and setting without any, as Markdown."""
-    runs, costs = {}, read_costs()["models"]
+    runs = {}
     for run in all_runs():
         runs.setdefault((run.model, run.recipe.get("setting")), []).append(run)
     rows = []
@@ -32,8 +32,7 @@ def table():
             continue  # no benchmark: data of the user's own
         own = runs.get((name, setting), [])
         if all(run.setting for run in own):  # the default has not been trained
-            key = f"{name}@{setting}" if setting else name
-            rows.append(_untrained(name, setting, costs.get(key)))
+            rows.append(_untrained(name, setting))
         rows += [_trained(run) for run in own]
     return HEADER + _markdown(rows)
 
@@ -85,8 +84,8 @@ def _trained(run):
     ]
 
 
-def _untrained(name, setting, cost):
-    recipe = zoo.recipe(name, setting=setting)
+def _untrained(name, setting):
+    recipe, cost = zoo.recipe(name, setting=setting), cost_of(name, setting)
     published = registry.published_value(recipe)
     return [
         f"{name} (setting={setting})" if setting else name,
@@ -102,11 +101,20 @@ def _untrained(name, setting, cost):
 
 def _expected(recipe, cost):
     """What training a model would cost."""
-    if not cost:
+    if cost is None:
         return "-"
-    seconds = recipe.training.epochs * cost["steps_per_epoch"] * cost["step_core_s"]
     upper = "at most " if recipe.training.stop_patience else ""
-    return f"not trained ({upper}{readable_time(seconds)} of one core)"
+    return f"not trained ({upper}{readable_time(training_seconds(recipe, cost))} of one core)"
+
+
+def cost_of(name, setting):
+    """Returns the measured costs of a model in a setting, a dict, or None."""
+    return read_costs()["models"].get(f"{name}@{setting}" if setting else name)
+
+
+def training_seconds(recipe, cost):
+    """Returns the seconds of one core that a recipe's training takes."""
+    return recipe.training.epochs * cost["steps_per_epoch"] * cost["step_core_s"]
 
 
 def readable_time(seconds):

@@ -135,7 +135,7 @@ def score(
     }
     job = _Job(model, path, output, settings, verbose)
     job.folder.mkdir(exist_ok=True)
-    kept = True
+    kept = True  # what a later call would resume from
     try:
         with folder_lock(job.folder):
             _check_new(output)  # another process may have finished it in between

@@ -201,7 +201,7 @@ def test_what_a_served_model_reads():
     assert forecasts.describe_series(zoo.recipe("tcn_jsb")) is None
 
 
-def test_figures_and_pictures_of_several_series(tmp_path):
+def test_figures_and_pictures_of_several_series(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     series = TimeSeries(rng.normal(size=(240, 1)), lengths=[120, 120], names=["north", "south"])
     train, valid, test = series.split(12, 4)
@@ -215,14 +215,10 @@ def test_figures_and_pictures_of_several_series(tmp_path):
         values = [figures[name] for figures in each]
         assert values[0] != values[1] and np.mean(values) == pytest.approx(pooled[name])
     figures = []
-    monkey = pytest.MonkeyPatch()
-    with monkey.context() as patched:
-
-        def keep(figure, *_, **__):
-            figures.append(figure)
-
-        patched.setattr("matplotlib.figure.Figure.savefig", keep)
-        forecasts.draw(model, test, tmp_path / "forecast.png")
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda figure, *_, **__: figures.append(figure)
+    )
+    forecasts.draw(model, test, tmp_path / "forecast.png")
     assert figures[0].axes[0].get_title(loc="left") == "series south"
 
 

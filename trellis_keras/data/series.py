@@ -401,35 +401,33 @@ class TimeSeries:
         raise ValueError(self._describe_steps())
 
     def _describe_steps(self):
+        """Return the message for times that do not rise by one step: where, and what may help."""
         differences = [np.diff(self.times[self.rows(i)]) for i in range(len(self.lengths))]
         together = np.sort(np.concatenate(differences))
         step = together[len(together) // 2]  # the usual one
         zero = np.zeros((), step.dtype)
-        for i, name in enumerate(self.names):
-            wrong = np.flatnonzero((differences[i] != step) | (differences[i] <= zero))
-            if not wrong.size:
-                continue
-            row = self.rows(i).start + int(wrong[0]) + 1
-            found = differences[i][wrong[0]]
-            usual = f", {step} here," if step > zero else ""
-            within = f" of series {name!r}" if len(self.names) > 1 else ""
-            message = (
-                f"Times must rise by one step{usual} in each series. Received: "
-                f"{self.times[row]} after {self.times[row - 1]}{within}."
+        wrong = [np.flatnonzero((each != step) | (each <= zero)) for each in differences]
+        i = next(i for i, places in enumerate(wrong) if places.size)
+        found = differences[i][wrong[i][0]]
+        row = self.rows(i).start + int(wrong[i][0]) + 1
+        usual = f", {step} here," if step > zero else ""
+        within = f" of series {self.names[i]!r}" if len(self.names) > 1 else ""
+        message = [
+            f"Times must rise by one step{usual} in each series. Received: "
+            f"{self.times[row]} after {self.times[row - 1]}{within}."
+        ]
+        if found > step:
+            message.append("A row that is missing needs its time, and empty values.")
+        else:
+            message.append("Sort the rows by series and time, and keep one row of each time.")
+        if self.columns is not None and self.columns.series is None and found <= zero:
+            message.append("Rows of several series need a column that tells them apart: `series`.")
+        if step.dtype.kind == "m" and not self.utc and abs(found - step) == _HOUR:
+            message.append(
+                "Where clocks change, write times in UTC or with their offset, such as "
+                "2024-10-27T02:00+01:00."
             )
-            if found > step:
-                message += " A row that is missing needs its time, and empty values."
-            else:
-                message += " Sort the rows by series and time, and keep one row of each time."
-            if self.columns is not None and self.columns.series is None and found <= zero:
-                message += " Rows of several series need a column that tells them apart: `series`."
-            if step.dtype.kind == "m" and not self.utc and abs(found - step) == _HOUR:
-                message += (
-                    " Where clocks change, write times in UTC or with their offset, such as "
-                    "2024-10-27T02:00+01:00."
-                )
-            return message
-        raise AssertionError
+        return " ".join(message)
 
     def _check_static(self):
         names = () if self.columns is None else self.columns.static
@@ -772,38 +770,36 @@ def _numbers(texts, label, line):
 
 
 def _moments(texts, label, line):
-    """Return times as int64, and what they are: integers, dates (local) or UTC.
-
-    Dates count seconds.
-    """
+    """Return times as int64, dates in seconds, and their kind: "integers", "dates" or "UTC"."""
     if isinstance(texts, np.ndarray) and texts.dtype.kind in "iu":
         return texts.astype("int64"), "integers"
     if isinstance(texts, np.ndarray) and texts.dtype.kind == "M":
-        words = texts
-        offsets = [False]
+        dates, kind = texts.astype("datetime64[s]"), "dates"
     else:
         words = [str(text).strip() for text in texts]
         offsets = [_OFFSET.search(word) is not None for word in words]
-    if any(offsets) and not all(offsets):
-        raise _mixed(label, line + offsets.index(not offsets[0]))
-    try:
-        if isinstance(words, np.ndarray):
-            dates = words.astype("datetime64[s]")
-        elif all(word.lstrip("-").isdecimal() for word in words):
-            return np.array(words, "int64"), "integers"
-        else:
+        if len(set(offsets)) > 1:
+            raise _mixed(label, line + offsets.index(not offsets[0]))
+        try:
+            if all(word.lstrip("-").isdecimal() for word in words):
+                return np.array(words, "int64"), "integers"
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # NumPy converts time zones to UTC
                 dates = np.array([word.removesuffix("Z") for word in words], "datetime64[s]")
-        missing = np.flatnonzero(np.isnat(dates))
-        if missing.size:
-            raise ValueError(f"no time in row {line + int(missing[0])}")
-    except (ValueError, OverflowError) as error:
-        raise ValueError(
-            f"{label} must hold times such as 2024-01-31 13:00, or integers. Received, in the rows "
-            f"from {line} on: {error}"
-        ) from error
-    return dates.astype("int64"), "UTC" if offsets[0] else "dates"
+        except (ValueError, OverflowError) as error:
+            raise _not_times(label, line, error) from error
+        kind = "UTC" if offsets[0] else "dates"
+    missing = np.flatnonzero(np.isnat(dates))
+    if missing.size:
+        raise _not_times(label, line, f"no time in row {line + int(missing[0])}")
+    return dates.astype("int64"), kind
+
+
+def _not_times(label, line, found):
+    return ValueError(
+        f"{label} must hold times such as 2024-01-31 13:00, or integers. Received, in the rows "
+        f"from {line} on: {found}"
+    )
 
 
 def _mixed(label, row):

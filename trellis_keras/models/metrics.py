@@ -258,6 +258,7 @@ class ForecastMetric(_ExactMean):
         self._accumulate(self._values(y_true, y_pred), weight)
 
     def _values(self, y_true, y_pred):
+        """Returns the metric of each value, (..., targets)."""
         raise NotImplementedError
 
     def get_config(self) -> dict:

@@ -245,9 +245,11 @@ class SequenceModel(BackboneModel):
     _outputs_are_logits = False
 
     def _default_loss(self):
+        """Returns the loss that `compile` uses if none is given."""
         raise NotImplementedError
 
     def _default_metrics(self):
+        """Returns the list of metrics that `compile` uses if none are given."""
         raise NotImplementedError
 
     def compile(

@@ -414,21 +414,9 @@ def _forecast_one(model, series, i, window, horizon, steps, path):
         end = len(values)
     if end < window:
         raise ValueError(f"{where}: a forecast needs {window} rows of the past. Received: {end}")
-    needed = -(-steps // horizon) * horizon
-    future = values[end : end + needed, len(values[0]) - known :] if known else None
-    if future is not None and len(future) < needed:
-        names = ", ".join(series.columns.future + series.columns.static)
-        raise ValueError(
-            f"{where}: a forecast of {steps} steps needs {needed} rows with {names} after the last "
-            f"value of {', '.join(series.columns.targets)}. Received: {len(future)}"
-        )
-    if future is not None and np.isnan(future).any():
-        row, channel = np.argwhere(np.isnan(future))[0]
-        name = (series.columns.future + series.columns.static)[channel]
-        raise ValueError(
-            f"{where}: a forecast needs all values of {name!r} in its {needed} rows. Received: no "
-            f"value in row {row + 1} of them{_at(series, rows.start + end + int(row))}"
-        )
+    future = None
+    if known:
+        future = _future(series, rows.start + end, rows.stop, steps, horizon, where)
     missing = np.isnan(values[end - window : end, : series.targets]).mean(axis=0)
     for name, share in zip(series.columns.targets, missing, strict=True):
         if share > _MANY_MISSING:
@@ -440,6 +428,27 @@ def _forecast_one(model, series, i, window, horizon, steps, path):
     _calibrate_on_past(model, series, i, end, window, horizon)
     found = model.forecast(values[end - window : end], steps, future, seed=0)
     return found, rows.start + end
+
+
+def _future(series, start, stop, steps, horizon, where):
+    """Returns the future covariates from row `start` on, and checks that they are complete."""
+    needed = -(-steps // horizon) * horizon
+    names = series.columns.future + series.columns.static
+    future = series.values[start : min(start + needed, stop), -series.future_channels :]
+    if len(future) < needed:
+        raise ValueError(
+            f"{where}: a forecast of {steps} steps needs {needed} rows with {', '.join(names)} "
+            f"after the last value of {', '.join(series.columns.targets)}. Received: {len(future)}"
+        )
+    missing = np.argwhere(np.isnan(future))
+    if len(missing):
+        row, channel = missing[0]
+        time = "" if series.times is None else f", at {series.times[start + row]}"
+        raise ValueError(
+            f"{where}: a forecast needs all values of {names[channel]!r} in its {needed} rows. "
+            f"Received: no value in row {row + 1} of them{time}"
+        )
+    return future
 
 
 def _calibrate_on_past(model, series, i, end, window, horizon):
@@ -462,10 +471,6 @@ def _time(series, end, k):
     unit = "datetime64[M]" if series.step.dtype == np.dtype("m8[M]") else series.times.dtype
     moment = series.times[end - 1].astype(unit) + (k + 1) * series.step
     return str(moment.astype(series.times.dtype)) + ("Z" if series.utc else "")
-
-
-def _at(series, row):
-    return "" if series.times is None else f", at {series.times[row]}"
 
 
 def _output_names(targets, quantiles):
