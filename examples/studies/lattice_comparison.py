@@ -33,6 +33,7 @@ def main(
     epochs: cli.WholeEpochs = None,
     batch_size: cli.BatchSize = None,
     layers: cli.Layers = None,
+    dtype_policy: cli.Policy = None,
     data_dir: cli.DataDir = None,
 ):
     """Test loss of the LRU family and of other nets of one size (Table 1, Figs. 3 and 4)."""
@@ -42,8 +43,9 @@ def main(
         raise ValueError("--quick and --paper are two things.")
     scale = lattice.QUICK if quick else lattice.FULL if paper else SMALL
     settings = cli.changed(
-        quick, scale, characters=characters, epochs=epochs, batch_size=batch_size, layers=layers
-    )
+        quick, scale, characters=characters, epochs=epochs, batch_size=batch_size, layers=layers,
+        dtype_policy=dtype_policy,
+    )  # fmt: skip
     usual = lattice.PAPERS_CORPORA if paper else ["pydoc"] if quick else ["char_ptb"]
     nets = net or (lattice.QUICK_NETS if quick else list(lattice.NETS))
     sizes = size or ["10m" if paper else "1m"]

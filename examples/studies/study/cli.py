@@ -63,6 +63,10 @@ WholeEpochs = Annotated[
     int | None, typer.Option("--epochs", min=1, help="The most epochs, in place of the usual 60.")
 ]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="In place of the paper's 250.")]
+Policy = Annotated[
+    str | None,
+    typer.Option("--dtype-policy", help="Such as mixed_bfloat16, where the processor has units."),
+]
 Layers = Annotated[int | None, typer.Option(min=1, help="The paper: 2 or 4. RHN has one.")]
 
 

@@ -123,6 +123,7 @@ def recipe(settings, corpus, net, size, train_percent, seed, data_dir=None):
     if train_percent != 100:
         options["train_fraction"] = train_percent / 100
     given = {name: settings[name] for name in ("epochs", "batch_size", "layers")}
+    given["dtype_policy"] = settings.get("dtype_policy")
     given |= {"hidden_units": settings["units"], **NETS[net].options}
     if settings["units"] is None:
         given["size"] = size
