@@ -2,6 +2,7 @@
 
 import itertools
 
+import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -15,6 +16,7 @@ from trellis_keras.kernels.convolution import (
     pad_past,
     product,
     shift,
+    strided_slice,
 )
 
 pytestmark = pytest.mark.both_backends
@@ -61,6 +63,34 @@ def test_gather(name, initial):
         else values
     )
     np.testing.assert_array_equal(gather(X, found, initial), expected)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 8])
+def test_strided_slice(step):
+    for first, last in itertools.combinations_with_replacement(range(9), 2):
+        stop = last - (last - first) % step + 1
+        index = slice(first, stop, step)
+        np.testing.assert_array_equal(strided_slice(X, index), X[:, index])
+    assert strided_slice(X, slice(0, 0, step)).shape == (2, 0, 3)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="reads a TensorFlow graph")
+@pytest.mark.parametrize("index", [slice(0, 5, 1), slice(2, 9, 1), slice(2, 9, 3)])
+def test_the_gradient_of_strided_slice_copies_whole_rows(index):
+    import tensorflow as tf
+
+    @tf.function
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found = strided_slice(x, index)
+        return tape.gradient(found, x)
+
+    expected = np.zeros_like(X)
+    expected[:, index] = 1
+    np.testing.assert_array_equal(gradient(tf.constant(X)), expected)
+    graph = gradient.get_concrete_function(tf.constant(X)).graph
+    assert not [op for op in graph.get_operations() if op.type == "StridedSliceGrad"]
 
 
 @pytest.mark.parametrize("initial", [None, INITIAL])

@@ -38,10 +38,38 @@ def gather(x: Tensor, read: Read, initial: Tensor | None = None) -> Tensor:
     if read.index is None:
         return shift(x, read.padding, initial)
     if isinstance(read.index, slice):
-        found = x[:, read.index]
+        found = strided_slice(x, read.index)
     else:
         found = ops.take(x, read.index.astype("int32"), axis=1)
     return pad_past(found, read.padding, initial)
+
+
+def strided_slice(x: Tensor, index: slice) -> Tensor:
+    """Returns x[:, index], with a gradient that copies whole rows.
+
+    TensorFlow computes the gradient of a slice with a step value by value.
+
+    Args:
+        x: Tensor (batch, positions, channels), the number of positions known.
+        index: Slice with a start, a stop after its last position, and a positive step.
+    """
+    step, count = index.step, len(range(index.start, index.stop, index.step))
+    start = index.stop - count * step
+    if count == 0 or start < 0:
+        return x[:, index]
+    if step == 1:
+        return _between(x, start, index.stop)
+    # The last of every `step` positions.
+    channels = x.shape[-1]
+    rows = ops.reshape(_between(x, start, index.stop), (-1, count, step * channels))
+    return ops.split(rows, [(step - 1) * channels], axis=-1)[1]
+
+
+def _between(x, start, stop):
+    """x[:, start:stop]. The gradient of a split is a concatenation."""
+    length = x.shape[1]
+    cuts = [cut for cut in (start, stop) if 0 < cut < length]
+    return ops.split(x, cuts, axis=1)[int(start > 0)] if cuts else x
 
 
 def gather_taps(x: Tensor, reads: Sequence[Read], initial: Tensor | None = None) -> Tensor:
@@ -128,7 +156,7 @@ def convolve(
         seen = ops.concatenate([gather(x, r) for r in reversed(reads)], axis=-1)
         return product(seen, ops.reshape(kernel, (-1, kernel.shape[-1])), x.dtype)
     if window.start > 0:
-        x = x[:, window.start :]
+        x = _between(x, window.start, x.shape[1])
     else:
         x = pad_past(x, -window.start)
     return _first(_convolution(x, kernel, window), window.length)
@@ -176,5 +204,4 @@ def _convolution(x, kernel, window):
 
 
 def _first(x, length):
-    """Returns the first positions of x. Avoids a slice of everything, whose gradient is a copy."""
-    return x if length in (None, x.shape[1]) else x[:, :length]
+    return x if length is None else _between(x, 0, length)
