@@ -2,8 +2,8 @@
 
     python -m benchmarks.models
 
-Prints JSON: the resident MiB after some numbers of models, without and with
-`keras.utils.clear_session()` after each.
+Prints JSON: the resident MiB after some numbers of models, each trained for a step in graph mode or
+under XLA, deleted, and followed by `keras.utils.clear_session()`.
 """
 
 import gc
@@ -24,9 +24,9 @@ def main(
     from benchmarks.__main__ import machine, write
 
     rows = {
-        f"{name}{', clear_session' if clear else ''}": _in_a_process(name, models, clear)
+        f"{name}, {'XLA' if jit_compile else 'graph'}": _in_a_process(name, models, jit_compile)
         for name in ("trellisnet_seq_mnist", "tcn_seq_mnist", "lru_char_ptb")
-        for clear in (False, True)
+        for jit_compile in (False, True)
     }
     text = json.dumps({"models": models, "machine": machine(), "resident_mib": rows}, indent=2)
     typer.echo(text)
@@ -39,36 +39,38 @@ def _in_a_process(*arguments):
         return pool.apply(measure, arguments)
 
 
-def measure(name, models, clear):
+def measure(name, models, jit_compile):
     """Returns {number of models: resident MiB after them} of this process."""
     import keras
 
     sizes = {}
     for number in range(1, models + 1):
-        model, batch = _model(name)
+        model, batch = _model(name, jit_compile)
         model.train_on_batch(*batch)
         del model, batch
-        if clear:
-            keras.utils.clear_session()
+        keras.utils.clear_session()
         gc.collect()
         if number in (1, 10, models // 2, models):
             sizes[number] = _resident()
     return sizes
 
 
-def _model(name):
+def _model(name, jit_compile):
     """A small model of the zoo, and a batch for it."""
     import numpy as np
 
     from trellis_keras import zoo
 
+    sizes = {
+        "trellisnet_seq_mnist": {"hidden_units": 16},
+        "tcn_seq_mnist": {"filters": 8},
+        "lru_char_ptb": {"hidden_units": 16, "vocabulary_size": 50, "stateful": False},
+    }
+    model = zoo.get_model(name, **sizes[name], jit_compile=jit_compile)
     rng = np.random.default_rng(0)
     if name == "lru_char_ptb":
-        model = zoo.get_model(name, layers=2, hidden_units=16, vocabulary_size=50)
         tokens = rng.integers(0, 50, (4, 17)).astype("int32")
         return model, (tokens[:, :-1], tokens[:, 1:])
-    sizes = {"trellisnet_seq_mnist": {"hidden_units": 16}, "tcn_seq_mnist": {"filters": 8}}
-    model = zoo.get_model(name, **sizes[name])
     images = rng.normal(size=(4, 784, 1)).astype("float32")
     return model, (images, rng.integers(0, 10, 4))
 

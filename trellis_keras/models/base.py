@@ -76,6 +76,17 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
             self.optimizer.build(self.trainable_variables)
         return super().make_train_function(force)
 
+    def train_step(self, *args: Any) -> Any:
+        step = super().train_step
+        scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
+        if keras.backend.backend() != "tensorflow" or self._replicas() > 1 or scaled:
+            return step(*args)
+        import tensorflow as tf
+
+        # In the context of a replica, even a single one, Keras' optimizers reduce the gradients by
+        # a function with a gradient of its own, for which TensorFlow keeps the graph forever.
+        return tf.distribute.get_replica_context().merge_call(lambda strategy: step(*args))
+
     def _prefers_xla(self):
         """Whether the backbone, on a CPU and TensorFlow, is faster with XLA."""
         if keras.backend.backend() != "tensorflow" or self._replicas() > 1:
