@@ -1,0 +1,113 @@
+"""Trains a list of runs one after the other, and publishes those that have finished.
+
+    python -m tools.queue tools/queue.toml --output runs/queue
+
+The list is a TOML file with a table for each run: `train`, what follows `trellis-keras train`, and
+`note`, that of `tools.publish`. The same command again resumes an interrupted run and leaves out
+what is published. A run that fails does not keep the others from their turn.
+"""
+
+import json
+import pathlib
+import shlex
+import subprocess
+import sys
+import tomllib
+from typing import Annotated, NamedTuple
+
+import typer
+
+from trellis_keras.files import atomic_write
+from trellis_keras.training.run import is_finished
+
+PUBLISHED = "published.json"
+_KEYS = {"train", "note"}
+
+
+class Job(NamedTuple):
+    """A run of the list.
+
+    Attributes:
+        name: Of its folder.
+        train: List of the arguments of `trellis-keras train`.
+        note: What a reader of the card should know.
+    """
+
+    name: str
+    train: list[str]
+    note: str
+
+
+def main(
+    queue: Annotated[pathlib.Path, typer.Argument(help="TOML file of the runs.")],
+    output: Annotated[pathlib.Path, typer.Option(help="Folder of the runs' folders.")],
+    data_dir: Annotated[
+        str | None, typer.Option(help="Folder of local copies of the data.")
+    ] = None,
+    max_minutes: Annotated[
+        float | None, typer.Option(help="Of each run; the same command resumes it.")
+    ] = None,
+):
+    """Train a list of runs and publish those that have finished."""
+    jobs = read(queue)
+    states = {}
+    for job in jobs:
+        typer.echo(f"== {job.name}: {shlex.join(job.train)}")
+        states[job.name] = process(job, output / job.name, data_dir, max_minutes)
+    typer.echo("\n".join(f"{name}: {state}" for name, state in states.items()))
+    if any("failed" in state for state in states.values()):
+        raise typer.Exit(1)
+
+
+def read(path):
+    """Returns the `Job`s of a list.
+
+    Raises:
+        ValueError: It is not TOML, or a table has other keys than `train` and `note`.
+    """
+    jobs = []
+    for name, table in tomllib.loads(path.read_text(encoding="utf-8")).items():
+        texts = isinstance(table, dict) and all(isinstance(v, str) for v in table.values())
+        if not texts or table.keys() != _KEYS:
+            raise ValueError(
+                f"{path}: a run is a table of the strings {sorted(_KEYS)}. Received: {name} = "
+                f"{table}"
+            )
+        jobs.append(Job(name, shlex.split(table["train"]), table["note"]))
+    return jobs
+
+
+def process(job, folder, data_dir=None, max_minutes=None):
+    """Trains and publishes a run, as far as that has not been done; returns its state as text."""
+    done = folder / PUBLISHED
+    if not done.exists():
+        data = [] if data_dir is None else ["--data-dir", data_dir]
+        limit = [] if max_minutes is None else ["--max-minutes", str(max_minutes)]
+        train = ["trellis_keras", "train", *job.train, "--output", str(folder), *data, *limit]
+        if run(train) is None:
+            return "training failed"
+        if not is_finished(folder):
+            return "not finished"
+        printed = run(["tools.publish", str(folder), "--note", job.note, *data])
+        if printed is None:
+            return "publishing failed"
+        with atomic_write(done) as temporary:
+            temporary.write_text(printed.splitlines()[-1], encoding="utf-8")
+    results = json.loads(done.read_text(encoding="utf-8"))
+    return f"published, {results['test']:.4g} on the test split"
+
+
+def run(arguments):
+    """Runs a module in a process of its own; returns what it printed, or None if it failed."""
+    command = [sys.executable, "-m", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8") as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+    return "".join(lines) if process.returncode == 0 else None
+
+
+if __name__ == "__main__":
+    typer.run(main)
