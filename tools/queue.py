@@ -65,8 +65,12 @@ def read(path):
     Raises:
         ValueError: It is not TOML, or a table has other keys than `train` and `note`.
     """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not a TOML file: {error}") from error
     jobs = []
-    for name, table in tomllib.loads(path.read_text(encoding="utf-8")).items():
+    for name, table in tables.items():
         texts = isinstance(table, dict) and all(isinstance(v, str) for v in table.values())
         if not texts or table.keys() != _KEYS:
             raise ValueError(

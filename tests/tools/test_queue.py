@@ -80,7 +80,7 @@ def test_runs_a_module_and_shows_what_it_prints(capsys):
     "text", ['train = "tcn_jsb"', '[a]\ntrain = "tcn_jsb"', '[a]\ntrain = 1\nnote = ""', "[a"]
 )
 def test_names_what_is_wrong_in_a_list(text, tmp_path):
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"queue\.toml(: a run is a table| is not a TOML file)"):
         queue.read(read(tmp_path, text))
 
 
