@@ -27,7 +27,7 @@ from trellis_keras import kernels
 from trellis_keras.data import Vocabulary
 from trellis_keras.data.vocabulary import EOS
 from trellis_keras.files import annotate_error, atomic_write, sync_folder, write_error
-from trellis_keras.layers.base import at_least_float32
+from trellis_keras.layers.base import at_least_float32, without_carried_states
 from trellis_keras.models import LanguageModel, PolyphonicModel, SequenceClassifier
 from trellis_keras.models.sequence_models import SequenceModel
 
@@ -649,22 +649,9 @@ def _text_endpoints(model, streams, sampling):
 
 def _hidden_states(model, tokens):
     """The backbone's output (batch, time, channels), from empty states."""
-    with _empty_states(model.backbone):
+    with without_carried_states(model):
         outputs = model.backbone(model.embed(tokens), training=False)
     return outputs[0] if isinstance(outputs, (list, tuple)) else outputs
-
-
-@contextlib.contextmanager
-def _empty_states(backbone):
-    """Context in which a stateful layer neither reads nor keeps states."""
-    stateful = getattr(backbone, "stateful", False)
-    if stateful:
-        backbone.stateful = False
-    try:
-        yield
-    finally:
-        if stateful:
-            backbone.stateful = True
 
 
 def _generate(model, ids, lengths, new_tokens, temperature, seed):

@@ -17,4 +17,3 @@ Shape = Sequence[int | None]
 Initializer = str | dict | keras.initializers.Initializer | Callable | None
 Regularizer = str | dict | keras.regularizers.Regularizer | Callable | None
 Constraint = str | dict | keras.constraints.Constraint | Callable | None
-DtypePolicy = str | keras.DTypePolicy | None

@@ -611,7 +611,3 @@ def main():
     except (ValueError, OSError, ImportError, FloatingPointError) as error:
         typer.echo(f"Error: {error}", err=True)
         sys.exit(2)
-
-
-if __name__ == "__main__":
-    main()

@@ -80,7 +80,6 @@ def test_protocol(name, assert_close):
     """`loss`, `log_prob` and `top_k` follow from `call`, with kernels and without them."""
     head, hidden, targets = make(name), random_hidden(2, 3, 4), random_targets(2, 3, 4)
     log_p = np.asarray(head(hidden))
-    assert_close(head(hidden), log_p, "output")
     if getattr(head, "epsilon", None) is None:
         np.testing.assert_allclose(np.exp(log_p).sum(axis=-1), 1, rtol=1e-5)
     of_targets = np.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0]

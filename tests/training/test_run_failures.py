@@ -1,13 +1,12 @@
 """Full disks, folders that cannot be written to, and folders in which another process writes."""
 
-import contextlib
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.disks import NO_SPACE, fill, read_only, small_disk
 from tests.support.processes import run_script
 from tests.support.run_checks import assert_same_end
 from tests.support.small_runs import TINY, options, tiny_recipe, tiny_run, write_text
@@ -15,57 +14,6 @@ from tests.test_files import another_process_in
 from trellis_keras import zoo
 from trellis_keras.training import run as runs
 from trellis_keras_cli import commands
-
-FULL = "could not be written: No space left on device"
-
-
-@pytest.fixture
-def mount(tmp_path):
-    """`mount(name, ...)`: an empty folder where these arguments of `mount` have put something."""
-    mounted = []
-
-    def mount(name, *arguments):
-        folder = tmp_path / name
-        folder.mkdir()
-        try:
-            done = subprocess.run(["mount", *arguments, folder], capture_output=True, text=True)
-        except FileNotFoundError:
-            pytest.skip("no command `mount`")
-        if done.returncode:
-            pytest.skip(f"mounting is not allowed here: {done.stderr.strip()}")
-        mounted.append(folder)
-        return folder
-
-    yield mount
-    for folder in reversed(mounted):
-        subprocess.run(["umount", "-l", folder], check=True)
-
-
-@pytest.fixture
-def disk(mount):
-    """`disk(size)`: a folder on a file system of its own."""
-    return lambda size: mount("disk", "-t", "tmpfs", "-o", f"size={size}", "tmpfs")
-
-
-@pytest.fixture
-def read_only(mount):
-    """`read_only(folder)`: the same folder, where nothing can be written, not even by root."""
-
-    def read_only(folder):
-        view = mount("read_only", "--bind", folder)
-        subprocess.run(["mount", "-o", "remount,bind,ro", view], check=True)
-        return view
-
-    return read_only
-
-
-def fill(folder, leave):
-    """Leaves so many bytes of the disk."""
-    with open(folder / "filler", "wb", buffering=0) as file:
-        with contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(4096))
-        file.truncate(file.tell() - leave)
 
 
 @pytest.fixture
@@ -87,34 +35,36 @@ def refused(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_on_a_full_disk_resumes_when_there_is_room(disk, read_only, tmp_path):
+def test_a_run_on_a_full_disk_resumes_when_there_is_room(tmp_path):
     tiny_run(tmp_path)  # two epochs
-    folder = disk("4m")
-    recipe = tiny_recipe(tmp_path)
-    run = folder / "run"
-    runs.train(recipe.replace(epochs=1), run, verbose=0)
-    # Enough for the records of an epoch, not for its checkpoint.
-    fill(folder, leave=(run / "checkpoints/epoch-0001.npz").stat().st_size)
-    with pytest.raises(OSError) as error:
-        runs.train(recipe.replace(epochs=2), run, verbose=0)
-    told = str(error.value)
-    assert FULL in told and f"The last good state is {run}/checkpoints/epoch-0001.npz." in told
-    assert told.endswith(f"resume with: trellis-keras train --output {run}")
-    (folder / "filler").unlink()
-    runs.train(zoo.read_recipe(run), run, verbose=0)
-    assert_same_end(run, tmp_path / "run", 2)
-    assert not list(run.rglob(".*"))
-    run = read_only(run)
-    assert runs.evaluate(zoo.read_recipe(run), run)["targets"] == 99
-    with pytest.raises(ValueError, match="The folder .* cannot be written to.*Read-only"):
-        runs.train(recipe, run)
+    with small_disk(tmp_path / "disk", "4m") as folder:
+        recipe = tiny_recipe(tmp_path)
+        run = folder / "run"
+        runs.train(recipe.replace(epochs=1), run, verbose=0)
+        # Enough for the records of an epoch, not for its checkpoint.
+        fill(folder, leave=(run / "checkpoints/epoch-0001.npz").stat().st_size)
+        with pytest.raises(OSError) as error:
+            runs.train(recipe.replace(epochs=2), run, verbose=0)
+        told = str(error.value)
+        assert (
+            NO_SPACE in told and f"The last good state is {run}/checkpoints/epoch-0001.npz." in told
+        )
+        assert told.endswith(f"resume with: trellis-keras train --output {run}")
+        (folder / "filler").unlink()
+        runs.train(zoo.read_recipe(run), run, verbose=0)
+        assert_same_end(run, tmp_path / "run", 2)
+        assert not list(run.rglob(".*"))
+        with read_only(run, tmp_path / "read_only") as view:
+            assert runs.evaluate(zoo.read_recipe(view), view)["targets"] == 99
+            with pytest.raises(ValueError, match="The folder .* cannot be written to.*Read-only"):
+                runs.train(recipe, view)
 
 
 # In a process of its own: TensorFlow's writers do not get over it.
 TENSORBOARD = """
 import pathlib, sys
 import keras, numpy as np
-from tests.training.test_run_failures import fill
+from tests.support.disks import fill
 from trellis_keras.training.run import explained
 folder = pathlib.Path(sys.argv[1])
 model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
@@ -131,11 +81,11 @@ except OSError as error:
 
 
 @pytest.mark.slow
-def test_tensorboard_on_a_full_disk(disk):
-    folder = disk("64k")
-    told = run_script(TENSORBOARD, folder, Path(__file__).parent)
+def test_tensorboard_on_a_full_disk(tmp_path):
+    with small_disk(tmp_path / "disk", "64k") as folder:
+        told = run_script(TENSORBOARD, folder, Path(__file__).parent)
     assert re.match(
-        rf"{folder}/tensorboard\S*events\S* {FULL}. No epoch was saved. When that is fixed",
+        rf"{folder}/tensorboard\S*events\S* {NO_SPACE}. No epoch was saved. When that is fixed",
         told,
     )
 

@@ -16,8 +16,8 @@ from trellis_keras.data.series import (
     Columns,
     TimeSeries,
     WindowStream,
-    local_file,
 )
+from trellis_keras.data.sources import own_file
 from trellis_keras.data.streams import check_integer
 from trellis_keras.data.text import Shares, check_shares
 
@@ -92,7 +92,7 @@ def labelled_series(
         raise ValueError(f"`targets` must be one column of names. Received: {list(targets)}")
     if targets[0] in (*past, series):
         raise ValueError(f"Each column has one role. Received twice: {targets[0]}")
-    file = local_file(path, data_dir)
+    file = own_file(path, data_dir)
     table, names = TimeSeries.from_labelled_csv(file, Columns(past, series=series), targets[0])
     classes, labels = np.unique(names, return_inverse=True)
     labels = labels.astype("int32")

@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, TextIO
 import numpy as np
 
 from trellis_keras.data.registry import DataDir, Dataset, register
-from trellis_keras.data.sources import existing
+from trellis_keras.data.sources import own_file
 from trellis_keras.data.streams import Batch, ExampleStream, check_integer
 from trellis_keras.data.text import Shares, check_shares
 
@@ -603,7 +603,7 @@ def series(
 ) -> Dataset:
     """Windows of the time series in a CSV file of the user's own."""
     columns = Columns(targets, past, future, static, time, series)
-    table = TimeSeries.from_csv(local_file(path, data_dir), columns)
+    table = TimeSeries.from_csv(own_file(path, data_dir), columns)
     parts = table.split(window, horizon, stride=stride, shares=split)
     return Dataset(
         "series",
@@ -616,21 +616,6 @@ def series(
             "future_channels": table.future_channels,
         },
     )
-
-
-def local_file(path: str | os.PathLike, data_dir: DataDir) -> Path:
-    """Return the path of a user's file, which may also lie in `data_dir`.
-
-    Raises:
-        FileNotFoundError: If there is none.
-    """
-    places = [Path(path).expanduser()]
-    if data_dir is not None:
-        places.append(Path(data_dir).expanduser() / places[0].name)
-    found = next(filter(None, map(existing, places)), None)
-    if found is None:
-        raise FileNotFoundError(f"There is no file {' or '.join(map(str, places))}.")
-    return found
 
 
 # Reading

@@ -233,6 +233,24 @@ def existing(path: Path) -> Path | None:
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
+def own_file(path: str | os.PathLike, data_dir: str | os.PathLike | None) -> Path:
+    """Return the path of a user's file, which may also lie in `data_dir`.
+
+    Raises:
+        FileNotFoundError: If there is none.
+    """
+    places = [Path(path).expanduser()]
+    if data_dir is not None:
+        places.append(Path(data_dir).expanduser() / places[0].name)
+    found = next(filter(None, map(existing, places)), None)
+    if found is None:
+        raise FileNotFoundError(
+            f"There is no file {' or '.join(map(str, places))}. If it has moved, pass its folder "
+            "as `data_dir` (--data-dir)."
+        )
+    return found
+
+
 def read_file(path: Path) -> bytes:
     """Read a whole file, decompressed if its name ends with `.gz`.
 

@@ -25,8 +25,8 @@ from trellis_keras.data.sources import (
     check_count,
     checksum,
     decode,
-    existing,
     locked,
+    own_file,
     plain_lines,
     read_blocks,
     read_file,
@@ -321,7 +321,7 @@ def text(
     if unknown is not None and unit != "word":
         raise ValueError(f'`unknown` is for unit="word". Received: {unknown!r}, unit={unit!r}')
     cut = _Cut(split, first, train_fraction)
-    found = _find_own_file(path, data_dir)
+    found = own_file(path, data_dir)
     content = read_file(found)
     symbols: str | bytes = content
     if unit != "byte":
@@ -335,19 +335,6 @@ def text(
         words = dict.fromkeys((*vocabulary.tokens, unknown))
         vocabulary = Vocabulary(words, unit, unknown)
     return _cut_text("text", found, [content], symbols, vocabulary, cut)
-
-
-def _find_own_file(path, data_dir):
-    places = [Path(path).expanduser()]
-    if data_dir is not None:
-        places.append(Path(data_dir).expanduser() / places[0].name)
-    for place in places:
-        if found := existing(place):
-            return found
-    raise FileNotFoundError(
-        f"There is no file {' or '.join(map(str, places))}. If it has moved, pass its folder as "
-        "`data_dir` (--data-dir)."
-    )
 
 
 def _load_words(name, source, data_dir):

@@ -400,6 +400,19 @@ class StatefulMixin:
         self.state_cache.reset(batch_size, training)
 
 
+@contextlib.contextmanager
+def without_carried_states(model: keras.Model) -> Iterator[None]:
+    """Makes stateful layers start from zero states, and keep theirs, inside the block."""
+    layers = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
+    try:
+        for layer in layers:
+            layer.stateful = False
+        yield
+    finally:
+        for layer in layers:
+            layer.stateful = True
+
+
 class StateCache(keras.layers.Layer):
     """Holds the states of a `stateful=True` layer between batches.
 

@@ -501,8 +501,7 @@ class LRU(
         streaming.check_built(self)
         streaming.check_batch_size(batch_size)
         if initial_state is not None:
-            rows = batch_size if isinstance(batch_size, int) else None
-            return self._initial_states(rows, initial_state, training=False)
+            return self._initial_states(batch_size, initial_state, training=False)
         return [ops.zeros((batch_size, self.units), self.state_dtype) for _ in self.cells]
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:

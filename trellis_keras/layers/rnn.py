@@ -754,8 +754,7 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
         streaming.check_built(self)
         streaming.check_batch_size(batch_size)
         if initial_state is not None:
-            rows = batch_size if isinstance(batch_size, int) else None
-            return self._initial_states(rows, initial_state, training=False)
+            return self._initial_states(batch_size, initial_state, training=False)
         states = [layer.get_initial_state(batch_size) for layer in self._recurrent]
         return [ops.cast(state, self.state_dtype) for state in keras.tree.flatten(states)]
 

@@ -28,7 +28,6 @@ from trellis_keras.layers.base import (
     check_condition,
     check_has_steps,
     check_positive,
-    check_shape,
     dilation_cycle,
     flip_time,
     last_step,
@@ -876,7 +875,7 @@ class TrellisLayer(
             states = [ops.zeros((batch_size, n), self.state_dtype) for n in self.cell.state_size]
         else:
             states = self._initial_states(batch_size, initial_state, training=False)
-        shapes = self._cache_shapes(batch_size)
+        shapes = self.cache_shapes(batch_size)
         buffers = [
             [ops.broadcast_to(s[:, None, None, :], shape) for shape in of_state]
             for s, of_state in zip(states, shapes["states"], strict=True)
@@ -906,15 +905,13 @@ class TrellisLayer(
             ValueError: The layer is not built, x has the wrong shape, or the cache is of another
                 batch size or another layer.
         """
-        x = self._checked_input(x, cache, rank=2)
+        x, cache = streaming.check_stream(self, ops.expand_dims(x, 1), cache)
         if not kernels.enabled():
-            y, cache = self.prefill(x[:, None], cache)
+            y, cache = self.prefill(x, cache)
             return y[:, 0], cache
-        inputs = ops.concatenate([cache["inputs"], x[:, None]], axis=1)
-        buffers, weights = (
-            self._level_buffers,
-            self._weights(conditioning=cache.get("conditioning")),
-        )
+        inputs = ops.concatenate([cache["inputs"], x], axis=1)
+        buffers = self._level_buffers
+        weights = self._weights(conditioning=cache.get("conditioning"))
         # Cast and sliced here, once a step: in the loop XLA would do so at every level.
         kernel = ops.cast(weights.recurrent_kernel, self.compute_dtype)
         past_taps = self.kernel_size - 1
@@ -952,15 +949,11 @@ class TrellisLayer(
         Raises:
             ValueError: As in `step`.
         """
-        if cache is None:
-            cache = self.initial_cache(ops.shape(x)[0])
-        x = self._checked_input(x, cache, rank=3)
+        x, cache = streaming.check_stream(self, x, cache)
         time = ops.shape(x)[1]
         inputs = ops.concatenate([cache["inputs"], x], axis=1)
-        buffers, weights = (
-            self._level_buffers,
-            self._weights(conditioning=cache.get("conditioning")),
-        )
+        buffers = self._level_buffers
+        weights = self._weights(conditioning=cache.get("conditioning"))
         rows, index = self._injected_rows(inputs, weights, time)
         index, dilations = ops.convert_to_tensor(index), ops.convert_to_tensor(buffers.dilations)
         active = self.active_channels(np.arange(1, self.depth + 1))
@@ -999,7 +992,7 @@ class TrellisLayer(
     def _level_buffers(self):
         return LevelBuffers([self.dilation(i) for i in range(1, self.depth + 1)])
 
-    def _cache_shapes(self, batch_size):
+    def cache_shapes(self, batch_size: int | None) -> dict:
         past_taps = self.kernel_size - 1
         longest = max(self.dilation(i) for i in range(1, self.depth + 1) if self.injects_input(i))
         # The past taps read h up to (k-1)d steps back, the gates all states d steps back.
@@ -1014,14 +1007,6 @@ class TrellisLayer(
         if self.condition_size is not None:
             shapes["conditioning"] = [batch_size, self.cell.preactivation_size]
         return shapes
-
-    def _checked_input(self, x, cache, rank):
-        """Returns x in the compute dtype, if `step` (rank 2) or `prefill` (rank 3) can take it."""
-        streaming.check_built(self)
-        x = ops.cast(x, self.compute_dtype)
-        check_shape("x", x, (*[None] * (rank - 1), self.input_channels))
-        streaming.check_cache(self, cache, self._cache_shapes(x.shape[0]))
-        return x
 
     def _injected_rows(self, inputs, weights, time):
         """Returns the `_injection` of every level, as rows and the row index of each level.

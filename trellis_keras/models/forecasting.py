@@ -36,9 +36,7 @@ def forecast(
     history = history[None] if is_single else history
     _check_history(model, history)
     steps = horizon if steps is None else steps
-    if not isinstance(steps, (int, np.integer)) or steps < 1:
-        raise ValueError(f"`steps` must be a positive integer. Received: steps={steps!r}")
-    check_positive(samples=samples)
+    check_positive(steps=steps, samples=samples)
     blocks = -(-steps // horizon)
     known = _known(model, history, future_covariates, blocks * horizon)
     missing = np.argwhere(np.isnan(known[:, history.shape[1] :]))

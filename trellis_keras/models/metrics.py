@@ -15,6 +15,7 @@ from keras import ops
 
 from trellis_keras.models.losses import (
     check_quantiles,
+    expand_to_rank,
     frame_nll,
     middle_quantile,
     pinball,
@@ -45,9 +46,7 @@ class _ExactMean(keras.metrics.Metric):
             weight = ops.ones_like(values)
         else:
             weight = ops.cast(sample_weight, self._sum_dtype)
-            for _ in range(len(values.shape) - len(weight.shape)):
-                weight = ops.expand_dims(weight, -1)
-            weight = ops.broadcast_to(weight, ops.shape(values))
+            weight = ops.broadcast_to(expand_to_rank(weight, len(values.shape)), ops.shape(values))
         # The loss of padding may be infinite or NaN.
         values = ops.where(ops.equal(weight, 0), ops.zeros_like(values), values)
         _add(self._total, self._total_remainder, ops.sum(ops.multiply(values, weight)))

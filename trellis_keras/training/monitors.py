@@ -8,7 +8,7 @@ import math
 import re
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from keras import ops
 
 from trellis_keras.files import atomic_write
-from trellis_keras.layers.base import at_least_float32
+from trellis_keras.layers.base import at_least_float32, without_carried_states
 from trellis_keras.training.checkpoint import Checkpoint
 from trellis_keras.types import Logs, Tensor
 
@@ -492,19 +492,6 @@ class LossGradient:
             y_pred = self.model(x, training=True)
             loss = self.model.compute_loss(x, y, y_pred, sample_weight, training=True)
             return loss * ops.cast(scale, loss.dtype)
-
-
-@contextlib.contextmanager
-def without_carried_states(model: keras.Model) -> Iterator[None]:
-    """Make stateful layers start from zero states, and keep theirs, inside the block."""
-    layers = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
-    try:
-        for layer in layers:
-            layer.stateful = False
-        yield
-    finally:
-        for layer in layers:
-            layer.stateful = True
 
 
 def _training_outputs(model, batch):

@@ -56,7 +56,6 @@ from trellis_keras.training.monitors import (
     write_graph,
     write_hparams,
 )
-from trellis_keras.types import Logs
 
 RECIPE = "recipe.json"
 ENVIRONMENT = "environment.json"
@@ -290,17 +289,14 @@ def _fit(recipe, loaded, folder, verbose, callbacks, observation, limit, save_mi
         if batches:
             last_batch = RestOfEpoch(train_stream, len(train_stream) - 1)
             model.evaluate(last_batch, verbose=0)  # creates the variables of all metrics
-            fit(RestOfEpoch(train_stream, batches), _StopAfterEpoch())
+            # Behind the checkpoint, so that training is not over for it.
+            stop = keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda epoch, logs: setattr(model, "stop_training", True)
+            )
+            fit(RestOfEpoch(train_stream, batches), stop)
         if not (batches and limit is not None and limit.stopped):
             fit(train_stream)
     return model
-
-
-class _StopAfterEpoch(keras.callbacks.Callback):
-    """Ends `fit` after an epoch. Behind the checkpoint, so that training is not over for it."""
-
-    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        self.model.stop_training = True
 
 
 def _record(recipe, folder):
@@ -312,22 +308,14 @@ def _record(recipe, folder):
 
 
 def _callbacks(recipe, folder, train_stream, others, observers):
-    order = [_EpochOrder(train_stream)] if hasattr(train_stream, "epoch") else []
+    order = []
+    if hasattr(train_stream, "epoch"):  # each epoch has its own order, also after a resume
+        tell = lambda epoch, logs: setattr(train_stream, "epoch", epoch)  # noqa: E731
+        order = [keras.callbacks.LambdaCallback(on_epoch_begin=tell)]
     # What the recipe's and others add to the logs is there for the records behind them.
     records = [*observers, HistoryCSV(folder / "history.csv"), BestModel(folder / BEST)]
     # StopOnNaN first, so that no other records an epoch with a NaN loss.
     return [StopOnNaN(), *order, *recipe.callbacks(), *others, *records]
-
-
-class _EpochOrder(keras.callbacks.Callback):
-    """Tells a shuffling stream its epoch, so that each has its own order, also after a resume."""
-
-    def __init__(self, stream):
-        super().__init__()
-        self.stream = stream
-
-    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        self.stream.epoch = epoch
 
 
 def _continued(recipe, folder):

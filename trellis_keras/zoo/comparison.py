@@ -82,10 +82,7 @@ def draw(folders: Sequence[str | os.PathLike], path: str | os.PathLike) -> None:
 
 def _history(folder):
     """The rows of a run's history, with NaN where an epoch has no such value."""
-    path = runs.recipe_path(folder).with_name("history.csv")
-    if not path.is_file():
-        raise FileNotFoundError(f"{folder} has no history: the run has not finished an epoch yet.")
-    rows = read_history(path)
+    rows = read_history(runs.recipe_path(folder).with_name("history.csv"))
     if not rows:
         raise FileNotFoundError(f"{folder} has no history: the run has not finished an epoch yet.")
     return [{key: float(value or "nan") for key, value in row.items()} for row in rows]

@@ -182,7 +182,7 @@ def _language_model(backbone, hidden_units, vocabulary_size, seed, vocabulary):
     )
 
 
-def _on_all_corpora(unit, function, unit_parameters, note=_LAYERS):
+def _on_all_corpora(unit, function, unit_parameters, note=_LAYERS, fixed=None):
     """Registers and returns a unit's models of the four texts.
 
     Args:
@@ -190,6 +190,7 @@ def _on_all_corpora(unit, function, unit_parameters, note=_LAYERS):
         function: Function that builds them.
         unit_parameters: As in `_resolve`.
         note: What the docstrings say of the unit.
+        fixed: Arguments of the function that are not the models'.
     """
     models = []
     for corpus, (title, options, characters, remark) in _CORPORA.items():
@@ -200,6 +201,7 @@ def _on_all_corpora(unit, function, unit_parameters, note=_LAYERS):
             metric="cross_entropy",
             training=_TRAINING,
             resolve=_resolve(unit_parameters),
+            fixed=fixed,
             name=name,
             setting="lru_paper" if name in _IN_THE_TCN_PAPER else None,
             defaults={"vocabulary_size": characters},
@@ -270,10 +272,34 @@ lru_char_ptb, lru_war_and_peace, lru_enwik8, lru_text8 = _on_all_corpora(
 )
 
 
-def _keras_layers(make, name, gates, layers, hidden_units, stateful, seed):
-    """Keras' own layers. Each gate is initialized by itself, as in the LRU."""
+_KERAS_LAYERS = {"lstm": (keras.layers.LSTM, 4), "gru": (keras.layers.GRU, 3)}
+
+
+def _keras_rnn(
+    cell: str,
+    size: str | None = None,
+    layers: int = 2,
+    hidden_units: int | None = None,
+    stateful: bool = True,
+    vocabulary_size: int = 50,
+    seed: int | None = 0,
+    vocabulary: Vocabulary | None = None,
+) -> LanguageModel:
+    """
+    Args:
+        size: `"10m"` or `"24m"` parameters, the paper's, or `"1m"`. Defaults to `"10m"`, or to None
+            where `hidden_units` are given.
+        layers: Positive integer, number of layers.
+        hidden_units: Positive integer, number of units. Defaults to what gives the size.
+        **: As in `lru_char_ptb`.
+
+    Returns:
+        A compiled `LanguageModel`.
+    """
+    make, gates = _KERAS_LAYERS[cell]
     stack = []
     for i in range(layers):
+        # Each gate is initialized by itself, as in the LRU.
         initializers = {
             f"{kernel}_initializer": GateInitializer(
                 keras.initializers.GlorotUniform(sub_seed(seed, offset + i)),
@@ -287,72 +313,27 @@ def _keras_layers(make, name, gates, layers, hidden_units, stateful, seed):
             return_sequences=True,
             return_state=True,
             **initializers,
-            name=f"{name}_{i + 1}",
+            name=f"{cell}_{i + 1}",
         )
         stack.append(layer)
-    return StackedRNN(stack, stateful=stateful, name="recurrent")
-
-
-def _lstm(
-    size: str | None = None,
-    layers: int = 2,
-    hidden_units: int | None = None,
-    stateful: bool = True,
-    vocabulary_size: int = 50,
-    seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
-) -> LanguageModel:
-    """
-    Args:
-        size: `"10m"` or `"24m"` parameters, the paper's, or `"1m"`. Defaults to `"10m"`, or to None
-            where `hidden_units` are given.
-        layers: Positive integer, number of layers.
-        hidden_units: Positive integer, number of units. Defaults to what gives the size.
-        **: As in `lru_char_ptb`.
-
-    Returns:
-        A compiled `LanguageModel`.
-    """
-    backbone = _keras_layers(keras.layers.LSTM, "lstm", 4, layers, hidden_units, stateful, seed)
+    backbone = StackedRNN(stack, stateful=stateful, name="recurrent")
     return _language_model(backbone, hidden_units, vocabulary_size, seed, vocabulary)
 
 
 lstm_char_ptb, lstm_war_and_peace, lstm_enwik8, lstm_text8 = _on_all_corpora(
     "LSTM",
-    _lstm,
+    _keras_rnn,
     lambda layers, **_: (8 * layers, 4 * layers),
+    fixed={"cell": "lstm"},
     note=f"Keras' LSTM, whose forget gates start with the bias 1.\n    {_LAYERS}",
 )
 
 
-def _gru(
-    size: str | None = None,
-    layers: int = 2,
-    hidden_units: int | None = None,
-    stateful: bool = True,
-    vocabulary_size: int = 50,
-    seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
-) -> LanguageModel:
-    """
-    Args:
-        size: `"10m"` or `"24m"` parameters, the paper's, or `"1m"`. Defaults to `"10m"`, or to None
-            where `hidden_units` are given.
-        layers: Positive integer, number of layers.
-        hidden_units: Positive integer, number of units. Defaults to what gives the size.
-        **: As in `lru_char_ptb`.
-
-    Returns:
-        A compiled `LanguageModel`.
-    """
-    backbone = _keras_layers(keras.layers.GRU, "gru", 3, layers, hidden_units, stateful, seed)
-    return _language_model(backbone, hidden_units, vocabulary_size, seed, vocabulary)
-
-
 gru_char_ptb, gru_war_and_peace, gru_enwik8, gru_text8 = _on_all_corpora(
     "GRU",
-    _gru,
+    _keras_rnn,
     lambda layers, **_: (6 * layers, 6 * layers),
+    fixed={"cell": "gru"},
     note="Keras' GRU, with the reset gate after the product. The paper's Eq. 3 has it before;\n"
     f"    what was trained is PyTorch's (footnote 6), with it after.\n    {_LAYERS}",
 )

@@ -646,9 +646,7 @@ def _check_argument(name, value):
         return
     if name.endswith("dropout"):
         _check(name, value, lambda value: 0 <= value < 1, "in [0, 1)")
-    elif name == "seed":
-        _check(name, value, lambda value: value >= 0, "0 or more")
-    elif name == "future_channels":
+    elif name in ("seed", "future_channels"):
         _check(name, value, lambda value: value >= 0, "0 or more")
     elif isinstance(value, int):
         _check(name, value, lambda value: value >= 1, "positive")
