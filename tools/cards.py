@@ -104,13 +104,19 @@ def _run(recipe, results):
         epochs += f" so far (the recipe has {recipe.training.epochs})"
     sentences = [
         f"Epoch {results['epoch']} of {epochs}, chosen by the validation loss "
-        f"({results['validation_loss']:.6g}); the test split played no part in that.",
+        f"({results['validation_loss']:.6g}{_unit(recipe)}); the test split played no part in "
+        "that.",
         f"Seed {recipe.seed}, {took}on {results['hardware']} ({software}, {results['date']}).",
         *_processes(results),
         f"Also measured: {', '.join(f'{k} {_number(v)}' for k, v in other.items())}.",
         *_seeds(results),
     ]
     return _paragraph(_plain(" ".join(sentences)))
+
+
+def _unit(recipe):
+    """The unit of the loss, where it is not that of the metric."""
+    return " nats" if recipe.metric in ("bpc", "perplexity") else ""
 
 
 def _number(value):
@@ -137,8 +143,8 @@ def _seeds(results):
     mean, deviation, number = spread(results)
     each = ", ".join(f"seed {other['seed']} {other['test']:.6g}" for other in others)
     return [
-        f"The seed was chosen by the validation loss too. Test results of the others: {each}; mean "
-        f"and standard deviation of all {number}: {mean:.4g} and {deviation:.2g}."
+        f"The seed was chosen by the validation loss too. Test results of the others: {each}. Over "
+        f"all {number} seeds, the mean is {mean:.4g} and the standard deviation {deviation:.2g}."
     ]
 
 
@@ -202,13 +208,18 @@ def _use(recipe, results):
         for name, value in recipe.changes().items()
         if (name in recipe.arguments or name == "dtype_policy") and name not in _OF_THE_RUN
     ]
-    weights = ['weights="pretrained"'] if "weights_sha256" in results else []
+    has_weights = "weights_sha256" in results
+    weights = ['weights="pretrained"'] if has_weights else []
     comment = "" if weights else "  # with initial weights"
-    return f"""```python
-from trellis_keras import zoo
-
-model = zoo.{recipe.name}({", ".join([*arguments, *weights])}){comment}
-```"""
+    lines = [f"model = zoo.{recipe.name}({', '.join([*arguments, *weights])}){comment}"]
+    if has_weights and recipe.reads_text:
+        lines.append('print(model.generate("The ", max_length=200))')
+    elif has_weights:
+        lines.append(f"recipe = zoo.recipe({', '.join([_literal(recipe.name), *arguments])})")
+        lines.append(
+            "print(model.evaluate(recipe.stream(recipe.load_data().test), return_dict=True))"
+        )
+    return "\n".join(["```python", "from trellis_keras import zoo", "", *lines, "```"])
 
 
 def _limits(recipe, results):

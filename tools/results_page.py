@@ -31,12 +31,13 @@ _INTRODUCTION = """\
 # Results
 
 The tables of the three papers, and what was trained here by `trellis-keras train MODEL
---as-published`: {trained} of {everything} values. Accuracies are fractions, losses nats, of several
-seeds the mean and standard deviation. The epoch is that of the lowest validation loss. *Test runs*
-says how often the test split was evaluated, experiments that are not shown included ("-": not
-recorded); no choice was made by it. Each name leads to a card with the recipe, the learning curve,
-the gap to the paper and what is known of it, and the command. What was not trained has the time
-that one core would take, by the measurements in [zoo/costs.json](../zoo/costs.json).
+--as-published`: {trained} of {everything} values. Accuracies are fractions; cross-entropies and
+frame NLLs are in nats. Results of several seeds are given as mean and standard deviation, and come
+from the epoch with the lowest validation loss. *Test runs* is the number of times the test split
+was evaluated, including experiments that are not shown ("-": not recorded); no choice was based on
+these evaluations. Each name links to a card with the recipe, the learning curve, the command, and
+what is known about the gap to the paper. For models that were not trained, the table gives the
+estimated time on one core, from [zoo/costs.json](../zoo/costs.json).
 """
 
 _FIGURES = """\

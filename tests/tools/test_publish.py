@@ -249,7 +249,7 @@ def test_a_card_tells_how_its_run_was_computed(tmp_path):
         "8.188 ± 0.0023 (2 seeds) (+0.0884) | 269,938" in card
         and "published (TCN Table 1) | 8.1 | 300K" in card
     )
-    assert "seed 1 8.19001; mean and standard deviation of all 2: 8.188 and 0.0023" in card
+    assert "seed 1 8.19001. Over all 2 seeds, the mean is 8.188 and the" in card
     assert "differs from the zoo's recipe of that name in `decay_factor=0.5`" in card
     process = {"hardware": "X", "backend": "jax 1", "from_epoch": 1, "dtype_policy": "float32"}
     later = process | {"from_epoch": 3, "dtype_policy": "mixed_bfloat16"}

@@ -248,7 +248,7 @@ class LRU(
         depth: Positive integer, number of stacked cells. Defaults to 2.
         variant, convention, cells_per_node, use_bias, use_gate_bias: See `LRUCell`.
         input_projection: Whether a `Dense` layer, with bias, maps the input to `units` channels.
-            Defaults to None: if the input has another number of channels.
+            Defaults to None, which adds it only if the input does not have `units` channels.
         return_sequences: Whether to return all steps, or the last one only. Defaults to True.
         return_state: Whether to return the last states too. Defaults to False.
         go_backwards: Whether to read the input from its last step to its first, and return the

@@ -99,7 +99,7 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
         inputs: Tensor (batch, time, channels).
         training: Whether dropout is active. Defaults to False.
         mask: Boolean (batch, time). Masked steps are zero before each convolution, like the steps
-            before the sequence. Right for padding on either side.
+            before the sequence. Padding may be on either side.
         condition: Tensor (batch, condition_size), with `condition_size` only.
 
     Returns:
@@ -521,9 +521,9 @@ class TCN(
         depth: Positive integer, number of blocks, with dilations 1, 2, 4, ... Give one of `depth`,
             `dilations` and `receptive_field`.
         dilations: List of the blocks' dilations.
-        receptive_field: Positive integer, number of steps that an output must depend on, for the
-            smallest depth that reaches it (`depth_for`). The attribute of this name is the number
-            of steps that it does depend on.
+        receptive_field: Positive integer, number of steps that an output must depend on:
+            chooses the smallest depth that reaches it (`depth_for`). The attribute
+            `receptive_field` is the actual number of steps, which may be larger.
         dropout, dropout_kind, weight_norm, activation, normalization, residual: See `TCNBlock`.
         padding: `"causal"`, or `"same"` for taps centered on the current step: outputs then depend
             on later inputs too. Defaults to `"causal"`.
@@ -557,7 +557,7 @@ class TCN(
     Raises:
         ValueError: Arguments out of range, or inputs shorter than `output_length`.
 
-    Coming from keras-tcn, see docs/keras_tcn.md.
+    If you come from keras-tcn, see docs/keras_tcn.md.
 
     Example:
 

@@ -393,7 +393,9 @@ class LanguageModel(BackboneModel):
             metrics: Metrics of the negative log-likelihood per token in nats, such as
                 `Perplexity()`, `BitsPerCharacter()` or any `keras.metrics.Metric` with
                 `update_state(values, sample_weight)`. Defaults to `None`.
-            run_eagerly, steps_per_execution, jit_compile, auto_scale_loss: As in Keras.
+            run_eagerly, steps_per_execution, auto_scale_loss: As in Keras.
+            jit_compile: Boolean or `"auto"`, which compiles with XLA on a CPU too if the backbone
+                is faster with it, see `BackboneModel.compile`. Defaults to `"auto"`.
 
         Raises:
             ValueError: If a metric is not a metric object, or several replicas of `tf.distribute`

@@ -215,7 +215,7 @@ class SequenceModel(BackboneModel):
         """Takes the statistics of the inputs' channels, for a model with `normalize=True`.
 
         Call it before `fit`, with training data only. Missing values (NaN) are ignored, and read as
-        their channel's mean by the model. A constant channel gets the scale 1. The model clips
+        their channel's mean by the model. A constant channel is only centered. The model clips
         inputs to 10 standard deviations from the mean.
 
         Args:
@@ -532,7 +532,7 @@ class SequenceModel(BackboneModel):
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class SequenceClassifier(SequenceModel):
-    """Class logits of a sequence, or of each of its steps, from any causal backbone.
+    """Classifies sequences, or each of their steps, with any causal backbone.
 
     On the last step it classifies images read pixel by pixel (TrellisNet, section 5.2; TCN, section
     4), with `per_step=True` it is the copy-memory model of the TCN paper. (The TrellisNet authors'
@@ -715,15 +715,15 @@ class SequenceRegressor(SequenceModel):
 
     `compile` defaults to the mean squared error; with `quantiles` to the pinball loss. Forecasts
     have the metrics `"mae"` and `"rmse"`, with `quantiles` `"pinball"`, `"coverage"` and the
-    `"mae"` of the middle quantile. Keras' metrics of forecasts are given the single values that are
-    not missing, of quantiles the middle one. See `SequenceModel` for the means.
+    `"mae"` of the middle quantile. Keras metrics passed to `compile` receive only the values that
+    are not missing, and only the middle quantile. See `SequenceModel` for the means.
 
     With `normalize=True` the model takes inputs and gives outputs in the units of the data: `adapt`
     takes the statistics from the training data, and they are saved with the weights. The loss is
     that of standardized values, so that it does not depend on the targets' units; metrics are in
     the units of the data.
 
-    After training, `calibrate` makes the quantiles those of data that the model has not seen.
+    After training, `calibrate` adjusts the quantiles to data that the model has not seen.
 
     Targets of forecasts may be missing (NaN): they count neither in the loss nor in the metrics.
     `sample_weight` may have the shape of the targets, or of their leading axes.
@@ -906,7 +906,7 @@ class SequenceRegressor(SequenceModel):
         """Takes the statistics of inputs and targets, for a model with `normalize=True`.
 
         Call it before `fit`, with training data only. Missing values (NaN) are ignored. A constant
-        channel gets the scale 1. The model clips inputs to 10 standard deviations from the mean.
+        channel is only centered. The model clips inputs to 10 standard deviations from the mean.
 
         Args:
             inputs: Array (..., channels), or a sequence of such arrays. Arrays are read in blocks,
@@ -931,13 +931,12 @@ class SequenceRegressor(SequenceModel):
             self.target_normalization.adapt(arrays)
 
     def calibrate(self, x: Any, y: Any = None, batch_size: int | None = None) -> None:
-        """Makes the quantiles those of data that the model was not trained on.
+        """Calibrates the quantiles on data that the model was not trained on.
 
-        A quantile that is learned from the training data may not be one of later data. This is
-        conformalized quantile regression (Romano et al. 2019): starting from the middle quantile,
-        which stays, the gap to each next one is multiplied by the factor with which the right
-        share of the targets lies beyond the quantile. The factors, one for each target and
-        quantile, are saved with the model.
+        Quantiles learned from training data may be too narrow or too wide for later data. This is
+        conformalized quantile regression (Romano et al. 2019): the middle quantile stays, and each
+        gap to the next one is scaled so that the right share of the targets lies beyond it. The
+        factors, one for each target and quantile, are saved with the model.
 
         Call it after `fit`, with validation data: those that come last, if the series changes.
 
@@ -1076,8 +1075,8 @@ class SequenceRegressor(SequenceModel):
         Args:
             history: Array (time, channels) or (batch, time, channels): the targets first, then
                 other covariates, and last the `future_channels`, each at its own time. A model with
-                `normalize` reads NaN as the mean of the channel. Before a history that is shorter
-                than the windows of the training it reads zeros, and forecasts worse.
+                `normalize` reads NaN as the mean of the channel. A history shorter than the
+                training windows is padded with zeros, which makes forecasts worse.
             steps: Positive integer, number of steps to forecast. Defaults to `None`, the model's
                 horizon.
             future_covariates: Array (steps, future_channels) or (batch, steps, future_channels),
@@ -1108,7 +1107,7 @@ class SequenceRegressor(SequenceModel):
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class PolyphonicModel(SequenceModel):
-    """Which keys sound in the next frame of a piano roll (Bai et al. 2018, section 4).
+    """Predicts which keys sound in the next frame of a piano roll (Bai et al. 2018, section 4).
 
     Given the past, the keys are independent, each with the probability sigmoid(logit). The loss of
     a frame is its negative log-likelihood in nats, the sum over keys of the binary cross-entropy.

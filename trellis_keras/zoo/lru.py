@@ -296,6 +296,7 @@ def _keras_rnn(
     Returns:
         A compiled `LanguageModel`.
     """
+    assert hidden_units is not None  # from `_resolve`
     make, gates = _KERAS_LAYERS[cell]
     stack = []
     for i in range(layers):
