@@ -217,6 +217,6 @@ class Recall(keras.metrics.SparseCategoricalAccuracy):
         super().__init__(name, dtype)
 
     def update_state(self, y_true, y_pred, sample_weight=None):
-        if sample_weight is not None:
+        if sample_weight is not None and len(sample_weight.shape) > 1:  # not of whole rows
             sample_weight = sample_weight[:, -COPIED:]
         super().update_state(y_true[:, -COPIED:], y_pred[:, -COPIED:], sample_weight)
