@@ -16,9 +16,10 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
-def test_python_examples_run():
+def test_python_examples_run(tmp_path):
     """One after the other, as a reader would paste them."""
-    run_script("\n".join(blocks("python")), XLA_FLAGS="")
+    go = "import os, sys\nos.chdir(sys.argv[1])\n"
+    run_script(go + "\n".join(blocks("python")), tmp_path, XLA_FLAGS="")
 
 
 def test_ci_runs_the_test_command():
