@@ -413,6 +413,7 @@ def polyphonic(**options):
         (lambda: LRU(513, return_sequences=False), {"jit_compile": True}, True),
         (lambda: LRU(8, return_sequences=False), {"jit_compile": False}, False),
         (lambda: LRU(8, return_sequences=False, dtype="mixed_bfloat16"), {}, False),
+        (lambda: LRU(8, return_sequences=False, dtype="float64"), {}, False),
         (lambda: TCN(8, depth=2, return_sequences=False), {}, False),
         (lambda: TrellisLayer(8, depth=2, return_sequences=False), {}, True),
     ],
@@ -421,6 +422,13 @@ def test_a_cpu_uses_xla_where_it_is_faster(backbone, options, expected):
     model = SequenceRegressor(backbone(), 1)
     model.compile("adam", **options)
     assert model.jit_compile is expected
+
+
+@pytest.mark.skipif(JAX, reason="about TensorFlow")
+def test_xla_in_float64_warns():
+    model = SequenceRegressor(TCN(8, depth=2, activation="glu", dtype="float64"), 1)
+    with pytest.warns(UserWarning, match="wrong gradients.*float64"):
+        model.compile("adam", jit_compile=True)
 
 
 @pytest.mark.parametrize("jit_compile", [True] if JAX else [False, True])

@@ -1,6 +1,7 @@
 """What the models share: backbone and head, streaming, an exact mean loss, saving."""
 
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -45,8 +46,10 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
         """Configures the model as `keras.Model.compile` does.
 
         With `jit_compile="auto"` TensorFlow compiles with XLA on a CPU too, if the backbone is
-        faster with it: if it has a true attribute `prefers_xla` and computes in float32 or float64.
-        (XLA does not use a CPU's bfloat16 units.) On other devices Keras decides.
+        faster with it: if it has a true attribute `prefers_xla` and computes in float32. (XLA does
+        not use a CPU's bfloat16 units. In float64, XLA of TensorFlow 2.21 has computed wrong
+        gradients of gated activations on a CPU: `jit_compile=True` warns.) On other devices Keras
+        decides.
 
         Raises:
             ValueError: If the model is distributed over several replicas and the backbone is
@@ -56,6 +59,12 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
         self._asked_to_compile = jit_compile
         if jit_compile == "auto" and not kwargs.get("run_eagerly"):
             jit_compile = self._prefers_xla() or "auto"
+        elif jit_compile is True and self._runs_float64_on_tensorflow():
+            warnings.warn(
+                "TensorFlow 2.21 with XLA has computed wrong gradients of gated activations in "
+                'float64 on a CPU. Leave `jit_compile` at "auto", which does not use XLA there.',
+                stacklevel=2,
+            )
         super().compile(
             optimizer,
             steps_per_execution=steps_per_execution,
@@ -95,8 +104,11 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
 
         if {device.device_type for device in tf.config.list_physical_devices()} != {"CPU"}:
             return False
-        is_full = self.backbone.compute_dtype in ("float32", "float64")
-        return is_full and getattr(self.backbone, "prefers_xla", False)
+        is_float32 = self.backbone.compute_dtype == "float32"
+        return is_float32 and getattr(self.backbone, "prefers_xla", False)
+
+    def _runs_float64_on_tensorflow(self):
+        return keras.backend.backend() == "tensorflow" and self.backbone.compute_dtype == "float64"
 
     def _replicas(self):
         """The number of replicas of `tf.distribute`."""
