@@ -127,7 +127,7 @@ def test_list(run):
     ends = {row.index("  perplexity") for row in rows if "  perplexity" in row}
     assert ends == {header.index("  metric")}
     trained = run("list", "--pretrained")[1].splitlines()[1:]
-    assert len(trained) == 29 and all(row.endswith("yes") for row in trained)
+    assert len(trained) == 30 and all(row.endswith("yes") for row in trained)
     assert run("list", "transformer_*")[1].count("\n") == 1
 
 

@@ -325,3 +325,19 @@ def test_bad_piano_roll_arguments():
         PianoRollStream([], 2)
     with pytest.raises(ValueError, match="`buckets` must be an integer >= 1"):
         PianoRollStream([np.zeros((4, 88))], 2, buckets=0)
+
+
+def test_each_epoch_has_an_order_of_its_own_without_a_callback():
+    seen = []
+
+    class Recorded(SequenceStream):
+        def _batch(self, group, rows, counts):
+            seen.append((self.epoch, tuple(rows)))
+            return super()._batch(group, rows, counts)
+
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    stream = Recorded(np.zeros((6, 1)), np.zeros((6, 1)), 2, shuffle=True)
+    model.fit(stream, epochs=3, shuffle=False, verbose=0)
+    assert {epoch for epoch, _ in seen} >= {0, 1, 2}  # Keras may fetch ahead
+    assert len({rows for _, rows in seen}) > 3

@@ -917,3 +917,12 @@ def cell_of(result):
 def test_a_cell_that_breaks_its_contract_is_named(result):
     with pytest.raises(ValueError, match=r"Gates.*must return \(h, states\).*Received: shapes"):
         TrellisLayer(UNITS, 3, cell=cell_of(result))(np.zeros((2, 5, 3), "float32"))
+
+
+def test_frozen_parts_are_saved(tmp_path):
+    layer = TrellisLayer(UNITS, 2)
+    model = keras.Sequential([keras.Input((None, CHANNELS)), layer])
+    layer.kernel.trainable = False
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert len(loaded.trainable_weights) == len(model.trainable_weights) == 2

@@ -699,3 +699,21 @@ def test_tokens_and_sizes_of_any_integer_type(dtype):
     history = model.fit(tokens[:, :-1], tokens[:, 1:], verbose=0).history
     assert np.isfinite(history["loss"]).all()
     assert type(model.get_config()["vocabulary_size"]) is int
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (lambda: TCN(4, 3, 2, padding="same"), "later tokens"),
+        (lambda: TCN(4, 3, 2, go_backwards=True), "later tokens"),
+        (lambda: keras.layers.Bidirectional(TCN(4, 3, 2)), "later tokens"),
+        (lambda: StackedRNN([lstm_layer()], stateful=True), "must be the backbone itself"),
+    ],
+)
+def test_layers_inside_a_backbone_are_checked(layer, message):
+    with pytest.raises(ValueError, match=message):
+        LanguageModel(V, 4, keras.Sequential([layer()]))
+
+
+def lstm_layer():
+    return keras.layers.LSTM(4, return_sequences=True, return_state=True)

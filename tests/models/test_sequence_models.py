@@ -665,3 +665,82 @@ def test_sizes_may_be_numpy_integers():
         PolyphonicModel(Mix(True), np.int64(3)),
     ):
         json.dumps(model.get_config())
+
+
+def test_inputs_are_standardized_before_they_are_rounded():
+    x = (1000 + np.random.default_rng(0).normal(size=(16, 20, 2))).astype("float32")
+    backbone = TCN(8, 3, 2, return_sequences=False, dtype="mixed_bfloat16")
+    model = SequenceRegressor(backbone, 1, normalize=True, dtype="mixed_bfloat16")
+    model.adapt(x)
+    features = np.asarray(ops.cast(model._features(x), "float32"))
+    assert abs(features.std() - 1) < 0.01
+
+
+def test_a_masking_layer_must_see_the_inputs():
+    backbone = keras.Sequential([keras.layers.Masking(), LRU(4, return_sequences=False)])
+    for options in ({"normalize": True}, {"input_dropout": 0.3}):
+        with pytest.raises(ValueError, match="Masking.*Pass `mask=`"):
+            SequenceClassifier(backbone, 2, **options)
+
+
+def test_missing_targets_do_not_count_in_the_loss_of_an_epoch():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(6, 9, 4)), rng.normal(size=(6, 3, 2))
+    y[3:] = np.nan
+    model = SequenceRegressor(TCN(6, 3, 2, return_sequences=False), (3, 2))
+    model.compile("sgd", **COMPILED)
+    losses = [model.evaluate(x, y, batch_size=rows, verbose=0)[0] for rows in (6, 2)]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+
+
+def test_a_forecast_follows_lora():
+    model = SequenceRegressor(TCN(6, 3, 2, return_sequences=False), (2, 1))
+    model.build((None, None, 1))
+    history = np.random.default_rng(0).normal(size=(9, 1))
+    before = model.forecast(history, 4)
+    model.head.enable_lora(2)
+    model.head.lora_kernel_b.assign(np.ones(model.head.lora_kernel_b.shape, "float32"))
+    assert np.abs(before - model.forecast(history, 4)).max() > 1e-3
+
+
+def test_class_weights_by_name():
+    x, labels = np.random.default_rng(0).normal(size=(4, 6, 2)), np.array(["a", "b", "b", "a"])
+
+    def loss(class_weight):
+        backbone = TCN(3, 2, 2, return_sequences=False, seed=0)
+        model = SequenceClassifier(backbone, 2, seed=0, class_names=["a", "b"])
+        model.compile(keras.optimizers.SGD(0.0), **COMPILED)
+        return model.fit(x, labels, class_weight=class_weight, verbose=0).history["loss"][0]
+
+    assert loss({"a": 1, "b": 9}) == pytest.approx(loss({0: 1, 1: 9}), rel=1e-5)
+    with pytest.raises(ValueError, match=r"`class_weight`.*Received: \['c'\]"):
+        loss({"c": 2})
+
+
+def test_targets_of_one_unit_may_lack_its_axis():
+    rng = np.random.default_rng(0)
+    x, y, weight = rng.normal(size=(5, 5, 2)), rng.normal(size=(5, 5)), rng.random((5, 5))
+    model = SequenceRegressor(TCN(3, 2, 2), per_step=True)
+    model.compile("sgd", "mse", weighted_metrics=["mae"], **COMPILED)
+    with_axis, without = (
+        model.evaluate(x, targets, sample_weight=weight, verbose=0) for targets in (y[..., None], y)
+    )
+    np.testing.assert_allclose(without, with_axis, rtol=1e-5)
+
+
+def test_quantiles_of_masked_steps():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(5, 9, 3)), rng.normal(size=(5, 9, 2, 1))
+    x[0, 6:] = 0
+    backbone = keras.Sequential([keras.layers.Masking(), TCN(4, 2, 2)])
+    model = SequenceRegressor(backbone, (2, 1), quantiles=(0.1, 0.9), per_step=True)
+    model.compile("sgd", **COMPILED)
+    before = model.evaluate(x, y, verbose=0)[0]
+    y[0, 6:] += 100
+    np.testing.assert_allclose(model.evaluate(x, y, verbose=0)[0], before, rtol=1e-5)
+
+
+def test_a_stateful_layer_inside_a_backbone_is_refused():
+    layers = [keras.Input((9, 4), batch_size=3), LRU(5, stateful=True, return_sequences=False)]
+    with pytest.raises(ValueError, match="must have stateful=False"):
+        SequenceClassifier(keras.Sequential(layers), 2)

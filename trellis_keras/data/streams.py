@@ -183,6 +183,10 @@ class ExampleStream(keras.utils.PyDataset):
         self.epoch = 0  # whose batches `self[i]` returns
         self._planned = None, []
 
+    def on_epoch_end(self) -> None:
+        # The next one has an order of its own. `EpochOrder` sets it where a training is resumed.
+        self.epoch += 1
+
     def __len__(self) -> int:
         return sum(-(-len(group) // self.batch_size) for group in self._groups)
 

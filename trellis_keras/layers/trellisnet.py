@@ -22,6 +22,7 @@ from trellis_keras.kernels.level_buffers import LevelBuffers
 from trellis_keras.layers import streaming
 from trellis_keras.layers.base import (
     FixedRatesMixin,
+    FrozenPartsMixin,
     OutputLengthMixin,
     StatefulMixin,
     at_least_float32,
@@ -229,6 +230,7 @@ class _Weights(NamedTuple):
 @keras.saving.register_keras_serializable("trellis_keras")
 class TrellisLayer(
     FixedRatesMixin,
+    FrozenPartsMixin,
     OutputLengthMixin,
     StatefulMixin,
     streaming.StreamingMixin,

@@ -244,6 +244,8 @@ def cached_function(model: keras.Model, key: Hashable, make: Callable[[], Any]) 
         # Hidden from Keras' tracking, which would try to save it.
         object.__setattr__(model, "_generation_functions", {})
     functions = model._generation_functions
+    # Its variables too: LoRA adds some.
+    key = key, tuple(map(id, model.variables))
     functions[key] = functions.pop(key) if key in functions else make()
     if len(functions) > _CACHED_FUNCTIONS:
         del functions[next(iter(functions))]

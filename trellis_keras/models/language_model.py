@@ -771,6 +771,10 @@ class _ResetStates(keras.callbacks.Callback):
         self.model.backbone.reset_state(training=True)
 
 
+def _reads_later_steps(layer):
+    return isinstance(layer, keras.layers.Bidirectional) or not getattr(layer, "is_causal", True)
+
+
 def _check_backbone(backbone, aux_weight):
     """Raises ValueError unless a backbone has one output per step and carries states safely."""
     if aux_weight and not getattr(backbone, "return_aux", False):
@@ -782,11 +786,18 @@ def _check_backbone(backbone, aux_weight):
         raise ValueError("The backbone of a language model must have return_state=False.")
     if not getattr(backbone, "return_sequences", True):
         raise ValueError("The backbone of a language model must have return_sequences=True.")
-    if not getattr(backbone, "is_causal", True):
+    parts = backbone._flatten_layers()
+    inner = [part for part in parts if part is not backbone]
+    if any(_reads_later_steps(part) for part in parts):
         raise ValueError(
             "The outputs of a language model's backbone must not depend on later tokens: "
             'go_backwards=False and, of a TCN, padding="causal". '
             f"Received: {backbone}"
+        )
+    if any(getattr(part, "stateful", False) for part in inner):
+        raise ValueError(
+            "A stateful layer must be the backbone itself, so that its states are reset. "
+            f"Received: {backbone} with stateful layers in it"
         )
     if getattr(backbone, "output_length", None) is not None:
         raise ValueError(

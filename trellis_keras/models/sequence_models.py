@@ -96,13 +96,22 @@ class SequenceModel(BackboneModel):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if getattr(backbone, "stateful", False):
+        parts = backbone._flatten_layers()
+        if any(getattr(part, "stateful", False) for part in parts):
             raise ValueError(
                 "Sequences are independent of each other: the backbone must have stateful=False. "
                 f"Received: {backbone}"
             )
         if embedding is not None and normalize:
             raise ValueError("Token ids are not normalized: `embedding` needs normalize=False.")
+        changed = normalize or input_dropout
+        if changed and any(isinstance(p, keras.layers.Masking) for p in backbone._flatten_layers()):
+            raise ValueError(
+                "A `Masking` layer in the backbone would look for its value in inputs that are "
+                "normalized or dropped before. Pass `mask=` to the call instead, or leave out "
+                f"`normalize` and `input_dropout`. Received: normalize={normalize}, "
+                f"input_dropout={input_dropout}"
+            )
         if kernel_initializer is None:
             kernel_initializer = keras.initializers.GlorotUniform(
                 seed=sub_seed(seed, "SequenceModel", "head")
@@ -116,7 +125,9 @@ class SequenceModel(BackboneModel):
         self.autocast = False  # inputs are standardized in float32
         self.input_normalization: Standardization | None = None
         if normalize:
-            self.input_normalization = Standardization(dtype=policy, name="input_normalization")
+            self.input_normalization = Standardization(
+                dtype=at_least_float32(self.compute_dtype), name="input_normalization"
+            )
         input_seed, output_seed = (
             sub_seed(seed, "SequenceModel", name) for name in ("input_dropout", "output_dropout")
         )
@@ -319,13 +330,14 @@ class SequenceModel(BackboneModel):
         """Returns the loss of a batch, and updates the metrics."""
         if self.per_step and self._has_own_loss:
             _check_steps(y, y_pred)
+        y = self._like_outputs(y, y_pred)
         weight = self._weights(y_pred, sample_weight)
         # Keras divides by the number of replicas, whatever their weights are.
         terms = self._loss_terms(y, y_pred, weight)
         loss = super().compute_loss(x, *terms, training) * num_replicas()
         (function,) = keras.tree.flatten(self.loss)
         by_weights = getattr(function, "reduction", None) == "mean_with_sample_weight"
-        counted = ops.sum(weight if by_weights else self._weights(y_pred, None))
+        counted = ops.sum(terms[2] if by_weights else self._weights(y_pred, None))
         self._mean_loss.update_state(loss, sample_weight=counted)
         super().compute_metrics(x, y, y_pred, weight)
         return scale_loss_for_replicas(loss, counted)
@@ -336,7 +348,7 @@ class SequenceModel(BackboneModel):
         # `compute_loss` has updated them: on JAX the outputs lose their mask on the way here.
         if self._compile_metrics is None or self._compile_metrics.built:
             return self.get_metrics_result()
-        return super().compute_metrics(x, y, y_pred, sample_weight)
+        return super().compute_metrics(x, self._like_outputs(y, y_pred), y_pred, sample_weight)
 
     def _weights(self, y_pred, sample_weight):
         """The weight of each output: (batch,), or (batch, time) of a per-step model."""
@@ -348,6 +360,10 @@ class SequenceModel(BackboneModel):
             weight = weight * ops.reshape(ops.cast(sample_weight, weight.dtype), ranked)
         mask = resolve_mask(y_pred, None)
         return weight if mask is None else weight * ops.cast(mask, weight.dtype)
+
+    def _like_outputs(self, y, y_pred):
+        """Returns targets with the axes of the outputs."""
+        return y
 
     def _loss_terms(self, y, y_pred, weight):
         """Returns targets, outputs and weights as the loss takes them."""
@@ -377,6 +393,7 @@ class SequenceModel(BackboneModel):
         if self.per_step:
             check_no_class_weight(class_weight)
         self.check_adapted()
+        class_weight = self._encode_class_weight(class_weight)
         y = self._encode_targets(y)
         self._check_data(x, y, sample_weight)
         if isinstance(validation_data, (tuple, list)):
@@ -465,6 +482,10 @@ class SequenceModel(BackboneModel):
     def _encode_targets(self, y):
         """Returns targets as numbers."""
         return y
+
+    def _encode_class_weight(self, class_weight):
+        """Returns the weights of classes by their numbers."""
+        return class_weight
 
     # Streaming
 
@@ -566,7 +587,8 @@ class SequenceClassifier(SequenceModel):
         training: Whether dropout is active.
         mask: Boolean (batch, time), False where a step is padding. The backbone must take it. For
             a mask that comes with the data, put a `keras.layers.Masking` first in a
-            `keras.Sequential` backbone.
+            `keras.Sequential` backbone (without `normalize` and `input_dropout`, which it would
+            come after).
 
     Returns:
         Logits (batch, num_classes), or with `per_step` (batch, time, num_classes), at least
@@ -672,6 +694,19 @@ class SequenceClassifier(SequenceModel):
             )
         order = np.argsort(self.class_names)
         return order[np.searchsorted(self.class_names, labels, sorter=order)]
+
+    def _encode_class_weight(self, class_weight):
+        if class_weight is None:
+            return None
+        numbers = {name: number for number, name in enumerate(self.class_names or ())}
+        by_number = {numbers.get(key, key): weight for key, weight in class_weight.items()}
+        unknown = [key for key in by_number if key not in range(self.num_classes)]
+        if unknown:
+            raise ValueError(
+                f"`class_weight` must have classes from 0 to {self.num_classes - 1} or names among "
+                f"class_names={self.class_names} as keys. Received: {unknown}"
+            )
+        return by_number
 
     def _check_targets(self, y):
         if y.dtype.kind in "OSU":
@@ -828,7 +863,7 @@ class SequenceRegressor(SequenceModel):
         self.target_normalization = None
         if self.normalize:
             self.target_normalization = Standardization(
-                dtype=self.dtype_policy, name="target_normalization"
+                dtype=at_least_float32(self.compute_dtype), name="target_normalization"
             )
 
     @property
@@ -1028,7 +1063,14 @@ class SequenceRegressor(SequenceModel):
             y_pred = self.target_normalization.standardize(y_pred, axis=self._target_axis)
         if not self._counts_values:
             return y, y_pred, weight
-        return y[..., None], y_pred if self.quantiles else y_pred[..., None], weight
+        # A copy has no `_keras_mask`, which Keras would apply again: the weight has it.
+        y_pred = ops.copy(y_pred) if self.quantiles else y_pred[..., None]
+        return y[..., None], y_pred, weight
+
+    def _like_outputs(self, y, y_pred):
+        # Of one unit, targets may lack the last axis.
+        has_one_unit = self.output_shape == 1 and self.quantiles is None
+        return ops.reshape(y, ops.shape(y_pred)) if has_one_unit else y
 
     def _check_targets(self, y):
         shape = self._values_shape
