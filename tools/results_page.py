@@ -51,7 +51,13 @@ The validation losses of all published runs, by epoch:
 
 [examples/studies](../examples/studies/README.md) has a command for each figure of the papers
 (memory horizon, gradient norms, statistical efficiency, epochs to converge, convergence, ablation)
-and the results of those that were run.
+and the results of those that were run: what nets of 10,000 parameters
+remember (TCN paper, Fig. 5), and the test loss of units of one size by epoch (LRU paper, Figs. 3
+and 4).
+
+![Accuracy of recall by delay](../examples/studies/results/memory_horizon/memory_horizon.png)
+
+![Test loss by epoch](../examples/studies/results/lattice_comparison/lattice_comparison.png)
 """
 
 

@@ -293,7 +293,7 @@ def test_lengths_share_compiled_functions():
         np.testing.assert_array_equal(ids, longest[:, :length])
     for length in range(1, 110, 9):
         model.generate(prompt[:, :length], 111, sampler="greedy")
-    kinds = [key[0] for key in model._generation_functions]
+    kinds = [key[0] for key, _ in model._generation_functions]
     assert sorted(kinds) == ["_loop"] * 3 + ["read"] * 2  # for 64, 128 and 256; 32 and 64
     for function in model._generation_functions.values():
         function = function[0] if isinstance(function, tuple) else function
@@ -346,7 +346,7 @@ def _contrastive(model, prompts, length, k=5, alpha=0.6):
 
 
 def test_the_last_used_functions_are_kept():
-    model, made = type("Model", (), {})(), []
+    model, made = type("Model", (), {"variables": []})(), []
     for key in (*range(16), 0, 16, 0, 1):
         generation.cached_function(model, key, lambda key=key: made.append(key))
     assert made == [*range(17), 1]
