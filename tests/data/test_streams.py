@@ -190,18 +190,25 @@ def test_batch_is_a_function_of_seed_epoch_and_index():
     assert order(stream(2)) != first
 
 
+class Recorded(SequenceStream):
+    """Keeps the epoch and the rows of its batches."""
+
+    def __init__(self, seen):
+        super().__init__(np.zeros((6, 1)), np.zeros((6, 1)), 2, shuffle=True)
+        self.seen = seen
+
+    def _batch(self, group, rows, counts):
+        self.seen.append((self.epoch, tuple(rows)))
+        return super()._batch(group, rows, counts)
+
+
 def test_epochs_follow_fit_also_after_a_resume():
     seen = []
-
-    class Recorded(SequenceStream):
-        def _batch(self, group, rows, counts):
-            seen.append((self.epoch, tuple(rows)))
-            return super()._batch(group, rows, counts)
 
     def fit(**kwargs):
         model = keras.Sequential([keras.layers.Dense(1)])
         model.compile("sgd", "mse", run_eagerly=True)
-        stream = Recorded(np.zeros((6, 1)), np.zeros((6, 1)), 2, shuffle=True)
+        stream = Recorded(seen)
         seen.clear()
         callback = EpochOrder(stream)
         model.fit(stream, epochs=3, shuffle=False, callbacks=[callback], verbose=0, **kwargs)
@@ -329,15 +336,9 @@ def test_bad_piano_roll_arguments():
 
 def test_each_epoch_has_an_order_of_its_own_without_a_callback():
     seen = []
-
-    class Recorded(SequenceStream):
-        def _batch(self, group, rows, counts):
-            seen.append((self.epoch, tuple(rows)))
-            return super()._batch(group, rows, counts)
-
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse", run_eagerly=True)
-    stream = Recorded(np.zeros((6, 1)), np.zeros((6, 1)), 2, shuffle=True)
+    stream = Recorded(seen)
     model.fit(stream, epochs=3, shuffle=False, verbose=0)
     assert {epoch for epoch, _ in seen} >= {0, 1, 2}  # Keras may fetch ahead
     assert len({rows for _, rows in seen}) > 3

@@ -425,6 +425,31 @@ def test_a_cpu_uses_xla_where_it_is_faster(backbone, options, expected):
 
 
 @pytest.mark.skipif(JAX, reason="about TensorFlow")
+@pytest.mark.parametrize(
+    "dtype",
+    ["float32", pytest.param("float64", marks=pytest.mark.xfail(reason="XLA of TensorFlow 2.21"))],
+)
+def test_xla_computes_the_gradients_of_gates(dtype):
+    import tensorflow as tf
+
+    def gradient(x, weight):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            a, b = tf.split(x, 2, axis=-1)
+            loss = tf.reduce_sum(a * tf.sigmoid(b) * weight)
+        return loss, tape.gradient(loss, x)
+
+    rng = np.random.default_rng(0)
+    for rows in (2, 4, 8):
+        x, weight = (tf.constant(rng.normal(size=(rows, 4, n)), dtype) for n in (10, 5))
+        (_, plain), (_, compiled) = (
+            tf.function(gradient, jit_compile=jit_compile)(x, weight)
+            for jit_compile in (False, True)
+        )
+        np.testing.assert_allclose(compiled, plain, atol=1e-5)
+
+
+@pytest.mark.skipif(JAX, reason="about TensorFlow")
 def test_xla_in_float64_warns():
     model = SequenceRegressor(TCN(8, depth=2, activation="glu", dtype="float64"), 1)
     with pytest.warns(UserWarning, match="wrong gradients.*float64"):

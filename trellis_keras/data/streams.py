@@ -203,7 +203,9 @@ class ExampleStream(keras.utils.PyDataset):
 
     def _batch(self, group, rows, counts):
         """Return the batch of the examples `rows`; `counts` is 0 for those that only fill it."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} must define `_batch(group, rows, counts)`."
+        )
 
     def _plan(self, epoch):
         """Return the batches of an epoch as a list of (index of the group, its examples)."""

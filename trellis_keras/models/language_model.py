@@ -786,17 +786,18 @@ def _check_backbone(backbone, aux_weight):
         raise ValueError("The backbone of a language model must have return_state=False.")
     if not getattr(backbone, "return_sequences", True):
         raise ValueError("The backbone of a language model must have return_sequences=True.")
-    parts = backbone._flatten_layers()
+    parts = list(backbone._flatten_layers())
     inner = [part for part in parts if part is not backbone]
     if any(_reads_later_steps(part) for part in parts):
         raise ValueError(
             "The outputs of a language model's backbone must not depend on later tokens: "
-            'go_backwards=False and, of a TCN, padding="causal". '
+            'go_backwards=False, of a TCN padding="causal", and no Bidirectional layer. '
             f"Received: {backbone}"
         )
     if any(getattr(part, "stateful", False) for part in inner):
         raise ValueError(
-            "A stateful layer must be the backbone itself, so that its states are reset. "
+            "A stateful layer must be the backbone itself, so that its states are reset: use "
+            "stateful=False in it, or pass it without the layers around it. "
             f"Received: {backbone} with stateful layers in it"
         )
     if getattr(backbone, "output_length", None) is not None:

@@ -258,7 +258,7 @@ class ForecastMetric(_ExactMean):
 
     def _values(self, y_true, y_pred):
         """Returns the metric of each value, (..., targets)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define `_values(y_true, y_pred)`.")
 
     def get_config(self) -> dict:
         return {"quantiles": self.quantiles, "name": self.name, "dtype": self.dtype}

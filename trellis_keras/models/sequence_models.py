@@ -96,7 +96,7 @@ class SequenceModel(BackboneModel):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        parts = backbone._flatten_layers()
+        parts = list(backbone._flatten_layers())
         if any(getattr(part, "stateful", False) for part in parts):
             raise ValueError(
                 "Sequences are independent of each other: the backbone must have stateful=False. "
@@ -104,13 +104,13 @@ class SequenceModel(BackboneModel):
             )
         if embedding is not None and normalize:
             raise ValueError("Token ids are not normalized: `embedding` needs normalize=False.")
-        changed = normalize or input_dropout
-        if changed and any(isinstance(p, keras.layers.Masking) for p in backbone._flatten_layers()):
+        has_masking = any(isinstance(part, keras.layers.Masking) for part in parts)
+        if has_masking and (normalize or input_dropout):
             raise ValueError(
                 "A `Masking` layer in the backbone would look for its value in inputs that are "
-                "normalized or dropped before. Pass `mask=` to the call instead, or leave out "
-                f"`normalize` and `input_dropout`. Received: normalize={normalize}, "
-                f"input_dropout={input_dropout}"
+                "normalized or dropped before. Pass `mask=` to the call instead, or use "
+                "normalize=False, with inputs that you have scaled, and input_dropout=0. "
+                f"Received: normalize={normalize}, input_dropout={input_dropout}"
             )
         if kernel_initializer is None:
             kernel_initializer = keras.initializers.GlorotUniform(
@@ -257,11 +257,11 @@ class SequenceModel(BackboneModel):
 
     def _default_loss(self):
         """Returns the loss that `compile` uses if none is given."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define `_default_loss()`.")
 
     def _default_metrics(self):
         """Returns the list of metrics that `compile` uses if none are given."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define `_default_metrics()`.")
 
     def compile(
         self,

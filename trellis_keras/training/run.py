@@ -310,8 +310,11 @@ def _record(recipe, folder):
 def _callbacks(recipe, folder, train_stream, others, observers):
     order = []
     if hasattr(train_stream, "epoch"):  # each epoch has its own order, also after a resume
-        tell = lambda epoch, logs: setattr(train_stream, "epoch", epoch)  # noqa: E731
-        order = [keras.callbacks.LambdaCallback(on_epoch_begin=tell)]
+        order = [
+            keras.callbacks.LambdaCallback(
+                on_epoch_begin=lambda epoch, logs: setattr(train_stream, "epoch", epoch)
+            )
+        ]
     # What the recipe's and others add to the logs is there for the records behind them.
     records = [*observers, HistoryCSV(folder / "history.csv"), BestModel(folder / BEST)]
     # StopOnNaN first, so that no other records an epoch with a NaN loss.
