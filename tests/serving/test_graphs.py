@@ -11,7 +11,8 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tests.support.parameters import slow_but
 from tests.support.served import MODELS, inputs
 from trellis_keras.data import Vocabulary
-from trellis_keras.export import _Cache, export
+from trellis_keras.export import export
+from trellis_keras.export.endpoints import StreamCache
 from trellis_keras.layers import TCN, StackedRNN
 from trellis_keras.models import LanguageModel, SequenceClassifier
 
@@ -152,7 +153,7 @@ def test_exporting_changes_nothing_in_the_model(exported):
 def test_caches_of_half_precision_travel_as_float32():
     layer = TCN(3, kernel_size=2, depth=1, dtype="mixed_float16")
     layer.build((None, None, 2))
-    cache, x = _Cache(layer), np.ones((5, 2), "float16")
+    cache, x = StreamCache(layer), np.ones((5, 2), "float16")
     _, after = layer.step(x, layer.initial_cache(5))
     assert {leaf.dtype for leaf in keras.tree.flatten(after)} == {tf.float16}
     assert {field.dtype for field in cache.fields.values()} == {"float32"}

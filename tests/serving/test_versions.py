@@ -11,8 +11,8 @@ import pytest
 from tests.support.disks import NO_SPACE, small_disk
 from tests.support.processes import run_script
 from tests.support.served import MODELS, small_model
-from trellis_keras import export as module
 from trellis_keras.export import export
+from trellis_keras.export import saved_model as module
 
 
 def names(folder):
@@ -33,7 +33,7 @@ def quick(model, monkeypatch):
         folder.mkdir()
         (folder / "saved_model.pb").touch()
 
-    monkeypatch.setattr(module, "_write_archive", write)
+    monkeypatch.setattr(module, "write_archive", write)
     return lambda path, version=None: export(model, path, version)
 
 

@@ -1,0 +1,128 @@
+"""Models as files that other programs run: SavedModel for TensorFlow Serving, LiteRT and ONNX."""
+
+import os
+import pathlib
+from typing import Any
+
+import keras
+import numpy as np
+
+from trellis_keras import kernels
+from trellis_keras.export.endpoints import endpoints_of
+from trellis_keras.export.litert import to_litert
+from trellis_keras.export.onnx import to_onnx
+from trellis_keras.export.saved_model import write_saved_model
+from trellis_keras.files import atomic_write
+from trellis_keras.models import LanguageModel
+from trellis_keras.models.sequence_models import SequenceModel
+
+
+def export(
+    model: LanguageModel | SequenceModel,
+    path: str | os.PathLike,
+    version: int | None = None,
+    *,
+    format: str = "saved_model",
+    quantization: str | None = None,
+    warmup: bool = False,
+    series: dict[str, Any] | None = None,
+) -> pathlib.Path:
+    """Writes a model for a program that serves it.
+
+    A SavedModel has endpoints with named and typed inputs and outputs: `serving_default` for whole
+    sequences; `initial_cache` and `step` for streams; for a language model also `prefill` and
+    `generate`; and with a vocabulary `score_text` and `generate_text`. docs/serving.md describes
+    them. No request changes anything on the server, and random numbers follow from the request's
+    seed. A stateful model starts each request with empty states. A model whose backbone does not
+    stream has the endpoints for whole sequences only, and a warning says so.
+
+    Args:
+        model: Built `LanguageModel`, `SequenceClassifier`, `SequenceRegressor` or
+            `PolyphonicModel`.
+        path: For a SavedModel the folder of all versions of the model, which TensorFlow Serving
+            watches; for other formats the file.
+        version: Positive integer, the version of a SavedModel. Its folder appears complete or not
+            at all. Defaults to one more than the highest version in `path`.
+        format: `"saved_model"`, or `"litert"` (a `.tflite` file) or `"onnx"` for the endpoint
+            `step` alone. Defaults to `"saved_model"`.
+        quantization: `None` or `"int8"`, for LiteRT: matrices are stored as 8-bit integers.
+            Defaults to `None`.
+        warmup: Boolean, whether a SavedModel gets requests that TensorFlow Serving runs before it
+            offers the version. They need tensorflow-serving-api (the extra `serving`). Defaults to
+            `False`.
+        series: Dict for JSON, what the channels of a model of time series are; a SavedModel gets it
+            as `assets.extra/series.json`. Defaults to `None`.
+
+    Returns:
+        The path that was written: for a SavedModel the folder of the version.
+
+    Raises:
+        ValueError: `path` or the version exists or is of the wrong kind; an option does not belong
+            to the format; the model has another class, is not built, or draws random numbers in
+            inference; or Keras' backend is not TensorFlow.
+        ImportError: The format or the warm-up needs a package that is not installed.
+
+    Example:
+
+    >>> from trellis_keras.export import export
+    >>> model = trellis_keras.zoo.trellisnet_char(depth=2, hidden_units=4, embedding_dim=4)
+    >>> export(model, "serving/trellisnet_char").as_posix()
+    'serving/trellisnet_char/1'
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise ValueError(
+            "Models are exported on the TensorFlow backend. Save the model as a .keras file and "
+            "export it in a process with KERAS_BACKEND=tensorflow. "
+            f"Received: the backend {keras.backend.backend()!r}"
+        )
+    if format not in ("saved_model", "litert", "onnx"):
+        raise ValueError(
+            f"`format` must be 'saved_model', 'litert' or 'onnx'. Received: {format!r}"
+        )
+    if format != "saved_model" and (version is not None or warmup or series is not None):
+        raise ValueError(
+            "`version`, `warmup` and `series` belong to format='saved_model'. Received: "
+            f"format={format!r}, version={version}, warmup={warmup}, series={series}"
+        )
+    if quantization is not None and (format != "litert" or quantization != "int8"):
+        raise ValueError(
+            "`quantization` must be None, or 'int8' with format='litert'. "
+            f"Received: quantization={quantization!r}, format={format!r}"
+        )
+    if not isinstance(model, (LanguageModel, SequenceModel)):
+        raise ValueError(
+            "`model` must be a LanguageModel, SequenceClassifier, SequenceRegressor or "
+            f"PolyphonicModel. Received: {model!r}"
+        )
+    if not model.built:
+        has_channels = isinstance(model, SequenceModel) and model.embedding is None
+        shape = "None, None" + ", channels" * has_channels
+        raise ValueError(f"Build the model before exporting it: model.build(({shape})).")
+    path = pathlib.Path(path).expanduser()
+    if format == "saved_model":
+        return write_saved_model(model, path, version, warmup, series)
+    return _write_step(model, path, format, quantization)
+
+
+def _write_step(model, path, format, quantization):
+    suffix = ".tflite" if format == "litert" else ".onnx"
+    if path.suffix != suffix:
+        raise ValueError(f"`path` must end in {suffix} with format={format!r}. Received: {path}")
+    if path.exists():
+        raise ValueError(f"{path} already exists. Choose another name, or remove it first.")
+    model.stream()  # raises if the model does not stream
+    dtypes = {model.compute_dtype, model.backbone.compute_dtype}
+    if dtypes != {"float32"}:
+        raise ValueError(
+            f"format={format!r} computes in float32. Build the model with dtype='float32' and load "
+            f"its weights. Received: a model that computes in {', '.join(sorted(dtypes))}"
+        )
+    if any(np.any(leaf) for leaf in keras.tree.flatten(model.initial_cache(1))):
+        raise ValueError(f"format={format!r} starts from zeros. Received: another initial cache")
+    endpoint = next(endpoint for endpoint in endpoints_of(model) if endpoint.name == "step")
+    with kernels.disabled():  # the converters do not take the kernels' loops
+        content = to_litert(endpoint, quantization) if format == "litert" else to_onnx(endpoint)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(content)
+    return path

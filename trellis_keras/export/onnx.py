@@ -1,0 +1,34 @@
+"""One step of a model as an ONNX file."""
+
+import keras
+
+from trellis_keras.export.endpoints import Endpoint
+
+if keras.backend.backend() == "tensorflow":  # `export` refuses the other backends
+    import tensorflow as tf
+
+_OPSET = 18  # of 2022, so that older runtimes read it too
+
+
+def to_onnx(endpoint: Endpoint) -> bytes:
+    """Returns an endpoint as the content of an ONNX file."""
+    # Not `Model.export(format="onnx")`, which exports `call`.
+    try:
+        import onnx
+        import tf2onnx
+    except ImportError as error:
+        raise ImportError(
+            "format='onnx' needs tf2onnx: pip install tf2onnx onnx onnxruntime"
+        ) from error
+    specs = endpoint.input_specs()
+
+    def step(*tensors):
+        outputs = endpoint.checked(**dict(zip(specs, tensors, strict=True)))
+        # A name stands for one tensor in ONNX.
+        return {f"next_{name}" if name in specs else name: outputs[name] for name in outputs}
+
+    signature = list(specs.values())
+    function = tf.function(step, input_signature=signature, autograph=False)
+    model, _ = tf2onnx.convert.from_function(function, signature, opset=_OPSET)
+    onnx.checker.check_model(model, full_check=True)  # tf2onnx skips operations unknown to it
+    return model.SerializeToString()

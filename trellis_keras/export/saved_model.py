@@ -1,0 +1,185 @@
+"""SavedModels for TensorFlow Serving, in numbered folders, each complete or absent."""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import secrets
+import shutil
+from typing import Any
+
+import keras
+import numpy as np
+
+from trellis_keras.export.endpoints import Endpoint, endpoints_of
+from trellis_keras.files import annotate_error, sync_folder, write_error
+from trellis_keras.models import LanguageModel
+from trellis_keras.models.sequence_models import SequenceModel
+
+if keras.backend.backend() == "tensorflow":  # `export` refuses the other backends
+    import tensorflow as tf
+
+
+def write_saved_model(
+    model: LanguageModel | SequenceModel,
+    path: pathlib.Path,
+    version: int | None,
+    warmup: bool,
+    series: dict[str, Any] | None,
+) -> pathlib.Path:
+    """Writes a model as a version in a folder and returns the version's path; see `export`."""
+    _check_version(path, version)
+    if warmup:
+        _check_warmup()
+    found, vocabulary = endpoints_of(model), getattr(model, "vocabulary", None)
+
+    def write(folder):
+        write_archive(found, folder)
+        extra = folder / "assets.extra"  # for files that the graphs do not read
+        extra.mkdir()
+        _write_json(extra / "signatures.json", {e.name: e.describe() for e in found})
+        if vocabulary is not None:
+            vocabulary.save(extra / "vocabulary.json")
+        if getattr(model, "class_names", None) is not None:
+            _write_json(extra / "class_names.json", list(model.class_names))
+        if series is not None:
+            _write_json(extra / "series.json", series)
+        if warmup:
+            _write_warmup(found, path.resolve().name, extra / "tf_serving_warmup_requests")
+
+    return _write_version(path, version, write)
+
+
+def _write_json(path, value):
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_archive(
+    endpoints: list[Endpoint], folder: str | os.PathLike, rows: int | None = None
+) -> None:
+    """Writes endpoints as a SavedModel, of any number of rows or of this one."""
+    archive = keras.export.ExportArchive()
+    for endpoint in endpoints:
+        for table in endpoint.tables:
+            archive.track(table)
+        answer = endpoint.served if rows is None else endpoint.checked
+        function = tf.function(answer, autograph=False)
+        _check_pure(endpoint, function.get_concrete_function(**endpoint.input_specs(rows)))
+        archive.add_endpoint(endpoint.name, function)
+    # Nobody differentiates a served model.
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+    archive.write_out(str(folder), options=options, verbose=False)
+
+
+def _check_pure(endpoint, function):
+    graph = function.graph.as_graph_def()
+    nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+    found = {
+        node.op
+        for node in nodes
+        if re.search("Assign|Random|Multinomial|^Stateful[A-Z]", node.op)
+        and node.op != "StatefulPartitionedCall"  # only calls one of these functions
+        and not (endpoint.draws and node.op.startswith("Stateless"))
+    }
+    if found:
+        raise ValueError(
+            f"The endpoint `{endpoint.name}` would not be a function of the request: its graph has "
+            f"{', '.join(sorted(found))}. A layer draws random numbers or assigns variables in "
+            "inference, as Keras' recurrent layers with dropout do (put them into a StackedRNN)."
+        )
+
+
+def _check_version(path, version):
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file. `path` must be the folder of the model's versions.")
+    if _is_version(path.name) or (path / "saved_model.pb").exists():
+        raise ValueError(
+            f"{path} looks like one version of a model. `path` must be the folder of all versions, "
+            f"such as {path.parent}; `version` is the number of the folder in it."
+        )
+    if version is None:
+        return
+    if isinstance(version, bool) or not isinstance(version, (int, np.integer)) or version < 1:
+        raise ValueError(f"`version` must be a positive integer. Received: {version!r}")
+    if (path / str(version)).exists():
+        raise _version_exists(path / str(version))
+
+
+def _version_exists(path):
+    return ValueError(f"{path} already exists. Choose another version, or remove it first.")
+
+
+def _is_version(name):
+    return name.isascii() and name.isdecimal()
+
+
+def _write_version(path, version, write):
+    """Calls `write(folder)`, then renames the folder to its version.
+
+    Until then its name is not a number, so no server takes it for a version.
+    """
+    created = not path.exists()
+    path.mkdir(parents=True, exist_ok=True)
+    folder = path / f".exporting-{secrets.token_hex(4)}"
+    try:
+        with annotate_error(path, folder):
+            try:
+                write(folder)
+            except tf.errors.OpError as error:
+                raise write_error(error, folder) or error from error
+            for file in folder.rglob("*"):  # on the disk before a number says that it is complete
+                if file.is_dir():
+                    sync_folder(file)
+                else:
+                    with open(file, "rb+") as opened:
+                        os.fsync(opened.fileno())
+            sync_folder(folder)
+        target = _rename_to_version(folder, path, version)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        if created:
+            with contextlib.suppress(OSError):  # another process exports into it
+                path.rmdir()
+        raise
+    sync_folder(path)
+    return target
+
+
+def _rename_to_version(folder, path, version):
+    while True:
+        highest = max((int(p.name) for p in path.iterdir() if _is_version(p.name)), default=0)
+        target = path / str(version or highest + 1)
+        try:
+            return folder.rename(target)
+        except OSError as error:  # another process may have taken the number in between
+            if not target.exists():
+                raise
+            if version is not None:
+                raise _version_exists(target) from error
+
+
+# Requests that TensorFlow Serving runs before it offers a version
+
+
+def _check_warmup():
+    try:
+        import tensorflow_serving.apis.prediction_log_pb2  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            "Warm-up requests need tensorflow-serving-api: pip install tensorflow-serving-api. "
+            "Or export with warmup=False."
+        ) from error
+
+
+def _write_warmup(endpoints, model_name, path):
+    from tensorflow_serving.apis import model_pb2, predict_pb2, prediction_log_pb2
+
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for endpoint in endpoints:
+            spec = model_pb2.ModelSpec(name=model_name, signature_name=endpoint.name)
+            request = predict_pb2.PredictRequest(model_spec=spec)
+            for name, field in endpoint.inputs.items():
+                request.inputs[name].CopyFrom(tf.make_tensor_proto(field.filled()))
+            log = prediction_log_pb2.PredictLog(request=request)
+            writer.write(prediction_log_pb2.PredictionLog(predict_log=log).SerializeToString())
