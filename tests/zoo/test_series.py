@@ -222,6 +222,31 @@ def test_figures_and_pictures_of_several_series(tmp_path, monkeypatch):
     assert figures[0].axes[0].get_title(loc="left") == "series south"
 
 
+def test_names_are_drawn_as_they_are(trained, tmp_path):
+    columns = data.Columns(r"$\frac$")
+    values = np.random.default_rng(0).normal(size=(200, 1))
+    halves = {"lengths": [100, 100], "names": ["$a", r"$\b$"]}
+    *_, test = TimeSeries(values, columns=columns, **halves).split(12, 4)
+    model = zoo.tcn_forecaster(window=12, horizon=4, filters=2)
+    forecasts.draw(model, test, tmp_path / "forecast.png")
+    run = shutil.copytree(trained, tmp_path / r"$\frac$")
+    comparison.draw([run], tmp_path / "compare.png")
+
+
+def test_a_picture_that_fails_does_not_cost_the_report(trained, tmp_path, monkeypatch):
+    def draw(*arguments):
+        raise RuntimeError("no font")
+
+    monkeypatch.setattr(forecasts, "draw", draw)
+    run = shutil.copytree(trained, tmp_path / "run")
+    for name in ("report.json", "forecast.png"):
+        (run / name).unlink()
+    with pytest.warns(UserWarning, match=r"forecast.png could not be drawn: .*no font"):
+        results = forecasts.finish(run, serve=False)
+    assert json.loads((run / "report.json").read_text()) == results
+    assert not (run / "forecast.png").exists()
+
+
 @pytest.mark.slow
 def test_a_forecast_from_covariates_of_the_past(tmp_path):
     path = write(tmp_path / "load.csv", 300)

@@ -75,7 +75,8 @@ def draw(folders: Sequence[str | os.PathLike], path: str | os.PathLike) -> None:
     axes.set_ylabel("validation loss")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    for text in axes.legend(frameon=False).get_texts():
+        text.set_parse_math(False)  # the names of folders
     with atomic_write(path) as temporary:
         figure.savefig(temporary, dpi=120, format="png")
 

@@ -96,8 +96,11 @@ def finish(folder: str | os.PathLike, serve: bool = True) -> dict[str, Any]:
     batch_size = recipe.training.batch_size
     results = report(model, loaded.train, loaded.valid, loaded.test, batch_size)
     results["model_sha256"] = checksum(folder / runs.BEST)
-    with atomic_write(folder / PICTURE) as temporary:
-        draw(model, loaded.test, temporary)
+    try:
+        with atomic_write(folder / PICTURE) as temporary:
+            draw(model, loaded.test, temporary)
+    except Exception as error:  # the report and the model are worth more than a picture
+        warnings.warn(f"{folder / PICTURE} could not be drawn: {error!r}", stacklevel=2)
     if serve:
         export(model, folder / SERVING, series=describe_series(recipe))
     with atomic_write(folder / REPORT) as temporary:
@@ -320,10 +323,11 @@ def draw(model: SequenceRegressor, test: data.Windows, path: str | os.PathLike) 
                 low, high = bands[k, :, i, 0], bands[k, :, i, -1]
                 panel.fill_between(axis[k], low, high, color="tab:blue", alpha=0.2, lw=0, **label)
             panel.axvline(axis[k, 0], color="0.85", lw=0.8, zorder=0)
-        panel.set_ylabel(name)
+        panel.set_ylabel(name, parse_math=False)
         panel.spines[["top", "right"]].set_visible(False)
     if len(series.names) > 1:
-        panels[0].set_title(f"series {series.names[number]}", loc="left", fontsize="medium")
+        title = {"loc": "left", "fontsize": "medium", "parse_math": False}
+        panels[0].set_title(f"series {series.names[number]}", **title)
     panels[0].legend(frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
     panels[-1].set_xlabel("step" if series.times is None else "time")
     if series.times is not None and series.times.dtype.kind == "M":
