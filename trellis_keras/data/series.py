@@ -34,6 +34,7 @@ from trellis_keras.data.text import Shares, check_shares
 
 DEFAULT_SPLIT = (0.7, 0.15, 0.15)
 _ROWS_AT_ONCE = 2**14  # of a CSV file or a frame
+_WINDOWS_AT_ONCE = 2**12
 _MISSING = {"", "na", "n/a", "<na>", "nan", "null", "none"}
 _HOUR = np.timedelta64(1, "h")
 # A date and a time, then its offset from UTC.
@@ -516,41 +517,40 @@ class Windows:
             x[..., -known:] = series.read(starts + self.horizon, self.window)[..., -known:]
         return x, np.ascontiguousarray(y[..., : series.targets])
 
+    def naive_forecast(self, index: np.ndarray, season: int) -> np.ndarray:
+        """Return the seasonal naive forecast of some windows, float32 (batch, horizon, targets).
+
+        The forecast of a row is the value that is a whole number of seasons before it, the last
+        that is known at the end of the window; NaN where that value is missing.
+
+        Args:
+            index: Integer array (batch,).
+            season: Positive integer, number of rows after which the series repeat.
+        """
+        season = check_integer("season", season, 1)
+        steps = np.arange(self.horizon)
+        rows = self.starts(index)[:, None] + self.window + steps
+        earlier = rows - season * (steps // season + 1)
+        which = np.searchsorted(self.series.ends, rows, side="right")
+        is_inside = earlier >= self.series.ends[which] - np.array(self.series.lengths)[which]
+        known = self.series.values[np.where(is_inside, earlier, 0), : self.series.targets]
+        return np.where(is_inside[..., None], known, np.float32(np.nan))
+
     def naive_error(self, season: int) -> np.ndarray:
         """Return the mean absolute error of the seasonal naive forecast, (targets,).
-
-        The forecast of a row is the last value that is known a whole number of seasons before.
 
         Args:
             season: Positive integer, number of rows after which the series repeat.
         """
-        total, count = self.naive_sums(season).sum(axis=1)
+        total, count = np.zeros((2, self.series.targets))
+        for first in range(0, len(self), _WINDOWS_AT_ONCE):
+            index = np.arange(first, min(first + _WINDOWS_AT_ONCE, len(self)))
+            rows = (self.starts(index) + self.window)[:, None] + np.arange(self.horizon)
+            now = self.series.values[rows, : self.series.targets]
+            errors = np.abs(now - self.naive_forecast(index, season))
+            total += np.nansum(errors, axis=(0, 1), dtype="float64")
+            count += np.count_nonzero(~np.isnan(errors), axis=(0, 1))
         return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
-
-    def naive_sums(self, season: int) -> np.ndarray:
-        """Return the sums behind `naive_error` of each series, (2, series, targets).
-
-        They are the sum of the absolute errors, and the number of values.
-        """
-        season = check_integer("season", season, 1)
-        targets = self.series.values[:, : self.series.targets]
-        total, count = sums = np.zeros((2, len(self._ends), self.series.targets))
-        for i, counted in enumerate(np.diff(self._ends, prepend=0)):
-            beginning = self.series.rows(i).start
-            for ahead in range(self.horizon):
-                lag = season * (ahead // season + 1)
-                first = int(self._starts[i]) + self.window + ahead
-                # The windows before this one would look behind the start of the series.
-                skipped = max(-(-(beginning + lag - first) // self.stride), 0)
-                if skipped >= counted:
-                    continue
-                first += skipped * self.stride
-                last = first + (int(counted) - skipped - 1) * self.stride + 1
-                now = targets[first : last : self.stride]
-                errors = np.abs(now - targets[first - lag : last - lag : self.stride])
-                total[i] += np.nansum(errors, axis=0, dtype="float64")
-                count[i] += np.count_nonzero(~np.isnan(errors), axis=0)
-        return sums
 
 
 class WindowStream(ExampleStream):

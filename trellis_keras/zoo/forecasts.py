@@ -133,23 +133,25 @@ def report(
 
     Returns:
         A dict of the number of windows, the season in steps, the step, and for each target `mae`,
-        `rmse`, `mase`, `naive_mae`, and of a model with quantiles `coverage`. Of several series,
-        up to 1,000, `series` has `mae`, `rmse`, `naive_mae` and `coverage` of each.
+        `rmse`, `mase`, `naive_mae`, and of a model with quantiles `coverage`. All of them are over
+        the same `values`: those that the naive forecast has a forecast of. Of several series, up
+        to 1,000, `series` has these figures of each, all but `mase`.
     """
     count, names = test.series.targets, target_names(test.series)
-    sums = np.zeros((len(test.series.lengths), 4, count))
-    for i, bands, y in _walk(model, valid, test, batch_size):
-        counts = ~np.isnan(y)
-        errors = np.where(counts, y - _middle(model, bands), 0.0).astype("float64")
-        inside = counts & (bands[..., 0] <= y) & (y <= bands[..., -1]) if model.has_band else counts
-        parts = (np.abs(errors), np.square(errors), inside, counts)
-        sums[i] += [part.sum(axis=(0, 1)) for part in parts]
     season = choose_season(train)
+    sums = np.zeros((len(test.series.lengths), 5, count))
+    for i, index, bands, y in _walk(model, valid, test, batch_size):
+        naive = test.naive_forecast(index, season)
+        counts = ~np.isnan(y - naive)
+        errors = np.where(counts, y - _middle(model, bands), 0.0).astype("float64")
+        naive_errors = np.where(counts, y - naive, 0.0).astype("float64")
+        inside = counts & (bands[..., 0] <= y) & (y <= bands[..., -1]) if model.has_band else counts
+        parts = (counts, np.abs(errors), np.square(errors), np.abs(naive_errors), inside)
+        sums[i] += [part.sum(axis=(0, 1)) for part in parts]
     scale = np.stack(
         [mase_scale(rows[:, :count], season) for rows in train.rows() if len(rows) > season]
     )
-    naive = test.naive_sums(season)
-    figures = _errors(sums.sum(axis=0), naive.sum(axis=1), model)
+    figures = _figures(sums.sum(axis=0), model)
     figures["mase"] = figures["mae"] / _positive(np.nanmean(scale, axis=0))
     results: dict[str, Any] = {
         "test_windows": len(test),
@@ -160,32 +162,33 @@ def report(
     }
     if 1 < len(sums) <= _MOST_SERIES:
         results["series"] = {
-            series: _by_name(names, _errors(sums[i], naive[:, i], model))
+            series: _by_name(names, _figures(sums[i], model))
             for i, series in enumerate(test.series.names)
         }
     return json.loads(json.dumps(results))
 
 
-def _errors(sums, naive, model):
-    """The figures that follow from sums of errors, squares, values inside the band and values.
-
-    `naive` holds the sums of the naive forecast's errors and of its values.
-    """
-    absolute, squared, inside, number = sums
-    number = _positive(number)
+def _figures(sums, model):
+    """The figures that follow from the number of values and sums over them."""
+    number, absolute, squared, naive, inside = sums
+    shared = _positive(number)
     figures = {
-        "mae": absolute / number,
-        "rmse": np.sqrt(squared / number),
-        "naive_mae": naive[0] / _positive(naive[1]),
+        "values": number,
+        "mae": absolute / shared,
+        "rmse": np.sqrt(squared / shared),
+        "naive_mae": naive / shared,
     }
     if model.has_band:
-        figures["coverage"] = inside / number
+        figures["coverage"] = inside / shared
     return figures
 
 
 def _by_name(names, figures):
     return {
-        name: {key: _number(values[i]) for key, values in figures.items()}
+        name: {
+            key: int(values[i]) if key == "values" else _number(values[i])
+            for key, values in figures.items()
+        }
         for i, name in enumerate(names)
     }
 
@@ -194,7 +197,7 @@ def _by_name(names, figures):
 
 
 def _walk(model, valid, test, batch_size):
-    """Yields series, outputs and targets of all windows, calibrated on the windows before them."""
+    """Yields series, windows, outputs and targets, calibrated on the windows before them."""
     ahead = _ahead(test)
     for i in range(len(test.series.lengths)):
         outputs, y = _outputs(model, valid, _recent(valid, i), batch_size)
@@ -207,7 +210,7 @@ def _walk(model, valid, test, batch_size):
                 known = slice(0, first - ahead + 1)
                 block = slice(first, first + ahead)
                 found = _calibrated(model, outputs[block], outputs[known], y[known], test)
-                yield i, found, y[block]
+                yield i, rows[first - old :][:ahead], found, y[block]
             kept = -_recent_count(test) - ahead
             outputs, y = outputs[kept:], y[kept:]
 
@@ -271,8 +274,9 @@ def describe(results: dict[str, Any]) -> str:
     season = f"{results['season']} step{'s' * (results['season'] != 1)}"
     for name, figures in results["targets"].items():
         line = (
-            f"{name}: mean absolute error {_shown(figures['mae'])} on the test part, that of the "
-            f"seasonal naive forecast ({season}) {_shown(figures['naive_mae'])}"
+            f"{name}: mean absolute error {_shown(figures['mae'])} of {figures['values']:,} values "
+            f"of the test part, of the seasonal naive forecast ({season}) "
+            f"{_shown(figures['naive_mae'])}"
         )
         if "coverage" in figures:
             low, high = results["quantiles"][0], results["quantiles"][-1]
