@@ -187,7 +187,7 @@ def _reference(case, variant, figures):
 
 def machine():
     """Returns what the figures depend on: processor, cores, backend, versions and commit."""
-    from trellis_keras.training import environment  # and with it Keras, which `list` does not need
+    from trellis_keras.zoo import environment  # and with it Keras, which `list` does not need
 
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     packages = ("keras", backend if backend == "tensorflow" else "jax")

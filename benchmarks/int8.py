@@ -31,8 +31,8 @@ def main(
     output: Annotated[str, typer.Option(help="Folder of the results.")] = "runs/benchmarks",
 ):
     """Compare a run's best model in float32 and int8."""
-    from trellis_keras.training.run import load_best
     from trellis_keras.zoo import read_recipe
+    from trellis_keras.zoo.run import load_best
 
     recipe, model = read_recipe(run), load_best(run, compile=False)
     text = recipe.load_data().test[: characters + 1]

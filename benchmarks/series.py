@@ -25,7 +25,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from trellis_keras.training.environment import processor
+from trellis_keras.zoo.environment import processor
 
 CHANNELS, WINDOW, HORIZON = 8, 168, 24
 _BLOCK = 100_000
@@ -58,7 +58,7 @@ def _random(block):
 
 def measure(path: str, batches: int, batch_size: int) -> None:
     """Prints the figures of one file as JSON."""
-    from trellis_keras.data import Columns, TimeSeries, WindowStream
+    from trellis_keras.forecasting import Columns, TimeSeries, WindowStream
     from trellis_keras.layers import TCN
     from trellis_keras.models import SequenceRegressor
 

@@ -65,8 +65,8 @@ def measure(path):
 
     import keras  # noqa: F401  (its memory is part of any process that reads data)
 
-    from trellis_keras.data.sources import read_blocks
-    from trellis_keras.data.text import word_ids
+    from trellis_keras.zoo.datasets.sources import read_blocks
+    from trellis_keras.zoo.datasets.texts import word_ids
 
     path = pathlib.Path(path)
     before = peak_memory() / 2**30

@@ -32,10 +32,15 @@ REFERENCE = {
         ["models", "models.base:BackboneModel", "models.sequence_models:SequenceModel"],
     ),
     "data": ("Data", ["data"]),
-    "training": ("Training", ["training", "training.run:train,evaluate,load_best,Observation"]),
+    "training": ("Training", ["training"]),
+    "forecasting": ("Forecasting", ["forecasting"]),
     "zoo": (
         "Zoo",
-        ["zoo", "zoo.trellisnet", "zoo.tcn", "zoo.lru", "zoo.series"],
+        [
+            *("zoo", "zoo.trellisnet", "zoo.tcn", "zoo.lru", "zoo.series"),
+            "zoo.run:train,evaluate,load_best,Observation",
+            "zoo.datasets",
+        ],
     ),
     "tools": (
         "Tools",

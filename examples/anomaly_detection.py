@@ -14,7 +14,7 @@ import matplotlib.dates as mdates
 import matplotlib.pyplot as plt
 import numpy as np
 
-from trellis_keras.data import Columns, TimeSeries
+from trellis_keras.forecasting import Columns, TimeSeries
 from trellis_keras.layers import TCN
 from trellis_keras.models import SequenceRegressor
 from trellis_keras.scoring import anomaly_scores

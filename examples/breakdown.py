@@ -156,7 +156,7 @@ def draw_position(rows, metric, axes):
 
 def main(arguments=None):
     from trellis_keras import zoo
-    from trellis_keras.training.run import load_best
+    from trellis_keras.zoo.run import load_best
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("run", help="folder of a run of a language model")

@@ -17,7 +17,7 @@ from keras_nlp.samplers import TopPSampler
 
 from trellis_keras import zoo
 from trellis_keras.export import export
-from trellis_keras.training import run
+from trellis_keras.zoo import run
 
 
 def main(folder="runs/quickstart"):

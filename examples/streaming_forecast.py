@@ -12,7 +12,7 @@ import matplotlib.dates as mdates
 import matplotlib.pyplot as plt
 import numpy as np
 
-from trellis_keras.data import Columns, TimeSeries, WindowStream
+from trellis_keras.forecasting import Columns, TimeSeries, WindowStream
 from trellis_keras.layers import TCN
 from trellis_keras.layers.streaming import compiled_step
 from trellis_keras.models import SequenceRegressor

@@ -10,8 +10,9 @@ import tools.index
 from tests.support.processes import child_environment
 from tests.support.small_runs import TINY, options, tiny_run, write_text
 from trellis_keras import __version__, data, zoo
-from trellis_keras.training import environment, progress
-from trellis_keras.training import run as runs
+from trellis_keras.training import progress
+from trellis_keras.zoo import environment
+from trellis_keras.zoo import run as runs
 from trellis_keras_cli import commands, index
 
 UNOBSERVED = ["--gradient-norms", "0", "--sample-length", "0"]

@@ -12,7 +12,7 @@ from trellis_keras import zoo
 from trellis_keras.data import TokenStream
 from trellis_keras.layers import TrellisLayer
 from trellis_keras.models import LanguageModel, Perplexity
-from trellis_keras.training import run as runs
+from trellis_keras.zoo import run as runs
 
 SIZE = 30
 RNG = np.random.default_rng(0)

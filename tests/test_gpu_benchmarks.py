@@ -18,7 +18,7 @@ from benchmarks.gpu.work import operations
 from tests.support.processes import ROOT, child_environment
 from tests.support.small_runs import TINY, tiny_recipe, write_text
 from trellis_keras import zoo
-from trellis_keras.training import run as runs
+from trellis_keras.zoo import run as runs
 
 
 class Clock:

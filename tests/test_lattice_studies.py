@@ -21,7 +21,7 @@ from study import cli, lattice, lattice_results  # noqa: E402
 from study.table import Study  # noqa: E402
 
 from trellis_keras import zoo  # noqa: E402
-from trellis_keras.training import run as runs  # noqa: E402
+from trellis_keras.zoo import run as runs  # noqa: E402
 
 SMALL = {
     "quick": True, "characters": 3000, "epochs": 3, "batch_size": 4, "layers": 2, "units": 8,

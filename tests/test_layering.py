@@ -1,4 +1,4 @@
-"""Imports point one way: kernels <- layers <- models <- data, training <- zoo."""
+"""Imports point one way: kernels <- layers <- models <- data, training <- forecasting <- zoo."""
 
 import ast
 import pathlib
@@ -17,7 +17,9 @@ LEVELS = [
     {"models"},
     {"data", "training"},
     {"theorem1", "export", "interop", "scoring", "torch_weights"},
+    {"forecasting"},
     {"zoo"},
+    {"cli"},
     {"__main__"},
 ]
 HEIGHT = {name: height for height, level in enumerate(LEVELS) for name in level}
@@ -66,7 +68,7 @@ def test_imports_point_down(module):
         ("layers/tcn", "from trellis_keras.models import LanguageModel", ["models"]),
         ("layers/tcn", "def f():\n    import trellis_keras.zoo.tcn", ["zoo"]),
         ("models/losses", "from trellis_keras import data, layers", ["data"]),
-        ("training/run", "from trellis_keras.data import load", ["data"]),
+        ("training/checkpoint", "from trellis_keras.data import load", ["data"]),
         ("kernels/cone", "from ..layers import base", ["layers"]),
         ("zoo/tcn", "from trellis_keras.zoo import registry\nimport keras", []),
     ],

@@ -10,9 +10,9 @@ import re
 import shlex
 import textwrap
 
-from trellis_keras.data import info
 from trellis_keras.files import atomic_write
 from trellis_keras.zoo import registry
+from trellis_keras.zoo.datasets import info
 from trellis_keras.zoo.pretrained import WEIGHTS_KEPT
 from trellis_keras.zoo.results import all_runs, assets_folder
 
@@ -180,9 +180,9 @@ def _data(recipe):
     checksum = "" if known is None else f" Checksum: {_code(f'{known[:16]}...')}."
     about = info(recipe.data)
     return _paragraph(
-        f"{_code(f'trellis_keras.data.load({call})')}: {about.citation}; {about.licence}. The data "
-        "are no part of the package; `help(trellis_keras.data.load)` says where it looks for local "
-        f"copies.{checksum}"
+        f"{_code(f'trellis_keras.zoo.datasets.load({call})')}: {about.citation}; {about.licence}. "
+        "The data are no part of the package; `help(trellis_keras.zoo.datasets.load)` says where "
+        f"it looks for local copies.{checksum}"
     )
 
 

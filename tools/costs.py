@@ -24,7 +24,7 @@ import typer
 from benchmarks.process import begin_epoch, peak_memory, words
 from trellis_keras import zoo
 from trellis_keras.files import atomic_write
-from trellis_keras.training.environment import environment
+from trellis_keras.zoo.environment import environment
 from trellis_keras.zoo.registry import list_settings
 from trellis_keras.zoo.results import COSTS, assets_folder
 

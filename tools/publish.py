@@ -22,10 +22,9 @@ from matplotlib.figure import Figure
 
 from tools import cards
 from trellis_keras.files import atomic_write, check_no_links, folder_lock
-from trellis_keras.training import environment
-from trellis_keras.training import run as runs
 from trellis_keras.training.monitors import read_history
-from trellis_keras.zoo import pretrained, read_recipe
+from trellis_keras.zoo import environment, pretrained, read_recipe
+from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.results import RESULTS, WEIGHTS, Run, assets_folder
 
 # Larger weights are no part of the repository.

@@ -18,7 +18,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from trellis_keras.files import atomic_write
-from trellis_keras.training.run import is_finished
+from trellis_keras.zoo.run import is_finished
 
 PUBLISHED = "published.json"
 _KEYS = {"train", "note"}

@@ -6,6 +6,7 @@ __version__ = "0.1.0"
 from trellis_keras import (
     data,
     export,
+    forecasting,
     interop,
     kernels,
     layers,
@@ -20,6 +21,7 @@ from trellis_keras import (
 __all__ = [
     "data",
     "export",
+    "forecasting",
     "interop",
     "kernels",
     "layers",

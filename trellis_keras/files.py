@@ -1,28 +1,35 @@
-"""Atomic writes, folder locks, and archives that cannot exhaust the memory."""
+"""Atomic writes, folder locks, and files that cannot exhaust the memory."""
 
 import contextlib
 import errno
+import gzip
 import math
 import os
 import re
 import secrets
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from filelock import FileLock, Timeout
+from tqdm.auto import tqdm
 
 _TEMPORARY = ".writing-"
 _LOCK = ".lock"
 # Only writing runs into these; the system reports them without a file name.
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
-# An archive may unpack to this many bytes, or to this multiple of its own size if that is more.
-_MAX_UNPACKED = 2**28
+# An archive or a compressed file may unpack to this many bytes, or to this multiple of its own size
+# if that is more.
+MAX_UNPACKED = 2**28
 _MAX_EXPANSION = 100
+
+BYTE_ORDER_MARK = "\ufeff"
+_BLOCK = 2**20  # bytes of a large file in memory at a time
 
 _NPY_HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -235,7 +242,7 @@ def open_archive(file: BinaryIO) -> Iterator[zipfile.ZipFile]:
         # Python allocates the declared size of a member before it reads.
         if any(member.compress_size > size for member in members):
             raise ValueError("a member is declared larger than the file")
-        if unpacked > max(_MAX_UNPACKED, _MAX_EXPANSION * size):
+        if unpacked > max(MAX_UNPACKED, _MAX_EXPANSION * size):
             raise ValueError(f"{size:,} bytes would unpack to {unpacked:,}")
         yield archive
 
@@ -279,3 +286,105 @@ def _check_npy(archive, member):
             f"{member.filename!r} declares shape {shape} and dtype {dtype}, but has "
             f"{member.file_size:,} bytes"
         )
+
+
+# Files of the user's own
+
+
+def existing(path: Path) -> Path | None:
+    """Return `path` or its compressed form `path.gz`, whichever is a file, or `None`."""
+    candidates = (path, path.with_name(path.name + ".gz"))
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+def own_file(path: str | os.PathLike, data_dir: str | os.PathLike | None) -> Path:
+    """Return the path of a user's file, which may also lie in `data_dir`.
+
+    Raises:
+        FileNotFoundError: If there is none.
+    """
+    places = [Path(path).expanduser()]
+    if data_dir is not None:
+        places.append(Path(data_dir).expanduser() / places[0].name)
+    found = next(filter(None, map(existing, places)), None)
+    if found is None:
+        raise FileNotFoundError(
+            f"There is no file {' or '.join(map(str, places))}. If it has moved, pass its folder "
+            "as `data_dir` (--data-dir)."
+        )
+    return found
+
+
+def read_file(path: Path) -> bytes:
+    """Read a whole file, decompressed if its name ends with `.gz`.
+
+    Raises:
+        ValueError: If it is empty, damaged, or unpacks to far more than its size.
+    """
+    if path.suffix == ".gz":
+        limit = max(MAX_UNPACKED, _MAX_EXPANSION * path.stat().st_size)
+        with _refuse_damage(path), gzip.open(path) as file:
+            content = file.read(limit + 1)
+        if len(content) > limit:
+            raise ValueError(
+                f"{path} would unpack to more than {limit:,} bytes, {_MAX_EXPANSION} times its "
+                "size. If it is sound, unpack it first"
+            )
+    else:
+        content = path.read_bytes()
+    if not content:
+        raise ValueError(f"{path} is empty")
+    return content
+
+
+def read_blocks(path: Path, description: str) -> Iterator[bytes]:
+    """Yield a file in blocks, decompressed if its name ends with `.gz`.
+
+    Args:
+        path: The file.
+        description: String, the title of the progress bar that terminals show.
+
+    Raises:
+        ValueError: If it is damaged.
+    """
+    bar = {"total": path.stat().st_size, "desc": description, "disable": None}
+    with (
+        open(path, "rb") as stored,
+        tqdm.wrapattr(stored, "read", **bar) as file,
+        _refuse_damage(path),
+    ):
+        content = gzip.open(file) if path.suffix == ".gz" else file
+        while block := content.read(_BLOCK):
+            yield block
+
+
+@contextlib.contextmanager
+def _refuse_damage(path):
+    try:
+        yield
+    except EOFError as error:
+        raise ValueError(f"{path} is truncated: the compressed data end too early") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is not a sound gzip file: {error}") from error
+
+
+def decode(content: bytes, path: Any, hint: str = "", start: int = 0) -> str:
+    """Decode UTF-8.
+
+    Args:
+        content: Bytes.
+        path: The file that they are from, for the error message.
+        hint: String that ends the error message.
+        start: Integer, where the content begins in the file.
+
+    Raises:
+        ValueError: If it is not UTF-8.
+    """
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        message = (
+            f"{path} is not UTF-8 text: the byte {content[error.start]:#04x} at offset "
+            f"{start + error.start} cannot be decoded"
+        )
+        raise ValueError(f"{message}. {hint}" if hint else message) from error

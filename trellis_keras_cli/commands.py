@@ -193,8 +193,7 @@ def train(
         index.check(name, options)
     _load()
     from trellis_keras import zoo
-    from trellis_keras.training import run
-    from trellis_keras.zoo import forecasts
+    from trellis_keras.zoo import forecasts, run
 
     if data_dir is not None:
         options["data_dir"] = data_dir
@@ -263,7 +262,7 @@ def evaluate(
     """Evaluate the best model of a run on a whole split."""
     _load()
     from trellis_keras import zoo
-    from trellis_keras.training.run import evaluate
+    from trellis_keras.zoo.run import evaluate
 
     recipe = zoo.read_recipe(run)
     if data_dir is not None:
@@ -383,8 +382,8 @@ def export(
     _load()
     from trellis_keras import zoo
     from trellis_keras.export import export as export_model
-    from trellis_keras.training.run import load_best
     from trellis_keras.zoo import forecasts
+    from trellis_keras.zoo.run import load_best
 
     model = load_best(run, compile=False)
     series = forecasts.describe_series(zoo.read_recipe(run)) if format == "saved_model" else None
@@ -457,7 +456,7 @@ def _language_model(run, command):
     """Returns the best model of a run of a language model."""
     _load()
     from trellis_keras import zoo
-    from trellis_keras.training.run import load_best
+    from trellis_keras.zoo.run import load_best
 
     recipe = zoo.read_recipe(run)
     if not recipe.reads_text:
@@ -494,7 +493,7 @@ def _sampler(name, vocabulary_size, options):
 
 def _policy(precision):
     """The dtype policy of the option --precision."""
-    from trellis_keras.training.environment import has_bfloat16_units
+    from trellis_keras.zoo.environment import has_bfloat16_units
 
     policies = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
     if precision == "auto":

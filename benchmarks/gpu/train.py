@@ -142,7 +142,7 @@ class Queue:
         return False
 
     def _train(self, name):
-        from trellis_keras.training import run as runs
+        from trellis_keras.zoo import run as runs
 
         with pace.Pace(self._times(name), self.end, self.clock) as times:
             runs.train(
@@ -178,7 +178,7 @@ class Queue:
         return (self.run(name) / "recipe.json").exists()
 
     def _is_finished(self, name):
-        from trellis_keras.training.run import is_finished
+        from trellis_keras.zoo.run import is_finished
 
         return self._has_begun(name) and is_finished(self.run(name))
 
@@ -232,7 +232,7 @@ class Queue:
 
     def standing(self, name):
         """Returns in a few words what is done and what is left of a run."""
-        from trellis_keras.training.run import epochs_done
+        from trellis_keras.zoo.run import epochs_done
 
         if self.published(name):
             return "done"

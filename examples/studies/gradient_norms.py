@@ -79,7 +79,7 @@ def measure(settings, work, data_dir, net, seed):
 
     from trellis_keras.training import GradientNorms
     from trellis_keras.training.monitors import read_history
-    from trellis_keras.training.run import train
+    from trellis_keras.zoo.run import train
 
     keras.utils.clear_session()  # what is left of the cell before
     made = recipe(settings, net, seed, data_dir)

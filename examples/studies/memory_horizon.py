@@ -53,7 +53,7 @@ def measure(settings, work, net, T, seed):
     """Trains one net on one T."""
     from study import nets, tasks, training
 
-    from trellis_keras.data.synthetic import COPIED
+    from trellis_keras.zoo.datasets.synthetic import COPIED
 
     task = tasks.copy_memory(
         T,

@@ -32,7 +32,7 @@ class Settings:
     """Settings of the example.
 
     Attributes:
-        data: Name of the text, for `data.load`.
+        data: Name of the text, for `zoo.datasets.load`.
         units: Units of each of the two LSTM layers.
         embedding_dim: Width of the embedding.
         truncation: M, in characters.
@@ -113,10 +113,11 @@ def run(settings, folder, data_dir=None):
     Returns:
         {net: bits of each held-out character}, and {net: list of (step, their mean)}.
     """
-    from trellis_keras import data, theorem1
+    from trellis_keras import theorem1
+    from trellis_keras.zoo import datasets
 
     started = time.perf_counter()
-    corpus = data.load(settings.data, data_dir=data_dir)
+    corpus = datasets.load(settings.data, data_dir=data_dir)
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     held_out = corpus.valid[: settings.characters + 1]
@@ -248,7 +249,7 @@ def report(found, reference):
 
 
 def write(folder, settings, corpus, found, curves, seconds):
-    from trellis_keras.training.environment import environment
+    from trellis_keras.zoo.environment import environment
 
     _, reference, _ = found
     write_csv(folder / "bits.csv", list(rows(found, reference)))

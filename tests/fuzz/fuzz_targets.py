@@ -20,13 +20,15 @@ import numpy as np
 from tests.fuzz.fuzz_inputs import damaged, damaged_json
 from tests.support.hostile_hdf5 import HOSTILE, SECRET, replace_array
 from tests.support.processes import ROOT
-from trellis_keras import data, layers, scoring, training, zoo
-from trellis_keras.data import images, music, sources, text
+from trellis_keras import forecasting, layers, scoring, training, zoo
+from trellis_keras.data import Vocabulary
 from trellis_keras.models import LanguageModel
 from trellis_keras.torch_weights import load_torch_state_dict
-from trellis_keras.training import environment as environments
-from trellis_keras.training import run as runs
 from trellis_keras.training.monitors import read_history
+from trellis_keras.zoo import datasets
+from trellis_keras.zoo import environment as environments
+from trellis_keras.zoo import run as runs
+from trellis_keras.zoo.datasets import images, music, sources, texts
 from trellis_keras.zoo.results import RESULTS, WEIGHTS
 
 TARGETS = {}
@@ -84,7 +86,7 @@ def _mnist(folder, damaged_file):
     path = folder / "mnist" / damaged_file
     with _few("seq_mnist", train=3, test=1, validation=1):
         inputs = damaged([path.read_bytes(), _idx(np.zeros((2, 2))), _idx(np.zeros(0))])
-        yield Target(path, inputs, lambda: data.load("seq_mnist", data_dir=folder))
+        yield Target(path, inputs, lambda: datasets.load("seq_mnist", data_dir=folder))
 
 
 @target
@@ -112,7 +114,7 @@ def _cifar10(folder, damaged_file, contents):
         mock.patch.object(images, "CIFAR10", files),
     ):
         inputs = damaged([path.read_bytes(), *contents])
-        yield Target(path, inputs, lambda: data.load("seq_cifar10", data_dir=folder))
+        yield Target(path, inputs, lambda: datasets.load("seq_cifar10", data_dir=folder))
 
 
 def _image(kind, size, mode="RGB"):
@@ -180,7 +182,7 @@ def mat(folder):
     contents.append(file.getvalue())
     published = {"jsb": hashlib.sha256(contents[0]).hexdigest()}
     with mock.patch.dict(music.CHECKSUMS, published):
-        yield Target(path, damaged(contents), lambda: data.load("jsb", data_dir=folder))
+        yield Target(path, damaged(contents), lambda: datasets.load("jsb", data_dir=folder))
 
 
 # Texts
@@ -190,12 +192,12 @@ _TEXT = " the cat sat \n the <unk> ran \n the caf\u00e9 \n" * 3
 
 @target
 def own_text(folder):
-    path = folder / "text.txt"
+    path = folder / "texts.txt"
     units = iter(lambda: len(path.read_bytes()) % 3, None)
 
     def load():
         unit = ("character", "word", "byte")[next(units)]
-        data.load("text", path=path, unit=unit)
+        datasets.load("text", path=path, unit=unit)
 
     yield Target(path, damaged([_TEXT.encode(), _TEXT.encode("utf-16"), b""]), load)
 
@@ -203,8 +205,8 @@ def own_text(folder):
 @target
 def gzip_text(folder):
     contents = [gzip.compress(_TEXT.encode()), gzip.compress(bytes(10**6)), _TEXT.encode()]
-    path = folder / "text.txt.gz"
-    yield Target(path, damaged(contents), lambda: data.load("text", path=folder / "text.txt"))
+    path = folder / "texts.txt.gz"
+    yield Target(path, damaged(contents), lambda: datasets.load("text", path=folder / "texts.txt"))
 
 
 def _corpus(folder, name, source, sizes):
@@ -212,42 +214,42 @@ def _corpus(folder, name, source, sizes):
     for file in files:
         (folder / file).parent.mkdir(exist_ok=True)
         (folder / file).write_bytes(_TEXT.encode())
-    with mock.patch.dict(text.SIZES, {name: sizes}):
+    with mock.patch.dict(texts.SIZES, {name: sizes}):
         path = folder / files[0]
         inputs = damaged([_TEXT.encode(), _TEXT.replace("<unk>", "a").encode()])
-        yield Target(path, inputs, lambda: data.load(name, data_dir=folder))
+        yield Target(path, inputs, lambda: datasets.load(name, data_dir=folder))
 
 
 @target
 def ptb(folder):
-    yield from _corpus(folder, "ptb", text.PTB, (33, 33, 33, 7))
+    yield from _corpus(folder, "ptb", texts.PTB, (33, 33, 33, 7))
 
 
 @target
 def char_ptb(folder):
-    yield from _corpus(folder, "char_ptb", text.PTB, (114, 114, 114, 16))
+    yield from _corpus(folder, "char_ptb", texts.PTB, (114, 114, 114, 16))
 
 
 @target
 def war_and_peace(folder):
-    yield from _corpus(folder, "war_and_peace", text.WAR_AND_PEACE, (60, 26, 26, 16))
+    yield from _corpus(folder, "war_and_peace", texts.WAR_AND_PEACE, (60, 26, 26, 16))
 
 
 @target
 def wt103(folder):
     with mock.patch.dict(os.environ, {"KERAS_HOME": str(folder / "keras")}):
-        yield from _corpus(folder, "wt103", text.WIKITEXT103, (33, 33, 33, 7))
+        yield from _corpus(folder, "wt103", texts.WIKITEXT103, (33, 33, 33, 7))
 
 
 @target
 def lambada_passages(folder):
     (folder / "lambada").mkdir()
-    for name in text.LAMBADA.paths:
+    for name in texts.LAMBADA.paths:
         (folder / name).write_bytes(_TEXT.encode())
-    path = folder / text.LAMBADA.paths[0]
-    with mock.patch.object(text, "LAMBADA_PASSAGES", (9, 9)):
+    path = folder / texts.LAMBADA.paths[0]
+    with mock.patch.object(texts, "LAMBADA_PASSAGES", (9, 9)):
         inputs = damaged([_TEXT.encode()])
-        yield Target(path, inputs, lambda: data.load("lambada", data_dir=folder))
+        yield Target(path, inputs, lambda: datasets.load("lambada", data_dir=folder))
 
 
 # JSON and CSV
@@ -265,8 +267,8 @@ def vocabulary(folder):
     path = folder / "vocabulary.json"
 
     def load():
-        loaded = data.Vocabulary.load(path)
-        assert data.Vocabulary(**loaded.get_config()) == loaded
+        loaded = Vocabulary.load(path)
+        assert Vocabulary(**loaded.get_config()) == loaded
 
     yield Target(path, inputs, load)
 
@@ -275,9 +277,9 @@ def vocabulary(folder):
 def recipe(folder):
     names = ["trellisnet_char", "tcn_adding", "lru_char_ptb", "tcn_jsb"]
     texts = [zoo.recipe(name).to_json() for name in names]
-    more = ["adding", "text", "trellisnet_ptb", {"path": "text.txt"}, {"T": 10**12}]
+    more = ["adding", "text", "trellisnet_ptb", {"path": "texts.txt"}, {"T": 10**12}]
     inputs = damaged_json([json.loads(text) for text in texts], more)
-    inputs |= damaged([text.encode() for text in texts])
+    inputs |= damaged([texts.encode() for text in texts])
     path = folder / runs.RECIPE
     yield Target(path, inputs, lambda: zoo.read_recipe(folder).to_json())
 
@@ -323,12 +325,17 @@ def environment(folder):
 @target
 def series_csv(folder):
     text = "time,load,wind,site\n2024-01-01,1.5,NA,a\n2024-01-02,2,1e3,a\n2024-01-01,,0,b\n"
-    contents = [text, text.replace(",", ";"), text.replace("\n", "\r\n"), "load\n" + "9" * 200_000]
-    columns = data.Columns("load", past="wind", time="time", series="site")
+    contents = [
+        text,
+        text.replace(",", ";"),
+        text.replace("\n", "\r\n"),
+        "load\n" + "9" * 200_000,
+    ]
+    columns = forecasting.Columns("load", past="wind", time="time", series="site")
     path = folder / "series.csv"
 
     def load():
-        data.TimeSeries.from_csv(path, columns)
+        forecasting.TimeSeries.from_csv(path, columns)
 
     yield Target(path, damaged([content.encode() for content in contents]), load)
 
@@ -375,11 +382,11 @@ def checkpoint_state(folder):
 
     def write(path):
         arrays = dict(np.load(path))
-        return lambda text: np.savez(path, **arrays | {"state": text.decode(errors="replace")})
+        return lambda text: np.savez(path, **arrays | {"state": texts.decode(errors="replace")})
 
     def damages(path):
         text = str(np.load(path)["state"])
-        return damaged([text.encode()]) | damaged_json([json.loads(text)])
+        return damaged([texts.encode()]) | damaged_json([json.loads(text)])
 
     yield from _checkpoint(folder, write, damages)
 
@@ -389,10 +396,10 @@ def score_progress(folder):
     """The progress of an interrupted `score`, in an archive that is sound."""
     model = _language_model()
     settings = {"whole": True, "start": None, "field": None, "batch_tokens": 8}
-    (folder / "text.txt").write_text("abcd\n" * 3)
+    (folder / "texts.txt").write_text("abcd\n" * 3)
 
     def job():
-        return scoring._Job(model, folder / "text.txt", folder / "scores.csv", settings, 0)
+        return scoring._Job(model, folder / "texts.txt", folder / "scores.csv", settings, 0)
 
     first = job()
     path = first.state
@@ -405,7 +412,7 @@ def score_progress(folder):
         first.rows.write_bytes(bytes(99))  # a load cuts it
         np.savez(path, **arrays | {"progress": content.decode(errors="replace")})
 
-    inputs = damaged([text.encode()]) | damaged_json([json.loads(text)])
+    inputs = damaged([texts.encode()]) | damaged_json([json.loads(text)])
     yield Target(path, inputs, lambda: job()._load(), write)
 
 
@@ -506,7 +513,7 @@ _HOSTILE_CONFIGS = [
 
 
 def _language_model():
-    vocabulary = data.Vocabulary("abcd", "character")
+    vocabulary = Vocabulary("abcd", "character")
     model = LanguageModel(4, 2, layers.TCN(2, 2, 1), vocabulary=vocabulary)
     model.build((None, None))
     return model

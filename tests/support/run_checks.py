@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.support.processes import ROOT, child_environment
 from trellis_keras.training.monitors import read_history
-from trellis_keras.training.run import load_best
+from trellis_keras.zoo.run import load_best
 
 
 def arrays(run, epoch):

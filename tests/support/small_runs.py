@@ -3,7 +3,7 @@
 import random
 
 from trellis_keras import zoo
-from trellis_keras.training import run
+from trellis_keras.zoo import run
 
 TINY = {
     "depth": 3,

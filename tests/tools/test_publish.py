@@ -15,9 +15,9 @@ from tools import cards, publish, results_page, table
 from trellis_keras import data, zoo
 from trellis_keras.data.vocabulary import UNITS
 from trellis_keras.files import folder_lock
-from trellis_keras.training import run as runs
 from trellis_keras.training.monitors import read_history
 from trellis_keras.zoo import registry
+from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.results import (
     RESULTS,
     WEIGHTS,
@@ -277,7 +277,7 @@ def test_names_in_a_card_are_only_text(tmp_path):
     hostile = tmp_path / "`` <b> `.txt"
     assert "```` trellis_keras.data" not in cards._data(recipe)
     card = cards._data(recipe.replace(data_options={"path": hostile}))
-    assert "``` trellis_keras.data.load('text', path='`` <b> `.txt') ```" in card
+    assert "``` trellis_keras.zoo.datasets.load('text', path='`` <b> `.txt') ```" in card
 
 
 def test_cards_and_table_need_no_costs(tmp_path, monkeypatch):

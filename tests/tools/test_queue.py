@@ -8,7 +8,7 @@ import typer
 from tests.tools.test_publish import SETTINGS
 from tools import publish, queue
 from trellis_keras import zoo
-from trellis_keras.training import run as runs
+from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.results import RESULTS
 
 LIST = """

@@ -5,7 +5,7 @@ import statistics
 import pytest
 
 from trellis_keras import zoo
-from trellis_keras.training import run as runs
+from trellis_keras.zoo import run as runs
 
 RECIPES = {"tcn_jsb": {"epochs": 8}, "trellisnet_char": {"epochs": 1}}
 SEEDS = (0, 1, 2)

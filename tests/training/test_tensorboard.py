@@ -15,9 +15,9 @@ from tests.support.run_checks import assert_same_end
 from tests.support.small_runs import STATEFUL, tiny_recipe
 from trellis_keras import zoo
 from trellis_keras.training import TextSamples
-from trellis_keras.training import run as runs
 from trellis_keras.training.monitors import read_history
-from trellis_keras.training.run import Observation
+from trellis_keras.zoo import run as runs
+from trellis_keras.zoo.run import Observation
 from trellis_keras_cli import commands
 
 EVERYTHING = Observation(gradient_norms=1, sample_length=12, graph=True, profile=(2, 3))
@@ -139,7 +139,7 @@ def test_without_tensorflow(tmp_path, monkeypatch, capsys):
 
 def test_a_profile_that_keras_would_leave_out(tmp_path, monkeypatch):
     monkeypatch.setattr("keras.backend.backend", lambda: "jax")
-    monkeypatch.setattr("trellis_keras.training.run.sys", SimpleNamespace(version_info=(3, 11)))
+    monkeypatch.setattr("trellis_keras.zoo.run.sys", SimpleNamespace(version_info=(3, 11)))
     with pytest.raises(ValueError, match="Python 3.12 and newer only: leave `profile` out"):
         callbacks(tmp_path, Observation(gradient_norms=0, profile=(1, 2)))
 
@@ -176,8 +176,8 @@ def test_on_jax(tmp_path, block):
     source = """
 import pathlib, sys
 from tests.support.small_runs import tiny_recipe
-from trellis_keras.training import run as runs
-from trellis_keras.training.run import Observation
+from trellis_keras.zoo import run as runs
+from trellis_keras.zoo.run import Observation
 folder = pathlib.Path(sys.argv[1])
 recipe = tiny_recipe(folder, epochs=2, jit_compile=True)
 runs.train(recipe, folder / "run", verbose=0, observation=Observation(1, 12, graph=True))

@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.parameters import slow_but
 from tests.support.served import CHARACTERS
-from trellis_keras import data, zoo
+from trellis_keras import forecasting, zoo
+from trellis_keras.data import Vocabulary
 from trellis_keras.layers import AdaptiveSoftmax
 from trellis_keras.zoo import lru, registry
 from trellis_keras.zoo.trellisnet import ABLATIONS, WIKITEXT103_CUTOFFS
@@ -85,7 +86,7 @@ def test_what_a_model_does_not_take():
 
 
 def test_the_vocabulary_sets_the_size():
-    vocabulary = data.Vocabulary(["a", "b", "c"], unit="character")
+    vocabulary = Vocabulary(["a", "b", "c"], unit="character")
     model = zoo.trellisnet_char(vocabulary=vocabulary, **TINY)
     assert model.vocabulary_size == 3 and model.vocabulary == vocabulary
     with pytest.raises(ValueError, match="vocabulary has 3 tokens, but vocabulary_size=4"):
@@ -420,9 +421,9 @@ def small_recipe(name):
     if recipe.reads_text:
         return recipe, rng.randint(0, 9, 30)
     if recipe.metric == "mse":
-        return recipe, data.adding_examples(12, 4, 0)
+        return recipe, zoo.datasets.adding_examples(12, 4, 0)
     if recipe.metric == "cross_entropy":
-        return recipe, data.copy_memory_examples(12, 4, 0)
+        return recipe, zoo.datasets.copy_memory_examples(12, 4, 0)
     if recipe.data in ("series", "labelled_series"):
         return recipe, _own_windows(recipe, rng)
     if recipe.metric == "accuracy":
@@ -432,10 +433,10 @@ def small_recipe(name):
 
 
 def _own_windows(recipe, rng):
-    series, window = data.TimeSeries(rng.rand(400, 1)), recipe.arguments["window"]
+    series, window = forecasting.TimeSeries(rng.rand(400, 1)), recipe.arguments["window"]
     if recipe.data == "labelled_series":
         labels = np.repeat([0, 1], 200).astype("int32")
-        return data.LabelledWindows(series, labels, window, 50, [0])
+        return forecasting.LabelledWindows(series, labels, window, 50, [0])
     return series.split(window, recipe.arguments["horizon"], stride=40)[0]
 
 

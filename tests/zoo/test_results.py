@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from trellis_keras import data, zoo
-from trellis_keras.training import run
-from trellis_keras.zoo import registry, results
+from trellis_keras.zoo import registry, results, run
 from trellis_keras.zoo.results import RESULTS, WEIGHTS, all_runs, assets_folder, published
 
 # Papers

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tests.support.processes import run_module
-from trellis_keras import data, zoo
-from trellis_keras.data import TimeSeries
-from trellis_keras.training import run as runs
+from trellis_keras import zoo
+from trellis_keras.forecasting import Columns, TimeSeries
 from trellis_keras.zoo import comparison, forecasts
+from trellis_keras.zoo import run as runs
 
 SMALL = {"window": 12, "horizon": 4, "filters": 4, "epochs": 1, "batch_size": 16, "seed": 0}
 
@@ -141,7 +141,7 @@ def test_a_forecast_of_new_data(trained, tmp_path):
     assert list(rows[0]) == ["time", "load_q10", "load_q50", "load_q90"]
     assert [row["time"] for row in rows] == [f"2024-01-03T{h:02}:00:00" for h in (4, 5, 6, 7)]
     values = [float(row["load_q50"]) for row in rows]
-    series = TimeSeries.from_csv(path, forecasts.data.Columns("load", future="holiday"))
+    series = TimeSeries.from_csv(path, Columns("load", future="holiday"))
     model = runs.load_best(trained)
     expected = model.forecast(series.values[40:52], 4, series.values[52:56, 1:])
     np.testing.assert_allclose(values, expected[:, 0, 1], rtol=1e-5)
@@ -239,7 +239,7 @@ def test_figures_and_pictures_of_several_series(tmp_path, monkeypatch):
 
 
 def test_names_are_drawn_as_they_are(trained, tmp_path):
-    columns = data.Columns(r"$\frac$")
+    columns = Columns(r"$\frac$")
     values = np.random.default_rng(0).normal(size=(200, 1))
     halves = {"lengths": [100, 100], "names": ["$a", r"$\b$"]}
     *_, test = TimeSeries(values, columns=columns, **halves).split(12, 4)
@@ -354,7 +354,7 @@ def write_signals(path, people="abcd", rows=60, text="{}"):
 
 def labelled(path, **options):
     columns = {"targets": ["motion"], "past": ["x", "y"], "series": "who"}
-    return data.load("labelled_series", path=path, **columns, **{"window": 8, **options})
+    return zoo.datasets.load("labelled_series", path=path, **columns, **{"window": 8, **options})
 
 
 def test_labelled_windows_have_one_class(tmp_path):
@@ -385,7 +385,7 @@ def test_columns_of_a_classifier(tmp_path):
     path = write_signals(tmp_path / "motion.csv")
     for targets, match in ((["motion", "y"], "one column of names"), (["y"], "Received twice: y")):
         with pytest.raises(ValueError, match=match):
-            data.load("labelled_series", path=path, targets=targets, past=["x", "y"],
+            zoo.datasets.load("labelled_series", path=path, targets=targets, past=["x", "y"],
                       series="who", window=8)  # fmt: skip
 
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 
 from trellis_keras.files import atomic_write
-from trellis_keras.training import run as runs
 from trellis_keras.training.monitors import read_history
+from trellis_keras.zoo import run as runs
 
 
 def table(folders: Sequence[str | os.PathLike]) -> list[tuple[str, ...]]:

@@ -10,12 +10,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from trellis_keras import data
 from trellis_keras.export import export
 from trellis_keras.files import atomic_write
+from trellis_keras.forecasting import Columns, TimeSeries, Windows
 from trellis_keras.models import SequenceRegressor, mase_scale
 from trellis_keras.models.calibration import conformal_scale, rescale
-from trellis_keras.training import run as runs
+from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.pretrained import checksum
 from trellis_keras.zoo.recipe import Recipe
 from trellis_keras.zoo.registry import read_recipe
@@ -62,7 +62,7 @@ def describe_series(recipe: Recipe) -> dict[str, Any] | None:
 def _columns(recipe):
     roles = ("targets", "past", "future", "static", "time", "series")
     options = recipe.data_options
-    return data.Columns(**{name: options[name] for name in roles if name in options})
+    return Columns(**{name: options[name] for name in roles if name in options})
 
 
 def finish(folder: str | os.PathLike, serve: bool = True) -> dict[str, Any]:
@@ -115,9 +115,9 @@ def _read_report(folder):
 
 def report(
     model: SequenceRegressor,
-    train: data.Windows,
-    valid: data.Windows,
-    test: data.Windows,
+    train: Windows,
+    valid: Windows,
+    test: Windows,
     batch_size: int = 64,
 ) -> dict[str, Any]:
     """Returns figures of the forecasts of test windows, and of the seasonal naive forecast.
@@ -248,7 +248,7 @@ def _ahead(windows):
     return -(-windows.horizon // windows.stride)
 
 
-def choose_season(train: data.Windows) -> int:
+def choose_season(train: Windows) -> int:
     """Returns the season, in steps, whose naive forecast is the best in the training part.
 
     The candidates are a day and a week, of months a year; without times the horizon.
@@ -285,7 +285,7 @@ def describe(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def draw(model: SequenceRegressor, test: data.Windows, path: str | os.PathLike) -> None:
+def draw(model: SequenceRegressor, test: Windows, path: str | os.PathLike) -> None:
     """Draws the last forecasts of the test part, one after the other, with their bands.
 
     Args:
@@ -371,7 +371,7 @@ def forecast(
         raise ValueError(f"{folder} is a run of {recipe.name}, which does not forecast series.")
     model = runs.load_best(folder, compile=False)
     columns = _columns(recipe)
-    series = data.TimeSeries.from_csv(path, columns)
+    series = TimeSeries.from_csv(path, columns)
     _check_step(folder, path, series)
     horizon, window = recipe.arguments["horizon"], recipe.arguments["window"]
     steps = horizon if steps is None else steps
@@ -398,7 +398,7 @@ def forecast(
     return {"rows": len(rows), "first": min(moments), "last": max(moments)}
 
 
-def target_names(series: data.TimeSeries) -> list[str]:
+def target_names(series: TimeSeries) -> list[str]:
     """Returns the names of the targets."""
     if series.columns is None:
         return [f"target {i}" for i in range(series.targets)]
@@ -466,7 +466,7 @@ def _calibrate_on_past(model, series, i, end, window, horizon):
     count = 2 * window
     if model.has_band and end >= count + window + horizon - 1:
         first = [row if k != i else row - horizon - count + 1 for k, row in enumerate(last)]
-        windows = data.Windows(series, window, horizon, 1, first, last)
+        windows = Windows(series, window, horizon, 1, first, last)
         model.calibrate(*windows.read(np.arange(len(windows))))
 
 

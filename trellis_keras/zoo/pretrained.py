@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from trellis_keras import data
+from trellis_keras.data import Vocabulary
 from trellis_keras.models.saved_files import check_file
 from trellis_keras.zoo import results
 
@@ -31,7 +31,7 @@ _OF_THE_TRAINING = {
 }
 
 
-def find(recipe: Any, weights: str | os.PathLike) -> tuple[pathlib.Path, data.Vocabulary | None]:
+def find(recipe: Any, weights: str | os.PathLike) -> tuple[pathlib.Path, Vocabulary | None]:
     """Returns the path of a weights file, and the vocabulary that was published with it or None.
 
     Args:
@@ -45,7 +45,7 @@ def find(recipe: Any, weights: str | os.PathLike) -> tuple[pathlib.Path, data.Vo
     if weights == "pretrained":
         run = _pretrained(recipe)
         vocabulary = run.results.get("vocabulary")
-        return run.folder / results.WEIGHTS, vocabulary and data.Vocabulary.from_config(vocabulary)
+        return run.folder / results.WEIGHTS, vocabulary and Vocabulary.from_config(vocabulary)
     path = pathlib.Path(weights).expanduser()
     if not path.is_file():
         raise ValueError(

@@ -13,8 +13,8 @@ from typing import Any
 import keras
 
 import trellis_keras
-from trellis_keras import data as datasets
-from trellis_keras.data import Dataset, Vocabulary
+from trellis_keras.data import PianoRollStream, SequenceStream, TokenStream, Vocabulary
+from trellis_keras.forecasting import LabelledWindows, Windows, WindowStream
 from trellis_keras.layers.base import default_policy
 from trellis_keras.models import BitsPerCharacter, CrossEntropy, Perplexity
 from trellis_keras.training import (
@@ -28,7 +28,8 @@ from trellis_keras.training import (
     RMSprop,
     StepDecay,
 )
-from trellis_keras.zoo import pretrained
+from trellis_keras.zoo import datasets, pretrained
+from trellis_keras.zoo.datasets import Dataset
 
 OPTIMIZERS = {"sgd": SGD, "asgd": ASGD, "adam": Adam, "rmsprop": RMSprop}
 TEXT_METRICS = {"perplexity": Perplexity, "bpc": BitsPerCharacter, "cross_entropy": CrossEntropy}
@@ -62,7 +63,7 @@ _FROM_DATA = (
     "num_classes",
     "class_names",
 )
-_WINDOWS = (datasets.Windows, datasets.LabelledWindows)
+_WINDOWS = (Windows, LabelledWindows)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -280,7 +281,7 @@ class Recipe:
         setting: Name of the paper's setting, where two papers have a model of this name.
         arguments: Arguments of the model's function, those that follow from others worked out.
         training: `Training`.
-        data: Name of the data set, see `data.load`.
+        data: Name of the data set, see `zoo.datasets.load`.
         data_options: Its options.
         data_dir: Folder of local copies of the data, or None.
         data_checksum: Checksum of the data that a run was begun on, or None.
@@ -493,7 +494,7 @@ class Recipe:
         if self.reads_text:
             length, context = self.training.sequence_length, self.training.context_length
             assert length is not None and context is not None  # by `_check`
-            return datasets.TokenStream(
+            return TokenStream(
                 part,
                 batch_size,
                 length,
@@ -506,12 +507,12 @@ class Recipe:
         order: dict[str, Any] = {"seed": self.seed or 0, "shuffle": shuffle}
         stream: keras.utils.PyDataset
         if isinstance(part, _WINDOWS):
-            stream = datasets.WindowStream(part, batch_size, **order)
+            stream = WindowStream(part, batch_size, **order)
         elif isinstance(part, list):
-            stream = datasets.PianoRollStream(part, batch_size, **order)
+            stream = PianoRollStream(part, batch_size, **order)
         else:
             x, y = part
-            stream = datasets.SequenceStream(x, y, batch_size, **order)
+            stream = SequenceStream(x, y, batch_size, **order)
         channels = stream[0][0].shape[-1]
         if channels != self.channels:
             raise ValueError(

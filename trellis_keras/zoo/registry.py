@@ -12,8 +12,7 @@ from typing import Any
 import keras
 
 from trellis_keras.layers import base
-from trellis_keras.training import run
-from trellis_keras.zoo import results
+from trellis_keras.zoo import results, run
 from trellis_keras.zoo.recipe import Entry, Recipe, Training, known_options, suggestion
 
 _ENTRIES: dict[tuple[str, str | None], Entry] = {}
@@ -44,7 +43,7 @@ def register(
     `jit_compile` besides.
 
     Args:
-        data: Name of the data set, see `data.load`.
+        data: Name of the data set, see `zoo.datasets.load`.
         metric: Name of the published metric.
         training: How it is trained: a `Training`, or where that depends on the model's arguments a
             function from them to one.

@@ -379,7 +379,7 @@ tcn_permuted_mnist = register(
     doc="""TCN on permuted MNIST, 67K parameters (Bai et al. 2018, Tables 1 and 2).
 
     Published: 70K (Table 4 names 42K). The paper's permutation is not published, see
-    `data.pixel_permutation`.
+    `zoo.datasets.pixel_permutation`.
     """,
 )(tcn_seq_mnist)
 
@@ -554,7 +554,7 @@ tcn_lambada = register(
     Published: perplexity of the last words 1279. The 93,215 words are those of the data set's first
     list; the newer one has 112,746 (66.5M parameters). The softmax is a full one, as in the
     authors' code (the paper does not say). The authors' evaluation reads the last word before it
-    predicts it; whether 1279 was measured so is not known (see `data.last_word_examples`).
+    predicts it; whether 1279 was measured so is not known (see `zoo.datasets.last_word_examples`).
     Segments and input dropout are that code's, the decay is the paper's.
 
     The training text, 2,662 novels, is not part of the data set: train with `data="text",

@@ -638,7 +638,7 @@ trellisnet_permuted_mnist = register(
     doc="""TrellisNet on permuted MNIST, 138K parameters (Bai et al. 2019, Tables 4 and 5).
 
     Published: 8M parameters, see `trellisnet_seq_mnist`. The paper's permutation is not published
-    (see `data.pixel_permutation`).
+    (see `zoo.datasets.pixel_permutation`).
     """,
 )(trellisnet_seq_mnist)
 

@@ -5,8 +5,7 @@ import math
 
 import keras
 
-from trellis_keras import data
-from trellis_keras.data.synthetic import COPIED
+from trellis_keras.data import TokenStream
 from trellis_keras.models import (
     LanguageModel,
     PolyphonicModel,
@@ -14,7 +13,8 @@ from trellis_keras.models import (
     SequenceRegressor,
 )
 from trellis_keras.training import Adam
-from trellis_keras.zoo import Recipe, Training
+from trellis_keras.zoo import Recipe, Training, datasets
+from trellis_keras.zoo.datasets.synthetic import COPIED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Task:
 
     def load(self, data_dir=None):
         """The data, in three splits."""
-        return data.load(self.data, data_dir, **self.options)
+        return datasets.load(self.data, data_dir, **self.options)
 
     def stream(self, splits, split, seed):
         """Batches of a split."""
@@ -180,7 +180,7 @@ class Text(Task):
         return "Perplexity" if self.words else "Bits a character"
 
     def stream(self, splits, split, seed):
-        return data.TokenStream(
+        return TokenStream(
             getattr(splits, split),
             self.batch_size,
             self.segment,

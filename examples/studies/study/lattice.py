@@ -13,7 +13,7 @@ import keras
 
 from study.table import Study
 from trellis_keras import zoo
-from trellis_keras.training import run
+from trellis_keras.zoo import run
 from trellis_keras.zoo.lru import SIZES
 from trellis_keras.zoo.registry import list_settings, published_value
 

@@ -23,7 +23,7 @@ def main(settings):
 
     from study import nets, tasks
     from study.table import hardware
-    from trellis_keras.data.synthetic import COPIED
+    from trellis_keras.zoo.datasets.synthetic import COPIED
 
     T, kernel_size, batch_size = (settings[key] for key in ("T", "kernel_size", "batch_size"))
     depth = nets.depth(T + 2 * COPIED, kernel_size)

@@ -7,7 +7,7 @@ import pathlib
 import shutil
 
 from trellis_keras.files import atomic_write, folder_lock, remove_unfinished
-from trellis_keras.training.environment import accelerators, processor
+from trellis_keras.zoo.environment import accelerators, processor
 
 
 class Study:

@@ -7,9 +7,9 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from trellis_keras.data import images, load, pixel_permutation, pixel_sequences
-from trellis_keras.data.registry import SPLITS
-from trellis_keras.data.sources import Source
+from trellis_keras.zoo.datasets import images, load, pixel_permutation, pixel_sequences
+from trellis_keras.zoo.datasets.registry import SPLITS
+from trellis_keras.zoo.datasets.sources import Source
 
 
 def idx(array):

@@ -14,9 +14,10 @@ from tests.support.run_checks import arrays, assert_same_end, check_killed_run
 from tests.support.small_runs import STATEFUL, TINY, options, tiny_recipe, tiny_run, write_text
 from trellis_keras import data, zoo
 from trellis_keras.training import TimeLimit
-from trellis_keras.training import run as runs
 from trellis_keras.training.monitors import read_history
-from trellis_keras.training.run import explained
+from trellis_keras.zoo import datasets
+from trellis_keras.zoo import run as runs
+from trellis_keras.zoo.run import explained
 from trellis_keras_cli import commands
 
 # A rate so high that the validation loss rises now and then, which begins the average.
@@ -511,8 +512,8 @@ def test_more_epochs_of_shuffled_sequences(tmp_path):
 def test_frames_of_music_are_counted(tmp_path, monkeypatch):
     rng = np.random.RandomState(0)
     rolls = [rng.randint(0, 2, (frames, 88)).astype("uint8") for frames in (4, 9, 5)]
-    music = data.Dataset("jsb", rolls, rolls, rolls, "0" * 64, data.PianoRollStream)
-    monkeypatch.setattr(data, "load", lambda *arguments, **options: music)
+    music = datasets.Dataset("jsb", rolls, rolls, rolls, "0" * 64, data.PianoRollStream)
+    monkeypatch.setattr(datasets, "load", lambda *arguments, **options: music)
     recipe = zoo.recipe("tcn_jsb", filters=4, depth=2, epochs=1, jit_compile=False)
     runs.train(recipe, tmp_path / "run", verbose=0)
     results = evaluate(tmp_path / "run")
@@ -581,7 +582,7 @@ def test_jax_alone(tmp_path):
 import pathlib, sys
 from tests.support.small_runs import tiny_recipe
 from trellis_keras import zoo
-from trellis_keras.training import run as runs
+from trellis_keras.zoo import run as runs
 folder = pathlib.Path(sys.argv[1])
 runs.train(tiny_recipe(folder, epochs=1, jit_compile=True), folder / "run", verbose=0)
 runs.train(tiny_recipe(folder, epochs=2, jit_compile=True), folder / "run", verbose=0)

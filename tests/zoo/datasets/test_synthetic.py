@@ -3,7 +3,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from trellis_keras.data import adding_examples, copy_memory_examples, load
+from trellis_keras.zoo.datasets import adding_examples, copy_memory_examples, load
 
 
 def test_adding_layout():

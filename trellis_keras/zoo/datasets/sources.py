@@ -10,13 +10,11 @@ unpacks all of whatever the server sent.
 
 import contextlib
 import dataclasses
-import gzip
 import hashlib
 import os
 import re
 import shutil
 import sys
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,11 +22,16 @@ from typing import Any
 import keras
 import numpy as np
 from filelock import FileLock
-from tqdm.auto import tqdm
 
-from trellis_keras.files import atomic_write, open_archive, remove_unfinished
+from trellis_keras.files import (
+    BYTE_ORDER_MARK,
+    MAX_UNPACKED,
+    atomic_write,
+    existing,
+    open_archive,
+    remove_unfinished,
+)
 
-BYTE_ORDER_MARK = "\ufeff"
 ENVIRONMENT_VARIABLE = "TRELLIS_KERAS_DATA"
 LOCAL_COPY_HINT = (
     "To use a local copy, pass its folder as `data_dir` or set the environment variable "
@@ -36,10 +39,6 @@ LOCAL_COPY_HINT = (
 )
 
 _BLOCK = 2**20  # bytes of a large file in memory at a time
-# A compressed file may unpack to this many bytes in memory, or to this multiple of its own size if
-# that is more.
-_MAX_UNPACKED = 2**28
-_MAX_EXPANSION = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +108,7 @@ class Download:
                     with open_archive(file) as archive, archive.open(member) as content:
                         shutil.copyfileobj(content, unpacked, _BLOCK)
                 elif self.convert is not None:
-                    unpacked.write(self.convert(file.read(_MAX_UNPACKED)))
+                    unpacked.write(self.convert(file.read(MAX_UNPACKED)))
                 else:
                     shutil.copyfileobj(file, unpacked, _BLOCK)
             if self.file_checksum is not None:
@@ -225,105 +224,6 @@ def read_tfds(name: str) -> dict[str, dict[str, np.ndarray]]:
         raise OSError(
             f"Could not download tensorflow-datasets' {name!r} ({error}). {LOCAL_COPY_HINT}"
         ) from error
-
-
-def existing(path: Path) -> Path | None:
-    """Return `path` or its compressed form `path.gz`, whichever is a file, or `None`."""
-    candidates = (path, path.with_name(path.name + ".gz"))
-    return next((candidate for candidate in candidates if candidate.is_file()), None)
-
-
-def own_file(path: str | os.PathLike, data_dir: str | os.PathLike | None) -> Path:
-    """Return the path of a user's file, which may also lie in `data_dir`.
-
-    Raises:
-        FileNotFoundError: If there is none.
-    """
-    places = [Path(path).expanduser()]
-    if data_dir is not None:
-        places.append(Path(data_dir).expanduser() / places[0].name)
-    found = next(filter(None, map(existing, places)), None)
-    if found is None:
-        raise FileNotFoundError(
-            f"There is no file {' or '.join(map(str, places))}. If it has moved, pass its folder "
-            "as `data_dir` (--data-dir)."
-        )
-    return found
-
-
-def read_file(path: Path) -> bytes:
-    """Read a whole file, decompressed if its name ends with `.gz`.
-
-    Raises:
-        ValueError: If it is empty, damaged, or unpacks to far more than its size.
-    """
-    if path.suffix == ".gz":
-        limit = max(_MAX_UNPACKED, _MAX_EXPANSION * path.stat().st_size)
-        with _refuse_damage(path), gzip.open(path) as file:
-            content = file.read(limit + 1)
-        if len(content) > limit:
-            raise ValueError(
-                f"{path} would unpack to more than {limit:,} bytes, {_MAX_EXPANSION} times its "
-                "size. If it is sound, unpack it first"
-            )
-    else:
-        content = path.read_bytes()
-    if not content:
-        raise ValueError(f"{path} is empty")
-    return content
-
-
-def read_blocks(path: Path, description: str) -> Iterator[bytes]:
-    """Yield a file in blocks, decompressed if its name ends with `.gz`.
-
-    Args:
-        path: The file.
-        description: String, the title of the progress bar that terminals show.
-
-    Raises:
-        ValueError: If it is damaged.
-    """
-    bar = {"total": path.stat().st_size, "desc": description, "disable": None}
-    with (
-        open(path, "rb") as stored,
-        tqdm.wrapattr(stored, "read", **bar) as file,
-        _refuse_damage(path),
-    ):
-        content = gzip.open(file) if path.suffix == ".gz" else file
-        while block := content.read(_BLOCK):
-            yield block
-
-
-@contextlib.contextmanager
-def _refuse_damage(path):
-    try:
-        yield
-    except EOFError as error:
-        raise ValueError(f"{path} is truncated: the compressed data end too early") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is not a sound gzip file: {error}") from error
-
-
-def decode(content: bytes, path: Any, hint: str = "", start: int = 0) -> str:
-    """Decode UTF-8.
-
-    Args:
-        content: Bytes.
-        path: The file that they are from, for the error message.
-        hint: String that ends the error message.
-        start: Integer, where the content begins in the file.
-
-    Raises:
-        ValueError: If it is not UTF-8.
-    """
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        message = (
-            f"{path} is not UTF-8 text: the byte {content[error.start]:#04x} at offset "
-            f"{start + error.start} cannot be decoded"
-        )
-        raise ValueError(f"{message}. {hint}" if hint else message) from error
 
 
 def plain_lines(text: str) -> str:

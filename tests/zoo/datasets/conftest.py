@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from trellis_keras.data.sources import ENVIRONMENT_VARIABLE
+from trellis_keras.zoo.datasets.sources import ENVIRONMENT_VARIABLE
 
 REAL_DATA = os.environ.get(ENVIRONMENT_VARIABLE)
 

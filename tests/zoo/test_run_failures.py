@@ -12,7 +12,7 @@ from tests.support.run_checks import assert_same_end
 from tests.support.small_runs import TINY, options, tiny_recipe, tiny_run, write_text
 from tests.test_files import another_process_in
 from trellis_keras import zoo
-from trellis_keras.training import run as runs
+from trellis_keras.zoo import run as runs
 from trellis_keras_cli import commands
 
 
@@ -65,7 +65,7 @@ TENSORBOARD = """
 import pathlib, sys
 import keras, numpy as np
 from tests.support.disks import fill
-from trellis_keras.training.run import explained
+from trellis_keras.zoo.run import explained
 folder = pathlib.Path(sys.argv[1])
 model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")

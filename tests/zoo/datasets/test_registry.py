@@ -2,17 +2,14 @@ import numpy as np
 import pytest
 
 from tests.support.processes import run_script
-from trellis_keras.data import (
+from trellis_keras.data import PianoRollStream, SequenceStream, TokenStream, Vocabulary
+from trellis_keras.zoo.datasets import (
     Dataset,
-    PianoRollStream,
-    SequenceStream,
-    TokenStream,
-    Vocabulary,
     info,
     list_datasets,
     load,
 )
-from trellis_keras.data.sources import Source
+from trellis_keras.zoo.datasets.sources import Source
 
 NAMES = {
     *("ptb", "char_ptb", "wt2", "wt103", "text8", "enwik8", "war_and_peace", "lambada", "pydoc"),
@@ -88,12 +85,12 @@ def test_data_sets_are_compared_by_their_checksum():
 
 
 _WITHOUT_TENSORFLOW = """
-from trellis_keras import data
+from trellis_keras.zoo import datasets
 
-stream = data.load("pydoc").stream("train", 4, sequence_length=16, context_length=4)
+stream = datasets.load("pydoc").stream("train", 4, sequence_length=16, context_length=4)
 assert stream[0][1].shape == (4, 12)
 try:
-    data.load("seq_mnist")
+    datasets.load("seq_mnist")
 except ImportError as error:
     assert "no local copy of mnist" in str(error) and "TRELLIS_KERAS_DATA" in str(error)
 else:

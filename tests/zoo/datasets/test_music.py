@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import scipy.io
 
-from trellis_keras.data import load, music
-from trellis_keras.data.registry import SPLITS
+from trellis_keras.zoo.datasets import load, music
+from trellis_keras.zoo.datasets.registry import SPLITS
 
 
 def mat_file():

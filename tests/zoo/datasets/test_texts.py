@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from trellis_keras.data import Vocabulary, last_word_examples, load, text
-from trellis_keras.data.registry import SPLITS
+from trellis_keras.data import Vocabulary
+from trellis_keras.zoo.datasets import last_word_examples, load, texts
+from trellis_keras.zoo.datasets.registry import SPLITS
 
 WHOLE = "abcdefghij" * 10
 LRU_SPLIT = [0.9, 0.05, 0.05]
@@ -67,17 +68,17 @@ def test_penn_treebank_of_the_lattice_recurrent_unit_paper(real_data):
 def tiny(tmp_path, monkeypatch):
     """A folder with small texts in the layout of the published ones, and the sizes to match."""
     ptb = [" the cat sat \n the <unk> ran \n", " the cat ran \n", " the <unk> sat \n"]
-    write(tmp_path, text.PTB, *ptb)
-    monkeypatch.setitem(text.SIZES, "ptb", (8, 4, 4, 6))
-    monkeypatch.setitem(text.SIZES, "char_ptb", (28, 13, 15, 14))
+    write(tmp_path, texts.PTB, *ptb)
+    monkeypatch.setitem(texts.SIZES, "ptb", (8, 4, 4, 6))
+    monkeypatch.setitem(texts.SIZES, "char_ptb", (28, 13, 15, 14))
     for name in ("text8", "enwik8", "war_and_peace"):
-        write(tmp_path, getattr(text, name.upper()), WHOLE)
-        monkeypatch.setitem(text.SIZES, name, (90, 5, 5, 10))
+        write(tmp_path, getattr(texts, name.upper()), WHOLE)
+        monkeypatch.setitem(texts.SIZES, name, (90, 5, 5, 10))
     return tmp_path
 
 
 def test_sizes_are_checked(tiny, monkeypatch):
-    monkeypatch.setitem(text.SIZES, "char_ptb", (28, 13, 15, 50))
+    monkeypatch.setitem(texts.SIZES, "char_ptb", (28, 13, 15, 50))
     with pytest.raises(ValueError, match=r"ptb\.train\.txt is not .*: expected 50 .*, found 14"):
         load("char_ptb", tiny)
     path = tiny / "ptb/ptb.valid.txt"
@@ -103,8 +104,8 @@ def test_another_text_is_named(tiny, name, file, change, message):
 @pytest.mark.parametrize("name", ["wiki.train.tokens", "wiki.train.articles_reordered.tokens"])
 def test_wikitext2_by_words(tmp_path, monkeypatch, name):
     contents = [" \n = Cat = \n the <unk> sat \n", " the cat = \n", " = sat = \n"]
-    write(tmp_path, text.WIKITEXT2, *contents)
-    monkeypatch.setitem(text.SIZES, "wt2", (9, 4, 4, 6))
+    write(tmp_path, texts.WIKITEXT2, *contents)
+    monkeypatch.setitem(texts.SIZES, "wt2", (9, 4, 4, 6))
     (tmp_path / "wikitext2/wiki.train.tokens").rename(tmp_path / "wikitext2" / name)
     dataset = load("wt2", tmp_path)
     assert parts(dataset) == ["\n= Cat =\nthe <unk> sat\n", "the <unk> =\n", "= sat =\n"]
@@ -113,20 +114,20 @@ def test_wikitext2_by_words(tmp_path, monkeypatch, name):
 
 def test_enwik8_by_bytes(tmp_path, monkeypatch):
     content = b"<a>\xc3\xa4\xff\x00 cat sat on "
-    write(tmp_path, text.ENWIK8, content)
-    monkeypatch.setitem(text.SIZES, "enwik8", (11, 4, 4, 13))
+    write(tmp_path, texts.ENWIK8, content)
+    monkeypatch.setitem(texts.SIZES, "enwik8", (11, 4, 4, 13))
     dataset = load("enwik8", tmp_path)
     ids = np.concatenate([getattr(dataset, split) for split in SPLITS])
     assert bytes(ord(dataset.vocabulary.tokens[i]) for i in ids) == content
     assert dataset.checksum == hashlib.sha256(content).hexdigest()
-    write(tmp_path, text.ENWIK8, content[:-2])
+    write(tmp_path, texts.ENWIK8, content[:-2])
     message = r"expected 19 bytes, found 17. Another text.*load\(\"text\", .*unit=\"byte\"\)"
     with pytest.raises(ValueError, match=message):
         load("enwik8", tmp_path)
     # What the message advises.
     path = tmp_path / "enwik8/enwik8"
     assert load("text", path=path, unit="byte", split=(0.6, 0.2, 0.2)).sizes["train"] == 10
-    write(tmp_path, text.ENWIK8, content.replace(b"\xff", b"\x00"))
+    write(tmp_path, texts.ENWIK8, content.replace(b"\xff", b"\x00"))
     with pytest.raises(ValueError, match="expected 13 distinct bytes, found 12"):
         load("enwik8", tmp_path)
 
@@ -142,14 +143,14 @@ def test_enwik8_by_bytes(tmp_path, monkeypatch):
 )
 def test_copies_of_war_and_peace_give_the_same_text(tmp_path, monkeypatch, change):
     novel = "Well,\n\nPrince, émigrés"
-    write(tmp_path, text.WAR_AND_PEACE, change(novel))
-    monkeypatch.setitem(text.SIZES, "war_and_peace", (14, 4, 4, 15))
+    write(tmp_path, texts.WAR_AND_PEACE, change(novel))
+    monkeypatch.setitem(texts.SIZES, "war_and_peace", (14, 4, 4, 15))
     dataset = load("war_and_peace", data_dir=tmp_path)
     assert parts(dataset) == [novel[:14], novel[14:18], novel[18:]]
     digest = hashlib.sha256(novel.encode()).hexdigest()
     assert dataset.checksum == digest
     # Downloads are stored in this form, of which the checksum is known.
-    (download,) = text.WAR_AND_PEACE.downloads
+    (download,) = texts.WAR_AND_PEACE.downloads
     assert download.convert(change(novel).encode()) == novel.encode()
 
 
@@ -360,20 +361,20 @@ def test_bad_last_words():
 
 
 def test_passages_of_a_local_copy_and_of_tensorflow_datasets(tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "LAMBADA_PASSAGES", (2, 2))
+    monkeypatch.setattr(texts, "LAMBADA_PASSAGES", (2, 2))
     halves = PASSAGES[:2], PASSAGES[2:]
-    write(tmp_path, text.LAMBADA, *("".join(f"{p} \n" for p in half) for half in halves))
+    write(tmp_path, texts.LAMBADA, *("".join(f"{p} \n" for p in half) for half in halves))
     local = load("lambada", data_dir=tmp_path)
     assert (local.valid, local.test) == (list(halves[0]), list(halves[1]))
     arrays = {
         split: {"passage": np.array([p.encode() for p in reversed(half)], dtype=object)}
         for split, half in zip(("train", "test"), halves, strict=True)
     }
-    monkeypatch.setattr(text, "read_tfds", lambda name: {"lambada": arrays}[name])
+    monkeypatch.setattr(texts, "read_tfds", lambda name: {"lambada": arrays}[name])
     assert load("lambada").checksum == local.checksum
     with pytest.raises(ValueError, match='no passages for training.*unknown="<unk>"'):
         local.stream("train", 2, vocabulary=KNOWING)
-    monkeypatch.setattr(text, "LAMBADA_PASSAGES", (3, 2))
+    monkeypatch.setattr(texts, "LAMBADA_PASSAGES", (3, 2))
     with pytest.raises(ValueError, match="development_plain.*expected 3 passages, found 2"):
         load("lambada", data_dir=tmp_path)
 
@@ -385,8 +386,8 @@ WIKITEXT103 = [" \n = Cat = \n the <unk> sat , the <unk> \n", " the dog = \n", "
 
 @pytest.fixture
 def wikitext103(tmp_path, monkeypatch):
-    write(tmp_path, text.WIKITEXT103, *WIKITEXT103)
-    monkeypatch.setitem(text.SIZES, "wt103", (12, 4, 4, 7))
+    write(tmp_path, texts.WIKITEXT103, *WIKITEXT103)
+    monkeypatch.setitem(texts.SIZES, "wt103", (12, 4, 4, 7))
     return tmp_path / "wikitext103"
 
 

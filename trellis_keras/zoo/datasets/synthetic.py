@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from trellis_keras.data.registry import SPLITS, DataDir, Dataset, register
-from trellis_keras.data.sources import checksum
 from trellis_keras.data.streams import SequenceStream, check_integer
+from trellis_keras.zoo.datasets.registry import SPLITS, DataDir, Dataset, register
+from trellis_keras.zoo.datasets.sources import checksum
 
 COPIED = 10
 DELIMITER = 9

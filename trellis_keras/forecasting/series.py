@@ -27,8 +27,6 @@ from typing import Any, BinaryIO, TextIO
 
 import numpy as np
 
-from trellis_keras.data.registry import DataDir, Dataset, register
-from trellis_keras.data.sources import own_file
 from trellis_keras.data.streams import Batch, ExampleStream, check_integer
 from trellis_keras.data.text import Shares, check_shares
 
@@ -583,39 +581,6 @@ class WindowStream(ExampleStream):
 
     def _batch(self, group, rows, counts) -> Batch:
         return *self.windows.read(rows.astype("int64")), counts
-
-
-@register(citation="time series of your own", licence="the terms of the file")
-def series(
-    data_dir: DataDir,
-    *,
-    path: str | os.PathLike,
-    targets: Sequence[str],
-    window: int,
-    horizon: int,
-    past: Sequence[str] = (),
-    future: Sequence[str] = (),
-    static: Sequence[str] = (),
-    time: str | None = None,
-    series: str | None = None,
-    stride: int = 1,
-    split: Shares = DEFAULT_SPLIT,
-) -> Dataset:
-    """Windows of the time series in a CSV file of the user's own."""
-    columns = Columns(targets, past, future, static, time, series)
-    table = TimeSeries.from_csv(own_file(path, data_dir), columns)
-    parts = table.split(window, horizon, stride=stride, shares=split)
-    return Dataset(
-        "series",
-        *parts,
-        checksum=table.checksum,
-        make_stream=WindowStream,
-        model_arguments={
-            "channels": table.values.shape[1],
-            "targets": table.targets,
-            "future_channels": table.future_channels,
-        },
-    )
 
 
 # Reading

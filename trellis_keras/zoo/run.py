@@ -42,7 +42,6 @@ from trellis_keras.training.checkpoint import (
     progress,
     read_state,
 )
-from trellis_keras.training.environment import record
 from trellis_keras.training.monitors import (
     BatchProgress,
     BestModel,
@@ -56,6 +55,7 @@ from trellis_keras.training.monitors import (
     write_graph,
     write_hparams,
 )
+from trellis_keras.zoo.environment import record
 
 RECIPE = "recipe.json"
 ENVIRONMENT = "environment.json"

@@ -19,8 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.processes import ROOT, child_environment, script_command
-from trellis_keras.data import TokenStream, Vocabulary, sources, text
-from trellis_keras.data.text import word_ids
+from trellis_keras import files
+from trellis_keras.data import TokenStream, Vocabulary
+from trellis_keras.zoo.datasets import texts
+from trellis_keras.zoo.datasets.texts import word_ids
 
 TEXT = " = Katze = \n die <unk> Katze saß \n\n auf der Matte , auf der \n die"
 
@@ -33,7 +35,7 @@ def path(tmp_path):
 
 
 def encode(path):
-    digest = hashlib.sha256(b"".join(sources.read_blocks(path, ""))).hexdigest()
+    digest = hashlib.sha256(b"".join(files.read_blocks(path, ""))).hexdigest()
     return word_ids(path, digest)
 
 
@@ -55,7 +57,7 @@ def test_ids_are_those_of_the_whole_text(content, ending, block):
     content += ending
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("KERAS_HOME", folder)
-        patch.setattr(sources, "_BLOCK", block)
+        patch.setattr(files, "_BLOCK", block)
         path = pathlib.Path(folder, "text")
         path.write_bytes(content.encode())
         check_ids(*encode(path), content)
@@ -65,7 +67,7 @@ def test_the_same_text_is_encoded_once(path, cache, monkeypatch):
     compressed = path.with_name("b.tokens.gz")
     compressed.write_bytes(gzip.compress(TEXT.encode()))
     check_ids(*encode(compressed), TEXT)
-    monkeypatch.setattr(text, "_write_word_ids", None)
+    monkeypatch.setattr(texts, "_write_word_ids", None)
     check_ids(*encode(path), TEXT)
     assert len(list(cache.iterdir())) == 1
     path.write_text("another text")
@@ -76,7 +78,7 @@ def test_the_same_text_is_encoded_once(path, cache, monkeypatch):
 def test_memory_is_that_of_a_block(tmp_path, monkeypatch):
     path = tmp_path / "long.tokens"
     path.write_text("one line of very many words " * 30_000)  # 0.8 MB
-    monkeypatch.setattr(sources, "_BLOCK", 2**12)
+    monkeypatch.setattr(files, "_BLOCK", 2**12)
     with _allocations() as peak:
         ids, _ = word_ids(path, "0")
     assert len(ids) == 180_001
@@ -107,17 +109,18 @@ def _allocations():
 # Encodes a text, but stops in the middle of writing the ids.
 _STOPS = """
 import pathlib, sys
-from trellis_keras.data import sources, text
-sources._BLOCK = 8
-encode, pieces = text.Vocabulary.encode, []
+from trellis_keras import files
+from trellis_keras.zoo.datasets import texts
+files._BLOCK = 8
+encode, pieces = texts.Vocabulary.encode, []
 def slow(vocabulary, piece, final_eos):
     pieces.append(piece)
     if len(pieces) == 4:
         print("in the middle", flush=True)
         sys.stdin.read()
     return encode(vocabulary, piece, final_eos)
-text.Vocabulary.encode = slow
-text.word_ids(pathlib.Path(sys.argv[1]), "0")
+texts.Vocabulary.encode = slow
+texts.word_ids(pathlib.Path(sys.argv[1]), "0")
 """
 
 
@@ -140,8 +143,8 @@ def test_a_killed_process_leaves_no_ids_and_no_lock(path, cache):
 
 
 def test_of_two_at_the_same_time_one_does_the_work(path, monkeypatch):
-    worked, write = [], text._write_word_ids
-    monkeypatch.setattr(text, "_write_word_ids", lambda *args: worked.append(write(*args)))
+    worked, write = [], texts._write_word_ids
+    monkeypatch.setattr(texts, "_write_word_ids", lambda *args: worked.append(write(*args)))
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for found in [pool.submit(word_ids, path, "0") for _ in range(2)]:
             check_ids(*found.result(), TEXT)
@@ -173,8 +176,8 @@ def test_a_text_that_changes_meanwhile(path, cache, monkeypatch):
     ],
 )
 def test_bad_files(tmp_path, cache, monkeypatch, name, content, message):
-    monkeypatch.setattr(sources, "_BLOCK", 4)
-    monkeypatch.setattr(text, "_MAX_WORD", 20)
+    monkeypatch.setattr(files, "_BLOCK", 4)
+    monkeypatch.setattr(texts, "_MAX_WORD", 20)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         word_ids(tmp_path / name, "0")

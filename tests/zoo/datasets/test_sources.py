@@ -16,8 +16,14 @@ import numpy as np
 import pytest
 
 from tests.support.processes import script_command
-from trellis_keras.data import load, sources, text
-from trellis_keras.data.sources import Download, Source, cache_folder, read_blocks, read_file
+from trellis_keras import files
+from trellis_keras.files import read_blocks, read_file
+from trellis_keras.zoo.datasets import load, sources, texts
+from trellis_keras.zoo.datasets.sources import (
+    Download,
+    Source,
+    cache_folder,
+)
 
 TEXTS = {
     "train": b" the cat sat \n the <unk> ran \n",
@@ -29,7 +35,7 @@ TEXTS = {
 @pytest.fixture
 def copy(tmp_path, monkeypatch):
     """A folder with a small Penn Treebank."""
-    monkeypatch.setitem(text.SIZES, "ptb", (8, 4, 4, 6))
+    monkeypatch.setitem(texts.SIZES, "ptb", (8, 4, 4, 6))
     (tmp_path / "ptb").mkdir()
     for split, content in TEXTS.items():
         (tmp_path / f"ptb/ptb.{split}.txt").write_bytes(content)
@@ -104,7 +110,7 @@ def test_a_compressed_file_that_unpacks_to_too_much(tmp_path, monkeypatch):
     path = tmp_path / "text.gz"
     path.write_bytes(gzip.compress(b"ab" * 50_000))
     assert len(read_file(path)) == 100_000
-    monkeypatch.setattr(sources, "_MAX_UNPACKED", 1_000)
+    monkeypatch.setattr(files, "MAX_UNPACKED", 1_000)
     with pytest.raises(ValueError, match="text.gz would unpack to more than .* bytes"):
         read_file(path)
 
@@ -183,7 +189,7 @@ def test_load_downloads_only_without_a_local_copy(site, copy, tmp_path, monkeypa
         Download(f"{site.url}/ptb.{split}.txt", {f"ptb/ptb.{split}.txt": None}, digest)
         for split, digest in ((s, hashlib.sha256(c).hexdigest()) for s, c in TEXTS.items())
     )
-    monkeypatch.setattr(text, "PTB", Source(text.PTB.paths, downloads))
+    monkeypatch.setattr(texts, "PTB", Source(texts.PTB.paths, downloads))
     local = load("ptb", data_dir=copy)
     assert site.asked == []
     # A folder of other data sets is no reason not to download this one.
@@ -207,7 +213,7 @@ def test_load_downloads_only_without_a_local_copy(site, copy, tmp_path, monkeypa
 def test_bad_archives_are_refused_and_not_kept(
     site, cache, monkeypatch, content, checksums, message
 ):
-    monkeypatch.setattr("trellis_keras.files._MAX_UNPACKED", 10**5)
+    monkeypatch.setattr("trellis_keras.files.MAX_UNPACKED", 10**5)
     source = publish(site, content, **checksums)
     expected = f"some.zip is not the published file: .*{message}.*data_dir"
     with pytest.raises(ValueError, match=expected):
@@ -253,7 +259,7 @@ def test_a_full_disk_is_not_blamed_on_the_archive(site, cache, monkeypatch):
 # Downloads an archive, but stops while it is unpacked.
 _STOPS = """
 import shutil, sys
-from trellis_keras.data.sources import Download, cache_folder
+from trellis_keras.zoo.datasets.sources import Download, cache_folder
 copy = shutil.copyfileobj
 def slow(content, file, length=0):
     copy(content, file)
@@ -297,7 +303,7 @@ def test_of_two_at_the_same_time_one_downloads(site):
 
 def test_downloads_are_the_published_files():
     """Their addresses and checksums; what a loader checks itself needs none here."""
-    for source in (text.PTB, text.WIKITEXT2, text.WIKITEXT103, text.TEXT8, text.ENWIK8):
+    for source in (texts.PTB, texts.WIKITEXT2, texts.WIKITEXT103, texts.TEXT8, texts.ENWIK8):
         for download in source.downloads:
             assert (download.checksum is None) != (download.file_checksum is None)
         provided = [path for download in source.downloads for path in download.files]

@@ -13,10 +13,10 @@ import math
 
 import numpy as np
 
-from trellis_keras.data.registry import SPLITS, DataDir, Dataset, register
-from trellis_keras.data.sources import Source, checksum, read_file, read_tfds
 from trellis_keras.data.streams import SequenceStream
-from trellis_keras.files import read_npz
+from trellis_keras.files import read_file, read_npz
+from trellis_keras.zoo.datasets.registry import SPLITS, DataDir, Dataset, register
+from trellis_keras.zoo.datasets.sources import Source, checksum, read_tfds
 
 CLASSES = 10
 MNIST = Source(

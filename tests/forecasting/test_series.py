@@ -5,8 +5,8 @@ import gzip
 import numpy as np
 import pytest
 
-from trellis_keras import data
-from trellis_keras.data.series import _ROWS_AT_ONCE, Columns, TimeSeries, WindowStream
+from trellis_keras.forecasting.series import _ROWS_AT_ONCE, Columns, TimeSeries, WindowStream
+from trellis_keras.zoo import datasets
 
 CSV = """time,load,wind,holiday,site
 2024-01-01 00:00,1,10,0,a
@@ -231,7 +231,7 @@ def test_files_that_are_not_tables(tmp_path):
         TimeSeries.from_csv(tmp_path / "cut.csv.gz", COLUMNS)
     with pytest.raises(FileNotFoundError, match="There is no file .*missing.csv"):
         options = {"targets": ["load"], "window": 4, "horizon": 2}
-        data.load("series", path=tmp_path / "missing.csv", **options)
+        datasets.load("series", path=tmp_path / "missing.csv", **options)
 
 
 def test_series_that_are_interleaved(tmp_path):
@@ -282,7 +282,7 @@ def test_series_that_are_wrong(make, message):
 def test_a_series_of_windows_is_a_dataset(tmp_path):
     text = "load\n" + "".join(f"{i % 5}\n" for i in range(60))
     path = write(tmp_path, text)
-    loaded = data.load("series", path=path, targets=["load"], window=8, horizon=4)
+    loaded = datasets.load("series", path=path, targets=["load"], window=8, horizon=4)
     assert loaded.sizes == {"train": 31, "valid": 6, "test": 6}
     assert loaded.model_arguments == {"channels": 1, "targets": 1, "future_channels": 0}
     x, y, weight = loaded.stream("test", batch_size=4)[0]

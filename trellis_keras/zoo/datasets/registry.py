@@ -9,8 +9,8 @@ from typing import Any
 
 import keras
 
-from trellis_keras.data.sources import Source
 from trellis_keras.data.vocabulary import Vocabulary
+from trellis_keras.zoo.datasets.sources import Source
 
 SPLITS = ("train", "valid", "test")
 

@@ -1,0 +1,23 @@
+"""The papers' data sets by name: `load("ptb")`, `load("adding", T=600)`, ..."""
+
+from trellis_keras.zoo.datasets.images import pixel_permutation, pixel_sequences
+from trellis_keras.zoo.datasets.registry import Dataset, DatasetInfo, info, list_datasets, load
+from trellis_keras.zoo.datasets.synthetic import adding_examples, copy_memory_examples
+from trellis_keras.zoo.datasets.texts import last_word_examples
+
+# They register their loaders and export nothing.
+import trellis_keras.zoo.datasets.music  # noqa: F401  isort: skip
+import trellis_keras.zoo.datasets.series  # noqa: F401  isort: skip
+
+__all__ = [
+    "Dataset",
+    "DatasetInfo",
+    "adding_examples",
+    "copy_memory_examples",
+    "info",
+    "last_word_examples",
+    "list_datasets",
+    "load",
+    "pixel_permutation",
+    "pixel_sequences",
+]
