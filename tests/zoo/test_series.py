@@ -187,7 +187,7 @@ def test_the_times_of_a_forecast(trained, tmp_path):
     dated = [line.replace(",", "+02:00,", 1) for line in plain.splitlines()]
     path.write_text("\n".join(["time,load,holiday", *dated[1:]]))
     written = forecasts.forecast(trained, path, tmp_path / "f.csv")
-    assert written == {"rows": 4, "first": "2024-01-03T02:00:00Z", "last": "2024-01-03T05:00:00Z"}
+    assert (written["first"], written["last"]) == ("2024-01-03T02:00:00Z", "2024-01-03T05:00:00Z")
 
 
 def test_a_forecast_from_missing_values_warns(trained, tmp_path):
@@ -261,6 +261,27 @@ def test_a_picture_that_fails_does_not_cost_the_report(trained, tmp_path, monkey
         results = forecasts.finish(run, serve=False)
     assert json.loads((run / "report.json").read_text()) == results
     assert not (run / "forecast.png").exists()
+
+
+def test_series_of_unequal_lengths(tmp_path):
+    """What has windows is used, and the rest is named."""
+    rng = np.random.default_rng(0)
+    lengths = {"a": 300, "b": 120, **dict.fromkeys("cdefgh", 25)}
+    rows = [f"{name},{rng.normal():.3f}" for name, n in lengths.items() for _ in range(n)]
+    path, run = tmp_path / "load.csv", tmp_path / "run"
+    path.write_text("\n".join(["site,load", *rows]))
+    columns = {"path": path, "targets": ["load"], "series": "site"}
+    sizes = SMALL | {"window": 24, "horizon": 24}
+    left_out = r"of 'train' 6 \('c', 'd', 'e', 'f', 'g', ...\); of 'valid' 7 .*; of 'test' 7"
+    with pytest.warns(UserWarning, match=left_out):
+        runs.train(zoo.recipe("tcn_forecaster", **sizes, data_options=columns), run, verbose=0)
+        results = forecasts.finish(run, serve=False)
+    assert results["left_out"]["train"] == {"number": 6, "first": list("cdefg")}
+    assert results["series"]["b"]["load"]["mae"] is None
+    path.write_text("\n".join(["site,load", *rows[:300], *["b,0"] * 10, *rows[-25:]]))
+    with pytest.warns(UserWarning, match=r"than 24 rows of the past are left out: 1 \('b'\)"):
+        found = forecasts.forecast(run, path, tmp_path / "forecast.csv")
+    assert (found["rows"], found["left_out"]) == (48, 1)
 
 
 @pytest.mark.slow
@@ -379,6 +400,14 @@ def test_labelled_windows_have_one_class(tmp_path):
 def test_labelled_series_that_do_not_fit(tmp_path, options, match):
     with pytest.raises(ValueError, match=match):
         labelled(write_signals(tmp_path / "motion.csv", **options))
+
+
+def test_a_classifier_names_series_without_windows(tmp_path):
+    path = write_signals(tmp_path / "motion.csv")
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], *(f"0,e{i},0,slow" for i in range(4)), *lines[1:]]))
+    with pytest.warns(UserWarning, match="Of 8 series, those without a window of 8 .* 'train' 4"):
+        labelled(path)
 
 
 def test_columns_of_a_classifier(tmp_path):

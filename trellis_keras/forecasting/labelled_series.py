@@ -38,12 +38,16 @@ class LabelledWindows:
         self.window = check_integer("window", window, 1)
         self.stride = check_integer("stride", stride, 1)
         self.chosen = list(chosen)
+        self.left_out: list[str] = []  # names of the series without a window
         starts = [np.zeros(0, "int64")]
-        for rows in map(series.rows, self.chosen):
+        for i in self.chosen:
+            rows, before = series.rows(i), len(starts)
             edges = np.flatnonzero(np.diff(labels[rows])) + 1 + rows.start
             for first, last in zip([rows.start, *edges], [*edges, rows.stop], strict=True):
-                if labels[first] >= 0:
+                if labels[first] >= 0 and last - first >= window:
                     starts.append(np.arange(first, last - window + 1, stride))
+            if len(starts) == before:
+                self.left_out.append(series.names[i])
         self.starts = np.concatenate(starts)
 
     def __len__(self) -> int:

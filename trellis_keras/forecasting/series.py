@@ -33,6 +33,7 @@ from trellis_keras.data.text import Shares, check_shares
 DEFAULT_SPLIT = (0.7, 0.15, 0.15)
 _ROWS_AT_ONCE = 2**14  # of a CSV file or a frame
 _WINDOWS_AT_ONCE = 2**12
+FIRST_NAMES = 5  # of the series that are left out
 _MISSING = {"", "na", "n/a", "<na>", "nan", "null", "none"}
 _HOUR = np.timedelta64(1, "h")
 # A date and a time, then its offset from UTC.
@@ -112,6 +113,30 @@ class Columns:
                 )
             places[name] = list(header).index(name)
         return places
+
+
+def first_names(names: Sequence[str]) -> str:
+    """Return how many names there are, and the first of them, for a message."""
+    shown = ", ".join(map(repr, names[:FIRST_NAMES]))
+    return f"{len(names)} ({shown}{', ...' * (len(names) > FIRST_NAMES)})"
+
+
+def warn_left_out(parts: Sequence[Any], rows: str, count: int) -> None:
+    """Warn of the series, of `count`, that have no window of the training, validation or test part.
+
+    Args:
+        parts: The windows of the three parts, each with `left_out`, names of series.
+        rows: What a window needs, for the message.
+        count: Number of series.
+    """
+    names = zip(("train", "valid", "test"), (part.left_out for part in parts), strict=True)
+    found = [f"of {part!r} {first_names(left_out)}" for part, left_out in names if left_out]
+    if found:
+        warnings.warn(
+            f"Of {count} series, those without a window of {rows} in a part are left out of it: "
+            f"{'; '.join(found)}",
+            stacklevel=3,
+        )
 
 
 class TimeSeries:
@@ -318,7 +343,8 @@ class TimeSeries:
 
         No value is a target of two parts, and none of the training part comes later than one of the
         validation part. Windows of a later part may read the rows before it. Several series with
-        times are cut at the same time.
+        times are cut at the same time. A series without a window of a part is left out of it, and a
+        warning names it.
 
         Args:
             window: Positive integer, number of rows that a model reads.
@@ -344,6 +370,7 @@ class TimeSeries:
                     f"series of {max(self.lengths)} rows"
                 )
             parts.append(windows)
+        warn_left_out(parts, f"{window} + {horizon} rows", len(self.names))
         return parts[0], parts[1], parts[2]
 
     def _cuts(self, share):
@@ -483,6 +510,12 @@ class Windows:
     def of_series(self, i: int) -> range:
         """Return the numbers of the windows of series `i`, in the order of time."""
         return range(0 if i == 0 else int(self._ends[i - 1]), int(self._ends[i]))
+
+    @property
+    def left_out(self) -> list[str]:
+        """Names of the series without a window."""
+        empty = np.flatnonzero(np.diff(self._ends, prepend=0) == 0)
+        return [self.series.names[i] for i in empty]
 
     def starts(self, index: np.ndarray) -> np.ndarray:
         """Return the first row of each of some windows."""

@@ -13,6 +13,7 @@ import numpy as np
 from trellis_keras.export import export
 from trellis_keras.files import atomic_write
 from trellis_keras.forecasting import Columns, TimeSeries, Windows
+from trellis_keras.forecasting.series import FIRST_NAMES, first_names
 from trellis_keras.models import SequenceRegressor, mase_scale
 from trellis_keras.models.calibration import conformal_scale, rescale
 from trellis_keras.zoo import run as runs
@@ -135,7 +136,8 @@ def report(
         A dict of the number of windows, the season in steps, the step, and for each target `mae`,
         `rmse`, `mase`, `naive_mae`, and of a model with quantiles `coverage`. All of them are over
         the same `values`: those that the naive forecast has a forecast of. Of several series, up
-        to 1,000, `series` has these figures of each, all but `mase`.
+        to 1,000, `series` has these figures of each, all but `mase`. `left_out` has the number of
+        series without a window of a part, and their first names.
     """
     count, names = test.series.targets, target_names(test.series)
     season = choose_season(train)
@@ -160,6 +162,13 @@ def report(
         "quantiles": model.quantiles,
         "targets": _by_name(names, figures),
     }
+    splits = {"train": train, "valid": valid, "test": test}
+    left_out = {name: windows.left_out for name, windows in splits.items() if windows.left_out}
+    if left_out:
+        results["left_out"] = {
+            name: {"number": len(series), "first": series[:FIRST_NAMES]}
+            for name, series in left_out.items()
+        }
     if 1 < len(sums) <= _MOST_SERIES:
         results["series"] = {
             series: _by_name(names, _figures(sums[i], model))
@@ -239,7 +248,7 @@ def _recent_count(windows):
 
 def _recent(windows, i):
     """The last windows of series `i`, on which what comes after is calibrated."""
-    own = windows.of_series(i)
+    own = np.array(windows.of_series(i), int)
     return own[max(len(own) - _recent_count(windows), 0) :]
 
 
@@ -354,16 +363,17 @@ def forecast(
 
     Args:
         folder: Folder of a run of a forecaster.
-        path: CSV file, with at least `window` rows of each series.
+        path: CSV file. Series with fewer than `window` rows are left out, and a warning names them.
         output: CSV file to write.
         steps: Positive integer. Defaults to `None`, the model's horizon.
 
     Returns:
-        A dict of `rows`, the number of rows written, and `first` and `last`, their times or steps.
+        A dict of `rows`, the number of rows written, `first` and `last`, their times or steps, and
+        `left_out`, the number of series that are too short.
 
     Raises:
-        ValueError: If the run is not one of a forecaster, the file does not fit it, or a covariate
-            that is known in the future is missing there.
+        ValueError: If the run is not one of a forecaster, the file does not fit it, all its series
+            are too short, or a covariate that is known in the future is missing there.
         OSError: If a file cannot be read or written.
     """
     recipe = read_recipe(folder)
@@ -382,11 +392,25 @@ def forecast(
             f"Forecast {horizon} steps, or train with these columns as --future."
         )
     rows, moments = [], []
+    ends = [_end(series, i, path) for i in range(len(series.names))]
+    left_out = [name for name, end in zip(series.names, ends, strict=True) if end < window]
+    if len(left_out) == len(ends):
+        raise ValueError(
+            f"{path}: a forecast needs {window} rows of the past. Received: {max(ends)}"
+        )
+    if left_out:
+        warnings.warn(
+            f"{path}: of {len(ends)} series, those with fewer than {window} rows of the past are "
+            f"left out: {first_names(left_out)}",
+            stacklevel=2,
+        )
     scale = np.array(model.gap_scale) if model.has_band else None
     for i, name in enumerate(series.names):
+        if ends[i] < window:
+            continue
         if model.has_band:
             model.gap_scale.assign(scale)
-        found, end = _forecast_one(model, series, i, window, horizon, steps, path)
+        found, end = _forecast_one(model, series, i, ends[i], window, horizon, steps, path)
         label = [name] if columns.series else []
         for k, values in enumerate(found):
             moments.append(_time(series, end, k))
@@ -395,7 +419,8 @@ def forecast(
     header += [columns.time or "step", *_output_names(columns.targets, model.quantiles)]
     with atomic_write(output) as temporary, open(temporary, "w", newline="") as file:
         csv.writer(file).writerows([header, *rows])
-    return {"rows": len(rows), "first": min(moments), "last": max(moments)}
+    spans = {"first": min(moments), "last": max(moments)}
+    return {"rows": len(rows), **spans, "left_out": len(left_out)}
 
 
 def target_names(series: TimeSeries) -> list[str]:
@@ -405,25 +430,31 @@ def target_names(series: TimeSeries) -> list[str]:
     return list(series.columns.targets)
 
 
-def _forecast_one(model, series, i, window, horizon, steps, path):
-    """Returns the forecast of a series, and the row where it starts."""
-    rows = series.rows(i)
-    values = series.values[rows]
-    known = series.future_channels
-    where = f"{path}, series {series.names[i]!r}" if len(series.names) > 1 else str(path)
+def _end(series, i, path):
+    """Returns how many rows of a series are before its forecast."""
+    values = series.values[series.rows(i)]
     has_target = ~np.isnan(values[:, : series.targets]).all(axis=1)
     end = int(np.flatnonzero(has_target)[-1]) + 1 if has_target.any() else 0
-    if not known and end < len(values):
+    if not series.future_channels and end < len(values):
         warnings.warn(
-            f"{where}: the last {len(values) - end} rows have no value of "
+            f"{_where(series, i, path)}: the last {len(values) - end} rows have no value of "
             f"{', '.join(series.columns.targets)}. The forecast starts after these rows.",
             stacklevel=3,
         )
         end = len(values)
-    if end < window:
-        raise ValueError(f"{where}: a forecast needs {window} rows of the past. Received: {end}")
+    return end
+
+
+def _where(series, i, path):
+    return f"{path}, series {series.names[i]!r}" if len(series.names) > 1 else str(path)
+
+
+def _forecast_one(model, series, i, end, window, horizon, steps, path):
+    """Returns the forecast of a series after its row `end`, and the row of the table there."""
+    rows, where = series.rows(i), _where(series, i, path)
+    values = series.values[rows]
     future = None
-    if known:
+    if series.future_channels:
         future = _future(series, rows.start + end, rows.stop, steps, horizon, where)
     missing = np.isnan(values[end - window : end, : series.targets]).mean(axis=0)
     for name, share in zip(series.columns.targets, missing, strict=True):

@@ -9,7 +9,13 @@ import numpy as np
 from trellis_keras.data.text import Shares, check_shares
 from trellis_keras.files import own_file
 from trellis_keras.forecasting.labelled_series import LabelledWindows
-from trellis_keras.forecasting.series import DEFAULT_SPLIT, Columns, TimeSeries, WindowStream
+from trellis_keras.forecasting.series import (
+    DEFAULT_SPLIT,
+    Columns,
+    TimeSeries,
+    WindowStream,
+    warn_left_out,
+)
 from trellis_keras.zoo.datasets.registry import DataDir, Dataset, register
 
 
@@ -93,6 +99,7 @@ def labelled_series(
                 f"{file}: the part {name!r} has no {window} rows of one class in a row."
             )
         parts.append(windows)
+    warn_left_out(parts, f"{window} rows of one class", count)
     digest = hashlib.sha256(table.checksum.encode() + "\n".join(classes).encode())
     digest.update(labels.data)
     return Dataset(
