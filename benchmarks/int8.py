@@ -34,7 +34,7 @@ def main(
     from trellis_keras.zoo import read_recipe
     from trellis_keras.zoo.run import load_best
 
-    recipe, model = read_recipe(run), load_best(run, compile=False)
+    recipe, model = read_recipe(run), load_best(run)
     text = recipe.load_data().test[: characters + 1]
     results = {
         "model": recipe.name,

@@ -146,7 +146,7 @@ def keeps_weights(recipe, vocabulary):
 
 def _publish(run, recipe, folder, data_dir, other_seeds, facts):
     # Without the optimizer, whose variables would be in the weights file too.
-    model = runs.load_best(run, compile=False)
+    model = runs.load_best(run)
     for each in (run, *other_seeds):
         _check_whole(each)
     _check_seeds(run, recipe, other_seeds)

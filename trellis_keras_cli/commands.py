@@ -385,7 +385,7 @@ def export(
     from trellis_keras.zoo import forecasts
     from trellis_keras.zoo.run import load_best
 
-    model = load_best(run, compile=False)
+    model = load_best(run)
     series = forecasts.describe_series(zoo.read_recipe(run)) if format == "saved_model" else None
     written = export_model(
         model,
@@ -456,12 +456,13 @@ def _language_model(run, command):
     """Returns the best model of a run of a language model."""
     _load()
     from trellis_keras import zoo
+    from trellis_keras.models import LanguageModel
     from trellis_keras.zoo.run import load_best
 
     recipe = zoo.read_recipe(run)
     if not recipe.reads_text:
         raise ValueError(f"`{command}` is for language models. {run} is a run of {recipe.name}.")
-    return load_best(run)
+    return load_best(run, LanguageModel)
 
 
 def _sampler(name, vocabulary_size, options):

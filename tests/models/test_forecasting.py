@@ -15,7 +15,6 @@ from trellis_keras.models import (
     mase_scale,
 )
 from trellis_keras.models.losses import without_missing
-from trellis_keras.models.saved_files import load_model
 
 pytestmark = pytest.mark.both_backends(slow=True)
 
@@ -257,7 +256,7 @@ def test_one_step_models_forecast_by_streaming(per_step):
 def test_the_file_keeps_units_and_metrics(trained, tmp_path):
     model, (x, y) = trained[0], windows(SERIES)
     model.save(tmp_path / "model.keras")
-    loaded = load_model(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert (loaded.output_shape, loaded.quantiles) == ((HORIZON, 2), QUANTILES)
     np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
     results = [m.evaluate(x, y, verbose=0, return_dict=True) for m in (model, loaded)]

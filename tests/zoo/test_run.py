@@ -13,6 +13,7 @@ from tests.support.processes import run_script
 from tests.support.run_checks import arrays, assert_same_end, check_killed_run
 from tests.support.small_runs import STATEFUL, TINY, options, tiny_recipe, tiny_run, write_text
 from trellis_keras import data, zoo
+from trellis_keras.models import SequenceRegressor
 from trellis_keras.training import TimeLimit
 from trellis_keras.training.monitors import read_history
 from trellis_keras.zoo import datasets
@@ -345,6 +346,11 @@ def test_a_best_model_with_flipped_bits(tmp_path, shared):
     (tmp_path / "best.keras").write_bytes(content)
     with pytest.raises(ValueError, match="best.keras is damaged"):
         runs.load_best(tmp_path)
+
+
+def test_a_best_model_of_another_kind(shared):
+    with pytest.raises(ValueError, match="best.keras must hold a SequenceRegressor. Received: Lan"):
+        runs.load_best(shared, SequenceRegressor)
 
 
 # Evaluation

@@ -1,7 +1,9 @@
 """Load model and weights files of any origin.
 
-Keras' safe mode runs no code from a file. Four checks come before it:
+Keras' safe mode runs no code from a file. Five checks come before it:
 
+- Safe mode lets a configuration name any public function or class of Keras, and some of them write
+  files. Here every class must be on a list of those that compute, and none may be a function.
 - Keras builds what a configuration asks for before it looks at the weights, so a few bytes such as
   `"filters": 1000000000000` could exhaust the memory. Here the numbers in the configuration, and
   the weights that it would make, must be in proportion to the file.
@@ -34,31 +36,50 @@ _CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
 
 # A number in a configuration may be as large as the file, or this large. Seeds may be any.
 _ANY_FILE = 100_000
-# Some metrics have variables of the square of a number.
-_ANY_METRIC = 10_000
 # Bytes at the start of an HDF5 file, where it states its length.
 _SUPERBLOCK = 52
+# Classes of Keras that a model may consist of, by module: those that compute, and no others.
+_KERAS = {
+    "keras": "DTypePolicy Sequential",
+    "keras.src.models.functional": "Functional",
+    "keras.initializers": "Constant GlorotNormal GlorotUniform HeNormal HeUniform Identity "
+    "LecunNormal LecunUniform Ones Orthogonal RandomNormal RandomUniform TruncatedNormal "
+    "VarianceScaling Zeros",
+    "keras.regularizers": "L1 L1L2 L2 OrthogonalRegularizer",
+    "keras.constraints": "MaxNorm MinMaxNorm NonNeg UnitNorm",
+    "keras.layers": "Activation Add Average AveragePooling1D BatchNormalization Bidirectional "
+    "Concatenate Conv1D Dense DepthwiseConv1D Dropout ELU EinsumDense Embedding Flatten GRU "
+    "GRUCell GaussianDropout GaussianNoise GlobalAveragePooling1D GlobalMaxPooling1D "
+    "GroupNormalization GroupQueryAttention Identity InputLayer LSTM LSTMCell LayerNormalization "
+    "LeakyReLU Masking MaxPooling1D Maximum Minimum MultiHeadAttention Multiply Normalization "
+    "PReLU Permute RMSNormalization RNN ReLU Reshape SeparableConv1D SimpleRNN SimpleRNNCell "
+    "Softmax SpatialDropout1D SpectralNormalization StackedRNNCells Subtract TimeDistributed "
+    "UnitNormalization ZeroPadding1D",
+}
+_ALLOWED = {(module, name) for module, names in _KERAS.items() for name in names.split()}
+_OURS = "trellis_keras>"
+_VOCABULARY = f"{_OURS}Vocabulary"
 # Levels of groups in an HDF5 file. Keras makes two or three for each layer within another.
 _MAX_DEPTH = 100
 
 
-def load_model(path: str | os.PathLike, compile: bool = True) -> keras.Model:
-    """Load a model of any origin, from a `.keras` file or from a folder with its parts.
+def load_model(path: str | os.PathLike) -> keras.Model:
+    """Load a model of this package of any origin: a `.keras` file, or a folder with its parts.
 
-    Like `keras.saving.load_model` in safe mode, this runs no code from the file. Besides, it reads
-    no other file, and takes no more memory than a model with as many weights as the file has.
+    Like `keras.saving.load_model` in safe mode, this runs no code from the file. Besides, it builds
+    only layers of this package and those of Keras that compute, reads no other file, and takes no
+    more memory than a model with as many weights as the file has.
 
     Args:
         path: The file, or a folder with config.json and model.weights.h5, which
             `keras.saving.save_model(..., zipped=False)` and `save_to_preset` write.
-        compile: Boolean, whether to compile the model as it was. Defaults to `True`.
 
     Returns:
-        The model.
+        The model, which is not compiled.
 
     Raises:
-        ValueError: If the file is damaged, claims more weights than it has, or asks for classes
-            that do not exist.
+        ValueError: If the file is damaged, claims more weights than it has, holds another model
+            than one of this package, or asks for classes that are not on the list.
         OSError: If it cannot be read.
     """
     path = pathlib.Path(path)
@@ -69,7 +90,7 @@ def load_model(path: str | os.PathLike, compile: bool = True) -> keras.Model:
             with open(path, "rb") as file, open_archive(file) as archive:
                 size = sum(member.file_size for member in archive.infolist())
                 _check_model(_read_config(archive), _count_stored(archive), size)
-        return keras.saving.load_model(path, compile=compile)
+        return keras.saving.load_model(path, compile=False)
     # A configuration calls constructors, which may raise anything.
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
@@ -160,20 +181,82 @@ def _parse_config(text):
 
 
 def _check_model(config, stored, size):
-    compiled = config.pop("compile_config", None) or {}
-    metrics = [compiled.get("metrics"), compiled.get("weighted_metrics")]
-    for part, largest in ((config, max(size, _ANY_FILE)), (metrics, _ANY_METRIC)):
-        for name, number in _numbers(part):
-            if number > largest:
-                raise ValueError(
-                    f"{name}={number} is too large: at most {largest:,} is taken from a file of "
-                    f"{size:,} bytes"
-                )
+    config.pop("compile_config", None)  # Keras does not read it either
+    _check_classes(config)
+    largest = max(size, _ANY_FILE)
+    for name, number in _numbers(config):
+        if number > largest:
+            raise ValueError(
+                f"{name}={number} is too large: at most {largest:,} is taken from a file of "
+                f"{size:,} bytes"
+            )
     # In a thread, with which what Keras notes on variables without values ends.
     with ThreadPoolExecutor(1) as thread:
         claimed = thread.submit(_count_weights, config).result()
     if claimed > stored:
         raise ValueError(f"its model would have {claimed:,} weights, but it holds {stored:,}")
+
+
+def _check_classes(config):
+    """Raise ValueError unless this is a model of ours, of layers that compute."""
+    kind = _our_class(config)
+    if kind is None or not issubclass(kind, keras.Model):
+        raise ValueError(
+            f"it holds {_class_name(config)}, which is not a model of trellis_keras. "
+            "`keras.saving.load_model` loads other models, from sources that you trust"
+        )
+    for part in _parts(config["config"]):
+        if isinstance(part, str):
+            if keras.saving.get_registered_object(part) is not None:
+                raise ValueError(f"{part!r} stands for a class where a value is expected")
+        elif part.get("compile_config"):
+            raise ValueError(f"a model within it, {_class_name(part)}, is compiled")
+        elif "class_name" in part and _our_class(part) is None and not _is_allowed(part):
+            raise ValueError(
+                f"it asks for {_class_name(part)}. From files of any origin, only layers of "
+                "trellis_keras and those of Keras that compute are loaded; "
+                "`keras.saving.load_model` loads others, from sources that you trust"
+            )
+
+
+def _parts(config):
+    """Yield all dicts and texts of a configuration, except names of classes and vocabularies."""
+    if isinstance(config, dict):
+        yield config
+        if config.get("registered_name") == _VOCABULARY:
+            return
+        for key, value in config.items():
+            if key not in ("class_name", "module", "registered_name"):
+                yield from _parts(value)
+    elif isinstance(config, list):
+        for value in config:
+            yield from _parts(value)
+    elif isinstance(config, str):
+        yield config
+
+
+def _our_class(part):
+    """Return the class of ours that a configuration names, `None` if it is another."""
+    name = part.get("registered_name")
+    if not (isinstance(name, str) and name == f"{_OURS}{part.get('class_name')}"):
+        return None
+    found = keras.saving.get_registered_object(name)
+    makes_models = isinstance(found, type) and issubclass(
+        found, (keras.Layer, keras.initializers.Initializer)
+    )
+    return found if makes_models or name == _VOCABULARY else None
+
+
+def _is_allowed(part):
+    name = part["class_name"]
+    if name == "__keras_tensor__":  # what connects the layers of a functional model
+        return True
+    has_own_name = part.get("registered_name") in (None, name)
+    return has_own_name and (part.get("module"), name) in _ALLOWED
+
+
+def _class_name(part):
+    return f"{part.get('module')}.{part.get('class_name')}"
 
 
 def _numbers(config, name=""):

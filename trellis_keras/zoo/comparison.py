@@ -39,7 +39,7 @@ def table(folders: Sequence[str | os.PathLike]) -> list[tuple[str, ...]]:
         (
             str(folder),
             own["model"],
-            f"{runs.load_best(folder, compile=False).count_params():,}",
+            f"{runs.load_best(folder).count_params():,}",
             str(len(history)),
             f"{best['epoch']:.0f}",
             *(f"{best[key]:.5g}" if key in best else "-" for key in ("val_loss", *metrics)),

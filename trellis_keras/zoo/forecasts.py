@@ -87,7 +87,8 @@ def finish(folder: str | os.PathLike, serve: bool = True) -> dict[str, Any]:
         if written.get("model_sha256") == checksum(folder / runs.BEST):
             return written
     recipe = read_recipe(folder)
-    model = runs.load_best(folder)
+    model = runs.load_best(folder, SequenceRegressor)
+    recipe.compile(model)
     loaded = recipe.load_data()
     if model.has_band:
         recent = [_recent(loaded.valid, i) for i in range(len(loaded.valid.series.lengths))]
@@ -379,7 +380,7 @@ def forecast(
     recipe = read_recipe(folder)
     if not is_forecaster(recipe):
         raise ValueError(f"{folder} is a run of {recipe.name}, which does not forecast series.")
-    model = runs.load_best(folder, compile=False)
+    model = runs.load_best(folder, SequenceRegressor)
     columns = _columns(recipe)
     series = TimeSeries.from_csv(path, columns)
     _check_step(folder, path, series)

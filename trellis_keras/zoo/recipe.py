@@ -416,7 +416,7 @@ class Recipe:
             model = self.entry.function(**self.entry.fixed, **arguments, **extra)
             channels = () if self.reads_text else (self.channels,)
             model.build((None, None, *channels))
-        self._compile(model)
+        self.compile(model)
         return model if path is None else pretrained.load_weights(model, self.name, path)
 
     def _published_vocabulary(self, vocabulary, published):
@@ -429,7 +429,8 @@ class Recipe:
             )
         return published
 
-    def _compile(self, model):
+    def compile(self, model: keras.Model) -> None:
+        """Compiles a model of this recipe, with the recipe's optimizer and metrics."""
         if self.reads_text:
             metrics = {"metrics": [TEXT_METRICS[self.metric]()]}
         elif self.entry.metrics is not None:

@@ -32,6 +32,7 @@ from trellis_keras.files import (
     remove_unfinished,
     write_error,
 )
+from trellis_keras.models.base import BackboneModel
 from trellis_keras.models.saved_files import load_model
 from trellis_keras.training.checkpoint import (
     Checkpoint,
@@ -418,26 +419,29 @@ def is_finished(folder: str | os.PathLike) -> bool:
     return checkpoint is not None and is_complete(read_state(checkpoint), epochs)
 
 
-def load_best(folder: str | os.PathLike, compile: bool = True) -> keras.Model:
-    """Returns the best model of the run in `folder`.
+def load_best(folder: str | os.PathLike, kind: type[keras.Model] = BackboneModel) -> keras.Model:
+    """Returns the best model of the run in `folder`, which is not compiled.
 
     Args:
         folder: The run's folder.
-        compile: Boolean, whether to compile the model. Defaults to `True`.
+        kind: Class that the model must have. Defaults to any model of the package.
 
     Raises:
         FileNotFoundError: There is no run, or it has not finished an epoch.
-        ValueError: The model's file is damaged.
+        ValueError: The model's file is damaged, or holds a model of another class.
     """
     path = recipe_path(folder).with_name(BEST)
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no {BEST}: the run has not finished an epoch yet.")
     try:
-        return load_model(path, compile=compile)
+        model = load_model(path)
     except ValueError as error:
         raise ValueError(
             f"{str(error).rstrip('.')}. Put a copy of it back, or train in another folder."
         ) from error
+    if not isinstance(model, kind):
+        raise ValueError(f"{path} must hold a {kind.__name__}. Received: {type(model).__name__}")
+    return model
 
 
 def evaluate(
@@ -468,6 +472,7 @@ def evaluate(
     if split not in SPLITS:
         raise ValueError(f"`split` must be one of {', '.join(SPLITS)}. Received: {split!r}")
     model = load_best(folder)
+    recipe.compile(model)
     stream = recipe.stream(getattr(recipe.load_data(), split), target_counting)
     results = model.evaluate(stream, return_dict=True, verbose=verbose)
     # Some published figures are the loss, under another name.
