@@ -9,7 +9,7 @@ import pytest
 import tools.index
 from tests.support.processes import child_environment
 from tests.support.small_runs import TINY, options, tiny_run, write_text
-from trellis_keras import __version__, data, zoo
+from trellis_keras import __version__, zoo
 from trellis_keras.training import progress
 from trellis_keras.zoo import environment
 from trellis_keras.zoo import run as runs
@@ -63,7 +63,7 @@ def no_data(monkeypatch):
     def load(*arguments, **options):
         raise AssertionError("data were loaded")
 
-    monkeypatch.setattr(data, "load", load)
+    monkeypatch.setattr(zoo.datasets, "load", load)
 
 
 # Before Keras is imported
@@ -465,6 +465,29 @@ def test_score(run, refused, shared, tmp_path):
     assert rows[0] == ["line", "log_probability", "num_tokens", "bpc"]
     assert [row[2] for row in rows[1:]] == ["4", "0", "2"]
     assert "already exists" in refused("score", shared, path, "--output", table)
+
+
+def test_no_command_replaces_its_input_or_a_file_of_a_run(refused, shared, tmp_path):
+    own, model = tmp_path / "own.csv", shared / "best.keras"
+    own.write_text("load\n1\n")
+    (tmp_path / "link.onnx").symlink_to(model)
+    before = own.read_bytes(), model.read_bytes()
+    for command in ("forecast", "score"):
+        words = [command, shared, own, "--output", own]
+        assert "own.csv is the file that is read" in refused(*words, "--overwrite")
+    words = ["compare", shared, "--output", model]
+    assert "best.keras is a file of the run" in refused(*words, "--overwrite")
+    words = ["export", shared, tmp_path / "link.onnx", "--format", "onnx"]
+    assert "link.onnx is a file of the run" in refused(*words, "--overwrite")
+    assert (own.read_bytes(), model.read_bytes()) == before
+
+
+def test_a_run_does_not_replace_its_data(refused, tmp_path):
+    path = write_text(tmp_path / "history.csv")
+    before = path.read_text()
+    words = ["train", "trellisnet_char", *SMALL, "--text", path, "--output", tmp_path]
+    assert "would replace its data" in refused(*words)
+    assert path.read_text() == before
 
 
 def test_damaged_files(refused, shared, tmp_path):

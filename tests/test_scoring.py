@@ -302,6 +302,22 @@ def test_another_model_or_other_arguments_are_refused(interrupted):
         resume()
 
 
+def test_an_output_is_replaced_when_the_new_one_is_complete(interrupted, monkeypatch):
+    path, table, resume = interrupted
+    expected = resume()
+    complete = table.read_text()
+    table.write_text("old")
+    with monkeypatch.context() as patch:
+        interrupt(patch, 4)
+        with pytest.raises(Killed):
+            resume(overwrite=True)
+    assert table.read_text() == "old"
+    assert table.with_name("scores.csv.unfinished").exists()
+    assert resume(overwrite=True) == expected
+    assert table.read_text() == complete
+    assert not table.with_name("scores.csv.unfinished").exists()
+
+
 def test_an_output_that_appears_before_the_lock_is_taken(interrupted, monkeypatch):
     _, table, resume = interrupted
 

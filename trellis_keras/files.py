@@ -18,6 +18,19 @@ import numpy as np
 from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
+# What a run writes into its folder.
+RUN_FILES = {
+    "recipe.json",
+    "environment.json",
+    "history.csv",
+    "best.keras",
+    "checkpoints",
+    "tensorboard",
+    "report.json",
+    "forecast.png",
+    "serving",
+}
+
 _TEMPORARY = ".writing-"
 _LOCK = ".lock"
 # Only writing runs into these; the system reports them without a file name.
@@ -35,6 +48,59 @@ _NPY_HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
+
+
+def check_output(
+    path: str | os.PathLike,
+    inputs: Iterable[str | os.PathLike] = (),
+    overwrite: bool = False,
+) -> Path:
+    """Check that a file may be written, before the work of making it starts.
+
+    Args:
+        path: The file. Symbolic links are followed.
+        inputs: Files that are read, which it must not replace.
+        overwrite: Boolean, whether it may replace another file. Defaults to `False`.
+
+    Returns:
+        The path, with `~` expanded.
+
+    Raises:
+        ValueError: If it is one of the inputs or a file of a run, exists and is not to be
+            overwritten, or is no regular file.
+        FileNotFoundError: If its folder does not exist.
+    """
+    path = Path(path).expanduser()
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"There is no folder {path.parent} for {path.name}.")
+    for file in map(Path, inputs):
+        file = file.expanduser()
+        if path.exists() and file.exists() and path.samefile(file):
+            raise ValueError(f"{path} is the file that is read. Choose another name.")
+    folder = _run_of(path.resolve())
+    if folder is not None:
+        raise ValueError(f"{path} is a file of the run in {folder}. Choose another name.")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a regular file. Choose another name.")
+    if path.exists() and not overwrite:
+        raise ValueError(
+            f"{path} already exists. Choose another name, or replace it with --overwrite "
+            "(`overwrite=True`)."
+        )
+    return path
+
+
+def _run_of(path):
+    """Return the folder of the run that a resolved path is a file of, or `None`."""
+    for folder in path.parents:
+        if is_run_file(path.relative_to(folder)) and (folder / "recipe.json").is_file():
+            return folder
+    return None
+
+
+def is_run_file(name: Path) -> bool:
+    """Return whether a path relative to a run's folder is one that the run writes."""
+    return name.parts[0].casefold() in RUN_FILES  # some file systems ignore case
 
 
 @contextlib.contextmanager

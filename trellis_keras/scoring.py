@@ -25,6 +25,7 @@ from trellis_keras.data import Vocabulary
 from trellis_keras.files import (
     annotate_error,
     atomic_write,
+    check_output,
     folder_lock,
     read_npz,
     remove_unfinished,
@@ -60,6 +61,7 @@ def score(
     start: str | None = None,
     metric: str = "perplexity",
     batch_tokens: int | None = None,
+    overwrite: bool = False,
     verbose: int = 0,
 ) -> dict[str, Any]:
     """Writes the log-probability of each line of a text file.
@@ -94,6 +96,8 @@ def score(
             `"perplexity"`.
         batch_tokens: Power of two, at least 16, number of tokens in a batch, padding included.
             Defaults to 8192, and to less (at least 1024) for vocabularies above 8192 tokens.
+        overwrite: Boolean, whether to replace an output that exists, once the new one is complete.
+            Defaults to `False`.
         verbose: 1 shows a progress bar on the standard error stream. Defaults to 0.
 
     Returns:
@@ -122,6 +126,7 @@ def score(
     """
     path, output = pathlib.Path(path).expanduser(), pathlib.Path(output).expanduser()
     _check(model, path, output, whole, field, start, metric, batch_tokens)
+    check_output(output, [path], overwrite)
     if batch_tokens is None:
         batch_tokens = _floor_power_of_two(_MAX_SCORES // model.vocabulary_size)
         batch_tokens = max(1024, min(8192, batch_tokens))
@@ -138,12 +143,12 @@ def score(
     kept = True  # what a later call would resume from
     try:
         with folder_lock(job.folder):
-            _check_new(output)  # another process may have finished it in between
+            check_output(output, [path], overwrite)  # another process may have finished it
             remove_unfinished(job.folder)
             try:
                 totals = job.run()
             finally:
-                kept = not output.exists() and job.state.exists()
+                kept = job.rows.exists() and job.state.exists()
     finally:
         if not kept:
             shutil.rmtree(job.folder)  # now that its lock is closed
@@ -158,8 +163,6 @@ def _check(model, path, output, whole, field, start, metric, batch_tokens):
     model.stream()  # raises if the model does not stream
     if not path.is_file():
         raise ValueError(f"There is no file {path}.")
-    if not output.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder {output.parent} for {output.name}.")
     if output.suffix not in (".csv", ".jsonl"):
         raise ValueError(f"`output` must be a .csv or .jsonl file. Received: {output}")
     if metric not in METRICS:
@@ -175,12 +178,6 @@ def _check(model, path, output, whole, field, start, metric, batch_tokens):
         raise ValueError(
             f"`batch_tokens` must be a power of two and at least 16. Received: {batch_tokens}"
         )
-    _check_new(output)
-
-
-def _check_new(output):
-    if output.exists():
-        raise ValueError(f"{output} already exists. Choose another name, or remove it.")
 
 
 def _fingerprint(model):

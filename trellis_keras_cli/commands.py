@@ -46,6 +46,9 @@ Run = Annotated[str, typer.Argument(help="Folder of a run of `train`.")]
 DataDir = Annotated[
     str | None, typer.Option(help="Folder of local copies of the data (or TRELLIS_KERAS_DATA).")
 ]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the output, if there is one.")
+]
 _ANY_OPTION = {"ignore_unknown_options": True}
 
 
@@ -280,6 +283,7 @@ def forecast(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Number of steps (default: the model's horizon).")
     ] = None,
+    overwrite: Overwrite = False,
 ):
     """Forecast what follows the rows of a CSV file, with the best model of a run.
 
@@ -288,7 +292,7 @@ def forecast(
     _load()
     from trellis_keras.zoo import forecasts
 
-    written = forecasts.forecast(run, file, output, steps)
+    written = forecasts.forecast(run, file, output, steps, overwrite)
     typer.echo(json.dumps({"run": run, "file": file, "output": output, **written}))
 
 
@@ -298,15 +302,17 @@ def compare(
     output: Annotated[
         str | None, typer.Option(help="The PNG file to draw the validation losses in.")
     ] = None,
+    overwrite: Overwrite = False,
 ):
     """Compare runs: epochs, the lowest validation loss, and the metrics of its epoch."""
     _load()
     from trellis_keras.zoo import comparison
 
+    if output is not None:
+        comparison.draw(runs, output, overwrite)
     rows = comparison.table(runs)
     _echo_table(rows, numbers=set(range(2, len(rows[0]))))
     if output is not None:
-        comparison.draw(runs, output)
         typer.echo(f"Written: {output}")
 
 
@@ -377,6 +383,7 @@ def export(
     warmup: Annotated[
         bool, typer.Option("--warmup", help="Add requests that TensorFlow Serving tries out.")
     ] = False,
+    overwrite: Overwrite = False,
 ):
     """Write the best model of a run for TensorFlow Serving, or for another runtime."""
     _load()
@@ -395,6 +402,7 @@ def export(
         quantization=quantization,
         warmup=warmup,
         series=series,
+        overwrite=overwrite,
     )
     typer.echo(f"Written: {written}")
 
@@ -420,6 +428,7 @@ def score(
     batch_tokens: Annotated[
         int | None, typer.Option(help="Tokens in a batch, a power of two; more take more memory.")
     ] = None,
+    overwrite: Overwrite = False,
 ):
     """Write the log-probability of each line of a text under the best model of a run."""
     _load()
@@ -435,6 +444,7 @@ def score(
             start=start,
             metric=zoo.read_recipe(run).metric,
             batch_tokens=batch_tokens,
+            overwrite=overwrite,
             verbose=1,
         )
     except KeyboardInterrupt:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.processes import run_module
 from trellis_keras import zoo
+from trellis_keras.files import RUN_FILES
 from trellis_keras.forecasting import Columns, TimeSeries
 from trellis_keras.zoo import comparison, forecasts
 from trellis_keras.zoo import run as runs
@@ -47,7 +48,7 @@ def trained(tmp_path_factory):
 
 def forecast(trained, path, **options):
     output = path.with_name("forecast.csv")
-    forecasts.forecast(trained, path, output, **options)
+    forecasts.forecast(trained, path, output, **options, overwrite=True)
     with open(output, newline="") as file:
         return list(csv.DictReader(file))
 
@@ -94,6 +95,7 @@ def test_the_report(trained):
     line = forecasts.describe(results)
     assert line.startswith("load: mean absolute error ") and "in the 10% to 90% band" in line
     assert (trained / "forecast.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in trained.iterdir()} <= RUN_FILES
     evaluated = runs.evaluate(zoo.read_recipe(trained), trained)
     assert evaluated["coverage"] == pytest.approx(figures["coverage"], abs=0.3)
     assert evaluated["sequences"] == results["test_windows"]

@@ -12,7 +12,7 @@ from trellis_keras.export.endpoints import endpoints_of
 from trellis_keras.export.litert import to_litert
 from trellis_keras.export.onnx import to_onnx
 from trellis_keras.export.saved_model import write_saved_model
-from trellis_keras.files import atomic_write
+from trellis_keras.files import atomic_write, check_output
 from trellis_keras.models import LanguageModel
 from trellis_keras.models.sequence_models import SequenceModel
 
@@ -26,6 +26,7 @@ def export(
     quantization: str | None = None,
     warmup: bool = False,
     series: dict[str, Any] | None = None,
+    overwrite: bool = False,
 ) -> pathlib.Path:
     """Writes a model for a program that serves it.
 
@@ -52,6 +53,8 @@ def export(
             `False`.
         series: Dict for JSON, what the channels of a model of time series are; a SavedModel gets it
             as `assets.extra/series.json`. Defaults to `None`.
+        overwrite: Boolean, whether to replace a `.tflite` or `.onnx` file that exists. A version of
+            a SavedModel is never replaced. Defaults to `False`.
 
     Returns:
         The path that was written: for a SavedModel the folder of the version.
@@ -84,6 +87,11 @@ def export(
             "`version`, `warmup` and `series` belong to format='saved_model'. Received: "
             f"format={format!r}, version={version}, warmup={warmup}, series={series}"
         )
+    if format == "saved_model" and overwrite:
+        raise ValueError(
+            "`overwrite` is for files. A program may be serving a version of a SavedModel: export "
+            "the next one."
+        )
     if quantization is not None and (format != "litert" or quantization != "int8"):
         raise ValueError(
             "`quantization` must be None, or 'int8' with format='litert'. "
@@ -101,15 +109,13 @@ def export(
     path = pathlib.Path(path).expanduser()
     if format == "saved_model":
         return write_saved_model(model, path, version, warmup, series)
-    return _write_step(model, path, format, quantization)
+    return _write_step(model, path, format, quantization, overwrite)
 
 
-def _write_step(model, path, format, quantization):
+def _write_step(model, path, format, quantization, overwrite):
     suffix = ".tflite" if format == "litert" else ".onnx"
     if path.suffix != suffix:
         raise ValueError(f"`path` must end in {suffix} with format={format!r}. Received: {path}")
-    if path.exists():
-        raise ValueError(f"{path} already exists. Choose another name, or remove it first.")
     model.stream()  # raises if the model does not stream
     dtypes = {model.compute_dtype, model.backbone.compute_dtype}
     if dtypes != {"float32"}:
@@ -119,10 +125,11 @@ def _write_step(model, path, format, quantization):
         )
     if any(np.any(leaf) for leaf in keras.tree.flatten(model.initial_cache(1))):
         raise ValueError(f"format={format!r} starts from zeros. Received: another initial cache")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    check_output(path, overwrite=overwrite)
     endpoint = next(endpoint for endpoint in endpoints_of(model) if endpoint.name == "step")
     with kernels.disabled():  # the converters do not take the kernels' loops
         content = to_litert(endpoint, quantization) if format == "litert" else to_onnx(endpoint)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary:
         temporary.write_bytes(content)
     return path

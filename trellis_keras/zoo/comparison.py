@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Sequence
 
-from trellis_keras.files import atomic_write
+from trellis_keras.files import atomic_write, check_output
 from trellis_keras.training.monitors import read_history
 from trellis_keras.zoo import run as runs
 
@@ -54,13 +54,17 @@ def _text(settings, name):
     return json.dumps(settings[name]).strip('"') if name in settings else "-"
 
 
-def draw(folders: Sequence[str | os.PathLike], path: str | os.PathLike) -> None:
+def draw(
+    folders: Sequence[str | os.PathLike], path: str | os.PathLike, overwrite: bool = False
+) -> None:
     """Draws the validation losses of runs by epoch into a PNG file.
 
     Args:
         folders: Folders of runs.
         path: The file.
+        overwrite: Boolean, whether it may replace another file. Defaults to `False`.
     """
+    path = check_output(path, overwrite=overwrite)
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 

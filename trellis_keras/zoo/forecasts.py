@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from trellis_keras.export import export
-from trellis_keras.files import atomic_write
+from trellis_keras.files import atomic_write, check_output
 from trellis_keras.forecasting import Columns, TimeSeries, Windows
 from trellis_keras.forecasting.series import FIRST_NAMES, first_names
 from trellis_keras.models import SequenceRegressor, mase_scale
@@ -354,6 +354,7 @@ def forecast(
     path: str | os.PathLike,
     output: str | os.PathLike,
     steps: int | None = None,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
     """Writes the forecast of what follows a CSV file, in the units of the data.
 
@@ -367,6 +368,7 @@ def forecast(
         path: CSV file. Series with fewer than `window` rows are left out, and a warning names them.
         output: CSV file to write.
         steps: Positive integer. Defaults to `None`, the model's horizon.
+        overwrite: Boolean, whether to replace an output that exists. Defaults to `False`.
 
     Returns:
         A dict of `rows`, the number of rows written, `first` and `last`, their times or steps, and
@@ -377,6 +379,7 @@ def forecast(
             are too short, or a covariate that is known in the future is missing there.
         OSError: If a file cannot be read or written.
     """
+    output = check_output(output, [path], overwrite)
     recipe = read_recipe(folder)
     if not is_forecaster(recipe):
         raise ValueError(f"{folder} is a run of {recipe.name}, which does not forecast series.")

@@ -28,7 +28,9 @@ from trellis_keras.files import (
     atomic_write,
     check_no_links,
     folder_lock,
+    is_run_file,
     make_writable,
+    own_file,
     remove_unfinished,
     write_error,
 )
@@ -225,6 +227,7 @@ def train(
             check_no_links(folder)
             remove_unfinished(folder)
             recipe = _continued(recipe, folder)
+            _check_input(recipe, folder)
             loaded = recipe.load_data()
             recipe = recipe.with_data(loaded)
             observation = observation or Observation()
@@ -237,6 +240,18 @@ def train(
             with contextlib.suppress(OSError):  # it is not empty: training has begun
                 folder.rmdir()
         raise
+
+
+def _check_input(recipe, folder):
+    """Raises ValueError if the run would write onto the user's data."""
+    if "path" not in recipe.data_options:
+        return
+    path = own_file(recipe.data_options["path"], recipe.data_dir)
+    inside = path.resolve().parent == folder.resolve()
+    if inside and is_run_file(pathlib.Path(path.resolve().name)):
+        raise ValueError(
+            f"A run in {folder} would replace its data, {path}. Choose another folder."
+        )
 
 
 def _fit(recipe, loaded, folder, verbose, callbacks, observation, limit, save_minutes):
