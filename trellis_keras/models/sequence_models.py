@@ -348,7 +348,9 @@ class SequenceModel(BackboneModel):
         # `compute_loss` has updated them: on JAX the outputs lose their mask on the way here.
         if self._compile_metrics is None or self._compile_metrics.built:
             return self.get_metrics_result()
-        return super().compute_metrics(x, self._like_outputs(y, y_pred), y_pred, sample_weight)
+        # Keras builds them here, from a symbolic batch.
+        weight = self._weights(y_pred, sample_weight)
+        return super().compute_metrics(x, self._like_outputs(y, y_pred), y_pred, weight)
 
     def _weights(self, y_pred, sample_weight):
         """The weight of each output: (batch,), or (batch, time) of a per-step model."""

@@ -1,0 +1,49 @@
+"""The check that every model passes: training and evaluation on a stream of batches."""
+
+import keras
+import numpy as np
+
+
+class Batches(keras.utils.PyDataset):
+    """Arrays (x, y, weight) in batches."""
+
+    def __init__(self, arrays, batch_size):
+        super().__init__()
+        self.arrays = arrays
+        self.batch_size = batch_size
+
+    def __len__(self):
+        return len(self.arrays[0]) // self.batch_size
+
+    def __getitem__(self, index):
+        rows = slice(index * self.batch_size, (index + 1) * self.batch_size)
+        return tuple(array[rows] for array in self.arrays)
+
+
+def row_weights(x):
+    """A weight for each row, 0 for the last, as where a stream fills up its last batch."""
+    return np.arange(len(x) - 1, -1, -1).astype("float32")
+
+
+def check_stream(make, x, y, batch_size):
+    """A new model is evaluated on a stream as on the arrays, and trains on it.
+
+    Args:
+        make: Function that returns a compiled model.
+        x, y: Arrays of several batches.
+        batch_size: Unlike every other size, so that no wrong shape fits by chance.
+    """
+    weight = row_weights(x)
+    figures = make().evaluate(Batches((x, y, weight), batch_size), verbose=0, return_dict=True)
+    arrays = {"sample_weight": weight, "batch_size": batch_size, "verbose": 0}
+    for name, value in make().evaluate(x, y, return_dict=True, **arrays).items():
+        np.testing.assert_allclose(figures[name], value, rtol=1e-5, err_msg=name)
+    history, _ = fit_on_stream(make(), x, y, batch_size)
+    assert set(history) == set(figures) | {f"val_{name}" for name in figures}
+
+
+def fit_on_stream(model, x, y, batch_size):
+    """Trains for an epoch, with a validation: the history and the weights."""
+    stream = Batches((x, y, row_weights(x)), batch_size)
+    history = model.fit(stream, validation_data=stream, shuffle=False, verbose=0).history
+    return {name: value for name, (value,) in history.items()}, model.get_weights()
