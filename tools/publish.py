@@ -249,9 +249,7 @@ def _best(run):
 
 def _results(run, recipe, model, test):
     history, best = _history(run), _best(run)
-    written = recipe.replace(data_dir=None).to_dict()
-    if "path" in written["data_options"]:
-        written["data_options"]["path"] = pathlib.Path(written["data_options"]["path"]).name
+    written, _ = runs.without_paths(recipe.to_dict())
     return {
         **environment.read(run / runs.ENVIRONMENT),
         "recipe": written,

@@ -21,6 +21,7 @@ from tqdm.auto import tqdm
 # What a run writes into its folder.
 RUN_FILES = {
     "recipe.json",
+    "paths.json",
     "environment.json",
     "history.csv",
     "best.keras",

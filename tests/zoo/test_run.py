@@ -3,6 +3,8 @@
 import functools
 import itertools
 import json
+import os
+import shutil
 import sys
 
 import keras
@@ -48,6 +50,7 @@ def evaluate(run, split="test", target_counting="all", data_dir=None):
 def test_files(shared):
     names = {
         "recipe.json",
+        "paths.json",
         "history.csv",
         "best.keras",
         "environment.json",
@@ -61,6 +64,21 @@ def test_files(shared):
     checkpoints = sorted(path.name for path in (shared / "checkpoints").iterdir())
     assert checkpoints == ["epoch-0001.npz", "epoch-0002.npz"]
     assert list((shared / "tensorboard").rglob("events*"))
+
+
+def test_what_people_share_names_no_folder_of_the_user(shared):
+    place = os.fsencode(shared.parent)
+    told = [path for path in shared.rglob("*") if path.is_file() and place in path.read_bytes()]
+    assert told == [shared / "paths.json"]
+
+
+def test_a_run_without_its_paths(shared, tmp_path):
+    """Someone else's: the folder of the text must be given."""
+    run = shutil.copytree(shared, tmp_path / "run")
+    (run / "paths.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"text.txt. If it has moved, pass .*--data-dir"):
+        evaluate(run)
+    assert evaluate(run, data_dir=shared.parent) == evaluate(shared)
 
 
 def test_recipe_is_complete(shared):

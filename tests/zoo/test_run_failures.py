@@ -99,6 +99,7 @@ def test_diverging_from_the_command_line(tmp_path, refused):
     assert " of epoch 1. No epoch was saved. Resuming from there would diverge again" in error
     assert sorted(path.name for path in run.iterdir() if path.suffix) == [
         "environment.json",
+        "paths.json",
         "recipe.json",
     ]
 

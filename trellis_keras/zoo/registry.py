@@ -226,9 +226,14 @@ def read_recipe(folder: str | os.PathLike) -> Recipe:
         FileNotFoundError: There is no run.
         ValueError: Its recipe cannot be read.
     """
-    path = run.recipe_path(folder)
+    path, paths = run.recipe_path(folder), run.read_paths(folder)
     try:
-        return recipe_from_dict(json.loads(path.read_text(encoding="utf-8")))
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        if "path" in paths:
+            settings["data_options"]["path"] = paths["path"]
+        if "data_dir" in paths:
+            settings["data_dir"] = paths["data_dir"]
+        return recipe_from_dict(settings)
     # Whatever a damaged file leads to: a missing key, a list for a dict, a number without bounds.
     except (
         OverflowError,

@@ -1,6 +1,7 @@
 """A run: a folder in which a model is trained by a recipe, and training resumes after a kill.
 
 recipe.json          all settings
+paths.json           where the data are on this machine; leave it out when you share the run
 environment.json     hardware, versions, commit and precision of the processes that trained
 history.csv          a row per epoch
 best.keras           the model of the lowest validation loss, with its vocabulary
@@ -12,6 +13,7 @@ A recipe is any object with the attributes and methods of `trellis_keras.zoo.Rec
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -61,6 +63,7 @@ from trellis_keras.training.monitors import (
 from trellis_keras.zoo.environment import record
 
 RECIPE = "recipe.json"
+PATHS = "paths.json"
 ENVIRONMENT = "environment.json"
 BEST = "best.keras"
 SPLITS = ("train", "valid", "test")
@@ -272,7 +275,9 @@ def _fit(recipe, loaded, folder, verbose, callbacks, observation, limit, save_mi
     if verbose == 2:
         observers.append(BatchProgress())
     if _has_tensorflow() and not (folder / RECIPE).exists():
-        write_hparams(_flat(recipe.to_dict()), str(folder), folder / "tensorboard")
+        settings, _ = without_paths(recipe.to_dict())
+        digest = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()
+        write_hparams(_flat(settings), f"{folder.name} {digest[:8]}", folder / "tensorboard")
     if verbose:
         print(describe(recipe, model, loaded), flush=True)
     first = _callbacks(recipe, folder, train_stream, callbacks, observers)
@@ -317,8 +322,12 @@ def _fit(recipe, loaded, folder, verbose, callbacks, observation, limit, save_mi
 
 def _record(recipe, folder):
     """Writes the recipe and the environment of a run."""
-    with atomic_write(folder / RECIPE) as temporary:
-        temporary.write_text(recipe.to_json(), encoding="utf-8")
+    settings, paths = without_paths(recipe.to_dict())
+    for name, content in ((PATHS, paths), (RECIPE, settings)):
+        if not content and not (folder / name).exists():
+            continue  # data that need no path
+        with atomic_write(folder / name) as temporary:
+            temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if not is_finished(folder):
         record(folder / ENVIRONMENT, recipe.dtype_policy, epochs_done(folder) + 1)
 
@@ -405,6 +414,35 @@ def read_settings(folder: str | os.PathLike) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is not a recipe of this version: {error!r}") from error
     return settings
+
+
+def without_paths(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns a recipe's dict without the user's folders, and the paths of the data.
+
+    The dict keeps the name of a file. The paths are those of `path` and `data_dir`, where given.
+    """
+    options = settings["data_options"]
+    paths = {"path": options.get("path"), "data_dir": settings["data_dir"]}
+    if isinstance(paths["path"], str):
+        options = {**options, "path": os.path.basename(paths["path"])}
+    shared = {**settings, "data_options": options, "data_dir": None}
+    return shared, {name: path for name, path in paths.items() if isinstance(path, str)}
+
+
+def read_paths(folder: str | os.PathLike) -> dict[str, str]:
+    """Returns the paths of a run's data; empty without the file, as of a run of someone else.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    file = pathlib.Path(folder).expanduser() / PATHS
+    if not file.exists():
+        return {}
+    try:
+        paths = json.loads(file.read_text(encoding="utf-8"))
+        return {name: str(paths[name]) for name in ("path", "data_dir") if name in paths}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{file} does not say where the data are: {error!r}") from error
 
 
 def flat_settings(folder: str | os.PathLike) -> dict[str, Any]:
