@@ -58,9 +58,8 @@ def _random(block):
 
 def measure(path: str, batches: int, batch_size: int) -> None:
     """Prints the figures of one file as JSON."""
-    from trellis_keras.forecasting import Columns, TimeSeries, WindowStream
+    from trellis_keras.forecasting import Columns, Forecaster, TimeSeries, WindowStream
     from trellis_keras.layers import TCN
-    from trellis_keras.models import SequenceRegressor
 
     begun = time.perf_counter()
     if path.endswith(".csv"):
@@ -75,7 +74,7 @@ def measure(path: str, batches: int, batch_size: int) -> None:
         for i in range(batches):
             stream[i]
     backbone = TCN(4, kernel_size=2, depth=1, return_sequences=False)
-    model = SequenceRegressor(backbone, (HORIZON, 1), normalize=True)
+    model = Forecaster(backbone, HORIZON, normalize=True)
     model.adapt(series.values[:_BLOCK])
     model.compile("adam")
     model.fit(stream, epochs=1, shuffle=False, verbose=0)  # compiles

@@ -46,7 +46,7 @@ REFERENCE = {
         "Tools",
         [
             "export:export",
-            "scoring:score,anomaly_scores",
+            "scoring:score",
             "interop",
             "theorem1",
             "torch_weights:load_torch_state_dict",

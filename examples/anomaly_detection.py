@@ -14,10 +14,8 @@ import matplotlib.dates as mdates
 import matplotlib.pyplot as plt
 import numpy as np
 
-from trellis_keras.forecasting import Columns, TimeSeries
+from trellis_keras.forecasting import Columns, Forecaster, TimeSeries, anomaly_scores
 from trellis_keras.layers import TCN
-from trellis_keras.models import SequenceRegressor
-from trellis_keras.scoring import anomaly_scores
 
 FILE = pathlib.Path(__file__).resolve().parent / "data" / "water.csv.gz"
 WINDOW = 48
@@ -32,7 +30,7 @@ windows = np.lib.stride_tricks.sliding_window_view(flow[quiet, 0], WINDOW + 1)[.
 x, y = windows[:, :-1], windows[:, 1:, None]
 
 backbone = TCN(16, kernel_size=3, depth=3, seed=0)
-model = SequenceRegressor(backbone, (1, 1), per_step=True, normalize=True, seed=0)
+model = Forecaster(backbone, horizon=1, per_step=True, normalize=True, seed=0)
 model.adapt(flow[quiet])
 model.compile("adam")
 model.fit(x, y, batch_size=16, epochs=10, verbose=2)

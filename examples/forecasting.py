@@ -11,9 +11,8 @@ import matplotlib.dates as mdates
 import matplotlib.pyplot as plt
 import numpy as np
 
-from trellis_keras.forecasting import Columns, TimeSeries, WindowStream
+from trellis_keras.forecasting import Columns, Forecaster, TimeSeries, WindowStream
 from trellis_keras.layers import TCN
-from trellis_keras.models import SequenceRegressor
 
 WINDOW, HORIZON = 168, 24
 FILE = pathlib.Path(__file__).resolve().parent / "data" / "traffic.csv.gz"
@@ -24,8 +23,8 @@ series = TimeSeries.from_csv(FILE, columns)
 train, valid, test = series.split(WINDOW, HORIZON, stride=2, shares=(0.85, 0.05, 0.1))
 
 backbone = TCN(32, kernel_size=3, depth=6, return_sequences=False, seed=0)
-model = SequenceRegressor(
-    backbone, (HORIZON, 1), quantiles=(0.1, 0.5, 0.9), future_channels=4, normalize=True, seed=0
+model = Forecaster(
+    backbone, HORIZON, quantiles=(0.1, 0.5, 0.9), future_channels=4, normalize=True, seed=0
 )
 model.adapt(train.rows())
 model.compile("adam")

@@ -12,10 +12,9 @@ import matplotlib.dates as mdates
 import matplotlib.pyplot as plt
 import numpy as np
 
-from trellis_keras.forecasting import Columns, TimeSeries, WindowStream
+from trellis_keras.forecasting import Columns, Forecaster, TimeSeries, WindowStream
 from trellis_keras.layers import TCN
 from trellis_keras.layers.streaming import compiled_step
-from trellis_keras.models import SequenceRegressor
 
 WINDOW, HORIZON = 168, 24
 FILE = pathlib.Path(__file__).resolve().parent / "data" / "traffic.csv.gz"
@@ -24,7 +23,7 @@ calendar = ["hour_sin", "hour_cos", "weekday", "workday"]
 series = TimeSeries.from_csv(FILE, Columns(["traffic"], future=calendar, time="time"))
 train, _, _ = series.split(WINDOW, HORIZON, stride=4, shares=(0.8, 0.1, 0.1))
 backbone = TCN(32, kernel_size=3, depth=5, return_sequences=False, seed=0)  # sees 125 hours
-model = SequenceRegressor(backbone, (HORIZON, 1), future_channels=4, normalize=True, seed=0)
+model = Forecaster(backbone, HORIZON, future_channels=4, normalize=True, seed=0)
 model.adapt(train.rows())
 model.compile("adam", "mae")
 model.fit(WindowStream(train, batch_size=64, shuffle=True), epochs=10, verbose=2)

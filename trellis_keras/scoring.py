@@ -1,8 +1,4 @@
-"""Scores of data by a trained model.
-
-`score` writes the log-probabilities of the lines of a text file, which may be larger than memory.
-`anomaly_scores` compares a time series with its one-step forecasts.
-"""
+"""Log-probabilities of the lines of a text file, which may be larger than memory."""
 
 import codecs
 import csv
@@ -13,7 +9,7 @@ import os
 import pathlib
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -32,7 +28,7 @@ from trellis_keras.files import (
     sync_folder,
 )
 from trellis_keras.layers.streaming import compile_xla
-from trellis_keras.models import LanguageModel, SequenceRegressor, forecasting
+from trellis_keras.models import LanguageModel
 from trellis_keras.models.generation import cached_function
 
 METRICS = {
@@ -190,74 +186,6 @@ def _fingerprint(model):
     for weight in model.weights:
         digest.update(np.ascontiguousarray(ops.convert_to_numpy(weight)).tobytes())
     return digest.hexdigest()
-
-
-# Time series
-
-
-def anomaly_scores(
-    model: SequenceRegressor,
-    series: np.ndarray,
-    scale: float | Sequence[float] | None = None,
-    future_covariates: np.ndarray | None = None,
-) -> np.ndarray:
-    """Returns how far each value of a series is from its one-step forecast.
-
-    Without quantiles, the score is the error in standard deviations (a z-score). With quantiles it
-    is 0 within the band from the lowest to the highest one; outside, it is the distance from the
-    band in units of the band's width. The work is one pass over the series by the streaming cache,
-    so the model sees the whole series before each step.
-
-    Args:
-        model: `SequenceRegressor` with output_shape=(horizon, targets), with a backbone that
-            streams.
-        series: Array (time, channels), in the units and order of the model's inputs, with each
-            channel at its own time.
-        scale: Positive float, or one for each target: the standard deviation of the one-step errors
-            of normal data. Not for quantiles. Defaults to `None`: 1.4826 times the median absolute
-            error in `series`, which few anomalies hardly change.
-        future_covariates: Array (horizon, future_channels), the steps after the series, as in
-            `SequenceRegressor.forecast`. Defaults to `None`: without them the last `horizon - 1`
-            values of a model with `future_channels` have no score.
-
-    Returns:
-        Array (time, targets). NaN where a value is missing or has no forecast, as the first one.
-
-    Raises:
-        ValueError: If the model makes no forecasts or does not stream, or arguments do not fit.
-
-    Example:
-
-    >>> from trellis_keras import scoring
-    >>> backbone = trellis_keras.layers.TCN(4, kernel_size=2, depth=2, return_sequences=False)
-    >>> model = trellis_keras.models.SequenceRegressor(backbone, (1, 1), normalize=True)
-    >>> model.adapt(np.random.rand(50, 1))
-    >>> scoring.anomaly_scores(model, np.random.rand(20, 1)).shape
-    (20, 1)
-    """
-    forecasts = forecasting.one_step_forecasts(model, series, future_covariates)
-    values = np.asarray(series, "float32")[1 : len(forecasts) + 1, : forecasts.shape[1]]
-    forecasts = forecasts[: len(values)]
-    if model.quantiles is not None:
-        if scale is not None or len(model.quantiles) < 2:
-            raise ValueError(
-                "A model with quantiles scores by its band: it needs two of them, and no `scale`. "
-                f"Received: quantiles={model.quantiles}, scale={scale}"
-            )
-        lowest, highest = forecasts[..., 0], forecasts[..., -1]
-        distance = np.maximum(lowest - values, values - highest)
-        width = np.maximum(highest - lowest, np.finfo("float32").tiny)
-        found = np.maximum(distance, 0) / width
-    else:
-        errors = np.abs(values - forecasts)
-        if scale is None:
-            scale = 1.4826 * np.nanmedian(errors, axis=0)
-        if not np.all(np.asarray(scale) > 0):
-            raise ValueError(f"`scale` must be positive. Received: scale={scale}")
-        found = errors / np.asarray(scale, "float32")
-    scores = np.full((len(series), values.shape[1]), np.nan, "float32")
-    scores[1 : len(found) + 1] = found
-    return scores
 
 
 # The job: windows of lines, and the progress on the disk

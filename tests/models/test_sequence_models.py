@@ -520,7 +520,7 @@ def test_a_backbone_with_other_outputs_is_refused():
     rnn = keras.layers.SimpleRNN(4, return_sequences=True, return_state=True)
     with pytest.raises(ValueError, match="stateful=False"):
         SequenceClassifier(StackedRNN([rnn], stateful=True), 3)
-    for kind, name in ((SequenceClassifier, "num_classes"), (SequenceRegressor, "output_shape")):
+    for kind, name in ((SequenceClassifier, "num_classes"), (SequenceRegressor, "units")):
         with pytest.raises(ValueError, match=f"`{name}` must be a positive .* {name}=0"):
             kind(lstm(False), 0)
 
@@ -685,7 +685,6 @@ def test_labels_outside_the_classes_give_nan_in_the_graph(per_step):
 def test_sizes_may_be_numpy_integers():
     for model in (
         SequenceClassifier(Mix(False), np.int64(3)),
-        SequenceRegressor(Mix(False), (np.int64(3), np.int32(2))),
         SequenceRegressor(Mix(False), np.int64(3)),
         PolyphonicModel(Mix(True), np.int64(3)),
     ):
@@ -706,26 +705,6 @@ def test_a_masking_layer_must_see_the_inputs():
     for options in ({"normalize": True}, {"input_dropout": 0.3}):
         with pytest.raises(ValueError, match="Masking.*Pass `mask=`"):
             SequenceClassifier(backbone, 2, **options)
-
-
-def test_missing_targets_do_not_count_in_the_loss_of_an_epoch():
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(6, 9, 4)), rng.normal(size=(6, 3, 2))
-    y[3:] = np.nan
-    model = SequenceRegressor(TCN(6, 3, 2, return_sequences=False), (3, 2))
-    model.compile("sgd", **COMPILED)
-    losses = [model.evaluate(x, y, batch_size=rows, verbose=0)[0] for rows in (6, 2)]
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
-
-
-def test_a_forecast_follows_lora():
-    model = SequenceRegressor(TCN(6, 3, 2, return_sequences=False), (2, 1))
-    model.build((None, None, 1))
-    history = np.random.default_rng(0).normal(size=(9, 1))
-    before = model.forecast(history, 4)
-    model.head.enable_lora(2)
-    model.head.lora_kernel_b.assign(np.ones(model.head.lora_kernel_b.shape, "float32"))
-    assert np.abs(before - model.forecast(history, 4)).max() > 1e-3
 
 
 def test_class_weights_by_name():
@@ -751,18 +730,6 @@ def test_targets_of_one_unit_may_lack_its_axis():
         model.evaluate(x, targets, sample_weight=weight, verbose=0) for targets in (y[..., None], y)
     )
     np.testing.assert_allclose(without, with_axis, rtol=1e-5)
-
-
-def test_quantiles_of_masked_steps():
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(5, 9, 3)), rng.normal(size=(5, 9, 2, 1))
-    x[0, 6:] = 0
-    backbone = keras.Sequential([keras.layers.Masking(), TCN(4, 2, 2)])
-    model = SequenceRegressor(backbone, (2, 1), quantiles=(0.1, 0.9), per_step=True)
-    model.compile("sgd", **COMPILED)
-    before = model.evaluate(x, y, verbose=0)[0]
-    y[0, 6:] += 100
-    np.testing.assert_allclose(model.evaluate(x, y, verbose=0)[0], before, rtol=1e-5)
 
 
 def test_a_stateful_layer_inside_a_backbone_is_refused():

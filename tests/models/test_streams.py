@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.model_checks import check_stream, fit_on_stream
 from tests.support.processes import run_script
+from trellis_keras.forecasting import Forecaster
 from trellis_keras.layers import TCN
 from trellis_keras.models import (
     LanguageModel,
@@ -23,8 +24,8 @@ def tcn(per_step=False):
 
 
 def forecaster(per_step=False, quantiles=QUANTILES):
-    return SequenceRegressor(
-        tcn(per_step), (HORIZON, TARGETS), per_step=per_step, quantiles=quantiles, seed=2
+    return Forecaster(
+        tcn(per_step), HORIZON, TARGETS, per_step=per_step, quantiles=quantiles, seed=2
     )
 
 

@@ -9,6 +9,7 @@ from keras import ops
 
 from tests.support.processes import run_script
 from trellis_keras.data import Vocabulary
+from trellis_keras.forecasting import Forecaster
 from trellis_keras.layers import (
     LRU,
     TCN,
@@ -61,11 +62,11 @@ MODELS = LANGUAGE | {
     "regressor": lambda: SequenceRegressor(
         TCN(3, kernel_size=3, depth=2, return_sequences=False), 1
     ),
-    "forecaster": lambda: SequenceRegressor(
+    "forecaster": lambda: Forecaster(
         keras.Sequential(
             [keras.layers.Dense(4), TCN(4, kernel_size=2, depth=2, return_sequences=False)]
         ),
-        (2, 1),
+        horizon=2,
         quantiles=(0.1, 0.5, 0.9),
         normalize=True,
     ),

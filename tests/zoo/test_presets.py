@@ -15,6 +15,7 @@ from keras.src.saving import saving_lib
 from tests.support.hostile_hdf5 import HOSTILE, replace_array
 from trellis_keras import zoo
 from trellis_keras.data import Vocabulary
+from trellis_keras.forecasting import Forecaster
 from trellis_keras.layers import TCN, TrellisLayer
 from trellis_keras.models import LanguageModel, SequenceClassifier, SequenceRegressor
 
@@ -32,7 +33,7 @@ def language_model(seed=0):
 
 def forecaster():
     backbone = TCN(4, 2, 2, return_sequences=False)
-    model = SequenceRegressor(backbone, (2, 1), quantiles=(0.1, 0.5, 0.9), normalize=True)
+    model = Forecaster(backbone, 2, quantiles=(0.1, 0.5, 0.9), normalize=True)
     model.adapt(SERIES)
     return model
 

@@ -62,7 +62,7 @@ def test_sizes_follow_window_and_horizon():
         recipe = zoo.recipe(name, window=100, horizon=3, channels=2)
         model = recipe.build()
         assert model.backbone.receptive_field >= 100
-        assert model.output_shape == (3, 1) and model.normalize
+        assert (model.horizon, model.targets) == (3, 1) and model.normalize
     with pytest.raises(ValueError, match="`horizon` must be at most `window`"):
         zoo.recipe("lru_forecaster", window=3, horizon=4)
     with pytest.raises(ValueError, match="`kernel_size` must be at least 2"):

@@ -1,6 +1,24 @@
-"""Time series: tables, windows and batches."""
+"""Forecasts of time series: tables, windows, the model, its losses and metrics."""
 
+from trellis_keras.forecasting.anomalies import anomaly_scores, one_step_forecasts
+from trellis_keras.forecasting.forecaster import Forecaster
 from trellis_keras.forecasting.labelled_series import LabelledWindows
+from trellis_keras.forecasting.losses import PinballLoss
+from trellis_keras.forecasting.metrics import MASE, Coverage, MeanPinball, mase_scale
 from trellis_keras.forecasting.series import Columns, TimeSeries, Windows, WindowStream
 
-__all__ = ["Columns", "LabelledWindows", "TimeSeries", "WindowStream", "Windows"]
+__all__ = [
+    "MASE",
+    "Columns",
+    "Coverage",
+    "Forecaster",
+    "LabelledWindows",
+    "MeanPinball",
+    "PinballLoss",
+    "TimeSeries",
+    "WindowStream",
+    "Windows",
+    "anomaly_scores",
+    "mase_scale",
+    "one_step_forecasts",
+]

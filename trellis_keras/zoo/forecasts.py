@@ -12,10 +12,9 @@ import numpy as np
 
 from trellis_keras.export import export
 from trellis_keras.files import atomic_write, check_output
-from trellis_keras.forecasting import Columns, TimeSeries, Windows
+from trellis_keras.forecasting import Columns, Forecaster, TimeSeries, Windows, mase_scale
+from trellis_keras.forecasting.calibration import conformal_scale, rescale
 from trellis_keras.forecasting.series import FIRST_NAMES, first_names
-from trellis_keras.models import SequenceRegressor, mase_scale
-from trellis_keras.models.calibration import conformal_scale, rescale
 from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.pretrained import checksum
 from trellis_keras.zoo.recipe import Recipe
@@ -87,7 +86,7 @@ def finish(folder: str | os.PathLike, serve: bool = True) -> dict[str, Any]:
         if written.get("model_sha256") == checksum(folder / runs.BEST):
             return written
     recipe = read_recipe(folder)
-    model = runs.load_best(folder, SequenceRegressor)
+    model = runs.load_best(folder, Forecaster)
     recipe.compile(model)
     loaded = recipe.load_data()
     if model.has_band:
@@ -116,7 +115,7 @@ def _read_report(folder):
 
 
 def report(
-    model: SequenceRegressor,
+    model: Forecaster,
     train: Windows,
     valid: Windows,
     test: Windows,
@@ -127,7 +126,7 @@ def report(
     Each forecast has its quantiles calibrated on those before it, as by `forecast`.
 
     Args:
-        model: `SequenceRegressor` of (horizon, targets).
+        model: `Forecaster`.
         train: The windows of the training part, by which the season is chosen.
         valid: The windows of the validation part, on which the first forecasts are calibrated.
         test: The windows of the test part.
@@ -295,11 +294,11 @@ def describe(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def draw(model: SequenceRegressor, test: Windows, path: str | os.PathLike) -> None:
+def draw(model: Forecaster, test: Windows, path: str | os.PathLike) -> None:
     """Draws the last forecasts of the test part, one after the other, with their bands.
 
     Args:
-        model: `SequenceRegressor` of (horizon, targets).
+        model: `Forecaster`.
         test: `Windows`.
         path: The PNG file to write.
     """
@@ -383,7 +382,7 @@ def forecast(
     recipe = read_recipe(folder)
     if not is_forecaster(recipe):
         raise ValueError(f"{folder} is a run of {recipe.name}, which does not forecast series.")
-    model = runs.load_best(folder, SequenceRegressor)
+    model = runs.load_best(folder, Forecaster)
     columns = _columns(recipe)
     series = TimeSeries.from_csv(path, columns)
     _check_step(folder, path, series)

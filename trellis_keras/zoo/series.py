@@ -7,8 +7,9 @@ The window sizes the nets: the receptive field reaches over it.
 
 from typing import Any
 
+from trellis_keras.forecasting import Forecaster
 from trellis_keras.layers import LRU, TCN, TrellisLayer, depth_for
-from trellis_keras.models import SequenceClassifier, SequenceRegressor
+from trellis_keras.models import SequenceClassifier
 from trellis_keras.zoo.recipe import Training
 from trellis_keras.zoo.registry import register, sub_seed
 
@@ -48,9 +49,10 @@ _CLASSES = _FORECASTS | {
 
 
 def _regressor(backbone, horizon, quantiles, targets, future_channels, dropout, seed):
-    return SequenceRegressor(
+    return Forecaster(
         backbone,
-        output_shape=(horizon, targets),
+        horizon,
+        targets,
         quantiles=quantiles,
         future_channels=future_channels,
         normalize=True,
@@ -96,7 +98,7 @@ def tcn_forecaster(
     targets: int = 1,
     future_channels: int = 0,
     seed: int | None = 0,
-) -> SequenceRegressor:
+) -> Forecaster:
     """TCN that forecasts your time series, 37K parameters for a week and a day of hours.
 
     Inputs and outputs are in the units of the data, whose statistics are saved with the model.
@@ -120,7 +122,7 @@ def tcn_forecaster(
         jit_compile: Whether XLA compiles the training step. None: what suits model and machine.
 
     Returns:
-        A compiled `SequenceRegressor`.
+        A compiled `Forecaster`.
     """
     backbone = _tcn(kernel_size, depth, filters, dropout, seed)
     return _regressor(backbone, horizon, quantiles, targets, future_channels, dropout, seed)
@@ -191,7 +193,7 @@ def trellisnet_forecaster(
     targets: int = 1,
     future_channels: int = 0,
     seed: int | None = 0,
-) -> SequenceRegressor:
+) -> Forecaster:
     """TrellisNet that forecasts your time series, 38K parameters for a week and a day of hours.
 
     Args:
@@ -203,7 +205,7 @@ def trellisnet_forecaster(
         **: As in `tcn_forecaster`.
 
     Returns:
-        A compiled `SequenceRegressor`.
+        A compiled `Forecaster`.
     """
     backbone = _trellisnet(kernel_size, dilations, hidden_units, dropout, seed)
     return _regressor(backbone, horizon, quantiles, targets, future_channels, dropout, seed)
@@ -259,7 +261,7 @@ def lru_forecaster(
     targets: int = 1,
     future_channels: int = 0,
     seed: int | None = 0,
-) -> SequenceRegressor:
+) -> Forecaster:
     """Lattice Recurrent Unit that forecasts your time series, 32K parameters for a day of hours.
 
     Args:
@@ -269,7 +271,7 @@ def lru_forecaster(
         **: As in `tcn_forecaster`.
 
     Returns:
-        A compiled `SequenceRegressor`.
+        A compiled `Forecaster`.
     """
     backbone = LRU(
         hidden_units,

@@ -1,4 +1,4 @@
-"""Forecasts of a series beyond its end, and one-step forecasts within it.
+"""Forecasts beyond the end of a series, block after block, and the streaming step that reads it.
 
 Series have channels in this order: the targets, other covariates, and covariates that are known in
 the future. A model reads the latter `horizon` steps ahead, so that at each step it has seen them up
@@ -18,8 +18,6 @@ from trellis_keras.layers.base import check_positive
 from trellis_keras.models.generation import cached_function
 from trellis_keras.types import Cache, Tensor
 
-_STEPS_AT_ONCE = 1024
-
 
 def forecast(
     model: Any,
@@ -29,16 +27,17 @@ def forecast(
     samples: int,
     seed: int | None,
 ) -> np.ndarray:
-    """See `SequenceRegressor.forecast`."""
-    horizon, targets = check_forecasts(model)
+    """See `Forecaster.forecast`."""
+    check_ready(model)
+    horizon = model.horizon
     history = np.asarray(history, "float32")
     is_single = history.ndim == 2
     history = history[None] if is_single else history
-    _check_history(model, history)
+    check_history(model, history)
     steps = horizon if steps is None else steps
     check_positive(steps=steps, samples=samples)
     blocks = -(-steps // horizon)
-    known = _known(model, history, future_covariates, blocks * horizon)
+    known = known_covariates(model, history, future_covariates, blocks * horizon)
     missing = np.argwhere(np.isnan(known[:, history.shape[1] :]))
     if len(missing):
         _, step, channel = missing[0]
@@ -61,7 +60,7 @@ def _blocks(model, x, known, blocks, samples, seed) -> Iterator[np.ndarray]:
 
     With quantiles, `samples` paths for each row are drawn from them and read back.
     """
-    horizon, targets = model.output_shape
+    horizon, targets = model.horizon, model.targets
     if model.future_channels + targets != x.shape[-1]:
         raise ValueError(
             f"Beyond the model's horizon of {horizon} steps, inputs must follow from the forecasts "
@@ -73,7 +72,7 @@ def _blocks(model, x, known, blocks, samples, seed) -> Iterator[np.ndarray]:
     rng = np.random.default_rng(seed)
     (batch, time), cache = x.shape[:2], None
     for i in range(blocks):
-        y, cache = _read(model, x, cache)
+        y, cache = read(model, x, cache)
         values = y = ops.convert_to_numpy(y)[:, -1]
         if i == 0:
             known = np.repeat(known, samples, axis=0)
@@ -120,67 +119,28 @@ def _draw(outputs, quantiles, rng):
     return low + part[:, :, None, None] * (high - low)
 
 
-def _read(model, x: np.ndarray, cache: Cache | None) -> tuple[Tensor, Cache]:
+def read(model: Any, x: np.ndarray, cache: Cache | None) -> tuple[Tensor, Cache]:
     """Returns the outputs at each step of a segment, and the cache after it."""
     cache = model.initial_cache(len(x)) if cache is None else cache
 
-    def read(x, cache):
+    def step(x, cache):
         if x.shape[1] > 1:
             return model.outputs_at_each_step(x, cache)
         y, cache = model.step(x[:, 0], cache)
         return y[:, None], cache
 
     key = "forecast", *x.shape
-    function = cached_function(model, key, lambda: streaming.compile_xla(read, model.variables))
+    function = cached_function(model, key, lambda: streaming.compile_xla(step, model.variables))
     return function(ops.convert_to_tensor(x), cache)
 
 
-def one_step_forecasts(
-    model: Any, series: np.ndarray, future_covariates: np.ndarray | None = None
-) -> np.ndarray:
-    """Returns the first step of the forecast after each step of a series.
-
-    Args:
-        model: `SequenceRegressor` of (horizon, targets), with a backbone that streams.
-        series: Array (time, channels).
-        future_covariates: Array (horizon, future_channels), the steps after the series. Defaults to
-            `None`: the last forecasts, which would need them, are left out.
-
-    Returns:
-        Array (time, targets) or (time, targets, quantiles): row t is the forecast of step t + 1.
-    """
-    horizon, _ = check_forecasts(model)
-    series = np.asarray(series, "float32")[None]
-    _check_history(model, series)
-    if model.future_channels and future_covariates is None:
-        future_covariates = series[:, -horizon:, -model.future_channels :]
-        series = series[:, :-horizon]
-    x = with_lead(model, series, _known(model, series, future_covariates, horizon))
-    found, cache = [], None
-    for first in range(0, x.shape[1], _STEPS_AT_ONCE):
-        y, cache = _read(model, x[:, first : first + _STEPS_AT_ONCE], cache)
-        found.append(ops.convert_to_numpy(y)[0, :, 0])
-    return np.concatenate(found)
-
-
-def check_forecasts(model: Any) -> tuple[int, int]:
-    """Returns the horizon and the number of targets of a model.
-
-    Raises:
-        ValueError: If it makes no forecasts, or is not built or adapted.
-    """
-    shape = getattr(model, "output_shape", None)
-    if not isinstance(shape, tuple):
-        raise ValueError(
-            "Forecasts need a SequenceRegressor with output_shape=(horizon, targets). "
-            f"Received: {type(model).__name__} with output_shape={shape}"
-        )
+def check_ready(model: Any) -> None:
+    """Raises ValueError if a model is not built or not adapted."""
     streaming.check_built(model)
     model.check_adapted()
-    return shape
 
 
-def _check_history(model, history):
+def check_history(model, history):
     channels = model.input_spec.axes[-1]
     if history.ndim != 3 or history.shape[-1] != channels or history.shape[1] < 1:
         raise ValueError(
@@ -190,7 +150,7 @@ def _check_history(model, history):
         )
 
 
-def _known(model, history, future_covariates, length):
+def known_covariates(model, history, future_covariates, length):
     """Returns the known covariates of the history and of `length` steps after it."""
     count = model.future_channels
     if not count:
@@ -218,12 +178,12 @@ def with_lead(model: Any, history: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Returns the inputs of a model, which reads known covariates `horizon` steps ahead.
 
     Args:
-        model: `SequenceRegressor`.
+        model: `Forecaster`.
         history: Array (batch, time, channels).
         known: Array (batch, time + horizon or more, future_channels), from the history's start.
     """
     if not model.future_channels:
         return history
-    horizon, time = model.output_shape[0], history.shape[1]
+    horizon, time = model.horizon, history.shape[1]
     others = history[..., : -model.future_channels]
     return np.concatenate([others, known[:, horizon : horizon + time]], axis=-1)

@@ -4,17 +4,17 @@ import keras
 import numpy as np
 import pytest
 
-from trellis_keras import scoring
-from trellis_keras.layers import TCN
-from trellis_keras.models import (
+from trellis_keras.forecasting import (
     MASE,
     Coverage,
+    Forecaster,
     MeanPinball,
     PinballLoss,
-    SequenceRegressor,
+    anomaly_scores,
     mase_scale,
 )
-from trellis_keras.models.losses import without_missing
+from trellis_keras.forecasting.losses import without_missing
+from trellis_keras.layers import TCN
 
 pytestmark = pytest.mark.both_backends(slow=True)
 
@@ -42,10 +42,10 @@ def windows(series, horizon=HORIZON):
     return x, np.stack([series[end : end + horizon, :2] for end in ends])
 
 
-def forecaster(output_shape=(HORIZON, 2), per_step=False, adapted=True, **options):
+def forecaster(horizon=HORIZON, targets=2, per_step=False, adapted=True, **options):
     backbone = TCN(6, kernel_size=3, depth=2, return_sequences=per_step, seed=1)
     options = {"future_channels": 1, "normalize": True, "seed": 0} | options
-    model = SequenceRegressor(backbone, output_shape, per_step=per_step, **options)
+    model = Forecaster(backbone, horizon, targets, per_step=per_step, **options)
     if adapted:
         model.adapt(SERIES)
     return model
@@ -72,7 +72,7 @@ def test_quantiles_do_not_cross(trained):
     outputs = trained[0].predict(x, verbose=0)
     assert outputs.shape == (*y.shape, 3)
     assert np.all(np.diff(outputs, axis=-1) >= 0)
-    small = forecaster(2, quantiles=(0.2, 0.4, 0.6, 0.8), future_channels=0)
+    small = forecaster(2, 1, quantiles=(0.2, 0.4, 0.6, 0.8), future_channels=0)
     assert small.middle == 1
     assert np.all(np.diff(small.predict(x[:4], verbose=0), axis=-1) > 0)
 
@@ -223,7 +223,7 @@ def test_calibration_counts_what_training_counts():
 def test_bands_beyond_the_horizon_are_those_of_paths():
     """Of a random walk: its variance grows with every step."""
     backbone = keras.Sequential([keras.layers.Dense(1)])
-    model = SequenceRegressor(backbone, (1, 1), quantiles=QUANTILES, per_step=True)
+    model = Forecaster(backbone, 1, quantiles=QUANTILES, per_step=True)
     model.build((None, None, 1))
     low, high = np.log(np.expm1([1.0, 2.0]))  # by softplus
     model.head.set_weights([np.array([[0.0, 1.0, 0.0]]), np.array([low, 0.0, high])])
@@ -242,7 +242,7 @@ def test_bands_beyond_the_horizon_are_those_of_paths():
 @pytest.mark.parametrize("per_step", [False, True])
 def test_one_step_models_forecast_by_streaming(per_step):
     backbone = TCN(4, kernel_size=2, depth=2, return_sequences=per_step, seed=0)
-    model = SequenceRegressor(backbone, (1, 3), per_step=per_step, normalize=True, seed=0)
+    model = Forecaster(backbone, 1, 3, per_step=per_step, normalize=True, seed=0)
     model.adapt(SERIES)
     histories = extended = np.stack([SERIES[:30], SERIES[30:60]])
     found = model.forecast(histories, steps=3)
@@ -257,7 +257,7 @@ def test_the_file_keeps_units_and_metrics(trained, tmp_path):
     model, (x, y) = trained[0], windows(SERIES)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert (loaded.output_shape, loaded.quantiles) == ((HORIZON, 2), QUANTILES)
+    assert (loaded.horizon, loaded.targets, loaded.quantiles) == (HORIZON, 2, QUANTILES)
     np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
     results = [m.evaluate(x, y, verbose=0, return_dict=True) for m in (model, loaded)]
     assert results[0] == results[1]
@@ -270,12 +270,12 @@ def test_anomalies_score_highest(trained):
     point = forecaster()
     point.set_weights(_median_weights(trained[0], point))
     for model in (trained[0], point):
-        scores = scoring.anomaly_scores(model, series)
+        scores = anomaly_scores(model, series)
         assert scores.shape == (240, 2)
         assert np.nanargmax(scores[WINDOW:, 0]) + WINDOW == 150  # the model knows the past by then
         assert np.isnan(scores[0]).all() and np.isnan(scores[60, 1])
     np.testing.assert_allclose(
-        scoring.anomaly_scores(point, series, scale=[2.0, 1.0])[1:100, 0],
+        anomaly_scores(point, series, scale=[2.0, 1.0])[1:100, 0],
         np.abs(_one_step(point, series)[:99, 0] - series[1:100, 0]) / 2,
         rtol=1e-3,
         atol=2e-3,
@@ -314,6 +314,38 @@ def test_losses_and_metrics_by_hand():
         assert type(made).from_config(made.get_config()).get_config() == made.get_config()
 
 
+def test_missing_targets_do_not_count_in_the_loss_of_an_epoch():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(6, 9, 4)), rng.normal(size=(6, 3, 2))
+    y[3:] = np.nan
+    model = Forecaster(TCN(6, 3, 2, return_sequences=False), 3, 2)
+    model.compile("sgd", jit_compile=False)
+    losses = [model.evaluate(x, y, batch_size=rows, verbose=0)[0] for rows in (6, 2)]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+
+
+def test_a_forecast_follows_lora():
+    model = Forecaster(TCN(6, 3, 2, return_sequences=False), 2)
+    model.build((None, None, 1))
+    history = np.random.default_rng(0).normal(size=(9, 1))
+    before = model.forecast(history, 4)
+    model.head.enable_lora(2)
+    model.head.lora_kernel_b.assign(np.ones(model.head.lora_kernel_b.shape, "float32"))
+    assert np.abs(before - model.forecast(history, 4)).max() > 1e-3
+
+
+def test_quantiles_of_masked_steps():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(5, 9, 3)), rng.normal(size=(5, 9, 2, 1))
+    x[0, 6:] = 0
+    backbone = keras.Sequential([keras.layers.Masking(), TCN(4, 2, 2)])
+    model = Forecaster(backbone, 2, quantiles=(0.1, 0.9), per_step=True)
+    model.compile("sgd", jit_compile=False)
+    before = model.evaluate(x, y, verbose=0)[0]
+    y[0, 6:] += 100
+    np.testing.assert_allclose(model.evaluate(x, y, verbose=0)[0], before, rtol=1e-5)
+
+
 # Bad input
 
 
@@ -324,15 +356,11 @@ def test_wrong_quantiles_are_refused(quantiles):
 
 
 def test_bad_arguments_are_named(trained):
-    with pytest.raises(ValueError, match=r"\(horizon, targets\). Received: output_shape=\(2, 3, 4"):
-        forecaster((2, 3, 4), adapted=False)
     with pytest.raises(ValueError, match="`horizon` must be a positive integer"):
-        forecaster((0, 1), adapted=False)
-    with pytest.raises(ValueError, match=r"read ahead.*output_shape=3"):
-        forecaster(3, adapted=False)
+        forecaster(0, adapted=False)
     with pytest.raises(ValueError, match="2 targets first and 2 known .*3 channels"):
         forecaster(future_channels=2)
-    with pytest.raises(ValueError, match="trained by models.PinballLoss.*'mse'"):
+    with pytest.raises(ValueError, match="trained by forecasting.PinballLoss.*'mse'"):
         trained[0].compile("sgd", loss="mse")
     with pytest.raises(ValueError, match="of a constant series"):
         MASE(mase_scale(np.ones((9, 1))))
@@ -371,7 +399,5 @@ def test_forecasts_that_do_not_fit_are_named(trained):
         other.forecast(SERIES[:100], 5)
     with pytest.raises(ValueError, match="takes no future covariates"):
         other.forecast(SERIES[:100], 4, future)
-    with pytest.raises(ValueError, match=r"output_shape=\(horizon, targets\). Received: .*=2"):
-        forecaster(2, future_channels=0).forecast(SERIES)
     with pytest.raises(ValueError, match="scores by its band"):
-        scoring.anomaly_scores(model, SERIES, scale=1.0)
+        anomaly_scores(model, SERIES, scale=1.0)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trellis_keras.models.losses import middle_quantile
+from trellis_keras.forecasting.losses import middle_quantile
 
 
 def conformal_scale(
