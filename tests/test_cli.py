@@ -490,6 +490,15 @@ def test_a_run_does_not_replace_its_data(refused, tmp_path):
     assert path.read_text() == before
 
 
+def test_an_error_is_one_line_without_control_characters(refused, tmp_path):
+    path = tmp_path / "own\n.csv"
+    path.write_text("load\x1b[31m,a\x07\u202e\n1,2\n")
+    words = ["--csv", path, "--target", "load", "--output", tmp_path / "run"]
+    message = refused("train", "tcn_forecaster", *words)
+    assert r"own\n.csv has no column 'load'" in message
+    assert message.endswith(r"Its columns: load\x1b[31m, a\x07\u202e")
+
+
 def test_damaged_files(refused, shared, tmp_path):
     (tmp_path / "recipe.json").write_bytes((shared / "recipe.json").read_bytes())
     assert "has not finished an epoch yet" in refused("evaluate", tmp_path)

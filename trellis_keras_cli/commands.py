@@ -246,7 +246,7 @@ def train(
         typer.echo(f"\nInterrupted. To resume: {run.resuming(output)}", err=True)
         raise
     if forecasts.is_forecaster(recipe) and run.is_finished(output):
-        typer.echo(forecasts.describe(forecasts.finish(output)))
+        typer.echo(_printable(forecasts.describe(forecasts.finish(output))))
     if is_classifier and run.is_finished(output):
         found = run.evaluate(zoo.read_recipe(output), output)
         typer.echo(f"{found['accuracy']:.1%} of {found['sequences']:,} test windows are right")
@@ -453,12 +453,15 @@ def score(
     typer.echo(json.dumps({"run": run, "file": file, "output": output, **totals}))
 
 
-def _printable(text):
+_CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069"
+
+
+def _printable(text, lines=True):
     """Returns a text with its control characters escaped: a terminal would execute them.
 
-    Those that change the direction of writing are escaped, too.
+    Those that change the direction of writing are escaped, too, and without `lines` line feeds.
     """
-    controls = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+    controls = f"[{_CONTROLS}]" if lines else f"[{_CONTROLS}\n\u2028\u2029]"
     return re.sub(controls, lambda control: ascii(control[0])[1:-1], text)
 
 
@@ -615,9 +618,10 @@ def _value(text):
 
 def main():
     """Runs the command line. Warnings and errors of use are one line; exit status 2 of errors."""
-    warnings.formatwarning = lambda message, *_: f"Warning: {message}\n"
+    # Names of columns, series and files may hold anything.
+    warnings.formatwarning = lambda message, *_: f"Warning: {_printable(str(message), False)}\n"
     try:
         app()
     except (ValueError, OSError, ImportError, FloatingPointError) as error:
-        typer.echo(f"Error: {error}", err=True)
+        typer.echo(f"Error: {_printable(str(error), lines=False)}", err=True)
         sys.exit(2)
