@@ -499,16 +499,6 @@ def test_an_error_is_one_line_without_control_characters(refused, tmp_path):
     assert message.endswith(r"Its columns: load\x1b[31m, a\x07\u202e")
 
 
-def test_damaged_files(refused, shared, tmp_path):
-    (tmp_path / "recipe.json").write_bytes((shared / "recipe.json").read_bytes())
-    assert "has not finished an epoch yet" in refused("evaluate", tmp_path)
-    (tmp_path / "best.keras").write_bytes((shared / "best.keras").read_bytes()[:1000])
-    for command in (["evaluate"], ["generate"], ["export", tmp_path / "1"]):
-        assert "best.keras is damaged" in refused(command[0], tmp_path, *command[1:])
-    (tmp_path / "recipe.json").write_text("{")
-    assert "recipe.json is not a recipe" in refused("evaluate", tmp_path)
-
-
 # As a process
 
 

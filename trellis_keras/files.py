@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import gzip
+import json
 import math
 import os
 import re
@@ -41,6 +42,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # if that is more.
 MAX_UNPACKED = 2**28
 _MAX_EXPANSION = 100
+_MAX_TEXT = 2**26  # bytes of a recipe, a report or a history
 
 BYTE_ORDER_MARK = "\ufeff"
 _BLOCK = 2**20  # bytes of a large file in memory at a time
@@ -165,6 +167,55 @@ def annotate_error(path: str | os.PathLike, temporary: str | os.PathLike) -> Ite
         if not concerns_path:
             raise
         raise OSError(f"{path} could not be written: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def reading(path: str | os.PathLike) -> Iterator[None]:
+    """Name `path` in an `OSError` of reading it, which names no file where the disk fails."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def read_text(path: str | os.PathLike) -> str:
+    """Return the text of a small file in UTF-8, line ends as they are.
+
+    Raises:
+        ValueError: If it is not UTF-8, or larger than 64 MiB. The message names it.
+        OSError: If it cannot be read. The message names it.
+    """
+    with reading(path), open(path, "rb") as file:
+        content = file.read(_MAX_TEXT + 1)
+    if len(content) > _MAX_TEXT:
+        raise ValueError(f"{path} has more than {_MAX_TEXT:,} bytes.")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8: {error}") from error
+
+
+def read_json(path: str | os.PathLike, meaning: str) -> dict[str, Any]:
+    """Return the JSON object in a small file.
+
+    Args:
+        path: The file.
+        meaning: What the object is, such as "a report", for the messages.
+
+    Raises:
+        ValueError: If the file holds something else.
+        OSError: If it cannot be read.
+    """
+    text = read_text(path)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not {meaning}, or damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is not {meaning}. Received: a JSON {type(found).__name__}")
+    return found
 
 
 def write_error(error: Exception, folder: str | os.PathLike) -> OSError | None:

@@ -625,3 +625,6 @@ def main():
     except (ValueError, OSError, ImportError, FloatingPointError) as error:
         typer.echo(f"Error: {_printable(str(error), lines=False)}", err=True)
         sys.exit(2)
+    except MemoryError as error:
+        typer.echo(f"Error: There is not enough memory. {error}".rstrip(), err=True)
+        sys.exit(2)

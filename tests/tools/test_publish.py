@@ -82,7 +82,7 @@ def test_what_a_run_claims_of_itself_is_not_trusted(run, tmp_path):
     assert r"&lt;script&gt;\`a\`&lt;/script&gt; !\[x\](http://a.b/c)" in " ".join(card.split())
     for damaged in ([], {}, claims | {"commit": 3}, claims | {"processes": [{}]}):
         path.write_text(json.dumps(damaged))
-        with pytest.raises(ValueError, match="environment.json does not describe how"):
+        with pytest.raises(ValueError, match="environment.json is not a record of how"):
             publish.publish(copy, tmp_path / "no")
     assert not (tmp_path / "no").exists()
 

@@ -30,7 +30,7 @@ from typing import BinaryIO
 import h5py
 import keras
 
-from trellis_keras.files import open_archive
+from trellis_keras.files import open_archive, reading
 
 _CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
 
@@ -84,13 +84,14 @@ def load_model(path: str | os.PathLike) -> keras.Model:
     """
     path = pathlib.Path(path)
     try:
-        if path.is_dir():
-            _check_model(*_open_folder(path))
-        else:
-            with open(path, "rb") as file, open_archive(file) as archive:
-                size = sum(member.file_size for member in archive.infolist())
-                _check_model(_read_config(archive), _count_stored(archive), size)
-        return keras.saving.load_model(path, compile=False)
+        with reading(path):
+            if path.is_dir():
+                _check_model(*_open_folder(path))
+            else:
+                with open(path, "rb") as file, open_archive(file) as archive:
+                    size = sum(member.file_size for member in archive.infolist())
+                    _check_model(_read_config(archive), _count_stored(archive), size)
+            return keras.saving.load_model(path, compile=False)
     # A configuration calls constructors, which may raise anything.
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:

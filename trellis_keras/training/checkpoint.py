@@ -24,6 +24,7 @@ from trellis_keras.files import (
     check_archive,
     make_writable,
     read_npz,
+    reading,
     remove_unfinished,
 )
 from trellis_keras.types import Logs
@@ -368,7 +369,8 @@ def latest(directory: str | PathLike) -> Path | None:
     damaged = []
     for _, path in reversed(_numbered(Path(directory).expanduser())):
         try:
-            check_archive(path)
+            with reading(path):
+                check_archive(path)
         except ValueError as error:
             warnings.warn(
                 f"Checkpoint {path} is damaged ({error}). Trying an older one.", stacklevel=2
@@ -453,7 +455,8 @@ def _find(path):
     path = Path(path).expanduser()
     if path.is_file():
         try:
-            check_archive(path)
+            with reading(path):
+                check_archive(path)
         except ValueError as error:
             raise ValueError(f"Checkpoint {path} is damaged: {error}") from error
         return path

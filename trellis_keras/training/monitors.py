@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import io
 import itertools
 import json
 import math
@@ -17,7 +18,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.files import atomic_write
+from trellis_keras.files import atomic_write, read_text
 from trellis_keras.layers.base import at_least_float32, without_carried_states
 from trellis_keras.training.checkpoint import Checkpoint
 from trellis_keras.types import Logs, Tensor
@@ -265,12 +266,14 @@ def read_history(path: str | PathLike) -> list[dict[str, str]]:
     path = Path(path).expanduser()
     if not path.exists():
         return []
+    text = read_text(path)
     try:
-        with open(path, newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file, strict=True))
+        rows = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+        if not rows or not text.endswith("\n"):
+            raise ValueError("it is cut")
         for row in rows:
-            if int(row["epoch"]) < 1:
-                raise ValueError(f"epoch {row['epoch']}")
+            if int(row["epoch"]) < 1 or None in row.values():
+                raise ValueError(f"the row of epoch {row['epoch']} is cut")
             for value in row.values():
                 float(value or 0)  # empty where another epoch has a column more
     except (ValueError, TypeError, KeyError, csv.Error) as error:

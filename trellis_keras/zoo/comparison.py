@@ -87,7 +87,12 @@ def draw(
 
 def _history(folder):
     """The rows of a run's history, with NaN where an epoch has no such value."""
-    rows = read_history(runs.recipe_path(folder).with_name("history.csv"))
+    path = runs.recipe_path(folder).with_name("history.csv")
+    rows = read_history(path)
     if not rows:
-        raise FileNotFoundError(f"{folder} has no history: the run has not finished an epoch yet.")
+        raise FileNotFoundError(
+            f"{folder} has no history.csv: the run has not finished an epoch yet."
+        )
+    if "val_loss" not in rows[0]:
+        raise ValueError(f"{path} has no column val_loss. Its columns: {', '.join(rows[0])}")
     return [{key: float(value or "nan") for key, value in row.items()} for row in rows]

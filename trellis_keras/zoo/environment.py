@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 import trellis_keras
-from trellis_keras.files import atomic_write
+from trellis_keras.files import atomic_write, read_json
 
 _FIELDS = {
     "hardware": (str,),
@@ -62,12 +62,12 @@ def read(path: pathlib.Path) -> dict[str, Any]:
         ValueError: If a field is missing or of another type.
         FileNotFoundError: If there is no file.
     """
+    found = read_json(path, "a record of how a run was computed")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
         processes = [_fields(process, _PROCESS_FIELDS) for process in found["processes"]]
         return {**_fields(found, _FIELDS), "processes": processes}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} does not describe how a run was computed: {error!r}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a record of how a run was computed: {error!r}") from error
 
 
 def _fields(found, types):

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from trellis_keras.export import export
-from trellis_keras.files import atomic_write, check_output
+from trellis_keras.files import atomic_write, check_output, read_json
 from trellis_keras.forecasting import Columns, Forecaster, TimeSeries, Windows, mase_scale
 from trellis_keras.forecasting.calibration import conformal_scale, rescale
 from trellis_keras.forecasting.series import FIRST_NAMES, first_names
@@ -83,7 +83,7 @@ def finish(folder: str | os.PathLike, serve: bool = True) -> dict[str, Any]:
     serve = serve and keras.backend.backend() == "tensorflow"
     written = _read_report(folder)
     if written and (not serve or (folder / SERVING).is_dir()):
-        if written.get("model_sha256") == checksum(folder / runs.BEST):
+        if written.get("model_sha256") == checksum(runs.best_path(folder)):
             return written
     recipe = read_recipe(folder)
     model = runs.load_best(folder, Forecaster)
@@ -111,7 +111,7 @@ def finish(folder: str | os.PathLike, serve: bool = True) -> dict[str, Any]:
 
 def _read_report(folder):
     path = folder / REPORT
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return read_json(path, "a report") if path.exists() else {}
 
 
 def report(

@@ -3,7 +3,6 @@
 import fnmatch
 import functools
 import inspect
-import json
 import os
 import typing
 from collections.abc import Callable
@@ -226,9 +225,8 @@ def read_recipe(folder: str | os.PathLike) -> Recipe:
         FileNotFoundError: There is no run.
         ValueError: Its recipe cannot be read.
     """
-    path, paths = run.recipe_path(folder), run.read_paths(folder)
+    settings, paths = run.read_settings(folder), run.read_paths(folder)
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
         if "path" in paths:
             settings["data_options"]["path"] = paths["path"]
         if "data_dir" in paths:
@@ -241,8 +239,8 @@ def read_recipe(folder: str | os.PathLike) -> Recipe:
         KeyError,
         TypeError,
         ValueError,
-        RecursionError,
     ) as error:
+        path = run.recipe_path(folder)
         raise ValueError(f"{path} is not a recipe of this version: {error}") from error
 
 

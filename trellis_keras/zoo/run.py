@@ -33,6 +33,7 @@ from trellis_keras.files import (
     is_run_file,
     make_writable,
     own_file,
+    read_json,
     remove_unfinished,
     write_error,
 )
@@ -408,10 +409,10 @@ def read_settings(folder: str | os.PathLike) -> dict[str, Any]:
         ValueError: The file is damaged.
     """
     path = recipe_path(folder)
+    settings = read_json(path, "a recipe of this version")
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
         _flat(settings)["epochs"], settings["name"], settings["data_checksum"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a recipe of this version: {error!r}") from error
     return settings
 
@@ -438,11 +439,10 @@ def read_paths(folder: str | os.PathLike) -> dict[str, str]:
     file = pathlib.Path(folder).expanduser() / PATHS
     if not file.exists():
         return {}
-    try:
-        paths = json.loads(file.read_text(encoding="utf-8"))
-        return {name: str(paths[name]) for name in ("path", "data_dir") if name in paths}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{file} does not say where the data are: {error!r}") from error
+    paths = read_json(file, "a record of where the data are")
+    if not all(isinstance(path, str) for path in paths.values()):
+        raise ValueError(f"{file} must hold paths. Received: {paths}")
+    return paths
 
 
 def flat_settings(folder: str | os.PathLike) -> dict[str, Any]:
@@ -472,6 +472,18 @@ def is_finished(folder: str | os.PathLike) -> bool:
     return checkpoint is not None and is_complete(read_state(checkpoint), epochs)
 
 
+def best_path(folder: str | os.PathLike) -> pathlib.Path:
+    """Returns the path of the best model of the run in `folder`.
+
+    Raises:
+        FileNotFoundError: There is no run, or it has not finished an epoch.
+    """
+    path = recipe_path(folder).with_name(BEST)
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} has no {BEST}: the run has not finished an epoch yet.")
+    return path
+
+
 def load_best(folder: str | os.PathLike, kind: type[keras.Model] = BackboneModel) -> keras.Model:
     """Returns the best model of the run in `folder`, which is not compiled.
 
@@ -483,9 +495,7 @@ def load_best(folder: str | os.PathLike, kind: type[keras.Model] = BackboneModel
         FileNotFoundError: There is no run, or it has not finished an epoch.
         ValueError: The model's file is damaged, or holds a model of another class.
     """
-    path = recipe_path(folder).with_name(BEST)
-    if not path.is_file():
-        raise FileNotFoundError(f"{folder} has no {BEST}: the run has not finished an epoch yet.")
+    path = best_path(folder)
     try:
         model = load_model(path)
     except ValueError as error:
