@@ -1,12 +1,14 @@
 """TrellisNet, TCN and Lattice Recurrent Unit sequence models for Keras 3."""
 
+import importlib
+import importlib.util
+
 __version__ = "0.1.0"
 
 # Importing them registers their classes, so that `keras.saving.load_model` finds every one.
 from trellis_keras import (
     data,
     export,
-    forecasting,
     interop,
     kernels,
     layers,
@@ -15,13 +17,11 @@ from trellis_keras import (
     theorem1,
     torch_weights,
     training,
-    zoo,
 )
 
 __all__ = [
     "data",
     "export",
-    "forecasting",
     "interop",
     "kernels",
     "layers",
@@ -30,5 +30,10 @@ __all__ = [
     "theorem1",
     "torch_weights",
     "training",
-    "zoo",
 ]
+
+# What is built on the library, which a build of the library alone leaves out.
+for _name in ("forecasting", "zoo"):
+    if importlib.util.find_spec(f"{__name__}.{_name}") is not None:
+        importlib.import_module(f"{__name__}.{_name}")
+        __all__.append(_name)
