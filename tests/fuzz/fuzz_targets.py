@@ -192,7 +192,7 @@ _TEXT = " the cat sat \n the <unk> ran \n the caf\u00e9 \n" * 3
 
 @target
 def own_text(folder):
-    path = folder / "texts.txt"
+    path = folder / "text.txt"
     units = iter(lambda: len(path.read_bytes()) % 3, None)
 
     def load():
@@ -205,8 +205,8 @@ def own_text(folder):
 @target
 def gzip_text(folder):
     contents = [gzip.compress(_TEXT.encode()), gzip.compress(bytes(10**6)), _TEXT.encode()]
-    path = folder / "texts.txt.gz"
-    yield Target(path, damaged(contents), lambda: datasets.load("text", path=folder / "texts.txt"))
+    path = folder / "text.txt.gz"
+    yield Target(path, damaged(contents), lambda: datasets.load("text", path=folder / "text.txt"))
 
 
 def _corpus(folder, name, source, sizes):
@@ -277,9 +277,9 @@ def vocabulary(folder):
 def recipe(folder):
     names = ["trellisnet_char", "tcn_adding", "lru_char_ptb", "tcn_jsb"]
     texts = [zoo.recipe(name).to_json() for name in names]
-    more = ["adding", "text", "trellisnet_ptb", {"path": "texts.txt"}, {"T": 10**12}]
+    more = ["adding", "text", "trellisnet_ptb", {"path": "text.txt"}, {"T": 10**12}]
     inputs = damaged_json([json.loads(text) for text in texts], more)
-    inputs |= damaged([texts.encode() for text in texts])
+    inputs |= damaged([text.encode() for text in texts])
     path = folder / runs.RECIPE
     yield Target(path, inputs, lambda: zoo.read_recipe(folder).to_json())
 
@@ -382,11 +382,11 @@ def checkpoint_state(folder):
 
     def write(path):
         arrays = dict(np.load(path))
-        return lambda text: np.savez(path, **arrays | {"state": texts.decode(errors="replace")})
+        return lambda text: np.savez(path, **arrays | {"state": text.decode(errors="replace")})
 
     def damages(path):
         text = str(np.load(path)["state"])
-        return damaged([texts.encode()]) | damaged_json([json.loads(text)])
+        return damaged([text.encode()]) | damaged_json([json.loads(text)])
 
     yield from _checkpoint(folder, write, damages)
 
@@ -396,10 +396,10 @@ def score_progress(folder):
     """The progress of an interrupted `score`, in an archive that is sound."""
     model = _language_model()
     settings = {"whole": True, "start": None, "field": None, "batch_tokens": 8}
-    (folder / "texts.txt").write_text("abcd\n" * 3)
+    (folder / "text.txt").write_text("abcd\n" * 3)
 
     def job():
-        return scoring._Job(model, folder / "texts.txt", folder / "scores.csv", settings, 0)
+        return scoring._Job(model, folder / "text.txt", folder / "scores.csv", settings, 0)
 
     first = job()
     path = first.state
@@ -412,7 +412,7 @@ def score_progress(folder):
         first.rows.write_bytes(bytes(99))  # a load cuts it
         np.savez(path, **arrays | {"progress": content.decode(errors="replace")})
 
-    inputs = damaged([texts.encode()]) | damaged_json([json.loads(text)])
+    inputs = damaged([text.encode()]) | damaged_json([json.loads(text)])
     yield Target(path, inputs, lambda: job()._load(), write)
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from tests.support.hostile_hdf5 import HOSTILE, replace_array
 from trellis_keras.data import Vocabulary
-from trellis_keras.layers import TCN
+from trellis_keras.layers import LRU, TCN
+from trellis_keras.layers.rnn import GateInitializer
 from trellis_keras.models import LanguageModel, SequenceClassifier
 from trellis_keras.models.saved_files import check_file, load_model, saved_tokens
 from trellis_keras.zoo import pretrained
@@ -67,6 +68,15 @@ def put(*place, value):
 BACKBONE = ("config", "backbone", "config")
 
 
+def lru(**arguments):
+    return keras.saving.serialize_keras_object(LRU(2)) | {"config": {"units": 2, **arguments}}
+
+
+def gru(**arguments):
+    initializer = GateInitializer("glorot_uniform", 3, **arguments)
+    return keras.saving.serialize_keras_object(keras.layers.GRU(2, kernel_initializer=initializer))
+
+
 def test_a_sound_file(saved):
     model, path = saved
     tokens = np.array([[0, 1, 2, 3]])
@@ -87,6 +97,14 @@ def test_a_sound_file(saved):
         (put("config", "vocabulary_size", value=90_000), "vocabulary"),
         (put("config", "vocabulary_size", value=float("inf")), "vocabulary_size=inf is too large"),
         (put("build_config", "input_shape", value=[None, 10**10]), "input_shape=10000000000 is"),
+        (put(*BACKBONE, "dilations", value=[1] * 20_000), "numbers in lists are 20,0.* taken with"),
+        (put("config", "backbone", value=lru(depth=90_000)), "levels .* are 90,0"),
+        (put("config", "backbone", value=lru(depth=50, cells_per_node=50)), "levels .* are 2,5"),
+        (put("config", "backbone", value=gru(fan_in=90_000)), "fan_in=90000 for units=2 draws"),
+        (
+            put("config", "more", value="x" * 2**20),
+            "config.json has 1,0.* bytes, more than 1,048,5",
+        ),
         (put("config", value=3), "holds no configuration"),
         (put("registered_name", value="Unknown"), "is not a model of trellis_keras"),
     ],
@@ -94,6 +112,24 @@ def test_a_sound_file(saved):
 def test_sizes_are_checked_before_anything_is_made(altered, change, message):
     with pytest.raises(ValueError, match=f"{DAMAGED}.*({message})"):
         load_model(altered(change))
+
+
+def test_a_compile_config_is_not_read(altered):
+    """Its metrics could take any memory; what the package does with a file needs none."""
+    metric = entry("MeanIoU", "keras.metrics", {"num_classes": 10**6})
+    change = put("compile_config", value={"optimizer": "hostile", "loss": metric})
+    assert not load_model(altered(change)).compiled
+
+
+def test_a_compressed_file(saved, tmp_path):
+    """A small file could fill the memory, before anything in it is compared with its size."""
+    path = tmp_path / "compressed.keras"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("config.json", b" " * 10**7)
+        archive.writestr("model.weights.h5", bytes(10**7))
+    for load in (load_model, saved[0].load_weights):
+        with pytest.raises(ValueError, match="compressed.keras .*'config.json' is compressed"):
+            load(path)
 
 
 def test_seeds_may_be_large(altered):

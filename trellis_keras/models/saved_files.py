@@ -5,8 +5,9 @@ Keras' safe mode runs no code from a file. Five checks come before it:
 - Safe mode lets a configuration name any public function or class of Keras, and some of them write
   files. Here every class must be on a list of those that compute, and none may be a function.
 - Keras builds what a configuration asks for before it looks at the weights, so a few bytes such as
-  `"filters": 1000000000000` could exhaust the memory. Here the numbers in the configuration, and
-  the weights that it would make, must be in proportion to the file.
+  `"filters": 1000000000000` could exhaust the memory. Here the configuration's length, its numbers,
+  its parts and the weights that it would make must be in proportion to what the file stores, and
+  its compile configuration, whose metrics may be of any size, is dropped.
 - The HDF5 library opens whatever a file refers to: soft and external links lead anywhere on the
   machine, and the values of an array may be stored in other files. Keras refuses such arrays when
   it reads them, but looks names up through such links. Here nothing may lead out of the file.
@@ -23,9 +24,10 @@ import math
 import os
 import pathlib
 import struct
+import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import h5py
 import keras
@@ -36,6 +38,14 @@ _CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
 
 # A number in a configuration may be as large as the file, or this large. Seeds may be any.
 _ANY_FILE = 100_000
+# A configuration may be as long as the weights, or this long, in bytes. Vocabularies are in it.
+_ANY_CONFIG = 2**20
+# A model may have this many parts for each array of weights, and this many besides.
+_PARTS_PER_ARRAY, _ANY_MODEL = 10, 500
+# Arguments that say how often a layer has each of its weights; those of several multiply.
+_REPEATS = ("depth", "transition_depth", "cells_per_node", "gates")
+# Layers whose levels share their weights, and cost nothing before they are called.
+_TIED = ("trellis_keras>TrellisLayer", "trellis_keras>TruncatedRNN")
 # Bytes at the start of an HDF5 file, where it states its length.
 _SUPERBLOCK = 52
 # Classes of Keras that a model may consist of, by module: those that compute, and no others.
@@ -89,8 +99,7 @@ def load_model(path: str | os.PathLike) -> keras.Model:
                 _check_model(*_open_folder(path))
             else:
                 with open(path, "rb") as file, open_archive(file) as archive:
-                    size = sum(member.file_size for member in archive.infolist())
-                    _check_model(_read_config(archive), _count_stored(archive), size)
+                    _check_model(_read_config(archive), _count_stored(archive))
             return keras.saving.load_model(path, compile=False)
     # A configuration calls constructors, which may raise anything.
     except Exception as error:
@@ -159,43 +168,64 @@ def _name_damaged(path):
 
 
 def _read_config(archive):
-    return _parse_config(archive.read(_CONFIG))
+    """Return the configuration in a `.keras` file."""
+    for member in archive.infolist():
+        if member.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"{member.filename!r} is compressed, which Keras never does")
+    sizes = [archive.getinfo(name).file_size for name in (_CONFIG, _WEIGHTS)]
+    return _parse_config(lambda: archive.read(_CONFIG), *sizes)
+
+
+def _count_stored(archive):
+    """Return what a `.keras` file stores."""
+    # In memory: HDF5 seeks, for which a zip file starts again.
+    return _count_numbers(io.BytesIO(archive.read(_WEIGHTS)))
 
 
 def _open_folder(folder):
-    """Return configuration, number of weights and bytes of a model in a folder."""
+    """Return the configuration of a model in a folder, and what it stores."""
     files = [folder / _CONFIG, folder / _WEIGHTS]
     for file in files:
         if not file.is_file():  # Keras would open a pipe, too
             raise ValueError(f"it holds no file {file.name}")
+    config = _parse_config(files[0].read_bytes, *(file.stat().st_size for file in files))
     with open(files[1], "rb") as weights:
-        stored = _count_numbers(weights)
-    size = sum(file.stat().st_size for file in files)
-    return _parse_config(files[0].read_bytes()), stored, size
+        return config, _count_numbers(weights)
 
 
-def _parse_config(text):
-    config = json.loads(text)
+def _parse_config(read, size, weights_size):
+    if size > (largest := max(_ANY_CONFIG, weights_size)):
+        raise ValueError(f"its {_CONFIG} has {size:,} bytes, more than {largest:,}")
+    config = json.loads(read())
     if not isinstance(config, dict) or not isinstance(config.get("config"), dict):
         raise ValueError(f"its {_CONFIG} holds no configuration")
     return config
 
 
-def _check_model(config, stored, size):
+def _check_model(config, stored):
     config.pop("compile_config", None)  # Keras does not read it either
     _check_classes(config)
-    largest = max(size, _ANY_FILE)
+    largest = max(stored.size, _ANY_FILE)
     for name, number in _numbers(config):
         if number > largest:
             raise ValueError(
-                f"{name}={number} is too large: at most {largest:,} is taken from a file of "
-                f"{size:,} bytes"
+                f"{name}={number} is too large: at most {largest:,} is taken with weights of "
+                f"{stored.size:,} bytes"
             )
+    parts, largest = _count_parts(config), _ANY_MODEL + _PARTS_PER_ARRAY * stored.arrays
+    if parts > largest:
+        raise ValueError(
+            f"its layers, their levels and the numbers in lists are {parts:,}, more than the "
+            f"{largest:,} that are taken with {stored.arrays:,} arrays of weights"
+        )
+    _check_initial_weights(config, stored.numbers)
     # In a thread, with which what Keras notes on variables without values ends.
     with ThreadPoolExecutor(1) as thread:
         claimed = thread.submit(_count_weights, config).result()
-    if claimed > stored:
-        raise ValueError(f"its model would have {claimed:,} weights, but it holds {stored:,}")
+    if claimed > stored.numbers:
+        raise ValueError(
+            f"its model would have {claimed:,} weights, but it holds {stored.numbers:,}"
+        )
 
 
 def _check_classes(config):
@@ -206,7 +236,11 @@ def _check_classes(config):
             f"it holds {_class_name(config)}, which is not a model of trellis_keras. "
             "`keras.saving.load_model` loads other models, from sources that you trust"
         )
-    for part in _parts(config["config"]):
+    # Of all dicts in a configuration, this alone may hold any text.
+    own = dict(config["config"])
+    if _names(own.get("vocabulary"), _VOCABULARY):
+        del own["vocabulary"]
+    for part in _parts({**config, "config": own}):
         if isinstance(part, str):
             if keras.saving.get_registered_object(part) is not None:
                 raise ValueError(f"{part!r} stands for a class where a value is expected")
@@ -221,13 +255,11 @@ def _check_classes(config):
 
 
 def _parts(config):
-    """Yield all dicts and texts of a configuration, except names of classes and vocabularies."""
+    """Yield all dicts and texts of a configuration, except the names of classes."""
     if isinstance(config, dict):
         yield config
-        if config.get("registered_name") == _VOCABULARY:
-            return
         for key, value in config.items():
-            if key not in ("class_name", "module", "registered_name"):
+            if not (isinstance(value, str) and key in ("class_name", "registered_name")):
                 yield from _parts(value)
     elif isinstance(config, list):
         for value in config:
@@ -236,16 +268,21 @@ def _parts(config):
         yield config
 
 
+def _names(part, registered_name):
+    """Return whether a configuration is that of a class of ours."""
+    return isinstance(part, dict) and (
+        part.get("registered_name") == registered_name == f"{_OURS}{part.get('class_name')}"
+    )
+
+
 def _our_class(part):
-    """Return the class of ours that a configuration names, `None` if it is another."""
+    """Return the layer or initializer of ours that a configuration names, or `None`."""
     name = part.get("registered_name")
-    if not (isinstance(name, str) and name == f"{_OURS}{part.get('class_name')}"):
+    if not (isinstance(name, str) and _names(part, name)):
         return None
     found = keras.saving.get_registered_object(name)
-    makes_models = isinstance(found, type) and issubclass(
-        found, (keras.Layer, keras.initializers.Initializer)
-    )
-    return found if makes_models or name == _VOCABULARY else None
+    computes = (keras.Layer, keras.initializers.Initializer)
+    return found if isinstance(found, type) and issubclass(found, computes) else None
 
 
 def _is_allowed(part):
@@ -273,17 +310,41 @@ def _numbers(config, name=""):
         yield name, abs(config)
 
 
+def _count_parts(config, key=""):
+    """Return how many layers, levels and numbers in lists a configuration has, without shapes."""
+    if isinstance(config, dict):
+        count = "class_name" in config
+        own, name = config.get("config"), config.get("registered_name")
+        if isinstance(own, dict) and name not in _TIED:
+            count += math.prod(own[key] for key in _REPEATS if isinstance(own.get(key), int))
+        return count + sum(_count_parts(value, key) for key, value in config.items())
+    if isinstance(config, list):
+        numbers = 0 if "shape" in key else sum(type(value) in (int, float) for value in config)
+        return numbers + sum(_count_parts(value, key) for value in config)
+    return 0
+
+
+def _check_initial_weights(config, stored):
+    """Raise ValueError if an initializer draws more numbers than are stored.
+
+    Only a `GateInitializer` draws others than the weights: `fan_in` rows.
+    """
+    for part in _parts(config):
+        for value in part.values() if isinstance(part, dict) else ():
+            if isinstance(value, dict) and _names(value, f"{_OURS}GateInitializer"):
+                rows, columns = value["config"].get("fan_in") or 0, part.get("units")
+                if columns is None or rows * columns > stored:
+                    raise ValueError(
+                        f"a GateInitializer with fan_in={rows} for units={columns} draws more "
+                        f"numbers than the {stored:,} that are stored"
+                    )
+
+
 def _count_weights(config):
     """Return how many numbers the weights of a configuration's model have."""
     with keras.StatelessScope(initialize_variables=False):
         model = keras.saving.deserialize_keras_object(config)
     return sum(math.prod(variable.shape) for variable in model.weights)
-
-
-def _count_stored(archive):
-    """Return how many numbers the weights of a `.keras` file have."""
-    # In memory: HDF5 seeks, for which a zip file starts again.
-    return _count_numbers(io.BytesIO(archive.read(_WEIGHTS)))
 
 
 def _shards(path, index):
@@ -294,21 +355,29 @@ def _shards(path, index):
     return [path.with_name(name) for name in sorted(names)]
 
 
+class _Stored(NamedTuple):
+    """What an HDF5 file stores: bytes, arrays, and numbers in them."""
+
+    size: int
+    arrays: int
+    numbers: int
+
+
 def _count_numbers(file):
-    """Return how many numbers an HDF5 file has."""
+    """Return what an HDF5 file stores, a `_Stored`."""
     try:
-        with _open_hdf5(file) as (_, numbers):
-            return numbers
+        with _open_hdf5(file) as (_, stored):
+            return stored
     except OSError as error:  # h5py's of a damaged file may look like the disk's
         raise ValueError(error) from error
 
 
 @contextlib.contextmanager
-def _open_hdf5(file: BinaryIO) -> Iterator[tuple[h5py.File, int]]:
+def _open_hdf5(file: BinaryIO) -> Iterator[tuple[h5py.File, _Stored]]:
     """Yield an untrusted HDF5 file in which every name leads to something in this file.
 
     Yields:
-        The file, and how many numbers its arrays have.
+        The file, and what it stores.
 
     Raises:
         ValueError: If a link is not a hard link, an array keeps its values in other files or has
@@ -325,7 +394,7 @@ def _open_hdf5(file: BinaryIO) -> Iterator[tuple[h5py.File, int]]:
         claimed = sum(numbers * itemsize for numbers, itemsize in arrays)
         if claimed > size:
             raise ValueError(f"its arrays claim to have {claimed:,} bytes, but it has {size:,}")
-        yield content, sum(numbers for numbers, _ in arrays)
+        yield content, _Stored(size, len(arrays), sum(numbers for numbers, _ in arrays))
 
 
 def _arrays(
