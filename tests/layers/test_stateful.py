@@ -4,7 +4,9 @@ import keras
 import numpy as np
 import pytest
 
-from trellis_keras.layers import LRU, StackedRNN, TrellisLayer
+from trellis_keras.data import TokenStream
+from trellis_keras.layers import LRU, GridLSTMCell, LRUCell, RHNCell, StackedRNN, TrellisLayer
+from trellis_keras.models import LanguageModel
 
 pytestmark = pytest.mark.both_backends
 
@@ -25,6 +27,12 @@ def lattice(dtype=None):
     return LRU(CHANNELS, return_sequences=True, stateful=True, dtype=dtype)
 
 
+def cells():
+    cells = [LRUCell(CHANNELS), RHNCell(CHANNELS), GridLSTMCell(CHANNELS)]
+    options = {"return_sequences": True, "return_state": True}
+    return StackedRNN([keras.layers.RNN(cell, **options) for cell in cells], stateful=True)
+
+
 each = pytest.mark.parametrize("make", [gru, trellis, lattice])
 
 
@@ -42,6 +50,20 @@ def inputs(rows):
 
 def predict(model, rows):
     return model.predict(inputs(rows), batch_size=rows, verbose=0)
+
+
+@pytest.mark.parametrize("make", [gru, trellis, lattice, cells])
+def test_one_row_of_text_trains_as_two_equal_rows(make):
+    pattern, figures = np.random.default_rng(1).integers(0, 7, 30), []
+    for rows in (1, 2):
+        keras.utils.set_random_seed(0)
+        large = keras.initializers.RandomNormal(stddev=2.0, seed=3)
+        model = LanguageModel(7, CHANNELS, make(), embeddings_initializer=large, seed=0)
+        model.compile("sgd", jit_compile=not TENSORFLOW)
+        stream = TokenStream(np.resize(pattern, 30 * rows + 1), rows, 10, stateful=True)
+        history = model.fit(stream, validation_data=stream, verbose=0).history
+        figures.append([*history["loss"], *history["val_loss"], model.evaluate(stream, verbose=0)])
+    np.testing.assert_allclose(*figures, rtol=1e-5)
 
 
 @pytest.mark.both_backends(slow=True)

@@ -507,10 +507,15 @@ class StateCache(keras.layers.Layer):
         if batch_size is None or is_static:
             return states
         # A graph for any batch size reads the states of one. This concatenation makes it fail for
-        # every other one, where broadcasting could silently take one row for all.
+        # every other one, where broadcasting could silently take one row for all. The slice leaves
+        # the number of rows open, as in the inputs: a loop's states must not change their shape.
         with keras.name_scope("carried_states_are_for_another_batch_size"):
             column = ops.zeros((batch_size, 1), self.compute_dtype)
-            return [ops.concatenate([state, column], axis=1)[:, :-1] for state in states]
+            padded = [ops.concatenate([state, column], axis=1) for state in states]
+        return [
+            ops.slice(state, (0, 0), (batch_size, size))
+            for state, size in zip(padded, self.state_sizes, strict=True)
+        ]
 
     def write(self, states: Sequence[Tensor], training: bool) -> None:
         """Assigns the carried states of a phase."""
