@@ -18,7 +18,7 @@ import pytest
 from tests.support.processes import script_command
 from trellis_keras import files
 from trellis_keras.files import read_blocks, read_file
-from trellis_keras.zoo.datasets import load, sources, texts
+from trellis_keras.zoo.datasets import load, music, sources, texts
 from trellis_keras.zoo.datasets.sources import (
     Download,
     Source,
@@ -164,7 +164,7 @@ FILES = {f"some/{split}.txt": f"data/{split}" for split in TEXTS}
 def publish(site, content, **checksums):
     """Puts an archive on the site, and returns the data set's `Source`."""
     (site / "some.zip").write_bytes(content)
-    checksums = checksums or {"checksum": hashlib.md5(content).hexdigest()}
+    checksums = checksums or {"checksum": hashlib.sha256(content).hexdigest()}
     return Source(tuple(FILES), (Download(f"{site.url}/some.zip", FILES, **checksums),))
 
 
@@ -201,7 +201,7 @@ def test_load_downloads_only_without_a_local_copy(site, copy, tmp_path, monkeypa
 @pytest.mark.parametrize(
     "content, checksums, message",
     [
-        (zipped(MEMBERS), {"checksum": "0" * 32}, "hash does not match"),
+        (zipped(MEMBERS), {"checksum": "0" * 64}, "hash does not match"),
         (zipped(MEMBERS), {"file_checksum": "0" * 64}, "expected sha256 0+, found"),
         (zipped({"data/train": b""}), {}, "no item named 'data/valid'"),
         (b"<html>moved</html>", {}, "not a zip file"),
@@ -302,10 +302,12 @@ def test_of_two_at_the_same_time_one_downloads(site):
 
 
 def test_downloads_are_the_published_files():
-    """Their addresses and checksums; what a loader checks itself needs none here."""
-    for source in (texts.PTB, texts.WIKITEXT2, texts.WIKITEXT103, texts.TEXT8, texts.ENWIK8):
+    """By addresses of which nobody on the way can change the answer, and SHA-256."""
+    of_texts = (texts.PTB, texts.WIKITEXT2, texts.WIKITEXT103, texts.TEXT8, texts.ENWIK8)
+    for source in (*of_texts, texts.WAR_AND_PEACE, music.JSB, music.NOTTINGHAM):
         for download in source.downloads:
-            assert (download.checksum is None) != (download.file_checksum is None)
+            assert download.url.startswith("https://")
+            assert len(download.checksum or download.file_checksum) == 64
         provided = [path for download in source.downloads for path in download.files]
         firsts = [path if isinstance(path, str) else path[0] for path in source.paths]
         assert sorted(provided) == sorted(firsts)

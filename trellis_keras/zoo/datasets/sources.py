@@ -49,8 +49,8 @@ class Download:
         url: Its address.
         files: Dict from a path in the folder of local copies to the member of the archive that
             belongs there, or to None if the download is the file itself.
-        checksum: Hexadecimal MD5 or SHA-256 of the download, or None.
-        file_checksum: The same of the file in the folder, for publishers that state this one.
+        checksum: Hexadecimal SHA-256 of the download, or None if its copies differ.
+        file_checksum: Then, that of the file in the folder.
         convert: Function from the bytes of the download to those of the file, or None.
     """
 
@@ -94,6 +94,7 @@ class Download:
                     cache_dir=str(folder),
                     cache_subdir="",
                     file_hash=self.checksum,
+                    hash_algorithm="sha256",
                     force_download=True,  # over what a killed process has left
                 )
         except ValueError as error:
@@ -247,8 +248,7 @@ def check_count(path: Any, noun: str, expected: int, found: int, hint: str = "")
 
 
 def _verify(path, expected):
-    method = "md5" if len(expected) == 32 else "sha256"
     with open(path, "rb") as file:
-        found = hashlib.file_digest(file, method).hexdigest()
+        found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != expected:
-        raise ValueError(f"expected {method} {expected}, found {found}")
+        raise ValueError(f"expected sha256 {expected}, found {found}")

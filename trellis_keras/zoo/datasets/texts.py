@@ -70,7 +70,7 @@ WIKITEXT2 = Source(
         Download(
             "https://wikitext.smerity.com/wikitext-2-v1.zip",
             {f"wikitext2/wiki.{s}.tokens": f"wikitext-2/wiki.{s}.tokens" for s in SPLITS},
-            checksum="542ccefacc6c27f945fb54453812b3cd",
+            checksum="92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
         ),
     ),
 )
@@ -84,7 +84,7 @@ WIKITEXT103 = Source(
         Download(
             "https://wikitext.smerity.com/wikitext-103-v1.zip",
             {f"wikitext103/wiki.{s}.tokens": f"wikitext-103/wiki.{s}.tokens" for s in SPLITS},
-            checksum="9ddaacaf6af0710eda8c456decff7832",
+            checksum="242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
         ),
     ),
 )
@@ -92,9 +92,9 @@ TEXT8 = Source(
     ("text8/text8",),
     (
         Download(
-            "http://mattmahoney.net/dc/text8.zip",
+            "https://mattmahoney.net/dc/text8.zip",
             {"text8/text8": "text8"},
-            file_checksum="3bea1919949baf155f99411df5fada7e",
+            checksum="a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
         ),
     ),
 )
@@ -102,9 +102,9 @@ ENWIK8 = Source(
     ("enwik8/enwik8",),
     (
         Download(
-            "http://mattmahoney.net/dc/enwik8.zip",
+            "https://mattmahoney.net/dc/enwik8.zip",
             {"enwik8/enwik8": "enwik8"},
-            file_checksum="a1fa5ffddb56f4953e226637dabbb36a",
+            checksum="547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
         ),
     ),
 )
