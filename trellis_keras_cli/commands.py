@@ -196,6 +196,7 @@ def train(
         index.check(name, options)
     _load()
     from trellis_keras import zoo
+    from trellis_keras.forecasting.report import describe_report
     from trellis_keras.zoo import forecasts, run
 
     if data_dir is not None:
@@ -246,7 +247,7 @@ def train(
         typer.echo(f"\nInterrupted. To resume: {run.resuming(output)}", err=True)
         raise
     if forecasts.is_forecaster(recipe) and run.is_finished(output):
-        typer.echo(_printable(forecasts.describe(forecasts.finish(output))))
+        typer.echo(_printable(describe_report(forecasts.finish(output))))
     if is_classifier and run.is_finished(output):
         found = run.evaluate(zoo.read_recipe(output), output)
         typer.echo(f"{found['accuracy']:.1%} of {found['sequences']:,} test windows are right")

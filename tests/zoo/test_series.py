@@ -11,6 +11,8 @@ from tests.support.processes import run_module
 from trellis_keras import zoo
 from trellis_keras.files import RUN_FILES
 from trellis_keras.forecasting import Columns, TimeSeries
+from trellis_keras.forecasting.picture import draw
+from trellis_keras.forecasting.report import choose_season, describe_report, report
 from trellis_keras.zoo import comparison, forecasts
 from trellis_keras.zoo import run as runs
 
@@ -92,7 +94,7 @@ def test_the_report(trained):
     figures = results["targets"]["load"]
     assert set(figures) == {"values", "mae", "rmse", "mase", "naive_mae", "coverage"}
     assert 0 < figures["naive_mae"] < 3 and figures["mae"] > 0
-    line = forecasts.describe(results)
+    line = describe_report(results)
     assert line.startswith("load: mean absolute error ") and "in the 10% to 90% band" in line
     assert (trained / "forecast.png").read_bytes().startswith(b"\x89PNG")
     assert {path.name for path in trained.iterdir()} <= RUN_FILES
@@ -107,10 +109,10 @@ def test_both_errors_are_of_the_same_values():
     train, valid, test = TimeSeries(values).split(8, 4)
     model = zoo.tcn_forecaster(window=8, horizon=4, filters=2, quantiles=None)
     model.adapt(train.rows())
-    (figures,) = forecasts.report(model, train, valid, test)["targets"].values()
+    (figures,) = report(model, train, valid, test)["targets"].values()
     x, y = test.read(np.arange(len(test)))
     rows = test.starts(np.arange(len(test)))[:, None] + 8 + np.arange(4)
-    assert forecasts.choose_season(train) == 1  # so all naive forecasts are the last known value
+    assert choose_season(train) == 1  # so all naive forecasts are the last known value
     shared = ~np.isnan(values[rows] - values[rows[:, :1] - 1])
     errors = np.abs(model.predict(x, verbose=0) - y)[shared]
     assert figures["values"] == shared.sum() < (~np.isnan(y)).sum()
@@ -126,7 +128,7 @@ def test_bands_are_calibrated_on_the_past():
     train, valid, test = series.split(40, 4, stride=2)
     model = zoo.tcn_forecaster(window=40, horizon=4, filters=2)
     model.adapt(train.rows())
-    figures = forecasts.report(model, train, valid, test)["targets"]["target 0"]
+    figures = report(model, train, valid, test)["targets"]["target 0"]
     assert 0.74 < figures["coverage"] < 0.84
 
 
@@ -225,7 +227,7 @@ def test_figures_and_pictures_of_several_series(tmp_path, monkeypatch):
     train, valid, test = series.split(12, 4)
     model = zoo.tcn_forecaster(window=12, horizon=4, filters=2)
     model.adapt(train.rows())
-    results = forecasts.report(model, train, valid, test)
+    results = report(model, train, valid, test)
     each = [results["series"][name]["target 0"] for name in ("north", "south")]
     assert set(each[0]) == {"values", "mae", "rmse", "naive_mae", "coverage"}
     pooled = results["targets"]["target 0"]
@@ -236,7 +238,7 @@ def test_figures_and_pictures_of_several_series(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "matplotlib.figure.Figure.savefig", lambda figure, *_, **__: figures.append(figure)
     )
-    forecasts.draw(model, test, tmp_path / "forecast.png")
+    draw(model, test, tmp_path / "forecast.png")
     assert figures[0].axes[0].get_title(loc="left") == "series south"
 
 
@@ -246,7 +248,7 @@ def test_names_are_drawn_as_they_are(trained, tmp_path):
     halves = {"lengths": [100, 100], "names": ["$a", r"$\b$"]}
     *_, test = TimeSeries(values, columns=columns, **halves).split(12, 4)
     model = zoo.tcn_forecaster(window=12, horizon=4, filters=2)
-    forecasts.draw(model, test, tmp_path / "forecast.png")
+    draw(model, test, tmp_path / "forecast.png")
     run = shutil.copytree(trained, tmp_path / r"$\frac$")
     comparison.draw([run], tmp_path / "compare.png")
 
@@ -304,7 +306,7 @@ def test_a_constant_series_has_finite_forecasts():
     train, valid, test = TimeSeries(np.full((60, 1), 7.0)).split(12, 4)
     model = zoo.tcn_forecaster(window=12, horizon=4, filters=4)
     model.adapt(train.rows())
-    figures = forecasts.report(model, train, valid, test)["targets"]["target 0"]
+    figures = report(model, train, valid, test)["targets"]["target 0"]
     assert figures["mase"] is None and figures["naive_mae"] == 0
     assert np.isfinite(figures["mae"])
 

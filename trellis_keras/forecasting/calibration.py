@@ -1,4 +1,4 @@
-"""Conformal calibration of quantiles."""
+"""Conformal calibration of quantiles, also on the recent past of a series."""
 
 from collections.abc import Sequence
 
@@ -64,3 +64,39 @@ def rescale(outputs: np.ndarray, scale: np.ndarray, quantiles: Sequence[float]) 
     above = center + np.cumsum(above, axis=-1)
     below = center - np.cumsum(below[..., ::-1], axis=-1)[..., ::-1]
     return np.concatenate([below, center, above], axis=-1)
+
+
+# Calibration on the recent past
+
+
+def calibrate_on_known(model, outputs, known, known_y, windows):
+    """Returns outputs whose quantiles are calibrated on the last of the known ones."""
+    count = recent_count(windows)
+    if not model.has_band or not len(known_y):
+        return outputs
+    scale = conformal_scale(known[-count:], known_y[-count:], model.quantiles)
+    return rescale(outputs, scale, model.quantiles)
+
+
+def predict_windows(model, windows, index, batch_size=64):
+    """Returns the outputs and the targets of the windows with these numbers."""
+    x, y = windows.read(np.asarray(index, int))
+    if not len(x):
+        return np.zeros(model.compute_output_shape(x.shape)), y
+    return model.predict(x, batch_size=batch_size, verbose=0), y
+
+
+def recent_count(windows):
+    """Returns the number of windows that calibrate: those that start within two windows of rows."""
+    return -(-2 * windows.window // windows.stride)
+
+
+def recent_windows(windows, i):
+    """Returns the numbers of the last windows of series `i`, which calibrate what comes after."""
+    own = np.array(windows.of_series(i), int)
+    return own[max(len(own) - recent_count(windows), 0) :]
+
+
+def windows_ahead(windows):
+    """Returns the number of windows from one to the first that starts after its targets."""
+    return -(-windows.horizon // windows.stride)

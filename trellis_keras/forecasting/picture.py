@@ -1,0 +1,71 @@
+"""A picture of forecasts beside what was measured."""
+
+import os
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from trellis_keras.forecasting.calibration import (
+    calibrate_on_known,
+    predict_windows,
+    recent_count,
+    windows_ahead,
+)
+from trellis_keras.forecasting.forecaster import Forecaster
+from trellis_keras.forecasting.report import middle_values, target_names
+from trellis_keras.forecasting.series import Windows
+
+_PANELS = 4  # targets
+_SHOWN = 7  # forecasts, one after the other
+
+
+def draw(model: Forecaster, test: Windows, path: str | os.PathLike) -> None:
+    """Draws the last forecasts of the test part, one after the other, with their bands.
+
+    Args:
+        model: `Forecaster`.
+        test: `Windows`.
+        path: The PNG file to write.
+    """
+    series, horizon = test.series, test.horizon
+    apart = windows_ahead(test)
+    # Of several series the last one that has any.
+    numbers = range(len(series.lengths) - 1, -1, -1)
+    number = next(i for i in numbers if len(test.of_series(i)))
+    own = test.of_series(number)
+    shown = own[::-apart][:_SHOWN][::-1]
+    known = own[: max(own.index(shown[0]) - apart + 1, 0)][-recent_count(test) :]
+    bands, y = predict_windows(model, test, shown)
+    known_bands, known_y = predict_windows(model, test, known)
+    bands = calibrate_on_known(model, bands, known_bands, known_y, test)
+    rows = test.starts(np.array(shown))[:, None] + test.window + np.arange(horizon)
+    middle = middle_values(model, bands)
+    names = target_names(series)[:_PANELS]
+    figure = Figure(figsize=(9, 2.2 + 2 * len(names)), layout="constrained")
+    panels = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
+    axis = rows if series.times is None else series.times[rows]
+    before = np.arange(max(int(rows[0, 0]) - 2 * horizon, 0), int(rows[0, 0]) + 1)
+    for i, (panel, name) in enumerate(zip(panels, names, strict=True)):
+        past = before if series.times is None else series.times[before]
+        panel.plot(past, series.values[before, i], color="0.2", lw=1)
+        for k in range(len(rows)):
+            label = {"label": "measured"} if not k else {}
+            panel.plot(axis[k], y[k, :, i], color="0.2", lw=1, **label)
+            label = {"label": "forecast"} if not k else {}
+            panel.plot(axis[k], middle[k, :, i], color="tab:blue", lw=1.4, **label)
+            if model.quantiles is not None and model.has_band:
+                band = f"{model.quantiles[0]:.0%} to {model.quantiles[-1]:.0%}"
+                label = {"label": band} if not k else {}
+                low, high = bands[k, :, i, 0], bands[k, :, i, -1]
+                panel.fill_between(axis[k], low, high, color="tab:blue", alpha=0.2, lw=0, **label)
+            panel.axvline(axis[k, 0], color="0.85", lw=0.8, zorder=0)
+        panel.set_ylabel(name, parse_math=False)
+        panel.spines[["top", "right"]].set_visible(False)
+    if len(series.names) > 1:
+        title = {"loc": "left", "fontsize": "medium", "parse_math": False}
+        panels[0].set_title(f"series {series.names[number]}", **title)
+    panels[0].legend(frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
+    panels[-1].set_xlabel("step" if series.times is None else "time")
+    if series.times is not None and series.times.dtype.kind == "M":
+        figure.autofmt_xdate()
+    figure.savefig(path, dpi=120, format="png")

@@ -1,0 +1,186 @@
+"""Forecasts of a CSV file, written as a CSV file."""
+
+import csv
+import os
+import warnings
+from typing import Any
+
+import numpy as np
+
+from trellis_keras.files import atomic_write, check_output
+from trellis_keras.forecasting.forecaster import Forecaster
+from trellis_keras.forecasting.series import Columns, TimeSeries, Windows, first_names
+
+_MANY_MISSING = 0.5  # of the targets that a forecast reads
+
+
+def forecast_table(
+    model: Forecaster,
+    path: str | os.PathLike,
+    output: str | os.PathLike,
+    columns: Columns,
+    window: int,
+    *,
+    steps: int | None = None,
+    trained_step: str | None = None,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Writes the forecast of what follows a CSV file, in the units of the data.
+
+    The forecast starts after the last row; of a model with covariates that are known in the future,
+    after the last value of a target, and the rows from there on hold these covariates. The
+    quantiles are calibrated on the recent past of each series. Times with an offset from UTC are
+    written in UTC.
+
+    Args:
+        model: `Forecaster`.
+        path: CSV file. Series with fewer than `window` rows are left out, and a warning names them.
+        output: CSV file to write.
+        columns: `Columns` of the file, the ones that the model was trained on.
+        window: Positive integer, number of rows that the model was trained on.
+        steps: Positive integer. Defaults to `None`, the model's horizon.
+        trained_step: The time from row to row in the training data, which the file must have too.
+            Defaults to `None`, no check.
+        overwrite: Boolean, whether to replace an output that exists. Defaults to `False`.
+
+    Returns:
+        A dict of `rows`, the number of rows written, `first` and `last`, their times or steps, and
+        `left_out`, the number of series that are too short.
+
+    Raises:
+        ValueError: If the file does not fit the model, all its series are too short, or a covariate
+            that is known in the future is missing.
+        OSError: If a file cannot be read or written.
+    """
+    output = check_output(output, [path], overwrite)
+    series = TimeSeries.from_csv(path, columns)
+    if None not in (trained_step, series.step) and trained_step != str(series.step):
+        raise ValueError(
+            f"{path} has steps of {series.step}; the model was trained on steps of {trained_step}."
+        )
+    horizon = model.horizon
+    steps = horizon if steps is None else steps
+    if steps > horizon and columns.past:
+        raise ValueError(
+            f"Beyond the horizon of {horizon} steps the model reads its own forecast as the past, "
+            f"which has no values of {', '.join(columns.past)} (--past). Received: steps={steps}. "
+            f"Forecast {horizon} steps, or train with these columns as --future."
+        )
+    rows, moments = [], []
+    ends = [_end(series, i, path) for i in range(len(series.names))]
+    left_out = [name for name, end in zip(series.names, ends, strict=True) if end < window]
+    if len(left_out) == len(ends):
+        raise ValueError(
+            f"{path}: a forecast needs {window} rows of the past. Received: {max(ends)}"
+        )
+    if left_out:
+        warnings.warn(
+            f"{path}: of {len(ends)} series, those with fewer than {window} rows of the past are "
+            f"left out: {first_names(left_out)}",
+            stacklevel=2,
+        )
+    scale = np.array(model.gap_scale) if model.has_band else None
+    for i, name in enumerate(series.names):
+        if ends[i] < window:
+            continue
+        if model.has_band:
+            model.gap_scale.assign(scale)
+        found, end = _forecast_one(model, series, i, ends[i], window, horizon, steps, path)
+        label = [name] if columns.series else []
+        for k, values in enumerate(found):
+            moments.append(_time(series, end, k))
+            rows.append([*label, moments[-1], *(f"{v:.7g}" for v in values.ravel())])
+    header = [columns.series] if columns.series else []
+    header += [columns.time or "step", *_output_names(columns.targets, model.quantiles)]
+    with atomic_write(output) as temporary, open(temporary, "w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    spans = {"first": min(moments), "last": max(moments)}
+    return {"rows": len(rows), **spans, "left_out": len(left_out)}
+
+
+def _end(series, i, path):
+    """Returns how many rows of a series are before its forecast."""
+    values = series.values[series.rows(i)]
+    has_target = ~np.isnan(values[:, : series.targets]).all(axis=1)
+    end = int(np.flatnonzero(has_target)[-1]) + 1 if has_target.any() else 0
+    if not series.future_channels and end < len(values):
+        warnings.warn(
+            f"{_where(series, i, path)}: the last {len(values) - end} rows have no value of "
+            f"{', '.join(series.columns.targets)}. The forecast starts after these rows.",
+            stacklevel=3,
+        )
+        end = len(values)
+    return end
+
+
+def _where(series, i, path):
+    return f"{path}, series {series.names[i]!r}" if len(series.names) > 1 else str(path)
+
+
+def _forecast_one(model, series, i, end, window, horizon, steps, path):
+    """Returns the forecast of a series after its row `end`, and the row of the table there."""
+    rows, where = series.rows(i), _where(series, i, path)
+    values = series.values[rows]
+    future = None
+    if series.future_channels:
+        future = _future(series, rows.start + end, rows.stop, steps, horizon, where)
+    missing = np.isnan(values[end - window : end, : series.targets]).mean(axis=0)
+    for name, share in zip(series.columns.targets, missing, strict=True):
+        if share > _MANY_MISSING:
+            warnings.warn(
+                f"{where}: of the last {window} values of {name!r}, {share:.0%} are missing. The "
+                "model reads the mean in their place.",
+                stacklevel=3,
+            )
+    _calibrate_on_past(model, series, i, end, window, horizon)
+    found = model.forecast(values[end - window : end], steps, future, seed=0)
+    return found, rows.start + end
+
+
+def _future(series, start, stop, steps, horizon, where):
+    """Returns the future covariates from row `start` on, and checks that they are complete."""
+    needed = -(-steps // horizon) * horizon
+    names = series.columns.future + series.columns.static
+    future = series.values[start : min(start + needed, stop), -series.future_channels :]
+    if len(future) < needed:
+        raise ValueError(
+            f"{where}: a forecast of {steps} steps needs {needed} rows with {', '.join(names)} "
+            f"after the last value of {', '.join(series.columns.targets)}. Received: {len(future)}"
+        )
+    missing = np.argwhere(np.isnan(future))
+    if len(missing):
+        row, channel = missing[0]
+        time = "" if series.times is None else f", at {series.times[start + row]}"
+        raise ValueError(
+            f"{where}: a forecast needs all values of {names[channel]!r} in its {needed} rows. "
+            f"Received: no value in row {row + 1} of them{time}"
+        )
+    return future
+
+
+def _calibrate_on_past(model, series, i, end, window, horizon):
+    """Calibrates quantiles on the forecasts before row `end` of a series, if they are enough."""
+    starts = [series.rows(k).start for k in range(len(series.lengths))]
+    last = starts[:i] + [starts[i] + end] + starts[i + 1 :]
+    count = 2 * window
+    if model.has_band and end >= count + window + horizon - 1:
+        first = [row if k != i else row - horizon - count + 1 for k, row in enumerate(last)]
+        windows = Windows(series, window, horizon, 1, first, last)
+        model.calibrate(*windows.read(np.arange(len(windows))))
+
+
+def _time(series, end, k):
+    """The time of step `k` of a forecast that starts at row `end`."""
+    if series.times is None or series.step is None:
+        return k + 1
+    if series.times.dtype.kind != "M":
+        return int(series.times[end - 1] + (k + 1) * series.step)
+    unit = "datetime64[M]" if series.step.dtype == np.dtype("m8[M]") else series.times.dtype
+    moment = series.times[end - 1].astype(unit) + (k + 1) * series.step
+    return str(moment.astype(series.times.dtype)) + ("Z" if series.utc else "")
+
+
+def _output_names(targets, quantiles):
+    if quantiles is None:
+        return list(targets)
+    return [f"{name}_q{100 * q:g}" for name in targets for q in quantiles]
