@@ -47,6 +47,7 @@ setup(
         "keras-nlp>=0.18",
         "tensorboard>=2.18",
         "numpy>=1.26",
+        "pyarrow>=16",  # reads CSV files
         "scipy>=1.11",  # reads the .mat files of the music
         "pillow>=10",  # reads the PNG files of CIFAR-10
         "typer>=0.12",

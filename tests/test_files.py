@@ -252,13 +252,13 @@ def test_an_archive_that_would_unpack_to_far_more_than_its_size(monkeypatch):
     file = zipped(*((f"{i}.npy", declaring((1000,), bytes(8000))) for i in range(10)))
     size = file.getbuffer().nbytes
     assert len(read_npz(file)) == 10
-    monkeypatch.setattr(files, "_MAX_UNPACKED", 81_279)
+    monkeypatch.setattr(files, "MAX_UNPACKED", 81_279)
     with pytest.raises(ValueError, match="would unpack to 81,280"):
         monkeypatch.setattr(files, "_MAX_EXPANSION", 81_279 // size)
         read_npz(file)
-    monkeypatch.setattr(files, "_MAX_UNPACKED", 81_280)
+    monkeypatch.setattr(files, "MAX_UNPACKED", 81_280)
     assert len(read_npz(file)) == 10
-    monkeypatch.setattr(files, "_MAX_UNPACKED", 0)
+    monkeypatch.setattr(files, "MAX_UNPACKED", 0)
     monkeypatch.setattr(files, "_MAX_EXPANSION", 81_280 // size + 1)
     assert len(read_npz(file)) == 10
 
@@ -268,7 +268,7 @@ def test_overlapping_members_count_each_time(monkeypatch):
     with zipfile.ZipFile(file, "a") as archive:
         archive.filelist *= 100
         archive._didModify = True  # writes the list of members again
-    monkeypatch.setattr(files, "_MAX_UNPACKED", 80_000)
+    monkeypatch.setattr(files, "MAX_UNPACKED", 80_000)
     with pytest.raises(ValueError, match="would unpack to 812,800"):
         read_npz(file)
 

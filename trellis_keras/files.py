@@ -440,14 +440,11 @@ def read_file(path: Path) -> bytes:
         ValueError: If it is empty, damaged, or unpacks to far more than its size.
     """
     if path.suffix == ".gz":
-        limit = max(MAX_UNPACKED, _MAX_EXPANSION * path.stat().st_size)
+        limit = _unpacked_limit(path)
         with _refuse_damage(path), gzip.open(path) as file:
             content = file.read(limit + 1)
         if len(content) > limit:
-            raise ValueError(
-                f"{path} would unpack to more than {limit:,} bytes, {_MAX_EXPANSION} times its "
-                "size. If it is sound, unpack it first"
-            )
+            raise _bomb(path, limit)
     else:
         content = path.read_bytes()
     if not content:
@@ -474,6 +471,31 @@ def read_blocks(path: Path, description: str) -> Iterator[bytes]:
         content = gzip.open(file) if path.suffix == ".gz" else file
         while block := content.read(_BLOCK):
             yield block
+
+
+def check_gzip(path: Path) -> None:
+    """Unpack a gzip file in little memory, to check that it is sound.
+
+    Raises:
+        ValueError: If it is damaged, or unpacks to far more than its size.
+    """
+    limit, size = _unpacked_limit(path), 0
+    with _refuse_damage(path), gzip.open(path) as file:
+        while block := file.read(_BLOCK):
+            size += len(block)
+            if size > limit:
+                raise _bomb(path, limit)
+
+
+def _unpacked_limit(path):
+    return max(MAX_UNPACKED, _MAX_EXPANSION * path.stat().st_size)
+
+
+def _bomb(path, limit):
+    return ValueError(
+        f"{path} would unpack to more than {limit:,} bytes, {_MAX_EXPANSION} times its size. If it "
+        "is sound, unpack it first"
+    )
 
 
 @contextlib.contextmanager

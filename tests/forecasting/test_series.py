@@ -5,7 +5,7 @@ import gzip
 import numpy as np
 import pytest
 
-from trellis_keras.forecasting.series import _ROWS_AT_ONCE, Columns, TimeSeries, WindowStream
+from trellis_keras.forecasting import Columns, TimeSeries, WindowStream
 from trellis_keras.zoo import datasets
 
 CSV = """time,load,wind,holiday,site
@@ -155,14 +155,6 @@ def test_static_columns_are_constant_within_a_series(tmp_path):
             TimeSeries.from_csv(path, columns)
 
 
-def test_a_file_of_several_blocks(tmp_path):
-    rows = _ROWS_AT_ONCE + 5
-    text = "t,y\n" + "".join(f"{i},{i % 7}\n" for i in range(rows))
-    series = TimeSeries.from_csv(write(tmp_path, text), Columns("y", time="t"))
-    assert series.values[:, 0].tolist() == [i % 7 for i in range(rows)]
-    assert series.step == 1
-
-
 def test_frames_and_arrays():
     rng = np.random.default_rng(0)
     table = {"wind": rng.normal(size=9), "load": rng.normal(size=9), "site": list("aaaabbbbb")}
@@ -175,6 +167,34 @@ def test_frames_and_arrays():
     np.testing.assert_array_equal(arrays.values[:, :2], frame.values)
     assert arrays.values[:, 2].tolist() == 4 * [1] + 5 * [2]
     assert arrays.lengths == frame.lengths == (4, 5) and arrays.future_channels == 1
+
+
+@pytest.mark.parametrize(
+    ("times", "first"),
+    [
+        (["20240130", "20240131", "20240201"], "2024-01-30T00:00:00"),
+        (["202311", "202312", "202401"], "2023-11-01T00:00:00"),
+        (["2023-11", "2023-12", "2024-01"], "2023-11-01T00:00:00"),
+        (["20240130", "20240131", "20240132"], "20240130"),  # no date
+        (["202312", "202313", "202314"], "202312"),
+    ],
+)
+def test_compact_dates_are_dates_if_all_rows_are(times, first):
+    frame = {"time": times, "load": [1, 2, 3]}
+    assert str(TimeSeries.from_frame(frame, Columns("load", time="time")).times[0]) == first
+
+
+def test_values_that_float32_cannot_tell_apart_are_refused():
+    """Else they would be constant, and so would the forecasts."""
+    meter = 1e9 + 10 * np.sin(np.arange(100.0))
+    match = "column 'meter': its values are too close to each other for float32"
+    with pytest.raises(ValueError, match=match):
+        TimeSeries.from_frame({"meter": meter}, Columns("meter"))
+    with pytest.raises(ValueError, match="channel 0: its values are too close"):
+        TimeSeries(meter[:, None])
+    for constant in (np.full(9, 0.1), 0.3 + np.spacing(0.3) * np.arange(9)):
+        TimeSeries(constant[:, None])
+    TimeSeries(1e6 + 10 * meter[:, None] - 1e10)
 
 
 def test_a_pandas_frame():
@@ -198,16 +218,16 @@ def test_a_pandas_frame():
     [
         ("load,", "lod,", "has no column 'load'. Did you mean 'lod'"),
         ("wind,", "load,", "has 2 columns named 'load'"),
-        (",2,,", ",two,,", "column 'load' must hold numbers. Received: 'two' in row 3"),
-        (",2,,", ",inf,,", "must be finite. Received: inf in row 1 .*, column 'load'"),
+        (",2,,", ",two,,", "column 'load' must hold numbers. Received: 'two' in line 3"),
+        (",2,,", ",inf,,", "column 'load' must hold finite numbers. Received: 'inf' in line 3"),
         ("01:00", "05:00", "must rise by one step, .* Received: 2024-01-01T05.* after .*T00"),
         ("02:00", "02:30", "must rise by one step, 3600 seconds here"),
         ("03:00", "04:00", "T04:00:00 after 2024.*needs its time, and empty.*Where clocks change"),
         ("02:00", "01:00", "one row of each time. Rows of several series need.*Where clocks chang"),
-        ("01:00", "01:00+01:00", "must hold one kind of times: .*another kind in row 3"),
+        ("01:00", "01:00+01:00", "must hold one kind of times: .*Received: '2024.*' in line 3"),
         ("2024-01-01 01:00", "1.1.2024", "column 'time' must hold times such as 2024-01-31 13:00"),
-        ("2024-01-01 01:00", "", "column 'time' must hold times.*no time in row 3"),
-        (",2,,0,a", ",2,,0", "line 3 has 4 fields, and the first line 5"),
+        ("2024-01-01 01:00", "", "column 'time' must hold times.*Received: '' in line 3"),
+        (",2,,0,a", ",2,,0", "line 3 has 4 fields, the header 5"),
         (CSV.partition("\n")[2], "", "has no rows"),
     ],
 )
@@ -229,7 +249,7 @@ def test_files_that_are_not_tables(tmp_path):
     with pytest.raises(ValueError, match="binary.csv is not CSV in UTF-8"):
         TimeSeries.from_csv(tmp_path / "binary.csv", Columns("load"))
     (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(CSV.encode())[:40])
-    with pytest.raises(ValueError, match="cut.csv.gz is not CSV"):
+    with pytest.raises(ValueError, match="cut.csv.gz is truncated"):
         TimeSeries.from_csv(tmp_path / "cut.csv.gz", COLUMNS)
     with pytest.raises(FileNotFoundError, match="There is no file .*missing.csv"):
         options = {"targets": ["load"], "window": 4, "horizon": 2}
@@ -238,7 +258,7 @@ def test_files_that_are_not_tables(tmp_path):
 
 def test_series_that_are_interleaved(tmp_path):
     text = "site,load\na,1\nb,2\na,3\n"
-    with pytest.raises(ValueError, match="must follow one another. Received: 'a' again"):
+    with pytest.raises(ValueError, match="must keep the rows of a series together.*'a' in line 4"):
         TimeSeries.from_csv(write(tmp_path, text), Columns("load", series="site"))
 
 

@@ -17,7 +17,7 @@ from unittest import mock
 
 import numpy as np
 
-from tests.fuzz.fuzz_inputs import damaged, damaged_json
+from tests.fuzz.fuzz_inputs import csv_files, damaged, damaged_json
 from tests.support.hostile_hdf5 import HOSTILE, SECRET, replace_array
 from tests.support.processes import ROOT
 from trellis_keras import forecasting, layers, scoring, training, zoo
@@ -322,22 +322,29 @@ def environment(folder):
     yield Target(path, inputs, lambda: environments.read(path))
 
 
-@target
-def series_csv(folder):
+def _series(folder, name, pack=bytes):
     text = "time,load,wind,site\n2024-01-01,1.5,NA,a\n2024-01-02,2,1e3,a\n2024-01-01,,0,b\n"
     contents = [
         text,
         text.replace(",", ";"),
         text.replace("\n", "\r\n"),
+        'time,load,wind,site\n"2024-01-01",1,"2\n","say ""a"""\n',
         "load\n" + "9" * 200_000,
     ]
     columns = forecasting.Columns("load", past="wind", time="time", series="site")
-    path = folder / "series.csv"
+    path = folder / name
+    plain = csv_files(columns.all) | damaged([content.encode() for content in contents])
+    yield Target(path, plain.map(pack), lambda: forecasting.TimeSeries.from_csv(path, columns))
 
-    def load():
-        forecasting.TimeSeries.from_csv(path, columns)
 
-    yield Target(path, damaged([content.encode() for content in contents]), load)
+@target
+def series_csv(folder):
+    yield from _series(folder, "series.csv")
+
+
+@target
+def series_csv_gz(folder):
+    yield from _series(folder, "series.csv.gz", gzip.compress)
 
 
 # Checkpoints

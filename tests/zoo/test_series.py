@@ -396,7 +396,7 @@ def test_labelled_windows_have_one_class(tmp_path):
     ("options", "match"),
     [
         ({"people": "ab"}, "there must be three. Received: 2 in the column 'who'"),
-        ({"people": "abcda"}, "rows of a series must follow one another"),
+        ({"people": "abcda"}, "must keep the rows of a series together"),
         ({"text": "one"}, "`motion` must name two classes"),
         ({"rows": 12}, "part 'train' has no 8 rows of one class"),
     ],

@@ -1,11 +1,12 @@
 """Forecasts of time series: tables, windows, the model, its losses and metrics."""
 
 from trellis_keras.forecasting.anomalies import anomaly_scores, one_step_forecasts
+from trellis_keras.forecasting.columns import Columns
 from trellis_keras.forecasting.forecaster import Forecaster
 from trellis_keras.forecasting.labelled_series import LabelledWindows
 from trellis_keras.forecasting.losses import PinballLoss
 from trellis_keras.forecasting.metrics import MASE, Coverage, MeanPinball, mase_scale
-from trellis_keras.forecasting.series import Columns, TimeSeries, Windows, WindowStream
+from trellis_keras.forecasting.series import TimeSeries, Windows, WindowStream
 
 __all__ = [
     "MASE",

@@ -9,110 +9,25 @@ All values stay in the units of the data; models standardize them. Missing value
 models leave out of their loss and metrics.
 """
 
-import array
-import csv
-import dataclasses
-import difflib
-import gzip
 import hashlib
-import itertools
 import os
-import re
-import sys
-import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from trellis_keras.data.streams import Batch, ExampleStream, check_integer
 from trellis_keras.data.text import Shares, check_shares
+from trellis_keras.forecasting.columns import Columns, Table, as_arrow, read_table
+from trellis_keras.forecasting.csv_file import CSVFile
+from trellis_keras.forecasting.precision import Float32
 
 DEFAULT_SPLIT = (0.7, 0.15, 0.15)
-_ROWS_AT_ONCE = 2**14  # of a CSV file or a frame
+_ROWS_AT_ONCE = 2**14
 _WINDOWS_AT_ONCE = 2**12
 FIRST_NAMES = 5  # of the series that are left out
-_MISSING = {"", "na", "n/a", "<na>", "nan", "null", "none"}
 _HOUR = np.timedelta64(1, "h")
-# A date and a time, then its offset from UTC.
-_OFFSET = re.compile(r"\d[T ]\d\d[\d.:]* ?(Z|[+-]\d\d(:?\d\d)?)$")
-
-
-@dataclasses.dataclass(frozen=True)
-class Columns:
-    """The columns of a table of time series.
-
-    Args:
-        targets: Names of the columns to forecast, at least one.
-        past: Names of covariates that are known up to the present only. Defaults to `()`.
-        future: Names of covariates that are known in the future too. Defaults to `()`.
-        static: Names of features that do not change within a series. Defaults to `()`.
-        time: Name of the column of times: ISO 8601, or numbers. Defaults to `None`: rows follow
-            each other at equal steps.
-        series: Name of the column that tells several series apart. Defaults to `None`: one series.
-
-    Raises:
-        ValueError: If there is no target, or a name occurs twice.
-    """
-
-    targets: Sequence[str]
-    past: Sequence[str] = ()
-    future: Sequence[str] = ()
-    static: Sequence[str] = ()
-    time: str | None = None
-    series: str | None = None
-
-    def __post_init__(self):
-        for field in ("targets", "past", "future", "static"):
-            names = getattr(self, field)
-            names = (names,) if isinstance(names, str) else tuple(names)
-            object.__setattr__(self, field, names)
-        if not self.targets:
-            raise ValueError("`targets` must name at least one column. Received: none")
-        repeated = sorted({name for name in self.all if self.all.count(name) > 1})
-        if repeated:
-            raise ValueError(f"Each column has one role. Received twice: {', '.join(repeated)}")
-
-    @property
-    def values(self) -> tuple[str, ...]:
-        """The columns of numbers, in the order of the channels."""
-        return (*self.targets, *self.past, *self.future, *self.static)
-
-    @property
-    def all(self) -> tuple[str, ...]:
-        """All columns."""
-        others = (name for name in (self.time, self.series) if name is not None)
-        return (*self.values, *others)
-
-    @property
-    def future_channels(self) -> int:
-        """Number of channels that are known in the future, which are the last ones."""
-        return len(self.future) + len(self.static)
-
-    def find(self, header: Sequence[str], where: str) -> dict[str, int]:
-        """Return {name: position} of all columns in a header.
-
-        Args:
-            header: The names of a table's columns, in any order.
-            where: String, the table's name in the error message.
-
-        Raises:
-            ValueError: If a column is missing, or its name is not unique.
-        """
-        places = {}
-        for name in self.all:
-            if header.count(name) > 1:
-                raise ValueError(f"{where} has {header.count(name)} columns named {name!r}.")
-            if name not in header:
-                close = difflib.get_close_matches(name, header, n=1)
-                hint = f" Did you mean {close[0]!r}?" if close else ""
-                raise ValueError(
-                    f"{where} has no column {name!r}.{hint} Its columns: {', '.join(header)}"
-                )
-            places[name] = list(header).index(name)
-        return places
 
 
 def first_names(names: Sequence[str]) -> str:
@@ -157,7 +72,8 @@ class TimeSeries:
 
     Raises:
         ValueError: If an argument is not as described, a target has no values, a value is
-            infinite, or a static column varies within a series.
+            infinite, float32 cannot tell the values of a channel apart, or a static column varies
+            within a series.
 
     Example:
 
@@ -189,7 +105,6 @@ class TimeSeries:
             )
         if values.dtype.kind not in "biuf":
             raise ValueError(f"`values` must be numbers. Received: dtype {values.dtype}")
-        self.values = np.ascontiguousarray(values, "float32")  # a view, if it is that already
         self.targets = check_integer("targets", targets, 1)
         self.future_channels = check_integer("future_channels", future_channels, 0)
         if self.targets + self.future_channels > values.shape[1]:
@@ -206,6 +121,7 @@ class TimeSeries:
         self.ends = np.cumsum(self.lengths)
         self.names = tuple(map(str, range(len(self.lengths)) if names is None else names))
         self.columns = columns
+        self.values = self._as_float32(values)
         self.times = None if times is None else np.asarray(times)
         self.utc = utc
         self.step = None if times is None else self._common_step()
@@ -229,12 +145,13 @@ class TimeSeries:
                 file is not CSV in UTF-8. The message names the line.
             OSError: If the file cannot be read.
         """
-        return _read_csv(path, columns)
+        series, _ = cls._from_csv(path, columns)
+        return series
 
     @classmethod
     def from_labelled_csv(
         cls, path: str | os.PathLike, columns: Columns, label: str
-    ) -> tuple["TimeSeries", np.ndarray]:
+    ) -> tuple["TimeSeries", np.ndarray, tuple[str, ...]]:
         """Read a CSV file with a column of class names.
 
         Args:
@@ -242,11 +159,36 @@ class TimeSeries:
             label: Name of the column.
 
         Returns:
-            The series, and the array (rows,) of names.
+            The series, the int32 array (rows,) of classes, -1 where the name is missing, and the
+            names of the classes.
         """
-        labels: list[str] = []
-        series = _read_csv(path, columns, label, labels)
-        return series, np.array(labels)
+        series, table = cls._from_csv(path, columns, label)
+        return series, table.labels, table.classes
+
+    @classmethod
+    def _from_csv(cls, path, columns, label=None):
+        file = CSVFile(path)
+        where = str(file.path)
+        used = columns if label is None else Columns((*columns.all, label))
+        blocks = file.blocks(used.find(file.header, where))
+        table = read_table(columns, blocks, where, file.place, label)
+        return cls._from_table(table, columns, where), table
+
+    @classmethod
+    def _from_table(cls, table: Table, columns: Columns, where: str) -> "TimeSeries":
+        try:
+            return cls(
+                table.values,
+                len(columns.targets),
+                columns.future_channels,
+                lengths=list(table.lengths.values()) or None,
+                times=table.times,
+                names=list(table.lengths) or None,
+                columns=columns,
+                utc=table.utc,
+            )
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
 
     @classmethod
     def from_frame(cls, frame: Any, columns: Columns) -> "TimeSeries":
@@ -263,12 +205,12 @@ class TimeSeries:
         columns.find(header, "The frame")
         arrays = {name: np.asarray(frame[name]) for name in columns.all}
         rows = len(arrays[columns.targets[0]])
-        starts = range(0, rows, _ROWS_AT_ONCE)
         blocks = (
-            {name: array[start : start + _ROWS_AT_ONCE] for name, array in arrays.items()}
-            for start in starts
+            {name: as_arrow(array[i : i + _ROWS_AT_ONCE]) for name, array in arrays.items()}
+            for i in range(0, rows, _ROWS_AT_ONCE)
         )
-        return _read(columns, blocks, "The frame", line=0)
+        table = read_table(columns, blocks, "The frame", lambda row: f"row {row}")
+        return cls._from_table(table, columns, "The frame")
 
     @classmethod
     def from_arrays(
@@ -294,7 +236,7 @@ class TimeSeries:
         count = len(lists["targets"])
         lengths = [len(one) for one in lists["targets"]]
         if static is not None:
-            features = np.atleast_2d(np.asarray(static, "float32"))
+            features = np.atleast_2d(np.asarray(static, "float64"))
             if len(features) != count:
                 raise ValueError(
                     f"`static` must have one row for each of the {count} series. "
@@ -386,6 +328,17 @@ class TimeSeries:
         cut = first + share * (last - first + 1)
         slices = [self.rows(i) for i in range(len(self.lengths))]
         return [r.start + int(np.searchsorted(moments[r], cut)) for r in slices]
+
+    def _as_float32(self, values):
+        if values.dtype == "float32":
+            return np.ascontiguousarray(values)
+        precision = Float32()
+        cast = np.empty(values.shape, "float32")
+        for start in range(0, len(values), _ROWS_AT_ONCE):
+            block = slice(start, start + _ROWS_AT_ONCE)
+            cast[block] = precision.cast(values[block])
+        precision.check([self._channel(i) for i in range(values.shape[1])])
+        return cast
 
     def _check_values(self):
         has_value = np.zeros(self.values.shape[1], bool)
@@ -616,199 +569,12 @@ class WindowStream(ExampleStream):
         return *self.windows.read(rows.astype("int64")), counts
 
 
-# Reading
-
-
-def _read_csv(path, columns, label=None, labels=None) -> TimeSeries:
-    """Read a CSV file, and add the texts in the column `label` to `labels`."""
-    path = Path(path).expanduser()
-    with _open_text(path) as file:
-        try:
-            reader = csv.reader(file, delimiter=_delimiter(file))
-            header = [name.strip() for name in next(reader, [])]
-            places = columns.find(header, str(path))
-            if label is not None:
-                places |= Columns((label,)).find(header, str(path))
-            blocks = _csv_blocks(reader, header, places)
-            if label is not None:
-                blocks = _with_labels(blocks, label, labels)
-            return _read(columns, blocks, str(path), line=2)
-        except (UnicodeDecodeError, csv.Error, EOFError, gzip.BadGzipFile) as error:
-            raise ValueError(f"{path} is not CSV in UTF-8: {error}") from error
-
-
-def _with_labels(blocks, label, labels):
-    for block in blocks:
-        labels += (sys.intern(text.strip()) for text in block[label])
-        yield block
-
-
-def _open_text(path) -> TextIO:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return open(path, encoding="utf-8-sig", newline="")
-
-
-def _delimiter(file):
-    """Return the character between the names of the first line, and go back to its start."""
-    line = file.readline()
-    file.seek(0)
-    return max(",;\t", key=line.count)
-
-
-def _csv_blocks(reader, header, places) -> Iterator[dict[str, Sequence[str]]]:
-    """Yield {name: texts} of some rows at a time."""
-    while lines := list(itertools.islice(reader, _ROWS_AT_ONCE)):
-        rows = [row for row in lines if row]  # without empty lines
-        wrong = next((row for row in rows if len(row) != len(header)), None)
-        if wrong is not None:
-            number = reader.line_num - len(lines) + 1 + lines.index(wrong)
-            raise csv.Error(
-                f"line {number} has {len(wrong)} fields, and the first line {len(header)}"
-            )
-        if not rows:
-            continue
-        fields = list(zip(*rows, strict=True))
-        yield {name: fields[place] for name, place in places.items()}
-
-
-def _read(columns: Columns, blocks: Iterable[Mapping[str, Any]], where, line) -> TimeSeries:
-    """Write the values of blocks to a temporary file, and map it into memory.
-
-    Args:
-        columns: `Columns`.
-        blocks: Dicts from the name of a column to its values in some rows.
-        where, line: Name of the table, and number of its first row, in error messages.
-    """
-    moments = array.array("q")
-    kinds: set[str] = set()
-    names: list[str] = []
-    lengths: list[int] = []
-    rows = 0
-    file: BinaryIO
-    with tempfile.TemporaryFile() as file:
-        for block in blocks:
-            count = len(block[columns.targets[0]])
-            values = np.empty((count, len(columns.values)), "float32")
-            for i, name in enumerate(columns.values):
-                values[:, i] = _numbers(block[name], f"{where}: column {name!r}", line + rows)
-            file.write(values.data)
-            if columns.time is not None:
-                label = f"{where}: column {columns.time!r}"
-                times, kind = _moments(block[columns.time], label, line + rows)
-                kinds.add(kind)
-                if len(kinds) > 1:
-                    raise _mixed(label, line + rows)
-                moments.frombytes(times.tobytes())
-            if columns.series is not None:
-                _count_series(block[columns.series], names, lengths)
-            rows += count
-        if not rows:
-            raise ValueError(f"{where} has no rows.")
-        file.flush()
-        shape = (rows, len(columns.values))
-        values = np.memmap(file, "float32", "r", shape=shape)
-    if len(set(names)) < len(names):
-        again = next(name for i, name in enumerate(names) if name in names[:i])
-        raise ValueError(
-            f"{where}: the rows of a series must follow one another. Received: {again!r} again "
-            "after another one. Sort the rows by series and time."
-        )
-    times = None
-    if columns.time is not None:
-        times = np.frombuffer(moments, "int64")
-        times = times if kinds == {"integers"} else times.view("datetime64[s]")
-    try:
-        return TimeSeries(
-            values,
-            len(columns.targets),
-            columns.future_channels,
-            lengths=lengths or None,
-            times=times,
-            names=names or None,
-            columns=columns,
-            utc=kinds == {"UTC"},
-        )
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
-
-
-def _numbers(texts, label, line):
-    """Return texts or numbers as float32, NaN where they are missing."""
-    if isinstance(texts, np.ndarray) and texts.dtype.kind in "biuf":
-        return texts
-    try:
-        return np.fromiter(map(float, texts), "float32", len(texts))
-    except (TypeError, ValueError):
-        numbers = np.empty(len(texts), "float32")
-        for i, text in enumerate(texts):
-            try:
-                is_missing = text is None or str(text).strip().lower() in _MISSING
-                numbers[i] = np.nan if is_missing else float(text)
-            except (TypeError, ValueError):
-                raise ValueError(
-                    f"{label} must hold numbers. Received: {text!r} in row {line + i}"
-                ) from None
-        return numbers
-
-
-def _moments(texts, label, line):
-    """Return times as int64, dates in seconds, and their kind: "integers", "dates" or "UTC"."""
-    if isinstance(texts, np.ndarray) and texts.dtype.kind in "iu":
-        return texts.astype("int64"), "integers"
-    if isinstance(texts, np.ndarray) and texts.dtype.kind == "M":
-        dates, kind = texts.astype("datetime64[s]"), "dates"
-    else:
-        words = [str(text).strip() for text in texts]
-        offsets = [_OFFSET.search(word) is not None for word in words]
-        if len(set(offsets)) > 1:
-            raise _mixed(label, line + offsets.index(not offsets[0]))
-        try:
-            if all(word.lstrip("-").isdecimal() for word in words):
-                return np.array(words, "int64"), "integers"
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # NumPy converts time zones to UTC
-                dates = np.array([word.removesuffix("Z") for word in words], "datetime64[s]")
-        except (ValueError, OverflowError) as error:
-            raise _not_times(label, line, error) from error
-        kind = "UTC" if offsets[0] else "dates"
-    missing = np.flatnonzero(np.isnat(dates))
-    if missing.size:
-        raise _not_times(label, line, f"no time in row {line + int(missing[0])}")
-    return dates.astype("int64"), kind
-
-
-def _not_times(label, line, found):
-    return ValueError(
-        f"{label} must hold times such as 2024-01-31 13:00, or integers. Received, in the rows "
-        f"from {line} on: {found}"
-    )
-
-
-def _mixed(label, row):
-    return ValueError(
-        f"{label} must hold one kind of times: with an offset from UTC, without one, or integers. "
-        f"Received: another kind in row {row}"
-    )
-
-
-def _count_series(block, names, lengths):
-    """Add the rows of a block to the series' lengths."""
-    for name, group in itertools.groupby(map(str, block)):
-        count = sum(1 for _ in group)
-        if names and names[-1] == name:
-            lengths[-1] += count
-        else:
-            names.append(name)
-            lengths.append(count)
-
-
 def _columns_of(name, given):
-    """Return arrays (time, columns) of float32, one for each series."""
+    """Return arrays (time, columns) of float64, one for each series."""
     if given is None:
         return []
     arrays = [given] if hasattr(given, "ndim") else list(given)
-    arrays = [np.asarray(one, "float32") for one in arrays]
+    arrays = [np.asarray(one, "float64") for one in arrays]
     arrays = [one[:, None] if one.ndim == 1 else one for one in arrays]
     if not arrays or any(one.ndim != 2 for one in arrays):
         raise ValueError(

@@ -4,14 +4,12 @@ import hashlib
 import os
 from collections.abc import Sequence
 
-import numpy as np
-
 from trellis_keras.data.text import Shares, check_shares
 from trellis_keras.files import own_file
+from trellis_keras.forecasting.columns import Columns
 from trellis_keras.forecasting.labelled_series import LabelledWindows
 from trellis_keras.forecasting.series import (
     DEFAULT_SPLIT,
-    Columns,
     TimeSeries,
     WindowStream,
     warn_left_out,
@@ -71,16 +69,11 @@ def labelled_series(
     """
     if len(targets) != 1:
         raise ValueError(f"`targets` must be one column of names. Received: {list(targets)}")
-    if targets[0] in (*past, series):
-        raise ValueError(f"Each column has one role. Received twice: {targets[0]}")
     file = own_file(path, data_dir)
-    table, names = TimeSeries.from_labelled_csv(file, Columns(past, series=series), targets[0])
-    classes, labels = np.unique(names, return_inverse=True)
-    labels = labels.astype("int32")
-    if classes[0] == "":  # missing
-        classes, labels = classes[1:], labels - 1
+    columns = Columns(past, series=series)
+    table, labels, classes = TimeSeries.from_labelled_csv(file, columns, targets[0])
     if len(classes) < 2:
-        raise ValueError(f"{file}: `{targets[0]}` must name two classes. Received: {classes}")
+        raise ValueError(f"{file}: `{targets[0]}` must name two classes. Received: {list(classes)}")
     count = len(table.lengths)
     if count < 3:
         raise ValueError(
@@ -112,6 +105,6 @@ def labelled_series(
         model_arguments={
             "channels": table.values.shape[1],
             "num_classes": len(classes),
-            "class_names": tuple(map(str, classes)),
+            "class_names": classes,
         },
     )
