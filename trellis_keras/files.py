@@ -8,6 +8,7 @@ import math
 import os
 import re
 import secrets
+import shutil
 import tempfile
 import zipfile
 import zlib
@@ -142,6 +143,38 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
+    """Yield a temporary folder that replaces `path` when the block succeeds.
+
+    If the block raises, the old folder stays. A kill never leaves a part of the new one there; one
+    between the two renames leaves both folders whole beside `path`, and nothing there.
+
+    Args:
+        path: The folder to write, which may exist. Its parent must exist.
+
+    Yields:
+        A new folder beside it.
+
+    Raises:
+        OSError: If the folder cannot be written. The message names `path`.
+    """
+    path = Path(path)
+    temporary = path.with_name(f"{_TEMPORARY}{secrets.token_hex(4)}-{path.name}")
+    old = temporary.with_name(f"{temporary.name}.old")
+    with annotate_error(path, temporary):
+        try:
+            temporary.mkdir()
+            yield temporary
+            if path.exists():
+                path.rename(old)
+            temporary.rename(path)
+            sync_folder(path.parent)
+            shutil.rmtree(old, ignore_errors=True)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
 def annotate_error(path: str | os.PathLike, temporary: str | os.PathLike) -> Iterator[None]:
     """Name `path` in an `OSError` about one of its temporary files, or about a full disk.
 
@@ -232,7 +265,8 @@ def write_error(error: Exception, folder: str | os.PathLike) -> OSError | None:
 def remove_unfinished(folder: str | os.PathLike) -> None:
     """Remove the temporary files that killed processes left in a folder."""
     for path in Path(folder).glob(f"{_TEMPORARY}*"):
-        path.unlink(missing_ok=True)
+        if not path.is_dir():  # a folder may hold what was to be replaced
+            path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: str | os.PathLike) -> None:

@@ -66,6 +66,39 @@ def test_a_preset_is_the_model(tmp_path, make, inputs):
         assert not loaded.compiled
 
 
+def test_a_preset_replaces_one_of_its_class_as_a_whole(tmp_path, monkeypatch):
+    folder = tmp_path / "some" / "preset"
+    model = text_classifier()
+    model.save_to_preset(folder)
+    (folder / "README.md").write_text("a card")
+
+    def fill_disk(self, store):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keras.layers.Embedding, "save_own_variables", fill_disk)
+        with pytest.raises(OSError, match="some/preset could not be written: No space left"):
+            text_classifier(seed=1).save_to_preset(folder)
+    np.testing.assert_array_equal(zoo.from_preset(folder)(TOKENS), model(TOKENS))
+    newer = text_classifier(seed=1)
+    newer.save_to_preset(folder)
+    np.testing.assert_array_equal(zoo.from_preset(folder)(TOKENS), newer(TOKENS))
+    assert (folder / "README.md").read_text() == "a card"
+    assert [path.name for path in folder.parent.iterdir()] == ["preset"]
+
+
+def test_a_preset_replaces_nothing_else(tmp_path):
+    text_classifier().save_to_preset(tmp_path / "preset")
+    content = (tmp_path / "preset" / "config.json").read_bytes()
+    with pytest.raises(ValueError, match="holds a preset of trellis_keras>SequenceClassifier, whi"):
+        language_model().save_to_preset(tmp_path / "preset")
+    assert (tmp_path / "preset" / "config.json").read_bytes() == content
+    with pytest.raises(ValueError, match="holds other files than those of a preset: preset. Choos"):
+        language_model().save_to_preset(tmp_path)
+    with pytest.raises(ValueError, match="config.json is a file. A preset is a folder"):
+        language_model().save_to_preset(tmp_path / "preset" / "config.json")
+
+
 def test_an_unbuilt_model_is_no_preset(tmp_path):
     with pytest.raises(ValueError, match="is not built"):
         SequenceClassifier(TCN(2, 2, 1), 2).save_to_preset(tmp_path)

@@ -1,6 +1,8 @@
 """What the models share: backbone and head, streaming, an exact mean loss, saving."""
 
 import os
+import pathlib
+import shutil
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +11,10 @@ import keras
 import numpy as np
 from keras import ops
 
+from trellis_keras.files import atomic_folder
 from trellis_keras.layers import streaming
 from trellis_keras.layers.base import FrozenPartsMixin
-from trellis_keras.models.saved_files import check_file
+from trellis_keras.models.saved_files import README, check_file, check_preset_folder
 from trellis_keras.types import Cache, Tensor
 
 
@@ -177,10 +180,12 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
         Args:
             preset: A folder, which is made if need be, or `"hf://user/model"`: a repository on
                 Hugging Face, to which Keras uploads (it needs the package `huggingface_hub` and
-                your login).
+                your login). A preset of a model of the same class that is there is replaced as a
+                whole; a README.md beside it stays.
 
         Raises:
-            ValueError: If the model is not built.
+            ValueError: If the model is not built, or the folder holds anything else.
+            OSError: If the folder cannot be written. What was there is unchanged.
 
         Example:
 
@@ -190,10 +195,21 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
         True
         """
         streaming.check_built(self)
+        is_remote = str(preset).startswith("hf://")
+        folder = pathlib.Path(preset).expanduser().resolve()
+        if not is_remote:
+            check_preset_folder(folder, self)
         copy = type(self).from_config(self.get_config())
         copy.build_from_config(self.get_build_config())
         copy.set_weights(self.get_weights())
-        keras.saving.save_model(copy, preset, zipped=False)
+        if is_remote:
+            keras.saving.save_model(copy, preset, zipped=False)
+            return
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_folder(folder) as temporary:
+            keras.saving.save_model(copy, temporary, zipped=False)
+            if (folder / README).exists():
+                shutil.copy2(folder / README, temporary)
 
     # Streaming
 

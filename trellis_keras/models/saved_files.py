@@ -32,9 +32,12 @@ from typing import BinaryIO, NamedTuple
 import h5py
 import keras
 
-from trellis_keras.files import open_archive, reading
+from trellis_keras.files import open_archive, read_json, reading
 
 _CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
+# What a preset consists of, and the model card that may lie beside it.
+_PRESET = (_CONFIG, "metadata.json", _WEIGHTS, "assets")
+README = "README.md"
 
 # A number in a configuration may be as large as the file, or this large. Seeds may be any.
 _ANY_FILE = 100_000
@@ -106,6 +109,33 @@ def load_model(path: str | os.PathLike) -> keras.Model:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the disk failed, not the file
         raise ValueError(f"{path} is damaged, or not a model of this version: {error}") from error
+
+
+def check_preset_folder(folder: pathlib.Path, model: keras.Model) -> None:
+    """Check that a preset of a model may be written: into no folder that holds anything else.
+
+    Raises:
+        ValueError: If there is a file of this name, or a folder with other files than those of a
+            preset of the same class. Beside these there may be a README.md.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is a file. A preset is a folder: choose another name.")
+    others = sorted({path.name for path in folder.iterdir()} - {*_PRESET, README})
+    if others:
+        raise ValueError(
+            f"{folder} holds other files than those of a preset: {', '.join(others[:5])}. Choose "
+            "another folder."
+        )
+    if (folder / _CONFIG).exists():
+        there = read_json(folder / _CONFIG, "the configuration of a preset").get("registered_name")
+        own = keras.saving.get_registered_name(type(model))
+        if there != own:
+            raise ValueError(
+                f"{folder} holds a preset of {there}, which one of {own} does not replace. Choose "
+                "another folder."
+            )
 
 
 def check_file(path: str | os.PathLike) -> None:
