@@ -9,7 +9,8 @@ VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "trellis_keras/__init__.py"
 # (jax-ml/jax issue 39103), and may crash (40412). jax 0.10.2 works with jaxlib 0.10.1.
 JAX = ["jax>=0.4.35", "jaxlib!=0.10.2"]
 SERVING = ["tensorflow-serving-api>=2.18"]
-TEST = ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", *JAX, *SERVING]
+EDGE = ["ziglang>=0.12"]  # a C compiler for every target, WebAssembly included
+TEST = ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", *JAX, *SERVING, *EDGE]
 
 setup(
     name="trellis-keras",
@@ -65,6 +66,7 @@ setup(
         "jax": JAX,
         "hub": ["huggingface-hub>=0.24"],  # presets "hf://user/model"
         "serving": SERVING,
+        "edge": EDGE,
         "onnx": ["tf2onnx>=1.17", "onnx>=1.16", "onnxruntime>=1.18"],
     },
     entry_points={"console_scripts": ["trellis-keras = trellis_keras_cli.commands:main"]},

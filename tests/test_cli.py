@@ -453,6 +453,12 @@ def test_export(run, refused, shared, tmp_path):
     assert [found.name for found in path.iterdir()] == ["1"]
 
 
+def test_export_chooses_the_format_by_suffix(run, refused, shared, tmp_path):
+    assert run("export", shared, tmp_path / "model.c")[0] == 0
+    assert "MODEL_TOKENS" in (tmp_path / "model.h").read_text()
+    assert "must be a C identifier" in refused("export", shared, tmp_path / "1.c")
+
+
 def test_score(run, refused, shared, tmp_path):
     path, table = tmp_path / "text.txt", tmp_path / "scores.csv"
     path.write_text("ab de\n\nabc\n")

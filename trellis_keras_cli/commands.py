@@ -379,7 +379,13 @@ def export(
     version: Annotated[
         int | None, typer.Option(min=1, help="Number of the version (default: the next).")
     ] = None,
-    format: Annotated[str, typer.Option(help="saved_model, litert or onnx.")] = "saved_model",
+    format: Annotated[
+        str | None,
+        typer.Option(
+            help="saved_model, litert, onnx or c (default: by the suffix .tflite, .onnx or .c of "
+            "the path, else saved_model)."
+        ),
+    ] = None,
     quantization: Annotated[str | None, typer.Option(help="Of litert: int8.")] = None,
     warmup: Annotated[
         bool, typer.Option("--warmup", help="Add requests that TensorFlow Serving tries out.")
@@ -394,7 +400,11 @@ def export(
     from trellis_keras.zoo.run import load_best
 
     model = load_best(run)
-    series = forecasts.describe_series(zoo.read_recipe(run)) if format == "saved_model" else None
+    if format is None:
+        formats = {".tflite": "litert", ".onnx": "onnx", ".c": "c"}
+        format = formats.get(os.path.splitext(path)[1], "saved_model")
+    takes_series = format in ("saved_model", "c")
+    series = forecasts.describe_series(zoo.read_recipe(run)) if takes_series else None
     written = export_model(
         model,
         path,

@@ -1,4 +1,8 @@
-"""Models as files that other programs run: SavedModel for TensorFlow Serving, LiteRT and ONNX."""
+"""Models as files that other programs run: SavedModel for TensorFlow Serving, LiteRT, ONNX and C.
+
+`emit` turns a model that streams into a `program.Program`, from which `c` writes C; `native` calls
+that C from Python. The other formats write the `endpoints` of a model.
+"""
 
 import os
 import pathlib
@@ -8,6 +12,7 @@ import keras
 import numpy as np
 
 from trellis_keras import kernels
+from trellis_keras.export.c import native, write_c
 from trellis_keras.export.endpoints import endpoints_of
 from trellis_keras.export.litert import to_litert
 from trellis_keras.export.onnx import to_onnx
@@ -16,9 +21,11 @@ from trellis_keras.files import atomic_write, check_output
 from trellis_keras.models import LanguageModel
 from trellis_keras.models.sequence_models import SequenceModel
 
+__all__ = ["export", "native"]
+
 
 def export(
-    model: LanguageModel | SequenceModel,
+    model: LanguageModel | SequenceModel | keras.Layer,
     path: str | os.PathLike,
     version: int | None = None,
     *,
@@ -28,7 +35,7 @@ def export(
     series: dict[str, Any] | None = None,
     overwrite: bool = False,
 ) -> pathlib.Path:
-    """Writes a model for a program that serves it.
+    """Writes a model for a program that runs it.
 
     A SavedModel has endpoints with named and typed inputs and outputs: `serving_default` for whole
     sequences; `initial_cache` and `step` for streams; for a language model also `prefill` and
@@ -37,24 +44,30 @@ def export(
     seed. A stateful model starts each request with empty states. A model whose backbone does not
     stream has the endpoints for whole sequences only, and a warning says so.
 
+    C is one step of a stream: `model.c` and `model.h`, C99 without allocation and global variables
+    (docs/edge.md). Where there is a C compiler, 200 random steps are compared with Keras before
+    anything is written; otherwise `model_test.c` compares them on another machine.
+
     Args:
         model: Built `LanguageModel`, `SequenceClassifier`, `SequenceRegressor` or
-            `PolyphonicModel`.
+            `PolyphonicModel`; for C also a built layer that streams, or a `keras.Sequential` of
+            such.
         path: For a SavedModel the folder of all versions of the model, which TensorFlow Serving
             watches; for other formats the file.
         version: Positive integer, the version of a SavedModel. Its folder appears complete or not
             at all. Defaults to one more than the highest version in `path`.
-        format: `"saved_model"`, or `"litert"` (a `.tflite` file) or `"onnx"` for the endpoint
-            `step` alone. Defaults to `"saved_model"`.
+        format: `"saved_model"`, or `"litert"` (a `.tflite` file), `"onnx"` or `"c"` for one step
+            alone. The name of a C file is the prefix of its functions. Defaults to
+            `"saved_model"`.
         quantization: `None` or `"int8"`, for LiteRT: matrices are stored as 8-bit integers.
             Defaults to `None`.
         warmup: Boolean, whether a SavedModel gets requests that TensorFlow Serving runs before it
             offers the version. They need tensorflow-serving-api (the extra `serving`). Defaults to
             `False`.
         series: Dict for JSON, what the channels of a model of time series are; a SavedModel gets it
-            as `assets.extra/series.json`. Defaults to `None`.
-        overwrite: Boolean, whether to replace a `.tflite` or `.onnx` file that exists. A version of
-            a SavedModel is never replaced. Defaults to `False`.
+            as `assets.extra/series.json`, C as a comment. Defaults to `None`.
+        overwrite: Boolean, whether to replace files that exist. A version of a SavedModel is never
+            replaced. Defaults to `False`.
 
     Returns:
         The path that was written: for a SavedModel the folder of the version.
@@ -62,8 +75,9 @@ def export(
     Raises:
         ValueError: `path` or the version exists or is of the wrong kind; an option does not belong
             to the format; the model has another class, is not built, or draws random numbers in
-            inference; or Keras' backend is not TensorFlow.
+            inference; or, but for C, Keras' backend is not TensorFlow.
         ImportError: The format or the warm-up needs a package that is not installed.
+        RuntimeError: The C differs from Keras.
 
     Example:
 
@@ -72,30 +86,35 @@ def export(
     >>> export(model, "serving/trellisnet_char").as_posix()
     'serving/trellisnet_char/1'
     """
-    if keras.backend.backend() != "tensorflow":
+    if format not in ("saved_model", "litert", "onnx", "c"):
         raise ValueError(
-            "Models are exported on the TensorFlow backend. Save the model as a .keras file and "
-            "export it in a process with KERAS_BACKEND=tensorflow. "
-            f"Received: the backend {keras.backend.backend()!r}"
+            f"`format` must be 'saved_model', 'litert', 'onnx' or 'c'. Received: {format!r}"
         )
-    if format not in ("saved_model", "litert", "onnx"):
+    if format != "saved_model" and (version is not None or warmup):
         raise ValueError(
-            f"`format` must be 'saved_model', 'litert' or 'onnx'. Received: {format!r}"
-        )
-    if format != "saved_model" and (version is not None or warmup or series is not None):
-        raise ValueError(
-            "`version`, `warmup` and `series` belong to format='saved_model'. Received: "
-            f"format={format!r}, version={version}, warmup={warmup}, series={series}"
+            "`version` and `warmup` belong to format='saved_model'. Received: "
+            f"format={format!r}, version={version}, warmup={warmup}"
         )
     if format == "saved_model" and overwrite:
         raise ValueError(
             "`overwrite` is for files. A program may be serving a version of a SavedModel: export "
             "the next one."
         )
+    if format in ("litert", "onnx") and series is not None:
+        raise ValueError(f"format={format!r} has no place for `series`. Received: {series}")
     if quantization is not None and (format != "litert" or quantization != "int8"):
         raise ValueError(
             "`quantization` must be None, or 'int8' with format='litert'. "
             f"Received: quantization={quantization!r}, format={format!r}"
+        )
+    path = pathlib.Path(path).expanduser()
+    if format == "c":
+        return write_c(model, path, series, overwrite)
+    if keras.backend.backend() != "tensorflow":
+        raise ValueError(
+            f"Models are exported as {format!r} on the TensorFlow backend. Save the model as a "
+            ".keras file and export it in a process with KERAS_BACKEND=tensorflow. "
+            f"Received: the backend {keras.backend.backend()!r}"
         )
     if not isinstance(model, (LanguageModel, SequenceModel)):
         raise ValueError(
@@ -106,7 +125,6 @@ def export(
         has_channels = isinstance(model, SequenceModel) and model.embedding is None
         shape = "None, None" + ", channels" * has_channels
         raise ValueError(f"Build the model before exporting it: model.build(({shape})).")
-    path = pathlib.Path(path).expanduser()
     if format == "saved_model":
         return write_saved_model(model, path, version, warmup, series)
     return _write_step(model, path, format, quantization, overwrite)

@@ -1,5 +1,6 @@
 """Forecasts of time series: tables, windows, the model, its losses and metrics."""
 
+from trellis_keras.forecasting import emit  # noqa: F401  # makes a Forecaster known to exports
 from trellis_keras.forecasting.anomalies import anomaly_scores, one_step_forecasts
 from trellis_keras.forecasting.columns import Columns
 from trellis_keras.forecasting.forecaster import Forecaster

@@ -223,18 +223,19 @@ class DenseHead(Head):
         self.bias = self._add_bias(self.bias_initializer)
 
     def call(self, hidden: Tensor, training: bool = False) -> Tensor:
-        return ops.log_softmax(self._logits(hidden), axis=-1)
+        return ops.log_softmax(self.logits(hidden), axis=-1)
 
     def compute_nll(self, hidden: Tensor, targets: Tensor, training: bool = False) -> Tensor:
-        return _nll(targets, self._logits(hidden))
+        return _nll(targets, self.logits(hidden))
 
-    def _logits(self, hidden):
-        kernel = ops.cast(self._matrix(), self.compute_dtype)
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Returns the logits (..., V), at least float32."""
+        kernel = ops.cast(self.matrix(), self.compute_dtype)
         logits = matmul(ops.cast(hidden, self.compute_dtype), kernel, self._wide)
         return logits + ops.cast(self.bias, self._wide)
 
-    def _matrix(self):
-        """The output matrix (width, V) as a tensor, not as a variable."""
+    def matrix(self) -> Tensor:
+        """Returns the output matrix (width, V) as a tensor, not as a variable."""
         if self.embedding is None:
             return ops.copy(self.kernel)
         return ops.transpose(self._tied_matrix())
@@ -400,7 +401,7 @@ class MixtureOfSoftmaxes(DenseHead):
 
     def _in_blocks(self, function, *tensors):
         """Returns `function(*tensors, kernel, bias)`."""
-        weights = self._matrix(), ops.cast(self.bias, self._wide)
+        weights = self.matrix(), ops.cast(self.bias, self._wide)
         if not kernels.enabled():
             return function(*tensors, *weights)
         numbers = self.experts * self.vocabulary_size
@@ -599,7 +600,7 @@ class AdaptiveSoftmax(Head):
 
     def call(self, hidden: Tensor, training: bool = False) -> Tensor:
         hidden = ops.cast(hidden, self.compute_dtype)
-        head, *tails = self._clusters()
+        head, *tails = self.read_clusters()
         log_p = self._log_softmax(hidden, head)
         words = log_p.shape[-1] - len(tails)
         parts = [log_p[..., :words]]
@@ -619,11 +620,14 @@ class AdaptiveSoftmax(Head):
             return super().compute_nll(hidden, targets, training)
         flat, capacity = self._flat(hidden)
         words = ops.reshape(targets, (-1,))
-        nll = clusters.cluster_nll(flat, words, self._clusters(), self.cutoffs, capacity)
+        nll = clusters.cluster_nll(flat, words, self.read_clusters(), self.cutoffs, capacity)
         return ops.reshape(nll, ops.shape(targets))
 
-    def _clusters(self):
-        """The weights of the head, with the tails' tokens behind its words, and of each tail."""
+    def read_clusters(self) -> list[clusters.Cluster]:
+        """Returns the weights of the head, then of each tail.
+
+        Those of the head have the tails' tokens after its words.
+        """
         if self.embedding is None:
             # Copies: in TensorFlow's eager mode, custom gradients do not take variables.
             matrices = [ops.copy(kernel) for kernel in self.kernels]

@@ -116,7 +116,7 @@ class _Stack(StreamingMixin):
         self._parts = []  # (stream or pointwise layer, whether it streams, whether it has no time)
         has_time = True
         for layer in stack.layers:
-            if _is_pointwise(layer):
+            if is_pointwise(layer):
                 self._parts.append((layer, False, has_time))
             elif has_time:
                 self._parts.append((as_stream(layer), True, True))
@@ -158,7 +158,8 @@ class _Stack(StreamingMixin):
         return x, after
 
 
-def _is_pointwise(layer):
+def is_pointwise(layer: keras.Layer) -> bool:
+    """Returns whether a Keras layer treats each step by itself."""
     if not isinstance(layer, _POINTWISE):
         return False
     return getattr(layer, "axis", -1) in (-1, [-1], (-1,))

@@ -11,7 +11,7 @@ from trellis_keras.layers.base import at_least_float32
 from trellis_keras.types import Shape, Tensor
 
 _ROWS_AT_ONCE = 1 << 18
-_LARGEST = 10.0  # standard deviations
+LARGEST = 10.0  # standard deviations
 
 
 class Standardization(keras.layers.Layer):
@@ -41,7 +41,7 @@ class Standardization(keras.layers.Layer):
 
     def call(self, inputs: Tensor) -> Tensor:
         x = ops.cast(inputs, at_least_float32(self.compute_dtype))
-        standardized = ops.clip(self.standardize(x), -_LARGEST, _LARGEST)
+        standardized = ops.clip(self.standardize(x), -LARGEST, LARGEST)
         # `isnan` of the inputs: a scale of 0 makes NaN, too.
         return ops.where(ops.isnan(x), ops.zeros_like(x), standardized)
 

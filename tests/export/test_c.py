@@ -1,0 +1,259 @@
+"""Models as C: equal to Keras, without warnings, the same file for the same model."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from tests.export.random_nets import CHANNELS, draw, random_net
+from trellis_keras import forecasting
+from trellis_keras.export import compiled, export
+from trellis_keras.export.c import keras_steps, proven_source, stream_program
+from trellis_keras.export.c_source import print_c
+from trellis_keras.layers import LRU, TCN, AdaptiveSoftmax, MixtureOfSoftmaxes, TrellisLayer
+from trellis_keras.models import LanguageModel, SequenceClassifier
+
+WARNINGS = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
+GCC = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+ZIG = [sys.executable, "-m", "ziglang", "cc"]
+
+
+def compile_c(folder, *options, compiler=("gcc",), files=("model.c",)):
+    """Compiles `files` in a folder, with the warnings as errors."""
+    command = [*compiler, *WARNINGS, *options, *files, "-lm"]
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+def classifier(**options):
+    backbone = TCN(4, kernel_size=3, depth=2, return_sequences=False)
+    model = SequenceClassifier(backbone, 2, class_names=["walk", "run"], normalize=True, **options)
+    model.build((None, None, CHANNELS))
+    draw(model, np.random.default_rng(0))
+    return model
+
+
+def forecaster():
+    backbone = TrellisLayer(5, 3, return_sequences=False)
+    model = forecasting.Forecaster(
+        backbone, horizon=2, targets=2, quantiles=(0.1, 0.5, 0.8, 0.9), normalize=True
+    )
+    model.build((None, None, CHANNELS))
+    draw(model, np.random.default_rng(0))
+    return model
+
+
+def language_model(head=None, tie_embeddings=True):
+    backbone = LRU(4, 2, stateful=True)
+    model = LanguageModel(9, 4, backbone, head=head, tie_embeddings=tie_embeddings)
+    model.build((1, None))
+    draw(model, np.random.default_rng(0))
+    return model
+
+
+# `proven_source` raises unless the C equals Keras.
+
+QUICK = range(10)
+
+
+@pytest.mark.parametrize(
+    "seed", [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 200))]
+)
+def test_random_nets_equal_keras(seed):
+    proven_source(random_net(seed), "net")
+
+
+def test_doubles_equal_keras():
+    source, _ = proven_source(random_net(3, "float64"), "net")
+    assert source.real == "double" and "float" not in source.code
+
+
+HEADS = {
+    "dense": lambda: None,
+    "mixture": lambda: MixtureOfSoftmaxes(9, 3, epsilon=1e-3),
+    "adaptive": lambda: AdaptiveSoftmax(9, (3, 6), div_value=2),
+}
+
+
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+@pytest.mark.parametrize("head", HEADS)
+def test_language_models_equal_keras(head, tie_embeddings):
+    if head == "adaptive" and tie_embeddings:
+        pytest.skip("tails of another width have a matrix of their own")
+    model = language_model(HEADS[head](), tie_embeddings)
+    source, _ = proven_source(model, "net")
+    # A tied matrix is stored once.
+    assert source.weight_bytes <= 4 * model.count_params() + 200
+    unknown = compiled.NativeStream(source).step(9)
+    assert np.all(np.isnan(unknown))
+
+
+@pytest.mark.both_backends
+def test_a_model_keeps_its_units_and_names(tmp_path):
+    """Normalization, quantiles in the units of the data, names of columns and classes."""
+    columns = {"inputs": ["flow", "rain", "hour"], "targets": ["flow", "rain"]}
+    export(forecaster(), tmp_path / "flow.c", format="c", series=columns)
+    header = (tmp_path / "flow.h").read_text()
+    for text in ("0: flow", "2: hour", "quantiles: 0.1, 0.5, 0.8, 0.9", "sizes [2, 2, 4]"):
+        assert text.lower() in header.lower()
+    assert "#define FLOW_OUTPUTS 16\n" in header
+    export(classifier(), tmp_path / "gait.c", format="c")
+    header = (tmp_path / "gait.h").read_text()
+    assert "0: walk" in header and "last 13 inputs" in header
+    assert re.search(r"Largest difference from Keras in 200 random steps: below \de-0\d", header)
+
+
+@GCC
+def test_the_code_compiles_without_warnings_everywhere(tmp_path):
+    """Also the sizes that it states are right, and the sanitizers find nothing."""
+    pytest.importorskip("ziglang")
+    test = """
+#include "model.h"
+int main(void)
+{
+    static model_state s;
+    float x[MODEL_INPUTS] = {0}, y[MODEL_OUTPUTS];
+    model_reset(&s);
+    for (int t = 0; t < 50; t++)
+        model_step(&s, x, y);
+    return sizeof s == MODEL_STATE_BYTES ? 0 : 1;
+}
+"""
+    export(classifier(), tmp_path / "model.c", format="c")
+    (tmp_path / "main.c").write_text(test)
+    files = ["model.c", "main.c"]
+    compile_c(tmp_path, "-fsanitize=address,undefined", "-fno-sanitize-recover", files=files)
+    assert subprocess.run(tmp_path / "a.out").returncode == 0
+    compile_c(tmp_path, "-O2", compiler=ZIG, files=files)
+    assert subprocess.run(tmp_path / "a.out").returncode == 0
+
+
+@GCC
+def test_every_operation_compiles_without_warnings(tmp_path):
+    models = {
+        "mixture": language_model(MixtureOfSoftmaxes(9, 2)),
+        "adaptive": language_model(AdaptiveSoftmax(9, (3,)), tie_embeddings=False),
+        "forecaster": forecaster(),
+        **{f"net_{seed}": random_net(seed) for seed in QUICK},
+    }
+    for name, model in models.items():
+        source = print_c(stream_program(model, name), name, "float")
+        compiled.write_source(source, tmp_path)
+    compile_c(tmp_path, "-c", files=[f"{name}.c" for name in models])
+
+
+def test_the_same_model_gives_the_same_file(tmp_path):
+    model = classifier()
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    texts = []
+    for folder, of in (("a", model), ("b", loaded)):
+        path = export(of, tmp_path / folder / "model.c", format="c")
+        texts.append(path.read_bytes() + path.with_suffix(".h").read_bytes())
+    assert texts[0] == texts[1]
+
+
+@GCC
+def test_without_a_compiler_there_is_a_test_program(tmp_path, monkeypatch):
+    for module in ("compiled", "c"):
+        monkeypatch.setattr(f"trellis_keras.export.{module}.find_compiler", lambda: None)
+    with pytest.warns(UserWarning, match="cc model.c model_test.c -lm && ./a.out"):
+        export(classifier(), tmp_path / "model.c", format="c")
+    compile_c(tmp_path, files=["model.c", "model_test.c"])
+    run = subprocess.run(tmp_path / "a.out", capture_output=True, text=True)
+    assert run.returncode == 0 and re.match(r"largest difference from Keras: \d", run.stdout)
+    code = (tmp_path / "model.c").read_text().replace("expf", "cosf")
+    (tmp_path / "model.c").write_text(code)
+    compile_c(tmp_path, files=["model.c", "model_test.c"])
+    assert subprocess.run(tmp_path / "a.out", capture_output=True).returncode == 1
+
+
+def test_a_difference_from_keras_is_an_error(tmp_path, monkeypatch):
+    wrong = lambda model, x: keras_steps(model, x) * 1.001  # noqa: E731
+    monkeypatch.setattr("trellis_keras.export.c.keras_steps", wrong)
+    with pytest.raises(RuntimeError, match="differs from Keras by 1.0e-03"):
+        export(classifier(), tmp_path / "model.c", format="c")
+    assert not list(tmp_path.iterdir())
+
+
+class Odd(keras.layers.Dense):
+    pass
+
+
+def built(layer):
+    layer.build((None, None, CHANNELS))
+    return layer
+
+
+REFUSED = {
+    "model.txt": (classifier, "must end in .c"),
+    "2nd.c": (classifier, "must be a C identifier"),
+    "my-model.c": (classifier, "must be a C identifier"),
+    "unbuilt.c": (lambda: TCN(4, 2, depth=1), "is not built"),
+    "backwards.c": (lambda: built(LRU(4, go_backwards=True)), "no later inputs"),
+    "same.c": (lambda: built(TCN(4, 2, depth=1, padding="same")), "no later inputs"),
+    "masking.c": (
+        lambda: built(keras.Sequential([keras.layers.Masking(), LRU(CHANNELS)])),
+        "protocol",
+    ),
+    "lstm.c": (lambda: built(keras.layers.LSTM(4)), "Put Keras' recurrent layers into"),
+    "stateful.c": (
+        lambda: TrellisLayer(4, 2, stateful=True, name="trellis"),
+        "stateful=True of trellis",
+    ),
+    "half.c": (lambda: built(TCN(4, 2, depth=1, dtype="mixed_bfloat16")), "computes in bfloat16"),
+    "mixed.c": (
+        lambda: built(keras.Sequential([TCN(4, 2, depth=1), LRU(4, dtype="float64")])),
+        "computes in float32, float64",
+    ),
+    "condition.c": (lambda: built(TCN(4, 2, depth=1, condition_size=3)), "condition_size=3"),
+    "unknown.c": (
+        lambda: built(keras.Sequential([TCN(4, 2, depth=1), Odd(3)])),
+        "is a Odd, for which the export has no operations",
+    ),
+    "activation.c": (
+        lambda: built(TCN(4, 2, depth=1, activation=keras.ops.sin)),
+        "activation 'sin', for which",
+    ),
+    "statistics.c": (
+        lambda: built(SequenceClassifier(TCN(4, 2, depth=1), 2, per_step=True, normalize=True)),
+        "call model.adapt",
+    ),
+    "number.c": (lambda: 3, "`model` must be a layer"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_written_is_refused_before_a_file_is(name, tmp_path):
+    make, message = REFUSED[name]
+    model = make()
+    if name == "stateful.c":
+        model.build((1, None, CHANNELS))
+    with pytest.raises(ValueError, match=message):
+        export(model, tmp_path / "folder" / name, format="c")
+    assert not list(tmp_path.iterdir())
+
+
+def test_masked_tokens_and_infinite_weights_are_refused(tmp_path):
+    embedding = keras.layers.Embedding(5, 4, mask_zero=True)
+    model = SequenceClassifier(TCN(4, 2, depth=1), 2, per_step=True, embedding=embedding)
+    model.build((None, None))
+    with pytest.raises(ValueError, match="mask_zero=True"):
+        export(model, tmp_path / "model.c", format="c")
+    layer = built(TCN(4, 2, depth=1))
+    layer.blocks[0].biases[0].assign([np.inf] * 4)
+    with pytest.raises(ValueError, match="bias_1 has values that are not finite"):
+        export(layer, tmp_path / "model.c", format="c")
+
+
+def test_files_are_replaced_only_with_overwrite(tmp_path):
+    (tmp_path / "model.h").write_text("mine")
+    with pytest.raises(ValueError, match="model.h already exists"):
+        export(classifier(), tmp_path / "model.c", format="c")
+    assert [p.name for p in tmp_path.iterdir()] == ["model.h"]
+    export(classifier(), tmp_path / "model.c", format="c", overwrite=True)
+    assert "mine" not in (tmp_path / "model.h").read_text()

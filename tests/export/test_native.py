@@ -1,0 +1,82 @@
+"""Compiled steps in Python: streams that can be reset, cloned, pickled and run in threads."""
+
+import pickle
+import threading
+
+import numpy as np
+import pytest
+
+from tests.export.random_nets import CHANNELS
+from tests.export.test_c import classifier, language_model
+from trellis_keras.export import compiled, native
+from trellis_keras.export.c import keras_steps
+
+X = np.random.default_rng(0).normal(size=(300, CHANNELS)).astype("float32")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return classifier()
+
+
+@pytest.fixture
+def stream(model):
+    return native(model)
+
+
+def steps(stream, x=X):
+    return np.stack([stream.step(row) for row in x])
+
+
+def test_a_stream_resets_and_has_clones_of_its_state(model, stream):
+    wanted = keras_steps(model, X)
+    np.testing.assert_allclose(steps(stream, X[:100]), wanted[:100], rtol=0, atol=1e-6)
+    others = [stream.clone(), pickle.loads(pickle.dumps(stream))]
+    for one in (stream, *others):  # each goes on from there, by itself
+        np.testing.assert_allclose(steps(one, X[100:]), wanted[100:], rtol=0, atol=1e-6)
+    stream.reset()
+    np.testing.assert_allclose(steps(stream), wanted, rtol=0, atol=1e-6)
+
+
+def test_threads_step_their_own_streams(stream):
+    wanted, found = steps(stream.clone()), {}
+
+    def run(i):
+        found[i] = steps(stream.clone())
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(np.array_equal(found[i], wanted) for i in range(8))
+
+
+def test_a_model_is_compiled_once(model, stream, monkeypatch):
+    def run(*args, **kwargs):
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(compiled.subprocess, "run", run)
+    native(model)
+
+
+def test_tokens():
+    model = language_model()
+    ids = np.random.default_rng(0).integers(0, 9, 50)
+    np.testing.assert_allclose(steps(native(model), ids), keras_steps(model, ids), atol=1e-6)
+
+
+def test_errors(model, stream, monkeypatch):
+    with pytest.raises(ValueError, match=r"must have shape \(3,\). Received: shape \(1,\)"):
+        stream.step([1.0])
+    monkeypatch.setattr("trellis_keras.export.c.find_compiler", lambda: None)
+    with pytest.raises(ImportError, match="pip install ziglang, or use .*compiled_step"):
+        native(model)
+
+
+def test_zig_compiles_too(model, stream, monkeypatch):
+    pytest.importorskip("ziglang")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
+    assert "ziglang" in compiled.find_compiler()
+    np.testing.assert_allclose(steps(native(model)), steps(stream), rtol=0, atol=1e-6)

@@ -1,0 +1,324 @@
+"""One step of a model as C99, proven equal to Keras."""
+
+import dataclasses
+import pathlib
+import re
+import textwrap
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from trellis_keras.export.c_source import Source, print_c
+from trellis_keras.export.compiled import NativeStream, find_compiler, write_source
+from trellis_keras.export.emit import emit_model
+from trellis_keras.export.program import Program
+from trellis_keras.files import atomic_write, check_output
+from trellis_keras.layers import DenseHead, streaming
+from trellis_keras.models import LanguageModel, PolyphonicModel, SequenceClassifier
+from trellis_keras.models.sequence_models import SequenceModel
+
+_STEPS = 200
+_REAL = {"float32": "float", "float64": "double"}
+# Largest difference from Keras, as a part of the largest output.
+_TOLERANCE = {"float": 1e-5, "double": 1e-9}
+
+
+def write_c(
+    model: keras.Layer,
+    path: pathlib.Path,
+    series: dict[str, Any] | None = None,
+    overwrite: bool = False,
+) -> pathlib.Path:
+    """Writes a model as C and returns the path; see `export`."""
+    prefix = path.stem
+    if path.suffix != ".c" or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", prefix):
+        raise ValueError(
+            "`path` must end in .c, and its name must be a C identifier, the prefix of all "
+            f"functions: model.c, for instance. Received: {path}"
+        )
+    test_path = path.with_name(f"{prefix}_test.c")
+    if path.parent.is_dir():
+        for file in (path, path.with_suffix(".h"), *([] if find_compiler() else [test_path])):
+            check_output(file, overwrite=overwrite)
+    source, test = proven_source(model, prefix, series)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_source(source, path.parent)
+    if test is not None:
+        with atomic_write(test_path) as temporary:
+            temporary.write_text(test, encoding="utf-8")
+        warnings.warn(
+            f"Found no C compiler to compare {path} with Keras. Compare it where there is one: "
+            f"cc {path.name} {prefix}_test.c -lm && ./a.out (or pip install ziglang and export "
+            "again).",
+            stacklevel=3,
+        )
+    return path
+
+
+def native(model: keras.Layer) -> NativeStream:
+    """Returns a stream through a model's step as machine code, without Keras on the way.
+
+    The model is written as C (see `export`), compared with Keras, and compiled once for each
+    content, in the user's cache folder. Later changes of its weights do not reach the stream.
+
+    Args:
+        model: Built model, or layer, that streams.
+
+    Returns:
+        A `NativeStream` with `step(x)`, `reset()` and `clone()`.
+
+    Raises:
+        ValueError: If the model cannot be written as C.
+        ImportError: If there is no C compiler.
+        RuntimeError: If the C differs from Keras.
+
+    Example:
+
+    >>> layer = trellis_keras.layers.TCN(4, kernel_size=3, depth=2)
+    >>> layer.build((None, None, 2))
+    >>> stream = native(layer)
+    >>> stream.step([0.1, 0.2]).shape
+    (4,)
+    """
+    if find_compiler() is None:
+        raise ImportError(
+            "`native` needs a C compiler: pip install ziglang, or use "
+            "trellis_keras.layers.streaming.compiled_step, which needs none."
+        )
+    return NativeStream(proven_source(model, "model")[0])
+
+
+def proven_source(
+    model: keras.Layer, prefix: str, series: dict[str, Any] | None = None
+) -> tuple[Source, str | None]:
+    """Returns a model as C, and a test for the user's compiler if there is none here.
+
+    Raises:
+        ValueError: If the model cannot be written as C.
+        RuntimeError: If its C differs from Keras.
+    """
+    real = _check_model(model)
+    program = stream_program(model, prefix)
+    source = print_c(program, prefix, real)
+    x = _random_inputs(model, program)
+    expected = keras_steps(model, x)
+    if not np.all(np.isfinite(expected)):
+        raise ValueError(
+            f"Keras' outputs of {model.name} are not finite in {_STEPS} random steps, so there is "
+            "nothing to compare with."
+        )
+    notes = _describe(model, program, source, series)
+    if find_compiler() is None:
+        proof = f"Not compared with Keras yet: {prefix}_test.c does it."
+        test = _test_program(source, x, expected)
+        return dataclasses.replace(source, comment=_comment([*notes, "", proof])), test
+    stream = NativeStream(source)
+    found = np.stack([stream.step(row) for row in x])
+    difference = np.max(np.abs(found - expected)) / np.max(np.abs(expected))
+    if not difference <= _TOLERANCE[real]:
+        raise RuntimeError(
+            f"The C of {model.name} differs from Keras by {difference:.1e} of the largest output "
+            f"in {_STEPS} random steps, more than {_TOLERANCE[real]}. A net that amplifies "
+            'rounding errors may need dtype="float64".'
+        )
+    proof = (
+        f"Largest difference from Keras in {_STEPS} random steps: below {_round_up(difference)} of "
+        "the largest output."
+    )
+    return dataclasses.replace(source, comment=_comment([*notes, "", proof])), None
+
+
+def _round_up(number):
+    """A number as text, with one digit, not below the number."""
+    exponent = np.floor(np.log10(max(number, 1e-30)))
+    return f"{(np.floor(number / 10**exponent) + 1) * 10**exponent:.0e}"
+
+
+def _comment(lines):
+    body = "\n".join(f" * {line.replace('*/', '* /')}".rstrip() for line in lines)
+    return f"/*\n{body}\n */\n"
+
+
+# Models
+
+
+def stream_program(model: keras.Layer, name: str) -> Program:
+    """Returns one step of a model, or of a layer that streams, as a `Program`.
+
+    Raises:
+        ValueError: If it has a part that does not stream, or that has no operations.
+    """
+    embedding = getattr(model, "embedding", None)
+    if embedding is not None:
+        program = Program(name, embedding.input_dim, takes_token=True)
+    elif isinstance(model, SequenceModel):
+        program = Program(name, model.input_spec.axes[-1])
+    else:
+        program = Program(name, model.get_build_config()["input_shape"][-1])
+    program.finish(emit_model(program, model, program.input))
+    return program
+
+
+def _check_model(model):
+    """Returns the type of a model's numbers in C.
+
+    Raises:
+        ValueError: If the model cannot be written as C.
+    """
+    if not isinstance(model, keras.Layer):
+        raise ValueError(f"`model` must be a layer or model that streams. Received: {model!r}")
+    streaming.check_built(model)
+    backbone = getattr(model, "backbone", model)
+    streaming.as_stream(backbone)  # raises if it does not stream, as with a mask
+    if isinstance(model, SequenceModel):
+        model.check_adapted()
+    layers = [model, *model._flatten_layers()]
+    stateful = [layer.name for layer in layers if getattr(layer, "stateful", False)]
+    if stateful and not isinstance(model, LanguageModel):  # whose streams start from empty states
+        raise ValueError(
+            "A layer with stateful=True carries states from batch to batch; a stream in C starts "
+            "from zeros. Build the model with stateful=False and load its weights. Received: "
+            f"stateful=True of {', '.join(stateful)}"
+        )
+    dtypes = {layer.compute_dtype for layer in layers} | {w.dtype for w in model.weights}
+    real = _REAL.get(dtypes.pop()) if len(dtypes) == 1 else None
+    if real is None:
+        raise ValueError(
+            "C has float and double: build the model with dtype='float32' or 'float64', for all of "
+            "its layers, and load its weights. Received: a model that computes in "
+            f"{', '.join(sorted({layer.compute_dtype for layer in layers}))}"
+        )
+    return real
+
+
+def _describe(model, program, source, series):
+    """Returns lines about a model for a reader."""
+    takes = "a token" if program.takes_token else f"{program.inputs} inputs"
+    lines = [
+        f"{source.prefix}: one time step of the {type(model).__name__} {model.name!r}, written by "
+        "trellis_keras.",
+        "",
+        f"A step reads {takes} and writes {program.output.size} outputs. It allocates nothing, has "
+        "no",
+        "global variables, and takes the same time at every step.",
+        "",
+    ]
+    columns = (series or {}).get("inputs", [])
+    if columns:
+        lines += ["Inputs:", *(f"    {i}: {column}" for i, column in enumerate(columns))]
+    lines += program.notes
+    if (series or {}).get("targets"):
+        lines.append(f"    targets: {', '.join(series['targets'])}")
+    reach = receptive_field(getattr(model, "backbone", model))
+    lines.append(
+        "Outputs depend on all inputs before."
+        if reach is None
+        else f"Outputs depend on the last {reach} inputs."
+    )
+    return lines
+
+
+def receptive_field(layer: keras.Layer) -> int | None:
+    """Returns the number of inputs that an output depends on, `None` for all."""
+    if isinstance(layer, keras.Sequential):
+        reach = 0  # before the current input
+        for part in layer.layers:
+            field = receptive_field(part)
+            if field is None:
+                return None
+            reach += field - 1
+        return 1 + reach
+    if streaming.is_pointwise(layer):
+        return 1
+    return getattr(layer, "receptive_field", None)
+
+
+# The comparison with Keras
+
+
+def _random_inputs(model, program):
+    """Returns the inputs of random steps, (steps, inputs), or tokens (steps,)."""
+    rng = np.random.default_rng(0)
+    if program.takes_token:
+        return rng.integers(0, program.inputs, _STEPS).astype("int32")
+    if isinstance(model, PolyphonicModel):
+        return rng.integers(0, 2, (_STEPS, program.inputs)).astype(model.compute_dtype)
+    x = rng.normal(size=(_STEPS, program.inputs))
+    normalization = getattr(model, "input_normalization", None)
+    if normalization is not None:
+        x = ops.convert_to_numpy(normalization.invert(x.astype(model.compute_dtype)))
+        x[1, 0] = np.nan  # reads as the mean
+    return x.astype(model.compute_dtype)
+
+
+def keras_steps(model: keras.Layer, x: np.ndarray) -> np.ndarray:
+    """Returns what Keras makes of a stream, (steps, outputs), in one forward pass."""
+
+    def read(x):
+        if isinstance(model, LanguageModel):
+            hidden, _ = model.stream().prefill(model.embed(x))
+            has_logits = type(model.head) is DenseHead
+            return model.head.logits(hidden) if has_logits else model.head(hidden)
+        if not isinstance(model, SequenceModel):
+            return streaming.as_stream(model).prefill(x)[0]
+        y, _ = model.outputs_at_each_step(x)
+        if isinstance(model, PolyphonicModel):
+            return ops.sigmoid(y)
+        if isinstance(model, SequenceClassifier) and model.activation is None:
+            return ops.softmax(y)
+        return y
+
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        compiled = tf.function(read, autograph=False)  # without the time that XLA takes
+    else:
+        compiled = streaming.compile_xla(read, model.variables)
+    return ops.convert_to_numpy(compiled(ops.convert_to_tensor(x[None]))).reshape(len(x), -1)
+
+
+def _test_program(source, x, expected):
+    """C that compares the steps with Keras on the user's machine."""
+    real, prefix, upper = source.real, source.prefix, source.prefix.upper()
+    f = "f" if real == "float" else ""
+    suffix = "" if source.takes_token else f
+    read = "x[t]" if source.takes_token else f"x + t * {source.inputs}"
+
+    def numbers(name, kind, values, suffix):
+        values = ", ".join(
+            "NAN" if value != value else f"{value}{suffix}" for value in values.reshape(-1)
+        )
+        text = textwrap.fill(values, 98, initial_indent="    ", subsequent_indent="    ")
+        return f"static const {kind} {name}[] = {{\n{text}\n}};\n"
+
+    return f"""\
+/* Compares {prefix} with Keras: cc {prefix}.c {prefix}_test.c -lm && ./a.out */
+#include "{prefix}.h"
+
+#include <math.h>
+#include <stdio.h>
+
+{numbers("x", "int" if source.takes_token else real, x, suffix)}
+{numbers("expected", real, expected, f)}
+int main(void)
+{{
+    static {prefix}_state state;
+    {real} y[{upper}_OUTPUTS], largest = 0, difference = 0;
+    {prefix}_reset(&state);
+    for (int t = 0; t < {len(x)}; t++) {{
+        {prefix}_step(&state, {read}, y);
+        for (int k = 0; k < {upper}_OUTPUTS; k++) {{
+            {real} wanted = expected[t * {upper}_OUTPUTS + k];
+            largest = fabs{f}(wanted) > largest ? fabs{f}(wanted) : largest;
+            if (!(fabs{f}(y[k] - wanted) <= difference))
+                difference = fabs{f}(y[k] - wanted);
+        }}
+    }}
+    difference /= largest;
+    printf("largest difference from Keras: %.1e of the largest output\\n", (double)difference);
+    return difference <= {_TOLERANCE[real]}{f} ? 0 : 1;
+}}
+"""

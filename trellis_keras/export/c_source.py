@@ -1,0 +1,560 @@
+"""Prints a `Program` as C99: one function for each kind of operation, one table for each weight."""
+
+import collections
+import dataclasses
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from trellis_keras.export import program as p
+from trellis_keras.export.program import Expression, Part, Program, Vector
+
+# C of the operations, for float. OUTPUTS stands for a number, so that compilers know the length of
+# the inner loops, which run over the outputs and need no reordering of sums to be vectorized.
+_TEMPLATES = {
+    "push": """
+static void push(float *ring, int *newest, int steps, int channels, const float *x)
+{
+    *newest = *newest + 1 == steps ? 0 : *newest + 1;
+    memcpy(ring + *newest * channels, x, (size_t)channels * sizeof *x);
+}
+""",
+    "tap": """
+/* What was pushed `delay` steps ago. */
+static const float *tap(const float *ring, int newest, int steps, int channels, int delay)
+{
+    int step = newest - delay;
+    return ring + (step < 0 ? step + steps : step) * channels;
+}
+""",
+    "dense": """
+/* y = start + x kernel; a start of NULL stands for zeros. */
+static void dense_OUTPUTS(
+    int inputs, const float *x, const float *kernel, const float *start, float *y)
+{
+    float sum[OUTPUTS] = {0};
+    if (start)
+        memcpy(sum, start, sizeof sum);
+    for (int i = 0; i < inputs; i++)
+        for (int o = 0; o < OUTPUTS; o++)
+            sum[o] += x[i] * kernel[i * OUTPUTS + o];
+    memcpy(y, sum, sizeof sum);
+}
+""",
+    "convolution": """
+/* y = start + the sum over the taps of a ring of x kernel. */
+static void convolution_OUTPUTS(
+    const float *ring, int newest, int steps, int inputs,
+    int taps, int dilation, const float *kernel, const float *start, float *y)
+{
+    float sum[OUTPUTS] = {0};
+    if (start)
+        memcpy(sum, start, sizeof sum);
+    for (int j = taps - 1; j >= 0; j--, kernel += inputs * OUTPUTS) {
+        const float *x = tap(ring, newest, steps, inputs, j * dilation);
+        for (int i = 0; i < inputs; i++)
+            for (int o = 0; o < OUTPUTS; o++)
+                sum[o] += x[i] * kernel[i * OUTPUTS + o];
+    }
+    memcpy(y, sum, sizeof sum);
+}
+""",
+    "softmax": """
+static void softmax(int n, const float *x, float *y)
+{
+    float largest = x[0], sum = 0;
+    for (int k = 1; k < n; k++)
+        largest = x[k] > largest ? x[k] : largest;
+    for (int k = 0; k < n; k++) {
+        y[k] = expf(x[k] - largest);
+        sum += y[k];
+    }
+    for (int k = 0; k < n; k++)
+        y[k] /= sum;
+}
+""",
+    "log_softmax": """
+static void log_softmax(int n, const float *x, float *y)
+{
+    float largest = x[0], sum = 0;
+    for (int k = 1; k < n; k++)
+        largest = x[k] > largest ? x[k] : largest;
+    for (int k = 0; k < n; k++)
+        sum += expf(x[k] - largest);
+    for (int k = 0; k < n; k++)
+        y[k] = x[k] - largest - logf(sum);
+}
+""",
+    "normalize": """
+static void normalize(int n, const float *x, float epsilon, int is_centered, float *y)
+{
+    float mean = 0, variance = 0;
+    for (int k = 0; k < n && is_centered; k++)
+        mean += x[k] / (float)n;
+    for (int k = 0; k < n; k++)
+        variance += (x[k] - mean) * (x[k] - mean) / (float)n;
+    for (int k = 0; k < n; k++)
+        y[k] = (x[k] - mean) / sqrtf(variance + epsilon);
+}
+""",
+    "lookup": """
+/* The embedding of a token, whose numbers are `stride` apart; NAN for an unknown token. */
+static void lookup(
+    int token, int tokens, int channels, const float *table, int row, int stride, float *y)
+{
+    for (int k = 0; k < channels; k++)
+        y[k] = token < 0 || token >= tokens ? NAN : table[token * row + k * stride];
+}
+""",
+    "spread": """
+/* Rows of increasing numbers: the middle ones of x, and from there on the gaps. */
+static void spread(int rows, int columns, int middle, const float *x, const float *gap, float *y)
+{
+    for (int r = 0; r < rows; r++, x += columns, gap += columns, y += columns) {
+        y[middle] = x[middle];
+        for (int k = middle + 1; k < columns; k++)
+            y[k] = y[k - 1] + gap[k];
+        for (int k = middle - 1; k >= 0; k--)
+            y[k] = y[k + 1] - gap[k];
+    }
+}
+""",
+    "sigmoid": "static float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }",
+    # NaN passes, as in Keras.
+    "maximum": "static float maximum(float a, float b) { return a < b ? b : a; }",
+    "minimum": "static float minimum(float a, float b) { return b < a ? b : a; }",
+}
+_NEEDS = {"convolution": ["tap"]}
+_MATH = {"absolute": "fabsf", "is_nan": "isnan"} | {
+    name: f"{name}f" for name in ("exp", "log", "log1p", "sqrt", "tanh", "erf")
+}
+_IN_DOUBLE = re.compile(r"\b(exp|log|log1p|sqrt|tanh|erf|fabs)f\b")
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A program as C.
+
+    Attributes:
+        prefix: Prefix of the public names.
+        comment: What the model is, for the head of `prefix.h`.
+        header, code: Content of `prefix.h` and `prefix.c`.
+        real: `"float"` or `"double"`.
+        inputs, outputs: Numbers of channels; with `takes_token` the input is an integer.
+        state_bytes, weight_bytes: Sizes of the state and of all weights.
+    """
+
+    prefix: str
+    comment: str
+    header: str
+    code: str
+    real: str
+    takes_token: bool
+    inputs: int
+    outputs: int
+    state_bytes: int
+    weight_bytes: int
+
+
+def print_c(program: Program, prefix: str, real: str) -> Source:
+    """Prints a program.
+
+    Args:
+        program: `Program` with an output.
+        prefix: Prefix of the public names, a C identifier.
+        real: `"float"` or `"double"`.
+    """
+    return _Printer(program, prefix, real).print()
+
+
+class _Printer:
+    def __init__(self, program, prefix, real):
+        self.program, self.prefix, self.real = program, prefix, real
+        self.f = "f" if real == "float" else ""  # suffix of numbers and of functions of math.h
+        self.bytes = 4 if real == "float" else 8
+        self.functions = {}  # name: text, in the order of their first use
+        self.elementwise = {}  # Function: name in C
+        self.names = collections.defaultdict(str)  # id of a value: name in C
+        operations = program.operations
+        # The value that becomes the output is written to it.
+        self.direct = None
+        last = operations[-1].x
+        if last.kind == "value" and last.whole is None:
+            self.direct = last
+            self.names[id(last)] = "y"
+        self.skipped = operations[-1] if self.direct is not None else None
+
+    def print(self):
+        for operation in self.program.operations:
+            self._call(operation)  # for the functions, whose names no value may have
+        self._place_values()
+        step = "\n".join(self._part(self.program.body, 1))
+        members = list(self._members())
+        counters = len(self.program.rings)
+        cells = sum(r.steps * r.channels for r in self.program.rings)
+        cells += sum(state.size for state in self.program.states)
+        size = cells * self.bytes + 4 * max(counters, not cells)
+        state_bytes = -(-size // self.bytes) * self.bytes if cells else size
+        weight_bytes = sum(w.size for w in self.program.weights) * self.bytes
+        header = self._header(members, state_bytes, weight_bytes)
+        tables = "\n\n".join(map(self._table, self.program.weights))
+        functions = "\n\n".join(self.functions.values())
+        code = [
+            f'#include "{self.prefix}.h"\n\n#include <math.h>\n#include <string.h>',
+            "/* Weights */",
+            tables,
+            "/* Operations */",
+            functions,
+            "/* The model */",
+            f"void {self.prefix}_reset({self.prefix}_state *s)\n{{\n"
+            "    memset(s, 0, sizeof *s);\n}",
+            f"{self._signature()}\n{{\n{step}\n}}",
+        ]
+        code = "\n\n".join(text for text in code if text) + "\n"
+        program = self.program
+        sizes = program.takes_token, program.inputs, program.output.size
+        return Source(self.prefix, "", header, code, self.real, *sizes, state_bytes, weight_bytes)
+
+    # The header
+
+    def _signature(self):
+        x = "int token" if self.program.takes_token else f"const {self.real} *x"
+        return f"void {self.prefix}_step({self.prefix}_state *s, {x}, {self.real} *y)"
+
+    def _header(self, members, state_bytes, weight_bytes):
+        upper = self.prefix.upper()
+        inputs = "TOKENS" if self.program.takes_token else "INPUTS"
+        lines = "\n".join(f"    {member}" for member in members)
+        return f"""\
+#ifndef {upper}_H
+#define {upper}_H
+
+#ifdef __cplusplus
+extern "C" {{
+#endif
+
+#define {upper}_{inputs} {self.program.inputs}
+#define {upper}_OUTPUTS {self.program.output.size}
+#define {upper}_STATE_BYTES {state_bytes} /* sizeof({self.prefix}_state), int having 4 bytes */
+#define {upper}_WEIGHT_BYTES {weight_bytes}
+
+/* What a later step needs. One state is one stream. */
+typedef struct {{
+{lines}
+}} {self.prefix}_state;
+
+/* Starts a stream. */
+void {self.prefix}_reset({self.prefix}_state *s);
+
+/* Reads one time step x and writes the outputs y; x and y must not overlap. */
+{self._signature()};
+
+#ifdef __cplusplus
+}}
+#endif
+
+#endif
+"""
+
+    def _members(self):
+        for ring in self.program.rings:
+            yield f"{self.real} {ring.name}[{ring.steps}][{ring.channels}];"
+        for state in self.program.states:
+            yield f"{self.real} {state.name}[{state.size}];"
+        for ring in self.program.rings:
+            yield f"int {ring.name}_newest;"
+        if not self.program.rings and not self.program.states:
+            yield "int nothing;"
+
+    def _table(self, weight):
+        shape = " * ".join(map(str, weight.array.shape))
+        axes = f" /* {weight.axes} */" if weight.axes else ""
+        numbers = ", ".join(map(self._number, weight.array.reshape(-1)))
+        numbers = textwrap.fill(
+            numbers, 98, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
+        )
+        return f"static const {self.real} {weight.name}[{shape}] = {{{axes}\n{numbers}\n}};"
+
+    def _number(self, value):
+        text = str(np.float32(value) if self.real == "float" else np.float64(value))
+        return text + self.f
+
+    # The step
+
+    def _place_values(self):
+        """Finds the innermost part that has all uses of a value: it is declared there."""
+        self.declared = collections.defaultdict(list)  # id of a part: values
+        seen = {}  # id of a value: (value, path of parts)
+
+        def visit(part, path):
+            path = [*path, part]
+            for item in part.items:
+                if isinstance(item, Part):
+                    visit(item, path)
+                elif item is not self.skipped:
+                    for vector in _vectors(item):
+                        use(vector if vector.whole is None else vector.whole, path)
+
+        def use(value, path):
+            if value.kind != "value" or value is self.direct:
+                return
+            _, common, first = seen.setdefault(id(value), (value, path, path))
+            same = [a for a, b in zip(common, path, strict=False) if a is b]
+            seen[id(value)] = value, same, first
+
+        visit(self.program.body, [])
+        self.wanted = {}  # id of a value: its name, unless another one has it
+        for value, path, first in seen.values():
+            self.declared[id(path[-1])].append(value)
+            # What leaves a part is named after it.
+            leaves = len(first) > len(path)
+            self.wanted[id(value)] = p.identifier(first[len(path)].name) if leaves else value.name
+        taken = {"s", "x", "y", "token", "memcpy", *_KEYWORDS, *self.functions}
+        taken.update(weight.name for weight in self.program.weights)
+        self._name_values(self.program.body, frozenset(taken))
+
+    def _name_values(self, part, taken):
+        """Names the values of a part: those of inner parts differ from those around them."""
+        taps = [o.y for o in part.items if isinstance(o, p.Tap)]
+        for value in [*self.declared[id(part)], *taps]:
+            name = wanted = self.wanted.get(id(value), value.name)
+            number = 1
+            while name in taken:
+                number += 1
+                name = f"{wanted}_{number}"
+            taken = taken | {name}
+            self.names[id(value)] = name
+        for item in part.items:
+            if isinstance(item, Part):
+                self._name_values(item, taken)
+
+    def _part(self, part, depth):
+        """Yields the lines of a part."""
+        indent = "    " * depth
+        values = self.declared[id(part)]
+        if not values and depth == 1 and not (self.program.rings or self.program.states):
+            yield f"{indent}(void)s;"
+        for value in values:
+            yield f"{indent}{self.real} {self.names[id(value)]}[{value.size}];"
+        if depth == 1 and not (self.program.rings or self.program.states) and values:
+            yield f"{indent}(void)s;"
+        if values:
+            yield ""
+        for item in part.items:
+            if isinstance(item, Part):
+                comment = f"/* {item.name}: {item.comment} */"
+                lines = list(self._part(item, depth + 1))
+                if lines:
+                    yield f"{indent}{{ {comment}"
+                    yield from lines
+                    yield f"{indent}}}"
+            elif item is not self.skipped:
+                yield _wrapped(indent, self._call(item))
+
+    def _call(self, operation):
+        return getattr(self, f"_{type(operation).__name__.lower()}")(operation)
+
+    def _at(self, vector):
+        """A vector as a pointer."""
+        if vector is None:
+            return "NULL"
+        whole = vector if vector.whole is None else vector.whole
+        name = {"input": "x", "output": "y", "state": f"s->{whole.name}"}.get(vector.kind)
+        if name is None:
+            name = whole.name if vector.kind == "weight" else self.names[id(whole)]
+        return f"{name} + {vector.start}" if vector.start else name
+
+    # Operations: each returns a call, and adds the function that it calls
+
+    def _use(self, name, outputs=None):
+        """Adds a function of `_TEMPLATES` and returns its name."""
+        for needed in _NEEDS.get(name, []):
+            self._use(needed)
+        text = _TEMPLATES[name]
+        if outputs is not None:
+            name, text = f"{name}_{outputs}", text.replace("OUTPUTS", str(outputs))
+        self.functions[name] = self._typed(text.strip())
+        return name
+
+    def _typed(self, text):
+        if self.real == "float":
+            return text
+        return _IN_DOUBLE.sub(r"\1", re.sub(r"\bfloat\b", "double", text)).replace(".0f", ".0")
+
+    def _push(self, push):
+        ring, self.functions["push"] = push.ring, self._typed(_TEMPLATES["push"].strip())
+        at = f"s->{ring.name}[0]", f"&s->{ring.name}_newest", ring.steps, ring.channels
+        return _statement("push", *at, self._at(push.x))
+
+    def _ring(self, ring):
+        return f"s->{ring.name}[0]", f"s->{ring.name}_newest", ring.steps, ring.channels
+
+    def _tap(self, tap):
+        call = _statement(self._use("tap"), *self._ring(tap.ring), tap.delay)
+        return f"const {self.real} *{self.names[id(tap.y)]} = {call}"
+
+    def _dense(self, dense):
+        name = self._use("dense", dense.y.size)
+        vectors = dense.x, dense.kernel, dense.start, dense.y
+        return _statement(name, dense.x.size, *map(self._at, vectors))
+
+    def _convolution(self, convolution):
+        name = self._use("convolution", convolution.y.size)
+        taps = convolution.kernel.array.shape[0]
+        vectors = convolution.kernel, convolution.start, convolution.y
+        ring = self._ring(convolution.ring)
+        return _statement(name, *ring, taps, convolution.dilation, *map(self._at, vectors))
+
+    def _softmax(self, softmax):
+        name = self._use("log_softmax" if softmax.log else "softmax")
+        return _statement(name, softmax.x.size, self._at(softmax.x), self._at(softmax.y))
+
+    def _normalize(self, normalize):
+        options = self._number(normalize.epsilon), int(normalize.centered), self._at(normalize.y)
+        name, n = self._use("normalize"), normalize.x.size
+        return _statement(name, n, self._at(normalize.x), *options)
+
+    def _lookup(self, lookup):
+        channels = lookup.y.size
+        strides = (1, lookup.tokens) if lookup.transposed else (channels, 1)
+        table, y = self._at(lookup.table), self._at(lookup.y)
+        return _statement(self._use("lookup"), "token", lookup.tokens, channels, table, *strides, y)
+
+    def _spread(self, spread):
+        sizes = spread.x.size // spread.columns, spread.columns, spread.middle
+        return _statement(
+            self._use("spread"), *sizes, *map(self._at, (spread.x, spread.gap, spread.y))
+        )
+
+    def _copy(self, copy):
+        return _statement(
+            "memcpy", self._at(copy.y), self._at(copy.x), f"{copy.x.size} * sizeof *y"
+        )
+
+    def _elementwise(self, elementwise):
+        name, n = self._function(elementwise.function), elementwise.ys[0].size
+        return _statement(name, n, *map(self._at, (*elementwise.xs, *elementwise.ys)))
+
+    # Elementwise functions
+
+    def _function(self, function):
+        """Adds an elementwise function and returns its name."""
+        if function not in self.elementwise:
+            name, number = function.name, 1
+            while name in self.functions or name in _TEMPLATES:
+                number += 1
+                name = f"{function.name}_{number}"
+            self.elementwise[function] = name
+            lines = list(self._lines(function))
+            xs = [f"const {self.real} *{parameter}" for parameter in function.parameters]
+            ys = [f"{self.real} *restrict {key}" for key in function.outputs]
+            head = _wrapped("", f"static void {name}({', '.join(['int n', *xs, *ys])})")
+            body = "\n".join(f"        {line}" for line in lines)
+            begin, end = (" {", "\n    }") if len(lines) > 1 else ("", "")
+            loop = f"    for (int k = 0; k < n; k++){begin}\n{body}{end}"
+            self.functions[name] = f"{head}\n{{\n{loop}\n}}"
+        return self.elementwise[function]
+
+    def _lines(self, function):
+        """Yields the statements for one element."""
+        uses = collections.Counter(id(n) for n in _distinct(function.outputs.values()))
+        uses.update(
+            id(o)
+            for n in _distinct(function.outputs.values())
+            for o in n.operands
+            if isinstance(o, Expression)
+        )
+        written = {}
+        for node in _distinct(function.outputs.values()):  # operands first
+            keys = [key for key, output in function.outputs.items() if output is node]
+            text = self._expression(node, written, function)
+            if keys:
+                yield f"{keys[0]}[k] = {text};"
+                text = f"{keys[0]}[k]"
+                for key in keys[1:]:
+                    yield f"{key}[k] = {text};"
+            elif uses[id(node)] > 2 and node.operator not in ("parameter", "number"):
+                name = f"t{len([w for w in written.values() if w[0][:1] == 't'])}"
+                yield f"const {self.real} {name} = {text};"
+                text = name
+            else:
+                written[id(node)] = text, _PRECEDENCE.get(node.operator, 9)
+                continue
+            written[id(node)] = text, 9
+
+    def _expression(self, node, written, function):
+        operator, operands = node.operator, node.operands
+        if operator == "parameter":
+            return f"{operands[0]}[{0 if function.parameters[operands[0]] else 'k'}]"
+        if operator == "number":
+            return self._number(operands[0])
+        texts = [written[id(operand)] for operand in operands]
+        if operator in _PRECEDENCE:
+            own, parts = _PRECEDENCE[operator], []
+            for i, (text, precedence) in enumerate(texts):
+                # The right operand of a difference or quotient needs parentheses sooner.
+                parts.append(f"({text})" if precedence < own + (i > 0) else text)
+            if operator == "negative":
+                return f"-{parts[0]}" if texts[0][1] == 9 else f"-({texts[0][0]})"
+            if operator == "where":
+                return f"{parts[0]} ? {texts[1][0]} : {texts[2][0]}"
+            return f" {operator} ".join(parts)
+        arguments = ", ".join(text for text, _ in texts)
+        if operator in _MATH:
+            return f"{self._typed(_MATH[operator])}({arguments})"
+        return f"{self._use(operator)}({arguments})"
+
+
+_KEYWORDS = (
+    "auto break case char const continue default do double else enum extern float for goto if "
+    "inline int long register restrict return short signed sizeof static struct switch typedef "
+    "union unsigned void volatile while"
+).split()
+
+_PRECEDENCE = {"where": 1, "<": 2, "+": 3, "-": 3, "*": 4, "/": 4, "negative": 5}
+
+
+def _distinct(expressions: Iterable[Expression]) -> list[Expression]:
+    """The nodes of expressions, each once, after its operands."""
+    found: dict[int, Expression] = {}
+
+    def visit(node):
+        if id(node) not in found:
+            for operand in node.operands:
+                if isinstance(operand, Expression):
+                    visit(operand)
+            found[id(node)] = node
+
+    for expression in expressions:
+        visit(expression)
+    return list(found.values())
+
+
+def _vectors(operation: p.Operation) -> Iterator[Vector]:
+    """Yields the vectors that an operation reads or writes."""
+    for field in dataclasses.fields(operation):
+        value = getattr(operation, field.name)
+        yield from (v for v in (value if isinstance(value, tuple) else [value]) if _is_vector(v))
+
+
+def _is_vector(value):
+    return isinstance(value, Vector)
+
+
+def _statement(name, *arguments):
+    return f"{name}({', '.join(map(str, arguments))});"
+
+
+def _wrapped(indent, line):
+    """A line of C, or several, broken after commas."""
+    text = textwrap.fill(
+        line.replace(" ", "\0").replace(",\0", ", "),
+        100,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return text.replace("\0", " ")

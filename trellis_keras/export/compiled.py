@@ -1,0 +1,141 @@
+"""C compiled and called in this process, through `ctypes`."""
+
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import numpy as np
+
+from trellis_keras.export.c_source import Source
+from trellis_keras.files import atomic_write
+
+# No option reorders sums or takes away NaN: results are those of any C compiler.
+_OPTIONS = ["-std=c99", "-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
+_ZIG = [sys.executable, "-m", "ziglang", "cc"]
+
+
+def find_compiler() -> list[str] | None:
+    """Returns the command of a C compiler: `$CC`, `cc`, or that of the package ziglang."""
+    name = os.environ.get("CC") or shutil.which("cc")
+    if name:
+        return name.split()
+    return _ZIG if importlib.util.find_spec("ziglang") else None
+
+
+def compile_library(source: Source) -> pathlib.Path:
+    """Compiles C as a shared library, once for each content, in the user's cache folder.
+
+    Raises:
+        ImportError: If there is no C compiler.
+        RuntimeError: If the compiler fails.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        raise ImportError("A C compiler is needed: install one, or pip install ziglang")
+    content = "\n".join([source.header, source.code, *compiler, *_OPTIONS])
+    name = hashlib.sha256(content.encode()).hexdigest()[:32]
+    library = _cache_folder() / f"{name}{'.dll' if sys.platform == 'win32' else '.so'}"
+    if not library.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            built = pathlib.Path(folder, "built")
+            code = write_source(source, folder)
+            # Some compilers do not know the processor by itself.
+            for options in ([*_OPTIONS, "-march=native"], _OPTIONS):
+                command = [*compiler, *options, str(code), "-o", str(built), "-lm"]
+                run = subprocess.run(command, capture_output=True, text=True)
+                if run.returncode == 0:
+                    break
+            else:
+                raise RuntimeError(f"{' '.join(command)} failed: {run.stderr[-2000:]}")
+            library.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(library) as temporary:
+                temporary.write_bytes(built.read_bytes())
+    return library
+
+
+def _cache_folder():
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return pathlib.Path(home, "trellis_keras").expanduser()
+
+
+def write_source(source: Source, folder: str | os.PathLike) -> pathlib.Path:
+    """Writes `prefix.h` and `prefix.c` into a folder and returns the path of the latter."""
+    folder = pathlib.Path(folder)
+    for suffix, text in (("h", source.comment + source.header), ("c", source.code)):
+        with atomic_write(folder / f"{source.prefix}.{suffix}") as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    return folder / f"{source.prefix}.c"
+
+
+@functools.lru_cache(maxsize=64)
+def _functions(library, prefix):
+    loaded = ctypes.CDLL(str(library))
+    functions = getattr(loaded, f"{prefix}_reset"), getattr(loaded, f"{prefix}_step")
+    for function in functions:
+        function.restype = None
+    return functions
+
+
+class NativeStream:
+    """One stream through a model's compiled step.
+
+    Streams do not share anything that changes, so each thread may step its own. One stream must not
+    be stepped by two threads at once. A stream can be pickled, with its state; another machine
+    compiles it anew.
+
+    Attributes:
+        inputs, outputs: Numbers of channels, of a model of tokens also of tokens.
+    """
+
+    def __init__(self, source: Source, state: bytes | None = None) -> None:
+        self._source = source
+        self.inputs, self.outputs = source.inputs, source.outputs
+        reset, step = _functions(compile_library(source), source.prefix)
+        dtype = np.dtype("float32" if source.real == "float" else "float64")
+        self._state = np.zeros(source.state_bytes, "uint8")
+        self._x, self._y = np.zeros(self.inputs, dtype), np.zeros(self.outputs, dtype)
+        self._at = [ctypes.c_void_p(a.ctypes.data) for a in (self._state, self._x, self._y)]
+        self._reset_c, self._step_c = reset, step
+        if state is None:
+            self.reset()
+        else:
+            self._state[:] = np.frombuffer(state, "uint8")
+
+    def step(self, x: Any) -> np.ndarray:
+        """Reads one time step and returns the outputs.
+
+        Args:
+            x: Array (inputs,), or the id of a token.
+
+        Raises:
+            ValueError: If x has another shape.
+        """
+        state, inputs, outputs = self._at
+        if self._source.takes_token:
+            self._step_c(state, int(x), outputs)
+        else:
+            x = np.asarray(x)
+            if x.shape != self._x.shape:
+                raise ValueError(f"`x` must have shape ({self.inputs},). Received: shape {x.shape}")
+            self._x[...] = x
+            self._step_c(state, inputs, outputs)
+        return self._y.copy()
+
+    def reset(self) -> None:
+        """Starts anew."""
+        self._reset_c(self._at[0])
+
+    def clone(self) -> "NativeStream":
+        """Returns another stream in the same state."""
+        return NativeStream(self._source, self._state.tobytes())
+
+    def __reduce__(self):
+        return NativeStream, (self._source, self._state.tobytes())
