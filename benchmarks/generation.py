@@ -10,7 +10,7 @@ VOCABULARY, WINDOW = 10_000, 110
 def _model():
     from trellis_keras.zoo import trellisnet_ptb
 
-    return trellisnet_ptb(aux_every=None, aux_weight=0.0)
+    return trellisnet_ptb(aux_weight=0.0)
 
 
 def _tokens(batch, time):

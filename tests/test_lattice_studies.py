@@ -53,7 +53,7 @@ def evaluate(folder, split="test"):
 def test_recipes_are_the_papers(net, corpus):
     for size in ("1m", "10m", "24m"):
         recipe = lattice.recipe(FULL, corpus, net, size, 100, seed=5)
-        assert recipe.arguments["size"] == size
+        assert recipe.arguments["hidden_units"] == lattice.units(net, size, recipe)
         training = recipe.training
         assert (training.batch_size, training.sequence_length) == (250, 50)
         assert (training.decay_factor, training.learning_rate) == (0.9, 1e-3)
@@ -77,7 +77,27 @@ def test_nets_are_what_they_are_called():
         "ps_lru_authors": ("ps", "authors"),
     }
     others = {net: recipe.name for net, recipe in recipes.items() if "lru" not in net}
-    assert others == {net: f"{net}_text8" for net in ("lstm", "gru", "grid_lstm", "rhn")}
+    names = {net: f"{net}_text8_lru_paper" for net in ("lstm", "gru")}
+    assert others == names | {net: f"{net}_text8" for net in ("grid_lstm", "rhn")}
+
+
+# By TABLES: 10M and 24M of two layers of enwik8's 205 symbols, 1M of 50.
+@pytest.mark.parametrize(
+    ("net", "units"),
+    [
+        ("lru", (637, 991, 202)),
+        ("rg_lru", (697, 1085, 221)),
+        ("ps_lru", (778, 1212, 247)),
+        ("gru", (895, 1397, 284)),
+        ("lstm", (778, 1212, 247)),
+        ("grid_lstm", (778, 1212, 247)),
+        ("rhn", (896, 1397, 284)),
+    ],
+)
+def test_units_for_a_size(net, units):
+    cases = [("enwik8", "10m"), ("enwik8", "24m"), ("char_ptb", "1m")]
+    recipes = [lattice.recipe(FULL, corpus, net, size, 100, 0) for corpus, size in cases]
+    assert tuple(recipe.arguments["hidden_units"] for recipe in recipes) == units
 
 
 def test_settings_reach_the_recipe():

@@ -37,7 +37,7 @@ def card(run):
     recipe, results = registry.recipe_from_dict(run.recipe), run.results
     parts = [
         f"# {_plain(run.title)}",
-        registry.describe(recipe.name, recipe.setting),
+        registry.describe(recipe.name),
         _figures(recipe, results),
         _run(recipe, results),
         _paragraph(_without_html(results["note"])),
@@ -172,7 +172,6 @@ _IN_THE_LINE = ("optimizer", "learning_rate", "batch_size", "epochs")
 def _data(recipe):
     """The data, their terms, and how to load them."""
     options = dict(recipe.data_options)
-    options |= {name: recipe.arguments[name] for name in recipe.entry.data_arguments}
     if "path" in options:  # in whatever folder it was
         options["path"] = pathlib.PurePath(options["path"]).name
     call = ", ".join([repr(recipe.data), *(f"{key}={value!r}" for key, value in options.items())])
@@ -203,11 +202,14 @@ def _train(run, recipe):
 
 def _use(recipe, results):
     """How to build the model, with its weights if they are published, and to serve it."""
-    arguments = [
-        f"{name}={_literal(value)}"
+    changes = {
+        name: f"{name}={_literal(value)}"
         for name, value in recipe.changes().items()
-        if (name in recipe.arguments or name == "dtype_policy") and name not in _OF_THE_RUN
-    ]
+        if name not in _OF_THE_RUN
+    }
+    net = {*recipe.arguments, "dtype_policy"}
+    arguments = [text for name, text in changes.items() if name in net]
+    of_recipe = [text for name, text in changes.items() if name in net | {*recipe.data_options}]
     has_weights = "weights_sha256" in results
     weights = ['weights="pretrained"'] if has_weights else []
     comment = "" if weights else "  # with initial weights"
@@ -215,7 +217,7 @@ def _use(recipe, results):
     if has_weights and recipe.reads_text:
         lines.append('print(model.generate("The ", max_length=200))')
     elif has_weights:
-        lines.append(f"recipe = zoo.recipe({', '.join([_literal(recipe.name), *arguments])})")
+        lines.append(f"recipe = zoo.recipe({', '.join([_literal(recipe.name), *of_recipe])})")
         lines.append(
             "print(model.evaluate(recipe.stream(recipe.load_data().test), return_dict=True))"
         )
@@ -235,9 +237,9 @@ def _limits(recipe, results):
             if recipe.data in _WITH_UNKNOWN_WORDS
             else "The vocabulary is that of the data; other tokens are refused."
         )
-    if "T" in recipe.arguments:
+    if "T" in recipe.data_options:
         lines.append(
-            f"Trained on sequences of the benchmark's length only (T={recipe.arguments['T']})."
+            f"Trained on sequences of the benchmark's length only (T={recipe.data_options['T']})."
         )
     if "weights_sha256" in results:
         lines.append(

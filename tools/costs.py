@@ -25,7 +25,6 @@ from benchmarks.process import begin_epoch, peak_memory, words
 from trellis_keras import zoo
 from trellis_keras.files import atomic_write
 from trellis_keras.zoo.environment import environment
-from trellis_keras.zoo.registry import list_settings
 from trellis_keras.zoo.results import COSTS, assets_folder
 
 BATCHES = 5
@@ -45,17 +44,15 @@ TRAINING_TOKENS = {
 
 
 def main(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Models, or MODEL@SETTING. Default: all.")
-    ] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Models. Default: all.")] = None,
     output: Annotated[str | None, typer.Option(help="The file. Default: the zoo's.")] = None,
     core: Annotated[int, typer.Option(help="The core to measure on.")] = 0,
 ):
     """Measure the models that are not in the file yet."""
     known = [
-        f"{name}@{setting}" if setting else name
-        for name, setting in list_settings()
-        if not zoo.recipe(name, setting=setting).data.endswith("series")  # the user's own data
+        name
+        for name in zoo.list_models()
+        if not zoo.recipe(name).data.endswith("series")  # the user's own data
     ]
     if unknown := sorted(set(names or ()) - set(known)):
         raise typer.BadParameter(f"the zoo has no {unknown}")
@@ -125,8 +122,7 @@ def _in_own_process(name, core, **fields):
 
 def measure(name, **fields):
     """Prints the figures of one model as JSON."""
-    name, _, setting = name.partition("@")
-    recipe = zoo.recipe(name, setting=setting or None, jit_compile=False, **fields)
+    recipe = zoo.recipe(name, jit_compile=False, **fields)
     recipe, batches, steps = _batches(recipe)
     model = recipe.build()
     figures = {

@@ -9,37 +9,32 @@ from tools.cards import spread
 from trellis_keras import zoo
 from trellis_keras.files import atomic_write
 from trellis_keras.zoo import registry, results
-from trellis_keras.zoo.recipe import known_options
 from trellis_keras_cli import index
 
 
 def make():
     """Returns the index, see `trellis_keras_cli.index.read`."""
     models = {}
-    for name, setting in registry.list_settings():
-        recipe = zoo.recipe(name, setting=setting)
-        model = models.setdefault(name, {"options": [], "recipes": {}})
-        model["options"] = sorted({*model["options"], *known_options(recipe.entry), "setting"})
-        model["recipes"][setting or ""] = recipe.to_dict()
+    for name in zoo.list_models():
+        recipe = zoo.recipe(name)
+        models[name] = {"options": sorted(recipe.entry.options), "recipe": recipe.to_dict()}
     return {"rows": list(_rows()), "models": models}
 
 
 def _rows():
-    """A row per model, per second paper's setting of it, and per published run."""
+    """A row per model and per published run."""
     runs = {}
     for run in results.all_runs():
-        runs.setdefault((run.model, run.recipe.get("setting")), []).append(run)
+        runs.setdefault(run.model, []).append(run)
     parameters = results.read_costs()["models"]
-    for name, setting in registry.list_settings():
-        own = runs.get((name, setting), [])
+    for name in zoo.list_models():
+        own = runs.get(name, [])
         recipes = {run.setting: registry.recipe_from_dict(run.recipe) for run in own}
         if "" not in recipes:
-            recipes = {"": zoo.recipe(name, setting=setting), **recipes}
+            recipes = {"": zoo.recipe(name), **recipes}
         for label, recipe in recipes.items():
             run = next((run for run in own if run.setting == label), None)
-            label = " ".join(filter(None, [setting and f"setting={setting}", label]))
-            key = f"{name}@{setting}" if setting else name
-            known = run.results if run else parameters.get(key, {})
+            known = run.results if run else parameters.get(name, {})
             value = registry.published_value(recipe)
             yield [
                 f"{name} {label}".strip(),

@@ -122,20 +122,20 @@ def zoo_folder(recipe, zoo=None):
 
 
 def setting_of(recipe):
-    """Returns the arguments that make a recipe's net another than the model's own, as text."""
-    setting = {} if recipe.setting is None else {"setting": recipe.setting}
-    setting |= {
+    """Returns the options that make a recipe's net or data other than the model's own, as text."""
+    known = {*recipe.entry.data_options, *recipe.arguments}
+    setting = {
         name: value
         for name, value in recipe.changes().items()
-        if name in recipe.arguments and (name == "size" or not pretrained.is_of_the_training(name))
+        if name in known and not pretrained.is_of_the_training(name)
     }
     return ",".join(f"{name}={value}" for name, value in setting.items())
 
 
 def has_own_data(recipe):
-    """Returns whether a recipe has the data of the zoo's model."""
+    """Returns whether a recipe has the data of the zoo's model, of any `T`."""
     own = recipe.entry
-    return (recipe.data, recipe.data_options) == (own.data, own.data_options)
+    return (recipe.data, recipe.data_options.keys()) == (own.data, own.data_options.keys())
 
 
 def keeps_weights(recipe, vocabulary):

@@ -118,18 +118,17 @@ def _row(value, run):
 
 def _epochs(value, results):
     """The epochs of a run, and of how many where the paper's training is longer."""
-    training = zoo.recipe(value.model, setting=value.setting.get("setting")).training
+    training = zoo.recipe(value.model).training
     is_shorter = results["epochs"] < training.epochs and not training.stop_patience
     return f"{results['epochs']}{f' of {training.epochs}' if is_shorter else ''} epochs"
 
 
 def _seconds(value):
     """Seconds of one core that a training takes, or None where nothing was measured."""
-    if value.setting.get("size") == "24m":
+    if value.source.startswith("LRU") and value.parameters == "24M":
         return None
-    setting = value.setting.get("setting")
-    cost = cost_of(value.model, setting)
-    return cost and training_seconds(zoo.recipe(value.model, setting=setting), cost)
+    cost = cost_of(value.model)
+    return cost and training_seconds(zoo.recipe(value.model), cost)
 
 
 def _expected(value):

@@ -22,17 +22,17 @@ HEADER = (
 
 
 def table():
-    """Returns a row per published run, and one per model and setting without any, as Markdown."""
+    """Returns a row per published run, and one per model without any, as Markdown."""
     runs = {}
     for run in all_runs():
-        runs.setdefault((run.model, run.recipe.get("setting")), []).append(run)
+        runs.setdefault(run.model, []).append(run)
     rows = []
-    for name, setting in registry.list_settings():
-        if zoo.recipe(name, setting=setting).data.endswith("series"):
+    for name in zoo.list_models():
+        if zoo.recipe(name).data.endswith("series"):
             continue  # no benchmark: data of the user's own
-        own = runs.get((name, setting), [])
+        own = runs.get(name, [])
         if all(run.setting for run in own):  # the default has not been trained
-            rows.append(_untrained(name, setting))
+            rows.append(_untrained(name))
         rows += [_trained(run) for run in own]
     return HEADER + _markdown(rows)
 
@@ -84,11 +84,11 @@ def _trained(run):
     ]
 
 
-def _untrained(name, setting):
-    recipe, cost = zoo.recipe(name, setting=setting), cost_of(name, setting)
+def _untrained(name):
+    recipe, cost = zoo.recipe(name), cost_of(name)
     published = registry.published_value(recipe)
     return [
-        f"{name} (setting={setting})" if setting else name,
+        name,
         recipe.data,
         recipe.metric,
         *(["-", "-"] if published is None else [f"{published.value:.4g}", published.parameters]),
@@ -107,9 +107,9 @@ def _expected(recipe, cost):
     return f"not trained ({upper}{readable_time(training_seconds(recipe, cost))} of one core)"
 
 
-def cost_of(name, setting):
-    """Returns the measured costs of a model in a setting, a dict, or None."""
-    return read_costs()["models"].get(f"{name}@{setting}" if setting else name)
+def cost_of(name):
+    """Returns the measured costs of a model, a dict, or None."""
+    return read_costs()["models"].get(name)
 
 
 def training_seconds(recipe, cost):

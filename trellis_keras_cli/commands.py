@@ -110,8 +110,8 @@ def recipe_command(settings: Settings = None):
     if len(names) != 1:
         raise ValueError("Name a model. `trellis-keras list` shows them.")
     index.check(names[0], options)
-    recipe = index.recipe(names[0], options.get("setting"))
-    if recipe is None or options.keys() - {"setting"}:
+    recipe = index.recipe(names[0])
+    if options:
         _load()
         from trellis_keras import zoo
 

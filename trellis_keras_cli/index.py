@@ -18,9 +18,8 @@ PATH = pathlib.Path(__file__).parent / "index.json"
 def read() -> dict[str, Any]:
     """Returns the index.
 
-    It has `rows`, what `list` prints of each model, setting and published run, and `models`: for
-    each name its `options`, the names of all that `zoo.recipe` takes, and its `recipes`, {setting:
-    recipe}, "" being the default one.
+    It has `rows`, what `list` prints of each model and published run, and `models`: for each name
+    its `options`, the names of all that `zoo.recipe` takes, and its `recipe`.
     """
     return json.loads(PATH.read_text(encoding="utf-8"))
 
@@ -31,9 +30,9 @@ def rows(pattern: str, pretrained: bool) -> list[list[str]]:
     return [row for row in found if not pretrained or row[-1] == "yes"]
 
 
-def recipe(name: str, setting: str | None) -> dict[str, Any] | None:
-    """Returns a model's own recipe as `Recipe.to_dict` does, None for an unknown setting."""
-    return read()["models"][name]["recipes"].get(setting or "")
+def recipe(name: str) -> dict[str, Any]:
+    """Returns a model's own recipe as `Recipe.to_dict` does."""
+    return read()["models"][name]["recipe"]
 
 
 def check(name: str, options: Iterable[str]) -> None:

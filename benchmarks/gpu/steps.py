@@ -24,20 +24,26 @@ from trellis_keras.files import folder_lock, remove_unfinished
 
 POLICIES = ("float32", "mixed_bfloat16")
 # {shown name: (zoo model, settings, settings of --quick, whether the cone leaves anything out)}.
-_TINY_WORDS = {"hidden_units": 8, "embedding_dim": 4, "vocabulary_size": 20, "batch_size": 2}
+_TINY_WORDS = {"hidden_units": 8, "embedding_dim": 4, "output_units": 4, "aux_weight": 0.0}
+_TINY_WORDS |= {"vocabulary_size": 20, "batch_size": 2}
 _TINY_PIXELS = {"hidden_units": 6, "output_units": 4, "dilations": [1, 2, 4], "batch_size": 2}
 MODELS = {
     "trellisnet_ptb": (
         "trellisnet_ptb",
         {},
-        _TINY_WORDS | {"depth": 5, "sequence_length": 12},
+        _TINY_WORDS | {"depth": 5, "sequence_length": 12, "context_length": 5},
         True,
     ),
     # Every output counts there, so that the cone is all positions.
-    "trellisnet_char_ptb": ("trellisnet_char_ptb", {}, _TINY_WORDS | {"depth": 5}, False),
+    "trellisnet_char_ptb": (
+        "trellisnet_char_ptb",
+        {},
+        _TINY_WORDS | {"depth": 5, "sequence_length": 5},
+        False,
+    ),
     "trellisnet_seq_mnist": ("trellisnet_seq_mnist", {}, _TINY_PIXELS, True),
     "trellisnet_seq_cifar10": ("trellisnet_seq_cifar10", {}, _TINY_PIXELS, True),
-    "trellisnet_seq_mnist 8m": ("trellisnet_seq_mnist", {"size": "8m"}, _TINY_PIXELS, True),
+    "trellisnet_seq_mnist 8m": ("trellisnet_seq_mnist", {"hidden_units": 990}, _TINY_PIXELS, True),
 }
 UNKNOWN_S = 180.0  # what a cell is expected to take when none has been measured
 MARGIN = 1.3  # how much longer than the longest so far

@@ -25,8 +25,8 @@ QUEUE = (
     "trellisnet_seq_mnist",
     "trellisnet_seq_cifar10",
     "lru_char_ptb",
-    "gru_char_ptb@lru_paper",
-    "lstm_char_ptb@lru_paper",
+    "gru_char_ptb_lru_paper",
+    "lstm_char_ptb_lru_paper",
     "trellisnet_char_ptb",
     "trellisnet_ptb",
 )
@@ -48,7 +48,7 @@ def main(
         typer.Option(help="float32 or mixed_bfloat16. Default: the run's own, at first float32."),
     ] = None,
     settings: Annotated[
-        str, typer.Option(help='Other fields of the recipes, as JSON: \'{"size": "8m"}\'.')
+        str, typer.Option(help="Other options of the recipes, as JSON: '{\"hidden_units\": 990}'.")
     ] = "{}",
     data_dir: Annotated[
         str | None, typer.Option(help="Folder of local copies of the data (or TRELLIS_KERAS_DATA).")
@@ -170,9 +170,7 @@ class Queue:
 
         if self._has_begun(name):
             return zoo.read_recipe(self.run(name)).replace(**self.overrides)
-        model, _, setting = name.partition("@")
-        options = {"dtype_policy": "float32"} | self.overrides
-        return zoo.recipe(model, setting=setting or None, **options)
+        return zoo.recipe(name, **{"dtype_policy": "float32"} | self.overrides)
 
     def _has_begun(self, name):
         return (self.run(name) / "recipe.json").exists()

@@ -49,10 +49,11 @@ def test_inner_layers_of_an_rhn_have_no_input():
     np.testing.assert_allclose(spreads, np.sqrt([2 / 4, 2 / 4, 1, 1]), rtol=0.05)
 
 
-@pytest.mark.parametrize("name", ["lstm_char_ptb", "gru_char_ptb", "lru_char_ptb"])
+@pytest.mark.parametrize(
+    "name", ["lstm_char_ptb_lru_paper", "gru_char_ptb_lru_paper", "lru_char_ptb"]
+)
 def test_models_of_the_lru_paper_start_alike(name):
-    setting = {} if name.startswith("lru") else {"setting": "lru_paper"}
-    model = zoo.get_model(name, **setting, hidden_units=UNITS, seed=3)
+    model = zoo.get_model(name, hidden_units=UNITS, seed=3)
     for kernel in kernels(model.backbone):
         for gate in gates(kernel):
             assert abs(np.std(gate) / GLOROT - 1) < 0.05

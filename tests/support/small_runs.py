@@ -11,6 +11,7 @@ TINY = {
     "embedding_dim": 4,
     "batch_size": 4,
     "sequence_length": 12,
+    "context_length": 3,
     "epochs": 2,
     "jit_compile": False,
 }
@@ -18,6 +19,7 @@ TINY = {
 STATEFUL = TINY | {
     "depth": 4,
     "stateful": True,
+    "context_length": 0,
     "aux_every": 2,
     "aux_weight": 0.1,
     "embedding_dropout": 0.1,

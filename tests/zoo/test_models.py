@@ -12,8 +12,7 @@ from tests.support.served import CHARACTERS
 from trellis_keras import forecasting, zoo
 from trellis_keras.data import Vocabulary
 from trellis_keras.layers import AdaptiveSoftmax
-from trellis_keras.zoo import lru, registry
-from trellis_keras.zoo.trellisnet import ABLATIONS, WIKITEXT103_CUTOFFS
+from trellis_keras.zoo import registry, results
 
 TINY = {"depth": 3, "hidden_units": 4, "embedding_dim": 4}
 
@@ -36,25 +35,25 @@ def test_list_models():
     assert zoo.list_models("transformer_*") == []
     assert "tcn_jsb" in zoo.list_models(pretrained=True)
     assert "tcn_ptb" not in zoo.list_models(pretrained=True)
-    twice = [name for name, setting in registry.list_settings() if setting == "lru_paper"]
-    assert twice == ["gru_char_ptb", "gru_text8", "lstm_char_ptb", "lstm_text8"]
 
 
-def test_help_shows_arguments_and_defaults():
-    parameters = inspect.signature(zoo.tcn_jsb).parameters
-    assert parameters["filters"].default == 150
-    assert list(parameters)[-3:] == ["weights", "dtype_policy", "jit_compile"]
-    assert parameters["jit_compile"].default is None
+def test_help_shows_every_published_value():
+    parameters = inspect.signature(zoo.trellisnet_ptb).parameters
+    assert [name for name, p in parameters.items() if p.default is None] == [
+        "groups", "vocabulary", "weights", "dtype_policy", "jit_compile",
+    ]  # fmt: skip
+    assert (parameters["hidden_units"].default, parameters["aux_weight"].default) == (1000, 0.05)
     for name in zoo.list_models():
         text = pydoc.plain(pydoc.render_doc(getattr(zoo, name)))
         assert "parameters" in text or name == "trellisnet_char"
-        assert "Args:" in text and "A compiled" in text and "seed=0" in text, name
+        assert "seed: int | None = 0" in text, name
         assert max(map(len, getattr(zoo, name).__doc__.splitlines())) <= 100, name
 
 
 def test_a_function_of_ones_own_is_a_model():
     @zoo.register(
         data="adding",
+        data_options={"T": 9},
         metric="mse",
         channels=2,
         training=zoo.Training(optimizer="adam", learning_rate=1e-3, batch_size=2, epochs=1),
@@ -69,11 +68,12 @@ def test_a_function_of_ones_own_is_a_model():
         assert my_model(units=2).backbone.units == 2
         assert zoo.get_model("my_model").backbone.units == 3
         assert registry.describe("my_model") == "A model of a test."
+        assert zoo.recipe("my_model", T=5).data_options == {"T": 5}
         assert registry.published_value(zoo.recipe("my_model")) is None
         with pytest.raises(ValueError, match="The zoo has a model 'my_model' already"):
-            zoo.register(data="adding", metric="mse", training=None)(inspect.unwrap(my_model))
+            zoo.register(data="adding", metric="mse", training=None)(my_model)
     finally:
-        del registry._ENTRIES["my_model", None], registry._FUNCTIONS["my_model"]
+        del registry._ENTRIES["my_model"]
 
 
 def test_what_a_model_does_not_take():
@@ -81,6 +81,8 @@ def test_what_a_model_does_not_take():
         zoo.trellisnet_ptb(deep=8)
     with pytest.raises(ValueError, match="`epochs` is not an argument of the model but of its tr"):
         zoo.trellisnet_ptb(epochs=8)
+    with pytest.raises(ValueError, match="`T` is not an argument of the model but of its tr"):
+        zoo.tcn_adding(T=200)
     with pytest.raises(ValueError, match="tcn_jsb reads no text: it takes no `vocabulary`"):
         zoo.tcn_jsb(vocabulary=CHARACTERS)
 
@@ -107,7 +109,8 @@ def test_precision_is_an_argument():
 
 
 def test_a_model_of_the_zoo_is_saved_whole(tmp_path):
-    model = zoo.trellisnet_ptb(depth=8, hidden_units=4, embedding_dim=4, vocabulary_size=9)
+    sizes = {"hidden_units": 4, "output_units": 4, "embedding_dim": 4, "vocabulary_size": 9}
+    model = zoo.trellisnet_ptb(depth=8, aux_every=4, **sizes)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     tokens = np.arange(20).reshape(2, 10) % 9
@@ -128,28 +131,27 @@ def test_a_model_of_the_zoo_is_saved_whole(tmp_path):
         ("trellisnet_ptb_mos_large", {}, 34_178_935),
         ("trellisnet_char_ptb", {}, 13_464_450),
         ("trellisnet_seq_mnist", {}, 137_910),
-        ("trellisnet_seq_mnist", {"size": "8m"}, 8_020_110),
+        ("trellisnet_seq_mnist", {"hidden_units": 990}, 8_020_110),
         ("trellisnet_permuted_mnist", {}, 137_910),
         ("trellisnet_seq_cifar10", {}, 139_990),
-        ("tcn_adding", {"T": 200}, 58_051),
-        ("tcn_adding", {"T": 400}, 67_582),
+        ("tcn_adding", {"kernel_size": 6, "depth": 7, "filters": 27}, 58_051),
+        ("tcn_adding", {"kernel_size": 7, "depth": 7, "filters": 27}, 67_582),
         ("tcn_adding", {}, 70_369),
-        ("tcn_adding", {"T": 200, "filters": 30}, tcn_parameters([2] + 7 * [30], 6) + 31),
-        ("tcn_copy_memory", {"T": 500}, 10_750),
+        ("tcn_copy_memory", {"kernel_size": 6, "depth": 9}, 10_750),
         ("tcn_copy_memory", {}, 12_530),
-        ("tcn_copy_memory", {"T": 2000}, 14_170),
+        ("tcn_copy_memory", {"depth": 9}, 14_170),
         ("tcn_seq_mnist", {}, 66_910),
-        ("tcn_permuted_mnist", {"size": "37k"}, 37_010),
+        ("tcn_permuted_mnist", {"kernel_size": 6, "filters": 20}, 37_010),
         ("tcn_jsb", {}, 269_938),
         ("tcn_nottingham", {}, 1_053_238),
         ("tcn_char_ptb", {}, 2_222_100),
         ("tcn_text8", {}, 4_129_667),
         ("tcn_ptb", {}, 14_659_600),
-        ("lstm_adding", {"T": 200}, 72_458),
+        ("lstm_adding", {"layers": 2, "hidden_units": 77}, 72_458),
         ("lstm_adding", {}, 69_291),
         ("lstm_seq_mnist", {}, 69_950),
         ("lstm_copy_memory", {}, 10_910),
-        ("lstm_copy_memory", {"T": 2000}, 16_418),
+        ("lstm_copy_memory", {"layers": 3, "hidden_units": 28}, 16_418),
         ("lstm_jsb", {}, 569_688),
         ("lstm_nottingham", {}, 1_222_088),
         ("lstm_nottingham", {"layers": 3, "hidden_units": 280}, 1_694_648),
@@ -176,21 +178,27 @@ def test_parameters_of_many_words(name, core, embedding_dim, tails, parameters):
     words = arguments["vocabulary_size"]
     per_word = embedding_dim + 1
     assert core + (words + tails) * per_word == parameters
-    assert len(arguments["cutoffs"]) == tails
-    few = zoo.get_model(name, vocabulary_size=10, cutoffs=(2, 4, 7)[:tails])
+    assert len(arguments.get("cutoffs", ())) == tails
+    cutoffs = {"cutoffs": (2, 4, 7)} if tails else {}
+    few = zoo.get_model(name, vocabulary_size=10, **cutoffs)
     assert few.count_params() == core + (10 + tails) * per_word
 
 
-@pytest.mark.parametrize(
-    "benchmark",
-    slow_but(["adding", "copy_memory", "jsb", "ptb", "char_ptb", "text8"], "adding", "char_ptb"),
-)
+EQUAL_SIZE = {
+    "adding": (70e3, {"hidden_units": 131}),
+    "copy_memory": (16e3, {"hidden_units": 61}),
+    "jsb": (300e3, {"hidden_units": 141}),
+    "ptb": (13e6, {"hidden_units": 556, "embedding_dim": 556}),
+    "char_ptb": (3e6, {"hidden_units": 478}),
+    "text8": (4.6e6, {"hidden_units": 1010}),
+}
+
+
+@pytest.mark.parametrize("benchmark", slow_but(list(EQUAL_SIZE), "adding", "char_ptb"))
 def test_recurrent_nets_of_equal_size(benchmark):
-    published = {"adding": 70e3, "copy_memory": 16e3, "jsb": 300e3, "ptb": 13e6, "text8": 4.6e6}
-    wanted = published.get(benchmark, 3e6)
-    for cell in ("lstm", "gru", "rnn"):
-        size = {"size": "matched"} if cell == "lstm" else {}
-        model = zoo.get_model(f"{cell}_{benchmark}", **size)
+    wanted, lstm = EQUAL_SIZE[benchmark]
+    for cell, units in (("lstm", lstm), ("gru", {}), ("rnn", {})):
+        model = zoo.get_model(f"{cell}_{benchmark}", **units)
         assert model.count_params() == pytest.approx(wanted, rel=0.01)
 
 
@@ -204,208 +212,115 @@ def test_a_gated_net_of_the_same_size(name, filters):
     assert gated.count_params() == pytest.approx(plain, rel=0.05)
 
 
-# Units for 2 layers (10M of V=50 and 205, 24M of both), the same for 4 layers, and for 1M of V=50
-# with 2 and with 4 layers.
-UNITS = {
-    "LRU": (lambda L: (12 * L, 6 * L), "643 637 998 991 455 452 706 703 202 143"),
-    "RG-LRU": (lambda L: (10 * L, 5 * L), "704 697 1093 1085 499 495 773 769 221 157"),
-    "PS-LRU": (lambda L: (8 * L, 4 * L), "787 778 1221 1212 557 552 864 859 247 175"),
-    "GRU": (lambda L: (6 * L, 6 * L), "908 895 1410 1397 643 637 997 991 284 202"),
-    "GRU, reset before": (lambda L: (6 * L, 3 * L), "908 896 1410 1397 643 637 998 991 284 202"),
-    "LSTM": (lambda L: (8 * L, 4 * L), "787 778 1221 1212 557 552 864 859 247 175"),
-    "LSTM, two biases": (lambda L: (8 * L, 8 * L), "787 777 1221 1211 557 552 864 859 246 175"),
-    "Grid-LSTM, own": (lambda L: (16 * L, 8 * L), "557 552 864 859 394 392 611 609 175 124"),
-    "Grid-LSTM": (lambda L: (16, 8), "787 778 1221 1212 787 778 1221 1212 247 247"),
-    "RHN": (lambda L: (12, 10), "908 896 1410 1397 908 896 1410 1397 284 284"),
-}
-
-
-@pytest.mark.parametrize("unit", UNITS)
-def test_units_for_a_size(unit):
-    coefficients, expected = UNITS[unit]
-    cases = [(L, size, V) for L in (2, 4) for size in ("10m", "24m") for V in (50, 205)]
-    cases += [(2, "1m", 50), (4, "1m", 50)]
-    solved = [lru.solve_units(*coefficients(L), V, size) for L, size, V in cases]
-    assert solved == [int(units) for units in expected.split()]
+@pytest.mark.parametrize("size", ["10M", "24M"])
+def test_every_model_of_the_lru_paper_has_its_size(size):
+    """By TABLES, section 8; L layers of H units have L (a H^2 + b H) parameters."""
+    coefficients = {"ug": (12, 6), "rg": (10, 5), "ps": (8, 4), "lstm": (8, 4), "gru": (6, 6)}
+    rows = [row for row in results.published() if row.source == "LRU Table 1"]
+    rows = [row for row in rows if row.parameters == size]
+    assert len(rows) == 7 * 4
+    for row in rows:
+        arguments = registry.row_recipe(row).arguments
+        h, v = arguments["hidden_units"], arguments["vocabulary_size"]
+        unit = arguments.get("variant", row.model.split("_")[0])
+        if unit in coefficients:
+            a, b = (arguments["layers"] * factor for factor in coefficients[unit])
+        else:
+            a, b = {"grid": (16, 8), "rhn": (12, 10)}[unit]
+        parameters = a * h**2 + b * h + 2 * v * h + v
+        assert parameters == pytest.approx(1e6 * int(size[:-1]), rel=0.002), row
 
 
 @pytest.mark.parametrize(
-    ("name", "fields", "unit"),
+    ("name", "fields", "parameters"),
     [
-        ("lru_enwik8", {}, "LRU"),
-        ("lru_enwik8", {"variant": "rg"}, "RG-LRU"),
-        ("lru_enwik8", {"variant": "ps", "layers": 4}, "PS-LRU"),
-        ("lstm_enwik8", {}, "LSTM"),
-        ("gru_enwik8", {"layers": 4}, "GRU"),
-        ("grid_lstm_enwik8", {"share_depth_weights": False}, "Grid-LSTM, own"),
-        ("grid_lstm_enwik8", {}, "Grid-LSTM"),
-        ("rhn_enwik8", {}, "RHN"),
+        ("lru_enwik8", {}, 24 * 36 + 12 * 6),
+        ("lru_enwik8", {"variant": "rg"}, 20 * 36 + 10 * 6),
+        ("lru_enwik8", {"variant": "ps", "layers": 4}, 32 * 36 + 16 * 6),
+        ("lstm_enwik8", {}, 16 * 36 + 8 * 6),
+        ("gru_enwik8", {"layers": 4}, 24 * 36 + 24 * 6),
+        ("grid_lstm_enwik8", {"share_depth_weights": False}, 32 * 36 + 16 * 6),
+        ("grid_lstm_enwik8", {}, 16 * 36 + 8 * 6),
+        ("rhn_enwik8", {}, 12 * 36 + 10 * 6),
     ],
 )
-def test_units_of_the_lru_papers_models(name, fields, unit):
-    coefficients, expected = UNITS[unit]
-    layers = fields.get("layers", 2)
-    index = {2: (1, 3), 4: (5, 7)}[layers]
-    for size, place in zip(("10m", "24m"), index, strict=True):
-        recipe = zoo.recipe(name, size=size, **fields)
-        assert recipe.arguments["hidden_units"] == int(expected.split()[place])
+def test_parameters_of_the_lru_papers_models(name, fields, parameters):
     model = zoo.get_model(name, hidden_units=6, vocabulary_size=7, **fields)
-    assert model.count_params() == lru.parameters(*coefficients(layers), 6, 7)
+    assert model.count_params() == parameters + 2 * 7 * 6 + 7
     assert model.embedding_dim == 6 and not model.tie_embeddings
 
 
-def test_sizes_and_units_that_do_not_fit():
-    with pytest.raises(ValueError, match='No number of units gives size="1m" to 1%.*270,000'):
-        zoo.recipe("lru_text8", size="1m", vocabulary_size=270_000)
-    with pytest.raises(ValueError, match='size="10m" takes hidden_units=643. Received: 30'):
-        zoo.recipe("lru_char_ptb", size="10m", hidden_units=30)
-    assert zoo.recipe("lru_char_ptb", hidden_units=30).arguments["size"] is None
-    other = zoo.recipe("lru_char_ptb").replace(vocabulary_size=205)
-    assert other.arguments["hidden_units"] == 637
+# Arguments
 
 
-# Arguments that follow from others
+def test_the_forget_bias_is_an_argument():
+    weights = zoo.lstm_adding(hidden_units=7, forget_bias=5.0).backbone.layers[0].get_weights()
+    np.testing.assert_array_equal(weights[2].reshape(4, 7)[:, 0], [0, 5, 0, 0])
 
 
-def test_T_takes_its_row_of_table_2():
-    def net(name, **arguments):
-        chosen = zoo.recipe(name, **arguments).arguments
-        return chosen["kernel_size"], chosen["depth"], chosen["filters"]
-
-    assert net("tcn_adding", T=400) == (7, 7, 27)
-    assert net("tcn_adding", T=400, filters=30) == (7, 7, 30)
-    # Not published: the smallest that sees the whole sequence.
-    assert net("tcn_adding", T=1271) == (6, 7, 27)
-    assert net("tcn_adding", T=1272) == (7, 7, 27)
-    assert net("tcn_copy_memory", T=3551)[1] == 8
-    assert net("tcn_copy_memory", T=3552)[1] == 9
-    assert net("tcn_adding", T=5000, kernel_size=8, depth=9) == (8, 9, 24)
-    assert net("tcn_seq_mnist", size="37k") == (6, 8, 20)
-
-
-def test_T_takes_its_row_of_table_3():
-    recipe = zoo.recipe("lstm_adding", T=400)
-    assert {name: recipe.arguments[name] for name in ("layers", "hidden_units", "forget_bias")} == {
-        "layers": 2, "hidden_units": 77, "forget_bias": 10.0,
-    }  # fmt: skip
-    assert zoo.recipe("lstm_adding", T=300).arguments["forget_bias"] == 10.0
-    training = zoo.recipe("lstm_adding", T=200).training
-    assert (training.optimizer, training.learning_rate, training.clip_norm) == ("sgd", 1e-3, 50.0)
-    assert zoo.recipe("lstm_adding", T=200, clip_norm=None).training.clip_norm is None
-    assert zoo.recipe("gru_copy_memory", T=9000).arguments["hidden_units"] == 32
-    assert zoo.recipe("lstm_ptb", size="matched").arguments["embedding_dim"] == 556
-    weights = zoo.lstm_adding(T=200).backbone.layers[0].get_weights()
-    np.testing.assert_array_equal(weights[2].reshape(4, 77)[:, 0], [0, 5, 0, 0])
-
-
-@pytest.mark.parametrize(("depth", "aux_every"), [(7, None), (9, 4), (31, 15), (55, 16), (200, 16)])
-def test_auxiliary_losses_follow_the_depth(depth, aux_every):
-    arguments = zoo.recipe("trellisnet_ptb", depth=depth).arguments
-    assert arguments["aux_every"] == aux_every
-    assert arguments["aux_weight"] == (0.05 if aux_every else 0.0)
-
-
-def test_auxiliary_losses_of_ones_own():
-    recipe = zoo.recipe("trellisnet_ptb", depth=8, aux_every=7).replace(vocabulary_size=9)
-    assert recipe.arguments["aux_every"] == 7
-    assert zoo.recipe("trellisnet_ptb", aux_weight=0.0).arguments["aux_every"] is None
-    assert zoo.recipe("trellisnet_char_ptb").arguments["aux_every"] == 70
-    model = zoo.trellisnet_ptb(ablation="no_auxiliary_losses", depth=8, vocabulary_size=9)
-    assert not model.backbone.return_aux
-
-
-def test_segments_follow_the_depth():
+def test_segments_of_language_models():
     def lengths(name, **options):
         training = zoo.recipe(name, **options).training
         return training.sequence_length, training.context_length
 
     assert lengths("trellisnet_ptb") == (110, 55)
-    assert lengths("trellisnet_ptb", depth=8) == (110, 8)
-    assert lengths("trellisnet_ptb", depth=8, kernel_size=3) == (110, 16)
-    assert lengths("trellisnet_ptb", depth=200) == (400, 200)
-    assert lengths("trellisnet_ptb", ablation="no_long_sequence_parallelism") == (55, 0)
     assert lengths("trellisnet_ptb", context_length=3) == (110, 3)
-    assert lengths("trellisnet_char_ptb", depth=9) == (9, 0)
+    assert lengths("trellisnet_ptb", stateful=True) == (110, 0)
+    assert lengths("trellisnet_char_ptb") == (125, 0)
     assert lengths("lru_char_ptb") == (50, 0)
 
 
-@pytest.mark.parametrize("ablation", ABLATIONS)
-def test_an_ablation_changes_its_part_alone(ablation):
-    complete = zoo.recipe("trellisnet_ptb")
-    changed = zoo.recipe("trellisnet_ptb", ablation=ablation)
-    wanted = ABLATIONS[ablation] | {"ablation": ablation}
-    if ablation == "mixed_group_kernel":
-        wanted |= {"hidden_units": 2062}
-    if ablation == "no_auxiliary_losses":
-        wanted |= {"aux_every": None}
-    assert changed.arguments == complete.arguments | wanted
-    given = zoo.recipe("trellisnet_ptb", ablation=ablation, hidden_dropout=0.1)
-    assert given.arguments["hidden_dropout"] == 0.1
+TINY_WORDS = {"hidden_units": 4, "output_units": 4, "embedding_dim": 4, "vocabulary_size": 9}
 
 
-# With p = 400, 4 d (p + d (2 G - 1)) weights.
-@pytest.mark.parametrize(("groups", "width"), [(2, 1231), (3, 965), (4, 820)])
-def test_a_mixed_group_kernel_of_the_same_size(groups, width):
-    recipe = zoo.recipe("trellisnet_ptb", ablation="mixed_group_kernel", groups=groups)
-    assert recipe.arguments["hidden_units"] == groups * width - 400
-    sizes = {"depth": 4, "embedding_dim": 4, "hidden_units": 3 * groups - 4, "vocabulary_size": 9}
-    backbone = recipe.replace(**sizes).build().backbone
-    assert (backbone.kernel_structure, backbone.groups) == ("mixed_group", [3] * groups)
+def test_parts_that_the_ablations_take_out():
+    model = zoo.trellisnet_ptb(depth=8, aux_weight=0.0, **TINY_WORDS)
+    assert not model.backbone.return_aux
+    model = zoo.trellisnet_ptb(depth=8, aux_every=4, groups=2, **TINY_WORDS)
+    assert (model.backbone.kernel_structure, model.backbone.groups) == ("mixed_group", [4, 4])
+    # With p = 400 a mixed-group kernel has 4 d (p + d (2 G - 1)) weights.
+    (row,) = (row for row in results.published() if "groups" in row.setting)
+    chosen = registry.row_recipe(row).arguments
+    units = chosen["hidden_units"] + chosen["output_units"]
+    d, rest = divmod(units, chosen["groups"])
+    assert rest == 0
+    dense = 4 * 1400 * 2 * (400 + 1400)
+    assert 4 * d * (400 + d * (2 * chosen["groups"] - 1)) == pytest.approx(dense, rel=1e-3)
 
 
-def test_published_clusters_end_with_the_vocabulary():
-    recipe = zoo.recipe("trellisnet_wt103")
-    assert recipe.arguments["cutoffs"] == WIKITEXT103_CUTOFFS
-    assert recipe.replace(vocabulary_size=33_278).arguments["cutoffs"] == (2_800, 20_000)
-    assert recipe.replace(vocabulary_size=2_800).arguments["cutoffs"] == ()
-    model = zoo.trellisnet_wt103(depth=2, hidden_units=4, vocabulary_size=50, cutoffs=(9, 20))
+def test_the_clusters_of_an_adaptive_softmax():
+    sizes = {"depth": 2, "aux_weight": 0.0, **TINY_WORDS, "vocabulary_size": 50}
+    model = zoo.trellisnet_wt103(cutoffs=(9, 20), **sizes)
     assert isinstance(model.head, AdaptiveSoftmax)
     assert model.head.embedding is model.embedding and model.head.div_value == 1
-    with pytest.raises(ValueError, match=r"vocabulary_size - 1 = 99\D.*cutoffs=\[10, 200\]"):
-        recipe.replace(cutoffs=[10, 200], vocabulary_size=100)
+    with pytest.raises(ValueError, match=r"vocabulary_size - 1 = 49\D.*cutoffs=\[2800, 20000"):
+        zoo.trellisnet_wt103(**sizes)
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("tcn_adding", {"T": 0}, "`T` must be positive"),
-        ("tcn_adding", {"T": 63}, "T=63 is too short: .* has the dilation 64. .* at most 6"),
-        ("tcn_copy_memory", {"T": 107}, "T=107 is too short: sequences have the length 127"),
-        ("tcn_adding", {"T": 9999}, "widest sees 3571 steps"),
-        ("tcn_adding", {"activation": "tanh"}, "`activation` must be one of glu, relu"),
         ("tcn_jsb", {"dropout_kind": "some"}, "`dropout_kind` must be one of"),
-        ("tcn_jsb", {"depth": 2**63}, "`depth` must be at most 40"),
+        ("tcn_jsb", {"depth": 2**63}, "`depth` must be at most 31"),
         ("tcn_ptb", {"initial_embedding": "zero"}, "`initial_embedding` must be one of"),
-        ("tcn_ptb", {"cutoffs": [10_000]}, "vocabulary_size - 1 = 9999"),
-        ("tcn_seq_mnist", {"size": "70k"}, "`size` must be one of 37k, 67k"),
-        ("trellisnet_seq_mnist", {"size": "1m"}, "`size` must be one of 140k, 8m"),
-        ("trellisnet_seq_mnist", {"dilations": [1, 0]}, "`dilations` must be numbers of 1"),
-        ("trellisnet_ptb", {"ablation": "no_bias"}, "`ablation` must be one of injection_every_10"),
-        ("trellisnet_ptb", {"groups": 0}, "`groups` must be positive"),
-        ("trellisnet_ptb", {"groups": 3, "hidden_units": 999}, "a divisor of the 1399 hidden"),
-        ("trellisnet_ptb", {"latent_dropout": 0.1}, "Without a mixture of softmaxes"),
-        ("trellisnet_ptb", {"output_units": 9}, "Without a mixture of softmaxes"),
-        ("trellisnet_ptb_mos", {"cutoffs": [100]}, r"`cutoffs` must be \(\) with a mixture"),
-        ("trellisnet_ptb", {"depth": 8, "aux_every": 9}, "`aux_every` must be at most `depth`, 8"),
-        ("trellisnet_char", {"aux_every": 4}, "need both .* aux_every=4, aux_weight=0"),
-        ("trellisnet_char", {"aux_weight": 0.3}, "need both .* aux_every=None, aux_weight=0.3"),
-        ("trellisnet_ptb", {"depth": 4, "aux_weight": 0.3}, "need both .* aux_every=None"),
-        ("lstm_jsb", {"size": "equal"}, "`size` must be one of matched, paper"),
-        ("lstm_ptb", {"embedding_dim": 5}, "`embedding_dim` must be `hidden_units`"),
-        ("lru_char_ptb", {"variant": "full"}, "`variant` must be one of ps, rg, ug"),
+        ("trellisnet_char", {"groups": 3, "hidden_units": 99}, "that sum to `units`"),
+        ("trellisnet_ptb", {"output_units": 9}, "an embedding as wide as the hidden output"),
+        ("trellisnet_ptb", {"depth": 8, "aux_every": 9}, "it must be at most the depth"),
+        ("lstm_ptb", {"embedding_dim": 5}, "an embedding as wide as the hidden output"),
+        ("lru_char_ptb", {"variant": "full"}, "`variant` must be one of"),
         ("grid_lstm_text8", {"convention": "mine"}, "`convention` must be one of"),
-        ("lru_char_ptb", {"size": "5m"}, "`size` must be one of 10m, 1m, 24m"),
     ],
 )
 def test_wrong_arguments(name, options, message):
     with pytest.raises(ValueError, match=message):
-        zoo.recipe(name, **options)
+        zoo.get_model(name, **options)
 
 
 # A step of training
 
-SMALL = {"filters": 4, "hidden_units": 4, "depth": 2, "dilations": (1, 2), "T": 12}
+SMALL = {"filters": 4, "hidden_units": 4, "depth": 2, "dilations": (1, 2), "aux_every": 1}
 SMALL |= {"vocabulary_size": 9, "embedding_dim": 4, "experts": 2, "output_units": 4}
+SMALL |= {"cutoffs": (3, 6)}
 
 
 def small_recipe(name):
@@ -472,14 +387,12 @@ def test_the_net_of_each_kind():
     np.testing.assert_array_equal(bias, np.repeat([0.0, -3.0], 6))
 
 
-def test_two_papers_models_of_one_name():
+def test_two_papers_models_on_one_text():
     tcn_paper = zoo.gru_char_ptb(hidden_units=4)
-    lru_paper = zoo.gru_char_ptb(setting="lru_paper", hidden_units=4)
+    lru_paper = zoo.gru_char_ptb_lru_paper(hidden_units=4)
     assert (tcn_paper.embedding_dim, lru_paper.embedding_dim) == (120, 4)
     assert not tcn_paper.backbone.stateful and lru_paper.backbone.stateful
-    recipe = zoo.recipe("gru_char_ptb", setting="lru_paper")
+    recipe = zoo.recipe("gru_char_ptb_lru_paper")
     assert (recipe.metric, recipe.training.batch_size) == ("cross_entropy", 250)
     assert recipe.data_options == {"split": [0.9, 0.05, 0.05]}
     assert registry.recipe_from_dict(recipe.to_dict()) == recipe
-    with pytest.raises(ValueError, match="no option 'variant'"):
-        zoo.gru_char_ptb(setting="lru_paper", variant="ug")

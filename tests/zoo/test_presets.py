@@ -107,7 +107,8 @@ def test_an_unbuilt_model_is_no_preset(tmp_path):
 def test_models_of_the_zoo_are_presets():
     model = zoo.from_preset("tcn_adding/T=200")
     assert model.compiled
-    published = zoo.tcn_adding(T=200, weights="pretrained")
+    net = {"kernel_size": 6, "depth": 7, "filters": 27}
+    published = zoo.tcn_adding(**net, weights="pretrained")
     np.testing.assert_array_equal(model.get_weights()[-2], published.get_weights()[-2])
 
 

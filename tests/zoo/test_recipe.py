@@ -32,13 +32,11 @@ def test_options_go_to_the_model_the_training_and_the_recipe():
     ("name", "options", "message"),
     [
         ("trellisnet_ptb", {"dept": 8}, "no option 'dept'. Did you mean 'depth'"),
-        ("trellisnet_ptb", {"xyz": 8}, "no option 'xyz'. It has: ablation, depth, .*epochs"),
+        ("trellisnet_ptb", {"xyz": 8}, "no option 'xyz'. It has: depth, hidden_units, .*epochs"),
         ("tcn_jsb", {"sequence_length": 9}, "`sequence_length` is an option of language models"),
-        ("gru_jsb", {"size": "paper"}, "gru_jsb has no option 'size'"),
         ("gru_adding", {"forget_bias": 2.0}, "no option 'forget_bias'"),
         ("lstm_enwik8", {"variant": "ug"}, "no option 'variant'"),
         ("rhn_enwik8", {"layers": 2}, "no option 'layers'"),
-        ("trellisnet_ptb_large", {"ablation": None}, "no option 'ablation'"),
     ],
 )
 def test_unknown_and_misplaced_options(name, options, message):
@@ -46,13 +44,9 @@ def test_unknown_and_misplaced_options(name, options, message):
         zoo.recipe(name, **options)
 
 
-def test_unknown_models_and_settings():
+def test_unknown_models():
     with pytest.raises(ValueError, match="Unknown model 'trellisnet_pbt'. Did you mean"):
         zoo.recipe("trellisnet_pbt")
-    with pytest.raises(ValueError, match="gru_text8: `setting` must be one of lru_paper, None"):
-        zoo.recipe("gru_text8", setting="paper")
-    with pytest.raises(ValueError, match="tcn_jsb: `setting` must be one of None. Received: 'l"):
-        zoo.recipe("tcn_jsb", setting="lru_paper")
 
 
 @pytest.mark.parametrize(
@@ -82,14 +76,10 @@ def test_wrong_types(option, value, message):
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("depth", 0, "positive"),
         ("learning_rate", 0.0, "positive"),
         ("clip_norm", -1.0, "positive"),
         ("l2", -1e-6, "0 or more"),
         ("seed", -1, "0 or more"),
-        ("initial_stddev", -1, "0 or more"),
-        ("hidden_dropout", 1.0, r"in \[0, 1\)"),
-        ("weight_dropout", -0.1, r"in \[0, 1\)"),
         ("batch_size", 0, "1 or more"),
         ("epochs", 0, "1 or more"),
         ("sequence_length", 0, "1 or more"),
@@ -178,7 +168,6 @@ def test_averaging_takes_the_place_of_decay():
         ("trellisnet_ptb", {"context_length": 110}, "context_length=110, sequence_length=110"),
         ("trellisnet_char_ptb", {"context_length": 3}, "`context_length` belongs to stateful=F"),
         ("tcn_ptb", {"sequence_length": None}, "`sequence_length` and `context_length` must be"),
-        ("tcn_adding", {"data_options": {"T": 5}}, "`data_options` must leave `T` to"),
         ("tcn_adding", {"metric": "accuracy"}, "`metric` must be 'mse'"),
     ],
 )
@@ -210,9 +199,20 @@ def test_a_recipe_is_read_back_with_all_arguments():
     recipe = zoo.recipe("trellisnet_char", depth=5, clip_norm=None, decay_epochs=[1, 2], seed=None)
     again = read_back(recipe)
     assert again == recipe and again.training.decay_epochs == (1, 2)
-    written = zoo.recipe("tcn_adding", T=200).to_dict()
+    written = zoo.recipe("tcn_adding", filters=27).to_dict()
     assert written["arguments"]["filters"] == 27
     assert "sequence_length" not in written["training"]
+
+
+def test_options_of_the_data_are_options_of_the_recipe():
+    assert zoo.recipe("tcn_adding").data_options == {"T": 600}
+    recipe = zoo.recipe("tcn_adding", T=8, data_options={"train": 11})
+    assert recipe.data_options == {"T": 8, "train": 11}
+    assert zoo.recipe("tcn_adding", data_options={"T": 8, "train": 11}) == recipe
+    # What the model's function takes too goes to both.
+    for options in ({"window": 48}, {"data_options": {"window": 48}}):
+        recipe = zoo.recipe("tcn_forecaster", **options)
+        assert recipe.arguments["window"] == recipe.data_options["window"] == 48
 
 
 def test_changes_are_the_fewest_options():
@@ -220,6 +220,8 @@ def test_changes_are_the_fewest_options():
     recipe = zoo.recipe("tcn_adding", T=200, filters=30, seed=0)
     assert recipe.changes() == {"T": 200, "filters": 30}
     assert read_back(recipe).changes() == {"T": 200, "filters": 30}
+    options = {"schedule": "steps", "decay_epochs": [5]}
+    assert zoo.recipe("gru_nottingham", **options).changes() == options
 
 
 def test_other_data_do_not_keep_the_options_of_the_first():

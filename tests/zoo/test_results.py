@@ -26,7 +26,8 @@ def test_every_published_value_belongs_to_a_recipe():
     epochs = {}
     for row in published():
         if row.source == "LRU Table 1":
-            unit = row.setting.get("variant", row.model.removesuffix(f"_{_corpus(row.model)}"))
+            name = row.model.removesuffix("_lru_paper")
+            unit = row.setting.get("variant", name.removesuffix(f"_{_corpus(name)}"))
             epochs.setdefault(unit, []).append(row.epochs)
     means = {unit: np.mean(values) for unit, values in epochs.items()}
     expected = {"ug": 11.4, "rg": 12.8, "ps": 14.9, "rhn": 20.1, "grid_lstm": 21.0}
@@ -43,8 +44,9 @@ def _corpus(model):
     ("name", "options", "value"),
     [
         ("trellisnet_ptb", {"epochs": 3, "seed": 2}, 56.97),
-        ("trellisnet_ptb", {"ablation": "injection_every_5"}, 59.75),
-        ("trellisnet_ptb", {"ablation": "injection_every_5", "data": "wt2"}, None),
+        ("trellisnet_ptb", {"injection_every": 5}, 59.75),
+        ("trellisnet_ptb", {"injection_every": 5, "hidden_dropout": 0.0}, None),
+        ("trellisnet_ptb", {"injection_every": 5, "data": "wt2"}, None),
         ("trellisnet_ptb", {"data": "pydoc"}, None),
         ("tcn_ptb", {"metric": "bpc"}, None),
         ("tcn_adding", {"T": 200}, None),
@@ -52,18 +54,17 @@ def _corpus(model):
         ("tcn_jsb", {"activation": "glu"}, None),
         ("tcn_jsb", {"activation": "glu", "filters": 104}, 8.13),
         ("tcn_jsb", {"activation": "glu", "filters": 104, "data": "nottingham"}, None),
-        ("tcn_seq_mnist", {"size": "37k"}, None),
+        ("tcn_seq_mnist", {"kernel_size": 6, "filters": 20}, None),
         ("lstm_copy_memory", {"T": 500}, None),
         ("lru_char_ptb", {}, 0.965),
-        ("lru_char_ptb", {"variant": "ps", "size": "24m"}, 0.969),
-        ("lru_char_ptb", {"size": "1m"}, None),
+        ("lru_char_ptb", {"variant": "ps", "hidden_units": 1221}, 0.969),
         ("lru_char_ptb", {"hidden_units": 500}, None),
-        ("lru_char_ptb", {"data_options": {}}, None),  # the usual split of PTB
+        ("lru_char_ptb", {"split": None}, None),  # the usual split of PTB
         ("lru_text8", {"data_options": {"train_fraction": 0.2}}, None),
         ("grid_lstm_text8", {"share_depth_weights": False}, None),
         ("rhn_text8", {"transition_depth": 3}, None),
         ("gru_char_ptb", {}, 1.37),
-        ("gru_char_ptb", {"setting": "lru_paper"}, 0.972),
+        ("gru_char_ptb_lru_paper", {}, 0.972),
     ],
 )
 def test_what_is_published_of_a_recipe(name, options, value):
@@ -87,7 +88,7 @@ def test_every_published_run_is_a_recipe_of_the_zoo():
 
 def test_settings_of_a_published_run():
     recipe = zoo.published_recipe("tcn_adding", "T=400")
-    assert (recipe.arguments["T"], recipe.seed, recipe.training.epochs) == (400, 1, 25)
+    assert (recipe.data_options, recipe.seed, recipe.training.epochs) == ({"T": 400}, 1, 25)
     with pytest.raises(ValueError, match=r"no published run of tcn_adding \(T=1\).*T=200, T=400"):
         zoo.published_recipe("tcn_adding", "T=1")
     with pytest.raises(ValueError, match="no published run of tcn_text8.*: none"):
@@ -140,7 +141,7 @@ def test_the_quickest_of_them_has_its_published_result(folder_of_data):
         ("trellisnet_char", {"injection_every": 5}, "with injection_every=1, not 5"),
         ("trellisnet_char", {"groups": 2}, "with groups=None, not 2"),
         ("trellisnet_seq_mnist", {"dilations": [1] * 11}, "with dilations="),
-        ("tcn_adding", {"T": 700}, "with T=200, not 700"),
+        ("tcn_adding", {"filters": 30}, "with filters=24, not 30"),
         ("tcn_jsb", {"activation": "glu"}, "activation='relu', not 'glu'"),
         ("tcn_text8", {}, "There are no pretrained weights of tcn_text8: .* some of: gru_adding"),
     ],
@@ -163,9 +164,10 @@ def test_published_weights_come_with_their_vocabulary():
     assert len(model.vocabulary) == model.vocabulary_size == 103
     assert zoo.trellisnet_char(weights="pretrained", vocabulary=model.vocabulary)
     other = data.Vocabulary("abcdefg", unit="character")
-    for options in ({"vocabulary": other}, {"vocabulary_size": 9}):
-        with pytest.raises(ValueError, match="weights have a vocabulary of 103 tokens"):
-            zoo.trellisnet_char(weights="pretrained", **options)
+    with pytest.raises(ValueError, match="weights have a vocabulary of 103 tokens"):
+        zoo.trellisnet_char(weights="pretrained", vocabulary=other)
+    with pytest.raises(ValueError, match="vocabulary has 103 tokens, but vocabulary_size=9"):
+        zoo.trellisnet_char(weights="pretrained", vocabulary_size=9)
 
 
 # Files
@@ -194,7 +196,8 @@ def test_a_file_that_holds_no_weights(tmp_path, content):
 
 
 def test_a_vocabulary_that_does_not_fit_the_weights(tmp_path):
-    small = {"depth": 2, "hidden_units": 4, "embedding_dim": 4, "cutoffs": (3, 6)}
+    small = {"depth": 2, "hidden_units": 4, "output_units": 4, "embedding_dim": 4}
+    small |= {"aux_weight": 0.0, "cutoffs": (3, 6)}
     words = data.Vocabulary(["<eos>", *"abcdefghij"])
     model = zoo.trellisnet_wt103(vocabulary=words, **small)
     model.save(tmp_path / "model.keras")
@@ -220,7 +223,7 @@ RECIPE = '{"recipe": {"name": "tcn_adding", "arguments": '
         ("[" * 100_000, "holds no results of a model"),
         ('{"recipe": {"name": 3, "arguments": {}}}', "holds no results of a model"),
         ('{"recipe": {"name": "tcn_adding"}}', "holds no results of a model"),
-        (RECIPE + "{}}}", "were trained with T=None, not 600"),
+        (RECIPE + "{}}}", "were trained with kernel_size=None, not 8"),
     ],
 )
 def test_damaged_results(tmp_path, monkeypatch, content, message):

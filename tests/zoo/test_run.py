@@ -95,11 +95,17 @@ def test_best_model_carries_its_vocabulary(shared):
 
 
 def test_the_description_names_sizes_and_settings(tmp_path, capsys):
-    options = {"depth": 8, "aux_every": 4, "aux_weight": 0.1, "sequence_length": 20}
+    options = {
+        "depth": 8,
+        "aux_every": 4,
+        "aux_weight": 0.1,
+        "sequence_length": 20,
+        "context_length": 8,
+    }
     recipe = tiny_recipe(tmp_path, epochs=1, **options)
     runs.train(recipe, tmp_path / "run", verbose=2)
     shown = capsys.readouterr().out
-    assert "parameters (depth=8, hidden_units=4, output_units=4, embedding_dim=4" in shown
+    assert "parameters (depth=8, hidden_units=4, embedding_dim=4" in shown
     assert "text: train 1,800, valid 100, test 100 characters, vocabulary 7" in shown
     assert "a uniform guess: bpc 2.807" in shown
     assert "float32, without XLA (as asked for)" in shown
@@ -518,7 +524,9 @@ def test_evaluation_of_copy_memory(copying):
 def test_a_run_of_sequences_is_refused_another_T_and_counting(copying):
     recipe = zoo.read_recipe(copying)
     assert recipe.data_checksum == recipe.load_data().checksum
-    with pytest.raises(ValueError, match="other settings: T 8 there, 9 here"):
+    with pytest.raises(
+        ValueError, match="other settings: data_options .*'T': 8.* there, .*'T': 9.* here"
+    ):
         runs.train(recipe.replace(T=9), copying)
     with pytest.raises(ValueError, match="for texts. Received: 'original'"):
         evaluate(copying, target_counting="original")
@@ -576,24 +584,6 @@ def test_a_lattice_run_carries_its_states_and_stops(tmp_path):
     results = evaluate(tmp_path / "run")
     assert results["targets"] == len(tokens) - 1 > rows * 12
     assert results["cross_entropy"] == pytest.approx(np.mean(nll[: len(tokens) - 1]), rel=1e-5)
-
-
-@pytest.mark.slow
-def test_a_run_whose_vocabulary_has_cut_the_clusters(tmp_path):
-    (tmp_path / "text.txt").write_text("the cat and the dog \n" * 60)
-    recipe = zoo.recipe(
-        "tcn_wt103",
-        **{"embedding_dim": 4, "filters": 4, "depth": 2, "batch_size": 2, "jit_compile": False},
-        **{"sequence_length": 16, "context_length": 6, "epochs": 1, "learning_rate": 0.1},
-        data="text",
-        data_options={"path": tmp_path / "text.txt", "unit": "word"},
-    )
-    for epochs in (1, 2):
-        runs.train(recipe.replace(epochs=epochs), tmp_path / "run", verbose=0)
-    assert runs.epochs_done(tmp_path / "run") == 2
-    assert zoo.read_recipe(tmp_path / "run").arguments["cutoffs"] == ()
-    with pytest.raises(ValueError, match="other settings: cutoffs .* there, .2, 3. here"):
-        runs.train(recipe.replace(cutoffs=(2, 3)), tmp_path / "run")
 
 
 # Killed runs, without TensorFlow

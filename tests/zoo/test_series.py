@@ -56,19 +56,19 @@ def forecast(trained, path, **options):
 
 
 def test_sizes_follow_window_and_horizon():
-    assert zoo.recipe("tcn_forecaster").arguments["depth"] == 6
-    assert zoo.recipe("tcn_forecaster", window=5, horizon=1).arguments["depth"] == 1
-    dilations = zoo.recipe("trellisnet_forecaster").arguments["dilations"]
-    assert dilations == (1, 2, 4, 8, 16, 32, 64, 128)
+    assert zoo.tcn_forecaster().backbone.depth == 6
+    assert zoo.tcn_forecaster(window=5, horizon=1).backbone.depth == 1
+    assert zoo.trellisnet_forecaster().backbone.depth == 8
     for name in ("tcn_forecaster", "trellisnet_forecaster"):
         recipe = zoo.recipe(name, window=100, horizon=3, channels=2)
         model = recipe.build()
         assert model.backbone.receptive_field >= 100
         assert (model.horizon, model.targets) == (3, 1) and model.normalize
     with pytest.raises(ValueError, match="`horizon` must be at most `window`"):
-        zoo.recipe("lru_forecaster", window=3, horizon=4)
-    with pytest.raises(ValueError, match="`kernel_size` must be at least 2"):
-        zoo.recipe("tcn_forecaster", kernel_size=1)
+        zoo.lru_forecaster(window=3, horizon=4)
+    for name in ("tcn_forecaster", "trellisnet_forecaster"):
+        with pytest.raises(ValueError, match="`kernel_size` must be at least 2"):
+            zoo.get_model(name, kernel_size=1)
 
 
 @pytest.mark.parametrize("name", ["trellisnet_forecaster", "lru_forecaster"])
@@ -317,7 +317,7 @@ def test_wrong_quantiles_and_other_data(tmp_path):
         zoo.recipe("tcn_forecaster", quantiles="0.1,0.9")
     with pytest.raises(ValueError, match="quantiles"):
         zoo.recipe("tcn_forecaster", **options(path, quantiles=[0.9, 0.1])).build()
-    with pytest.raises(ValueError, match="option"):
+    with pytest.raises(ValueError, match="trained on separate sequences; the data set 'text'"):
         zoo.recipe("tcn_forecaster", data="text", data_options={"path": path}).load_data()
 
 

@@ -30,6 +30,7 @@ from trellis_keras.layers.base import (
 from trellis_keras.layers.regularization import ConvolutionKernel
 from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Tensor
 
+_DEEPEST = 31  # the dilation doubles from block to block, and must be an int32
 _DROPOUTS = {"element": keras.layers.Dropout, "spatial": keras.layers.SpatialDropout1D}
 
 
@@ -611,6 +612,8 @@ class TCN(
             depth = depth_for(receptive_field, kernel_size)
         if depth is not None:
             check_positive(depth=depth)
+            if depth > _DEEPEST:
+                raise ValueError(f"`depth` must be at most {_DEEPEST}. Received: depth={depth}")
             dilations = [2**i for i in range(depth)]
         dilations = dilation_cycle(() if dilations is None else dilations)
         depth = len(dilations)

@@ -20,11 +20,9 @@ WEIGHTS_KEPT = "the zoo keeps weights under 5 MB, of language models only those 
 # or "dropout_kind", or start with "initial_" or "aux_".
 _OF_THE_TRAINING = {
     "activation_reg",
-    "fused",
     "forget_bias",
     "rematerialize",
     "seed",
-    "size",
     "stateful",
     "temporal_activation_reg",
     "transform_bias",
@@ -107,11 +105,7 @@ def is_of_the_training(name: str) -> bool:
 def _pretrained(recipe):
     """The published run whose model computes what this recipe's does."""
     runs = [run for run in results.all_runs() if run.has_weights]
-    own = [
-        (run, differences(recipe, run.recipe))
-        for run in runs
-        if (run.model, run.recipe.get("setting")) == (recipe.name, recipe.setting)
-    ]
+    own = [(run, differences(recipe, run.recipe)) for run in runs if run.model == recipe.name]
     if not own:
         names = sorted({run.model for run in runs})
         raise ValueError(

@@ -2,12 +2,14 @@
 
 import dataclasses
 import difflib
+import functools
+import inspect
 import json
 import math
 import numbers
 import os
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import keras
@@ -170,13 +172,10 @@ class Training:
 
     def replace(self, **fields: Any) -> "Training":
         """Returns a copy with other fields. A new `schedule` drops what only the old one used."""
-        if "schedule" in fields:
-            check_choice("schedule", fields["schedule"], _SCHEDULES)
-            used = sum(_SCHEDULES[fields["schedule"]], ())
-            fields = {name: None for name in _SCHEDULE_FIELDS if name not in used} | fields
-        if "stop_patience" in fields and fields["stop_patience"] is None:
-            fields = {"stop_min_delta": None, "stop_against": None} | fields
-        return dataclasses.replace(self, **fields)
+        schedule = fields.get("schedule", self.schedule)
+        check_choice("schedule", schedule, _SCHEDULES)
+        unused = _unused(schedule, fields.get("stop_patience", self.stop_patience))
+        return dataclasses.replace(self, **{**dict.fromkeys(unused), **fields})
 
     def make_optimizer(self) -> keras.optimizers.Optimizer:
         """Returns a new optimizer."""
@@ -226,60 +225,81 @@ class Training:
         return [stopping]
 
 
+def _unused(schedule, stop_patience):
+    """Fields that must be None: the schedule and the stopping rule do not use them."""
+    used = sum(_SCHEDULES[schedule], ())
+    stopping = () if stop_patience else ("stop_min_delta", "stop_against")
+    return [*(name for name in _SCHEDULE_FIELDS if name not in used), *stopping]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Entry:
     """What `zoo.register` knows of a model.
 
     Attributes:
-        name: The model's name.
-        setting: Name of the paper's setting, where two papers have a model of this name.
         function: Function that returns the model, not compiled.
-        defaults: {argument: default} of the arguments that a user may choose.
-        fixed: {argument: value} of the function's other arguments.
-        types: {argument: annotation}.
         data, data_options: Name and options of the data set.
         metric: Name of the published metric.
         metrics: Function that returns the metrics of a model of sequences. None: its own.
         channels: Channels of the input. None: the model reads text.
-        training: `Training`, or a function from the model's arguments to one.
-        resolve: Function from the arguments to values for those of them that are None. It raises
-            `ValueError` where arguments contradict each other.
-        data_arguments: Arguments that are also options of the data set.
-        doc: Docstring.
+        training: `Training`.
     """
 
-    name: str
-    setting: str | None
     function: Callable[..., keras.Model]
-    defaults: dict[str, Any]
-    fixed: dict[str, Any]
-    types: dict[str, Any]
     data: str
     data_options: dict[str, Any]
     metric: str
     metrics: Callable[[], list] | None
     channels: int | None
-    training: Training | Callable[..., Training]
-    resolve: Callable[..., dict[str, Any]] | None
-    data_arguments: tuple[str, ...]
-    doc: str
+    training: Training
+
+    @property
+    def name(self) -> str:
+        """The model's name, its function's."""
+        return self.function.__name__
 
     @property
     def reads_text(self) -> bool:
         """Whether the model is a language model."""
         return self.channels is None
 
+    @functools.cached_property
+    def arguments(self) -> dict[str, Any]:
+        """{argument: default} of the function, without `vocabulary`."""
+        parameters = inspect.signature(self.function).parameters
+        return {k: p.default for k, p in parameters.items() if k != "vocabulary"}
 
-@dataclasses.dataclass(frozen=True)
+    @functools.cached_property
+    def options(self) -> dict[str, Any]:
+        """{name: type} of everything that `zoo.recipe` takes for the model."""
+        types = typing.get_type_hints(self.function)
+        training = typing.get_type_hints(Training)
+        if not self.reads_text:
+            training = {name: kind for name, kind in training.items() if name not in _TEXT_FIELDS}
+        data: dict[str, Any] = dict.fromkeys(self.data_options, Any)  # the data set checks them
+        return {**data, **{name: types[name] for name in self.arguments}, **training, **_FIELDS}
+
+
+_FIELDS: dict[str, Any] = {
+    "data": str,
+    "data_options": dict,
+    "data_dir": str | None,
+    "data_checksum": str | None,
+    "metric": str,
+    "dtype_policy": str | None,
+    "jit_compile": bool | None,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A model of the zoo with its arguments, data and training, made by `zoo.recipe`.
 
     Recipes do not change: `replace` returns a new one. A run's folder holds its recipe as JSON.
 
     Attributes:
-        name: Name of the model.
-        setting: Name of the paper's setting, where two papers have a model of this name.
-        arguments: Arguments of the model's function, those that follow from others worked out.
+        entry: What the zoo knows of the model.
+        arguments: Arguments of the model's function.
         training: `Training`.
         data: Name of the data set, see `zoo.datasets.load`.
         data_options: Its options.
@@ -291,48 +311,32 @@ class Recipe:
         jit_compile: Whether XLA compiles the training step. None: what suits model and machine.
     """
 
-    name: str
-    setting: str | None
+    entry: Entry = dataclasses.field(repr=False)
     arguments: dict[str, Any]
     training: Training
     data: str
     data_options: dict[str, Any]
-    data_dir: str | None
-    data_checksum: str | None
+    data_dir: str | None = None
+    data_checksum: str | None = None
     metric: str
-    dtype_policy: str | None
-    jit_compile: bool | None
-    entry: Entry = dataclasses.field(compare=False, repr=False)
-    # What was asked for. Arguments that follow from others are worked out from it.
-    options: dict[str, Any] = dataclasses.field(compare=False, repr=False)
+    dtype_policy: str | None = None
+    jit_compile: bool | None = None
 
     @classmethod
-    def of(cls, entry: Entry, options: Mapping[str, Any]) -> "Recipe":
-        """Returns the recipe of a registered model with options of the user's."""
-        options = _typed(entry, options)
-        arguments = _arguments(entry, options)
-        training = entry.training
-        if not isinstance(training, Training):
-            training = training(**entry.fixed, **arguments)
-        fields = {field.name for field in dataclasses.fields(Training)}
-        training = training.replace(**{k: v for k, v in options.items() if k in fields})
-        chosen = {name: options.get(name, getattr(entry, name, None)) for name in _RECIPE_TYPES}
-        if "data_options" not in options and chosen["data"] != entry.data:
-            chosen["data_options"] = {}
-        recipe = cls(
-            entry.name,
-            entry.setting,
-            arguments,
-            training,
-            **chosen,
+    def published(cls, entry: Entry) -> "Recipe":
+        """Returns a model's recipe with the published values."""
+        return cls(
             entry=entry,
-            options=dict(options),
+            arguments=entry.arguments,
+            training=entry.training,
+            data=entry.data,
+            data_options=entry.data_options,
+            metric=entry.metric,
         )
-        recipe._check()
-        return recipe
 
-    def _check(self):
+    def __post_init__(self) -> None:
         check_choice("data", self.data, datasets.list_datasets())
+        _check("seed", self.seed, lambda value: value >= 0, "0 or more")
         if self.reads_text:
             check_choice("metric", self.metric, TEXT_METRICS)
             if self.training.sequence_length is None or self.training.context_length is None:
@@ -346,20 +350,36 @@ class Recipe:
             raise ValueError(f"`metric` must be {self.entry.metric!r}. Received: {self.metric!r}")
         if self.dtype_policy is not None:
             check_choice("dtype_policy", self.dtype_policy, DTYPE_POLICIES)
-        for name in self.entry.data_arguments:
-            if name in self.data_options:
-                raise ValueError(f"`data_options` must leave `{name}` to the model's argument.")
 
     def replace(self, **options: Any) -> "Recipe":
         """Returns a recipe with other options, see `zoo.recipe`.
 
+        An option goes wherever it is known: a forecaster's `window` to the model and to its data.
+        `stateful=True` sets `context_length=0`, as the state is the context.
+
         Raises:
             ValueError: An unknown option, a wrong value, or options that contradict each other.
         """
-        before = dict(self.options)
-        if options.get("data", self.data) != self.data:
-            before.pop("data_options", None)
-        return Recipe.of(self.entry, {**before, **options})
+        options = _typed(self.entry, options)
+        given = options.pop("data_options", {})
+        options |= {name: given[name] for name in self.entry.data_options if name in given}
+        kept = self.data_options if options.get("data", self.data) == self.data else {}
+        known = {name: options[name] for name in self.entry.data_options if name in options}
+        training = {k: v for k, v in options.items() if k in Training.__dataclass_fields__}
+        if options.get("stateful"):
+            training.setdefault("context_length", 0)
+        return dataclasses.replace(
+            self,
+            arguments={name: options.get(name, value) for name, value in self.arguments.items()},
+            training=self.training.replace(**training),
+            data_options={**kept, **given, **known},
+            **{name: value for name, value in options.items() if name in _FIELDS},
+        )
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.entry.name
 
     @property
     def reads_text(self) -> bool:
@@ -395,39 +415,31 @@ class Recipe:
 
         Args:
             weights: `"pretrained"`, or path of a weights file. Defaults to None, initial weights.
-            vocabulary: `Vocabulary` to save with a language model.
+            vocabulary: `Vocabulary` to save with a language model. It sets `vocabulary_size`.
         """
         path = None
         if weights is not None:
             path, published = pretrained.find(self, weights)
-            if published is not None:
-                vocabulary = self._published_vocabulary(vocabulary, published)
+            if published is not None and vocabulary not in (None, published):
+                raise ValueError(
+                    f"{self.name}: the pretrained weights have a vocabulary of {len(published)} "
+                    f"tokens. Leave `vocabulary` out to get it. Received: {vocabulary!r}"
+                )
+            vocabulary = published or vocabulary
+        arguments = dict(self.arguments)
         if vocabulary is not None:
-            size = self.options.get("vocabulary_size", len(vocabulary))
-            if size != len(vocabulary):
+            size = arguments["vocabulary_size"]
+            if size not in (self.entry.arguments["vocabulary_size"], len(vocabulary)):
                 raise ValueError(
                     f"The vocabulary has {len(vocabulary)} tokens, but vocabulary_size={size}"
                 )
-            arguments = self.replace(vocabulary_size=size).arguments
-        else:
-            arguments = self.arguments
-        extra = {"vocabulary": vocabulary} if self.reads_text else {}
+            arguments |= {"vocabulary": vocabulary, "vocabulary_size": len(vocabulary)}
         with default_policy(self.dtype_policy):
-            model = self.entry.function(**self.entry.fixed, **arguments, **extra)
+            model = self.entry.function(**arguments)
             channels = () if self.reads_text else (self.channels,)
             model.build((None, None, *channels))
         self.compile(model)
         return model if path is None else pretrained.load_weights(model, self.name, path)
-
-    def _published_vocabulary(self, vocabulary, published):
-        size = self.options.get("vocabulary_size")
-        if vocabulary not in (None, published) or size not in (None, len(published)):
-            raise ValueError(
-                f"{self.name}: the pretrained weights have a vocabulary of {len(published)} "
-                "tokens. Leave `vocabulary` and `vocabulary_size` out to get it. Received: "
-                f"vocabulary={vocabulary!r}, vocabulary_size={size}"
-            )
-        return published
 
     def compile(self, model: keras.Model) -> None:
         """Compiles a model of this recipe, with the recipe's optimizer and metrics."""
@@ -450,8 +462,7 @@ class Recipe:
             ValueError: Wrong data: of another kind, or with another checksum than `data_checksum`.
             FileNotFoundError: A file is missing.
         """
-        options = {name: self.arguments[name] for name in self.entry.data_arguments}
-        loaded = datasets.load(self.data, self.data_dir, **self.data_options, **options)
+        loaded = datasets.load(self.data, self.data_dir, **self.data_options)
         if self.reads_text and loaded.vocabulary is None:
             raise ValueError(
                 f"A language model is trained on a text; the data set {self.data!r} has none. "
@@ -494,7 +505,7 @@ class Recipe:
         batch_size = self.training.batch_size
         if self.reads_text:
             length, context = self.training.sequence_length, self.training.context_length
-            assert length is not None and context is not None  # by `_check`
+            assert length is not None and context is not None  # by `__post_init__`
             return TokenStream(
                 part,
                 batch_size,
@@ -539,59 +550,38 @@ class Recipe:
         written = {
             "name": self.name,
             "trellis_keras": trellis_keras.__version__,
-            **({} if self.setting is None else {"setting": self.setting}),
             "arguments": self.arguments,
             "training": training,
-            **{name: getattr(self, name) for name in _RECIPE_TYPES},
+            **{name: getattr(self, name) for name in _FIELDS},
         }
         return json.loads(json.dumps(written))
 
     def changes(self) -> dict[str, Any]:
-        """Returns the fewest options that make this recipe of the model's own one.
+        """Returns the options that make this recipe of the model's published one.
 
         Without what a run takes from its data, and where these are.
         """
-        own, wanted = Recipe.of(self.entry, {}), self._options()
-        changes = {k: v for k, v in wanted.items() if v != own._options()[k]}
-        for name in list(changes):
-            others = {k: v for k, v in changes.items() if k != name}
-            try:
-                follows = Recipe.of(self.entry, others)._options() == wanted
-            except ValueError:  # the others alone contradict each other
-                continue
-            changes = others if follows else changes
-        return changes
+        published = Recipe.published(self.entry).options()
+        unused = _unused(self.training.schedule, self.training.stop_patience)
+        left_out = ("data_dir", "data_checksum", *_FROM_DATA, *unused)
+        return {
+            name: value
+            for name, value in self.options().items()
+            if name not in left_out and value != published.get(name)
+        }
 
-    def _options(self):
+    def options(self) -> dict[str, Any]:
+        """Returns {option: value} of the whole recipe, as `zoo.recipe` takes them."""
         written = self.to_dict()
-        chosen = {name: written[name] for name in _RECIPE_TYPES}
-        found = ("data_dir", "data_checksum", *_FROM_DATA)
-        options = {**written["arguments"], **written["training"], **chosen}
-        return {name: value for name, value in options.items() if name not in found}
+        fields = {name: written[name] for name in _FIELDS}
+        others = dict(fields["data_options"])
+        known = {name: others.pop(name) for name in self.entry.data_options if name in others}
+        fields["data_options"] = others
+        return {**known, **written["arguments"], **written["training"], **fields}
 
     def to_json(self) -> str:
         """Returns the recipe as JSON text."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
-
-
-_RECIPE_TYPES = {
-    "data": str,
-    "data_options": dict,
-    "data_dir": str | None,
-    "data_checksum": str | None,
-    "metric": str,
-    "dtype_policy": str | None,
-    "jit_compile": bool | None,
-}
-
-
-def known_options(entry: Entry) -> dict[str, Any]:
-    """Returns {name: type} of everything that `zoo.recipe` takes for a model."""
-    training = typing.get_type_hints(Training)
-    if not entry.reads_text:
-        training = {name: kind for name, kind in training.items() if name not in _TEXT_FIELDS}
-    model = {name: entry.types[name] for name in entry.defaults}
-    return {**model, **training, **_RECIPE_TYPES}
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -616,46 +606,17 @@ def _check(name, value, is_right, wording):
 
 def _typed(entry, options):
     """Options in the types of their annotations, or an error."""
-    known = known_options(entry)
     for name in options:
-        if name not in known:
-            raise ValueError(_unknown(entry, name, known))
-    typed = {k: _in_type(entry.name, k, v, known[k]) for k, v in options.items()}
-    for name in entry.defaults.keys() & typed.keys():
-        _check_argument(name, typed[name])
-    return _absolute(typed)
+        if name not in entry.options:
+            raise ValueError(_unknown(entry, name))
+    return _absolute({k: _in_type(entry.name, k, v, entry.options[k]) for k, v in options.items()})
 
 
-def _unknown(entry, name, known):
+def _unknown(entry, name):
     if name in _TEXT_FIELDS:
         return f"`{name}` is an option of language models; {entry.name} reads whole sequences."
-    near = suggestion(name, known)
-    return f"{entry.name} has no option {name!r}.{near or ' It has: ' + ', '.join(known)}"
-
-
-def _arguments(entry, options):
-    """All arguments of the model's function."""
-    arguments = {name: options.get(name, value) for name, value in entry.defaults.items()}
-    if entry.resolve is None:
-        return arguments
-    follow = entry.resolve(**entry.fixed, **arguments)
-    return {k: follow.get(k) if value is None else value for k, value in arguments.items()}
-
-
-def _check_argument(name, value):
-    """Checks the range of a model's argument by its name and type."""
-    if value is None or isinstance(value, (bool, str)):
-        return
-    if name.endswith("dropout"):
-        _check(name, value, lambda value: 0 <= value < 1, "in [0, 1)")
-    elif name in ("seed", "future_channels"):
-        _check(name, value, lambda value: value >= 0, "0 or more")
-    elif isinstance(value, int):
-        _check(name, value, lambda value: value >= 1, "positive")
-    elif isinstance(value, tuple) and all(isinstance(n, int) for n in value):
-        _check(name, value, lambda value: all(n >= 1 for n in value), "numbers of 1 or more")
-    elif isinstance(value, float) and not name.endswith("bias"):
-        _check(name, value, lambda value: value >= 0, "0 or more")
+    near = suggestion(name, entry.options)
+    return f"{entry.name} has no option {name!r}.{near or ' It has: ' + ', '.join(entry.options)}"
 
 
 _KINDS = {
@@ -675,6 +636,8 @@ def _in_type(model, name, value, wanted):
         value = os.fspath(value)
     if isinstance(value, dict):
         value = json.loads(json.dumps(value, default=os.fspath))  # as it is read back from JSON
+    if wanted is Any:
+        return value
     kinds = typing.get_args(wanted) if _is_union(wanted) else (wanted,)
     for kind in kinds:
         plain = typing.get_origin(kind) or kind

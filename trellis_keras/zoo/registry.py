@@ -4,7 +4,6 @@ import fnmatch
 import functools
 import inspect
 import os
-import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -12,27 +11,19 @@ import keras
 
 from trellis_keras.layers import base
 from trellis_keras.zoo import results, run
-from trellis_keras.zoo.recipe import Entry, Recipe, Training, known_options, suggestion
+from trellis_keras.zoo.recipe import Entry, Recipe, Training, suggestion
 
-_ENTRIES: dict[tuple[str, str | None], Entry] = {}
-_FUNCTIONS: dict[str, Callable] = {}
+_ENTRIES: dict[str, Entry] = {}
 
 
 def register(
     *,
     data: str,
     metric: str,
-    training: Training | Callable[..., Training],
+    training: Training,
     data_options: dict[str, Any] | None = None,
-    data_arguments: tuple[str, ...] = (),
     channels: int | None = None,
     metrics: Callable[[], list] | None = None,
-    resolve: Callable[..., dict[str, Any]] | None = None,
-    name: str | None = None,
-    setting: str | None = None,
-    defaults: dict[str, Any] | None = None,
-    fixed: dict[str, Any] | None = None,
-    doc: str | None = None,
 ) -> Callable[[Callable], Callable[..., keras.Model]]:
     """Makes a function that returns a model a model of the zoo.
 
@@ -44,21 +35,12 @@ def register(
     Args:
         data: Name of the data set, see `zoo.datasets.load`.
         metric: Name of the published metric.
-        training: How it is trained: a `Training`, or where that depends on the model's arguments a
-            function from them to one.
-        data_options: Options of the data set.
-        data_arguments: Arguments that are options of the data set too, such as `T`.
+        training: How it is trained.
+        data_options: Published options of the data set. `zoo.recipe` takes them beside the
+            arguments; one that is an argument too, such as a forecaster's `window`, goes to both.
         channels: Channels of the input. Defaults to None, a language model.
         metrics: Function that returns the metrics of a model of sequences. Defaults to the
             model's own.
-        resolve: Function from the arguments to {argument: value} for those that are None because
-            they follow from others. It raises `ValueError` where arguments contradict each other.
-        name: Name of the model. Defaults to the function's.
-        setting: Name of the setting, for a second paper's model of the same name.
-        defaults: Defaults that differ from the function's, where it makes several models.
-        fixed: Arguments of the function that are not the model's.
-        doc: Docstring up to `Args:`, where one function makes several models. Defaults to the
-            function's.
 
     Raises:
         ValueError: There is a model of this name already.
@@ -67,87 +49,50 @@ def register(
 
     >>> @register(
     ...     data="adding",
+    ...     data_options={"T": 100},
     ...     metric="mse",
     ...     channels=2,
-    ...     data_arguments=("T",),
     ...     training=Training(optimizer="adam", learning_rate=1e-3, batch_size=32, epochs=10),
     ... )
-    ... def my_adding(T: int = 100, units: int = 16, seed: int | None = 0):
+    ... def my_adding(units: int = 16, seed: int | None = 0):
     ...     return SequenceRegressor(keras.layers.GRU(units), seed=seed)
     >>> my_adding(units=8).backbone.units
     8
     """
 
     def decorator(function):
-        function = inspect.unwrap(function)  # it may be registered as another model already
-        own = {
-            key: parameter.default
-            for key, parameter in inspect.signature(function).parameters.items()
-            if key != "vocabulary" and key not in (fixed or {})
-        }
-        own |= defaults or {}
-        if missing := [key for key, value in own.items() if value is inspect.Parameter.empty]:
-            raise ValueError(f"{name or function.__name__}: {missing} need a default.")
-        entry = Entry(
-            name=name or function.__name__,
-            setting=setting,
-            function=function,
-            defaults=own,
-            fixed=fixed or {},
-            types=typing.get_type_hints(function),
-            data=data,
-            data_options=data_options or {},
-            data_arguments=data_arguments,
-            metric=metric,
-            metrics=metrics,
-            channels=channels,
-            training=training,
-            resolve=resolve,
-            doc=_docstring(function.__doc__ or "", doc),
-        )
-        if (entry.name, setting) in _ENTRIES:
+        entry = Entry(function, data, data_options or {}, metric, metrics, channels, training)
+        if entry.name in _ENTRIES:
             raise ValueError(f"The zoo has a model {entry.name!r} already.")
-        _ENTRIES[entry.name, setting] = entry
-        build = _function(entry)
-        if setting is None:
-            _FUNCTIONS[entry.name] = build
-        return build
+        _ENTRIES[entry.name] = entry
+        return _function(entry)
 
     return decorator
-
-
-def _docstring(function_doc, doc):
-    if doc is None:
-        return function_doc
-    return doc.rstrip() + "\n\n    " + function_doc[function_doc.find("Args:") :]
 
 
 def _function(entry):
     """The function that a user calls."""
 
     @functools.wraps(entry.function)
-    def build(*, setting=entry.setting, weights=None, vocabulary=None, **options):
-        chosen = _entry(entry.name, setting)
-        if vocabulary is not None and not chosen.reads_text:
+    def build(*, weights=None, vocabulary=None, **options):
+        if vocabulary is not None and not entry.reads_text:
             raise ValueError(f"{entry.name} reads no text: it takes no `vocabulary`.")
-        allowed = {*chosen.defaults, "dtype_policy", "jit_compile"}
-        for option in options:
-            if option not in allowed and option in known_options(chosen):
+        for option in options.keys() & entry.options.keys():
+            if option not in entry.arguments and option not in ("dtype_policy", "jit_compile"):
                 raise ValueError(
                     f"`{option}` is not an argument of the model but of its training: "
                     f"zoo.recipe({entry.name!r}, {option}={options[option]!r}).build()"
                 )
-        return Recipe.of(chosen, options).build(weights=weights, vocabulary=vocabulary)
+        return recipe(entry.name, **options).build(weights=weights, vocabulary=vocabulary)
 
-    parameters = {**entry.defaults, "weights": None}
-    parameters |= {"vocabulary": None} if entry.reads_text else {}
-    parameters |= {"dtype_policy": None, "jit_compile": None}
+    signature = inspect.signature(entry.function)
     kind = inspect.Parameter.KEYWORD_ONLY
-    build.__signature__ = inspect.Signature(
-        [inspect.Parameter(name, kind, default=default) for name, default in parameters.items()]
-    )
-    build.__name__ = build.__qualname__ = entry.name
-    build.__doc__ = entry.doc
+    own = [parameter.replace(kind=kind) for parameter in signature.parameters.values()]
+    more = [
+        inspect.Parameter(name, kind, default=None)
+        for name in ("weights", "dtype_policy", "jit_compile")
+    ]
+    build.__signature__ = signature.replace(parameters=[*own, *more])
     return build
 
 
@@ -163,38 +108,31 @@ def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
         pattern: Shell-style pattern, for example `"trellisnet_*"`.
         pretrained: Whether to list only the models with published weights.
     """
-    names = fnmatch.filter(_FUNCTIONS, pattern)
+    names = fnmatch.filter(_ENTRIES, pattern)
     if pretrained:
         trained = {run.model for run in results.all_runs() if run.has_weights}
         names = [name for name in names if name in trained]
     return sorted(names)
 
 
-def list_settings() -> list[tuple[str, str | None]]:
-    """Returns (name, setting) of every model in every paper's setting, sorted."""
-    return sorted(_ENTRIES, key=lambda key: (key[0], key[1] or ""))
-
-
 def get_model(name: str, **arguments: Any) -> keras.Model:
     """Builds the model `name`: the same as calling the function of that name."""
-    _entry(name, None)
-    return _FUNCTIONS[name](**arguments)
+    return _function(_entry(name))(**arguments)
 
 
-def describe(name: str, setting: str | None = None) -> str:
+def describe(name: str) -> str:
     """Returns what a model is: the first paragraph of its docstring."""
-    return " ".join(_entry(name, setting).doc.split("\n\n")[0].split())
+    return " ".join((_entry(name).function.__doc__ or "").split("\n\n")[0].split())
 
 
-def recipe(name: str, *, setting: str | None = None, **options: Any) -> Recipe:
+def recipe(name: str, **options: Any) -> Recipe:
     """Returns the recipe of a model: its arguments, data and training.
 
     Args:
         name: One of `list_models()`.
-        setting: Where two papers have a model of this name, `"lru_paper"` for the second one.
-        **options: Arguments of the model, fields of its `Training`, and `data`, `data_options`,
-            `data_dir`, `metric`, `dtype_policy` or `jit_compile`, where they are to differ from the
-            published ones.
+        **options: Arguments of the model, fields of its `Training`, published options of its data,
+            and `data`, `data_options`, `data_dir`, `metric`, `dtype_policy` or `jit_compile`, where
+            they are to differ from the published ones.
 
     Raises:
         ValueError: An unknown name or option, a wrong value, or options that contradict each other.
@@ -204,7 +142,7 @@ def recipe(name: str, *, setting: str | None = None, **options: Any) -> Recipe:
     >>> recipe("trellisnet_ptb").training.epochs
     500
     """
-    return Recipe.of(_entry(name, setting), options)
+    return Recipe.published(_entry(name)).replace(**options)
 
 
 def recipe_from_dict(written: dict[str, Any]) -> Recipe:
@@ -213,9 +151,9 @@ def recipe_from_dict(written: dict[str, Any]) -> Recipe:
     Raises:
         ValueError, KeyError or TypeError: It is not a recipe of this version.
     """
-    options = {k: v for k, v in written.items() if k not in ("name", "setting", "trellis_keras")}
+    options = {k: v for k, v in written.items() if k not in ("name", "trellis_keras")}
     options |= options.pop("arguments") | options.pop("training")
-    return recipe(written["name"], setting=written.get("setting"), **options)
+    return recipe(written["name"], **options)
 
 
 def read_recipe(folder: str | os.PathLike) -> Recipe:
@@ -255,7 +193,7 @@ def published_recipe(name: str, setting: str = "") -> Recipe:
     Raises:
         ValueError: There is no such run.
     """
-    _entry(name, None)
+    _entry(name)
     own = {run.setting: run for run in results.all_runs() if run.model == name}
     if setting not in own:
         there = ", ".join(known or "(default)" for known in own) or "none"
@@ -269,44 +207,27 @@ def published_recipe(name: str, setting: str = "") -> Recipe:
 def published_value(recipe: Recipe) -> results.Published | None:
     """Returns what is published of a recipe's model, data and metric, or None.
 
-    A row of published.csv holds for a recipe if all arguments that any row of the model names are
+    A row of published.csv holds for a recipe if all options that any row of the model names are
     those of the row's own recipe.
     """
-    entry = recipe.entry
-    if (recipe.data, recipe.data_options, recipe.metric) != (
-        entry.data,
-        entry.data_options,
-        entry.metric,
-    ):
-        return None
-    rows = _rows(recipe.name, recipe.setting)
-    names = {name for row in rows for name in row.setting} - {"setting"}
+    entry, ours = recipe.entry, recipe.options()
+    rows = [row for row in results.published() if row.model == recipe.name]
+    names = {"metric", "data", "data_options", *entry.data_options}
+    names |= {name for row in rows for name in row.setting}
     for row in rows:
-        theirs = _row_recipe(row).arguments
-        if all(theirs[name] == recipe.arguments[name] for name in names):
+        theirs = row_recipe(row).options()
+        if all(theirs.get(name) == ours.get(name) for name in names):
             return row
     return None
 
 
-def _rows(name, setting):
-    return [
-        row
-        for row in results.published()
-        if row.model == name and row.setting.get("setting") == setting
-    ]
-
-
-def _row_recipe(row):
+def row_recipe(row: results.Published) -> Recipe:
+    """Returns the recipe of a row of published.csv."""
     return recipe(row.model, **row.setting)
 
 
-def _entry(name, setting):
-    if (name, None) not in _ENTRIES:
-        near = suggestion(name, _FUNCTIONS)
+def _entry(name):
+    if name not in _ENTRIES:
+        near = suggestion(name, _ENTRIES)
         raise ValueError(f"Unknown model {name!r}.{near or ' See `zoo.list_models()`.'}")
-    if (name, setting) not in _ENTRIES:
-        known = [other for model, other in _ENTRIES if model == name]
-        raise ValueError(
-            f"{name}: `setting` must be one of {', '.join(map(str, known))}. Received: {setting!r}"
-        )
-    return _ENTRIES[name, setting]
+    return _ENTRIES[name]

@@ -25,7 +25,8 @@ class Published:
 
     Attributes:
         model: Name of the zoo's model.
-        setting: {argument: value} of the arguments that tell the figure from the model's others.
+        setting: {option: value} of the options of `zoo.recipe` that make the figure's model of the
+            zoo's, empty for its defaults.
         metric: Name of the metric.
         value: The figure on the test split.
         parameters: The size that the paper gives, such as "24M".
@@ -101,8 +102,8 @@ def parse_setting(text: str) -> dict[str, Any]:
 
     Example:
 
-    >>> parse_setting("T=600 activation=glu")
-    {'T': 600, 'activation': 'glu'}
+    >>> parse_setting("filters=17 activation=glu")
+    {'filters': 17, 'activation': 'glu'}
     """
     setting = {}
     for word in text.split():

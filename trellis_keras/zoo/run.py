@@ -354,7 +354,6 @@ def _continued(recipe, folder):
     there = read_settings(folder)
     name = there["name"]
     if name == recipe.name:
-        # Other arguments, such as `cutoffs`, follow from those that the run took from its data.
         known = {key: there["arguments"].get(key) for key in recipe.from_data}
         recipe = recipe.replace(**{k: v for k, v in known.items() if v is not None})
     old, new = _flat(there), _flat(recipe.to_dict())

@@ -8,7 +8,7 @@ The window sizes the nets: the receptive field reaches over it.
 from typing import Any
 
 from trellis_keras.forecasting import Forecaster
-from trellis_keras.layers import LRU, TCN, TrellisLayer, depth_for
+from trellis_keras.layers import LRU, TCN, TrellisLayer
 from trellis_keras.models import SequenceClassifier
 from trellis_keras.zoo.recipe import Training
 from trellis_keras.zoo.registry import register, sub_seed
@@ -37,18 +37,22 @@ _TRAINING = Training(
 _FORECASTS: dict[str, Any] = {
     "data": "series",
     "metric": "mae",
-    "data_arguments": ("window", "horizon"),
+    "data_options": {"window": 168, "horizon": 24},
     "channels": 1,  # as many as the data have
     "training": _TRAINING,
 }
 _CLASSES = _FORECASTS | {
     "data": "labelled_series",
     "metric": "accuracy",
-    "data_arguments": ("window",),
+    "data_options": {"window": 50},
 }
 
 
-def _regressor(backbone, horizon, quantiles, targets, future_channels, dropout, seed):
+def _forecaster(backbone, window, horizon, quantiles, targets, future_channels, dropout, seed):
+    if horizon > window:
+        raise ValueError(
+            f"`horizon` must be at most `window`. Received: horizon={horizon}, window={window}"
+        )
     return Forecaster(
         backbone,
         horizon,
@@ -72,20 +76,7 @@ def _classifier(backbone, num_classes, class_names, dropout, seed):
     )
 
 
-def _check_horizon(window, horizon, **_):
-    if horizon > window:
-        raise ValueError(
-            f"`horizon` must be at most `window`. Received: horizon={horizon}, window={window}"
-        )
-    return {}
-
-
-def _resolve_tcn(window, kernel_size, horizon=1, **_):
-    _check_horizon(window, horizon)
-    return {"depth": depth_for(window, kernel_size)}
-
-
-@register(**_FORECASTS, resolve=_resolve_tcn)
+@register(**_FORECASTS)
 def tcn_forecaster(
     window: int = 168,
     horizon: int = 24,
@@ -124,11 +115,13 @@ def tcn_forecaster(
     Returns:
         A compiled `Forecaster`.
     """
-    backbone = _tcn(kernel_size, depth, filters, dropout, seed)
-    return _regressor(backbone, horizon, quantiles, targets, future_channels, dropout, seed)
+    backbone = _tcn(window, kernel_size, depth, filters, dropout, seed)
+    return _forecaster(
+        backbone, window, horizon, quantiles, targets, future_channels, dropout, seed
+    )
 
 
-@register(**_CLASSES, resolve=_resolve_tcn)
+@register(**_CLASSES)
 def tcn_classifier(
     window: int = 50,
     kernel_size: int = 3,
@@ -154,15 +147,16 @@ def tcn_classifier(
     Returns:
         A compiled `SequenceClassifier`.
     """
-    backbone = _tcn(kernel_size, depth, filters, dropout, seed)
+    backbone = _tcn(window, kernel_size, depth, filters, dropout, seed)
     return _classifier(backbone, num_classes, class_names, dropout, seed)
 
 
-def _tcn(kernel_size, depth, filters, dropout, seed):
+def _tcn(window, kernel_size, depth, filters, dropout, seed):
     return TCN(
         filters,
         kernel_size,
         depth,
+        receptive_field=window if depth is None else None,
         dropout=dropout,
         return_sequences=False,
         seed=sub_seed(seed, 10),
@@ -170,17 +164,7 @@ def _tcn(kernel_size, depth, filters, dropout, seed):
     )
 
 
-def _resolve_trellisnet(window, kernel_size, horizon=1, **_):
-    _check_horizon(window, horizon)
-    if kernel_size < 2:
-        raise ValueError(f"`kernel_size` must be at least 2. Received: {kernel_size}")
-    dilations = [1]
-    while 1 + (kernel_size - 1) * sum(dilations) < window:
-        dilations.append(2 * dilations[-1])
-    return {"dilations": tuple(dilations)}
-
-
-@register(**_FORECASTS, resolve=_resolve_trellisnet)
+@register(**_FORECASTS)
 def trellisnet_forecaster(
     window: int = 168,
     horizon: int = 24,
@@ -207,11 +191,13 @@ def trellisnet_forecaster(
     Returns:
         A compiled `Forecaster`.
     """
-    backbone = _trellisnet(kernel_size, dilations, hidden_units, dropout, seed)
-    return _regressor(backbone, horizon, quantiles, targets, future_channels, dropout, seed)
+    backbone = _trellisnet(window, kernel_size, dilations, hidden_units, dropout, seed)
+    return _forecaster(
+        backbone, window, horizon, quantiles, targets, future_channels, dropout, seed
+    )
 
 
-@register(**_CLASSES, resolve=_resolve_trellisnet)
+@register(**_CLASSES)
 def trellisnet_classifier(
     window: int = 50,
     kernel_size: int = 2,
@@ -232,11 +218,17 @@ def trellisnet_classifier(
     Returns:
         A compiled `SequenceClassifier`.
     """
-    backbone = _trellisnet(kernel_size, dilations, hidden_units, dropout, seed)
+    backbone = _trellisnet(window, kernel_size, dilations, hidden_units, dropout, seed)
     return _classifier(backbone, num_classes, class_names, dropout, seed)
 
 
-def _trellisnet(kernel_size, dilations, hidden_units, dropout, seed):
+def _trellisnet(window, kernel_size, dilations, hidden_units, dropout, seed):
+    if kernel_size < 2:
+        raise ValueError(f"`kernel_size` must be at least 2. Received: {kernel_size}")
+    if dilations is None:
+        dilations = [1]
+        while 1 + (kernel_size - 1) * sum(dilations) < window:
+            dilations.append(2 * dilations[-1])
     return TrellisLayer(
         hidden_units,
         len(dilations),
@@ -249,7 +241,7 @@ def _trellisnet(kernel_size, dilations, hidden_units, dropout, seed):
     )
 
 
-@register(**_FORECASTS, resolve=_check_horizon)
+@register(**_FORECASTS)
 def lru_forecaster(
     window: int = 168,
     horizon: int = 24,
@@ -281,4 +273,6 @@ def lru_forecaster(
         seed=sub_seed(seed, 10),
         name="lru",
     )
-    return _regressor(backbone, horizon, quantiles, targets, future_channels, dropout, seed)
+    return _forecaster(
+        backbone, window, horizon, quantiles, targets, future_channels, dropout, seed
+    )

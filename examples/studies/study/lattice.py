@@ -7,6 +7,7 @@ those epochs.
 import dataclasses
 import functools
 import itertools
+import math
 import time
 
 import keras
@@ -14,8 +15,7 @@ import keras
 from study.table import Study
 from trellis_keras import zoo
 from trellis_keras.zoo import run
-from trellis_keras.zoo.lru import SIZES
-from trellis_keras.zoo.registry import list_settings, published_value
+from trellis_keras.zoo.registry import published_value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +49,13 @@ CORPORA = {
 }
 PAPERS_CORPORA = list(CORPORA)[:4]  # the last one is on every machine, for --quick
 PAPERS_SIZES = ["10m", "24m"]
+SIZES = {"1m": 1_000_000, "10m": 10_000_000, "24m": 24_000_000}
+# a and b of each kind: layers of H units have a H^2 + b H parameters, of all but the last two kinds
+# for each layer. Embedding and output layer are as wide and share no weights.
+PARAMETERS = {
+    "ug": (12, 6), "rg": (10, 5), "ps": (8, 4), "lstm": (8, 4), "gru": (6, 6),
+    "grid_lstm": (16, 8), "rhn": (12, 10),
+}  # fmt: skip
 PERCENTS = [20, 40, 60, 80, 100]
 COLUMNS = [
     "corpus", "net", "size", "train_percent", "seed", "parameters", "epoch", "seconds", "compiles",
@@ -125,19 +132,35 @@ def recipe(settings, corpus, net, size, train_percent, seed, data_dir=None):
     given = {name: settings[name] for name in ("epochs", "batch_size", "layers")}
     given["dtype_policy"] = settings.get("dtype_policy")
     given |= {"hidden_units": settings["units"], **NETS[net].options}
-    if settings["units"] is None:
-        given["size"] = size
     if net == "rhn":
         del given["layers"]  # it has one
     given = {name: value for name, value in given.items() if value is not None}
-    return made.replace(data_options=options, **given)
+    made = made.replace(data_options=options, **given)
+    return made if settings["units"] else made.replace(hidden_units=units(net, size, made))
+
+
+def units(net, size, recipe):
+    """The number of units whose parameters come nearest to a size."""
+    arguments = recipe.arguments
+    a, b = PARAMETERS[arguments.get("variant", net)]
+    if net not in ("grid_lstm", "rhn"):
+        a, b = a * arguments["layers"], b * arguments["layers"]
+    vocabulary, wanted = arguments["vocabulary_size"], SIZES[size]
+    half = (b + 2 * vocabulary) / (2 * a)
+    root = math.sqrt(half**2 + (wanted - vocabulary) / a) - half
+
+    def error(h):
+        return abs(a * h**2 + b * h + 2 * vocabulary * h + vocabulary - wanted)
+
+    return min(math.floor(root), math.ceil(root), key=error)
 
 
 def _zoo_recipe(net, corpus, **options):
     """The zoo's recipe of a net on a corpus, in this paper's setting."""
     name = f"{NETS[net].prefix}_{'char_ptb' if corpus == 'pydoc' else corpus}"
-    setting = "lru_paper" if (name, "lru_paper") in list_settings() else None
-    return zoo.recipe(name, setting=setting, **options)
+    if f"{name}_lru_paper" in zoo.list_models():
+        name = f"{name}_lru_paper"
+    return zoo.recipe(name, **options)
 
 
 def published(net, corpus, size):
@@ -145,7 +168,8 @@ def published(net, corpus, size):
     if corpus not in PAPERS_CORPORA:
         return None, None
     size = size if size in PAPERS_SIZES else "10m"
-    value = published_value(_zoo_recipe(net, corpus, size=size, **NETS[net].options))
+    made = _zoo_recipe(net, corpus, **NETS[net].options)
+    value = published_value(made.replace(hidden_units=units(net, size, made)))
     return value.epochs, value.value
 
 
