@@ -382,8 +382,8 @@ def export(
     format: Annotated[
         str | None,
         typer.Option(
-            help="saved_model, litert, onnx or c (default: by the suffix .tflite, .onnx or .c of "
-            "the path, else saved_model)."
+            help="saved_model, litert, onnx, c or wasm (default: by the suffix .tflite, .onnx, "
+            ".c or .wasm of the path, else saved_model)."
         ),
     ] = None,
     quantization: Annotated[str | None, typer.Option(help="Of litert: int8.")] = None,
@@ -401,9 +401,9 @@ def export(
 
     model = load_best(run)
     if format is None:
-        formats = {".tflite": "litert", ".onnx": "onnx", ".c": "c"}
+        formats = {".tflite": "litert", ".onnx": "onnx", ".c": "c", ".wasm": "wasm"}
         format = formats.get(os.path.splitext(path)[1], "saved_model")
-    takes_series = format in ("saved_model", "c")
+    takes_series = format in ("saved_model", "c", "wasm")
     series = forecasts.describe_series(zoo.read_recipe(run)) if takes_series else None
     written = export_model(
         model,

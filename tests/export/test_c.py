@@ -68,7 +68,7 @@ def test_random_nets_equal_keras(seed):
 
 
 def test_doubles_equal_keras():
-    source, _ = proven_source(random_net(3, "float64"), "net")
+    source, *_ = proven_source(random_net(3, "float64"), "net")
     assert source.real == "double" and "float" not in source.code
 
 
@@ -85,7 +85,7 @@ def test_language_models_equal_keras(head, tie_embeddings):
     if head == "adaptive" and tie_embeddings:
         pytest.skip("tails of another width have a matrix of their own")
     model = language_model(HEADS[head](), tie_embeddings)
-    source, _ = proven_source(model, "net")
+    source, *_ = proven_source(model, "net")
     # A tied matrix is stored once.
     assert source.weight_bytes <= 4 * model.count_params() + 200
     unknown = compiled.NativeStream(source).step(9)

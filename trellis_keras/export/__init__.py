@@ -1,4 +1,4 @@
-"""Models as files that other programs run: SavedModel for TensorFlow Serving, LiteRT, ONNX and C.
+"""Models as files that other programs run: SavedModel, LiteRT, ONNX, C and WebAssembly.
 
 `emit` turns a model that streams into a `program.Program`, from which `c` writes C; `native` calls
 that C from Python. The other formats write the `endpoints` of a model.
@@ -17,6 +17,7 @@ from trellis_keras.export.endpoints import endpoints_of
 from trellis_keras.export.litert import to_litert
 from trellis_keras.export.onnx import to_onnx
 from trellis_keras.export.saved_model import write_saved_model
+from trellis_keras.export.wasm import write_wasm
 from trellis_keras.files import atomic_write, check_output
 from trellis_keras.models import LanguageModel
 from trellis_keras.models.sequence_models import SequenceModel
@@ -46,7 +47,8 @@ def export(
 
     C is one step of a stream: `model.c` and `model.h`, C99 without allocation and global variables
     (docs/edge.md). Where there is a C compiler, 200 random steps are compared with Keras before
-    anything is written; otherwise `model_test.c` compares them on another machine.
+    anything is written; otherwise `model_test.c` compares them on another machine. WebAssembly is
+    the same, compiled by ziglang, with an ES module `model.mjs`.
 
     Args:
         model: Built `LanguageModel`, `SequenceClassifier`, `SequenceRegressor` or
@@ -56,8 +58,8 @@ def export(
             watches; for other formats the file.
         version: Positive integer, the version of a SavedModel. Its folder appears complete or not
             at all. Defaults to one more than the highest version in `path`.
-        format: `"saved_model"`, or `"litert"` (a `.tflite` file), `"onnx"` or `"c"` for one step
-            alone. The name of a C file is the prefix of its functions. Defaults to
+        format: `"saved_model"`, or `"litert"` (a `.tflite` file), `"onnx"`, `"c"` or `"wasm"` for
+            one step alone. The name of a C file is the prefix of its functions. Defaults to
             `"saved_model"`.
         quantization: `None` or `"int8"`, for LiteRT: matrices are stored as 8-bit integers.
             Defaults to `None`.
@@ -75,7 +77,7 @@ def export(
     Raises:
         ValueError: `path` or the version exists or is of the wrong kind; an option does not belong
             to the format; the model has another class, is not built, or draws random numbers in
-            inference; or, but for C, Keras' backend is not TensorFlow.
+            inference; or, but for C and WebAssembly, Keras' backend is not TensorFlow.
         ImportError: The format or the warm-up needs a package that is not installed.
         RuntimeError: The C differs from Keras.
 
@@ -86,9 +88,9 @@ def export(
     >>> export(model, "serving/trellisnet_char").as_posix()
     'serving/trellisnet_char/1'
     """
-    if format not in ("saved_model", "litert", "onnx", "c"):
+    if format not in ("saved_model", "litert", "onnx", "c", "wasm"):
         raise ValueError(
-            f"`format` must be 'saved_model', 'litert', 'onnx' or 'c'. Received: {format!r}"
+            f"`format` must be 'saved_model', 'litert', 'onnx', 'c' or 'wasm'. Received: {format!r}"
         )
     if format != "saved_model" and (version is not None or warmup):
         raise ValueError(
@@ -108,8 +110,9 @@ def export(
             f"Received: quantization={quantization!r}, format={format!r}"
         )
     path = pathlib.Path(path).expanduser()
-    if format == "c":
-        return write_c(model, path, series, overwrite)
+    if format in ("c", "wasm"):
+        write = write_c if format == "c" else write_wasm
+        return write(model, path, series, overwrite)
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
             f"Models are exported as {format!r} on the TensorFlow backend. Save the model as a "

@@ -43,12 +43,12 @@ def write_c(
     if path.parent.is_dir():
         for file in (path, path.with_suffix(".h"), *([] if find_compiler() else [test_path])):
             check_output(file, overwrite=overwrite)
-    source, test = proven_source(model, prefix, series)
+    source, x, expected = proven_source(model, prefix, series)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_source(source, path.parent)
-    if test is not None:
+    if find_compiler() is None:
         with atomic_write(test_path) as temporary:
-            temporary.write_text(test, encoding="utf-8")
+            temporary.write_text(_test_program(source, x, expected), encoding="utf-8")
         warnings.warn(
             f"Found no C compiler to compare {path} with Keras. Compare it where there is one: "
             f"cc {path.name} {prefix}_test.c -lm && ./a.out (or pip install ziglang and export "
@@ -93,8 +93,11 @@ def native(model: keras.Layer) -> NativeStream:
 
 def proven_source(
     model: keras.Layer, prefix: str, series: dict[str, Any] | None = None
-) -> tuple[Source, str | None]:
-    """Returns a model as C, and a test for the user's compiler if there is none here.
+) -> tuple[Source, np.ndarray, np.ndarray]:
+    """Returns a model as C, compared with Keras if there is a compiler.
+
+    Returns:
+        The source, the inputs of random steps, and what Keras makes of them, (steps, outputs).
 
     Raises:
         ValueError: If the model cannot be written as C.
@@ -110,25 +113,35 @@ def proven_source(
             f"Keras' outputs of {model.name} are not finite in {_STEPS} random steps, so there is "
             "nothing to compare with."
         )
-    notes = _describe(model, program, source, series)
     if find_compiler() is None:
         proof = f"Not compared with Keras yet: {prefix}_test.c does it."
-        test = _test_program(source, x, expected)
-        return dataclasses.replace(source, comment=_comment([*notes, "", proof])), test
-    stream = NativeStream(source)
-    found = np.stack([stream.step(row) for row in x])
-    difference = np.max(np.abs(found - expected)) / np.max(np.abs(expected))
-    if not difference <= _TOLERANCE[real]:
+    else:
+        stream = NativeStream(source)
+        found = np.stack([stream.step(row) for row in x])
+        proof = (
+            f"Largest difference from Keras in {_STEPS} random steps: below "
+            f"{_round_up(check_equal(model, source, found, expected))} of the largest output."
+        )
+    notes = [*_describe(model, program, source, series), "", proof]
+    return dataclasses.replace(source, comment=_comment(notes)), x, expected
+
+
+def check_equal(
+    model: keras.Layer, source: Source, found: np.ndarray, expected: np.ndarray
+) -> float:
+    """Returns the largest difference between outputs, as a part of the largest output.
+
+    Raises:
+        RuntimeError: If it is too large.
+    """
+    difference = float(np.max(np.abs(found - expected)) / np.max(np.abs(expected)))
+    if not difference <= _TOLERANCE[source.real]:
         raise RuntimeError(
             f"The C of {model.name} differs from Keras by {difference:.1e} of the largest output "
-            f"in {_STEPS} random steps, more than {_TOLERANCE[real]}. A net that amplifies "
+            f"in {_STEPS} random steps, more than {_TOLERANCE[source.real]}. A net that amplifies "
             'rounding errors may need dtype="float64".'
         )
-    proof = (
-        f"Largest difference from Keras in {_STEPS} random steps: below {_round_up(difference)} of "
-        "the largest output."
-    )
-    return dataclasses.replace(source, comment=_comment([*notes, "", proof])), None
+    return difference
 
 
 def _round_up(number):

@@ -144,6 +144,7 @@ class Source:
         real: `"float"` or `"double"`.
         inputs, outputs: Numbers of channels; with `takes_token` the input is an integer.
         state_bytes, weight_bytes: Sizes of the state and of all weights.
+        stack_bytes: Size of all arrays on the stack in a step.
     """
 
     prefix: str
@@ -156,6 +157,7 @@ class Source:
     outputs: int
     state_bytes: int
     weight_bytes: int
+    stack_bytes: int
 
 
 def print_c(program: Program, prefix: str, real: str) -> Source:
@@ -198,7 +200,9 @@ class _Printer:
         size = cells * self.bytes + 4 * max(counters, not cells)
         state_bytes = -(-size // self.bytes) * self.bytes if cells else size
         weight_bytes = sum(w.size for w in self.program.weights) * self.bytes
-        header = self._header(members, state_bytes, weight_bytes)
+        widest = max((o.y.size for o in self.program.operations if _has_sums(o)), default=0)
+        stack_bytes = (self._stack(self.program.body) + widest) * self.bytes
+        header = self._header(members, state_bytes, weight_bytes, stack_bytes)
         tables = "\n\n".join(map(self._table, self.program.weights))
         functions = "\n\n".join(self.functions.values())
         code = [
@@ -215,7 +219,14 @@ class _Printer:
         code = "\n\n".join(text for text in code if text) + "\n"
         program = self.program
         sizes = program.takes_token, program.inputs, program.output.size
-        return Source(self.prefix, "", header, code, self.real, *sizes, state_bytes, weight_bytes)
+        return Source(
+            self.prefix, "", header, code, self.real, *sizes, state_bytes, weight_bytes, stack_bytes
+        )
+
+    def _stack(self, part):
+        """The number of values that a part declares at once."""
+        inner = (self._stack(item) for item in part.items if isinstance(item, Part))
+        return sum(v.size for v in self.declared[id(part)]) + max(inner, default=0)
 
     # The header
 
@@ -223,7 +234,7 @@ class _Printer:
         x = "int token" if self.program.takes_token else f"const {self.real} *x"
         return f"void {self.prefix}_step({self.prefix}_state *s, {x}, {self.real} *y)"
 
-    def _header(self, members, state_bytes, weight_bytes):
+    def _header(self, members, state_bytes, weight_bytes, stack_bytes):
         upper = self.prefix.upper()
         inputs = "TOKENS" if self.program.takes_token else "INPUTS"
         lines = "\n".join(f"    {member}" for member in members)
@@ -239,6 +250,7 @@ extern "C" {{
 #define {upper}_OUTPUTS {self.program.output.size}
 #define {upper}_STATE_BYTES {state_bytes} /* sizeof({self.prefix}_state), int having 4 bytes */
 #define {upper}_WEIGHT_BYTES {weight_bytes}
+#define {upper}_STACK_BYTES {stack_bytes} /* arrays of a step, besides its calls */
 
 /* What a later step needs. One state is one stream. */
 typedef struct {{
@@ -537,6 +549,10 @@ def _vectors(operation: p.Operation) -> Iterator[Vector]:
     for field in dataclasses.fields(operation):
         value = getattr(operation, field.name)
         yield from (v for v in (value if isinstance(value, tuple) else [value]) if _is_vector(v))
+
+
+def _has_sums(operation):
+    return isinstance(operation, (p.Dense, p.Convolution))
 
 
 def _is_vector(value):

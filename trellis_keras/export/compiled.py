@@ -19,7 +19,7 @@ from trellis_keras.files import atomic_write
 
 # No option reorders sums or takes away NaN: results are those of any C compiler.
 _OPTIONS = ["-std=c99", "-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
-_ZIG = [sys.executable, "-m", "ziglang", "cc"]
+ZIG = [sys.executable, "-m", "ziglang", "cc"]
 
 
 def find_compiler() -> list[str] | None:
@@ -27,7 +27,12 @@ def find_compiler() -> list[str] | None:
     name = os.environ.get("CC") or shutil.which("cc")
     if name:
         return name.split()
-    return _ZIG if importlib.util.find_spec("ziglang") else None
+    return ZIG if has_zig() else None
+
+
+def has_zig() -> bool:
+    """Returns whether the package ziglang is installed, a compiler for all targets."""
+    return importlib.util.find_spec("ziglang") is not None
 
 
 def compile_library(source: Source) -> pathlib.Path:
