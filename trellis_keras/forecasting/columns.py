@@ -1,7 +1,6 @@
 """The columns of a table of time series: their roles, and what their values mean."""
 
 import array
-import contextlib
 import dataclasses
 import difflib
 import tempfile
@@ -12,17 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trellis_keras.forecasting.csv_file import first_refused
+from trellis_keras.forecasting.csv_file import first_refused, try_cast
 from trellis_keras.forecasting.precision import Float32
 
 _SHOWN = 20  # columns in an error message
 _LONGEST = 60  # characters of a value there
 _MISSING = pa.array(["", "na", "n/a", "<na>", "nan", "null", "none"])
 _KINDS = {"integers": pa.int64(), "dates": pa.timestamp("s"), "UTC": pa.timestamp("s", "UTC")}
-_INTEGER = r"^-?[0-9]+$"
-_OFFSET = r"[0-9][T ][0-9][0-9][0-9.:]*(Z|[+-][0-9][0-9](:?[0-9][0-9])?)$"  # from UTC
-# What pyarrow does not read: fractions of a second, and months.
-_ISO = ((r"(:[0-9][0-9])[.][0-9]*", r"\1"), (r"^([0-9]{4}-[0-9][0-9])$", r"\1-01"))
 _TIMES = "must hold times such as 2024-01-31 13:00, or integers"
 _ONE_KIND = (
     "must hold one kind of times: with an offset from UTC, without one, or integers, all of them"
@@ -205,7 +200,10 @@ class _Numbers:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             words = pc.utf8_trim_whitespace(values.cast(pa.string()))
         words = pc.if_else(pc.is_in(pc.utf8_lower(words), _MISSING), None, words)
-        return _cast(words, pa.float64(), "must hold numbers")
+        numbers = try_cast(words, pa.float64())
+        if numbers is None:
+            raise _Refused(first_refused(words, pa.float64()), "must hold numbers")
+        return numbers
 
 
 class _Times:
@@ -239,26 +237,31 @@ class _Times:
             return "integers", values
         if pa.types.is_timestamp(dtype) or pa.types.is_date(dtype):
             zone = getattr(dtype, "tz", None)
-            return "dates" if zone is None else "UTC", values.cast(
-                pa.timestamp("s", zone), safe=False
-            )
-        words = values.cast(pa.string())
-        for kind, dtype in _KINDS.items():
-            with contextlib.suppress(pa.ArrowInvalid):
-                return kind, words.cast(dtype)
-        words = pc.utf8_trim_whitespace(words)
-        is_integer, has_offset = (
-            pc.match_substring_regex(words, pattern) for pattern in (_INTEGER, _OFFSET)
-        )
-        for found in (is_integer, has_offset):
-            other = pc.index(found, not found[0].as_py()).as_py()
-            if other >= 0:
-                raise _Refused(other, _ONE_KIND)
-        kind = "integers" if is_integer[0].as_py() else "UTC" if has_offset[0].as_py() else "dates"
-        if kind != "integers":
-            for pattern, replacement in _ISO:
-                words = pc.replace_substring_regex(words, pattern, replacement)
-        return kind, _cast(words, _KINDS[kind], _TIMES)
+            seconds = values.cast(pa.timestamp("s", zone), safe=False)
+            return "dates" if zone is None else "UTC", seconds
+        for texts in _forms(values.cast(pa.string())):
+            for kind, dtype in _KINDS.items():
+                moments = try_cast(texts, dtype)
+                if moments is not None:
+                    return kind, moments
+        dtypes = _types_of(texts[:1])
+        if not dtypes:
+            raise _Refused(0, _TIMES)
+        i = first_refused(texts, dtypes[0])
+        raise _Refused(i, _ONE_KIND if _types_of(texts[i : i + 1]) else _TIMES)
+
+
+def _types_of(texts):
+    """Return the types of time that texts can be cast to."""
+    return [dtype for dtype in _KINDS.values() if try_cast(texts, dtype) is not None]
+
+
+def _forms(texts):
+    """Yield texts as they are, then as ISO 8601 that pyarrow reads."""
+    yield texts
+    texts = pc.utf8_trim_whitespace(texts)
+    texts = pc.replace_substring_regex(texts, r"(:[0-9][0-9])[.][0-9]*", r"\1")  # fractions
+    yield pc.replace_substring_regex(texts, r"^([0-9]{4}-[0-9][0-9])$", r"\1-01")  # months
 
 
 class _Series:
@@ -299,13 +302,6 @@ class _Classes:
         numbers = {name: number for number, name in enumerate(classes)}
         order = np.array([numbers.get(name, -1) for name in self._codes], "int32")
         return order[np.frombuffer(self._rows, "int32")], tuple(classes)
-
-
-def _cast(values, dtype, rule):
-    try:
-        return values.cast(dtype)
-    except pa.ArrowInvalid:
-        raise _Refused(first_refused(values, dtype), rule) from None
 
 
 def _compact_dates(numbers):

@@ -115,13 +115,11 @@ class CSVFile:
         return f"row {row + 1}"
 
     def _decode(self, column, name, row):
-        try:
-            return column.cast(pa.string())
-        except pa.ArrowInvalid:
-            row += first_refused(column, pa.string())
-            raise ValueError(
-                f"{self.path} is not CSV in UTF-8: column {name!r}, {self.place(row)}"
-            ) from None
+        texts = try_cast(column, pa.string())
+        if texts is None:
+            place = self.place(row + first_refused(column, pa.string()))
+            raise ValueError(f"{self.path} is not CSV in UTF-8: column {name!r}, {place}")
+        return texts
 
     def _explain(self, message, rows):
         """Return pyarrow's message as one about lines."""
@@ -148,14 +146,21 @@ class CSVFile:
         return open_file(self.path, "rt", encoding="utf-8-sig", errors="replace", newline="")
 
 
+def try_cast(values: pa.Array, dtype: pa.DataType) -> pa.Array | None:
+    """Return values as another type, or `None` if pyarrow refuses one of them."""
+    try:
+        return values.cast(dtype)
+    except pa.ArrowInvalid:
+        return None
+
+
 def first_refused(values: pa.Array, dtype: pa.DataType) -> int:
-    """Return the index of the first value that cannot be cast to a type. There must be one."""
+    """Return the index of the first value that cannot be cast to a type. There is one."""
     first, last = 0, len(values)
     while last - first > 1:
         middle = (first + last) // 2
-        try:
-            values[first:middle].cast(dtype)
-            first = middle
-        except pa.ArrowInvalid:
+        if try_cast(values[first:middle], dtype) is None:
             last = middle
+        else:
+            first = middle
     return first
