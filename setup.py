@@ -29,14 +29,14 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=[
-        *find_packages(include=["trellis_keras", "trellis_keras.*", "trellis_keras_cli"]),
+        *find_packages(include=["trellis_keras", "trellis_keras.*"]),
         "trellis_keras.zoo._assets",
     ],
+    py_modules=["trellis_keras_cli"],
     # Model cards, results and small weights live in zoo/ and travel inside the wheel.
     package_dir={"trellis_keras.zoo._assets": "zoo"},
     package_data={
         "trellis_keras": ["py.typed"],
-        "trellis_keras_cli": ["index.json"],
         "trellis_keras.zoo": ["published.csv"],
         "trellis_keras.zoo._assets": ["*.md", "*.json", "*/*.*", "*/*/*.*"],
     },
@@ -69,7 +69,7 @@ setup(
         "edge": EDGE,
         "onnx": ["tf2onnx>=1.17", "onnx>=1.16", "onnxruntime>=1.18"],
     },
-    entry_points={"console_scripts": ["trellis-keras = trellis_keras_cli.commands:main"]},
+    entry_points={"console_scripts": ["trellis-keras = trellis_keras_cli:main"]},
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Developers",

@@ -6,14 +6,12 @@ import sys
 
 import pytest
 
-import tools.index
 from tests.support.processes import child_environment
 from tests.support.small_runs import TINY, options, tiny_run, write_text
-from trellis_keras import __version__, zoo
+from trellis_keras import __version__, cli, zoo
 from trellis_keras.training import progress
-from trellis_keras.zoo import environment
+from trellis_keras.zoo import catalog, environment
 from trellis_keras.zoo import run as runs
-from trellis_keras_cli import commands, index
 
 UNOBSERVED = ["--gradient-norms", "0", "--sample-length", "0"]
 SMALL = [*map(str, options(TINY | {"epochs": 1, "jit_compile": "false"})), *UNOBSERVED]
@@ -32,7 +30,7 @@ def run(monkeypatch, capsys):
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["trellis-keras", *map(str, arguments)])
         try:
-            commands.main()
+            cli.main()
             status = 0
         except SystemExit as end:
             status = end.code or 0
@@ -69,21 +67,29 @@ def no_data(monkeypatch):
 # Before Keras is imported
 
 
-def test_the_index_is_that_of_the_zoo():
-    assert tools.index.make() == index.read(), "run python -m tools.index"
+@pytest.mark.parametrize("name", catalog.models())
+def test_the_source_says_what_the_recipe_is(name):
+    shown, recipe = json.loads(json.dumps(catalog.recipe(name))), zoo.recipe(name).to_dict()
+    for part in ("arguments", "training", "data_options"):
+        assert shown.pop(part, {}).items() <= recipe[part].items()
+    assert shown.items() <= recipe.items()
+
+
+def test_the_source_has_every_model():
+    assert list(catalog.models()) == zoo.list_models()
 
 
 def test_help_and_mistakes_do_not_wait_for_keras():
     script = """
 import sys
-from trellis_keras_cli import commands
+import trellis_keras_cli
 for words in sys.argv[1:]:
     sys.argv = ["trellis-keras", *words.split()]
     try:
-        commands.main()
+        trellis_keras_cli.main()
     except SystemExit as end:
         print("status", end.code or 0, flush=True)
-assert not {"keras", "numpy", "trellis_keras"} & set(sys.modules)
+assert not {"keras", "numpy"} & set(sys.modules)
 """
     answers = {
         "--help": "Continue texts with the best model of a run",

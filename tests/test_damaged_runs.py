@@ -8,10 +8,9 @@ import pytest
 from tests.support.disks import NO_SPACE, fill, small_disk
 from tests.support.small_runs import tiny_run
 from tests.zoo.test_series import SMALL, write
-from trellis_keras import zoo
+from trellis_keras import cli, zoo
 from trellis_keras.zoo import forecasts
 from trellis_keras.zoo import run as runs
-from trellis_keras_cli import commands
 
 # Each file of a run and the commands that read it. Two of them are `train`: `extend` for more
 # epochs, `finish` of a forecaster.
@@ -61,7 +60,7 @@ def refused(monkeypatch, capsys):
     def refused(*arguments):
         monkeypatch.setattr(sys, "argv", ["trellis-keras", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
-            commands.main()
+            cli.main()
         err = capsys.readouterr().err
         assert end.value.code == 2 and err.startswith("Error: ") and err.count("\n") == 1, err
         return err

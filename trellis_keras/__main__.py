@@ -1,3 +1,3 @@
-from trellis_keras_cli.commands import main
+from trellis_keras.cli import main
 
 main()

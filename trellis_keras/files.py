@@ -20,20 +20,6 @@ import numpy as np
 from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
-# What a run writes into its folder.
-RUN_FILES = {
-    "recipe.json",
-    "paths.json",
-    "environment.json",
-    "history.csv",
-    "best.keras",
-    "checkpoints",
-    "tensorboard",
-    "report.json",
-    "forecast.png",
-    "serving",
-}
-
 _TEMPORARY = ".writing-"
 _LOCK = ".lock"
 # Only writing runs into these; the system reports them without a file name.
@@ -70,8 +56,8 @@ def check_output(
         The path, with `~` expanded.
 
     Raises:
-        ValueError: If it is one of the inputs or a file of a run, exists and is not to be
-            overwritten, or is no regular file.
+        ValueError: If it is one of the inputs, exists and is not to be overwritten, or is not a
+            regular file.
         FileNotFoundError: If its folder does not exist.
     """
     path = Path(path).expanduser()
@@ -81,9 +67,6 @@ def check_output(
         file = file.expanduser()
         if path.exists() and file.exists() and path.samefile(file):
             raise ValueError(f"{path} is the file that is read. Choose another name.")
-    folder = _run_of(path.resolve())
-    if folder is not None:
-        raise ValueError(f"{path} is a file of the run in {folder}. Choose another name.")
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a regular file. Choose another name.")
     if path.exists() and not overwrite:
@@ -92,19 +75,6 @@ def check_output(
             "(`overwrite=True`)."
         )
     return path
-
-
-def _run_of(path):
-    """Return the folder of the run that a resolved path is a file of, or `None`."""
-    for folder in path.parents:
-        if is_run_file(path.relative_to(folder)) and (folder / "recipe.json").is_file():
-            return folder
-    return None
-
-
-def is_run_file(name: Path) -> bool:
-    """Return whether a path relative to a run's folder is one that the run writes."""
-    return name.parts[0].casefold() in RUN_FILES  # some file systems ignore case
 
 
 @contextlib.contextmanager

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from trellis_keras import cli
 from trellis_keras.data.vocabulary import Vocabulary
-from trellis_keras_cli import commands
 
 samplers = pytest.importorskip("keras_nlp").samplers
 
@@ -30,7 +30,7 @@ class Speaker:
 @pytest.fixture
 def speaker(monkeypatch):
     speaker = Speaker()
-    monkeypatch.setattr(commands, "_language_model", lambda run, command: speaker)
+    monkeypatch.setattr(cli, "_language_model", lambda run, command: speaker)
     return speaker
 
 
@@ -42,7 +42,7 @@ def generate(monkeypatch, capsys):
         arguments = ["trellis-keras", "generate", "run", *map(str, arguments)]
         monkeypatch.setattr(sys, "argv", arguments)
         with pytest.raises(SystemExit) as end:
-            commands.main()
+            cli.main()
             sys.exit(0)
         shown = capsys.readouterr()
         return end.value.code or 0, shown.out, shown.err

@@ -14,12 +14,11 @@ from tests.support.event_files import read_events
 from tests.support.processes import run_script
 from tests.support.run_checks import assert_same_end
 from tests.support.small_runs import STATEFUL, tiny_recipe
-from trellis_keras import zoo
+from trellis_keras import cli, zoo
 from trellis_keras.training import TextSamples
 from trellis_keras.training.monitors import read_history
 from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.run import Observation
-from trellis_keras_cli import commands
 
 EVERYTHING = Observation(gradient_norms=1, sample_length=12, graph=True, profile=(2, 3))
 SETTINGS = STATEFUL | {"aux_every": 2}
@@ -156,7 +155,7 @@ def test_wrong_settings(tmp_path, monkeypatch, capsys):
     words = ["train", "trellisnet_char", "--output", str(tmp_path), "--profile", "5"]
     monkeypatch.setattr(sys, "argv", ["trellis-keras", *words])
     with pytest.raises(SystemExit, match="2"):
-        commands.main()
+        cli.main()
     assert "--profile takes two batches such as 10:15. Received: '5'" in capsys.readouterr().err
 
 

@@ -14,14 +14,13 @@ import pytest
 from tests.support.processes import run_script
 from tests.support.run_checks import arrays, assert_same_end, check_killed_run
 from tests.support.small_runs import STATEFUL, TINY, options, tiny_recipe, tiny_run, write_text
-from trellis_keras import data, zoo
+from trellis_keras import cli, data, zoo
 from trellis_keras.models import SequenceRegressor
 from trellis_keras.training import TimeLimit
 from trellis_keras.training.monitors import read_history
 from trellis_keras.zoo import datasets
 from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.run import explained
-from trellis_keras_cli import commands
 
 # A rate so high that the validation loss rises now and then, which begins the average.
 AVERAGING = {
@@ -477,7 +476,7 @@ def test_the_command_line_is_told_where_the_text_is_now(moved, monkeypatch):
     words = ["trellis-keras", "train", "--output", run, "--text", text, "--epochs", 2]
     monkeypatch.setattr(sys, "argv", list(map(str, words)))
     with pytest.raises(SystemExit, match="0"):
-        commands.main()
+        cli.main()
     options = zoo.read_recipe(run).data_options
     assert options == {"path": str(text), "unit": "word"} and runs.is_finished(run)
     text.write_text(text.read_text() + "abc")

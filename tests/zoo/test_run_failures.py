@@ -11,9 +11,8 @@ from tests.support.processes import run_script
 from tests.support.run_checks import assert_same_end
 from tests.support.small_runs import TINY, options, tiny_recipe, tiny_run, write_text
 from tests.test_files import another_process_in
-from trellis_keras import zoo
+from trellis_keras import cli, zoo
 from trellis_keras.zoo import run as runs
-from trellis_keras_cli import commands
 
 
 @pytest.fixture
@@ -23,7 +22,7 @@ def refused(monkeypatch, capsys):
     def refused(*arguments):
         monkeypatch.setattr(sys, "argv", ["trellis-keras", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
-            commands.main()
+            cli.main()
         err = capsys.readouterr().err
         assert end.value.code == 2 and err.count("\n") == 1
         return err.removeprefix("Error: ").rstrip()

@@ -9,7 +9,6 @@ import pytest
 
 from tests.support.processes import run_module
 from trellis_keras import zoo
-from trellis_keras.files import RUN_FILES
 from trellis_keras.forecasting import Columns, TimeSeries
 from trellis_keras.forecasting.picture import draw
 from trellis_keras.forecasting.report import choose_season, describe_report, report
@@ -97,7 +96,7 @@ def test_the_report(trained):
     line = describe_report(results)
     assert line.startswith("load: mean absolute error ") and "in the 10% to 90% band" in line
     assert (trained / "forecast.png").read_bytes().startswith(b"\x89PNG")
-    assert {path.name for path in trained.iterdir()} <= RUN_FILES
+    assert {path.name for path in trained.iterdir()} <= runs.FILES
     evaluated = runs.evaluate(zoo.read_recipe(trained), trained)
     assert evaluated["coverage"] == pytest.approx(figures["coverage"], abs=0.3)
     assert evaluated["sequences"] == results["test_windows"]

@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Sequence
 
-from trellis_keras.files import atomic_write, check_output
+from trellis_keras.files import atomic_write
 from trellis_keras.training.monitors import read_history
 from trellis_keras.zoo import run as runs
 
@@ -64,7 +64,7 @@ def draw(
         path: The file.
         overwrite: Boolean, whether it may replace another file. Defaults to `False`.
     """
-    path = check_output(path, overwrite=overwrite)
+    path = runs.check_output(path, overwrite=overwrite)
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 

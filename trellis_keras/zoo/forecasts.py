@@ -137,6 +137,7 @@ def forecast(
             are too short, or a covariate that is known in the future is missing there.
         OSError: If a file cannot be read or written.
     """
+    output = runs.check_output(output, [path], overwrite)
     recipe = read_recipe(folder)
     if not is_forecaster(recipe):
         raise ValueError(f"{folder} is a run of {recipe.name}, which does not forecast series.")

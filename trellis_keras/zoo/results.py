@@ -73,6 +73,12 @@ class Run:
         return f"{self.model} ({self.setting})" if self.setting else self.model
 
     @property
+    def mean(self) -> float:
+        """The mean of the test results of all seeds."""
+        values = [run["test"] for run in (self.results, *self.results["other_seeds"])]
+        return sum(values) / len(values)
+
+    @property
     def has_weights(self) -> bool:
         """Whether its weights are there."""
         return (self.folder / WEIGHTS).is_file()

@@ -21,16 +21,16 @@ import pathlib
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
 
+from trellis_keras import files
 from trellis_keras.files import (
     atomic_write,
     check_no_links,
     folder_lock,
-    is_run_file,
     make_writable,
     own_file,
     read_json,
@@ -68,6 +68,20 @@ PATHS = "paths.json"
 ENVIRONMENT = "environment.json"
 BEST = "best.keras"
 SPLITS = ("train", "valid", "test")
+
+# What a run writes into its folder.
+FILES = {
+    "recipe.json",
+    "paths.json",
+    "environment.json",
+    "history.csv",
+    "best.keras",
+    "checkpoints",
+    "tensorboard",
+    "report.json",
+    "forecast.png",
+    "serving",
+}
 
 # Settings that may change when a run is resumed: its length, where the data are, and how the
 # machine computes.
@@ -252,7 +266,7 @@ def _check_input(recipe, folder):
         return
     path = own_file(recipe.data_options["path"], recipe.data_dir)
     inside = path.resolve().parent == folder.resolve()
-    if inside and is_run_file(pathlib.Path(path.resolve().name)):
+    if inside and _is_run_file(pathlib.Path(path.resolve().name)):
         raise ValueError(
             f"A run in {folder} would replace its data, {path}. Choose another folder."
         )
@@ -584,6 +598,42 @@ def _describe_arithmetic(recipe, model):
     compiler = "compiled by XLA" if model.jit_compile else "without XLA"
     why = "as asked for" if recipe.jit_compile is not None else "chosen for model and machine"
     return f"{model.backbone.compute_dtype}, {compiler} ({why})"
+
+
+# Outputs
+
+
+def check_output(
+    path: str | os.PathLike, inputs: Iterable[str | os.PathLike] = (), overwrite: bool = False
+) -> pathlib.Path:
+    """Returns the path of a file that may be written: see `files.check_output`.
+
+    Raises:
+        ValueError: If it is a file of a run, or as `files.check_output`.
+        FileNotFoundError: If its folder does not exist.
+    """
+    check_no_file_of_a_run(path)
+    return files.check_output(path, inputs, overwrite)
+
+
+def check_no_file_of_a_run(path: str | os.PathLike) -> None:
+    """Raises ValueError if a path is that of a file of a run. Symbolic links are followed."""
+    folder = _run_of(pathlib.Path(path).expanduser().resolve())
+    if folder is not None:
+        raise ValueError(f"{path} is a file of the run in {folder}. Choose another name.")
+
+
+def _run_of(path):
+    """Returns the folder of the run that a resolved path is a file of, or `None`."""
+    for folder in path.parents:
+        if _is_run_file(path.relative_to(folder)) and (folder / RECIPE).is_file():
+            return folder
+    return None
+
+
+def _is_run_file(name: pathlib.Path) -> bool:
+    """Returns whether a path relative to a run's folder is one that the run writes."""
+    return name.parts[0].casefold() in FILES  # some file systems ignore case
 
 
 # Failures

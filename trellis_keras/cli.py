@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from trellis_keras_cli import index
+from trellis_keras.zoo import catalog
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -61,7 +61,7 @@ def list_command(
 ):
     """List the zoo's models: parameters, published result, ours, and whether there are weights."""
     header = ["model", "data", "parameters", "metric", "published", "ours", "weights"]
-    _echo_table([header, *index.rows(pattern, pretrained)], numbers={2, 4, 5})
+    _echo_table([header, *catalog.rows(pattern, pretrained)], numbers={2, 4, 5})
 
 
 def _load():
@@ -69,7 +69,11 @@ def _load():
 
     They do so at every log level. If TF_CPP_MIN_LOG_LEVEL is set, or the import fails, it is shown.
     """
-    if "trellis_keras" in sys.modules or "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+    if hasattr(sys.modules["trellis_keras"], "__version__"):
+        return
+    for name in ("trellis_keras.zoo", "trellis_keras"):  # bare packages of `trellis_keras_cli`
+        del sys.modules[name]
+    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
         return
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "1"
     sys.stderr.flush()
@@ -109,8 +113,8 @@ def recipe_command(settings: Settings = None):
     names, options = _parse(settings)
     if len(names) != 1:
         raise ValueError("Name a model. `trellis-keras list` shows them.")
-    index.check(names[0], options)
-    recipe = index.recipe(names[0])
+    catalog.check(names[0], options)
+    recipe = catalog.recipe(names[0])
     if options:
         _load()
         from trellis_keras import zoo
@@ -193,7 +197,7 @@ def train(
     """
     names, options = _parse(settings)
     for name in names[:1]:
-        index.check(name, options)
+        catalog.check(name, options)
     _load()
     from trellis_keras import zoo
     from trellis_keras.forecasting.report import describe_report
@@ -397,8 +401,10 @@ def export(
     from trellis_keras import zoo
     from trellis_keras.export import export as export_model
     from trellis_keras.zoo import forecasts
-    from trellis_keras.zoo.run import load_best
+    from trellis_keras.zoo.run import check_no_file_of_a_run, load_best
 
+    if format != "saved_model":  # a new version may lie in the run's folder
+        check_no_file_of_a_run(path)
     model = load_best(run)
     if format is None:
         formats = {".tflite": "litert", ".onnx": "onnx", ".c": "c", ".wasm": "wasm"}
@@ -444,7 +450,9 @@ def score(
     """Write the log-probability of each line of a text under the best model of a run."""
     _load()
     from trellis_keras import scoring, zoo
+    from trellis_keras.zoo.run import check_output
 
+    check_output(output, [file], overwrite)
     try:
         totals = scoring.score(
             _language_model(run, "score"),

@@ -1,0 +1,177 @@
+"""What the zoo has, read from its source: the arguments, data and training of each model.
+
+The command line lists models and shows recipes by it, without importing Keras. `registry` has the
+models themselves.
+"""
+
+import ast
+import contextlib
+import difflib
+import fnmatch
+import functools
+import pathlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from trellis_keras.zoo import results
+
+_FOLDER = pathlib.Path(__file__).parent
+_FILES = ("trellisnet", "tcn", "lru", "series")
+# What `zoo.recipe` takes for every model, beside the fields of its training.
+_OPTIONS = ("data", "data_options", "data_dir", "metric", "dtype_policy", "jit_compile")
+
+
+class _Fields(dict[str, Any]):
+    """The keyword arguments of a call, for `Training(...)`, its `replace`, and `register(...)`."""
+
+    def replace(self, **fields):
+        return _Fields(self | fields)
+
+
+class _Names(dict[str, Any]):
+    """The constants of a module. What a module imports or defines otherwise is None."""
+
+    def __missing__(self, name):
+        return None
+
+
+@functools.cache
+def models() -> dict[str, dict[str, Any]]:
+    """Returns {name: recipe} of the zoo's models, sorted by name.
+
+    A recipe has `data`, `metric`, `training` and perhaps `data_options`, as in `register`, and
+    `arguments`, {argument: default} of the model's function.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name in _FILES:
+        found |= dict(_read(_parse(name)))
+    return dict(sorted(found.items()))
+
+
+def recipe(name: str) -> dict[str, Any]:
+    """Returns what is published of a model's recipe, as JSON values."""
+    known = models()[name]
+    parts = ("arguments", "training", "data", "data_options", "metric")
+    return {"name": name, **{part: known[part] for part in parts if part in known}}
+
+
+def check(name: str, options: Iterable[str]) -> None:
+    """Raises ValueError if the zoo has no model of this name, or an option is misspelled."""
+    if name not in models():
+        near = suggestion(name, models()) or " `trellis-keras list` shows them."
+        raise ValueError(f"Unknown model {name!r}.{near}")
+    own = models()[name]
+    known = [*own["arguments"], *own.get("data_options", ()), *_training_fields(), *_OPTIONS]
+    for option in options:
+        near = suggestion(option, known)
+        # `zoo.recipe` refuses others, and says more about them.
+        if option not in known and near:
+            raise ValueError(f"{name} has no option {option!r}.{near}")
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Returns " Did you mean ...?" where a known name is near, else an empty string."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def rows(pattern: str = "*", pretrained: bool = False) -> Iterator[list[str]]:
+    """Yields what `trellis-keras list` prints: a row for each model and each published run.
+
+    Args:
+        pattern: Shell-style pattern of the models' names.
+        pretrained: Boolean, whether to leave out what has no weights.
+    """
+    runs: dict[str, list[results.Run]] = {}
+    for run in results.all_runs():
+        runs.setdefault(run.model, []).append(run)
+    costs = results.read_costs()["models"]
+    for name in fnmatch.filter(models(), pattern):
+        own = {run.setting: run for run in runs.get(name, [])}
+        for setting in dict.fromkeys(["", *own]):
+            row = _row(name, setting, own.get(setting), costs.get(name, {}))
+            if row[-1] == "yes" or not pretrained:
+                yield row
+
+
+def _row(name, setting, run, costs):
+    known = models()[name]
+    parameters = run.results["parameters"] if run else costs.get("parameters")
+    published = _published(name, run.recipe if run else known)
+    return [
+        f"{name} {setting}".strip(),
+        known["data"],
+        "-" if parameters is None else f"{parameters:,}",
+        known["metric"],
+        "-" if published is None else f"{published:.4g}",
+        f"{run.mean:.4g}" if run else "-",
+        "yes" if run and run.has_weights else "-",
+    ]
+
+
+def _published(name, recipe):
+    """The value in published.csv of a recipe, or None.
+
+    It is that of the row with the same value of all arguments that any row of the model names.
+    """
+    own, ours = _flat(models()[name]), _flat(recipe)
+    rows = [row for row in results.published() if row.model == name]
+    names = {"metric", "data", *models()[name].get("data_options", ())}
+    names = names.union(*(row.setting for row in rows))
+    for row in rows:
+        theirs = own | row.setting
+        if all(theirs.get(name) == ours.get(name) for name in names):
+            return row.value
+    return None
+
+
+def _flat(recipe):
+    nested = ("arguments", "training", "data_options")
+    flat = {key: value for key, value in recipe.items() if key not in nested}
+    for part in nested:
+        flat |= recipe.get(part, {})
+    return flat
+
+
+# The source
+
+
+def _parse(name):
+    return ast.parse((_FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+
+
+def _read(module):
+    """Yields (name, keywords of its `register` and `arguments`) of a file's models."""
+    fields = {"Training": lambda **fields: _Fields(fields), "register": _Fields}
+    names = _Names(fields)
+    for node in module.body:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            with contextlib.suppress(AttributeError, TypeError):  # it is made of what is imported
+                names[ast.unparse(target)] = _value(node.value, names)
+        if isinstance(node, ast.FunctionDef) and node.decorator_list:
+            known = _value(node.decorator_list[0], names)
+            if isinstance(known, _Fields):
+                yield node.name, {**known, "arguments": _arguments(node.args, names)}
+
+
+def _arguments(args, names):
+    defaults = [_value(node, names) for node in args.defaults]
+    parameters = [parameter.arg for parameter in args.args[-len(defaults) :]]
+    pairs = zip(parameters, defaults, strict=True)
+    return {name: default for name, default in pairs if name != "vocabulary"}
+
+
+def _value(node, names):
+    """The value of an expression of constants. It is this package's own source."""
+    code = compile(ast.Expression(node), "<zoo>", "eval")
+    return eval(code, {"__builtins__": {}}, names)
+
+
+def _training_fields():
+    (training,) = (
+        node
+        for node in _parse("recipe").body
+        if isinstance(node, ast.ClassDef) and node.name == "Training"
+    )
+    return [node.target.id for node in training.body if isinstance(node, ast.AnnAssign)]
