@@ -54,7 +54,7 @@ class ForecastMetric(ExactMean):
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class MeanPinball(ForecastMetric):
-    """Computes the mean pinball loss of quantiles, see `models.PinballLoss`.
+    """Computes the mean pinball loss of quantiles, see `PinballLoss`.
 
     Args:
         quantiles: Increasing floats between 0 and 1.
