@@ -29,7 +29,8 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # if that is more.
 MAX_UNPACKED = 2**28
 _MAX_EXPANSION = 100
-_MAX_TEXT = 2**26  # bytes of a recipe, a report or a history
+_MAX_TEXT = 2**26  # bytes of a history or a vocabulary
+_MAX_JSON = 2**23  # bytes of a recipe or a report: JSON takes up to 25 times as much memory
 
 BYTE_ORDER_MARK = "\ufeff"
 _BLOCK = 2**20  # bytes of a large file in memory at a time
@@ -183,35 +184,36 @@ def reading(path: str | os.PathLike) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def read_text(path: str | os.PathLike) -> str:
+def read_text(path: str | os.PathLike, largest: int = _MAX_TEXT) -> str:
     """Return the text of a small file in UTF-8, line ends as they are.
 
     Raises:
-        ValueError: If it is not UTF-8, or larger than 64 MiB. The message names it.
+        ValueError: If it is not UTF-8, or has more than `largest` bytes. The message names it.
         OSError: If it cannot be read. The message names it.
     """
     with reading(path), open(path, "rb") as file:
-        content = file.read(_MAX_TEXT + 1)
-    if len(content) > _MAX_TEXT:
-        raise ValueError(f"{path} has more than {_MAX_TEXT:,} bytes.")
+        content = file.read(largest + 1)
+    if len(content) > largest:
+        raise ValueError(f"{path} has more than {largest:,} bytes.")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text in UTF-8: {error}") from error
 
 
-def read_json(path: str | os.PathLike, meaning: str) -> dict[str, Any]:
+def read_json(path: str | os.PathLike, meaning: str, largest: int = _MAX_JSON) -> dict[str, Any]:
     """Return the JSON object in a small file.
 
     Args:
         path: The file.
         meaning: What the object is, such as "a report", for the messages.
+        largest: Positive integer, how many bytes the file may have. Defaults to 8 MiB.
 
     Raises:
         ValueError: If the file holds something else.
         OSError: If it cannot be read.
     """
-    text = read_text(path)
+    text = read_text(path, largest)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -444,11 +446,9 @@ def read_file(path: Path) -> bytes:
         ValueError: If it is empty, damaged, or unpacks to far more than its size.
     """
     if path.suffix == ".gz":
-        limit = _unpacked_limit(path)
-        with _refuse_damage(path), gzip.open(path) as file:
-            content = file.read(limit + 1)
-        if len(content) > limit:
-            raise _bomb(path, limit)
+        check_gzip(path)
+        with gzip.open(path) as file:
+            content = file.read()
     else:
         content = path.read_bytes()
     if not content:
@@ -483,23 +483,15 @@ def check_gzip(path: Path) -> None:
     Raises:
         ValueError: If it is damaged, or unpacks to far more than its size.
     """
-    limit, size = _unpacked_limit(path), 0
+    limit, size = max(MAX_UNPACKED, _MAX_EXPANSION * path.stat().st_size), 0
     with _refuse_damage(path), gzip.open(path) as file:
         while block := file.read(_BLOCK):
             size += len(block)
             if size > limit:
-                raise _bomb(path, limit)
-
-
-def _unpacked_limit(path):
-    return max(MAX_UNPACKED, _MAX_EXPANSION * path.stat().st_size)
-
-
-def _bomb(path, limit):
-    return ValueError(
-        f"{path} would unpack to more than {limit:,} bytes, {_MAX_EXPANSION} times its size. If it "
-        "is sound, unpack it first"
-    )
+                raise ValueError(
+                    f"{path} would unpack to more than {limit:,} bytes, {_MAX_EXPANSION} times its "
+                    "size. If it is sound, unpack it first"
+                )
 
 
 @contextlib.contextmanager

@@ -10,13 +10,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from trellis_keras.files import atomic_write
+from trellis_keras.files import atomic_write, read_json
 from trellis_keras.layers.base import check_tokens
 
 EOS = "<eos>"
 UNITS = ("word", "character", "byte")
 # Characters encoded at a time: intermediate arrays take several times their memory.
 _CHUNK = 2**22
+_MAX_FILE = 2**26  # bytes
 # Unknown symbols in an error message.
 _MAX_NAMED = 5
 _WORDS_AND_ENDS = re.compile(r"\n|\S+")
@@ -195,14 +196,13 @@ class Vocabulary:
         """Read a vocabulary that `save` wrote.
 
         Raises:
-            ValueError: If the file does not hold a vocabulary.
+            ValueError: If the file does not hold a vocabulary, or has more than 64 MiB.
         """
-        with open(path, encoding="utf-8") as file:
-            try:
-                config = json.load(file)
-                return cls.from_config(config)
-            except (TypeError, ValueError, RecursionError) as error:
-                raise ValueError(f"{path} does not hold a vocabulary: {error}") from error
+        config = read_json(path, "a vocabulary", largest=_MAX_FILE)
+        try:
+            return cls.from_config(config)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path} is not a vocabulary: {error}") from error
 
     def _encode_symbols(self, symbols):
         ids = np.empty(len(symbols), dtype="int32")

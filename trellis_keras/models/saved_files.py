@@ -32,7 +32,7 @@ from typing import BinaryIO, NamedTuple
 import h5py
 import keras
 
-from trellis_keras.files import open_archive, read_json, reading
+from trellis_keras.files import open_archive, reading
 
 _CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
 # What a preset consists of, and the model card that may lie beside it.
@@ -129,7 +129,8 @@ def check_preset_folder(folder: pathlib.Path, model: keras.Model) -> None:
             "another folder."
         )
     if (folder / _CONFIG).exists():
-        there = read_json(folder / _CONFIG, "the configuration of a preset").get("registered_name")
+        with _name_damaged(folder):
+            there = _open_folder(folder)[0].get("registered_name")
         own = keras.saving.get_registered_name(type(model))
         if there != own:
             raise ValueError(
