@@ -534,6 +534,17 @@ def test_a_session_in_another_folder(tmp_path):
 # Time series
 
 
+def test_a_csv_file_and_a_window(run, tmp_path, monkeypatch):
+    """The window is the model's and the data's, and the default of neither counts."""
+    chosen = []
+    monkeypatch.setattr(runs, "train", lambda recipe, *_, **__: chosen.append(recipe))
+    words = ["--csv", tmp_path / "load.csv", "--target", "load", "--window", "8", "--horizon", "4"]
+    run("train", "tcn_forecaster", *words, "--output", tmp_path / "run")
+    (recipe,) = chosen
+    for found in (recipe.arguments, recipe.data_options):
+        assert (found["window"], found["horizon"]) == (8, 4)
+
+
 @pytest.mark.slow
 def test_a_csv_file_is_trained_on_forecast_and_compared(run, refused, tmp_path):
     path, output = tmp_path / "load.csv", tmp_path / "run"
@@ -553,7 +564,7 @@ def test_a_csv_file_is_trained_on_forecast_and_compared(run, refused, tmp_path):
     assert status == 0 and "tcn_forecaster" in out and (tmp_path / "compare.png").is_file()
     path.write_text("lod,t\n1,0\n")
     assert "has no column 'load'. Did you mean 'lod'" in refused(
-        "forecast", output, path, "--output", forecast
+        "forecast", output, path, "--output", forecast, "--overwrite"
     )
 
 

@@ -218,13 +218,13 @@ def train(
     if text is not None:
         if not recipe.reads_text:
             raise ValueError(f"--text is for language models. {recipe.name} reads sequences.")
-        _add_file(options, "--text", "text", {"path": text}, recipe)
+        _add_file(options, "--text", "text", {"path": text})
     roles = {"targets": target, "past": past, "future": future, "static": static}
     given: dict[str, object] = {"path": csv, "time": time, "series": series, **roles}
     given = {name: value for name, value in given.items() if value is not None}
     if given:
         kind = recipe.data if recipe.data == "labelled_series" else "series"
-        _add_file(options, "--csv", kind, given, recipe)
+        _add_file(options, "--csv", kind, given)
     recipe = recipe.replace(**options)
     if forecasts.is_forecaster(recipe) and not {"path", "targets"} <= recipe.data_options.keys():
         raise ValueError(f"{recipe.name} needs --csv FILE and --target COLUMN.")
@@ -573,17 +573,13 @@ def _check_published(names, options):
                 )
 
 
-def _add_file(options, flag, name, values, recipe):
-    """Adds the data options that --text or --csv stand for.
-
-    A run that is resumed with a file that has moved keeps its other data options.
-    """
+def _add_file(options, flag, name, values):
+    """Adds the data options that --text or --csv stand for."""
     given_by = f"{flag} {values['path']}" if "path" in values else flag
     data = options.setdefault("data", name)
     if data != name:
         raise ValueError(f"{given_by} and --data {data} exclude each other.")
-    kept = recipe.data_options if recipe.data == name else {}
-    given = options.setdefault("data_options", {k: v for k, v in kept.items() if k not in values})
+    given = options.setdefault("data_options", {})
     if not isinstance(given, dict):
         return  # the recipe refuses it
     for key, value in values.items():
