@@ -106,11 +106,13 @@ def test_a_history_without_validation(places, tmp_path, refused):
     assert "history.csv has no column val_loss" in refused("compare", run)
 
 
-def test_a_full_disk_is_named(places, tmp_path, refused):
+def test_a_full_disk_is_named(places, tmp_path, refused, monkeypatch):
     with small_disk(tmp_path / "disk", "64k") as folder:
         fill(folder, leave=0)
         words = ["forecast", places / "forecaster", places / "load.csv", "--output"]
         assert f"{folder}/new.csv {NO_SPACE}" in refused(*words, folder / "new.csv")
+        monkeypatch.setattr("tempfile.tempdir", str(folder))  # where the values of a CSV file go
+        assert f"Error: {folder} {NO_SPACE}" in refused(*words, tmp_path / "new.csv")
 
 
 def test_memory_that_runs_out_is_one_line(places, monkeypatch, refused):

@@ -3,6 +3,7 @@
 import array
 import dataclasses
 import difflib
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trellis_keras.files import annotate_error
 from trellis_keras.forecasting.csv_file import first_refused, try_cast
 from trellis_keras.forecasting.precision import Float32
 
@@ -141,6 +143,7 @@ def read_table(
 
     Raises:
         ValueError: If there are no rows, or a column does not hold what it should.
+        OSError: If the disk of temporary files is full.
     """
     times, series, classes = _Times(), _Series(), _Classes()
     numbers: dict[str | None, _Numbers] = {name: _Numbers() for name in columns.values}
@@ -152,7 +155,9 @@ def read_table(
     }
     rows = 0
     file: BinaryIO
-    with tempfile.TemporaryFile() as file:
+    folder = tempfile.gettempdir()
+    temporary = os.path.join(folder, tempfile.gettempprefix())
+    with annotate_error(folder, temporary), tempfile.TemporaryFile() as file:
         for block in blocks:
             for name, column in block.items():
                 try:
