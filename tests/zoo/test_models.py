@@ -79,9 +79,9 @@ def test_a_function_of_ones_own_is_a_model():
 def test_what_a_model_does_not_take():
     with pytest.raises(ValueError, match="no option 'deep'. Did you mean 'depth'"):
         zoo.trellisnet_ptb(deep=8)
-    with pytest.raises(ValueError, match="`epochs` is not an argument of the model but of its tr"):
+    with pytest.raises(ValueError, match="`epochs` is not an argument of the model but an opt"):
         zoo.trellisnet_ptb(epochs=8)
-    with pytest.raises(ValueError, match="`T` is not an argument of the model but of its tr"):
+    with pytest.raises(ValueError, match="`T` is not an argument of the model but an option"):
         zoo.tcn_adding(T=200)
     with pytest.raises(ValueError, match="tcn_jsb reads no text: it takes no `vocabulary`"):
         zoo.tcn_jsb(vocabulary=CHARACTERS)

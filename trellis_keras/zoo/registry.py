@@ -80,7 +80,7 @@ def _function(entry):
         for option in options.keys() & entry.options.keys():
             if option not in entry.arguments and option not in ("dtype_policy", "jit_compile"):
                 raise ValueError(
-                    f"`{option}` is not an argument of the model but of its training: "
+                    f"`{option}` is not an argument of the model but an option of its recipe: "
                     f"zoo.recipe({entry.name!r}, {option}={options[option]!r}).build()"
                 )
         return recipe(entry.name, **options).build(weights=weights, vocabulary=vocabulary)
