@@ -159,7 +159,7 @@ export(small_model("regressor"), sys.argv[1])
         ({"format": "pb"}, "`format` must be .* Received: 'pb'"),
         ({"format": "litert", "version": 2}, "belong to format='saved_model'"),
         ({"format": "onnx", "warmup": True}, "belong to format='saved_model'"),
-        ({"quantization": "int8"}, "'int8' with format='litert'. Received: .*'saved_model'"),
+        ({"quantization": "int8"}, "'int8' with format='litert' or 'c'. Received: .*'saved_model'"),
         ({"format": "litert", "quantization": "int4"}, "Received: quantization='int4'"),
     ],
 )

@@ -35,6 +35,7 @@ def export(
     warmup: bool = False,
     series: dict[str, Any] | None = None,
     overwrite: bool = False,
+    representative_data: np.ndarray | None = None,
 ) -> pathlib.Path:
     """Writes a model for a program that runs it.
 
@@ -61,8 +62,8 @@ def export(
         format: `"saved_model"`, or `"litert"` (a `.tflite` file), `"onnx"`, `"c"` or `"wasm"` for
             one step alone. The name of a C file is the prefix of its functions. Defaults to
             `"saved_model"`.
-        quantization: `None` or `"int8"`, for LiteRT: matrices are stored as 8-bit integers.
-            Defaults to `None`.
+        quantization: `None` or `"int8"`. LiteRT stores matrices as 8-bit integers then; C has
+            integers only, with 8 bits of weights and 16 of values. Defaults to `None`.
         warmup: Boolean, whether a SavedModel gets requests that TensorFlow Serving runs before it
             offers the version. They need tensorflow-serving-api (the extra `serving`). Defaults to
             `False`.
@@ -70,6 +71,8 @@ def export(
             as `assets.extra/series.json`, C as a comment. Defaults to `None`.
         overwrite: Boolean, whether to replace files that exist. A version of a SavedModel is never
             replaced. Defaults to `False`.
+        representative_data: Array (steps, channels) or (rows, steps, channels), of tokens without
+            channels: what the ranges of integers in C are chosen by. Defaults to `None`.
 
     Returns:
         The path that was written: for a SavedModel the folder of the version.
@@ -104,15 +107,20 @@ def export(
         )
     if format in ("litert", "onnx") and series is not None:
         raise ValueError(f"format={format!r} has no place for `series`. Received: {series}")
-    if quantization is not None and (format != "litert" or quantization != "int8"):
+    if quantization not in (None, "int8") or (quantization and format not in ("litert", "c")):
         raise ValueError(
-            "`quantization` must be None, or 'int8' with format='litert'. "
+            "`quantization` must be None, or 'int8' with format='litert' or 'c'. "
             f"Received: quantization={quantization!r}, format={format!r}"
         )
+    if (format == "c" and quantization is not None) != (representative_data is not None):
+        raise ValueError(
+            "`representative_data` belongs to format='c' with quantization='int8', which needs it."
+        )
     path = pathlib.Path(path).expanduser()
-    if format in ("c", "wasm"):
-        write = write_c if format == "c" else write_wasm
-        return write(model, path, series, overwrite)
+    if format == "c":
+        return write_c(model, path, series, overwrite, representative_data)
+    if format == "wasm":
+        return write_wasm(model, path, series, overwrite)
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
             f"Models are exported as {format!r} on the TensorFlow backend. Save the model as a "

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -168,45 +168,62 @@ def print_c(program: Program, prefix: str, real: str) -> Source:
         prefix: Prefix of the public names, a C identifier.
         real: `"float"` or `"double"`.
     """
-    return _Printer(program, prefix, real).print()
+    return Printer(program, prefix, real).print()
 
 
-class _Printer:
-    def __init__(self, program, prefix, real):
+class Printer:
+    """Prints a program with numbers of one type.
+
+    Args:
+        program: `Program` with an output.
+        prefix: Prefix of the public names.
+        real: The type of the numbers in C.
+    """
+
+    includes = "math.h", "string.h"
+
+    def __init__(self, program: Program, prefix: str, real: str) -> None:
         self.program, self.prefix, self.real = program, prefix, real
         self.f = "f" if real == "float" else ""  # suffix of numbers and of functions of math.h
-        self.bytes = 4 if real == "float" else 8
-        self.functions = {}  # name: text, in the order of their first use
-        self.elementwise = {}  # Function: name in C
+        self.bytes = {"int16_t": 2, "float": 4, "double": 8}[real]
+        self.functions: dict[str, str] = {}  # name: text, in the order of their first use
+        self.elementwise: dict[p.Function, str] = {}  # Function: name in C
         self.names = collections.defaultdict(str)  # id of a value: name in C
-        operations = program.operations
+        self.given: set[int] = set()  # ids of values that are arguments
+        self.skipped: set[int] = set()  # ids of operations that are left out
         # The value that becomes the output is written to it.
-        self.direct = None
-        last = operations[-1].x
-        if last.kind == "value" and last.whole is None:
-            self.direct = last
-            self.names[id(last)] = "y"
-        self.skipped = operations[-1] if self.direct is not None else None
+        copy = program.operations[-1]
+        assert isinstance(copy, p.Copy) and program.output is not None  # by `finish`
+        self.outputs = program.output.size
+        if copy.x.kind == "value" and copy.x.whole is None:
+            self.names[id(copy.x)] = "y"
+            self.given.add(id(copy.x))
+            self.skipped.add(id(copy))
 
-    def print(self):
-        for operation in self.program.operations:
-            self._call(operation)  # for the functions, whose names no value may have
+    def print(self) -> Source:
+        """Returns the program as C."""
+        program = self.program
+        for operation in program.operations:
+            if id(operation) not in self.skipped:
+                self._call(operation)  # for the functions, whose names no value may have
         self._place_values()
         step = "\n".join(self._part(self.program.body, 1))
         members = list(self._members())
         counters = len(self.program.rings)
         cells = sum(r.steps * r.channels for r in self.program.rings)
         cells += sum(state.size for state in self.program.states)
-        size = cells * self.bytes + 4 * max(counters, not cells)
-        state_bytes = -(-size // self.bytes) * self.bytes if cells else size
-        weight_bytes = sum(w.size for w in self.program.weights) * self.bytes
-        widest = max((o.y.size for o in self.program.operations if _has_sums(o)), default=0)
+        state_bytes = self._aligned(cells * self.bytes, counters)
+        widest = max(
+            (o.y.size for o in program.operations if isinstance(o, (p.Dense, p.Convolution))),
+            default=0,
+        )
         stack_bytes = (self._stack(self.program.body) + widest) * self.bytes
+        tables, weight_bytes = self._tables()
         header = self._header(members, state_bytes, weight_bytes, stack_bytes)
-        tables = "\n\n".join(map(self._table, self.program.weights))
         functions = "\n\n".join(self.functions.values())
-        code = [
-            f'#include "{self.prefix}.h"\n\n#include <math.h>\n#include <string.h>',
+        texts = [
+            f'#include "{self.prefix}.h"',
+            "\n".join(f"#include <{name}>" for name in self.includes),
             "/* Weights */",
             tables,
             "/* Operations */",
@@ -215,20 +232,64 @@ class _Printer:
             f"void {self.prefix}_reset({self.prefix}_state *s)\n{{\n"
             "    memset(s, 0, sizeof *s);\n}",
             f"{self._signature()}\n{{\n{step}\n}}",
+            self._more_code(),
         ]
-        code = "\n\n".join(text for text in code if text) + "\n"
-        program = self.program
-        sizes = program.takes_token, program.inputs, program.output.size
+        code = "\n\n".join(text for text in texts if text) + "\n"
+        sizes = program.takes_token, program.inputs, self.outputs
         return Source(
             self.prefix, "", header, code, self.real, *sizes, state_bytes, weight_bytes, stack_bytes
         )
+
+    def _aligned(self, size, counters):
+        """The size of the state: its numbers, and counters of four bytes."""
+        if counters:
+            size = -(-size // 4) * 4 + 4 * counters
+            return -(-size // self.bytes) * self.bytes
+        return size or 4  # an `int nothing`
 
     def _stack(self, part):
         """The number of values that a part declares at once."""
         inner = (self._stack(item) for item in part.items if isinstance(item, Part))
         return sum(v.size for v in self.declared[id(part)]) + max(inner, default=0)
 
+    def _tables(self):
+        """Returns the weights as tables, and their bytes."""
+        tables = [
+            self.table(w.name, self.real, map(self._number, w.array.flat), w.array.shape, w.axes)
+            for w in self.program.weights
+        ]
+        return "\n\n".join(tables), sum(w.size for w in self.program.weights) * self.bytes
+
+    def table(
+        self,
+        name: str,
+        kind: str,
+        numbers: Iterable[str],
+        shape: Sequence[int],
+        axes: str = "",
+    ) -> str:
+        """Returns a table of constants."""
+        comment = f" /* {axes} */" if axes else ""
+        text = textwrap.fill(
+            ", ".join(numbers),
+            98,
+            initial_indent="    ",
+            subsequent_indent="    ",
+            break_on_hyphens=False,
+        )
+        size = " * ".join(map(str, shape))
+        return f"static const {kind} {name}[{size}] = {{{comment}\n{text}\n}};"
+
     # The header
+
+    def _header_includes(self):
+        return ""
+
+    def _more_declarations(self):
+        return ""
+
+    def _more_code(self):
+        return ""
 
     def _signature(self):
         x = "int token" if self.program.takes_token else f"const {self.real} *x"
@@ -241,13 +302,13 @@ class _Printer:
         return f"""\
 #ifndef {upper}_H
 #define {upper}_H
-
+{self._header_includes()}
 #ifdef __cplusplus
 extern "C" {{
 #endif
 
 #define {upper}_{inputs} {self.program.inputs}
-#define {upper}_OUTPUTS {self.program.output.size}
+#define {upper}_OUTPUTS {self.outputs}
 #define {upper}_STATE_BYTES {state_bytes} /* sizeof({self.prefix}_state), int having 4 bytes */
 #define {upper}_WEIGHT_BYTES {weight_bytes}
 #define {upper}_STACK_BYTES {stack_bytes} /* arrays of a step, besides its calls */
@@ -262,7 +323,7 @@ void {self.prefix}_reset({self.prefix}_state *s);
 
 /* Reads one time step x and writes the outputs y; x and y must not overlap. */
 {self._signature()};
-
+{self._more_declarations()}
 #ifdef __cplusplus
 }}
 #endif
@@ -280,15 +341,6 @@ void {self.prefix}_reset({self.prefix}_state *s);
         if not self.program.rings and not self.program.states:
             yield "int nothing;"
 
-    def _table(self, weight):
-        shape = " * ".join(map(str, weight.array.shape))
-        axes = f" /* {weight.axes} */" if weight.axes else ""
-        numbers = ", ".join(map(self._number, weight.array.reshape(-1)))
-        numbers = textwrap.fill(
-            numbers, 98, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
-        )
-        return f"static const {self.real} {weight.name}[{shape}] = {{{axes}\n{numbers}\n}};"
-
     def _number(self, value):
         text = str(np.float32(value) if self.real == "float" else np.float64(value))
         return text + self.f
@@ -305,12 +357,12 @@ void {self.prefix}_reset({self.prefix}_state *s);
             for item in part.items:
                 if isinstance(item, Part):
                     visit(item, path)
-                elif item is not self.skipped:
+                elif id(item) not in self.skipped:
                     for vector in _vectors(item):
                         use(vector if vector.whole is None else vector.whole, path)
 
         def use(value, path):
-            if value.kind != "value" or value is self.direct:
+            if value.kind != "value" or id(value) in self.given:
                 return
             _, common, first = seen.setdefault(id(value), (value, path, path))
             same = [a for a, b in zip(common, path, strict=False) if a is b]
@@ -362,8 +414,8 @@ void {self.prefix}_reset({self.prefix}_state *s);
                     yield f"{indent}{{ {comment}"
                     yield from lines
                     yield f"{indent}}}"
-            elif item is not self.skipped:
-                yield _wrapped(indent, self._call(item))
+            elif id(item) not in self.skipped:
+                yield wrapped(indent, self._call(item))
 
     def _call(self, operation):
         return getattr(self, f"_{type(operation).__name__.lower()}")(operation)
@@ -396,58 +448,56 @@ void {self.prefix}_reset({self.prefix}_state *s);
         return _IN_DOUBLE.sub(r"\1", re.sub(r"\bfloat\b", "double", text)).replace(".0f", ".0")
 
     def _push(self, push):
-        ring, self.functions["push"] = push.ring, self._typed(_TEMPLATES["push"].strip())
+        ring, name = push.ring, self._use("push")
         at = f"s->{ring.name}[0]", f"&s->{ring.name}_newest", ring.steps, ring.channels
-        return _statement("push", *at, self._at(push.x))
+        return statement(name, *at, self._at(push.x))
 
     def _ring(self, ring):
         return f"s->{ring.name}[0]", f"s->{ring.name}_newest", ring.steps, ring.channels
 
     def _tap(self, tap):
-        call = _statement(self._use("tap"), *self._ring(tap.ring), tap.delay)
+        call = statement(self._use("tap"), *self._ring(tap.ring), tap.delay)
         return f"const {self.real} *{self.names[id(tap.y)]} = {call}"
 
     def _dense(self, dense):
         name = self._use("dense", dense.y.size)
         vectors = dense.x, dense.kernel, dense.start, dense.y
-        return _statement(name, dense.x.size, *map(self._at, vectors))
+        return statement(name, dense.x.size, *map(self._at, vectors))
 
     def _convolution(self, convolution):
         name = self._use("convolution", convolution.y.size)
         taps = convolution.kernel.array.shape[0]
         vectors = convolution.kernel, convolution.start, convolution.y
         ring = self._ring(convolution.ring)
-        return _statement(name, *ring, taps, convolution.dilation, *map(self._at, vectors))
+        return statement(name, *ring, taps, convolution.dilation, *map(self._at, vectors))
 
     def _softmax(self, softmax):
         name = self._use("log_softmax" if softmax.log else "softmax")
-        return _statement(name, softmax.x.size, self._at(softmax.x), self._at(softmax.y))
+        return statement(name, softmax.x.size, self._at(softmax.x), self._at(softmax.y))
 
     def _normalize(self, normalize):
         options = self._number(normalize.epsilon), int(normalize.centered), self._at(normalize.y)
         name, n = self._use("normalize"), normalize.x.size
-        return _statement(name, n, self._at(normalize.x), *options)
+        return statement(name, n, self._at(normalize.x), *options)
 
     def _lookup(self, lookup):
         channels = lookup.y.size
         strides = (1, lookup.tokens) if lookup.transposed else (channels, 1)
         table, y = self._at(lookup.table), self._at(lookup.y)
-        return _statement(self._use("lookup"), "token", lookup.tokens, channels, table, *strides, y)
+        return statement(self._use("lookup"), "token", lookup.tokens, channels, table, *strides, y)
 
     def _spread(self, spread):
         sizes = spread.x.size // spread.columns, spread.columns, spread.middle
-        return _statement(
+        return statement(
             self._use("spread"), *sizes, *map(self._at, (spread.x, spread.gap, spread.y))
         )
 
     def _copy(self, copy):
-        return _statement(
-            "memcpy", self._at(copy.y), self._at(copy.x), f"{copy.x.size} * sizeof *y"
-        )
+        return statement("memcpy", self._at(copy.y), self._at(copy.x), f"{copy.x.size} * sizeof *y")
 
     def _elementwise(self, elementwise):
         name, n = self._function(elementwise.function), elementwise.ys[0].size
-        return _statement(name, n, *map(self._at, (*elementwise.xs, *elementwise.ys)))
+        return statement(name, n, *map(self._at, (*elementwise.xs, *elementwise.ys)))
 
     # Elementwise functions
 
@@ -462,7 +512,7 @@ void {self.prefix}_reset({self.prefix}_state *s);
             lines = list(self._lines(function))
             xs = [f"const {self.real} *{parameter}" for parameter in function.parameters]
             ys = [f"{self.real} *restrict {key}" for key in function.outputs]
-            head = _wrapped("", f"static void {name}({', '.join(['int n', *xs, *ys])})")
+            head = wrapped("", f"static void {name}({', '.join(['int n', *xs, *ys])})")
             body = "\n".join(f"        {line}" for line in lines)
             begin, end = (" {", "\n    }") if len(lines) > 1 else ("", "")
             loop = f"    for (int k = 0; k < n; k++){begin}\n{body}{end}"
@@ -551,20 +601,17 @@ def _vectors(operation: p.Operation) -> Iterator[Vector]:
         yield from (v for v in (value if isinstance(value, tuple) else [value]) if _is_vector(v))
 
 
-def _has_sums(operation):
-    return isinstance(operation, (p.Dense, p.Convolution))
-
-
 def _is_vector(value):
     return isinstance(value, Vector)
 
 
-def _statement(name, *arguments):
+def statement(name: str, *arguments: object) -> str:
+    """Returns a call as a statement."""
     return f"{name}({', '.join(map(str, arguments))});"
 
 
-def _wrapped(indent, line):
-    """A line of C, or several, broken after commas."""
+def wrapped(indent: str, line: str) -> str:
+    """Returns a line of C, or several, broken after commas."""
     text = textwrap.fill(
         line.replace(" ", "\0").replace(",\0", ", "),
         100,

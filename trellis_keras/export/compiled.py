@@ -80,13 +80,21 @@ def write_source(source: Source, folder: str | os.PathLike) -> pathlib.Path:
     return folder / f"{source.prefix}.c"
 
 
+_DTYPES = {"float": "float32", "double": "float64", "int16_t": "int16"}
+
+
+def _pointer(array):
+    return ctypes.c_void_p(array.ctypes.data)
+
+
 @functools.lru_cache(maxsize=64)
 def _functions(library, prefix):
     loaded = ctypes.CDLL(str(library))
-    functions = getattr(loaded, f"{prefix}_reset"), getattr(loaded, f"{prefix}_step")
-    for function in functions:
+    names = ("reset", "step", "quantize", "dequantize")
+    found = {name: getattr(loaded, f"{prefix}_{name}", None) for name in names}
+    for function in filter(None, found.values()):
         function.restype = None
-    return functions
+    return found
 
 
 class NativeStream:
@@ -103,12 +111,12 @@ class NativeStream:
     def __init__(self, source: Source, state: bytes | None = None) -> None:
         self._source = source
         self.inputs, self.outputs = source.inputs, source.outputs
-        reset, step = _functions(compile_library(source), source.prefix)
-        dtype = np.dtype("float32" if source.real == "float" else "float64")
+        functions = _functions(compile_library(source), source.prefix)
+        self._reset, self._step = functions["reset"], functions["step"]
         self._state = np.zeros(source.state_bytes, "uint8")
-        self._x, self._y = np.zeros(self.inputs, dtype), np.zeros(self.outputs, dtype)
-        self._at = [ctypes.c_void_p(a.ctypes.data) for a in (self._state, self._x, self._y)]
-        self._reset_c, self._step_c = reset, step
+        self._x = np.zeros(self.inputs, _DTYPES[source.real])
+        self._y = np.zeros(self.outputs, _DTYPES[source.real])
+        self._at = [_pointer(array) for array in (self._state, self._x, self._y)]
         if state is None:
             self.reset()
         else:
@@ -125,22 +133,39 @@ class NativeStream:
         """
         state, inputs, outputs = self._at
         if self._source.takes_token:
-            self._step_c(state, int(x), outputs)
+            self._step(state, int(x), outputs)
         else:
             x = np.asarray(x)
             if x.shape != self._x.shape:
                 raise ValueError(f"`x` must have shape ({self.inputs},). Received: shape {x.shape}")
             self._x[...] = x
-            self._step_c(state, inputs, outputs)
+            self._step(state, inputs, outputs)
         return self._y.copy()
 
     def reset(self) -> None:
         """Starts anew."""
-        self._reset_c(self._at[0])
+        self._reset(self._at[0])
 
     def clone(self) -> "NativeStream":
         """Returns another stream in the same state."""
-        return NativeStream(self._source, self._state.tobytes())
+        return type(self)(self._source, self._state.tobytes())
 
     def __reduce__(self):
-        return NativeStream, (self._source, self._state.tobytes())
+        return type(self), (self._source, self._state.tobytes())
+
+
+class FixedStream(NativeStream):
+    """A stream of C with integers only, whose `step` takes and returns floating point."""
+
+    def __init__(self, source: Source, state: bytes | None = None) -> None:
+        super().__init__(source, state)
+        functions = _functions(compile_library(source), source.prefix)
+        self._quantize, self._dequantize = functions["quantize"], functions["dequantize"]
+
+    def step(self, x: Any) -> np.ndarray:
+        if not self._source.takes_token:
+            numbers, x = np.array(x, "float32"), np.zeros(self.inputs, "int16")
+            self._quantize(_pointer(numbers), _pointer(x))
+        q, y = super().step(x), np.zeros(self.outputs, "float32")
+        self._dequantize(_pointer(q), _pointer(y))
+        return y

@@ -267,7 +267,9 @@ def _moments(layer):
 
 @emits(keras.layers.LayerNormalization)
 def _layer_normalization(program, layer, x):
-    y = program.normalize(x, layer.epsilon, centered=not layer.rms_scaling)
+    if layer.rms_scaling:
+        raise ValueError(f"{layer.name} has rms_scaling=True: use a keras.layers.RMSNormalization.")
+    y = program.normalize(x, layer.epsilon)
     scale, center = (getattr(layer, name) for name in ("gamma", "beta"))
     if scale is None and center is None:
         return y

@@ -413,7 +413,9 @@ class Expression:
         return _multiply(_expression(other), self)
 
     def __truediv__(self, other):
-        return Expression("/", self, _expression(other))
+        if not isinstance(other, Expression):
+            return self * (1 / other)
+        return Expression("/", self, other)
 
     def __rtruediv__(self, other):
         return Expression("/", _expression(other), self)
