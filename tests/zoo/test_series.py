@@ -59,9 +59,8 @@ def test_sizes_follow_window_and_horizon():
     assert zoo.tcn_forecaster(window=5, horizon=1).backbone.depth == 1
     assert zoo.trellisnet_forecaster().backbone.depth == 8
     for name in ("tcn_forecaster", "trellisnet_forecaster"):
-        recipe = zoo.recipe(name, window=100, horizon=3, channels=2)
-        model = recipe.build()
-        assert model.backbone.receptive_field >= 100
+        model = zoo.recipe(name, window=100, horizon=3, channels=2).build()
+        assert 96 < model.backbone.receptive_field <= 100
         assert (model.horizon, model.targets) == (3, 1) and model.normalize
     with pytest.raises(ValueError, match="`horizon` must be at most `window`"):
         zoo.lru_forecaster(window=3, horizon=4)
@@ -91,7 +90,8 @@ def test_the_report(trained):
     results = json.loads((trained / "report.json").read_text())
     assert results["season"] == 24 and results["step"] == "3600 seconds"
     figures = results["targets"]["load"]
-    assert set(figures) == {"values", "mae", "rmse", "mase", "naive_mae", "coverage"}
+    names = {"values", "mae", "rmse", "mase", "naive_mae", "stream_mae", "coverage"}
+    assert set(figures) == names
     assert 0 < figures["naive_mae"] < 3 and figures["mae"] > 0
     line = describe_report(results)
     assert line.startswith("load: mean absolute error ") and "in the 10% to 90% band" in line
@@ -228,7 +228,7 @@ def test_figures_and_pictures_of_several_series(tmp_path, monkeypatch):
     model.adapt(train.rows())
     results = report(model, train, valid, test)
     each = [results["series"][name]["target 0"] for name in ("north", "south")]
-    assert set(each[0]) == {"values", "mae", "rmse", "naive_mae", "coverage"}
+    assert set(each[0]) == {"values", "mae", "rmse", "naive_mae", "stream_mae", "coverage"}
     pooled = results["targets"]["target 0"]
     for name in ("mae", "naive_mae"):  # the series are of the same length
         values = [figures[name] for figures in each]
@@ -425,7 +425,7 @@ def test_sizes_of_classifiers():
     for name in ("tcn_classifier", "trellisnet_classifier"):
         model = zoo.get_model(name, window=20, channels=3, num_classes=4)
         model.adapt(np.random.rand(20, 3))
-        assert model.backbone.receptive_field >= 20
+        assert 16 < model.backbone.receptive_field <= 20
         assert model.predict_on_batch(np.zeros((2, 20, 3), "float32")).shape == (2, 4)
 
 
@@ -442,3 +442,14 @@ def test_a_classifier_is_trained_from_a_file(tmp_path):
     assert model.class_names == ["fast", "slow"] and model.backbone.receptive_field >= 8
     assert runs.evaluate(zoo.read_recipe(folder), folder)["accuracy"] > 0.9
     assert run_module("trellis_keras", *words).returncode == 0  # resumed
+
+
+def test_a_stream_is_judged_beside_the_windows():
+    values = np.random.default_rng(0).normal(size=(300, 2)).astype("float32")
+    parts = TimeSeries(values, future_channels=1, lengths=[180, 120]).split(4, 4, stride=3)
+    for name, is_same in (("trellisnet_forecaster", True), ("lru_forecaster", False)):
+        model = zoo.get_model(name, window=4, horizon=4, channels=2, future_channels=1)
+        model.adapt(parts[0].rows())
+        (figures,) = report(model, *parts)["targets"].values()
+        same = figures["stream_mae"] == pytest.approx(figures["mae"], rel=1e-5)
+        assert same == is_same, name

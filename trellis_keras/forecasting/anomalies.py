@@ -3,12 +3,9 @@
 from collections.abc import Sequence
 
 import numpy as np
-from keras import ops
 
 from trellis_keras.forecasting import rollout
 from trellis_keras.forecasting.forecaster import Forecaster
-
-_STEPS_AT_ONCE = 1024
 
 
 def one_step_forecasts(
@@ -34,11 +31,7 @@ def one_step_forecasts(
         series = series[:, :-horizon]
     known = rollout.known_covariates(model, series, future_covariates, horizon)
     x = rollout.with_lead(model, series, known)
-    found, cache = [], None
-    for first in range(0, x.shape[1], _STEPS_AT_ONCE):
-        y, cache = rollout.read(model, x[:, first : first + _STEPS_AT_ONCE], cache)
-        found.append(ops.convert_to_numpy(y)[0, :, 0])
-    return np.concatenate(found)
+    return np.concatenate([y[:, 0] for _, y in rollout.read_blocks(model, x)])
 
 
 def anomaly_scores(

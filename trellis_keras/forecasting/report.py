@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from trellis_keras.forecasting import rollout
 from trellis_keras.forecasting.calibration import (
     calibrate_on_known,
     predict_windows,
@@ -42,14 +43,15 @@ def report(
 
     Returns:
         A dict of the number of windows, the season in steps, the step, and for each target `mae`,
-        `rmse`, `mase`, `naive_mae`, and of a model with quantiles `coverage`. All of them are over
-        the same `values`: those that the naive forecast has a forecast of. Of several series, up
+        `rmse`, `mase`, `naive_mae`, `stream_mae` (where the model reads the whole part as one
+        stream, not window by window), and of a model with quantiles `coverage`. All are over the
+        same `values`: those that the naive forecast has a forecast of. Of several series, up
         to 1,000, `series` has these figures of each, all but `mase`. `left_out` has the number of
         series without a window of a part, and their first names.
     """
     count, names = test.series.targets, target_names(test.series)
     season = choose_season(train)
-    sums = np.zeros((len(test.series.lengths), 5, count))
+    sums = np.zeros((len(test.series.lengths), 6, count))
     for i, index, bands, y in _walk(model, valid, test, batch_size):
         naive = test.naive_forecast(index, season)
         counts = ~np.isnan(y - naive)
@@ -57,7 +59,9 @@ def report(
         naive_errors = np.where(counts, y - naive, 0.0).astype("float64")
         inside = counts & (bands[..., 0] <= y) & (y <= bands[..., -1]) if model.has_band else counts
         parts = (counts, np.abs(errors), np.square(errors), np.abs(naive_errors), inside)
-        sums[i] += [part.sum(axis=(0, 1)) for part in parts]
+        sums[i, :5] += [part.sum(axis=(0, 1)) for part in parts]
+    for i in range(len(test.series.lengths)):
+        sums[i, 5] = _stream_errors(model, test, i, season)
     scale = np.stack(
         [mase_scale(rows[:, :count], season) for rows in train.rows() if len(rows) > season]
     )
@@ -87,13 +91,14 @@ def report(
 
 def _figures(sums, model):
     """The figures that follow from the number of values and sums over them."""
-    number, absolute, squared, naive, inside = sums
+    number, absolute, squared, naive, inside, stream = sums
     shared = _positive(number)
     figures = {
         "values": number,
         "mae": absolute / shared,
         "rmse": np.sqrt(squared / shared),
         "naive_mae": naive / shared,
+        "stream_mae": stream / shared,
     }
     if model.has_band:
         figures["coverage"] = inside / shared
@@ -127,6 +132,25 @@ def _walk(model, valid, test, batch_size):
                 yield i, rows[first - old :][:ahead], found, y[block]
             kept = -recent_count(test) - ahead
             outputs, y = outputs[kept:], y[kept:]
+
+
+def _stream_errors(model, test, i, season):
+    """Sums of absolute errors, (targets,), of a model that reads a series as one stream."""
+    index = np.array(test.of_series(i), int)
+    if not len(index):
+        return np.zeros(test.series.targets)
+    starts = test.starts(index)
+    rows = slice(starts[0], starts[-1] + test.window)
+    values = test.series.values[None, rows.start : rows.stop + test.horizon]
+    history = values[:, : rows.stop - rows.start]
+    x = rollout.with_lead(model, history, values[..., values.shape[-1] - model.future_channels :])
+    ends = starts - starts[0] + test.window - 1
+    blocks = rollout.read_blocks(model, x)
+    found = [y[ends[(first <= ends) & (ends < first + len(y))] - first] for first, y in blocks]
+    forecasts = np.concatenate(found)
+    _, y = test.read(index)
+    counts = ~np.isnan(y - test.naive_forecast(index, season))
+    return np.where(counts, np.abs(y - middle_values(model, forecasts)), 0).sum(axis=(0, 1))
 
 
 def choose_season(train: Windows) -> int:

@@ -18,6 +18,8 @@ from trellis_keras.layers.base import check_positive
 from trellis_keras.models.generation import cached_function
 from trellis_keras.types import Cache, Tensor
 
+_STEPS_AT_ONCE = 1024
+
 
 def forecast(
     model: Any,
@@ -132,6 +134,22 @@ def read(model: Any, x: np.ndarray, cache: Cache | None) -> tuple[Tensor, Cache]
     key = "forecast", *x.shape
     function = cached_function(model, key, lambda: streaming.compile_xla(step, model.variables))
     return function(ops.convert_to_tensor(x), cache)
+
+
+def read_blocks(model: Any, x: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields the forecasts after each step of a segment, which is read as one stream.
+
+    Args:
+        model: `Forecaster`.
+        x: Array (1, time, channels), see `with_lead`.
+
+    Yields:
+        The first step of a block, and its forecasts (steps, horizon, targets[, quantiles]).
+    """
+    cache = None
+    for first in range(0, x.shape[1], _STEPS_AT_ONCE):
+        y, cache = read(model, x[:, first : first + _STEPS_AT_ONCE], cache)
+        yield first, ops.convert_to_numpy(y)[0]
 
 
 def check_ready(model: Any) -> None:

@@ -1,6 +1,7 @@
 """Models of a user's own time series. No paper has them; their sizes are ours.
 
-The window sizes the nets: the receptive field reaches over it.
+The window sizes the nets: the receptive field is as much of it as the dilations can reach, and no
+more, so that a stream sees what a window shows.
 
     trellis-keras train tcn_forecaster --csv load.csv --target load --horizon 24 --output runs/load
 """
@@ -98,8 +99,8 @@ def tcn_forecaster(
         window: Positive integer, number of past steps to read.
         horizon: Positive integer, at most `window`, number of steps to forecast.
         kernel_size: Integer of 2 or more, taps of the convolutions.
-        depth: Positive integer, number of blocks, of dilations 1, 2, 4, ... Defaults to what
-            reaches over the window.
+        depth: Positive integer, number of blocks, of dilations 1, 2, 4, ... Defaults to as many as
+            the window has room for; the last dilation is the rest.
         filters: Positive integer, channels of each block.
         dropout: Dropout rate after each convolution, and before the outputs.
         quantiles: Increasing floats between 0 and 1, the quantiles to forecast. None: one value.
@@ -156,7 +157,7 @@ def _tcn(window, kernel_size, depth, filters, dropout, seed):
         filters,
         kernel_size,
         depth,
-        receptive_field=window if depth is None else None,
+        dilations=_dilations(window, kernel_size, convolutions=2) if depth is None else None,
         dropout=dropout,
         return_sequences=False,
         seed=sub_seed(seed, 10),
@@ -181,8 +182,8 @@ def trellisnet_forecaster(
     """TrellisNet that forecasts your time series, 38K parameters for a week and a day of hours.
 
     Args:
-        dilations: Dilation of each level. Defaults to 1, 2, 4, ..., as many as reach over the
-            window.
+        dilations: Dilation of each level. Defaults to 1, 2, 4, ..., as many as the window has room
+            for; the last one is the rest.
         hidden_units: Positive integer, channels of each level.
         dropout: Variational dropout rate of h in the convolution, and dropout rate before the
             outputs.
@@ -223,12 +224,8 @@ def trellisnet_classifier(
 
 
 def _trellisnet(window, kernel_size, dilations, hidden_units, dropout, seed):
-    if kernel_size < 2:
-        raise ValueError(f"`kernel_size` must be at least 2. Received: {kernel_size}")
     if dilations is None:
-        dilations = [1]
-        while 1 + (kernel_size - 1) * sum(dilations) < window:
-            dilations.append(2 * dilations[-1])
+        dilations = _dilations(window, kernel_size)
     return TrellisLayer(
         hidden_units,
         len(dilations),
@@ -239,6 +236,20 @@ def _trellisnet(window, kernel_size, dilations, hidden_units, dropout, seed):
         seed=sub_seed(seed, 10),
         name="trellis",
     )
+
+
+def _dilations(window, kernel_size, convolutions=1):
+    """Returns 1, 2, 4, ... and a rest, such that the receptive field is at most the window.
+
+    (A window that is too short for a dilation of 1 gets it.)
+    """
+    if kernel_size < 2:
+        raise ValueError(f"`kernel_size` must be at least 2. Received: {kernel_size}")
+    reach = (window - 1) // (convolutions * (kernel_size - 1))
+    dilations = [1]
+    while (rest := reach - sum(dilations)) > 0:
+        dilations.append(min(2 * dilations[-1], rest))
+    return dilations
 
 
 @register(**_FORECASTS)
