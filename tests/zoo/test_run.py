@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tests.support.processes import run_script
-from tests.support.run_checks import arrays, assert_same_end, check_killed_run
-from tests.support.small_runs import STATEFUL, TINY, options, tiny_recipe, tiny_run, write_text
+from tests.support.run_checks import arrays, assert_same_end
+from tests.support.small_runs import STATEFUL, TINY, tiny_recipe, tiny_run, write_text
 from trellis_keras import cli, data, zoo
 from trellis_keras.models import SequenceRegressor
 from trellis_keras.training import TimeLimit
@@ -612,33 +612,3 @@ print(runs.evaluate(zoo.read_recipe(folder / "run"), folder / "run"))
     assert not (tmp_path / "run" / "tensorboard").exists()
     # What JAX has trained, TensorFlow reads.
     assert f"'targets': {evaluate(tmp_path / 'run')['targets']}" in output
-
-
-def check_killed_text_run(tmp_path, backend, settings, epochs, kills):
-    text = write_text(tmp_path / "text.txt")
-    settings = {name: value for name, value in settings.items() if name != "epochs"}
-    words = ["trellisnet_char", "--text", text, *options(settings)]
-    check_killed_run(tmp_path, backend, words, epochs, kills)
-
-
-@pytest.mark.slow  # tests/training/test_checkpoint.py kills smaller ones
-@pytest.mark.parametrize(
-    ("backend", "settings"),
-    # JAX without its compiler computes operation by operation.
-    [
-        ("tensorflow", STATEFUL),
-        ("jax", TINY | {"jit_compile": True, "hidden_dropout": 0.3}),
-    ],
-    ids=["tensorflow", "jax"],
-)
-def test_a_killed_run_ends_like_an_uninterrupted_one(tmp_path, backend, settings):
-    check_killed_text_run(tmp_path, backend, settings, epochs=8, kills=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-@pytest.mark.parametrize(
-    "settings", [TINY | {"hidden_dropout": 0.3}, STATEFUL, STATEFUL | AVERAGING]
-)
-def test_a_run_killed_many_times(tmp_path, backend, settings):
-    check_killed_text_run(tmp_path, backend, settings | {"jit_compile": True}, epochs=30, kills=6)
