@@ -169,6 +169,11 @@ def test_averaging_takes_the_place_of_decay():
         ("trellisnet_char_ptb", {"context_length": 3}, "`context_length` belongs to stateful=F"),
         ("tcn_ptb", {"sequence_length": None}, "`sequence_length` and `context_length` must be"),
         ("tcn_adding", {"metric": "accuracy"}, "`metric` must be 'mse'"),
+        (
+            "tcn_adding",
+            {"T": 8, "data_options": {"T": 9}},
+            "given twice. Received: T=8 and data_op",
+        ),
     ],
 )
 def test_options_without_effect_or_company_are_refused(name, options, message):

@@ -362,7 +362,12 @@ class Recipe:
         """
         options = _typed(self.entry, options)
         given = options.pop("data_options", {})
-        options |= {name: given[name] for name in self.entry.data_options if name in given}
+        for name in self.entry.data_options:
+            if name in given and options.setdefault(name, given[name]) != given[name]:
+                raise ValueError(
+                    f"`{name}` is given twice. Received: {name}={options[name]!r} and "
+                    f"data_options={given!r}"
+                )
         kept = self.data_options if options.get("data", self.data) == self.data else {}
         known = {name: options[name] for name in self.entry.data_options if name in options}
         training = {k: v for k, v in options.items() if k in Training.__dataclass_fields__}
