@@ -1,6 +1,7 @@
 """TCN and TCNBlock: the authors' results, the shared check, cone, masks, dropout, arguments."""
 
 import functools
+import inspect
 
 import keras
 import numpy as np
@@ -14,6 +15,7 @@ from tests.support.layer_checks import (
     check_backwards,
     check_causality,
     check_config,
+    check_float64,
     check_kernels,
     check_layer,
     check_streaming,
@@ -136,6 +138,14 @@ def test_block():
     assert_close(with_x(x), keras.activations.silu(x + z))
     for activation in ("glu", keras.activations.glu):
         assert TCNBlock(3, 2, activation=activation).activation == "glu"
+
+
+@both
+def test_every_activation_keeps_float64():
+    others = {"get", "serialize", "deserialize", "threshold"}  # the last one needs arguments
+    functions = inspect.getmembers(keras.activations, inspect.isfunction)
+    for name in {name for name, _ in functions} - others:
+        check_float64(functools.partial(TCNBlock, 3, 2, activation=name, seed=1), (1, 4, 3))
 
 
 # The cone and the stream against every position

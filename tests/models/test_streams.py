@@ -1,10 +1,12 @@
-"""Every model on a stream of batches, on one device and on two replicas."""
+"""Every model on a stream of batches, on one device and on two replicas, and in float64."""
+
+import functools
 
 import keras
 import numpy as np
 import pytest
 
-from tests.support.model_checks import check_stream, fit_on_stream
+from tests.support.model_checks import check_float64, check_stream, fit_on_stream
 from tests.support.processes import run_script
 from trellis_keras.forecasting import Forecaster
 from trellis_keras.layers import TCN
@@ -19,14 +21,20 @@ ROWS, TIME, CHANNELS, CLASSES, HORIZON, TARGETS = 10, 9, 7, 6, 4, 2
 QUANTILES = (0.1, 0.5, 0.9)
 
 
-def tcn(per_step=False):
-    return TCN(8, kernel_size=2, depth=1, return_sequences=per_step, seed=1)
+def tcn(per_step=False, **options):
+    options = {"return_sequences": per_step, "kernel_regularizer": "l2", "seed": 1} | options
+    return TCN(8, kernel_size=2, depth=1, **options)
 
 
-def forecaster(per_step=False, quantiles=QUANTILES):
-    return Forecaster(
-        tcn(per_step), HORIZON, TARGETS, per_step=per_step, quantiles=quantiles, seed=2
+def classifier(per_step=False, **options):
+    return SequenceClassifier(
+        tcn(per_step, **options), CLASSES, per_step=per_step, seed=2, **options
     )
+
+
+def forecaster(per_step=False, quantiles=QUANTILES, **options):
+    backbone, options = tcn(per_step, **options), {"quantiles": quantiles, "seed": 2} | options
+    return Forecaster(backbone, HORIZON, TARGETS, per_step=per_step, **options)
 
 
 RANDOM = np.random.default_rng(0)
@@ -34,20 +42,24 @@ X = RANDOM.normal(size=(3 * ROWS, TIME, CHANNELS)).astype("float32")
 Y = RANDOM.normal(size=(3 * ROWS, TIME, HORIZON, TARGETS)).astype("float32")
 LABELS = RANDOM.integers(0, CLASSES, (3 * ROWS, TIME))
 
-# Functions that return a model, and its inputs and targets.
+# Functions (**options) that return a model, and its inputs and targets.
 MODELS = {
-    "classifier": (lambda: SequenceClassifier(tcn(), CLASSES, seed=2), X, LABELS[:, 0]),
-    "classifier of steps": (
-        lambda: SequenceClassifier(tcn(True), CLASSES, per_step=True, seed=2),
-        X,
+    "classifier": (classifier, X, LABELS[:, 0]),
+    "classifier of steps": (functools.partial(classifier, True), X, LABELS),
+    "regressor": (lambda **o: SequenceRegressor(tcn(**o), TARGETS, seed=2, **o), X, Y[:, 0, 0]),
+    "forecaster": (forecaster, X, Y[:, 0]),
+    "forecaster of steps": (functools.partial(forecaster, True), X, Y),
+    "point forecaster": (functools.partial(forecaster, quantiles=None), X, Y[:, 0]),
+    "polyphonic": (
+        lambda **o: PolyphonicModel(tcn(True, **o), CHANNELS, seed=2, **o),
+        1.0 * (X > 0),
+        X > 1.0,
+    ),
+    "language model": (
+        lambda **o: LanguageModel(CLASSES, 8, tcn(True, **o), seed=2, **o),
+        LABELS,
         LABELS,
     ),
-    "regressor": (lambda: SequenceRegressor(tcn(), TARGETS, seed=2), X, Y[:, 0, 0]),
-    "forecaster": (forecaster, X, Y[:, 0]),
-    "forecaster of steps": (lambda: forecaster(per_step=True), X, Y),
-    "point forecaster": (lambda: forecaster(quantiles=None), X, Y[:, 0]),
-    "polyphonic": (lambda: PolyphonicModel(tcn(True), CHANNELS, seed=2), 1.0 * (X > 0), X > 1.0),
-    "language model": (lambda: LanguageModel(CLASSES, 8, tcn(True), seed=2), LABELS, LABELS),
 }
 
 
@@ -62,6 +74,12 @@ def compiled(make):
 def test_a_stream_trains_and_evaluates(name):
     make, x, y = MODELS[name]
     check_stream(lambda: compiled(make), x, y, ROWS)
+
+
+@pytest.mark.both_backends
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "language model"])
+def test_losses_and_metrics_keep_float64(name):
+    check_float64(*MODELS[name])
 
 
 def fit_forecaster():

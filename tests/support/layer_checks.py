@@ -32,10 +32,10 @@ def check_layer(make, input_shape, *, streams=True, masks=True, **call):
 
     Its config and file give the same layer; inputs of another rank or width are refused; static,
     symbolic and actual shapes agree; it trains in a compiled `fit`; half precision stays near
-    float32; outputs depend on no later inputs, and on `receptive_field` earlier ones; kernels
-    compute what the equations say; streaming equals the forward pass; padding with a mask changes
-    nothing, nor does NaN in masked steps. A layer with a `condition_size` gets a condition in every
-    call.
+    float32, and float64 is kept whatever floatx is; outputs depend on no later inputs, and on
+    `receptive_field` earlier ones; kernels compute what the equations say; streaming equals the
+    forward pass; padding with a mask changes nothing, nor does NaN in masked steps. A layer with a
+    `condition_size` gets a condition in every call.
 
     Args:
         make: Function (**options) that returns the layer; options are `dtype` and `name`. Seeds
@@ -50,6 +50,7 @@ def check_layer(make, input_shape, *, streams=True, masks=True, **call):
     check_shapes(make, input_shape)
     check_fit_and_file(make, input_shape)
     check_half_precision(make, input_shape)
+    check_float64(make, input_shape, streams)
     check_causality(make, input_shape)
     check_kernels(make, input_shape, **call)
     if streams:
@@ -159,6 +160,28 @@ def check_half_precision(make, input_shape):
         keras.backend.standardize_dtype(keras.tree.flatten(run_layer(half, x))[0].dtype)
         == "bfloat16"
     )
+
+
+def check_float64(make, input_shape, streams=True):
+    """In float64, outputs and a stream's steps are the same whatever floatx is."""
+    x = ops.convert_to_tensor(np.random.default_rng(0).normal(size=input_shape))
+
+    def outputs():
+        layer = made(make, input_shape, dtype="float64")
+        yield from keras.tree.flatten(run_layer(layer, x))
+        if streams:
+            cache = layer.initial_cache(x.shape[0], **conditions(layer, x))
+            yield from keras.tree.flatten(layer.step(x[:, 0], cache))
+
+    floatx = keras.config.floatx()
+    try:
+        keras.config.set_floatx("float32")
+        found = list(outputs())
+        keras.config.set_floatx("float64")
+        for y, expected in zip(found, outputs(), strict=True):
+            assert_close(y, expected)
+    finally:
+        keras.config.set_floatx(floatx)
 
 
 def check_causality(make, input_shape):
@@ -371,8 +394,10 @@ def conditions(layer, x):
         return {}
     if isinstance(x, keras.KerasTensor):
         return {"condition": keras.Input((size,), batch_size=x.shape[0])}
-    rows = ops.arange(1, 1 + ops.shape(x)[0], dtype=keras.config.floatx())
-    return {"condition": ops.sin(ops.multiply(rows[:, None], noise(1, size, seed=7)))}
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    rows = ops.arange(1, 1 + ops.shape(x)[0], dtype=dtype)
+    factors = np.random.default_rng(7).normal(size=(1, size)).astype(dtype)
+    return {"condition": ops.sin(ops.multiply(rows[:, None], factors))}
 
 
 def run_layer(layer, x, **options):

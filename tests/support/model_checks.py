@@ -1,7 +1,8 @@
-"""The check that every model passes: training and evaluation on a stream of batches."""
+"""The checks that every model passes: on a stream of batches, and in float64."""
 
 import keras
 import numpy as np
+from keras import ops
 
 
 class Batches(keras.utils.PyDataset):
@@ -47,3 +48,29 @@ def fit_on_stream(model, x, y, batch_size):
     stream = Batches((x, y, row_weights(x)), batch_size)
     history = model.fit(stream, validation_data=stream, shuffle=False, verbose=0).history
     return {name: value for name, (value,) in history.items()}, model.get_weights()
+
+
+def check_float64(make, x, y):
+    """In float64, loss and metrics are the same whatever floatx is.
+
+    Args:
+        make: Function (dtype) that returns a model.
+        x, y: Arrays of a batch.
+    """
+    x, y, weight = (ops.convert_to_tensor(array) for array in (x, y, row_weights(x)))
+
+    def figures():
+        model = make(dtype="float64")
+        model.build((None, *x.shape[1:]))
+        model.compile("sgd")
+        loss = model.compute_loss(x, y, model(x), weight)
+        return {"the loss of a step": loss, **model.get_metrics_result()}
+
+    try:
+        found = figures()
+        keras.config.set_floatx("float64")
+        for name, value in figures().items():
+            assert keras.backend.standardize_dtype(found[name].dtype) == "float64", name
+            np.testing.assert_allclose(found[name], value, rtol=1e-12, err_msg=name)
+    finally:
+        keras.config.set_floatx("float32")

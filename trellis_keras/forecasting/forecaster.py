@@ -267,10 +267,12 @@ class Forecaster(SequenceModel):
         return SquaredError(dtype=dtype)
 
     def _default_metrics(self):
-        error = keras.metrics.MeanAbsoluteError(name="mae")
+        dtype = self.head.compute_dtype
+        error = keras.metrics.MeanAbsoluteError(name="mae", dtype=dtype)
         if self.quantiles is None:
-            return [error, keras.metrics.RootMeanSquaredError(name="rmse")]
-        return [MeanPinball(self.quantiles), Coverage(self.quantiles), error]
+            return [error, keras.metrics.RootMeanSquaredError(name="rmse", dtype=dtype)]
+        kinds = (MeanPinball, Coverage)
+        return [*(kind(self.quantiles, dtype=dtype) for kind in kinds), error]
 
     def _own_loss(self, loss):
         if self.quantiles is not None and not isinstance(loss, PinballLoss):

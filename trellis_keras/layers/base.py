@@ -9,7 +9,7 @@
 import contextlib
 import numbers
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -184,6 +184,11 @@ def tanh(x: Tensor) -> Tensor:
     if keras.backend.standardize_dtype(x.dtype) == "float64":
         return 2 * ops.sigmoid(2 * x) - 1
     return ops.tanh(x)
+
+
+def activate(activation: Callable, x: Tensor) -> Tensor:
+    """Returns `activation(x)`, by a `tanh` that keeps float64."""
+    return tanh(x) if activation is keras.activations.tanh else activation(x)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from trellis_keras.layers.base import (
     FixedRatesMixin,
     FrozenPartsMixin,
     OutputLengthMixin,
+    activate,
     check_condition,
     check_has_steps,
     check_positive,
@@ -286,7 +287,7 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
         y = z
         if self.residual:
             y = z + (shortcut_x if self.shortcut is None else self.shortcut(shortcut_x))
-            y = y if self.activation == "glu" else self.activation(y)
+            y = y if self.activation == "glu" else activate(self.activation, y)
         return _apply_mask(y, masks[1]), z
 
     def _conditioning(self, condition):
@@ -305,7 +306,7 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
             a, gate = ops.split(a, 2, axis=-1)
             a = a * ops.sigmoid(gate)
             return self.norms[n](a) if self.norms else a
-        return self.activation(self.norms[n](a) if self.norms else a)
+        return activate(self.activation, self.norms[n](a) if self.norms else a)
 
     def output_and_branch(
         self,

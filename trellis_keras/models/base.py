@@ -13,7 +13,7 @@ from keras import ops
 
 from trellis_keras.files import atomic_folder
 from trellis_keras.layers import streaming
-from trellis_keras.layers.base import FrozenPartsMixin
+from trellis_keras.layers.base import FrozenPartsMixin, at_least_float32
 from trellis_keras.models.saved_files import README, check_file, check_preset_folder
 from trellis_keras.types import Cache, Tensor
 
@@ -31,7 +31,8 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._mean_loss = keras.metrics.Mean(name="loss")
+        dtype = at_least_float32(self.compute_dtype)
+        self._mean_loss = keras.metrics.Mean(name="loss", dtype=dtype)
         self._asked_to_compile: bool | str = "auto"
         self._auto_scale_loss = True
 

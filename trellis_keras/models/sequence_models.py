@@ -284,6 +284,8 @@ class SequenceModel(BackboneModel):
             weighted_metrics=self._own_metrics(weighted_metrics),
             **kwargs,
         )
+        # Keras would cast every loss to floatx.
+        self._compile_loss._dtype = self.head.compute_dtype
         self._has_own_loss = loss is None
 
     def _own_loss(self, loss):
@@ -320,7 +322,8 @@ class SequenceModel(BackboneModel):
         weight = self._weights(y_pred, sample_weight)
         # Keras divides by the number of replicas, whatever their weights are.
         terms = self._loss_terms(y, y_pred, weight)
-        loss = super().compute_loss(x, *terms, training) * num_replicas()
+        loss = self._compile_loss(*terms) * num_replicas()
+        loss = loss + sum(ops.sum(penalty) for penalty in self.losses)
         (function,) = keras.tree.flatten(self.loss)
         by_weights = getattr(function, "reduction", None) == "mean_with_sample_weight"
         counted = ops.sum(terms[2] if by_weights else self._weights(y_pred, None))
@@ -657,7 +660,8 @@ class SequenceClassifier(SequenceModel):
         )
 
     def _default_metrics(self):
-        return [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
+        dtype = self.head.compute_dtype
+        return [keras.metrics.SparseCategoricalAccuracy(name="accuracy", dtype=dtype)]
 
     def _loss_terms(self, y, y_pred, weight):
         if not self._has_own_loss:
@@ -873,7 +877,7 @@ class PolyphonicModel(SequenceModel):
         return FrameLoss(dtype=self.head.compute_dtype)
 
     def _default_metrics(self):
-        return [FrameNLL()]
+        return [FrameNLL(dtype=self.head.compute_dtype)]
 
     def _check_inputs(self, x):
         self._check_roll("x", x)
