@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -13,7 +14,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from tests.support.processes import child_environment
+from tests.support.processes import ROOT, child_environment
 from trellis_keras.layers import LRU, TCN
 from trellis_keras.models import LanguageModel
 from trellis_keras.zoo.datasets import images
@@ -180,3 +181,13 @@ def test_what_is_refused_takes_little_memory_and_time(sound, tmp_path):
     for path, message in bombs.items():
         assert path.name in answers, f"the process ended at {path.name}: {done.stderr[-2000:]}"
         assert path.name in (answer := answers[path.name])[:500] and message in answer
+
+
+def test_the_page_names_tests_that_exist():
+    page = (ROOT / "docs" / "untrusted_input.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("|")][2:]
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", row)
+        assert named, row
+        for file, test in named:
+            assert f"\ndef {test}(" in (ROOT / file).read_text(), row

@@ -16,16 +16,18 @@ import zipfile
 from unittest import mock
 
 import numpy as np
+from hypothesis import strategies as st
 
 from tests.fuzz.fuzz_inputs import csv_files, damaged, damaged_json
 from tests.support.hostile_hdf5 import HOSTILE, SECRET, replace_array
 from tests.support.processes import ROOT
+from tests.support.small_runs import tiny_run
 from trellis_keras import forecasting, layers, scoring, training, zoo
 from trellis_keras.data import Vocabulary
 from trellis_keras.models import LanguageModel
 from trellis_keras.torch_weights import load_torch_state_dict
 from trellis_keras.training.monitors import read_history
-from trellis_keras.zoo import datasets
+from trellis_keras.zoo import comparison, datasets
 from trellis_keras.zoo import environment as environments
 from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.datasets import images, music, sources, texts
@@ -519,6 +521,31 @@ _HOSTILE_CONFIGS = [
 ]
 
 
+_MODULES = "layers losses metrics ops optimizers random saving utils visualization".split()
+
+
+def _every_class():
+    """Configurations of all that Keras exports, as classes and as functions, and of all of ours."""
+    import keras
+
+    names = [(module, name) for module in _MODULES for name in vars(getattr(keras, module))]
+    kinds = [
+        {"class_name": name, "module": f"keras.{module}", "config": {}, "registered_name": None}
+        for module, name in names
+    ]
+    functions = [
+        kind | {"class_name": "function", "config": kind["class_name"]}
+        for kind in kinds
+        if kind["class_name"].islower()
+    ]
+    registered = [*keras.saving.get_custom_objects()]
+    ours = [
+        {"class_name": name.partition(">")[2], "module": "a", "config": {}, "registered_name": name}
+        for name in registered
+    ]
+    return [*kinds, *functions, *ours, *registered]
+
+
 def _language_model():
     vocabulary = Vocabulary("abcd", "character")
     model = LanguageModel(4, 2, layers.TCN(2, 2, 1), vocabulary=vocabulary)
@@ -583,6 +610,16 @@ def keras_config(folder):
 
 
 @target
+def keras_classes(folder):
+    """Any class anywhere, also in the compile configuration."""
+
+    def inputs(content):
+        return damaged_json([json.loads(content)], _every_class())
+
+    yield from _keras(folder, "config.json", inputs)
+
+
+@target
 def keras_weights(folder):
     def inputs(content):
         return damaged(_leading_elsewhere(folder, content))
@@ -628,3 +665,32 @@ def preset_weights(folder):
         return damaged(_leading_elsewhere(folder, content))
 
     yield from _preset(folder, "model.weights.h5", inputs)
+
+
+# Runs
+
+
+@target
+def run_folder(folder):
+    """A run in which one file is damaged, read as `compare` and a resumed `train` read it."""
+    run = tiny_run(folder, epochs=1)
+    names = [runs.RECIPE, runs.ENVIRONMENT, runs.BEST, "history.csv", "checkpoints/epoch-0001.npz"]
+    files = {name: (run / name).read_bytes() for name in names}
+
+    def changed(name):
+        inputs = damaged([files[name]])
+        if name.endswith(".json"):
+            inputs |= damaged_json([json.loads(files[name])])
+        return inputs.map(lambda content: name.encode() + b"\0" + content)
+
+    def write(content):
+        name, _, content = content.partition(b"\0")
+        for other, whole in files.items():
+            (run / other).write_bytes(content if other == name.decode() else whole)
+
+    def load():
+        comparison.table([run])
+        runs.is_finished(run)
+        environments.read(run / runs.ENVIRONMENT)
+
+    yield Target(run / runs.RECIPE, st.sampled_from(names).flatmap(changed), load, write)
