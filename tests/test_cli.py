@@ -1,6 +1,7 @@
 """The command line, as a user has it: what it prints, and its errors of one line."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -433,7 +434,8 @@ def test_wrong_prompts(run, refused, shared, tmp_path):
 
 def test_export(run, refused, shared, tmp_path):
     pytest.importorskip("tensorflow")
-    path = tmp_path / "serving" / "abc"
+    shared = shutil.copytree(shared, tmp_path / "run")
+    path = shared / "serving"  # where `train` puts that of a forecaster
     status, out, err = run("export", shared, path)
     assert status == 0, err
     assert out == f"Written: {path / '1'}\n"
@@ -441,7 +443,7 @@ def test_export(run, refused, shared, tmp_path):
     assert "already exists" in refused("export", shared, path, "--version", "1")
     assert "looks like one version" in refused("export", shared, path / "1")
     assert "holds no run" in refused("export", tmp_path, tmp_path / "other")
-    assert "`format` must be" in refused("export", shared, path, "--format", "pb")
+    assert "`format` must be" in refused("export", shared, tmp_path / "a", "--format", "pb")
     assert "with format='litert'" in refused("export", shared, path, "--quantization", "int8")
     (tmp_path / "file").touch()
     assert str(tmp_path / "file") in refused("export", shared, tmp_path / "file")

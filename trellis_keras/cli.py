@@ -403,12 +403,12 @@ def export(
     from trellis_keras.zoo import forecasts
     from trellis_keras.zoo.run import check_no_file_of_a_run, load_best
 
-    if format != "saved_model":  # a new version may lie in the run's folder
-        check_no_file_of_a_run(path)
-    model = load_best(run)
     if format is None:
         formats = {".tflite": "litert", ".onnx": "onnx", ".c": "c", ".wasm": "wasm"}
         format = formats.get(os.path.splitext(path)[1], "saved_model")
+    if format != "saved_model":  # a new version may lie in the run's folder
+        check_no_file_of_a_run(path)
+    model = load_best(run)
     takes_series = format in ("saved_model", "c", "wasm")
     series = forecasts.describe_series(zoo.read_recipe(run)) if takes_series else None
     written = export_model(
