@@ -1,5 +1,6 @@
 """Conformal calibration of quantiles, also on the recent past of a series."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -42,9 +43,10 @@ def _scale(outputs, targets, quantiles):
             gap = sign * (outputs[:, i] - outputs[:, i - sign])
             scores = sign * (targets - calibrated) / np.maximum(gap, np.finfo("float32").tiny)
             share = quantiles[i] if sign > 0 else 1 - quantiles[i]
-            # The next value counts too, and may be the largest.
-            share = min(share * (1 + 1 / len(scores)), 1.0)
-            scale[i] = max(np.quantile(scores, share, method="higher"), 0.0)
+            # Of n + 1 scores, the next one included, this share is to be below the bound. (Rounded:
+            # 20 * 0.55 is a little more than 11.)
+            rank = math.ceil(round((len(scores) + 1) * share, 9))
+            scale[i] = max(np.sort(scores)[min(rank, len(scores)) - 1], 0.0)
             calibrated = calibrated + sign * scale[i] * gap
     return scale
 
