@@ -142,17 +142,17 @@ def _parse(name):
 
 def _read(module):
     """Yields (name, keywords of its `register` and `arguments`) of a file's models."""
-    fields = {"Training": lambda **fields: _Fields(fields), "register": _Fields}
-    names = _Names(fields)
+    names = _Names(Training=lambda **fields: _Fields(fields), register=_Fields)
     for node in module.body:
-        if isinstance(node, (ast.Assign, ast.AnnAssign)):
-            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            with contextlib.suppress(AttributeError, TypeError):  # it is made of what is imported
+        # What is made of what the module imports has no value here.
+        with contextlib.suppress(AttributeError, TypeError):
+            if isinstance(node, (ast.Assign, ast.AnnAssign)):
+                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
                 names[ast.unparse(target)] = _value(node.value, names)
-        if isinstance(node, ast.FunctionDef) and node.decorator_list:
-            known = _value(node.decorator_list[0], names)
-            if isinstance(known, _Fields):
-                yield node.name, {**known, "arguments": _arguments(node.args, names)}
+            if isinstance(node, ast.FunctionDef) and node.decorator_list:
+                known = _value(node.decorator_list[0], names)
+                if isinstance(known, _Fields):
+                    yield node.name, {**known, "arguments": _arguments(node.args, names)}
 
 
 def _arguments(args, names):

@@ -5,9 +5,8 @@ from trellis_keras.zoo.datasets.registry import Dataset, DatasetInfo, info, list
 from trellis_keras.zoo.datasets.synthetic import adding_examples, copy_memory_examples
 from trellis_keras.zoo.datasets.texts import last_word_examples
 
-# They register their loaders and export nothing.
+# It registers its loaders and exports nothing.
 import trellis_keras.zoo.datasets.music  # noqa: F401  isort: skip
-import trellis_keras.zoo.datasets.series  # noqa: F401  isort: skip
 
 __all__ = [
     "Dataset",
