@@ -2,7 +2,7 @@
 
 from benchmarks.case import Case
 
-# Keras and the package are imported by the functions: each variant runs in a process of its own.
+# Keras and the package are imported by the functions: each variant runs in its own process.
 
 WORDS, CHANNELS, BATCH, TIME = 267_735, 512, 16, 110
 CUTOFFS = (2_800, 20_000, 76_000)

@@ -12,7 +12,7 @@ from benchmarks.tcn import CASES as TCN_CASES
 from benchmarks.theorem1 import CASES as THEOREM1_CASES
 from benchmarks.zoo_xla import CASES as ZOO_XLA_CASES
 
-# Keras and the package are imported by the functions: each variant runs in a process of its own.
+# Keras and the package are imported by the functions: each variant runs in its own process.
 
 
 def _training_step(model, x, y, plain=False, amount=0):

@@ -2,7 +2,7 @@
 
 from benchmarks.case import Case
 
-# Keras and the package are imported by the functions: each variant runs in a process of its own.
+# Keras and the package are imported by the functions: each variant runs in its own process.
 
 VOCABULARY, WINDOW = 10_000, 110
 

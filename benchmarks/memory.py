@@ -23,7 +23,7 @@ import typer
 from benchmarks.__main__ import machine, write
 from benchmarks.process import begin_epoch, peak_memory, words
 
-# Keras and the package are imported by the functions: each row runs in a process of its own.
+# Keras and the package are imported by the functions: each row runs in its own process.
 
 BATCH, SEGMENT, UNITS, LEVELS, SHALLOW = 40, 70, 2000, 70, 6
 NO_AUX = {"aux_weight": 0.0}

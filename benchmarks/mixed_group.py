@@ -5,7 +5,7 @@ Which is faster depends on the groups' width: `kernels.mixed_group` has the rule
 
 from benchmarks.case import Case
 
-# Keras and the package are imported by the functions: each variant runs in a process of its own.
+# Keras and the package are imported by the functions: each variant runs in its own process.
 
 TIME, BATCH, DEPTH, CHANNELS = 64, 16, 16, 64
 

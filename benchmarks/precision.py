@@ -7,7 +7,7 @@ shows which pair suits a machine, and whether `jit_compile=None` chooses it.
 
 from benchmarks.case import Case
 
-# Keras and the package are imported by the functions: each variant runs in a process of its own.
+# Keras and the package are imported by the functions: each variant runs in its own process.
 
 MODELS = ("trellisnet_seq_mnist", "tcn_seq_mnist", "tcn_ptb", "tcn_char_ptb", "lstm_ptb")
 MODELS += ("lru_char_ptb",)

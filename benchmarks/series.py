@@ -131,7 +131,7 @@ def main(
     batch_size: Annotated[int, typer.Option(help="Windows in a batch.")] = 256,
     output: Annotated[str | None, typer.Option(help="Folder of the result file.")] = None,
 ):
-    """Measure in a process of its own, on files that are removed afterwards."""
+    """Measure in its own process, on files that are removed afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / ("series.csv" if csv else "series.npy")
         (write_csv if csv else write_values)(path, rows)

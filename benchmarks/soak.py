@@ -141,7 +141,7 @@ def _aims(rng, kills):
 
 @dataclasses.dataclass
 class Process:
-    """A training process on a terminal of its own, which shows how far it is."""
+    """A training process on its own terminal, which shows how far it is."""
 
     run: pathlib.Path
     text: pathlib.Path

@@ -6,7 +6,7 @@ tensorflow-macos on every system.
 
 from benchmarks.case import Case
 
-# Keras and the package are imported by the functions: each variant runs in a process of its own.
+# Keras and the package are imported by the functions: each variant runs in its own process.
 
 ADDING = {"time": 600, "channels": 2, "kernel_size": 8, "depth": 8, "filters": 24, "outputs": 1}
 _SIZE = (ADDING["kernel_size"], ADDING["depth"], ADDING["filters"])
@@ -70,7 +70,7 @@ def training(make, size, jit_compile, batch=32):
 
 
 def streamed(batch, steps=64):
-    """A step of ours, in a loop of so many."""
+    """A step of ours, in a compiled loop of several."""
 
     def build():
         from benchmarks.compiled import compiled_steps

@@ -1,13 +1,13 @@
 """A 2-layer LSTM truncated to M steps: its TrellisNet (Theorem 1) against running every window.
 
 All outputs of a batch of sequences are computed, without gradients. "Every window" does what the
-definition says: for each position it runs the LSTM anew over the last M steps, all windows side by
+definition says: for each position it runs the LSTM again over the last M steps, all windows side by
 side. "LSTM" is the one without truncation, another function that is M times less work.
 """
 
 from benchmarks.case import Case
 
-# Keras and the package are imported by the functions: each variant runs in a process of its own.
+# Keras and the package are imported by the functions: each variant runs in its own process.
 
 
 def lstm(units):

@@ -1,4 +1,4 @@
-"""A fresh process that builds one variant of a case and runs a step whenever it is told to.
+"""A fresh process that builds one variant of a case and runs a step on request.
 
 The parent talks to several of these in turn, so that variants are compared under the same load of
 the machine. Lines of JSON go out on standard output, one per command on standard input.

@@ -26,7 +26,7 @@ _OF_THE_RUN = {"seed", "jit_compile"}
 
 
 def main(folder: pathlib.Path | None = None):
-    """Writes all cards anew."""
+    """Writes all cards again."""
     for run in all_runs(assets_folder() if folder is None else folder):
         with atomic_write(run.folder / CARD) as temporary:
             temporary.write_text(card(run), encoding="utf-8")

@@ -2,7 +2,7 @@
 
     python -m tools.costs
 
-measures a training step of every model at full size, in a process of its own on one core, and
+measures a training step of every model at full size, in its own process on one core, and
 writes `zoo/costs.json`, from which the table of models is made. Models that are there already are
 skipped: an interrupted measurement resumes.
 

@@ -102,7 +102,7 @@ def process(job, folder, data_dir=None, max_minutes=None):
 
 
 def run(arguments):
-    """Runs a module in a process of its own; returns what it printed, or None if it failed."""
+    """Runs a module in its own process; returns what it printed, or None if it failed."""
     command = [sys.executable, "-m", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8") as process:
         assert process.stdout is not None

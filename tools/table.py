@@ -136,7 +136,7 @@ def _replace_in(page, new):
 
 
 def main():
-    """Writes both anew."""
+    """Writes both again."""
     folder = assets_folder()
     _replace_in(folder / "README.md", table())
     front = folder.parent / "README.md"

@@ -276,8 +276,8 @@ def evaluate(
     if data_dir is not None:
         recipe = recipe.replace(data_dir=data_dir)
     results = evaluate(recipe, run, split, target_counting)
-    told = {"run": run, "split": split, "target_counting": target_counting}
-    typer.echo(json.dumps({**told, **results}))
+    asked = {"run": run, "split": split, "target_counting": target_counting}
+    typer.echo(json.dumps({**asked, **results}))
 
 
 @app.command()
@@ -568,7 +568,7 @@ def _check_published(names, options):
         if run.model == names[0] and run.setting and [run.setting] != names[1:]:
             if asked.issuperset(run.setting.split(",")):
                 raise ValueError(
-                    f"With these options {names[0]} has a published run of its own: "
+                    f"With these options {names[0]} has its own published run: "
                     f"train {names[0]} {run.setting} --as-published"
                 )
 

@@ -286,7 +286,7 @@ def folder_lock(folder: str | os.PathLike) -> Iterator[None]:
 def check_no_links(folder: str | os.PathLike) -> None:
     """Check that a folder holds no symbolic link, at any depth.
 
-    What is written to a file behind a link, or removed from a folder behind it, lies elsewhere.
+    What is written through a link, or removed through it, lies elsewhere.
 
     Raises:
         ValueError: If there is a link.

@@ -1,4 +1,4 @@
-"""One measurement of `benchmarks.gpu.steps`, in a process of its own; prints its figures as JSON.
+"""One measurement of `benchmarks.gpu.steps`, in its own process; prints its figures as JSON.
 
 A step is one of `fit` on the same batch again and again, from loss to loss: with what comes between
 the steps of a real training, and with the variables on the device from one to the next. (Keras'
@@ -22,8 +22,8 @@ from benchmarks.gpu.work import operations
 from benchmarks.worker import device, timed
 
 WARM_UP = 4  # steps that are not counted, the first one with compiling among them
-LONGEST = 60.0  # seconds: no further step is begun after so many, if there are ...
-FEWEST = 5  # ... so many
+LONGEST = 60.0  # seconds: no further step starts after this time, if there are ...
+FEWEST = 5  # ... at least this many
 PRODUCT = (16_384, 8_192, 8_192)  # 2.2 TFLOP
 TINY_PRODUCT = (64, 64, 64)
 # Lengths that only the data know.

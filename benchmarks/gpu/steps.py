@@ -196,7 +196,7 @@ def expected(cell, others):
 
 
 def run(cell, steps, quick, left):
-    """Measures a cell in a process of its own; returns its figures or {"error": ...}.
+    """Measures a cell in its own process; returns its figures or {"error": ...}.
 
     Or None if it was not done within the seconds that are left.
     """

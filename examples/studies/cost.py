@@ -4,7 +4,7 @@
 
 The TCN paper's section 3.5 (Bai et al. 2018): a TCN works on all steps at once, a recurrent net
 on one after the other; in training a TCN may need less memory. The task is copy memory, where all
-steps have an answer. Each cell runs in a process of its own; `study/step.py` says what is
+steps have an answer. Each cell runs in its own process; `study/step.py` says what is
 measured. Run this on an otherwise idle machine.
 """
 

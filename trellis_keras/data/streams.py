@@ -184,7 +184,7 @@ class ExampleStream(keras.utils.PyDataset):
         self._planned = None, []
 
     def on_epoch_end(self) -> None:
-        # The next one has an order of its own. `EpochOrder` sets it where a training is resumed.
+        # The next epoch has its own order. `EpochOrder` sets it where a training is resumed.
         self.epoch += 1
 
     def __len__(self) -> int:
@@ -242,7 +242,7 @@ class SequenceStream(ExampleStream):
         weight: Array of shape `(examples,)` or `(examples, time)`; every example needs a nonzero
             weight. Defaults to `None`: all ones.
         seed: Nonnegative integer, determines the order. Defaults to 0.
-        shuffle: Boolean, whether each epoch has an order of its own. Defaults to `False`.
+        shuffle: Boolean, whether each epoch has its own order. Defaults to `False`.
 
     Raises:
         ValueError: If an argument is not as described.
@@ -302,7 +302,7 @@ class PianoRollStream(ExampleStream):
         batch_size: Positive integer, number of rolls in a batch.
         buckets: Positive integer, number of different lengths. Defaults to 4.
         seed: Nonnegative integer, determines the order. Defaults to 0.
-        shuffle: Boolean, whether each epoch has an order of its own. Defaults to `False`.
+        shuffle: Boolean, whether each epoch has its own order. Defaults to `False`.
 
     Raises:
         ValueError: If an argument is not as described.

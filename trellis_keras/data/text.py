@@ -9,7 +9,7 @@ from typing import Any
 
 from trellis_keras.data.streams import check_integer
 
-# Of a text without a published split: train, valid, test.
+# Train, valid and test of a text without a published split.
 DEFAULT_SHARES = (0.9, 0.05, 0.05)
 Shares = Sequence[float] | None
 PARTS = ("train", "valid", "test")

@@ -1,7 +1,7 @@
 """Prints a `Program` as C with integers only: int8 weights, int16 values, int32 sums.
 
 A vector q stands for the numbers q / 2**bits, with as many bits as its largest number on
-representative inputs leaves. A column of weights has a scale of its own. Functions of one variable,
+representative inputs leaves. Each column of weights has its own scale. Functions of one variable,
 such as tanh, are tables of 513 values with lines in between.
 """
 
@@ -147,7 +147,7 @@ static void normalize(
 }
 """,
     "divide": """
-/* a / b with so many bits more. */
+/* a / b with extra fractional bits. */
 static int64_t divide(int32_t a, int32_t b, int bits)
 {
     return b == 0 ? 0 : a * ((int64_t)1 << bits) / b;

@@ -102,7 +102,7 @@ class NativeStream:
 
     Streams do not share anything that changes, so each thread may step its own. One stream must not
     be stepped by two threads at once. A stream can be pickled, with its state; another machine
-    compiles it anew.
+    compiles it again.
 
     Attributes:
         inputs, outputs: Numbers of channels, of a model of tokens also of tokens.
@@ -143,7 +143,7 @@ class NativeStream:
         return self._y.copy()
 
     def reset(self) -> None:
-        """Starts anew."""
+        """Resets the stream."""
         self._reset(self._at[0])
 
     def clone(self) -> "NativeStream":

@@ -77,7 +77,7 @@ class Stream {
     return this.y.slice();
   }
 
-  // Starts anew.
+  // Resets the stream.
   reset() {
     this.engine.reset();
   }

@@ -29,7 +29,7 @@ def draw(model: Forecaster, test: Windows, path: str | os.PathLike) -> None:
     """
     series, horizon = test.series, test.horizon
     apart = windows_ahead(test)
-    # Of several series the last one that has any.
+    # The last series that has any.
     numbers = range(len(series.lengths) - 1, -1, -1)
     number = next(i for i in numbers if len(test.of_series(i)))
     own = test.of_series(number)

@@ -552,7 +552,7 @@ class WindowStream(ExampleStream):
         windows: `Windows` or `LabelledWindows`.
         batch_size: Positive integer, number of windows in a batch.
         seed: Nonnegative integer, determines the order. Defaults to 0.
-        shuffle: Boolean, whether each epoch has an order of its own. Defaults to `False`.
+        shuffle: Boolean, whether each epoch has its own order. Defaults to `False`.
     """
 
     def __init__(self, windows: Any, batch_size: int, seed: int = 0, shuffle: bool = False):

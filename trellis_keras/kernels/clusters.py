@@ -46,7 +46,7 @@ def cluster_nll(
     Args:
         hidden: Tensor (n, channels).
         targets: int32 tensor (n,).
-        clusters: The head, with the tails' tokens behind its words, and each tail.
+        clusters: The head, with the tails' tokens after its words, and each tail.
         cutoffs: First word of each tail.
         capacity: Number of tokens per turn: a positive integer or, in graphs, a tensor.
 

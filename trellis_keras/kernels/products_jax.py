@@ -35,7 +35,7 @@ def _product(a, b, axis):
 
 
 def _transposed(x):
-    """x.T in memory. Of a plain transposition XLA makes a product over the first axis."""
+    """x.T in memory. XLA turns a plain transposition into a product over the first axis."""
     rows, columns = x.shape
     parts = 2 - columns % 2
     return x.reshape(rows, parts, -1).transpose(1, 2, 0).reshape(columns, rows)

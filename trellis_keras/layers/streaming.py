@@ -206,7 +206,7 @@ def compiled_step(layer: Any) -> Callable[[Tensor, Cache], tuple[Tensor, Cache]]
     """Returns `layer.step` compiled by XLA, once per batch size.
 
     It always uses the layer's current weights, where a plain `jax.jit` would keep those of its
-    first call. Outside of compiled functions a step may compile anew each time.
+    first call. Outside of compiled functions a step may compile again each time.
 
     Args:
         layer: Built layer or model that streams, or a built `keras.Sequential` of such, whose cache

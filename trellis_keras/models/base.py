@@ -97,7 +97,7 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
         import tensorflow as tf
 
         # In the context of a replica, even a single one, Keras' optimizers reduce the gradients by
-        # a function with a gradient of its own, for which TensorFlow keeps the graph forever.
+        # a function with its own gradient, for which TensorFlow keeps the graph forever.
         return tf.distribute.get_replica_context().merge_call(lambda strategy: step(*args))
 
     def _prefers_xla(self):

@@ -267,7 +267,7 @@ def _read(model, tokens, cache):
 def _compiled(make, model, sampler, shape, *settings):
     """Returns `make(model, sampler, *settings)` compiled; it advances the sampler's state.
 
-    Each shape of the arguments has a function of its own, so that unused ones can be dropped.
+    Each shape of the arguments has its own function, so that unused ones can be dropped.
     """
     is_own = type(sampler) not in vars(_library()).values()
 

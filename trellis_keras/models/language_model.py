@@ -610,10 +610,10 @@ class LanguageModel(BackboneModel):
     ) -> np.ndarray | str | list[str]:
         """Continues prompts, token by token.
 
-        The prompts may differ in length: what all rows have is read at once, the rest of the longer
-        ones while the others are written. With a sampler that draws no random numbers each row is
-        what it would be alone (but for rounding, where two tokens are equally good); the other
-        samplers draw for all rows at once.
+        The prompts may differ in length: the part that all rows have is read in one pass, the rest
+        of the longer ones while the others are written. With a sampler that draws no random numbers
+        each row is what it would be alone (but for rounding, where two tokens are equally good);
+        the other samplers draw for all rows together.
 
         Lengths compile little. Prompts are read in segments of 32, 64, 128, ... tokens, and their
         last tokens one by one; the loop has room for a power of two of tokens. Each of these, batch

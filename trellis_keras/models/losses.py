@@ -102,7 +102,7 @@ class SquaredError(WeightedMean):
 
 
 def expand_to_rank(weight: Tensor, rank: int) -> Tensor:
-    """Returns a weight of leading axes with axes of size 1 behind them."""
+    """Returns a weight of leading axes with trailing axes of size 1."""
     if getattr(weight.shape, "rank", 0) is not None:
         return ops.reshape(weight, (*ops.shape(weight), *[1] * (rank - len(weight.shape))))
     # TensorFlow does not know the rank of what has been (batch,) and (batch, n).

@@ -94,7 +94,7 @@ class Standardization(keras.layers.Layer):
         if not self.built:
             self.build((None, len(mean)))
         self.mean.assign(mean)
-        # Of a constant, rounding may leave a deviation.
+        # Rounding may leave a constant with a deviation.
         is_constant = deviation <= 1e-7 * np.abs(mean)
         self.scale.assign(np.where(is_constant | (deviation == 0), 1.0, deviation))
 

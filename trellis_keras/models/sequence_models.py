@@ -298,7 +298,7 @@ class SequenceModel(BackboneModel):
 
     def get_compile_config(self) -> dict | None:
         config = super().get_compile_config()
-        # Keras' losses do not save their dtype; the default one is made anew.
+        # Keras' losses do not save their dtype; the default one is created again.
         return {**config, "loss": None} if config and self._has_own_loss else config
 
     @property
@@ -498,7 +498,7 @@ class SequenceModel(BackboneModel):
         return self._outputs(hidden), cache
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """Reads a segment, which is what a call takes, at once.
+        """Reads a segment, which is what a call takes, in one pass.
 
         Returns:
             The outputs (batch, time, units), and the cache after the last step.
@@ -514,7 +514,7 @@ class SequenceModel(BackboneModel):
         return self.outputs_at_each_step(x, cache)
 
     def outputs_at_each_step(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """Reads a segment at once, as `prefill`, also by a last-step model.
+        """Reads a segment in one pass, as `prefill`, also by a last-step model.
 
         The outputs of a last-step model at a step are what they would be if the sequence ended
         there.

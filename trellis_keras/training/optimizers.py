@@ -297,7 +297,7 @@ class ASGD(SGD):
 
     Training updates w. `use_average` swaps the averages into the model for evaluation and
     `use_weights` swaps them out again; `ASGDSwitch` calls both in `fit`. Training with the averages
-    swapped in starts from them and averages anew.
+    swapped in starts from them and averages again.
 
     Optimizer of the word-level language models of the TrellisNet program (Bai et al., 2019), after
     Merity et al. (2018).

@@ -80,7 +80,7 @@ class PlateauDecay(_Monitor):
         window: Positive integer, number of epochs in the rule.
         min_lr: Float, lower limit of the learning rate. Defaults to `0.0`.
         strict: Boolean, whether only a worse value counts; otherwise an equal one counts too.
-            Defaults to `None`, the habit of the programs: `True` for `"best_before"`, `False` for
+            Defaults to `None`, as in the authors' programs: `True` for `"best_before"`, `False` for
             `"worst_of_last"`.
         mode: `"min"` if smaller values are better, `"max"` if larger ones are. Defaults to `"min"`.
         verbose: 1 prints a line at every decay. Defaults to `0`.

@@ -114,10 +114,11 @@ def _pretrained(recipe):
         )
     run, differing = min(own, key=lambda pair: len(pair[1]))
     if differing:
-        told = ", ".join(f"{k}={old!r}, not {new!r}" for k, (old, new) in differing.items())
+        changes = ", ".join(f"{k}={old!r}, not {new!r}" for k, (old, new) in differing.items())
         raise ValueError(
-            f"The pretrained weights of {recipe.name} in {run.folder} were trained with {told}: in "
-            "another net they mean nothing. (A path in `weights` is loaded without this check.)"
+            f"The pretrained weights of {recipe.name} in {run.folder} were trained with "
+            f"{changes}: in another net they mean nothing. (A path in `weights` is loaded without "
+            "this check.)"
         )
     path = run.folder / results.WEIGHTS
     expected = run.results.get("weights_sha256")

@@ -94,7 +94,7 @@ class Training:
         decay_factor: Float in (0, 1) that the learning rate is multiplied with.
         decay_window: Positive integer, epochs that a plateau rule or `"average"` looks back.
         decay_strict: Boolean, whether an equal value does not count as a plateau. Defaults to
-            the habit of the rule.
+            what the rule does in the authors' programs.
         decay_epochs: Rising integers, the epochs after which `"steps"` decays.
         min_learning_rate: Float, lower limit of a plateau rule.
         stop_patience: Positive integer, epochs in a row without a lower validation loss after
@@ -501,7 +501,7 @@ class Recipe:
 
         Args:
             part: `train`, `valid` or `test` of what `load_data` returned. The tokens of a text are
-                those of its own vocabulary.
+                those of its vocabulary.
             target_counting: Of a text: `"all"`, or `"original"` as the authors' programs count,
                 see `data.TokenStream`.
             shuffle: Whether separate sequences are read in a new order in each epoch, which needs

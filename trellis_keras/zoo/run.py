@@ -298,16 +298,16 @@ def _fit(recipe, loaded, folder, verbose, callbacks, observation, limit, save_mi
     first = _callbacks(recipe, folder, train_stream, callbacks, observers)
     # Observers may differ when a run is resumed.
     remembering = [c for c in first if has_memory(c) and c not in observers]
-    # Behind them, so that it saves what they remember of the epoch.
+    # After them, so that it saves what they remember of the epoch.
     checkpoint = Checkpoint(
         folder / "checkpoints",
         seed=recipe.seed or 0,
         callbacks=remembering,
         save_minutes=save_minutes,
     )
-    # Behind the checkpoint, which refuses a model other than the run's.
+    # After the checkpoint, which refuses a model other than the run's.
     last = [keras.callbacks.LambdaCallback(on_train_begin=lambda logs: _record(recipe, folder))]
-    if limit is not None:  # behind it too: a run that the limit stops is not finished
+    if limit is not None:  # after it too: a run that the limit stops is not finished
         limit.checkpoint = checkpoint if save_minutes is not None else None
         last.append(limit)
 
@@ -325,7 +325,7 @@ def _fit(recipe, loaded, folder, verbose, callbacks, observation, limit, save_mi
         if batches:
             last_batch = RestOfEpoch(train_stream, len(train_stream) - 1)
             model.evaluate(last_batch, verbose=0)  # creates the variables of all metrics
-            # Behind the checkpoint, so that training is not over for it.
+            # After the checkpoint, so that training is not over for it.
             stop = keras.callbacks.LambdaCallback(
                 on_epoch_end=lambda epoch, logs: setattr(model, "stop_training", True)
             )
@@ -355,7 +355,7 @@ def _callbacks(recipe, folder, train_stream, others, observers):
                 on_epoch_begin=lambda epoch, logs: setattr(train_stream, "epoch", epoch)
             )
         ]
-    # What the recipe's and others add to the logs is there for the records behind them.
+    # What the recipe's and others add to the logs is there for the records that follow.
     records = [*observers, HistoryCSV(folder / "history.csv"), BestModel(folder / BEST)]
     # StopOnNaN first, so that no other records an epoch with a NaN loss.
     return [StopOnNaN(), *order, *recipe.callbacks(), *others, *records]

@@ -116,7 +116,7 @@ def tcn_forecaster(
             `targets` and `future_channels`.
         targets: Positive integer, how many of the first channels to forecast.
         future_channels: Integer, how many of the last channels are known in the future.
-        seed: Seed of weights, dropouts and the order of windows. None: other weights each time.
+        seed: Seed of weights, dropouts and the order of windows. None draws new ones each time.
         weights: None, or path of a weights file.
         dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
         jit_compile: Whether XLA compiles the training step. None: what suits model and machine.

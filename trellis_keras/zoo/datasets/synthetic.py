@@ -129,7 +129,7 @@ def copy_memory_examples(
 
 def _generate(name, generate, T, seed, counts):
     seed = check_integer("seed", seed, 0)
-    # Each split has a generator of its own: its numbers do not depend on the size of the others.
+    # Each split has its own generator: its numbers do not depend on the size of the others.
     splits = {
         split: generate(T, check_integer(split, count, 1), [seed, i])
         for i, (split, count) in enumerate(zip(SPLITS, counts, strict=True))
