@@ -103,7 +103,7 @@ def test_a_model_keeps_its_units_and_names(tmp_path):
     assert "#define FLOW_OUTPUTS 16\n" in header
     export(classifier(), tmp_path / "gait.c", format="c")
     header = (tmp_path / "gait.h").read_text()
-    assert "0: walk" in header and "last 13 inputs" in header
+    assert '#define GAIT_NAMES "walk", "run" ' in header and "last 13 inputs" in header
     assert re.search(r"Largest difference from Keras in 200 random steps: below \de-0\d", header)
 
 

@@ -67,7 +67,7 @@ def write_c(
     return path
 
 
-def native(model: keras.Layer) -> NativeStream:
+def native(model: keras.Layer, *, representative_data: np.ndarray | None = None) -> NativeStream:
     """Returns a stream through a model's step as machine code, without Keras on the way.
 
     The model is written as C (see `export`), compared with Keras, and compiled once for each
@@ -75,6 +75,8 @@ def native(model: keras.Layer) -> NativeStream:
 
     Args:
         model: Built model, or layer, that streams.
+        representative_data: As of `export` with `quantization="int8"`: the stream computes with
+            integers, what a microcontroller would. Defaults to `None`.
 
     Returns:
         A `NativeStream` with `step(x)`, `reset()` and `clone()`.
@@ -97,6 +99,8 @@ def native(model: keras.Layer) -> NativeStream:
             "`native` needs a C compiler: pip install ziglang, or use "
             "trellis_keras.layers.streaming.compiled_step, which needs none."
         )
+    if representative_data is not None:
+        return FixedStream(fixed_source(model, "model", representative_data))
     return NativeStream(proven_source(model, "model")[0])
 
 
@@ -275,6 +279,7 @@ def _describe(model, program, source, series):
     if columns:
         lines += ["Inputs:", *(f"    {i}: {column}" for i, column in enumerate(columns))]
     lines += program.notes
+    lines += [f"    {i}: {name}" for i, name in enumerate(program.names)]
     if (series or {}).get("targets"):
         lines.append(f"    targets: {', '.join(series['targets'])}")
     reach = receptive_field(getattr(model, "backbone", model))

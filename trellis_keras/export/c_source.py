@@ -142,6 +142,7 @@ class Source:
         comment: What the model is, for the head of `prefix.h`.
         header, code: Content of `prefix.h` and `prefix.c`.
         real: `"float"` or `"double"`.
+        names: Names of the outputs, if the model has any.
         inputs, outputs: Numbers of channels; with `takes_token` the input is an integer.
         state_bytes, weight_bytes: Sizes of the state and of all weights.
         stack_bytes: Size of all arrays on the stack in a step.
@@ -152,6 +153,7 @@ class Source:
     header: str
     code: str
     real: str
+    names: list[str]
     takes_token: bool
     inputs: int
     outputs: int
@@ -235,9 +237,19 @@ class Printer:
             self._more_code(),
         ]
         code = "\n\n".join(text for text in texts if text) + "\n"
-        sizes = program.takes_token, program.inputs, self.outputs
         return Source(
-            self.prefix, "", header, code, self.real, *sizes, state_bytes, weight_bytes, stack_bytes
+            self.prefix,
+            "",
+            header,
+            code,
+            self.real,
+            program.names,
+            program.takes_token,
+            program.inputs,
+            self.outputs,
+            state_bytes,
+            weight_bytes,
+            stack_bytes,
         )
 
     def _aligned(self, size, counters):
@@ -299,6 +311,8 @@ class Printer:
         upper = self.prefix.upper()
         inputs = "TOKENS" if self.program.takes_token else "INPUTS"
         lines = "\n".join(f"    {member}" for member in members)
+        names = ", ".join(map(_string, self.program.names))
+        names = f"#define {upper}_NAMES {names} /* of the outputs */\n" if names else ""
         return f"""\
 #ifndef {upper}_H
 #define {upper}_H
@@ -312,7 +326,7 @@ extern "C" {{
 #define {upper}_STATE_BYTES {state_bytes} /* sizeof({self.prefix}_state), int having 4 bytes */
 #define {upper}_WEIGHT_BYTES {weight_bytes}
 #define {upper}_STACK_BYTES {stack_bytes} /* arrays of a step, besides its calls */
-
+{names}
 /* What a later step needs. One state is one stream. */
 typedef struct {{
 {lines}
@@ -603,6 +617,11 @@ def _vectors(operation: p.Operation) -> Iterator[Vector]:
 
 def _is_vector(value):
     return isinstance(value, Vector)
+
+
+def _string(text):
+    """A text as a C string, in UTF-8."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def statement(name: str, *arguments: object) -> str:

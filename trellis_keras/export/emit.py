@@ -4,7 +4,7 @@ A function `emitter(program, layer, x)` adds the operations of one step to a pro
 layer's output. It states the layer's equations in the vectors of `trellis_keras.export.program`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -770,12 +770,9 @@ def emit_sequence_model(program: Program, model: SequenceModel, x: Vector) -> Ve
 @emits(SequenceClassifier)
 def _classifier(program, model, x):
     outputs = emit_sequence_model(program, model, x)
-    program.notes += ["Outputs: the probabilities of the classes", *_listed(model.class_names)]
+    program.notes.append("Outputs: the probabilities of the classes")
+    program.names = list(model.class_names or ())
     return program.softmax(outputs) if model.activation is None else outputs
-
-
-def _listed(names: Iterable[str] | None) -> list[str]:
-    return [f"    {i}: {name}" for i, name in enumerate(names or ())]
 
 
 @emits(PolyphonicModel)

@@ -215,6 +215,7 @@ class Program:
         output: Vector of the outputs, after `finish`.
         weights, states, rings: Lists of what the program keeps.
         notes: List of lines about inputs and outputs, for a reader.
+        names: List of the outputs' names, where the model has them.
     """
 
     def __init__(self, name: str, inputs: int, takes_token: bool = False) -> None:
@@ -227,8 +228,9 @@ class Program:
         self.states: list[Vector] = []
         self.rings: list[Ring] = []
         self.notes: list[str] = []
+        self.names: list[str] = []
         self._path = [self.body]
-        self._names: set[str] = set()
+        self._taken: set[str] = set()
         self._functions: dict[tuple, Function] = {}
 
     @contextlib.contextmanager
@@ -281,10 +283,10 @@ class Program:
         path = [part.name for part in self._path[1:]]
         name = wanted = identifier("_".join([*path, name]))
         number = 1
-        while name in self._names:
+        while name in self._taken:
             number += 1
             name = f"{wanted}_{number}"
-        self._names.add(name)
+        self._taken.add(name)
         return name
 
     # Operations

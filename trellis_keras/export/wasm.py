@@ -117,8 +117,7 @@ def write_wasm(
         for file in files:
             check_output(file, overwrite=overwrite)
     source, x, expected = proven_source(model, "model", series)
-    names = getattr(model, "class_names", None) or []
-    contents = compile_wasm(source), es_module(source, path.stem, names).encode()
+    contents = compile_wasm(source), es_module(source, path.stem).encode()
     if shutil.which("node") is not None:
         check_equal(model, source, _run_in_node(contents, x), expected)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -154,7 +153,7 @@ def compile_wasm(source: Source) -> bytes:
         return pathlib.Path(folder, "model.wasm").read_bytes()
 
 
-def es_module(source: Source, stem: str, names: list[str]) -> str:
+def es_module(source: Source, stem: str) -> str:
     """Returns the ES module that loads `stem.wasm` and steps it."""
     array = "Float32Array" if source.real == "float" else "Float64Array"
     x = "the id of a token" if source.takes_token else f"{array}({source.inputs})"
@@ -164,7 +163,7 @@ def es_module(source: Source, stem: str, names: list[str]) -> str:
         "CALL": f"{x} -> {array}({source.outputs})",
         "INPUTS": str(source.inputs),
         "OUTPUTS": str(source.outputs),
-        "NAMES": json.dumps(names, ensure_ascii=False),
+        "NAMES": json.dumps(source.names, ensure_ascii=False),
         "ARRAY": array,
         "BUFFER": "" if source.takes_token else _BUFFER.replace("@ARRAY@", array),
         "READ": _READ_TOKEN if source.takes_token else _READ_NUMBERS,
