@@ -26,7 +26,10 @@ BENCHMARKS = "benchmarks/results"
 TUTORIALS = ("quickstart", *EXAMPLES)
 
 REFERENCE = {
-    "layers": ("Layers", ["layers", "layers.streaming:StreamingMixin,as_stream,compiled_step"]),
+    "layers": (
+        "Layers",
+        ["layers", "layers.streaming:StreamingMixin,as_stream,compiled_step,PackedCache"],
+    ),
     "models": (
         "Models",
         ["models", "models.base:BackboneModel", "models.sequence_models:SequenceModel"],

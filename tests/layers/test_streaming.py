@@ -38,16 +38,34 @@ def test_a_compiled_step_of_a_stack():
     np.testing.assert_allclose(y, stack(x[:, None])[:, 0], atol=1e-6)
 
 
-def test_a_compiled_step_reads_the_weights_of_the_moment():
+def test_a_compiled_step_reads_the_weights_of_the_moment_unless_frozen():
     layer = TCN(4, 2, depth=2)
     layer.build((None, None, CHANNELS))
-    step = streaming.compiled_step(layer)
+    steps = streaming.compiled_step(layer), streaming.compiled_step(layer, frozen=True)
     x, cache = noise(2, CHANNELS), layer.initial_cache(2)
-    step(x, cache)
+    before = [step(x, cache)[0] for step in (layer.step, *steps)]
     for weight in layer.trainable_weights:
         weight.assign(weight + 0.5)
-    for found, expected in zip(*(f(x, cache)[0] for f in (step, layer.step)), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    after = [step(x, cache)[0] for step in (layer.step, *steps)]
+    expected = [before[0], before[0], after[0], before[0]]
+    np.testing.assert_allclose([*before[1:], *after[1:]], expected, rtol=1e-5)
+
+
+def test_a_packed_cache_is_that_of_the_layers():
+    parts = [keras.Input((None, CHANNELS)), TCN(4, 2, depth=2), TCN(2, 3, 1, dtype="bfloat16")]
+    stack = keras.Sequential(parts)
+    stream, step = streaming.as_stream(stack), streaming.compiled_step(stack)
+    x = noise(2, 4, CHANNELS)
+    _, cache = stream.prefill(x[:, :2])
+    for t in (2, 3):
+        _, cache = step(x[:, t], cache)
+    _, expected = stream.prefill(x)
+    for found, wanted in zip(*map(keras.tree.flatten, (cache.unpack(), expected)), strict=True):
+        assert found.dtype == wanted.dtype
+        found, wanted = (ops.cast(tensor, "float32") for tensor in (found, wanted))
+        np.testing.assert_allclose(found, wanted, rtol=0.01)  # a unit of bfloat16
+    with pytest.raises(ValueError, match="does not fit"):
+        step(x[:1, 1], cache)
 
 
 def test_a_compiled_function_updates_variables():

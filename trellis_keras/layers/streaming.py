@@ -15,6 +15,7 @@ its rows. Streaming is inference: dropout is inactive, and only the main output 
 layer must be built.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -202,7 +203,64 @@ def replace_row(rows: Tensor, index: Tensor, row: Tensor) -> Tensor:
     return ops.scatter_update(rows, ops.reshape(index, (1, 1)), row[None])
 
 
-def compiled_step(layer: Any) -> Callable[[Tensor, Cache], tuple[Tensor, Cache]]:
+class PackedCache:
+    """The cache between the calls of a compiled step: one tensor (batch, size) for each dtype.
+
+    A call takes time for each tensor that it passes, and the cache of a deep net has dozens.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], layout: "_Layout"):
+        self.tensors, self.layout = tensors, layout
+
+    def unpack(self) -> Cache:
+        """Returns the cache that the methods of the layer take."""
+        return self.layout.unpack(self.tensors)
+
+
+class _Layout:
+    """Which tensors of a cache a `PackedCache` holds, and where."""
+
+    def __init__(self, cache):
+        self._specs = keras.tree.map_structure(
+            lambda leaf: keras.InputSpec(leaf.dtype, (None, *leaf.shape[1:])), cache
+        )
+        self._key = repr(self._specs)
+        self._leaves = keras.tree.flatten(self._specs)
+        self._dtypes = list(dict.fromkeys(spec.dtype for spec in self._leaves))
+
+    def __eq__(self, other):
+        return self._key == other._key
+
+    def __hash__(self):
+        return hash(self._key)
+
+    def pack(self, cache):
+        rows: dict[str, list] = {dtype: [] for dtype in self._dtypes}
+        for spec, leaf in zip(self._leaves, keras.tree.flatten(cache), strict=True):
+            rows[spec.dtype].append(ops.reshape(leaf, (ops.shape(leaf)[0], _size(spec))))
+        return [ops.concatenate(parts, axis=1) for parts in rows.values()]
+
+    def unpack(self, tensors):
+        packed, starts = (
+            dict(zip(self._dtypes, tensors, strict=True)),
+            dict.fromkeys(self._dtypes, 0),
+        )
+        leaves = []
+        for spec in self._leaves:
+            tensor, start = packed[spec.dtype], starts[spec.dtype]
+            starts[spec.dtype] = end = start + _size(spec)
+            shape = (ops.shape(tensor)[0], *spec.shape[1:])
+            leaves.append(ops.reshape(tensor[:, start:end], shape))
+        return keras.tree.pack_sequence_as(self._specs, leaves)
+
+
+def _size(spec):
+    return math.prod(spec.shape[1:])
+
+
+def compiled_step(
+    layer: Any, frozen: bool = False
+) -> Callable[[Tensor, Cache], tuple[Tensor, PackedCache]]:
     """Returns `layer.step` compiled by XLA, once per batch size.
 
     It always uses the layer's current weights, where a plain `jax.jit` would keep those of its
@@ -211,9 +269,14 @@ def compiled_step(layer: Any) -> Callable[[Tensor, Cache], tuple[Tensor, Cache]]
     Args:
         layer: Built layer or model that streams, or a built `keras.Sequential` of such, whose cache
             starts with `as_stream(layer).initial_cache`.
+        frozen: Boolean, whether to keep the weights of this moment, as constants. A step of a small
+            net then takes about half the time, since products of weights, such as those of weight
+            normalization, are computed once; a net of many millions of weights takes long to
+            compile. Defaults to `False`.
 
     Returns:
-        A function of x and cache, tensors or arrays.
+        A function of x and cache, tensors or arrays. The cache is that of `initial_cache` or
+        `prefill`, or a `PackedCache` that the function returned; its `unpack()` is for `prefill`.
 
     Raises:
         ValueError: `layer` does not stream or is not built.
@@ -228,7 +291,58 @@ def compiled_step(layer: Any) -> Callable[[Tensor, Cache], tuple[Tensor, Cache]]
     """
     stream = as_stream(layer)
     check_built(layer)
-    return compile_xla(stream.step, layer.variables)
+    compiled = {}
+    weights = [ops.convert_to_numpy(v) for v in layer.variables] if frozen else None
+
+    def compile_for(layout):
+        def step(x, *tensors):
+            y, cache = stream.step(x, layout.unpack(tensors))
+            return [y, *layout.pack(cache)]
+
+        def frozen_step(*arguments):
+            values = map(ops.convert_to_tensor, weights)
+            mapping = list(zip(layer.variables, values, strict=True))
+            with keras.StatelessScope(state_mapping=mapping):
+                return step(*arguments)
+
+        function = frozen_step if frozen else step
+        if keras.backend.backend() == "tensorflow":
+            return _compile_tensorflow(function)
+        return compile_xla(function, [] if frozen else layer.variables)
+
+    def call(x, cache):
+        if not isinstance(cache, PackedCache):
+            layout = _Layout(cache)
+            cache = PackedCache(layout.pack(cache), layout)
+        layout = cache.layout
+        if layout not in compiled:
+            compiled[layout] = compile_for(layout)
+        y, *tensors = compiled[layout](x, *cache.tensors)
+        return y, PackedCache(tensors, layout)
+
+    return call
+
+
+def _compile_tensorflow(function):
+    """Compiles a function of tensors that returns a list of them, to be called in little time.
+
+    What takes most of a call of a `tf.function` is left out: structures, and its gradient.
+    """
+    import tensorflow as tf
+
+    compiled = tf.function(function, jit_compile=True, autograph=False)
+    traced: dict[tuple, tuple] = {}
+
+    def call(*arguments):
+        arguments = [tf.convert_to_tensor(argument) for argument in arguments]
+        key = tuple((argument.dtype, argument.shape) for argument in arguments)
+        if key not in traced:
+            concrete = compiled.get_concrete_function(*arguments)
+            traced[key] = concrete.inference_fn, concrete.captured_inputs
+        inference, captured = traced[key]
+        return inference.call_flat(*arguments, *captured)
+
+    return call
 
 
 def compile_xla(
