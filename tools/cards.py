@@ -67,6 +67,36 @@ def difference(results, published):
     return f"{spread(results)[0] - published.value:+.3g}"
 
 
+VERDICTS = ("better", "within 2 %", "within 5 %", "apart", "at the floor")
+
+
+def verdict(recipe, results, published):
+    """Returns how a result compares with the published one, one of `VERDICTS`.
+
+    Of accuracies the shares of wrong answers are compared. "At the floor" is what a net reaches
+    that learns nothing: equality shows nothing there.
+    """
+    found, value = spread(results)[0], published.value
+    if recipe.metric == "accuracy":
+        found, value = 1 - found, 1 - value
+    floor = _floor(recipe)
+    if floor is not None and found > 0.95 * floor:
+        return "at the floor"
+    above = found / value - 1
+    if above < 0:
+        return "better"
+    return next((f"within {n} %" for n in (2, 5) if above <= n / 100), "apart")
+
+
+def _floor(recipe):
+    """The loss of the best constant answer, where it is known."""
+    if recipe.data == "adding":
+        return 1 / 6  # the variance of a sum of two uniform numbers
+    if recipe.data == "copy_memory":
+        return 10 * math.log(8) / (recipe.data_options["T"] + 20)  # ten of the digits are guessed
+    return None
+
+
 def spread(results):
     """Returns (mean, standard deviation, number) of the test results of all seeds of a run."""
     values = [results["test"], *(other["test"] for other in results["other_seeds"])]

@@ -5,7 +5,7 @@ python -m tools.results_page
 
 import itertools
 
-from tools.cards import difference, ours
+from tools.cards import difference, ours, verdict
 from tools.table import cost_of, coverage, readable_time, training_seconds
 from trellis_keras import zoo
 from trellis_keras.files import atomic_write
@@ -21,9 +21,9 @@ PAPERS = {
     "Efficiency for Sequence Modeling](https://arxiv.org/abs/1710.02254)",
 }
 HEADER = (
-    "| model | metric | published | its size | ours | our size | difference | training "
+    "| model | metric | published | its size | ours | our size | difference | verdict | training "
     "| test runs |\n"
-    "|---|---|---|---|---|---|---|---|---|\n"
+    "|---|---|---|---|---|---|---|---|---|---|\n"
 )
 _LONG = 10 * 86_400  # seconds of one core: nobody trains longer on a CPU
 
@@ -31,13 +31,18 @@ _INTRODUCTION = """\
 # Results
 
 The tables of the three papers, and what was trained here by `trellis-keras train MODEL
---as-published`: {trained} of {everything} values. Accuracies are fractions; cross-entropies and
-frame NLLs are in nats. Results of several seeds are given as mean and standard deviation, and come
-from the epoch with the lowest validation loss. *Test runs* is the number of times the test split
-was evaluated, including experiments that are not shown ("-": not recorded); no choice was based on
-these evaluations. Each name links to a card with the recipe, the learning curve, the command, and
-what is known about the gap to the paper. For models that were not trained, the table gives the
-estimated time on one core, from [zoo/costs.json](../zoo/costs.json).
+--as-published`, {trained} of {everything} values: {verdicts}.
+"Within 2 %" compares losses, or the shares of wrong answers where the metric is an accuracy. "At
+the floor" is the loss of a net that has learned nothing: the paper's net fails there too, so that
+equality shows nothing.
+
+Accuracies are fractions; cross-entropies and frame NLLs are in nats. Results of several seeds are
+given as mean and standard deviation, and come from the epoch with the lowest validation loss. *Test
+runs* is the number of times the test split was evaluated, including experiments that are not shown
+("-": not recorded); no choice was based on these evaluations. Each name links to a card with the
+recipe, the learning curve, the command, and what is known about the gap to the paper. For models
+that were not trained, the table gives the estimated time on one core, from
+[zoo/costs.json](../zoo/costs.json).
 """
 
 _FIGURES = """\
@@ -68,8 +73,7 @@ def page():
         value = registry.published_value(registry.recipe_from_dict(run.recipe))
         if value is not None:
             runs[_key(value)] = run
-    trained, everything = coverage()
-    parts = [_INTRODUCTION.format(trained=trained, everything=everything)]
+    parts = [_INTRODUCTION.format(**coverage())]
     tables = itertools.groupby(sorted(published(), key=_place), lambda value: value.source)
     for paper, of_paper in itertools.groupby(
         ((source, list(values)) for source, values in tables), lambda pair: pair[0].split()[0]
@@ -99,7 +103,7 @@ def _name(value):
 def _row(value, run):
     theirs = [f"{value.value:.4g}", value.parameters]
     if run is None:
-        cells = [_name(value), value.metric, *theirs, "-", "-", "-", _expected(value), "-"]
+        cells = [_name(value), value.metric, *theirs, "-", "-", "-", "-", _expected(value), "-"]
     else:
         results = run.results
         link = f"../zoo/{run.model}/{run.setting}/card.md" if run.setting else None
@@ -110,6 +114,7 @@ def _row(value, run):
             ours(results),
             f"{results['parameters']:,}",
             difference(results, value),
+            verdict(registry.recipe_from_dict(run.recipe), results, value),
             _epochs(value, results),
             str(results.get("test_runs", "-")),
         ]

@@ -5,9 +5,10 @@ The tables of the papers are in docs/results.md, by `python -m tools.results_pag
 python -m tools.table
 """
 
+import collections
 import re
 
-from tools.cards import difference, ours
+from tools.cards import VERDICTS, difference, ours, verdict
 from trellis_keras import zoo
 from trellis_keras.files import atomic_write
 from trellis_keras.zoo import registry
@@ -16,8 +17,9 @@ from trellis_keras.zoo.results import published as published_values
 
 START, END = "<!-- table -->\n", "<!-- end of the table -->\n"
 HEADER = (
-    "| model | data | metric | published | its size | ours | our size | difference | training |\n"
-    "|---|---|---|---|---|---|---|---|---|\n"
+    "| model | data | metric | published | its size | ours | our size | difference | verdict "
+    "| training |\n"
+    "|---|---|---|---|---|---|---|---|---|---|\n"
 )
 
 
@@ -38,18 +40,26 @@ def table():
 
 
 def coverage():
-    """Returns of how many published values the zoo has a trained one, and their number."""
-    values = [registry.published_value(registry.recipe_from_dict(r.recipe)) for r in all_runs()]
-    trained = {(v.model, str(v.setting)) for v in values if v is not None}
+    """Returns the numbers of published values and of those trained here, and their verdicts.
+
+    A dict of `trained`, `everything` and `verdicts`, such as "5 better, 8 within 2 %".
+    """
+    counts, trained = collections.Counter(), set()
+    for run in all_runs():
+        recipe = registry.recipe_from_dict(run.recipe)
+        value = registry.published_value(recipe)
+        if value is not None:
+            trained.add((value.model, str(value.setting)))
+            counts[verdict(recipe, run.results, value)] += 1
     everything = {(v.model, str(v.setting)) for v in published_values()}
-    return len(trained), len(everything)
+    verdicts = ", ".join(f"{counts[name]} {name}" for name in VERDICTS)
+    return {"trained": len(trained), "everything": len(everything), "verdicts": verdicts}
 
 
 def with_coverage(text):
-    """Returns a page with "20 of the papers' 121 results" brought up to date."""
-    return re.sub(
-        r"\d+ of the papers' \d+ results", "{} of the papers' {} results".format(*coverage()), text
-    )
+    """Returns a page with "20 of the papers' 121 results: 5 better, ..." brought up to date."""
+    found = "{trained} of the papers' {everything} results: {verdicts}".format(**coverage())
+    return re.sub(r"\d+ of the papers' \d+ results: .*", found, text)
 
 
 def replace_table(text, new):
@@ -79,7 +89,11 @@ def _trained(run):
         *(["-", "-"] if published is None else [f"{published.value:.4g}", published.parameters]),
         ours(results),
         f"{results['parameters']:,}",
-        "-" if published is None else difference(results, published),
+        *(
+            ["-", "-"]
+            if published is None
+            else [difference(results, published), verdict(recipe, results, published)]
+        ),
         f"{results['epochs']}{whole} epochs{took}",
     ]
 
@@ -94,6 +108,7 @@ def _untrained(name):
         *(["-", "-"] if published is None else [f"{published.value:.4g}", published.parameters]),
         "-",
         f"{cost['parameters']:,}" if cost else "-",
+        "-",
         "-",
         _expected(recipe, cost),
     ]

@@ -285,7 +285,9 @@ def test_cards_and_table_need_no_costs(tmp_path, monkeypatch):
     (row,) = (row for row in rows if "tcn_jsb" in row)
     assert row.startswith("| [tcn_jsb](tcn_jsb/card.md) | jsb | frame_nll | 8.1 | 300K | 8.1")
     assert "seeds) |" in row
-    assert table.with_coverage("9 of the papers' 9 results") == "1 of the papers' 121 results"
+    counts = "0 better, 1 within 2 %, 0 within 5 %, 0 apart, 0 at the floor"
+    page = table.with_coverage("9 of the papers' 9 results: 9 better")
+    assert page == f"1 of the papers' 121 results: {counts}"
     assert "| gru_text8_lru_paper | text8 | cross_entropy | 1.047 | 10M |" in "\n".join(rows)
 
 
@@ -295,7 +297,7 @@ def test_the_papers_tables_are_up_to_date():
     values = [line for line in written.splitlines() if " | " in line and "published" not in line]
     assert len(values) == len(published())
     (row,) = (line for line in values if line.startswith("| [tcn_ptb]"))
-    assert row.endswith("| 101.5 | 14,659,600 | +12.8 | 16 of 100 epochs | 2 |")
+    assert row.endswith("| 101.5 | 14,659,600 | +12.8 | apart | 16 of 100 epochs | 2 |")
 
 
 def test_the_table_is_between_its_marks():
@@ -311,3 +313,22 @@ def test_the_table_is_between_its_marks():
 )
 def test_times_are_in_a_unit_that_can_be_read(seconds, words):
     assert table.readable_time(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("name", "test", "expected"),
+    [
+        ("tcn_jsb", 8.0, "better"),
+        ("tcn_jsb", 8.2, "within 2 %"),
+        ("tcn_jsb", 8.4, "within 5 %"),
+        ("tcn_jsb", 9.0, "apart"),
+        ("tcn_seq_mnist", 0.9901, "better"),
+        ("tcn_seq_mnist", 0.9894, "apart"),  # 6 % more wrong answers
+        ("lstm_adding", 0.167, "at the floor"),
+        ("lstm_copy_memory", 0.0204, "at the floor"),
+    ],
+)
+def test_verdicts(name, test, expected):
+    recipe = zoo.recipe(name)
+    results = {"test": test, "other_seeds": []}
+    assert cards.verdict(recipe, results, registry.published_value(recipe)) == expected
