@@ -21,7 +21,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.__main__ import machine, write
-from benchmarks.process import begin_epoch, peak_memory, words
+from tools.process import begin_epoch, peak_memory, words
 
 # Keras and the package are imported by the functions: each row runs in its own process.
 

@@ -16,7 +16,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from benchmarks.process import peak_memory
+from tools.process import peak_memory
 
 # The package is imported by the measured process only: what this one holds must not count.
 

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-from benchmarks.process import peak_memory
+from tools.process import peak_memory
 
 
 def main(case, variant):

@@ -21,7 +21,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from benchmarks.process import begin_epoch, peak_memory, words
+from tools.process import begin_epoch, peak_memory, words
 from trellis_keras import zoo
 from trellis_keras.files import atomic_write
 from trellis_keras.zoo.environment import environment
