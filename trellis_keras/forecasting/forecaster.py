@@ -11,6 +11,7 @@ from keras.src.backend.common.masking import set_keras_mask
 
 from trellis_keras.forecasting import rollout
 from trellis_keras.forecasting.calibration import conformal_scale
+from trellis_keras.forecasting.linear import LinearMap, fit_map
 from trellis_keras.forecasting.losses import (
     PinballLoss,
     check_quantiles,
@@ -18,6 +19,7 @@ from trellis_keras.forecasting.losses import (
     without_missing,
 )
 from trellis_keras.forecasting.metrics import Coverage, ForecastMetric, MeanPinball, ValueMetric
+from trellis_keras.forecasting.series import Windows
 from trellis_keras.layers.base import (
     at_least_float32,
     check_positive,
@@ -25,9 +27,13 @@ from trellis_keras.layers.base import (
     shapes_match,
 )
 from trellis_keras.models.losses import SquaredError, expand_to_rank
-from trellis_keras.models.normalization import Standardization, arrays_of
+from trellis_keras.models.normalization import LARGEST, Standardization, arrays_of
 from trellis_keras.models.sequence_models import SequenceModel
-from trellis_keras.types import Shape
+from trellis_keras.types import Cache, Shape, Tensor
+
+_SHARES = (0.25, 0.5, 0.75, 1.0)
+_MOST_VALUES = 2**23  # of the windows that a linear map is fitted on
+_LEAST_GAP = 1e-3  # between quantiles, in units of the windows' scale
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
@@ -43,6 +49,11 @@ class Forecaster(SequenceModel):
     takes the statistics from the training data, and they are saved with the weights. The loss is
     that of standardized values, so that it does not depend on the targets' units; metrics are in
     the units of the data.
+
+    With `linear_window` a linear map forecasts from the last steps, and the backbone adds what the
+    map leaves. `adapt` fits the map in closed form, after which the model forecasts well without
+    any training. The loss is in units of the mean change of each window then. After training,
+    `weigh_net` takes as much of the net as it helps.
 
     After training, `calibrate` adjusts the quantiles to data that the model has not seen.
 
@@ -63,6 +74,9 @@ class Forecaster(SequenceModel):
         per_step: Boolean, whether there is a forecast after each step. Defaults to `False`.
         normalize: Boolean, whether the model standardizes inputs and targets, see `adapt`. Missing
             inputs (NaN) read as the mean of their channel then. Defaults to `False`.
+        linear_window: Integer of 2 or more, the number of last steps that a linear map reads, see
+            `forecasting.linear`. It needs `normalize=True`. The head's kernel starts with zeros
+            then. Defaults to `None`, no map.
         input_dropout: Float in [0, 1), rate of dropped inputs, each by itself. Defaults to 0.
         output_dropout: Float in [0, 1), rate of dropped outputs of the backbone, each by itself.
             Defaults to 0.
@@ -94,6 +108,16 @@ class Forecaster(SequenceModel):
     ['coverage', 'loss', 'mae', 'pinball']
     >>> model.forecast(x[0]).shape
     (6, 1, 3)
+
+    A linear map, which needs no training.
+
+    >>> backbone = TCN(8, kernel_size=3, depth=2, return_sequences=False)
+    >>> model = Forecaster(backbone, horizon=6, normalize=True, linear_window=12)
+    >>> rows = np.sin(np.arange(60.0))[:, None]
+    >>> model.adapt(rows[:48])
+    >>> forecast = model.forecast(rows[:48])
+    >>> bool(np.allclose(forecast, rows[48:54], atol=0.05))
+    True
     """
 
     horizon: int
@@ -111,6 +135,7 @@ class Forecaster(SequenceModel):
         quantiles: Sequence[float] | None = None,
         future_channels: int = 0,
         per_step: bool = False,
+        linear_window: int | None = None,
         **kwargs: Any,
     ) -> None:
         horizon, targets = check_positive(horizon=horizon, targets=targets)
@@ -120,6 +145,15 @@ class Forecaster(SequenceModel):
                 "`future_channels` must be a non-negative integer. "
                 f"Received: future_channels={future_channels!r}"
             )
+        if linear_window is not None:
+            (linear_window,) = check_positive(linear_window=linear_window)
+            if linear_window < 2 or not kwargs.get("normalize"):
+                raise ValueError(
+                    "`linear_window` must be 2 or more, and needs normalize=True. Received: "
+                    f"linear_window={linear_window}, normalize={kwargs.get('normalize', False)}"
+                )
+            if kwargs.get("kernel_initializer") is None:
+                kwargs["kernel_initializer"] = "zeros"
         units = horizon * targets * len(quantiles or (0,))
         super().__init__(backbone, units, per_step=per_step, **kwargs)
         self.horizon = horizon
@@ -130,6 +164,16 @@ class Forecaster(SequenceModel):
         if self.normalize:
             self.target_normalization = Standardization(
                 dtype=at_least_float32(self.compute_dtype), name="target_normalization"
+            )
+        self.linear: LinearMap | None = None
+        if linear_window is not None:
+            self.linear = LinearMap(
+                linear_window,
+                horizon,
+                targets,
+                return_sequences=per_step,
+                dtype=at_least_float32(self.compute_dtype),
+                name="linear",
             )
 
     @property
@@ -160,12 +204,45 @@ class Forecaster(SequenceModel):
                 trainable=False,
                 autocast=False,
             )
+        if self.linear is not None:
+            self.linear.build(input_shape)
+            self.offsets = self.add_weight(
+                name="offsets",
+                shape=self._forecast_shape,
+                initializer="zeros",
+                trainable=False,
+                autocast=False,
+            )
 
-    def _outputs(self, hidden):
+    def call(self, inputs: Tensor, training: bool = False, mask: Tensor = None) -> Tensor:
+        hidden = self._hidden(inputs, training, mask)
+        if self.linear is None:
+            return self._outputs(hidden)
+        if mask is not None:
+            raise ValueError(
+                "The linear map reads the last steps, so none can be masked: leave padding out, or "
+                "use linear_window=None. Received: a mask"
+            )
+        return self._outputs(hidden, self.linear(self._linear_inputs(inputs)))
+
+    def _linear_inputs(self, inputs):
+        """The inputs of the linear map: targets may leave the range of the training data."""
+        assert self.input_normalization is not None  # by the constructor
+        x = ops.cast(inputs, self.input_normalization.compute_dtype)
+        x = self.input_normalization.standardize(x)
+        is_target = np.arange(self.linear.kernel.shape[1]) < self.targets
+        return ops.where(is_target, x, ops.clip(x, -LARGEST, LARGEST))
+
+    def _outputs(self, hidden, linear=None):
         found = self.head(hidden)
         outputs = ops.reshape(found, (*ops.shape(found)[:-1], *self._forecast_shape))
+        if linear is not None:
+            outputs = outputs + self.offsets
         if self.quantiles is not None:
             outputs = _increasing(outputs, self.gap_scale, self.middle)
+        if linear is not None:
+            base, scale = linear if self.quantiles is None else (x[..., None] for x in linear)
+            outputs = base + scale * outputs
         if self.target_normalization is not None:
             outputs = self.target_normalization.invert(outputs, axis=self._target_axis)
         if (mask := resolve_mask(found, None)) is not None:
@@ -189,34 +266,111 @@ class Forecaster(SequenceModel):
 
     def adapt(
         self,
-        inputs: np.ndarray | Sequence[np.ndarray],
-        targets: np.ndarray | Sequence[np.ndarray] | None = None,
+        train: Windows | np.ndarray | Sequence[np.ndarray],
+        valid: Windows | np.ndarray | Sequence[np.ndarray] | None = None,
     ) -> None:
-        """Takes the statistics of inputs and targets, for a model with `normalize=True`.
+        """Takes the statistics of the training data, and fits the linear map if there is one.
 
-        Call it before `fit`, with training data only. Missing values (NaN) are ignored. A constant
-        channel is only centered. The model clips inputs to 10 standard deviations from the mean.
+        Call it before `fit`. It is for a model with `normalize=True`, which clips inputs of its
+        backbone to 10 standard deviations from the mean. Missing values (NaN) are ignored. A
+        constant channel is only centered.
 
         Args:
-            inputs: Array (..., channels), or a sequence of such arrays. Arrays are read in blocks,
-                so they may be memory-mapped.
-            targets: Array (..., targets), or a sequence of such arrays. Defaults to `None`: the
-                targets are the first channels of the inputs.
+            train: `Windows` of the training part, or its rows: an array (..., channels), or a
+                sequence of such arrays, one for each series, which may be memory-mapped.
+            valid: The validation part, by which a linear map is chosen, or `None`. Statistics and
+                map are those of the training part.
 
         Raises:
-            ValueError: If the model has normalize=False, or a channel has no values.
+            ValueError: If the model has normalize=False, a channel has no values, or there is no
+                window for the linear map.
         """
-        super().adapt(inputs)
-        if targets is None:
-            targets = [array[..., : self.targets] for array in arrays_of(inputs)]
-        arrays = arrays_of(targets)
-        if any(array.shape[-1] != self.targets for array in arrays):
-            raise ValueError(
-                f"`targets` must have {self.targets} channels. "
-                f"Received: shapes {[array.shape for array in arrays]}"
-            )
+        rows = train.rows() if isinstance(train, Windows) else arrays_of(train)
+        super().adapt(rows)
         if self.target_normalization is not None:
-            self.target_normalization.adapt(arrays)
+            self.target_normalization.adapt([array[..., : self.targets] for array in rows])
+        if self.linear is not None:
+            self._fit_linear(train, valid)
+
+    def _fit_linear(self, train, valid):
+        (x, y), (x_valid, y_valid) = (self._linear_windows(part) for part in (train, valid))
+        if not len(x):
+            raise ValueError(
+                f"The linear map needs windows of {self.linear.window} + {self.horizon} rows, as "
+                "many as `linear_window` and the horizon. Received: none in the training data"
+            )
+        kernel, least_scale, residuals = fit_map(x, y, x_valid, y_valid)
+        self.linear.kernel.assign(kernel.reshape(self.linear.kernel.shape))
+        self.linear.least_scale.assign(least_scale)
+        if self.quantiles is not None:
+            self.offsets.assign(_starting_offsets(residuals, self.quantiles))
+
+    def _linear_windows(self, part):
+        """Standardized inputs and targets of the windows of a part, at equal distances."""
+        window, horizon, channels = self.linear.window, self.horizon, self.linear.kernel.shape[1]
+        if part is None:
+            return np.zeros((0, window, channels)), np.zeros((0, horizon, self.targets))
+        if not isinstance(part, Windows):
+            part = Windows.of_arrays(
+                arrays_of(part), window, horizon, self.targets, self.future_channels
+            )
+        if part.window < window or part.horizon != horizon:
+            raise ValueError(
+                f"The model needs windows of {window} rows or more, and a horizon of {horizon}. "
+                f"Received: window={part.window}, horizon={part.horizon}"
+            )
+        count = min(len(part), max(_MOST_VALUES // (window * channels), 1))
+        x, y = part.read(np.linspace(0, len(part) - 1, count).astype(int))
+        x = ops.convert_to_numpy(self._linear_inputs(x[:, -window:]))
+        return x, ops.convert_to_numpy(self.target_normalization.standardize(y))
+
+    def weigh_net(self, x: Any, y: Any = None, batch_size: int | None = None) -> float:
+        """Keeps as much of the net as helps on data that it was not trained on.
+
+        The net's part of the forecasts, of the middle quantile, is multiplied by 0, 1/4, 1/2, 3/4
+        or 1: the one with the least mean absolute error, or 0 if the linear map alone is not worse
+        by more than one standard error. It becomes a part of the weights. Call it after `fit` and
+        before `calibrate`.
+
+        Args:
+            x: Inputs, or a `PyDataset`, as in `calibrate`: windows in the order of time.
+            y: Targets. Defaults to `None`, for a `PyDataset`.
+            batch_size: As in `keras.Model.predict`.
+
+        Returns:
+            The factor.
+
+        Raises:
+            ValueError: If the model has no linear map, or inputs or targets do not fit it.
+        """
+        if self.linear is None:
+            raise ValueError("`weigh_net` needs a model with a linear map. Received: none")
+        with_net, targets, scale = self._predict_known(x, y, batch_size)
+        weights = [ops.convert_to_numpy(w) for w in (self.head.kernel, self.head.bias)]
+        is_net = np.arange(weights[1].size) % len(self.quantiles or (0,)) == (self.middle or 0)
+
+        def keep(share):
+            for weight, value in zip((self.head.kernel, self.head.bias), weights, strict=True):
+                weight.assign(np.where(is_net, share * value, value))
+
+        keep(0.0)
+        without, *_ = self._predict_known(x, y, batch_size)
+
+        if self.middle is not None:
+            without, with_net = without[..., self.middle], with_net[..., self.middle]
+        counts = ~np.isnan(targets).all(axis=(-2, -1))
+
+        def errors(share):  # of each window
+            found = np.abs(targets - without - share * (with_net - without)) / scale
+            return np.nanmean(found[counts], axis=(-2, -1))
+
+        share = min(_SHARES, key=lambda share: errors(share).mean())
+        gains = errors(0.0) - errors(share)
+        # Windows that share targets count as one.
+        deviation = gains.std() / np.sqrt(max(len(gains) / self.horizon, 1.0))
+        share = share if gains.mean() > deviation else 0.0
+        keep(share)
+        return share
 
     def calibrate(self, x: Any, y: Any = None, batch_size: int | None = None) -> None:
         """Calibrates the quantiles on data that the model was not trained on.
@@ -245,18 +399,30 @@ class Forecaster(SequenceModel):
         self.check_adapted()
         self._check_data(x, y)
         self.gap_scale.assign(np.ones(self.gap_scale.shape))
+        outputs, targets, _ = self._predict_known(x, y, batch_size)
+        self.gap_scale.assign(conformal_scale(outputs, targets, self.quantiles))
+
+    def _predict_known(self, x, y, batch_size):
+        """Outputs, targets with NaN for those that do not count, and the scale of the windows."""
         batches = x if isinstance(x, keras.utils.PyDataset) else [(x, y)]
         found = []
         for i in range(len(batches)):
             inputs, targets, weight = keras.utils.unpack_x_y_sample_weight(batches[i])
             outputs = self.predict(inputs, batch_size=batch_size, verbose=0)
-            targets = np.array(ops.convert_to_numpy(targets), "float64").reshape(outputs.shape[:-1])
+            shape = outputs.shape if self.quantiles is None else outputs.shape[:-1]
+            targets = np.array(ops.convert_to_numpy(targets), "float64").reshape(shape)
             if weight is not None:
                 counts = expand_to_rank(ops.convert_to_tensor(weight), targets.ndim)
                 targets[np.broadcast_to(ops.convert_to_numpy(counts) == 0, targets.shape)] = np.nan
-            found.append((outputs, targets))
-        outputs, targets = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        self.gap_scale.assign(conformal_scale(outputs, targets, self.quantiles))
+            scale = ops.convert_to_numpy(self._scale(inputs))
+            found.append((outputs, targets, np.broadcast_to(scale, targets.shape)))
+        return [np.concatenate(parts) for parts in zip(*found, strict=True)]
+
+    def _scale(self, x):
+        """The scale of windows in the loss, relative to the deviation of the targets."""
+        if self.linear is None:
+            return ops.ones((1, 1, self.targets))
+        return self.linear(self._linear_inputs(x))[1]
 
     # Loss and metrics
 
@@ -301,7 +467,7 @@ class Forecaster(SequenceModel):
                 weight = weight * expand_to_rank(factor, len(values.shape))
         return ops.reshape(weight, ops.shape(values))
 
-    def _loss_terms(self, y, y_pred, weight):
+    def _loss_terms(self, x, y, y_pred, weight):
         expected = tuple(y_pred.shape[:-1] if self.quantiles else y_pred.shape)
         if not shapes_match(y.shape, expected):
             raise ValueError(
@@ -311,6 +477,9 @@ class Forecaster(SequenceModel):
         if self.target_normalization is not None:
             y = self.target_normalization.standardize(y)
             y_pred = self.target_normalization.standardize(y_pred, axis=self._target_axis)
+        if self.linear is not None:
+            scale = self._scale(x)
+            y, y_pred = y / scale, y_pred / (scale if self.quantiles is None else scale[..., None])
         # A copy has no `_keras_mask`, which Keras would apply again: the weight has it.
         y_pred = ops.copy(y_pred) if self.quantiles else y_pred[..., None]
         return y[..., None], y_pred, weight
@@ -327,6 +496,29 @@ class Forecaster(SequenceModel):
 
     def _check_weights(self, weights):
         """Takes any weights: a gap in a series may fill all of a forecast."""
+
+    # Streaming: with a linear map, the cache has its last steps beside the backbone's.
+
+    def initial_cache(self, batch_size: int) -> Cache:
+        cache = super().initial_cache(batch_size)
+        if self.linear is None:
+            return cache
+        return {"backbone": cache, "linear": self.linear.initial_cache(batch_size)}
+
+    def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        if self.linear is None:
+            return super().step(x, cache)
+        hidden, backbone = self.stream().step(self._features(x), cache["backbone"])
+        linear, rows = self.linear.step(self._linear_inputs(x), cache["linear"])
+        return self._outputs(hidden, linear), {"backbone": backbone, "linear": rows}
+
+    def outputs_at_each_step(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        if self.linear is None:
+            return super().outputs_at_each_step(x, cache)
+        cache = self.initial_cache(ops.shape(x)[0]) if cache is None else cache
+        hidden, backbone = self.stream().prefill(self._features(x), cache["backbone"])
+        linear, rows = self.linear.prefill(self._linear_inputs(x), cache["linear"])
+        return self._outputs(hidden, linear), {"backbone": backbone, "linear": rows}
 
     # Forecasts
 
@@ -377,7 +569,24 @@ class Forecaster(SequenceModel):
             "quantiles": self.quantiles,
             "future_channels": self.future_channels,
             "per_step": self.per_step,
+            "linear_window": None if self.linear is None else self.linear.window,
         }
+
+
+def _starting_offsets(residuals, quantiles):
+    """The offsets (horizon, targets, quantiles) that give residuals their quantiles.
+
+    Args:
+        residuals: Array (windows, horizon, targets). Missing values are NaN.
+        quantiles: Increasing floats between 0 and 1.
+    """
+    found = np.nan_to_num(np.moveaxis(np.nanquantile(residuals, quantiles, axis=0), 0, -1))
+    middle = middle_quantile(quantiles)
+    gaps = np.maximum(np.diff(found, axis=-1), _LEAST_GAP)
+    offsets = np.log(np.expm1(gaps))  # `_increasing` makes them gaps
+    return np.concatenate(
+        [offsets[..., :middle], found[..., middle : middle + 1], offsets[..., middle:]], axis=-1
+    )
 
 
 def _increasing(values, scale, middle):

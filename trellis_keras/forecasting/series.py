@@ -457,6 +457,27 @@ class Windows:
         counts = (np.array(self.last) - window - horizon - self._starts) // stride + 1
         self._ends = np.cumsum(np.maximum(counts, 0))
 
+    @classmethod
+    def of_arrays(
+        cls,
+        arrays: Sequence[np.ndarray],
+        window: int,
+        horizon: int,
+        targets: int = 1,
+        future_channels: int = 0,
+    ) -> "Windows":
+        """Returns all windows of series.
+
+        Args:
+            arrays: Arrays (rows, channels), one for each series, as in `TimeSeries`.
+            window, horizon: As above.
+            targets, future_channels: As in `TimeSeries`.
+        """
+        lengths = [len(array) for array in arrays]
+        series = TimeSeries(np.concatenate(arrays), targets, future_channels, lengths=lengths)
+        ends = series.ends.tolist()
+        return cls(series, window, horizon, 1, [0, *ends[:-1]], ends)
+
     def __len__(self) -> int:
         return int(self._ends[-1])
 

@@ -174,12 +174,16 @@ class SequenceModel(BackboneModel):
         self.head.build(hidden)
 
     def call(self, inputs: Tensor, training: bool = False, mask: Tensor = None) -> Tensor:
+        return self._outputs(self._hidden(inputs, training, mask))
+
+    def _hidden(self, inputs, training, mask):
+        """The head's inputs."""
         if mask is None and self.embedding is not None:
             mask = self.embedding.compute_mask(inputs)
         x = self.input_dropout(self._features(inputs), training=training)
         masked = {} if mask is None else {"mask": mask}
         hidden = self.backbone(x, training=training, **masked)
-        return self._outputs(self.output_dropout(hidden, training=training))
+        return self.output_dropout(hidden, training=training)
 
     def _features(self, inputs):
         """The backbone's inputs, of the compute dtype."""
@@ -321,7 +325,7 @@ class SequenceModel(BackboneModel):
         y = self._like_outputs(y, y_pred)
         weight = self._weights(y_pred, sample_weight)
         # Keras divides by the number of replicas, whatever their weights are.
-        terms = self._loss_terms(y, y_pred, weight)
+        terms = self._loss_terms(x, y, y_pred, weight)
         loss = self._compile_loss(*terms) * num_replicas()
         loss = loss + sum(ops.sum(penalty) for penalty in self.losses)
         (function,) = keras.tree.flatten(self.loss)
@@ -356,7 +360,7 @@ class SequenceModel(BackboneModel):
         """Returns targets with the axes of the outputs."""
         return y
 
-    def _loss_terms(self, y, y_pred, weight):
+    def _loss_terms(self, x, y, y_pred, weight):
         """Returns targets, outputs and weights as the loss takes them."""
         return y, y_pred, weight
 
@@ -663,7 +667,7 @@ class SequenceClassifier(SequenceModel):
         dtype = self.head.compute_dtype
         return [keras.metrics.SparseCategoricalAccuracy(name="accuracy", dtype=dtype)]
 
-    def _loss_terms(self, y, y_pred, weight):
+    def _loss_terms(self, x, y, y_pred, weight):
         if not self._has_own_loss:
             return y, y_pred, weight
         # On some backends a label outside of the classes has a loss of 0.

@@ -1,0 +1,226 @@
+"""The linear map of a forecaster: its fit, its stream, its share of the forecasts."""
+
+import shutil
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from trellis_keras.export import export
+from trellis_keras.forecasting import Forecaster, TimeSeries, WindowStream, one_step_forecasts
+from trellis_keras.forecasting.linear import LinearMap, Ridge, best_season, fit_map
+from trellis_keras.layers import TCN
+
+pytestmark = pytest.mark.both_backends(slow=True)
+
+WINDOW, HORIZON, SEASON = 16, 4, 6
+QUANTILES = (0.1, 0.5, 0.9)
+
+
+def rows(steps=150, seed=0):
+    """A season on a trend, and a level that follows a covariate which is known in the future."""
+    rng = np.random.default_rng(seed)
+    time = np.arange(steps)
+    known = rng.normal(size=steps)
+    season = 50 + 0.3 * time + np.tile(rng.normal(size=SEASON), steps)[:steps]
+    return np.stack([season, 7 + 2 * known + 0.05 * rng.normal(size=steps), known], axis=1)
+
+
+def windows(x, window=WINDOW, horizon=HORIZON):
+    view = np.lib.stride_tricks.sliding_window_view(x, window + horizon, axis=0)
+    view = np.moveaxis(view, -1, 1)
+    return view[:, :window], view[:, window:]
+
+
+def forecaster(quantiles=QUANTILES, per_step=False, **options):
+    backbone = TCN(4, kernel_size=2, depth=2, return_sequences=per_step, seed=1)
+    options = {"future_channels": 1, "targets": 2, "linear_window": WINDOW} | options
+    return Forecaster(
+        backbone,
+        HORIZON,
+        quantiles=quantiles,
+        per_step=per_step,
+        normalize=True,
+        seed=0,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def parts():
+    return TimeSeries(rows(), targets=2, future_channels=1).split(WINDOW, HORIZON)
+
+
+def trained(parts, **options):
+    model = forecaster(**options)
+    model.adapt(*parts[:2])
+    model.head.kernel.assign(
+        np.random.default_rng(0).normal(size=model.head.kernel.shape, scale=0.1)
+    )
+    return model
+
+
+def test_the_map_finds_season_trend_and_covariate(parts):
+    """Without training; the trend leaves the range of the training data."""
+    model = forecaster()
+    model.adapt(*parts[:2])
+    x, y = parts[2].read(np.arange(len(parts[2])))
+    found = model.predict(x, verbose=0)[..., 1]
+    errors = np.abs(found - y).mean(axis=(0, 1))
+    assert errors[0] < 0.02 and errors[1] < 0.1
+    # Forecasts move with the level.
+    kernel = np.asarray(model.linear.kernel).reshape(WINDOW, 3, HORIZON, 2).sum(axis=0)
+    np.testing.assert_allclose(kernel[:2], np.eye(2)[:, None] * np.ones((HORIZON, 1)), atol=1e-5)
+
+
+def test_bands_hold_before_training():
+    values = np.random.default_rng(0).normal(size=(700, 1)).cumsum(axis=0)
+    train, valid, test = TimeSeries(values).split(WINDOW, HORIZON)
+    model = forecaster(targets=1, future_channels=0)
+    model.adapt(train, valid)
+    x, y = test.read(np.arange(len(test)))
+    bands = model.predict(x, verbose=0)
+    inside = (bands[..., 0] <= y) & (y <= bands[..., 2])
+    assert 0.65 < inside.mean() < 0.9
+    widths = (bands[..., 2] - bands[..., 0]).mean(axis=(0, 2))
+    assert np.all(np.diff(widths) > 0)
+
+
+def test_ridge_shrinks_towards_a_prior():
+    rng = np.random.default_rng(0)
+    x, y, prior = rng.normal(size=(30, 4)), rng.normal(size=(30, 2)), rng.normal(size=(4, 2))
+    ridge = Ridge(np.r_[x, x[:1]], np.r_[y, [[np.nan, 0.0]]])
+    penalty = 0.3 * np.trace(x.T @ x) / 4
+    both = np.r_[x, np.sqrt(penalty) * np.eye(4)], np.r_[y, np.sqrt(penalty) * prior]
+    np.testing.assert_allclose(ridge.shrunk(prior, 0.3), np.linalg.lstsq(*both, rcond=None)[0])
+    np.testing.assert_array_equal(ridge.shrunk(prior, np.inf), prior)
+
+
+@pytest.mark.parametrize(("season", "window"), [(7, 24), (13, 16)])
+def test_seasons_are_found_at_every_lag(season, window):
+    time = np.arange(200)
+    drift = 0.1 * np.random.default_rng(0).normal(size=200).cumsum()
+    for values, found in ((np.sin(2 * np.pi * time / season) + drift, season), (drift, 1)):
+        x, y = windows(values[:, None], window)
+        assert best_season(x[..., 0], y[..., 0]) == found
+
+
+def test_a_short_series_gets_a_smoothing():
+    """Fewer windows than steps in one."""
+    values = np.arange(30.0)[:, None] ** 1.1
+    x, y = windows(values, 12, 3)
+    kernel, scale, residuals = fit_map(x[:8], y[:8], x[8:8], y[8:8])
+    found = np.einsum("nwc,wchj->nhj", x[8:], kernel)
+    assert np.abs(found - y[8:]).mean() < 0.2 < scale[0]
+    assert residuals.shape == (8, 3, 1)
+
+
+def test_missing_values_keep_the_last_one():
+    layer = LinearMap(3, 1, 1)
+    layer.build((None, None, 2))
+    layer.kernel.assign(np.arange(6.0).reshape(3, 2, 1))
+    x = np.array([[[np.nan, 1], [2, np.nan], [np.nan, 3], [4, np.nan]]], "float32")
+    filled = np.array([[[0, 1], [2, 1], [2, 3], [4, 3]]], "float32")
+    for layer.return_sequences in (False, True):
+        (base, scale), (expected, _) = layer(x), layer(filled)
+        np.testing.assert_allclose(base, expected)
+        assert float(np.ravel(scale)[-1]) == 1  # the mean of 0 and 2
+
+
+@pytest.mark.parametrize(("per_step", "quantiles"), [(False, QUANTILES), (True, None)])
+def test_streams_equal_whole_series(parts, per_step, quantiles):
+    model = trained(parts, quantiles=quantiles, per_step=per_step)
+    x = rows(2 * WINDOW + 5).astype("float32")[None]
+    x[:, 5:8, 0] = x[:, 9, 2] = np.nan
+    outputs, cache = model.outputs_at_each_step(x[:, :20])
+    whole, _ = model.outputs_at_each_step(x)
+    steps = [np.asarray(outputs)[:, -1]]
+    for t in range(20, x.shape[1]):
+        y, cache = model.step(x[:, t], cache)
+        steps.append(np.asarray(y))
+    np.testing.assert_allclose(np.stack(steps, axis=1), whole[:, 19:], rtol=1e-4, atol=1e-4)
+    called = np.asarray(model(x))
+    np.testing.assert_allclose(called[:, -1] if per_step else called, whole[:, -1], rtol=1e-4)
+    first = one_step_forecasts(model, x[0], x[0, :HORIZON, 2:])
+    assert first.shape[0] == x.shape[1]
+
+
+def test_forecasts_beyond_the_horizon_continue(parts):
+    model = trained(parts, quantiles=None)
+    known = rows(60)
+    found = model.forecast(known[:40], 2 * HORIZON, known[40 : 40 + 2 * HORIZON, 2:])
+    longer = np.concatenate([found[:HORIZON], known[40 : 40 + HORIZON, 2:]], axis=1)
+    after = model.forecast(
+        np.concatenate([known[:40], longer]), future_covariates=known[40 + HORIZON :, 2:][:HORIZON]
+    )
+    np.testing.assert_allclose(found[HORIZON:], after, rtol=1e-4)
+
+
+def test_training_starts_from_the_map_and_files_keep_it(parts, tmp_path):
+    model = forecaster()
+    model.adapt(*parts[:2])
+    before = model.predict(parts[2].read(np.arange(3))[0], verbose=0)
+    model.compile("adam", jit_compile=False)
+    stream = WindowStream(parts[0], batch_size=32)
+    start = model.evaluate(stream, verbose=0)[0]
+    loss = model.fit(stream, epochs=3, shuffle=False, verbose=0).history["loss"]
+    assert loss[-1] < start
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    x = parts[2].read(np.arange(3))[0]
+    after = model.predict(x, verbose=0)
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), after)
+    assert 0 < np.abs(after - before).max()
+
+
+def test_the_loss_is_in_units_of_each_window(parts):
+    """The same for a series of a hundredth."""
+    model = trained(parts, quantiles=None)
+    model.compile("sgd", loss="mae", metrics=[], jit_compile=False)
+    x, y = parts[0].read(np.arange(9))
+    base, scale = (np.asarray(part) for part in model.linear(model._linear_inputs(x)))
+    outputs = (model.predict(x, verbose=0) - y) / np.asarray(model.target_normalization.scale)
+    expected = np.abs(outputs / scale).mean()
+    assert model.evaluate(x, y, verbose=0) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(("error", "share"), [(0.0, 0.0), (1.0, 1.0), (0.5, 0.5), (-1.0, 0.0)])
+def test_the_net_is_used_as_far_as_it_helps(error, share):
+    """The net adds 1; the map is `error` too low."""
+    values = np.random.default_rng(0).normal(size=(200, 1)).cumsum(axis=0)
+    model = forecaster(targets=1, future_channels=0)
+    model.adapt(values)
+    x, y = windows(values)
+    base, scale = model.linear(model._linear_inputs(x.astype("float32")))
+    deviation = np.asarray(model.target_normalization.scale)
+    model.head.bias.assign(np.tile([0.1, 1.0, 0.1], HORIZON))
+    model.offsets.assign(np.zeros(model.offsets.shape))
+    before = model.predict(x, verbose=0)
+    y = before[..., 1] + (error - 1) * np.asarray(scale) * deviation
+    assert model.weigh_net(x, y) == share
+    after = model.predict(x, verbose=0)
+    expected = (share - 1) * np.asarray(scale)[..., None] * deviation
+    np.testing.assert_allclose(after - before, expected + 0 * after, atol=2e-4)
+
+
+def test_what_does_not_fit_is_named(parts):
+    for options in ({"linear_window": 1}, {"linear_window": 0}):
+        with pytest.raises(ValueError, match="`linear_window` must be .*Received: linear_window="):
+            forecaster(**options)
+    with pytest.raises(ValueError, match=r"needs windows of 16 \+ 4 rows"):
+        forecaster(targets=1, future_channels=0).adapt(np.arange(19.0)[:, None])
+    with pytest.raises(ValueError, match="needs windows of 20 rows or more.*window=16, horizon=4"):
+        forecaster(linear_window=20).adapt(*parts[:2])
+    model = trained(parts)
+    with pytest.raises(ValueError, match="none can be masked"):
+        model(np.zeros((1, WINDOW, 3)), mask=ops.ones((1, WINDOW), "bool"))
+    with pytest.raises(ValueError, match="a model with a linear map"):
+        forecaster(linear_window=None).weigh_net(np.zeros((1, 4, 3)), np.zeros((1, 4, 2)))
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="needs a C compiler")
+def test_a_step_in_c_equals_keras(parts, tmp_path):
+    """`export` compares 200 steps, and raises if they differ."""
+    export(trained(parts), tmp_path / "model.c", format="c")
+    assert "Largest difference from Keras" in (tmp_path / "model.h").read_text()

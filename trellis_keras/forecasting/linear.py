@@ -1,0 +1,327 @@
+"""A linear map from the last steps of series to the next ones, fitted in closed form.
+
+The map is a ridge regression that shrinks towards the exponential smoothing that forecasts best: a
+short series gets a smoothing, a long one what its data say. Its forecasts move with the level of
+the series, since a target's own weights sum to 1 and those of the other targets to 0. Each window
+counts in units of its mean change from step to step.
+"""
+
+import itertools
+
+import keras
+import numpy as np
+from keras import ops
+
+from trellis_keras.layers import streaming
+from trellis_keras.types import Cache, Shape, Tensor
+
+PENALTIES = (*10.0 ** np.arange(-3, 3), np.inf)
+_MOST_WINDOWS = 2_000  # for the season, at equal distances
+_MOST_FEATURES = 1_000  # of which the other channels take what is left
+_FOLDS = 5
+_QUIET = 0.05  # the quantile of the windows' scales that is the least one
+_NEAR = 1.15  # of the smallest naive error
+# Rates of the smoothings: of the level; of the trend, and its damping; of the season.
+_LEVELS = (0.05, 0.2, 0.5, 0.97)
+_TRENDS = ((0.0, 1.0), (0.05, 0.97), (0.2, 0.97), (0.2, 0.85))
+_SEASONS = (0.05, 0.3)
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class LinearMap(streaming.StreamingMixin, keras.layers.Layer):
+    """Applies a linear map to the last `window` steps, and measures how much they change.
+
+        base_t = sum_j z_{t-j} K[window - 1 - j]
+        scale_t = max(mean_j |z_{t-j} - z_{t-j-1}|, s)
+
+    for j = 0..window - 1, and the scale of each target by its own channel. A missing value (NaN)
+    reads as the last one that is known. There are zeros before the first step. `fit_map` finds the
+    weights K and s.
+
+    Args:
+        window: Positive integer, at least 2, number of steps to read.
+        horizon: Positive integer, number of steps to forecast.
+        targets: Positive integer, number of targets, the first channels.
+        return_sequences: Boolean, whether there are outputs for each step, or for the last one.
+
+    Call arguments:
+        inputs: Tensor (batch, time, channels).
+
+    Returns:
+        Tuple of `base` (batch, horizon, targets) and `scale` (batch, 1, targets), with
+        `return_sequences` (batch, time, ...).
+    """
+
+    def __init__(self, window, horizon, targets, return_sequences=False, **kwargs):
+        super().__init__(**kwargs)
+        self.window = window
+        self.horizon = horizon
+        self.targets = targets
+        self.return_sequences = return_sequences
+
+    def build(self, input_shape: Shape) -> None:
+        options = {"initializer": "zeros", "trainable": False, "autocast": False}
+        shape = (self.window, input_shape[-1], self.horizon * self.targets)
+        self.kernel = self.add_weight(name="kernel", shape=shape, **options)
+        self.least_scale = self.add_weight(name="least_scale", shape=(self.targets,), **options)
+
+    def call(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        if self.return_sequences:
+            return self.prefill(inputs)[0]
+        before = self.initial_cache(ops.shape(inputs)[0])
+        rows = ops.concatenate([before, self._known(inputs)], axis=1)[:, -self.window :]
+        return self._outputs(rows)
+
+    def compute_output_shape(self, input_shape: Shape) -> tuple[Shape, Shape]:
+        leading = tuple(input_shape[: 1 + self.return_sequences])
+        return (*leading, self.horizon, self.targets), (*leading, 1, self.targets)
+
+    # Streaming: the cache has the last steps, without missing values.
+
+    def initial_cache(self, batch_size: int) -> Cache:
+        return ops.zeros((batch_size, self.window, self.kernel.shape[1]), self.compute_dtype)
+
+    def step(self, x: Tensor, cache: Cache) -> tuple[tuple[Tensor, Tensor], Cache]:
+        x = ops.where(ops.isnan(x), cache[:, -1], x)
+        rows = ops.concatenate([cache[:, 1:], x[:, None]], axis=1)
+        return self._outputs(rows), rows
+
+    def prefill(self, x: Tensor, cache: Cache = None) -> tuple[tuple[Tensor, Tensor], Cache]:
+        cache = self.initial_cache(ops.shape(x)[0]) if cache is None else cache
+        # The cache's last row is what a missing first value keeps.
+        known = self._known(ops.concatenate([cache[:, -1:], x], axis=1))
+        rows = ops.concatenate([cache[:, :-1], known], axis=1)
+        base = ops.conv(rows[:, 1:], self.kernel, padding="valid")
+        changes = ops.absolute(rows[:, 1:, : self.targets] - rows[:, :-1, : self.targets])
+        scale = ops.average_pool(changes[:, 1:], self.window - 1, 1, "valid")
+        return self._shaped(base, scale), rows[:, -self.window :]
+
+    def _outputs(self, rows):
+        """The outputs of the last of `window` rows."""
+        base = ops.tensordot(rows, self.kernel, [[1, 2], [0, 1]])
+        changes = ops.absolute(rows[:, 1:, : self.targets] - rows[:, :-1, : self.targets])
+        return self._shaped(base, ops.mean(changes, axis=1))
+
+    def _shaped(self, base, scale):
+        base = ops.reshape(base, (*ops.shape(base)[:-1], self.horizon, self.targets))
+        return base, ops.maximum(scale, self.least_scale)[..., None, :]
+
+    def _known(self, x):
+        """Steps (batch, time, channels) with the last known value for a missing one."""
+
+        steps = ops.arange(ops.shape(x)[1])
+        doublings = 20 if x.shape[1] is None else (x.shape[1] - 1).bit_length()
+        for n in range(doublings):  # looks back 1, 3, 7, ... steps
+            earlier = ops.take(x, ops.maximum(steps - 2**n, 0), axis=1)
+            x = ops.where(ops.isnan(x), earlier, x)
+        return ops.where(ops.isnan(x), ops.zeros_like(x), x)
+
+    def get_config(self) -> dict:
+        return {
+            **super().get_config(),
+            "window": self.window,
+            "horizon": self.horizon,
+            "targets": self.targets,
+            "return_sequences": self.return_sequences,
+        }
+
+
+# The fit
+
+
+def fit_map(
+    x: np.ndarray, y: np.ndarray, x_valid: np.ndarray, y_valid: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the map that forecasts best.
+
+    Half of each choice is the error of blocked cross-validation in the training windows, half that
+    of the validation windows, if there are any.
+
+    Args:
+        x, x_valid: Arrays (windows, W, channels) in the order of time, the targets first.
+            Covariates are standardized. Missing values are NaN.
+        y, y_valid: Arrays (windows, H, targets).
+
+    Returns:
+        A tuple `(kernel, least_scale, residuals)`: the weights of a `LinearMap`, of which `kernel`
+        has the shape (W, channels, H, targets), and what is left of targets that a map was not
+        fitted to, in units of the scale of their windows, (windows, H, targets).
+    """
+    x, x_valid = (fill(values) for values in (x, x_valid))
+    found = [_fit_target(x, y, x_valid, y_valid, j) for j in range(y.shape[-1])]
+    kernels, scales, residuals = zip(*found, strict=True)
+    return np.stack(kernels, axis=-1), np.array(scales), np.stack(residuals, axis=-1)
+
+
+def _fit_target(x, y, x_valid, y_valid, target):
+    """Returns kernel, least scale and residuals of one target."""
+    targets, window, horizon = y.shape[-1], x.shape[1], y.shape[1]
+    scale = np.abs(np.diff(x[..., target], axis=1)).mean(axis=1)
+    least = float(np.quantile(scale[scale > 0], _QUIET)) if scale.any() else 1.0
+
+    def in_units(x, y):
+        """Windows and targets as distances from the last values, in units of the scale."""
+        last = np.where(np.arange(x.shape[-1]) < targets, x[:, -1:], 0)
+        k = np.maximum(np.abs(np.diff(x[..., target], axis=1)).mean(axis=1), least)[:, None]
+        return (x - last) / k[..., None], (y[..., target] - last[..., target]) / k
+
+    (u, v), (u_valid, v_valid) = in_units(x, y), in_units(x_valid, y_valid)
+    own, own_valid = u[..., target], u_valid[..., target]
+    smoothings = _smoothings(window, horizon, best_season(own, v))
+    smoothings.sort(key=lambda m: _error(v - own @ m) + _error(v_valid - own_valid @ m))
+    priors = smoothings[0], np.mean(smoothings[:5], axis=0)
+    # The other channels, with as many of their last steps as the features allow.
+    others = [i for i in range(x.shape[-1]) if i != target]
+    reach = min(window, max(horizon, _MOST_FEATURES // x.shape[-1]))
+    best = (np.inf,)
+    for channels in [[], others] if others else [[]]:
+        f, f_valid = (
+            np.concatenate([u[..., target], *(u[:, -reach:, i] for i in channels)], axis=1)
+            for u in (u, u_valid)
+        )
+        ridge = Ridge(f, v)
+        parts = [(Ridge(f[fitted], v[fitted]), held) for fitted, held in _folds(len(f), horizon)]
+        for prior, penalty in itertools.product(priors, PENALTIES):
+            prior = np.pad(prior, ((0, f.shape[1] - window), (0, 0)))
+            kernel = ridge.shrunk(prior, penalty)
+            held = [v[rows] - f[rows] @ part.shrunk(prior, penalty) for part, rows in parts]
+            held = np.concatenate(held) if held else v - f @ kernel
+            left = v_valid - f_valid @ kernel
+            score = _error(held) + _error(left)
+            if score < best[0]:
+                best = score, kernel, channels, np.concatenate([held, left])
+    _, kernel, channels, residuals = best
+    whole = np.zeros((window, x.shape[-1], horizon))
+    whole[:, target] = kernel[:window]
+    for n, i in enumerate(channels):
+        whole[-reach:, i] = kernel[window + n * reach : window + (n + 1) * reach]
+    # The distances are from the last values.
+    whole[-1, :targets] -= whole[:, :targets].sum(axis=0)
+    whole[-1, target] += 1
+    return whole, least, residuals
+
+
+def fill(x: np.ndarray) -> np.ndarray:
+    """Returns windows (n, W, channels) with missing values filled as by `LinearMap`, in float64."""
+    x = np.array(x, "float64")
+    for t in range(1, x.shape[1]):
+        np.copyto(x[:, t], x[:, t - 1], where=np.isnan(x[:, t]))
+    return np.nan_to_num(x, nan=0.0)
+
+
+def best_season(x: np.ndarray, y: np.ndarray) -> int:
+    """Returns the lag whose naive forecast of windows is best, or nearly so and shorter.
+
+    Args:
+        x: Array (windows, W).
+        y: Array (windows, H). Missing values are NaN.
+    """
+    rows = np.linspace(0, len(x) - 1, min(_MOST_WINDOWS, len(x))).astype(int)
+    x, y, (window, horizon) = x[rows], y[rows], (x.shape[1], y.shape[1])
+    ahead = np.arange(horizon)
+    return shortest_season(
+        {m: _error(y - x[:, window - m + ahead % m]) for m in range(1, window + 1)}
+    )
+
+
+def shortest_season(errors: dict[int, float]) -> int:
+    """Returns the shortest lag, of 2 or more, whose error is a local minimum near the best one.
+
+    Args:
+        errors: The error of the naive forecast of each lag.
+    """
+    best = min(errors, key=errors.__getitem__)
+    for m in sorted(errors):
+        around = min(errors.get(m - 1, np.inf), errors.get(m + 1, np.inf))
+        if 1 < m < best and errors[m] <= min(around, _NEAR * errors[best]):
+            return m
+    return best
+
+
+def _smoothings(window, horizon, season):
+    """Returns naive forecasts and exponential smoothings as maps (window, horizon)."""
+    maps = [_naive(window, horizon, m) for m in {1, season}]
+    if 1 < season < window:  # the last season, and how far the series has moved since then
+        moved = np.eye(window)[-1] - np.eye(window)[-1 - season]
+        maps.append(_naive(window, horizon, season) + moved[:, None])
+    for level, (trend, damping) in itertools.product(_LEVELS, _TRENDS):
+        maps.append(_smoothing(window, horizon, 1, level, trend, damping, 0.0))
+        if season > 1:
+            parameters = [(level, trend, damping, rate) for rate in _SEASONS]
+            maps += [_smoothing(window, horizon, season, *of) for of in parameters]
+    return maps
+
+
+def _naive(window, horizon, season):
+    steps = np.arange(horizon)
+    naive = np.zeros((window, horizon))
+    naive[window - season + steps % season, steps] = 1
+    return naive
+
+
+def _smoothing(window, horizon, season, alpha, beta, damping, gamma):
+    """Returns the additive Holt-Winters method with a damped trend as a map.
+
+    Its level, trend and season of `season` steps are weights of the window's steps. They start with
+    the means of the first two seasons.
+    """
+    unit = np.eye(window)
+    level, trend = unit[:season].mean(axis=0), np.zeros(window)
+    seasons = unit[:season] - level
+    if window >= 2 * season:
+        second = unit[season : 2 * season].mean(axis=0)
+        seasons = (seasons + unit[season : 2 * season] - second) / 2
+        trend = (second - level) / season * (beta > 0)
+    level = level - trend * (season + 1) / 2
+    for t in range(window):
+        error = unit[t] - (level + damping * trend + seasons[t % season])
+        level, trend = (
+            level + damping * trend + alpha * error,
+            damping * trend + alpha * beta * error,
+        )
+        seasons[t % season] += gamma * (1 - alpha) * error
+    ahead = np.arange(horizon)
+    trends = np.cumsum(damping ** (ahead + 1))[:, None] * trend
+    return (level + trends + seasons[(window + ahead) % season]).T
+
+
+class Ridge:
+    """Solves min |Y - X (P + B)|^2 + l |B|^2 for any P and l, after one eigendecomposition.
+
+    Args:
+        x: Array (rows, features).
+        y: Array (rows, outputs). Rows with missing values (NaN) are left out.
+    """
+
+    def __init__(self, x: np.ndarray, y: np.ndarray) -> None:
+        known = ~np.isnan(y).any(axis=1)
+        x, y = x[known], y[known]
+        self._gram, self._right = x.T @ x, x.T @ y
+        values, self._vectors = np.linalg.eigh(self._gram)
+        self._values = np.maximum(values, 0)
+        self._unit = max(self._values.mean(), np.finfo("float64").tiny)
+
+    def shrunk(self, prior: np.ndarray, penalty: float) -> np.ndarray:
+        """Returns P + B (features, outputs).
+
+        Args:
+            prior: P.
+            penalty: l, in units of the mean eigenvalue.
+        """
+        left = self._vectors.T @ (self._right - self._gram @ prior)
+        return prior + self._vectors @ (left / (self._values + penalty * self._unit)[:, None])
+
+
+def _folds(count, gap):
+    """Yields fitted and held rows of blocks, with `gap` rows on either side in neither of them."""
+    for block in np.array_split(np.arange(count), _FOLDS):
+        if len(block):
+            fitted = np.r_[: max(block[0] - gap, 0), min(block[-1] + gap + 1, count) : count]
+            if len(fitted) >= _FOLDS:
+                yield fitted, block
+
+
+def _error(residuals):
+    """The mean absolute value; 0 of none."""
+    known = residuals[~np.isnan(residuals)]
+    return np.abs(known).mean() if known.size else 0.0
