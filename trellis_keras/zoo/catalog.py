@@ -97,31 +97,37 @@ def rows(pattern: str = "*", pretrained: bool = False) -> Iterator[list[str]]:
 def _row(name, setting, run, costs):
     known = models()[name]
     parameters = run.results["parameters"] if run else costs.get("parameters")
-    published = _published(name, run.recipe if run else known)
+    published = published_value(name, run.recipe if run else known)
     return [
         f"{name} {setting}".strip(),
         known["data"],
         "-" if parameters is None else f"{parameters:,}",
         known["metric"],
-        "-" if published is None else f"{published:.4g}",
+        "-" if published is None else f"{published.value:.4g}",
         f"{run.mean:.4g}" if run else "-",
         "yes" if run and run.has_weights else "-",
     ]
 
 
-def _published(name, recipe):
-    """The value in published.csv of a recipe, or None.
+def published_value(name: str, recipe: dict[str, Any]) -> results.Published | None:
+    """Returns the row of published.csv with what is published of a model's recipe, or None.
 
-    It is that of the row with the same value of all arguments that any row of the model names.
+    Its setting and the recipe agree in metric, data, the options of the data, and whatever else
+    the setting of any row of the model names.
     """
-    own, ours = _flat(models()[name]), _flat(recipe)
     rows = [row for row in results.published() if row.model == name]
-    names = {"metric", "data", *models()[name].get("data_options", ())}
-    names = names.union(*(row.setting for row in rows))
+    if not rows:
+        return None
+    own, ours = _flat(models()[name]), _flat(recipe)
+    names = {"metric", "data"}.union(
+        models()[name].get("data_options", ()),
+        recipe.get("data_options", ()),
+        *(row.setting for row in rows),
+    )
     for row in rows:
         theirs = own | row.setting
         if all(theirs.get(name) == ours.get(name) for name in names):
-            return row.value
+            return row
     return None
 
 
@@ -159,7 +165,7 @@ def _arguments(args, names):
     defaults = [_value(node, names) for node in args.defaults]
     parameters = [parameter.arg for parameter in args.args[-len(defaults) :]]
     pairs = zip(parameters, defaults, strict=True)
-    return {name: default for name, default in pairs if name != "vocabulary"}
+    return dict(pairs)
 
 
 def _value(node, names):

@@ -16,7 +16,6 @@ from typing import Any
 
 import keras
 
-from trellis_keras.data import Vocabulary
 from trellis_keras.layers import LRU, DenseHead, GridLSTMCell, RHNCell, StackedRNN
 from trellis_keras.layers.rnn import GateInitializer
 from trellis_keras.models import LanguageModel
@@ -72,7 +71,7 @@ _on_enwik8 = register(data="enwik8", **_ALL)  # the paper's 205 symbols are the 
 _on_text8 = register(data="text8", **_ALL)
 
 
-def _language_model(backbone, hidden_units, vocabulary_size, seed, vocabulary):
+def _language_model(backbone, hidden_units, vocabulary_size, seed):
     """Embedding, recurrent layers and output layer of the same width, which share no weights."""
     head = DenseHead(
         vocabulary_size,
@@ -86,12 +85,11 @@ def _language_model(backbone, hidden_units, vocabulary_size, seed, vocabulary):
         head=head,
         tie_embeddings=False,
         embeddings_initializer=keras.initializers.RandomNormal(stddev=1.0, seed=seed),
-        vocabulary=vocabulary,
         seed=seed,
     )
 
 
-def _lru(variant, convention, layers, hidden_units, stateful, vocabulary_size, seed, vocabulary):
+def _lru(variant, convention, layers, hidden_units, stateful, vocabulary_size, seed):
     backbone = LRU(
         hidden_units,
         depth=layers,
@@ -102,7 +100,7 @@ def _lru(variant, convention, layers, hidden_units, stateful, vocabulary_size, s
         seed=sub_seed(seed, 10),
         name="lru",
     )
-    return _language_model(backbone, hidden_units, vocabulary_size, seed, vocabulary)
+    return _language_model(backbone, hidden_units, vocabulary_size, seed)
 
 
 @_on_char_ptb
@@ -114,7 +112,6 @@ def lru_char_ptb(
     stateful: bool = True,
     vocabulary_size: int = 50,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """Lattice Recurrent Unit on character-level Penn Treebank, 10M parameters (LRU paper, Table 1).
 
@@ -147,7 +144,6 @@ def lru_war_and_peace(
     stateful: bool = True,
     vocabulary_size: int = 82,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """Lattice Recurrent Unit on War and Peace by characters, 10M parameters (LRU paper, Table 1).
 
@@ -165,7 +161,6 @@ def lru_enwik8(
     stateful: bool = True,
     vocabulary_size: int = 205,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """Lattice Recurrent Unit on enwik8 by bytes, 10M parameters (LRU paper, Table 1).
 
@@ -183,7 +178,6 @@ def lru_text8(
     stateful: bool = True,
     vocabulary_size: int = 27,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """Lattice Recurrent Unit on text8, 10M parameters (LRU paper, Table 1).
 
@@ -195,7 +189,7 @@ def lru_text8(
 _KERAS_LAYERS = {"lstm": (keras.layers.LSTM, 4), "gru": (keras.layers.GRU, 3)}
 
 
-def _keras_rnn(cell, layers, hidden_units, stateful, vocabulary_size, seed, vocabulary):
+def _keras_rnn(cell, layers, hidden_units, stateful, vocabulary_size, seed):
     make, gates = _KERAS_LAYERS[cell]
     stack = []
     for i in range(layers):
@@ -217,7 +211,7 @@ def _keras_rnn(cell, layers, hidden_units, stateful, vocabulary_size, seed, voca
         )
         stack.append(layer)
     backbone = StackedRNN(stack, stateful=stateful, name="recurrent")
-    return _language_model(backbone, hidden_units, vocabulary_size, seed, vocabulary)
+    return _language_model(backbone, hidden_units, vocabulary_size, seed)
 
 
 @_on_char_ptb
@@ -227,7 +221,6 @@ def lstm_char_ptb_lru_paper(
     stateful: bool = True,
     vocabulary_size: int = 50,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """LSTM on character-level Penn Treebank, 10M parameters (LRU paper, Table 1).
 
@@ -245,7 +238,6 @@ def lstm_war_and_peace(
     stateful: bool = True,
     vocabulary_size: int = 82,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """LSTM on War and Peace by characters, 10M parameters (LRU paper, Table 1).
 
@@ -261,7 +253,6 @@ def lstm_enwik8(
     stateful: bool = True,
     vocabulary_size: int = 205,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """LSTM on enwik8 by bytes, 10M parameters (LRU paper, Table 1).
 
@@ -277,7 +268,6 @@ def lstm_text8_lru_paper(
     stateful: bool = True,
     vocabulary_size: int = 27,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """LSTM on text8, 10M parameters (LRU paper, Table 1).
 
@@ -293,7 +283,6 @@ def gru_char_ptb_lru_paper(
     stateful: bool = True,
     vocabulary_size: int = 50,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """GRU on character-level Penn Treebank, 10M parameters (LRU paper, Table 1).
 
@@ -312,7 +301,6 @@ def gru_war_and_peace(
     stateful: bool = True,
     vocabulary_size: int = 82,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """GRU on War and Peace by characters, 10M parameters (LRU paper, Table 1).
 
@@ -328,7 +316,6 @@ def gru_enwik8(
     stateful: bool = True,
     vocabulary_size: int = 205,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """GRU on enwik8 by bytes, 10M parameters (LRU paper, Table 1).
 
@@ -344,7 +331,6 @@ def gru_text8_lru_paper(
     stateful: bool = True,
     vocabulary_size: int = 27,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """GRU on text8, 10M parameters (LRU paper, Table 1).
 
@@ -353,10 +339,10 @@ def gru_text8_lru_paper(
     return _keras_rnn("gru", **locals())
 
 
-def _of_cell(cell, hidden_units, stateful, vocabulary_size, seed, vocabulary):
+def _of_cell(cell, hidden_units, stateful, vocabulary_size, seed):
     layer = keras.layers.RNN(cell, return_sequences=True, return_state=True)
     backbone = StackedRNN([layer], stateful=stateful, name="recurrent")
-    return _language_model(backbone, hidden_units, vocabulary_size, seed, vocabulary)
+    return _language_model(backbone, hidden_units, vocabulary_size, seed)
 
 
 def _grid_lstm(
@@ -367,7 +353,6 @@ def _grid_lstm(
     stateful,
     vocabulary_size,
     seed,
-    vocabulary,
 ):
     check_choice("convention", convention, ("paper", "authors"))
     cell = GridLSTMCell(
@@ -378,7 +363,7 @@ def _grid_lstm(
         seed=sub_seed(seed, 10),
         name="grid_lstm",
     )
-    return _of_cell(cell, hidden_units, stateful, vocabulary_size, seed, vocabulary)
+    return _of_cell(cell, hidden_units, stateful, vocabulary_size, seed)
 
 
 @_on_char_ptb
@@ -390,7 +375,6 @@ def grid_lstm_char_ptb(
     stateful: bool = True,
     vocabulary_size: int = 50,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """Grid-LSTM on character-level Penn Treebank, 10M parameters (LRU paper, Table 1).
 
@@ -400,9 +384,6 @@ def grid_lstm_char_ptb(
         share_depth_weights: Whether the layers share their weights (the paper's footnote 3), or
             each has its own (the authors' code, for which nothing is published).
         **: As in `lru_char_ptb`.
-
-    Returns:
-        A compiled `LanguageModel`.
     """
     return _grid_lstm(**locals())
 
@@ -416,7 +397,6 @@ def grid_lstm_war_and_peace(
     stateful: bool = True,
     vocabulary_size: int = 82,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """Grid-LSTM on War and Peace by characters, 10M parameters (LRU paper, Table 1).
 
@@ -434,7 +414,6 @@ def grid_lstm_enwik8(
     stateful: bool = True,
     vocabulary_size: int = 205,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """Grid-LSTM on enwik8 by bytes, 10M parameters (LRU paper, Table 1).
 
@@ -452,7 +431,6 @@ def grid_lstm_text8(
     stateful: bool = True,
     vocabulary_size: int = 27,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """Grid-LSTM on text8, 10M parameters (LRU paper, Table 1).
 
@@ -461,9 +439,7 @@ def grid_lstm_text8(
     return _grid_lstm(**locals())
 
 
-def _rhn(
-    transition_depth, transform_bias, hidden_units, stateful, vocabulary_size, seed, vocabulary
-):
+def _rhn(transition_depth, transform_bias, hidden_units, stateful, vocabulary_size, seed):
     cell = RHNCell(
         hidden_units,
         transition_depth,
@@ -471,7 +447,7 @@ def _rhn(
         seed=sub_seed(seed, 10),
         name="rhn",
     )
-    return _of_cell(cell, hidden_units, stateful, vocabulary_size, seed, vocabulary)
+    return _of_cell(cell, hidden_units, stateful, vocabulary_size, seed)
 
 
 @_on_char_ptb
@@ -482,7 +458,6 @@ def rhn_char_ptb(
     stateful: bool = True,
     vocabulary_size: int = 50,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """RHN on character-level Penn Treebank, 10M parameters (LRU paper, Table 1).
 
@@ -493,9 +468,6 @@ def rhn_char_ptb(
         transform_bias: Initial bias of the transform gates. The paper does not name one; the
             authors of the RHN start with -2 to -4.
         **: As in `lru_char_ptb`.
-
-    Returns:
-        A compiled `LanguageModel`.
     """
     return _rhn(**locals())
 
@@ -508,7 +480,6 @@ def rhn_war_and_peace(
     stateful: bool = True,
     vocabulary_size: int = 82,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """RHN on War and Peace by characters, 10M parameters (LRU paper, Table 1).
 
@@ -525,7 +496,6 @@ def rhn_enwik8(
     stateful: bool = True,
     vocabulary_size: int = 205,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """RHN on enwik8 by bytes, 10M parameters (LRU paper, Table 1).
 
@@ -542,7 +512,6 @@ def rhn_text8(
     stateful: bool = True,
     vocabulary_size: int = 27,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """RHN on text8, 10M parameters (LRU paper, Table 1).
 

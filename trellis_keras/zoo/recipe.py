@@ -1,7 +1,6 @@
 """A recipe: a model with its arguments, the data, and how it is trained on them."""
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import json
@@ -9,7 +8,7 @@ import math
 import numbers
 import os
 import typing
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import keras
@@ -31,6 +30,7 @@ from trellis_keras.training import (
     StepDecay,
 )
 from trellis_keras.zoo import datasets, pretrained
+from trellis_keras.zoo.catalog import suggestion
 from trellis_keras.zoo.datasets import Dataset
 
 OPTIMIZERS = {"sgd": SGD, "asgd": ASGD, "adam": Adam, "rmsprop": RMSprop}
@@ -265,9 +265,9 @@ class Entry:
 
     @functools.cached_property
     def arguments(self) -> dict[str, Any]:
-        """{argument: default} of the function, without `vocabulary`."""
+        """{argument: default} of the function."""
         parameters = inspect.signature(self.function).parameters
-        return {k: p.default for k, p in parameters.items() if k != "vocabulary"}
+        return {name: parameter.default for name, parameter in parameters.items()}
 
     @functools.cached_property
     def options(self) -> dict[str, Any]:
@@ -438,9 +438,11 @@ class Recipe:
                 raise ValueError(
                     f"The vocabulary has {len(vocabulary)} tokens, but vocabulary_size={size}"
                 )
-            arguments |= {"vocabulary": vocabulary, "vocabulary_size": len(vocabulary)}
+            arguments["vocabulary_size"] = len(vocabulary)
         with default_policy(self.dtype_policy):
             model = self.entry.function(**arguments)
+            if vocabulary is not None:
+                model.vocabulary = vocabulary
             channels = () if self.reads_text else (self.channels,)
             model.build((None, None, *channels))
         self.compile(model)
@@ -587,12 +589,6 @@ class Recipe:
     def to_json(self) -> str:
         """Returns the recipe as JSON text."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Returns " Did you mean ...?" where a known name is near, else an empty string."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def check_choice(name: str, value: Any, choices: Collection) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import keras
 
 from trellis_keras.layers import base
-from trellis_keras.zoo import results, run
-from trellis_keras.zoo.recipe import Entry, Recipe, Training, suggestion
+from trellis_keras.zoo import catalog, results, run
+from trellis_keras.zoo.catalog import suggestion
+from trellis_keras.zoo.recipe import Entry, Recipe, Training
 
 _ENTRIES: dict[str, Entry] = {}
 
@@ -28,9 +29,8 @@ def register(
     """Makes a function that returns a model a model of the zoo.
 
     The function's arguments are the model's hyper-parameters, with the published values as
-    defaults; `seed` is one of them. A language model also takes `vocabulary`, the last argument.
-    The decorated function builds the model, compiles it and takes `weights`, `dtype_policy` and
-    `jit_compile` besides.
+    defaults; `seed` is one of them. The decorated function builds the model, compiles it and takes
+    `weights`, `dtype_policy` and `jit_compile` besides, and that of a language model `vocabulary`.
 
     Args:
         data: Name of the data set, see `zoo.datasets.load`.
@@ -88,10 +88,8 @@ def _function(entry):
     signature = inspect.signature(entry.function)
     kind = inspect.Parameter.KEYWORD_ONLY
     own = [parameter.replace(kind=kind) for parameter in signature.parameters.values()]
-    more = [
-        inspect.Parameter(name, kind, default=None)
-        for name in ("weights", "dtype_policy", "jit_compile")
-    ]
+    names = [*(["vocabulary"] * entry.reads_text), "weights", "dtype_policy", "jit_compile"]
+    more = [inspect.Parameter(name, kind, default=None) for name in names]
     build.__signature__ = signature.replace(parameters=[*own, *more])
     return build
 
@@ -205,20 +203,8 @@ def published_recipe(name: str, setting: str = "") -> Recipe:
 
 
 def published_value(recipe: Recipe) -> results.Published | None:
-    """Returns what is published of a recipe's model, data and metric, or None.
-
-    A row of published.csv holds for a recipe if all options that any row of the model names are
-    those of the row's own recipe.
-    """
-    entry, ours = recipe.entry, recipe.options()
-    rows = [row for row in results.published() if row.model == recipe.name]
-    names = {"metric", "data", "data_options", *entry.data_options}
-    names |= {name for row in rows for name in row.setting}
-    for row in rows:
-        theirs = row_recipe(row).options()
-        if all(theirs.get(name) == ours.get(name) for name in names):
-            return row
-    return None
+    """Returns what is published of a recipe's model, data and metric, or None."""
+    return catalog.published_value(recipe.name, recipe.to_dict())
 
 
 def row_recipe(row: results.Published) -> Recipe:

@@ -5,7 +5,6 @@ from typing import Any
 import keras
 from keras import ops
 
-from trellis_keras.data import Vocabulary
 from trellis_keras.layers import TCN, DenseHead, StackedRNN
 from trellis_keras.models import (
     DigitsRecalled,
@@ -245,11 +244,7 @@ def tcn_copy_memory(
     backward pass, without effect; here gradients are clipped as the paper says. With
     `activation="glu"` (Table 5) `filters=7` has the same size.
 
-    Args:
-        **: As in `tcn_adding`.
-
-    Returns:
-        A compiled `SequenceClassifier` of every step.
+    Arguments as in `tcn_adding`.
     """
     return _copy(_tcn(**locals()), seed)
 
@@ -275,11 +270,7 @@ def tcn_seq_mnist(
     dropout (0.05) is not the paper's (0), which is taken here. With `activation="glu"` (Table 5)
     `filters=18` has the same size.
 
-    Args:
-        **: As in `tcn_adding`.
-
-    Returns:
-        A compiled `SequenceClassifier`.
+    Arguments as in `tcn_adding`.
     """
     return _digit(_tcn(**locals(), return_sequences=False), seed)
 
@@ -299,11 +290,7 @@ def tcn_permuted_mnist(
     Published: 70K (Table 4 names 42K). The paper's permutation is not published, see
     `zoo.datasets.pixel_permutation`.
 
-    Args:
-        **: As in `tcn_adding`.
-
-    Returns:
-        A compiled `SequenceClassifier`.
+    Arguments as in `tcn_adding`.
     """
     return _digit(_tcn(**locals(), return_sequences=False), seed)
 
@@ -327,11 +314,7 @@ def tcn_jsb(
     code's; its learning rate (1e-3) is not the paper's, which is taken here. With
     `activation="glu"` (Table 5) `filters=104` has the same size.
 
-    Args:
-        **: As in `tcn_adding`.
-
-    Returns:
-        A compiled `PolyphonicModel`.
+    Arguments as in `tcn_adding`.
     """
     return _music(_tcn(**locals()), seed)
 
@@ -351,11 +334,7 @@ def tcn_nottingham(
     Published: 1M, which takes 146 filters. With `activation="glu"` (Table 5) `filters=105` has the
     same size. All else is as in `tcn_jsb`.
 
-    Args:
-        **: As in `tcn_adding`.
-
-    Returns:
-        A compiled `PolyphonicModel`.
+    Arguments as in `tcn_adding`.
     """
     return _music(_tcn(**locals()), seed)
 
@@ -375,7 +354,6 @@ def _tcn_language_model(
     initial_embedding,
     vocabulary_size,
     seed,
-    vocabulary,
     cutoffs=(),
 ):
     """Returns a language model. The models below pass all of their arguments on."""
@@ -393,7 +371,6 @@ def _tcn_language_model(
         input_dropout=input_dropout,
         input_dropout_kind="element",
         embeddings_initializer=embeddings,
-        vocabulary=vocabulary,
         seed=seed,
     )
 
@@ -414,7 +391,6 @@ def tcn_ptb(
     initial_embedding: str = "normal",
     vocabulary_size: int = 10_000,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """TCN on word-level Penn Treebank, 14.7M parameters (Bai et al. 2018, Tables 1 and 2).
 
@@ -464,7 +440,6 @@ def tcn_wt103(
     initial_embedding: str = "normal",
     vocabulary_size: int = 267_735,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """TCN on WikiText-103, 132.1M parameters (Bai et al. 2018, Tables 1 and 2).
 
@@ -477,9 +452,6 @@ def tcn_wt103(
         cutoffs: First word of each tail of an adaptive softmax (see `layers.AdaptiveSoftmax`), for
             words numbered by falling frequency; `()` is a full softmax.
         **: As in `tcn_ptb`.
-
-    Returns:
-        A compiled `LanguageModel`.
     """
     return _tcn_language_model(**locals())
 
@@ -503,7 +475,6 @@ def tcn_lambada(
     initial_embedding: str = "normal",
     vocabulary_size: int = 93_215,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """TCN on LAMBADA, 56.7M parameters (Bai et al. 2018, Tables 1 and 2).
 
@@ -516,11 +487,7 @@ def tcn_lambada(
     The training text, 2,662 novels, is not part of the data set: train with `data="text",
     data_options={"path": ..., "unit": "word", "unknown": "<unk>"}`.
 
-    Args:
-        **: As in `tcn_ptb`.
-
-    Returns:
-        A compiled `LanguageModel`.
+    Arguments as in `tcn_ptb`.
     """
     return _tcn_language_model(**locals())
 
@@ -541,7 +508,6 @@ def tcn_char_ptb(
     initial_embedding: str = "uniform",
     vocabulary_size: int = 50,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """TCN on character-level Penn Treebank, 2.2M parameters (Bai et al. 2018, Tables 1 and 2).
 
@@ -549,11 +515,7 @@ def tcn_char_ptb(
     dropout and decay are the authors' code's; the optimizer is the paper's Adam, not the code's
     SGD. With `activation="glu"` (Table 5) `filters=309` has the same size.
 
-    Args:
-        **: As in `tcn_ptb`.
-
-    Returns:
-        A compiled `LanguageModel`.
+    Arguments as in `tcn_ptb`.
     """
     return _tcn_language_model(**locals())
 
@@ -571,7 +533,6 @@ def tcn_text8(
     initial_embedding: str = "uniform",
     vocabulary_size: int = 27,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """TCN on text8, 4.1M parameters (Bai et al. 2018, Tables 1 and 2).
 
@@ -579,11 +540,7 @@ def tcn_text8(
     in merged cells. With `activation="glu"` (Table 5) `filters=364` has the same size. All else is
     as in `tcn_char_ptb`.
 
-    Args:
-        **: As in `tcn_ptb`.
-
-    Returns:
-        A compiled `LanguageModel`.
+    Arguments as in `tcn_ptb`.
     """
     return _tcn_language_model(**locals())
 
@@ -653,7 +610,6 @@ def _recurrent_language_model(
     dropout,
     vocabulary_size,
     seed,
-    vocabulary,
     forget_bias=1.0,
     tie_embeddings=False,
 ):
@@ -669,7 +625,6 @@ def _recurrent_language_model(
         head=head,
         tie_embeddings=tie_embeddings,
         embeddings_initializer=keras.initializers.RandomUniform(-0.1, 0.1, seed=seed),
-        vocabulary=vocabulary,
         seed=seed,
     )
 
@@ -756,11 +711,7 @@ def lstm_copy_memory(
     published: for T=500 this one, clipped at 0.25, for T=2000 `layers=3, hidden_units=28`
     (16,418 parameters).
 
-    Args:
-        **: As in `lstm_adding`.
-
-    Returns:
-        A compiled `SequenceClassifier`.
+    Arguments as in `lstm_adding`.
     """
     return _copy(_recurrent("lstm", layers, hidden_units, dropout, seed, forget_bias), seed)
 
@@ -787,10 +738,8 @@ def rnn_copy_memory(
     return _copy(_recurrent("rnn", layers, hidden_units, dropout, seed), seed)
 
 
-_on_seq_mnist = register(
-    **_SEQ_MNIST,
-    training=Training(optimizer="rmsprop", learning_rate=1e-3, clip_norm=1.0, **_MNIST_BATCHES),
-)
+_MNIST = Training(optimizer="rmsprop", learning_rate=1e-3, clip_norm=1.0, **_MNIST_BATCHES)
+_on_seq_mnist = register(**_SEQ_MNIST, training=_MNIST)
 
 
 @_on_seq_mnist
@@ -805,11 +754,7 @@ def lstm_seq_mnist(
 
     The settings are Table 3's.
 
-    Args:
-        **: As in `lstm_adding`.
-
-    Returns:
-        A compiled `SequenceClassifier`.
+    Arguments as in `lstm_adding`.
     """
     return _digit(_last("lstm", layers, hidden_units, dropout, seed, forget_bias), seed)
 
@@ -836,10 +781,7 @@ def rnn_seq_mnist(
     return _digit(_last("rnn", layers, hidden_units, dropout, seed), seed)
 
 
-_on_permuted_mnist = register(
-    **_PERMUTED_MNIST,
-    training=Training(optimizer="rmsprop", learning_rate=1e-3, clip_norm=1.0, **_MNIST_BATCHES),
-)
+_on_permuted_mnist = register(**_PERMUTED_MNIST, training=_MNIST)
 
 
 @_on_permuted_mnist
@@ -854,11 +796,7 @@ def lstm_permuted_mnist(
 
     The settings are Table 3's.
 
-    Args:
-        **: As in `lstm_adding`.
-
-    Returns:
-        A compiled `SequenceClassifier`.
+    Arguments as in `lstm_adding`.
     """
     return _digit(_last("lstm", layers, hidden_units, dropout, seed, forget_bias), seed)
 
@@ -905,11 +843,7 @@ def lstm_jsb(
     Published: 300K, which takes 141 units: Tables 1 and 3 contradict each other. The settings are
     Table 3's.
 
-    Args:
-        **: As in `lstm_adding`.
-
-    Returns:
-        A compiled `PolyphonicModel`.
+    Arguments as in `lstm_adding`.
     """
     return _music(_recurrent("lstm", layers, hidden_units, dropout, seed, forget_bias), seed)
 
@@ -955,11 +889,7 @@ def lstm_nottingham(
     Published: 1M, which takes 448 units. Of Table 3's two rows this is the smaller net; the other
     has 3 layers of 280 units (1,694,648 parameters), clipped at 0.5.
 
-    Args:
-        **: As in `lstm_adding`.
-
-    Returns:
-        A compiled `PolyphonicModel`.
+    Arguments as in `lstm_adding`.
     """
     return _music(_recurrent("lstm", layers, hidden_units, dropout, seed, forget_bias), seed)
 
@@ -1001,7 +931,6 @@ def lstm_ptb(
     forget_bias: float = 1.0,
     vocabulary_size: int = 10_000,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """LSTM on word-level Penn Treebank, 18.8M parameters (Bai et al. 2018, Tables 1 and 3).
 
@@ -1036,7 +965,6 @@ def gru_ptb(
     dropout: float = 0.4,
     vocabulary_size: int = 10_000,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """GRU on word-level Penn Treebank, 13M parameters (Bai et al. 2018, Table 1).
 
@@ -1053,7 +981,6 @@ def rnn_ptb(
     dropout: float = 0.4,
     vocabulary_size: int = 10_000,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """RNN on word-level Penn Treebank, 13M parameters (Bai et al. 2018, Table 1).
 
@@ -1077,18 +1004,13 @@ def lstm_char_ptb(
     forget_bias: float = 1.0,
     vocabulary_size: int = 50,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """LSTM on character-level Penn Treebank, 4.65M parameters (Bai et al. 2018, Tables 1 and 3).
 
     Published: 3M, which takes 478 units: Tables 1 and 3 contradict each other. The settings are
     Table 3's.
 
-    Args:
-        **: As in `lstm_ptb`.
-
-    Returns:
-        A compiled `LanguageModel`.
+    Arguments as in `lstm_ptb`.
     """
     return _recurrent_language_model("lstm", **locals())
 
@@ -1101,7 +1023,6 @@ def gru_char_ptb(
     dropout: float = 0.1,
     vocabulary_size: int = 50,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """GRU on character-level Penn Treebank, 3M parameters (Bai et al. 2018, Table 1).
 
@@ -1118,7 +1039,6 @@ def rnn_char_ptb(
     dropout: float = 0.1,
     vocabulary_size: int = 50,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """RNN on character-level Penn Treebank, 3M parameters (Bai et al. 2018, Table 1).
 
@@ -1142,18 +1062,13 @@ def lstm_text8(
     forget_bias: float = 1.0,
     vocabulary_size: int = 27,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """LSTM on text8, 4.72M parameters (Bai et al. 2018, Tables 1 and 3).
 
     Published: 4.6M and 5M (1010 and 1056 units). The settings are Table 3's; its embedding is that
     of character-level Penn Treebank.
 
-    Args:
-        **: As in `lstm_ptb`.
-
-    Returns:
-        A compiled `LanguageModel`.
+    Arguments as in `lstm_ptb`.
     """
     return _recurrent_language_model("lstm", **locals())
 
@@ -1166,7 +1081,6 @@ def gru_text8(
     dropout: float = 0.15,
     vocabulary_size: int = 27,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """GRU on text8, 4.6M parameters (Bai et al. 2018, Table 1).
 
@@ -1183,7 +1097,6 @@ def rnn_text8(
     dropout: float = 0.15,
     vocabulary_size: int = 27,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """RNN on text8, 4.6M parameters (Bai et al. 2018, Table 1).
 

@@ -2,7 +2,6 @@
 
 import keras
 
-from trellis_keras.data import Vocabulary
 from trellis_keras.layers import AdaptiveSoftmax, MixtureOfSoftmaxes, TrellisLayer
 from trellis_keras.models import LanguageModel, SequenceClassifier
 from trellis_keras.zoo.recipe import Training
@@ -38,7 +37,6 @@ def _language_model(
     weight_dropout,
     vocabulary_size,
     seed,
-    vocabulary,
     aux_every,
     aux_weight,
     output_units=None,
@@ -105,7 +103,6 @@ def _language_model(
         activation_reg=activation_reg,
         temporal_activation_reg=temporal_activation_reg,
         embeddings_initializer=_uniform(initial_embedding, seed),
-        vocabulary=vocabulary,
         seed=seed,
     )
 
@@ -164,7 +161,6 @@ def trellisnet_ptb(
     rematerialize: bool = False,
     vocabulary_size: int = 10_000,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """TrellisNet on word-level Penn Treebank, 24.2M parameters (Bai et al. 2019, Tables 1 and 5).
 
@@ -227,18 +223,13 @@ def trellisnet_ptb_large(
     rematerialize: bool = False,
     vocabulary_size: int = 10_000,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """A larger `trellisnet_ptb`, 32.6M parameters (Bai et al. 2019, Table 1).
 
     The paper says "1.4x larger" and not by what; 1300 hidden units fit the published sizes of this
     model (33M) and of `trellisnet_ptb_mos_large`.
 
-    Args:
-        **: As in `trellisnet_ptb`.
-
-    Returns:
-        A compiled `LanguageModel`.
+    Arguments as in `trellisnet_ptb`.
     """
     return _language_model(**locals())
 
@@ -265,7 +256,6 @@ def trellisnet_ptb_mos(
     rematerialize: bool = False,
     vocabulary_size: int = 10_000,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """TrellisNet with a mixture of 15 softmaxes on word-level Penn Treebank, 25.7M parameters.
 
@@ -277,9 +267,6 @@ def trellisnet_ptb_mos(
         experts: Positive integer, number of softmaxes.
         latent_dropout: Variational dropout rate of the mixture's latent vectors.
         **: As in `trellisnet_ptb`.
-
-    Returns:
-        A compiled `LanguageModel`.
     """
     return _language_model(**locals())
 
@@ -306,17 +293,12 @@ def trellisnet_ptb_mos_large(
     rematerialize: bool = False,
     vocabulary_size: int = 10_000,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """A larger `trellisnet_ptb_mos`, 34.2M parameters (Bai et al. 2019, Table 1).
 
     1300 hidden units as in `trellisnet_ptb_large`.
 
-    Args:
-        **: As in `trellisnet_ptb_mos`.
-
-    Returns:
-        A compiled `LanguageModel`.
+    Arguments as in `trellisnet_ptb_mos`.
     """
     return _language_model(**locals())
 
@@ -356,7 +338,6 @@ def trellisnet_wt103(
     rematerialize: bool = False,
     vocabulary_size: int = 267_735,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """TrellisNet on WikiText-103, 177.6M parameters (Bai et al. 2019, Tables 2 and 5).
 
@@ -380,9 +361,6 @@ def trellisnet_wt103(
         cutoffs: First word of each tail of an adaptive softmax (see `layers.AdaptiveSoftmax`), for
             words numbered by falling frequency; `()` is a full softmax.
         **: As in `trellisnet_ptb`.
-
-    Returns:
-        A compiled `LanguageModel`.
     """
     return _language_model(**locals())
 
@@ -422,7 +400,6 @@ def trellisnet_char_ptb(
     rematerialize: bool = False,
     vocabulary_size: int = 50,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """TrellisNet on character-level Penn Treebank, 13.5M parameters (Bai et al. 2019, Table 5).
 
@@ -431,9 +408,6 @@ def trellisnet_char_ptb(
     Args:
         weight_norm: Whether the kernels are weight-normalized.
         **: As in `trellisnet_ptb`.
-
-    Returns:
-        A compiled `LanguageModel`.
     """
     return _language_model(**locals())
 
@@ -474,7 +448,6 @@ def trellisnet_char(
     initial_embedding: float = 1.0,
     vocabulary_size: int = 96,
     seed: int | None = 0,
-    vocabulary: Vocabulary | None = None,
 ) -> LanguageModel:
     """A small TrellisNet for the characters of any text, trained in minutes on two cores.
 
@@ -486,9 +459,6 @@ def trellisnet_char(
         initial_stddev: Standard deviation of the initial kernels and biases.
         initial_embedding: The initial embedding is uniform within plus or minus this.
         **: As in `trellisnet_ptb`.
-
-    Returns:
-        A compiled `LanguageModel`.
     """
     return _language_model(**locals())
 
@@ -607,11 +577,7 @@ def trellisnet_permuted_mnist(
     Published: 8M parameters, see `trellisnet_seq_mnist`. The paper's permutation is not published
     (see `zoo.datasets.pixel_permutation`).
 
-    Args:
-        **: As in `trellisnet_seq_mnist`.
-
-    Returns:
-        A compiled `SequenceClassifier`.
+    Arguments as in `trellisnet_seq_mnist`.
     """
     return _classifier(**locals())
 
@@ -633,10 +599,6 @@ def trellisnet_seq_cifar10(
 
     Published: 8M parameters, see `trellisnet_seq_mnist`; `hidden_units=990` makes 8,036,110.
 
-    Args:
-        **: As in `trellisnet_seq_mnist`.
-
-    Returns:
-        A compiled `SequenceClassifier`.
+    Arguments as in `trellisnet_seq_mnist`.
     """
     return _classifier(**locals())

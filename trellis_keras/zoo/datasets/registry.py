@@ -1,7 +1,6 @@
 """Data sets by name: `load("ptb")`, `load("adding", T=600)`, ..."""
 
 import dataclasses
-import difflib
 import inspect
 import os
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from typing import Any
 import keras
 
 from trellis_keras.data.vocabulary import Vocabulary
+from trellis_keras.zoo.catalog import suggestion
 from trellis_keras.zoo.datasets.sources import Source
 
 SPLITS = ("train", "valid", "test")
@@ -245,6 +245,4 @@ def load(name: str, data_dir: DataDir = None, **options) -> Dataset:
 
 
 def _unknown(what, name, known):
-    close = difflib.get_close_matches(str(name), known, n=1)
-    suggestion = f" Did you mean {close[0]!r}?" if close else ""
-    return f"Unknown {what}. Received: {name!r}; known: {known}.{suggestion}"
+    return f"Unknown {what}. Received: {name!r}; known: {known}.{suggestion(str(name), known)}"
