@@ -15,6 +15,7 @@ runs some of them.
 import math
 import os
 import pathlib
+import sys
 
 # Before Keras, JAX or TensorFlow are imported for the first time.
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -153,3 +154,34 @@ def assert_close(floatx, tolerance):
         assert error <= tolerance(kind), f"{name}: error {error:.3g} > {tolerance(kind):.3g}"
 
     return check
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """`command("list", ...)`: exit status, standard output and errors of `trellis-keras`."""
+    from trellis_keras import cli
+
+    def command(*arguments):
+        monkeypatch.setattr(sys, "argv", ["trellis-keras", *map(str, arguments)])
+        capsys.readouterr()
+        try:
+            cli.main()
+            status = 0
+        except SystemExit as end:
+            status = end.code or 0
+        shown = capsys.readouterr()
+        return status, shown.out, shown.err
+
+    return command
+
+
+@pytest.fixture
+def refused(command):
+    """`refused("train", ...)`: the error of a command that ends with status 2 and one line."""
+
+    def refused(*arguments):
+        status, _, err = command(*arguments)
+        assert status == 2 and err.startswith("Error: ") and err.count("\n") == 1, err
+        return err.removeprefix("Error: ").rstrip()
+
+    return refused

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.processes import child_environment
 from tests.support.small_runs import TINY, options, tiny_run, write_text
-from trellis_keras import __version__, cli, zoo
+from trellis_keras import __version__, zoo
 from trellis_keras.training import progress
 from trellis_keras.zoo import catalog, environment
 from trellis_keras.zoo import run as runs
@@ -22,37 +22,6 @@ SMALL = [*map(str, options(TINY | {"epochs": 1, "jit_compile": "false"})), *UNOB
 def shared(tmp_path_factory):
     """A finished run, which no test may change."""
     return tiny_run(tmp_path_factory.mktemp("cli"), epochs=1)
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """`run("list", ...)`: exit status, standard output and errors of the console script."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["trellis-keras", *map(str, arguments)])
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as end:
-            status = end.code or 0
-        shown = capsys.readouterr()
-        return status, shown.out, shown.err
-
-    return run
-
-
-@pytest.fixture
-def refused(run):
-    """`refused(...)`: the error of a command that ends with status 2 and a single line."""
-
-    def refused(*arguments):
-        status, out, err = run(*arguments)
-        assert (status, out) == (2, "")
-        assert err.startswith("Error: ")
-        assert err.count("\n") == 1
-        return err.removeprefix("Error: ").rstrip()
-
-    return refused
 
 
 @pytest.fixture
@@ -121,8 +90,8 @@ def test_options_of_another_published_run(refused, tmp_path):
 # list, recipe
 
 
-def test_list(run):
-    status, out, _ = run("list")
+def test_list(command):
+    status, out, _ = command("list")
     assert status == 0
     header, *rows = out.splitlines()
     names = ["model", "data", "parameters", "metric", "published", "ours", "weights"]
@@ -133,13 +102,13 @@ def test_list(run):
     assert row[header.index("metric") :].split() == ["mse", "-", "8.383e-05", "yes"]  # of two seeds
     ends = {row.index("  perplexity") for row in rows if "  perplexity" in row}
     assert ends == {header.index("  metric")}
-    trained = run("list", "--pretrained")[1].splitlines()[1:]
+    trained = command("list", "--pretrained")[1].splitlines()[1:]
     assert len(trained) == 30 and all(row.endswith("yes") for row in trained)
-    assert run("list", "transformer_*")[1].count("\n") == 1
+    assert command("list", "transformer_*")[1].count("\n") == 1
 
 
-def test_recipe(run):
-    status, out, _ = run("recipe", "tcn_adding", "--T", "8", "--filters=9")
+def test_recipe(command):
+    status, out, _ = command("recipe", "tcn_adding", "--T", "8", "--filters=9")
     recipe = json.loads(out)
     assert status == 0
     assert recipe["trellis_keras"] == __version__
@@ -161,9 +130,9 @@ def test_recipe(run):
         (["--depth", "4", "--depth", "5"], "depth", 5),
     ],
 )
-def test_option_values(run, words, field, value):
+def test_option_values(command, words, field, value):
     for arguments in (["trellisnet_char", *words], [*words, "trellisnet_char"]):
-        status, out, err = run("recipe", *arguments)
+        status, out, err = command("recipe", *arguments)
         assert status == 0, err
         recipe = json.loads(out)
         assert (recipe | recipe["arguments"] | recipe["training"])[field] == value
@@ -180,13 +149,9 @@ def test_option_values(run, words, field, value):
         (["trellisnet_char", "--depth", "--epochs", "3"], "--depth needs a value"),
         (["trellisnet_char", "-d", "8"], "Expected an option such as --epochs 3. Received: '-d'"),
         (["trellisnet_char", "--epochs", "-8"], "`epochs` must be 1 or more. Received: -8"),
-        (["trellisnet_char", "--epochs=-8"], "`epochs` must be 1 or more. Received: -8"),
-        (["trellisnet_char", "--depth", "8.5"], "`depth` must be an integer. Received: 8.5"),
         (["trellisnet_char", "--depth", "eight"], "`depth` must be an integer. Received: 'eight'"),
         (["trellisnet_char", "--depth", "true"], "`depth` must be an integer. Received: True"),
         (["trellisnet_char", "--l2", "NaN"], "`l2` must be a number. Received: nan"),
-        (["trellisnet_char", "--context-length", "74"], "context_length=74, sequence_length=74"),
-        (["tcn_jsb", "--sequence-length", "9"], "`sequence_length` is an option of language"),
     ],
 )
 def test_wrong_settings(refused, words, message):
@@ -196,15 +161,17 @@ def test_wrong_settings(refused, words, message):
 # train
 
 
-def test_train_and_go_on(run, tmp_path):
+def test_train_and_go_on(command, tmp_path):
     text = write_text(tmp_path / "text.txt")
     folder = tmp_path / "runs" / "first"
-    status, out, err = run("train", "trellisnet_char", *SMALL, "--text", text, "--output", folder)
+    status, out, err = command(
+        "train", "trellisnet_char", *SMALL, "--text", text, "--output", folder
+    )
     assert status == 0, err
     assert "trellisnet_char: 835 parameters (depth=3, hidden_units=4, " in out
     assert "val_bpc" in out
     assert "\b" not in out and "\r" not in out  # no progress bar in a file
-    status, out, err = run("train", "--output", folder, "--epochs", "2", *UNOBSERVED)
+    status, out, err = command("train", "--output", folder, "--epochs", "2", *UNOBSERVED)
     assert status == 0, err
     assert "Resuming after epoch 1" in out
     assert zoo.read_recipe(folder).training.epochs == 2
@@ -216,9 +183,9 @@ def test_a_folder_without_a_run_asks_for_a_model(refused, tmp_path):
     assert "holds no run: recipe.json is missing. Name a model" in message
 
 
-def test_settings_of_a_published_run(run, refused, tmp_path):
+def test_settings_of_a_published_run(command, refused, tmp_path):
     sizes = json.dumps({"train": 8, "valid": 4, "test": 6})
-    status, _, err = run(
+    status, _, err = command(
         "train", "tcn_adding", "--as-published", "T=200", "--epochs", "1", "--data-options", sizes,
         "--jit-compile", "false", "--output", tmp_path / "run", *UNOBSERVED,
     )  # fmt: skip
@@ -232,22 +199,12 @@ def test_settings_of_a_published_run(run, refused, tmp_path):
     assert "Expected one model at most. Received: tcn_adding, T=200" in message
 
 
-def test_the_model_may_come_last(run, tmp_path):
-    text = write_text(tmp_path / "text.txt")
-    status, _, err = run(
-        "train", "--depth=2", *SMALL[2:], "--output", tmp_path / "run", "--text", text,
-        "trellisnet_char",
-    )  # fmt: skip
-    assert status == 0, err
-    assert zoo.read_recipe(tmp_path / "run").arguments["depth"] == 2
-
-
-def test_an_interrupted_run_says_how_to_go_on(run, tmp_path, monkeypatch):
+def test_an_interrupted_run_says_how_to_go_on(command, tmp_path, monkeypatch):
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runs, "train", interrupt)
-    status, _, err = run("train", "trellisnet_char", "--output", tmp_path / "my run")
+    status, _, err = command("train", "trellisnet_char", "--output", tmp_path / "my run")
     assert status not in (0, 2)
     assert f"To resume: trellis-keras train --output '{tmp_path / 'my run'}'\n" in err
 
@@ -256,12 +213,7 @@ def test_an_interrupted_run_says_how_to_go_on(run, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--deep", "8"], "no option 'deep'"),
         (["--epochs", "0"], "`epochs` must be 1 or more"),
-        (["--learning-rate", "fast"], "`learning_rate` must be a number"),
-        (["--data", "ptb_word"], "`data` must be one of"),
-        (["--seed", "-1"], "`seed` must be 0 or more"),
-        (["--data-options", "my.txt"], "`data_options` must be a mapping"),
         (["--text", "a.txt", "--data-options", "2"], "`data_options` must be a mapping"),
         (["--text", "a.txt", "--data", "pydoc"], "--text a.txt and --data pydoc exclude each"),
         (
@@ -281,8 +233,8 @@ def test_a_model_of_sequences_reads_no_text(refused, no_data, tmp_path):
     assert "--text is for language models. tcn_seq_mnist reads" in refused("train", *words)
 
 
-def test_train_without_output_or_model(run, refused, tmp_path):
-    status, _, err = run("train", "trellisnet_char")
+def test_train_without_output_or_model(command, refused, tmp_path):
+    status, _, err = command("train", "trellisnet_char")
     assert status == 2
     assert "--output" in err
     assert "holds no run: recipe.json is missing" in refused("train", "--output", tmp_path)
@@ -300,11 +252,11 @@ def test_train_with_other_settings_in_a_folder(refused, shared):
         ("fpu amx_bf16 sse", ["--precision", "bfloat16"], "mixed_bfloat16"),
     ],
 )
-def test_the_precision_of_a_run(run, tmp_path, monkeypatch, flags, arguments, policy):
+def test_the_precision_of_a_run(command, tmp_path, monkeypatch, flags, arguments, policy):
     monkeypatch.setattr(environment, "_cpu_info", lambda field: flags)
     monkeypatch.setattr(runs, "train", lambda recipe, *_, **__: chosen.append(recipe.dtype_policy))
     chosen = []
-    status, _, err = run("train", "tcn_jsb", *arguments, "--output", tmp_path / "run")
+    status, _, err = command("train", "tcn_jsb", *arguments, "--output", tmp_path / "run")
     assert (status, chosen) == (0, [policy]), err
 
 
@@ -315,65 +267,40 @@ def test_precisions_that_contradict_each_other(refused, tmp_path):
     assert "--precision float32 and --dtype-policy mixed_bfloat16 exclude each other" in message
 
 
-def test_a_time_limit(run, tmp_path):
+def test_a_time_limit(command, tmp_path):
     text, folder = write_text(tmp_path / "text.txt"), tmp_path / "run"
     words = [*SMALL, "--epochs", "2", "--text", text, "--max-minutes", "1e-9"]
-    _, out, _ = run("train", "trellisnet_char", *words, "--output", folder)
+    _, out, _ = command("train", "trellisnet_char", *words, "--output", folder)
     assert progress(folder / "checkpoints") == (0, 1)
     assert f"in epoch 1 of 2. To resume: trellis-keras train --output {folder}" in out
-    _, out, _ = run("train", "--output", folder, *UNOBSERVED)
+    _, out, _ = command("train", "--output", folder, *UNOBSERVED)
     assert runs.epochs_done(folder) == 2
 
 
-def test_unwritable_output(refused, tmp_path):
-    text = write_text(tmp_path / "text.txt")
-    message = refused("train", "trellisnet_char", "--text", text, "--output", text / "run")
-    assert message.startswith(f"The folder {text / 'run'} cannot be written to")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "text.txt. If it has moved"),
-        (b"", "text.txt is empty"),
-        (b"short", "text.txt is too short to split"),
-        (b"too short for rows of thirty-two" * 2, "`batch_size` must be at most"),
-        (b"\xff\xfe text", "text.txt is not UTF-8 text"),
-    ],
-    ids=["missing", "empty", "short", "few_rows", "no_text"],
-)
-def test_wrong_texts(refused, tmp_path, content, message):
-    path = tmp_path / "text.txt"
-    if content is not None:
-        path.write_bytes(content)
-    output = tmp_path / "run"
-    assert message in refused("train", "trellisnet_char", "--text", path, "--output", output)
+def test_a_text_that_is_too_short_starts_no_run(refused, tmp_path):
+    path, output = tmp_path / "text.txt", tmp_path / "run"
+    path.write_text("too short for rows of thirty-two" * 2)
+    message = refused("train", "trellisnet_char", "--text", path, "--output", output)
+    assert "`batch_size` must be at most" in message
     assert not (output / "recipe.json").exists()
 
 
-def test_text_options(run, tmp_path):
-    text = write_text(tmp_path / "text.txt")
-    status, out, err = run(
-        "train", "trellisnet_char", *SMALL, "--output", tmp_path / "run", "--text", text,
-        "--metric", "perplexity", "--data-options", '{"unit": "word", "split": [0.8, 0.1, 0.1]}',
-    )  # fmt: skip
-    assert status == 0, err
-    assert "words, vocabulary" in out
-    assert "val_perplexity" in out
-
-
-def test_missing_data_folder(refused, tmp_path):
-    words = ["trellisnet_ptb", "--output", tmp_path / "run"]
-    assert "data_dir is not a folder" in refused("train", *words, "--data-dir", tmp_path / "no")
-    assert "is a file" in refused("train", *words, "--data-dir", tmp_path)
+def test_text_options(command, tmp_path, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(runs, "train", lambda recipe, *_, **__: chosen.append(recipe))
+    words = ["--text", tmp_path / "text.txt", "--data-options", '{"unit": "word"}']
+    command("train", "trellisnet_char", *words, "--output", tmp_path / "run")
+    (recipe,) = chosen
+    assert recipe.data == "text"
+    assert recipe.data_options == {"path": str(tmp_path / "text.txt"), "unit": "word"}
 
 
 # evaluate, generate, export
 
 
-def test_evaluate(run, shared, monkeypatch, tmp_path):
+def test_evaluate(command, shared, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    status, out, err = run("evaluate", shared)
+    status, out, err = command("evaluate", shared)
     assert status == 0, err
     results = json.loads(out)
     assert results == {
@@ -382,7 +309,9 @@ def test_evaluate(run, shared, monkeypatch, tmp_path):
         "target_counting": "all",
         **runs.evaluate(zoo.read_recipe(shared), shared),
     }
-    other = json.loads(run("evaluate", shared, "--split=valid", "--target-counting", "original")[1])
+    other = json.loads(
+        command("evaluate", shared, "--split=valid", "--target-counting", "original")[1]
+    )
     assert other["targets"] < results["targets"]
 
 
@@ -394,49 +323,51 @@ def test_wrong_evaluations(refused, shared, tmp_path):
     )
 
 
-def test_generate(run, shared):
-    status, out, err = run("generate", shared, "--prompt", "ab", "--length", "20", "--seed", "1")
+def test_generate(command, shared):
+    status, out, err = command(
+        "generate", shared, "--prompt", "ab", "--length", "20", "--seed", "1"
+    )
     assert status == 0, err
     text = out.removesuffix("\n")
     assert text.startswith("ab")
     assert len(text) == 22
-    again = run("generate", shared, "--prompt", "ab", "--length", "20", "--seed", "1")[1]
+    again = command("generate", shared, "--prompt", "ab", "--length", "20", "--seed", "1")[1]
     assert again == out
 
 
 @pytest.mark.slow
-def test_a_model_of_sequences(run, refused, tmp_path):
+def test_a_model_of_sequences(command, refused, tmp_path):
     folder = tmp_path / "run"
     sizes = json.dumps({"train": 8, "valid": 4, "test": 6})
-    status, out, err = run(
+    status, out, err = command(
         "train", "tcn_adding", "--T", "8", "--depth", "2", "--filters", "3", "--epochs", "1",
         "--data-options", sizes, "--jit-compile", "false", "--output", folder,
     )  # fmt: skip
     assert status == 0, err
     assert "(kernel_size=8, depth=2, filters=3, dropout_kind=element" in out
     assert "adding: train 8, valid 4, test 6 sequences" in out
-    results = json.loads(run("evaluate", folder)[1])
+    results = json.loads(command("evaluate", folder)[1])
     assert results["sequences"] == 6
     assert results["mse"] == results["loss"]
     assert "`generate` is for language models" in refused("generate", folder)
-    status, out, err = run("export", folder, tmp_path / "served")
+    status, out, err = command("export", folder, tmp_path / "served")
     assert (status, out) == (0, f"Written: {tmp_path / 'served' / '1'}\n"), err
     assert "is for texts" in refused("evaluate", folder, "--target-counting", "original")
 
 
-def test_wrong_prompts(run, refused, shared, tmp_path):
+def test_wrong_prompts(command, refused, shared, tmp_path):
     assert "holds no run" in refused("generate", tmp_path)
     assert "symbols unknown to the vocabulary" in refused("generate", shared, "--prompt", "z")
     assert "none empty" in refused("generate", shared, "--prompt", "")
     assert "`sampler` must be" in refused("generate", shared, "--prompt", "a", "--sampler", "best")
-    assert run("generate", shared, "--prompt", "a", "--length", "0")[0] == 2
+    assert command("generate", shared, "--prompt", "a", "--length", "0")[0] == 2
 
 
-def test_export(run, refused, shared, tmp_path):
+def test_export(command, refused, shared, tmp_path):
     pytest.importorskip("tensorflow")
     shared = shutil.copytree(shared, tmp_path / "run")
     path = shared / "serving"  # where `train` puts that of a forecaster
-    status, out, err = run("export", shared, path)
+    status, out, err = command("export", shared, path)
     assert status == 0, err
     assert out == f"Written: {path / '1'}\n"
     assert (path / "1" / "saved_model.pb").is_file()
@@ -450,16 +381,16 @@ def test_export(run, refused, shared, tmp_path):
     assert [found.name for found in path.iterdir()] == ["1"]
 
 
-def test_export_chooses_the_format_by_suffix(run, refused, shared, tmp_path):
-    assert run("export", shared, tmp_path / "model.c")[0] == 0
+def test_export_chooses_the_format_by_suffix(command, refused, shared, tmp_path):
+    assert command("export", shared, tmp_path / "model.c")[0] == 0
     assert "MODEL_TOKENS" in (tmp_path / "model.h").read_text()
     assert "must be a C identifier" in refused("export", shared, tmp_path / "1.c")
 
 
-def test_score(run, refused, shared, tmp_path):
+def test_score(command, refused, shared, tmp_path):
     path, table = tmp_path / "text.txt", tmp_path / "scores.csv"
     path.write_text("ab de\n\nabc\n")
-    status, out, err = run("score", shared, path, "--output", table)
+    status, out, err = command("score", shared, path, "--output", table)
     assert status == 0, err
     totals = json.loads(out)
     expected = {"run": str(shared), "file": str(path), "output": str(table)}
@@ -502,67 +433,36 @@ def test_an_error_is_one_line_without_control_characters(refused, tmp_path):
     assert message.endswith(r"Its columns: load\x1b[31m, a\x07\u202e")
 
 
-# As a process
-
-
-@pytest.mark.slow
-def test_a_session_in_another_folder(tmp_path):
-    """Relative paths hold wherever the later commands are given."""
-    write_text(tmp_path / "my.txt")
-    (tmp_path / "elsewhere").mkdir()
-
-    def command(*words, cwd):
-        done = subprocess.run(
-            [sys.executable, "-m", "trellis_keras", *words],
-            cwd=tmp_path / cwd,
-            env=child_environment(),
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert "Traceback" not in done.stderr
-        return done
-
-    words = ["trellisnet_char", *SMALL, "--text", "my.txt", "--output", "runs/first"]
-    done = command("train", *words, cwd=".")
-    assert done.returncode == 0, done.stderr
-    done = command("evaluate", "../runs/first", cwd="elsewhere")
-    assert json.loads(done.stdout)["targets"] == 99
-    done = command("evaluate", "runs/first", cwd="elsewhere")
-    assert done.returncode == 2
-    assert done.stderr.endswith("Error: runs/first holds no run: recipe.json is missing.\n")
-
-
 # Time series
 
 
-def test_a_csv_file_and_a_window(run, tmp_path, monkeypatch):
+def test_a_csv_file_and_a_window(command, tmp_path, monkeypatch):
     """The window is the model's and the data's, and the default of neither counts."""
     chosen = []
     monkeypatch.setattr(runs, "train", lambda recipe, *_, **__: chosen.append(recipe))
     words = ["--csv", tmp_path / "load.csv", "--target", "load", "--window", "8", "--horizon", "4"]
-    run("train", "tcn_forecaster", *words, "--output", tmp_path / "run")
+    command("train", "tcn_forecaster", *words, "--output", tmp_path / "run")
     (recipe,) = chosen
     for found in (recipe.arguments, recipe.data_options):
         assert (found["window"], found["horizon"]) == (8, 4)
 
 
 @pytest.mark.slow
-def test_a_csv_file_is_trained_on_forecast_and_compared(run, refused, tmp_path):
+def test_a_csv_file_is_trained_on_forecast_and_compared(command, refused, tmp_path):
     path, output = tmp_path / "load.csv", tmp_path / "run"
     path.write_text("load,t\n" + "".join(f"{i % 6},{i}\n" for i in range(120)))
     words = ["tcn_forecaster", "--csv", path, "--target", "load", "--time", "t", "--output", output]
     small = ["--window", "8", "--horizon", "4", "--filters", "2", "--epochs", "1", *UNOBSERVED]
-    status, out, err = run("train", *words, *small)
+    status, out, err = command("train", *words, *small)
     assert status == 0, err
     assert "load: mean absolute error " in out
     assert {"report.json", "forecast.png", "best.keras"} <= {p.name for p in output.iterdir()}
     forecast = tmp_path / "forecast.csv"
-    assert run("forecast", output, path, "--output", forecast)[0] == 0
+    assert command("forecast", output, path, "--output", forecast)[0] == 0
     header, *rows = forecast.read_text().splitlines()
     assert header == "t,load_q10,load_q50,load_q90"
     assert [row.split(",")[0] for row in rows] == ["120", "121", "122", "123"]
-    status, out, _ = run("compare", output, "--output", tmp_path / "compare.png")
+    status, out, _ = command("compare", output, "--output", tmp_path / "compare.png")
     assert status == 0 and "tcn_forecaster" in out and (tmp_path / "compare.png").is_file()
     path.write_text("lod,t\n1,0\n")
     assert "has no column 'load'. Did you mean 'lod'" in refused(

@@ -1,14 +1,13 @@
 """A run with one file damaged: each command answers in one sentence that names the file."""
 
 import shutil
-import sys
 
 import pytest
 
 from tests.support.disks import NO_SPACE, fill, small_disk
 from tests.support.small_runs import tiny_run
 from tests.zoo.test_series import SMALL, write
-from trellis_keras import cli, zoo
+from trellis_keras import zoo
 from trellis_keras.zoo import forecasts
 from trellis_keras.zoo import run as runs
 
@@ -51,21 +50,6 @@ def places(tmp_path_factory):
     runs.train(recipe, folder / "forecaster", verbose=0)
     forecasts.finish(folder / "forecaster")
     return folder
-
-
-@pytest.fixture
-def refused(monkeypatch, capsys):
-    """`refused("train", ...)`: the single line of an error, after which the status is 2."""
-
-    def refused(*arguments):
-        monkeypatch.setattr(sys, "argv", ["trellis-keras", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        err = capsys.readouterr().err
-        assert end.value.code == 2 and err.startswith("Error: ") and err.count("\n") == 1, err
-        return err
-
-    return refused
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint")
@@ -112,7 +96,7 @@ def test_a_full_disk_is_named(places, tmp_path, refused, monkeypatch):
         words = ["forecast", places / "forecaster", places / "load.csv", "--output"]
         assert f"{folder}/new.csv {NO_SPACE}" in refused(*words, folder / "new.csv")
         monkeypatch.setattr("tempfile.tempdir", str(folder))  # where the values of a CSV file go
-        assert f"Error: {folder} {NO_SPACE}" in refused(*words, tmp_path / "new.csv")
+        assert f"{folder} {NO_SPACE}" in refused(*words, tmp_path / "new.csv")
 
 
 def test_memory_that_runs_out_is_one_line(places, monkeypatch, refused):
@@ -121,4 +105,4 @@ def test_memory_that_runs_out_is_one_line(places, monkeypatch, refused):
 
     monkeypatch.setattr(runs, "evaluate", fail)
     message = refused("evaluate", places / "run")
-    assert message == "Error: There is not enough memory. Unable to allocate 3 TiB\n"
+    assert message == "There is not enough memory. Unable to allocate 3 TiB"

@@ -256,34 +256,6 @@ def test_an_epoch_that_fits_no_call(tmp_path):
     assert "raise --minutes" in queue.standing("b")
 
 
-@pytest.mark.slow
-def test_a_run_that_fails_does_not_make_the_others_wait(tmp_path):
-    runs = {"a": [OSError("no data")], "b": [pace.NoRoom(150)], "c": [30]}
-    queue = FakeQueue(tmp_path, 100, Clock(), runs)
-    queue.work(["a", "b", "c"])
-    assert queue.trained == ["c"]
-    assert "does not fit the 1.6 that a call has for it" in queue.standing("b").replace("\n", " ")
-
-
-def test_a_run_is_published_with_the_data_where_they_are_now(tmp_path, monkeypatch):
-    given = []
-    monkeypatch.setattr(
-        "tools.publish.publish",
-        lambda *words, **_: given.append(words) or {"recipe": {"metric": "accuracy"}, "test": 0.5},
-    )
-    queue = train.Queue(tmp_path, 1, 1, {"data_dir": str(tmp_path / "here")})
-    queue._publish("trellisnet_seq_mnist")
-    assert given[0][2] == str(tmp_path / "here")
-
-
-@pytest.mark.slow
-def test_two_runs_that_fit_no_call_do_not_make_the_others_wait(tmp_path):
-    runs = {"a": [pace.NoRoom(150)], "b": [pace.NoRoom(150)], "c": [30]}
-    queue = FakeQueue(tmp_path, 100, Clock(), runs)
-    queue.work(["a", "b", "c"])
-    assert queue.trained == ["c"] and sorted(queue.problems) == ["a", "b"]
-
-
 def fit(callback, clock, epochs, batch_s, policy="float32"):
     """A training without a model."""
     callback.set_params({"steps": 100})
@@ -347,14 +319,6 @@ def test_an_epoch_that_was_killed_twice_is_not_begun_again(tmp_path):
     call(150, Killed, policy="mixed_bfloat16")
     call(170)
     assert pace.read(path)["begun"] == []
-
-
-def test_an_epoch_whose_checkpoint_was_killed_counts_too(tmp_path):
-    path, clock = tmp_path / "times.json", Clock()
-    for _ in range(pace.TRIES):
-        fit(pace.Pace(path, clock.now + 150, clock), clock, [0], batch_s=1)
-    with pytest.raises(pace.NoRoom):
-        fit(pace.Pace(path, clock.now + 150, clock), clock, [0], batch_s=1)
 
 
 @pytest.mark.slow

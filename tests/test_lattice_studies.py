@@ -1,6 +1,5 @@
 """The studies of the LRU paper: recipes of their cells, resuming, tables, figures."""
 
-import csv
 import dataclasses
 import subprocess
 import sys
@@ -127,13 +126,6 @@ def test_unknown_names_are_refused(tmp_path, changes, words):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("net", ["rhn", "grid_lstm", "tcn"])
-def test_gradient_norms_are_of_layers(tmp_path, net):
-    settings = {**SMALL, "corpus": "pydoc", "size": "1m", "batches": 1}
-    with pytest.raises(ValueError, match=f"Unknown net with layers '{net}'"):
-        gradient_norms.run(tmp_path / "new", settings, [net], [0])
-
-
 def test_a_missing_corpus_is_told_before_training(tmp_path):
     (tmp_path / "war_and_peace").mkdir()
     cells = lattice.product(["pydoc", "war_and_peace"], ["lru"])
@@ -175,22 +167,6 @@ def test_an_interrupted_cell_ends_with_the_same_rows(tmp_path, monkeypatch):
     best = min(whole, key=lambda row: row["valid"])
     assert evaluate(tmp_path / "whole")["loss"] == pytest.approx(best["test"], rel=1e-5)
     assert evaluate(tmp_path / "whole", "valid")["loss"] == pytest.approx(best["valid"])
-
-
-@pytest.mark.slow
-def test_a_comparison_from_cells_to_files(tmp_path, capsys):
-    cells = lattice.product(["pydoc"], ["gru", "lru"], ["1m"])
-    settings = {**SMALL, "epochs": 1}
-    lattice_comparison.run(tmp_path, settings, cells[:1], [0])
-    assert "done before" not in capsys.readouterr().out
-    study, text = lattice_comparison.run(tmp_path, settings, cells, [0])
-    assert capsys.readouterr().out.count("done before") == 1
-    assert [(row["net"], row["seed"]) for row in study.rows()] == [("gru", 0), ("lru", 0)]
-    assert (tmp_path / "lattice_comparison.md").read_text() == text
-    assert "| GRU | 1 |" in text and "| LRU | 1 |" in text
-    with open(tmp_path / "lattice_comparison_table.csv", newline="") as file:
-        assert {row["net"] for row in csv.DictReader(file)} == {"gru", "lru"}
-    assert (tmp_path / "lattice_comparison.png").read_bytes().startswith(PNG)
 
 
 @pytest.mark.slow
@@ -309,7 +285,7 @@ def command_line(monkeypatch, script, *arguments):
     return calls[0] if calls else None
 
 
-def test_the_comparison_of_the_issue_and_of_the_paper(monkeypatch):
+def test_the_usual_comparison_and_the_papers(monkeypatch):
     folder, settings, cells, seeds, _ = command_line(monkeypatch, lattice_comparison)
     assert folder == "runs/studies/lattice_comparison"
     assert (settings["characters"], settings["epochs"]) == (1_000_000, 4)

@@ -34,33 +34,24 @@ def test_unknown_names_are_refused(tmp_path):
         nets.build("nothing", tasks.get("adding_30"))
 
 
-def test_rows_of_other_settings_are_refused(tmp_path):
-    Study("try", tmp_path, SETTINGS, COLUMNS)
-    with pytest.raises(ValueError, match="train=64 there, 65 now"):
-        Study("try", tmp_path, {**SETTINGS, "train": 65}, COLUMNS)
-
-
-@pytest.mark.parametrize("text", ["net,seed\n", "net,seed,value,hardware\ntcn,0\n", ""])
-def test_damaged_tables_are_refused(tmp_path, text):
-    Study("try", tmp_path, SETTINGS, COLUMNS)
-    (tmp_path / "try.csv").write_text(text)
-    with pytest.raises(ValueError, match="no whole table"):
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"try.json": '{"quick": true, "train": 65}'}, "train=65 there, 64 now"),
+        ({"try.json": "{"}, "damaged"),
+        ({"try.csv": "net,seed\n"}, "no settings beside it"),
+        ({"try.csv": "net,seed\n", "try.json": json.dumps(SETTINGS)}, "no whole table"),
+        (
+            {"try.csv": "net,seed,value,hardware\ntcn,0\n", "try.json": json.dumps(SETTINGS)},
+            "whole",
+        ),
+    ],
+)
+def test_what_is_not_this_study_is_refused(tmp_path, files, message):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
         Study("try", tmp_path, SETTINGS, COLUMNS)
-
-
-def test_damaged_or_missing_settings_are_refused(tmp_path):
-    (tmp_path / "try.json").write_text("{")
-    with pytest.raises(ValueError, match="damaged"):
-        Study("try", tmp_path, SETTINGS, COLUMNS)
-    (tmp_path / "try.json").rename(tmp_path / "try.csv")
-    with pytest.raises(ValueError, match="no settings beside it"):
-        Study("try", tmp_path, SETTINGS, COLUMNS)
-
-
-def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="Cannot write to"):
-        Study("try", tmp_path / "file" / "folder", SETTINGS, COLUMNS)
 
 
 def test_a_finished_cell_is_not_measured_again(tmp_path):
@@ -237,15 +228,6 @@ def test_how_a_script_ends(monkeypatch, capsys, error, status, words):
 def script(name, *arguments):
     command = [sys.executable, STUDIES / f"{name}.py", *arguments]
     return subprocess.run(command, env=child_environment(), capture_output=True, text=True)
-
-
-@pytest.mark.slow
-def test_errors_end_a_script_with_one_line(tmp_path):
-    (tmp_path / "gating.json").write_text(json.dumps({"quick": False}))
-    done = script("gating", "--quick", "--seed", "1", "--seed", "2", "--output", tmp_path)
-    assert done.returncode == 2
-    assert "Error:" in done.stderr and "other settings" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow

@@ -38,13 +38,6 @@ def test_a_panel_shows_a_run_its_result_and_the_published_one(script):
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("epoch", "accuracy")
 
 
-def test_losses_of_several_orders_are_drawn_on_a_logarithmic_scale(script):
-    loss = {"model": "trellisnet_char", "metric": "bpc", "column": "val_loss"}
-    assert drawn(script, [1.0, 0.9, 0.8], **loss).get_yscale() == "linear"
-    axes = drawn(script, [1.0, 0.1, 0.01], **loss)
-    assert axes.get_yscale() == "log" and len(axes.get_lines()) == 2
-
-
 @pytest.mark.slow
 def test_all_runs_of_default_settings_are_drawn(script, monkeypatch, tmp_path):
     monkeypatch.setattr(script, "PICTURE", tmp_path / "curves.png")

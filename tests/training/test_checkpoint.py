@@ -361,11 +361,6 @@ def test_checkpoints_within_an_epoch_need_its_length(tmp_path):
         )
 
 
-def test_the_smallest_arguments(tmp_path):
-    fit(make_model(), 2, Checkpoint(tmp_path, seed=0, keep=1, save_freq=1))
-    assert [path.name for path in tmp_path.glob("epoch-*")] == ["epoch-0002.npz"]
-
-
 def test_a_folder_that_cannot_be_written_to_is_refused_before_training(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="file/checkpoints cannot be written to"):
@@ -690,12 +685,6 @@ def kill_and_resume(folder, kills, epochs, seed):
     first = int(output.split()[1])
     assert first > 0, "the last process resumes"
     assert "variables that differ: []" in output
-
-
-@pytest.mark.slow
-@pytest.mark.both_backends(slow=True)
-def test_a_killed_run_equals_an_uninterrupted_one(tmp_path):
-    kill_and_resume(tmp_path / "killed", kills=1, epochs=5, seed=0)
 
 
 @pytest.mark.both_backends

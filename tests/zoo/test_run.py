@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import shutil
-import sys
 
 import keras
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 from tests.support.processes import run_script
 from tests.support.run_checks import arrays, assert_same_end
 from tests.support.small_runs import STATEFUL, TINY, tiny_recipe, tiny_run, write_text
-from trellis_keras import cli, data, zoo
+from trellis_keras import data, zoo
 from trellis_keras.models import SequenceRegressor
 from trellis_keras.training import TimeLimit
 from trellis_keras.training.monitors import read_history
@@ -80,17 +79,13 @@ def test_a_run_without_its_paths(shared, tmp_path):
     assert evaluate(run, data_dir=shared.parent) == evaluate(shared)
 
 
-def test_recipe_is_complete(shared):
+def test_recipe_and_best_model_are_complete(shared):
     recipe = zoo.read_recipe(shared)
     corpus = recipe.load_data()
     assert recipe.arguments["vocabulary_size"] == len(corpus.vocabulary)
     assert recipe.data_checksum == corpus.checksum
     assert recipe.arguments["depth"] == TINY["depth"]
-
-
-def test_best_model_carries_its_vocabulary(shared):
-    vocabulary = runs.load_best(shared).vocabulary
-    assert vocabulary == zoo.read_recipe(shared).load_data().vocabulary
+    assert runs.load_best(shared).vocabulary == corpus.vocabulary
 
 
 def test_the_description_names_sizes_and_settings(tmp_path, capsys):
@@ -112,17 +107,6 @@ def test_the_description_names_sizes_and_settings(tmp_path, capsys):
 
 
 # Going on
-
-
-@pytest.mark.slow
-def test_more_epochs(tmp_path):
-    split, whole = tmp_path / "split", tmp_path / "whole"
-    for folder in (split, whole):
-        folder.mkdir()
-    tiny_run(split, epochs=1)
-    tiny_run(split, epochs=3)
-    assert_same_end(split / "run", tiny_run(whole, epochs=3), 3)
-    assert zoo.read_recipe(split / "run").training.epochs == 3
 
 
 @pytest.mark.slow
@@ -171,25 +155,6 @@ def test_a_run_that_ends_within_epochs_goes_on(name, minutes, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_a_run_that_a_time_limit_ends_goes_on(tmp_path, monkeypatch, capsys):
-    """To the same end, to the bit, as one without."""
-    clock = itertools.count(step=60)  # each look at it takes a minute
-    limit = functools.partial(TimeLimit, clock=lambda: next(clock))
-    monkeypatch.setattr(runs, "TimeLimit", limit)
-    recipe, run = tiny_recipe(tmp_path, **STATEFUL | {"epochs": 4}), tmp_path / "run"
-    # Made at 0, begun at 1, and epochs end at 2, 3, 4, ...: the third would be too late.
-    runs.train(recipe, run, verbose=2, max_minutes=3, save_minutes=None)
-    assert runs.epochs_done(run) == 2 and not runs.is_finished(run)
-    said = capsys.readouterr().out.splitlines()[-1]
-    assert said.startswith("Stopped by the time limit after 2 of 4")
-    assert said.endswith(f"To resume: trellis-keras train --output {run}")
-    runs.train(zoo.read_recipe(run), run, verbose=0, max_minutes=1000)
-    assert runs.is_finished(run)
-    runs.train(recipe, tmp_path / "whole", verbose=0)
-    assert_same_end(run, tmp_path / "whole", 4)
-
-
-@pytest.mark.slow
 def test_a_run_that_a_rule_has_ended_is_finished(tmp_path):
     stopping = {"stop_patience": 1, "stop_min_delta": 100.0, "stop_against": "previous"}
     run = tiny_run(tmp_path, epochs=3, **stopping)
@@ -235,11 +200,6 @@ def test_processes_that_compute_alike_are_one(tmp_path):
     record = json.loads((run / "environment.json").read_text())
     (process,) = record.pop("processes")
     assert process == {"from_epoch": 1, **record, "dtype_policy": "float32"}
-
-
-def test_another_recipe_is_refused_with_the_difference(shared):
-    with pytest.raises(ValueError, match="other settings: depth 3 there, 4 here"):
-        runs.train(tiny_recipe(shared.parent, depth=4), shared)
 
 
 def test_the_command_that_goes_on_is_one_for_the_shell(tmp_path, shared):
@@ -340,27 +300,6 @@ def test_a_damaged_recipe(tmp_path, text):
         zoo.read_recipe(tmp_path)
 
 
-@pytest.mark.slow
-def test_a_truncated_checkpoint_falls_back(tmp_path):
-    run = tiny_run(tmp_path, epochs=2)
-    before = arrays(run, 2)
-    path = run / "checkpoints" / "epoch-0002.npz"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.warns(UserWarning, match="epoch-0002.npz is damaged"):
-        tiny_run(tmp_path, epochs=2)
-    for name, array in arrays(run, 2).items():
-        np.testing.assert_array_equal(array, before[name])
-
-
-@pytest.mark.parametrize("kept", [0.0, 0.5, 0.999])
-def test_a_truncated_best_model(tmp_path, shared, kept):
-    content = (shared / "best.keras").read_bytes()
-    (tmp_path / "recipe.json").write_bytes((shared / "recipe.json").read_bytes())
-    (tmp_path / "best.keras").write_bytes(content[: int(kept * len(content))])
-    with pytest.raises(ValueError, match="best.keras is damaged"):
-        runs.load_best(tmp_path)
-
-
 def test_a_best_model_with_flipped_bits(tmp_path, shared):
     content = bytearray((shared / "best.keras").read_bytes())
     middle = len(content) // 2
@@ -439,13 +378,6 @@ def test_the_authors_count_fewer_targets(shared):
     assert authors["loss"] != exact["loss"]
 
 
-def test_wrong_split_or_target_counting(shared):
-    with pytest.raises(ValueError, match="`split` must be one of train, valid, test"):
-        evaluate(shared, "validation")
-    with pytest.raises(ValueError, match="`target_counting` must be one of"):
-        evaluate(shared, target_counting="paper")
-
-
 @pytest.fixture
 def moved(tmp_path):
     """(a run by words, the folder where its text is now)."""
@@ -470,13 +402,11 @@ def test_a_text_may_have_moved(moved):
 
 
 @pytest.mark.slow
-def test_the_command_line_is_told_where_the_text_is_now(moved, monkeypatch):
+def test_the_command_line_is_told_where_the_text_is_now(moved, command):
     run, folder = moved
     text = folder / "text.txt"
-    words = ["trellis-keras", "train", "--output", run, "--text", text, "--epochs", 2]
-    monkeypatch.setattr(sys, "argv", list(map(str, words)))
-    with pytest.raises(SystemExit, match="0"):
-        cli.main()
+    status, _, err = command("train", "--output", run, "--text", text, "--epochs", 2)
+    assert status == 0, err
     options = zoo.read_recipe(run).data_options
     assert options == {"path": str(text), "unit": "word"} and runs.is_finished(run)
     text.write_text(text.read_text() + "abc")
@@ -529,14 +459,6 @@ def test_a_run_of_sequences_is_refused_another_T_and_counting(copying):
         runs.train(recipe.replace(T=9), copying)
     with pytest.raises(ValueError, match="for texts. Received: 'original'"):
         evaluate(copying, target_counting="original")
-
-
-@pytest.mark.slow
-def test_more_epochs_of_shuffled_sequences(tmp_path):
-    for folder, epochs in (("split", 1), ("split", 2), ("whole", 2)):
-        recipe = zoo.recipe("tcn_adding", **SMALL_TCN | {"epochs": epochs})
-        runs.train(recipe, tmp_path / folder, verbose=0)
-    assert_same_end(tmp_path / "split", tmp_path / "whole", 2)
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Full disks, folders that cannot be written to, and folders in which another process writes."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,24 +10,8 @@ from tests.support.processes import run_script
 from tests.support.run_checks import assert_same_end
 from tests.support.small_runs import TINY, options, tiny_recipe, tiny_run, write_text
 from tests.test_files import another_process_in
-from trellis_keras import cli, zoo
+from trellis_keras import zoo
 from trellis_keras.zoo import run as runs
-
-
-@pytest.fixture
-def refused(monkeypatch, capsys):
-    """`refused("train", ...)`: the single line of an error, after which the status is 2."""
-
-    def refused(*arguments):
-        monkeypatch.setattr(sys, "argv", ["trellis-keras", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        err = capsys.readouterr().err
-        assert end.value.code == 2 and err.count("\n") == 1
-        return err.removeprefix("Error: ").rstrip()
-
-    return refused
-
 
 # Disks
 

@@ -3,27 +3,13 @@ import pytest
 
 from tests.support.processes import run_script
 from trellis_keras.data import PianoRollStream, SequenceStream, TokenStream, Vocabulary
-from trellis_keras.zoo.datasets import (
-    Dataset,
-    info,
-    list_datasets,
-    load,
-)
+from trellis_keras.zoo.datasets import Dataset, info, list_datasets, load
 from trellis_keras.zoo.datasets.sources import Source
 
 NAMES = {
     *("ptb", "char_ptb", "wt2", "wt103", "text8", "enwik8", "war_and_peace", "lambada", "pydoc"),
-    *(
-        "text",
-        "seq_mnist",
-        "series",
-        "labelled_series",
-        "permuted_mnist",
-        "seq_cifar10",
-        "jsb",
-        "nottingham",
-    ),
-    *("adding", "copy_memory"),
+    *("text", "seq_mnist", "permuted_mnist", "seq_cifar10", "jsb", "nottingham"),
+    *("adding", "copy_memory", "series", "labelled_series"),
 }
 
 

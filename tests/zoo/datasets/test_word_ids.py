@@ -5,11 +5,8 @@ import contextlib
 import errno
 import gzip
 import hashlib
-import json
 import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 import tracemalloc
 
@@ -18,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.processes import ROOT, child_environment, script_command
 from trellis_keras import files
 from trellis_keras.data import TokenStream, Vocabulary
 from trellis_keras.zoo.datasets import texts
@@ -107,41 +103,6 @@ def _allocations():
 
 
 # Encodes a text, but stops in the middle of writing the ids.
-_STOPS = """
-import pathlib, sys
-from trellis_keras import files
-from trellis_keras.zoo.datasets import texts
-files._BLOCK = 8
-encode, pieces = texts.Vocabulary.encode, []
-def slow(vocabulary, piece, final_eos):
-    pieces.append(piece)
-    if len(pieces) == 4:
-        print("in the middle", flush=True)
-        sys.stdin.read()
-    return encode(vocabulary, piece, final_eos)
-texts.Vocabulary.encode = slow
-texts.word_ids(pathlib.Path(sys.argv[1]), "0")
-"""
-
-
-def test_a_killed_process_leaves_no_ids_and_no_lock(path, cache):
-    command, environment = script_command(_STOPS, path, backend="jax", KERAS_HOME=cache.parents[1])
-    child = subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with child, concurrent.futures.ThreadPoolExecutor() as pool:
-        assert child.stdout.readline() == "in the middle\n"
-        folder = cache / "words-0"
-        assert list(folder.glob(".writing-*")), "a half-written file"
-        assert not (folder / "ids.npy").exists()
-        waiting = pool.submit(word_ids, path, "0")
-        with pytest.raises(concurrent.futures.TimeoutError):
-            waiting.result(timeout=0.3)
-        child.kill()
-        check_ids(*waiting.result(), TEXT)
-    assert not list(folder.glob(".writing-*"))
-
-
 def test_of_two_at_the_same_time_one_does_the_work(path, monkeypatch):
     worked, write = [], texts._write_word_ids
     monkeypatch.setattr(texts, "_write_word_ids", lambda *args: worked.append(write(*args)))
@@ -196,20 +157,3 @@ def test_where_nothing_can_be_stored(path, monkeypatch):
     monkeypatch.setenv("KERAS_HOME", str(path))  # a file
     with pytest.raises(OSError, match="a.tokens .*KERAS_HOME"):
         encode(path)
-
-
-@pytest.mark.slow
-def test_the_benchmark_measures_a_random_text(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.wikitext103_ids", "--folder", tmp_path]
-    done = subprocess.run(
-        [*command, "--tokens", "20000", "--words", "300"],
-        cwd=ROOT,
-        env=child_environment("jax"),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
-    assert figures["tokens"] == 20_000 and 250 < figures["distinct_words"] <= 301
-    assert figures["peak_gib"] >= figures["peak_gib_before"] > 0
-    assert not list(tmp_path.iterdir())
