@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from trellis_keras.zoo import catalog
+from trellis_keras.zoo import catalog, results
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -212,7 +212,7 @@ def train(
                 f"--precision {precision} and --dtype-policy {options['dtype_policy']} exclude "
                 "each other."
             )
-    recipe = _named_recipe(zoo, names, as_published) or _recipe_to_resume(output)
+    recipe = _named_recipe(zoo, names, as_published) or _recipe_to_resume(zoo, output)
     if as_published:
         _check_published(names, options)
     if text is not None:
@@ -275,9 +275,9 @@ def evaluate(
     recipe = zoo.read_recipe(run)
     if data_dir is not None:
         recipe = recipe.replace(data_dir=data_dir)
-    results = evaluate(recipe, run, split, target_counting)
+    found = evaluate(recipe, run, split, target_counting)
     asked = {"run": run, "split": split, "target_counting": target_counting}
-    typer.echo(json.dumps({**asked, **results}))
+    typer.echo(json.dumps({**asked, **found}))
 
 
 @app.command()
@@ -546,10 +546,8 @@ def _named_recipe(zoo, names, as_published):
     return zoo.recipe(names[0]) if names else None
 
 
-def _recipe_to_resume(output):
+def _recipe_to_resume(zoo, output):
     """The recipe of the run in a folder."""
-    from trellis_keras import zoo
-
     try:
         return zoo.read_recipe(output)
     except FileNotFoundError as error:
@@ -561,8 +559,6 @@ def _recipe_to_resume(output):
 
 def _check_published(names, options):
     """Raises ValueError if options ask for another published run than the named one."""
-    from trellis_keras.zoo import results
-
     asked = {f"{name}={value}" for name, value in options.items()}
     for run in results.all_runs():
         if run.model == names[0] and run.setting and [run.setting] != names[1:]:

@@ -325,9 +325,6 @@ def test_batches_of_several_lengths_train_under_xla():
 def test_bad_piano_rolls(roll, message):
     with pytest.raises(ValueError, match=message):
         PianoRollStream([np.zeros((4, 88)), roll], 2)
-
-
-def test_bad_piano_roll_arguments():
     with pytest.raises(ValueError, match="at least one piano roll"):
         PianoRollStream([], 2)
     with pytest.raises(ValueError, match="`buckets` must be an integer >= 1"):

@@ -31,6 +31,7 @@ def test_options_go_to_the_model_the_training_and_the_recipe():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
+        ("trellisnet_pbt", {}, "Unknown model 'trellisnet_pbt'. Did you mean"),
         ("trellisnet_ptb", {"dept": 8}, "no option 'dept'. Did you mean 'depth'"),
         ("trellisnet_ptb", {"xyz": 8}, "no option 'xyz'. It has: depth, hidden_units, .*epochs"),
         ("tcn_jsb", {"sequence_length": 9}, "`sequence_length` is an option of language models"),
@@ -39,14 +40,9 @@ def test_options_go_to_the_model_the_training_and_the_recipe():
         ("rhn_enwik8", {"layers": 2}, "no option 'layers'"),
     ],
 )
-def test_unknown_and_misplaced_options(name, options, message):
+def test_unknown_models_and_options(name, options, message):
     with pytest.raises(ValueError, match=message):
         zoo.recipe(name, **options)
-
-
-def test_unknown_models():
-    with pytest.raises(ValueError, match="Unknown model 'trellisnet_pbt'. Did you mean"):
-        zoo.recipe("trellisnet_pbt")
 
 
 @pytest.mark.parametrize(
@@ -66,16 +62,6 @@ def test_unknown_models():
         ("data_options", "my.txt", 'a mapping such as {"path"'),
         ("decay_epochs", 2, r"a list such as \[2, 3\]"),
         ("decay_epochs", [1, 2.5], "a list"),
-    ],
-)
-def test_wrong_types(option, value, message):
-    with pytest.raises(ValueError, match=f"trellisnet_char: `{option}` must be {message}"):
-        zoo.recipe("trellisnet_char", **{option: value})
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
         ("learning_rate", 0.0, "positive"),
         ("clip_norm", -1.0, "positive"),
         ("l2", -1e-6, "0 or more"),
@@ -94,7 +80,7 @@ def test_wrong_types(option, value, message):
         ("schedule", "never", "one of average, best_before"),
     ],
 )
-def test_values_out_of_range(option, value, message):
+def test_wrong_values(option, value, message):
     with pytest.raises(ValueError, match=f"`{option}` must be {message}"):
         zoo.recipe("trellisnet_char", **{option: value})
 

@@ -5,6 +5,9 @@ import math
 import os
 from collections.abc import Sequence
 
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
 from trellis_keras.files import atomic_write
 from trellis_keras.training.monitors import read_history
 from trellis_keras.zoo import run as runs
@@ -65,9 +68,6 @@ def draw(
         overwrite: Boolean, whether it may replace another file. Defaults to `False`.
     """
     path = runs.check_output(path, overwrite=overwrite)
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     for folder in folders:
