@@ -12,6 +12,7 @@ from tests.support.served import CHARACTERS
 from trellis_keras import forecasting, zoo
 from trellis_keras.data import Vocabulary
 from trellis_keras.layers import AdaptiveSoftmax
+from trellis_keras.models import SequenceRegressor
 from trellis_keras.zoo import registry, results
 
 TINY = {"depth": 3, "hidden_units": 4, "embedding_dim": 4}
@@ -60,8 +61,6 @@ def test_a_function_of_ones_own_is_a_model():
     )
     def my_model(units: int = 3, seed: int | None = 0):
         """A model of a test."""
-        from trellis_keras.models import SequenceRegressor
-
         return SequenceRegressor(keras.layers.GRU(units), seed=seed)
 
     try:
@@ -220,7 +219,7 @@ def test_every_model_of_the_lru_paper_has_its_size(size):
     rows = [row for row in rows if row.parameters == size]
     assert len(rows) == 7 * 4
     for row in rows:
-        arguments = registry.row_recipe(row).arguments
+        arguments = zoo.recipe(row.model, **row.setting).arguments
         h, v = arguments["hidden_units"], arguments["vocabulary_size"]
         unit = arguments.get("variant", row.model.split("_")[0])
         if unit in coefficients:
@@ -280,7 +279,7 @@ def test_parts_that_the_ablations_take_out():
     assert (model.backbone.kernel_structure, model.backbone.groups) == ("mixed_group", [4, 4])
     # With p = 400 a mixed-group kernel has 4 d (p + d (2 G - 1)) weights.
     (row,) = (row for row in results.published() if "groups" in row.setting)
-    chosen = registry.row_recipe(row).arguments
+    chosen = zoo.recipe(row.model, **row.setting).arguments
     units = chosen["hidden_units"] + chosen["output_units"]
     d, rest = divmod(units, chosen["groups"])
     assert rest == 0

@@ -207,11 +207,6 @@ def published_value(recipe: Recipe) -> results.Published | None:
     return catalog.published_value(recipe.name, recipe.to_dict())
 
 
-def row_recipe(row: results.Published) -> Recipe:
-    """Returns the recipe of a row of published.csv."""
-    return recipe(row.model, **row.setting)
-
-
 def _entry(name):
     if name not in _ENTRIES:
         near = suggestion(name, _ENTRIES)

@@ -152,9 +152,6 @@ def tcn_classifier(
             `class_names` and `channels`.
         class_names: Names of the classes, saved with the model. None: numbers.
         **: As in `tcn_forecaster`.
-
-    Returns:
-        A compiled `SequenceClassifier`.
     """
     backbone = _tcn(window, kernel_size, depth, filters, dropout, seed)
     return _classifier(backbone, num_classes, class_names, dropout, seed)
@@ -196,9 +193,6 @@ def trellisnet_forecaster(
         dropout: Variational dropout rate of h in the convolution, and dropout rate before the
             outputs.
         **: As in `tcn_forecaster`.
-
-    Returns:
-        A compiled `Forecaster`.
     """
     backbone = _trellisnet(window, kernel_size, dilations, hidden_units, dropout, seed)
     return _forecaster(
@@ -223,9 +217,6 @@ def trellisnet_classifier(
     Args:
         dilations, hidden_units, dropout: As in `trellisnet_forecaster`.
         **: As in `tcn_classifier`.
-
-    Returns:
-        A compiled `SequenceClassifier`.
     """
     backbone = _trellisnet(window, kernel_size, dilations, hidden_units, dropout, seed)
     return _classifier(backbone, num_classes, class_names, dropout, seed)
@@ -280,9 +271,6 @@ def lru_forecaster(
         hidden_units: Positive integer, number of units.
         dropout: Dropout rate before the outputs.
         **: As in `tcn_forecaster`.
-
-    Returns:
-        A compiled `Forecaster`.
     """
     backbone = LRU(
         hidden_units,
@@ -380,9 +368,7 @@ def labelled_series(
     digest.update(labels.data)
     return Dataset(
         "labelled_series",
-        parts[0],
-        parts[1],
-        parts[2],
+        *parts,
         checksum=digest.hexdigest(),
         make_stream=WindowStream,
         model_arguments={
