@@ -162,9 +162,6 @@ def test_load_of_a_damaged_file_names_it(tmp_path, content):
 def test_bad_vocabularies(arguments, message):
     with pytest.raises(ValueError, match=message):
         Vocabulary(**arguments)
-
-
-def test_a_text_in_an_unknown_unit():
     with pytest.raises(ValueError, match="`unit` must be one of .* Received: unit='char'"):
         Vocabulary.from_text("ab ab", unit="char")
 

@@ -368,7 +368,9 @@ def labelled_series(
     digest.update(labels.data)
     return Dataset(
         "labelled_series",
-        *parts,
+        parts[0],
+        parts[1],
+        parts[2],
         checksum=digest.hexdigest(),
         make_stream=WindowStream,
         model_arguments={
