@@ -2,6 +2,7 @@
 
 import pathlib
 import sys
+import types
 
 import keras
 import ml_dtypes
@@ -255,6 +256,14 @@ def test_torch_tensors_of_any_kind():
     load_torch_state_dict(layer, tensors)
     load_torch_state_dict(same, {k: v.detach().float().numpy() for k, v in tensors.items()})
     assert_same_weights(layer, same)
+
+
+def test_versions_of_pytorch_that_run_code_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__="2.5.1+cpu"))
+    path = tmp_path / "model.pt"
+    path.write_bytes(b"")
+    with pytest.raises(ImportError, match="PyTorch 2.6 or newer.*Received: PyTorch 2.5.1"):
+        load_torch_state_dict(built_layer(), path)
 
 
 def test_expanded_torch_tensors(tmp_path):

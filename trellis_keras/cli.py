@@ -248,7 +248,9 @@ def train(
             save_minutes=save_minutes,
         )
     except KeyboardInterrupt:
-        typer.echo(f"\nInterrupted. To resume: {run.resuming(output)}", err=True)
+        saved = run.has_run(output)
+        then = f"To resume: {run.resuming(output)}" if saved else "Nothing was saved yet."
+        typer.echo(f"\nInterrupted. {then}", err=True)
         raise
     if forecasts.is_forecaster(recipe) and run.is_finished(output):
         typer.echo(_printable(describe_report(forecasts.finish(output))))

@@ -58,7 +58,7 @@ def load_torch_state_dict(
         state_dict: Mapping from the authors' parameter names to arrays or tensors, or the path of
             a checkpoint: a `.npz` file, or a file written by
             `torch.save(model.state_dict(), path)`. The latter is read by
-            `torch.load(path, weights_only=True)` and needs PyTorch. Names may be complete
+            `torch.load(path, weights_only=True)` and needs PyTorch 2.6. Names may be complete
             (`tnet.module.full_conv.weight1_v_raw`) or short (`weight1_v`); a parameter may occur
             under several names if the values agree. A model with an `AdaptiveSoftmax` needs the
             parameters of the authors' loss as well: `{**model_state, **loss_state}`.
@@ -66,7 +66,7 @@ def load_torch_state_dict(
     Raises:
         ValueError: A parameter is missing, unknown, ambiguous or has the wrong shape, or the file
             is damaged. The model is unchanged then.
-        ImportError: The file needs PyTorch, which is not installed.
+        ImportError: The file needs PyTorch 2.6 or newer, which is not installed.
 
     Example:
 
@@ -229,6 +229,12 @@ def _read(path):
             "PyTorch is installed: "
             "np.savez(path, **{k: v.detach().double().numpy() for k, v in state_dict.items()})."
         ) from error
+    # Before, a file could run code in spite of `weights_only` (CVE-2025-32434).
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
+        raise ImportError(
+            f"{path} is read with PyTorch 2.6 or newer: earlier versions may run code from a file. "
+            f"Received: PyTorch {torch.__version__}"
+        )
     try:
         state_dict = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many types, among them pickle's

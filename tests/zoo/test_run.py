@@ -203,9 +203,7 @@ def test_processes_that_compute_alike_are_one(tmp_path):
 
 
 def test_the_command_that_goes_on_is_one_for_the_shell(tmp_path, shared):
-    folder = tmp_path / "my run"
-    folder.mkdir()
-    (folder / "recipe.json").write_bytes((shared / "recipe.json").read_bytes())
+    folder = shutil.copytree(shared, tmp_path / "my run")
     with pytest.raises(ValueError, match=f"train --output '{folder}'$"):
         runs.train(tiny_recipe(shared.parent, depth=4), folder)
     with pytest.raises(OSError, match=f"train --output '{folder}'$"), explained(folder):
@@ -220,10 +218,11 @@ def test_the_home_folder_may_be_abbreviated(shared, monkeypatch):
 
 
 def test_another_model_is_refused(tmp_path, shared):
-    recipe = json.loads((shared / "recipe.json").read_text())
-    (tmp_path / "recipe.json").write_text(json.dumps(recipe | {"name": "trellisnet_char_ptb"}))
+    run = shutil.copytree(shared, tmp_path / "run")
+    recipe = json.loads((run / "recipe.json").read_text())
+    (run / "recipe.json").write_text(json.dumps(recipe | {"name": "trellisnet_char_ptb"}))
     with pytest.raises(ValueError, match="model 'trellisnet_char_ptb' there, 'trellisnet_char'"):
-        runs.train(tiny_recipe(shared.parent), tmp_path)
+        runs.train(tiny_recipe(shared.parent), run)
 
 
 @pytest.mark.slow

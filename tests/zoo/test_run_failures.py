@@ -67,7 +67,7 @@ def test_tensorboard_on_a_full_disk(tmp_path):
     with small_disk(tmp_path / "disk", "64k") as folder:
         told = run_script(TENSORBOARD, folder, Path(__file__).parent)
     assert re.match(
-        rf"{folder}/tensorboard\S*events\S* {NO_SPACE}. No epoch was saved. When that is fixed",
+        rf"{folder}/tensorboard\S*events\S* {NO_SPACE}. Nothing was saved. When that is fixed",
         told,
     )
 
@@ -78,12 +78,25 @@ def test_diverging_from_the_command_line(tmp_path, refused):
     run = tmp_path / "run"
     error = refused("train", "trellisnet_char", "--text", text, *options(settings), "--output", run)
     assert error.startswith("The loss is "), error
-    assert " of epoch 1. No epoch was saved. Resuming from there would diverge again" in error
-    assert sorted(path.name for path in run.iterdir() if path.suffix) == [
-        "environment.json",
-        "paths.json",
-        "recipe.json",
-    ]
+    assert " of epoch 1. Nothing was saved. Train with a smaller learning rate" in error
+    assert not run.exists()
+
+
+def test_a_first_step_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise RuntimeError("out of memory")
+
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "notes.txt").write_text("mine")
+    with monkeypatch.context() as patch:
+        patch.setattr("trellis_keras.models.LanguageModel.compute_loss", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            runs.train(tiny_recipe(tmp_path), run, verbose=0)
+    assert [path.name for path in run.iterdir()] == ["notes.txt"]
+    assert not runs.has_run(run)
+    runs.train(tiny_recipe(tmp_path, depth=4, epochs=1), run, verbose=0)
+    assert runs.has_run(run)
 
 
 # One process at a time

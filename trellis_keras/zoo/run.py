@@ -20,6 +20,7 @@ import os
 import pathlib
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -249,14 +250,30 @@ def train(
             loaded = recipe.load_data()
             recipe = recipe.with_data(loaded)
             observation = observation or Observation()
-            with explained(folder):
+            with explained(folder), _discarding_without_checkpoint(folder):
                 return _fit(
                     recipe, loaded, folder, verbose, callbacks, observation, limit, save_minutes
                 )
     except BaseException:
         if created:
-            with contextlib.suppress(OSError):  # it is not empty: training has begun
+            with contextlib.suppress(OSError):  # it is not empty: there is a checkpoint
                 folder.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def _discarding_without_checkpoint(folder):
+    """Removes what a training wrote that fails before its first checkpoint."""
+    earlier = set(os.listdir(folder))
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError, ValueError):  # they would hide the reason
+            if latest(folder / "checkpoints") is None:
+                for name in FILES - earlier:
+                    remove = shutil.rmtree if (folder / name).is_dir() else pathlib.Path.unlink
+                    if (folder / name).exists():
+                        remove(folder / name)
         raise
 
 
@@ -363,8 +380,8 @@ def _callbacks(recipe, folder, train_stream, others, observers):
 
 def _continued(recipe, folder):
     """Returns the recipe with the data checksum of the folder's run, if this is its recipe."""
-    if not (folder / RECIPE).exists():
-        return recipe
+    if not (folder / RECIPE).exists() or latest(folder / "checkpoints") is None:
+        return recipe  # a process that was killed before its first checkpoint left nothing to keep
     there = read_settings(folder)
     name = there["name"]
     if name == recipe.name:
@@ -398,6 +415,11 @@ def _without_path(value):
 
 
 # What a run's folder holds
+
+
+def has_run(folder: str | os.PathLike) -> bool:
+    """Returns whether there is a run in `folder` that can be resumed."""
+    return latest(pathlib.Path(folder).expanduser() / "checkpoints") is not None
 
 
 def recipe_path(folder: str | os.PathLike) -> pathlib.Path:
@@ -638,6 +660,8 @@ def _is_run_file(name: pathlib.Path) -> bool:
 
 # Failures
 
+_NOTHING = "Nothing was saved."
+
 
 def resuming(folder: str | os.PathLike) -> str:
     """Returns the shell command that resumes the run in `folder`.
@@ -664,25 +688,31 @@ def explained(folder: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except FloatingPointError as error:
+        saved = _saved(folder)
+        again = (
+            "Resuming from there would diverge again: train in another folder, with"
+            if saved
+            else "Train with"
+        )
         raise FloatingPointError(
-            f"{error} {_saved(folder)} Resuming from there would diverge again: train in another "
-            "folder, with a smaller learning rate or clip norm."
+            f"{error} {saved or _NOTHING} {again} a smaller learning rate or clip norm."
         ) from error
     except Exception as error:
         reason = _reason(error, folder)
         if reason is None:
             raise
-        raise OSError(
-            f"{reason}. {_saved(folder)} When that is fixed, resume with: {resuming(folder)}"
-        ) from error
+        saved = _saved(folder)
+        again = f"resume with: {resuming(folder)}" if saved else "train again."
+        raise OSError(f"{reason}. {saved or _NOTHING} When that is fixed, {again}") from error
 
 
 def _saved(folder):
+    """Names the last checkpoint; "" without one."""
     try:
         checkpoint = latest(folder / "checkpoints")
     except (OSError, ValueError):  # the same disk may be the reason
         return "The checkpoints cannot be read either."
-    return "No epoch was saved." if checkpoint is None else f"The last good state is {checkpoint}."
+    return "" if checkpoint is None else f"The last good state is {checkpoint}."
 
 
 def _reason(error, folder):
