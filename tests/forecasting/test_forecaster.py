@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests.support.threads import in_threads
 from trellis_keras.forecasting import (
     MASE,
     Coverage,
@@ -182,6 +183,21 @@ def test_forecasts_continue_block_by_block(trained):
     after = model.forecast(longer, future_covariates=future[HORIZON : 2 * HORIZON])
     # A single path is that of the medians.
     np.testing.assert_allclose(both[HORIZON:], after[:2, :, [1] * 3], rtol=1e-5)
+
+
+@pytest.mark.both_backends
+def test_threads_forecast_what_one_does():
+    model = Forecaster(TCN(6, 3, 2, return_sequences=False, seed=1), 3, seed=0)
+    model.build((None, None, 1))
+    series = np.random.default_rng(0).normal(size=(16, 9, 1))
+
+    def forecast(i):
+        return [model.forecast(series[i], steps) for steps in (3, 5)]
+
+    results = zip(in_threads(forecast, range(16)), map(forecast, range(16)), strict=True)
+    for found, expected in results:
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
 def test_calibrated_quantiles_hold():

@@ -1,5 +1,6 @@
 """Streaming and generation of language models: every sampler, prompts of any lengths, text."""
 
+import contextlib
 import itertools
 import pathlib
 
@@ -13,6 +14,7 @@ from keras import ops
 from tests.support.generation import SIZE, make, rerun_greedily
 from tests.support.layer_checks import assert_close, compiled
 from tests.support.parameters import slow_but
+from tests.support.threads import in_threads
 from trellis_keras.data import Vocabulary
 from trellis_keras.layers import TrellisLayer, streaming
 from trellis_keras.models import LanguageModel, generation
@@ -43,15 +45,18 @@ class Toy(streaming.StreamingMixin, keras.layers.Layer):
         return input_shape
 
 
-@pytest.fixture(autouse=True)
-def _without_x64(floatx):
-    """Keras-NLP's samplers fail on JAX where Python's integers are 64 bits long."""
-    if keras.backend.backend() != "jax" or floatx == "float64":
-        yield
-        return
+def without_x64():
+    """Context of a thread: Keras-NLP's samplers fail on JAX if Python's integers have 64 bits."""
+    if keras.backend.backend() != "jax" or keras.config.floatx() == "float64":
+        return contextlib.nullcontext()
     import jax
 
-    with jax.enable_x64(False):
+    return jax.enable_x64(False)
+
+
+@pytest.fixture(autouse=True)
+def _without_x64():
+    with without_x64():
         yield
 
 
@@ -278,10 +283,26 @@ def test_one_compilation_serves_equal_samplers():
     functions = model._generation_functions
     assert len(functions) == 1
     if keras.backend.backend() == "tensorflow":
-        (loop, _), *_ = functions.values()
+        (loop, *_), *_ = functions.values()
         assert loop.experimental_get_tracing_count() == 1
     model.generate(SAME_LENGTH, 6, sampler=samplers.TopPSampler(p=0.6))
     assert len(functions) == 2
+
+
+@both_backends
+def test_threads_generate_what_one_does(speller):
+    def generate(seed):
+        with without_x64():
+            return speller.generate("ab", 40, sampler="random", seed=seed)
+
+    alone = [generate(seed) for seed in range(16)]
+    assert in_threads(generate, range(16)) == alone
+
+
+def test_threads_share_the_cache_of_functions():
+    model = make_toy()
+    in_threads(lambda n: generation.cached_function(model, n % 50, object), range(20_000))
+    assert len(model._generation_functions) == 16
 
 
 def test_lengths_share_compiled_functions():

@@ -49,12 +49,21 @@ def forecast(
         )
     x = with_lead(model, history, known)
     if blocks == 1:
-        y = np.asarray(model.predict(x, batch_size=len(x), verbose=0))
+        y = _direct(model, x)
         y = y[:, -1] if model.per_step else y
     else:
         y = np.concatenate(list(_blocks(model, x, known, blocks, samples, seed)), axis=1)
     y = y[:, :steps]
     return y[0] if is_single else y
+
+
+def _direct(model, x):
+    """Returns `model.predict(x)`, from several threads at once if need be, unlike Keras' on JAX."""
+
+    def make():
+        return streaming.compile_xla(lambda x: model(x), model.variables, any_shape=True)
+
+    return ops.convert_to_numpy(cached_function(model, "direct", make)(ops.convert_to_tensor(x)))
 
 
 def _blocks(model, x, known, blocks, samples, seed) -> Iterator[np.ndarray]:

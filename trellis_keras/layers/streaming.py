@@ -349,18 +349,25 @@ def compile_xla(
     function: Callable,
     variables: Sequence[keras.Variable],
     updated: Sequence[keras.Variable] = (),
+    any_shape: bool = False,
 ) -> Callable:
     """Compiles a function of tensors by XLA that always uses the current values of variables.
+
+    Several threads may call it at once, if it updates no variables.
 
     Args:
         function: Function of tensors.
         variables: Variables that it reads.
         updated: Variables that it reads and assigns.
+        any_shape: Whether to make one graph for all shapes on TensorFlow, without XLA, which
+            compiles each shape anew.
     """
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        return tf.function(function, jit_compile=True, autograph=False)
+        return tf.function(
+            function, jit_compile=not any_shape, reduce_retracing=any_shape, autograph=False
+        )
     if keras.backend.backend() == "jax":
         return _compile_jax(function, [*variables, *updated], updated)
     return function

@@ -7,6 +7,7 @@ scores of the token at `index`, `next(prompt, cache, index)`, and may reorder th
 
 import codecs
 import json
+import threading
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ OPEN = -1
 
 # Compiled functions take megabytes each.
 _CACHED_FUNCTIONS = 16
+_LOCK = threading.Lock()
 # Lengths in tokens for which functions are compiled: powers of two from these on.
 _SHORTEST_SEGMENT = 32
 _LEAST_ROOM = 64
@@ -240,16 +242,15 @@ def _read_prompts(model, tokens):
 
 def cached_function(model: keras.Model, key: Hashable, make: Callable[[], Any]) -> Any:
     """Returns `make()`, cached on the model: the 16 values used last are kept."""
-    if "_generation_functions" not in vars(model):
-        # Hidden from Keras' tracking, which would try to save it.
-        object.__setattr__(model, "_generation_functions", {})
-    functions = model._generation_functions
+    # Hidden from Keras' tracking, which would try to save it.
+    functions = vars(model).setdefault("_generation_functions", {})
     # Its variables too: LoRA adds some.
     key = key, tuple(map(id, model.variables))
-    functions[key] = functions.pop(key) if key in functions else make()
-    if len(functions) > _CACHED_FUNCTIONS:
-        del functions[next(iter(functions))]
-    return functions[key]
+    with _LOCK:
+        found = functions[key] = functions.pop(key) if key in functions else make()
+        if len(functions) > _CACHED_FUNCTIONS:
+            del functions[next(iter(functions))]
+    return found
 
 
 def _read(model, tokens, cache):
@@ -275,16 +276,18 @@ def _compiled(make, model, sampler, shape, *settings):
         # A copy, because the user may change the attributes of theirs.
         copy = sampler if is_own else sampler.from_config(sampler.get_config())
         function = make(model, copy, *settings)
-        return streaming.compile_xla(function, model.variables, copy.variables), copy
+        compiled = streaming.compile_xla(function, model.variables, copy.variables)
+        return compiled, copy, threading.Lock()
 
     # A user's sampler need not describe itself by its config.
     key = make.__name__, type(sampler), id(sampler) if is_own else _settings(sampler), shape
-    function, copy = cached_function(model, (*key, *settings), build)
+    function, copy, lock = cached_function(model, (*key, *settings), build)
 
     def call(*tensors):
-        _copy_state(sampler, copy)
-        result = function(*tensors)
-        _copy_state(copy, sampler)
+        with lock:
+            _copy_state(sampler, copy)
+            result = function(*tensors)
+            _copy_state(copy, sampler)
         return result
 
     return call
