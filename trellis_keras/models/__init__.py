@@ -1,5 +1,6 @@
 """Models around a causal backbone, with their losses and metrics."""
 
+from trellis_keras.models.dynamic_evaluation import DynamicEvaluation
 from trellis_keras.models.language_model import LanguageModel
 from trellis_keras.models.losses import FrameLoss, SquaredError
 from trellis_keras.models.metrics import (
@@ -19,6 +20,7 @@ __all__ = [
     "BitsPerCharacter",
     "CrossEntropy",
     "DigitsRecalled",
+    "DynamicEvaluation",
     "FrameLoss",
     "FrameNLL",
     "LanguageModel",

@@ -1,0 +1,129 @@
+"""DynamicEvaluation: its rules, its order of scoring and learning, and what it leaves alone."""
+
+import keras
+import numpy as np
+import pytest
+
+from trellis_keras.data import TokenStream
+from trellis_keras.layers import TCN, DenseHead, StackedRNN, TrellisLayer
+from trellis_keras.models import DynamicEvaluation, LanguageModel
+
+pytestmark = pytest.mark.both_backends
+
+V = 7
+
+
+def recurrent():
+    layer = keras.layers.SimpleRNN(5, return_sequences=True, return_state=True)
+    return StackedRNN([layer])
+
+
+def make(backbone):
+    """A built model with weights of order 1."""
+    normal = keras.initializers.RandomNormal(stddev=1.0, seed=3)
+    model = LanguageModel(V, 5, backbone, embeddings_initializer=normal, output_dropout=0.5)
+    model.build((None, None))
+    return model
+
+
+def random_tokens(*shape, seed=0):
+    return np.random.default_rng(seed).integers(0, V, shape)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "rows"),
+    [
+        (lambda: TrellisLayer(8, 3, output_units=5), ()),
+        (lambda: TCN(5, 2, 2), (3,)),
+        (recurrent, ()),
+    ],
+    ids=["TrellisLayer", "TCN", "StackedRNN"],
+)
+def test_no_token_is_learned_from_before_it_is_scored(backbone, rows):
+    model = make(backbone())
+    weights = model.get_weights()
+    dynamic = DynamicEvaluation(model, 0.1, 0.01, rule="sgd", segment_length=4)
+    tokens = random_tokens(*rows, 15)
+    poisoned = tokens.copy()
+    poisoned[..., 11:] = (tokens[..., 11:] + 1) % V
+    losses, others = dynamic.token_losses(tokens), dynamic.token_losses(poisoned)
+    assert losses.shape == (*rows, 14)
+    assert dynamic.evaluate(tokens) == {"loss": pytest.approx(losses.mean(), rel=1e-6)}
+    # Target i is token i + 1. A poisoned target moves nothing before it, also in its own segment.
+    np.testing.assert_array_equal(losses[..., :10], others[..., :10])
+    assert np.all(losses[..., 10:] != others[..., 10:])
+    # The first segment is scored as it is, later ones by what the model has learned.
+    log_p = keras.ops.convert_to_numpy(model(np.atleast_2d(tokens)[:, :-1]))
+    static = -np.take_along_axis(log_p, np.atleast_2d(tokens)[:, 1:, None], -1)
+    static = static.reshape(losses.shape)
+    np.testing.assert_allclose(losses[..., :4], static[..., :4], rtol=1e-4, atol=1e-5)
+    assert np.all(np.abs(losses[..., 4:] - static[..., 4:]) > 1e-6)
+    for before, after in zip(weights, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+class Unigram(keras.layers.Layer):
+    """Knows nothing of the past: the head's bias alone decides."""
+
+    def call(self, x):
+        return 0 * x
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+    def initial_cache(self, batch_size):
+        return []
+
+    def step(self, x, cache):
+        return 0 * x, cache
+
+    def prefill(self, x, cache):
+        return 0 * x, cache
+
+
+@pytest.mark.parametrize("rule", ["sgd", "rms"])
+def test_rules(rule):
+    """The bias of a softmax, by hand: its gradient is p minus the frequencies of the targets."""
+    model = LanguageModel(V, 5, Unigram(), head=DenseHead(V), tie_embeddings=False)
+    model.build((None, None))
+    (bias,) = [v for v in model.trainable_variables if v.path.endswith("bias")]
+    bias.assign(np.linspace(-1, 1, V))
+    start = np.array(bias.value, "float64")
+
+    def softmax(b):
+        return np.exp(b) / np.exp(b).sum()
+
+    def gradient(b, targets):
+        return softmax(b) - np.bincount(targets, minlength=V) / len(targets)
+
+    rate, decay = 0.3, 0.2
+    dynamic = DynamicEvaluation(model, rate, decay, rule=rule, segment_length=3)
+    rates, decays = rate, decay
+    if rule == "rms":
+        stream = TokenStream(random_tokens(13, seed=1), 1, 4)
+        dynamic.collect_statistics(stream)
+        squares = [gradient(start, stream[i][1][0]) ** 2 for i in range(3)]
+        r = np.sqrt(np.mean(squares, axis=0))
+        rates = rate / (r + 1e-3)
+        decays = np.minimum(decay * r / (r.sum() / model.count_params()), 1)
+    tokens, b, expected = random_tokens(11), start, []
+    for first in range(0, 10, 3):
+        targets = tokens[first + 1 : min(first + 4, 11)]
+        expected += list(-np.log(softmax(b))[targets])
+        b = b - rates * gradient(b, targets) + decays * (start - b)
+    np.testing.assert_allclose(dynamic.token_losses(tokens), expected, rtol=1e-4)
+
+
+def test_errors():
+    model = make(TCN(5, 2, 1))
+    with pytest.raises(ValueError, match="`rule` must be one of"):
+        DynamicEvaluation(model, 0.1, rule="adam")
+    with pytest.raises(ValueError, match="belongs to rule='rms' only"):
+        DynamicEvaluation(model, 0.1, rule="sgd", epsilon=0.1)
+    dynamic = DynamicEvaluation(model, 0.1)
+    with pytest.raises(ValueError, match="collect_statistics"):
+        dynamic.evaluate(random_tokens(9))
+    with pytest.raises(ValueError, match="received no batches"):
+        dynamic.collect_statistics([])
+    with pytest.raises(ValueError, match="two steps or more"):
+        dynamic.evaluate([1])

@@ -1,0 +1,248 @@
+"""Dynamic evaluation: a language model that learns from the text it has just scored."""
+
+import itertools
+from collections.abc import Callable, Iterable
+
+import keras
+import numpy as np
+from keras import ops
+
+from trellis_keras.layers.base import at_least_float32, check_positive, check_tokens
+from trellis_keras.layers.streaming import check_built
+from trellis_keras.models import losses
+from trellis_keras.models.language_model import LanguageModel
+
+RULES = ("rms", "sgd")
+
+
+class DynamicEvaluation:
+    """Evaluates a language model that keeps learning from the text (Krause et al., 2018).
+
+    The text is cut into segments. The model scores a segment, and only then takes one gradient
+    step on its mean loss, with which it scores the next one. With w_0 the weights of the model and
+    g the gradient of the loss of a segment, a step is
+
+        sgd:  w <- w - learning_rate * g + decay * (w_0 - w)
+        rms:  w <- w - learning_rate * g / (r + epsilon) + min(decay * r / mean(r), 1) * (w_0 - w)
+
+    where r is the root mean square of the gradients of training batches, from
+    `collect_statistics`, and mean(r) its mean over all weights.
+
+    The cache of the backbone is carried from segment to segment, and dropout is off. The adapted
+    weights are separate arrays: the model itself never changes, so there is nothing to restore,
+    also after an interruption. Every evaluation starts from the weights that the model then has.
+
+    Args:
+        model: A built `LanguageModel` whose backbone streams. Only its trainable weights learn.
+        learning_rate: Nonnegative float.
+        decay: Float in [0, 1], how strongly the weights are drawn back to those of the model.
+            Defaults to 0.
+        epsilon: Positive float, added to r, for the rule `"rms"` only. Defaults to `None`, which
+            is 0.001.
+        rule: `"rms"` or `"sgd"`. Defaults to `"rms"`.
+        segment_length: Positive integer, number of targets between two steps. Defaults to 5.
+
+    Raises:
+        ValueError: If an argument is not as described, or the backend is not TensorFlow or JAX.
+
+    Example:
+
+    >>> model = LanguageModel(7, 4, TrellisLayer(units=6, depth=3, output_units=4))
+    >>> model.build((None, None))
+    >>> tokens = np.tile([1, 5, 2], 20)
+    >>> dynamic = DynamicEvaluation(model, learning_rate=0.5, rule="sgd")
+    >>> static = DynamicEvaluation(model, learning_rate=0.0, rule="sgd")
+    >>> dynamic.evaluate(tokens)["loss"] < static.evaluate(tokens)["loss"]
+    True
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        learning_rate: float,
+        decay: float = 0.0,
+        epsilon: float | None = None,
+        rule: str = "rms",
+        segment_length: int = 5,
+    ) -> None:
+        if rule not in RULES:
+            raise ValueError(f"`rule` must be one of {RULES}. Received: rule={rule!r}")
+        if learning_rate < 0 or not 0 <= decay <= 1:
+            raise ValueError(
+                "`learning_rate` must not be negative, and `decay` must lie in [0, 1]. "
+                f"Received: learning_rate={learning_rate}, decay={decay}"
+            )
+        if epsilon is not None and (rule == "sgd" or epsilon <= 0):
+            raise ValueError(
+                "`epsilon` must be positive, and belongs to rule='rms' only. "
+                f"Received: epsilon={epsilon}, rule={rule!r}"
+            )
+        if keras.backend.backend() not in ("tensorflow", "jax"):
+            raise ValueError(
+                "Dynamic evaluation needs the TensorFlow or the JAX backend. "
+                f"Received: {keras.backend.backend()}"
+            )
+        check_built(model)
+        self.model = model
+        self.learning_rate = learning_rate
+        self.decay = decay
+        self.epsilon = 1e-3 if epsilon is None else epsilon
+        self.rule = rule
+        (self.segment_length,) = check_positive(segment_length=segment_length)
+        self._rms: list[np.ndarray] | None = None
+        self._gradient = _compiled(_with_gradient(self._loss))
+        self._learn = _compiled(self._step)
+
+    def collect_statistics(self, batches: Iterable, steps: int | None = None) -> None:
+        """Measures the gradients of training batches, which the rule `"rms"` needs.
+
+        Args:
+            batches: Batches (x, y) or (x, y, weight), such as a `data.TokenStream` of the training
+                text. The cache is empty at the start of each.
+            steps: Positive integer, number of batches to take. Defaults to `None`: all.
+
+        Raises:
+            ValueError: If there are no batches.
+        """
+        weights, others = self._weights()
+        squares, count = [np.zeros(w.shape, "float64") for w in self.model.trainable_variables], 0
+        if isinstance(batches, keras.utils.PyDataset):
+            batches = map(batches.__getitem__, range(len(batches)))
+        for batch in itertools.islice(batches, steps):
+            x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+            check_tokens(np.asarray(x), self.model.vocabulary_size)
+            weight = np.ones(y.shape, "float32") if weight is None else weight
+            x, y, weight = (ops.convert_to_tensor(array) for array in (x, y, weight))
+            cache = self.model.initial_cache(len(x))
+            _, gradients = self._gradient(weights, others, x, y, weight, cache)
+            for square, gradient in zip(squares, gradients, strict=True):
+                square += ops.convert_to_numpy(gradient).astype("float64") ** 2
+            count += 1
+        if not count:
+            raise ValueError("`collect_statistics` received no batches.")
+        self._rms = [np.sqrt(square / count) for square in squares]
+
+    def evaluate(self, tokens: np.ndarray) -> dict[str, float]:
+        """Returns `{"loss": ...}`, the mean loss per token in nats.
+
+        Args:
+            tokens: Integer array (time,), or (batch, time) for texts that are read side by side
+                and learned from together. N tokens of a row have N - 1 targets.
+
+        Raises:
+            ValueError: If tokens lie outside the vocabulary, there is no target, or the rule
+                `"rms"` has no statistics.
+        """
+        return {"loss": float(np.mean(self.token_losses(tokens), dtype="float64"))}
+
+    def token_losses(self, tokens: np.ndarray) -> np.ndarray:
+        """Returns the loss of each target in nats, of shape (time - 1,) or (batch, time - 1).
+
+        Args:
+            tokens: As in `evaluate`.
+
+        Raises:
+            ValueError: As `evaluate`.
+        """
+        tokens = np.asarray(tokens)
+        if tokens.ndim not in (1, 2) or tokens.size == 0 or tokens.shape[-1] < 2:
+            raise ValueError(
+                "`tokens` must have axes (time,) or (batch, time), with two steps or more. "
+                f"Received: shape {tokens.shape}"
+            )
+        check_tokens(tokens, self.model.vocabulary_size)
+        rows = np.atleast_2d(tokens).astype("int32")
+        weights, others = self._weights()
+        start, rates = weights, self._rates()
+        cache = self.model.initial_cache(len(rows))
+        scores = []
+        for first in range(0, rows.shape[1] - 1, self.segment_length):
+            segment = rows[:, first : first + self.segment_length + 1]
+            x, y = (ops.convert_to_tensor(part) for part in (segment[:, :-1], segment[:, 1:]))
+            nll, cache, weights = self._learn(weights, others, start, rates, x, y, cache)
+            scores.append(ops.convert_to_numpy(nll))
+        return np.concatenate(scores, axis=1).reshape(*tokens.shape[:-1], -1)
+
+    def _weights(self):
+        """Returns the current values of the trainable and of the other variables."""
+        model = self.model
+        parts = model.trainable_variables, model.non_trainable_variables
+        return [[ops.convert_to_tensor(v.value) for v in part] for part in parts]
+
+    def _rates(self):
+        """Returns the learning rate and the decay of each variable: numbers, or one per weight."""
+        variables = self.model.trainable_variables
+        if self.rule == "sgd":
+            pairs = [(self.learning_rate, self.decay)] * len(variables)
+        elif self._rms is None:
+            raise ValueError(
+                "The rule 'rms' needs the gradients of training batches: call "
+                "`collect_statistics(batches)` first, or set rule='sgd'."
+            )
+        else:
+            mean = sum(r.sum() for r in self._rms) / sum(r.size for r in self._rms)
+            pairs = [
+                (self.learning_rate / (r + self.epsilon), np.minimum(self.decay * r / mean, 1))
+                for r in self._rms
+            ]
+        return [
+            [ops.convert_to_tensor(rate, v.dtype) for rate in pair]
+            for v, pair in zip(variables, pairs, strict=True)
+        ]
+
+    def _step(self, weights, others, start, rates, x, y, cache):
+        """Scores a segment, then learns from it: returns its losses, and cache and weights."""
+        ones = ops.ones(ops.shape(y), at_least_float32(self.model.compute_dtype))
+        (nll, cache), gradients = _with_gradient(self._loss)(weights, others, x, y, ones, cache)
+        learned = [
+            w - rate * g + decay * (w0 - w)
+            for w, g, w0, (rate, decay) in zip(weights, gradients, start, rates, strict=True)
+        ]
+        return nll, cache, learned
+
+    def _loss(self, weights, others, x, y, weight, cache):
+        """Returns the mean loss of the targets, and (the loss of each, the cache after them)."""
+        model = self.model
+        variables = [*model.trainable_variables, *model.non_trainable_variables]
+        mapping = list(zip(variables, [*weights, *others], strict=True))
+        with keras.StatelessScope(state_mapping=mapping):
+            hidden, cache = model.stream().prefill(model.embed(x), cache)
+            nll = model.head.loss(hidden[:, -y.shape[1] :], y)
+        return losses.weighted_mean(nll, ops.cast(weight, nll.dtype)), (nll, cache)
+
+
+def _with_gradient(function: Callable) -> Callable:
+    """Returns a function of (weights, ...) that returns (what else it returns, gradients).
+
+    Args:
+        function: Function of a list of tensors and more, that returns (loss, what else).
+    """
+    if keras.backend.backend() == "jax":
+        import jax
+
+        def on_jax(*arguments):
+            (_, others), gradients = jax.value_and_grad(function, has_aux=True)(*arguments)
+            return others, gradients
+
+        return on_jax
+
+    import tensorflow as tf
+
+    def on_tensorflow(weights, *arguments):
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(weights)
+            loss, others = function(weights, *arguments)
+        gradients = tape.gradient(loss, weights, unconnected_gradients="zero")
+        return others, [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+    return on_tensorflow
+
+
+def _compiled(function: Callable) -> Callable:
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.jit(function)
+    import tensorflow as tf
+
+    return tf.function(function, autograph=False)
