@@ -337,7 +337,8 @@ def test_runs_are_trained_and_published_on_jax(tmp_path):
     """Call by call: one epoch, the rest of it and the next run, nothing."""
     text = write_text(tmp_path / "text.txt")
     # Fewer batches than foretell an epoch.
-    settings = TINY | {"batch_size": 16, "jit_compile": True}
+    settings = TINY | {"batch_size": 24, "jit_compile": True, "stateful": False}
+    settings |= {"output_units": 4, "aux_weight": 0.0}
     settings |= {"data": "text", "data_options": {"path": str(text)}}
     arguments = ["--only", "trellisnet_ptb", "--only", "trellisnet_char_ptb"]
     arguments += ["--settings", json.dumps(settings), "--output", tmp_path / "gpu"]

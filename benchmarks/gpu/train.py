@@ -186,8 +186,8 @@ class Queue:
 
         if not self._is_finished(name):
             return {}
-        there = zoo.read_recipe(self.run(name)).options
-        wanted = self._recipe(name).options
+        there = zoo.read_recipe(self.run(name)).options()
+        wanted = self._recipe(name).options()
         return {k: there[k] for k in self.overrides if k != "data_dir" and there[k] != wanted[k]}
 
     def _worth_it(self, name):
