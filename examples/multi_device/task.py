@@ -6,6 +6,7 @@ import json
 from trellis_keras import zoo
 from trellis_keras.data import EpochOrder
 from trellis_keras.training import Checkpoint
+from trellis_keras.training.checkpoint import has_memory
 
 
 def arguments(description):
@@ -62,7 +63,7 @@ def train(model, recipe, loaded, options, folder, rows=lambda stream: stream, ve
         callbacks=[
             *order,
             *rules,
-            Checkpoint(folder, seed=recipe.seed or 0, callbacks=rules),
+            Checkpoint(folder, seed=recipe.seed or 0, callbacks=filter(has_memory, rules)),
         ],
         shuffle=False,
         verbose=verbose,

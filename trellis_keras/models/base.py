@@ -92,10 +92,12 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
     def train_step(self, *args: Any) -> Any:
         step = super().train_step
         scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
-        if keras.backend.backend() != "tensorflow" or self._replicas() > 1 or scaled:
+        if keras.backend.backend() != "tensorflow" or scaled:
             return step(*args)
         import tensorflow as tf
 
+        if tf.distribute.has_strategy():  # its variables need the context of a replica
+            return step(*args)
         # In the context of a replica, even a single one, Keras' optimizers reduce the gradients by
         # a function with its own gradient, for which TensorFlow keeps the graph forever.
         return tf.distribute.get_replica_context().merge_call(lambda strategy: step(*args))
