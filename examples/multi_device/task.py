@@ -63,7 +63,11 @@ def train(model, recipe, loaded, options, folder, rows=lambda stream: stream, ve
         callbacks=[
             *order,
             *rules,
-            Checkpoint(folder, seed=recipe.seed or 0, callbacks=filter(has_memory, rules)),
+            Checkpoint(
+                folder,
+                seed=recipe.seed or 0,
+                callbacks=[rule for rule in rules if has_memory(rule)],
+            ),
         ],
         shuffle=False,
         verbose=verbose,
