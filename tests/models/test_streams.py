@@ -82,29 +82,32 @@ def test_losses_and_metrics_keep_float64(name):
     check_float64(*MODELS[name])
 
 
-def fit_forecaster():
-    make, x, y = MODELS["forecaster"]
-    return fit_on_stream(compiled(make), x, y, ROWS)
+def fit(name):
+    """Trains a model, and returns its figures and weights by name."""
+    make, x, y = MODELS[name]
+    history, weights = fit_on_stream(compiled(make), x, y, ROWS)
+    return history | {f"weight {i}": weight for i, weight in enumerate(weights)}
 
 
 REPLICAS = """
 import sys, numpy as np, tensorflow as tf
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2)
-from tests.models.test_streams import fit_forecaster
+from tests.models.test_streams import fit
 
 with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-    history, weights = fit_forecaster()
-np.savez(sys.argv[1], *weights, **history)
+    for path in sys.argv[1:]:
+        np.savez(path, **fit(path.split("/")[-1].removesuffix(".npz")))
 """
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="tf.distribute")
 def test_two_replicas_train_as_one_device(tmp_path):
-    run_script(REPLICAS, tmp_path / "end.npz")
-    history, weights = fit_forecaster()
-    expected = {f"arr_{i}": weight for i, weight in enumerate(weights)} | history
-    with np.load(tmp_path / "end.npz") as found:
-        assert set(found) == set(expected)
-        for name, value in expected.items():
-            np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+    names = ["forecaster", "language model"]
+    run_script(REPLICAS, *(tmp_path / f"{name}.npz" for name in names))
+    for name in names:
+        expected = fit(name)
+        with np.load(tmp_path / f"{name}.npz") as found:
+            assert set(found) == set(expected)
+            for key, value in expected.items():
+                np.testing.assert_allclose(found[key], value, rtol=1e-4, atol=1e-6, err_msg=key)

@@ -102,6 +102,13 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
         # a function with its own gradient, for which TensorFlow keeps the graph forever.
         return tf.distribute.get_replica_context().merge_call(lambda strategy: step(*args))
 
+    def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        # On several replicas Keras passes the mean of their batches, which makes tokens floats.
+        if data_batch is not None and self.input_dtype == "int32":
+            x, *others = keras.utils.unpack_x_y_sample_weight(data_batch)
+            data_batch = keras.utils.pack_x_y_sample_weight(ops.cast(x, "int32"), *others)
+        super()._symbolic_build(iterator=iterator, data_batch=data_batch)
+
     def _prefers_xla(self):
         """Whether the backbone, on a CPU and TensorFlow, is faster with XLA."""
         if keras.backend.backend() != "tensorflow" or self._replicas() > 1:
