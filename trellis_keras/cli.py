@@ -187,7 +187,7 @@ def train(
 
     A forecaster reads a CSV file: train tcn_forecaster --csv load.csv --target load --time time.
     --window and --horizon are the steps that it reads and forecasts (168 and 24), --quantiles
-    '[0.1, 0.5, 0.9]' its bands. At its end there are a report against a seasonal naive forecast,
+    '[0.1, 0.5, 0.9]' its bands. At its end there are a report against the best naive forecast,
     forecast.png, and a SavedModel in `serving`.
 
     A classifier of series: train tcn_classifier --csv f.csv --target class --past x --past y

@@ -95,6 +95,8 @@ def test_the_report(trained):
     assert 0 < figures["naive_mae"] < 3 and figures["mae"] > 0
     line = describe_report(results)
     assert line.startswith("load: mean absolute error ") and "in the 10% to 90% band" in line
+    assert f"the best naive forecast ({results['season_name']})" in line
+    assert results["net_share"] in (0, 0.25, 0.5, 0.75, 1)
     assert (trained / "forecast.png").read_bytes().startswith(b"\x89PNG")
     assert {path.name for path in trained.iterdir()} <= runs.FILES
     evaluated = runs.evaluate(zoo.read_recipe(trained), trained)
@@ -448,8 +450,9 @@ def test_a_stream_is_judged_beside_the_windows():
     values = np.random.default_rng(0).normal(size=(300, 2)).astype("float32")
     parts = TimeSeries(values, future_channels=1, lengths=[180, 120]).split(4, 4, stride=3)
     for name, is_same in (("trellisnet_forecaster", True), ("lru_forecaster", False)):
-        model = zoo.get_model(name, window=4, horizon=4, channels=2, future_channels=1)
-        model.adapt(parts[0].rows())
+        sizes = {"window": 4, "horizon": 4, "channels": 2, "future_channels": 1}
+        model = zoo.get_model(name, **sizes, linear=False)
+        model.adapt(parts[0])
         (figures,) = report(model, *parts)["targets"].values()
         same = figures["stream_mae"] == pytest.approx(figures["mae"], rel=1e-5)
         assert same == is_same, name

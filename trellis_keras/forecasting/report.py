@@ -1,6 +1,7 @@
-"""How good forecasts of a test part are, beside the seasonal naive forecast."""
+"""How good forecasts of a test part are, beside the best naive forecast."""
 
 import json
+import statistics
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,23 @@ from trellis_keras.forecasting.calibration import (
 )
 from trellis_keras.forecasting.forecaster import Forecaster
 from trellis_keras.forecasting.metrics import mase_scale
-from trellis_keras.forecasting.series import FIRST_NAMES, TimeSeries, Windows
+from trellis_keras.forecasting.series import FIRST_NAMES, TimeSeries, Windows, first_names
 
 _DAY = 86_400
-_SEASONS = (_DAY, 7 * _DAY)  # seconds
+_YEAR = 365.2425 * _DAY
+# Seconds, of the calendar.
+_SEASONS = {
+    "an hour": 3600,
+    "a day": _DAY,
+    "a week": 7 * _DAY,
+    "a month": _YEAR / 12,
+    "a quarter": _YEAR / 4,
+    "a year": _YEAR,
+}
+_SEASON_WINDOWS = 2000  # by which a season is chosen
+_FEW_WINDOWS = 50
 _BLOCK = 64  # horizons that a report predicts at once
+_MANY_MISSING = 0.5
 _MOST_SERIES = 1000  # with figures of their own in a report
 
 
@@ -30,7 +43,10 @@ def report(
     test: Windows,
     batch_size: int = 64,
 ) -> dict[str, Any]:
-    """Returns figures of the forecasts of test windows, and of the seasonal naive forecast.
+    """Returns figures of the forecasts of test windows, and of the best naive forecast.
+
+    A naive forecast repeats the last season. The season of each series is the one, of any length,
+    whose naive forecast is the best in the training part.
 
     Each forecast has its quantiles calibrated on those before it, as by `forecast`.
 
@@ -42,18 +58,19 @@ def report(
         batch_size: Positive integer. Defaults to 64.
 
     Returns:
-        A dict of the number of windows, the season in steps, the step, and for each target `mae`,
-        `rmse`, `mase`, `naive_mae`, `stream_mae` (where the model reads the whole part as one
-        stream, not window by window), and of a model with quantiles `coverage`. All are over the
-        same `values`: those that the naive forecast has a forecast of. Of several series, up
-        to 1,000, `series` has these figures of each, all but `mase`. `left_out` has the number of
-        series without a window of a part, and their first names.
+        A dict of the number of windows, the season in steps (of most series), the step, `warnings`,
+        and for each target `mae`, `rmse`, `mase`, `naive_mae`, `stream_mae` (where the model reads
+        the whole part as one stream, not window by window), and of a model with quantiles
+        `coverage`. All are over the same `values`: those that the naive forecast has a forecast of.
+        Of several series, up to 1,000, `series` has these figures of each, all but `mase`.
+        `left_out` has the number of series without a window of a part, and their first names.
     """
     count, names = test.series.targets, target_names(test.series)
-    season = choose_season(train)
+    seasons = [choose_season(train, i) for i in range(len(train.series.lengths))]
+    season = statistics.mode(seasons)
     sums = np.zeros((len(test.series.lengths), 6, count))
     for i, index, bands, y in _walk(model, valid, test, batch_size):
-        naive = test.naive_forecast(index, season)
+        naive = test.naive_forecast(index, seasons[i])
         counts = ~np.isnan(y - naive)
         errors = np.where(counts, y - middle_values(model, bands), 0.0).astype("float64")
         naive_errors = np.where(counts, y - naive, 0.0).astype("float64")
@@ -61,15 +78,17 @@ def report(
         parts = (counts, np.abs(errors), np.square(errors), np.abs(naive_errors), inside)
         sums[i, :5] += [part.sum(axis=(0, 1)) for part in parts]
     for i in range(len(test.series.lengths)):
-        sums[i, 5] = _stream_errors(model, test, i, season)
-    scale = np.stack(
-        [mase_scale(rows[:, :count], season) for rows in train.rows() if len(rows) > season]
-    )
+        sums[i, 5] = _stream_errors(model, test, i, seasons[i])
+    train_rows = [series_rows(train, i)[:, :count] for i in range(len(seasons))]
+    pairs = zip(train_rows, seasons, strict=True)
+    scale = np.stack([mase_scale(part, lag) for part, lag in pairs if len(part) > lag])
     figures = _figures(sums.sum(axis=0), model)
     figures["mase"] = figures["mae"] / _positive(np.nanmean(scale, axis=0))
     results: dict[str, Any] = {
+        "train_windows": len(train),
         "test_windows": len(test),
         "season": season,
+        "season_name": _season_name(season, test.series.step),
         "step": None if test.series.step is None else str(test.series.step),
         "quantiles": model.quantiles,
         "targets": _by_name(names, figures),
@@ -86,7 +105,64 @@ def report(
             series: _by_name(names, _figures(sums[i], model))
             for i, series in enumerate(test.series.names)
         }
+    results["warnings"] = _warnings(results, train_rows, test)
     return json.loads(json.dumps(results))
+
+
+def series_rows(part: Windows, i: int) -> np.ndarray:
+    """Returns the part's rows of series `i`, (rows, channels)."""
+    return part.series.values[part.first[i] : part.last[i]]
+
+
+def _warnings(results, train_rows, test):
+    """Sentences on what makes forecasts of these data, or their figures, doubtful."""
+    found = []
+    if results["season"] > test.window:
+        found.append(
+            f"The window of {test.window} rows is shorter than the season of {results['season']}: "
+            f"train with --window {2 * results['season']}."
+        )
+    few = results["train_windows"]
+    if few < _FEW_WINDOWS:
+        found.append(
+            f"The training part has only {few} windows. A shorter --window or --horizon, or more "
+            "data, would make forecasts and bands more reliable."
+        )
+    names = target_names(test.series)
+    empty, moved = [], []
+    for i, rows in enumerate(train_rows):
+        tested = series_rows(test, i)[:, : len(names)]
+        for j, name in enumerate(names):
+            where = _place(test.series, i, name)
+            if np.isnan(rows[:, j]).mean() > _MANY_MISSING:
+                empty.append(where)
+            elif not np.isnan(tested[:, j]).all() and not np.isnan(rows[:, j]).all():
+                level = np.nanmean(tested[:, j])
+                if not np.nanmin(rows[:, j]) <= level <= np.nanmax(rows[:, j]):
+                    moved.append(where)
+    if empty:
+        found.append(
+            f"More than half of the values of the training part are missing: {first_names(empty)}."
+        )
+    if moved:
+        found.append(
+            "The mean of the test part is outside the range of the training part in "
+            f"{first_names(moved)}: the forecasts extrapolate, and bands may be too narrow."
+        )
+    lost = [
+        _place(test.series, i, name)
+        for i, series in enumerate(test.series.names)
+        for name, figures in results.get("series", {}).get(series, results["targets"]).items()
+        if None not in (figures["mae"], figures["naive_mae"])
+        and figures["mae"] > figures["naive_mae"]
+    ]
+    if lost:
+        found.append(f"The naive forecast is better in {first_names(lost)}.")
+    return found
+
+
+def _place(series, i, name):
+    return name if len(series.names) == 1 else f"{series.names[i]}: {name}"
 
 
 def _figures(sums, model):
@@ -153,41 +229,90 @@ def _stream_errors(model, test, i, season):
     return np.where(counts, np.abs(y - middle_values(model, forecasts)), 0).sum(axis=(0, 1))
 
 
-def choose_season(train: Windows) -> int:
-    """Returns the season, in steps, whose naive forecast is the best in the training part.
+def choose_season(train: Windows, i: int = 0) -> int:
+    """Returns the season of a series: the lag whose naive forecast is best in its training part.
 
-    The candidates are a day and a week, of months a year; without times the horizon.
+    The candidates are all lags within a window, and those of the calendar.
+
+    Args:
+        train: The windows of the training part.
+        i: Integer, number of the series.
     """
-    step = train.series.step
-    candidates = {1}
+    rows, index = series_rows(train, i), np.array(train.of_series(i), int)
+    if not len(index):
+        return 1
+    longest = len(rows) // 2
+    candidates = {*range(1, train.window + 1), *_calendar(train.series.step)}
+    lags = sorted(lag for lag in candidates if lag <= longest) or [1]
+    # Windows that have a naive forecast of every lag.
+    index = index[train.starts(index) + train.window - lags[-1] >= train.first[i]]
+    index = index[np.linspace(0, len(index) - 1, min(_SEASON_WINDOWS, len(index))).astype(int)]
+    _, y = train.read(index)
+    errors = [np.abs(y - train.naive_forecast(index, lag)) for lag in lags]
+    means = np.array([[_mean(error[..., j]) for j in range(y.shape[-1])] for error in errors])
+    known = np.isfinite(means).all(axis=1)
+    if not known.any():
+        return 1
+    # Each target in its own unit.
+    units = np.maximum(means[known].mean(axis=0), np.finfo("float32").tiny)
+    scores = np.where(known, (means / units).sum(axis=1), np.inf)
+    return lags[int(np.argmin(scores))]
+
+
+def _mean(values):
+    """The mean of the values that are not missing; infinite of none."""
+    known = values[~np.isnan(values)]
+    return known.mean(dtype="float64") if known.size else np.inf
+
+
+def _calendar(step):
+    """The seasons of the calendar, in steps."""
+    seconds = _seconds(step)
+    return [] if seconds is None else [max(round(s / seconds), 1) for s in _SEASONS.values()]
+
+
+def _seconds(step):
+    """The length of a step, or None without times."""
     if step is None or step.dtype.kind != "m":
-        candidates.add(train.horizon)
-    elif np.datetime_data(step.dtype)[0] == "M":
-        candidates.add(12 // int(step.astype(int)))
-    else:
-        seconds = int(step.astype("timedelta64[s]").astype(int))
-        candidates |= {season // seconds for season in _SEASONS if season % seconds == 0}
-    longest = max(len(rows) for rows in train.rows()) // 2
-    candidates = {season for season in candidates if 0 < season <= longest} or {1}
-    errors = {season: float(np.nanmean(train.naive_error(season))) for season in candidates}
-    return min(errors, key=lambda season: (np.isnan(errors[season]), errors[season]))
+        return None
+    if np.datetime_data(step.dtype)[0] == "M":
+        return float(step.astype(int)) * _YEAR / 12
+    return float(step.astype("timedelta64[s]").astype(int))
+
+
+def _season_name(season, step):
+    """A season as a word of the calendar, where it is one, and in steps."""
+    steps = f"{season} step{'s' * (season != 1)}"
+    seconds = _seconds(step)
+    if season == 1:
+        return "the last value"
+    for name, length in _SEASONS.items():
+        if seconds is not None and season == round(length / seconds):
+            return f"{name}, {steps}"
+    return steps
 
 
 def describe_report(results: dict[str, Any]) -> str:
-    """Returns a report as a line for each target."""
+    """Returns a report as lines: one for each target, and the warnings."""
     lines = []
-    season = f"{results['season']} step{'s' * (results['season'] != 1)}"
     for name, figures in results["targets"].items():
         line = (
             f"{name}: mean absolute error {_shown(figures['mae'])} of {figures['values']:,} values "
-            f"of the test part, of the seasonal naive forecast ({season}) "
+            f"of the test part, of the best naive forecast ({results['season_name']}) "
             f"{_shown(figures['naive_mae'])}"
         )
         if "coverage" in figures:
             low, high = results["quantiles"][0], results["quantiles"][-1]
             line += f"; {figures['coverage']:.1%} of the values in the {low:.0%} to {high:.0%} band"
         lines.append(line)
-    return "\n".join(lines)
+    if "net_share" in results:
+        share = results["net_share"]
+        lines.append(
+            f"The net is used with {share:.0%} of what it adds to the linear map."
+            if share
+            else "The linear map is used alone: the net is not better in the validation part."
+        )
+    return "\n".join([*lines, *results["warnings"]])
 
 
 def target_names(series: TimeSeries) -> list[str]:

@@ -128,8 +128,8 @@ def _forecast_one(model, series, i, end, window, horizon, steps, path):
     for name, share in zip(series.columns.targets, missing, strict=True):
         if share > _MANY_MISSING:
             warnings.warn(
-                f"{where}: of the last {window} values of {name!r}, {share:.0%} are missing. The "
-                "model reads the mean in their place.",
+                f"{where}: of the last {window} values of {name!r}, {share:.0%} are missing, "
+                "which makes the forecast less reliable.",
                 stacklevel=3,
             )
     _calibrate_on_past(model, series, i, end, window, horizon)

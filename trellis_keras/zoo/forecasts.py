@@ -82,13 +82,18 @@ def finish(folder: str | os.PathLike, serve: bool = True) -> dict[str, Any]:
     model = runs.load_best(folder, Forecaster)
     recipe.compile(model)
     loaded = recipe.load_data()
+    share = None
+    if model.linear is not None:
+        share = model.weigh_net(recipe.stream(loaded.valid))
+        _save(model, folder)
     if model.has_band:
         recent = [recent_windows(loaded.valid, i) for i in range(len(loaded.valid.series.lengths))]
         model.calibrate(*loaded.valid.read(np.concatenate(recent)))
-        with atomic_write(folder / runs.BEST) as temporary:
-            model.save(temporary)
+        _save(model, folder)
     batch_size = recipe.training.batch_size
     results = report(model, loaded.train, loaded.valid, loaded.test, batch_size)
+    if share is not None:
+        results["net_share"] = share
     results["model_sha256"] = checksum(folder / runs.BEST)
     try:
         with atomic_write(folder / PICTURE) as temporary:
@@ -100,6 +105,11 @@ def finish(folder: str | os.PathLike, serve: bool = True) -> dict[str, Any]:
     with atomic_write(folder / REPORT) as temporary:
         temporary.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     return results
+
+
+def _save(model, folder):
+    with atomic_write(folder / runs.BEST) as temporary:
+        model.save(temporary)
 
 
 def _read_report(folder):

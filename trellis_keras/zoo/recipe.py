@@ -542,7 +542,9 @@ class Recipe:
 
     def adapt(self, model: keras.Model, loaded: Dataset) -> None:
         """Gives a model the statistics of its training data, if it standardizes them."""
-        if isinstance(loaded.train, _WINDOWS):
+        if isinstance(loaded.train, Windows):
+            model.adapt(loaded.train, loaded.valid)
+        elif isinstance(loaded.train, LabelledWindows):
             model.adapt(loaded.train.rows())
 
     def callbacks(self) -> list[keras.callbacks.Callback]:

@@ -57,7 +57,9 @@ _CLASSES = _FORECASTS | {
 }
 
 
-def _forecaster(backbone, window, horizon, quantiles, targets, future_channels, dropout, seed):
+def _forecaster(
+    backbone, window, horizon, quantiles, targets, future_channels, dropout, linear, seed
+):
     if horizon > window:
         raise ValueError(
             f"`horizon` must be at most `window`. Received: horizon={horizon}, window={window}"
@@ -70,6 +72,7 @@ def _forecaster(backbone, window, horizon, quantiles, targets, future_channels, 
         future_channels=future_channels,
         normalize=True,
         output_dropout=dropout,
+        linear_window=window if linear else None,
         seed=seed,
     )
 
@@ -97,6 +100,7 @@ def tcn_forecaster(
     channels: int = 1,
     targets: int = 1,
     future_channels: int = 0,
+    linear: bool = True,
     seed: int | None = 0,
 ) -> Forecaster:
     """TCN that forecasts your time series, 37K parameters for a week and a day of hours.
@@ -116,6 +120,8 @@ def tcn_forecaster(
             `targets` and `future_channels`.
         targets: Positive integer, how many of the first channels to forecast.
         future_channels: Integer, how many of the last channels are known in the future.
+        linear: Boolean, whether a linear map from the window forecasts, and the net what it leaves.
+            The map is fitted before the training.
         seed: Seed of weights, dropouts and the order of windows. None draws new ones each time.
         weights: None, or path of a weights file.
         dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
@@ -126,7 +132,7 @@ def tcn_forecaster(
     """
     backbone = _tcn(window, kernel_size, depth, filters, dropout, seed)
     return _forecaster(
-        backbone, window, horizon, quantiles, targets, future_channels, dropout, seed
+        backbone, window, horizon, quantiles, targets, future_channels, dropout, linear, seed
     )
 
 
@@ -182,6 +188,7 @@ def trellisnet_forecaster(
     channels: int = 1,
     targets: int = 1,
     future_channels: int = 0,
+    linear: bool = True,
     seed: int | None = 0,
 ) -> Forecaster:
     """TrellisNet that forecasts your time series, 38K parameters for a week and a day of hours.
@@ -196,7 +203,7 @@ def trellisnet_forecaster(
     """
     backbone = _trellisnet(window, kernel_size, dilations, hidden_units, dropout, seed)
     return _forecaster(
-        backbone, window, horizon, quantiles, targets, future_channels, dropout, seed
+        backbone, window, horizon, quantiles, targets, future_channels, dropout, linear, seed
     )
 
 
@@ -262,6 +269,7 @@ def lru_forecaster(
     channels: int = 1,
     targets: int = 1,
     future_channels: int = 0,
+    linear: bool = True,
     seed: int | None = 0,
 ) -> Forecaster:
     """Lattice Recurrent Unit that forecasts your time series, 32K parameters for a day of hours.
@@ -281,7 +289,7 @@ def lru_forecaster(
         name="lru",
     )
     return _forecaster(
-        backbone, window, horizon, quantiles, targets, future_channels, dropout, seed
+        backbone, window, horizon, quantiles, targets, future_channels, dropout, linear, seed
     )
 
 

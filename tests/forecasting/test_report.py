@@ -1,0 +1,57 @@
+"""The season of a naive forecast, and what a report warns of."""
+
+import numpy as np
+import pytest
+
+from trellis_keras import zoo
+from trellis_keras.forecasting import TimeSeries
+from trellis_keras.forecasting.report import choose_season, describe_report, report
+
+WINDOW, HORIZON = 12, 4
+
+
+def wave(season, rows=200):
+    noise = np.random.default_rng(0).normal(size=rows)
+    return np.sin(2 * np.pi * np.arange(rows) / season) + 0.05 * noise
+
+
+def hours(rows):
+    return np.datetime64("2024-01-01", "h") + np.arange(rows)
+
+
+@pytest.mark.parametrize(("season", "times"), [(7, None), (24, hours(200))])
+def test_seasons_are_sought_within_the_window_and_in_the_calendar(season, times):
+    train, *_ = TimeSeries(wave(season)[:, None], times=times).split(WINDOW, HORIZON)
+    assert choose_season(train) == season
+
+
+def test_each_series_is_compared_with_its_own_naive_forecast():
+    values = np.r_[wave(5), 100 * wave(9)][:, None]
+    parts = TimeSeries(values, lengths=[200, 200]).split(WINDOW, HORIZON)
+    assert [choose_season(parts[0], i) for i in (0, 1)] == [5, 9]
+    model = zoo.tcn_forecaster(window=WINDOW, horizon=HORIZON, filters=2)
+    model.adapt(*parts[:2])
+    series = report(model, *parts)["series"]
+    for name, unit in (("0", 1), ("1", 100)):
+        assert series[name]["target 0"]["naive_mae"] < 0.2 * unit
+
+
+def test_a_report_warns_in_the_last_lines():
+    rows = 90
+    moved = np.r_[np.random.default_rng(0).normal(size=75), 50 + np.arange(15.0) ** 2]
+    empty = np.where(np.arange(rows) % 3, np.nan, wave(24, rows))
+    times = np.r_[hours(rows), hours(rows)]
+    names = ["moved", "empty"]
+    values = np.r_[moved, empty][:, None]
+    parts = TimeSeries(values, lengths=[rows] * 2, times=times, names=names).split(WINDOW, HORIZON)
+    model = zoo.tcn_forecaster(window=WINDOW, horizon=HORIZON, filters=2, quantiles=None)
+    model.adapt(parts[0])
+    model.head.bias.assign(np.full(HORIZON, 1e3))
+    results = report(model, *parts)
+    text = describe_report(results)
+    for expected in (
+        "More than half of the values of the training part are missing: 1 ('empty: target 0').",
+        "outside the range of the training part in 1 ('moved: target 0')",
+        "The naive forecast is better in ",
+    ):
+        assert expected in text.split("\n", 1)[1]
