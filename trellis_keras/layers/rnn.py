@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import copy
 import inspect
 import threading
 from collections.abc import Sequence
@@ -815,7 +816,8 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "StackedRNN":
-        layers = [keras.saving.deserialize_keras_object(layer) for layer in config["layers"]]
+        layers = copy.deepcopy(config["layers"])  # Keras' RNN takes its cell out of the config
+        layers = [keras.saving.deserialize_keras_object(layer) for layer in layers]
         return cls(**{**config, "layers": layers})
 
 
