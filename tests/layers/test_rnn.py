@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tests.support.golden import family, floats
+from tests.support.golden import family, floats, gradients_of_run
 from tests.support.gradients import value_and_gradients
 from tests.support.layer_checks import (
     assert_close,
@@ -60,68 +60,26 @@ cells = pytest.mark.parametrize("name", CELLS)
 
 
 @pytest.mark.both_backends(slow=True)
-@pytest.mark.parametrize(
-    "name",
-    ["grid_lstm", *(pytest.param(n, marks=pytest.mark.slow_elsewhere) for n in ("rhn", "lru"))],
-)
-def test_states_of_stacked_cells(name):
-    layer = rnn([CELLS[name](), CELLS[name]()])
-    x = noise(2, 6, 4)
-    y, *states = layer(x)
-    first, *between = layer(x[:, :2])
-    second, *last = layer(x[:, 2:], initial_state=between)
-    assert_all_close([ops.concatenate([first, second], axis=1), *last], [y, *states])
-    alone = x
-    for cell in layer.cell.cells:
-        alone = keras.layers.RNN(cell, return_sequences=True)(alone)
-    assert_close(alone, y)
-    # Keras cannot reset stacked cells with several states.
-    cells = layer.cell.cells[0] if name == "grid_lstm" else layer.cell.cells
-    plain, stateful = (keras.layers.RNN(cells, stateful=stateful) for stateful in (False, True))
+@pytest.mark.parametrize("name", slow_but(CELLS, "rhn", "grid_lstm"))
+def test_cell(name):
+    make = functools.partial(CELLS[name], dropout=0.1, recurrent_dropout=0.2, seed=1)
+    check_config(make)
+
+    def layer(dtype=None):
+        return StackedRNN([keras.layers.RNN(make(dtype=dtype), dtype=dtype, **STATES)], dtype=dtype)
+
+    check_layer(layer, (2, 5, 4))
+
+
+@pytest.mark.both_backends(slow=True)
+@cells
+def test_keras_carries_the_states(name):
+    cell, x = built(CELLS[name](), 4), noise(2, 6, 4)
+    plain, stateful = (keras.layers.RNN(cell, stateful=stateful) for stateful in (False, True))
     for _ in range(2):
         assert_close(stateful(x[:, :2]), plain(x[:, :2]))
         assert_close(stateful(x[:, 2:]), plain(x))
         stateful.reset_state()
-
-
-@both
-@cells
-def test_masks(name):
-    layer, x = rnn(CELLS[name](), zero_output_for_mask=True), noise(2, 7, 4)
-    mask = np.ones((2, 7), bool)
-    mask[0, :3] = mask[1, -3:] = False
-    y, *states = layer(x, mask=ops.convert_to_tensor(mask))
-    for row in range(2):
-        alone, *ends = layer(x[row, mask[row]][None])
-        assert_close(np.asarray(y)[row, mask[row]], alone[0])
-        assert_all_close([state[row] for state in states], [end[0] for end in ends])
-
-
-@pytest.mark.slow
-@both
-@pytest.mark.parametrize("name", CELLS)
-def test_training_and_file(name, tmp_path):
-    make = functools.partial(CELLS[name], dropout=0.1, recurrent_dropout=0.2, seed=1)
-    check_config(make)
-    layer = keras.layers.RNN(make())
-    model = keras.Sequential([keras.Input((None, 4)), layer])
-    model.compile("sgd", "mse", jit_compile=True)
-    before = layer.get_weights()
-    model.train_on_batch(noise(2, 3, 4), noise(2, 4))
-    assert all(np.any(a != b) for a, b in zip(before, layer.get_weights(), strict=True))
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(*(m.predict(noise(2, 3, 4), verbose=0) for m in (loaded, model)))
-
-
-@both
-@cells
-def test_half_precision(name):
-    layer, half = (rnn(CELLS[name](dtype=d), dtype=d) for d in ("float32", "mixed_bfloat16"))
-    assert {w.dtype for w in half.weights} == {"float32"}
-    for found, expected in zip(half(noise(3, 4, 4)), layer(noise(3, 4, 4)), strict=True):
-        assert keras.backend.standardize_dtype(found.dtype) == "bfloat16"
-        np.testing.assert_allclose(ops.cast(found, "float32"), expected, atol=0.05)
 
 
 @pytest.mark.both_backends(slow=True)
@@ -256,19 +214,6 @@ def test_regularizers_and_constraints():
         assert all(w.constraint is not None for w in cell.weights)
 
 
-def test_every_weight_has_numbers_of_its_own():
-    for make in CELLS.values():
-        cells = [make(seed=seed, bias_initializer="random_normal") for seed in (5, 5, 6)]
-        for cell in cells:
-            cell.build((None, 4))
-        first, again, other = (cell.get_weights() for cell in cells)
-        blocks = [b for w in first + other for b in np.split(w, w.shape[-1] // 4, axis=-1)]
-        blocks = [b for b in blocks if b.std() > 0]
-        assert len({b.tobytes() for b in blocks}) == len(blocks)
-        for a, b in zip(first, again, strict=True):
-            np.testing.assert_array_equal(a, b)
-
-
 def sigmoid(a):
     return 1 / (1 + np.exp(-a))
 
@@ -280,15 +225,6 @@ def check_masks_are_possible(y, equations):
     errors = np.abs(possible - np.asarray(y)).max(axis=(2, 3))
     assert np.all(errors.min(axis=0) < 1e-5)
     assert len(set(errors.argmin(axis=0))) > 1, "all rows have the same masks"
-
-
-def reference_gradients(arrays, memory):
-    """The gradients of the authors' run with or without initial states."""
-    return {
-        name.removesuffix(memory): array
-        for name, array in family(arrays, "grad").items()
-        if name.endswith("_mem") == bool(memory)
-    }
 
 
 # RHN. The authors of the LRU call the parameters `lin.l` (h) and `gate.l` (t); those of the first
@@ -358,7 +294,7 @@ def test_rhn_sequence_of_the_authors(memory, golden, assert_close):
     assert_close(y, arrays[f"out.y{memory}_f64"], "output", "y")
     assert_close(s, arrays[f"out.H1{memory}_f64"][:, 0], "output", "state")
     assert_close(value, arrays[f"out.loss{memory}_f64"], "output", "loss")
-    reference = reference_gradients(arrays, memory)
+    reference = gradients_of_run(arrays, memory)
     assert_close(by_x, reference["x"], "gradient", "x")
     if memory:
         assert_close(by_s, arrays["grad.mem_H1_f64"][:, 0], "gradient", "initial state")
@@ -457,7 +393,7 @@ def test_grid_lstm_of_the_authors(memory, golden, assert_close):
     for name, array in zip(("y", "H1", "M0", "M1"), found, strict=True):
         assert_close(array, arrays[f"out.{name}{memory}_f64"], "output", name)
     assert_close(value, arrays[f"out.loss{memory}_f64"], "output", "loss")
-    reference = reference_gradients(arrays, memory)
+    reference = gradients_of_run(arrays, memory)
     assert_close(by_input[0], reference["x"], "gradient", "x")
     if memory:
         assert_close(by_input[2], arrays["grad.mem_H1_f64"], "gradient", "initial h2")
@@ -605,39 +541,6 @@ def test_stacked_rnn_equals_its_layers(make, sizes):
     check_streaming(stack, x, initial_state=states)
 
 
-@both
-def test_stacked_rnn_last_valid_step_of_each_row():
-    layer = made(functools.partial(lstm_and_gru, return_sequences=False), (1, 1, 3))
-    x, mask = noise(3, 5, 3), np.ones((3, 5), bool)
-    mask[0, 3:] = mask[1, :2] = mask[2] = False
-    y = layer(x, mask=ops.convert_to_tensor(mask))
-    for row in (0, 1):
-        assert_close(y[row], layer(x[row, mask[row]][None])[0])
-    assert not np.any(y[2])
-    assert layer.compute_mask(x, mask) is None
-
-
-@both
-def test_stateful_stacked_rnn():
-    whole, layer = (
-        made(functools.partial(lstm_and_gru, stateful=stateful), (1, 1, 3))
-        for stateful in (False, True)
-    )
-    x = noise(2, 6, 3)
-    y = np.asarray(whole(x))
-    layer.reset_state(2)
-
-    def loss(first, second):
-        layer(first)
-        return ops.sum(layer(second)), layer(first)
-
-    assert_close(layer(x[:, :4]), y[:, :4])
-    assert_close(layer(x[:, 4:]), y[:, 4:])
-    _, _, (by_first, by_second) = value_and_gradients(loss, [], x[:, :4], x[:, 4:])
-    assert not np.any(by_first) and np.any(by_second)
-    assert len(layer.weights) == len(whole.weights)
-
-
 @pytest.mark.skipif(ON_JAX, reason="reads a TensorFlow graph")
 @pytest.mark.parametrize("make", [lstm_and_gru, simple_and_cells])
 def test_stacked_rnn_draws_nothing_in_inference(make):
@@ -675,16 +578,6 @@ def test_inference_in_another_thread_leaves_the_rates_of_training():
     assert seen == [0.3] and upper.cell.dropout == 0.3
 
 
-def test_half_precision_keeps_states_in_float32():
-    layer = made(
-        functools.partial(lstm_and_gru, return_state=True), (1, 1, 3), dtype="mixed_bfloat16"
-    )
-    for y, *states in (layer(noise(2, 5, 3)), layer.step(noise(2, 3), layer.initial_cache(2))):
-        assert keras.backend.standardize_dtype(y.dtype) == "bfloat16"
-        dtypes = {keras.backend.standardize_dtype(s.dtype) for s in keras.tree.flatten(states)}
-        assert dtypes == {"float32"}
-
-
 @both
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_cudnn_on_jax_is_for_float32_only(policy):
@@ -712,20 +605,3 @@ def test_bad_layers(message):
 
     with pytest.raises(ValueError, match=message):
         StackedRNN(BAD_LAYERS[message](gru))
-
-
-def test_bad_calls_of_stacked_rnn():
-    layer, x = made(lstm_and_gru, (1, 1, 3)), noise(2, 5, 3)
-    for shapes in ([(2, 4)] * 2, [(3, 4), (3, 4), (3, 5)], [(2, 4)] * 3):
-        with pytest.raises(ValueError, match=r"must hold 3 tensors of shapes \[\(2, 4\)"):
-            layer(x, initial_state=[noise(*shape) for shape in shapes])
-    with pytest.raises(ValueError, match="stateful=True"):
-        layer.reset_state()
-    with pytest.raises(ValueError, match="not built"):
-        lstm_and_gru().initial_cache(1)
-    with pytest.raises(ValueError, match="batch_size=0"):
-        layer.initial_cache(0)
-    with pytest.raises(ValueError, match="does not fit"):
-        layer.step(noise(3, 3), layer.initial_cache(2))
-    with pytest.raises(ValueError, match="`x` must have shape"):
-        layer.step(noise(2, 4), layer.initial_cache(2))

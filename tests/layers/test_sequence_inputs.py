@@ -1,11 +1,15 @@
-"""What all layers for sequences share: `output_length`, sizes, dropout rates, seeds."""
+"""What layers for sequences share: `output_length`, any length, sizes, rates, seeds, freezing."""
 
+import functools
 import json
 
 import keras
 import numpy as np
 import pytest
 
+from tests.support.layer_checks import assert_close, made, noise
+from tests.support.parameters import SLOW_ON_JAX
+from trellis_keras import kernels
 from trellis_keras.layers import (
     LRU,
     TCN,
@@ -42,6 +46,9 @@ def test_output_length_of_a_call(make):
     for call in (last, lambda x, **k: last(keras.Input((6, 3)), **k)):
         with pytest.raises(ValueError, match="returns one step. Received: output_length=3"):
             call(x, output_length=3)
+    for call in (layer, lambda x, **k: layer(keras.Input((6, 3)), **k)):
+        with pytest.raises(ValueError, match="output_length=7, input length 6"):
+            call(x, output_length=7)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +73,51 @@ def test_output_length_of_an_unknown_length(make):
         function(x[:, :3])
 
 
+@pytest.mark.both_backends
+@pytest.mark.parametrize(
+    "make",
+    [
+        functools.partial(TrellisLayer, 4, 5, dilation_rate=[1, 8]),
+        functools.partial(TrellisLayer, 4, 5, cell="gru", kernel_size=5),
+        functools.partial(TCN, 5, 3, depth=4),
+    ],
+    ids=["dilation", "kernel", "tcn"],
+)
+@pytest.mark.parametrize("output_length", [None, pytest.param(1, marks=SLOW_ON_JAX)])
+def test_inputs_shorter_than_a_dilation(make, output_length):
+    """They equal the first steps of longer inputs, with and without kernels."""
+    layer, x = made(make, (2, None, 3)), noise(2, 20, 3)
+    expected = np.asarray(layer(x))
+    for time in (1, 3, 7):
+        first = slice(0, time) if output_length is None else slice(time - 1, time)
+        assert_close(layer(x[:, :time], output_length=output_length), expected[:, first])
+        with kernels.disabled():
+            found = layer(x[:, :time], output_length=output_length)
+        assert_close(found, expected[:, first])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        functools.partial(TCN, 4, 2, 2, return_sequences=False),
+        pytest.param(functools.partial(LRU, 3, 1, return_sequences=False), marks=pytest.mark.slow),
+    ],
+)
+def test_training_with_xla_on_any_length(make):
+    layer = made(make, (1, 1, 3))
+    model = keras.Sequential([keras.Input((None, 3)), keras.layers.Masking(), layer])
+    model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=True)
+    for batch, time in ((4, 9), (3, 7)):
+        x = noise(batch, time, 3)
+        x[0, 2:] = 0
+        expected = np.asarray(layer(x, mask=np.any(x != 0, axis=-1)))
+        loss = model.train_on_batch(x, np.ones(expected.shape))
+        assert loss == pytest.approx(np.mean(np.square(expected - 1)), rel=1e-5)
+
+
 LAYERS = {
     "TrellisLayer": (TrellisLayer, {"units": N(4), "depth": N(2), "condition_size": N(3)}),
+    "dilations": (TrellisLayer, {"units": 4, "depth": 3, "dilation_rate": 2 ** np.arange(3)}),
     "TCN": (TCN, {"filters": N(4), "kernel_size": N(3), "depth": N(2)}),
     "TCN of a list": (TCN, {"filters": [N(4), N(5)], "kernel_size": 2, "dilations": [N(1), N(3)]}),
     "TCNBlock": (TCNBlock, {"filters": N(4), "kernel_size": N(2), "dilation_rate": N(2)}),
@@ -147,3 +197,61 @@ def test_no_two_parts_draw_the_same_numbers():
             np.asarray(w).ravel()[:8] for w in layer.trainable_weights if "bias" not in w.path
         ]
     assert len({np.sort(k).tobytes() for k in kernels}) == len(kernels)
+
+
+SEEDED = {
+    "trellis": functools.partial(TrellisLayer, 4, 2),
+    "tcn": functools.partial(TCN, [4, 8, 4, 8], 3, 4),
+    "lru": functools.partial(LRU, 4, 3, cells_per_node=2, input_projection=True),
+    "lru cell": functools.partial(LRUCell, 4),
+    "rhn": functools.partial(RHNCell, 4, 2),
+    "grid lstm": functools.partial(GridLSTMCell, 4, 2),
+}
+
+
+def weights(layer):
+    layer.build((None, 4) if hasattr(layer, "state_size") else (None, None, 4))
+    return [np.asarray(w) for w in layer.weights]
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_every_weight_has_numbers_of_its_own(name):
+    make = SEEDED[name]
+    if name != "trellis":  # whose seed is that of its default initializers
+        make = functools.partial(make, bias_initializer="random_normal")
+    first, again, other = (weights(make(seed=seed)) for seed in (5, 5, 6))
+    for a, b in zip(first, again, strict=True):
+        np.testing.assert_array_equal(a, b)
+    shared = keras.initializers.GlorotUniform(3)  # by all kernels of the layer
+    of_shared = weights(make(kernel_initializer=shared))
+    for drawn in (first + other, of_shared):
+        drawn = [np.sort(w.ravel())[:8] for w in drawn if w.std() > 0]
+        assert len({w.tobytes() for w in drawn}) == len(drawn)
+
+
+def test_a_trellisnet_starts_as_the_authors():
+    layer = TrellisLayer(6, 3, seed=1, weight_norm=True)
+    weights(layer)
+    for name in ("kernel", "recurrent_kernel"):
+        kernel = getattr(layer, name).kernel
+        seed = sub_seed(1, "TrellisLayer", name)
+        drawn = keras.initializers.RandomNormal(stddev=0.01, seed=seed)(kernel.shape)
+        np.testing.assert_array_equal(kernel, drawn)
+
+
+@pytest.mark.parametrize(
+    ("make", "part"),
+    [
+        (lambda: TrellisLayer(4, 2), lambda layer: layer.kernel),
+        (lambda: LRU(4), lambda layer: layer.cells[1]),
+        (lambda: TCN(4, 2, 2), lambda layer: layer.blocks[0]),
+    ],
+)
+def test_frozen_parts_are_saved(make, part, tmp_path):
+    layer = make()
+    model = keras.Sequential([keras.Input((None, 3)), layer])
+    part(layer).trainable = False
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert not part(loaded.layers[0]).trainable
+    assert len(loaded.trainable_weights) == len(model.trainable_weights) < len(model.weights)

@@ -3,7 +3,10 @@
 import keras
 import numpy as np
 import pytest
+from keras import ops
 
+from tests.support.gradients import value_and_gradients
+from tests.support.layer_checks import assert_close, randomize
 from trellis_keras.data import TokenStream
 from trellis_keras.layers import LRU, GridLSTMCell, LRUCell, RHNCell, StackedRNN, TrellisLayer
 from trellis_keras.models import LanguageModel
@@ -14,17 +17,17 @@ TENSORFLOW = keras.backend.backend() == "tensorflow"
 CHANNELS = 4
 
 
-def gru(dtype=None):
+def gru(dtype=None, stateful=True):
     layer = keras.layers.GRU(CHANNELS, return_sequences=True, return_state=True, dtype=dtype)
-    return StackedRNN([layer], stateful=True, dtype=dtype)
+    return StackedRNN([layer], stateful=stateful, dtype=dtype)
 
 
-def trellis(dtype=None):
-    return TrellisLayer(CHANNELS, 2, stateful=True, dtype=dtype)
+def trellis(dtype=None, stateful=True):
+    return TrellisLayer(CHANNELS, 2, stateful=stateful, dtype=dtype)
 
 
-def lattice(dtype=None):
-    return LRU(CHANNELS, return_sequences=True, stateful=True, dtype=dtype)
+def lattice(dtype=None, stateful=True):
+    return LRU(CHANNELS, return_sequences=True, stateful=stateful, dtype=dtype)
 
 
 def cells():
@@ -50,6 +53,37 @@ def inputs(rows):
 
 def predict(model, rows):
     return model.predict(inputs(rows), batch_size=rows, verbose=0)
+
+
+@each
+def test_batches_continue_each_other(make):
+    """As with `initial_state`, in training and evaluation apart, and without a gradient between."""
+    layer, plain = make(), make(stateful=False)
+    plain.return_state = True
+    for each_layer in (layer, plain):
+        each_layer.build((None, None, CHANNELS))
+        randomize(each_layer)
+    assert len(layer.weights) == len(plain.weights)
+    first, second = inputs(2), inputs(4)[2:]
+    y, *states = plain(first)
+    expected = [np.asarray(y), np.asarray(plain(second, initial_state=states)[0])]
+    with pytest.raises(ValueError, match="needs a fixed batch size"):
+        layer(first)
+    with pytest.raises(ValueError, match="stateful=True"):
+        plain.reset_state()
+    layer.reset_state(2)
+    for _ in range(2):
+        assert_close(layer(first), expected[0])
+        assert_close(layer(first, training=True), expected[0])
+        assert_close(layer(second), expected[1])
+        layer.reset_state()
+
+    def loss(first, second):
+        layer(first)
+        return ops.sum(ops.square(layer(second))), ()
+
+    _, _, (by_first, by_second) = value_and_gradients(loss, [], first, second)
+    assert not np.any(by_first) and np.any(by_second)
 
 
 @pytest.mark.parametrize("make", [gru, trellis, lattice, cells])

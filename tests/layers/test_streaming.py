@@ -92,10 +92,11 @@ def test_checks():
         streaming.check_streams(keras.layers.LSTM(4))
     with pytest.raises(ValueError, match="tcn.* is not built"):
         streaming.compiled_step(TCN(4, 2, depth=2))
+    layer = TCN(4, 2, depth=2)
+    layer.build((None, None, CHANNELS))
     for wrong in (0, -1, None):
         with pytest.raises(ValueError, match=f"batch_size={wrong}"):
-            streaming.check_batch_size(wrong)
-    streaming.check_batch_size(1)
+            layer.initial_cache(wrong)
     layer, expected = RunningSum(name="sums"), {"sum": [None, CHANNELS]}
     streaming.check_cache(layer, layer.initial_cache(2), expected)
     with pytest.raises(ValueError, match=r"fit sums.*\(None, 3\).*Received: .*\(2, 4\)"):

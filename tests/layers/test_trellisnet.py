@@ -1,8 +1,6 @@
 """TrellisLayer. `test_trellisnet_golden.py` compares it with the authors' code."""
 
-import contextlib
 import functools
-import json
 
 import keras
 import numpy as np
@@ -19,7 +17,7 @@ from tests.support.layer_checks import (
     check_kernels,
     check_layer,
     check_streaming,
-    compiled,
+    conditions,
     made,
     noise,
     outputs_and_gradients,
@@ -27,8 +25,8 @@ from tests.support.layer_checks import (
 from tests.support.parameters import SLOW_ON_JAX, slow_but
 from trellis_keras import kernels
 from trellis_keras.kernels import mixed_group
-from trellis_keras.layers import GatedActivation, MixedGroupKernel, TrellisLayer, streaming
-from trellis_keras.layers.base import sub_seed, tanh
+from trellis_keras.layers import GatedActivation, MixedGroupKernel, TrellisLayer
+from trellis_keras.layers.base import tanh
 
 pytestmark = pytest.mark.both_backends
 
@@ -265,15 +263,6 @@ def test_under_xla_with_unknown_batch(name, floatx, loops, monkeypatch):
     check_case(name, how="xla")
 
 
-@pytest.mark.slow
-@pytest.mark.both_backends(slow=True)
-@in_double
-def test_groups_by_themselves(floatx, loops, monkeypatch):
-    monkeypatch.setattr(mixed_group, "is_worthwhile", lambda groups: True)
-    check_case("groups")
-    check_case("groups", cell="gru", kernel_size=3, weight_norm=True)
-
-
 @in_double
 @only_tensorflow
 @pytest.mark.parametrize(
@@ -399,22 +388,6 @@ def test_many_random_calls(floatx, loops, call):
 
 
 @in_double
-@pytest.mark.parametrize("options", [{"dilation_rate": [1, 8]}, {"cell": "gru", "kernel_size": 5}])
-@pytest.mark.parametrize("output_length", [None, 1])
-def test_inputs_shorter_than_a_dilation(options, output_length, floatx):
-    """They equal the first steps of longer inputs, with and without kernels."""
-    layer = made(maker(**options), (2, None, CHANNELS))
-    x = noise(2, 12, CHANNELS)
-    expected = np.asarray(layer(x))
-    for time in (1, 3, 7):
-        first = slice(0, time) if output_length is None else slice(time - 1, time)
-        for context in (contextlib.nullcontext(), kernels.disabled()):
-            with context:
-                found = layer(x[:, :time], output_length=output_length)
-                assert_close(found, expected[:, first])
-
-
-@in_double
 @only_tensorflow
 def test_unknown_length(floatx):
     import tensorflow as tf
@@ -483,13 +456,6 @@ def test_plan():
     assert 1 < max(turns(depth=40, output_length=1))
 
 
-def test_small_models_have_fewer_loops():
-    small, large = (TrellisLayer(units, 140).plan_levels(280, 140) for units in (64, 1400))
-    assert len(small.blocks) == 3 and len(large.blocks) > 5
-    least = TrellisLayer(64, 140, unroll=True).plan_levels(280, 140).count
-    assert large.count < 1.07 * least and small.count < 1.17 * least
-
-
 def test_a_cell_that_draws_random_numbers_is_unrolled():
     class NoisyGates(GatedActivation):
         def __init__(self, units, **kwargs):
@@ -524,21 +490,6 @@ def test_receptive_field(expected, options):
     assert TrellisLayer(UNITS, 5, **options).receptive_field == expected
 
 
-def test_initial_weights_come_from_the_seed():
-    layers = [TrellisLayer(6, 3, seed=seed, weight_norm=True) for seed in (1, 1, 2)]
-    for layer in layers:
-        layer.build((None, None, CHANNELS))
-    same, again, other = (layer.get_weights() for layer in layers)
-    for a, b, c in zip(same, again, other, strict=True):
-        np.testing.assert_array_equal(a, b)
-        assert np.any(a != c)
-    for name in ("kernel", "recurrent_kernel"):
-        kernel = getattr(layers[0], name).kernel
-        seed = sub_seed(1, "TrellisLayer", name)
-        drawn = keras.initializers.RandomNormal(stddev=0.01, seed=seed)(kernel.shape)
-        np.testing.assert_array_equal(kernel, drawn)
-
-
 def test_dropout_is_one_mask_for_all_steps_and_off_in_inference():
     layer = made(maker(dropout=0.5, weight_dropout=0.5), (2, 9, CHANNELS))
     x = noise(2, 9, CHANNELS)
@@ -550,28 +501,17 @@ def test_dropout_is_one_mask_for_all_steps_and_off_in_inference():
     assert np.any(masks[0][0][:UNITS] != masks[1][0][: len(masks[0][0])])
 
 
-def test_the_mask_of_an_embedding_arrives():
-    embedding = keras.layers.Embedding(5, CHANNELS, mask_zero=True)
-    model = keras.Sequential([embedding, maker()(), keras.layers.LSTM(3)])
-    tokens = np.array([[1, 2, 3, 4, 1, 2]])
-    padded = np.concatenate([tokens, np.zeros((1, 3), int)], axis=1)
-    np.testing.assert_allclose(model(tokens), model(padded), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.both_backends(slow=True)
 @in_double
-@pytest.mark.parametrize("has_initial", [False, True])
-def test_last_step_of_rows_of_different_lengths(has_initial, floatx):
+def test_last_step_of_rows_of_different_lengths(floatx):
     options = {"return_sequences": False, "aux_every": 2, "return_aux": True, "return_state": True}
     layer = made(maker(**options), (4, 9, CHANNELS))
     x, initial = noise(4, 9, CHANNELS), initial_states(layer, 4)
-    if not has_initial:
-        initial = [np.zeros_like(s) for s in initial]
     valid = np.zeros((4, 9), bool)
     rows = [slice(0, 9), slice(0, 5), slice(3, 9), slice(0, 0)]  # full, post- and pre-padded, empty
     for row, steps in enumerate(rows):
         valid[row, steps] = True
-    found = layer(x, mask=valid, initial_state=initial if has_initial else None)
+    found = layer(x, mask=valid, initial_state=initial)
     for row, steps in enumerate(rows[:3]):
         own = [s[row : row + 1] for s in initial]
         expected = layer(x[row : row + 1, steps], initial_state=own)
@@ -580,48 +520,6 @@ def test_last_step_of_rows_of_different_lengths(has_initial, floatx):
     y, aux, h, c = (np.asarray(a)[3] for a in found)  # nothing is valid: the initial states
     np.testing.assert_array_equal([y, *aux, h], [initial[0][3]] * 4)
     np.testing.assert_array_equal(c, initial[1][3])
-
-
-@in_double
-@pytest.mark.parametrize("plain", [False, True], ids=["kernels", "plain"])
-def test_stateful_equals_initial_state(plain, floatx):
-    layer, stateful = (
-        made(maker(**options), (2, 7, CHANNELS))
-        for options in ({"return_state": True}, {"stateful": True})
-    )
-    stateful.reset_state(batch_size=2)
-    x = noise(2, 14, CHANNELS)
-
-    def outputs():
-        y, *states = layer(x[:, :7])
-        second, *_ = layer(x[:, 7:], initial_state=states)
-        found = [stateful(x[:, :7]), stateful(x[:, 7:])]
-        stateful.reset_state()
-        return [*found, stateful(x[:, :7])], [y, second, y]
-
-    if plain:
-        with kernels.disabled():
-            pairs = outputs()
-    else:
-        pairs = outputs()
-    for found, expected in zip(*pairs, strict=True):
-        assert_close(found, expected)
-
-
-@pytest.mark.both_backends(slow=True)
-@in_double
-def test_one_gru_level_is_a_step_of_the_keras_cell(floatx):
-    cell = keras.layers.GRUCell(5, bias_initializer="random_normal")
-    x, h = noise(3, 4), noise(3, 5, seed=1)
-    expected, _ = cell(x, [h])
-    layer = TrellisLayer(5, 1, cell="gru")
-    layer.build((None, None, 4))
-    w, u, b = (np.asarray(v) for v in cell.weights)
-    layer.kernel.kernel.assign(np.stack([np.zeros_like(w), w]))
-    layer.recurrent_kernel.kernel.assign(np.stack([u, np.zeros_like(u)]))
-    layer.bias.assign(np.concatenate([(b[0] + b[1])[:10], b[0][10:], b[1][10:]]))
-    found = layer(x[:, None], initial_state=h)[:, 0]
-    np.testing.assert_allclose(found, expected, atol=1e-7)  # Keras' tanh leaves float64 on JAX
 
 
 @pytest.mark.parametrize(
@@ -664,25 +562,6 @@ def test_one_gru_level_is_a_step_of_the_keras_cell(floatx):
 def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         TrellisLayer(**({"units": 8, "depth": 5} | arguments))
-
-
-def test_bad_calls():
-    x = noise(2, 5, CHANNELS)
-    with pytest.raises(ValueError, match="output_length=6, input length 5"):
-        TrellisLayer(8, 2, output_length=6)(x)
-    layer = TrellisLayer(8, 2)
-    with pytest.raises(ValueError, match=r"\(2, 8\).*\(2, 7\)"):
-        layer(x, initial_state=[noise(2, 8), noise(2, 7)])
-    with pytest.raises(ValueError, match="hold 2 tensors"):
-        layer(x, initial_state=[noise(2, 8)])
-    with pytest.raises(ValueError, match=r"\(3, 8\)"):
-        layer(x, initial_state=[noise(3, 8)] * 2)
-
-
-def test_dilations_in_an_array_are_saved():
-    layer = TrellisLayer(6, 3, dilation_rate=2 ** np.arange(3))
-    assert TrellisLayer.from_config(layer.get_config()).dilation_rate == [1, 2, 4]
-    json.dumps(layer.get_config()["dilation_rate"])
 
 
 # Mixed-group kernels
@@ -759,7 +638,6 @@ def test_a_cache_holds_what_the_past_taps_see():
 
 
 @in_double
-@pytest.mark.parametrize("plain", [False, True], ids=["kernels", "plain"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -775,58 +653,15 @@ def test_a_cache_holds_what_the_past_taps_see():
         {"groups": [1, 2, 1], "group_starts": [2, 1, 4], "kernel_structure": "mixed_group"},
     ],
 )
-def test_stream_equals_forward(options, plain, floatx, monkeypatch):
+def test_stream_equals_forward(options, floatx, monkeypatch):
     monkeypatch.setattr(mixed_group, "is_worthwhile", lambda groups: True)
     layer = stream_maker(**options)
     x, initial = noise(2, 9, CHANNELS), initial_states(layer, 2)
-    if plain:
-        with kernels.disabled():
-            check_streaming(layer, x, 6, initial_state=initial)
-    else:
-        check_streaming(layer, x, 6, initial_state=initial)
-
-
-@pytest.mark.slow
-@pytest.mark.both_backends(slow=True)
-@in_double
-def test_300_steps_equal_the_forward_pass(floatx):
-    layer = stream_maker(units=16, depth=12, output_units=8)
-    x = ops.convert_to_tensor(noise(2, 300, CHANNELS))
-    (y, _), forward = compiled(lambda x: (streaming.step_through(layer, x), layer(x)))(x)
-    assert_close(y, forward)
-
-
-@pytest.mark.both_backends(slow=True)
-@in_double
-def test_prompts_shorter_than_a_dilation(floatx):
-    layer = stream_maker(dilation_rate=4, kernel_size=3)
-    x, cache, ys = noise(2, 10, CHANNELS), layer.initial_cache(2), []
-    for begin, end in ((0, 1), (1, 3), (3, 10)):
-        y, cache = layer.prefill(x[:, begin:end], cache)
-        ys.append(y)
-    assert_close(ops.concatenate(ys, axis=1), layer(x))
-
-
-@pytest.mark.both_backends(slow=True)
-def test_states_of_a_stream_stay_float32_under_mixed_precision():
-    layer = made(maker(), (2, None, CHANNELS), dtype="mixed_bfloat16")
-    x = ops.convert_to_tensor(noise(2, 6, CHANNELS))
-    y, cache = compiled(lambda x: streaming.step_through(layer, x))(x)
-    assert keras.backend.standardize_dtype(y.dtype) == "bfloat16"
-    dtypes = {keras.backend.standardize_dtype(s.dtype) for s in keras.tree.flatten(cache["states"])}
-    assert dtypes == {"float32"}
-    assert_close(*(ops.cast(z, "float32") for z in (y, layer(x))), tolerance=2e-2)
-
-
-@pytest.mark.both_backends(slow=True)
-def test_rows_of_a_cache_can_be_reordered():
-    layer = stream_maker()
-    x = noise(3, 4, CHANNELS)
-    _, cache = layer.prefill(x[:, :3])
-    order = np.array([2, 0, 0])
-    reordered = keras.tree.map_structure(lambda leaf: ops.take(leaf, order, axis=0), cache)
-    y, _ = layer.step(x[order, 3], reordered)
-    assert_close(y, ops.take(layer.step(x[:, 3], cache)[0], order, axis=0))
+    check_streaming(layer, x, 6, initial_state=initial)
+    with kernels.disabled():
+        given = {"initial_state": initial, **conditions(layer, x)}
+        cache = layer.initial_cache(2, **given)
+        assert_close(layer.step(x[:, 0], cache)[0], layer(x, **given)[:, 0])
 
 
 def test_the_program_of_a_step_does_not_grow_with_depth():
@@ -849,47 +684,6 @@ def program_size(layer):
     definition = graph.as_graph_def()
     functions = [len(function.node_def) for function in definition.library.function]
     return len(definition.node) + sum(functions)
-
-
-@only_tensorflow
-def test_stream_of_unknown_batch_size():
-    import tensorflow as tf
-
-    layer = stream_maker(dilation_rate=[1, 2])
-
-    @tf.function(input_signature=[tf.TensorSpec((None, 4, CHANNELS))])
-    def run(x):
-        y, cache = layer.prefill(x[:, :3])
-        return y, layer.step(x[:, 3], cache)[0]
-
-    x = noise(2, 4, CHANNELS)
-    y, last = run(x)
-    assert_close(ops.concatenate([y, last[:, None]], axis=1), layer(x))
-
-
-def test_bad_streams():
-    layer = stream_maker()
-    x = noise(2, CHANNELS)
-    cache = layer.initial_cache(2)
-    with pytest.raises(ValueError, match=r"(?s)batch size.*Expected.*\(2, 5, 1.*\(3, 5, 1"):
-        layer.step(x, layer.initial_cache(3))
-    for other in ({"depth": 4}, {"cell": "gru"}):
-        with pytest.raises(ValueError, match="does not fit"):
-            layer.step(x, stream_maker(**other).initial_cache(2))
-    with pytest.raises(ValueError, match="does not fit"):
-        layer.step(x, cache["states"])
-    with pytest.raises(ValueError, match=r"\(None, None, 3\).*\(2, 1, 4\)"):
-        layer.step(noise(2, 4), cache)
-    with pytest.raises(ValueError, match=r"\(None, None, 3\).*\(2, 3\)"):
-        layer.prefill(x, cache)
-    with pytest.raises(ValueError, match="batch_size=0"):
-        layer.initial_cache(0)
-    with pytest.raises(ValueError, match=r"initial_state.*\(2, 4\).*\(3, 4\)"):
-        layer.initial_cache(2, initial_state=initial_states(layer, 3))
-    new = TrellisLayer(4, 2)
-    for call in (lambda: new.step(x, cache), lambda: new.initial_cache(2)):
-        with pytest.raises(ValueError, match="not built.*build"):
-            call()
 
 
 def cell_of(result):
@@ -917,12 +711,3 @@ def cell_of(result):
 def test_a_cell_that_breaks_its_contract_is_named(result):
     with pytest.raises(ValueError, match=r"Gates.*must return \(h, states\).*Received: shapes"):
         TrellisLayer(UNITS, 3, cell=cell_of(result))(np.zeros((2, 5, 3), "float32"))
-
-
-def test_frozen_parts_are_saved(tmp_path):
-    layer = TrellisLayer(UNITS, 2)
-    model = keras.Sequential([keras.Input((None, CHANNELS)), layer])
-    layer.kernel.trainable = False
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert len(loaded.trainable_weights) == len(model.trainable_weights) == 2

@@ -33,6 +33,21 @@ def family(arrays, prefix):
     return {k: v for k, v in found.items() if not k.endswith("_f64")} | exact
 
 
+def log_softmax(logits):
+    """In NumPy and float64."""
+    logits = np.asarray(logits, "float64")
+    return logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
+
+
+def gradients_of_run(arrays, memory=""):
+    """The gradients by the authors' names, "_mem" for those of the run with initial states."""
+    return {
+        name.removesuffix(memory): array
+        for name, array in family(arrays, "grad").items()
+        if name.endswith("_mem") == bool(memory)
+    }
+
+
 def to_ours(name, array):
     """Lays an array of the authors' parameter `name` (or of its gradient) out as ours."""
     if name.startswith("mixsoft"):

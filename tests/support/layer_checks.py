@@ -35,7 +35,8 @@ def check_layer(make, input_shape, *, streams=True, masks=True, **call):
     float32, and float64 is kept whatever floatx is; outputs depend on no later inputs, and on
     `receptive_field` earlier ones; kernels compute what the equations say; streaming equals the
     forward pass; padding with a mask changes nothing, nor does NaN in masked steps. A layer with a
-    `condition_size` gets a condition in every call.
+    `condition_size` gets a condition in every call. Errors name the inputs, states and caches that
+    do not fit.
 
     Args:
         make: Function (**options) that returns the layer; options are `dtype` and `name`. Seeds
@@ -55,6 +56,7 @@ def check_layer(make, input_shape, *, streams=True, masks=True, **call):
     check_kernels(make, input_shape, **call)
     if streams:
         check_streaming(made(make, input_shape), noise(*input_shape))
+        check_bad_streams(make, input_shape)
     if masks:
         check_mask(make, input_shape)
 
@@ -147,7 +149,7 @@ def check_fit_and_file(make, input_shape):
 
 
 def check_half_precision(make, input_shape):
-    """With mixed_bfloat16 weights stay in float32, and outputs are near those of float32."""
+    """With mixed_bfloat16 weights and states stay in float32, and outputs are near theirs."""
     full, half = (made(make, input_shape, dtype=d) for d in ("float32", "mixed_bfloat16"))
     assert {w.dtype for w in half.weights} == {"float32"}
     x = noise(*input_shape).astype("float32")
@@ -156,10 +158,14 @@ def check_half_precision(make, input_shape):
         assert keras.backend.standardize_dtype(rough.dtype) in ("bfloat16", "float32")
         rough, exact = (np.asarray(ops.cast(y, "float32")) for y in (rough, exact))
         assert np.linalg.norm(rough - exact) < 0.03 * np.linalg.norm(exact)
-    assert (
-        keras.backend.standardize_dtype(keras.tree.flatten(run_layer(half, x))[0].dtype)
-        == "bfloat16"
-    )
+    outputs = keras.tree.flatten(run_layer(half, x))
+    assert keras.backend.standardize_dtype(outputs[0].dtype) == "bfloat16"
+    if hasattr(half, "state_sizes"):
+        y, cache = half.step(x[:, 0], half.initial_cache(len(x), **conditions(half, x)))
+        assert keras.backend.standardize_dtype(y.dtype) == "bfloat16"
+        carried = outputs[-len(half.state_sizes) :] if half.return_state else []
+        carried += keras.tree.flatten(cache["states"] if isinstance(cache, dict) else cache)
+        assert {keras.backend.standardize_dtype(s.dtype) for s in carried} == {"float32"}
 
 
 def check_float64(make, input_shape, streams=True):
@@ -262,8 +268,9 @@ def outputs_and_gradients(
 def check_streaming(layer, x, steps=None, **initial):
     """A built layer follows the protocol of `layers.streaming`.
 
-    Prefill equals forward; steps and then, from their cache, a prefill equal forward; both leave
-    the same cache, each tensor of which has the batch as its first axis.
+    Prefill, first of one step and then of the others, equals forward; steps and then, from their
+    cache, a prefill equal forward; both leave the same cache, each tensor of which has the batch as
+    its first axis.
 
     Args:
         layer: Built layer from (batch, time, channels) to (batch, time, filters).
@@ -279,7 +286,9 @@ def check_streaming(layer, x, steps=None, **initial):
         assert leaf.shape[0] == x.shape[0], "the batch is not the first axis of the cache"
 
     def stream(x, start):
-        whole, filled = layer.prefill(x, start)
+        first, filled = layer.prefill(x[:, :1], start)
+        others, filled = layer.prefill(x[:, 1:], filled)
+        whole = ops.concatenate([first, others], axis=1)
         stepped, cache = streaming.step_through(layer, x[:, :steps], start)
         rest, cache = layer.prefill(x[:, steps:], cache)
         forward = keras.tree.flatten(layer(x, **initial))[0]
@@ -294,6 +303,31 @@ def check_streaming(layer, x, steps=None, **initial):
     keras.tree.assert_same_structure(filled, cache)
     for a, b in zip(keras.tree.flatten(filled), keras.tree.flatten(cache), strict=True):
         assert_close(a, b)
+
+
+def check_bad_streams(make, input_shape):
+    """Streams of a layer that is not built, and caches, steps and states that do not fit."""
+    layer, (batch, time, channels) = made(make, input_shape), input_shape
+    new = make()
+    given = conditions(layer, noise(batch, time, channels))
+    cache = layer.initial_cache(batch, **given)
+    for call, message in (
+        (lambda: new.initial_cache(batch, **given), f"{new.name} is not built.*build"),
+        (lambda: new.step(noise(batch, channels), cache), f"{new.name} is not built.*build"),
+        (lambda: layer.initial_cache(0, **given), "batch_size=0"),
+        (lambda: layer.step(noise(batch + 1, channels), cache), "does not fit .*batch size"),
+        (lambda: layer.step(noise(batch, channels), [cache]), r"does not fit .*Received: \["),
+        (lambda: layer.step(noise(batch, channels + 1), cache), r"`x` must have shape .*Received"),
+        (lambda: layer.prefill(noise(batch, channels), cache), r"`x` must have shape .*Received"),
+    ):
+        with pytest.raises(ValueError, match=f"(?s){message}"):
+            call()
+    sizes = getattr(layer, "state_sizes", [])
+    states = [noise(batch, size) for size in sizes]
+    for wrong in ([*states, *states], states[1:], [*states[1:], noise(batch, 99)]) if sizes else ():
+        for call in (layer, lambda _, **initial: layer.initial_cache(batch, **initial)):
+            with pytest.raises(ValueError, match=f"must hold {len(sizes)} tensors .*Received"):
+                call(noise(batch, time, channels), initial_state=wrong, **given)
 
 
 def check_mask(make, input_shape):
@@ -325,8 +359,7 @@ def check_mask(make, input_shape):
         warnings.simplefilter("error")  # of Keras, where a layer does not support masks
         run_layer(layer, keras.layers.Masking()(x))
     _check_masked_nan(layer, input_shape)
-    if hasattr(layer, "state_sizes"):
-        _check_mask_beside_states(layer, x)
+    _check_attached_mask(layer, x)
 
 
 def _check_masked_nan(layer, input_shape):
@@ -346,15 +379,17 @@ def _check_masked_nan(layer, input_shape):
         np.testing.assert_array_equal(found, expected)
 
 
-def _check_mask_beside_states(layer, x):
+def _check_attached_mask(layer, x):
     """The mask that `inputs` carry counts, for which Keras does not look in calls with states."""
-    x[0, : x.shape[1] // 2] = 0
-    states = [noise(len(x), size, seed=i) for i, size in enumerate(layer.state_sizes)]
+    x[0, x.shape[1] // 2 :] = 0
+    sizes = getattr(layer, "state_sizes", None)
+    states = [noise(len(x), size, seed=i) for i, size in enumerate(sizes or [])]
+    given = {} if sizes is None else {"initial_state": states}
     masked = keras.layers.Masking()(ops.convert_to_tensor(x))
-    found = keras.tree.flatten(run_layer(layer, masked, initial_state=states))
+    found = keras.tree.flatten(run_layer(layer, masked, **given))
     mask = np.any(x != 0, axis=-1)
-    expected = keras.tree.flatten(run_layer(layer, x, initial_state=states, mask=mask))
-    unmasked = keras.tree.flatten(run_layer(layer, x, initial_state=states))
+    expected = keras.tree.flatten(run_layer(layer, x, mask=mask, **given))
+    unmasked = keras.tree.flatten(run_layer(layer, x, **given))
     for a, b in zip(found, expected, strict=True):
         assert_close(a, b)
     assert np.max(np.abs(np.asarray(found[0]) - np.asarray(unmasked[0]))) > 1e-3

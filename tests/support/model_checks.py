@@ -21,6 +21,20 @@ class Batches(keras.utils.PyDataset):
         return tuple(array[rows] for array in self.arrays)
 
 
+class OneBatch(keras.utils.PyDataset):
+    """A batch: x, (x, y) or (x, y, weight)."""
+
+    def __init__(self, *batch):
+        super().__init__()
+        self.batch = batch
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return self.batch if len(self.batch) > 1 else self.batch[0]
+
+
 def row_weights(x):
     """A weight for each row, 0 for the last, as where a stream fills up its last batch."""
     return np.arange(len(x) - 1, -1, -1).astype("float32")

@@ -497,9 +497,7 @@ class LRU(
         >>> tuple(y.shape)
         (2, 8)
         """
-        streaming.check_streams(self)
-        streaming.check_built(self)
-        streaming.check_batch_size(batch_size)
+        streaming.check_start(self, batch_size)
         if initial_state is not None:
             return self._initial_states(batch_size, initial_state, training=False)
         return [ops.zeros((batch_size, self.units), self.state_dtype) for _ in self.cells]

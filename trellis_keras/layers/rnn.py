@@ -752,8 +752,7 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
         >>> tuple(y.shape)
         (2, 6)
         """
-        streaming.check_built(self)
-        streaming.check_batch_size(batch_size)
+        streaming.check_start(self, batch_size)
         if initial_state is not None:
             return self._initial_states(batch_size, initial_state, training=False)
         states = [layer.get_initial_state(batch_size) for layer in self._recurrent]

@@ -429,8 +429,10 @@ def check_built(layer: keras.Layer) -> None:
         )
 
 
-def check_batch_size(batch_size: int | Tensor) -> None:
-    """Raises ValueError unless `batch_size` is a positive integer or a tensor."""
+def check_start(layer: Any, batch_size: int | Tensor) -> None:
+    """Raises ValueError unless a layer can stream `batch_size` rows, an integer or a tensor."""
+    check_streams(layer)
+    check_built(layer)
     if batch_size is None or (isinstance(batch_size, int) and batch_size < 1):
         raise ValueError(
             f"`batch_size` must be a positive integer. Received: batch_size={batch_size}"

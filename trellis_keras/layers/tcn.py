@@ -354,9 +354,7 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
         Raises:
             ValueError: The layer is not built or not causal, or `condition` has the wrong shape.
         """
-        streaming.check_streams(self)
-        streaming.check_built(self)
-        streaming.check_batch_size(batch_size)
+        streaming.check_start(self, batch_size)
         shapes = self.cache_shapes(batch_size)[:2]
         cache = [ops.zeros(shape, self.compute_dtype) for shape in shapes]
         conditioning = self._conditioning(condition)

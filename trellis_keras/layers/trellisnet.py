@@ -870,9 +870,7 @@ class TrellisLayer(
         >>> tuple(y.shape)
         (2, 4)
         """
-        streaming.check_streams(self)
-        streaming.check_built(self)
-        streaming.check_batch_size(batch_size)
+        streaming.check_start(self, batch_size)
         if initial_state is None:
             states = [ops.zeros((batch_size, n), self.state_dtype) for n in self.cell.state_size]
         else:

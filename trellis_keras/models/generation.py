@@ -91,19 +91,20 @@ def generate_stream(
 
 def hidden_step(model: Any, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
     """Returns the backbone's outputs (batch, channels) for tokens (batch,), and the new cache."""
-    return model.stream().step(_embed(model, tokens, (None,)), cache)
+    stream = model.stream()
+    return stream.step(_embed(model, tokens, (None,)), cache)
 
 
 def hidden_prefill(model: Any, tokens: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
     """Returns the backbone's outputs (batch, time, channels) for tokens, and the cache after."""
+    stream = model.stream()
     embedded = _embed(model, tokens, (None, None))
     if embedded.shape[1] == 0:
         raise ValueError("`prefill` needs at least one token. Received: shape (batch, 0)")
-    return model.stream().prefill(embedded, cache)
+    return stream.prefill(embedded, cache)
 
 
 def _embed(model, tokens, shape):
-    streaming.check_built(model)
     tokens = ops.convert_to_tensor(tokens)
     check_shape("tokens", tokens, shape)
     return model.embed(tokens)
