@@ -5,7 +5,6 @@ import functools
 import keras
 import numpy as np
 import pytest
-from keras import ops
 
 from tests.support.golden import load_golden
 from tests.support.layer_checks import made
@@ -146,76 +145,6 @@ def test_conversion_of_a_layer(name):
     assert TCN.from_config(config).get_config() == config
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("time", [20, None])
-@pytest.mark.parametrize("return_sequences", [True, False])
-@pytest.mark.parametrize("padding", ["causal", "same"])
-def test_shapes_as_in_keras_tcn(padding, return_sequences, time):
-    options = {"padding": padding, "return_sequences": return_sequences}
-    make = functools.partial(TCN, 16, 3, depth=6, dropout_kind="spatial", skip_connections=True)
-    if padding == "same" and not return_sequences:
-        with pytest.raises(ValueError, match="the step in the middle"):
-            make(**options)
-        return
-    assert make(**options).compute_output_shape((None, time, 4)) == (
-        (None, time, 16) if return_sequences else (None, 16)
-    )
-    inputs = keras.Input((time, 4))
-    model = keras.Model(inputs, make(**options)(inputs))
-    model.compile("adam", "mse")
-    for steps in (5, 1, 10) if time is None else (time,):
-        found = model(np.random.rand(1, steps, 4))
-        assert found.shape == ((1, steps, 16) if return_sequences else (1, 16))
-
-
-@pytest.mark.slow
-def test_receptive_fields_as_in_keras_tcn():
-    for kernel_size, dilations, stacks, expected in (
-        (3, [1, 3, 5], 1, 37),
-        (4, [1, 2, 4, 8, 16, 32], 1, 379),
-        (3, [1, 2, 4, 8, 16, 32], 1, 253),
-        (3, [1, 2, 4, 8, 16], 1, 125),
-        (3, [1, 2, 4, 8], 1, 61),
-        (3, [1, 2, 4], 1, 29),
-        (3, [1, 2, 4], 2, 57),
-        (3, [1, 2, 4, 8], 2, 121),
-        (4, [1, 2, 4, 8], 1, 91),
-        (5, [1, 2], 1, 25),
-        (6, [1, 2], 1, 31),
-    ):
-        layer = TCN(64, kernel_size, dilations=stacks * dilations)
-        assert layer.receptive_field == expected
-
-
-@pytest.mark.slow
-def test_normalizations_as_in_keras_tcn():
-    for options in ({"weight_norm": True}, {"weight_norm": False}, {"normalization": "layer"}):
-        layer = TCN(64, 3, depth=6, return_sequences=False, **options)
-        model = keras.Sequential([keras.Input((20, 2)), layer])
-        model.compile("adam", "mse")
-        assert model.output_shape == (None, 64)
-    with pytest.raises(ValueError, match="Batch statistics would mix later steps"):
-        TCN(64, 3, depth=6, use_batch_norm=True)
-
-
-@pytest.mark.slow
-def test_saved_and_bidirectional_as_in_keras_tcn(tmp_path):
-    inputs = keras.Input((None,), dtype="int32")
-    x = keras.layers.Embedding(50, 16)(inputs)
-    layer = TCN(12, 6, depth=3, dropout=0.5, dropout_kind="spatial", return_sequences=False)
-    x = keras.layers.Bidirectional(layer)(x)
-    model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(x))
-    tokens = np.ones((1, 100), "int32")
-    expected = model.predict(tokens, verbose=0)
-    model.save_weights(tmp_path / "model.weights.h5")
-    loaded = keras.models.model_from_json(model.to_json())
-    loaded.load_weights(tmp_path / "model.weights.h5")
-    np.testing.assert_allclose(loaded.predict(tokens, verbose=0), expected, atol=1e-6)
-    both_ways = model.layers[2]
-    assert both_ways.backward_layer.receptive_field == both_ways.forward_layer.receptive_field
-    assert ops.shape(both_ways(ops.ones((1, 7, 16)))) == (1, 24)
-
-
 class OldLayer:
     """What the conversion reads of a keras-tcn layer."""
 
@@ -274,7 +203,3 @@ def test_what_is_not_of_keras_tcn():
         from_keras_tcn(keras.layers.InputLayer((None, 3)))
     with pytest.raises(ValueError, match="get_weights.*Received: str"):
         load_keras_tcn(TCN(2, depth=1), "weights.npz")
-
-
-def test_the_kernel_size_of_keras_tcn():
-    assert TCN(2, receptive_field=9).kernel_size == 3

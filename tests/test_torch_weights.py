@@ -359,12 +359,10 @@ def test_lattices_that_do_not_fit():
     before = [np.asarray(w) for w in layer.weights]
     name = "rnn.layers.1.rnn.0.gate1.weight"
     bad = {
-        r"lacks \['layers.1.rnn.0.gate1.weight'\]": {k: v for k, v in state.items() if k != name},
         r"gate1.weight' must convert to shape \(3, 18\)": state | {name: np.zeros((3, 7))},
         r"\(12, 6\) float64, \(3, 6\) float64, \(2, 6\)": state | {name: np.zeros((2, 6))},
         "lacks.*layers.1.rnn.0.gate0": lattice_weights(depth=1),
         "has 'rnn.layers.2.rnn.0.lin.weight', which the model has no": lattice_weights(depth=3),
-        "ambiguous": state | {f"module.{name}": np.zeros((3, 6))},
     }
     for message, weights in bad.items():
         with pytest.raises(ValueError, match=message):

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from keras import ops
 
+from tests.support.model_checks import OneBatch
 from tests.support.parameters import slow_but
 from tests.support.processes import run_script
 from trellis_keras.data import TokenStream, Vocabulary
 from trellis_keras.layers import (
+    LRU,
     TCN,
     AdaptiveSoftmax,
     DenseHead,
@@ -24,7 +26,6 @@ from trellis_keras.models import (
     CrossEntropy,
     LanguageModel,
     Perplexity,
-    losses,
 )
 from trellis_keras.training import StopOnNaN
 
@@ -114,26 +115,6 @@ def test_training_loss(assert_close):
     assert_close(computed(True), total + penalty, "lm_output")
 
 
-def test_penalties_are_of_the_output_after_and_before_its_dropout():
-    model = make(output_dropout=0.5, activation_reg=1.0)
-    drop = np.array([0.0, 2, 2, 0, 2, 0], "float32")
-    model.output_dropout.draw = lambda shape: ops.convert_to_tensor(drop)
-    x, y = random_tokens(2, 4), random_tokens(2, 4, seed=1)
-    hidden = np.asarray(model.encode(x)["hidden"])
-
-    def added(**options):
-        model.activation_reg = options.get("activation_reg", 0.0)
-        model.temporal_activation_reg = options.get("temporal_activation_reg", 0.0)
-        with model.loss_mode((x, y)):
-            return float(model.compute_loss(x, y, model(x, training=True)))
-
-    plain = added()
-    output = np.mean((hidden * drop) ** 2)
-    assert added(activation_reg=1.0) - plain == pytest.approx(output, rel=1e-4)
-    change = np.mean((hidden[:, 1:] - hidden[:, :-1]) ** 2)
-    assert added(temporal_activation_reg=1.0) - plain == pytest.approx(change, rel=1e-4)
-
-
 @both_backends
 def test_weights_of_rows_and_tokens():
     model = make()
@@ -221,20 +202,6 @@ def test_kinds_of_input_dropout(kind, steps_differ):
     assert np.all(kept == 1)
 
 
-@both_backends
-@pytest.mark.slow_elsewhere
-@pytest.mark.parametrize("tie_embeddings", [True, False])
-def test_any_keras_backbone(tie_embeddings):
-    lstm = keras.layers.LSTM(6, return_sequences=True)
-    model = LanguageModel(V, 6, lstm, tie_embeddings=tie_embeddings)
-    model.compile(keras.optimizers.Adam(3e-2))
-    tokens = np.tile(np.arange(V), 20)[:192].reshape(8, 24)
-    values = model.fit(tokens[:, :-1], tokens[:, 2:], epochs=5, verbose=0).history["loss"]
-    assert values[-1] < values[0]
-    assert (model.head.embedding is model.embedding) == tie_embeddings
-    assert len(model.weights) == (5 if tie_embeddings else 6)
-
-
 # Carried states
 
 
@@ -309,19 +276,9 @@ def test_states_are_neither_counted_nor_saved(tmp_path):
     np.testing.assert_allclose(stateful(x), plain(x), rtol=1e-6)
 
 
-class Arrays(keras.utils.PyDataset):
-    """Items without targets, which Keras takes for `predict`."""
-
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        return random_tokens(3, 8)
-
-
 def test_rows_of_batches():
     model = make(trellis(stateful=True))
-    assert model.predict(Arrays(), verbose=0).shape == (6, 8, V)
+    assert model.predict(OneBatch(random_tokens(3, 8)), verbose=0).shape == (3, 8, V)
     x = random_tokens(10, 8)
     model.fit(x, x, batch_size=4, validation_split=0.2, validation_batch_size=2, verbose=0)
     assert model.backbone.state_cache.batch_size(training=True) == 4
@@ -480,7 +437,8 @@ def test_xla_where_the_backbone_is_faster_with_it():
     def lstm():
         return keras.layers.LSTM(6, return_sequences=True, return_state=True)
 
-    assert choice(trellis()) is choice(StackedRNN([cells()])) is True
+    assert choice(trellis()) is choice(StackedRNN([cells()])) is choice(LRU(512)) is True
+    assert choice(LRU(513)) is choice(trellis(dtype="float64")) is False
     assert choice(TCN(6, 2, 2)) is choice(StackedRNN([lstm()])) is False
     assert choice(trellis(dtype="mixed_bfloat16")) is choice(trellis(), run_eagerly=True) is False
     assert choice(trellis(), jit_compile=False) is False
@@ -492,20 +450,6 @@ def test_the_seed_is_that_of_an_untied_head_too():
     kernels = [np.asarray(model.head.kernel) for model in models]
     np.testing.assert_array_equal(*kernels)
     assert not np.any(np.isin(kernels[0], models[0].embedding.embeddings))
-
-
-@both_backends
-def test_a_compiled_step_uses_the_current_weights():
-    model, tokens = make(TCN(6, 2, 1)), np.array([1, 2])
-    step = streaming.compiled_step(model)
-    found = []
-    for _ in range(2):
-        found.append(np.asarray(step(tokens, model.initial_cache(2))[0]))
-        np.testing.assert_allclose(
-            found[-1], model.step(tokens, model.initial_cache(2))[0], atol=1e-5
-        )
-        model.embedding.embeddings.assign(-model.embedding.embeddings)
-    assert np.max(np.abs(found[0] - found[1])) > 1e-3
 
 
 def test_what_replicas_cannot_do_is_refused():
@@ -528,112 +472,7 @@ def test_what_replicas_cannot_do_is_refused():
     check(2)
 
 
-@both_backends
-def test_one_replica_has_the_whole_loss():
-    loss = ops.convert_to_tensor(2.0)
-    assert losses.scale_loss_for_replicas(loss, 3.0) is loss
-    assert losses.num_replicas() == 1
-
-
 # Bad input
-
-
-def test_bad_tokens_are_named():
-    class Data(keras.utils.PyDataset):
-        def __len__(self):
-            return 1
-
-        def __getitem__(self, i):
-            return good, bad
-
-    model = make()
-    good, bad = random_tokens(2, 9), np.full((2, 9), V)
-    text = random_tokens(50)
-    streams = [
-        TokenStream(tokens, batch_size=2, sequence_length=9, context_length=5)
-        for tokens in (text, np.append(text, V))
-    ]
-    tensors = [ops.convert_to_tensor(tokens) for tokens in (good, bad)]
-    for data in ([bad, good], [good, bad], tensors, [Data()], streams[1:]):
-        for run in (model.fit, model.evaluate):
-            with pytest.raises(ValueError, match=rf"must lie in \[0, {V}\). Received: {V}"):
-                run(*data, verbose=0)
-    for validation in (streams[1], (bad, good)):
-        with pytest.raises(ValueError, match=f"Received: {V}"):
-            model.fit(streams[0], validation_data=validation, verbose=0)
-    with pytest.raises(ValueError, match="Received: -1"):
-        model.predict(-bad // V, verbose=0)
-    with pytest.raises(ValueError, match="type float64"):
-        model.evaluate(good * 1.0, good, verbose=0)
-    with pytest.raises(ValueError, match="integers. Received: dtype float32"):
-        model(np.zeros((2, 4), "float32"))
-    for wrong in (good[0], good[..., None]):
-        with pytest.raises(ValueError, match=r"must have axes \(batch, time\)"):
-            model.fit(wrong, wrong)
-    with pytest.raises(ValueError, match=r"axes \(batch, time\)"):
-        model.build((None, None, 1))
-
-
-def test_arguments_that_do_not_fit():
-    with pytest.raises(ValueError, match="return_aux=True"):
-        LanguageModel(V, 6, trellis(), aux_weight=0.1)
-    with pytest.raises(ValueError, match="return_state=False"):
-        LanguageModel(V, 6, trellis(return_state=True))
-    with pytest.raises(ValueError, match="return_sequences=True"):
-        LanguageModel(V, 6, keras.layers.LSTM(6))
-    for future in (trellis(go_backwards=True), TCN(6, 2, 2, padding="same")):
-        with pytest.raises(ValueError, match="must not depend on later tokens"):
-            LanguageModel(V, 6, future)
-    with pytest.raises(ValueError, match="output_length=None.*Received: output_length=3"):
-        LanguageModel(V, 6, trellis(output_length=3))
-    with pytest.raises(ValueError, match=r"StackedRNN\(..., stateful=True\)"):
-        LanguageModel(V, 6, keras.layers.LSTM(6, return_sequences=True, stateful=True))
-    with pytest.raises(ValueError, match="embedding_dim=5.*6 channels"):
-        LanguageModel(V, 5, trellis()).build((None, None))
-    with pytest.raises(ValueError, match=r"\['element', 'variational'\]. Received: 'word'"):
-        LanguageModel(V, 6, trellis(), input_dropout_kind="word")
-    with pytest.raises(ValueError, match="2 tokens, but vocabulary_size=11"):
-        LanguageModel(V, 6, trellis(), vocabulary=Vocabulary(["a", "b"], "character"))
-    for tied in (False, True):
-        with pytest.raises(ValueError, match="vocabulary_size=7, but .* vocabulary_size=11"):
-            LanguageModel(V, 6, trellis(), head=DenseHead(7), tie_embeddings=tied)
-    with pytest.raises(ValueError, match="has no method `tie`"):
-        LanguageModel(V, 6, trellis(), head=keras.layers.Identity())
-    head = make(tie_embeddings=False).head
-    with pytest.raises(ValueError, match="before it is built.* which is built already"):
-        LanguageModel(V, 6, trellis(), head=head)
-    new = LanguageModel(V, 6, trellis(), head=head, tie_embeddings=False)
-    new.build((None, None))
-    assert new.head.kernel is head.kernel
-
-
-def test_what_a_language_model_does_not_have():
-    model, x = make(), random_tokens(4, 8)
-    with pytest.raises(ValueError, match="class_weight.* sample_weight="):
-        model.fit(x, x, class_weight={0: 2.0})
-    with pytest.raises(ValueError, match="no targets"):
-        model.fit(x, verbose=0)
-    with pytest.raises(ValueError, match='format="litert", quantization="int8"'):
-        model.quantize("int8")
-    with pytest.raises(ValueError, match="loss is its head's.* Received: 'mse'"):
-        model.compile("adam", "mse")
-    with pytest.raises(ValueError, match="outputs of a call in `train_step` or `test_step`"):
-        model.compute_loss(x, x, model(x))
-    new = LanguageModel(V, 6, trellis())
-    new.compile("sgd")
-    for call in (new.fit, model.evaluate):
-        with pytest.raises(ValueError, match=r"last positions of x.*\(4, 7\), y of shape \(4, 8\)"):
-            call(x[:, 1:], x, verbose=0)
-    assert not new.built
-    with pytest.raises(ValueError, match="last positions of x"):
-        model.fit(((x[:, 1:], x) for _ in range(1)), verbose=0)
-
-
-def test_metrics_of_likelihoods_say_what_takes_them():
-    model = keras.Sequential([keras.layers.Dense(3)])
-    model.compile("sgd", "mse", metrics=[Perplexity()], run_eagerly=True)
-    with pytest.raises(ValueError, match="Perplexity is a metric of negative log-likelihoods"):
-        model.evaluate(np.zeros((2, 3)), np.zeros((2, 3)), verbose=0)
 
 
 @both_backends
@@ -701,19 +540,121 @@ def test_tokens_and_sizes_of_any_integer_type(dtype):
     assert type(model.get_config()["vocabulary_size"]) is int
 
 
-@pytest.mark.parametrize(
-    ("layer", "message"),
-    [
-        (lambda: TCN(4, 3, 2, padding="same"), "later tokens"),
-        (lambda: TCN(4, 3, 2, go_backwards=True), "later tokens"),
-        (lambda: keras.layers.Bidirectional(TCN(4, 3, 2)), "later tokens"),
-        (lambda: StackedRNN([lstm_layer()], stateful=True), "must be the backbone itself"),
-    ],
-)
-def test_layers_inside_a_backbone_are_checked(layer, message):
+# Errors
+
+X = random_tokens(4, 8)
+
+
+def lstm(**options):
+    return keras.layers.LSTM(6, **{"return_sequences": True, **options})
+
+
+def inside(layer):
+    return LanguageModel(V, 4, keras.Sequential([layer]))
+
+
+def with_built_head():
+    return LanguageModel(V, 6, trellis(), head=make(tie_embeddings=False).head)
+
+
+WRONG_MODELS = [
+    (lambda: LanguageModel(V, 6, trellis(), aux_weight=0.1), "return_aux=True"),
+    (lambda: LanguageModel(V, 6, trellis(return_state=True)), "return_state=False"),
+    (lambda: LanguageModel(V, 6, keras.layers.LSTM(6)), "return_sequences=True"),
+    (lambda: LanguageModel(V, 6, trellis(go_backwards=True)), "must not depend on later tokens"),
+    (lambda: LanguageModel(V, 6, TCN(6, 2, 2, padding="same")), "must not depend on later tokens"),
+    (lambda: inside(TCN(4, 3, 2, padding="same")), "later tokens"),
+    (lambda: inside(TCN(4, 3, 2, go_backwards=True)), "later tokens"),
+    (lambda: inside(keras.layers.Bidirectional(TCN(4, 3, 2))), "later tokens"),
+    (lambda: inside(recurrent(stateful=True)), "must be the backbone itself"),
+    (lambda: LanguageModel(V, 6, trellis(output_length=3)), "=None.*Received: output_length=3"),
+    (lambda: LanguageModel(V, 6, lstm(stateful=True)), r"StackedRNN\(..., stateful=True\)"),
+    (lambda: LanguageModel(V, 5, trellis()).build((None, None)), "embedding_dim=5.*6 channels"),
+    (lambda: make().build((None, None, 1)), r"axes \(batch, time\)"),
+    (
+        lambda: LanguageModel(V, 6, trellis(), input_dropout_kind="word"),
+        r"\['element', 'variational'\]. Received: 'word'",
+    ),
+    (
+        lambda: LanguageModel(V, 6, trellis(), vocabulary=Vocabulary(["a", "b"], "character")),
+        "2 tokens, but vocabulary_size=11",
+    ),
+    (
+        lambda: LanguageModel(V, 6, trellis(), head=DenseHead(7)),
+        "vocabulary_size=7, but .* vocabulary_size=11",
+    ),
+    (
+        lambda: LanguageModel(V, 6, trellis(), head=DenseHead(7), tie_embeddings=False),
+        "vocabulary_size=7, but .* vocabulary_size=11",
+    ),
+    (
+        lambda: LanguageModel(V, 6, trellis(), head=keras.layers.Identity()),
+        "has no method `tie`",
+    ),
+    (with_built_head, "before it is built.* which is built already"),
+    (lambda: make().compile("adam", "mse"), "loss is its head's.* Received: 'mse'"),
+    (lambda: make().quantize("int8"), 'format="litert", quantization="int8"'),
+    (lambda: make().fit(X, X, class_weight={0: 2.0}), "class_weight.* sample_weight="),
+    (lambda: make().fit(X, verbose=0), "no targets"),
+    (lambda: make().compute_loss(X, X, make()(X)), "outputs of a call in `train_step` or `test_"),
+    (lambda: make().predict(np.full((2, 9), -1), verbose=0), "Received: -1"),
+    (lambda: make()(np.zeros((2, 4), "float32")), "integers. Received: dtype float32"),
+    (
+        lambda: Perplexity().update_state(np.zeros((2, 3)), np.zeros((2, 3)), None),
+        "Perplexity is a metric of negative log-likelihoods",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make_model", "message"), WRONG_MODELS)
+def test_wrong_models_and_calls(make_model, message):
     with pytest.raises(ValueError, match=message):
-        LanguageModel(V, 4, keras.Sequential([layer()]))
+        make_model()
 
 
-def lstm_layer():
-    return keras.layers.LSTM(4, return_sequences=True, return_state=True)
+def test_an_untied_head_may_be_built():
+    head = make(tie_embeddings=False).head
+    new = LanguageModel(V, 6, trellis(), head=head, tie_embeddings=False)
+    new.build((None, None))
+    assert new.head.kernel is head.kernel
+
+
+def test_lengths_are_compared_before_anything_is_built():
+    new, model = LanguageModel(V, 6, trellis()), make()
+    new.compile("sgd")
+    for call in (new.fit, model.evaluate):
+        with pytest.raises(ValueError, match=r"last positions of x.*\(4, 7\), y of shape \(4, 8\)"):
+            call(X[:, 1:], X, verbose=0)
+    assert not new.built
+    with pytest.raises(ValueError, match="last positions of x"):
+        model.fit(((X[:, 1:], X) for _ in range(1)), verbose=0)
+
+
+def stream_of(text):
+    return TokenStream(text, batch_size=2, sequence_length=9, context_length=5)
+
+
+GOOD, BAD, TEXT = random_tokens(2, 9), np.full((2, 9), V), random_tokens(50)
+OUTSIDE = rf"must lie in \[0, {V}\). Received: {V}"
+WRONG_DATA = [
+    ((BAD, GOOD), {}, OUTSIDE),
+    ((GOOD, BAD), {}, OUTSIDE),
+    ((ops.convert_to_tensor(GOOD), ops.convert_to_tensor(BAD)), {}, OUTSIDE),
+    ((OneBatch(GOOD, BAD),), {}, OUTSIDE),
+    ((stream_of(np.append(TEXT, V)),), {}, OUTSIDE),
+    ((stream_of(TEXT),), {"validation_data": stream_of(np.append(TEXT, V))}, OUTSIDE),
+    ((stream_of(TEXT),), {"validation_data": (BAD, GOOD)}, OUTSIDE),
+    ((GOOD * 1.0, GOOD), {}, "type float64"),
+    ((GOOD[0], GOOD[0]), {}, r"must have axes \(batch, time\)"),
+    ((GOOD[..., None], GOOD[..., None]), {}, r"must have axes \(batch, time\)"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "options", "message"), WRONG_DATA)
+def test_wrong_data(arguments, options, message):
+    model = make()
+    with pytest.raises(ValueError, match=message):
+        model.fit(*arguments, verbose=0, **options)
+    if not options:
+        with pytest.raises(ValueError, match=message):
+            model.evaluate(*arguments, verbose=0)

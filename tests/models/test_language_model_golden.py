@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tests.support.golden import family, floats, language_model, to_ours, variables_of
+from tests.support.golden import (
+    family,
+    floats,
+    language_model,
+    log_softmax,
+    to_ours,
+    variables_of,
+)
 from tests.support.gradients import value_and_gradients
 from tests.support.parameters import SLOW_ON_JAX, slow_but
 from trellis_keras.training.optimizers import SGD, Adam
@@ -17,14 +24,8 @@ CASES = ["softmax", "softmax_wnorm", "noaux", "last_row", "mos"]
 
 def log_probabilities(arrays, name):
     """What the authors' program decodes: logits, but of a mixture of softmaxes log(p + 1e-8)."""
-    if "n_experts" in arrays["meta"]["config"]:
-        return arrays[name]
-    return logits_to_log_probabilities(arrays[name])
-
-
-def logits_to_log_probabilities(logits):
-    logits = np.asarray(logits, "float64")
-    return logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
+    decoded = arrays[name]
+    return decoded if "n_experts" in arrays["meta"]["config"] else log_softmax(decoded)
 
 
 @pytest.mark.both_backends(slow=True)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tests.support.golden import family, floats
+from tests.support.golden import family, floats, log_softmax
 from tests.support.gradients import value_and_gradients
 from trellis_keras.layers import LRU, GridLSTMCell, LRUCell, RHNCell
 from trellis_keras.layers.base import tanh
@@ -175,27 +175,12 @@ def either(a, b):
 
 
 def log_probabilities(arrays, segment, shape):
-    logits = np.reshape(arrays[f"out.logits_{segment}_f64"], shape)
-    return logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
+    return log_softmax(np.reshape(arrays[f"out.logits_{segment}_f64"], shape))
 
 
 @pytest.mark.both_backends(slow=True)
 @cases
-def test_outputs_of_consecutive_segments(case, golden, assert_close):
-    fixture, backbone, layout = CASES[case]
-    arrays = golden(f"lru_lm_{fixture}")
-    model, _ = language_model(backbone(arrays["meta"]["config"]["H"]), layout, arrays)
-    for segment in SEGMENTS:
-        log_p = model(arrays[f"in.x_{segment}"])
-        assert_close(log_p, log_probabilities(arrays, segment, log_p.shape), "output", segment)
-        carried = model.backbone.state_cache.read(None, training=False)
-        for state, reference in zip(carried, memory(arrays, segment), strict=True):
-            assert_close(ops.convert_to_numpy(state), reference, "output", f"memory {segment}")
-
-
-@pytest.mark.both_backends(slow=True)
-@cases
-def test_losses_and_gradients_of_consecutive_segments(case, golden, assert_close):
+def test_consecutive_segments(case, golden, assert_close):
     fixture, backbone, layout = CASES[case]
     arrays = golden(f"lru_lm_{fixture}")
     model, variables = language_model(backbone(arrays["meta"]["config"]["H"]), layout, arrays)
@@ -205,11 +190,13 @@ def test_losses_and_gradients_of_consecutive_segments(case, golden, assert_close
 
         def loss(x=x, y=y):
             with model.loss_mode((x, y)):
-                value = model.compute_loss(x, y, model(x, training=True))
-            return value, cache.read(None, training=True)
+                y_pred = model(x, training=True)
+                value = model.compute_loss(x, y, y_pred)
+            return value, (model.head(y_pred["hidden"]), cache.read(None, training=True))
 
-        (value, states), gradients, _ = value_and_gradients(loss, variables)
+        (value, (log_p, states)), gradients, _ = value_and_gradients(loss, variables)
         cache.write(states, training=True)  # on JAX `loss` has no side effects
+        assert_close(log_p, log_probabilities(arrays, segment, log_p.shape), "output", segment)
         assert_close(value, arrays[f"out.loss_{segment}_f64"], "output", f"loss {segment}")
         check_gradients(variables, gradients, arrays, segment, layout, assert_close)
         for state, reference in zip(states, memory(arrays, segment), strict=True):

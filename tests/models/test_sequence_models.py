@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from keras import ops
 
+from tests.support.golden import log_softmax
+from tests.support.model_checks import OneBatch
 from trellis_keras.layers import LRU, TCN, StackedRNN, TrellisLayer
 from trellis_keras.models import (
     FrameLoss,
@@ -73,33 +75,10 @@ def data(per_step, rows=22, seed=0):
 
 
 def nll_of(logits, y):
-    log_p = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
-    return -np.take_along_axis(log_p, y[..., None], axis=-1)[..., 0]
+    return -np.take_along_axis(log_softmax(logits), y[..., None], axis=-1)[..., 0]
 
 
 # Training and figures
-
-
-@both_backends
-@pytest.mark.slow_elsewhere
-@pytest.mark.parametrize(
-    ("backbone", "per_step"),
-    [
-        (trellis, False),
-        (tcn, True),
-        pytest.param(lstm, True, marks=pytest.mark.slow),
-        pytest.param(stack, False, marks=pytest.mark.slow),
-    ],
-)
-def test_a_classifier_learns_with_any_backbone(backbone, per_step):
-    model = classifier(backbone, per_step)
-    model.compile(keras.optimizers.Adam(3e-2), **COMPILED)
-    x, y = data(per_step)
-    history = model.fit(x, y, batch_size=8, epochs=8, verbose=0).history
-    assert set(history) == {"loss", "accuracy"}
-    assert history["loss"][-1] < 0.9 * history["loss"][0]
-    shape = (22, 9, CLASSES) if per_step else (22, CLASSES)
-    assert tuple(ops.shape(model(x))) == model.compute_output_shape(x.shape) == shape
 
 
 @both_backends(slow=True)
@@ -255,22 +234,6 @@ def test_dropouts_are_on_raw_inputs_and_on_the_input_of_the_head():
     assert np.allclose(np.unique(scale[dropped > 0]), [0, 1 / 0.6])
 
 
-def test_class_weights_are_for_one_label_per_row():
-    x, y = data(True, rows=4)
-    model = classifier(per_step=True)
-    model.compile("sgd")
-    with pytest.raises(ValueError, match="class_weight.* sample_weight="):
-        model.fit(x, y, class_weight={0: 2.0, 1: 1.0, 2: 1.0}, verbose=0)
-    x, y = data(False, rows=6)
-    weights = np.array([0.5, 1.0, 3.0], "float32")
-    losses = []
-    for options in ({"class_weight": dict(enumerate(weights))}, {"sample_weight": weights[y]}):
-        model = classifier()
-        model.compile(keras.optimizers.SGD(0.0))
-        losses += model.fit(x, y, verbose=0, **options).history["loss"]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-
-
 # Files and precision
 
 
@@ -324,13 +287,6 @@ def test_losses_are_in_the_models_precision(kind):
         new.compile_from_config(model.get_compile_config())
         assert new.loss.dtype == wide
     assert FrameLoss.from_config(FrameLoss(dtype="float64").get_config()).dtype == "float64"
-
-
-def test_a_loss_in_float64_sees_what_float32_does_not():
-    model = SequenceRegressor(Mix(False, dtype="float64"), 3, dtype="float64")
-    model.compile("sgd")
-    y = ops.convert_to_tensor(np.full((1, 3), 1e9))
-    assert float(model.compute_loss(None, y, y + 1)) == 1
 
 
 def test_half_precision_keeps_outputs_and_losses_in_float32():
@@ -403,52 +359,6 @@ def polyphonic(**options):
     return model
 
 
-@both_backends(slow=True)
-@pytest.mark.skipif(JAX, reason="JAX compiles everything with XLA")
-@pytest.mark.parametrize(
-    ("backbone", "options", "expected"),
-    [
-        (lambda: LRU(512, return_sequences=False), {}, True),
-        (lambda: LRU(513, return_sequences=False), {}, False),
-        (lambda: LRU(513, return_sequences=False), {"jit_compile": True}, True),
-        (lambda: LRU(8, return_sequences=False), {"jit_compile": False}, False),
-        (lambda: LRU(8, return_sequences=False, dtype="mixed_bfloat16"), {}, False),
-        (lambda: LRU(8, return_sequences=False, dtype="float64"), {}, False),
-        (lambda: TCN(8, depth=2, return_sequences=False), {}, False),
-        (lambda: TrellisLayer(8, depth=2, return_sequences=False), {}, True),
-    ],
-)
-def test_a_cpu_uses_xla_where_it_is_faster(backbone, options, expected):
-    model = SequenceRegressor(backbone(), 1)
-    model.compile("adam", **options)
-    assert model.jit_compile is expected
-
-
-@pytest.mark.skipif(JAX, reason="about TensorFlow")
-@pytest.mark.parametrize(
-    "dtype",
-    ["float32", pytest.param("float64", marks=pytest.mark.xfail(reason="XLA of TensorFlow 2.21"))],
-)
-def test_xla_computes_the_gradients_of_gates(dtype):
-    import tensorflow as tf
-
-    def gradient(x, weight):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            a, b = tf.split(x, 2, axis=-1)
-            loss = tf.reduce_sum(a * tf.sigmoid(b) * weight)
-        return loss, tape.gradient(loss, x)
-
-    rng = np.random.default_rng(0)
-    for rows in (2, 4, 8):
-        x, weight = (tf.constant(rng.normal(size=(rows, 4, n)), dtype) for n in (10, 5))
-        (_, plain), (_, compiled) = (
-            tf.function(gradient, jit_compile=jit_compile)(x, weight)
-            for jit_compile in (False, True)
-        )
-        np.testing.assert_allclose(compiled, plain, atol=1e-5)
-
-
 @pytest.mark.skipif(JAX, reason="about TensorFlow")
 def test_xla_in_float64_warns():
     model = SequenceRegressor(TCN(8, depth=2, activation="glu", dtype="float64"), 1)
@@ -481,78 +391,7 @@ def test_the_frame_loss_stays_exact_where_a_sigmoid_is_0_or_1():
     assert float(frame_nll(np.array([[0.0, 1.0]]), logits)[0]) == 400
 
 
-def test_bad_piano_rolls_are_named():
-    model = polyphonic()
-    x, y, weight = padded(piano_rolls())
-    bad = x.copy()
-    bad[1, 2, 3] = 0.5
-    with pytest.raises(ValueError, match="`x`.*0.5 in row 1, frame 2, key 3"):
-        model.fit(bad, y, verbose=0)
-    bad = y.copy()
-    bad[0, 1, 2] = np.nan
-    with pytest.raises(ValueError, match="`y`.*nan in row 0, frame 1, key 2"):
-        model.fit(x, y, validation_data=(x, bad, weight), verbose=0)
-    with pytest.raises(ValueError, match=f"`x` must have {KEYS} keys"):
-        model.evaluate(x[..., 1:], y, verbose=0)
-    with pytest.raises(ValueError, match=r"`y`.*\(batch, time, keys\)"):
-        model.fit(x, y[:, -1], verbose=0)
-    for run in (model.fit, model.evaluate):
-        weight[2] = 0
-        with pytest.raises(ValueError, match=r"Row 2 has no step.*\(1 of 5\)"):
-            run(x, y, sample_weight=weight, verbose=0)
-    with pytest.raises(ValueError, match="88.*keys=88"):
-        PolyphonicModel(Mix(True)).build((None, None, KEYS))
-
-
-# Bad input
-
-
-def test_a_backbone_with_other_outputs_is_refused():
-    shape = (None, None, 2)
-    with pytest.raises(ValueError, match="each step.*return_sequences=True"):
-        classifier(lambda _: trellis(False), per_step=True).build(shape)
-    with pytest.raises(ValueError, match="last step only.*return_sequences=False"):
-        SequenceRegressor(stack(True)).build(shape)
-    with pytest.raises(ValueError, match="return_state=False"):
-        SequenceClassifier(keras.layers.GRU(4, return_state=True), 3).build(shape)
-    with pytest.raises(ValueError, match="return_aux=False"):
-        classifier(lambda s: trellis(s, aux_every=2, return_aux=True)).build(shape)
-    rnn = keras.layers.SimpleRNN(4, return_sequences=True, return_state=True)
-    with pytest.raises(ValueError, match="stateful=False"):
-        SequenceClassifier(StackedRNN([rnn], stateful=True), 3)
-    for kind, name in ((SequenceClassifier, "num_classes"), (SequenceRegressor, "units")):
-        with pytest.raises(ValueError, match=f"`{name}` must be a positive .* {name}=0"):
-            kind(lstm(False), 0)
-
-
-def test_inputs_of_the_wrong_shape_are_named():
-    model = classifier()
-    with pytest.raises(ValueError, match=r"\(batch, time, channels\).*\(4, 5\)"):
-        model.build((4, 5))
-    model.compile("sgd")
-    with pytest.raises(ValueError, match=r"\(batch, time, channels\).*\(4, 5\)"):
-        model.fit(np.zeros((4, 5)), np.zeros(4, int), verbose=0)
-    model.build((None, None, 1))
-    with pytest.raises(ValueError, match=r"1 channels.*\(4, 5, 3\)"):
-        model.evaluate(np.zeros((4, 5, 3)), np.zeros(4, int), verbose=0)
-    with pytest.raises(ValueError, match="axis -1.*value 1"):
-        model(np.zeros((4, 5, 3), "float32"))
-    with pytest.raises(ValueError, match="no y"):
-        model.fit(np.zeros((4, 5, 1)), verbose=0)
-    with pytest.raises(ValueError, match='quantization="int8"'):
-        model.quantize("int8")
-
-
-class Batches(keras.utils.PyDataset):
-    def __init__(self, *batch):
-        super().__init__()
-        self.batch = batch
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        return self.batch
+# Labels
 
 
 @both_backends
@@ -574,14 +413,6 @@ def test_class_names_are_labels_and_saved(tmp_path):
     assert by_name[0] == pytest.approx(-np.log(p[np.arange(len(y)), y]).mean(), rel=1e-4)
 
 
-def test_probabilities_of_logits():
-    model, (x, _) = classifier(), data(False)
-    logits = model.predict(x, verbose=0)
-    np.testing.assert_allclose(
-        model.predict_proba(x, verbose=0), ops.convert_to_numpy(ops.softmax(logits)), rtol=1e-5
-    )
-
-
 @pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", "crossentropy"])
 def test_a_loss_by_its_name_takes_logits(loss):
     model, (x, y) = classifier(), data(False)
@@ -589,82 +420,6 @@ def test_a_loss_by_its_name_takes_logits(loss):
     expected = model.evaluate(x, y, verbose=0)[0]
     model.compile("sgd", loss=loss, metrics=["accuracy"], run_eagerly=True)
     assert model.evaluate(x, y, verbose=0)[0] == pytest.approx(expected, rel=1e-5)
-
-
-def test_losses_of_probabilities_are_refused_for_logits():
-    of_probabilities = [
-        keras.losses.SparseCategoricalCrossentropy(),
-        keras.losses.sparse_categorical_crossentropy,
-    ]
-    for loss in of_probabilities:
-        with pytest.raises(ValueError, match="outputs are logits.*from_logits=True"):
-            classifier().compile("sgd", loss=loss)
-    with pytest.raises(ValueError, match="outputs are logits"):
-        polyphonic().compile("sgd", loss=keras.losses.BinaryCrossentropy())
-    classifier(activation="softmax").compile("sgd", loss=of_probabilities[0])
-
-
-def test_wrong_names_of_classes():
-    with pytest.raises(ValueError, match="3 different names. Received: .'a', 'a', 'b'"):
-        classifier(class_names=["a", "a", "b"])
-    with pytest.raises(ValueError, match="None or 'softmax'. Received: activation='relu'"):
-        classifier(activation="relu")
-    x, y = np.zeros((2, 5, 1)), np.array(["a", "d"])
-    model = classifier(class_names=["a", "b", "c"])
-    model.compile("sgd")
-    with pytest.raises(ValueError, match=r"among class_names=.*Received: \['d'\]"):
-        model.fit(x, y, verbose=0)
-    with pytest.raises(ValueError, match=r"in arrays, names among class_names=.*'a'"):
-        model.fit(Batches(x, y), verbose=0)
-    model = classifier()
-    model.compile("sgd")
-    with pytest.raises(ValueError, match=r"whole numbers in \[0, 3\).*labels such as 'a'"):
-        model.fit(x, y, verbose=0)
-
-
-def test_bad_targets_are_named_before_training():
-    x, good = np.zeros((4, 5, 1)), np.zeros(4, int)
-    model = classifier()
-    model.compile("sgd")
-    for bad in (good + CLASSES, good - 1, good + 0.5):
-        for run, arguments in (
-            (model.fit, {"x": x, "y": bad}),
-            (model.fit, {"x": x, "y": good, "validation_data": (x, bad)}),
-            (model.fit, {"x": Batches(x, bad)}),
-            (model.fit, {"x": x, "y": good, "validation_data": Batches(x, bad)}),
-            (model.evaluate, {"x": x, "y": bad}),
-            (model.evaluate, {"x": x, "y": ops.convert_to_tensor(bad)}),
-        ):
-            with pytest.raises(ValueError, match=r"\[0, 3\).*values from"):
-                run(**arguments, verbose=0)
-    with pytest.raises(ValueError, match=r"axes \(batch\)"):
-        model.fit(x, np.zeros((4, 5), int), verbose=0)
-    model._check_targets(good[:, None])  # as Keras takes them
-    per_step = classifier(per_step=True)
-    per_step.compile("sgd")
-    with pytest.raises(ValueError, match=r"axes \(batch, time\)"):
-        per_step.fit(x, good, verbose=0)
-    regressor = SequenceRegressor(lstm(False), 2)
-    regressor.compile("sgd")
-    with pytest.raises(ValueError, match=r"2 units.*\(4, 3\)"):
-        regressor.fit(x, np.zeros((4, 3)), verbose=0)
-    with pytest.raises(ValueError, match="need a model with one unit.*outputs .4, 2"):
-        regressor.loss(np.zeros(4), np.zeros((4, 2)))
-
-
-@pytest.mark.parametrize("make", [SequenceClassifier, SequenceRegressor, PolyphonicModel])
-def test_per_step_targets_of_other_lengths_are_refused(make):
-    model = make(Mix(True), 2, **({} if make is PolyphonicModel else {"per_step": True}))
-    model.compile("sgd", run_eagerly=True)
-    x, y = np.zeros((4, 5, 2)), np.zeros((4, 7, 2))
-    y = y[..., 0] if make is SequenceClassifier else y
-    for run in (model.fit, model.evaluate):
-        with pytest.raises(ValueError, match=r"for each step of x.*\(4, 5, 2\), y of shape \(4, 7"):
-            run(x, y, verbose=0)
-    assert not model.built
-    for time in (1, 7):  # one target would be that of all steps
-        with pytest.raises(ValueError, match=f"{time} steps of targets, 5 of outputs"):
-            model.fit(((x, y[:, :time]) for _ in range(1)), verbose=0)
 
 
 @both_backends
@@ -700,39 +455,176 @@ def test_inputs_are_standardized_before_they_are_rounded():
     assert abs(features.std() - 1) < 0.01
 
 
-def test_a_masking_layer_must_see_the_inputs():
-    backbone = keras.Sequential([keras.layers.Masking(), LRU(4, return_sequences=False)])
-    for options in ({"normalize": True}, {"input_dropout": 0.3}):
-        with pytest.raises(ValueError, match="Masking.*Pass `mask=`"):
-            SequenceClassifier(backbone, 2, **options)
-
-
-def test_class_weights_by_name():
-    x, labels = np.random.default_rng(0).normal(size=(4, 6, 2)), np.array(["a", "b", "b", "a"])
-
-    def loss(class_weight):
-        backbone = TCN(3, 2, 2, return_sequences=False, seed=0)
-        model = SequenceClassifier(backbone, 2, seed=0, class_names=["a", "b"])
+def test_class_weights():
+    """By number or by name, they are the weights of the sequences with these labels."""
+    x, y = data(False, rows=6)
+    names, weights = np.array(["a", "b", "c"]), np.array([0.5, 1.0, 3.0], "float32")
+    losses = []
+    for labels, options in (
+        (y, {"class_weight": dict(enumerate(weights))}),
+        (names[y], {"class_weight": dict(zip(names, weights, strict=True))}),
+        (y, {"sample_weight": weights[y]}),
+    ):
+        model = classifier(class_names=names)
         model.compile(keras.optimizers.SGD(0.0), **COMPILED)
-        return model.fit(x, labels, class_weight=class_weight, verbose=0).history["loss"][0]
-
-    assert loss({"a": 1, "b": 9}) == pytest.approx(loss({0: 1, 1: 9}), rel=1e-5)
-    with pytest.raises(ValueError, match=r"`class_weight`.*Received: \['c'\]"):
-        loss({"c": 2})
+        losses += model.fit(x, labels, verbose=0, **options).history["loss"]
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
 
 
-def test_targets_of_one_unit_may_lack_its_axis():
-    rng = np.random.default_rng(0)
-    x, y, weight = rng.normal(size=(5, 5, 2)), rng.normal(size=(5, 5)), rng.random((5, 5))
-    model = SequenceRegressor(TCN(3, 2, 2), per_step=True)
-    model.compile("sgd", "mse", weighted_metrics=["mae"], **COMPILED)
-    with_axis, without = (
-        model.evaluate(x, targets, sample_weight=weight, verbose=0) for targets in (y[..., None], y)
-    )
-    np.testing.assert_allclose(without, with_axis, rtol=1e-5)
+# Errors
 
 
-def test_a_stateful_layer_inside_a_backbone_is_refused():
+def compiled(model, **options):
+    model.compile("sgd", run_eagerly=True, **options)
+    return model
+
+
+def named():
+    return compiled(classifier(class_names=["a", "b", "c"]))
+
+
+def regressor():
+    return compiled(SequenceRegressor(lstm(False), 2))
+
+
+def masking(**options):
+    backbone = keras.Sequential([keras.layers.Masking(), LRU(4, return_sequences=False)])
+    return SequenceClassifier(backbone, 2, **options)
+
+
+def stateful_rnn():
+    rnn = keras.layers.SimpleRNN(4, return_sequences=True, return_state=True)
+    return StackedRNN([rnn], stateful=True)
+
+
+def stateful_inside():
     layers = [keras.Input((9, 4), batch_size=3), LRU(5, stateful=True, return_sequences=False)]
-    with pytest.raises(ValueError, match="must have stateful=False"):
-        SequenceClassifier(keras.Sequential(layers), 2)
+    return keras.Sequential(layers)
+
+
+STEPS = (None, None, 2)
+LOSS_OF_PROBABILITIES = keras.losses.SparseCategoricalCrossentropy()
+WRONG_MODELS = [
+    (lambda: classifier(lambda _: trellis(False), True).build(STEPS), "each step.*return_sequence"),
+    (lambda: SequenceRegressor(stack(True)).build(STEPS), "last step only.*return_sequences=False"),
+    (
+        lambda: SequenceClassifier(keras.layers.GRU(4, return_state=True), 3).build(STEPS),
+        "return_state=False",
+    ),
+    (
+        lambda: classifier(lambda s: trellis(s, aux_every=2, return_aux=True)).build(STEPS),
+        "return_aux=False",
+    ),
+    (lambda: SequenceClassifier(stateful_rnn(), 3), "must have stateful=False"),
+    (lambda: SequenceClassifier(stateful_inside(), 2), "must have stateful=False"),
+    (lambda: SequenceClassifier(lstm(False), 0), "`num_classes` must be a positive .* num_class"),
+    (lambda: SequenceRegressor(lstm(False), 0), "`units` must be a positive .* units=0"),
+    (lambda: masking(normalize=True), "Masking.*Pass `mask=`"),
+    (lambda: masking(input_dropout=0.3), "Masking.*Pass `mask=`"),
+    (lambda: classifier().build((4, 5)), r"\(batch, time, channels\).*\(4, 5\)"),
+    (lambda: PolyphonicModel(Mix(True)).build((None, None, KEYS)), "88.*keys=88"),
+    (
+        lambda: classifier(class_names=["a", "a", "b"]),
+        "3 different names. Received: .'a', 'a'",
+    ),
+    (lambda: classifier(activation="relu"), "None or 'softmax'. Received: activation='relu'"),
+    (lambda: classifier().compile("sgd", LOSS_OF_PROBABILITIES), "are logits.*from_logits=True"),
+    (
+        lambda: classifier().compile("sgd", keras.losses.sparse_categorical_crossentropy),
+        "outputs are logits.*from_logits=True",
+    ),
+    (lambda: polyphonic(loss=keras.losses.BinaryCrossentropy()), "outputs are logits"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), WRONG_MODELS)
+def test_wrong_models(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_loss_of_probabilities_is_for_probabilities():
+    classifier(activation="softmax").compile("sgd", loss=LOSS_OF_PROBABILITIES)
+
+
+X, LABELS = np.zeros((4, 5, 3), "float32"), np.zeros(4, int)
+NO_CLASSES = [LABELS + CLASSES, LABELS - 1, LABELS + 0.5]
+# (model, arguments of `fit` and `evaluate`, message)
+WRONG_DATA = [
+    (classifier, (np.zeros((4, 5)), LABELS), r"\(batch, time, channels\).*\(4, 5\)"),
+    (classifier, (X,), "no y"),
+    *((classifier, (X, y), r"\[0, 3\).*values from") for y in NO_CLASSES),
+    *((classifier, (OneBatch(X, y),), r"\[0, 3\).*values from") for y in NO_CLASSES),
+    (classifier, (X, ops.convert_to_tensor(LABELS + CLASSES)), r"\[0, 3\).*values from"),
+    (classifier, (X, np.zeros((4, 5), int)), r"axes \(batch\)"),
+    (lambda: classifier(per_step=True), (X, LABELS), r"axes \(batch, time\)"),
+    (classifier, (X, np.array(["a"] * 4)), r"whole numbers in \[0, 3\).*labels such as 'a'"),
+    (named, (X, np.array(["a", "d"] * 2)), r"among class_names=.*Received: \['d'\]"),
+    (named, (OneBatch(X, np.array(["a"] * 4)),), r"in arrays, names among class_names=.*'a'"),
+    (regressor, (X, np.zeros((4, 3))), r"2 units.*\(4, 3\)"),
+]
+
+
+@pytest.mark.parametrize(("make", "arguments", "message"), WRONG_DATA)
+def test_wrong_data(make, arguments, message):
+    """Named before anything is compiled, as validation data too."""
+    model = make()
+    compiled(model)
+    for run in (model.fit, model.evaluate):
+        with pytest.raises(ValueError, match=message):
+            run(*arguments, verbose=0)
+    good = X, np.zeros((4, 2)) if make is regressor else LABELS
+    if len(arguments) > 1 and good[1].ndim == 1 + (make is regressor) and not model.per_step:
+        with pytest.raises(ValueError, match=message):
+            model.fit(*good, validation_data=arguments, verbose=0)
+
+
+def test_other_wrong_data():
+    model = compiled(classifier())
+    model._check_targets(LABELS[:, None])  # as Keras takes them
+    model.build((None, None, 1))
+    with pytest.raises(ValueError, match=r"1 channels.*\(4, 5, 3\)"):
+        model.evaluate(X, LABELS, verbose=0)
+    with pytest.raises(ValueError, match="axis -1.*value 1"):
+        model(X)
+    with pytest.raises(ValueError, match='quantization="int8"'):
+        model.quantize("int8")
+    with pytest.raises(ValueError, match=r"`class_weight`.*Received: \['c'\]"):
+        model.fit(X[..., :1], LABELS, class_weight={"c": 2}, verbose=0)
+    with pytest.raises(ValueError, match="class_weight.* sample_weight="):
+        compiled(classifier(per_step=True)).fit(X, X[..., 0], class_weight={0: 2.0}, verbose=0)
+    with pytest.raises(ValueError, match="need a model with one unit.*outputs .4, 2"):
+        regressor().loss(np.zeros(4), np.zeros((4, 2)))
+
+
+@pytest.mark.parametrize("make", [SequenceClassifier, SequenceRegressor, PolyphonicModel])
+def test_per_step_targets_of_other_lengths_are_refused(make):
+    model = compiled(make(Mix(True), 2, **({} if make is PolyphonicModel else {"per_step": True})))
+    x, y = np.zeros((4, 5, 2)), np.zeros((4, 7, 2))
+    y = y[..., 0] if make is SequenceClassifier else y
+    for run in (model.fit, model.evaluate):
+        with pytest.raises(ValueError, match=r"for each step of x.*\(4, 5, 2\), y of shape \(4, 7"):
+            run(x, y, verbose=0)
+    assert not model.built
+    for time in (1, 7):  # one target would be that of all steps
+        with pytest.raises(ValueError, match=f"{time} steps of targets, 5 of outputs"):
+            model.fit(((x, y[:, :time]) for _ in range(1)), verbose=0)
+
+
+def test_wrong_piano_rolls():
+    model = polyphonic()
+    x, y, weight = padded(piano_rolls())
+    half, nan = x.copy(), y.copy()
+    half[1, 2, 3], nan[0, 1, 2] = 0.5, np.nan
+    empty = np.where(np.arange(5)[:, None] == 2, 0, weight)
+    for arguments, options, message in (
+        ((half, y), {}, "`x`.*0.5 in row 1, frame 2, key 3"),
+        ((x, y), {"validation_data": (x, nan, weight)}, "`y`.*nan in row 0, frame 1, key 2"),
+        ((x[..., 1:], y), {}, f"`x` must have {KEYS} keys"),
+        ((x, y[:, -1]), {}, r"`y`.*\(batch, time, keys\)"),
+        ((x, y), {"sample_weight": empty}, r"Row 2 has no step.*\(1 of 5\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.fit(*arguments, verbose=0, **options)
+    with pytest.raises(ValueError, match="Row 2 has no step"):
+        model.evaluate(x, y, sample_weight=empty, verbose=0)

@@ -1,10 +1,15 @@
 """Models around a TCN against the authors' programs, one per task: outputs, losses, gradients."""
 
-import numpy as np
 import pytest
 from keras import ops
 
-from tests.support.golden import family, floats, to_keras_time, variables_and_references
+from tests.support.golden import (
+    family,
+    floats,
+    log_softmax,
+    to_keras_time,
+    variables_and_references,
+)
 from tests.support.gradients import value_and_gradients
 from trellis_keras.layers import TCN
 from trellis_keras.models import (
@@ -50,32 +55,24 @@ def check_sequence_model(model, x, y, arrays, finish, assert_close):
     return by_x
 
 
-@pytest.mark.both_backends(slow=True)
-def test_adding(golden, assert_close):
-    arrays = golden("tcn_task_adding")
-    model = SequenceRegressor(backbone(arrays, return_sequences=False))
-    x, y = to_keras_time(arrays["in.x"]), floats(arrays["in.y"])
-    by_x = check_sequence_model(model, x, y, arrays, lambda *both: both, assert_close)
-    assert_close(by_x, family(arrays, "grad")["x"].transpose(0, 2, 1), "gradient", "x")
+SEQUENCE_TASKS = {
+    "adding": lambda arrays: SequenceRegressor(backbone(arrays, return_sequences=False)),
+    "copy_memory": lambda arrays: SequenceClassifier(backbone(arrays), 10, per_step=True),
+    "pixel": lambda arrays: SequenceClassifier(backbone(arrays, return_sequences=False), 10),
+}
 
 
 @pytest.mark.both_backends(slow=True)
-def test_copy_memory(golden, assert_close):
-    arrays = golden("tcn_task_copy_memory")
-    model = SequenceClassifier(backbone(arrays), 10, per_step=True)
+@pytest.mark.parametrize("task", SEQUENCE_TASKS)
+def test_sequences(task, golden, assert_close):
+    arrays = golden(f"tcn_task_{task}")
     x, y = to_keras_time(arrays["in.x"]), arrays["in.y"]
-    by_x = check_sequence_model(model, x, y, arrays, lambda *both: both, assert_close)
-    assert_close(by_x, family(arrays, "grad")["x"].transpose(0, 2, 1), "gradient", "x")
+    y = floats(y) if task == "adding" else y
 
+    def finish(loss, outputs):
+        return loss, ops.log_softmax(outputs) if task == "pixel" else outputs
 
-@pytest.mark.both_backends(slow=True)
-def test_pixel(golden, assert_close):
-    arrays = golden("tcn_task_pixel")
-    model = SequenceClassifier(backbone(arrays, return_sequences=False), 10)
-    x, y = to_keras_time(arrays["in.x"]), arrays["in.y"]
-    by_x = check_sequence_model(
-        model, x, y, arrays, lambda loss, logits: (loss, ops.log_softmax(logits)), assert_close
-    )
+    by_x = check_sequence_model(SEQUENCE_TASKS[task](arrays), x, y, arrays, finish, assert_close)
     assert_close(by_x, family(arrays, "grad")["x"].transpose(0, 2, 1), "gradient", "x")
 
 
@@ -100,9 +97,7 @@ def test_language_model(level, golden, assert_close):
     load_torch_state_dict(model, family(arrays, "param"))
     x, y = arrays["in.x"], arrays["in.y"][:, -config["valid"] :]
 
-    logits = np.asarray(arrays["out.y_f64"])
-    log_p = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
-    assert_close(model(x), log_p, "lm_output", "log-probabilities")
+    assert_close(model(x), log_softmax(arrays["out.y_f64"]), "lm_output", "log-probabilities")
 
     def loss():
         with model.loss_mode((x, y)):

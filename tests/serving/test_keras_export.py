@@ -31,13 +31,6 @@ def test_export(tmp_path):
         np.testing.assert_allclose(served.serve(TOKENS), model(TOKENS), atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
-def test_tokens_must_be_integers(dtype):
-    model = LanguageModel(V, 4, TrellisLayer(4, 2, dtype=dtype), dtype=dtype)
-    with pytest.raises(ValueError, match="Tokens must be integers"):
-        model(TOKENS.astype("float32"))
-
-
 # Functional models, in the formats of the table in docs/serving.md
 
 LAYERS = {
