@@ -129,11 +129,14 @@ def _warnings(results, train_rows, test):
             "data, would make forecasts and bands more reliable."
         )
     names = target_names(test.series)
-    empty, moved = [], []
+    empty, moved, stuck = [], [], []
     for i, rows in enumerate(train_rows):
         tested = series_rows(test, i)[:, : len(names)]
         for j, name in enumerate(names):
             where = _place(test.series, i, name)
+            last = tested[-test.horizon :, j]
+            if len(last) > 1 and np.ptp(last) == 0 and np.nanstd(rows[:, j]) > 0:
+                stuck.append(where)
             if np.isnan(rows[:, j]).mean() > _MANY_MISSING:
                 empty.append(where)
             elif not np.isnan(tested[:, j]).all() and not np.isnan(rows[:, j]).all():
@@ -148,6 +151,11 @@ def _warnings(results, train_rows, test):
         found.append(
             "The mean of the test part is outside the range of the training part in "
             f"{first_names(moved)}: the forecasts extrapolate, and bands may be too narrow."
+        )
+    if stuck:
+        found.append(
+            f"The last {test.horizon} values are all the same in {first_names(stuck)}. If nothing "
+            "was measured there, leave them empty: the model learns from them, and forecasts them."
         )
     lost = [
         _place(test.series, i, name)

@@ -309,7 +309,8 @@ class TimeSeries:
                 raise ValueError(
                     f"The series are too short: the part {name!r} needs at least {needed} in a "
                     f"row for window={window}, horizon={horizon}. Received: {longest} at most, of "
-                    f"series of {max(self.lengths)} rows"
+                    f"series of {max(self.lengths)} rows. Forecast fewer steps from a shorter "
+                    "window, or give this part a larger share."
                 )
             parts.append(windows)
         warn_left_out(parts, f"{window} + {horizon} rows", len(self.names))
