@@ -1,0 +1,38 @@
+"""What is left of a model that was trained and deleted."""
+
+import gc
+
+import keras
+import numpy as np
+
+from trellis_keras.layers import TCN
+from trellis_keras.models import SequenceClassifier
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(4, 8, 2)).astype("float32")
+Y = RANDOM.integers(0, 3, 4)
+
+
+def trained():
+    backbone = TCN(3, kernel_size=2, depth=2, return_sequences=False)
+    model = SequenceClassifier(backbone, num_classes=3)
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.fit(X, Y, batch_size=2, verbose=0)
+    model.evaluate(X, Y, verbose=0)
+    model.predict(X, verbose=0)
+    return model
+
+
+def graphs(known=()):
+    """The numbers of the TensorFlow graphs that are alive."""
+    gc.collect()
+    return {id(x) for x in gc.get_objects() if type(x).__name__ == "FuncGraph"} - set(known)
+
+
+def test_no_graph_outlives_its_model():
+    before = graphs()
+    model = trained()
+    assert graphs(before)
+    del model
+    keras.utils.clear_session()
+    assert not graphs(before)
