@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from benchmarks import edge
 from benchmarks.cases import CASES
 from trellis_keras.files import atomic_write
 
@@ -25,6 +26,7 @@ def list_command():
     """List the cases."""
     for name, case in CASES.items():
         typer.echo(f"{name:14} {case.about}: {', '.join(case.variants)}")
+    typer.echo(f"{'edge':14} a step of small nets, as called: {', '.join(edge.WAYS)}")
 
 
 @app.command()
@@ -54,13 +56,16 @@ def run(
         if os.environ.get("KERAS_BACKEND") != "jax":
             raise typer.BadParameter("--precision needs KERAS_BACKEND=jax")
         os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = precision
+    folder = pathlib.Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
     patterns = names or ["*"]
+    if "edge" in patterns:  # alone: its ways are compared in one process
+        run_edge(folder, rounds)
+        patterns = [pattern for pattern in patterns if pattern != "edge"]
     unknown = [pattern for pattern in patterns if not fnmatch.filter(CASES, pattern)]
     names = [name for pattern in patterns for name in fnmatch.filter(CASES, pattern)]
     if unknown:
         raise typer.BadParameter(f"unknown cases {unknown}; there are {list(CASES)}")
-    folder = pathlib.Path(output)
-    folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         parts = variants or [""]
         chosen = [v for v in CASES[name].variants if any(part in v for part in parts)]
@@ -76,6 +81,15 @@ def run(
         stem = "-".join(filter(None, [name, *kind]))
         write(folder / f"{stem}.json", json.dumps(results, indent=2) + "\n")
         write(folder / f"{stem}.md", table)
+
+
+def run_edge(folder, turns):
+    """Measures `benchmarks.edge` and prints its table."""
+    results = {"case": "edge", "machine": machine(), "nets": edge.run(turns)}
+    table = edge.markdown(results)
+    typer.echo(table)
+    write(folder / "edge-tensorflow.json", json.dumps(results, indent=2) + "\n")
+    write(folder / "edge-tensorflow.md", table)
 
 
 def _products():

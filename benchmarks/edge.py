@@ -1,200 +1,410 @@
-"""One step of small nets, batch 1, as a user calls it: C, WebAssembly, Python, TensorFlow, LiteRT.
+"""One step of small nets, batch 1, as a user calls it: C, WebAssembly and Python.
 
-    python -m benchmarks.edge
+    python -m benchmarks run edge
 
-Needs a C compiler, node, and ziglang (`pip install '.[edge]'`). Each way takes its steps in turns
-with the others; the figure is that of its fastest turn.
+The ways take their turns one after the other, so that all of them meet the same load of the
+machine; a figure is the median of the turns. A way whose program or package is missing is left out.
 """
 
+import dataclasses
+import importlib.util
 import json
 import pathlib
+import re
+import shutil
+import statistics
 import subprocess
 import tempfile
 import time
 import warnings
-from typing import Annotated
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import typer
 
-from benchmarks.__main__ import machine, write
+from benchmarks import tcn
 
 # Keras and the package are imported by the functions, so that --help is quick.
+
+HERE = pathlib.Path(__file__).resolve().parent
+C_OPTIONS = ["-std=gnu11", "-O3", "-march=native"]
 
 _MAIN_C = """
 #include "model.h"
 #include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
 
-int main(void)
+int main(int count, char **arguments)
 {
     static model_state state;
     static float x[MODEL_INPUTS], y[MODEL_OUTPUTS];
+    int steps = atoi(arguments[count - 1]);
     struct timespec first, last;
     model_reset(&state);
+    for (int t = 0; t < steps / 10; t++)
+        model_step(&state, x, y);
     clock_gettime(CLOCK_MONOTONIC, &first);
-    for (int t = 0; t < STEPS; t++) {
-        x[0] = (float)t / STEPS;
+    for (int t = 0; t < steps; t++) {
+        x[0] = (float)t / (float)steps;
         model_step(&state, x, y);
     }
     clock_gettime(CLOCK_MONOTONIC, &last);
     double seconds = (double)(last.tv_sec - first.tv_sec) + 1e-9 * (last.tv_nsec - first.tv_nsec);
-    printf("%g %g\\n", 1e6 * seconds / STEPS, (double)y[0]);
+    printf("%g %g\\n", 1e6 * seconds / steps, (double)y[0]);
     return 0;
 }
 """
 _MAIN_JS = """
-import { readFile } from "node:fs/promises";
+import { readFile, writeFile } from "node:fs/promises";
 import { inputs, load } from "./model.mjs";
+const steps = Number(process.argv[2]);
 const stream = await load(await readFile("model.wasm"));
+const rows = JSON.parse(await readFile("x.json"));
+const y = rows.map((row) => Array.from(stream.step(new Float32Array(row))));
+await writeFile("y.json", JSON.stringify(y));
 const x = new Float32Array(inputs);
-for (let t = 0; t < STEPS / 10; t++) stream.step(x);
+for (let t = 0; t < steps / 10; t++) stream.step(x);
 const first = performance.now();
-for (let t = 0; t < STEPS; t++) {
-  x[0] = t / STEPS;
+for (let t = 0; t < steps; t++) {
+  x[0] = t / steps;
   stream.step(x);
 }
-console.log((1e3 * (performance.now() - first)) / STEPS);
+console.log((1e3 * (performance.now() - first)) / steps);
 """
-_TURNS = 5
 
 
-def main(
-    steps: Annotated[int, typer.Option(help="Steps of a turn in C and WebAssembly.")] = 20_000,
-    output: Annotated[str, typer.Option(help="Folder of the results.")] = "runs/benchmarks",
-):
-    """Time a step of small nets."""
-    results = {"machine": machine(), "nets": {}}
-    for name, model in _nets().items():
+@dataclasses.dataclass
+class Net:
+    """A net that is measured.
+
+    Attributes:
+        model: The model.
+        folder: Folder for its files.
+        x, expected: Inputs of random steps, and what Keras makes of them, (steps, channels).
+        size: Kernel size, depth and filters, if it is a TCN.
+        receptive_field: Of that TCN.
+    """
+
+    model: Any
+    folder: pathlib.Path
+    x: np.ndarray
+    expected: np.ndarray
+    size: tuple | None = None
+    receptive_field: int | None = None
+
+    def difference(self, found):
+        """Returns the largest difference from Keras, as a part of the largest output."""
+        found = np.reshape(found, (-1, self.expected.shape[1]))
+        expected = self.expected[: len(found)]
+        return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+class Missing(Exception):
+    """What a way needs and this machine lacks."""
+
+
+# Each way takes a net and returns a function that times a turn, in microseconds a step, and the
+# largest difference from Keras; None where a net does not have it.
+
+
+def c_by_hand(net):
+    if net.size != (8, 8, 24):
+        return None
+    program = net.folder / "by_hand"
+    source = HERE / "tcn_by_hand.c"
+    _compile([*C_OPTIONS, "-ffast-math", str(source), "-o", str(program)], net.folder)
+    return lambda: _printed([program, "20000"], net.folder), None
+
+
+def generated_c(net):
+    (net.folder / "main.c").write_text(_MAIN_C)
+    options = [*C_OPTIONS, "-fno-math-errno"]
+    _compile([*options, "model.c", "main.c", "-lm", "-o", "main"], net.folder)
+    return lambda: _printed(["./main", "20000"], net.folder), None
+
+
+def web_assembly(net):
+    from trellis_keras.export import export
+
+    if importlib.util.find_spec("ziglang") is None:
+        raise Missing("pip install ziglang")
+    if shutil.which("node") is None:
+        raise Missing("node")
+    export(net.model, net.folder / "model.wasm", format="wasm", overwrite=True)
+    (net.folder / "main.mjs").write_text(_MAIN_JS)
+    (net.folder / "x.json").write_text(json.dumps(net.x.tolist()))
+    _printed(["node", "main.mjs", "100"], net.folder)
+    found = json.loads((net.folder / "y.json").read_text())
+    return lambda: _printed(["node", "main.mjs", "20000"], net.folder), net.difference(found)
+
+
+def native_from_python(net):
+    from trellis_keras.export import native
+
+    stream = native(net.model)
+    found = [stream.step(row) for row in net.x]
+    return _in_python(stream.step, net.x[0], 5000), net.difference(found)
+
+
+def litert(net):
+    from trellis_keras.export import export
+
+    if importlib.util.find_spec("ai_edge_litert") is None:
+        raise Missing("pip install ai-edge-litert")
+    from ai_edge_litert.interpreter import Interpreter
+
+    path = net.folder / "model.tflite"
+    export(net.model, path, format="litert", overwrite=True)
+    runner = Interpreter(str(path)).get_signature_runner("step")
+    cache = {
+        name: np.zeros(t["shape"], t["dtype"]) for name, t in runner.get_input_details().items()
+    }
+    del cache["inputs"]
+
+    def step(x):
+        nonlocal cache
+        cache = runner(inputs=x[None], **cache)
+        return cache.pop(next(name for name in cache if not name.startswith("cache_")))
+
+    found = [step(row) for row in net.x]
+    return _in_python(step, net.x[0], 500), net.difference(found)
+
+
+def onnx_runtime(net):
+    from trellis_keras.export import export
+
+    for package in ("onnxruntime", "tf2onnx"):
+        if importlib.util.find_spec(package) is None:
+            raise Missing(f"pip install {package}")
+    import onnxruntime
+
+    path = net.folder / "model.onnx"
+    export(net.model, path, format="onnx", overwrite=True)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # more of them wait for work in a loop, on the others' cores
+    providers = ["CPUExecutionProvider"]
+    session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+    cache = {
+        tensor.name: np.zeros([1, *tensor.shape[1:]], "float32") for tensor in session.get_inputs()
+    }
+    del cache["inputs"]
+    outputs = [tensor.name for tensor in session.get_outputs()]
+    first = next(name for name in outputs if not name.startswith("next_"))
+    names = [first, *(f"next_{name}" for name in cache)]
+
+    def step(x):
+        y, *after = session.run(names, {"inputs": x[None], **cache})
+        cache.update(zip(cache, after, strict=True))
+        return y
+
+    found = [step(row) for row in net.x]
+    return _in_python(step, net.x[0], 500), net.difference(found)
+
+
+def tensorflow(frozen):
+    def way(net):
+        from trellis_keras.layers.streaming import compiled_step
+
+        compiled = compiled_step(net.model, frozen=frozen)
+        return _stepped(net, compiled)
+
+    return way
+
+
+def tensorflow_unpacked(net):
+    """The call of a `tf.function` of `step`, with all tensors of the cache."""
+    from trellis_keras.layers.streaming import compile_xla
+
+    return _stepped(net, compile_xla(net.model.step, net.model.variables))
+
+
+def _stepped(net, compiled):
+    cache = net.model.initial_cache(1)
+
+    def step(x):
+        nonlocal cache
+        y, cache = compiled(x[None], cache)
+        return y
+
+    rows = net.x[:20]
+    found, again = [np.asarray(step(row)) for row in rows], net.model.initial_cache(1)
+    differences = []
+    for row, y in zip(
+        rows, found, strict=True
+    ):  # logits, where the other ways return probabilities
+        expected, again = net.model.step(row[None], again)
+        differences.append(np.abs(y - expected).max() / np.abs(expected).max())
+    return _in_python(step, net.x[0], 200, np.asarray), float(max(differences))
+
+
+def keras_tcn(net):
+    from benchmarks.compiled import compiled_window
+
+    if net.size is None:
+        return None
+    if importlib.util.find_spec("tcn") is None:
+        raise Missing("pip install --no-deps keras-tcn")
+    window = np.zeros((1, net.receptive_field, net.x.shape[1]), "float32")
+    run = compiled_window(tcn.keras_tcn(*net.size), window)
+    return _in_python(lambda x: run(), None, 20), None
+
+
+WAYS: dict[str, Callable] = {
+    "C by hand, `-ffast-math`": c_by_hand,
+    "C": generated_c,
+    "WebAssembly in Node": web_assembly,
+    "`export.native` from Python": native_from_python,
+    "LiteRT from Python": litert,
+    "ONNX Runtime from Python": onnx_runtime,
+    "TensorFlow, `compiled_step(frozen=True)`": tensorflow(frozen=True),
+    "TensorFlow, `compiled_step`": tensorflow(frozen=False),
+    "TensorFlow, a `tf.function` of `step`": tensorflow_unpacked,
+    "keras-tcn over its receptive field, XLA": keras_tcn,
+}
+
+
+def _compile(arguments, folder):
+    if shutil.which("cc") is None:
+        raise Missing("a C compiler")
+    subprocess.run(["cc", *arguments], cwd=folder, check=True)
+
+
+def _printed(command, folder):
+    run = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    return float((run.stdout.split() or ["nan"])[0])
+
+
+def _in_python(step, x, count, finish=lambda y: y):
+    """Returns a function that times `count` steps; `finish` waits for the last one."""
+
+    def turn():
+        started = time.perf_counter()
+        for _ in range(count):
+            y = step(x)
+        finish(y)
+        return 1e6 * (time.perf_counter() - started) / count
+
+    turn()
+    return turn
+
+
+def run(turns):
+    """Returns the figures of all nets: microseconds of each way, bytes, differences."""
+    nets = {}
+    for name, (model, size, receptive_field) in _nets().items():
         with tempfile.TemporaryDirectory() as folder:
-            results["nets"][name] = measure(model, pathlib.Path(folder), steps)
-    table = markdown(results)
-    typer.echo(table)
-    stem = pathlib.Path(output) / "edge-tensorflow"
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    write(stem.with_suffix(".json"), json.dumps(results, indent=2) + "\n")
-    write(stem.with_suffix(".md"), table)
+            nets[name] = measure(model, pathlib.Path(folder), turns, size, receptive_field)
+    return nets
 
 
 def _nets():
+    """Returns {name: (model, size of the TCN or None, its receptive field)}."""
     from trellis_keras import zoo
     from trellis_keras.layers import LRU, TCN, TrellisLayer
     from trellis_keras.models import SequenceClassifier
 
-    nets = {
-        "tcn_adding": zoo.tcn_adding(),
-        "tcn_jsb": zoo.tcn_jsb(),
-        "LRU, 9 units": SequenceClassifier(LRU(9, return_sequences=False), 2),
-        "TrellisLayer, 12 units, 5 levels": SequenceClassifier(
-            TrellisLayer(12, 5, return_sequences=False), 2
-        ),
-        "exercises, TCN of 32 filters": SequenceClassifier(
-            TCN(32, kernel_size=3, depth=4, return_sequences=False), 7
-        ),
+    def classifier(backbone, classes):
+        model = SequenceClassifier(backbone, classes)
+        model.build((None, None, 6))
+        return model
+
+    exercises = TCN(32, kernel_size=3, depth=4, return_sequences=False)
+    trellis = TrellisLayer(12, 5, return_sequences=False)
+    return {
+        "`tcn_adding`": (zoo.tcn_adding(), (8, 8, 24), tcn.RECEPTIVE_FIELD),
+        "`tcn_jsb`": (zoo.tcn_jsb(), (3, 2, 150), 13),
+        "LRU, 9 units": (classifier(LRU(9, return_sequences=False), 2), None, None),
+        "TrellisLayer, 12 units, 5 levels": (classifier(trellis, 2), None, None),
+        "exercises, TCN of 32 filters": (classifier(exercises, 7), (3, 4, 32), 61),
     }
-    for net in nets.values():
-        if not net.built:
-            net.build((None, None, 6))
-    return nets
 
 
-def measure(model, folder, steps):
-    """Returns the figures of a net: bytes, and microseconds of a step of each way."""
+def measure(model, folder, turns, size=None, receptive_field=None):
+    """Returns the figures of a net."""
     from trellis_keras.export import export
     from trellis_keras.export.c import proven_source
 
-    source, _, _ = proven_source(model, "model")
+    source, x, expected = proven_source(model, "model")
     export(model, folder / "model.c", format="c")
-    export(model, folder / "model.wasm", format="wasm")
-    (folder / "main.c").write_text(_MAIN_C.replace("STEPS", str(steps)))
-    (folder / "main.mjs").write_text(_MAIN_JS.replace("STEPS", str(steps)))
-    options = ["-std=gnu99", "-O3", "-march=native", "-fno-math-errno"]
-    command = ["cc", *options, "model.c", "main.c", "-lm", "-o", "main"]
-    subprocess.run(command, cwd=folder, check=True)
-    ways = {
-        "C": lambda: _run(["./main"], folder),
-        "WebAssembly": lambda: _run(["node", "main.mjs"], folder),
-        **_in_python(model, folder),
-    }
-    microseconds = {name: [] for name in ways}
-    for _ in range(_TURNS):
+    net = Net(model, folder, x, expected, size, receptive_field)
+    ways, differences, left_out = {}, {}, {}
+    for name, way in WAYS.items():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of the converters
+                found = way(net)
+        except Missing as missing:
+            left_out[name] = str(missing)
+            continue
+        if found is not None:
+            ways[name], differences[name] = found
+    microseconds: dict[str, list] = {name: [] for name in ways}
+    for _ in range(turns):
         for name, turn in ways.items():
             microseconds[name].append(turn())
     return {
-        "weight_bytes": source.weight_bytes,
-        "state_bytes": source.state_bytes,
-        "wasm_bytes": (folder / "model.wasm").stat().st_size,
-        "microseconds": {name: min(found) for name, found in microseconds.items()},
+        "microseconds": {name: statistics.median(found) for name, found in microseconds.items()},
+        "turns": microseconds,
+        "differences": {name: d for name, d in differences.items() if d is not None},
+        "left_out": left_out,
+        "bytes": {
+            "code": _code_bytes(folder),
+            "weights": source.weight_bytes,
+            "state": source.state_bytes,
+        },
     }
 
 
-def _run(command, folder):
-    run = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
-    return float(run.stdout.split()[0])
-
-
-def _in_python(model, folder):
-    """Returns {way: function that times a turn} of what is called from Python."""
-    import tensorflow as tf
-
-    from trellis_keras.export import export, native
-    from trellis_keras.layers.streaming import compiled_step
-
-    inputs = model.input_spec.axes[-1]
-    x = np.zeros(inputs, "float32")
-    stream = native(model)
-    step, cache = compiled_step(model), model.initial_cache(1)
-    export(model, folder / "model.tflite", format="litert")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that this interpreter will move to another package
-        interpreter = tf.lite.Interpreter(str(folder / "model.tflite"))
-    runner = interpreter.get_signature_runner("step")
-    tensors = runner.get_input_details().items()
-    tensors = {name: np.zeros(t["shape"], t["dtype"]) for name, t in tensors}
-
-    def tensorflow():
-        nonlocal cache
-        _, cache = step(x[None], cache)
-
-    def litert():
-        answer = runner(**tensors)
-        tensors.update({name: answer[name] for name in tensors if name != "inputs"})
-
-    def timed(function, count):
-        def turn():
-            first = time.perf_counter()
-            for _ in range(count):
-                function()
-            return 1e6 * (time.perf_counter() - first) / count
-
-        turn()
-        return turn
-
-    return {
-        "C from Python, `export.native`": timed(lambda: stream.step(x), 5000),
-        "LiteRT from Python": timed(litert, 1000),
-        "TensorFlow, `compiled_step`": timed(tensorflow, 300),
-    }
+def _code_bytes(folder):
+    """Returns the bytes of the machine code of `model.c`, None without binutils."""
+    if shutil.which("size") is None or shutil.which("cc") is None:
+        return None
+    _compile(["-std=c99", "-Os", "-c", "model.c", "-o", "model.o"], folder)
+    listed = subprocess.run(
+        ["size", "-A", "model.o"], cwd=folder, check=True, capture_output=True, text=True
+    )
+    return sum(map(int, re.findall(r"^\.text\S*\s+(\d+)", listed.stdout, re.MULTILINE)))
 
 
 def markdown(results):
     """Returns the results as Markdown."""
     nets = results["nets"]
-    ways = list(next(iter(nets.values()))["microseconds"])
     machine_line = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
     lines = [
-        f"### edge: microseconds a step, batch 1\n\n{machine_line}\n",
-        "| net | weights | state | wasm | " + " | ".join(ways) + " |",
-        "|---" * (4 + len(ways)) + "|",
+        "### edge: microseconds a step, batch 1, as called (in brackets: times those of C)",
+        "",
+        machine_line,
+        "",
+        "| way | " + " | ".join(nets) + " |",
+        "|---" * (1 + len(nets)) + "|",
     ]
-    for name, of in nets.items():
-        sizes = [
-            f"{of[size] / 1000:.1f} KB" for size in ("weight_bytes", "state_bytes", "wasm_bytes")
-        ]
-        figures = [f"{of['microseconds'][way]:.1f}" for way in ways]
-        lines.append(f"| {' | '.join([name, *sizes, *figures])} |")
+    for way in WAYS:
+        figures = [net["microseconds"] for net in nets.values()]
+        if any(way in found for found in figures):
+            cells = [_cell(found, way) for found in figures]
+            lines.append(f"| {way} | {' | '.join(cells)} |")
+    for kind, title in (
+        ("code", "bytes of code, `-Os`"),
+        ("weights", "bytes of weights"),
+        ("state", "bytes of state"),
+    ):
+        sizes = [net["bytes"][kind] for net in nets.values()]
+        lines.append(f"| {title} | {' | '.join('' if s is None else f'{s:,}' for s in sizes)} |")
+    largest = [f"{max(net['differences'].values()):.0e}" for net in nets.values()]
+    lines.append(f"| largest difference of a way from Keras | {' | '.join(largest)} |")
+    left_out = {way: word for net in nets.values() for way, word in net["left_out"].items()}
+    if left_out:
+        missing = "; ".join(f"{way} (needs: {word})" for way, word in left_out.items())
+        lines += ["", f"Left out: {missing}."]
     return "\n".join(lines) + "\n"
 
 
-if __name__ == "__main__":
-    typer.run(main)
+def _cell(microseconds, way):
+    if way not in microseconds:
+        return ""
+    found, c = microseconds[way], microseconds.get("C")
+    figure = f"{found:.1f}" if found < 100 else f"{found:,.0f}"
+    if c is None or way == "C":
+        return figure
+    return f"{figure} ({found / c:,.0f})" if found > 10 * c else f"{figure} ({found / c:.1f})"

@@ -31,7 +31,7 @@ def _all_positions(kernel_size, depth, filters):
     return keras.Sequential([TCN(filters, kernel_size, depth), last])
 
 
-def _keras_tcn(kernel_size, depth, filters):
+def keras_tcn(kernel_size, depth, filters):
     """Its residual network without the skip connections, which TCN and the paper do not have."""
     import tcn
 
@@ -103,8 +103,8 @@ def _training_case(about, size):
     return Case(
         about,
         {
-            "keras-tcn, graph": training(_keras_tcn, size, False),
-            "keras-tcn, XLA": training(_keras_tcn, size, True),
+            "keras-tcn, graph": training(keras_tcn, size, False),
+            "keras-tcn, XLA": training(keras_tcn, size, True),
             "all positions, graph": training(_all_positions, size, False),
             "cone, graph": training(_ours, size, False),
             "cone, XLA": training(_ours, size, True),
@@ -118,9 +118,9 @@ def _streaming_case(batch):
     return Case(
         f"a step of tcn_adding's shape, batch {batch}",
         {
-            f"{field}, graph": window(_keras_tcn, batch, RECEPTIVE_FIELD, False),
-            f"{field}, XLA": window(_keras_tcn, batch, RECEPTIVE_FIELD),
-            "keras-tcn, sequence of 600, XLA": window(_keras_tcn, batch, ADDING["time"]),
+            f"{field}, graph": window(keras_tcn, batch, RECEPTIVE_FIELD, False),
+            f"{field}, XLA": window(keras_tcn, batch, RECEPTIVE_FIELD),
+            "keras-tcn, sequence of 600, XLA": window(keras_tcn, batch, ADDING["time"]),
             "streamed": streamed(batch),
         },
         baseline=f"{field}, XLA",

@@ -10,9 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks import __main__ as main
-from benchmarks import compiled
+from benchmarks import compiled, edge
 from benchmarks.cases import CASES
 from tests.support.processes import ROOT, child_environment, run_module
+from trellis_keras.layers import TCN
 
 
 def benchmarks(*arguments):
@@ -89,3 +90,18 @@ def test_one_variant_that_fails_ends_the_others(monkeypatch):
     with pytest.raises((RuntimeError, BrokenPipeError)):
         main.measure("gemm", ["broken", "fine"], 1)
     assert [worker.poll() is None for worker in workers] == [False, False]
+
+
+def test_the_edge_table_says_what_is_left_out(monkeypatch, tmp_path):
+    def missing(net):
+        raise edge.Missing("node")
+
+    ways = {"C": edge.generated_c, "native": edge.native_from_python, "WebAssembly": missing}
+    monkeypatch.setattr(edge, "WAYS", ways)
+    layer = TCN(2, 2, depth=1)
+    layer.build((None, None, 3))
+    figures = edge.measure(layer, tmp_path, turns=1)
+    assert figures["microseconds"].keys() == {"C", "native"}
+    assert figures["bytes"]["weights"] > 0 and figures["differences"]["native"] < 1e-5
+    table = edge.markdown({"machine": {}, "nets": {"small": figures}})
+    assert "| C | " in table and table.endswith("Left out: WebAssembly (needs: node).\n")

@@ -269,10 +269,9 @@ def compiled_step(
     Args:
         layer: Built layer or model that streams, or a built `keras.Sequential` of such, whose cache
             starts with `as_stream(layer).initial_cache`.
-        frozen: Boolean, whether to keep the weights of this moment, as constants. A step of a small
-            net then takes about half the time, since products of weights, such as those of weight
-            normalization, are computed once; a net of many millions of weights takes long to
-            compile. Defaults to `False`.
+        frozen: Boolean, whether to keep the weights of this moment, as constants of the program.
+            Weight normalization is then computed once, which makes the steps of a TCN faster.
+            Millions of weights take long to compile. Defaults to `False`.
 
     Returns:
         A function of x and cache, tensors or arrays. The cache is that of `initial_cache` or
