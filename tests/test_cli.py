@@ -199,14 +199,18 @@ def test_settings_of_a_published_run(command, refused, tmp_path):
     assert "Expected one model at most. Received: tcn_adding, T=200" in message
 
 
-def test_an_interrupted_run_says_how_to_go_on(command, tmp_path, monkeypatch):
+@pytest.mark.parametrize("has_run", [True, False])
+def test_an_interrupted_run_says_how_to_go_on(command, tmp_path, monkeypatch, has_run):
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runs, "train", interrupt)
+    monkeypatch.setattr(runs, "has_run", lambda folder: has_run)
     status, _, err = command("train", "trellisnet_char", "--output", tmp_path / "my run")
     assert status not in (0, 2)
-    assert f"To resume: trellis-keras train --output '{tmp_path / 'my run'}'\n" in err
+    resume = f"To resume: trellis-keras train --output '{tmp_path / 'my run'}'\n"
+    assert (resume in err) == has_run
+    assert ("Nothing was saved yet." in err) != has_run
 
 
 @pytest.mark.usefixtures("no_data")
