@@ -527,7 +527,9 @@ class _Body:
             condition = self._condition(operands[0])
             a, b = (self._aligned(operand, bits) for operand in operands[1:])
             return self._local(self._clip(f"{condition} ? {a} : {b}"), bits)
-        raise NotImplementedError(operator)
+        raise ValueError(
+            f"The operator {operator!r} has no form in integers: export without `quantization`."
+        )
 
     def _condition(self, node):
         if node.operator == "is_nan":
