@@ -57,9 +57,17 @@ def card(run):
 
 
 def ours(results):
-    """Returns a run's test result: of several seeds the mean and standard deviation."""
+    """Returns a run's test result: of several seeds the mean and standard deviation.
+
+    And those over other test sets of a generated task, see `tools.fresh_test_sets`.
+    """
     mean, deviation, number = spread(results)
-    return f"{mean:.4g}" if number == 1 else f"{mean:.4g} ± {deviation:.2g} ({number} seeds)"
+    text = f"{mean:.4g}" if number == 1 else f"{mean:.4g} ± {deviation:.2g} ({number} seeds)"
+    sets = results.get("test_sets")
+    if sets is None:
+        return text
+    others = f"{sets['mean']:.4g} ± {sets['deviation']:.2g}"
+    return f"{text}; {others} on {len(sets['seeds'])} other test sets"
 
 
 def difference(results, published):
@@ -239,15 +247,19 @@ def _use(recipe, results):
     }
     net = {*recipe.arguments, "dtype_policy"}
     arguments = [text for name, text in changes.items() if name in net]
-    of_recipe = [text for name, text in changes.items() if name in net | {*recipe.data_options}]
+    of_recipe = net | {*recipe.data_options, "setting"}
+    of_recipe = [text for name, text in changes.items() if name in of_recipe]
     has_weights = "weights_sha256" in results
     weights = ['weights="pretrained"'] if has_weights else []
     comment = "" if weights else "  # with initial weights"
     lines = [f"model = zoo.{recipe.name}({', '.join([*arguments, *weights])}){comment}"]
+    recipe_line = f"recipe = zoo.recipe({', '.join([_literal(recipe.name), *of_recipe])})"
+    if recipe.setting is not None:  # the function's weights are those of the paper's recipe
+        lines = [recipe_line, f"model = recipe.build({', '.join(weights)}){comment}"]
     if has_weights and recipe.reads_text:
         lines.append('print(model.generate("The ", max_length=200))')
     elif has_weights:
-        lines.append(f"recipe = zoo.recipe({', '.join([_literal(recipe.name), *of_recipe])})")
+        lines += [recipe_line] * (recipe_line not in lines)
         lines.append(
             "print(model.evaluate(recipe.stream(recipe.load_data().test), return_dict=True))"
         )

@@ -3,7 +3,7 @@
     python -m tools.publish runs/tcn_jsb --note "One seed."
 
 evaluates the best model of the run on the test split and writes to zoo/MODEL, or zoo/MODEL/SETTING
-where the run has other arguments than the model's defaults.
+where the run has other arguments than the model's defaults or the setting "fast".
 """
 
 import contextlib
@@ -122,14 +122,15 @@ def zoo_folder(recipe, zoo=None):
 
 
 def setting_of(recipe):
-    """Returns the options that make a recipe's net or data other than the model's own, as text."""
+    """Returns what makes a recipe other than the model's own, as text: of net, data, setting."""
     known = {*recipe.entry.data_options, *recipe.arguments}
     setting = {
         name: value
         for name, value in recipe.changes().items()
         if name in known and not pretrained.is_of_the_training(name)
     }
-    return ",".join(f"{name}={value}" for name, value in setting.items())
+    words = [f"{name}={value}" for name, value in setting.items()]
+    return ",".join([*words, *filter(None, [recipe.setting])])
 
 
 def has_own_data(recipe):

@@ -32,6 +32,8 @@ _INTRODUCTION = """\
 
 The tables of the three papers, and what was trained here by `trellis-keras train MODEL
 --as-published`, {trained} of {everything} values: {verdicts}.
+A row "fast" is the same net trained by this zoo's own recipe (`trellis-keras train MODEL --setting
+fast`), {fast[trained]} of these values: {fast[verdicts]}.
 "Within 2 %" compares losses, or the shares of wrong answers where the metric is an accuracy. "At
 the floor" is the loss of a net that has learned nothing: the paper's net fails there too, so that
 equality shows nothing.
@@ -72,15 +74,15 @@ def page():
     for run in all_runs():
         value = registry.published_value(registry.recipe_from_dict(run.recipe))
         if value is not None:
-            runs[_key(value)] = run
-    parts = [_INTRODUCTION.format(**coverage())]
+            runs.setdefault(_key(value), []).append(run)
+    parts = [_INTRODUCTION.format(**coverage(), fast=coverage("fast"))]
     tables = itertools.groupby(sorted(published(), key=_place), lambda value: value.source)
     for paper, of_paper in itertools.groupby(
         ((source, list(values)) for source, values in tables), lambda pair: pair[0].split()[0]
     ):
         parts.append(f"## {paper}\n\n{PAPERS[paper]}.\n")
         for source, values in of_paper:
-            rows = [_row(value, runs.get(_key(value))) for value in values]
+            rows = [_row(value, run) for value in values for run in runs.get(_key(value), [None])]
             parts.append(f"### {source}\n\n{HEADER}{''.join(rows)}")
     parts.append(_not_trained(runs))
     return "\n".join([*parts, _FIGURES])
@@ -95,9 +97,10 @@ def _key(value):
     return value.model, str(value.setting)
 
 
-def _name(value):
-    setting = ", ".join(f"{name}={given}" for name, given in value.setting.items())
-    return f"{value.model} ({setting})" if setting else value.model
+def _name(value, setting=None):
+    words = [f"{name}={given}" for name, given in value.setting.items()]
+    words += filter(None, [setting])
+    return f"{value.model} ({', '.join(words)})" if words else value.model
 
 
 def _row(value, run):
@@ -105,25 +108,25 @@ def _row(value, run):
     if run is None:
         cells = [_name(value), value.metric, *theirs, "-", "-", "-", "-", _expected(value), "-"]
     else:
-        results = run.results
+        results, recipe = run.results, registry.recipe_from_dict(run.recipe)
         link = f"../zoo/{run.model}/{run.setting}/card.md" if run.setting else None
         cells = [
-            f"[{_name(value)}]({link or f'../zoo/{run.model}/card.md'})",
+            f"[{_name(value, recipe.setting)}]({link or f'../zoo/{run.model}/card.md'})",
             value.metric,
             *theirs,
             ours(results),
             f"{results['parameters']:,}",
             difference(results, value),
-            verdict(registry.recipe_from_dict(run.recipe), results, value),
-            _epochs(value, results),
+            verdict(recipe, results, value),
+            _epochs(recipe, results),
             str(results.get("test_runs", "-")),
         ]
     return f"| {' | '.join(cells)} |\n"
 
 
-def _epochs(value, results):
-    """The epochs of a run, and of how many where the paper's training is longer."""
-    training = zoo.recipe(value.model).training
+def _epochs(recipe, results):
+    """The epochs of a run, and of how many where those of its setting are more."""
+    training = zoo.recipe(recipe.name, setting=recipe.setting).training
     is_shorter = results["epochs"] < training.epochs and not training.stop_patience
     return f"{results['epochs']}{f' of {training.epochs}' if is_shorter else ''} epochs"
 

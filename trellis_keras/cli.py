@@ -183,7 +183,8 @@ def train(
     """Train a model by its recipe, or resume an interrupted run.
 
     Every value of the recipe is an option, for example --depth 8 --epochs 3; see the command
-    `recipe`. Without a model, the run in the output folder is resumed.
+    `recipe`. The recipe is the paper's; --setting fast takes this zoo's own for the same net, where
+    there is one. Without a model, the run in the output folder is resumed.
 
     A forecaster reads a CSV file: train tcn_forecaster --csv load.csv --target load --time time.
     --window and --horizon are the steps that it reads and forecasts (168 and 24), --quantiles
@@ -561,7 +562,7 @@ def _recipe_to_resume(zoo, output):
 
 def _check_published(names, options):
     """Raises ValueError if options ask for another published run than the named one."""
-    asked = {f"{name}={value}" for name, value in options.items()}
+    asked = {f"{name}={value}" for name, value in options.items()} | {options.get("setting")}
     for run in results.all_runs():
         if run.model == names[0] and run.setting and [run.setting] != names[1:]:
             if asked.issuperset(run.setting.split(",")):

@@ -227,6 +227,26 @@ def test_streams_take_no_worker_options(stream, option):
         stream(np.arange(9), np.arange(9), 4, **{option: 2})
 
 
+def test_augmentation_follows_from_seed_epoch_and_batch():
+    def stream(seed=0):
+        return SequenceStream(
+            np.zeros((9, 4)),
+            np.zeros(9),
+            2,
+            shuffle=True,
+            seed=seed,
+            augment=lambda x, generator: x + generator.random(x.shape),
+        )
+
+    one = stream()
+    first = [x.tolist() for x, _, _ in one]
+    assert len({str(x) for x in first}) == 5
+    assert [x.tolist() for x, _, _ in stream()] == first
+    one.epoch = 1
+    assert not {str(x.tolist()) for x, _, _ in one} & {str(x) for x in first}
+    assert stream(1)[0][0].tolist() != first[0]
+
+
 def test_weights_of_examples_and_padding_multiply():
     weight = np.array([[1, 0], [1, 1], [0, 2]])
     stream = SequenceStream(np.zeros((3, 2, 1)), np.zeros((3, 2)), 2, weight=weight)
@@ -289,6 +309,30 @@ def test_every_frame_counts_once_after_its_past(frames, batch_size, buckets, shu
     assert sum(weight.sum() for _, _, weight in stream) == stream.frames_counted
     assert len(stream.lengths) <= buckets
     assert stream.lengths[-1] == max(frames) - 1
+
+
+def test_rolls_are_transposed_and_lose_notes():
+    """Each anew in each epoch, and what is heard and what is predicted alike."""
+    rolls = [np.zeros((50, 88), dtype="uint8") for _ in range(40)]
+    for roll in rolls:
+        roll[:, [0, 30, 34, 37]] = 1  # the lowest key leaves the keyboard on the way down
+    stream = PianoRollStream(rolls, 40, shuffle=True, transpose=0.5, note_dropout=0.1)
+    (x, y, _), lowest = stream[0], []
+    for heard, predicted in zip(x, y, strict=True):
+        keys = np.flatnonzero(predicted[0])
+        assert np.all(predicted == predicted[0]) and not heard[:, predicted[0] == 0].any()
+        lowest.append(int(keys[-3] - 30))
+        expected = np.array([0, 30, 34, 37]) + lowest[-1]
+        assert keys.tolist() == expected[expected >= 0].tolist()
+    assert set(lowest) <= set(range(-6, 6)) and len(set(lowest)) > 6
+    assert 0.3 < np.mean(np.array(lowest) != 0) < 0.6
+    assert x.sum() / y.sum() == pytest.approx(0.9, abs=0.02)
+    np.testing.assert_array_equal(stream[0][0], x)
+    stream.epoch = 1
+    assert not np.array_equal(stream[0][0], x)
+    for option, value in (("transpose", 1.5), ("note_dropout", 1.0)):
+        with pytest.raises(ValueError, match=f"`{option}` must be in .*Received: .*{value}"):
+            PianoRollStream(rolls, 40, **{option: value})
 
 
 def test_rolls_share_batches_by_length():

@@ -108,6 +108,7 @@ def test_links_in_a_run_are_refused(run, tmp_path):
         ("tcn_jsb", {"epochs": 3, "seed": 2, "jit_compile": False, "dropout": 0.1}, "tcn_jsb"),
         ("tcn_adding", {"T": 200}, "tcn_adding/T=200"),
         ("tcn_jsb", {"activation": "glu", "filters": 104}, "tcn_jsb/filters=104,activation=glu"),
+        ("tcn_jsb", {"setting": "fast", "epochs": 3}, "tcn_jsb/fast"),
         ("lru_char_ptb", {"hidden_units": 202}, "lru_char_ptb/hidden_units=202"),
     ],
 )
@@ -228,6 +229,10 @@ def test_the_commands_and_calls_of_every_card_are_ones():
         command = re.search(r"train (\S+) --as-published ?(\S*) --output", card)
         again = zoo.published_recipe(command[1], command[2])
         assert again.arguments == recipe.arguments
+        if recipe.setting is not None:
+            call = re.search(r"^recipe = (zoo\.recipe\(.*\))$", card, re.MULTILINE)
+            assert eval(call[1]).setting == recipe.setting
+            continue
         call = re.search(r"^model = zoo\.(\w+)\((.*?)\)(  #|$)", card, re.MULTILINE)
         arguments = eval(f"dict({call[2]})")
         arguments.pop("weights", None)

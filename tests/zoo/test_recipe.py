@@ -2,6 +2,7 @@
 
 import json
 
+import keras
 import numpy as np
 import pytest
 
@@ -35,6 +36,8 @@ def test_options_go_to_the_model_the_training_and_the_recipe():
         ("trellisnet_ptb", {"dept": 8}, "no option 'dept'. Did you mean 'depth'"),
         ("trellisnet_ptb", {"xyz": 8}, "no option 'xyz'. It has: depth, hidden_units, .*epochs"),
         ("tcn_jsb", {"sequence_length": 9}, "`sequence_length` is an option of language models"),
+        ("tcn_adding", {"transpose": 0.3}, "`transpose` is an option of models of music"),
+        ("tcn_jsb", {"shift": 1}, "`shift` is an option of models of images. tcn_jsb reads jsb"),
         ("gru_adding", {"forget_bias": 2.0}, "no option 'forget_bias'"),
         ("lstm_enwik8", {"variant": "ug"}, "no option 'variant'"),
         ("rhn_enwik8", {"layers": 2}, "no option 'layers'"),
@@ -74,7 +77,8 @@ def test_unknown_models_and_options(name, options, message):
         ("decay_epochs", [], "rising"),
         ("decay_epochs", [3, 2], "rising"),
         ("dtype_policy", "bf16", "one of .*mixed_bfloat16"),
-        ("optimizer", "adamw", "one of adam, asgd, rmsprop, sgd"),
+        ("warmup_steps", 0, "1 or more"),
+        ("optimizer", "adagrad", "one of adam, adamw, asgd, rmsprop, sgd"),
         ("metric", "accuracy", "one of bpc, cross_entropy, perplexity"),
         ("data", "ptb_word", "one of .*pydoc"),
         ("schedule", "never", "one of average, best_before"),
@@ -149,6 +153,12 @@ def test_averaging_takes_the_place_of_decay():
         ("tcn_jsb", {"schedule": "patience", "decay_strict": True}, "`decay_strict` has no"),
         ("tcn_adding", {"schedule": "steps", "decay_factor": 0.1}, "needs `decay_epochs`"),
         ("tcn_adding", {"stop_min_delta": 0.1}, "no effect without `stop_patience`"),
+        ("tcn_adding", {"weight_decay": 0.1}, "`weight_decay` has no effect with .*'adam'"),
+        ("tcn_adding", {"optimizer": "adamw"}, "optimizer='adamw' needs `weight_decay`"),
+        ("tcn_jsb", {"setting": "fast", "l2": 0.1}, "`l2` has no effect with .*'adamw'"),
+        ("tcn_jsb", {"schedule": "cosine"}, "schedule='cosine' needs `decay_steps`"),
+        ("tcn_jsb", {"setting": "quick"}, "`setting` must be one of fast. Received: 'quick'"),
+        ("tcn_adding", {"setting": "fast"}, "tcn_adding has no fast recipe"),
         ("lru_text8", {"stop_patience": 0}, "`stop_patience` must be 1 or more"),
         ("lru_text8", {"stop_against": "first"}, "`stop_against` must be one of best, previous"),
         ("trellisnet_ptb", {"context_length": 110}, "context_length=110, sequence_length=110"),
@@ -181,6 +191,62 @@ def test_training_checks_its_fields_by_itself():
         options = {"learning_rate": 1e-3, name: float("inf")}
         with pytest.raises(ValueError, match=f"`{name}` must be .*. Received: inf"):
             Training(optimizer="adam", batch_size=1, epochs=1, **options)
+
+
+# This zoo's own training
+
+
+def test_a_fast_recipe_is_another_training_of_the_same_net():
+    recipe = zoo.recipe("tcn_jsb", setting="fast", epochs=3)
+    paper = zoo.recipe("tcn_jsb")
+    assert recipe.arguments == paper.arguments
+    assert (recipe.training.optimizer, recipe.training.epochs) == ("adamw", 3)
+    assert recipe.changes() == {"setting": "fast", "epochs": 3}
+    assert read_back(recipe) == recipe
+    assert recipe.replace(setting=None) == paper
+    assert paper.replace(setting="fast", epochs=3) == recipe
+
+
+def test_only_kernels_decay():
+    for name in ("tcn_jsb", "gru_jsb"):
+        size = {"filters": 3} if name == "tcn_jsb" else {"hidden_units": 3}
+        recipe = zoo.recipe(name, setting="fast", schedule=None, **size)
+        model = recipe.build()
+        variables = model.trainable_variables
+        before = [np.array(v) for v in variables]
+        model.optimizer.apply([keras.ops.zeros(v.shape) for v in variables], variables)
+        kept = 1 - recipe.training.learning_rate * recipe.training.weight_decay
+        for variable, value in zip(variables, before, strict=True):
+            factor = kept if variable.name.endswith("kernel") else 1.0
+            np.testing.assert_allclose(np.array(variable), factor * value, rtol=1e-6)
+
+
+def test_the_cosine_rises_and_falls_by_steps():
+    def rates(steps, **options):
+        training = zoo.recipe("tcn_jsb", setting="fast", **cycle, **options).training
+        optimizer = training.make_optimizer()
+        for step in steps:
+            optimizer.iterations.assign(step)
+            yield float(optimizer.learning_rate)
+
+    cycle = {"learning_rate": 0.4, "decay_steps": 100}
+    rising = rates([0, 5, 10, 60, 110, 500], warmup_steps=10)
+    np.testing.assert_allclose(list(rising), [0, 0.2, 0.4, 0.2, 0, 0], atol=1e-6)
+    falling = rates([0, 50, 100], warmup_steps=None)
+    np.testing.assert_allclose(list(falling), [0.4, 0.2, 0], atol=1e-6)
+
+
+def test_only_training_batches_are_augmented():
+    recipe = zoo.recipe("tcn_jsb", setting="fast", note_dropout=0.5)
+    rolls = [np.ones((9, 88), dtype="uint8")] * 4
+    for shuffle in (False, True):
+        x, _, _ = recipe.stream(rolls, shuffle=shuffle)[0]
+        assert (x.min() == 1) is not shuffle
+    recipe = zoo.recipe("tcn_seq_mnist", setting="fast")
+    pixels = np.arange(784, dtype="float32").reshape(1, 784, 1).repeat(9, axis=0)
+    for shuffle in (False, True):
+        x, _, _ = recipe.stream((pixels, np.zeros(9, "int32")), shuffle=shuffle)[0]
+        assert np.array_equal(x[:9], pixels) is not shuffle
 
 
 # What is written

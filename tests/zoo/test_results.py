@@ -75,12 +75,17 @@ def test_what_is_published_of_a_recipe(name, options, value):
 # Published runs
 
 
+def flat(recipe):
+    return {**recipe, **recipe["arguments"], **recipe["training"], "arguments": 0, "training": 0}
+
+
 def test_every_published_run_is_a_recipe_of_the_zoo():
     runs = all_runs(assets_folder())
     assert len({run.folder for run in runs}) >= 25
     for run_ in runs:
         recipe = registry.recipe_from_dict(run_.recipe)
-        assert recipe.to_dict() == run_.recipe, run_.title
+        # Later versions have more fields.
+        assert flat(recipe.to_dict()).items() >= flat(run_.recipe).items(), run_.title
         assert run_.folder.parent.name == recipe.name or run_.folder.name == recipe.name
         again = zoo.published_recipe(recipe.name, run_.setting)
         assert again == recipe.replace(data_checksum=None)

@@ -135,13 +135,18 @@ def test_a_finished_run_stays_as_it_is(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.both_backends(slow=True)
-@pytest.mark.parametrize(("name", "minutes"), [("stateful", 45), ("shuffled", 7)])
+@pytest.mark.parametrize(("name", "minutes"), [("stateful", 45), ("shuffled", 7), ("augmented", 7)])
 def test_a_run_that_ends_within_epochs_goes_on(name, minutes, tmp_path, monkeypatch):
     """To the same end, to the bit, as one that was never stopped."""
     if name == "stateful":
         recipe = tiny_recipe(tmp_path, **STATEFUL | {"epochs": 2})
-    else:
+    elif name == "shuffled":
         recipe = zoo.recipe("tcn_adding", **SMALL_TCN | {"epochs": 2})
+    else:
+        load_music(monkeypatch, frames=range(4, 24))
+        small = {"filters": 4, "depth": 2, "epochs": 2, "batch_size": 2, "jit_compile": False}
+        small |= {"warmup_steps": 3, "decay_steps": 20}
+        recipe = zoo.recipe("tcn_jsb", setting="fast", **small)
     clock = itertools.count(step=60)  # each look at it takes a minute
     limit = functools.partial(TimeLimit, clock=lambda: next(clock))
     monkeypatch.setattr(runs, "TimeLimit", limit)
@@ -460,12 +465,18 @@ def test_a_run_of_sequences_is_refused_another_T_and_counting(copying):
         evaluate(copying, target_counting="original")
 
 
-@pytest.mark.slow
-def test_frames_of_music_are_counted(tmp_path, monkeypatch):
+def load_music(monkeypatch, frames):
+    """Makes `datasets.load` return random piano rolls, and returns these."""
     rng = np.random.RandomState(0)
-    rolls = [rng.randint(0, 2, (frames, 88)).astype("uint8") for frames in (4, 9, 5)]
+    rolls = [rng.randint(0, 2, (number, 88)).astype("uint8") for number in frames]
     music = datasets.Dataset("jsb", rolls, rolls, rolls, "0" * 64, data.PianoRollStream)
     monkeypatch.setattr(datasets, "load", lambda *arguments, **options: music)
+    return rolls
+
+
+@pytest.mark.slow
+def test_frames_of_music_are_counted(tmp_path, monkeypatch):
+    rolls = load_music(monkeypatch, frames=(4, 9, 5))
     recipe = zoo.recipe("tcn_jsb", filters=4, depth=2, epochs=1, jit_compile=False)
     runs.train(recipe, tmp_path / "run", verbose=0)
     results = evaluate(tmp_path / "run")

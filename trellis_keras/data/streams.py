@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -243,6 +243,8 @@ class SequenceStream(ExampleStream):
             weight. Defaults to `None`: all ones.
         seed: Nonnegative integer, determines the order. Defaults to 0.
         shuffle: Boolean, whether each epoch has its own order. Defaults to `False`.
+        augment: Function `(x, generator)` that returns the inputs of a batch changed at random, by
+            a `numpy.random.Generator` that follows from seed, epoch and batch. Defaults to `None`.
 
     Raises:
         ValueError: If an argument is not as described.
@@ -264,7 +266,9 @@ class SequenceStream(ExampleStream):
         weight: np.ndarray | None = None,
         seed: int = 0,
         shuffle: bool = False,
+        augment: Callable[[np.ndarray, np.random.Generator], np.ndarray] | None = None,
     ):
+        self._augment = augment
         self._x, self._y = np.asanyarray(x), np.asanyarray(y)
         self._weight = None if weight is None else np.asarray(weight, dtype="float32")
         _check_examples(self._x, self._y, self._weight)
@@ -279,7 +283,11 @@ class SequenceStream(ExampleStream):
         if self._weight is not None:
             weight = self._weight[rows]
             counts = weight * counts.reshape(-1, *[1] * (weight.ndim - 1))
-        return self._x[rows], self._y[rows], counts
+        x = self._x[rows]
+        if self._augment is not None:
+            # Each row is the first of one batch at most.
+            x = self._augment(x, np.random.default_rng([self._seed, self.epoch, rows[0]]))
+        return x, self._y[rows], counts
 
 
 class PianoRollStream(ExampleStream):
@@ -294,7 +302,8 @@ class PianoRollStream(ExampleStream):
 
     Rolls of similar length share a batch. The length of a batch is that of the longest roll, or
     half of it, or a quarter, ...: at most `buckets` lengths, each of which XLA compiles once.
-    Order and epochs are as in `SequenceStream`.
+    Order and epochs are as in `SequenceStream`. So are transpositions and dropped notes: each roll
+    has its own in each epoch.
 
     Args:
         rolls: Sequence of arrays of shape `(frames, 88)` with values 0 and 1, at least 2 frames
@@ -303,6 +312,10 @@ class PianoRollStream(ExampleStream):
         buckets: Positive integer, number of different lengths. Defaults to 4.
         seed: Nonnegative integer, determines the order. Defaults to 0.
         shuffle: Boolean, whether each epoch has its own order. Defaults to `False`.
+        transpose: Float in [0, 1], probability that a roll is transposed, by -6 to 5 semitones.
+            Notes that leave the keyboard are lost. Defaults to 0.
+        note_dropout: Float in [0, 1), rate at which single notes of `x` are dropped; `y` keeps
+            them. Defaults to 0.
 
     Raises:
         ValueError: If an argument is not as described.
@@ -322,11 +335,20 @@ class PianoRollStream(ExampleStream):
         buckets: int = 4,
         seed: int = 0,
         shuffle: bool = False,
+        transpose: float = 0.0,
+        note_dropout: float = 0.0,
     ):
         if not len(rolls):
             raise ValueError("`rolls` needs at least one piano roll. Received: none")
         for i, roll in enumerate(rolls):
             check_piano_roll(roll, f"Piano roll {i}")
+        if not 0 <= transpose <= 1:
+            raise ValueError(f"`transpose` must be in [0, 1]. Received: transpose={transpose}")
+        if not 0 <= note_dropout < 1:
+            raise ValueError(
+                f"`note_dropout` must be in [0, 1). Received: note_dropout={note_dropout}"
+            )
+        self._transpose, self._note_dropout = transpose, note_dropout
         self._rolls = rolls
         steps = np.array([len(roll) - 1 for roll in rolls])
         # Halves of the longest length; from length 1 on they are equal.
@@ -343,10 +365,28 @@ class PianoRollStream(ExampleStream):
         x, y = np.zeros((2, *shape, PIANO_KEYS), dtype="float32")
         weight = np.zeros(shape, dtype="float32")
         for i, row in enumerate(rows):
-            roll = self._rolls[row]
-            steps = len(roll) - 1
-            x[i, :steps], y[i, :steps], weight[i, :steps] = roll[:-1], roll[1:], counts[i]
+            heard, predicted = self._example(row)
+            steps = len(heard)
+            x[i, :steps], y[i, :steps], weight[i, :steps] = heard, predicted, counts[i]
         return x, y, weight
+
+    def _example(self, row):
+        """Returns the inputs and targets of a roll in this epoch."""
+        roll = np.asarray(self._rolls[row])
+        generator = np.random.default_rng([self._seed, self.epoch, row])
+        if generator.random() < self._transpose:
+            roll = _transposed(roll, generator.integers(-6, 6))
+        heard, predicted = roll[:-1], roll[1:]
+        if self._note_dropout:
+            heard = heard * (generator.random(heard.shape) >= self._note_dropout)
+        return heard, predicted
+
+
+def _transposed(roll, semitones):
+    """Moves the notes of a piano roll up, or down if `semitones` is negative."""
+    keys = np.arange(PIANO_KEYS) - semitones  # where each key's notes come from
+    inside = (keys >= 0) & (keys < PIANO_KEYS)
+    return roll[:, keys.clip(0, PIANO_KEYS - 1)] * inside
 
 
 class EpochOrder(keras.callbacks.Callback):

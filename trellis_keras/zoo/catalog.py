@@ -18,7 +18,7 @@ from trellis_keras.zoo import results
 _FOLDER = pathlib.Path(__file__).parent
 _FILES = ("trellisnet", "tcn", "lru", "series")
 # What `zoo.recipe` takes for every model, beside the fields of its training.
-_OPTIONS = ("data", "data_options", "data_dir", "metric", "dtype_policy", "jit_compile")
+_OPTIONS = ("setting", "data", "data_options", "data_dir", "metric", "dtype_policy", "jit_compile")
 
 
 class _Fields(dict[str, Any]):

@@ -106,6 +106,8 @@ def _pretrained(recipe):
     """The published run whose model computes what this recipe's does."""
     runs = [run for run in results.all_runs() if run.has_weights]
     own = [(run, differences(recipe, run.recipe)) for run in runs if run.model == recipe.name]
+    # One net may have been trained by several settings.
+    own.sort(key=lambda pair: pair[0].recipe.get("setting") != recipe.setting)
     if not own:
         names = sorted({run.model for run in runs})
         raise ValueError(

@@ -33,7 +33,13 @@ from trellis_keras.zoo import datasets, pretrained
 from trellis_keras.zoo.catalog import suggestion
 from trellis_keras.zoo.datasets import Dataset
 
-OPTIMIZERS = {"sgd": SGD, "asgd": ASGD, "adam": Adam, "rmsprop": RMSprop}
+OPTIMIZERS = {
+    "sgd": SGD,
+    "asgd": ASGD,
+    "adam": Adam,
+    "adamw": keras.optimizers.AdamW,
+    "rmsprop": RMSprop,
+}
 TEXT_METRICS = {"perplexity": Perplexity, "bpc": BitsPerCharacter, "cross_entropy": CrossEntropy}
 DTYPE_POLICIES = ("float32", "float64", "mixed_bfloat16")
 
@@ -47,6 +53,7 @@ _SCHEDULES = {
     "steps": (("decay_factor", "decay_epochs"), ()),
     "exponential": (("decay_factor",), ()),
     "average": (("decay_window",), ()),
+    "cosine": (("decay_steps",), ("warmup_steps",)),
 }
 _SCHEDULE_FIELDS = (
     "decay_factor",
@@ -54,8 +61,13 @@ _SCHEDULE_FIELDS = (
     "decay_strict",
     "decay_epochs",
     "min_learning_rate",
+    "decay_steps",
+    "warmup_steps",
 )
 _TEXT_FIELDS = ("sequence_length", "context_length")
+_MUSIC_FIELDS = ("transpose", "note_dropout")
+_IMAGE_FIELDS = ("shift",)
+_IMAGES = ("seq_mnist", "permuted_mnist", "seq_cifar10")
 # Arguments of models that a run takes from its data.
 _FROM_DATA = (
     "vocabulary_size",
@@ -76,27 +88,36 @@ class Training:
     `trellis-keras train`. A field that the schedule does not use must be None.
 
     Args:
-        optimizer: `"sgd"`, `"adam"`, `"rmsprop"`, or `"asgd"`, which is SGD until
-            `schedule="average"` starts to average the weights.
+        optimizer: `"sgd"`, `"adam"`, `"rmsprop"`, `"adamw"` (`keras.optimizers.AdamW`), or
+            `"asgd"`, which is SGD until `schedule="average"` starts to average the weights.
         learning_rate: Positive float, initial learning rate.
         clip_norm: Positive float, global norm to clip gradients to. Defaults to None, no clipping.
         l2: Float, weight decay added to the gradient. Defaults to 0.
+        weight_decay: Float, decoupled decay of the kernels (biases and gains do not decay), of
+            `"adamw"` only.
         batch_size: Positive integer, rows of a batch.
         epochs: Positive integer, upper limit.
         sequence_length: Positive integer, tokens of a row that a batch of text reads. Language
             models only.
         context_length: Integer, how many of them are read but not counted. Language models only.
+        transpose: Float, probability that a piece is transposed by -6 to 5 semitones. Music only.
+        note_dropout: Float in [0, 1), share of the notes that the model does not hear but predicts.
+            Music only.
+        shift: Positive integer, pixels that an image is moved by at most. Images only.
         schedule: Learning-rate schedule: `"best_before"` or `"worst_of_last"` (the rules of
             `training.PlateauDecay`), `"patience"` (`keras.callbacks.ReduceLROnPlateau`),
             `"steps"` (`training.StepDecay`), `"exponential"`
-            (`training.ExponentialDecay`), or `"average"` (`training.ASGDSwitch`). Defaults to None,
-            a constant rate.
+            (`training.ExponentialDecay`), `"average"` (`training.ASGDSwitch`), or `"cosine"`
+            (`keras.optimizers.schedules.CosineDecay`). Defaults to None, a constant rate.
         decay_factor: Float in (0, 1) that the learning rate is multiplied with.
         decay_window: Positive integer, epochs that a plateau rule or `"average"` looks back.
         decay_strict: Boolean, whether an equal value does not count as a plateau. Defaults to
             what the rule does in the authors' programs.
         decay_epochs: Rising integers, the epochs after which `"steps"` decays.
         min_learning_rate: Float, lower limit of a plateau rule.
+        warmup_steps: Positive integer, steps in which `"cosine"` raises the rate from 0 to
+            `learning_rate`. Defaults to None, no warm-up.
+        decay_steps: Positive integer, steps after these in which it falls to 0.
         stop_patience: Positive integer, epochs in a row without a lower validation loss after
             which training stops (`training.EarlyStopping`). Defaults to None, no early stopping.
         stop_min_delta: Float, the least fall that counts. Defaults to 0.
@@ -107,16 +128,22 @@ class Training:
     learning_rate: float
     clip_norm: float | None = None
     l2: float = 0.0
+    weight_decay: float | None = None
     batch_size: int
     epochs: int
     sequence_length: int | None = None
     context_length: int | None = None
+    transpose: float | None = None
+    note_dropout: float | None = None
+    shift: int | None = None
     schedule: str | None = None
     decay_factor: float | None = None
     decay_window: int | None = None
     decay_strict: bool | None = None
     decay_epochs: tuple[int, ...] | None = None
     min_learning_rate: float | None = None
+    warmup_steps: int | None = None
+    decay_steps: int | None = None
     stop_patience: int | None = None
     stop_min_delta: float | None = None
     stop_against: str | None = None
@@ -125,12 +152,16 @@ class Training:
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         for name in ("learning_rate", "clip_norm"):
             _check(name, getattr(self, name), lambda value: 0 < value < math.inf, "positive")
-        for name in ("l2", "context_length", "min_learning_rate", "stop_min_delta"):
+        amounts = ("l2", "weight_decay", "context_length", "min_learning_rate", "stop_min_delta")
+        for name in amounts:
             _check(name, getattr(self, name), lambda value: 0 <= value < math.inf, "0 or more")
         counts = ("batch_size", "epochs", "sequence_length", "decay_window", "stop_patience")
-        for name in counts:
+        for name in (*counts, "shift", "warmup_steps", "decay_steps"):
             _check(name, getattr(self, name), lambda value: value >= 1, "1 or more")
         _check("decay_factor", self.decay_factor, lambda value: 0 < value < 1, "between 0 and 1")
+        _check("transpose", self.transpose, lambda value: 0 <= value <= 1, "between 0 and 1")
+        _check("note_dropout", self.note_dropout, lambda value: 0 <= value < 1, "in [0, 1)")
+        self._check_optimizer()
         self._check_schedule()
         self._check_stopping()
         if (self.context_length or 0) >= (self.sequence_length or math.inf):
@@ -139,6 +170,14 @@ class Training:
                 f"Received: context_length={self.context_length}, "
                 f"sequence_length={self.sequence_length}"
             )
+
+    def _check_optimizer(self):
+        is_adamw = self.optimizer == "adamw"
+        for name, has_effect in (("weight_decay", is_adamw), ("l2", not is_adamw)):
+            if getattr(self, name) and not has_effect:
+                raise ValueError(f"`{name}` has no effect with optimizer={self.optimizer!r}.")
+        if is_adamw and self.weight_decay is None:
+            raise ValueError("optimizer='adamw' needs `weight_decay`.")
 
     def _check_schedule(self):
         if self.schedule is not None:
@@ -171,15 +210,37 @@ class Training:
             check_choice("stop_against", self.stop_against, ("best", "previous"))
 
     def replace(self, **fields: Any) -> "Training":
-        """Returns a copy with other fields. A new `schedule` drops what only the old one used."""
-        schedule = fields.get("schedule", self.schedule)
-        check_choice("schedule", schedule, _SCHEDULES)
-        unused = _unused(schedule, fields.get("stop_patience", self.stop_patience))
+        """Returns a copy with other fields.
+
+        A new `optimizer` or `schedule` drops what only the old one used.
+        """
+        check_choice("schedule", fields.get("schedule", self.schedule), _SCHEDULES)
+        unused = _unused({**dataclasses.asdict(self), **fields})
         return dataclasses.replace(self, **{**dict.fromkeys(unused), **fields})
 
     def make_optimizer(self) -> keras.optimizers.Optimizer:
         """Returns a new optimizer."""
-        return OPTIMIZERS[self.optimizer](self.learning_rate, clip_norm=self.clip_norm, l2=self.l2)
+        if self.optimizer == "adamw":
+            optimizer = keras.optimizers.AdamW(
+                self._rate(), weight_decay=self.weight_decay, global_clipnorm=self.clip_norm
+            )
+            optimizer.exclude_from_weight_decay(var_names=[_NO_KERNEL])
+            return optimizer
+        return OPTIMIZERS[self.optimizer](self._rate(), clip_norm=self.clip_norm, l2=self.l2)
+
+    def _rate(self):
+        """The learning rate, or its schedule by steps."""
+        if self.schedule != "cosine":
+            return self.learning_rate
+        cosine = keras.optimizers.schedules.CosineDecay
+        if self.warmup_steps is None:
+            return cosine(self.learning_rate, self.decay_steps)
+        return cosine(
+            0.0,
+            self.decay_steps,
+            warmup_target=self.learning_rate,
+            warmup_steps=self.warmup_steps,
+        )
 
     def callbacks(self) -> list[keras.callbacks.Callback]:
         """Returns the schedule and the stopping rule as callbacks for `fit`."""
@@ -225,11 +286,16 @@ class Training:
         return [stopping]
 
 
-def _unused(schedule, stop_patience):
-    """Fields that must be None: the schedule and the stopping rule do not use them."""
-    used = sum(_SCHEDULES[schedule], ())
-    stopping = () if stop_patience else ("stop_min_delta", "stop_against")
-    return [*(name for name in _SCHEDULE_FIELDS if name not in used), *stopping]
+# A name in which "kernel" does not occur.
+_NO_KERNEL = "^(?!.*kernel)"
+
+
+def _unused(fields):
+    """Fields that must be None: the optimizer, schedule and stopping rule do not use them."""
+    used = sum(_SCHEDULES[fields["schedule"]], ())
+    decay = () if fields["optimizer"] == "adamw" else ("weight_decay",)
+    stopping = () if fields["stop_patience"] else ("stop_min_delta", "stop_against")
+    return [*(name for name in _SCHEDULE_FIELDS if name not in used), *decay, *stopping]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -242,7 +308,8 @@ class Entry:
         metric: Name of the published metric.
         metrics: Function that returns the metrics of a model of sequences. None: its own.
         channels: Channels of the input. None: the model reads text.
-        training: `Training`.
+        training: `Training` of the paper.
+        fast: `Training` of this zoo, or None.
     """
 
     function: Callable[..., keras.Model]
@@ -252,6 +319,20 @@ class Entry:
     metrics: Callable[[], list] | None
     channels: int | None
     training: Training
+    fast: Training | None
+
+    def training_by(self, setting: str | None) -> Training:
+        """Returns the `Training` of a setting: None, the paper's, or `"fast"`, this zoo's.
+
+        Raises:
+            ValueError: The model has no such setting.
+        """
+        if setting is None:
+            return self.training
+        check_choice("setting", setting, ("fast",))
+        if self.fast is None:
+            raise ValueError(f"{self.name} has no fast recipe. Leave `setting` out.")
+        return self.fast
 
     @property
     def name(self) -> str:
@@ -262,6 +343,16 @@ class Entry:
     def reads_text(self) -> bool:
         """Whether the model is a language model."""
         return self.channels is None
+
+    @property
+    def foreign_fields(self) -> tuple[str, ...]:
+        """The fields of `Training` that are for other kinds of models."""
+        own = (
+            (_TEXT_FIELDS, self.reads_text),
+            (_MUSIC_FIELDS, self.metric == "frame_nll"),
+            (_IMAGE_FIELDS, self.data in _IMAGES),
+        )
+        return sum((fields for fields, are_own in own if not are_own), ())
 
     @functools.cached_property
     def arguments(self) -> dict[str, Any]:
@@ -274,13 +365,13 @@ class Entry:
         """{name: type} of everything that `zoo.recipe` takes for the model."""
         types = typing.get_type_hints(self.function)
         training = typing.get_type_hints(Training)
-        if not self.reads_text:
-            training = {name: kind for name, kind in training.items() if name not in _TEXT_FIELDS}
+        training = {k: v for k, v in training.items() if k not in self.foreign_fields}
         data: dict[str, Any] = dict.fromkeys(self.data_options, Any)  # the data set checks them
         return {**data, **{name: types[name] for name in self.arguments}, **training, **_FIELDS}
 
 
 _FIELDS: dict[str, Any] = {
+    "setting": str | None,
     "data": str,
     "data_options": dict,
     "data_dir": str | None,
@@ -301,6 +392,8 @@ class Recipe:
         entry: What the zoo knows of the model.
         arguments: Arguments of the model's function.
         training: `Training`.
+        setting: None for the paper's training, `"fast"` for that of this zoo, from which
+            `training` may differ.
         data: Name of the data set, see `zoo.datasets.load`.
         data_options: Its options.
         data_dir: Folder of local copies of the data, or None.
@@ -314,6 +407,7 @@ class Recipe:
     entry: Entry = dataclasses.field(repr=False)
     arguments: dict[str, Any]
     training: Training
+    setting: str | None = None
     data: str
     data_options: dict[str, Any]
     data_dir: str | None = None
@@ -355,6 +449,7 @@ class Recipe:
         """Returns a recipe with other options, see `zoo.recipe`.
 
         An option goes wherever it is known: a forecaster's `window` to the model and to its data.
+        Another `setting` replaces the whole training.
         `stateful=True` sets `context_length=0`, as the state is the context.
 
         Raises:
@@ -373,10 +468,12 @@ class Recipe:
         training = {k: v for k, v in options.items() if k in Training.__dataclass_fields__}
         if options.get("stateful"):
             training.setdefault("context_length", 0)
+        setting = options.get("setting", self.setting)
+        base = self.training if setting == self.setting else self.entry.training_by(setting)
         return dataclasses.replace(
             self,
             arguments={name: options.get(name, value) for name, value in self.arguments.items()},
-            training=self.training.replace(**training),
+            training=base.replace(**training),
             data_options={**kept, **given, **known},
             **{name: value for name, value in options.items() if name in _FIELDS},
         )
@@ -507,7 +604,8 @@ class Recipe:
             target_counting: Of a text: `"all"`, or `"original"` as the authors' programs count,
                 see `data.TokenStream`.
             shuffle: Whether separate sequences are read in a new order in each epoch, which needs
-                the callback `data.EpochOrder`. A text is always read in its order.
+                the callback `data.EpochOrder`, and augmented as the training says. A text is
+                always read in its order.
         """
         batch_size = self.training.batch_size
         if self.reads_text:
@@ -528,9 +626,14 @@ class Recipe:
         if isinstance(part, _WINDOWS):
             stream = WindowStream(part, batch_size, **order)
         elif isinstance(part, list):
+            if shuffle:
+                order |= {name: getattr(self.training, name) or 0.0 for name in _MUSIC_FIELDS}
             stream = PianoRollStream(part, batch_size, **order)
         else:
             x, y = part
+            shift = self.training.shift
+            if shuffle and shift is not None:
+                order["augment"] = functools.partial(datasets.shift_images, self.data, most=shift)
             stream = SequenceStream(x, y, batch_size, **order)
         channels = stream[0][0].shape[-1]
         if channels != self.channels:
@@ -554,8 +657,7 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Returns the recipe as a dict of JSON values, from which `recipe_from_dict` reads it."""
         training = dataclasses.asdict(self.training)
-        if not self.reads_text:
-            training = {k: v for k, v in training.items() if k not in _TEXT_FIELDS}
+        training = {k: v for k, v in training.items() if k not in self.entry.foreign_fields}
         written = {
             "name": self.name,
             "trellis_keras": trellis_keras.__version__,
@@ -566,17 +668,18 @@ class Recipe:
         return json.loads(json.dumps(written))
 
     def changes(self) -> dict[str, Any]:
-        """Returns the options that make this recipe of the model's published one.
+        """Returns the options that `zoo.recipe` makes this recipe of.
 
         Without what a run takes from its data, and where these are.
         """
-        published = Recipe.published(self.entry).options()
-        unused = _unused(self.training.schedule, self.training.stop_patience)
+        setting = {} if self.setting is None else {"setting": self.setting}
+        base = Recipe.published(self.entry).replace(**setting).options()
+        unused = _unused(dataclasses.asdict(self.training))
         left_out = ("data_dir", "data_checksum", *_FROM_DATA, *unused)
-        return {
+        return setting | {
             name: value
             for name, value in self.options().items()
-            if name not in left_out and value != published.get(name)
+            if name not in left_out and value != base.get(name)
         }
 
     def options(self) -> dict[str, Any]:
@@ -618,6 +721,9 @@ def _typed(entry, options):
 def _unknown(entry, name):
     if name in _TEXT_FIELDS:
         return f"`{name}` is an option of language models; {entry.name} reads whole sequences."
+    if name in _MUSIC_FIELDS + _IMAGE_FIELDS:
+        kind = "music" if name in _MUSIC_FIELDS else "images"
+        return f"`{name}` is an option of models of {kind}. {entry.name} reads {entry.data}."
     near = suggestion(name, entry.options)
     return f"{entry.name} has no option {name!r}.{near or ' It has: ' + ', '.join(entry.options)}"
 

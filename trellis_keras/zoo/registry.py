@@ -22,6 +22,7 @@ def register(
     data: str,
     metric: str,
     training: Training,
+    fast: Training | None = None,
     data_options: dict[str, Any] | None = None,
     channels: int | None = None,
     metrics: Callable[[], list] | None = None,
@@ -36,6 +37,7 @@ def register(
         data: Name of the data set, see `zoo.datasets.load`.
         metric: Name of the published metric.
         training: How it is trained.
+        fast: How it is trained with `setting="fast"`. Defaults to None, there is no such setting.
         data_options: Published options of the data set. `zoo.recipe` takes them beside the
             arguments; one that is an argument too, such as a forecaster's `window`, goes to both.
         channels: Channels of the input. Defaults to None, a language model.
@@ -61,7 +63,7 @@ def register(
     """
 
     def decorator(function):
-        entry = Entry(function, data, data_options or {}, metric, metrics, channels, training)
+        entry = Entry(function, data, data_options or {}, metric, metrics, channels, training, fast)
         if entry.name in _ENTRIES:
             raise ValueError(f"The zoo has a model {entry.name!r} already.")
         _ENTRIES[entry.name] = entry
@@ -130,15 +132,18 @@ def recipe(name: str, **options: Any) -> Recipe:
         name: One of `list_models()`.
         **options: Arguments of the model, fields of its `Training`, published options of its data,
             and `data`, `data_options`, `data_dir`, `metric`, `dtype_policy` or `jit_compile`, where
-            they are to differ from the published ones.
+            they are to differ from the published ones. `setting="fast"` trains the same net in
+            another way: by this zoo's recipe, where it has one, not the paper's.
 
     Raises:
         ValueError: An unknown name or option, a wrong value, or options that contradict each other.
 
-    Example:
+    Examples:
 
     >>> recipe("trellisnet_ptb").training.epochs
     500
+    >>> recipe("tcn_jsb").training.optimizer, recipe("tcn_jsb", setting="fast").training.optimizer
+    ('adam', 'adamw')
     """
     return Recipe.published(_entry(name)).replace(**options)
 

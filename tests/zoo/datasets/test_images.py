@@ -6,7 +6,13 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from trellis_keras.zoo.datasets import images, load, pixel_permutation, pixel_sequences
+from trellis_keras.zoo.datasets import (
+    images,
+    load,
+    pixel_permutation,
+    pixel_sequences,
+    shift_images,
+)
 from trellis_keras.zoo.datasets.registry import SPLITS
 from trellis_keras.zoo.datasets.sources import Source
 
@@ -38,6 +44,29 @@ def tiny(tmp_path, monkeypatch):
     strips = [f"cifar10/{split}_{i:02}.png" for split in ("train", "test") for i in (0, 1)]
     monkeypatch.setattr(images, "CIFAR10", Source(("cifar10/labels.npz", *strips)))
     return tmp_path
+
+
+@pytest.mark.parametrize("name", ["seq_mnist", "permuted_mnist", "seq_cifar10"])
+def test_images_are_shifted(name):
+    published = images.PUBLISHED["seq_cifar10" if name == "seq_cifar10" else "seq_mnist"]
+    shape, black = published.shape, -published.mean / published.deviation
+    order = np.arange(shape[0] * shape[1])
+    order = pixel_permutation() if name == "permuted_mnist" else order
+    pictures = np.full((200, *shape), black, dtype="float32")
+    pictures[:, 0, 5] = 1.0  # at the upper edge: some leave the picture
+    pictures[:, 20, 12] = 2.0
+    sequences = pictures.reshape(200, -1, shape[2])[:, order]
+    moved = shift_images(name, sequences, np.random.default_rng(0), most=2)
+    pictures = np.empty_like(moved)
+    pictures[:, order] = moved
+    shifts = set()
+    for picture in pictures.reshape(200, *shape)[..., 0]:
+        ((row, column),) = np.argwhere(picture == 2)
+        shifts.add((row - 20, column - 12))
+        expected = [[row - 20, column - 7]] if row >= 20 else []
+        assert np.argwhere(picture == 1).tolist() == expected
+        assert np.sum(picture != np.float32(black)) == 1 + len(expected)
+    assert shifts == {(down, right) for down in range(-2, 3) for right in range(-2, 3)}
 
 
 def test_real_mnist(real_data):

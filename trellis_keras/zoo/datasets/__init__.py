@@ -1,6 +1,6 @@
 """The papers' data sets by name: `load("ptb")`, `load("adding", T=600)`, ..."""
 
-from trellis_keras.zoo.datasets.images import pixel_permutation, pixel_sequences
+from trellis_keras.zoo.datasets.images import pixel_permutation, pixel_sequences, shift_images
 from trellis_keras.zoo.datasets.registry import Dataset, DatasetInfo, info, list_datasets, load
 from trellis_keras.zoo.datasets.synthetic import adding_examples, copy_memory_examples
 from trellis_keras.zoo.datasets.texts import last_word_examples
@@ -19,4 +19,5 @@ __all__ = [
     "load",
     "pixel_permutation",
     "pixel_sequences",
+    "shift_images",
 ]

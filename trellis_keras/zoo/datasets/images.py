@@ -159,6 +159,33 @@ def pixel_sequences(images: np.ndarray, mean: float, deviation: float) -> np.nda
     return x
 
 
+def shift_images(name: str, x: np.ndarray, generator: np.random.Generator, most: int) -> np.ndarray:
+    """Move images by up to some pixels along each axis. What appears at the edges is black.
+
+    Args:
+        name: String, the data set: `"seq_mnist"`, `"permuted_mnist"` or `"seq_cifar10"`.
+        x: Float array of shape (images, pixels, channels), as the data set has them.
+        generator: `numpy.random.Generator`, draws two shifts for each image.
+        most: Positive integer, the largest shift.
+
+    Returns:
+        Array of the shape of `x`.
+    """
+    published = PUBLISHED["seq_mnist" if name == "permuted_mnist" else name]
+    height, width, _ = published.shape
+    order = pixel_permutation() if name == "permuted_mnist" else np.arange(height * width)
+    images = x[:, np.argsort(order)].reshape(len(x), *published.shape)
+    black = -published.mean / published.deviation
+    edge = (most, most)
+    padded = np.pad(images, ((0, 0), edge, edge, (0, 0)), constant_values=black)
+    starts = generator.integers(0, 2 * most + 1, (len(x), 2))
+    moved = [
+        image[top : top + height, left : left + width]
+        for image, (top, left) in zip(padded, starts, strict=True)
+    ]
+    return np.stack(moved).reshape(x.shape)[:, order]
+
+
 def _pixel_dataset(name, images):
     """Check, order and split {"train" or "test": (images, labels)}."""
     published = PUBLISHED[name]
