@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import tcn
+from benchmarks import cortex_m, tcn
 
 # Keras and the package are imported by the functions, so that --help is quick.
 
@@ -52,6 +52,21 @@ int main(int count, char **arguments)
     clock_gettime(CLOCK_MONOTONIC, &last);
     double seconds = (double)(last.tv_sec - first.tv_sec) + 1e-9 * (last.tv_nsec - first.tv_nsec);
     printf("%g %g\\n", 1e6 * seconds / steps, (double)y[0]);
+    return 0;
+}
+"""
+_MAIN_CHIP = """
+#include "model.h"
+
+int main(void)
+{
+    static model_state state;
+    static int16_t x[MODEL_INPUTS], y[MODEL_OUTPUTS];
+    model_reset(&state);
+    for (int t = 0; t < 20; t++) {
+        x[0] = (int16_t)(1000 * t);
+        model_step(&state, x, y);
+    }
     return 0;
 }
 """
@@ -353,7 +368,29 @@ def measure(model, folder, turns, size=None, receptive_field=None):
             "weights": source.weight_bytes,
             "state": source.state_bytes,
         },
+        "integers": _integers(net),
     }
+
+
+def _integers(net):
+    """Returns {quantization: bytes of C with integers only, instructions a step of a Cortex-M4}."""
+    from trellis_keras.export.c import fixed_source
+    from trellis_keras.export.compiled import write_source
+
+    found = {}
+    for quantization in ("int8", "int8_rings"):
+        source = fixed_source(net.model, "model", quantization, net.x)
+        instructions = None
+        if cortex_m.is_installed():
+            write_source(source, net.folder)
+            (net.folder / "main.c").write_text(_MAIN_CHIP)
+            instructions = cortex_m.run_main(net.folder, "cortex-m4")[1] // 20
+        found[quantization] = {
+            "instructions": instructions,
+            "weights": source.weight_bytes,
+            "state": source.state_bytes,
+        }
+    return found
 
 
 def _code_bytes(folder):
@@ -391,6 +428,15 @@ def markdown(results):
     ):
         sizes = [net["bytes"][kind] for net in nets.values()]
         lines.append(f"| {title} | {' | '.join('' if s is None else f'{s:,}' for s in sizes)} |")
+    for quantization in ("int8", "int8_rings"):
+        found = [net["integers"][quantization] for net in nets.values()]
+        for kind, title in (
+            ("weights", "bytes of weights"),
+            ("state", "bytes of state"),
+            ("instructions", "instructions of a Cortex-M4"),
+        ):
+            cells = ["" if net[kind] is None else f"{net[kind]:,}" for net in found]
+            lines.append(f"| `{quantization}`: {title} | {' | '.join(cells)} |")
     largest = [f"{max(net['differences'].values()):.0e}" for net in nets.values()]
     lines.append(f"| largest difference of a way from Keras | {' | '.join(largest)} |")
     left_out = {way: word for net in nets.values() for way, word in net["left_out"].items()}

@@ -393,7 +393,12 @@ def export(
             ".c or .wasm of the path, else saved_model)."
         ),
     ] = None,
-    quantization: Annotated[str | None, typer.Option(help="Of litert: int8.")] = None,
+    quantization: Annotated[
+        str | None,
+        typer.Option(
+            help="Of litert: int8; of c: int8 or int8_rings, with ranges from the training data."
+        ),
+    ] = None,
     warmup: Annotated[
         bool, typer.Option("--warmup", help="Add requests that TensorFlow Serving tries out.")
     ] = False,
@@ -404,7 +409,7 @@ def export(
     from trellis_keras import zoo
     from trellis_keras.export import export as export_model
     from trellis_keras.zoo import forecasts
-    from trellis_keras.zoo.run import check_no_file_of_a_run, load_best
+    from trellis_keras.zoo.run import check_no_file_of_a_run, load_best, representative_data
 
     if format is None:
         formats = {".tflite": "litert", ".onnx": "onnx", ".c": "c", ".wasm": "wasm"}
@@ -413,7 +418,9 @@ def export(
         check_no_file_of_a_run(path)
     model = load_best(run)
     takes_series = format in ("saved_model", "c", "wasm")
-    series = forecasts.describe_series(zoo.read_recipe(run)) if takes_series else None
+    recipe = zoo.read_recipe(run)
+    series = forecasts.describe_series(recipe) if takes_series else None
+    is_fixed = format == "c" and quantization is not None
     written = export_model(
         model,
         path,
@@ -423,6 +430,7 @@ def export(
         warmup=warmup,
         series=series,
         overwrite=overwrite,
+        representative_data=representative_data(recipe) if is_fixed else None,
     )
     typer.echo(f"Written: {written}")
 

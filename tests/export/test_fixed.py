@@ -1,12 +1,12 @@
 """C with integers only: close to Keras, without floating point, the same on a Cortex-M."""
 
 import re
-import shutil
 import subprocess
 
 import numpy as np
 import pytest
 
+from benchmarks import cortex_m
 from tests.export.random_nets import CHANNELS, random_net
 from tests.export.test_c import GCC, classifier, compile_c, forecaster, language_model
 from trellis_keras.export import export, native
@@ -19,9 +19,9 @@ X = np.random.default_rng(0).normal(size=(120, CHANNELS)).cumsum(axis=0).astype(
 QUICK = range(4)
 
 
-def difference(model, x=X):
+def difference(model, x=X, quantization="int8"):
     """The mean difference from Keras, as a part of the largest output."""
-    stream = native(model, representative_data=x)
+    stream = native(model, quantization=quantization, representative_data=x)
     expected = keras_steps(model, x)
     found = np.stack([stream.step(row) for row in x])
     return np.mean(np.abs(found - expected)) / np.max(np.abs(expected))
@@ -45,23 +45,26 @@ def test_models_are_close_to_keras():
     for model in (classifier(), forecaster()):
         model.adapt(X)
         assert difference(model) < 2e-3
+        assert difference(model, quantization="int8_rings") < 2e-2
     ids = np.random.default_rng(0).integers(0, 9, 200)
     assert difference(language_model(), ids) < 2e-3
 
 
-def write(folder, **options):
+def write(folder, quantization):
     model = classifier()
     model.adapt(X)
     path = folder / "model.c"
-    export(model, path, format="c", quantization="int8", representative_data=X, **options)
+    export(model, path, format="c", quantization=quantization, representative_data=X)
     return path.read_text(), path.with_suffix(".h").read_text()
 
 
 @GCC
-def test_the_step_has_no_floating_point(tmp_path):
-    code, header = write(tmp_path)
+@pytest.mark.parametrize("quantization", ["int8", "int8_rings"])
+def test_the_step_has_no_floating_point(tmp_path, quantization):
+    code, header = write(tmp_path, quantization)
     step = code.split("/* In floating point */")[0]
     assert not re.search(r"float|double|\d\.\d", step)
+    assert re.search(r"int8_t \w+\[\d+\]\[", header) is not None or quantization == "int8"
     assert "int8_t" in code and re.search(r"representative data.*\n.* on average", header)
     (tmp_path / "main.c").write_text(_MAIN)
     (tmp_path / "host.c").write_text(_ON_HOST)
@@ -69,7 +72,7 @@ def test_the_step_has_no_floating_point(tmp_path):
     compile_c(tmp_path, *options, files=["model.c", "main.c", "host.c"])
     assert subprocess.run(tmp_path / "a.out").returncode == 0
     for seed in QUICK:
-        source = fixed_source(random_net(seed), "net", X)
+        source = fixed_source(random_net(seed), "net", quantization, X)
         (tmp_path / "net.h").write_text(source.header)
         (tmp_path / "net.c").write_text(source.code)
         compile_c(tmp_path, "-c", files=["net.c"])
@@ -77,9 +80,11 @@ def test_the_step_has_no_floating_point(tmp_path):
 
 def test_errors(tmp_path):
     model, options = classifier(), {"format": "c", "quantization": "int8"}
+    with pytest.raises(ValueError, match="must be None, 'int8' or 'int8_rings'. Received: 'int4'"):
+        native(model, quantization="int4", representative_data=X)
     model.adapt(X)
     for data, message in {
-        None: "which needs it",
+        None: "belong together. Received: quantization='int8' and no data",
         (7, 4): r"shape \(steps, 3\) or \(rows, steps, 3\). Received: shape \(1, 7, 4\)",
     }.items():
         data = None if data is None else np.zeros(data)
@@ -112,78 +117,18 @@ int main(void)
 }
 """
 _ON_HOST = '#include <stdio.h>\nvoid put(int value) { printf("%d\\n", value); }\n'
-# One region of memory, which the emulator fills; output through semihosting.
-_LINKER = """
-SECTIONS
-{
-    . = 0;
-    .vectors : { KEEP(*(.vectors)) }
-    .text : { *(.text*) *(.rodata*) }
-    .data : { *(.data*) }
-    .bss : { *(.bss*) *(COMMON) }
-}
-"""
-_ON_CHIP = """
-int main(void);
-static int call(int number, const void *argument)
-{
-    register int r0 __asm__("r0") = number;
-    register const void *r1 __asm__("r1") = argument;
-    __asm__ volatile("bkpt 0xab" : "+r"(r0) : "r"(r1) : "memory");
-    return r0;
-}
-void put(int value)
-{
-    char text[12], *c = text + 11;
-    unsigned rest = value < 0 ? -(unsigned)value : (unsigned)value;
-    for (*c = 0, *--c = '\\n';; rest /= 10) {
-        *--c = (char)('0' + rest % 10);
-        if (rest < 10)
-            break;
-    }
-    if (value < 0)
-        *--c = '-';
-    call(4, c);
-}
-static volatile unsigned *const systick = (unsigned *)0xe000e010;
-static void start(void)
-{
-    systick[1] = 0xffffff, systick[2] = 0, systick[0] = 5;
-    int status = main();
-    unsigned exit[2] = {0x20026, (unsigned)status};
-    put(0xffffff - (int)systick[2]);
-    call(0x20, exit);
-}
-__attribute__((section(".vectors"), used)) static const void *const vectors[16] = {
-    (void *)0x400000, (void *)start};
-"""
 
 
 @GCC
 @pytest.mark.slow
-@pytest.mark.parametrize(("machine", "cpu"), [("mps2-an385", "m3"), ("mps2-an386", "m4")])
-def test_a_cortex_m_computes_what_the_host_computes(tmp_path, machine, cpu):
-    if not all(map(shutil.which, ("qemu-system-arm", "arm-none-eabi-gcc"))):
+@pytest.mark.parametrize("cpu", cortex_m.MACHINES)
+@pytest.mark.parametrize("quantization", ["int8", "int8_rings"])
+def test_a_cortex_m_computes_what_the_host_computes(tmp_path, cpu, quantization):
+    if not cortex_m.is_installed():
         pytest.skip("needs qemu-system-arm and gcc-arm-none-eabi")
-    write(tmp_path)
-    for name, text in {
-        "main.c": _MAIN,
-        "host.c": _ON_HOST,
-        "chip.c": _ON_CHIP,
-        "chip.ld": _LINKER,
-    }.items():
-        (tmp_path / name).write_text(text)
+    write(tmp_path, quantization)
+    (tmp_path / "main.c").write_text(_MAIN)
+    (tmp_path / "host.c").write_text(_ON_HOST)
     compile_c(tmp_path, files=["model.c", "main.c", "host.c"])
     host = subprocess.run(tmp_path / "a.out", capture_output=True, text=True).stdout.split()
-    options = [f"-mcpu=cortex-{cpu}", "-mthumb", "-O2", "-nostartfiles", "-Tchip.ld"]
-    options += ["-ffunction-sections", "-Wl,--gc-sections", "-o", "chip.elf"]
-    command = ["arm-none-eabi-gcc", "-std=gnu99", *options, "model.c", "main.c", "chip.c", "-lm"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    command = ["qemu-system-arm", "-M", machine, "-icount", "shift=0", "-display", "none"]
-    command += ["-semihosting-config", "enable=on,target=native", "-kernel", "chip.elf"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    *chip, ticks = (run.stdout + run.stderr).split()
-    assert run.returncode == 0 and chip == host
-    # The timer has 25 MHz, an instruction takes the emulator a nanosecond.
-    print(f"{cpu}: {int(ticks) * 40 / 100:.0f} instructions a step, output included")
+    assert cortex_m.run_main(tmp_path, cpu)[0] == host

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from trellis_keras import kernels
-from trellis_keras.export.c import native, write_c
+from trellis_keras.export.c import check_quantization, native, write_c
 from trellis_keras.export.endpoints import endpoints_of
 from trellis_keras.export.litert import to_litert
 from trellis_keras.export.onnx import to_onnx
@@ -63,7 +63,8 @@ def export(
             one step alone. The name of a C file is the prefix of its functions. Defaults to
             `"saved_model"`.
         quantization: `None` or `"int8"`. LiteRT stores matrices as 8-bit integers then; C has
-            integers only, with 8 bits of weights and 16 of values. Defaults to `None`.
+            integers only, with 8 bits of weights and 16 of values. `"int8_rings"`, of C, also keeps
+            the past inputs of convolutions in 8 bits. Defaults to `None`.
         warmup: Boolean, whether a SavedModel gets requests that TensorFlow Serving runs before it
             offers the version. They need tensorflow-serving-api (the extra `serving`). Defaults to
             `False`.
@@ -107,18 +108,21 @@ def export(
         )
     if format in ("litert", "onnx") and series is not None:
         raise ValueError(f"format={format!r} has no place for `series`. Received: {series}")
-    if quantization not in (None, "int8") or (quantization and format not in ("litert", "c")):
+    if format != "c" and (
+        quantization not in (None, "int8") or (quantization and format != "litert")
+    ):
         raise ValueError(
             "`quantization` must be None, or 'int8' with format='litert' or 'c'. "
             f"Received: quantization={quantization!r}, format={format!r}"
         )
-    if (format == "c" and quantization is not None) != (representative_data is not None):
+    if format != "c" and representative_data is not None:
         raise ValueError(
-            "`representative_data` belongs to format='c' with quantization='int8', which needs it."
+            f"`representative_data` belongs to format='c'. Received: format={format!r}"
         )
     path = pathlib.Path(path).expanduser()
     if format == "c":
-        return write_c(model, path, series, overwrite, representative_data)
+        check_quantization(quantization, representative_data)
+        return write_c(model, path, series, overwrite, quantization, representative_data)
     if format == "wasm":
         return write_wasm(model, path, series, overwrite)
     if keras.backend.backend() != "tensorflow":

@@ -33,12 +33,10 @@ def write_c(
     path: pathlib.Path,
     series: dict[str, Any] | None = None,
     overwrite: bool = False,
+    quantization: str | None = None,
     representative_data: np.ndarray | None = None,
 ) -> pathlib.Path:
-    """Writes a model as C and returns the path; see `export`.
-
-    With `representative_data` the C has integers only.
-    """
+    """Writes a model as C and returns the path; see `export`."""
     prefix = path.stem
     if path.suffix != ".c" or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", prefix):
         raise ValueError(
@@ -49,13 +47,13 @@ def write_c(
     if path.parent.is_dir():
         for file in (path, path.with_suffix(".h"), *([] if find_compiler() else [test_path])):
             check_output(file, overwrite=overwrite)
-    if representative_data is not None:
-        source = fixed_source(model, prefix, representative_data, series)
+    if quantization is not None:
+        source = fixed_source(model, prefix, quantization, representative_data, series)
     else:
         source, x, expected = proven_source(model, prefix, series)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_source(source, path.parent)
-    if find_compiler() is None and representative_data is None:
+    if find_compiler() is None and quantization is None:
         with atomic_write(test_path) as temporary:
             temporary.write_text(_test_program(source, x, expected), encoding="utf-8")
         warnings.warn(
@@ -67,7 +65,25 @@ def write_c(
     return path
 
 
-def native(model: keras.Layer, *, representative_data: np.ndarray | None = None) -> NativeStream:
+def check_quantization(quantization: str | None, data: np.ndarray | None) -> None:
+    """Raises ValueError unless the options of C with integers are right."""
+    if quantization not in (None, "int8", "int8_rings"):
+        raise ValueError(
+            f"`quantization` of C must be None, 'int8' or 'int8_rings'. Received: {quantization!r}"
+        )
+    if (quantization is None) != (data is None):
+        raise ValueError(
+            "`quantization` and `representative_data` belong together. Received: "
+            f"quantization={quantization!r} and {'no data' if data is None else 'data'}"
+        )
+
+
+def native(
+    model: keras.Layer,
+    *,
+    quantization: str | None = None,
+    representative_data: np.ndarray | None = None,
+) -> NativeStream:
     """Returns a stream through a model's step as machine code, without Keras on the way.
 
     The model is written as C (see `export`), compared with Keras, and compiled once for each
@@ -75,8 +91,8 @@ def native(model: keras.Layer, *, representative_data: np.ndarray | None = None)
 
     Args:
         model: Built model, or layer, that streams.
-        representative_data: As of `export` with `quantization="int8"`: the stream computes with
-            integers, what a microcontroller would. Defaults to `None`.
+        quantization, representative_data: As of `export`: with `"int8"` the stream computes with
+            integers, what a microcontroller would. Default to `None`.
 
     Returns:
         A `NativeStream` with `step(x)`, `reset()` and `clone()`.
@@ -99,8 +115,9 @@ def native(model: keras.Layer, *, representative_data: np.ndarray | None = None)
             "`native` needs a C compiler: pip install ziglang, or use "
             "trellis_keras.layers.streaming.compiled_step, which needs none."
         )
-    if representative_data is not None:
-        return FixedStream(fixed_source(model, "model", representative_data))
+    check_quantization(quantization, representative_data)
+    if quantization is not None:
+        return FixedStream(fixed_source(model, "model", quantization, representative_data))
     return NativeStream(proven_source(model, "model")[0])
 
 
@@ -140,13 +157,18 @@ def proven_source(
 
 
 def fixed_source(
-    model: keras.Layer, prefix: str, data: np.ndarray, series: dict[str, Any] | None = None
+    model: keras.Layer,
+    prefix: str,
+    quantization: str,
+    data: np.ndarray,
+    series: dict[str, Any] | None = None,
 ) -> Source:
     """Returns a model as C with integers only, compared with Keras on the data.
 
     Args:
         model: Built model or layer that streams.
         prefix: Prefix of the public names.
+        quantization: `"int8"`, or `"int8_rings"` for rings of 8 bits too.
         data: Representative inputs (steps, inputs) or (rows, steps, inputs); of a model of tokens
             (steps,) or (rows, steps).
         series: As of `export`.
@@ -166,7 +188,8 @@ def fixed_source(
             f"`representative_data` must have shape (steps{inputs}) or (rows, steps{inputs}). "
             f"Received: shape {data.shape}"
         )
-    source = print_fixed(program, prefix, data)
+    small_rings = quantization == "int8_rings"
+    source = print_fixed(program, prefix, data, small_rings)
     row = data[0].astype("int32" if program.takes_token else model.compute_dtype)
     stream, expected = FixedStream(source), keras_steps(model, row)
     difference = np.abs(np.stack([stream.step(x) for x in row]) - expected)
@@ -174,8 +197,8 @@ def fixed_source(
     notes = [
         *_describe(model, program, source, series),
         "",
-        "Integers only: int8 weights, int16 values. Differences from Keras on representative data, "
-        "as parts of the largest output:",
+        f"Integers only: int8 weights, int16 values{', int8 rings' if small_rings else ''}. "
+        "Differences from Keras on representative data, as parts of the largest output:",
         f"{np.mean(difference) / largest:.1e} on average, {np.max(difference) / largest:.1e} at "
         "most.",
     ]

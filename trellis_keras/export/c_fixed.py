@@ -1,5 +1,7 @@
 """Prints a `Program` as C with integers only: int8 weights, int16 values, int32 sums.
 
+The rings of convolutions may have 8 bits, the upper ones of the values.
+
 A vector q stands for the numbers q / 2**bits, with as many bits as its largest number on
 representative inputs leaves. Each column of weights has its own scale. Functions of one variable,
 such as tanh, are tables of 513 values with lines in between.
@@ -12,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trellis_keras.export import program as p
-from trellis_keras.export.c_source import Printer, Source, statement, wrapped
+from trellis_keras.export.c_source import BYTES, Printer, Source, statement, wrapped
 from trellis_keras.export.interpreter import evaluate, interpret
 from trellis_keras.export.program import Expression, Program, Vector, Weight
 
@@ -99,6 +101,17 @@ static void convolution_OUTPUTS(
     }
 }
 """,
+    "push_8": """
+/* Keeps 8 of the 16 bits. */
+static void push_8(int8_t *ring, int *newest, int steps, int channels, const int16_t *x)
+{
+    *newest = *newest + 1 == steps ? 0 : *newest + 1;
+    for (int k = 0; k < channels; k++) {
+        int32_t rounded = align(x[k], 8);
+        ring[*newest * channels + k] = (int8_t)(rounded > 127 ? 127 : rounded);
+    }
+}
+""",
     "function": """
 /* A function of x, from its values at 513 places. */
 static int32_t function(const int16_t *table, int32_t x)
@@ -181,9 +194,19 @@ static void lookup(
     "minimum": "static int32_t minimum(int32_t a, int32_t b) { return b < a ? b : a; }",
     "absolute": "static int32_t absolute(int32_t x) { return x < 0 ? -x : x; }",
 }
+# The same for rings of 8 bits.
+_TEMPLATES["tap_8"] = _TEMPLATES["tap"].replace("int16_t", "int8_t").replace("*tap(", "*tap_8(")
+_TEMPLATES["convolution_8"] = (
+    _TEMPLATES["convolution"]
+    .replace("convolution_OUTPUTS", "convolution_8_OUTPUTS")
+    .replace("const int16_t *ring", "const int8_t *ring")
+    .replace("const int16_t *x = tap(", "const int8_t *x = tap_8(")
+)
 _NEEDS = {
     "dense": ["clip16", "align", "rescale"],
     "convolution": ["clip16", "align", "rescale", "tap"],
+    "convolution_8": ["clip16", "align", "rescale", "tap_8"],
+    "push_8": ["align"],
     "function": ["clip16"],
     "softmax": ["clip16", "align", "function"],
     "normalize": ["clip16", "root"],
@@ -192,25 +215,28 @@ _NEEDS = {
 _FUNCTIONS = {"exp", "log", "log1p", "sqrt", "tanh", "erf", "sigmoid"}
 
 
-def print_fixed(program: Program, prefix: str, x: np.ndarray) -> Source:
+def print_fixed(program: Program, prefix: str, x: np.ndarray, small_rings: bool) -> Source:
     """Prints a program with integers only.
 
     Args:
         program: `Program` with an output.
         prefix: Prefix of the public names, a C identifier.
         x: Representative inputs (rows, steps, inputs), or tokens (rows, steps).
+        small_rings: Whether the rings that only convolutions read have 8 bits.
 
     Raises:
         ValueError: If an operation has no form in integers.
     """
-    return _FixedPrinter(program, prefix, x).print()
+    return _FixedPrinter(program, prefix, x, small_rings).print()
 
 
 class _FixedPrinter(Printer):
     includes = "math.h", "string.h"
 
-    def __init__(self, program, prefix, x):
+    def __init__(self, program, prefix, x, small_rings):
         super().__init__(program, prefix, "int16_t")
+        tapped = {o.ring for o in program.operations if isinstance(o, p.Tap)}
+        self.small = {ring for ring in program.rings if small_rings and ring not in tapped}
         self.constants = {}  # name: (type, numbers, shape, axes)
         self.texts = {}  # text of an elementwise function: name
         # The first elementwise function of the inputs, such as a standardization, is computed
@@ -251,7 +277,13 @@ class _FixedPrinter(Printer):
 
     def _bits(self, of):
         key = id(of) if isinstance(of, p.Ring) else _key(of)
-        return self.bits_of[self.group.of(key)]
+        return self.bits_of[self.group.of(key)] - 8 * (of in self.small)
+
+    def _ring_type(self, ring):
+        return "int8_t" if ring in self.small else "int16_t"
+
+    def _for_ring(self, function, ring):
+        return f"{function}_8" if ring in self.small else function
 
     # Weights
 
@@ -285,7 +317,7 @@ class _FixedPrinter(Printer):
         tables, size = [], 0
         for name, ((kind, _, axes), values, shape) in self.constants.items():
             tables.append(self.table(name, kind, map(str, values.reshape(-1)), shape, axes))
-            size += values.size * {"int8_t": 1, "int16_t": 2, "int32_t": 4}[kind]
+            size += values.size * BYTES[kind]
         return "\n\n".join(tables), size
 
     def _product(self, o):
@@ -327,7 +359,8 @@ class _FixedPrinter(Printer):
         return statement(name, dense.x.size, self._at(dense.x), *self._product(dense))
 
     def _convolution(self, o):
-        name, taps = self._use("convolution", o.y.size), o.kernel.array.shape[0]
+        name = self._use(self._for_ring("convolution", o.ring), o.y.size)
+        taps = o.kernel.array.shape[0]
         return statement(name, *self._ring(o.ring), taps, o.dilation, *self._product(o))
 
     def _softmax(self, softmax):

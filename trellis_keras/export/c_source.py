@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import math
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -130,6 +131,7 @@ _NEEDS = {"convolution": ["tap"]}
 _MATH = {"absolute": "fabsf", "is_nan": "isnan"} | {
     name: f"{name}f" for name in ("exp", "log", "log1p", "sqrt", "tanh", "erf")
 }
+BYTES = {"int8_t": 1, "int16_t": 2, "int32_t": 4, "float": 4, "double": 8}
 _IN_DOUBLE = re.compile(r"\b(exp|log|log1p|sqrt|tanh|erf|fabs)f\b")
 
 
@@ -187,7 +189,7 @@ class Printer:
     def __init__(self, program: Program, prefix: str, real: str) -> None:
         self.program, self.prefix, self.real = program, prefix, real
         self.f = "f" if real == "float" else ""  # suffix of numbers and of functions of math.h
-        self.bytes = {"int16_t": 2, "float": 4, "double": 8}[real]
+        self.bytes = BYTES[real]
         self.functions: dict[str, str] = {}  # name: text, in the order of their first use
         self.elementwise: dict[p.Function, str] = {}  # Function: name in C
         self.names = collections.defaultdict(str)  # id of a value: name in C
@@ -212,9 +214,8 @@ class Printer:
         step = "\n".join(self._part(self.program.body, 1))
         members = list(self._members())
         counters = len(self.program.rings)
-        cells = sum(r.steps * r.channels for r in self.program.rings)
-        cells += sum(state.size for state in self.program.states)
-        state_bytes = self._aligned(cells * self.bytes, counters)
+        arrays = sum(BYTES[kind] * math.prod(shape) for kind, _, shape in self._arrays())
+        state_bytes = self._aligned(arrays, counters)
         widest = max(
             (o.y.size for o in program.operations if isinstance(o, (p.Dense, p.Convolution))),
             default=0,
@@ -253,7 +254,7 @@ class Printer:
         )
 
     def _aligned(self, size, counters):
-        """The size of the state: its numbers, and counters of four bytes."""
+        """The size of the state: its arrays, and counters of four bytes."""
         if counters:
             size = -(-size // 4) * 4 + 4 * counters
             return -(-size // self.bytes) * self.bytes
@@ -346,14 +347,25 @@ void {self.prefix}_reset({self.prefix}_state *s);
 """
 
     def _members(self):
-        for ring in self.program.rings:
-            yield f"{self.real} {ring.name}[{ring.steps}][{ring.channels}];"
-        for state in self.program.states:
-            yield f"{self.real} {state.name}[{state.size}];"
+        for kind, name, shape in self._arrays():
+            yield f"{kind} {name}{''.join(f'[{size}]' for size in shape)};"
         for ring in self.program.rings:
             yield f"int {ring.name}_newest;"
         if not self.program.rings and not self.program.states:
             yield "int nothing;"
+
+    def _arrays(self):
+        """The arrays of the state: (type, name, shape), the widest types first."""
+        rings = [(self._ring_type(r), r.name, (r.steps, r.channels)) for r in self.program.rings]
+        states = [(self.real, state.name, (state.size,)) for state in self.program.states]
+        return sorted([*rings, *states], key=lambda array: -BYTES[array[0]])
+
+    def _ring_type(self, ring):
+        return self.real
+
+    def _for_ring(self, function, ring):
+        """The name of a function for a ring of its type."""
+        return function
 
     def _number(self, value):
         text = str(np.float32(value) if self.real == "float" else np.float64(value))
@@ -462,7 +474,7 @@ void {self.prefix}_reset({self.prefix}_state *s);
         return _IN_DOUBLE.sub(r"\1", re.sub(r"\bfloat\b", "double", text)).replace(".0f", ".0")
 
     def _push(self, push):
-        ring, name = push.ring, self._use("push")
+        ring, name = push.ring, self._use(self._for_ring("push", push.ring))
         at = f"s->{ring.name}[0]", f"&s->{ring.name}_newest", ring.steps, ring.channels
         return statement(name, *at, self._at(push.x))
 

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from trellis_keras import files
 from trellis_keras.files import (
@@ -540,6 +541,23 @@ def load_best(folder: str | os.PathLike, kind: type[keras.Model] = BackboneModel
     if not isinstance(model, kind):
         raise ValueError(f"{path} must hold a {kind.__name__}. Received: {type(model).__name__}")
     return model
+
+
+def representative_data(recipe: Any, rows: int = 32) -> np.ndarray:
+    """Returns inputs from all over the training data, such as `export` takes for integers.
+
+    Args:
+        recipe: The run's recipe, see `zoo.read_recipe`.
+        rows: Positive integer, number of sequences at most. Defaults to 32.
+
+    Returns:
+        An array (rows, steps, channels), of a text tokens (rows, steps).
+    """
+    stream = recipe.stream(recipe.load_data().train)
+    places = np.unique(np.linspace(0, len(stream) - 1, rows, dtype="int64"))
+    batches = [stream[int(place)][0] for place in places]
+    steps = min(x.shape[1] for x in batches)
+    return np.concatenate([x[:1, :steps] for x in batches])
 
 
 def evaluate(
