@@ -123,6 +123,8 @@ def test_lines_are_documents(backbone, tmp_path):
     assert totals["log_probability"] == pytest.approx(sums.sum(), abs=1e-4)
     assert totals["perplexity"] == pytest.approx(math.exp(-sums.sum() / counts.sum()), rel=1e-5)
     assert sorted(tmp_path.iterdir()) == [table, path]
+    ours = scoring.score_documents(model, content.split("\n"), batch_tokens=BATCH)
+    np.testing.assert_allclose(ours, [sums, counts], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("backbone", [TRELLIS, "dilated"])
@@ -405,7 +407,7 @@ def test_wrong_files_and_arguments(model, tmp_path, content, options, message):
 
 def test_wrong_models_and_paths(model, tmp_path):
     path, table = write(tmp_path, "a" * 65), tmp_path / "scores.csv"
-    with pytest.raises(ValueError, match="must be a LanguageModel. Received: Sequential"):
+    with pytest.raises(ValueError, match="LanguageModel or a NeuralCache. Received: Sequential"):
         scoring.score(keras.Sequential(), path, table)
     with pytest.raises(ValueError, match="must have a vocabulary"):
         scoring.score(LanguageModel(5, 4, BACKBONES["lru"]()), path, table)

@@ -9,7 +9,7 @@ import os
 import pathlib
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -28,7 +28,7 @@ from trellis_keras.files import (
     sync_folder,
 )
 from trellis_keras.layers.streaming import compile_xla
-from trellis_keras.models import LanguageModel
+from trellis_keras.models import LanguageModel, NeuralCache
 from trellis_keras.models.generation import cached_function
 
 METRICS = {
@@ -48,7 +48,7 @@ _MAX_SCORES = 1 << 26
 
 
 def score(
-    model: LanguageModel,
+    model: LanguageModel | NeuralCache,
     path: str | os.PathLike,
     output: str | os.PathLike,
     *,
@@ -80,7 +80,8 @@ def score(
     Memory does not grow with the file, nor (without `field`) with the length of a line.
 
     Args:
-        model: Built `LanguageModel` with a vocabulary and a backbone that streams.
+        model: Built `LanguageModel` with a vocabulary and a backbone that streams, or a
+            `NeuralCache` of one, whose cache is empty at the start of each document.
         path: Text file in UTF-8; for a vocabulary of bytes any file.
         output: File to write: `.csv`, or `.jsonl` for a JSON object per line.
         whole: Boolean, whether the file is one text. Defaults to `False`.
@@ -91,7 +92,8 @@ def score(
         metric: `"perplexity"`, `"bpc"` or `"cross_entropy"` (nats), per token. Defaults to
             `"perplexity"`.
         batch_tokens: Power of two, at least 16, number of tokens in a batch, padding included.
-            Defaults to 8192, and to less (at least 1024) for vocabularies above 8192 tokens.
+            Defaults to 8192, and to less (at least 1024) for vocabularies above 8192 tokens and to
+            1024 for a `NeuralCache`.
         overwrite: Boolean, whether to replace an output that exists, once the new one is complete.
             Defaults to `False`.
         verbose: 1 shows a progress bar on the standard error stream. Defaults to 0.
@@ -123,9 +125,7 @@ def score(
     path, output = pathlib.Path(path).expanduser(), pathlib.Path(output).expanduser()
     _check(model, path, output, whole, field, start, metric, batch_tokens)
     check_output(output, [path], overwrite)
-    if batch_tokens is None:
-        batch_tokens = _floor_power_of_two(_MAX_SCORES // model.vocabulary_size)
-        batch_tokens = max(1024, min(8192, batch_tokens))
+    batch_tokens = batch_tokens or _default_batch_tokens(model)
     settings = {
         "whole": whole,
         "field": field,
@@ -151,12 +151,75 @@ def score(
     return totals
 
 
-def _check(model, path, output, whole, field, start, metric, batch_tokens):
-    if not isinstance(model, LanguageModel):
-        raise ValueError(f"`model` must be a LanguageModel. Received: {type(model).__name__}")
+def score_documents(
+    model: LanguageModel | NeuralCache,
+    documents: Sequence[str],
+    *,
+    start: str | None = None,
+    batch_tokens: int | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the log-probability of each document, a sum in nats, and its number of tokens.
+
+    As `score` for documents in memory. A document is encoded as it is: in word units `"<eos>"` is
+    read after each of its lines.
+
+    Args:
+        model, start, batch_tokens: As in `score`.
+        documents: Strings.
+
+    Raises:
+        ValueError: As `score`.
+
+    Example:
+
+    >>> from trellis_keras import scoring
+    >>> vocabulary = trellis_keras.data.Vocabulary("abc ", unit="character")
+    >>> model = LanguageModel(4, 4, TrellisLayer(6, 3, output_units=4), vocabulary=vocabulary)
+    >>> model.build((None, None))
+    >>> log_probabilities, num_tokens = scoring.score_documents(model, ["abba", "", "cab"])
+    >>> num_tokens.tolist()
+    [3, 0, 2]
+    """
+    _check_model(model, start, batch_tokens)
+    scorer = _Scorer(model, batch_tokens or _default_batch_tokens(model), _start(model, start))
+    ids = [model.vocabulary.encode(document) for document in documents]
+    sums, counts = np.zeros(len(ids)), np.zeros(len(ids), "int64")
+    for numbers, some_sums, some_counts in scorer.documents(ids):
+        sums[numbers] += some_sums
+        counts[numbers] += some_counts
+    return sums, counts
+
+
+def _default_batch_tokens(model):
+    if isinstance(model, NeuralCache):  # each row of a batch has one
+        return 1024
+    return max(1024, min(8192, _floor_power_of_two(_MAX_SCORES // model.vocabulary_size)))
+
+
+def _start(model, start):
+    """The ids of what is read before a document."""
+    tokens = [] if start is None else [start]
+    return np.array([model.vocabulary.tokens.index(token) for token in tokens], "int32")
+
+
+def _check_model(model, start, batch_tokens):
+    if not isinstance(model, (LanguageModel, NeuralCache)):
+        raise ValueError(
+            f"`model` must be a LanguageModel or a NeuralCache. Received: {type(model).__name__}"
+        )
     if model.vocabulary is None:
         raise ValueError("`model` must have a vocabulary, which reads the text.")
     model.stream()  # raises if the model does not stream
+    if start is not None and start not in model.vocabulary.tokens:
+        raise ValueError(f"`start` must be a token of the vocabulary. Received: {start!r}")
+    if batch_tokens is not None and (batch_tokens < 16 or batch_tokens & (batch_tokens - 1)):
+        raise ValueError(
+            f"`batch_tokens` must be a power of two and at least 16. Received: {batch_tokens}"
+        )
+
+
+def _check(model, path, output, whole, field, start, metric, batch_tokens):
+    _check_model(model, start, batch_tokens)
     if not path.is_file():
         raise ValueError(f"There is no file {path}.")
     if output.suffix not in (".csv", ".jsonl"):
@@ -168,16 +231,13 @@ def _check(model, path, output, whole, field, start, metric, batch_tokens):
             "A file of JSON objects cannot be one text: use either `whole` or `field`. "
             f"Received: whole=True, field={field!r}"
         )
-    if start is not None and start not in model.vocabulary.tokens:
-        raise ValueError(f"`start` must be a token of the vocabulary. Received: {start!r}")
-    if batch_tokens is not None and (batch_tokens < 16 or batch_tokens & (batch_tokens - 1)):
-        raise ValueError(
-            f"`batch_tokens` must be a power of two and at least 16. Received: {batch_tokens}"
-        )
 
 
 def _fingerprint(model):
     """SHA-256 of the model's configuration, vocabulary, dtype policies and weights."""
+    if isinstance(model, NeuralCache):
+        parts = [_fingerprint(model.model), model.size, model.theta, model.mix]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     config = json.dumps(keras.saving.serialize_keras_object(model)["config"])
     # Keras numbers the layers of this process in their names.
     config = json.loads(config, object_hook=lambda d: {k: d[k] for k in d if k != "name"})
@@ -204,8 +264,7 @@ class _Job:
         self.folder = output.with_name(f"{output.name}.unfinished")
         self.rows, self.state = self.folder / "rows", self.folder / "state.npz"
         self.model, self.whole = model, settings["whole"]
-        tokens = [] if settings["start"] is None else [settings["start"]]
-        start = np.array([model.vocabulary.tokens.index(token) for token in tokens], "int32")
+        start = _start(model, settings["start"])
         self.reader = _Reader(path, model.vocabulary, self.whole, settings["field"])
         self.scorer = _Scorer(model, settings["batch_tokens"], start)
         self.text = _LongText(self.scorer)
@@ -351,7 +410,7 @@ class _Job:
 
 def _cache_like(cache, arrays):
     leaves = [
-        ops.convert_to_tensor(arrays[f"cache_{i}"], leaf.dtype)
+        ops.cast(ops.convert_to_tensor(arrays[f"cache_{i}"]), leaf.dtype)
         for i, leaf in enumerate(keras.tree.flatten(cache))
     ]
     return keras.tree.pack_sequence_as(cache, leaves)
@@ -537,15 +596,7 @@ class _Scorer:
 
     def __init__(self, model, batch_tokens, start):
         self.model, self.batch_tokens, self.start = model, batch_tokens, start
-
-        def forward(tokens):
-            return model.head.loss(model.encode(tokens[:, :-1])["hidden"], tokens[:, 1:])
-
-        def prefill(tokens, cache):
-            hidden, cache = model.stream().prefill(model.embed(tokens[:, :-1]), cache)
-            return model.head.loss(hidden, tokens[:, 1:]), cache
-
-        functions = forward, prefill
+        functions = model.text_loss, model.segment_loss
         self._forward, self._prefill = cached_function(
             model, "score", lambda: [compile_xla(f, model.variables) for f in functions]
         )

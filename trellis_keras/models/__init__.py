@@ -10,6 +10,7 @@ from trellis_keras.models.metrics import (
     FrameNLL,
     Perplexity,
 )
+from trellis_keras.models.neural_cache import NeuralCache
 from trellis_keras.models.sequence_models import (
     PolyphonicModel,
     SequenceClassifier,
@@ -24,6 +25,7 @@ __all__ = [
     "FrameLoss",
     "FrameNLL",
     "LanguageModel",
+    "NeuralCache",
     "Perplexity",
     "PolyphonicModel",
     "SequenceClassifier",

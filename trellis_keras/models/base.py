@@ -13,7 +13,7 @@ from keras import ops
 
 from trellis_keras.files import atomic_folder
 from trellis_keras.layers import streaming
-from trellis_keras.layers.base import FrozenPartsMixin, at_least_float32
+from trellis_keras.layers.base import FrozenPartsMixin, at_least_float32, check_tokens
 from trellis_keras.models.saved_files import README, check_file, check_preset_folder
 from trellis_keras.types import Cache, Tensor
 
@@ -278,7 +278,22 @@ def serialize_unbuilt(layer: keras.Layer) -> dict:
     return serialized
 
 
-# Checks of data, before training begins
+# Checks of data
+
+
+def text_rows(tokens: np.ndarray, vocabulary_size: int) -> np.ndarray:
+    """Returns texts (time,) or (batch, time) of two tokens or more as an int32 array of rows.
+
+    Raises:
+        ValueError: If the shape is another one, or tokens lie outside the vocabulary.
+    """
+    if tokens.ndim not in (1, 2) or tokens.size == 0 or tokens.shape[-1] < 2:
+        raise ValueError(
+            "`tokens` must have axes (time,) or (batch, time), with two steps or more. "
+            f"Received: shape {tokens.shape}"
+        )
+    check_tokens(tokens, vocabulary_size)
+    return np.atleast_2d(tokens).astype("int32")
 
 
 def check_rank(name: str, array: np.ndarray, axes: str) -> None:

@@ -10,6 +10,8 @@ from keras import ops
 from trellis_keras.layers.base import at_least_float32, check_positive, check_tokens
 from trellis_keras.layers.streaming import check_built
 from trellis_keras.models import losses
+from trellis_keras.models.base import text_rows
+from trellis_keras.models.gradients import with_gradient
 from trellis_keras.models.language_model import LanguageModel
 
 RULES = ("rms", "sgd")
@@ -31,6 +33,7 @@ class DynamicEvaluation:
     The cache of the backbone is carried from segment to segment, and dropout is off. The adapted
     weights are separate arrays: the model itself never changes, so there is nothing to restore,
     also after an interruption. Every evaluation starts from the weights that the model then has.
+    `learning_rate` and `decay` may be set between evaluations: nothing is compiled again.
 
     Args:
         model: A built `LanguageModel` whose backbone streams. Only its trainable weights learn.
@@ -90,7 +93,7 @@ class DynamicEvaluation:
         self.rule = rule
         (self.segment_length,) = check_positive(segment_length=segment_length)
         self._rms: list[np.ndarray] | None = None
-        self._gradient = _compiled(_with_gradient(self._loss))
+        self._gradient = _compiled(with_gradient(self._loss))
         self._learn = _compiled(self._step)
 
     def collect_statistics(self, batches: Iterable, steps: int | None = None) -> None:
@@ -145,13 +148,7 @@ class DynamicEvaluation:
             ValueError: As `evaluate`.
         """
         tokens = np.asarray(tokens)
-        if tokens.ndim not in (1, 2) or tokens.size == 0 or tokens.shape[-1] < 2:
-            raise ValueError(
-                "`tokens` must have axes (time,) or (batch, time), with two steps or more. "
-                f"Received: shape {tokens.shape}"
-            )
-        check_tokens(tokens, self.model.vocabulary_size)
-        rows = np.atleast_2d(tokens).astype("int32")
+        rows = text_rows(tokens, self.model.vocabulary_size)
         weights, others = self._weights()
         start, rates = weights, self._rates()
         cache = self.model.initial_cache(len(rows))
@@ -193,7 +190,7 @@ class DynamicEvaluation:
     def _step(self, weights, others, start, rates, x, y, cache):
         """Scores a segment, then learns from it: returns its losses, and cache and weights."""
         ones = ops.ones(ops.shape(y), at_least_float32(self.model.compute_dtype))
-        (nll, cache), gradients = _with_gradient(self._loss)(weights, others, x, y, ones, cache)
+        (nll, cache), gradients = with_gradient(self._loss)(weights, others, x, y, ones, cache)
         learned = [
             w - rate * g + decay * (w0 - w)
             for w, g, w0, (rate, decay) in zip(weights, gradients, start, rates, strict=True)
@@ -206,36 +203,9 @@ class DynamicEvaluation:
         variables = [*model.trainable_variables, *model.non_trainable_variables]
         mapping = list(zip(variables, [*weights, *others], strict=True))
         with keras.StatelessScope(state_mapping=mapping):
-            hidden, cache = model.stream().prefill(model.embed(x), cache)
+            hidden, cache = model.hidden_prefill(x, cache)
             nll = model.head.loss(hidden[:, -y.shape[1] :], y)
         return losses.weighted_mean(nll, ops.cast(weight, nll.dtype)), (nll, cache)
-
-
-def _with_gradient(function: Callable) -> Callable:
-    """Returns a function of (weights, ...) that returns (what else it returns, gradients).
-
-    Args:
-        function: Function of a list of tensors and more, that returns (loss, what else).
-    """
-    if keras.backend.backend() == "jax":
-        import jax
-
-        def on_jax(*arguments):
-            (_, others), gradients = jax.value_and_grad(function, has_aux=True)(*arguments)
-            return others, gradients
-
-        return on_jax
-
-    import tensorflow as tf
-
-    def on_tensorflow(weights, *arguments):
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(weights)
-            loss, others = function(weights, *arguments)
-        gradients = tape.gradient(loss, weights, unconnected_gradients="zero")
-        return others, [tf.convert_to_tensor(gradient) for gradient in gradients]
-
-    return on_tensorflow
 
 
 def _compiled(function: Callable) -> Callable:

@@ -16,8 +16,7 @@ import numpy as np
 from keras import ops
 
 from trellis_keras.layers import streaming
-from trellis_keras.layers.base import at_least_float32, check_shape, check_tokens
-from trellis_keras.types import Cache, Tensor
+from trellis_keras.layers.base import at_least_float32, check_tokens
 
 # Marks positions that are still to be generated. It is not a token id.
 OPEN = -1
@@ -86,38 +85,11 @@ def generate_stream(
     return text_pieces(model.vocabulary, tokens()) if is_text else tokens()
 
 
-# What a model reads
-
-
-def hidden_step(model: Any, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-    """Returns the backbone's outputs (batch, channels) for tokens (batch,), and the new cache."""
-    stream = model.stream()
-    return stream.step(_embed(model, tokens, (None,)), cache)
-
-
-def hidden_prefill(model: Any, tokens: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-    """Returns the backbone's outputs (batch, time, channels) for tokens, and the cache after."""
-    stream = model.stream()
-    embedded = _embed(model, tokens, (None, None))
-    if embedded.shape[1] == 0:
-        raise ValueError("`prefill` needs at least one token. Received: shape (batch, 0)")
-    return stream.prefill(embedded, cache)
-
-
-def _embed(model, tokens, shape):
-    tokens = ops.convert_to_tensor(tokens)
-    check_shape("tokens", tokens, shape)
-    return model.embed(tokens)
-
-
-# What a model writes
-
-
 def _write_all(model, given, sampler, stop):
     """Writes all rows to their end in one compiled loop.
 
     Args:
-        model: `LanguageModel`.
+        model: `LanguageModel` or `NeuralCache`.
         given: int32 array (batch, max_length): the prompts, followed by `OPEN`.
         sampler: Keras-NLP sampler; its state is advanced.
         stop: Tuple of the ids after which a row ends.
@@ -166,8 +138,8 @@ def _write_each(model, prompt, max_length, sampler, stop):
 def _loop(model, sampler, stop):
     def next_scores(ids, cache, index):
         cache, given = cache
-        hidden, cache = hidden_step(model, ids[:, index - 1], cache)
-        log_probs = _allowed(model.head(hidden), ids, given, index, stop)
+        hidden, cache = model.hidden_step(ids[:, index - 1], cache)
+        log_probs = _allowed(model.next_log_probs(hidden, cache), ids, given, index, stop)
         return log_probs, _comparable(hidden), (cache, given)
 
     def loop(given, cache, index, options):
@@ -258,7 +230,7 @@ def _read(model, tokens, cache):
     """Returns the cache after a segment, and its hidden states, compiled for its shape."""
 
     def read(tokens, cache):
-        hidden, cache = hidden_prefill(model, tokens, cache)
+        hidden, cache = model.hidden_prefill(tokens, cache)
         return cache, _comparable(hidden)
 
     key = "read", *tokens.shape

@@ -16,6 +16,7 @@ from trellis_keras.layers.base import (
     StatefulMixin,
     at_least_float32,
     check_positive,
+    check_shape,
     check_tokens,
     sub_seed,
 )
@@ -580,8 +581,8 @@ class LanguageModel(BackboneModel):
         >>> tuple(log_probs.shape)
         (2, 7)
         """
-        hidden, cache = generation.hidden_step(self, tokens, cache)
-        return self.head(hidden), cache
+        hidden, cache = self.hidden_step(tokens, cache)
+        return self.next_log_probs(hidden, cache), cache
 
     def prefill(self, tokens: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Reads a whole prompt in one forward pass.
@@ -596,8 +597,49 @@ class LanguageModel(BackboneModel):
         Raises:
             ValueError: As `step`, or if there are no tokens.
         """
-        hidden, cache = generation.hidden_prefill(self, tokens, cache)
-        return self.head(hidden[:, -1]), cache
+        hidden, cache = self.hidden_prefill(tokens, cache)
+        return self.next_log_probs(hidden[:, -1], cache), cache
+
+    def hidden_step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """Returns hidden states (batch, channels) after tokens (batch,), and the new cache."""
+        stream = self.stream()
+        return stream.step(self._embed_checked(tokens, (None,)), cache)
+
+    def hidden_prefill(self, tokens: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """Returns hidden states (batch, time, channels) after tokens, and the cache."""
+        stream = self.stream()
+        embedded = self._embed_checked(tokens, (None, None))
+        if embedded.shape[1] == 0:
+            raise ValueError("`prefill` needs at least one token. Received: shape (batch, 0)")
+        return stream.prefill(embedded, cache)
+
+    def _embed_checked(self, tokens, shape):
+        tokens = ops.convert_to_tensor(tokens)
+        check_shape("tokens", tokens, shape)
+        return self.embed(tokens)
+
+    def next_log_probs(self, hidden: Tensor, cache: Cache) -> Tensor:
+        """Returns log-probabilities (batch, V) of the next token.
+
+        Args:
+            hidden: Tensor (batch, channels), the last hidden states.
+            cache: The cache after them.
+        """
+        return self.head(hidden)
+
+    def text_loss(self, tokens: Tensor) -> Tensor:
+        """Returns the loss of tokens[:, 1:] in nats (batch, time - 1), by one forward pass."""
+        return self.head.loss(self.encode(tokens[:, :-1])["hidden"], tokens[:, 1:])
+
+    def segment_loss(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """Returns the loss of tokens[:, 1:] as `text_loss`, and the cache before tokens[:, -1].
+
+        Args:
+            tokens: Integer tensor (batch, time).
+            cache: The cache before tokens[:, 0].
+        """
+        hidden, cache = self.hidden_prefill(tokens[:, :-1], cache)
+        return self.head.loss(hidden, tokens[:, 1:]), cache
 
     def generate(
         self,

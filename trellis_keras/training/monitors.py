@@ -20,6 +20,7 @@ from keras import ops
 
 from trellis_keras.files import atomic_write, read_text
 from trellis_keras.layers.base import at_least_float32, without_carried_states
+from trellis_keras.models.gradients import with_gradient
 from trellis_keras.training.checkpoint import Checkpoint
 from trellis_keras.types import Logs, Tensor
 
@@ -506,41 +507,25 @@ def _training_outputs(model, batch):
 def _compiled_gradient(loss, model):
     """Differentiate by the first argument, compiled as the model's training step is."""
     backend = keras.backend.backend()
-    if backend == "jax":
-        import jax
-
-        gradient = jax.grad(loss)
-        return gradient if model.run_eagerly else jax.jit(gradient)
-    if backend == "torch":
-        return _torch_gradient(loss)
-    if backend != "tensorflow":
+    if backend not in ("tensorflow", "jax", "torch"):
         raise ValueError(
             "Gradients require the TensorFlow, JAX or PyTorch backend. "
             f"Received: backend={backend!r}"
         )
+    differentiate = with_gradient(lambda *arguments: (loss(*arguments), ()))
+
+    def gradient(*arguments):
+        return differentiate(*arguments)[1]
+
+    if model.run_eagerly or backend == "torch":
+        return gradient
+    if backend == "jax":
+        import jax
+
+        return jax.jit(gradient)
     import tensorflow as tf
 
-    def gradient(weights, *rest):
-        with tf.GradientTape() as tape:
-            tape.watch(weights)
-            value = loss(weights, *rest)
-        gradients = tape.gradient(value, weights, unconnected_gradients="zero")
-        return [tf.convert_to_tensor(g) for g in gradients]
-
-    if model.run_eagerly:
-        return gradient
     return tf.function(gradient, jit_compile=bool(model.jit_compile), autograph=False)
-
-
-def _torch_gradient(loss):
-    import torch
-
-    def gradient(weights, *rest):
-        weights = [weight.detach().requires_grad_() for weight in weights]
-        value = loss(weights, *rest)
-        return torch.autograd.grad(value, weights, materialize_grads=True)
-
-    return gradient
 
 
 def _group_indices(groups, model):

@@ -1,0 +1,171 @@
+"""NeuralCache: its equations, and that it streams, writes and scores as the model does."""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.support.generation import make as writer
+from trellis_keras import scoring
+from trellis_keras.data import Vocabulary
+from trellis_keras.layers import TCN, AdaptiveSoftmax, StackedRNN, TrellisLayer
+from trellis_keras.layers.streaming import compiled_step
+from trellis_keras.models import LanguageModel, NeuralCache
+
+pytestmark = pytest.mark.both_backends
+
+V = 7
+SIZE, THETA, MIX = 4, 0.7, 0.3
+
+
+def recurrent():
+    layer = keras.layers.SimpleRNN(5, return_sequences=True, return_state=True)
+    return StackedRNN([layer])
+
+
+def make(backbone, **options):
+    """A built model with weights of order 1."""
+    normal = keras.initializers.RandomNormal(stddev=1.0, seed=3)
+    model = LanguageModel(V, 5, backbone, embeddings_initializer=normal, **options)
+    model.build((None, None))
+    return model
+
+
+CASES = {
+    "TrellisLayer": lambda: make(TrellisLayer(8, 3, output_units=5)),
+    "TCN, adaptive": lambda: make(TCN(5, 2, 2), head=AdaptiveSoftmax(V, cutoffs=(2, 4))),
+    "StackedRNN": lambda: make(recurrent()),
+}
+
+
+def random_tokens(*shape, seed=0):
+    return np.random.default_rng(seed).integers(0, V, shape)
+
+
+def plain(model, row, size=SIZE, theta=THETA, mix=MIX):
+    """log p (time, V) after each token of a row, as the paper writes it."""
+    convert = keras.ops.convert_to_numpy
+    hidden = convert(model.encode(row[None])["hidden"])[0].astype("float64")
+    p = np.exp(convert(model(row[None]))[0].astype("float64"))
+    for t in range(1, len(row)):
+        weights = np.zeros(model.vocabulary_size)
+        for i in range(max(0, t - size), t):
+            weights[row[i + 1]] += np.exp(theta * hidden[t] @ hidden[i])
+        p[t] = (1 - mix) * p[t] + mix * weights / weights.sum()
+    return np.log(p)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_plain_formulation(case):
+    model = CASES[case]()
+    neural = NeuralCache(model, SIZE, THETA, MIX)
+    tokens = random_tokens(2, 13)
+    expected = np.stack([plain(model, row) for row in tokens])
+    losses = -np.take_along_axis(expected[:, :-1], tokens[:, 1:, None], -1)[..., 0]
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    step, cache = compiled_step(neural), neural.initial_cache(2)
+    for t in range(13):
+        log_p, cache = step(tokens[:, t].astype("int32"), cache)
+        np.testing.assert_allclose(log_p, expected[:, t], **close)
+    log_p, cache = neural.prefill(tokens[:, :6])
+    np.testing.assert_allclose(log_p, expected[:, 5], **close)
+    log_p, _ = neural.prefill(tokens[:, 6:], cache)
+    np.testing.assert_allclose(log_p, expected[:, -1], **close)
+    np.testing.assert_allclose(neural.text_loss(tokens), losses, **close)
+    np.testing.assert_allclose(neural.token_losses(tokens), losses, **close)
+    assert neural.evaluate(tokens[1])["loss"] == pytest.approx(losses[1].mean(), rel=1e-4)
+
+
+def test_segments_and_rows_do_not_matter_and_the_future_neither(monkeypatch):
+    neural = NeuralCache(CASES["TrellisLayer"](), SIZE, THETA, MIX)
+    tokens = random_tokens(3, 23)
+    whole = neural.token_losses(tokens)
+    monkeypatch.setattr("trellis_keras.models.neural_cache._SEGMENT", 5)
+    losses = neural.token_losses(tokens)
+    np.testing.assert_allclose(losses, whole, rtol=1e-4, atol=1e-5)
+    poisoned = tokens.copy()
+    poisoned[:, 12:] = (tokens[:, 12:] + 1) % V
+    poisoned[2] = (tokens[2] + 1) % V
+    others = neural.token_losses(poisoned)
+    # Target i is token i + 1.
+    np.testing.assert_array_equal(losses[:2, :11], others[:2, :11])
+    assert np.all(losses[:2, 11:] != others[:2, 11:])
+
+
+@pytest.fixture
+def without_x64():
+    """Keras-NLP's samplers fail on JAX if Python's integers have 64 bits."""
+    if keras.backend.backend() != "jax":
+        yield
+        return
+    import jax
+
+    with jax.enable_x64(False):
+        yield
+
+
+def test_generates(without_x64):
+    """Greedily the most probable token of the plain formulation, and a beam within the loop."""
+    model = writer(tie_embeddings=True)
+    neural = NeuralCache(model, 3, 2.0, 0.9)
+    ids = neural.generate([[1, 2, 3, 1]], 12, "greedy")
+    row = np.array([1, 2, 3, 1])
+    while len(row) < 12:
+        best = plain(model, row, 3, 2.0, 0.9)[-1].argmax()
+        row = np.append(row, best)
+    assert ids[0].tolist() == row.tolist()
+    assert list(neural.generate_stream([1, 2, 3, 1], 12, "greedy")) == row.tolist()
+    assert neural.generate([[1, 2], [3, 4]], 8, "beam").shape == (2, 8)
+
+
+def test_scores_files(tmp_path):
+    """Lines of any length, and one text that is cut and resumed."""
+    vocabulary = Vocabulary("\nabcde ", unit="character")
+    model = make(TrellisLayer(8, 3, output_units=5), vocabulary=vocabulary)
+    neural = NeuralCache(model, SIZE, THETA, MIX)
+    lines = ["abc" * 12, "", "e d", "cab " * 5]
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(lines))
+    expected = [
+        -neural.token_losses(vocabulary.encode(line)).sum() if line else 0 for line in lines
+    ]
+    scoring.score(neural, path, tmp_path / "lines.csv", batch_tokens=32)
+    table = np.loadtxt(tmp_path / "lines.csv", delimiter=",", skiprows=1, usecols=1)
+    np.testing.assert_allclose(table, expected, rtol=1e-4, atol=1e-5)
+    totals = scoring.score(neural, path, tmp_path / "whole.csv", whole=True, batch_tokens=16)
+    losses = neural.token_losses(vocabulary.encode("\n".join(lines)))
+    assert totals["log_probability"] == pytest.approx(-losses.sum(), rel=1e-4)
+
+
+def test_an_interrupted_score_resumes_with_its_cache(tmp_path, monkeypatch):
+    vocabulary = Vocabulary("\nabcde ", unit="character")
+    model = make(TrellisLayer(8, 3, output_units=5), vocabulary=vocabulary)
+    neural = NeuralCache(model, SIZE, THETA, MIX)
+    path = tmp_path / "text.txt"
+    path.write_text("abc\ndab e\n" * 40)
+    monkeypatch.setattr(scoring, "_WINDOW_BATCHES", 2)
+    options = {"whole": True, "batch_tokens": 16}
+    totals = scoring.score(neural, path, tmp_path / "undisturbed.csv", **options)
+    save = scoring._Job._save
+
+    def save_and_end(job, written):
+        save(job, written)
+        if job.text.cache is not None:
+            raise InterruptedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scoring._Job, "_save", save_and_end)
+        with pytest.raises(InterruptedError):
+            scoring.score(neural, path, tmp_path / "scores.csv", **options)
+    with pytest.raises(ValueError, match="the job had another model"):
+        scoring.score(NeuralCache(model, SIZE, 0.8, MIX), path, tmp_path / "scores.csv", **options)
+    assert scoring.score(neural, path, tmp_path / "scores.csv", **options) == totals
+
+
+def test_errors():
+    model = make(TCN(5, 2, 1))
+    with pytest.raises(ValueError, match="`mix` must lie between 0 and 1. Received: .*mix=1.5"):
+        NeuralCache(model, mix=1.5)
+    with pytest.raises(ValueError, match="size"):
+        NeuralCache(model, size=0)
+    with pytest.raises(ValueError, match="two steps or more"):
+        NeuralCache(model).evaluate([1])

@@ -1,0 +1,51 @@
+"""Gradients of a function of tensors, on each backend."""
+
+from collections.abc import Callable
+
+import keras
+
+
+def with_gradient(function: Callable) -> Callable:
+    """Returns a function of (weights, ...) that returns (what else it returns, gradients).
+
+    Args:
+        function: Function of a list of tensors and more, that returns (loss, what else).
+    """
+    backend = keras.backend.backend()
+    if backend == "jax":
+        return _on_jax(function)
+    return _on_torch(function) if backend == "torch" else _on_tensorflow(function)
+
+
+def _on_jax(function):
+    import jax
+
+    def differentiate(*arguments):
+        (_, others), gradients = jax.value_and_grad(function, has_aux=True)(*arguments)
+        return others, gradients
+
+    return differentiate
+
+
+def _on_tensorflow(function):
+    import tensorflow as tf
+
+    def differentiate(weights, *arguments):
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(weights)
+            loss, others = function(weights, *arguments)
+        gradients = tape.gradient(loss, weights, unconnected_gradients="zero")
+        return others, [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+    return differentiate
+
+
+def _on_torch(function):
+    import torch
+
+    def differentiate(weights, *arguments):
+        weights = [weight.detach().requires_grad_() for weight in weights]
+        loss, others = function(weights, *arguments)
+        return others, torch.autograd.grad(loss, weights, materialize_grads=True)
+
+    return differentiate

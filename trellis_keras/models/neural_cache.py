@@ -1,0 +1,321 @@
+"""A neural cache: a language model that also repeats what followed similar hidden states."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from trellis_keras.layers import streaming
+from trellis_keras.layers.base import at_least_float32, check_positive
+from trellis_keras.layers.streaming import check_built
+from trellis_keras.models import generation
+from trellis_keras.models.base import text_rows
+from trellis_keras.models.language_model import LanguageModel
+from trellis_keras.types import Cache, Tensor
+
+# Tokens that `log_probabilities` reads at once.
+_SEGMENT = 256
+# In place of a token before the start of the text.
+_NONE = -1
+
+
+class NeuralCache:
+    """A trained language model with a cache of its last hidden states (Grave et al., 2017).
+
+    With h_t the model's hidden state after token x_t, the input of its head, the next token w has
+
+        p_cache(w) ~ sum over i of exp(theta * h_t . h_i), t - size <= i < t with x_{i+1} = w
+        p(w) = (1 - mix) * p_model(w) + mix * p_cache(w)
+
+    so a word becomes likely where the text was in a similar state before it. Nothing is trained.
+    After the first token, which has nothing before it, p is p_model.
+
+    It streams as a `LanguageModel` does, with constant memory: `initial_cache`, `step` and
+    `prefill`, also in `layers.streaming.compiled_step`; `generate`, `generate_stream` and
+    `scoring.score` take it for the model. It always uses the model's current weights.
+
+    Args:
+        model: A built `LanguageModel` whose backbone streams.
+        size: Positive integer, number of hidden states in the cache. Defaults to 2000.
+        theta: Nonnegative float, how much more similar states count. Defaults to 0.3.
+        mix: Float in (0, 1), weight of the cache. Defaults to 0.1.
+
+    Raises:
+        ValueError: If an argument is not as described.
+
+    Example:
+
+    >>> model = LanguageModel(7, 4, TrellisLayer(units=6, depth=3, output_units=4))
+    >>> model.build((None, None))
+    >>> tokens = np.tile([1, 5, 2], 20)
+    >>> likely = NeuralCache(model, size=30, theta=1.0, mix=0.5).evaluate(tokens)["loss"]
+    >>> likely < NeuralCache(model, size=30, theta=1.0, mix=0.01).evaluate(tokens)["loss"]
+    True
+    """
+
+    def __init__(
+        self, model: LanguageModel, size: int = 2000, theta: float = 0.3, mix: float = 0.1
+    ) -> None:
+        if not (0 <= theta < math.inf and 0 < mix < 1):
+            raise ValueError(
+                "`theta` must be a nonnegative number, and `mix` must lie between 0 and 1. "
+                f"Received: theta={theta}, mix={mix}"
+            )
+        check_built(model)
+        self.model = model
+        (self.size,) = check_positive(size=size)
+        self.theta = theta
+        self.mix = mix
+
+    # What generation, scoring and compiled steps ask a model for
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.model.name
+
+    @property
+    def built(self) -> bool:
+        """Whether the model is built."""
+        return self.model.built
+
+    @property
+    def vocabulary(self) -> Any:
+        """The model's `data.Vocabulary`, or `None`."""
+        return self.model.vocabulary
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of tokens V."""
+        return self.model.vocabulary_size
+
+    @property
+    def backbone(self) -> keras.Layer:
+        """The model's backbone."""
+        return self.model.backbone
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The model's variables."""
+        return self.model.variables
+
+    @property
+    def trainable_variables(self) -> list[keras.Variable]:
+        """The model's trainable variables."""
+        return self.model.trainable_variables
+
+    @property
+    def non_trainable_variables(self) -> list[keras.Variable]:
+        """The model's other variables."""
+        return self.model.non_trainable_variables
+
+    def stream(self) -> Any:
+        """Returns the stream of the model's backbone, as `LanguageModel.stream`."""
+        return self.model.stream()
+
+    # Streaming and generation
+
+    def initial_cache(self, batch_size: int) -> Cache:
+        """Returns the cache before the first token of `batch_size` rows.
+
+        It holds that of the model, the last `size` + 1 tokens, and the hidden states after them.
+
+        Raises:
+            ValueError: If the model is not built, or its backbone does not stream.
+        """
+        cache = self.model.initial_cache(batch_size)
+        width = self.model.embedding_dim
+        outputs = self.backbone.compute_output_shape((batch_size, None, width))
+        channels = (outputs[0] if isinstance(outputs[0], (list, tuple)) else outputs)[-1]
+        shape = batch_size, self.size + 1
+        return {
+            "model": cache,
+            "tokens": ops.full(shape, _NONE, dtype="int32"),
+            "hidden": ops.zeros((*shape, channels), dtype=self._dtype),
+        }
+
+    @property
+    def _dtype(self):
+        return at_least_float32(self.model.compute_dtype)
+
+    def step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """Reads one token per row. Arguments and results are those of `LanguageModel.step`."""
+        hidden, cache = self.hidden_step(tokens, cache)
+        return self.next_log_probs(hidden, cache), cache
+
+    def prefill(self, tokens: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """Reads a whole prompt. Arguments and results are those of `LanguageModel.prefill`."""
+        hidden, cache = self.hidden_prefill(tokens, cache)
+        return self.next_log_probs(hidden[:, -1], cache), cache
+
+    def hidden_step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """Returns hidden states (batch, channels) after tokens (batch,), and the new cache."""
+        hidden, inner = self.model.hidden_step(tokens, cache["model"])
+        read = self._extend(cache, ops.convert_to_tensor(tokens)[:, None], hidden[:, None])
+        return hidden, self._last(inner, *read)
+
+    def hidden_prefill(self, tokens: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """Returns hidden states (batch, time, channels) after tokens, and the cache."""
+        cache = self.initial_cache(ops.shape(tokens)[0]) if cache is None else cache
+        hidden, inner = self.model.hidden_prefill(tokens, cache["model"])
+        return hidden, self._last(inner, *self._extend(cache, tokens, hidden))
+
+    def next_log_probs(self, hidden: Tensor, cache: Cache) -> Tensor:
+        """Returns log-probabilities (batch, V) of the next token, as `LanguageModel` does."""
+        log_p = self.model.next_log_probs(hidden, cache["model"])
+        followers, weights = self._attend(cache["tokens"], cache["hidden"], 1)
+        weights = weights[:, 0]
+        rows = ops.arange(ops.shape(weights)[0], dtype="int32")[:, None]
+        # A token before the start of the text has no weight.
+        words = ops.maximum(followers, 0)
+        places = ops.stack([ops.broadcast_to(rows, ops.shape(words)), words], axis=-1)
+        p_cache = ops.scatter(places, weights, ops.shape(log_p))
+        return self._mix(log_p, self._log_cache(p_cache, weights, log_p))
+
+    def generate(
+        self,
+        prompts: Any,
+        max_length: int,
+        sampler: Any = "top_p",
+        *,
+        seed: int | None = None,
+        stop_tokens: Any = None,
+    ) -> np.ndarray | str | list[str]:
+        """Continues prompts. See `LanguageModel.generate`."""
+        return generation.generate(self, prompts, max_length, sampler, seed, stop_tokens)
+
+    def generate_stream(
+        self,
+        prompt: str | Sequence[int] | np.ndarray,
+        max_length: int,
+        sampler: Any = "top_p",
+        *,
+        seed: int | None = None,
+        stop_tokens: Any = None,
+    ) -> Iterator:
+        """Continues a prompt and yields the result. See `LanguageModel.generate_stream`."""
+        return generation.generate_stream(self, prompt, max_length, sampler, seed, stop_tokens)
+
+    # Losses
+
+    def evaluate(self, tokens: np.ndarray) -> dict[str, float]:
+        """Returns `{"loss": ...}`, the mean loss per token in nats.
+
+        Args:
+            tokens: Integer array (time,), or (batch, time) for texts that are read side by side,
+                each with its own cache. N tokens of a row have N - 1 targets.
+
+        Raises:
+            ValueError: If tokens lie outside the vocabulary, or there is no target.
+        """
+        return {"loss": float(np.mean(self.token_losses(tokens), dtype="float64"))}
+
+    def token_losses(self, tokens: np.ndarray) -> np.ndarray:
+        """Returns the loss of each target in nats, of shape (time - 1,) or (batch, time - 1).
+
+        Args:
+            tokens: As in `evaluate`.
+
+        Raises:
+            ValueError: As `evaluate`.
+        """
+        return -ops.convert_to_numpy(self._mix(*self.log_probabilities(tokens)))
+
+    def log_probabilities(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns log p_model and log p_cache of each target, to try values of `mix`.
+
+        Args:
+            tokens: As in `evaluate`.
+
+        Raises:
+            ValueError: As `evaluate`.
+        """
+        tokens = np.asarray(tokens)
+        rows = text_rows(tokens, self.vocabulary_size)
+        cache = self.initial_cache(len(rows))
+        read = generation.cached_function(
+            self, "segment", lambda: streaming.compile_xla(self._apart, self.variables)
+        )
+        parts = []
+        for first in range(0, rows.shape[1] - 1, _SEGMENT):
+            segment = ops.convert_to_tensor(rows[:, first : first + _SEGMENT + 1])
+            *found, cache = read(segment, cache)
+            parts.append([ops.convert_to_numpy(log_p) for log_p in found])
+        log_p, log_cache = np.concatenate(parts, axis=2)
+        shape = *tokens.shape[:-1], -1
+        return log_p.reshape(shape), log_cache.reshape(shape)
+
+    def text_loss(self, tokens: Tensor) -> Tensor:
+        """Returns the loss of tokens[:, 1:] in nats (batch, time - 1), by one forward pass."""
+        hidden = self.model.encode(tokens[:, :-1])["hidden"]
+        read = tokens[:, :-1], ops.cast(hidden, self._dtype)
+        return -self._mix(*self._targets(hidden, *read, tokens[:, 1:]))
+
+    def segment_loss(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """Returns the loss of tokens[:, 1:] as `text_loss`, and the cache before tokens[:, -1]."""
+        *found, cache = self._apart(tokens, cache)
+        return -self._mix(*found), cache
+
+    def _apart(self, tokens, cache):
+        """Returns log p_model and log p_cache of tokens[:, 1:], and the cache."""
+        hidden, inner = self.model.hidden_prefill(tokens[:, :-1], cache["model"])
+        read = self._extend(cache, tokens[:, :-1], hidden)
+        return *self._targets(hidden, *read, tokens[:, 1:]), self._last(inner, *read)
+
+    def _targets(self, hidden, tokens, states, targets):
+        """Returns log p_model and log p_cache of targets (batch, steps).
+
+        `hidden` (batch, steps, channels) is the end of `states`, whose tokens are `tokens`.
+        """
+        log_p = self.model.head.log_prob(hidden, targets)
+        followers, weights = self._attend(tokens, states, targets.shape[1])
+        hits = followers[:, None] == ops.cast(targets, "int32")[..., None]
+        p_cache = ops.sum(ops.where(hits, weights, 0.0), axis=-1)
+        return log_p, self._log_cache(p_cache[..., None], weights, log_p[..., None])[..., 0]
+
+    # The equations
+
+    def _attend(self, tokens, states, steps):
+        """Returns what followed each state, and its weight for each of the last positions.
+
+        Args:
+            tokens: Tensor (batch, time), `_NONE` before the start of the text.
+            states: Tensor (batch, time, channels), the hidden states after them.
+            steps: Number of last positions.
+
+        Returns:
+            Tokens (batch, time - 1), and weights (batch, steps, time - 1), of which each row adds
+            up to 1, or to 0 where nothing comes before it.
+        """
+        time = tokens.shape[1]
+        position, earlier = np.arange(time)[-steps:, None], np.arange(time - 1)
+        near = (earlier < position) & (earlier >= position - self.size)
+        seen = (tokens[:, None, :-1] != _NONE) & near
+        products = ops.matmul(states[:, -steps:], ops.swapaxes(states[:, :-1], 1, 2))
+        weights = ops.softmax(ops.where(seen, self.theta * products, -1e30), axis=-1)
+        return tokens[:, 1:], ops.where(seen, weights, 0.0)
+
+    def _log_cache(self, p_cache, weights, log_p):
+        """Returns log p_cache, and log p_model where the cache is empty."""
+        is_empty = ops.sum(weights, axis=-1, keepdims=True) == 0
+        return ops.where(is_empty, log_p, ops.log(p_cache))
+
+    def _mix(self, log_p, log_cache):
+        return ops.logaddexp(math.log1p(-self.mix) + log_p, math.log(self.mix) + log_cache)
+
+    # The cache
+
+    def _extend(self, cache, tokens, hidden):
+        """Returns the tokens of a cache and new ones (batch, time), and their hidden states."""
+        tokens, hidden = ops.cast(tokens, "int32"), ops.cast(hidden, self._dtype)
+        return (
+            ops.concatenate([cache["tokens"], tokens], axis=1),
+            ops.concatenate([cache["hidden"], hidden], axis=1),
+        )
+
+    def _last(self, inner, tokens, hidden):
+        kept = self.size + 1
+        return {"model": inner, "tokens": tokens[:, -kept:], "hidden": hidden[:, -kept:]}
