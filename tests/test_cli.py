@@ -472,6 +472,10 @@ def test_a_csv_file_is_trained_on_forecast_and_compared(command, refused, tmp_pa
     header, *rows = forecast.read_text().splitlines()
     assert header == "t,load_q10,load_q50,load_q90"
     assert [row.split(",")[0] for row in rows] == ["120", "121", "122", "123"]
+    backtest = tmp_path / "b.parquet"
+    status, out, _ = command("backtest", output, path, "--output", backtest, "--origins", "2")
+    assert status == 0 and "seasonal naive" in out and "MAE: forecast" in out
+    assert backtest.is_file() and backtest.with_suffix(".png").is_file()
     status, out, _ = command("compare", output, "--output", tmp_path / "compare.png")
     assert status == 0 and "tcn_forecaster" in out and (tmp_path / "compare.png").is_file()
     path.write_text("lod,t\n1,0\n")

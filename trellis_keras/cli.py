@@ -1,4 +1,4 @@
-"""The command line: list, recipe, train, evaluate, compare, forecast, generate, export, score."""
+"""The command line: `trellis-keras --help` lists its commands."""
 
 import importlib.metadata
 import json
@@ -302,6 +302,42 @@ def forecast(
 
     written = forecasts.forecast(run, file, output, steps, overwrite)
     typer.echo(json.dumps({"run": run, "file": file, "output": output, **written}))
+
+
+@app.command()
+def backtest(
+    run: Run,
+    file: Annotated[str, typer.Argument(help="CSV file with the columns of the training data.")],
+    output: Annotated[
+        str,
+        typer.Option(help="The .csv or .parquet file to write. An interrupted job is resumed."),
+    ],
+    origins: Annotated[int, typer.Option(min=1, help="Number of forecasts of each series.")] = 20,
+    refit: Annotated[
+        int | None, typer.Option(min=1, help="Train anew after this many origins (default: never).")
+    ] = None,
+    overwrite: Overwrite = False,
+):
+    """Forecast the past of a CSV file from many origins, beside simple forecasts.
+
+    The origins are spread over the rows that the run was not trained on. A row of the output is an
+    origin, a series, a target and a step ahead. The tables say how good the forecasts are, by
+    target, step and series; a picture beside the output shows the errors by step ahead.
+    """
+    _load()
+    from trellis_keras.forecasting.backtest import backtest_tables
+    from trellis_keras.zoo import forecasts
+
+    try:
+        rows = forecasts.backtest(run, file, output, origins, refit, overwrite, verbose=1)
+    except KeyboardInterrupt:
+        typer.echo("\nInterrupted. To resume, give the same command again.", err=True)
+        raise
+    for table in backtest_tables(rows):
+        printable = [[_printable(cell, lines=False) for cell in row] for row in table]
+        _echo_table(printable, numbers=set(range(2, len(table[0]))))
+        typer.echo()
+    typer.echo(f"Written: {output}")
 
 
 @app.command()

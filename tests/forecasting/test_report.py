@@ -41,10 +41,11 @@ def test_a_report_warns_in_the_last_lines():
     moved = np.r_[np.random.default_rng(0).normal(size=75), 50 + np.arange(15.0) ** 2]
     empty = np.where(np.arange(rows) % 3, np.nan, wave(24, rows))
     stuck = np.r_[wave(24, rows)[:80], np.full(10, 0.5)]
-    names = ["moved", "empty", "stuck"]
-    values = np.r_[moved, empty, stuck][:, None]
-    times = np.tile(hours(rows), 3)
-    parts = TimeSeries(values, lengths=[rows] * 3, times=times, names=names).split(WINDOW, HORIZON)
+    constant = np.full(rows, 7.0)
+    names = ["moved", "empty", "stuck", "constant"]
+    values = np.r_[moved, empty, stuck, constant][:, None]
+    times = np.tile(hours(rows), 4)
+    parts = TimeSeries(values, lengths=[rows] * 4, times=times, names=names).split(WINDOW, HORIZON)
     model = zoo.tcn_forecaster(window=WINDOW, horizon=HORIZON, filters=2, quantiles=None)
     model.adapt(parts[0])
     model.head.bias.assign(np.full(HORIZON, 1e3))
@@ -53,6 +54,7 @@ def test_a_report_warns_in_the_last_lines():
     for expected in (
         "More than half of the values of the training part are missing: 1 ('empty: target 0').",
         "outside the range of the training part in 1 ('moved: target 0')",
+        "there is nothing to learn, in 1 ('constant: target 0').",
         "The last 4 values are all the same in 1 ('stuck: target 0').",
         "The naive forecast is better in ",
     ):

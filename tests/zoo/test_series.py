@@ -205,6 +205,23 @@ def test_a_forecast_from_missing_values_warns(trained, tmp_path):
         forecast(trained, path)
 
 
+def test_a_backtest_of_a_run(trained, tmp_path):
+    """Its origins are in the part that the run was not trained on; refits follow its recipe."""
+    path, output = write(tmp_path / "load.csv", 320), tmp_path / "b.csv"
+    rows = forecasts.backtest(trained, path, output, origins=3, every=2)
+    start = np.datetime64(json.loads((trained / "report.json").read_text())["test_start"])
+    origins = [np.datetime64(origin) for origin in rows["origin"].unique().to_pylist()]
+    hour = np.timedelta64(1, "h")
+    assert origins[0] == start - hour and len(origins) == 3
+    assert origins[-1] == np.datetime64("2024-01-01") + (319 - 4) * hour
+    assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="b.csv already exists"):
+        forecasts.backtest(trained, path, output)
+    old = write(tmp_path / "old.csv", 200)
+    with pytest.raises(ValueError, match="no 4 rows from .* on, where the test part of the run"):
+        forecasts.backtest(trained, old, tmp_path / "old_b.csv")
+
+
 def test_what_a_served_model_reads():
     columns = {"targets": ["load"], "past": ["wind"], "static": ["area"], "future": ["holiday"]}
     recipe = zoo.recipe("tcn_forecaster", data_options={"path": "f.csv", **columns})

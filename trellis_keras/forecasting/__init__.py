@@ -2,7 +2,9 @@
 
 from trellis_keras.forecasting import emit  # noqa: F401  # makes a Forecaster known to exports
 from trellis_keras.forecasting.anomalies import anomaly_scores, one_step_forecasts
+from trellis_keras.forecasting.backtest import backtest, backtest_scores
 from trellis_keras.forecasting.columns import Columns
+from trellis_keras.forecasting.estimator import FittedForecaster, fit
 from trellis_keras.forecasting.forecaster import Forecaster
 from trellis_keras.forecasting.labelled_series import LabelledWindows
 from trellis_keras.forecasting.losses import PinballLoss
@@ -13,6 +15,7 @@ __all__ = [
     "MASE",
     "Columns",
     "Coverage",
+    "FittedForecaster",
     "Forecaster",
     "LabelledWindows",
     "MeanPinball",
@@ -21,6 +24,9 @@ __all__ = [
     "WindowStream",
     "Windows",
     "anomaly_scores",
+    "backtest",
+    "backtest_scores",
+    "fit",
     "mase_scale",
     "one_step_forecasts",
 ]

@@ -7,6 +7,7 @@ counts in units of its mean change from step to step.
 """
 
 import itertools
+from collections.abc import Iterator
 
 import keras
 import numpy as np
@@ -168,7 +169,7 @@ def _fit_target(x, y, x_valid, y_valid, target):
     (u, v), (u_valid, v_valid) = in_units(x, y), in_units(x_valid, y_valid)
     own, own_valid = u[..., target], u_valid[..., target]
     smoothings = _smoothings(window, horizon, best_season(own, v))
-    smoothings.sort(key=lambda m: _error(v - own @ m) + _error(v_valid - own_valid @ m))
+    smoothings.sort(key=lambda m: mean_error(v - own @ m) + mean_error(v_valid - own_valid @ m))
     priors = smoothings[0], np.mean(smoothings[:5], axis=0)
     # The other channels, with as many of their last steps as the features allow.
     others = [i for i in range(x.shape[-1]) if i != target]
@@ -180,14 +181,14 @@ def _fit_target(x, y, x_valid, y_valid, target):
             for u in (u, u_valid)
         )
         ridge = Ridge(f, v)
-        parts = [(Ridge(f[fitted], v[fitted]), held) for fitted, held in _folds(len(f), horizon)]
+        parts = [(Ridge(f[fitted], v[fitted]), held) for fitted, held in folds(len(f), horizon)]
         for prior, penalty in itertools.product(priors, PENALTIES):
             prior = np.pad(prior, ((0, f.shape[1] - window), (0, 0)))
             kernel = ridge.shrunk(prior, penalty)
             held = [v[rows] - f[rows] @ part.shrunk(prior, penalty) for part, rows in parts]
             held = np.concatenate(held) if held else v - f @ kernel
             left = v_valid - f_valid @ kernel
-            score = _error(held) + _error(left)
+            score = mean_error(held) + mean_error(left)
             if score < best[0]:
                 best = score, kernel, channels, np.concatenate([held, left])
     _, kernel, channels, residuals = best
@@ -220,7 +221,7 @@ def best_season(x: np.ndarray, y: np.ndarray) -> int:
     x, y, (window, horizon) = x[rows], y[rows], (x.shape[1], y.shape[1])
     ahead = np.arange(horizon)
     return shortest_season(
-        {m: _error(y - x[:, window - m + ahead % m]) for m in range(1, window + 1)}
+        {m: mean_error(y - x[:, window - m + ahead % m]) for m in range(1, window + 1)}
     )
 
 
@@ -312,7 +313,7 @@ class Ridge:
         return prior + self._vectors @ (left / (self._values + penalty * self._unit)[:, None])
 
 
-def _folds(count, gap):
+def folds(count: int, gap: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields fitted and held rows of blocks, with `gap` rows on either side in neither of them."""
     for block in np.array_split(np.arange(count), _FOLDS):
         if len(block):
@@ -321,7 +322,7 @@ def _folds(count, gap):
                 yield fitted, block
 
 
-def _error(residuals):
-    """The mean absolute value; 0 of none."""
+def mean_error(residuals: np.ndarray) -> float:
+    """Returns the mean absolute value of those that are not missing; 0 of none."""
     known = residuals[~np.isnan(residuals)]
     return np.abs(known).mean() if known.size else 0.0

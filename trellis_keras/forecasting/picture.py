@@ -1,10 +1,13 @@
-"""A picture of forecasts beside what was measured."""
+"""Pictures of forecasts beside what was measured, and of their errors by step ahead."""
 
 import os
 
 import numpy as np
+import pyarrow as pa
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from trellis_keras.forecasting.backtest import FORECASTS, backtest_scores, quantile_levels
 from trellis_keras.forecasting.calibration import (
     calibrate_on_known,
     predict_windows,
@@ -68,4 +71,46 @@ def draw(model: Forecaster, test: Windows, path: str | os.PathLike) -> None:
     panels[-1].set_xlabel("step" if series.times is None else "time")
     if series.times is not None and series.times.dtype.kind == "M":
         figure.autofmt_xdate()
+    figure.savefig(path, dpi=120, format="png")
+
+
+def draw_backtest(rows: pa.Table, path: str | os.PathLike) -> None:
+    """Draws the errors of a backtest by step ahead, and the coverage of the band.
+
+    Args:
+        rows: What `forecasting.backtest` returns.
+        path: The PNG file to write.
+    """
+    scores = backtest_scores(rows, ("target", "step")).to_pylist()
+    names = list(dict.fromkeys(row["target"] for row in scores))[:_PANELS]
+    has_band = any(row["coverage"] is not None for row in scores)
+    figure = Figure(figsize=(9, 1 + 2.4 * len(names)), layout="constrained")
+    panels = figure.subplots(len(names), 1 + has_band, sharex=True, squeeze=False)
+    for name, row in zip(names, panels, strict=True):
+        for method in FORECASTS:
+            own = [s for s in scores if s["target"] == name and s["method"] == method]
+            steps = [s["step"] for s in own]
+            mae = [np.nan if s["mae"] is None else s["mae"] for s in own]
+            style = {"color": "tab:blue", "lw": 2} if method == "forecast" else {"lw": 1}
+            row[0].plot(steps, mae, label=method.replace("_", " "), **style)
+            if method == "forecast" and has_band:
+                inside = [np.nan if s["coverage"] is None else s["coverage"] for s in own]
+                row[1].plot(steps, inside, color="tab:blue", lw=2)
+        row[0].set_ylabel(name, parse_math=False)
+        row[0].set_ylim(bottom=0)
+    panels[0, 0].set_title("mean absolute error", loc="left", fontsize="medium")
+    panels[0, 0].legend(frameon=False, fontsize="small", ncols=2)
+    if has_band:
+        panels[0, 1].set_title("values within the band", loc="left", fontsize="medium")
+        levels = quantile_levels(rows.column_names)
+        share = levels[-1] - levels[0]
+        for panel in panels[:, 1]:
+            panel.axhline(share, color="0.6", lw=0.8, ls="--")
+            panel.set_ylim(0, 1.02)
+            panel.yaxis.set_major_formatter(PercentFormatter(1))
+    for panel in panels.flat:
+        panel.spines[["top", "right"]].set_visible(False)
+    for panel in panels[-1]:
+        panel.set_xlabel("step ahead")
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(path, dpi=120, format="png")

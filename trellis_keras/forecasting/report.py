@@ -64,6 +64,8 @@ def report(
         `coverage`. All are over the same `values`: those that the naive forecast has a forecast of.
         Of several series, up to 1,000, `series` has these figures of each, all but `mase`.
         `left_out` has the number of series without a window of a part, and their first names.
+        `names` are those of the series, and `test_start` is the first time of the test part, or
+        `None` without times.
     """
     count, names = test.series.targets, target_names(test.series)
     seasons = [choose_season(train, i) for i in range(len(train.series.lengths))]
@@ -91,6 +93,8 @@ def report(
         "season_name": _season_name(season, test.series.step),
         "step": None if test.series.step is None else str(test.series.step),
         "quantiles": model.quantiles,
+        "names": _names(test.series),
+        "test_start": _start(test),
         "targets": _by_name(names, figures),
     }
     splits = {"train": train, "valid": valid, "test": test}
@@ -107,6 +111,18 @@ def report(
         }
     results["warnings"] = _warnings(results, train_rows, test)
     return json.loads(json.dumps(results))
+
+
+def _names(series):
+    """The names of the series, where a column has them and they are not too many."""
+    has_names = series.columns is not None and series.columns.series is not None
+    return list(series.names) if has_names and len(series.names) <= _MOST_SERIES else None
+
+
+def _start(part):
+    """The first time of a part."""
+    times, pairs = part.series.times, zip(part.first, part.last, strict=True)
+    return None if times is None else str(min(times[a] for a, b in pairs if b > a))
 
 
 def series_rows(part: Windows, i: int) -> np.ndarray:
@@ -129,13 +145,16 @@ def _warnings(results, train_rows, test):
             "data, would make forecasts and bands more reliable."
         )
     names = target_names(test.series)
-    empty, moved, stuck = [], [], []
+    empty, moved, stuck, constant = [], [], [], []
     for i, rows in enumerate(train_rows):
         tested = series_rows(test, i)[:, : len(names)]
         for j, name in enumerate(names):
             where = _place(test.series, i, name)
             last = tested[-test.horizon :, j]
-            if len(last) > 1 and np.ptp(last) == 0 and np.nanstd(rows[:, j]) > 0:
+            known = rows[~np.isnan(rows[:, j]), j]
+            if len(known) and np.ptp(known) == 0:
+                constant.append(where)
+            elif len(last) > 1 and np.ptp(last) == 0:
                 stuck.append(where)
             if np.isnan(rows[:, j]).mean() > _MANY_MISSING:
                 empty.append(where)
@@ -146,6 +165,11 @@ def _warnings(results, train_rows, test):
     if empty:
         found.append(
             f"More than half of the values of the training part are missing: {first_names(empty)}."
+        )
+    if constant:
+        found.append(
+            "All values of the training part are the same, so there is nothing to learn, in "
+            f"{first_names(constant)}. The forecast repeats them: leave out what does not change."
         )
     if moved:
         found.append(

@@ -299,36 +299,35 @@ class TimeSeries:
             ValueError: If an argument is not as described, or a part is too short for a window.
         """
         train, valid, _ = check_shares("shares", shares)
-        cuts = [self._cuts(share) for share in (0.0, train, train + valid, 1.0)]
+        ends = [int(end) for end in self.ends]
+        starts = [end - length for end, length in zip(ends, self.lengths, strict=True)]
+        cuts = [starts, *(self.cut(s, starts, ends) for s in (train, train + valid)), ends]
         parts = []
         for name, first, last in zip(("train", "valid", "test"), cuts, cuts[1:], strict=False):
             windows = Windows(self, window, horizon, stride, first, last)
             if not len(windows):
-                longest = max(b - a for a, b in zip(first, last, strict=True))
+                spans = [_longest(*pair) for pair in zip(cuts, cuts[1:], strict=False)]
                 needed = f"{horizon} rows" if name != "train" else f"{window} + {horizon} rows"
                 raise ValueError(
                     f"The series are too short: the part {name!r} needs at least {needed} in a "
-                    f"row for window={window}, horizon={horizon}. Received: {longest} at most, of "
-                    f"series of {max(self.lengths)} rows. Forecast fewer steps from a shorter "
-                    "window, or give this part a larger share."
+                    f"row for window={window}, horizon={horizon}. Received: "
+                    f"{_longest(first, last)} at most, of series of {max(self.lengths)} rows. "
+                    f"{_advice(spans)}"
                 )
             parts.append(windows)
         warn_left_out(parts, f"{window} + {horizon} rows", len(self.names))
         return parts[0], parts[1], parts[2]
 
-    def _cuts(self, share):
-        """Return the row of each series at a share of the time."""
-        starts = [self.rows(i).start for i in range(len(self.lengths))]
-        if share == 1:
-            return [int(end) for end in self.ends]
+    def cut(self, share: float, first: Sequence[int], last: Sequence[int]) -> list[int]:
+        """Return the row of each series at a share of the time between two rows of each."""
+        pairs = list(zip(first, last, strict=True))
         if self.times is None:
-            pairs = zip(starts, self.lengths, strict=True)
-            return [start + round(share * length) for start, length in pairs]
+            return [a + round(share * (b - a)) for a, b in pairs]
         moments = self.times.astype("int64")
-        first, last = moments.min(), moments.max()
-        cut = first + share * (last - first + 1)
-        slices = [self.rows(i) for i in range(len(self.lengths))]
-        return [r.start + int(np.searchsorted(moments[r], cut)) for r in slices]
+        start = min(moments[a] for a, b in pairs if b > a)
+        end = max(moments[b - 1] for a, b in pairs if b > a)
+        cut = start + share * (end - start + 1)
+        return [a + int(np.searchsorted(moments[a:b], cut)) for a, b in pairs]
 
     def _as_float32(self, values):
         if values.dtype == "float32":
@@ -479,6 +478,12 @@ class Windows:
         ends = series.ends.tolist()
         return cls(series, window, horizon, 1, [0, *ends[:-1]], ends)
 
+    def cut(self, share: float) -> tuple["Windows", "Windows"]:
+        """Return the windows of the part up to a share of its time, and those after it."""
+        middle = self.series.cut(share, self.first, self.last)
+        options = self.series, self.window, self.horizon, self.stride
+        return Windows(*options, self.first, middle), Windows(*options, middle, self.last)
+
     def __len__(self) -> int:
         return int(self._ends[-1])
 
@@ -589,6 +594,21 @@ class WindowStream(ExampleStream):
 
     def _batch(self, group, rows, counts) -> Batch:
         return *self.windows.read(rows.astype("int64")), counts
+
+
+def _longest(first, last):
+    return max(b - a for a, b in zip(first, last, strict=True))
+
+
+def _advice(spans):
+    """Says which windows fit parts of so many rows."""
+    steps = min(spans[1:])
+    if not 0 < steps <= spans[0] - steps:
+        return "More rows are needed."
+    return (
+        f"Forecast at most {steps} steps from {spans[0] - steps} rows, or set other shares of the "
+        "parts."
+    )
 
 
 def _columns_of(name, given):

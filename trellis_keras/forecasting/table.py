@@ -3,6 +3,7 @@
 import csv
 import os
 import warnings
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ def forecast_table(
     *,
     steps: int | None = None,
     trained_step: str | None = None,
+    trained: Collection[str] | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Writes the forecast of what follows a CSV file, in the units of the data.
@@ -41,6 +43,8 @@ def forecast_table(
         steps: Positive integer. Defaults to `None`, the model's horizon.
         trained_step: The time from row to row in the training data, which the file must have too.
             Defaults to `None`, no check.
+        trained: Names of the series of the training data; a warning names others. Defaults to
+            `None`, no check.
         overwrite: Boolean, whether to replace an output that exists. Defaults to `False`.
 
     Returns:
@@ -54,10 +58,52 @@ def forecast_table(
     """
     output = check_output(output, [path], overwrite)
     series = TimeSeries.from_csv(path, columns)
-    if None not in (trained_step, series.step) and trained_step != str(series.step):
-        raise ValueError(
-            f"{path} has steps of {series.step}; the model was trained on steps of {trained_step}."
-        )
+    found = forecast_series(
+        model, series, window, str(path), steps=steps, trained_step=trained_step, trained=trained
+    )
+    rows, moments = [], []
+    for i, (times, values) in found.items():
+        label = [series.names[i]] if columns.series else []
+        for time, row in zip(times, values, strict=True):
+            moments.append(_written(time, series.utc))
+            rows.append([*label, moments[-1], *(f"{v:.7g}" for v in row.ravel())])
+    header = [columns.series] if columns.series else []
+    header += [columns.time or "step", *_column_names(columns.targets, model.quantiles)]
+    with atomic_write(output) as temporary, open(temporary, "w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    spans = {"first": min(moments), "last": max(moments)}
+    return {"rows": len(rows), **spans, "left_out": len(series.names) - len(found)}
+
+
+def forecast_series(
+    model: Forecaster,
+    series: TimeSeries,
+    window: int,
+    where: str,
+    *,
+    steps: int | None = None,
+    trained_step: str | None = None,
+    trained: Collection[str] | None = None,
+) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Returns the forecast of what follows each of some series, with calibrated quantiles.
+
+    Args:
+        model: `Forecaster`.
+        series: `TimeSeries` with columns.
+        window: Positive integer, number of rows that the model was trained on.
+        where: String, the name of the table in messages.
+        steps, trained_step, trained: As in `forecast_table`.
+
+    Returns:
+        A dict from the number of each series that is long enough to the times of the steps, or
+        their numbers from 1, and the forecast (steps, targets[, quantiles]).
+
+    Raises:
+        ValueError: As `forecast_table`.
+    """
+    columns = series.columns
+    assert columns is not None
+    check_step(where, series, trained_step)
     horizon = model.horizon
     steps = horizon if steps is None else steps
     if steps > horizon and columns.past:
@@ -66,36 +112,47 @@ def forecast_table(
             f"which has no values of {', '.join(columns.past)} (--past). Received: steps={steps}. "
             f"Forecast {horizon} steps, or train with these columns as --future."
         )
-    rows, moments = [], []
-    ends = [_end(series, i, path) for i in range(len(series.names))]
+    ends = [_end(series, i, where) for i in range(len(series.names))]
     left_out = [name for name, end in zip(series.names, ends, strict=True) if end < window]
     if len(left_out) == len(ends):
         raise ValueError(
-            f"{path}: a forecast needs {window} rows of the past. Received: {max(ends)}"
+            f"{where}: a forecast needs {window} rows of the past. Received: {max(ends)}"
         )
     if left_out:
         warnings.warn(
-            f"{path}: of {len(ends)} series, those with fewer than {window} rows of the past are "
+            f"{where}: of {len(ends)} series, those with fewer than {window} rows of the past are "
             f"left out: {first_names(left_out)}",
-            stacklevel=2,
+            stacklevel=3,
+        )
+    new = [] if trained is None else [name for name in series.names if name not in trained]
+    if new and columns.series:
+        warnings.warn(
+            f"{where}: the model was not trained on the series {first_names(new)}. It forecasts "
+            "them as it learned from others: compare with their last values, or train again with "
+            "them.",
+            stacklevel=3,
         )
     scale = np.array(model.gap_scale) if model.has_band else None
-    for i, name in enumerate(series.names):
-        if ends[i] < window:
-            continue
+    found = {}
+    try:
+        for i, end in enumerate(ends):
+            if end >= window:
+                if model.has_band:
+                    model.gap_scale.assign(scale)
+                values, row = _forecast_one(model, series, i, end, window, horizon, steps, where)
+                found[i] = _times(series, row, steps), values
+    finally:
         if model.has_band:
             model.gap_scale.assign(scale)
-        found, end = _forecast_one(model, series, i, ends[i], window, horizon, steps, path)
-        label = [name] if columns.series else []
-        for k, values in enumerate(found):
-            moments.append(_time(series, end, k))
-            rows.append([*label, moments[-1], *(f"{v:.7g}" for v in values.ravel())])
-    header = [columns.series] if columns.series else []
-    header += [columns.time or "step", *_output_names(columns.targets, model.quantiles)]
-    with atomic_write(output) as temporary, open(temporary, "w", newline="") as file:
-        csv.writer(file).writerows([header, *rows])
-    spans = {"first": min(moments), "last": max(moments)}
-    return {"rows": len(rows), **spans, "left_out": len(left_out)}
+    return found
+
+
+def check_step(where: str, series: TimeSeries, trained_step: str | None) -> None:
+    """Raises ValueError if series have another step than those that a model was trained on."""
+    if None not in (trained_step, series.step) and trained_step != str(series.step):
+        raise ValueError(
+            f"{where} has steps of {series.step}; the model was trained on steps of {trained_step}."
+        )
 
 
 def _end(series, i, path):
@@ -124,13 +181,21 @@ def _forecast_one(model, series, i, end, window, horizon, steps, path):
     future = None
     if series.future_channels:
         future = _future(series, rows.start + end, rows.stop, steps, horizon, where)
-    missing = np.isnan(values[end - window : end, : series.targets]).mean(axis=0)
+    recent = values[end - window : end, : series.targets]
+    for name, column in zip(series.columns.targets, recent.T, strict=True):
+        if horizon > 1 and np.ptp(column[-horizon:]) == 0 < np.ptp(column[~np.isnan(column)]):
+            warnings.warn(
+                f"{where}: the last {horizon} values of {name!r} are all {column[-1]:g}. If "
+                "nothing was measured there, leave them empty: the forecast follows them.",
+                stacklevel=4,
+            )
+    missing = np.isnan(recent).mean(axis=0)
     for name, share in zip(series.columns.targets, missing, strict=True):
         if share > _MANY_MISSING:
             warnings.warn(
                 f"{where}: of the last {window} values of {name!r}, {share:.0%} are missing, "
                 "which makes the forecast less reliable.",
-                stacklevel=3,
+                stacklevel=4,
             )
     _calibrate_on_past(model, series, i, end, window, horizon)
     found = model.forecast(values[end - window : end], steps, future, seed=0)
@@ -169,18 +234,27 @@ def _calibrate_on_past(model, series, i, end, window, horizon):
         model.calibrate(*windows.read(np.arange(len(windows))))
 
 
-def _time(series, end, k):
-    """The time of step `k` of a forecast that starts at row `end`."""
+def _times(series, end, steps):
+    """The times of the steps after row `end`, or their numbers from 1."""
+    ahead = np.arange(1, steps + 1)
     if series.times is None or series.step is None:
-        return k + 1
-    if series.times.dtype.kind != "M":
-        return int(series.times[end - 1] + (k + 1) * series.step)
-    unit = "datetime64[M]" if series.step.dtype == np.dtype("m8[M]") else series.times.dtype
-    moment = series.times[end - 1].astype(unit) + (k + 1) * series.step
-    return str(moment.astype(series.times.dtype)) + ("Z" if series.utc else "")
+        return ahead
+    last = series.times[end - 1]
+    if series.step.dtype == np.dtype("m8[M]"):
+        last = last.astype("datetime64[M]")
+    return (last + ahead * series.step).astype(series.times.dtype)
 
 
-def _output_names(targets, quantiles):
+def _written(time, utc):
+    return str(time) + "Z" * utc if time.dtype.kind == "M" else int(time)
+
+
+def output_names(quantiles: Sequence[float] | None) -> list[str]:
+    """Returns the names of the outputs of a model: `q10`, `q50`, ..., without any `forecast`."""
+    return ["forecast"] if quantiles is None else [f"q{100 * q:g}" for q in quantiles]
+
+
+def _column_names(targets, quantiles):
     if quantiles is None:
         return list(targets)
-    return [f"{name}_q{100 * q:g}" for name in targets for q in quantiles]
+    return [f"{name}_{output}" for name in targets for output in output_names(quantiles)]

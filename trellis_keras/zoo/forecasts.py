@@ -8,14 +8,18 @@ from typing import Any
 
 import keras
 import numpy as np
+import pyarrow as pa
 
+from trellis_keras.data.text import check_shares
 from trellis_keras.export import export
 from trellis_keras.files import atomic_write, read_json
-from trellis_keras.forecasting import Columns, Forecaster
-from trellis_keras.forecasting.calibration import recent_windows
-from trellis_keras.forecasting.picture import draw
+from trellis_keras.forecasting import Columns, Forecaster, TimeSeries, Windows
+from trellis_keras.forecasting.backtest import backtest as backtest_windows
+from trellis_keras.forecasting.estimator import settle, train_forecaster
+from trellis_keras.forecasting.picture import draw, draw_backtest
 from trellis_keras.forecasting.report import report
-from trellis_keras.forecasting.table import forecast_table
+from trellis_keras.forecasting.series import DEFAULT_SPLIT
+from trellis_keras.forecasting.table import check_step, forecast_table
 from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.pretrained import checksum
 from trellis_keras.zoo.recipe import Recipe
@@ -82,15 +86,10 @@ def finish(folder: str | os.PathLike, serve: bool = True) -> dict[str, Any]:
     model = runs.load_best(folder, Forecaster)
     recipe.compile(model)
     loaded = recipe.load_data()
-    share = None
-    if model.linear is not None:
-        share = model.weigh_net(recipe.stream(loaded.valid))
-        _save(model, folder)
-    if model.has_band:
-        recent = [recent_windows(loaded.valid, i) for i in range(len(loaded.valid.series.lengths))]
-        model.calibrate(*loaded.valid.read(np.concatenate(recent)))
-        _save(model, folder)
     batch_size = recipe.training.batch_size
+    share = settle(model, loaded.valid, batch_size)
+    with atomic_write(folder / runs.BEST) as temporary:
+        model.save(temporary)
     results = report(model, loaded.train, loaded.valid, loaded.test, batch_size)
     if share is not None:
         results["net_share"] = share
@@ -107,14 +106,13 @@ def finish(folder: str | os.PathLike, serve: bool = True) -> dict[str, Any]:
     return results
 
 
-def _save(model, folder):
-    with atomic_write(folder / runs.BEST) as temporary:
-        model.save(temporary)
-
-
 def _read_report(folder):
     path = folder / REPORT
-    return read_json(path, "a report") if path.exists() else {}
+    written = read_json(path, "a report") if path.exists() else {}
+    for name, kind in (("names", list), ("test_start", str)):
+        if not isinstance(written.get(name), (kind, type(None))):
+            raise ValueError(f"{path} is not a report, or damaged. Received: {written[name]!r}")
+    return written
 
 
 def forecast(
@@ -148,10 +146,7 @@ def forecast(
         OSError: If a file cannot be read or written.
     """
     output = runs.check_output(output, [path], overwrite)
-    recipe = read_recipe(folder)
-    if not is_forecaster(recipe):
-        raise ValueError(f"{folder} is a run of {recipe.name}, which does not forecast series.")
-    model = runs.load_best(folder, Forecaster)
+    recipe, model, written = _read(folder)
     return forecast_table(
         model,
         path,
@@ -159,6 +154,106 @@ def forecast(
         _columns(recipe),
         recipe.arguments["window"],
         steps=steps,
-        trained_step=_read_report(pathlib.Path(folder).expanduser()).get("step"),
+        trained_step=written.get("step"),
+        trained=written.get("names"),
         overwrite=overwrite,
     )
+
+
+def _read(folder):
+    """The recipe, the best model and the report of a run of a forecaster."""
+    recipe = read_recipe(folder)
+    if not is_forecaster(recipe):
+        raise ValueError(f"{folder} is a run of {recipe.name}, which does not forecast series.")
+    model = runs.load_best(folder, Forecaster)
+    return recipe, model, _read_report(pathlib.Path(folder).expanduser())
+
+
+def backtest(
+    folder: str | os.PathLike,
+    path: str | os.PathLike,
+    output: str | os.PathLike,
+    origins: int = 20,
+    every: int | None = None,
+    overwrite: bool = False,
+    verbose: int = 0,
+) -> pa.Table:
+    """Forecasts the rows of a CSV file from origins in the past: see `forecasting.backtest`.
+
+    Origins are in the rows that the run was not trained on and not chosen by: those from the start
+    of its test part on; of data without times, in the file's own test part. Beside the output there
+    is a picture of the errors by step ahead, whose name ends with `.png`.
+
+    Args:
+        folder: Folder of a run of a forecaster.
+        path: CSV file with the columns that the run was trained on.
+        output: CSV or Parquet file to write.
+        origins: Positive integer, number of origins. Defaults to 20.
+        every: Positive integer: after as many origins the model is trained anew, by the run's
+            recipe, on what was known by then. Defaults to `None`, never.
+        overwrite: Boolean, whether to replace outputs that exist. Defaults to `False`.
+        verbose: 1 shows a progress bar on the standard error stream. Defaults to 0.
+
+    Returns:
+        What `forecasting.backtest` returns.
+
+    Raises:
+        ValueError: If the run is not one of a forecaster, or the file does not fit it, or has no
+            rows that it was not trained on.
+        OSError: If a file cannot be read or written.
+    """
+    output = runs.check_output(output, [path], overwrite)
+    picture = runs.check_output(output.with_suffix(".png"), [path], overwrite)
+    recipe, model, written = _read(folder)
+    series = TimeSeries.from_csv(path, _columns(recipe))
+    check_step(str(path), series, written.get("step"))
+    test = _unseen(recipe, series, written.get("test_start"), path)
+    shares = check_shares("split", recipe.data_options.get("split", DEFAULT_SPLIT))
+
+    def refit(before):
+        train, valid = before.cut(shares[0] / (shares[0] + shares[1]))
+        fresh, training, callbacks = recipe.build(), recipe.training, recipe.callbacks()
+        for callback in callbacks:
+            callback.verbose = 0  # the progress bar speaks
+        train_forecaster(
+            fresh,
+            train,
+            valid,
+            epochs=training.epochs,
+            batch_size=training.batch_size,
+            callbacks=callbacks,
+            seed=recipe.seed or 0,
+        )
+        return fresh
+
+    rows = backtest_windows(
+        model,
+        test,
+        origins,
+        refit=None if every is None else refit,
+        every=every or 1,
+        output=output,
+        overwrite=overwrite,
+        verbose=verbose,
+    )
+    with atomic_write(picture) as temporary:
+        draw_backtest(rows, temporary)
+    return rows
+
+
+def _unseen(recipe, series, start, path):
+    """The windows of the rows that a run was not trained on and not chosen by."""
+    window, horizon = recipe.arguments["window"], recipe.arguments["horizon"]
+    if start is None or series.times is None:
+        shares = recipe.data_options.get("split", DEFAULT_SPLIT)
+        return series.split(window, horizon, shares=shares)[2]
+    moment = np.array(start, series.times.dtype)
+    slices = [series.rows(i) for i in range(len(series.lengths))]
+    first = [r.start + int(np.searchsorted(series.times[r], moment)) for r in slices]
+    test = Windows(series, window, horizon, 1, first, [r.stop for r in slices])
+    if not len(test):
+        raise ValueError(
+            f"{path} has no {horizon} rows from {start} on, where the test part of the run begins: "
+            f"what is before it, the run was trained on. Received: rows up to {series.times.max()}"
+        )
+    return test

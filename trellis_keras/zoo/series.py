@@ -14,6 +14,7 @@ from typing import Any
 from trellis_keras.data.text import Shares, check_shares
 from trellis_keras.files import own_file
 from trellis_keras.forecasting import Columns, Forecaster, LabelledWindows, TimeSeries, WindowStream
+from trellis_keras.forecasting.estimator import dilations_within
 from trellis_keras.forecasting.series import DEFAULT_SPLIT, warn_left_out
 from trellis_keras.layers import LRU, TCN, TrellisLayer
 from trellis_keras.models import SequenceClassifier
@@ -168,7 +169,7 @@ def _tcn(window, kernel_size, depth, filters, dropout, seed):
         filters,
         kernel_size,
         depth,
-        dilations=_dilations(window, kernel_size, convolutions=2) if depth is None else None,
+        dilations=dilations_within(window, kernel_size, convolutions=2) if depth is None else None,
         dropout=dropout,
         return_sequences=False,
         seed=sub_seed(seed, 10),
@@ -231,7 +232,7 @@ def trellisnet_classifier(
 
 def _trellisnet(window, kernel_size, dilations, hidden_units, dropout, seed):
     if dilations is None:
-        dilations = _dilations(window, kernel_size)
+        dilations = dilations_within(window, kernel_size)
     return TrellisLayer(
         hidden_units,
         len(dilations),
@@ -242,20 +243,6 @@ def _trellisnet(window, kernel_size, dilations, hidden_units, dropout, seed):
         seed=sub_seed(seed, 10),
         name="trellis",
     )
-
-
-def _dilations(window, kernel_size, convolutions=1):
-    """Returns 1, 2, 4, ... and a rest, such that the receptive field is at most the window.
-
-    (A window that is too short for a dilation of 1 gets it.)
-    """
-    if kernel_size < 2:
-        raise ValueError(f"`kernel_size` must be at least 2. Received: {kernel_size}")
-    reach = (window - 1) // (convolutions * (kernel_size - 1))
-    dilations = [1]
-    while (rest := reach - sum(dilations)) > 0:
-        dilations.append(min(2 * dilations[-1], rest))
-    return dilations
 
 
 @register(**_FORECASTS)

@@ -1,0 +1,109 @@
+"""From a table to forecasts in one call."""
+
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from trellis_keras.forecasting import FittedForecaster, fit
+from trellis_keras.layers import LRU
+
+
+def frame(lengths=(200,), season=12):
+    rows = [np.arange(n) for n in lengths]
+    noise = 0.02 * np.random.default_rng(0).normal(size=max(lengths))
+    load = [
+        (i + 1) * (100 + np.sin(2 * np.pi * t / season) + t / 10 + noise[: len(t)])
+        for i, t in enumerate(rows)
+    ]
+    return {
+        "house": np.concatenate([np.full(n, "ab"[i]) for i, n in enumerate(lengths)]),
+        "day": np.datetime64("2024-01-01", "s") + np.concatenate(rows) * np.timedelta64(1, "D"),
+        "load": np.concatenate(load),
+        "gas": -np.concatenate(load),
+    }
+
+
+def first(data, rows):
+    return {name: column[:rows] for name, column in data.items()}
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    data = first(frame(), 180)
+    return fit(data, 6, ["load", "gas"], time="day", series="house", epochs=1)
+
+
+def test_the_next_values_of_each_target(fitted):
+    pandas = pytest.importorskip("pandas")
+    assert fitted.window == 36 and fitted.report["names"] == ["a"]
+    data = frame()
+    found = fitted.predict(first(data, 180))
+    assert isinstance(found, pandas.DataFrame)
+    assert list(found.columns) == ["day", "house", "target", "q10", "q50", "q90"]
+    assert found["target"].tolist() == ["load"] * 6 + ["gas"] * 6
+    np.testing.assert_array_equal(found["day"], np.tile(data["day"][180:186], 2))
+    expected = np.r_[data["load"][180:186], data["gas"][180:186]]
+    np.testing.assert_allclose(found["q50"], expected, atol=0.5)
+    assert (found["q10"] <= found["q50"]).all() and (found["q50"] <= found["q90"]).all()
+    assert "load: mean absolute error" in str(fitted)
+    assert len(fitted.predict(first(data, 180), steps=8)) == 16
+
+
+def test_without_pandas_the_frame_is_of_arrow(fitted, monkeypatch):
+    expected = fitted.predict(first(frame(), 180))["q50"].to_numpy()
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    found = fitted.predict(first(frame(), 180))
+    np.testing.assert_array_equal(found["q50"].to_numpy(), expected)
+    assert isinstance(found, pa.Table) and found["day"].type == pa.timestamp("s")
+
+
+def test_a_saved_forecaster_forecasts_the_same(fitted, tmp_path):
+    fitted.save(tmp_path / "load")
+    fitted.save(tmp_path / "load")
+    loaded = FittedForecaster.load(tmp_path / "load")
+    data = first(frame(), 180)
+    assert loaded.predict(data).equals(fitted.predict(data))
+    assert loaded.columns == fitted.columns and loaded.report == fitted.report
+    with pytest.raises(ValueError, match="exists, and holds no forecaster"):
+        fitted.save(tmp_path)
+    (tmp_path / "load" / "forecaster.json").write_text("{}")
+    with pytest.raises(ValueError, match="forecaster.json is damaged"):
+        FittedForecaster.load(tmp_path / "load")
+
+
+def test_a_file_and_a_net_of_ones_own(tmp_path):
+    data = frame()
+    path = tmp_path / "load.csv"
+    lines = [f"{day},{load}" for day, load in zip(data["day"], data["load"], strict=True)]
+    path.write_text("\n".join(["day,load", *lines]))
+    net = LRU(4, input_projection=True, return_sequences=False)
+    fitted = fit(path, 4, "load", window=12, quantiles=None, backbone=net, epochs=2)
+    assert fitted.window == 12 and fitted.model.backbone is net
+    assert fitted.report["net_share"] in (0, 0.25, 0.5, 0.75, 1)
+    found = fitted.predict(path)
+    assert list(found)[-2:] == ["target", "forecast"] and list(found)[0] == "step"
+    np.testing.assert_allclose(found["forecast"], frame((204,))["load"][-4:], atol=2)
+
+
+def test_series_that_the_training_did_not_have(fitted):
+    data = frame((180, 100))
+    with pytest.warns(UserWarning, match=r"not trained on the series 1 \('b'\). It forecasts"):
+        found = fitted.predict(data)
+    own = found[(found["house"] == "b") & (found["target"] == "load")]
+    np.testing.assert_allclose(own["q50"], frame((180, 106))["load"][-6:], atol=2)
+
+
+def test_a_meter_that_stands_still(fitted):
+    data = first(frame(), 180)
+    data["load"][-6:] = 5
+    with pytest.warns(UserWarning, match="the last 6 values of 'load' are all 5. If nothing"):
+        fitted.predict(data)
+
+
+def test_data_that_are_too_short_say_what_fits():
+    with pytest.raises(ValueError, match="Forecast at most 15 steps from 55 rows"):
+        fit({"load": np.arange(100.0)}, 40, "load")
+    with pytest.raises(ValueError, match="More rows are needed"):
+        fit({"load": np.arange(5.0)}, 2, "load")
