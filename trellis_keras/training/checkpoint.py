@@ -295,12 +295,19 @@ class RestOfEpoch(keras.utils.PyDataset):
         super().__init__()
         self.dataset = dataset
         self.batches = batches
+        self._has_begun = False
 
     def __len__(self) -> int:
         return len(self.dataset) - self.batches
 
+    def on_epoch_begin(self) -> None:
+        self._has_begun = True
+
     def __getitem__(self, index: int) -> Any:
-        return self.dataset[self.batches + index]
+        # Before the epoch begins, Keras on TensorFlow infers from two batches which axes vary: they
+        # are those of a whole epoch. A single batch that is left has its own shape.
+        is_sample = not self._has_begun and len(self) > 1
+        return self.dataset[index if is_sample else self.batches + index]
 
 
 def progress(directory: str | PathLike) -> tuple[int, int]:

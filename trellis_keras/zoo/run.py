@@ -296,6 +296,8 @@ def _fit(recipe, loaded, folder, verbose, callbacks, observation, limit, save_mi
     train_stream = recipe.stream(loaded.train, shuffle=True)
     valid_stream = recipe.stream(loaded.valid)
     epochs, batches = progress(folder / "checkpoints")
+    if hasattr(train_stream, "epoch"):
+        train_stream.epoch = epochs
     observers = observation.callbacks(
         folder,
         model,
