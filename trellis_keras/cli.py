@@ -161,13 +161,21 @@ def train(
         ),
     ] = None,
     gradient_norms: Annotated[
-        int,
-        typer.Option(min=0, help="Batches to measure gradient norms on after each epoch."),
-    ] = 2,
+        int | None,
+        typer.Option(
+            min=0,
+            help="Batches to measure gradient norms on after each epoch (default: 2, of several "
+            "processes 0).",
+        ),
+    ] = None,
     sample_length: Annotated[
-        int,
-        typer.Option(min=0, help="Tokens for a language model to sample after each epoch."),
-    ] = 200,
+        int | None,
+        typer.Option(
+            min=0,
+            help="Tokens for a language model to sample after each epoch (default: 200, of several "
+            "processes 0).",
+        ),
+    ] = None,
     profile: Annotated[
         str | None,
         typer.Option(metavar="FIRST:LAST", help="Profile these batches, counted from 1."),
@@ -179,6 +187,19 @@ def train(
     save_minutes: Annotated[
         float, typer.Option(help="Minutes between checkpoints within an epoch.")
     ] = 10,
+    devices: Annotated[
+        int | None,
+        typer.Option(min=1, help="Devices of this machine that share the rows of a batch."),
+    ] = None,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address of process 0 of several (JAX), or auto on Slurm, Kubernetes, a cloud.",
+        ),
+    ] = None,
+    processes: Annotated[int | None, typer.Option(help="Number of processes.")] = None,
+    process: Annotated[int | None, typer.Option(help="Number of this process, from 0.")] = None,
 ):
     """Train a model by its recipe, or resume an interrupted run.
 
@@ -202,7 +223,14 @@ def train(
     _load()
     from trellis_keras import zoo
     from trellis_keras.forecasting.report import describe_report
+    from trellis_keras.training import devices as parallel
     from trellis_keras.zoo import forecasts, run
+
+    if coordinator is not None:
+        parallel.join(coordinator, processes, process)
+    elif (processes, process) != (None, None):
+        raise ValueError("--processes and --process need --coordinator HOST:PORT.")
+    alone = coordinator is None
 
     if data_dir is not None:
         options["data_dir"] = data_dir
@@ -213,7 +241,7 @@ def train(
                 f"--precision {precision} and --dtype-policy {options['dtype_policy']} exclude "
                 "each other."
             )
-    recipe = _named_recipe(zoo, names, as_published) or _recipe_to_resume(zoo, output)
+    recipe = _named_recipe(zoo, names, as_published) or _recipe_to_resume(zoo, output, parallel)
     if as_published:
         _check_published(names, options)
     if text is not None:
@@ -235,7 +263,10 @@ def train(
             f"{recipe.name} needs --csv FILE, --target COLUMN, --past COLUMN and --series COLUMN."
         )
     observation = run.Observation(
-        gradient_norms, sample_length, graph=True, profile=_range(profile)
+        (2 if alone else 0) if gradient_norms is None else gradient_norms,
+        (200 if alone else 0) if sample_length is None else sample_length,
+        graph=alone,
+        profile=_range(profile),
     )
     try:
         # A progress bar on a terminal; in a file, a line per epoch.
@@ -247,12 +278,15 @@ def train(
             observation=observation,
             max_minutes=max_minutes,
             save_minutes=save_minutes,
+            devices=devices,
         )
     except KeyboardInterrupt:
         saved = run.has_run(output)
         then = f"To resume: {run.resuming(output)}" if saved else "Nothing was saved yet."
         typer.echo(f"\nInterrupted. {then}", err=True)
         raise
+    if parallel.process_index():
+        return  # process 0 has written the run
     if forecasts.is_forecaster(recipe) and run.is_finished(output):
         typer.echo(_printable(describe_report(forecasts.finish(output))))
     if is_classifier and run.is_finished(output):
@@ -268,17 +302,48 @@ def evaluate(
         str,
         typer.Option(help="Of a text: all (each target once) or original (as the authors' code)."),
     ] = "all",
+    dynamic: Annotated[
+        bool,
+        typer.Option(
+            "--dynamic", help="Of a text: also with a model that learns from what it has scored."
+        ),
+    ] = False,
+    cache: Annotated[
+        bool,
+        typer.Option("--cache", help="Of a text: also with a cache of the last hidden states."),
+    ] = False,
     data_dir: DataDir = None,
 ):
-    """Evaluate the best model of a run on a whole split."""
+    """Evaluate the best model of a run on a whole split.
+
+    --dynamic and --cache choose their hyper-parameters on the start of the validation part, which
+    takes as long as some evaluations of it, and then score the split once.
+    """
     _load()
     from trellis_keras import zoo
-    from trellis_keras.zoo.run import evaluate
+    from trellis_keras.zoo.adapting import evaluate_cache, evaluate_dynamic
+    from trellis_keras.zoo.run import evaluate, load_best
 
     recipe = zoo.read_recipe(run)
     if data_dir is not None:
         recipe = recipe.replace(data_dir=data_dir)
-    found = evaluate(recipe, run, split, target_counting)
+    asked_for = {"dynamic": evaluate_dynamic} if dynamic else {}
+    if cache:
+        asked_for["cache"] = evaluate_cache
+    if asked_for and not recipe.reads_text:
+        raise ValueError(
+            f"--dynamic and --cache are for language models. {run} is a run of {recipe.name}."
+        )
+    found: dict[str, object] = {**evaluate(recipe, run, split, target_counting)}
+    for name, better in asked_for.items():
+        typer.echo(f"{name}: choosing on the validation part", err=True)
+        found[name] = better(
+            recipe,
+            load_best(run),
+            recipe.load_data(),
+            split,
+            lambda line: typer.echo(line, err=True),
+        )
     asked = {"run": run, "split": split, "target_counting": target_counting}
     typer.echo(json.dumps({**asked, **found}))
 
@@ -593,10 +658,14 @@ def _named_recipe(zoo, names, as_published):
     return zoo.recipe(names[0]) if names else None
 
 
-def _recipe_to_resume(zoo, output):
-    """The recipe of the run in a folder."""
+def _recipe_to_resume(zoo, output, parallel):
+    """The recipe of the run in a folder, in all processes that of process 0."""
+    if parallel.process_index():
+        return zoo.registry.recipe_from_dict(json.loads(parallel.broadcast(b"")))
     try:
-        return zoo.read_recipe(output)
+        recipe = zoo.read_recipe(output)
+        parallel.broadcast(recipe.to_json().encode())
+        return recipe
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"{error} Name a model (`trellis-keras list` shows them) to start one. A run that was "

@@ -1,39 +1,35 @@
-"""Several devices give the losses of one, by the scripts of examples/multi_device."""
+"""Several devices and several processes train as one, and leave an ordinary run."""
 
-import importlib
 import json
-import re
-import shlex
+import os
+import signal
 import socket
 import subprocess
 import sys
-import types
+import time
 
 import numpy as np
 import pytest
 
-from tests.support.processes import ROOT, child_environment
-from tests.support.small_runs import write_text
-from trellis_keras import zoo
+from tests.support.processes import ROOT, child_environment, run_script
+from tests.support.small_runs import options, write_text
+from trellis_keras.training import latest
+from trellis_keras.zoo import read_recipe, run
 
-EXAMPLES = ROOT / "examples" / "multi_device"
-PAGE = (ROOT / "docs" / "multi_device.md").read_text(encoding="utf-8")
-STEPS = 20
-
-# Gradient descent: Adam does not see a gradient that is twice too large. The text ends in the
-# 18th step, with rows of 5, 5, 5 and 2 targets.
-TEXT = {"optimizer": "sgd", "learning_rate": 2.0, "batch_size": 4}
-TEXT |= {"sequence_length": 12, "context_length": 4}
+# Gradient descent: Adam does not see a gradient that is twice too large. The last rows of the text
+# have fewer targets.
+TEXT = {"optimizer": "sgd", "learning_rate": 2.0, "batch_size": 4, "epochs": 2}
+TEXT |= {"sequence_length": 12, "context_length": 4, "data": "text"}
 TRELLIS = {"depth": 3, "hidden_units": 8, "embedding_dim": 8, "aux_every": 1, "aux_weight": 0.1}
 # Of 71 examples the last batch has 3: two rows here, one there.
-ADDING = {"T": 8, "depth": 2, "filters": 3, "batch_size": 4, "learning_rate": 0.1}
+ADDING = {"T": 8, "depth": 2, "filters": 3, "batch_size": 4, "learning_rate": 0.1, "epochs": 2}
 CASES = {
     "trellisnet": ("trellisnet_char", TEXT | TRELLIS),
     "carried history": (
         "trellisnet_char",
         TEXT | TRELLIS | {"stateful": True, "sequence_length": 8, "context_length": 0},
     ),
-    "tcn": ("tcn_ptb", TEXT | {"depth": 2, "filters": 8, "embedding_dim": 8}),
+    "tcn": ("tcn_ptb", TEXT | {"depth": 2, "filters": 8, "embedding_dim": 8, "dropout": 0.0}),
     "adding": (
         "tcn_adding",
         ADDING | {"optimizer": "sgd", "data_options": {"train": 71, "valid": 8, "test": 8}},
@@ -42,18 +38,100 @@ CASES = {
 
 
 def words_of(case, folder):
-    """The model, and its settings with a text in `folder`, as words of the command line."""
+    """The model and its settings, with a text in `folder` where it reads one."""
     model, settings = CASES[case]
-    if "sequence_length" in settings:
-        options = {"path": str(write_text(folder / "text.txt", 1124)), "split": [0.5, 0.25, 0.25]}
-        settings = settings | {"data": "text", "data_options": options}
-    return [model, "--settings", json.dumps(settings), "--checkpoints", str(folder / "checkpoints")]
+    if settings.get("data") == "text":
+        path = str(write_text(folder / "text.txt", 1124))
+        settings = settings | {"data_options": {"path": path, "split": [0.5, 0.25, 0.25]}}
+    return model, settings | {"jit_compile": False}
 
 
-def start(script, *words, **environment):
+def weights_of(folder):
+    """The weights in the newest checkpoint of a run."""
+    with np.load(latest(folder / "checkpoints")) as arrays:
+        return [arrays[name] for name in arrays.files if name.startswith("model.")]
+
+
+def check_same(run, alone):
+    ours, theirs = weights_of(run), weights_of(alone)
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-4)
+
+
+# Two logical CPU devices: two epochs on one, an epoch on the first number and one on the second.
+DEVICES = """
+import json, keras, pathlib
+from trellis_keras import zoo
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+model, settings = sys.argv[2], json.loads(sys.argv[3])
+recipe = zoo.recipe(model, **settings)
+folder = pathlib.Path(sys.argv[1])
+observation = zoo.run.Observation(gradient_norms=2)
+zoo.train(recipe, folder / "alone", 0, observation=observation, devices=1)
+for epochs, devices in enumerate(json.loads(sys.argv[4]), start=1):
+    part = recipe.replace(epochs=epochs)
+    zoo.train(part, folder / "several", 0, observation=observation, devices=devices)
+for wrong in ({"devices": 3}, {"devices": 2, "batch_size": 3}):
+    devices = wrong.pop("devices")
+    try:
+        zoo.train(recipe.replace(**wrong), folder / "wrong", 0, devices=devices)
+    except ValueError as error:
+        print(error)
+"""
+
+
+def check_devices(case, backend, folder, devices=(2, 1)):
+    model, settings = words_of(case, folder)
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+    words = folder, model, json.dumps(settings), json.dumps(devices)
+    refused = run_script(DEVICES, *words, backend=backend, XLA_FLAGS=flags).splitlines()
+    assert refused[-2].startswith("There are 2 devices") and refused[-2].endswith("devices=3")
+    assert "batch_size=3 cannot be shared by 2 devices" in refused[-1]
+    alone, several = folder / "alone", folder / "several"
+    check_same(several, alone)
+    ours, theirs = (
+        np.genfromtxt(run / "history.csv", delimiter=",", names=True) for run in (several, alone)
+    )
+    for column in theirs.dtype.names:
+        np.testing.assert_allclose(ours[column], theirs[column], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_two_devices(backend, tmp_path):
+    check_devices("trellisnet", backend, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "backend"),
+    [
+        ("trellisnet", "jax"),
+        ("trellisnet", "tensorflow"),
+        ("carried history", "jax"),
+        ("tcn", "jax"),
+        ("tcn", "tensorflow"),
+        ("adding", "jax"),
+        ("adding", "tensorflow"),
+    ],
+)
+def test_the_second_epoch_on_two_devices(case, backend, tmp_path):
+    check_devices(case, backend, tmp_path, devices=(1, 2))
+
+
+# Several processes
+
+
+def start(*words):
+    """Starts the command `train` on JAX."""
     return subprocess.Popen(
-        [sys.executable, str(EXAMPLES / script), *map(str, words)],
-        env=child_environment(**environment),
+        [sys.executable, "-m", "trellis_keras", "train", *map(str, words)],
+        env=child_environment("jax"),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -61,112 +139,66 @@ def start(script, *words, **environment):
     )
 
 
-def outputs(processes):
-    """The standard outputs of processes that must all end well."""
-    ends = [process.communicate(timeout=600) for process in processes]
-    for process, (out, err) in zip(processes, ends, strict=True):
-        assert process.returncode == 0, f"{out[-3000:]}\n{err[-6000:]}"
-    return [out for out, _ in ends]
-
-
-def start_both(*words):
-    """Two processes on this machine, as on two."""
+def start_both(outputs, *words):
+    """Two processes on this machine, as on two, each with its own idea of the output folder."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    several = ["--address", address, "--processes", 2]
-    return [start("processes.py", *words, *several, "--process", i) for i in range(2)]
+    several = ["--coordinator", address, "--processes", 2]
+    return [
+        start(*words, "--output", output, *several, "--process", i)
+        for i, output in enumerate(outputs)
+    ]
 
 
-def check_same(alone, together):
-    alone, together = (json.loads(out.splitlines()[-1]) for out in (alone, together))
-    assert len(alone) == len(together) == STEPS
-    np.testing.assert_allclose(together, alone, rtol=0, atol=1e-4)
-    assert len(set(alone)) == STEPS
+def check_ended_well(processes):
+    for process in processes:
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, f"{out[-3000:]}\n{err[-6000:]}"
 
 
-def test_what_a_script_needs_wins_over_the_settings(monkeypatch):
-    monkeypatch.syspath_prepend(EXAMPLES)
-    task = importlib.import_module("task")
-    settings = ADDING | {"jit_compile": True, "data_options": {"train": 9, "valid": 9, "test": 9}}
-    options = types.SimpleNamespace(model="tcn_adding", settings=settings, check=None)
-    recipe, _ = task.load(options, jit_compile=False)
-    assert recipe.jit_compile is False and recipe.arguments["filters"] == ADDING["filters"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["trellisnet", "tcn", "adding"])
-def test_two_replicas(case, tmp_path):
-    words = [*words_of(case, tmp_path), "--check", STEPS, "--cpus", 2]
-    alone = start("replicas.py", *words, "--replicas", 1)
-    check_same(*outputs([alone, start("replicas.py", *words)]))
+def command(case, folder, **changes):
+    model, settings = words_of(case, folder)
+    settings = {k: json.dumps(v) if isinstance(v, dict) else v for k, v in settings.items()}
+    return [model, *options(settings | changes)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes(case, tmp_path):
-    words = [*words_of(case, tmp_path), "--check", STEPS]
-    alone, together, _ = outputs([start("processes.py", *words), *start_both(*words)])
-    check_same(alone, together)
+    alone, together, elsewhere = (tmp_path / name for name in ("alone", "together", "elsewhere"))
+    check_ended_well([start(*command(case, tmp_path), "--output", alone)])
+    for epochs in (1, 2):  # the second time they resume
+        words = command(case, tmp_path, epochs=epochs)
+        check_ended_well(start_both([together, elsewhere], *words))
+    assert not elsewhere.exists()
+    check_same(together, alone)
+    found, expected = (run.evaluate(read_recipe(folder), folder) for folder in (together, alone))
+    assert found["loss"] == pytest.approx(expected["loss"], abs=1e-4)
 
 
 @pytest.mark.slow
-def test_one_process_of_two_devices(tmp_path):
-    words = [*words_of("carried history", tmp_path), "--check", STEPS]
-    two = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    alone = start("processes.py", *words)
-    check_same(*outputs([alone, start("processes.py", *words, **two)]))
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_process_ends_all(killed, tmp_path):
+    outputs = tmp_path / "run", tmp_path / "other"
+    processes = start_both(outputs, *command("trellisnet", tmp_path, epochs=100_000))
+    deadline = time.monotonic() + 120
+    while latest(outputs[0] / "checkpoints") is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    processes[killed].send_signal(signal.SIGKILL)
+    killed_at = time.monotonic()
+    _, err = processes[1 - killed].communicate(timeout=60)
+    assert processes[1 - killed].returncode != 0
+    assert time.monotonic() - killed_at < 60
+    assert "Another process of this training has ended" in err
+    processes[killed].communicate()
+    done = run.epochs_done(outputs[0])
+    check_ended_well(start_both(outputs, *command("trellisnet", tmp_path, epochs=done + 1)))
+    assert run.epochs_done(outputs[0]) == done + 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["replicas", "processes"])
-def test_training_goes_on(how, tmp_path):
-    model, _, settings, *rest = words_of("trellisnet", tmp_path)
-    for epochs in (1, 3):
-        words = [model, "--settings", json.dumps({**json.loads(settings), "epochs": epochs}), *rest]
-        replicas = [start("replicas.py", *words, "--cpus", 2)] if how == "replicas" else None
-        outputs(replicas or start_both(*words))
-    ends = sorted((tmp_path / "checkpoints").rglob("variables.npz"))
-    names = [str(path.parent.relative_to(tmp_path / "checkpoints")) for path in ends]
-    if how == "replicas":
-        assert names == ["epoch-0002", "epoch-0003"]
-        return
-    epochs = ("epoch-0002", "epoch-0003")
-    assert names == [f"process-{i}/{epoch}" for i in range(2) for epoch in epochs]
-    with np.load(ends[1]) as ours, np.load(ends[3]) as theirs:
-        assert ours.files == theirs.files
-        for name in ours.files:
-            np.testing.assert_array_equal(ours[name], theirs[name])
-
-
-@pytest.mark.slow
-def test_what_cannot_be_shared(tmp_path):
-    words = words_of("trellisnet", tmp_path)
-    wrong = {
-        "--replicas must lie in 1 to 2": start("replicas.py", *words, "--cpus", 2, "--replicas", 3),
-        "batch_size=4 cannot be shared by 3": start("replicas.py", *words, "--cpus", 3),
-        "--process must lie in 0 to": start("processes.py", *words, "--process", 2),
-        "A stateful backbone cannot be trained": start(
-            "replicas.py", *words_of("carried history", tmp_path), "--cpus", 2
-        ),
-    }
-    for message, process in wrong.items():
-        assert message in process.communicate(timeout=600)[1]
-        assert process.returncode
-
-
-def test_the_page_has_commands_that_exist():
-    commands = re.findall(r"^(?:\w+=\S+ )*python (examples/\S+) (.+)$", PAGE, flags=re.MULTILINE)
-    assert {script for script, _ in commands} == {
-        f"examples/multi_device/{name}.py" for name in ("replicas", "processes")
-    }
-    for script, rest in commands:
-        source = "".join(
-            (EXAMPLES / name).read_text() for name in (script.split("/")[-1], "task.py")
-        )
-        words = shlex.split(rest, comments=True)
-        assert words[0] in zoo.list_models()
-        for word in words:
-            assert not word.startswith("--") or f'"{word}"' in source, word
-    names = set(re.findall(r"`(trellis_keras/\S+?\.py|examples/\S+?\.py)`", PAGE))
-    assert all((ROOT / name).is_file() for name in names)
+def test_wrong_options(refused, monkeypatch):
+    words = ["train", "trellisnet_char", "--output", "run"]
+    assert "need --coordinator" in refused(*words, "--processes", 2)
+    assert "KERAS_BACKEND=jax" in refused(*words, "--coordinator", "auto")

@@ -12,6 +12,7 @@ from trellis_keras.zoo.registry import (
     recipe,
     register,
 )
+from trellis_keras.zoo.run import train
 from trellis_keras.zoo.series import *  # noqa: F403
 from trellis_keras.zoo.tcn import *  # noqa: F403
 from trellis_keras.zoo.trellisnet import *  # noqa: F403
@@ -26,6 +27,7 @@ __all__ = [
     "read_recipe",
     "recipe",
     "register",
+    "train",
     *trellisnet.__all__,
     *tcn.__all__,
     *lru.__all__,

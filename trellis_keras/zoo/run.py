@@ -22,6 +22,7 @@ import re
 import shlex
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -41,6 +42,7 @@ from trellis_keras.files import (
 )
 from trellis_keras.models.base import BackboneModel
 from trellis_keras.models.saved_files import load_model
+from trellis_keras.training import devices as parallel
 from trellis_keras.training.checkpoint import (
     Checkpoint,
     RestOfEpoch,
@@ -201,8 +203,13 @@ def train(
     observation: Observation | None = None,
     max_minutes: float | None = None,
     save_minutes: float | None = 10,
+    devices: int | None = None,
 ) -> keras.Model:
     """Trains a model by its recipe, or resumes an interrupted run.
+
+    On several machines (JAX), call `training.devices.join` first in each process, then `train` with
+    the same arguments. Process 0 writes the run; the others take from it what it resumes from, and
+    leave nothing.
 
     Args:
         recipe: A `zoo.Recipe`. If `folder` holds a run, it must be that run's; epochs, paths of the
@@ -217,13 +224,18 @@ def train(
             `training.TimeLimit`); the next call resumes. Defaults to None, no limit.
         save_minutes: Minutes between checkpoints within an epoch. Defaults to 10; None: checkpoints
             after epochs only, and `max_minutes` ends training after an epoch.
+        devices: Positive integer, number of devices of this machine that share the rows of a
+            batch. It may differ when a run is resumed. Defaults to None, one; with several
+            processes all of each.
 
     Returns:
         The trained model.
 
     Raises:
         ValueError: The folder cannot be written to, is in use, or holds a run of another recipe;
-            wrong data; `max_minutes` or `save_minutes` is not positive.
+            wrong data; `max_minutes` or `save_minutes` is not positive; fewer devices than
+            `devices`, or a batch that they cannot share evenly; or several processes are to
+            measure what one can only.
         FileNotFoundError: The data are missing.
         FloatingPointError: The loss is no longer finite. Nothing of that epoch was saved.
         OSError: A file could not be written, or the data not be read. The run resumes from the
@@ -240,26 +252,66 @@ def train(
             raise ValueError(f"`{name}` must be positive. Received: {minutes}")
     # Before the data, whose loading takes time too.
     limit = max_minutes and TimeLimit(60 * max_minutes, command=resuming(folder))
+    observation = observation or Observation()
+    _check_processes(recipe, observation, limit)
+    if parallel.process_index():
+        with tempfile.TemporaryDirectory() as copy:
+            options = 0, callbacks, observation, None, save_minutes, devices
+            return _train(recipe, pathlib.Path(copy), *options)
+    return _train(recipe, folder, verbose, callbacks, observation, limit, save_minutes, devices)
+
+
+def _check_processes(recipe, observation, limit):
+    """Raises ValueError for what several processes cannot do together."""
+    if parallel.process_count() == 1:
+        return
+    if limit is not None or observation != Observation():
+        raise ValueError(
+            "Several processes take the same steps and compute nothing else: leave out "
+            "`max_minutes`, gradient norms, samples, graph and profile."
+        )
+    if recipe.seed is None:
+        raise ValueError("Several processes start with the same weights: `seed` must be a number.")
+
+
+def _train(recipe, folder, verbose, callbacks, observation, limit, save_minutes, devices):
     created = not folder.exists()
     folder = make_writable(folder)
     try:
         with folder_lock(folder):
             check_no_links(folder)
             remove_unfinished(folder)
+            _share(folder)
             recipe = _continued(recipe, folder)
             _check_input(recipe, folder)
             loaded = recipe.load_data()
             recipe = recipe.with_data(loaded)
-            observation = observation or Observation()
-            with explained(folder), _discarding_without_checkpoint(folder):
-                return _fit(
-                    recipe, loaded, folder, verbose, callbacks, observation, limit, save_minutes
-                )
+            batch_size = recipe.training.batch_size
+            with (
+                parallel.data_parallel(devices, batch_size) as building,
+                explained(folder),
+                _discarding_without_checkpoint(folder),
+            ):
+                options = verbose, callbacks, observation, limit, save_minutes
+                return _fit(recipe, loaded, folder, building, *options)
     except BaseException:
         if created:
             with contextlib.suppress(OSError):  # it is not empty: there is a checkpoint
                 folder.rmdir()
         raise
+
+
+def _share(folder):
+    """Gives the other processes what process 0 resumes from: the recipe and the checkpoint."""
+    if parallel.process_count() == 1:
+        return
+    checkpoint = latest(folder / "checkpoints")
+    found = [] if checkpoint is None else [RECIPE, f"checkpoints/{checkpoint.name}"]
+    for name in json.loads(parallel.broadcast(json.dumps(found).encode())):
+        content = parallel.broadcast((folder / name).read_bytes() if found else b"")
+        if not found:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(content)
 
 
 @contextlib.contextmanager
@@ -290,8 +342,9 @@ def _check_input(recipe, folder):
         )
 
 
-def _fit(recipe, loaded, folder, verbose, callbacks, observation, limit, save_minutes):
-    model = recipe.build(vocabulary=loaded.vocabulary if recipe.reads_text else None)
+def _fit(recipe, loaded, folder, building, verbose, callbacks, observation, limit, save_minutes):
+    with building:
+        model = recipe.build(vocabulary=loaded.vocabulary if recipe.reads_text else None)
     recipe.adapt(model, loaded)
     train_stream = recipe.stream(loaded.train, shuffle=True)
     valid_stream = recipe.stream(loaded.valid)
@@ -333,8 +386,8 @@ def _fit(recipe, loaded, folder, verbose, callbacks, observation, limit, save_mi
 
     def fit(stream, *more):
         model.fit(
-            stream,
-            validation_data=valid_stream,
+            parallel.own_rows(stream),
+            validation_data=parallel.own_rows(valid_stream),
             epochs=recipe.training.epochs,
             callbacks=[*first, checkpoint, *last, *more],
             shuffle=False,  # the stream shuffles; Keras would do it without a seed
@@ -344,7 +397,8 @@ def _fit(recipe, loaded, folder, verbose, callbacks, observation, limit, save_mi
     with contextlib.suppress(EpochInterrupted):
         if batches:
             last_batch = RestOfEpoch(train_stream, len(train_stream) - 1)
-            model.evaluate(last_batch, verbose=0)  # creates the variables of all metrics
+            # It creates the variables of all metrics.
+            model.evaluate(parallel.own_rows(last_batch), verbose=0)
             # After the checkpoint, so that training is not over for it.
             stop = keras.callbacks.LambdaCallback(
                 on_epoch_end=lambda epoch, logs: setattr(model, "stop_training", True)
@@ -739,6 +793,8 @@ def _reason(error, folder):
     """Describes a failure of the disk or the data, or returns None for other errors."""
     if isinstance(error, OSError):
         return str(error)
+    if parallel.process_count() > 1 and type(error).__name__ == "JaxRuntimeError":
+        return "Another process of this training has ended or cannot be reached"
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None or not isinstance(error, tensorflow.errors.OpError):
         return None

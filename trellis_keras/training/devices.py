@@ -1,0 +1,176 @@
+"""Data parallelism: every device holds the model and computes its share of a batch's rows.
+
+On one machine with `keras.distribution` on JAX and `tf.distribute.MirroredStrategy` on TensorFlow;
+on several machines with a process on each, on JAX's own runtime.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+# Seconds without a sign of life after which a process counts as lost, and all others end.
+_HEARTBEAT = 30
+
+
+def join(coordinator: str, processes: int | None = None, process: int | None = None) -> None:
+    """Joins the processes of a training on several machines, before anything is computed.
+
+    Args:
+        coordinator: `"host:port"` of process 0, which all can reach; or `"auto"` where JAX
+            recognizes what started the processes: Slurm, Open MPI, Kubernetes or a cloud.
+        processes: Number of processes. With `"auto"`, `None`.
+        process: Number of this one, from 0. With `"auto"`, `None`.
+
+    Raises:
+        ValueError: If the backend is not JAX, the arguments do not fit each other, or with
+            `"auto"` nothing is recognized.
+    """
+    backend = keras.backend.backend()
+    if backend != "jax":
+        raise ValueError(
+            "Several processes train together on JAX only: set KERAS_BACKEND=jax. "
+            f"Received: {backend}"
+        )
+    numbers = processes, process
+    is_automatic = coordinator == "auto"
+    complete = None not in numbers and 0 <= process < processes  # type: ignore[operator]
+    if numbers != (None, None) if is_automatic else not complete:
+        raise ValueError(
+            "`coordinator` is host:port with `processes` and `process`, which counts from 0, or "
+            f"'auto' without them. Received: coordinator={coordinator!r}, processes={processes}, "
+            f"process={process}"
+        )
+    import jax
+
+    try:
+        jax.distributed.initialize(
+            None if is_automatic else coordinator,
+            processes,
+            process,
+            heartbeat_timeout_seconds=_HEARTBEAT,
+        )
+    except ValueError as error:
+        raise ValueError(f"JAX does not recognize what started this process: {error}") from error
+
+
+def process_count() -> int:
+    """Returns the number of processes that train together."""
+    if keras.backend.backend() != "jax":
+        return 1
+    import jax
+
+    return jax.process_count()
+
+
+def process_index() -> int:
+    """Returns the number of this process, from 0. Process 0 writes the run."""
+    if process_count() == 1:
+        return 0
+    import jax
+
+    return jax.process_index()
+
+
+def broadcast(content: bytes) -> bytes:
+    """Returns the content that process 0 has, in all processes."""
+    if process_count() == 1:
+        return content
+    from jax.experimental.multihost_utils import broadcast_one_to_all
+
+    size = int(broadcast_one_to_all(np.array(len(content), "int32")))
+    # Of one size in all processes.
+    room = np.zeros(size, "uint8")
+    if process_index() == 0:
+        room[:] = np.frombuffer(content, "uint8")
+    return np.asarray(broadcast_one_to_all(room)).tobytes()
+
+
+@contextlib.contextmanager
+def data_parallel(devices: int | None, batch_size: int) -> Iterator[Any]:
+    """Context in which a model trains on several devices.
+
+    Args:
+        devices: Positive integer, number of devices of this machine. `None` is one, or with
+            several processes all of each.
+        batch_size: Positive integer, rows of a batch, a multiple of the number of devices.
+
+    Yields:
+        The context to build the model in.
+
+    Raises:
+        ValueError: If there are fewer devices, or the rows cannot be shared out evenly.
+    """
+    several = process_count() > 1
+    if several and devices is not None:
+        raise ValueError(
+            "Several processes use all devices of each: leave `devices` out. "
+            f"Received: devices={devices}"
+        )
+    if not several and devices in (None, 1):
+        yield contextlib.nullcontext()
+        return
+    names = _names()
+    if devices is not None and not 1 <= devices <= len(names):
+        raise ValueError(
+            f"There are {len(names)} devices for the backend {keras.backend.backend()}: "
+            f"{', '.join(names)}. Received: devices={devices}"
+        )
+    names = names[:devices]
+    if batch_size % len(names):
+        raise ValueError(
+            f"batch_size={batch_size} cannot be shared by {len(names)} devices: it must be a "
+            "multiple of their number."
+        )
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        # Outside of its scope callbacks compute as on one device.
+        yield tf.distribute.MirroredStrategy(names).scope()
+        return
+    # Each process reads its own rows of every batch, see `OwnRows`.
+    parallel = keras.distribution.DataParallel(devices=names, auto_shard_dataset=False)
+    with parallel.scope():
+        yield contextlib.nullcontext()
+
+
+def _names():
+    """Names of the devices that a backend computes on, accelerators where there are any."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+        return [device.name.removeprefix("/device:") for device in devices]
+    return keras.distribution.list_devices()
+
+
+class OwnRows(keras.utils.PyDataset):
+    """The rows of every batch that this process reads; the others read the others.
+
+    Args:
+        stream: `PyDataset` of batches, the same in all processes.
+    """
+
+    def __init__(self, stream: keras.utils.PyDataset) -> None:
+        super().__init__()
+        self.stream = stream
+        self._part = process_index(), process_count()
+
+    def __len__(self) -> int:
+        return len(self.stream)
+
+    def __getitem__(self, index: int) -> tuple:
+        number, processes = self._part
+        batch = self.stream[index]
+        rows = len(batch[0]) // processes
+        return tuple(part[number * rows : (number + 1) * rows] for part in batch)
+
+    def on_epoch_end(self) -> None:
+        self.stream.on_epoch_end()
+
+
+def own_rows(stream: keras.utils.PyDataset) -> keras.utils.PyDataset:
+    """Returns the part of a stream that this process reads, alone the stream itself."""
+    return stream if process_count() == 1 else OwnRows(stream)
