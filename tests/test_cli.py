@@ -11,7 +11,7 @@ from tests.support.processes import child_environment
 from tests.support.small_runs import TINY, options, tiny_run, write_text
 from trellis_keras import __version__, zoo
 from trellis_keras.training import progress
-from trellis_keras.zoo import catalog, environment
+from trellis_keras.zoo import adapting, catalog, environment
 from trellis_keras.zoo import run as runs
 
 UNOBSERVED = ["--gradient-norms", "0", "--sample-length", "0"]
@@ -319,6 +319,19 @@ def test_evaluate(command, shared, monkeypatch, tmp_path):
     assert other["targets"] < results["targets"]
 
 
+def test_evaluation_at_test_time(command, shared, monkeypatch):
+    def stub(recipe, model, loaded, split, show):
+        show(f"tried on {len(loaded.valid)}")
+        return {"bpc": 1.0, "split": split}
+
+    monkeypatch.setattr(adapting, "evaluate_cache", stub)
+    monkeypatch.setattr(adapting, "evaluate_dynamic", stub)
+    status, out, err = command("evaluate", shared, "--cache", "--dynamic", "--split", "valid")
+    assert status == 0 and err.count("tried on") == 2
+    found = json.loads(out)
+    assert found["cache"] == found["dynamic"] == {"bpc": 1.0, "split": "valid"}
+
+
 def test_wrong_evaluations(refused, shared, tmp_path):
     assert "holds no run" in refused("evaluate", tmp_path)
     assert "`split` must be one of train, valid" in refused("evaluate", shared, "--split", "dev")
@@ -357,6 +370,7 @@ def test_a_model_of_sequences(command, refused, tmp_path):
     status, out, err = command("export", folder, tmp_path / "served")
     assert (status, out) == (0, f"Written: {tmp_path / 'served' / '1'}\n"), err
     assert "is for texts" in refused("evaluate", folder, "--target-counting", "original")
+    assert "are for language models" in refused("evaluate", folder, "--cache")
 
 
 def test_wrong_prompts(command, refused, shared, tmp_path):

@@ -1,0 +1,130 @@
+"""Better at test time: language models that adapt to the text they read, without any training.
+
+Hyper-parameters are chosen on the start of the validation part; the test part is scored once.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from trellis_keras.models import DynamicEvaluation, LanguageModel, NeuralCache
+from trellis_keras.scoring import METRICS
+from trellis_keras.zoo.datasets import Dataset
+
+# Tokens of the validation part that hyper-parameters are chosen on.
+_CHOICE_TOKENS = 20_000
+# Batches of the training part whose gradients the rule "rms" measures.
+_STATISTICS_BATCHES = 100
+_DECAYS = (0.003, 0.03)
+_SIZES = (500, 8000)
+_MIXES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
+
+
+def evaluate_dynamic(
+    recipe: Any,
+    model: LanguageModel,
+    loaded: Dataset,
+    split: str = "test",
+    show: Callable[[str], Any] = lambda line: None,
+) -> dict[str, Any]:
+    """Evaluates a model by dynamic evaluation, see `models.DynamicEvaluation`.
+
+    The rule, its learning rate and its decay are chosen on the validation part. A segment has 5
+    tokens in word units, 20 in others.
+
+    Args:
+        recipe: The model's `Recipe`.
+        model: Its trained model, with a vocabulary.
+        loaded: Its data, of `recipe.load_data()`.
+        split: `"train"`, `"valid"` or `"test"`.
+        show: Function that is called with a line of text for each choice that was tried.
+
+    Returns:
+        A dict of the chosen hyper-parameters, the metric on the validation part (`"valid"`), and
+        the recipe's metric and the loss on the split.
+
+    Raises:
+        ValueError: If the backbone does not stream.
+    """
+    segment_length = 5 if model.vocabulary.unit == "word" else 20
+    valid = loaded.valid[:_CHOICE_TOKENS]
+    found = []
+    for rule, learning_rate in (("sgd", 0.1), ("rms", 0.001)):
+        dynamic = DynamicEvaluation(model, learning_rate, rule=rule, segment_length=segment_length)
+        if rule == "rms":
+            batches = recipe.stream(loaded.train)
+            dynamic.collect_statistics(batches, min(_STATISTICS_BATCHES, len(batches)))
+
+        def loss_of(learning_rate, decay=0.0, rule=rule, dynamic=dynamic):
+            dynamic.learning_rate, dynamic.decay = learning_rate, decay
+            loss = dynamic.evaluate(valid)["loss"]
+            chosen = {"rule": rule, "learning_rate": learning_rate, "decay": decay}
+            found.append((loss, chosen, dynamic))
+            show(_line(recipe, loss, chosen))
+            return loss
+
+        best = _climb(loss_of, learning_rate)
+        for decay in _DECAYS:
+            loss_of(best, decay)
+    loss, chosen, dynamic = min(found, key=lambda trial: trial[0])
+    dynamic.learning_rate, dynamic.decay = chosen["learning_rate"], chosen["decay"]
+    test = dynamic.evaluate(getattr(loaded, split))["loss"]
+    return {**chosen, "segment_length": segment_length, **_metrics(recipe, loss, test)}
+
+
+def evaluate_cache(
+    recipe: Any,
+    model: LanguageModel,
+    loaded: Dataset,
+    split: str = "test",
+    show: Callable[[str], Any] = lambda line: None,
+) -> dict[str, Any]:
+    """Evaluates a model with a neural cache, see `models.NeuralCache`.
+
+    Its size, theta and mix are chosen on the validation part. Arguments, results and errors are
+    those of `evaluate_dynamic`.
+    """
+    valid = loaded.valid[:_CHOICE_TOKENS]
+    found = []
+
+    def loss_of(theta, size=2000):
+        theta = float(f"{theta:.2g}")
+        log_p, log_cache = NeuralCache(model, size, theta).log_probabilities(valid)
+        losses = [-np.logaddexp(np.log1p(-m) + log_p, np.log(m) + log_cache).mean() for m in _MIXES]
+        loss = float(min(losses))
+        chosen = {"size": size, "theta": theta, "mix": _MIXES[int(np.argmin(losses))]}
+        found.append((loss, chosen))
+        show(_line(recipe, loss, chosen))
+        return loss
+
+    best = _climb(loss_of, 0.1)
+    for size in _SIZES:
+        loss_of(best, size)
+    loss, chosen = min(found, key=lambda trial: trial[0])
+    test = NeuralCache(model, **chosen).evaluate(getattr(loaded, split))["loss"]
+    return {**chosen, **_metrics(recipe, loss, test)}
+
+
+def _climb(loss_of, start, factor=3.0):
+    """Returns the value of the lowest loss that steps by a factor find from a start."""
+    best, lowest = start, loss_of(start)
+    for step in (factor, 1 / factor):
+        value = start * step
+        while (loss := loss_of(value)) < lowest:
+            best, lowest = value, loss
+            value *= step
+    return best
+
+
+def _metrics(recipe, valid_loss, loss):
+    metric = METRICS[recipe.metric]
+    return {"valid": float(metric(valid_loss)), recipe.metric: float(metric(loss)), "loss": loss}
+
+
+def _line(recipe, loss, chosen):
+    settings = ", ".join(
+        f"{name}={value if name == 'rule' else format(value, '.3g')}"
+        for name, value in chosen.items()
+    )
+    return f"validation {recipe.metric} {METRICS[recipe.metric](loss):.4f}: {settings}"
