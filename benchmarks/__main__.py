@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import edge
+from benchmarks import edge, rivals
 from benchmarks.cases import CASES
 from trellis_keras.files import atomic_write
 
@@ -27,6 +27,9 @@ def list_command():
     for name, case in CASES.items():
         typer.echo(f"{name:14} {case.about}: {', '.join(case.variants)}")
     typer.echo(f"{'edge':14} a step of small nets, as called: {', '.join(edge.WAYS)}")
+    typer.echo(
+        f"{'rivals':14} training and steps of nets of one size: {', '.join(rivals.PROGRAMS)}"
+    )
 
 
 @app.command()
@@ -59,9 +62,9 @@ def run(
     folder = pathlib.Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     patterns = names or ["*"]
-    if "edge" in patterns:  # alone: its ways are compared in one process
-        run_edge(folder, rounds)
-        patterns = [pattern for pattern in patterns if pattern != "edge"]
+    for name in {"edge", "rivals"} & set(patterns):  # their ways take turns in their own manner
+        (run_edge if name == "edge" else run_rivals)(folder, rounds)
+    patterns = [pattern for pattern in patterns if pattern not in ("edge", "rivals")]
     unknown = [pattern for pattern in patterns if not fnmatch.filter(CASES, pattern)]
     names = [name for pattern in patterns for name in fnmatch.filter(CASES, pattern)]
     if unknown:
@@ -90,6 +93,15 @@ def run_edge(folder, turns):
     typer.echo(table)
     write(folder / "edge-tensorflow.json", json.dumps(results, indent=2) + "\n")
     write(folder / "edge-tensorflow.md", table)
+
+
+def run_rivals(folder, turns):
+    """Measures `benchmarks.rivals` and prints its table."""
+    results = {"case": "rivals", "machine": machine(), "programs": rivals.run(turns)}
+    table = rivals.markdown(results)
+    typer.echo(table)
+    write(folder / "rivals.json", json.dumps(results, indent=2) + "\n")
+    write(folder / "rivals.md", table)
 
 
 def _products():

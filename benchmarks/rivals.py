@@ -1,0 +1,394 @@
+"""Other causal networks of the same size on the same work, each in its own process.
+
+    pip install --no-deps keras-tcn && pip install torch pytorch-tcn mambapy
+    python -m benchmarks run rivals
+
+The work is that of the adding problem (Bai et al. 2018): 2 channels, 600 steps, batches of 32, one
+number at the last step; then one new step at a time, batch 1, as a user calls it. All nets have
+about 70,000 parameters. The programs take turns, and a figure is the median of the turns.
+continual-inference 1.2.4 is not among them: it refuses dilated convolutions.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+# Frameworks and the package are imported by the functions: each program has its own process.
+
+HERE = pathlib.Path(__file__).resolve().parent.parent
+BATCH, TIME, CHANNELS = 32, 600, 2
+TAPS, DEPTH, FILTERS = 8, 8, 24
+RECEPTIVE_FIELD = 1 + 2 * (TAPS - 1) * (2**DEPTH - 1)
+STEPS = 1000  # compared with the full pass
+
+
+class Program:
+    """A net to train and to step.
+
+    Attributes:
+        parameters: Number of parameters.
+        state_bytes: Bytes that a stream keeps, after `reset`.
+    """
+
+    parameters = 0
+    state_bytes = 0
+
+    def train(self):
+        """Makes a training step."""
+
+    def full(self, x):
+        """Returns the outputs (steps,) of inputs (steps, channels), in one pass."""
+
+    def reset(self):
+        """Starts a stream."""
+
+    def step(self, x):
+        """Reads a step (channels,) and returns the output."""
+
+
+def _batch():
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(BATCH, TIME, CHANNELS)).astype("float32")
+    return x, x[:, :, :1].sum(axis=1)
+
+
+class _Keras(Program):
+    """A backbone whose last output becomes a number; trained by XLA."""
+
+    def __init__(self, backbone, per_step):
+        import keras
+
+        self.batch = _batch()
+        self.trained = keras.Sequential([keras.Input((TIME, CHANNELS)), backbone])
+        self.trained.add(keras.layers.Dense(1))
+        self.trained.compile(keras.optimizers.Adam(2e-3), "mse", jit_compile=True)
+        self.parameters = self.trained.count_params()
+        self.model = keras.Sequential([keras.Input((None, CHANNELS)), per_step])
+        self.model.add(keras.layers.Dense(1))
+        self.model.set_weights(self.trained.get_weights())
+
+    def train(self):
+        self.trained.train_on_batch(*self.batch)
+
+    def full(self, x):
+        return np.asarray(self.model(x[None]))[0, :, 0]
+
+
+class OursTensorFlow(_Keras):
+    """trellis_keras' TCN: the steps by `compiled_step(frozen=True)`."""
+
+    formats = "SavedModel, LiteRT, ONNX, C, WebAssembly"
+    package = "trellis_keras"
+
+    def __init__(self):
+        from trellis_keras.layers import TCN
+
+        super().__init__(
+            TCN(FILTERS, TAPS, DEPTH, return_sequences=False), TCN(FILTERS, TAPS, DEPTH)
+        )
+
+    def reset(self):
+        from trellis_keras.layers import streaming
+
+        self.compiled = streaming.compiled_step(self.model, frozen=True)
+        self.cache = streaming.as_stream(self.model).initial_cache(1)
+        leaves = self.cache[0]
+        self.state_bytes = sum(4 * int(np.prod(leaf.shape)) for pair in leaves for leaf in pair)
+
+    def step(self, x):
+        y, self.cache = self.compiled(x[None], self.cache)
+        return float(y[0, 0])
+
+
+class OursInC(OursTensorFlow):
+    """The same in C: the steps by `export.native`."""
+
+    def reset(self):
+        from trellis_keras.export import native
+
+        self.stream = native(self.model)
+        self.state_bytes = self.stream._state.size
+
+    def step(self, x):
+        return float(self.stream.step(x)[0])
+
+
+class KerasTCN(_Keras):
+    """keras-tcn: for a new step it runs its receptive field again, by XLA."""
+
+    formats = "SavedModel, LiteRT, ONNX (of a window)"
+    package = "keras-tcn"
+
+    def __init__(self):
+        import tcn
+
+        def backbone(return_sequences):
+            return tcn.TCN(
+                FILTERS,
+                TAPS,
+                dilations=[2**i for i in range(DEPTH)],
+                use_skip_connections=False,
+                return_sequences=return_sequences,
+            )
+
+        super().__init__(backbone(False), backbone(True))
+
+    def reset(self):
+        import tensorflow as tf
+
+        self.window = np.zeros((1, RECEPTIVE_FIELD, CHANNELS), "float32")
+        self.state_bytes = self.window.nbytes
+        self.compiled = tf.function(lambda x: self.model(x)[:, -1], jit_compile=True)
+
+    def step(self, x):
+        self.window[:, :-1] = self.window[:, 1:]
+        self.window[:, -1] = x
+        return float(self.compiled(self.window)[0, 0])
+
+
+class _KerasRNN(_Keras):
+    """A recurrent layer of Keras: the steps by a compiled call of its cell."""
+
+    formats = "SavedModel, LiteRT, ONNX, C, WebAssembly (by trellis_keras)"
+    package = "keras"
+    layer, units = "LSTM", 130
+
+    def __init__(self):
+        import keras
+
+        layer = getattr(keras.layers, self.layer)
+        super().__init__(layer(self.units), layer(self.units, return_sequences=True))
+
+    def reset(self):
+        import tensorflow as tf
+
+        cell, head = self.model.layers[0].cell, self.model.layers[1]
+
+        def step(x, states):
+            y, states = cell(x, states)
+            return head(y), states
+
+        self.compiled = tf.function(step, jit_compile=True, autograph=False)
+        self.states = [tf.zeros((1, self.units)) for _ in cell.get_initial_state(1)]
+        self.state_bytes = 4 * self.units * len(self.states)
+
+    def step(self, x):
+        y, self.states = self.compiled(x[None], self.states)
+        return float(y[0, 0])
+
+
+class KerasLSTM(_KerasRNN):
+    pass
+
+
+class KerasGRU(_KerasRNN):
+    layer, units = "GRU", 150
+
+
+class _Torch(Program):
+    """A module from (batch, time, channels) to (batch, time, 1), trained without a compiler."""
+
+    formats = "PyTorch, ONNX"
+
+    def __init__(self, module):
+        import torch
+
+        self.torch, self.module = torch, module
+        self.parameters = sum(p.numel() for p in module.parameters())
+        self.batch = [torch.from_numpy(a) for a in _batch()]
+        self.optimizer = torch.optim.Adam(module.parameters(), 2e-3)
+
+    def train(self):
+        x, y = self.batch
+        self.module.train()
+        self.optimizer.zero_grad()
+        self.torch.nn.functional.mse_loss(self.module(x)[:, -1], y).backward()
+        self.optimizer.step()
+        self.module.eval()
+
+    def full(self, x):
+        self.module.eval()
+        with self.torch.no_grad():
+            return self.module(self.torch.from_numpy(x)[None])[0, :, 0].numpy()
+
+
+class PytorchTCN(_Torch):
+    """pytorch-tcn: its `inference` keeps buffers."""
+
+    package = "pytorch-tcn"
+
+    def __init__(self):
+        import pytorch_tcn
+
+        super().__init__(
+            pytorch_tcn.TCN(
+                CHANNELS,
+                [FILTERS] * DEPTH,
+                kernel_size=TAPS,
+                dropout=0.0,
+                input_shape="NLC",
+                output_projection=1,
+            )
+        )
+
+    def reset(self):
+        self.module.reset_buffers()
+        self.state_bytes = sum(4 * b.numel() for b in self.module.get_buffers() if b is not None)
+
+    def step(self, x):
+        with self.torch.no_grad():
+            y = self.module.inference(self.torch.from_numpy(x)[None, None])
+        return float(y[0, 0, 0])
+
+
+class MambaPy(_Torch):
+    """A Mamba of mambapy, 2 layers of 67 channels: its `step` keeps states."""
+
+    formats = "PyTorch"
+    package = "mambapy"
+    width, layers = 67, 2
+
+    def __init__(self):
+        import torch
+        from mambapy.mamba import Mamba, MambaConfig
+
+        self.net = Mamba(MambaConfig(d_model=self.width, n_layers=self.layers))
+        self.first, self.last = (
+            torch.nn.Linear(CHANNELS, self.width),
+            torch.nn.Linear(self.width, 1),
+        )
+        super().__init__(torch.nn.Sequential(self.first, self.net, self.last))
+
+    def reset(self):
+        config = self.net.config
+        h = self.torch.zeros(1, config.d_inner, config.d_state)
+        inputs = self.torch.zeros(1, config.d_inner, config.d_conv - 1)
+        self.caches = [(h, inputs) for _ in range(self.layers)]
+        self.state_bytes = 4 * self.layers * (h.numel() + inputs.numel())
+
+    def step(self, x):
+        with self.torch.no_grad():
+            z = self.first(self.torch.from_numpy(x)[None])
+            z, self.caches = self.net.step(z, self.caches)
+            return float(self.last(z)[0, 0])
+
+
+PROGRAMS = {
+    "`trellis_keras`, `export.native`": OursInC,
+    "`trellis_keras`, TensorFlow": OursTensorFlow,
+    "keras-tcn": KerasTCN,
+    "`keras.layers.LSTM`": KerasLSTM,
+    "`keras.layers.GRU`": KerasGRU,
+    "pytorch-tcn": PytorchTCN,
+    "mambapy": MambaPy,
+}
+_MODULES = {"keras-tcn": "tcn", "pytorch-tcn": "pytorch_tcn"}
+
+
+def run(turns):
+    """Returns {program: its facts, and the medians of its turns}."""
+    workers, figures = {}, {}
+    for name, program in PROGRAMS.items():
+        module = _MODULES.get(program.package, program.package)
+        if importlib.util.find_spec(module) is None:
+            continue
+        workers[name] = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.rivals", name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            cwd=HERE,
+            env=os.environ | {"PYTHONPATH": str(HERE), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        )
+        figures[name] = _answer(name, workers[name])
+    measured: dict[str, list] = {name: [] for name in workers}
+    for _ in range(turns):
+        for name, worker in workers.items():
+            worker.stdin.write("turn\n")
+            worker.stdin.flush()
+            measured[name].append(_answer(name, worker))
+    for name, worker in workers.items():
+        worker.stdin.close()
+        worker.wait()
+        for key in ("train_ms", "step_us"):
+            figures[name][key] = statistics.median(turn[key] for turn in measured[name])
+        figures[name]["turns"] = measured[name]
+    return figures
+
+
+def _answer(name, worker):
+    line = worker.stdout.readline()
+    if not line:
+        raise RuntimeError(f"{name} ended with status {worker.wait()}.")
+    return json.loads(line)
+
+
+def work(name):
+    """Answers each line of standard input with the figures of a turn, after a line of facts."""
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever else is printed must not mix with the answers
+    program = PROGRAMS[name]()
+    x = np.random.default_rng(0).normal(size=(STEPS, CHANNELS)).astype("float32")
+    program.reset()
+    found = np.array([program.step(row) for row in x[: 20 if name == "keras-tcn" else None]])
+    expected = program.full(x)[: len(found)]
+    facts = {
+        "parameters": int(program.parameters),
+        "state_bytes": program.state_bytes,
+        "difference": float(np.abs(found - expected).max() / np.abs(expected).max()),
+        "formats": program.formats,
+        "version": importlib.metadata.version(program.package),
+    }
+    program.train()
+    print(json.dumps(facts), file=out)
+    count = 5 if name == "keras-tcn" else 200
+    while sys.stdin.readline().strip() == "turn":
+        train_ms = 1e3 * _seconds(program.train, 5)
+        program.step(x[0])
+        step_us = 1e6 * _seconds(lambda: program.step(x[1]), count)
+        print(json.dumps({"train_ms": train_ms, "step_us": step_us}), file=out)
+
+
+def _seconds(function, count):
+    started = time.perf_counter()
+    for _ in range(count):
+        function()
+    return (time.perf_counter() - started) / count
+
+
+def markdown(results):
+    """Returns the results as Markdown."""
+    machine_line = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
+    lines = [
+        "### rivals: about 70,000 parameters, 600 steps of 2 channels",
+        "",
+        machine_line,
+        "",
+        "| program | parameters | training step, batch 32, ms | one new step, batch 1, us "
+        "| largest difference from its full pass | bytes of state | formats |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, f in results["programs"].items():
+        version = "" if "keras.layers" in name else f" {f['version']}"
+        step = f"{f['step_us']:,.0f}" if f["step_us"] >= 100 else f"{f['step_us']:.1f}"
+        lines.append(
+            f"| {name}{version} | {f['parameters']:,} | {f['train_ms']:.0f} | {step} "
+            f"| {f['difference']:.0e} | {f['state_bytes']:,} | {f['formats']} |"
+        )
+    missing = [name for name in PROGRAMS if name not in results["programs"]]
+    if missing:
+        lines += ["", f"Left out, as not installed: {', '.join(missing)}."]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    work(sys.argv[1])
