@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trellis_keras.export import program as p
-from trellis_keras.export.c_source import BYTES, Printer, Source, statement, wrapped
+from trellis_keras.export.c_source import BYTES, TEMPLATES, Printer, Source, statement
 from trellis_keras.export.interpreter import evaluate, interpret
 from trellis_keras.export.program import Expression, Program, Vector, Weight
 
@@ -25,7 +25,7 @@ _HEADROOM = 1.25  # for inputs that are larger than the representative ones
 _SATURATING = {"sigmoid", "tanh", "erf"}
 _SATURATING_BITS = 12
 
-_TEMPLATES = {
+_TEMPLATES = {name: TEMPLATES[name] for name in ("push", "tap")} | {
     "clip16": """
 static int16_t clip16(int64_t x)
 {
@@ -44,21 +44,6 @@ static int32_t align(int32_t x, int shift)
 static int64_t rescale(int32_t sum, int32_t scale, int shift)
 {
     return ((int64_t)sum * scale + ((int64_t)1 << (shift - 1))) >> shift;
-}
-""",
-    "push": """
-static void push(int16_t *ring, int *newest, int steps, int channels, const int16_t *x)
-{
-    *newest = *newest + 1 == steps ? 0 : *newest + 1;
-    memcpy(ring + *newest * channels, x, (size_t)channels * sizeof *x);
-}
-""",
-    "tap": """
-/* What was pushed `delay` steps ago. */
-static const int16_t *tap(const int16_t *ring, int newest, int steps, int channels, int delay)
-{
-    int step = newest - delay;
-    return ring + (step < 0 ? step + steps : step) * channels;
 }
 """,
     "dense": """
@@ -195,7 +180,7 @@ static void lookup(
     "absolute": "static int32_t absolute(int32_t x) { return x < 0 ? -x : x; }",
 }
 # The same for rings of 8 bits.
-_TEMPLATES["tap_8"] = _TEMPLATES["tap"].replace("int16_t", "int8_t").replace("*tap(", "*tap_8(")
+_TEMPLATES["tap_8"] = _TEMPLATES["tap"].replace("float", "int8_t").replace("*tap(", "*tap_8(")
 _TEMPLATES["convolution_8"] = (
     _TEMPLATES["convolution"]
     .replace("convolution_OUTPUTS", "convolution_8_OUTPUTS")
@@ -231,14 +216,14 @@ def print_fixed(program: Program, prefix: str, x: np.ndarray, small_rings: bool)
 
 
 class _FixedPrinter(Printer):
-    includes = "math.h", "string.h"
+    templates, needs = _TEMPLATES, _NEEDS
 
     def __init__(self, program, prefix, x, small_rings):
         super().__init__(program, prefix, "int16_t")
         tapped = {o.ring for o in program.operations if isinstance(o, p.Tap)}
         self.small = {ring for ring in program.rings if small_rings and ring not in tapped}
         self.constants = {}  # name: (type, numbers, shape, axes)
-        self.texts = {}  # text of an elementwise function: name
+        self.texts = {}  # words of an elementwise function: name
         # The first elementwise function of the inputs, such as a standardization, is computed
         # where they become integers.
         readers = [o for o in program.operations if any(v.kind == "input" for v in _read(o))]
@@ -345,15 +330,6 @@ class _FixedPrinter(Printer):
 
     # Operations
 
-    def _use(self, name, outputs=None):
-        for needed in _NEEDS.get(name, []):
-            self._use(needed)
-        text = _TEMPLATES[name].strip()
-        if outputs is not None:
-            name, text = f"{name}_{outputs}", text.replace("OUTPUTS", str(outputs))
-        self.functions[name] = text
-        return name
-
     def _dense(self, dense):
         name = self._use("dense", dense.y.size)
         return statement(name, dense.x.size, self._at(dense.x), *self._product(dense))
@@ -402,23 +378,11 @@ class _FixedPrinter(Printer):
         return super()._at(vector)
 
     def _elementwise(self, o):
-        body = _Body(self, o)
-        xs = [f"const int16_t *{parameter}" for parameter in o.function.parameters]
-        ys = [f"int16_t *restrict {key}" for key in o.function.outputs]
-        lines = "\n".join(f"        {line}" for line in body.lines)
-        loop = f"    for (int k = 0; k < n; k++) {{\n{lines}\n    }}"
-        signature = f"({', '.join(['int n', *xs, *ys])})"
-        text = f"{signature}\n{{\n{loop}\n}}"
-        if text not in self.texts:
-            name, number = o.function.name, 1
-            while name in self.functions or name in _TEMPLATES:
-                number += 1
-                name = f"{o.function.name}_{number}"
-            self.texts[text] = name
-            head = wrapped("", f"static void {name}{signature}")
-            self.functions[name] = f"{head}\n{{\n{loop}\n}}"
-        name = self.texts[text]
-        return statement(name, o.ys[0].size, *map(self._at, (*o.xs, *o.ys)))
+        lines = _Body(self, o).lines
+        key = *o.function.parameters, *o.function.outputs, *lines
+        if key not in self.texts:
+            self.texts[key] = self._add_loop(o.function, lines)
+        return statement(self.texts[key], o.ys[0].size, *map(self._at, (*o.xs, *o.ys)))
 
     # Inputs and outputs
 

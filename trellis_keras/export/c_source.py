@@ -12,9 +12,10 @@ import numpy as np
 from trellis_keras.export import program as p
 from trellis_keras.export.program import Expression, Part, Program, Vector
 
-# C of the operations, for float. OUTPUTS stands for a number, so that compilers know the length of
-# the inner loops, which run over the outputs and need no reordering of sums to be vectorized.
-_TEMPLATES = {
+# C of the operations, for float; `Printer` puts its own type there. OUTPUTS stands for a number, so
+# that compilers know the length of the inner loops, which run over the outputs and need no
+# reordering of sums to be vectorized.
+TEMPLATES = {
     "push": """
 static void push(float *ring, int *newest, int steps, int channels, const float *x)
 {
@@ -184,7 +185,7 @@ class Printer:
         real: The type of the numbers in C.
     """
 
-    includes = "math.h", "string.h"
+    templates, needs = TEMPLATES, _NEEDS
 
     def __init__(self, program: Program, prefix: str, real: str) -> None:
         self.program, self.prefix, self.real = program, prefix, real
@@ -226,7 +227,7 @@ class Printer:
         functions = "\n\n".join(self.functions.values())
         texts = [
             f'#include "{self.prefix}.h"',
-            "\n".join(f"#include <{name}>" for name in self.includes),
+            "#include <math.h>\n#include <string.h>",
             "/* Weights */",
             tables,
             "/* Operations */",
@@ -274,12 +275,7 @@ class Printer:
         return "\n\n".join(tables), sum(w.size for w in self.program.weights) * self.bytes
 
     def table(
-        self,
-        name: str,
-        kind: str,
-        numbers: Iterable[str],
-        shape: Sequence[int],
-        axes: str = "",
+        self, name: str, kind: str, numbers: Iterable[str], shape: Sequence[int], axes: str = ""
     ) -> str:
         """Returns a table of constants."""
         comment = f" /* {axes} */" if axes else ""
@@ -459,10 +455,10 @@ void {self.prefix}_reset({self.prefix}_state *s);
     # Operations: each returns a call, and adds the function that it calls
 
     def _use(self, name, outputs=None):
-        """Adds a function of `_TEMPLATES` and returns its name."""
-        for needed in _NEEDS.get(name, []):
+        """Adds a function of the templates and returns its name."""
+        for needed in self.needs.get(name, []):
             self._use(needed)
-        text = _TEMPLATES[name]
+        text = self.templates[name]
         if outputs is not None:
             name, text = f"{name}_{outputs}", text.replace("OUTPUTS", str(outputs))
         self.functions[name] = self._typed(text.strip())
@@ -471,7 +467,7 @@ void {self.prefix}_reset({self.prefix}_state *s);
     def _typed(self, text):
         if self.real == "float":
             return text
-        return _IN_DOUBLE.sub(r"\1", re.sub(r"\bfloat\b", "double", text)).replace(".0f", ".0")
+        return _IN_DOUBLE.sub(r"\1", re.sub(r"\bfloat\b", self.real, text)).replace(".0f", ".0")
 
     def _push(self, push):
         ring, name = push.ring, self._use(self._for_ring("push", push.ring))
@@ -530,20 +526,23 @@ void {self.prefix}_reset({self.prefix}_state *s);
     def _function(self, function):
         """Adds an elementwise function and returns its name."""
         if function not in self.elementwise:
-            name, number = function.name, 1
-            while name in self.functions or name in _TEMPLATES:
-                number += 1
-                name = f"{function.name}_{number}"
-            self.elementwise[function] = name
-            lines = list(self._lines(function))
-            xs = [f"const {self.real} *{parameter}" for parameter in function.parameters]
-            ys = [f"{self.real} *restrict {key}" for key in function.outputs]
-            head = wrapped("", f"static void {name}({', '.join(['int n', *xs, *ys])})")
-            body = "\n".join(f"        {line}" for line in lines)
-            begin, end = (" {", "\n    }") if len(lines) > 1 else ("", "")
-            loop = f"    for (int k = 0; k < n; k++){begin}\n{body}{end}"
-            self.functions[name] = f"{head}\n{{\n{loop}\n}}"
+            self.elementwise[function] = self._add_loop(function, list(self._lines(function)))
         return self.elementwise[function]
+
+    def _add_loop(self, function, lines):
+        """Adds a loop over elements, with the statements for one, and returns its name."""
+        name, number = function.name, 1
+        while name in self.functions or name in self.templates:
+            number += 1
+            name = f"{function.name}_{number}"
+        xs = [f"const {self.real} *{parameter}" for parameter in function.parameters]
+        ys = [f"{self.real} *restrict {key}" for key in function.outputs]
+        head = wrapped("", f"static void {name}({', '.join(['int n', *xs, *ys])})")
+        body = "\n".join(f"        {line}" for line in lines)
+        begin, end = (" {", "\n    }") if len(lines) > 1 else ("", "")
+        loop = f"    for (int k = 0; k < n; k++){begin}\n{body}{end}"
+        self.functions[name] = f"{head}\n{{\n{loop}\n}}"
+        return name
 
     def _lines(self, function):
         """Yields the statements for one element."""
