@@ -9,16 +9,14 @@ import sys
 import types
 
 import keras
-import numpy as np
 import pytest
 
 from benchmarks.gpu import cell as one_cell
 from benchmarks.gpu import pace, steps, train
 from benchmarks.gpu.work import operations
 from tests.support.processes import ROOT, child_environment
-from tests.support.small_runs import TINY, tiny_recipe, write_text
+from tests.support.small_runs import TINY, write_text
 from trellis_keras import zoo
-from trellis_keras.zoo import run as runs
 
 
 class Clock:
@@ -98,17 +96,6 @@ def test_a_cell_that_does_not_end_in_time(tmp_path):
     assert steps.conclusion(tmp_path, cells) == "All is done."
 
 
-def test_the_table_of_steps(tmp_path):
-    call(tmp_path, CELLS[:2], 500, Clock(), [100, 1])
-    peaks = {"float32": 40.0, "mixed_bfloat16": None}
-    results = {"machine": {"cores": 2}, "peak_tflops": peaks, "cells": steps.finished(tmp_path)}
-    table = steps.markdown(results)
-    # 2 and 4 TFLOP in half a second, of 40 and of 16 TFLOP/s.
-    figures = "0.5 | 9.0 | 1.00 | 4 | 2 | 4 | 10.0 | 25.0 | 20.0 | 50.0"
-    assert f"| trellisnet_ptb | float32 | cone | {figures} |" in table
-    assert "| trellisnet_ptb | float32 | all | failed: out of memory |" in table
-
-
 def test_operations_are_those_of_the_equations():
     settings = {"depth": 6, "hidden_units": 5, "embedding_dim": 3, "vocabulary_size": 7}
     settings |= {"batch_size": 2, "sequence_length": 12, "context_length": 6}
@@ -122,15 +109,6 @@ def test_operations_are_those_of_the_equations():
     assert operations(model, batch, cone=False) == 6 * full
     # From the last 6 positions of level 6 down: 6, 7, ... of 12.
     assert 0.6 < operations(model, batch) / (6 * full) < 0.9
-
-
-def test_steps_are_those_of_one_fit():
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
-    model.compile("sgd", "mse")
-    batch = np.ones((2, 1), "float32"), np.zeros((2, 1), "float32")
-    first_s, times, loss = one_cell.step_times(model, batch, steps=3)
-    assert first_s > max(times) and len(times) == 3 and loss == 1
-    assert model.optimizer.iterations == one_cell.WARM_UP + 3
 
 
 @pytest.mark.slow
@@ -202,49 +180,12 @@ def test_the_queue_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_finished_run_with_other_settings_is_not_passed_over(tmp_path):
-    runs.train(tiny_recipe(tmp_path, epochs=1), tmp_path / "runs" / "trellisnet_char", verbose=0)
-
-    def other(**overrides):
-        return train.Queue(tmp_path, 1, 1, overrides).other_settings("trellisnet_char")
-
-    assert other() == other(epochs=1, data_dir=str(tmp_path)) == {}
-    assert other(epochs=2, dtype_policy="float32") == {"epochs": 1, "dtype_policy": None}
-
-
-@pytest.mark.parametrize(
-    ("settings", "folder"),
-    [
-        ({"epochs": 1, "dtype_policy": "mixed_bfloat16"}, "lru_char_ptb"),
-        ({"hidden_units": 16}, "lru_char_ptb_custom"),
-        ({"data": "text8"}, "lru_char_ptb_custom"),
-    ],
-)
-def test_a_models_own_folder_is_kept_for_its_benchmark(tmp_path, settings, folder):
-    queue = train.Queue(tmp_path, 1, 1, settings)
-    queue.run("lru_char_ptb").mkdir(parents=True)
-    recipe = zoo.recipe("lru_char_ptb", **settings)
-    (queue.run("lru_char_ptb") / runs.RECIPE).write_text(recipe.to_json())
-    card = queue._card("lru_char_ptb")
-    assert card.parent == tmp_path / "zoo" / folder
-    assert not queue.published("lru_char_ptb")
-    card.parent.mkdir(parents=True)
-    card.touch()
-    assert queue.published("lru_char_ptb")
-
-
-@pytest.mark.slow
-def test_what_fails_is_left_out_and_named(tmp_path):
-    runs = {"a": [RuntimeError("RESOURCE_EXHAUSTED:\n out of memory")], "b": [30]}
-    queue = FakeQueue(tmp_path, 100, Clock(), runs)
+def test_an_epoch_that_fails_or_fits_no_call(tmp_path):
+    failing = RuntimeError("RESOURCE_EXHAUSTED:\n out of memory")
+    queue = FakeQueue(tmp_path / "failing", 100, Clock(), {"a": [failing], "b": [30]})
     queue.work(["a", "b"])
     assert queue.trained == ["b"]
     assert queue.standing("a") == "left out: RESOURCE_EXHAUSTED: out of memory"
-    assert (queue.standing("b"), queue.standing("c")) == ("done", "not begun")
-
-
-@pytest.mark.slow
-def test_an_epoch_that_fits_no_call(tmp_path):
     runs = {"a": [30], "b": [pace.NoRoom(150)], "c": [30]}
     queue = FakeQueue(tmp_path, 100, Clock(), runs)
     queue.work(["a", "b", "c"])
@@ -269,16 +210,6 @@ def fit(callback, clock, epochs, batch_s, policy="float32"):
             callback.on_train_batch_end(batch)
         clock.now += 5  # validation
         callback.on_epoch_end(epoch)
-
-
-def test_the_pace_of_epochs_is_kept(tmp_path):
-    path, clock = tmp_path / "times.json", Clock()
-    fit(pace.Pace(path, 1000, clock), clock, range(2), batch_s=1)
-    fit(pace.Pace(path, 1000, clock), clock, range(2, 5), batch_s=1)
-    times = pace.read(path)
-    assert times["epochs"] == {"1": 145, "2": 105, "3": 145, "4": 105, "5": 105}
-    assert times["at_least_s"] == 100 and pace.epoch_s(times) == 105
-    assert pace.epoch_s(pace.read(tmp_path / "none.json")) is None
 
 
 @pytest.mark.parametrize(("end", "room"), [(146, False), (148, True)])
@@ -318,17 +249,6 @@ def test_an_epoch_that_was_killed_twice_is_not_begun_again(tmp_path):
     call(170, Killed)  # more time, and this is its first try
     call(150, Killed, policy="mixed_bfloat16")
     call(170)
-    assert pace.read(path)["begun"] == []
-
-
-@pytest.mark.slow
-def test_an_epoch_that_was_interrupted_was_not_killed(tmp_path):
-    path, clock = tmp_path / "times.json", Clock()
-    with pytest.raises(KeyboardInterrupt), pace.Pace(path, 150, clock) as callback:
-        callback.set_model(types.SimpleNamespace(dtype_policy=keras.DTypePolicy("float32")))
-        callback.on_epoch_begin(0)
-        assert len(pace.read(path)["begun"]) == 1
-        raise KeyboardInterrupt
     assert pace.read(path)["begun"] == []
 
 

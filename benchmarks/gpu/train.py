@@ -152,6 +152,7 @@ class Queue:
                 callbacks=[times],
                 # An epoch is trained anyhow.
                 max_minutes=max(self.end - self.clock(), 1e-3) / 60,
+                save_minutes=None,  # `pace` counts whole epochs
             )
 
     def _publish(self, name):
