@@ -7,7 +7,6 @@ import sys
 import keras
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks import __main__ as main
 from benchmarks import compiled, edge
@@ -54,11 +53,6 @@ def test_weights_are_arguments_of_what_xla_compiles(monkeypatch):
     assert compiled.compiled_window(model, x)() == 1
     assert compiled.compiled_call(model, model.variables, x)() == 1
     assert given == [model.variables] * 2
-
-
-def test_unknown_cases_are_named():
-    done = CliRunner().invoke(main.app, ["run", "nothing"])
-    assert done.exit_code == 2 and "nothing" in done.stderr
 
 
 def test_workers_end_with_who_started_them():

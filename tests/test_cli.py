@@ -119,10 +119,8 @@ def test_recipe(command):
     ("words", "field", "value"),
     [
         (["--l2", "1e-3"], "l2", 0.001),
-        (["--l2", ".5"], "l2", 0.5),
         (["--clip_norm", "none"], "clip_norm", None),
         (["--clip-norm=None"], "clip_norm", None),
-        (["--jit-compile", "False"], "jit_compile", False),
         (["--jit-compile=true"], "jit_compile", True),
         (["--decay-epochs", "[5, 6]"], "decay_epochs", [5, 6]),
         (["--schedule", "none"], "schedule", None),
@@ -146,10 +144,8 @@ def test_option_values(command, words, field, value):
         (["trellisnet_char", "trellisnet_ptb"], "Name a model."),
         (["trellisnet_char", "--deep", "8"], "no option 'deep'. Did you mean 'depth'"),
         (["trellisnet_char", "--depth"], "--depth needs a value"),
-        (["trellisnet_char", "--depth", "--epochs", "3"], "--depth needs a value"),
         (["trellisnet_char", "-d", "8"], "Expected an option such as --epochs 3. Received: '-d'"),
         (["trellisnet_char", "--epochs", "-8"], "`epochs` must be 1 or more. Received: -8"),
-        (["trellisnet_char", "--depth", "eight"], "`depth` must be an integer. Received: 'eight'"),
         (["trellisnet_char", "--depth", "true"], "`depth` must be an integer. Received: True"),
         (["trellisnet_char", "--l2", "NaN"], "`l2` must be a number. Received: nan"),
     ],
@@ -164,23 +160,16 @@ def test_wrong_settings(refused, words, message):
 def test_train_and_go_on(command, tmp_path):
     text = write_text(tmp_path / "text.txt")
     folder = tmp_path / "runs" / "first"
-    status, out, err = command(
-        "train", "trellisnet_char", *SMALL, "--text", text, "--output", folder
-    )
+    words = ["trellisnet_char", *SMALL, "--text", text]
+    status, out, err = command("train", *words, "--output", folder)
     assert status == 0, err
     assert "trellisnet_char: 835 parameters (depth=3, hidden_units=4, " in out
-    assert "val_bpc" in out
-    assert "\b" not in out and "\r" not in out  # no progress bar in a file
+    assert "val_bpc" in out and "\b" not in out and "\r" not in out  # no progress bar in a file
     status, out, err = command("train", "--output", folder, "--epochs", "2", *UNOBSERVED)
     assert status == 0, err
     assert "Resuming after epoch 1" in out
     assert zoo.read_recipe(folder).training.epochs == 2
     assert zoo.read_recipe(folder).arguments["depth"] == 3
-
-
-def test_a_folder_without_a_run_asks_for_a_model(refused, tmp_path):
-    message = refused("train", "--csv", "f.csv", "--target", "load", "--output", tmp_path)
-    assert "holds no run: recipe.json is missing. Name a model" in message
 
 
 def test_settings_of_a_published_run(command, refused, tmp_path):
@@ -239,9 +228,9 @@ def test_a_model_of_sequences_reads_no_text(refused, no_data, tmp_path):
 
 def test_train_without_output_or_model(command, refused, tmp_path):
     status, _, err = command("train", "trellisnet_char")
-    assert status == 2
-    assert "--output" in err
-    assert "holds no run: recipe.json is missing" in refused("train", "--output", tmp_path)
+    assert status == 2 and "--output" in err
+    message = refused("train", "--csv", "f.csv", "--target", "load", "--output", tmp_path)
+    assert "holds no run: recipe.json is missing. Name a model" in message
 
 
 def test_train_with_other_settings_in_a_folder(refused, shared):
@@ -313,10 +302,8 @@ def test_evaluate(command, shared, monkeypatch, tmp_path):
         "target_counting": "all",
         **runs.evaluate(zoo.read_recipe(shared), shared),
     }
-    other = json.loads(
-        command("evaluate", shared, "--split=valid", "--target-counting", "original")[1]
-    )
-    assert other["targets"] < results["targets"]
+    options = ["--split=valid", "--target-counting", "original"]
+    assert json.loads(command("evaluate", shared, *options)[1])["targets"] < results["targets"]
 
 
 def test_evaluation_at_test_time(command, shared, monkeypatch):
@@ -335,21 +322,16 @@ def test_evaluation_at_test_time(command, shared, monkeypatch):
 def test_wrong_evaluations(refused, shared, tmp_path):
     assert "holds no run" in refused("evaluate", tmp_path)
     assert "`split` must be one of train, valid" in refused("evaluate", shared, "--split", "dev")
-    assert "`target_counting` must be one of" in refused(
-        "evaluate", shared, "--target-counting", "paper"
-    )
+    words = ["evaluate", shared, "--target-counting", "paper"]
+    assert "`target_counting` must be one of" in refused(*words)
 
 
-def test_generate(command, shared):
-    status, out, err = command(
-        "generate", shared, "--prompt", "ab", "--length", "20", "--seed", "1"
-    )
+def test_generate(command, refused, shared, tmp_path):
+    status, out, err = command("generate", shared, "--prompt", "ab", "--length", 20)
     assert status == 0, err
-    text = out.removesuffix("\n")
-    assert text.startswith("ab")
-    assert len(text) == 22
-    again = command("generate", shared, "--prompt", "ab", "--length", "20", "--seed", "1")[1]
-    assert again == out
+    assert out.startswith("ab") and len(out.removesuffix("\n")) == 22
+    assert "holds no run" in refused("generate", tmp_path)
+    assert "symbols unknown to the vocabulary" in refused("generate", shared, "--prompt", "z")
 
 
 @pytest.mark.slow
@@ -371,14 +353,6 @@ def test_a_model_of_sequences(command, refused, tmp_path):
     assert (status, out) == (0, f"Written: {tmp_path / 'served' / '1'}\n"), err
     assert "is for texts" in refused("evaluate", folder, "--target-counting", "original")
     assert "are for language models" in refused("evaluate", folder, "--cache")
-
-
-def test_wrong_prompts(command, refused, shared, tmp_path):
-    assert "holds no run" in refused("generate", tmp_path)
-    assert "symbols unknown to the vocabulary" in refused("generate", shared, "--prompt", "z")
-    assert "none empty" in refused("generate", shared, "--prompt", "")
-    assert "`sampler` must be" in refused("generate", shared, "--prompt", "a", "--sampler", "best")
-    assert command("generate", shared, "--prompt", "a", "--length", "0")[0] == 2
 
 
 def test_export(command, refused, shared, tmp_path):

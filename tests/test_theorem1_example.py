@@ -8,7 +8,6 @@ import sys
 import keras
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from tests.support.processes import ROOT
 
@@ -94,13 +93,6 @@ def test_windows_as_long_as_the_text_are_no_truncation():
     )
 
 
-def test_an_unknown_text_is_refused(tmp_path):
-    options = ["--data", "nothing", "--output", str(tmp_path / "out")]
-    done = CliRunner().invoke(warm_start.app, options)
-    assert done.exit_code == 2 and "nothing" in done.output
-    assert not (tmp_path / "out").exists()
-
-
 def test_errors_with_and_without_start_levels(monkeypatch):
     monkeypatch.setattr(measure_error, "TIME", 34)
     error, without = measure_error.errors_of(keras.layers.GRU, 2, seed=0)
@@ -116,12 +108,3 @@ def test_the_benchmark_compares_equal_functions():
     whole = theorem1.untruncated(model, 3)(x)
     np.testing.assert_allclose(whole[:, :3], windows[:, :3], atol=1e-6)
     assert np.max(np.abs(whole - windows)) > 1e-3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", ["every_window", "converted", "untruncated"])
-def test_a_step_of_the_benchmark(make):
-    build = theorem1.inference(
-        getattr(theorem1, make), batch=2, jit_compile=False, time=5, units=4, truncation=3
-    )
-    assert build()() == 1

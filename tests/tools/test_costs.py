@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import typer
 
 import tools.costs
 from tests.support.processes import run_module
@@ -36,12 +35,6 @@ def test_figures_of_a_model_are_added_to_those_that_are_there(tmp_path):
     done = costs("tcn_adding", "--output", file)
     assert done.returncode == 1 and "an abacus" in done.stderr
     assert json.loads(file.read_text()) == first
-
-
-def test_unknown_models_are_named(tmp_path):
-    with pytest.raises(typer.BadParameter, match="tcn_nothing"):
-        tools.costs.main(["tcn_nothing"], output=tmp_path / "costs.json")
-    assert not list(tmp_path.iterdir())
 
 
 def auxiliary_losses(recipe):

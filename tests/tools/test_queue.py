@@ -70,12 +70,6 @@ def test_resumes_what_has_not_finished(processes, tmp_path):
     assert queue.process(job, folder).startswith("published")
 
 
-def test_runs_a_module_and_shows_what_it_prints(capsys):
-    assert queue.run(["this", "--help"]).startswith("The Zen of Python")
-    assert capsys.readouterr().out.startswith("The Zen of Python")
-    assert queue.run(["trellis_keras_cli_", "no such module"]) is None
-
-
 @pytest.mark.parametrize(
     "text", ['train = "tcn_jsb"', '[a]\ntrain = "tcn_jsb"', '[a]\ntrain = 1\nnote = ""', "[a"]
 )

@@ -125,20 +125,12 @@ def test_a_model_of_the_zoo_is_saved_whole(tmp_path):
     ("name", "arguments", "parameters"),
     [
         ("trellisnet_ptb", {}, 24_175_600),
-        ("trellisnet_ptb_large", {}, 32_576_800),
         ("trellisnet_ptb_mos", {}, 25_681_735),
-        ("trellisnet_ptb_mos_large", {}, 34_178_935),
         ("trellisnet_char_ptb", {}, 13_464_450),
         ("trellisnet_seq_mnist", {}, 137_910),
-        ("trellisnet_seq_mnist", {"hidden_units": 990}, 8_020_110),
-        ("trellisnet_permuted_mnist", {}, 137_910),
         ("trellisnet_seq_cifar10", {}, 139_990),
-        ("tcn_adding", {"kernel_size": 6, "depth": 7, "filters": 27}, 58_051),
-        ("tcn_adding", {"kernel_size": 7, "depth": 7, "filters": 27}, 67_582),
         ("tcn_adding", {}, 70_369),
-        ("tcn_copy_memory", {"kernel_size": 6, "depth": 9}, 10_750),
         ("tcn_copy_memory", {}, 12_530),
-        ("tcn_copy_memory", {"depth": 9}, 14_170),
         ("tcn_seq_mnist", {}, 66_910),
         ("tcn_permuted_mnist", {"kernel_size": 6, "filters": 20}, 37_010),
         ("tcn_jsb", {}, 269_938),
@@ -147,12 +139,8 @@ def test_a_model_of_the_zoo_is_saved_whole(tmp_path):
         ("tcn_text8", {}, 4_129_667),
         ("tcn_ptb", {}, 14_659_600),
         ("lstm_adding", {"layers": 2, "hidden_units": 77}, 72_458),
-        ("lstm_adding", {}, 69_291),
-        ("lstm_seq_mnist", {}, 69_950),
-        ("lstm_copy_memory", {}, 10_910),
         ("lstm_copy_memory", {"layers": 3, "hidden_units": 28}, 16_418),
         ("lstm_jsb", {}, 569_688),
-        ("lstm_nottingham", {}, 1_222_088),
         ("lstm_nottingham", {"layers": 3, "hidden_units": 280}, 1_694_648),
         ("lstm_ptb", {}, 18_778_400),
         ("lstm_char_ptb", {}, 4_648_850),
@@ -201,10 +189,7 @@ def test_recurrent_nets_of_equal_size(benchmark):
         assert model.count_params() == pytest.approx(wanted, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("name", "filters"),
-    [("tcn_adding", 17), ("tcn_copy_memory", 7), ("tcn_jsb", 104), ("tcn_char_ptb", 309)],
-)
+@pytest.mark.parametrize(("name", "filters"), [("tcn_adding", 17), ("tcn_jsb", 104)])
 def test_a_gated_net_of_the_same_size(name, filters):
     gated = zoo.get_model(name, activation="glu", filters=filters)
     plain = zoo.get_model(name).count_params()

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 
-import keras
 import numpy as np
 import pytest
 
@@ -22,12 +21,7 @@ from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.run import explained
 
 # A rate so high that the validation loss rises now and then, which begins the average.
-AVERAGING = {
-    "optimizer": "asgd",
-    "learning_rate": 20.0,
-    "schedule": "average",
-    "decay_window": 1,
-}
+AVERAGING = {"optimizer": "asgd", "learning_rate": 20.0, "schedule": "average", "decay_window": 1}
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +40,8 @@ def evaluate(run, split="test", target_counting="all", data_dir=None):
 
 
 def test_files(shared):
-    names = {
-        "recipe.json",
-        "paths.json",
-        "history.csv",
-        "best.keras",
-        "environment.json",
-        "checkpoints",
-        "tensorboard",
-    }
-    assert {path.name for path in shared.iterdir()} == names
+    files = {"recipe.json", "paths.json", "history.csv", "best.keras", "environment.json"}
+    assert {path.name for path in shared.iterdir()} == files | {"checkpoints", "tensorboard"}
     assert [row["epoch"] for row in read_history(shared / "history.csv")] == ["1", "2"]
     columns = {"epoch", "loss", "bpc", "val_loss", "val_bpc", "learning_rate"}
     assert set(read_history(shared / "history.csv")[0]) == columns
@@ -89,13 +75,8 @@ def test_recipe_and_best_model_are_complete(shared):
 
 
 def test_the_description_names_sizes_and_settings(tmp_path, capsys):
-    options = {
-        "depth": 8,
-        "aux_every": 4,
-        "aux_weight": 0.1,
-        "sequence_length": 20,
-        "context_length": 8,
-    }
+    options = {"depth": 8, "aux_every": 4, "aux_weight": 0.1}
+    options |= {"sequence_length": 20, "context_length": 8}
     recipe = tiny_recipe(tmp_path, epochs=1, **options)
     runs.train(recipe, tmp_path / "run", verbose=2)
     shown = capsys.readouterr().out
@@ -159,13 +140,6 @@ def test_a_run_that_ends_within_epochs_goes_on(name, minutes, tmp_path, monkeypa
     assert_same_end(run, tmp_path / "whole", 2)
 
 
-@pytest.mark.slow
-def test_a_run_that_a_rule_has_ended_is_finished(tmp_path):
-    stopping = {"stop_patience": 1, "stop_min_delta": 100.0, "stop_against": "previous"}
-    run = tiny_run(tmp_path, epochs=3, **stopping)
-    assert runs.epochs_done(run) == 2 and runs.is_finished(run)
-
-
 def test_a_time_limit_is_positive(tmp_path):
     with pytest.raises(ValueError, match="`max_minutes` must be positive. Received: 0"):
         runs.train(tiny_recipe(tmp_path), tmp_path / "run", max_minutes=0)
@@ -198,15 +172,6 @@ def test_a_precision_that_is_refused_leaves_the_run_as_it_was(tmp_path):
     assert runs.epochs_done(run) == 2
 
 
-@pytest.mark.slow
-def test_processes_that_compute_alike_are_one(tmp_path):
-    for epochs in (1, 2):
-        run = tiny_run(tmp_path, epochs=epochs)
-    record = json.loads((run / "environment.json").read_text())
-    (process,) = record.pop("processes")
-    assert process == {"from_epoch": 1, **record, "dtype_policy": "float32"}
-
-
 def test_the_command_that_goes_on_is_one_for_the_shell(tmp_path, shared):
     folder = shutil.copytree(shared, tmp_path / "my run")
     with pytest.raises(ValueError, match=f"train --output '{folder}'$"):
@@ -228,16 +193,6 @@ def test_another_model_is_refused(tmp_path, shared):
     (run / "recipe.json").write_text(json.dumps(recipe | {"name": "trellisnet_char_ptb"}))
     with pytest.raises(ValueError, match="model 'trellisnet_char_ptb' there, 'trellisnet_char'"):
         runs.train(tiny_recipe(shared.parent), run)
-
-
-@pytest.mark.slow
-def test_changed_data_are_refused(tmp_path):
-    run = tiny_run(tmp_path, epochs=1)
-    write_text(tmp_path / "text.txt", length=1990)
-    with pytest.raises(ValueError, match="data 'text' have changed since the run began"):
-        runs.train(tiny_recipe(tmp_path), run)
-    with pytest.raises(ValueError, match="data 'text' have changed"):
-        evaluate(run)
 
 
 def test_what_a_killed_process_was_writing_is_removed(tmp_path):
@@ -293,8 +248,8 @@ NAMED = '{"name": "tcn_adding", "training": {}, "arguments": '
 @pytest.mark.parametrize(
     "text",
     [
-        *["", '{"name": "trell', "[]", '{"name": 3}', "{}", '{"name": []}', "[" * 100_000],
-        *[NAMED + "[]}", NAMED + '{"seed": 1e999}}', NAMED + '{"depth": 9223372036854775808}}'],
+        *['{"name": "trell', "[]", "{}", '{"name": []}', "[" * 100_000, NAMED + "[]}"],
+        *[NAMED + '{"seed": 1e999}}', NAMED + '{"depth": 9223372036854775808}}'],
         NAMED + '{}, "learning_rate": 1' + "0" * 400 + "}",
     ],
 )
@@ -302,16 +257,6 @@ def test_a_damaged_recipe(tmp_path, text):
     (tmp_path / "recipe.json").write_text(text)
     with pytest.raises(ValueError, match="recipe.json is not a recipe of this version"):
         zoo.read_recipe(tmp_path)
-
-
-def test_a_best_model_with_flipped_bits(tmp_path, shared):
-    content = bytearray((shared / "best.keras").read_bytes())
-    middle = len(content) // 2
-    content[middle : middle + 8] = bytes(8)
-    (tmp_path / "recipe.json").write_bytes((shared / "recipe.json").read_bytes())
-    (tmp_path / "best.keras").write_bytes(content)
-    with pytest.raises(ValueError, match="best.keras is damaged"):
-        runs.load_best(tmp_path)
 
 
 def test_a_best_model_of_another_kind(shared):
@@ -340,36 +285,6 @@ def test_evaluation_counts_every_target_once(shared, split):
     assert results["bpc"] == pytest.approx(expected / np.log(2), rel=1e-5)
 
 
-def nll_of_rows(model, inputs, targets, segment):
-    """NLL of every target, the state handed from segment to segment by hand."""
-    config = model.backbone.get_config()
-    config |= {"stateful": False, "return_state": True, "return_aux": False}
-    layer = type(model.backbone).from_config(config)
-    layer.build((None, None, model.embedding_dim))
-    layer.set_weights(model.backbone.get_weights())
-    scores, states = [], None
-    for start in range(0, inputs.shape[1], segment):
-        x = model.embedding(inputs[:, start : start + segment])
-        hidden, *states = layer(x, initial_state=states)
-        scores.append(keras.ops.convert_to_numpy(model.head(hidden)))
-    scores = np.concatenate(scores, axis=1)
-    return -np.take_along_axis(scores, targets[..., None], axis=-1).reshape(-1)
-
-
-@pytest.mark.slow
-def test_evaluation_with_a_carried_history(tmp_path):
-    run = tiny_run(tmp_path, **STATEFUL | {"epochs": 1})
-    tokens = zoo.read_recipe(run).load_data().test
-    # Each row of the batch starts with an empty history and reads its part of the text.
-    rows, length = TINY["batch_size"], -(-(len(tokens) - 1) // TINY["batch_size"])
-    padded = np.pad(tokens, (0, rows * length + 1 - len(tokens)))
-    inputs, targets = padded[:-1].reshape(rows, length), padded[1:].reshape(rows, length)
-    nll = nll_of_rows(runs.load_best(run), inputs, targets, TINY["sequence_length"])
-    results = evaluate(run)
-    assert results["targets"] == len(tokens) - 1
-    assert results["loss"] == pytest.approx(np.mean(nll[: len(tokens) - 1]), rel=1e-5)
-
-
 def test_the_best_epoch_is_the_saved_one(shared):
     history = read_history(shared / "history.csv")
     best = min(float(row["val_loss"]) for row in history)
@@ -382,33 +297,13 @@ def test_the_authors_count_fewer_targets(shared):
     assert authors["loss"] != exact["loss"]
 
 
-@pytest.fixture
-def moved(tmp_path):
-    """(a run by words, the folder where its text is now)."""
-    unit = {"path": tmp_path / "text.txt", "unit": "word"}
-    run, folder = tiny_run(tmp_path, epochs=1, data_options=unit), tmp_path / "other"
-    folder.mkdir()
-    (tmp_path / "text.txt").rename(folder / "text.txt")
-    return run, folder
-
-
 @pytest.mark.slow
-def test_a_text_may_have_moved(moved):
-    run, folder = moved
+def test_the_command_line_is_told_where_the_text_is_now(tmp_path, command):
+    unit = {"path": tmp_path / "text.txt", "unit": "word"}
+    run, text = tiny_run(tmp_path, epochs=1, data_options=unit), tmp_path / "other.txt"
+    (tmp_path / "text.txt").rename(text)
     with pytest.raises(FileNotFoundError, match=r"no file .*text.txt. If it has moved"):
         evaluate(run)
-    with pytest.raises(FileNotFoundError, match=r"text.txt or .*/nowhere/text.txt"):
-        evaluate(run, data_dir=folder / "nowhere")
-    assert evaluate(run, data_dir=folder)["targets"] > 0
-    recipe = zoo.read_recipe(run).replace(data_dir=folder, epochs=2)
-    runs.train(recipe, run, verbose=0)
-    assert runs.is_finished(run)
-
-
-@pytest.mark.slow
-def test_the_command_line_is_told_where_the_text_is_now(moved, command):
-    run, folder = moved
-    text = folder / "text.txt"
     status, _, err = command("train", "--output", run, "--text", text, "--epochs", 2)
     assert status == 0, err
     options = zoo.read_recipe(run).data_options
@@ -454,15 +349,12 @@ def test_evaluation_of_copy_memory(copying):
 
 
 @pytest.mark.slow
-def test_a_run_of_sequences_is_refused_another_T_and_counting(copying):
+def test_a_run_of_sequences_is_refused_another_T(copying):
     recipe = zoo.read_recipe(copying)
     assert recipe.data_checksum == recipe.load_data().checksum
-    with pytest.raises(
-        ValueError, match="other settings: data_options .*'T': 8.* there, .*'T': 9.* here"
-    ):
+    settings = "other settings: data_options .*'T': 8.* there, .*'T': 9.* here"
+    with pytest.raises(ValueError, match=settings):
         runs.train(recipe.replace(T=9), copying)
-    with pytest.raises(ValueError, match="for texts. Received: 'original'"):
-        evaluate(copying, target_counting="original")
 
 
 def load_music(monkeypatch, frames):
@@ -534,10 +426,7 @@ runs.train(tiny_recipe(folder, epochs=2, jit_compile=True), folder / "run", verb
 print(runs.evaluate(zoo.read_recipe(folder / "run"), folder / "run"))
 """
     output = run_script(
-        source,
-        tmp_path,
-        backend="jax",
-        block=("tensorflow", "tensorflow_datasets", "keras_nlp"),
+        source, tmp_path, backend="jax", block=("tensorflow", "tensorflow_datasets", "keras_nlp")
     )
     assert "TensorFlow is not installed: no TensorBoard logs are written." in output
     assert "'targets': 99" in output

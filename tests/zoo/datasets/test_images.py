@@ -144,7 +144,6 @@ def rewrite(path, change):
             "is truncated or too long: .* 4,720 bytes, found 4,",
         ),
         ("train-images-idx3", lambda c: c[:9], "not an idx file of bytes .* truncated"),
-        ("train-images-idx3", lambda c: c[:2], "not an idx file"),
         ("train-images-idx3", lambda c: idx(np.zeros((6, 784))), "with 1 or 3 axes"),
         ("train-images-idx3", lambda c: b"\0\0\x08\xff" + bytes(2000), "with 1 or 3 axes"),
         # Whose product is 0 in 64 bits.
@@ -153,12 +152,6 @@ def rewrite(path, change):
             lambda c: b"\0\0\x08\x03" + b"\x80\0\0\0" * 2 + b"\0\0\0\4",
             "states 18,446,744,073,709,551,632 bytes",
         ),
-        (
-            "t10k-labels-idx1",
-            lambda c: idx(np.zeros((2, 1, 1))),
-            r"labels \(2,\), found .*\(2, 1, 1\)",
-        ),
-        ("t10k-labels-idx1", lambda c: b"\0\0\x0d" + c[3:], "not an idx file"),
         (
             "train-images-idx3",
             lambda c: idx(np.zeros((6, 27, 28))),
@@ -219,7 +212,6 @@ def test_images_of_tensorflow_datasets(tiny, monkeypatch):
     "labels, message",
     [
         ({"y_train": np.zeros((6, 1), "int64")}, r"found .* int64 \(6, 1\)"),
-        ({"y_train": np.zeros(6)}, r"found .* float64 \(6,\)"),
         ({"y_train": np.array(list("abcdef"))}, "integer labels .* found"),
         ({"y_train": np.array([{}] * 6, dtype=object)}, "labels.npz is damaged"),
         ({"other": np.zeros(6)}, "labels.npz is damaged: 'y_train"),

@@ -19,11 +19,7 @@ from tests.support.processes import script_command
 from trellis_keras import files
 from trellis_keras.files import read_blocks, read_file
 from trellis_keras.zoo.datasets import load, music, sources, texts
-from trellis_keras.zoo.datasets.sources import (
-    Download,
-    Source,
-    cache_folder,
-)
+from trellis_keras.zoo.datasets.sources import Download, Source, cache_folder
 
 TEXTS = {
     "train": b" the cat sat \n the <unk> ran \n",
@@ -63,17 +59,12 @@ def test_environment_variable_and_argument(copy, tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="data_dir is not a folder. Received: .*other"):
         load("ptb", data_dir=other)
     other.mkdir()
-    with pytest.raises(FileNotFoundError, match=r"Neither .*other.*ptb\.train\.txt nor"):
+    with pytest.raises(
+        FileNotFoundError, match=r"Neither .*other.*ptb\.train\.txt nor .*data_dir.*_DATA"
+    ):
         load("ptb", data_dir=other)
     monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, str(other / "typo"))
     with pytest.raises(FileNotFoundError, match="TRELLIS_KERAS_DATA is not a folder.*typo"):
-        load("ptb")
-
-
-def test_a_missing_file_of_a_local_copy(copy, monkeypatch):
-    (copy / "ptb/ptb.test.txt").unlink()
-    monkeypatch.setenv(sources.ENVIRONMENT_VARIABLE, str(copy))
-    with pytest.raises(FileNotFoundError, match=r"ptb\.test\.txt.*data_dir.*TRELLIS_KERAS_DATA"):
         load("ptb")
 
 
@@ -90,7 +81,6 @@ def test_a_tilde_is_the_home_folder(copy, monkeypatch):
     "change, message",
     [
         (lambda content: content[:-12], "is truncated"),
-        (lambda content: content[:30], "is truncated"),
         (lambda content: b"no gzip" + content, "is not a sound gzip file"),
         (lambda content: content[:10] + b"\xff" * 20 + content[30:], "is not a sound gzip file"),
         (lambda content: gzip.compress(b""), "is empty"),
@@ -225,9 +215,8 @@ def test_bad_archives_are_refused_and_not_kept(
 def test_failed_download_points_to_local_copies(site):
     source = publish(site, b"")
     (site / "some.zip").unlink()
-    with pytest.raises(
-        OSError, match="Could not download .*some.zip .*404.*`data_dir`.*KERAS_DATA"
-    ):
+    message = "Could not download .*some.zip .*404.*`data_dir`.*KERAS_DATA"
+    with pytest.raises(OSError, match=message):
         source.find(None)
 
 

@@ -1,6 +1,5 @@
 import gzip
 import hashlib
-import json
 
 import numpy as np
 import pytest
@@ -180,16 +179,11 @@ def test_the_same_options_of_every_text(tiny, name):
     loaded = [usual, split, first, less, both]
     assert len({dataset.checksum for dataset in loaded}) == 5
     assert all(dataset.vocabulary == usual.vocabulary for dataset in loaded)
-    assert load(name, tiny, first=40).checksum == first.checksum
+    if name != "char_ptb":  # options that change nothing
+        whole = load(name, tiny, split=LRU_SPLIT, first=n, train_fraction=1)
+        assert whole.checksum == usual.checksum == hashlib.sha256(WHOLE.encode()).hexdigest()
     with pytest.raises(ValueError, match=rf"at most the number of .*{n}\. Received: first={n + 1}"):
         load(name, tiny, first=n + 1)
-
-
-@pytest.mark.parametrize("name", CUT[1:])
-def test_options_that_change_nothing_keep_the_checksum(tiny, name):
-    options = {"split": LRU_SPLIT, "first": len(WHOLE), "train_fraction": 1}
-    checksum = hashlib.sha256(WHOLE.encode()).hexdigest()
-    assert load(name, tiny, **options).checksum == load(name, tiny).checksum == checksum
 
 
 def test_pydoc():
@@ -207,15 +201,10 @@ def test_pydoc():
         ({"split": [0.9, 0.1]}, r"`split` must be three positive.*split=\(0.9, 0.1\)"),
         ({"split": [0.9, 0.2, 0.1]}, "add up to 1"),
         ({"split": [1.0, 0.1, -0.1]}, "positive"),
-        ({"split": [float("nan")] * 3}, "positive"),
         ({"split": 0.9}, "split=0.9"),
-        ({"split": ["0.9", "0.05", "0.05"]}, "'0.05'"),
         ({"first": 0}, "`first` must be an integer >= 1. Received: first=0"),
-        ({"first": 50.0}, "first=50.0"),
         ({"train_fraction": 0}, r"`train_fraction` must be a number in \(0, 1\].*_fraction=0"),
         ({"train_fraction": 1.5}, "train_fraction=1.5"),
-        ({"train_fraction": float("nan")}, "train_fraction=nan"),
-        ({"train_fraction": True}, "train_fraction=True"),
         ({"train_fraction": "20%"}, "train_fraction='20%'"),
     ],
 )
@@ -260,15 +249,10 @@ def test_units_have_different_checksums(path):
     path.write_text("a b c d " * 9)
     loaded += [load("text", path=path, unit=unit) for unit in ("character", "word")]
     assert len({dataset.checksum for dataset in loaded}) == 4
-
-
-@pytest.mark.parametrize("unit", ["character", "word", "byte"])
-def test_a_byte_order_mark_is_not_part_of_a_text(tmp_path, unit):
-    for name, mark in (("plain", b""), ("marked", b"\xef\xbb\xbf")):
-        (tmp_path / name).write_bytes(mark + b"the cat\nthe cat\n" * 9)
-    plain, marked = (load("text", path=tmp_path / n, unit=unit) for n in ("plain", "marked"))
-    assert (plain.vocabulary == marked.vocabulary) == (unit != "byte")
-    assert (plain.sizes == marked.sizes) == (unit != "byte")
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # a byte order mark
+    marked = [load("text", path=path, unit=unit) for unit in ("character", "word", "byte")]
+    assert [one.vocabulary for one in marked[:2]] == [one.vocabulary for one in loaded[2:]]
+    assert "\xef" in marked[2].vocabulary.tokens
 
 
 @pytest.mark.parametrize(("word", "place"), [("<unk>", 3), ("b", 2)])
@@ -277,14 +261,6 @@ def test_an_unknown_word_for_other_texts(path, word, place):
     vocabulary = load("text", path=path, unit="word", unknown=word).vocabulary
     assert vocabulary.tokens[place] == word
     assert vocabulary.encode("a dog", final_eos=False).tolist() == [0, place]
-
-
-def test_symbols_that_the_training_split_lacks(path):
-    path.write_text("aaaabbccdd")
-    options = json.loads('{"split": [0.5, 0.25, 0.25], "first": 8, "train_fraction": 1}')
-    dataset = load("text", path=path, **options)
-    assert parts(dataset) == ["aaaa", "bb", "cc"]
-    assert dataset.vocabulary.tokens == ("a", "b", "c", "d")
 
 
 @pytest.mark.parametrize(
@@ -349,11 +325,6 @@ def test_original_examples_read_the_target():
     np.testing.assert_array_equal(x, rows)
     np.testing.assert_array_equal(y[:, -1], x[:, -1])
     np.testing.assert_array_equal(weight, np.eye(6)[[5] * 4])
-
-
-def test_bad_last_words():
-    with pytest.raises(ValueError, match="vocabulary of words"):
-        last_word_examples(PASSAGES, Vocabulary("abc", unit="character"))
     with pytest.raises(ValueError, match="unknown to the vocabulary.*'dog'"):
         last_word_examples(PASSAGES, Vocabulary(KNOWING.tokens))
     with pytest.raises(ValueError, match="No passage remains"):

@@ -102,7 +102,6 @@ def _allocations():
         tracemalloc.stop()
 
 
-# Encodes a text, but stops in the middle of writing the ids.
 def test_of_two_at_the_same_time_one_does_the_work(path, monkeypatch):
     worked, write = [], texts._write_word_ids
     monkeypatch.setattr(texts, "_write_word_ids", lambda *args: worked.append(write(*args)))
