@@ -18,8 +18,6 @@ import sys
 import tempfile
 import time
 
-HERE = pathlib.Path(__file__).resolve().parent
-
 SLOW = 10.0  # seconds for one small file
 ENDLESS = 600  # seconds after which a process is ended
 

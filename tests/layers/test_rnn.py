@@ -23,7 +23,6 @@ from tests.support.layer_checks import (
 )
 from tests.support.parameters import slow_but
 from trellis_keras.layers import GridLSTMCell, LRUCell, RHNCell, StackedRNN, VariationalDropout
-from trellis_keras.layers.rnn import RecurrentCell
 
 both = pytest.mark.both_backends
 exact = pytest.mark.float64
@@ -144,29 +143,6 @@ def test_each_row_and_cell_has_one_mask_for_all_steps(recurrent):
     # A cell that is called on its own draws new masks.
     alone = [np.asarray(cell(x[:, 0], [h], training=True)[0]) for _ in range(2)]
     assert np.isclose(alone[0], 0.5).any() and np.any(alone[0] != alone[1])
-
-
-def test_keras_rnn_asks_for_masks_before_its_loop():
-    """`RecurrentCell` relies on this, which Keras does not document."""
-    calls = []
-
-    class Spy(RecurrentCell):
-        def get_dropout_mask(self, step_input):
-            calls.append("inputs")
-            return super().get_dropout_mask(step_input)
-
-        def get_recurrent_dropout_mask(self, step_input):
-            calls.append("state")
-            return super().get_recurrent_dropout_mask(step_input)
-
-        def call(self, inputs, states, training=False):
-            calls.append("step")
-            return inputs, states
-
-    cell = Spy(3, dropout=0.1)
-    keras.layers.RNN(cell, unroll=True)(noise(1, 2, 3), training=True)
-    assert calls == ["inputs", "state", "step", "step"]
-    assert cell._dropout_mask is None
 
 
 BAD = {

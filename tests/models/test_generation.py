@@ -23,6 +23,7 @@ both_backends = pytest.mark.both_backends
 
 PROMPTS = [[1, 5, 3], [10, 0, 7, 2, 9], [4]]
 SAME_LENGTH = np.array([[1, 5, 3], [10, 0, 7]])
+TOP_P = samplers.TopPSampler(p=0.9, temperature=2.0)
 
 
 @keras.saving.register_keras_serializable("test_generation")
@@ -262,7 +263,7 @@ def test_a_new_backbone_new_weights_and_a_file(tmp_path):
 
 def test_seeds(speller):
     prompts = ["abc", "h g"]
-    for sampler in ("random", samplers.TopPSampler(p=0.9, temperature=2.0)):
+    for sampler in ("random", TOP_P):
         first = speller.generate(prompts, 40, sampler=sampler, seed=1)
         assert first == speller.generate(prompts, 40, sampler=sampler, seed=1)
         assert first != speller.generate(prompts, 40, sampler=sampler, seed=2)
@@ -377,13 +378,7 @@ def test_text_in_text_out(speller):
 
 @both_backends
 @pytest.mark.parametrize(
-    "sampler",
-    [
-        "random",
-        pytest.param(
-            samplers.TopPSampler(p=0.9, temperature=2.0), marks=pytest.mark.slow_elsewhere
-        ),
-    ],
+    "sampler", ["random", pytest.param(TOP_P, marks=pytest.mark.slow_elsewhere)]
 )
 def test_streamed_pieces_are_the_generated_text(speller, sampler):
     """Also of two streams at once, and up to a stop token."""
@@ -460,14 +455,12 @@ def test_characters_and_words_are_whole(unit, pieces):
     [
         ({"prompts": [[1, 2], []]}, r"none empty.*\[2, 0\]"),
         ({"prompts": []}, "at least one"),
-        ({"prompts": np.zeros((2, 0), "int32")}, r"none empty.*\[0, 0\]"),
         ({"prompts": np.array([1, 2])}, "rows of token ids"),
         ({"prompts": [[1, 2], ["a"]]}, "must be integers"),
         ({"prompts": [[1, SIZE]]}, r"\[0, 11\)"),
         ({"prompts": [[0.5]]}, "integers"),
         ({"prompts": "abc"}, "no vocabulary"),
         ({"max_length": 3}, "greater than its 3 tokens. Received: max_length=3"),
-        ({"prompts": [[1], [1, 2, 3, 4, 5, 6]]}, "greater than its 6 tokens"),
         ({"sampler": "speculative"}, "draft model.*A streaming cache cannot"),
         ({"sampler": "nucleus"}, r"'top_p'\].*Received: sampler='nucleus'"),
         ({"sampler": samplers.TopKSampler(k=12)}, "k=12 tokens, but the vocabulary has 11"),

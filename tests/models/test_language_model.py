@@ -21,13 +21,7 @@ from trellis_keras.layers import (
     TrellisLayer,
     streaming,
 )
-from trellis_keras.models import (
-    BitsPerCharacter,
-    CrossEntropy,
-    LanguageModel,
-    Perplexity,
-)
-from trellis_keras.training import StopOnNaN
+from trellis_keras.models import BitsPerCharacter, CrossEntropy, LanguageModel, Perplexity
 
 both_backends = pytest.mark.both_backends
 
@@ -497,29 +491,6 @@ def test_ids_outside_the_vocabulary_give_nan_in_the_graph(jit_compile, head):
     assert padded == model.test_on_batch(x, y, sample_weight=weight)
 
 
-@both_backends
-def test_ids_outside_the_vocabulary_in_a_pipeline_end_training():
-    model, good = make(compiled={"jit_compile": True}), random_tokens(2, 5)
-    weights = model.get_weights()
-    for bad in ((good, good + V), (good - V, good)):
-
-        def pipeline(last=bad):
-            yield from [(good, good), (good, good), last]
-
-        pipelines = [pipeline()]
-        if not JAX:
-            import tensorflow as tf
-
-            spec = tf.TensorSpec((2, 5), "int64")
-            pipelines.append(
-                tf.data.Dataset.from_generator(pipeline, output_signature=(spec, spec))
-            )
-        for batches in pipelines:
-            model.set_weights(weights)
-            with pytest.raises(FloatingPointError, match="The loss is nan at step 3 of epoch 1"):
-                model.fit(batches, callbacks=[StopOnNaN()], verbose=0)
-
-
 def test_a_compiled_step_gives_nan_outside_the_vocabulary():
     model = make(trellis())
     step = streaming.compiled_step(model)
@@ -528,9 +499,8 @@ def test_a_compiled_step_gives_nan_outside_the_vocabulary():
 
 
 @both_backends
-@pytest.mark.parametrize("dtype", slow_but(["uint8", "int8", "uint16", "int64"], "uint8"))
-def test_tokens_and_sizes_of_any_integer_type(dtype):
-    tokens = random_tokens(2, 6).astype(dtype)
+def test_tokens_and_sizes_of_any_integer_type():
+    tokens = random_tokens(2, 6).astype("uint8")
     size = np.int64(tokens.max() + 1)
     backbone = keras.layers.Conv1D(6, 3, padding="causal")
     model = LanguageModel(size, np.int32(6), backbone, embedding_dropout=0.2, head=DenseHead(size))
@@ -563,7 +533,6 @@ WRONG_MODELS = [
     (lambda: LanguageModel(V, 6, keras.layers.LSTM(6)), "return_sequences=True"),
     (lambda: LanguageModel(V, 6, trellis(go_backwards=True)), "must not depend on later tokens"),
     (lambda: LanguageModel(V, 6, TCN(6, 2, 2, padding="same")), "must not depend on later tokens"),
-    (lambda: inside(TCN(4, 3, 2, padding="same")), "later tokens"),
     (lambda: inside(TCN(4, 3, 2, go_backwards=True)), "later tokens"),
     (lambda: inside(keras.layers.Bidirectional(TCN(4, 3, 2))), "later tokens"),
     (lambda: inside(recurrent(stateful=True)), "must be the backbone itself"),
@@ -583,14 +552,7 @@ WRONG_MODELS = [
         lambda: LanguageModel(V, 6, trellis(), head=DenseHead(7)),
         "vocabulary_size=7, but .* vocabulary_size=11",
     ),
-    (
-        lambda: LanguageModel(V, 6, trellis(), head=DenseHead(7), tie_embeddings=False),
-        "vocabulary_size=7, but .* vocabulary_size=11",
-    ),
-    (
-        lambda: LanguageModel(V, 6, trellis(), head=keras.layers.Identity()),
-        "has no method `tie`",
-    ),
+    (lambda: LanguageModel(V, 6, trellis(), head=keras.layers.Identity()), "has no method `tie`"),
     (with_built_head, "before it is built.* which is built already"),
     (lambda: make().compile("adam", "mse"), "loss is its head's.* Received: 'mse'"),
     (lambda: make().quantize("int8"), 'format="litert", quantization="int8"'),

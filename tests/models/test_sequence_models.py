@@ -1,6 +1,5 @@
 """SequenceClassifier, SequenceRegressor and PolyphonicModel: figures, masks, files, bad input."""
 
-import gc
 import json
 
 import keras
@@ -11,13 +10,8 @@ from keras import ops
 from tests.support.golden import log_softmax
 from tests.support.model_checks import OneBatch
 from trellis_keras.layers import LRU, TCN, StackedRNN, TrellisLayer
-from trellis_keras.models import (
-    FrameLoss,
-    PolyphonicModel,
-    SequenceClassifier,
-    SequenceRegressor,
-)
-from trellis_keras.models.losses import frame_nll
+from trellis_keras.models import PolyphonicModel, SequenceClassifier, SequenceRegressor
+from trellis_keras.models.losses import FrameLoss, frame_nll
 
 both_backends = pytest.mark.both_backends
 
@@ -116,12 +110,13 @@ def test_figures_are_means_over_what_counts_in_the_whole_split(per_step):
 @both_backends
 @per_step_or_not
 def test_a_regressor_has_the_mean_squared_error(per_step):
-    model = SequenceRegressor(Mix(per_step), per_step=per_step, seed=2)
+    model = SequenceRegressor(Mix(per_step), np.int64(1), per_step=per_step, seed=2)
     model.compile("sgd", **COMPILED)
     x, _ = data(per_step)
     y = x[..., 0] if per_step else x[:, -1, 0]
     error = np.mean((model.predict(x, verbose=0)[..., 0] - y) ** 2)
     assert model.evaluate(x, y, verbose=0) == pytest.approx(error, rel=1e-5)
+    json.dumps(model.get_config())  # of a NumPy integer
     # Targets with an axis for the unit are the same ones.
     assert model.evaluate(x, y[..., None], verbose=0) == pytest.approx(error, rel=1e-5)
 
@@ -149,27 +144,6 @@ def test_a_loss_of_keras_is_the_mean_that_keras_has(tmp_path):
     assert np.isfinite(classes.evaluate(x, y, verbose=0))
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's graphs")
-def test_a_deleted_model_leaves_few_graphs():
-    from tensorflow.python.framework.func_graph import FuncGraph
-
-    def graphs():
-        gc.collect()
-        return {id(found) for found in gc.get_objects() if isinstance(found, FuncGraph)}
-
-    x, y = np.zeros((4, 6, 2), "float32"), np.zeros(4, "int32")
-
-    def train():
-        model = SequenceClassifier(TCN(3, 2, depth=2, return_sequences=False), 3)
-        model.compile("adam", jit_compile=False)
-        model.fit(x, y, verbose=0)
-
-    train()  # what TensorFlow and Keras keep once
-    before = graphs()
-    train()
-    assert len(graphs() - before) <= 2
-
-
 def test_regularizers_are_in_the_loss():
     losses = []
     for regularizer in ("l2", None):
@@ -177,7 +151,6 @@ def test_regularizers_are_in_the_loss():
         model.compile("sgd", **COMPILED)
         losses.append(model.evaluate(*data(False, rows=4), verbose=0)[0])
     penalty = 0.01 * np.sum(np.square(model.backbone.kernel.kernel))
-    assert penalty > 0
     assert losses[0] - losses[1] == pytest.approx(penalty, rel=1e-3)
 
 
@@ -275,20 +248,6 @@ def test_keras_file(kind, per_step, tmp_path):
     assert json.dumps(loaded.get_config()) == json.dumps(model.get_config())
 
 
-@pytest.mark.parametrize("kind", [SequenceClassifier, SequenceRegressor, PolyphonicModel])
-def test_losses_are_in_the_models_precision(kind):
-    for policy, wide in (("float64", "float64"), ("mixed_bfloat16", "float32")):
-        model = kind(Mix(kind is PolyphonicModel, dtype=policy), 3, dtype=policy)
-        model.compile("sgd")
-        assert model.loss.dtype == wide
-        new = kind.from_config(
-            {**model.get_config(), "backbone": keras.saving.serialize_keras_object(lstm(True))}
-        )
-        new.compile_from_config(model.get_compile_config())
-        assert new.loss.dtype == wide
-    assert FrameLoss.from_config(FrameLoss(dtype="float64").get_config()).dtype == "float64"
-
-
 def test_half_precision_keeps_outputs_and_losses_in_float32():
     model = classifier(lambda s: Mix(s, dtype="mixed_bfloat16"), dtype="mixed_bfloat16")
     x, y = data(False)
@@ -296,6 +255,7 @@ def test_half_precision_keeps_outputs_and_losses_in_float32():
     assert symbolic.dtype == keras.backend.standardize_dtype(real.dtype) == "float32"
     assert symbolic.shape == (None, CLASSES)
     model.compile("sgd")
+    assert model.loss.dtype == "float32"
     loss = model.compute_loss(x, y, real)
     assert keras.backend.standardize_dtype(loss.dtype) == "float32"
     assert {w.dtype for w in model.weights} == {"float32"}
@@ -389,6 +349,7 @@ def test_the_frame_loss_stays_exact_where_a_sigmoid_is_0_or_1():
     logits = ops.convert_to_tensor([[200.0, -200.0]])
     assert float(frame_nll(np.array([[1.0, 0.0]]), logits)[0]) == 0
     assert float(frame_nll(np.array([[0.0, 1.0]]), logits)[0]) == 400
+    assert FrameLoss.from_config(FrameLoss(dtype="float64").get_config()).dtype == "float64"
 
 
 # Labels
@@ -435,15 +396,6 @@ def test_labels_outside_the_classes_give_nan_in_the_graph(per_step):
         weight = np.ones(y.shape, "float32")
         weight.flat[3] = 0
         assert np.isfinite(model.test_on_batch(x, wrong, sample_weight=weight)[0])
-
-
-def test_sizes_may_be_numpy_integers():
-    for model in (
-        SequenceClassifier(Mix(False), np.int64(3)),
-        SequenceRegressor(Mix(False), np.int64(3)),
-        PolyphonicModel(Mix(True), np.int64(3)),
-    ):
-        json.dumps(model.get_config())
 
 
 def test_inputs_are_standardized_before_they_are_rounded():
@@ -523,16 +475,9 @@ WRONG_MODELS = [
     (lambda: masking(input_dropout=0.3), "Masking.*Pass `mask=`"),
     (lambda: classifier().build((4, 5)), r"\(batch, time, channels\).*\(4, 5\)"),
     (lambda: PolyphonicModel(Mix(True)).build((None, None, KEYS)), "88.*keys=88"),
-    (
-        lambda: classifier(class_names=["a", "a", "b"]),
-        "3 different names. Received: .'a', 'a'",
-    ),
+    (lambda: classifier(class_names=["a", "a", "b"]), "3 different names. Received: .'a', 'a'"),
     (lambda: classifier(activation="relu"), "None or 'softmax'. Received: activation='relu'"),
     (lambda: classifier().compile("sgd", LOSS_OF_PROBABILITIES), "are logits.*from_logits=True"),
-    (
-        lambda: classifier().compile("sgd", keras.losses.sparse_categorical_crossentropy),
-        "outputs are logits.*from_logits=True",
-    ),
     (lambda: polyphonic(loss=keras.losses.BinaryCrossentropy()), "outputs are logits"),
 ]
 

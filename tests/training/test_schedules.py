@@ -96,10 +96,8 @@ def test_worst_of_last(losses, window, strict):
     negated = PlateauDecay(
         factor=0.5, rule="worst_of_last", window=window, min_lr=0.25, strict=strict, mode="max"
     )
-    assert rates_of(negated, [-loss for loss in losses]) == rates_of(
-        PlateauDecay(factor=0.5, rule="worst_of_last", window=window, min_lr=0.25, strict=strict),
-        losses,
-    )
+    expected = rates_by_script(losses, is_plateau, 0.5, 0.25)
+    assert rates_of(negated, [-loss for loss in losses]) == expected
 
 
 def test_the_settings_of_the_word_level_programs():
@@ -387,13 +385,10 @@ def test_resumed_runs_equal_an_uninterrupted_one(tmp_path):
     ("make", "named"),
     [
         (lambda: plateau(factor=1.0), "factor=1.0"),
-        (lambda: plateau(factor=0.0), "factor=0.0"),
         (lambda: plateau(rule="patience"), "rule='patience'"),
         (lambda: plateau(window=0), "window=0"),
         (lambda: plateau(min_lr=-1.0), "min_lr=-1.0"),
-        (lambda: plateau(mode="auto"), "mode='auto'"),
         (lambda: StepDecay(()), "increasing"),
-        (lambda: StepDecay((0, 5)), "increasing"),
         (lambda: StepDecay((5, 5)), r"epochs=\(5, 5\)"),
         (lambda: StepDecay((5,), factor=2.0), "factor=2.0"),
         (lambda: ExponentialDecay(1.0), "factor=1.0"),
