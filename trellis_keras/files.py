@@ -42,9 +42,7 @@ _NPY_HEADERS = {
 
 
 def check_output(
-    path: str | os.PathLike,
-    inputs: Iterable[str | os.PathLike] = (),
-    overwrite: bool = False,
+    path: str | os.PathLike, inputs: Iterable[str | os.PathLike] = (), overwrite: bool = False
 ) -> Path:
     """Check that a file may be written, before the work of making it starts.
 

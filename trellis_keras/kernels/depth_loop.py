@@ -20,11 +20,7 @@ States = list[Tensor]
 
 
 def run_levels(
-    plan: cone.Cone,
-    states: Any,
-    level: Callable,
-    injection: "SharedInjection",
-    loop: Callable,
+    plan: cone.Cone, states: Any, level: Callable, injection: "SharedInjection", loop: Callable
 ) -> tuple[dict[int, Tensor], States]:
     """Runs all levels of a plan, as `TrellisLayer._run_levels` does at every position.
 

@@ -230,11 +230,7 @@ _CELL_ARGUMENTS = (
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class LRU(
-    FixedRatesMixin,
-    FrozenPartsMixin,
-    StatefulMixin,
-    streaming.StreamingMixin,
-    keras.layers.Layer,
+    FixedRatesMixin, FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layers.Layer
 ):
     """Lattice Recurrent Unit of `depth` cells (Ahuja & Morency 2018), not the Linear one.
 

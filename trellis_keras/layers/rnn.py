@@ -264,11 +264,7 @@ class RecurrentCell(FixedRatesMixin, DropoutRNNCell, keras.layers.Layer):
             for module in ("initializer", "regularizer", "constraint"):
                 serialize = getattr(keras, f"{module}s").serialize
                 config[f"{kind}_{module}"] = serialize(getattr(self, f"{kind}_{module}"))
-        return {
-            **config,
-            "dropout": self.dropout,
-            "recurrent_dropout": self.recurrent_dropout,
-        }
+        return {**config, "dropout": self.dropout, "recurrent_dropout": self.recurrent_dropout}
 
 
 class _CellDropout(VariationalDropout):
@@ -557,10 +553,7 @@ class GridLSTMCell(RecurrentCell):
         if self.unit_forget_bias:
             blocks[1] = keras.initializers.Ones()
         bias = self.add_gate_weight(
-            "bias",
-            (4 * self.units,),
-            name=f"{name}_bias{suffix}",
-            initializer=_blockwise(*blocks),
+            "bias", (4 * self.units,), name=f"{name}_bias{suffix}", initializer=_blockwise(*blocks)
         )
         return kernel, recurrent_kernel, bias
 

@@ -30,12 +30,7 @@ _LEAST_ROOM = 64
 
 
 def generate(
-    model: Any,
-    prompts: Any,
-    max_length: int,
-    sampler: Any,
-    seed: int | None,
-    stop_tokens: Any,
+    model: Any, prompts: Any, max_length: int, sampler: Any, seed: int | None, stop_tokens: Any
 ) -> np.ndarray | str | list[str]:
     """See `LanguageModel.generate`."""
     model.stream()  # raises if the model does not stream
@@ -56,12 +51,7 @@ def generate(
 
 
 def generate_stream(
-    model: Any,
-    prompt: Any,
-    max_length: int,
-    sampler: Any,
-    seed: int | None,
-    stop_tokens: Any,
+    model: Any, prompt: Any, max_length: int, sampler: Any, seed: int | None, stop_tokens: Any
 ) -> Iterator:
     """See `LanguageModel.generate_stream`."""
     model.stream()  # raises if the model does not stream

@@ -499,11 +499,7 @@ class LanguageModel(BackboneModel):
         )
 
     def evaluate(
-        self,
-        x: Any = None,
-        y: Tensor | None = None,
-        batch_size: int | None = None,
-        **kwargs: Any,
+        self, x: Any = None, y: Tensor | None = None, batch_size: int | None = None, **kwargs: Any
     ) -> Any:
         """Evaluates as `keras.Model.evaluate`; the states of a stateful backbone start at zero."""
         self._check_tokens(x, y)

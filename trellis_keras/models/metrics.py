@@ -11,10 +11,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from trellis_keras.models.losses import (
-    expand_to_rank,
-    frame_nll,
-)
+from trellis_keras.models.losses import expand_to_rank, frame_nll
 from trellis_keras.types import Tensor
 
 

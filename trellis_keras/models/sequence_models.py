@@ -27,9 +27,7 @@ from trellis_keras.models.losses import (
     num_replicas,
     scale_loss_for_replicas,
 )
-from trellis_keras.models.metrics import (
-    FrameNLL,
-)
+from trellis_keras.models.metrics import FrameNLL
 from trellis_keras.models.normalization import Standardization, arrays_of
 from trellis_keras.types import Cache, Initializer, Shape, Tensor
 

@@ -346,13 +346,7 @@ def _of_cell(cell, hidden_units, stateful, vocabulary_size, seed):
 
 
 def _grid_lstm(
-    convention,
-    share_depth_weights,
-    layers,
-    hidden_units,
-    stateful,
-    vocabulary_size,
-    seed,
+    convention, share_depth_weights, layers, hidden_units, stateful, vocabulary_size, seed
 ):
     check_choice("convention", convention, ("paper", "authors"))
     cell = GridLSTMCell(

@@ -74,18 +74,8 @@ BEST = "best.keras"
 SPLITS = ("train", "valid", "test")
 
 # What a run writes into its folder.
-FILES = {
-    "recipe.json",
-    "paths.json",
-    "environment.json",
-    "history.csv",
-    "best.keras",
-    "checkpoints",
-    "tensorboard",
-    "report.json",
-    "forecast.png",
-    "serving",
-}
+FILES = {RECIPE, PATHS, ENVIRONMENT, BEST, "history.csv", "checkpoints", "tensorboard"}
+FILES |= {"report.json", "forecast.png", "serving"}
 
 # Settings that may change when a run is resumed: its length, where the data are, and how the
 # machine computes.
@@ -155,11 +145,9 @@ class Observation:
             print("TensorFlow is not installed: no TensorBoard logs are written.", flush=True)
         # Keras writes no graph of models like ours: `write_graph` does.
         board = keras.callbacks.TensorBoard
-        callbacks = (
-            [board(logs, write_graph=False, profile_batch=self.profile or 0)]
-            if has_tensorflow
-            else []
-        )
+        callbacks = []
+        if has_tensorflow:
+            callbacks = [board(logs, write_graph=False, profile_batch=self.profile or 0)]
         if self.gradient_norms:
             # First: the others write what it adds to the logs.
             callbacks = [GradientNorms(stream, steps=self.gradient_norms), *callbacks]
@@ -714,17 +702,10 @@ def check_output(
 
 def check_no_file_of_a_run(path: str | os.PathLike) -> None:
     """Raises ValueError if a path is that of a file of a run. Symbolic links are followed."""
-    folder = _run_of(pathlib.Path(path).expanduser().resolve())
-    if folder is not None:
-        raise ValueError(f"{path} is a file of the run in {folder}. Choose another name.")
-
-
-def _run_of(path):
-    """Returns the folder of the run that a resolved path is a file of, or `None`."""
-    for folder in path.parents:
-        if _is_run_file(path.relative_to(folder)) and (folder / RECIPE).is_file():
-            return folder
-    return None
+    resolved = pathlib.Path(path).expanduser().resolve()
+    for folder in resolved.parents:
+        if _is_run_file(resolved.relative_to(folder)) and (folder / RECIPE).is_file():
+            raise ValueError(f"{path} is a file of the run in {folder}. Choose another name.")
 
 
 def _is_run_file(name: pathlib.Path) -> bool:

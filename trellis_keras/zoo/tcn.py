@@ -233,10 +233,7 @@ _on_copy_memory = register(
     data_options={"T": 1000},
     metric="cross_entropy",
     channels=1,
-    metrics=lambda: [
-        keras.metrics.SparseCategoricalAccuracy(name="accuracy"),
-        DigitsRecalled(),
-    ],
+    metrics=lambda: [keras.metrics.SparseCategoricalAccuracy(name="accuracy"), DigitsRecalled()],
     training=Training(
         optimizer="rmsprop", learning_rate=5e-4, clip_norm=1.0, batch_size=32, epochs=50
     ),
@@ -336,9 +333,7 @@ _TCN_MUSIC = Training(optimizer="adam", learning_rate=2e-3, clip_norm=0.4, **_MU
 
 
 @register(
-    **_JSB,
-    training=_TCN_MUSIC,
-    fast=Training(learning_rate=8e-3, clip_norm=0.4, **_FAST_JSB),
+    **_JSB, training=_TCN_MUSIC, fast=Training(learning_rate=8e-3, clip_norm=0.4, **_FAST_JSB)
 )
 def tcn_jsb(
     kernel_size: int = 3,
@@ -955,8 +950,7 @@ def rnn_nottingham(
 
 
 _on_ptb = register(
-    **_PTB,
-    training=Training(optimizer="sgd", learning_rate=30.0, clip_norm=0.3, **_WORD_BATCHES),
+    **_PTB, training=Training(optimizer="sgd", learning_rate=30.0, clip_norm=0.3, **_WORD_BATCHES)
 )
 
 
