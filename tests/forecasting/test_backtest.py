@@ -10,6 +10,7 @@ from trellis_keras import zoo
 from trellis_keras.forecasting import Columns, TimeSeries, backtest, backtest_scores
 from trellis_keras.forecasting.backtest import _Job, backtest_tables
 from trellis_keras.forecasting.picture import draw_backtest
+from trellis_keras.forecasting.report import report
 
 WINDOW, HORIZON, SEASON = 14, 4, 7
 
@@ -59,6 +60,17 @@ def test_the_rows_of_an_origin(model, parts):
     first = int(test.first[0])
     scale = np.abs(values[SEASON:first] - values[: first - SEASON]).mean()
     np.testing.assert_allclose(found["scale"], scale)
+
+
+def test_the_report_calibrates_as_a_backtest():
+    """On two windows of rows before each forecast, however short the validation part is."""
+    parts = TimeSeries(wave(120)[:, None]).split(WINDOW, 1, shares=(0.8, 0.05, 0.15))
+    model = zoo.tcn_forecaster(window=WINDOW, horizon=1, filters=2)
+    model.adapt(*parts[:2])
+    rows = backtest(model, parts[2], origins=len(parts[2]))
+    (figures,) = report(model, *parts)["targets"].values()
+    found = backtest_scores(rows).to_pylist()[0]
+    assert figures["values"] == found["values"] and figures["coverage"] == found["coverage"]
 
 
 def test_nothing_after_an_origin_is_read(model, parts):

@@ -11,7 +11,6 @@ from trellis_keras.forecasting.calibration import (
     calibrate_on_known,
     predict_windows,
     recent_count,
-    recent_windows,
     windows_ahead,
 )
 from trellis_keras.forecasting.forecaster import Forecaster
@@ -53,7 +52,7 @@ def report(
     Args:
         model: `Forecaster`.
         train: The windows of the training part, by which the season is chosen.
-        valid: The windows of the validation part, on which the first forecasts are calibrated.
+        valid: The windows of the validation part.
         test: The windows of the test part.
         batch_size: Positive integer. Defaults to 64.
 
@@ -71,7 +70,7 @@ def report(
     seasons = [choose_season(train, i) for i in range(len(train.series.lengths))]
     season = statistics.mode(seasons)
     sums = np.zeros((len(test.series.lengths), 6, count))
-    for i, index, bands, y in _walk(model, valid, test, batch_size):
+    for i, index, bands, y in _walk(model, test, batch_size):
         naive = test.naive_forecast(index, seasons[i])
         counts = ~np.isnan(y - naive)
         errors = np.where(counts, y - middle_values(model, bands), 0.0).astype("float64")
@@ -223,21 +222,26 @@ def _by_name(names, figures):
     }
 
 
-def _walk(model, valid, test, batch_size):
+def _walk(model, test, batch_size):
     """Yields series, windows, outputs and targets, calibrated on the windows before them."""
-    ahead = windows_ahead(test)
-    for i in range(len(test.series.lengths)):
-        outputs, y = predict_windows(model, valid, recent_windows(valid, i), batch_size)
-        index = np.array(test.of_series(i), int)
-        for rows in np.split(index, range(_BLOCK * ahead, len(index), _BLOCK * ahead)):
+    series, stride, ahead = test.series, test.stride, windows_ahead(test)
+    starts = [series.rows(i).start for i in range(len(series.lengths))]
+    rows_before = [first - a - test.window for first, a in zip(test.first, starts, strict=True)]
+    before = [min(recent_count(test) + ahead, max(rows // stride, 0)) for rows in rows_before]
+    first = [row - stride * count for row, count in zip(test.first, before, strict=True)]
+    whole = Windows(series, test.window, test.horizon, stride, first, test.last)
+    for i in range(len(starts)):
+        index = np.array(whole.of_series(i), int)
+        own = np.array(test.of_series(i), int)
+        outputs, y = predict_windows(model, whole, index[: before[i]], batch_size)
+        for block in np.split(own, range(_BLOCK * ahead, len(own), _BLOCK * ahead)):
             old = len(y)
-            new, new_y = predict_windows(model, test, rows, batch_size)
+            new, new_y = predict_windows(model, test, block, batch_size)
             outputs, y = np.concatenate([outputs, new]), np.concatenate([y, new_y])
-            for first in range(old, len(y), ahead):
-                known = slice(0, first - ahead + 1)
-                block = slice(first, first + ahead)
-                found = calibrate_on_known(model, outputs[block], outputs[known], y[known], test)
-                yield i, rows[first - old :][:ahead], found, y[block]
+            for row in range(old, len(y), ahead):
+                known, now = slice(0, row - ahead + 1), slice(row, row + ahead)
+                found = calibrate_on_known(model, outputs[now], outputs[known], y[known], test)
+                yield i, block[row - old :][:ahead], found, y[now]
             kept = -recent_count(test) - ahead
             outputs, y = outputs[kept:], y[kept:]
 
