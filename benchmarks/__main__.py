@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import edge, rivals
+from benchmarks import edge, forecasts, rivals
 from benchmarks.cases import CASES
 from trellis_keras.files import atomic_write
 
@@ -30,6 +30,7 @@ def list_command():
     typer.echo(
         f"{'rivals':14} training and steps of nets of one size: {', '.join(rivals.PROGRAMS)}"
     )
+    typer.echo(f"{'forecasts':14} public series: {', '.join(forecasts.FORECASTERS)}")
 
 
 @app.command()
@@ -62,9 +63,10 @@ def run(
     folder = pathlib.Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     patterns = names or ["*"]
-    for name in {"edge", "rivals"} & set(patterns):  # their ways take turns in their own manner
-        (run_edge if name == "edge" else run_rivals)(folder, rounds)
-    patterns = [pattern for pattern in patterns if pattern not in ("edge", "rivals")]
+    own = {"edge": run_edge, "rivals": run_rivals, "forecasts": run_forecasts}
+    for name in own.keys() & set(patterns):  # their ways take turns in their own manner
+        own[name](folder, rounds)
+    patterns = [pattern for pattern in patterns if pattern not in own]
     unknown = [pattern for pattern in patterns if not fnmatch.filter(CASES, pattern)]
     names = [name for pattern in patterns for name in fnmatch.filter(CASES, pattern)]
     if unknown:
@@ -102,6 +104,15 @@ def run_rivals(folder, turns):
     typer.echo(table)
     write(folder / "rivals.json", json.dumps(results, indent=2) + "\n")
     write(folder / "rivals.md", table)
+
+
+def run_forecasts(folder, _):
+    """Compares forecasts of public series and prints the table."""
+    found = forecasts.run(folder / "forecasts.csv")
+    words = ", ".join(f"{key} {value}" for key, value in machine().items())
+    text = f"### forecasts: public series, beside other packages\n\n{words}\n\n{found}\n"
+    typer.echo(text)
+    write(folder / "forecasts.md", text)
 
 
 def _products():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as main
-from benchmarks import compiled, edge
+from benchmarks import compiled, edge, forecasts
 from benchmarks.cases import CASES
 from tests.support.processes import ROOT, child_environment, run_module
 from trellis_keras.layers import TCN
@@ -99,3 +99,17 @@ def test_the_edge_table_says_what_is_left_out(monkeypatch, tmp_path):
     assert figures["bytes"]["weights"] > 0 and figures["differences"]["native"] < 1e-5
     table = edge.markdown({"machine": {}, "nets": {"small": figures}})
     assert "| C | " in table and table.endswith("Left out: WebAssembly (needs: node).\n")
+
+
+def test_the_table_of_forecasts():
+    """The half that did not choose counts; a series on which a simple forecast is better stands."""
+    rows = []
+    for series, maes in {"a": (2.0, 4.0, 3.0, 1.0), "b": (2.0, 1.0, 3.0, 1.5)}.items():
+        kinds = ("seasonal naive", "last value", "drift", "ours")
+        for kind, mae in zip(kinds, maes, strict=True):
+            row = {"half": "held out", "series": series, "forecaster": kind, "seconds": "1"}
+            row |= {"mae": str(mae), "ratio": str(mae / 2), "coverage": "0.7" * (kind == "ours")}
+            rows += [row, row | {"half": "choosing", "mae": "9", "series": "c"}]
+    table = forecasts.table(rows)
+    assert "| ours | 2 | 1.50 | 1 | 0.612 | 0.75 | 0.70 | 0.70 | 1.0 |" in table
+    assert table.endswith("| b | 1.50 | last value |")

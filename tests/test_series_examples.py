@@ -36,3 +36,12 @@ def test_notebook_runs(name, tmp_path, monkeypatch):
     notebooks.run(notebook, tmp_path)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert any("image/png" in output.get("data", {}) for output in outputs)
+
+
+@pytest.mark.slow
+def test_the_adapter_passes_the_checks_of_sktime(monkeypatch):
+    checks = pytest.importorskip("sktime.utils.estimator_checks")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    from sktime_forecaster import TrellisForecaster
+
+    checks.check_estimator(TrellisForecaster, raise_exceptions=True)
