@@ -747,6 +747,16 @@ def main():
     """Runs the command line. Warnings and errors of use are one line; exit status 2 of errors."""
     # Names of columns, series and files may hold anything.
     warnings.formatwarning = lambda message, *_: f"Warning: {_printable(str(message), False)}\n"
+    devices = "trellis_keras.training.devices"
+    try:
+        _run()
+    except BaseException:
+        if devices in sys.modules:
+            sys.modules[devices].end_at_once()
+        raise
+
+
+def _run():
     try:
         app()
     except (ValueError, OSError, ImportError, FloatingPointError) as error:

@@ -153,7 +153,7 @@ def start_both(outputs, *words):
 
 def check_ended_well(processes):
     for process in processes:
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=600)
         assert process.returncode == 0, f"{out[-3000:]}\n{err[-6000:]}"
 
 
@@ -182,7 +182,7 @@ def test_two_processes(case, tmp_path):
 def test_a_killed_process_ends_all(killed, tmp_path):
     outputs = tmp_path / "run", tmp_path / "other"
     processes = start_both(outputs, *command("trellisnet", tmp_path, epochs=100_000))
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while latest(outputs[0] / "checkpoints") is None:
         assert time.monotonic() < deadline
         time.sleep(0.2)
@@ -191,7 +191,8 @@ def test_a_killed_process_ends_all(killed, tmp_path):
     _, err = processes[1 - killed].communicate(timeout=60)
     assert processes[1 - killed].returncode != 0
     assert time.monotonic() - killed_at < 60
-    assert "Another process of this training has ended" in err
+    # JAX may be the first to say so.
+    assert "Another process of this training has ended" in err or "another task died" in err
     processes[killed].communicate()
     done = run.epochs_done(outputs[0])
     check_ended_well(start_both(outputs, *command("trellisnet", tmp_path, epochs=done + 1)))

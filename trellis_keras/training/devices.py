@@ -5,6 +5,9 @@ on several machines with a process on each, on JAX's own runtime.
 """
 
 import contextlib
+import os
+import sys
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,6 +57,23 @@ def join(coordinator: str, processes: int | None = None, process: int | None = N
         )
     except ValueError as error:
         raise ValueError(f"JAX does not recognize what started this process: {error}") from error
+
+
+def end_at_once() -> None:
+    """Ends a process that has joined others after an error, which it prints unless it exits.
+
+    At the end of Python, JAX would wait for the others, which wait for this one.
+    """
+    error = sys.exception()
+    jax = sys.modules.get("jax")
+    is_joined = jax is not None and jax.distributed.is_initialized()
+    if not is_joined or isinstance(error, SystemExit) and not error.code:
+        return
+    if not isinstance(error, SystemExit):
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1)
 
 
 def process_count() -> int:

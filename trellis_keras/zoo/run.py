@@ -756,6 +756,10 @@ def explained(folder: pathlib.Path) -> Iterator[None]:
         reason = _reason(error, folder)
         if reason is None:
             raise
+        if parallel.process_count() > 1:
+            raise OSError(
+                f"{reason}. The same commands in all processes resume from the last checkpoint."
+            ) from error
         saved = _saved(folder)
         again = f"resume with: {resuming(folder)}" if saved else "train again."
         raise OSError(f"{reason}. {saved or _NOTHING} When that is fixed, {again}") from error
@@ -774,8 +778,8 @@ def _reason(error, folder):
     """Describes a failure of the disk or the data, or returns None for other errors."""
     if isinstance(error, OSError):
         return str(error)
-    if parallel.process_count() > 1 and type(error).__name__ == "JaxRuntimeError":
-        return "Another process of this training has ended or cannot be reached"
+    if parallel.process_count() > 1 and re.search("gloo|nccl|coordination", str(error), re.I):
+        return f"Another process of this training has ended or cannot be reached ({error})"
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None or not isinstance(error, tensorflow.errors.OpError):
         return None
