@@ -17,7 +17,6 @@ next 15 % choose; gradient boosting on these 85 %; ETS, Theta and ARIMA from eac
 that comes before it, at most 1,000 rows.
 """
 
-import contextlib
 import csv
 import dataclasses
 import functools
@@ -27,7 +26,6 @@ import json
 import pathlib
 import statistics
 import tarfile
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -344,21 +342,12 @@ def linear_map(task):
 
 
 def ours(task, **options):
-    """A run as by `trellis-keras train`, with its defaults."""
+    """A model as of `trellis-keras train`, with its defaults."""
     from trellis_keras import zoo
-    from trellis_keras.zoo import forecasts, run
+    from trellis_keras.zoo.forecasts import train_model
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder, "series.csv")
-        lines = ["" if np.isnan(value) else repr(float(value)) for value in task.values]
-        path.write_text("\n".join(["i,y", *(f"{i},{v}" for i, v in enumerate(lines))]))
-        data = {"path": path, "targets": ["y"]}
-        sizes = {"window": task.window, "horizon": task.horizon, "data_options": data}
-        recipe = zoo.recipe("tcn_forecaster", **sizes, **options)
-        with contextlib.redirect_stdout(io.StringIO()):
-            run.train(recipe, pathlib.Path(folder, "run"), verbose=0)
-        forecasts.finish(pathlib.Path(folder, "run"), serve=False)
-        return _backtest(run.load_best(pathlib.Path(folder, "run")), task)
+    recipe = zoo.recipe("tcn_forecaster", window=task.window, horizon=task.horizon, **options)
+    return _backtest(train_model(recipe, task.train, task.valid), task)
 
 
 def _backtest(model, task):
@@ -436,15 +425,15 @@ def table(rows, half: str = "held out") -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     if OURS in found:
-        lines += ["", *_lost(found, names)]
+        lines += ["", *_lost(found)]
     return "\n".join(lines)
 
 
-def _lost(found, names):
+def _lost(found):
     """The series on which a simple forecast is better than ours, as Markdown."""
     simple = ("seasonal naive", "last value", "drift")
     lines = ["| series on which a simple forecast is better | ours / it | which |", "|---|---|---|"]
-    for series in names:
+    for series in found[OURS]:
         best = min(simple, key=lambda name: float(found[name][series]["mae"]))
         ratio = float(found[OURS][series]["mae"]) / float(found[best][series]["mae"])
         if ratio > 1:

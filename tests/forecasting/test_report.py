@@ -59,3 +59,12 @@ def test_a_report_warns_in_the_last_lines():
         "The naive forecast is better in ",
     ):
         assert expected in text.split("\n", 1)[1]
+
+
+@pytest.mark.parametrize(("stride", "warned"), [(2, True), (5, False)])
+def test_a_stride_that_skips_a_part_of_the_season(stride, warned):
+    parts = TimeSeries(wave(8)[:, None]).split(WINDOW, HORIZON, stride=stride)
+    model = zoo.tcn_forecaster(window=WINDOW, horizon=HORIZON, filters=2)
+    model.adapt(*parts[:2])
+    expected = "A stride of 2 has a factor in common with the season of 8"
+    assert warned == any(text.startswith(expected) for text in report(model, *parts)["warnings"])

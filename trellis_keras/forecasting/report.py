@@ -1,6 +1,7 @@
 """How good forecasts of a test part are, beside the best naive forecast."""
 
 import json
+import math
 import statistics
 from typing import Any
 
@@ -136,6 +137,12 @@ def _warnings(results, train_rows, test):
         found.append(
             f"The window of {test.window} rows is shorter than the season of {results['season']}: "
             f"train with --window {2 * results['season']}."
+        )
+    if math.gcd(test.stride, results["season"]) > 1:
+        found.append(
+            f"A stride of {test.stride} has a factor in common with the season of "
+            f"{results['season']}: the model has learned to forecast from some of its rows only. "
+            "Choose a stride without one."
         )
     few = results["train_windows"]
     if few < _FEW_WINDOWS:

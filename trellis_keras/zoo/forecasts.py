@@ -211,20 +211,7 @@ def backtest(
     shares = check_shares("split", recipe.data_options.get("split", DEFAULT_SPLIT))
 
     def refit(before):
-        train, valid = before.cut(shares[0] / (shares[0] + shares[1]))
-        fresh, training, callbacks = recipe.build(), recipe.training, recipe.callbacks()
-        for callback in callbacks:
-            callback.verbose = 0  # the progress bar speaks
-        train_forecaster(
-            fresh,
-            train,
-            valid,
-            epochs=training.epochs,
-            batch_size=training.batch_size,
-            callbacks=callbacks,
-            seed=recipe.seed or 0,
-        )
-        return fresh
+        return train_model(recipe, *before.cut(shares[0] / (shares[0] + shares[1])))
 
     rows = backtest_windows(
         model,
@@ -239,6 +226,28 @@ def backtest(
     with atomic_write(picture) as temporary:
         draw_backtest(rows, temporary)
     return rows
+
+
+def train_model(recipe: Recipe, train: Windows, valid: Windows) -> Forecaster:
+    """Returns a model that is trained by a recipe, in memory: no run, no report.
+
+    Args:
+        recipe: `Recipe` of a forecaster.
+        train, valid: `Windows`.
+    """
+    model, training, callbacks = recipe.build(), recipe.training, recipe.callbacks()
+    for callback in callbacks:
+        callback.verbose = 0
+    train_forecaster(
+        model,
+        train,
+        valid,
+        epochs=training.epochs,
+        batch_size=training.batch_size,
+        callbacks=callbacks,
+        seed=recipe.seed or 0,
+    )
+    return model
 
 
 def _unseen(recipe, series, start, path):
