@@ -47,6 +47,17 @@ that were not trained, the table gives the estimated time on one core, from
 [zoo/costs.json](../zoo/costs.json).
 """
 
+_TEST_TIME = """\
+## At test time
+
+Language models of the zoo that adapt to the text they read ([how](scoring.md)), with the
+weights that are published. `trellis-keras evaluate RUN --dynamic --cache` chooses the
+hyper-parameters on the first 20,000 tokens of the validation text, and scores the test text once.
+
+| model | metric | as it is | dynamic evaluation | neural cache | chosen for them |
+|---|---|---|---|---|---|
+"""
+
 _FIGURES = """\
 ## Learning curves
 
@@ -84,7 +95,7 @@ def page():
         for source, values in of_paper:
             rows = [_row(value, run) for value in values for run in runs.get(_key(value), [None])]
             parts.append(f"### {source}\n\n{HEADER}{''.join(rows)}")
-    parts.append(_not_trained(runs))
+    parts += [_at_test_time(), _not_trained(runs)]
     return "\n".join([*parts, _FIGURES])
 
 
@@ -142,6 +153,30 @@ def _seconds(value):
 def _expected(value):
     seconds = _seconds(value)
     return "not trained" if seconds is None else f"not trained ({readable_time(seconds)})"
+
+
+def _at_test_time():
+    rows = [_test_time_row(run) for run in all_runs() if "test_time" in run.results]
+    return _TEST_TIME + "".join(rows)
+
+
+def _test_time_row(run):
+    metric, found = run.recipe["metric"], run.results["test_time"]
+    chosen = {
+        "dynamic": ("rule", "learning_rate", "decay", "segment_length"),
+        "cache": ("size", "theta", "mix"),
+    }
+    settings = "; ".join(
+        ", ".join(f"{name}={_short(found[kind][name])}" for name in names)
+        for kind, names in chosen.items()
+    )
+    values = [run.results["test"], *(found[kind][metric] for kind in chosen)]
+    cells = [run.title, metric, *(f"{value:.4g}" for value in values), settings]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _short(value):
+    return value if isinstance(value, (str, int)) else f"{value:.2g}"
 
 
 def _not_trained(runs):
