@@ -277,4 +277,4 @@ def test_runs_are_trained_and_published_on_jax(tmp_path):
         folder = tmp_path / "gpu" / "zoo" / f"{name}_custom"
         results = json.loads((folder / "results.json").read_text())
         assert results["epochs"] == 2 and results["wall_time_s"] > 0
-        assert results["settings"]["dtype_policy"] == "mixed_bfloat16"
+        assert results["recipe"]["dtype_policy"] == "mixed_bfloat16"
