@@ -25,6 +25,14 @@ def shared(tmp_path_factory):
 
 
 @pytest.fixture
+def chosen(monkeypatch):
+    """The recipes that the command `train` would train."""
+    recipes = []
+    monkeypatch.setattr(runs, "train", lambda recipe, *_, **__: recipes.append(recipe))
+    return recipes
+
+
+@pytest.fixture
 def no_data(monkeypatch):
     """Fails the test where data are loaded."""
 
@@ -172,14 +180,10 @@ def test_train_and_go_on(command, tmp_path):
     assert zoo.read_recipe(folder).arguments["depth"] == 3
 
 
-def test_settings_of_a_published_run(command, refused, tmp_path):
-    sizes = json.dumps({"train": 8, "valid": 4, "test": 6})
-    status, _, err = command(
-        "train", "tcn_adding", "--as-published", "T=200", "--epochs", "1", "--data-options", sizes,
-        "--jit-compile", "false", "--output", tmp_path / "run", *UNOBSERVED,
-    )  # fmt: skip
-    assert status == 0, err
-    recipe = zoo.read_recipe(tmp_path / "run")
+def test_settings_of_a_published_run(command, refused, chosen, tmp_path):
+    words = ["tcn_adding", "--as-published", "T=200", "--epochs", "1"]
+    command("train", *words, "--output", tmp_path / "run")
+    (recipe,) = chosen
     assert (recipe.data_options["T"], recipe.seed, recipe.training.epochs) == (200, 2, 1)
     wrong = ["--as-published", "--output", tmp_path / "other"]
     assert "no published run of tcn_adding (T=1)" in refused("train", "tcn_adding", "T=1", *wrong)
@@ -245,12 +249,10 @@ def test_train_with_other_settings_in_a_folder(refused, shared):
         ("fpu amx_bf16 sse", ["--precision", "bfloat16"], "mixed_bfloat16"),
     ],
 )
-def test_the_precision_of_a_run(command, tmp_path, monkeypatch, flags, arguments, policy):
+def test_the_precision_of_a_run(command, chosen, tmp_path, monkeypatch, flags, arguments, policy):
     monkeypatch.setattr(environment, "_cpu_info", lambda field: flags)
-    monkeypatch.setattr(runs, "train", lambda recipe, *_, **__: chosen.append(recipe.dtype_policy))
-    chosen = []
-    status, _, err = command("train", "tcn_jsb", *arguments, "--output", tmp_path / "run")
-    assert (status, chosen) == (0, [policy]), err
+    command("train", "tcn_jsb", *arguments, "--output", tmp_path / "run")
+    assert [recipe.dtype_policy for recipe in chosen] == [policy]
 
 
 def test_precisions_that_contradict_each_other(refused, tmp_path):
@@ -278,9 +280,7 @@ def test_a_text_that_is_too_short_starts_no_run(refused, tmp_path):
     assert not (output / "recipe.json").exists()
 
 
-def test_text_options(command, tmp_path, monkeypatch):
-    chosen = []
-    monkeypatch.setattr(runs, "train", lambda recipe, *_, **__: chosen.append(recipe))
+def test_text_options(command, chosen, tmp_path):
     words = ["--text", tmp_path / "text.txt", "--data-options", '{"unit": "word"}']
     command("train", "trellisnet_char", *words, "--output", tmp_path / "run")
     (recipe,) = chosen
@@ -434,10 +434,8 @@ def test_an_error_is_one_line_without_control_characters(refused, tmp_path):
 # Time series
 
 
-def test_a_csv_file_and_a_window(command, tmp_path, monkeypatch):
+def test_a_csv_file_and_a_window(command, chosen, tmp_path):
     """The window is the model's and the data's, and the default of neither counts."""
-    chosen = []
-    monkeypatch.setattr(runs, "train", lambda recipe, *_, **__: chosen.append(recipe))
     words = ["--csv", tmp_path / "load.csv", "--target", "load", "--window", "8", "--horizon", "4"]
     command("train", "tcn_forecaster", *words, "--output", tmp_path / "run")
     (recipe,) = chosen

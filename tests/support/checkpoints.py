@@ -63,9 +63,9 @@ def assert_same(left, right):
         np.testing.assert_array_equal(a, b)
 
 
-def two_epochs(tmp_path, **kwargs):
+def two_epochs(folder):
     model = make_model()
-    fit(model, 2, Checkpoint(tmp_path, **kwargs))
+    fit(model, 2, Checkpoint(folder))
     return model
 
 

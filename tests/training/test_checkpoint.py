@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 from pathlib import Path
 
 import keras
@@ -110,14 +111,26 @@ def test_seeds_are_a_function_of_seed_and_epoch():
     assert all(counter == 0 and 0 <= key < 2**31 for key, counter in different)
 
 
-def test_completed_training_says_so(tmp_path, capsys):
-    expected = values(two_epochs(tmp_path))
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """(folder, model) of a training of two epochs, which no test may change."""
+    folder = tmp_path_factory.mktemp("trained")
+    return folder, two_epochs(folder)
+
+
+@pytest.fixture
+def copied(trained, tmp_path):
+    """A copy of that folder."""
+    return shutil.copytree(trained[0], tmp_path / "copied")
+
+
+def test_completed_training_says_so(trained, copied, capsys):
     model = make_model()
-    assert fit(model, 2, Checkpoint(tmp_path), verbose=2).history == {}
-    path = tmp_path / "epoch-0002.npz"
+    assert fit(model, 2, Checkpoint(copied), verbose=2).history == {}
+    path = copied / "epoch-0002.npz"
     assert f"{path}: training is complete after 2 epochs. To" in capsys.readouterr().out
-    assert_same(values(model), expected)
-    checkpoint = Checkpoint(tmp_path)
+    assert_same(values(model), values(trained[1]))
+    checkpoint = Checkpoint(copied)
     assert len(fit(model, 3, checkpoint, verbose=2).history["loss"]) == 1
     assert f"Resuming after epoch 2 from {path}." in capsys.readouterr().out
     fit(model, 4, checkpoint, verbose=2)
@@ -178,13 +191,12 @@ def more_layers():
         (lambda: make_model(dtype="bfloat16"), "dtype float32.*dtype bfloat16"),
     ],
 )
-def test_another_model_is_refused_and_nothing_changed(tmp_path, make, named):
-    two_epochs(tmp_path)
+def test_another_model_is_refused_and_nothing_changed(trained, make, named):
     model = make()
     model.optimizer.build(model.trainable_variables)
     before = values(model)
     with pytest.raises(ValueError, match=f"(?s){named}.*Nothing was changed"):
-        fit(model, 3, Checkpoint(tmp_path))
+        fit(model, 3, Checkpoint(trained[0]))
     assert_same(values(model), before)
 
 
@@ -198,13 +210,12 @@ def test_layers_that_keras_numbers_are_the_same_model(tmp_path):
     assert len(fit(model("other"), 3, Checkpoint(tmp_path)).history["loss"]) == 2
 
 
-def test_another_seed_or_list_of_callbacks_is_refused(tmp_path):
-    stopping = EarlyStopping(patience=9)
-    two_epochs(tmp_path, seed=1)
-    with pytest.raises(ValueError, match="seed=1. Received: seed=2"):
-        fit(make_model(), 3, Checkpoint(tmp_path, seed=2))
+def test_another_seed_or_list_of_callbacks_is_refused(trained):
+    folder, stopping = trained[0], EarlyStopping(patience=9)
+    with pytest.raises(ValueError, match="seed=0. Received: seed=2"):
+        fit(make_model(), 3, Checkpoint(folder, seed=2))
     with pytest.raises(ValueError, match=r"\[\]. Received: callbacks=\['EarlyStopping'\]"):
-        fit(make_model(), 3, stopping, Checkpoint(tmp_path, seed=1, callbacks=[stopping]))
+        fit(make_model(), 3, stopping, Checkpoint(folder, callbacks=[stopping]))
 
 
 @pytest.mark.both_backends(slow=True)
@@ -356,33 +367,32 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_training(tmp_path)
 
 
 @pytest.mark.both_backends(slow=True)
-def test_restore_for_evaluation(tmp_path):
-    trained = two_epochs(tmp_path)
+def test_restore_for_evaluation(trained):
+    folder, trained = trained
     expected = trained.evaluate(*data(), verbose=0)
-    for path in (tmp_path, tmp_path / "epoch-0002.npz"):
+    for path in (folder, folder / "epoch-0002.npz"):
         model = make_model(optimizer=SGD(0.5))
         state = restore(model, path, weights_only=True)
         assert not model.optimizer.built
         assert state["epoch"] == 2 and set(state["logs"]) == {"loss", "val_loss"}
         assert model.evaluate(*data(), verbose=0) == expected
     whole = make_model()
-    restore(whole, tmp_path)
+    restore(whole, folder)
     assert_same(values(whole), values(trained))
     plain = keras.Sequential([layer for layer in make_model().layers])
     plain.build((None, 4))
-    restore(plain, tmp_path)
+    restore(plain, folder)
     assert_same(plain.get_weights(), trained.get_weights())
 
 
-def test_restore_errors(tmp_path):
+def test_restore_errors(copied, tmp_path):
     with pytest.raises(ValueError, match="no checkpoint in"):
         restore(make_model(), tmp_path)
-    two_epochs(tmp_path)
     with pytest.raises(ValueError, match="Build it first"):
-        restore(keras.Sequential([keras.layers.Dense(1)]), tmp_path)
-    truncate(tmp_path / "epoch-0002.npz")
+        restore(keras.Sequential([keras.layers.Dense(1)]), copied)
+    truncate(copied / "epoch-0002.npz")
     with pytest.raises(ValueError, match="epoch-0002.npz is damaged: "):
-        restore(make_model(), tmp_path / "epoch-0002.npz")
+        restore(make_model(), copied / "epoch-0002.npz")
 
 
 @pytest.mark.both_backends(slow=True)
@@ -488,26 +498,24 @@ def test_a_flipped_bit_anywhere_is_found_or_harmless(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [truncate, Path.unlink, lambda path: path.write_bytes(b"")])
-def test_a_damaged_newest_checkpoint_costs_an_epoch(tmp_path, damage):
-    expected = values(two_epochs(tmp_path))
-    damage(tmp_path / "epoch-0002.npz")
-    if (tmp_path / "epoch-0002.npz").exists():
+def test_a_damaged_newest_checkpoint_costs_an_epoch(trained, copied, damage):
+    damage(copied / "epoch-0002.npz")
+    if (copied / "epoch-0002.npz").exists():
         with pytest.warns(UserWarning, match="epoch-0002.npz is damaged .*Trying an older"):
-            assert latest(tmp_path) == tmp_path / "epoch-0001.npz"
+            assert latest(copied) == copied / "epoch-0001.npz"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("warnings.warn", lambda *args, **kwargs: None)
-        assert_same(values(two_epochs(tmp_path)), expected)
-    assert latest(tmp_path) == tmp_path / "epoch-0002.npz"
+        assert_same(values(two_epochs(copied)), values(trained[1]))
+    assert latest(copied) == copied / "epoch-0002.npz"
 
 
-def test_training_does_not_restart_if_all_checkpoints_are_damaged(tmp_path):
-    two_epochs(tmp_path)
-    for path in tmp_path.iterdir():
+def test_training_does_not_restart_if_all_checkpoints_are_damaged(copied):
+    for path in copied.iterdir():
         truncate(path)
     model = make_model()
     before = model.get_weights()
     with pytest.warns(UserWarning), pytest.raises(ValueError, match="epoch-0002.*epoch-0001.*copy"):
-        fit(model, 3, Checkpoint(tmp_path))
+        fit(model, 3, Checkpoint(copied))
     assert_same(model.get_weights(), before)
 
 

@@ -74,12 +74,12 @@ def test_recipe_and_best_model_are_complete(shared):
     assert runs.load_best(shared).vocabulary == corpus.vocabulary
 
 
-def test_the_description_names_sizes_and_settings(tmp_path, capsys):
+def test_the_description_names_sizes_and_settings(tmp_path):
     options = {"depth": 8, "aux_every": 4, "aux_weight": 0.1}
-    options |= {"sequence_length": 20, "context_length": 8}
-    recipe = tiny_recipe(tmp_path, epochs=1, **options)
-    runs.train(recipe, tmp_path / "run", verbose=2)
-    shown = capsys.readouterr().out
+    recipe = tiny_recipe(tmp_path, sequence_length=20, context_length=8, **options)
+    loaded = recipe.load_data()
+    recipe = recipe.with_data(loaded)
+    shown = runs.describe(recipe, recipe.build(vocabulary=loaded.vocabulary), loaded)
     assert "parameters (depth=8, hidden_units=4, embedding_dim=4" in shown
     assert "text: train 1,800, valid 100, test 100 characters, vocabulary 7" in shown
     assert "a uniform guess: bpc 2.807" in shown
@@ -195,10 +195,10 @@ def test_another_model_is_refused(tmp_path, shared):
         runs.train(tiny_recipe(shared.parent), run)
 
 
-def test_what_a_killed_process_was_writing_is_removed(tmp_path):
-    run = tiny_run(tmp_path, epochs=1)
+def test_what_a_killed_process_was_writing_is_removed(shared, tmp_path):
+    run = shutil.copytree(shared, tmp_path / "run")
     (run / ".writing-0123abcd-best.keras").write_bytes(b"half")
-    tiny_run(tmp_path, epochs=1)
+    runs.train(zoo.read_recipe(run), run, verbose=0)
     assert not list(run.glob(".*"))
 
 
