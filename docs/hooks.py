@@ -28,7 +28,7 @@ TUTORIALS = ("quickstart", *EXAMPLES)
 REFERENCE = {
     "layers": (
         "Layers",
-        ["layers", "layers.streaming:StreamingMixin,as_stream,compiled_step,PackedCache"],
+        ["layers", "layers.streaming:StreamingMixin,to_stream,compiled_step,PackedCache"],
     ),
     "models": (
         "Models",

@@ -198,9 +198,12 @@ REFUSED = {
     "same.c": (lambda: built(TCN(4, 2, depth=1, padding="same")), "no later inputs"),
     "masking.c": (
         lambda: built(keras.Sequential([keras.layers.Masking(), LRU(CHANNELS)])),
-        "protocol",
+        "no masked steps",
     ),
-    "lstm.c": (lambda: built(keras.layers.LSTM(4)), "Put Keras' recurrent layers into"),
+    "both.c": (
+        lambda: built(keras.layers.Bidirectional(keras.layers.LSTM(4))),
+        "Use a forward layer",
+    ),
     "stateful.c": (
         lambda: TrellisLayer(4, 2, stateful=True, name="trellis"),
         "stateful=True of trellis",

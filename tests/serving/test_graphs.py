@@ -112,10 +112,9 @@ def test_which_endpoints_a_model_has(exported, tmp_path):
     vocabulary = Vocabulary.load(path / "assets.extra" / "vocabulary.json")
     assert vocabulary == model.vocabulary
     assert endpoints(exported("regressor")[1]) == ["initial_cache", "serving_default", "step"]
-    # Keras' own layers do not stream.
-    classifier = SequenceClassifier(keras.layers.LSTM(4), 3)
+    classifier = SequenceClassifier(keras.layers.Bidirectional(keras.layers.LSTM(4)), 3)
     classifier.build((None, None, 2))
-    with pytest.warns(UserWarning, match="whole sequences only, without `step`.*<LSTM"):
+    with pytest.warns(UserWarning, match="whole sequences only, without `step`.*Bidirec"):
         assert endpoints(export(classifier, tmp_path / "lstm")) == ["serving_default"]
 
 

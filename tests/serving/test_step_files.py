@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.support.parameters import slow_but
 from tests.support.served import inputs, scores_so_far, small_model
 from trellis_keras.export import export
-from trellis_keras.layers import TCN
+from trellis_keras.layers import TCN, to_stream
 from trellis_keras.models import LanguageModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated")
@@ -64,6 +64,40 @@ def test_onnx(name, tmp_path):
     assert_streams(model, 3, step, shapes, "next_")
 
 
+@pytest.mark.parametrize("format", slow_but(["saved_model", "litert", "onnx"], "litert"))
+def test_a_keras_model_with_a_delay_and_a_rate(format, tmp_path):
+    layers = keras.layers
+    convolution = layers.Conv1D(4, 3, padding="same", activation="relu")
+    parts = [convolution, layers.MaxPooling1D(2), layers.GRU(3, return_sequences=True)]
+    model = keras.Sequential([keras.Input((None, 2)), *parts])
+    stream = to_stream(model)
+    x = np.random.default_rng(0).normal(size=(1, 9, 2)).astype("float32")
+    suffix = {"saved_model": "", "litert": ".tflite", "onnx": ".onnx"}[format]
+    path = str(export(model, tmp_path / f"step{suffix}", format=format))
+    leaves = keras.tree.flatten_with_path(stream.initial_cache(1))
+    cache = {"_".join(["cache", *map(str, path)]): np.array(leaf) for path, leaf in leaves}
+    if format == "saved_model":
+        step = tf.saved_model.load(path).signatures["step"]
+    elif format == "litert":
+        step = tf.lite.Interpreter(path).get_signature_runner("step")
+    else:
+        pytest.importorskip("tf2onnx", reason="needs tf2onnx: pip install tf2onnx onnx onnxruntime")
+        session = pytest.importorskip("onnxruntime").InferenceSession(path)
+        names = [output.name.removeprefix("next_") for output in session.get_outputs()]
+
+        def step(**inputs):
+            return dict(zip(names, session.run(None, inputs), strict=True))
+
+    found = []
+    for t in range(9):
+        answer = step(inputs=tf.constant(x[:, t]) if format == "saved_model" else x[:, t], **cache)
+        cache = {name: answer[name] for name in cache}
+        found.append(np.array(answer["outputs"]))
+    wanted = stream.prefill(x)[0][0]
+    assert np.sum(np.isfinite(wanted[:, 0])) == 4  # steps 2, 4, 6 and 8
+    np.testing.assert_allclose(np.concatenate(found), wanted, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_int8_is_smaller_and_costs_little():
     from benchmarks import int8
@@ -113,7 +147,10 @@ class Ones(keras.layers.Layer):
 @pytest.mark.parametrize(
     ("backbone", "message"),
     [
-        (lambda: keras.layers.LSTM(4, return_sequences=True), "need a layer with the protocol"),
+        (
+            lambda: keras.Sequential([keras.layers.Dense(4), keras.layers.Softmax(axis=1)]),
+            "softmax.* does not stream",
+        ),
         (lambda: TCN(4, 2, 2, dtype="mixed_bfloat16"), "computes in bfloat16, float32"),
         (Ones, "starts from zeros"),
     ],

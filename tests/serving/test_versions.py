@@ -13,6 +13,7 @@ from tests.support.processes import run_script
 from tests.support.served import MODELS, small_model
 from trellis_keras.export import export
 from trellis_keras.export import saved_model as module
+from trellis_keras.layers import TCN
 
 
 def names(folder):
@@ -173,8 +174,12 @@ def test_wrong_models(tmp_path):
     for make, shape in (("lru", "None, None"), ("regressor", "None, None, channels")):
         with pytest.raises(ValueError, match=rf"Build the model .*build\(\({shape}\)\)"):
             export(MODELS[make](), tmp_path / "model")
-    with pytest.raises(ValueError, match="must be a LanguageModel.* Received: <Sequential"):
+    with pytest.raises(ValueError, match="sequential.* is not built"):
         export(keras.Sequential([keras.layers.Dense(2)]), tmp_path / "model")
+    layer = TCN(2, 2, depth=1)
+    layer.build((None, None, 2))
+    with pytest.raises(ValueError, match="put a layer into a keras.Sequential. Received: <TCN"):
+        export(layer, tmp_path / "model")
     assert names(tmp_path) == []
 
 

@@ -12,13 +12,14 @@ import keras
 import numpy as np
 
 from trellis_keras import kernels
-from trellis_keras.export.c import check_quantization, native, write_c
+from trellis_keras.export.c import check_quantization, native, stream_of, write_c
 from trellis_keras.export.endpoints import endpoints_of
 from trellis_keras.export.litert import to_litert
 from trellis_keras.export.onnx import to_onnx
 from trellis_keras.export.saved_model import write_saved_model
 from trellis_keras.export.wasm import write_wasm
 from trellis_keras.files import atomic_write, check_output
+from trellis_keras.layers.streaming import GraphStream, to_stream
 from trellis_keras.models import LanguageModel
 from trellis_keras.models.sequence_models import SequenceModel
 
@@ -26,7 +27,7 @@ __all__ = ["export", "native"]
 
 
 def export(
-    model: LanguageModel | SequenceModel | keras.Layer,
+    model: LanguageModel | SequenceModel | keras.Layer | GraphStream,
     path: str | os.PathLike,
     version: int | None = None,
     *,
@@ -53,8 +54,8 @@ def export(
 
     Args:
         model: Built `LanguageModel`, `SequenceClassifier`, `SequenceRegressor` or
-            `PolyphonicModel`; for C also a built layer that streams, or a `keras.Sequential` of
-            such.
+            `PolyphonicModel`, or a Keras model that `layers.to_stream` takes, or its stream; for C
+            also a built layer that streams.
         path: For a SavedModel the folder of all versions of the model, which TensorFlow Serving
             watches; for other formats the file.
         version: Positive integer, the version of a SavedModel. Its folder appears complete or not
@@ -132,11 +133,13 @@ def export(
             f"Received: the backend {keras.backend.backend()!r}"
         )
     if not isinstance(model, (LanguageModel, SequenceModel)):
-        raise ValueError(
-            "`model` must be a LanguageModel, SequenceClassifier, SequenceRegressor or "
-            f"PolyphonicModel. Received: {model!r}"
-        )
-    if not model.built:
+        received, model = model, to_stream(model)
+        if not isinstance(model, GraphStream):
+            raise ValueError(
+                "`model` must be a model: put a layer into a keras.Sequential. "
+                f"Received: {received!r}"
+            )
+    elif not model.built:
         has_channels = isinstance(model, SequenceModel) and model.embedding is None
         shape = "None, None" + ", channels" * has_channels
         raise ValueError(f"Build the model before exporting it: model.build(({shape})).")
@@ -149,8 +152,8 @@ def _write_step(model, path, format, quantization, overwrite):
     suffix = ".tflite" if format == "litert" else ".onnx"
     if path.suffix != suffix:
         raise ValueError(f"`path` must end in {suffix} with format={format!r}. Received: {path}")
-    model.stream()  # raises if the model does not stream
-    dtypes = {model.compute_dtype, model.backbone.compute_dtype}
+    stream_of(model)  # raises if the model does not stream
+    dtypes = {model.compute_dtype, getattr(model, "backbone", model).compute_dtype}
     if dtypes != {"float32"}:
         raise ValueError(
             f"format={format!r} computes in float32. Build the model with dtype='float32' and load "

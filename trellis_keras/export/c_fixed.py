@@ -219,6 +219,11 @@ class _FixedPrinter(Printer):
     templates, needs = _TEMPLATES, _NEEDS
 
     def __init__(self, program, prefix, x, small_rings):
+        if program.counter is not None:
+            raise ValueError(
+                "A model with a delay or strides has no form in integers: export it without "
+                f"`quantization`. Received: delay={program.delay}, rate={program.rate}"
+            )
         super().__init__(program, prefix, "int16_t")
         tapped = {o.ring for o in program.operations if isinstance(o, p.Tap)}
         self.small = {ring for ring in program.rings if small_rings and ring not in tapped}

@@ -123,6 +123,13 @@ static void spread(int rows, int columns, int middle, const float *x, const floa
     }
 }
 """,
+    "fill": """
+static void fill(int n, float value, float *y)
+{
+    for (int k = 0; k < n; k++)
+        y[k] = value;
+}
+""",
     "sigmoid": "static float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }",
     # NaN passes, as in Keras.
     "maximum": "static float maximum(float a, float b) { return a < b ? b : a; }",
@@ -211,10 +218,11 @@ class Printer:
         for operation in program.operations:
             if id(operation) not in self.skipped:
                 self._call(operation)  # for the functions, whose names no value may have
+        reset = "\n".join(f"    {line}" for line in self._reset())
         self._place_values()
         step = "\n".join(self._part(self.program.body, 1))
         members = list(self._members())
-        counters = len(self.program.rings)
+        counters = len(self.program.rings) + (self.program.counter is not None)
         arrays = sum(BYTES[kind] * math.prod(shape) for kind, _, shape in self._arrays())
         state_bytes = self._aligned(arrays, counters)
         widest = max(
@@ -233,8 +241,7 @@ class Printer:
             "/* Operations */",
             functions,
             "/* The model */",
-            f"void {self.prefix}_reset({self.prefix}_state *s)\n{{\n"
-            "    memset(s, 0, sizeof *s);\n}",
+            f"void {self.prefix}_reset({self.prefix}_state *s)\n{{\n{reset}\n}}",
             f"{self._signature()}\n{{\n{step}\n}}",
             self._more_code(),
         ]
@@ -253,6 +260,24 @@ class Printer:
             weight_bytes,
             stack_bytes,
         )
+
+    def _reset(self):
+        """Yields the statements that start a stream."""
+        yield "memset(s, 0, sizeof *s);"
+        for ring in (r for r in self.program.rings if r.fill):
+            size = ring.steps * ring.channels
+            yield statement(self._use("fill"), size, self._number(ring.fill), f"s->{ring.name}[0]")
+        for state in (s for s in self.program.states if s.fill):
+            yield statement(
+                self._use("fill"), state.size, self._number(state.fill), f"s->{state.name}"
+            )
+        counter = self.program.counter
+        if counter is not None and counter.first:  # the padding before the first step
+            x = "" if self.program.takes_token else f"x[{self.program.inputs}] = {{0}}, "
+            yield f"{self.real} {x}y[{self.outputs}];"
+            yield f"for (s->step = {counter.first}; s->step < 0;)"
+            argument = "0" if self.program.takes_token else "x"
+            yield f"    {self.prefix}_step(s, {argument}, y);"
 
     def _aligned(self, size, counters):
         """The size of the state: its arrays, and counters of four bytes."""
@@ -310,6 +335,12 @@ class Printer:
         lines = "\n".join(f"    {member}" for member in members)
         names = ", ".join(map(_string, self.program.names))
         names = f"#define {upper}_NAMES {names} /* of the outputs */\n" if names else ""
+        delay, rate = self.program.delay, self.program.rate
+        if (delay, rate) != (0, 1):
+            names = (
+                "/* Step DELAY + RATE * n writes output n of the model, other steps NAN. */\n"
+                f"#define {upper}_DELAY {delay}\n#define {upper}_RATE {rate}\n{names}"
+            )
         return f"""\
 #ifndef {upper}_H
 #define {upper}_H
@@ -347,7 +378,9 @@ void {self.prefix}_reset({self.prefix}_state *s);
             yield f"{kind} {name}{''.join(f'[{size}]' for size in shape)};"
         for ring in self.program.rings:
             yield f"int {ring.name}_newest;"
-        if not self.program.rings and not self.program.states:
+        if self.program.counter is not None:
+            yield "int step; /* of this stream, in a cycle */"
+        elif not self.program.rings and not self.program.states:
             yield "int nothing;"
 
     def _arrays(self):
@@ -364,6 +397,8 @@ void {self.prefix}_reset({self.prefix}_state *s);
         return function
 
     def _number(self, value):
+        if not np.isfinite(value):
+            return "NAN" if np.isnan(value) else "-INFINITY" if value < 0 else "INFINITY"
         text = str(np.float32(value) if self.real == "float" else np.float64(value))
         return text + self.f
 
@@ -392,8 +427,11 @@ void {self.prefix}_reset({self.prefix}_state *s);
 
         visit(self.program.body, [])
         self.wanted = {}  # id of a value: its name, unless another one has it
+        self.clocked = set()  # ids of values that a compiler cannot know to be written
         for value, path, first in seen.values():
             self.declared[id(path[-1])].append(value)
+            if any(part.clock is not None for part in first[len(path) :]):
+                self.clocked.add(id(value))
             # What leaves a part is named after it.
             leaves = len(first) > len(path)
             self.wanted[id(value)] = p.identifier(first[len(path)].name) if leaves else value.name
@@ -419,12 +457,14 @@ void {self.prefix}_reset({self.prefix}_state *s);
     def _part(self, part, depth):
         """Yields the lines of a part."""
         indent = "    " * depth
-        values = self.declared[id(part)]
-        if not values and depth == 1 and not (self.program.rings or self.program.states):
+        values, counter = self.declared[id(part)], self.program.counter
+        is_pure = not (self.program.rings or self.program.states or counter)
+        if not values and depth == 1 and is_pure:
             yield f"{indent}(void)s;"
         for value in values:
-            yield f"{indent}{self.real} {self.names[id(value)]}[{value.size}];"
-        if depth == 1 and not (self.program.rings or self.program.states) and values:
+            zero = " = {0}" if id(value) in self.clocked else ""
+            yield f"{indent}{self.real} {self.names[id(value)]}[{value.size}]{zero};"
+        if depth == 1 and is_pure and values:
             yield f"{indent}(void)s;"
         if values:
             yield ""
@@ -433,11 +473,25 @@ void {self.prefix}_reset({self.prefix}_state *s);
                 comment = f"/* {item.name}: {item.comment} */"
                 lines = list(self._part(item, depth + 1))
                 if lines:
-                    yield f"{indent}{{ {comment}"
+                    yield f"{indent}{self._when(item.clock)}{{ {comment}"
                     yield from lines
                     yield f"{indent}}}"
             elif id(item) not in self.skipped:
                 yield wrapped(indent, self._call(item))
+        if depth == 1 and counter is not None:
+            yield f"{indent}s->step += s->step + 1 < {counter.end} ? 1 : {1 - counter.cycle};"
+
+    def _when(self, clock):
+        """The condition of a part."""
+        if clock is None:
+            return ""
+        offset, pause = clock.offset, clock.pause
+        since = (
+            "s->step" if offset == 0 else f"(s->step {'-' if offset > 0 else '+'} {abs(offset)})"
+        )
+        conditions = [f"s->step >= {offset}"] if offset > self.program.counter.first else []
+        conditions += [f"{since} % {pause} == 0"] if pause > 1 else []
+        return f"if ({' && '.join(conditions)}) "
 
     def _call(self, operation):
         return getattr(self, f"_{type(operation).__name__.lower()}")(operation)
@@ -507,6 +561,10 @@ void {self.prefix}_reset({self.prefix}_state *s);
         strides = (1, lookup.tokens) if lookup.transposed else (channels, 1)
         table, y = self._at(lookup.table), self._at(lookup.y)
         return statement(self._use("lookup"), "token", lookup.tokens, channels, table, *strides, y)
+
+    def _fill(self, fill):
+        value = self._number(fill.value)
+        return statement(self._use("fill"), fill.y.size, value, self._at(fill.y))
 
     def _spread(self, spread):
         sizes = spread.x.size // spread.columns, spread.columns, spread.middle

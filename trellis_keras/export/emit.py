@@ -12,7 +12,7 @@ import numpy as np
 from keras import ops
 
 from trellis_keras.export import program as p
-from trellis_keras.export.program import Expression, Program, Vector, sigmoid, tanh
+from trellis_keras.export.program import Expression, Program, Vector, Weight, sigmoid, tanh
 from trellis_keras.layers import (
     LRU,
     TCN,
@@ -71,6 +71,11 @@ def emit(program: Program, layer: Any, x: Vector) -> Vector:
 def emit_model(program: Program, model: Any, x: Vector) -> Vector:
     """Adds one step of a model as `emit`, with its layers as the outermost parts."""
     return _emitter(model)(program, model, x)
+
+
+def emit_inside(program: Program, layer: Any, x: Vector) -> Vector:
+    """Adds one step of a layer as `emit`, to the part that is open."""
+    return _emitter(layer)(program, layer, x)
 
 
 def _emitter(layer):
@@ -168,8 +173,8 @@ def _elementwise(layer, activation):
     return _ELEMENTWISE[activation]
 
 
-def _activate(program, layer, activation, x):
-    """Returns the activation of a vector. (Softmax is not elementwise.)"""
+def activate(program: Program, layer: Any, activation: Callable, x: Vector) -> Vector:
+    """Adds an activation and returns it. (Softmax is not elementwise.)"""
     if activation is keras.activations.linear:
         return x
     if activation in (keras.activations.softmax, keras.activations.log_softmax):
@@ -181,16 +186,9 @@ def _activate(program, layer, activation, x):
 # Keras' layers that treat each step by itself
 
 
-@emits(keras.Sequential)
-def _sequential(program, stack, x):
-    for layer in stack.layers:
-        x = emit(program, layer, x)
-    return x
-
-
 @emits(keras.layers.Activation)
 def _activation(program, layer, x):
-    return _activate(program, layer, layer.activation, x)
+    return activate(program, layer, layer.activation, x)
 
 
 @emits(keras.layers.ReLU)
@@ -220,7 +218,7 @@ def _dense(program, layer, x):
         )
     kernel = program.weight("kernel", array(layer.kernel), "[input][output]")
     bias = program.weight("bias", array(layer.bias)) if layer.use_bias else None
-    return _activate(program, layer, layer.activation, program.dense(x, kernel, bias))
+    return activate(program, layer, layer.activation, program.dense(x, kernel, bias))
 
 
 def emit_scaled(program: Program, x: Vector, scale: np.ndarray, offset: np.ndarray) -> Vector:
@@ -331,7 +329,7 @@ def _output_and_branch(program, block, x):
         if block.norms:
             z = emit(program, block.norms[n], z)
         if block.activation != "glu":
-            z = _activate(program, block, block.activation, z)
+            z = activate(program, block, block.activation, z)
     if not block.residual:
         return z, z
     shortcut = x if block.shortcut is None else emit(program, block.shortcut, x)
@@ -532,7 +530,7 @@ def _products(program, cell, x, h, bias=None):
 def _simple_rnn_cell(program, cell, x):
     h = program.state("h", cell.units)
     a = _products(program, cell, x, h, array(cell.bias) if cell.use_bias else None)
-    y = _activate(program, cell, cell.activation, a)
+    y = activate(program, cell, cell.activation, a)
     program.assign(h, y)
     return h
 
@@ -732,11 +730,12 @@ _TIED = "tied_embedding"
 def _language_model(program, model, x):
     embedding, head = model.embedding, model.head
     tied = isinstance(head, DenseHead) and head.embedding is embedding
-    x = program.lookup(_table(program, embedding, tied), transposed=tied)
+    x = program.lookup(embedding_table(program, embedding, tied), transposed=tied)
     return emit(program, head, emit(program, model.backbone, x))
 
 
-def _table(program, embedding, tied=False):
+def embedding_table(program: Program, embedding: Any, tied: bool = False) -> Weight:
+    """Adds the matrix of an embedding and returns it."""
     table = array(embedding.embeddings)
     if tied:  # stored as the head reads it
         return program.weight(_TIED, table.T, "[channel][token]")
@@ -761,7 +760,7 @@ def emit_sequence_model(program: Program, model: SequenceModel, x: Vector) -> Ve
                 f"{model.name} has an embedding with mask_zero=True: masked tokens have no step. "
                 "Set mask_zero=False and leave padding out of the stream."
             )
-        x = program.lookup(_table(program, model.embedding))
+        x = program.lookup(embedding_table(program, model.embedding))
     if model.input_normalization is not None:
         x = emit(program, model.input_normalization, x)
     return emit(program, model.head, emit(program, model.backbone, x))

@@ -17,6 +17,7 @@ from keras import ops
 from trellis_keras.data import Vocabulary
 from trellis_keras.data.vocabulary import EOS
 from trellis_keras.layers.base import at_least_float32, without_carried_states
+from trellis_keras.layers.streaming import GraphStream
 from trellis_keras.models import LanguageModel, PolyphonicModel, SequenceClassifier
 from trellis_keras.models.sequence_models import SequenceModel
 
@@ -171,10 +172,69 @@ class StreamCache:
         return Endpoint(initial_cache, {"batch_size": Field("int32", (), 1)}, self.fields)
 
 
-def endpoints_of(model: LanguageModel | SequenceModel) -> list[Endpoint]:
-    """Returns the endpoints of a model; warns if it has none for streams."""
+def endpoints_of(model: LanguageModel | SequenceModel | GraphStream) -> list[Endpoint]:
+    """Returns the endpoints of a model or stream; warns if it has none for streams."""
+    if isinstance(model, GraphStream):
+        return _graph_endpoints(model)
     make = _language_endpoints if isinstance(model, LanguageModel) else _sequence_endpoints
     return make(model)
+
+
+def _graph_endpoints(stream):
+    cache, signals = StreamCache(stream), stream.plan.signals
+    inputs = _names("inputs", stream.inputs, {})
+    outputs = _names("outputs", stream.graph.outputs, inputs)
+
+    def field(signal, *axes):
+        is_integer = keras.backend.is_int_dtype(signal.dtype)
+        dtype = "int32" if is_integer else at_least_float32(signal.dtype)
+        return Field(dtype, ("batch", *axes, *signal.shape))
+
+    def read(tensors):
+        xs = [ops.cast(tensors[name], signal.dtype) for name, signal in of_inputs.items()]
+        return keras.tree.pack_sequence_as(stream.inputs, xs)
+
+    def named(y):
+        return dict(zip(outputs, keras.tree.flatten(y), strict=True))
+
+    def serving_default(**tensors):
+        """Returns the outputs for whole sequences."""
+        return named(stream.model(read(tensors), training=False))
+
+    def step(**tensors):
+        """Reads one step of each row. Outputs are NaN at steps that have none."""
+        y, after = stream.step(read(tensors), cache.pack(tensors))
+        return named(y) | cache.flatten(after)
+
+    of_inputs = dict(zip(inputs, stream.plan.inputs, strict=True))
+    of_outputs = {
+        name: signals[n]
+        for name, n in zip(outputs, keras.tree.flatten(stream.graph.outputs), strict=True)
+    }
+    whole = Endpoint(
+        serving_default,
+        {name: field(signal, "time") for name, signal in of_inputs.items()},
+        {n: field(s, *(["steps"] if s.has_time else [])) for n, s in of_outputs.items()},
+    )
+    blocks = {name: [s.block] if s.block > 1 else [] for name, s in of_outputs.items()}
+    one = Endpoint(
+        step,
+        {name: field(signal) for name, signal in of_inputs.items()} | cache.fields,
+        {name: field(s, *blocks[name]) for name, s in of_outputs.items()} | cache.fields,
+    )
+    return [whole, cache.endpoint(), one]
+
+
+def _names(name, structure, taken):
+    """Returns names for the leaves of a structure: their keys, or their places."""
+    found = []
+    for path, leaf in keras.tree.flatten_with_path(structure):
+        key = (
+            leaf.name if path and isinstance(leaf, keras.KerasTensor) else "_".join(map(str, path))
+        )
+        key = key or name
+        found.append(f"{name}_{key}" if key in taken or key.isdecimal() else key)
+    return found
 
 
 def _streams(model):

@@ -2,7 +2,7 @@
 
 `emit` turns a model into a `Program`; a printer turns a program into C. An operation reads and
 writes vectors: the step's input, weights, states and values of this step. What a later step needs
-lies in states and rings, both zero at the start.
+lies in states and rings.
 
 Elementwise functions are ordinary Python functions of `Expression`s, which look like the equations
 that they state:
@@ -66,11 +66,19 @@ class Weight(Vector):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ring:
-    """The last `steps` vectors that were pushed, each of `channels` elements."""
+    """The last `steps` vectors that were pushed, each of `channels` elements, `fill` at first."""
 
     name: str
     steps: int
     channels: int
+    fill: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class State(Vector):
+    """Numbers that keep their values until the next step, `fill` at first."""
+
+    fill: float = 0.0
 
 
 # Operations. Each has the attribute `y` or `ys`, what it writes.
@@ -174,6 +182,14 @@ class Spread:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Fill:
+    """y = value, in all elements."""
+
+    value: float
+    y: Vector
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Copy:
     """y = x; y may be a part of a value, or a state."""
 
@@ -182,8 +198,38 @@ class Copy:
 
 
 Operation = (
-    Dense | Convolution | Push | Tap | Elementwise | Softmax | Normalize | Lookup | Spread | Copy
+    Dense
+    | Convolution
+    | Push
+    | Tap
+    | Elementwise
+    | Softmax
+    | Normalize
+    | Lookup
+    | Spread
+    | Fill
+    | Copy
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Clock:
+    """Some of the steps: from step `offset` on, one of `pause` steps."""
+
+    offset: int
+    pause: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Counter:
+    """What a program counts its steps by: from `first` up to `end`, then back by `cycle`.
+
+    The steps below 0 are those of a reset, with inputs of zeros.
+    """
+
+    first: int
+    end: int
+    cycle: int
 
 
 @dataclasses.dataclass(eq=False)
@@ -193,11 +239,13 @@ class Part:
     Attributes:
         name: Name of the layer.
         comment: What the layer is.
+        clock: The steps at which the operations run, None for all.
         items: Operations, and the parts of inner layers.
     """
 
     name: str
     comment: str
+    clock: Clock | None = None
     items: list[Union[Operation, "Part"]] = dataclasses.field(default_factory=list)
 
 
@@ -214,6 +262,8 @@ class Program:
         input: Vector of the inputs; nothing for a token.
         output: Vector of the outputs, after `finish`.
         weights, states, rings: Lists of what the program keeps.
+        counter: How steps are counted, None if no operation waits.
+        delay, rate: See `layers.streaming.to_stream`.
         notes: List of lines about inputs and outputs, for a reader.
         names: List of the outputs' names, where the model has them.
     """
@@ -225,8 +275,10 @@ class Program:
         self.input = Vector("x", 0 if takes_token else inputs, "input")
         self.output: Vector | None = None
         self.weights: list[Weight] = []
-        self.states: list[Vector] = []
+        self.states: list[State] = []
         self.rings: list[Ring] = []
+        self.counter: Counter | None = None
+        self.delay, self.rate = 0, 1
         self.notes: list[str] = []
         self.names: list[str] = []
         self._path = [self.body]
@@ -234,9 +286,9 @@ class Program:
         self._functions: dict[tuple, Function] = {}
 
     @contextlib.contextmanager
-    def part(self, name: str, comment: str) -> Iterator[None]:
+    def part(self, name: str, comment: str, clock: Clock | None = None) -> Iterator[None]:
         """Collects the operations of a layer in a `Part`."""
-        part = Part(name, comment)
+        part = Part(name, comment, clock)
         self._path[-1].items.append(part)
         self._path.append(part)
         try:
@@ -268,14 +320,14 @@ class Program:
         self.weights.append(Weight(name, array.size, "weight", array=array, axes=axes))
         return self.weights[-1]
 
-    def state(self, name: str, size: int) -> Vector:
+    def state(self, name: str, size: int, fill: float = 0.0) -> Vector:
         """Returns a vector that keeps its value until the next step."""
-        self.states.append(Vector(self._unique(name), size, "state"))
+        self.states.append(State(self._unique(name), size, "state", fill=fill))
         return self.states[-1]
 
-    def ring(self, name: str, x: Vector, steps: int) -> Ring:
+    def ring(self, name: str, x: Vector, steps: int, fill: float = 0.0) -> Ring:
         """Returns a ring of `steps` vectors, the newest of which is x."""
-        self.rings.append(Ring(self._unique(name), steps, x.size))
+        self.rings.append(Ring(self._unique(name), steps, x.size, fill))
         self._add(Push(self.rings[-1], x))
         return self.rings[-1]
 
@@ -349,6 +401,10 @@ class Program:
         """Adds a `Spread` and returns its y."""
         return self._add(Spread(x, gap, columns, middle, Vector("spread", x.size, "value")))
 
+    def fill(self, size: int, value: float, name: str) -> Vector:
+        """Adds a `Fill` and returns its y."""
+        return self._add(Fill(value, Vector(name, size, "value")))
+
     def concatenate(self, parts: Sequence[Vector], name: str) -> Vector:
         """Returns a vector of the parts side by side."""
         y, start = Vector(name, sum(part.size for part in parts), "value"), 0
@@ -358,7 +414,7 @@ class Program:
         return y
 
     def assign(self, state: Vector, x: Vector) -> None:
-        """Makes x the value of a state, also for the operations of this step that follow."""
+        """Makes x the value of another vector, also for the operations of this step that follow."""
         self._add(Copy(x, state))
 
     def finish(self, x: Vector) -> None:

@@ -8,6 +8,7 @@ from trellis_keras.layers.regularization import (
     weight_norm,
 )
 from trellis_keras.layers.rnn import GridLSTMCell, RHNCell, StackedRNN
+from trellis_keras.layers.streaming import to_stream
 from trellis_keras.layers.tcn import TCN, TCNBlock, depth_for
 from trellis_keras.layers.trellisnet import (
     GatedActivation,
@@ -43,5 +44,6 @@ __all__ = [
     "TrellisLayer",
     "VariationalDropout",
     "depth_for",
+    "to_stream",
     "weight_norm",
 ]

@@ -3,10 +3,7 @@
 `RecurrentCell` is the base class of the cells for `keras.layers.RNN`, `LRUCell` included.
 """
 
-import contextlib
 import copy
-import inspect
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +27,7 @@ from trellis_keras.layers.base import (
     sub_seed,
     tanh,
 )
+from trellis_keras.layers.keras_streams import RATES_LOCK, cell_step, take, without_dropout
 from trellis_keras.layers.regularization import VariationalDropout
 from trellis_keras.types import Cache, Constraint, Initializer, Regularizer, Shape, Tensor
 
@@ -599,9 +597,6 @@ def _lstm(h1, h2, m, kernel, recurrent_kernel, bias):
 
 # The layers allowed between recurrent layers. (Keras' SpatialDropout1D is a Dropout.)
 DROPOUTS = (keras.layers.Dropout, VariationalDropout)
-# Held while the dropout rates of cells, which layers and threads may share, are set to 0 or used in
-# training.
-_RATES_LOCK = threading.RLock()
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
@@ -680,6 +675,10 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
     def _recurrent(self):
         return [layer for layer in self.layers if not isinstance(layer, DROPOUTS)]
 
+    @property
+    def _cells(self):
+        return [layer.cell for layer in self._recurrent]
+
     def build(self, input_shape: Shape) -> None:
         self.input_spec = sequence_spec(self, input_shape)
         self.input_channels = input_shape[-1]
@@ -711,12 +710,12 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
         if mask is not None:
             # Masked values, NaN included, reach neither outputs nor gradients.
             x = ops.where(ops.cast(mask, "bool")[..., None], x, ops.zeros_like(x))
-        with _RATES_LOCK if training else _without_dropout(self._recurrent):
+        with RATES_LOCK if training else without_dropout(self._cells):
             for layer in self.layers:
                 if isinstance(layer, DROPOUTS):
                     x = layer(x, training=training)
                     continue
-                initial = None if states is None else _take(layer.state_size, remaining)
+                initial = None if states is None else take(layer.state_size, remaining)
                 x, *new = layer(x, initial_state=initial, mask=mask, training=training)
                 last += keras.tree.flatten(new)
         last = [ops.cast(state, self.state_dtype) for state in last]
@@ -754,9 +753,9 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         x, cache = streaming.check_stream(self, ops.expand_dims(x, 1), cache)
         x, remaining, last = x[:, 0], iter(cache), []
-        with _without_dropout(self._recurrent):
+        with without_dropout(self._cells):
             for layer in self._recurrent:
-                x, new = _cell_step(layer.cell, x, _take(layer.state_size, remaining))
+                x, new = cell_step(layer.cell, x, take(layer.state_size, remaining))
                 x = ops.cast(x, layer.compute_dtype)
                 last += keras.tree.flatten(new)
         last = [ops.cast(state, self.state_dtype) for state in last]
@@ -857,45 +856,5 @@ def _disable_cudnn_in_half_precision(layers):
             layer.use_cudnn = False
 
 
-def _take(state_size, states):
-    """The next states of an iterator, in the structure of a layer's `state_size`."""
-    if isinstance(state_size, (list, tuple)):
-        # A plain list: JAX does not know Keras' own list type.
-        return [_take(size, states) for size in state_size]
-    return next(states)
-
-
 def _output_shape(layer, shape):
     return shape if isinstance(layer, DROPOUTS) else layer.compute_output_shape(shape)[0]
-
-
-def _cell_step(cell, x, states):
-    """Calls a cell as `keras.layers.RNN` does in inference."""
-    states = keras.tree.map_structure(lambda state: ops.cast(state, cell.compute_dtype), states)
-    takes_training = "training" in inspect.signature(cell.call).parameters
-    return cell(x, states, **({"training": False} if takes_training else {}))
-
-
-@contextlib.contextmanager
-def _without_dropout(layers):
-    """Context in which Keras' cells draw no dropout masks, which inference would not use."""
-    cells = [cell for layer in layers for cell in _dropout_cells(layer.cell)]
-    with _RATES_LOCK:
-        rates = [(cell, cell.dropout, cell.recurrent_dropout) for cell in cells]
-        for cell in cells:
-            cell.dropout = cell.recurrent_dropout = 0.0
-        try:
-            yield
-        finally:
-            for cell, dropout, recurrent_dropout in rates:
-                cell.dropout, cell.recurrent_dropout = dropout, recurrent_dropout
-
-
-def _dropout_cells(cell):
-    """Keras' cells with dropout rates in a cell. (A `RecurrentCell` draws no mask in inference.)"""
-    if isinstance(cell, keras.layers.StackedRNNCells):
-        return [part for inner in cell.cells for part in _dropout_cells(inner)]
-    if isinstance(cell, RecurrentCell):
-        return []
-    rates = [getattr(cell, name, None) for name in ("dropout", "recurrent_dropout")]
-    return [cell] if all(isinstance(rate, float) for rate in rates) else []

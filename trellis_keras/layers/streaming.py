@@ -15,19 +15,35 @@ its rows. Streaming is inference: dropout is inactive, and only the main output 
 layer must be built.
 """
 
+import dataclasses
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
-from trellis_keras.layers.base import check_shape, shapes_match
+from trellis_keras.layers.base import check_shape, shapes_match, without_carried_states
+from trellis_keras.layers.keras_graph import Call, Graph, graph_of
+from trellis_keras.layers.keras_streams import (
+    Delay,
+    Part,
+    Signal,
+    at_each,
+    has_protocol,
+    make_part,
+    select,
+)
 from trellis_keras.types import Cache, Tensor
 
 
 class StreamingMixin:
     """The streaming protocol, with a `prefill` that loops over steps.
+
+    Attributes:
+        delay, rate: See `to_stream`. Layers of this package have an output for each step.
 
     Example: a running sum.
 
@@ -46,6 +62,9 @@ class StreamingMixin:
     [1.0, 2.0, 3.0]
     """
 
+    delay: Any = 0
+    rate: Any = 1
+
     def initial_cache(self, batch_size: int) -> Cache:
         """Returns the cache before the first step of `batch_size` rows."""
         raise NotImplementedError(f"{type(self).__name__} must define `initial_cache(batch_size)`.")
@@ -59,117 +78,507 @@ class StreamingMixin:
         return step_through(self, x, cache)
 
 
-# Keras layers whose output at a step depends on that step only, at least in inference. Those with
-# an `axis` must have the last one.
-_POINTWISE = (
-    keras.layers.Activation,
-    keras.layers.ActivityRegularization,
-    keras.layers.AlphaDropout,
-    keras.layers.BatchNormalization,
-    keras.layers.Dense,
-    keras.layers.Dropout,
-    keras.layers.ELU,
-    keras.layers.GaussianDropout,
-    keras.layers.GaussianNoise,
-    keras.layers.Identity,
-    keras.layers.LayerNormalization,
-    keras.layers.LeakyReLU,
-    keras.layers.Normalization,
-    keras.layers.ReLU,
-    keras.layers.Rescaling,
-    keras.layers.RMSNormalization,
-    keras.layers.SpatialDropout1D,
-)
+# Streams of Keras models
 
 
-def as_stream(layer: keras.Layer) -> Any:
-    """Returns an object that follows the streaming protocol for a layer.
+def to_stream(model: Any) -> Any:
+    """Returns a model or layer as a stream, proven equal to it.
+
+    The stream computes `model(x)` one step at a time:
+
+        stream(x)[delay + rate * n] = model(x)[n]
+
+    `stream.rate` is the number of steps that come in for one that goes out: the product of the
+    strides. `stream.delay` is the number of steps by which outputs come later than the first step
+    that they are aligned with, because they depend on later steps: 2 for a convolution of five taps
+    with `padding="same"`, 4 with `padding="valid"`. (After `ZeroPadding1D` it can be negative: the
+    outputs for the padding alone are left out.) Where no output belongs to a step, y is NaN: in the
+    first `delay` steps, and between the outputs of a `rate` above 1. With a rate of 1/2, y is
+    (batch, 2, channels). With several outputs, `delay` and `rate` are structures like theirs.
+
+    A sequence ends and a stream does not: the last outputs of `model(x)` that see the padding after
+    the sequence are not in the stream. Where the padding of `padding="same"` with strides depends
+    on the length of the sequence, it is that of the model's own length, or if that is unknown, of
+    lengths that are multiples of the rate.
+
+    Outputs without a time axis, of `GlobalAveragePooling1D` or `return_sequences=False`, are those
+    of the steps so far: y of step t is that of a sequence that ends with step `t - delay`.
+
+    Dropout is inactive. A layer that is called several times has a state for each call.
 
     Args:
-        layer: Layer with the methods of the protocol, or a `keras.Sequential` of such layers and of
-            Keras layers that treat each step by itself, such as `Normalization` and `Dense`.
+        model: Built functional model, `keras.Sequential`, or layer, with Keras' layers, operations
+            of `keras.ops`, and layers of this package. Or an object that follows the protocol,
+            which is returned as it is.
 
     Returns:
-        The layer itself, or a stream through the layers of the stack.
+        An object with `initial_cache`, `step`, `prefill`, and the attributes `delay` and `rate`.
+        It computes with the model's weights of the moment.
 
     Raises:
-        ValueError: If the layer, or one of a stack, does not stream.
+        ValueError: If the model is not built, has no time axis, or has a layer that does not
+            stream, or if an output differs from the model's. The message names the first layer.
 
     Example:
 
-    >>> stack = keras.Sequential([keras.layers.Dense(4), trellis_keras.layers.TCN(4, 3, depth=2)])
-    >>> stack.build((None, None, 2))
-    >>> stream = as_stream(stack)
-    >>> y, cache = stream.step(np.zeros((1, 2)), stream.initial_cache(1))
+    >>> model = keras.Sequential([
+    ...     keras.Input((None, 3)),
+    ...     keras.layers.Conv1D(8, 5, padding="same", activation="relu"),
+    ...     keras.layers.GRU(4, return_sequences=True),
+    ... ])
+    >>> stream = to_stream(model)
+    >>> stream.delay, stream.rate
+    (2, 1)
+    >>> y, cache = stream.step(np.zeros((1, 3)), stream.initial_cache(1))
     >>> tuple(y.shape)
     (1, 4)
     """
-    if isinstance(layer, keras.Sequential) and not _has_protocol(layer):
-        return _Stack(layer)
-    check_streams(layer)
-    return layer
+    if has_protocol(model):
+        check_streams(model)
+        return model
+    if not isinstance(model, keras.Layer):
+        raise ValueError(f"`model` must be a Keras model or layer. Received: {model!r}")
+    check_built(model)
+    stream = GraphStream(model)
+    stream.prove()
+    return stream
 
 
-class _Stack(StreamingMixin):
-    """A stream through the layers of a `keras.Sequential`."""
+class GraphStream(StreamingMixin):
+    """A model's graph as a stream: what `to_stream` returns."""
 
-    def __init__(self, stack):
-        self._parts = []  # (stream or pointwise layer, whether it streams, whether it has no time)
-        has_time = True
-        for layer in stack.layers:
-            if is_pointwise(layer):
-                self._parts.append((layer, False, has_time))
-            elif has_time:
-                self._parts.append((as_stream(layer), True, True))
-                has_time = _returns_sequences(layer)
-            else:
+    built = True
+
+    def __init__(self, model: keras.Layer):
+        self.model, self.name = model, model.name
+        self.graph = graph_of(model)
+        self.plan = Plan(self.graph, _known_length(self.graph))
+        signals = self.plan.signals
+        outputs = self.graph.outputs
+        self.is_clocked = any(s.offset > 0 or s.period > 1 for s in signals.values())
+        self.delay = keras.tree.map_structure(lambda n: signals[n].offset, outputs)
+        self.rate = keras.tree.map_structure(lambda n: _whole(signals[n].period), outputs)
+        for n in keras.tree.flatten(outputs):
+            if self.is_clocked and not keras.backend.is_float_dtype(signals[n].dtype):
                 raise ValueError(
-                    f"{layer.name} follows a layer with return_sequences=False in {stack.name}, so "
-                    "the stack cannot be streamed."
+                    f"{self.name} has an output of {signals[n].dtype}, which has no NaN for steps "
+                    "without an output. End the model before the integers."
                 )
+        self._shapes = keras.tree.map_structure(
+            lambda leaf: [None, *leaf.shape[1:]], self.initial_cache(1)
+        )
 
-    def initial_cache(self, batch_size):
-        return [part.initial_cache(batch_size) for part, streams, _ in self._parts if streams]
+    @property
+    def compute_dtype(self) -> str:
+        """The dtype of the model's computations."""
+        return self.model.compute_dtype
 
-    def step(self, x, cache):
-        caches, after = iter(cache), []
-        for part, streams, has_time in self._parts:
-            if streams:
-                x, new = part.step(x, next(caches))
-                after.append(new)
+    @property
+    def inputs(self) -> Any:
+        """Structure of the symbolic inputs."""
+        return self.graph.inputs
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The variables of the model."""
+        return self.model.variables
+
+    @property
+    def receptive_field(self) -> int | None:
+        """Number of inputs that an output depends on, None for all."""
+        signals = [self.plan.signals[n] for n in keras.tree.flatten(self.graph.outputs)]
+        if any(signal.back is None for signal in signals):
+            return None
+        return max(math.ceil(signal.back) + signal.offset + 1 for signal in signals)
+
+    # The protocol
+
+    def initial_cache(self, batch_size: int) -> Cache:
+        """Returns the cache before the first step: the states of the calls, in their order.
+
+        Where samples do not come with every step, its last item counts the steps, (batch, 1).
+        """
+        if batch_size is None or (isinstance(batch_size, int) and batch_size < 1):
+            raise ValueError(
+                f"`batch_size` must be a positive integer. Received: batch_size={batch_size}"
+            )
+        states = [p.part.initial_state(batch_size) for p in self.plan.parts if p.part.keeps]
+        for tick in range(self.plan.first_offset, 0):  # the padding before the first step
+            xs = [
+                ops.zeros((batch_size, 1, *signal.shape), dtype=signal.dtype)
+                for signal in self.plan.inputs
+            ]
+            _, states = self._run(xs, states, tick)
+        if self.is_clocked:
+            # Of the states' usual dtype: one tensor of a `PackedCache` holds both.
+            states.append(ops.zeros((batch_size, 1), dtype="float32"))
+        return states
+
+    def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        values, cache = self.trace(x, cache)
+        return keras.tree.map_structure(lambda n: self._step_of(n, values), self.graph.outputs), (
+            cache
+        )
+
+    def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        if self.is_clocked or not all(p.part.in_blocks for p in self.plan.parts):
+            return step_through(self, x, cache)
+        xs = self._read(x, steps=None)
+        cache = self.initial_cache(ops.shape(xs[0])[0]) if cache is None else cache
+        self._check_cache(cache, xs[0])
+        values, cache = self._run(xs, cache, None)
+
+        def output(n):
+            block, y = self.plan.signals[n].block, values[n]
+            if block == 1:
+                return y
+            return ops.reshape(y, (-1, ops.shape(xs[0])[1], block, *y.shape[2:]))
+
+        return keras.tree.map_structure(output, self.graph.outputs), cache
+
+    def trace(self, x: Tensor, cache: Cache) -> tuple[dict[int, Tensor], Cache]:
+        """Returns the samples of all tensors in a step, (batch, samples, ...), and the cache."""
+        xs = self._read(x, steps=1)
+        self._check_cache(cache, xs[0])
+        *states, tick = cache if self.is_clocked else [*cache, None]
+        values, states = self._run(xs, states, tick)
+        outputs = set(keras.tree.flatten(self.graph.outputs))
+        for n in outputs if self.is_clocked else ():
+            is_active = self._active(tick)(self.plan.signals[n])
+            # A constant: with others tf2onnx selects by multiplication, and 0 * NaN is NaN.
+            nothing = ops.convert_to_tensor(math.nan, values[n].dtype)
+            values[n] = select(is_active, values[n], nothing)
+        if self.is_clocked:
+            states.append(self._next(tick))
+        return values, states
+
+    def _step_of(self, n, values):
+        return values[n] if self.plan.signals[n].block > 1 else values[n][:, 0]
+
+    def _run(self, xs, states, tick):
+        """Returns the samples of all tensors, and the next states."""
+        values, states, after = dict(enumerate(xs)), iter(states), []
+        active = self._active(tick)
+        for planned in self.plan.parts:
+            part = planned.part
+            state = next(states) if part.keeps else None
+            inputs = [values[n] for n in planned.inputs]
+            outputs, state = part.advance(inputs, state, active)
+            values.update(zip(planned.outputs, outputs, strict=True))
+            if part.keeps:
+                after.append(state)
+        return values, after
+
+    def _active(self, tick):
+        """Returns a function from a signal to whether its samples come with a step.
+
+        Args:
+            tick: An integer, a tensor (batch, 1), or None for a step of those where all do.
+        """
+        if tick is None:
+            return lambda signal: True
+        if isinstance(tick, int):
+            return lambda signal: signal.is_due(tick)
+        known = {}
+
+        def active(signal):
+            offset, pause = signal.offset, signal.pause
+            if offset <= 0 and pause == 1:
+                return True
+            if (offset, pause) not in known:
+                known[offset, pause] = (tick >= offset) & (ops.mod(tick - offset, pause) == 0)
+            return known[offset, pause]
+
+        return active
+
+    def _next(self, tick):
+        """Counts a step. A number for each step until all samples come, then in a cycle."""
+        end = self.plan.last_offset + self.plan.cycle
+        return ops.where(tick + 1 < end, tick + 1, tick + 1 - self.plan.cycle)
+
+    def _read(self, x, steps):
+        """Returns the inputs as samples (batch, steps, ...), of one step or of several."""
+        is_single = isinstance(self.graph.inputs, keras.KerasTensor)
+        xs = [x] if is_single else keras.tree.flatten(x)
+        if len(xs) != len(self.plan.inputs):
+            names = [tensor.name for tensor in keras.tree.flatten(self.graph.inputs)]
+            raise ValueError(
+                f"x must have a tensor for each input of {self.name}, {names}. "
+                f"Received: {len(xs)} tensors"
+            )
+        samples = []
+        for value, signal in zip(xs, self.plan.inputs, strict=True):
+            value = ops.cast(value, signal.dtype)
+            check_shape("x", value, (None, *([] if steps else [None]), *signal.shape))
+            samples.append(value[:, None] if steps else value)
+        return samples
+
+    def _check_cache(self, cache, x):
+        if self._shapes:
+            shapes = keras.tree.map_shape_structure(
+                lambda shape: [x.shape[0], *shape[1:]], self._shapes
+            )
+            check_cache(self, cache, shapes)
+
+    # The proof
+
+    def prove(self) -> None:
+        """Raises ValueError if the stream of a random sequence differs from the model's outputs."""
+        graph, plan = self.graph, self.plan
+        wanted = plan.last_offset - plan.first_offset + 3 * plan.cycle
+        wanted += min(plan.reach, _LONGEST_REACH)
+        length = _known_length(graph)
+        if length is None:
+            length = self._length_for_proof(wanted)
+        steps = min(wanted, length)
+        if steps <= plan.last_offset:
+            raise ValueError(
+                f"{self.name} was built for {length} steps, and the stream's first output comes "
+                f"with step {plan.last_offset + 1}. Build it for longer sequences, or for any: "
+                "keras.Input((None, channels))."
+            )
+        xs = _random_inputs(graph, plan.inputs, length)
+        with without_carried_states(self.model):
+            expected = self._expected(xs, steps)
+        found = self._found(xs, steps)
+        whole = Plan(graph, length)
+        for planned in plan.parts:
+            for n in planned.outputs if planned.call else ():
+                self._compare(planned, n, found, expected, whole)
+
+    def _length_for_proof(self, wanted):
+        """Returns a length of a sequence whose padding is that of a stream."""
+        signals, cycle = self.plan.signals, self.plan.cycle
+        wanted = -(-wanted // cycle) * cycle
+        for length in range(wanted, wanted + _LENGTHS):
+            other = Plan(self.graph, length)
+            differ = [n for n in signals if other.signals[n].offset != signals[n].offset]
+            if not differ and other.uneven is None:
+                return length
+        calls = [p.call for p in self.plan.parts for n in p.outputs if n in differ]
+        raise (calls[0] if calls else other.uneven).refusal(
+            "its padding depends on the length of the sequence, which is unknown. Build the model "
+            'with keras.Input((length, channels)), or use padding="causal" or "valid".'
+        )
+
+    def _expected(self, xs, steps):
+        """Returns the values of all tensors: of all samples, or without a time axis of a few.
+
+        The samples of those without a time axis are `self.plan.endings(signal, steps)`.
+        """
+        values = dict(enumerate(map(ops.convert_to_tensor, xs)))
+        for planned in self.plan.parts:
+            call, signals = planned.call, self.plan.signals
+            if call is None:  # a delay
+                values[planned.outputs[0]] = values[planned.inputs[0]]
+                continue
+            inputs = [values[n] for n in planned.inputs]
+            outputs = [signals[n] for n in planned.outputs]
+            if not signals[planned.inputs[0]].has_time:
+                found = at_each(call, inputs)
             else:
-                # Some layers are built for the rank that they have in the forward pass.
-                x = part(x[:, None])[:, 0] if has_time else part(x)
-        return x, after
+                found = call(inputs)
+                ends = [i for i, signal in enumerate(outputs) if not signal.has_time]
+                if ends:
+                    block = signals[planned.inputs[0]].block
+                    shorter = [
+                        call([x[:, : block * (n + 1)] for x in inputs])
+                        for n in self.plan.endings(outputs[ends[0]], steps)
+                    ]
+                    for i in ends:
+                        found[i] = ops.stack([of_end[i] for of_end in shorter], axis=1)
+            values.update(zip(planned.outputs, found, strict=True))
+        return values
 
-    def prefill(self, x, cache=None):
-        x = ops.convert_to_tensor(x)
-        cache = self.initial_cache(ops.shape(x)[0]) if cache is None else cache
-        caches, after = iter(cache), []
-        for part, streams, has_time in self._parts:
-            if streams:
-                x, new = part.prefill(x, next(caches))
-                after.append(new)
-            elif has_time:
-                x = part(x)
-            else:
-                shape = ops.shape(x)
-                y = part(ops.reshape(x, (-1, shape[-1])))
-                x = ops.reshape(y, (shape[0], shape[1], y.shape[-1]))
-        return x, after
+    def _found(self, xs, steps):
+        """Returns the samples of all tensors in each step, as dicts."""
+        cache = self.initial_cache(len(xs[0]))
+        numbers = sorted(self.plan.signals)
+
+        def step(*arguments):
+            x = keras.tree.pack_sequence_as(self.graph.inputs, arguments[: len(xs)])
+            values, after = self.trace(x, keras.tree.pack_sequence_as(cache, arguments[len(xs) :]))
+            return [*(values[n] for n in numbers), *keras.tree.flatten(after)]
+
+        # For so few steps TensorFlow takes less time without a graph.
+        compiled = compile_xla(step, self.variables) if _ON_JAX else step
+        leaves, found = keras.tree.flatten(cache), []
+        for t in range(steps):
+            outputs = compiled(*(ops.convert_to_tensor(x[:, t]) for x in xs), *leaves)
+            count = len(outputs) - len(leaves)
+            leaves = outputs[count:]
+            found.append([_to_numpy(y) for y in outputs[:count]])
+        return dict(zip(numbers, zip(*found, strict=True), strict=True))
+
+    def _compare(self, planned, n, found, expected, plan):
+        """Compares a tensor in all steps, with the plan of the sequence's length."""
+        signal, y = plan.signals[n], _to_numpy(expected[n])
+        if signal.has_time:
+            due = [t for t in range(len(found[n])) if signal.is_due(t)]
+            first = [signal.block * ((t - signal.offset) // signal.pause) for t in due]
+            if y.shape[1] != signal.length:
+                raise planned.call.refusal(planned.part.difference)
+        else:
+            ends = self.plan.endings(signal, len(found[n]))
+            due, first = [signal.offset + signal.pause * end for end in ends], range(len(ends))
+        scale = max(_largest(y), *(_largest(_to_numpy(expected[i])) for i in planned.inputs))
+        tolerance = _TOLERANCES.get(signal.dtype, 0) * scale
+        for t, start in zip(due, first, strict=True):
+            if t >= plan.ends[n]:
+                continue
+            other = y[:, start : start + signal.block]
+            one = found[n][t][:, : other.shape[1]]  # the last block may be longer
+            if one.shape != other.shape or not np.allclose(
+                one, other, rtol=0, atol=tolerance, equal_nan=True
+            ):
+                raise planned.call.refusal(planned.part.difference)
 
 
-def is_pointwise(layer: keras.Layer) -> bool:
-    """Returns whether a Keras layer treats each step by itself."""
-    if not isinstance(layer, _POINTWISE):
-        return False
-    return getattr(layer, "axis", -1) in (-1, [-1], (-1,))
+@dataclasses.dataclass
+class Planned:
+    """A part, where it stands in the graph, and the call that it is of, None for a delay."""
+
+    part: Part
+    call: Call | None
+    inputs: list[int]
+    outputs: list[int]
 
 
-def _returns_sequences(layer):
-    if isinstance(layer, keras.Sequential):
-        return all(_returns_sequences(part) for part in layer.layers)
-    return getattr(layer, "return_sequences", True)
+class Plan:
+    """Which parts a graph's stream has, and when the samples of its tensors come.
+
+    Args:
+        graph: The graph.
+        length: Number of steps of the model's inputs, None if unknown.
+
+    Attributes:
+        inputs: List of the `Signal`s of the inputs.
+        signals: Dict of the `Signal`s of all tensors.
+        parts: List of `Planned` parts.
+        first_offset, last_offset: The steps, one not after and one not before step 0, that the
+            first samples of a tensor come with.
+        cycle: Number of steps after which the pattern of samples repeats.
+        reach: Number of steps that an output depends on, where it is known.
+        ends: Dict of the steps from which on a tensor differs from that of a sequence that ends,
+            because samples come that the sequence does not have.
+        uneven: The first call whose inputs have different numbers of samples, None without one.
+    """
+
+    def __init__(self, graph: Graph, length: int | None):
+        tensors = enumerate(keras.tree.flatten(graph.inputs))
+        self.inputs = [_input_signal(graph, n, tensor, length) for n, tensor in tensors]
+        self.signals = dict(enumerate(self.inputs))
+        self.ends = dict.fromkeys(self.signals, math.inf if length is None else length)
+        self.parts: list[Planned] = []
+        self.uneven: Call | None = None
+        for call in graph.calls:
+            inputs = self._aligned(call)
+            part = make_part(call, [self.signals[n] for n in inputs])
+            self._add(part, call, inputs, call.outputs)
+        signals = self.signals.values()
+        self.first_offset = min(0, *(signal.offset for signal in signals))
+        self.last_offset = max(0, *(signal.offset for signal in signals))
+        self.cycle = math.lcm(*(signal.pause for signal in signals))
+        self.reach = math.ceil(max(s.back for s in signals if s.back is not None))
+
+    def _add(self, part, call, inputs, outputs):
+        self.parts.append(Planned(part, call, inputs, outputs))
+        self.signals.update(zip(outputs, part.outputs, strict=True))
+        end = min(self.ends[n] for n in inputs)
+        for n, signal in zip(outputs, part.outputs, strict=True):
+            known = signal.length is not None
+            self.ends[n] = min(end, signal.offset + signal.period * signal.length) if known else end
+
+    def _aligned(self, call):
+        """Returns the inputs of a call, those that come early delayed."""
+        signals = [self.signals[n] for n in call.inputs]
+        if len({signal.period for signal in signals}) > 1:
+            periods = ", ".join(str(signal.period) for signal in signals)
+            raise call.refusal(
+                f"its inputs come every {periods} steps. Give all branches the same strides."
+            )
+        if len({signal.length for signal in signals}) > 1:
+            self.uneven = self.uneven or call
+        offset, numbers = max(signal.offset for signal in signals), []
+        for n, signal in zip(call.inputs, signals, strict=True):
+            if signal.offset < offset:
+                delayed = -1 - len(self.parts)
+                self._add(Delay(signal, offset), None, [n], [delayed])
+                n = delayed
+            numbers.append(n)
+        return numbers
+
+    def endings(self, signal: Signal, steps: int) -> list[int]:
+        """Returns the first, a middle and the last sample that all tensors of a period have."""
+        first = -(self.first_offset // signal.pause)
+        last = (steps - 1 - self.last_offset) // signal.pause
+        return sorted({first, (first + last) // 2, last})
+
+
+def _input_signal(graph, n, tensor, length):
+    shape = tensor.shape
+    of_tokens = _takes_tokens(graph, n, tensor)
+    if len(shape) < 2 or (len(shape) == 2 and shape[1] is not None and not of_tokens):
+        raise ValueError(
+            f"{graph.name} has no time axis to stream along: an input needs the shape (batch, "
+            f"time, ...). Received: {tensor.name} of shape {tuple(shape)}"
+        )
+    return Signal(tuple(shape[2:]), tensor.dtype, length=length)
+
+
+def _takes_tokens(graph, n, tensor):
+    embeds = (isinstance(call.operation, keras.layers.Embedding) for call in graph.calls)
+    reads = (n in call.inputs for call in graph.calls)
+    return keras.backend.is_int_dtype(tensor.dtype) or any(map(operator.and_, embeds, reads))
+
+
+def _known_length(graph):
+    """Returns the number of steps of a model's inputs, None if it is unknown."""
+    lengths = {x.shape[1] for x in keras.tree.flatten(graph.inputs) if len(x.shape) > 1} - {None}
+    if len(lengths) > 1:
+        raise ValueError(
+            f"The inputs of {graph.name} must have the same number of steps. "
+            f"Received: {sorted(lengths)}"
+        )
+    return lengths.pop() if lengths else None
+
+
+def _random_inputs(graph, signals, length):
+    """Returns random sequences of two rows for the inputs of a graph."""
+    rng = np.random.default_rng(0)
+    embeddings = [
+        c.operation for c in graph.calls if isinstance(c.operation, keras.layers.Embedding)
+    ]
+    tokens = min((layer.input_dim for layer in embeddings), default=2)
+    inputs = []
+    for n, tensor in enumerate(keras.tree.flatten(graph.inputs)):
+        shape = (2, length, *signals[n].shape)
+        is_tokens = _takes_tokens(graph, n, tensor)
+        x = rng.integers(0, tokens, shape) if is_tokens else rng.normal(size=shape)
+        inputs.append(ops.cast(x, tensor.dtype))
+    return inputs
+
+
+def _to_numpy(tensor):
+    return np.asarray(ops.convert_to_numpy(tensor)).astype("float64")
+
+
+def _largest(array):
+    """Returns the largest absolute value of the finite ones."""
+    return np.max(np.abs(array[np.isfinite(array)]), initial=0)
+
+
+def _whole(period):
+    return int(period) if period.denominator == 1 else period
+
+
+_ON_JAX = keras.backend.backend() == "jax"
+# Largest difference of a stream from its model, as a part of the largest value.
+_TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 0.05, "bfloat16": 0.1}
+# Number of steps before the first that the proof goes back for outputs that depend on more.
+_LONGEST_REACH = 200
+# Number of lengths among which the proof looks for one with the padding of a stream.
+_LENGTHS = 256
 
 
 def step_through(layer: Any, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
@@ -178,21 +587,24 @@ def step_through(layer: Any, x: Tensor, cache: Cache = None) -> tuple[Tensor, Ca
     Returns:
         y (batch, time, filters) and the cache after the last step.
     """
-    x = ops.convert_to_tensor(x)
-    cache = layer.initial_cache(ops.shape(x)[0]) if cache is None else cache
-    steps = ops.moveaxis(x, 1, 0)
+    each = keras.tree.map_structure
+    steps = each(lambda x: ops.moveaxis(ops.convert_to_tensor(x), 1, 0), x)
+    time, rows = ops.shape(keras.tree.flatten(steps)[0])[:2]
+    cache = layer.initial_cache(rows) if cache is None else cache
     # The first step, outside the loop, shows the shape and dtype of y.
-    y, cache = layer.step(steps[0], cache)
-    rest = ops.zeros((ops.shape(steps)[0] - 1, *ops.shape(y)), dtype=y.dtype)
-    ys = ops.concatenate([y[None], rest], axis=0)
+    y, cache = layer.step(each(lambda x: x[0], steps), cache)
+
+    def room(y):
+        rest = ops.zeros((time - 1, *ops.shape(y)), dtype=y.dtype)
+        return ops.concatenate([y[None], rest], axis=0)
 
     def body(t, carried):
         ys, cache = carried
-        y, cache = layer.step(steps[t], cache)
-        return replace_row(ys, t, y), cache
+        y, cache = layer.step(each(lambda x: x[t], steps), cache)
+        return each(lambda ys, y: replace_row(ys, t, y), ys, y), cache
 
-    ys, cache = ops.fori_loop(1, ops.shape(steps)[0], body, (ys, cache))
-    return ops.moveaxis(ys, 0, 1), cache
+    ys, cache = ops.fori_loop(1, time, body, (each(room, y), cache))
+    return each(lambda ys: ops.moveaxis(ys, 0, 1), ys), cache
 
 
 def replace_row(rows: Tensor, index: Tensor, row: Tensor) -> Tensor:
@@ -267,8 +679,8 @@ def compiled_step(
     first call. Outside of compiled functions a step may compile again each time.
 
     Args:
-        layer: Built layer or model that streams, or a built `keras.Sequential` of such, whose cache
-            starts with `as_stream(layer).initial_cache`.
+        layer: Stream, or built layer or model that `to_stream` takes. Its cache starts with the
+            `initial_cache` of the stream.
         frozen: Boolean, whether to keep the weights of this moment, as constants of the program.
             Weight normalization is then computed once, which makes the steps of a TCN faster.
             Millions of weights take long to compile. Defaults to `False`.
@@ -288,15 +700,19 @@ def compiled_step(
     >>> for x in np.zeros((5, 1, 3), "float32"):
     ...     y, cache = step(x, cache)
     """
-    stream = as_stream(layer)
     check_built(layer)
+    stream = to_stream(layer)
     compiled = {}
+    # Of a graph's stream both may be structures.
+    inputs, outputs = getattr(stream, "inputs", None), stream.delay
+    flat, count = keras.tree.flatten(inputs), len(keras.tree.flatten(outputs))
     weights = [ops.convert_to_numpy(v) for v in layer.variables] if frozen else None
 
     def compile_for(layout):
-        def step(x, *tensors):
-            y, cache = stream.step(x, layout.unpack(tensors))
-            return [y, *layout.pack(cache)]
+        def step(*arguments):
+            xs, tensors = arguments[: len(flat)], arguments[len(flat) :]
+            y, cache = stream.step(keras.tree.pack_sequence_as(inputs, xs), layout.unpack(tensors))
+            return [*keras.tree.flatten(y), *layout.pack(cache)]
 
         def frozen_step(*arguments):
             values = map(ops.convert_to_tensor, weights)
@@ -316,8 +732,10 @@ def compiled_step(
         layout = cache.layout
         if layout not in compiled:
             compiled[layout] = compile_for(layout)
-        y, *tensors = compiled[layout](x, *cache.tensors)
-        return y, PackedCache(tensors, layout)
+        xs = keras.tree.flatten(x) if keras.tree.is_nested(inputs) else [x]
+        tensors = compiled[layout](*xs, *cache.tensors)
+        y = keras.tree.pack_sequence_as(outputs, tensors[:count])
+        return y, PackedCache(tensors[count:], layout)
 
     return call
 
@@ -395,15 +813,7 @@ def _compile_jax(function, variables, updated):
 
 
 def check_streams(layer: Any) -> None:
-    """Raises ValueError unless `layer` has the methods of the protocol and is causal."""
-    if not _has_protocol(layer):
-        raise ValueError(
-            "Streaming and generation need a layer with the protocol of "
-            "trellis_keras.layers.streaming (initial_cache, step, prefill), or a keras.Sequential "
-            "of such layers and of Keras layers that treat each step by itself, such as "
-            "Normalization and Dense. (Put Keras' recurrent layers into a StackedRNN.) "
-            f"Received: {layer!r}"
-        )
+    """Raises ValueError unless a layer with the methods of the protocol is causal."""
     if not getattr(layer, "is_causal", True):
         raise ValueError(
             "Streaming and generation need a layer whose outputs depend on no later inputs: "
@@ -411,12 +821,6 @@ def check_streams(layer: Any) -> None:
             f"{layer.name} with go_backwards={getattr(layer, 'go_backwards', False)}, "
             f"padding={getattr(layer, 'padding', 'causal')!r}"
         )
-
-
-def _has_protocol(layer):
-    return all(
-        callable(getattr(layer, name, None)) for name in ("initial_cache", "step", "prefill")
-    )
 
 
 def check_built(layer: keras.Layer) -> None:

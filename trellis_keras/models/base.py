@@ -1,5 +1,6 @@
 """What the models share: backbone and head, streaming, an exact mean loss, saving."""
 
+import functools
 import os
 import pathlib
 import shutil
@@ -235,14 +236,27 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
         return self.stream().initial_cache(batch_size)
 
     def stream(self) -> Any:
-        """Returns the backbone's stream, see `layers.streaming.as_stream`.
+        """Returns the backbone's stream, see `layers.streaming.to_stream`.
 
         Raises:
             ValueError: If the model is not built, or its backbone does not stream.
         """
-        stream = streaming.as_stream(self.backbone)
         streaming.check_built(self)
-        return stream
+        return self._stream
+
+    @functools.cached_property
+    def _stream(self):
+        return streaming.to_stream(self.backbone)
+
+    @property
+    def delay(self) -> Any:
+        """Number of steps by which outputs come later, see `layers.streaming.to_stream`."""
+        return self.stream().delay
+
+    @property
+    def rate(self) -> Any:
+        """Number of steps for each output, see `layers.streaming.to_stream`."""
+        return self.stream().rate
 
 
 def token_ids(tokens: Tensor) -> Tensor:

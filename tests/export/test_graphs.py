@@ -1,0 +1,131 @@
+"""Keras models as C, WebAssembly and endpoints: strides, delays, merges, padding."""
+
+import subprocess
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+from tests.export.random_nets import draw
+from tests.export.test_c import GCC, compile_c
+from trellis_keras.export import export, native
+from trellis_keras.export.c import proven_source
+from trellis_keras.layers import TCN, to_stream
+
+
+def residual(x):
+    """Delays, groups and depthwise kernels, down and up again."""
+    y = layers.Conv1D(4, 5, padding="same", activation="relu")(x)
+    z = layers.Conv1D(4, 3, groups=2, padding="causal", dilation_rate=2)(y)
+    z = layers.BatchNormalization()(layers.DepthwiseConv1D(3, padding="same")(z))
+    y = layers.Add()([y, z])
+    down = layers.SeparableConv1D(6, 4, strides=2, padding="same", activation="tanh")(y)
+    up = layers.Conv1DTranspose(4, 4, strides=2, padding="same")(down)
+    held = layers.UpSampling1D(2)(layers.MaxPooling1D(2)(y))
+    return layers.Dense(3, activation="softmax")(layers.Concatenate()([up, held, y]))
+
+
+def spotter(x):
+    """Strides, pooling and a recurrent net, with running pooling at the end."""
+    x = layers.Conv1D(8, 4, strides=2, padding="causal", activation="relu")(x)
+    x = layers.AveragePooling1D(3, strides=2, padding="same")(x)
+    x = layers.GRU(5, return_sequences=True, dropout=0.5)(x)
+    x = layers.TimeDistributed(layers.Dense(6))(layers.LSTM(4, return_sequences=True)(x))
+    mean, largest = layers.GlobalAveragePooling1D()(x), layers.GlobalMaxPooling1D()(x)
+    return layers.Dense(2)(layers.Concatenate()([mean, largest]))
+
+
+def padded(x):
+    """Padding before the first step, which biases, states and pools see."""
+    x = layers.Dense(4)(layers.ZeroPadding1D((4, 0))(x))
+    x = TCN(4, 2, depth=2)(x)
+    x = layers.MaxPooling1D(3, strides=1, padding="same")(x)
+    x = layers.Conv1D(5, 4, activation="elu")(x)
+    return layers.Reshape((-1, 2))(x[..., 1:3])[:, 1:]
+
+
+def arithmetic(x):
+    """Operators, slices, and layers that move numbers."""
+    y = (x[:, 1:] - x[:, :-1]) * 0.5 + np.array([1.0, 2.0, 3.0], "float32")
+    y = ops.maximum(ops.abs(y[..., ::-1]), 0.25 - y)
+    return layers.Multiply()([y, layers.Rescaling(2.0)(y), 1.5 * y])[:, ::3]
+
+
+GRAPHS = {f.__name__: f for f in (residual, spotter, padded, arithmetic)}
+
+
+RUN = """
+#include "model.h"
+int main(void)
+{
+    static model_state s;
+    float x[MODEL_INPUTS] = {0}, y[MODEL_OUTPUTS];
+    model_reset(&s);
+    for (int t = 0; t < 100; t++)
+        model_step(&s, x, y);
+    return sizeof s == MODEL_STATE_BYTES ? 0 : 1;
+}
+"""
+
+
+def model_of(name):
+    x = keras.Input((None, 3))
+    model = keras.Model(x, GRAPHS[name](x), name=name)
+    draw(model, np.random.default_rng(0))
+    return model
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs_equal_keras(name):
+    """`proven_source` raises unless the C equals Keras."""
+    proven_source(model_of(name), "net")
+
+
+def test_the_header_tells_delay_and_rate(tmp_path):
+    export(model_of("spotter"), tmp_path / "net.c", format="c")
+    header = (tmp_path / "net.h").read_text()
+    assert "#define NET_DELAY 4\n#define NET_RATE 4\n" in header
+    assert "Functional 'spotter'" in header and "all inputs before" in header
+
+
+@GCC
+def test_graphs_compile_without_warnings(tmp_path):
+    """Also the size of the state is right, and the sanitizers find nothing."""
+    for name in GRAPHS:
+        folder = tmp_path / name
+        export(model_of(name), folder / "model.c", format="c")
+        (folder / "main.c").write_text(RUN)
+        files = ["model.c", "main.c"]
+        compile_c(folder, "-fsanitize=address,undefined", "-fno-sanitize-recover", files=files)
+        assert subprocess.run(folder / "a.out").returncode == 0
+        compile_c(folder, "-O2", files=files)
+
+
+def test_inputs_and_outputs_lie_one_after_another():
+    a, b = keras.Input((None, 2), name="a"), keras.Input((None, 1), name="b")
+    both = layers.Concatenate()([a, layers.Conv1D(1, 3, padding="same")(b)])
+    model = keras.Model({"a": a, "b": b}, {"both": both, "last": layers.SimpleRNN(2)(b)})
+    stream, step = to_stream(model), native(model)
+    x, cache = np.random.default_rng(0).normal(size=(5, 3)).astype("float32"), None
+    cache = stream.initial_cache(1)
+    for t in range(5):
+        y, cache = stream.step({"a": x[t : t + 1, :2], "b": x[t : t + 1, 2:]}, cache)
+        wanted = np.concatenate([y["both"][0], y["last"][0]])
+        np.testing.assert_allclose(step.step(x[t]), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_tokens():
+    x = keras.Input((None,), dtype="int32")
+    model = keras.Model(x, layers.GRU(3)(layers.Embedding(5, 4)(x)))
+    assert proven_source(model, "net")[0].takes_token
+
+
+def test_what_has_no_c_is_named():
+    x = keras.Input((None, 3))
+    for layer, match in (
+        (layers.UpSampling1D(2), "up.*several samples with each step"),
+        (lambda x: ops.cumsum(x, axis=-1), "cumsum.* no operations"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            proven_source(keras.Model(x, layer(x)), "net")

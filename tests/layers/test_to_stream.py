@@ -1,0 +1,326 @@
+"""`to_stream`: models of Keras' layers, one sample at a time, equal to the whole."""
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from keras import layers, ops
+
+from tests.support.graphs import graphs
+from tests.support.layer_checks import noise
+from trellis_keras.layers import LRU, TCN, TrellisLayer, streaming, to_stream
+
+pytestmark = pytest.mark.both_backends
+
+ON_JAX = keras.backend.backend() == "jax"
+TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
+if ON_JAX:  # whose tanh and mean leave float64
+    TOLERANCE["float64"] = 1e-6
+
+
+def run(stream, xs):
+    """Returns the outputs of all steps, a list of arrays (steps, batch, ...) for each output."""
+    step = streaming.compile_xla(stream.step, stream.variables) if ON_JAX else stream.step
+    cache, found = stream.initial_cache(len(xs[0])), []
+    for t in range(xs[0].shape[1]):
+        x = [ops.convert_to_tensor(x[:, t]) for x in xs]
+        y, cache = step(keras.tree.pack_sequence_as(stream.inputs, x), cache)
+        found.append([ops.convert_to_numpy(y) for y in keras.tree.flatten(y)])
+    return [np.stack(ys) for ys in zip(*found, strict=True)]
+
+
+def assert_streams(found, expected, delay, rate):
+    """stream(x)[delay + rate * n] = model(x)[n], and nothing in between."""
+    scale = max(1.0, np.max(np.abs(expected)))
+    block = 1 if rate >= 1 else int(1 / rate)
+    pause = max(int(rate), 1)
+    due = [t for t in range(len(found)) if t >= delay and (t - delay) % pause == 0]
+    assert due or delay >= len(found)
+    for t, y in enumerate(found):
+        if t not in due:
+            assert np.all(np.isnan(y))
+            continue
+        n = block * ((t - delay) // pause)
+        y = y if block > 1 else y[:, None]
+        wanted = expected[:, n : n + block]
+        tolerance = TOLERANCE[keras.config.floatx()] * scale
+        np.testing.assert_allclose(y[:, : wanted.shape[1]], wanted, rtol=0, atol=tolerance)
+
+
+def check(model, delay=0, rate=1, batch=2, length=16):
+    """Asserts that a model with one input and one output with a time axis streams."""
+    shape = model.input_shape if hasattr(model, "input_shape") else (None, None, 3)
+    x = noise(batch, shape[1] or length, *shape[2:])
+    stream = to_stream(model)
+    assert (stream.delay, stream.rate) == (delay, rate)
+    (found,) = run(stream, [x])
+    assert_streams(found, ops.convert_to_numpy(model(x)), delay, rate)
+    return stream
+
+
+def stack(*parts, length=None, channels=3):
+    return keras.Sequential([keras.Input((length, channels)), *parts])
+
+
+CASES = {
+    "causal": ([layers.Conv1D(4, 3, padding="causal", dilation_rate=2)], 0, 1),
+    "valid": ([layers.Conv1D(4, 3, dilation_rate=2)], 4, 1),
+    "same": ([layers.Conv1D(4, 5, padding="same")], 2, 1),
+    "same, even": ([layers.Conv1D(4, 4, padding="same", dilation_rate=3)], 5, 1),
+    "same twice": (
+        [layers.Conv1D(4, 5, padding="same"), layers.Conv1D(4, 3, padding="same")], 3, 1,
+    ),
+    "strides": ([layers.Conv1D(4, 3, padding="causal", strides=2)], 0, 2),
+    "same strides": ([layers.Conv1D(4, 5, padding="same", strides=2)], 3, 2),
+    "strides twice": ([layers.Conv1D(4, 4, strides=2), layers.MaxPooling1D(2)], 5, 4),
+    "down and up": ([layers.MaxPooling1D(2), layers.UpSampling1D(2)], 1, 1),
+    "up": ([layers.UpSampling1D(2), layers.Conv1D(3, 3, padding="same")], 1, 0.5),
+    "padding": ([layers.ZeroPadding1D((2, 0)), layers.Dense(2), layers.Conv1D(4, 3)], 0, 1),
+    "padding first": ([layers.ZeroPadding1D((2, 1)), layers.LSTM(2, return_sequences=True)], -2, 1),
+    "cropping": ([layers.Cropping1D((3, 1))], 3, 1),
+    "recurrent later": (
+        [layers.Conv1D(4, 3, padding="same"), layers.GRU(3, return_sequences=True)], 1, 1,
+    ),
+    "average of the middle": (
+        [layers.AveragePooling1D(3, strides=1, padding="same"), layers.BatchNormalization()], 1, 1,
+    ),
+    "ours": ([layers.Dense(4), TCN(4, 2, depth=2), TrellisLayer(4, depth=2), LRU(3)], 0, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_stack(name):
+    parts, delay, rate = CASES[name]
+    check(stack(*(type(part).from_config(part.get_config()) for part in parts)), delay, rate)
+
+
+def test_a_layer():
+    layer = layers.Conv1D(4, 3, padding="same")
+    layer.build((None, None, 3))
+    assert check(layer, 1).receptive_field == 3
+    layer = TCN(4, 2, depth=2)
+    assert to_stream(layer) is layer and (layer.delay, layer.rate) == (0, 1)
+
+
+def test_branches_wait_for_the_latest_and_outputs_keep_their_own_clock():
+    x, z = keras.Input((None, 3), name="x"), keras.Input((None, 2), name="z")
+    early = layers.Conv1D(4, 3, padding="causal")(x)
+    late = layers.Conv1D(4, 5, padding="same")(z)
+    both = layers.Add()([early, late])
+    slow = layers.Conv1D(2, 2, strides=2)(both)
+    model = keras.Model({"x": x, "z": z}, {"both": both, "slow": slow, "early": early})
+    stream = to_stream(model)
+    assert stream.delay == {"both": 2, "slow": 3, "early": 0}
+    assert stream.rate == {"both": 1, "slow": 2, "early": 1}
+    inputs = {"x": noise(2, 12, 3), "z": noise(2, 12, 2)}
+    expected = model(inputs)
+    step, cache, found = streaming.compiled_step(stream), stream.initial_cache(2), []
+    for t in range(12):
+        y, cache = step({name: x[:, t] for name, x in inputs.items()}, cache)
+        found.append(y)
+    for name, delay in stream.delay.items():
+        of_name = np.stack([y[name] for y in found])
+        assert_streams(of_name, ops.convert_to_numpy(expected[name]), delay, stream.rate[name])
+
+
+def test_outputs_without_a_time_axis_are_those_of_the_steps_so_far():
+    ends = [
+        [layers.GlobalAveragePooling1D()],
+        [layers.GlobalMaxPooling1D(keepdims=True), layers.Flatten()],
+        [layers.LSTM(4), layers.Reshape((2, 2)), layers.Conv1D(2, 2), layers.Flatten()],
+        [TCN(4, 2, depth=1, return_sequences=False)],
+    ]
+    x = noise(2, 9, 3)
+    for end in ends:
+        model = stack(layers.Conv1D(4, 3, padding="causal"), *end, layers.Dense(2))
+        stream = to_stream(model)
+        (found,) = run(stream, [x])
+        whole, _ = stream.prefill(x)
+        for t in range(9):
+            wanted = model(x[:, : t + 1])
+            np.testing.assert_allclose(found[t], wanted, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(whole[:, t], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_prefill_continues_a_cache():
+    """With every sample at its own step in blocks, with delays and strides step by step."""
+    for parts in (
+        [layers.ZeroPadding1D((2, 0)), layers.Conv1D(4, 3), layers.LSTM(3, return_sequences=True)],
+        [layers.UpSampling1D(2), layers.Conv1D(4, 3, padding="causal")],
+        [layers.Conv1D(4, 3, padding="same"), layers.MaxPooling1D(2)],
+    ):
+        stream, x = to_stream(stack(*parts)), noise(2, 9, 3)
+        (expected,) = run(stream, [x])
+        first, cache = stream.prefill(x[:, :4])
+        second, _ = stream.prefill(x[:, 4:], cache)
+        found = np.moveaxis(np.concatenate([first, second], axis=1), 0, 1)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_tokens_slices_and_states():
+    tokens = keras.Input((None,), dtype="int32")
+    x = layers.Embedding(5, 4)(tokens)
+    x = x[:, 1:] - x[:, :-1]
+    y, h, c = layers.LSTM(3, return_sequences=True, return_state=True)(x[..., :2])
+    model = keras.Model(tokens, [y[:, ::2], layers.Dense(2)(ops.concatenate([h, c], axis=-1))])
+    stream = to_stream(model)
+    assert (stream.delay, stream.rate) == ([1, 1], [2, 1])
+    ids = np.random.default_rng(0).integers(0, 5, (2, 10)).astype("int32")
+    every_other, last = run(stream, [ids])
+    assert_streams(every_other, ops.convert_to_numpy(model(ids)[0]), 1, 2)
+    for t in range(1, 10):
+        wanted = model(ids[:, : t + 1])[1]
+        np.testing.assert_allclose(last[t], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_the_padding_of_strides_is_that_of_the_length():
+    """Keras pads 15 steps by 1 and 1, 16 steps by 0 and 1."""
+    for length, delay in ((15, 1), (16, 2), (None, 2)):
+        check(stack(layers.Conv1D(4, 3, strides=2, padding="same"), length=length), delay, 2)
+
+
+def test_a_compiled_step_runs_for_ever():
+    """The count of steps does not grow."""
+    model = stack(layers.Conv1D(4, 5, padding="same"), layers.MaxPooling1D(3), layers.GRU(2))
+    stream = to_stream(model)
+    step, cache = streaming.compiled_step(stream), stream.initial_cache(3)
+    for t in range(40):
+        y, cache = step(noise(3, 3), cache)
+        assert bool(np.all(np.isnan(y))) == (t < 4 or (t - 4) % 3 > 0)
+    assert float(np.max(cache.unpack()[-1])) <= 4 + 3
+
+
+@pytest.mark.float64
+@settings(
+    max_examples=10 if ON_JAX else 60,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(graphs(), st.sampled_from([1, 3]))
+def test_random_graphs(floatx, graph, batch):
+    check_random_graph(*graph, batch)
+
+
+@pytest.mark.slow
+@pytest.mark.float64
+@settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(graphs(max_calls=14), st.sampled_from([1, 3]))
+def test_thousands_of_random_graphs(floatx, graph, batch):
+    check_random_graph(*graph, batch)
+
+
+def check_random_graph(model, ending, batch):
+    xs = [noise(batch, *x.shape[1:]) for x in model.inputs]
+    expected = model(xs)  # as `predict`, in less time
+    expected = [ops.convert_to_numpy(y) for y in keras.tree.flatten(expected)]
+    if ending is not None:
+        y = model.outputs[0]
+        for layer in ending:
+            y = layer(y)
+        model = keras.Model(model.inputs, [*model.outputs, y])
+    stream = to_stream(model)
+    *found, last = run(stream, xs) if ending else [*run(stream, xs), None]
+    delays, rates = map(keras.tree.flatten, (stream.delay, stream.rate))
+    for y, wanted, delay, rate in zip(found, expected, delays, rates, strict=False):
+        assert_streams(y, wanted, delay, rate)
+    if ending is None:
+        return
+    block = 1 if rates[0] >= 1 else int(1 / rates[0])
+    for t in (t for t in range(len(last)) if np.all(np.isfinite(last[t]))):
+        y = expected[0][:, : block * ((t - delays[-1]) // rates[-1] + 1)]
+        for layer in ending:
+            y = layer(y)
+        np.testing.assert_allclose(last[t], y, rtol=1e-4, atol=1e-4)
+
+
+# Errors
+
+
+class Overridden(layers.Conv1D):
+    """Computes something else than its base class."""
+
+    def call(self, inputs):
+        return 2 * super().call(inputs)
+
+
+def squeeze_and_excite(x):
+    return layers.Multiply()([x, layers.GlobalAveragePooling1D(keepdims=True)(x)])
+
+
+def attend(x):
+    return layers.MultiHeadAttention(2, 2, name="attend")(x, x)
+
+
+REFUSED = {
+    "both .Bidirectional., operation 2 of 2, in net, does not stream.*Use a forward layer":
+        lambda x: layers.Bidirectional(layers.LSTM(2), name="both")(layers.Dense(2)(x)),
+    "attend .MultiHeadAttention.*attends to all steps. Use a causal layer such as": attend,
+    "softmax.*output at one step depends on other steps": lambda x: ops.softmax(x, axis=1),
+    "layer_normalization.*depends on other steps": layers.LayerNormalization(axis=1),
+    "mean.*depends on other steps": lambda x: x - ops.mean(x, axis=1, keepdims=True),
+    "multiply.*combines each step with a value of all steps": squeeze_and_excite,
+    "add.*come every 1, 2 steps. Give all branches the same strides":
+        lambda x: layers.Add()([x[:, 4:], layers.Conv1D(3, 1, strides=2)(x)]),
+    "it reads the sequence from its end. Use go_backwards=False": layers.GRU(2, go_backwards=True),
+    "tcn.* reads later steps.*padding=\"causal\"": lambda x: TCN(2, depth=1, padding="same")(x),
+    "Leave the layer out, and padding out of the stream": layers.Masking(),
+    "flatten.*joins all steps. Use GlobalAveragePooling1D": lambda x: layers.Flatten()(x),
+    "reshape.*mixes the time axis": lambda x: layers.Reshape((4, 6))(x),
+    "takes step 0 of the sequence. A stream has the last one": lambda x: x[:, 0],
+    "depends on where the sequence ends.*Received: -3:None:1": lambda x: x[:, -3:],
+    "channels_first.*|time axis is the last one": lambda x: layers.GlobalMaxPooling1D(
+        data_format="channels_first")(x),
+    "overridden.*its stream differs from it": lambda x: Overridden(2, 2, padding="causal")(x),
+    "has an output of int32, which has no NaN":
+        lambda x: ops.argmax(layers.Conv1D(2, 3, padding="same")(x), axis=-1),
+    "makes 3 samples of one that comes every 2 steps":
+        lambda x: layers.UpSampling1D(3)(layers.MaxPooling1D(2)(x)),
+}  # fmt: skip
+
+
+@pytest.mark.both_backends(slow=True)
+@pytest.mark.parametrize("match", REFUSED)
+def test_what_does_not_stream_is_named(match):
+    x = keras.Input((8, 3))
+    model = keras.Model(x, REFUSED[match](x), name="net")
+    with pytest.raises(ValueError, match=match):
+        to_stream(model)
+
+
+def test_models_without_time_or_weights_are_refused():
+    with pytest.raises(ValueError, match=r"net has no time axis.*Received: .* \(None, 4\)"):
+        to_stream(keras.Sequential([keras.Input((4,)), layers.Dense(2)], name="net"))
+    with pytest.raises(ValueError, match="is not built"):
+        to_stream(keras.Sequential([layers.Dense(2)]))
+    with pytest.raises(ValueError, match="must be a Keras model or layer. Received: 'model.keras'"):
+        to_stream("model.keras")
+    a, b = keras.Input((8, 3)), keras.Input((9, 3))
+    with pytest.raises(ValueError, match=r"same number of steps. Received: \[8, 9\]"):
+        to_stream(keras.Model([a, b], [layers.Dense(2)(a), layers.Dense(2)(b)]))
+
+
+def test_an_unknown_length_that_padding_needs():
+    """Keras pads the two convolutions alike for no length."""
+    x = keras.Input((None, 3))
+    pair = [
+        layers.Conv1D(2, 3, strides=2, padding="same", name="first")(x),
+        layers.Conv1D(2, 3, strides=2, padding="same", name="second")(x[:, 1:]),
+    ]
+    with pytest.raises(
+        ValueError, match=".*depends on the length of the sequence, which is unknown"
+    ):
+        to_stream(keras.Model(x, pair))
+
+
+def test_a_cache_or_a_step_that_does_not_fit():
+    stream = to_stream(stack(layers.Conv1D(4, 3, padding="same"), layers.LSTM(2)))
+    cache = stream.initial_cache(2)
+    with pytest.raises(ValueError, match="does not fit"):
+        stream.step(np.zeros((3, 3)), cache)
+    with pytest.raises(ValueError, match="does not fit"):
+        stream.step(np.zeros((2, 3)), cache[1:])
+    with pytest.raises(ValueError, match=r"`x` must have shape \(None, 3\)"):
+        stream.step(np.zeros((2, 4)), cache)
+    with pytest.raises(ValueError, match="batch_size=0"):
+        stream.initial_cache(0)

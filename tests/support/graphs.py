@@ -1,0 +1,263 @@
+"""Random models of Keras' layers, of hypothesis' choices."""
+
+from fractions import Fraction
+
+import keras
+import numpy as np
+from hypothesis import strategies as st
+from keras import layers, ops
+
+from trellis_keras.layers import LRU, TCN, StackedRNN, TrellisLayer
+
+ACTIVATIONS = ["linear", "relu", "sigmoid", "tanh", "silu", "softplus"]
+
+
+class _Tail:
+    """A tensor of a graph under construction, and when its samples come."""
+
+    def __init__(self, tensor, period=Fraction(1)):
+        self.tensor, self.period = tensor, period
+
+    @property
+    def channels(self):
+        return self.tensor.shape[-1]
+
+    @property
+    def length(self):
+        return self.tensor.shape[1]
+
+    def then(self, layer, factor=1):
+        return _Tail(layer(self.tensor), self.period * factor)
+
+
+@st.composite
+def graphs(draw, max_calls=7, endings=True):
+    """Returns a functional model, and the layers after its time axis ends, if it does.
+
+    The model has the outputs of all its branches. `ending` is None or a list of layers: its first
+    one takes the model's first output, and has no time axis.
+    """
+    length = draw(st.integers(14, 24))
+    inputs = [
+        keras.Input((length, draw(st.integers(1, 4)))) for _ in range(draw(st.integers(1, 2)))
+    ]
+    tails = [_Tail(x) for x in inputs]
+    if len(inputs) == 2:
+        tails = [_Tail(layers.Concatenate()(inputs)), *tails[1:]]
+    for _ in range(draw(st.integers(1, max_calls))):
+        at = draw(st.integers(0, len(tails) - 1))
+        new = draw(st.sampled_from(_GROWERS))(draw, tails[at], tails)
+        if new is None or new.length < 3 or not Fraction(1, 4) <= new.period <= 8:
+            continue
+        if draw(st.booleans()):
+            tails[at] = new
+        else:
+            tails.append(new)
+    outputs = [tail.tensor for tail in tails[:3]]
+    model = keras.Model(inputs, outputs)
+    ending = draw(st.sampled_from(_ENDINGS))() if endings and draw(st.booleans()) else None
+    _randomize(model, draw(st.integers(0, 2**16)))
+    return model, ending
+
+
+def _randomize(model, seed):
+    """Sets all weights: biases, statistics and scales too."""
+    rng = np.random.default_rng(seed)
+    for weight in model.weights:
+        if not weight.dtype.startswith("float"):
+            continue  # the states of seed generators
+        values = rng.normal(size=weight.shape) * 0.5
+        is_positive = "variance" in weight.name or weight.name.endswith("_g")
+        weight.assign(np.abs(values) + 0.5 if is_positive else values)
+
+
+def _activation(draw):
+    return draw(st.sampled_from(ACTIVATIONS))
+
+
+def _windows(draw, tail, paddings=("causal", "valid", "same")):
+    """Draws options of convolutions that fit the periods, and the factor of the period."""
+    padding = draw(st.sampled_from(paddings))
+    size = draw(st.integers(1, 4))
+    stride = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    block = 1 if tail.period >= 1 else int(1 / tail.period)
+    if block % stride and stride % block:
+        stride = 1
+    return {"padding": padding, "strides": stride}, size, stride
+
+
+def _conv(draw, tail, tails):
+    options, size, stride = _windows(draw, tail)
+    dilation = draw(st.sampled_from([1, 2, 3])) if stride == 1 else 1
+    groups = draw(st.sampled_from([g for g in (1, 2, 4) if tail.channels % g == 0]))
+    if (size - 1) * dilation >= tail.length:
+        return None
+    layer = layers.Conv1D(
+        groups * draw(st.integers(1, 3)),
+        size,
+        dilation_rate=dilation,
+        groups=groups,
+        use_bias=draw(st.booleans()),
+        activation=_activation(draw),
+        **options,
+    )
+    return tail.then(layer, stride)
+
+
+def _depthwise(draw, tail, tails):
+    options, size, stride = _windows(draw, tail, ("valid", "same"))
+    multiplier = draw(st.integers(1, 2)) if tail.channels < 5 else 1
+    layer = layers.DepthwiseConv1D(
+        size, depth_multiplier=multiplier, activation=_activation(draw), **options
+    )
+    return tail.then(layer, stride)
+
+
+def _separable(draw, tail, tails):
+    options, size, stride = _windows(draw, tail, ("valid", "same"))
+    layer = layers.SeparableConv1D(draw(st.integers(1, 4)), size, **options)
+    return tail.then(layer, stride)
+
+
+def _pooling(draw, tail, tails):
+    options, size, stride = _windows(draw, tail, ("valid", "same"))
+    kind = draw(st.sampled_from([layers.MaxPooling1D, layers.AveragePooling1D]))
+    return tail.then(kind(size, **options), stride)
+
+
+def _transposed(draw, tail, tails):
+    size, stride = draw(st.integers(1, 4)), _size(draw, tail)
+    padding = draw(st.sampled_from(["valid", "same"]))
+    layer = layers.Conv1DTranspose(
+        draw(st.integers(1, 3)), size, strides=stride, padding=padding, activation=_activation(draw)
+    )
+    return tail.then(layer, Fraction(1, stride))
+
+
+def _size(draw, tail):
+    """Draws a number of samples that one becomes, which fits the periods."""
+    size = draw(st.integers(1, 3))
+    period = tail.period / size
+    return size if 1 in (period.numerator, period.denominator) else 1
+
+
+def _up_sampling(draw, tail, tails):
+    size = _size(draw, tail)
+    return tail.then(layers.UpSampling1D(size), Fraction(1, size))
+
+
+def _padding(draw, tail, tails):
+    """Nothing is cropped from the end, which a stream does not have."""
+    left = draw(st.integers(0, 3))
+    if draw(st.booleans()):
+        return None if tail.length < 10 else tail.then(layers.Cropping1D((left, 0)))
+    return tail.then(layers.ZeroPadding1D((left, draw(st.integers(0, 3)))))
+
+
+def _slice(draw, tail, tails):
+    start = draw(st.integers(0, 3))
+    return None if tail.length < 10 else tail.then(lambda x: x[:, start:])
+
+
+def _recurrent(draw, tail, tails):
+    units = draw(st.integers(1, 3))
+    kind = draw(st.integers(0, 5))
+    if kind == 0:
+        cells = [layers.LSTMCell(units), layers.GRUCell(2, reset_after=draw(st.booleans()))]
+        return tail.then(layers.RNN(cells, return_sequences=True))
+    if kind == 1:
+        options = {"return_sequences": True, "return_state": True}
+        stack = [layers.SimpleRNN(units, **options), layers.Dropout(0.5), layers.GRU(2, **options)]
+        return tail.then(StackedRNN(stack))
+    layer = [layers.SimpleRNN, layers.LSTM, layers.GRU, layers.LSTM][kind - 2]
+    return tail.then(layer(units, return_sequences=True, dropout=draw(st.sampled_from([0.0, 0.5]))))
+
+
+def _ours(draw, tail, tails):
+    layer = draw(
+        st.sampled_from(
+            [
+                lambda: TCN(3, 2, depth=2),
+                lambda: TrellisLayer(3, depth=2),
+                lambda: LRU(3, 1),
+            ]
+        )
+    )()
+    return tail.then(layer)
+
+
+def _at_each_step(draw, tail, tails):
+    channels, layer = tail.channels, None
+    kind = draw(st.integers(0, 8))
+    if kind == 0:
+        layer = layers.Dense(draw(st.integers(1, 4)), activation=_activation(draw))
+    elif kind == 1:
+        layer = layers.BatchNormalization()
+    elif kind == 2:
+        layer = layers.LayerNormalization(epsilon=0.1)
+    elif kind == 3:
+        layer = layers.Activation(draw(st.sampled_from([*ACTIVATIONS, "softmax"])))
+    elif kind == 4:
+        layer = layers.TimeDistributed(layers.Dense(2, activation="sigmoid"))
+    elif kind == 5:
+        layer = layers.Dropout(0.5)
+    elif kind == 6:
+        layer = lambda x: ops.abs(x[..., ::-1]) * 0.5 + ops.mean(x, axis=-1, keepdims=True)  # noqa: E731
+    elif kind == 7:
+        layer = lambda x: layers.Reshape((-1, channels))(ops.expand_dims(x, 2))  # noqa: E731
+    elif kind == 8:
+        layer = lambda x: layers.Rescaling(0.5, offset=0.1)(x) - 0.25  # noqa: E731
+    return tail.then(layer)
+
+
+def _merge(draw, tail, tails):
+    """Merges two branches of the same period, cut to the shorter one."""
+    others = [t for t in tails if t is not tail and t.period == tail.period]
+    if not others:
+        return tail.then(
+            lambda x: layers.Add()([x, layers.Conv1D(x.shape[-1], 3, padding="same")(x)])
+        )
+    other = draw(st.sampled_from(others))
+    length = min(tail.length, other.length)
+
+    def cut(x):
+        return x if x.shape[1] == length else x[:, x.shape[1] - length :]
+
+    a, b = cut(tail.tensor), cut(other.tensor)
+    kind = draw(st.integers(0, 5))
+    if kind == 0:
+        return _Tail(layers.Concatenate()([a, b]), tail.period)
+    a, b = (layers.Dense(2)(x) for x in (a, b))
+    merge = [layers.Add, layers.Multiply, layers.Subtract, layers.Average, layers.Maximum][kind - 1]
+    return _Tail(merge()([a, b]), tail.period)
+
+
+def _nested(draw, tail, tails):
+    inner = keras.Input((None, tail.channels))
+    x = layers.Conv1D(tail.channels, 3, padding=draw(st.sampled_from(["causal", "same"])))(inner)
+    model = keras.Model(inner, layers.Add()([inner, x]))
+    stack = keras.Sequential([layers.Conv1D(tail.channels, 2, padding="causal"), model])
+    return tail.then(stack if draw(st.booleans()) else model)
+
+
+def _shared(draw, tail, tails):
+    kind = draw(st.sampled_from(["conv", "lstm"]))
+    if kind == "conv":
+        layer = layers.Conv1D(tail.channels, 3, padding="same", activation="tanh")
+    else:
+        layer = layers.LSTM(tail.channels, return_sequences=True)
+    return tail.then(lambda x: layer(layer(x)))
+
+
+_GROWERS = [
+    _conv, _conv, _depthwise, _separable, _pooling, _transposed, _up_sampling, _padding, _slice,
+    _recurrent, _ours, _at_each_step, _at_each_step, _merge, _merge, _nested, _shared,
+]  # fmt: skip
+
+_ENDINGS = [
+    lambda: [layers.GlobalAveragePooling1D(), layers.Dense(2, activation="softmax")],
+    lambda: [layers.GlobalMaxPooling1D(keepdims=True), layers.Flatten()],
+    lambda: [layers.LSTM(3), layers.Dense(2)],
+    lambda: [lambda x: x[:, -1]],
+    lambda: [TCN(2, 2, depth=1, return_sequences=False), layers.Reshape((2, 1)), layers.Flatten()],
+]

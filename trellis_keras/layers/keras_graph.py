@@ -1,0 +1,142 @@
+"""The graph of a Keras model as a list of calls, nested models included."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+from keras.src.models.functional import Functional
+from keras.src.ops.numpy import Add
+
+from trellis_keras.types import Tensor
+
+
+@dataclasses.dataclass
+class Call:
+    """A call of a layer or operation.
+
+    Attributes:
+        operation: The layer or operation.
+        inputs, outputs: Lists of numbers of tensors.
+        specs: List of the symbolic outputs.
+        arguments: The positional and the named arguments, with symbolic tensors.
+        fill: Function from a list of inputs to the arguments.
+        model: Path of the model that makes the call.
+        place: Where it stands in the graph, for messages.
+    """
+
+    operation: Any
+    inputs: list[int]
+    outputs: list[int]
+    specs: list[keras.KerasTensor]
+    arguments: tuple[Sequence, dict[str, Any]]
+    fill: Callable[[list], tuple[Sequence, dict[str, Any]]]
+    model: str
+    place: str = ""
+
+    def __call__(self, values: list[Tensor]) -> list[Tensor]:
+        """Returns the outputs of the operation for a list of inputs."""
+        if isinstance(self.operation, Add) and len(values) == 2:
+            # On TensorFlow `ops.add` takes (n, 1, 1) as a bias of n channels (Keras 3.15).
+            return [ops.subtract(values[0], ops.negative(values[1]))]
+        arguments, named = self.fill(values)
+        return keras.tree.flatten(self.operation(*arguments, **named))
+
+    def refusal(self, reason: str) -> ValueError:
+        """Returns the error for an operation that does not stream."""
+        return ValueError(f"{self.place} does not stream: {reason}")
+
+
+@dataclasses.dataclass
+class Graph:
+    """The calls of a model, each after those that it depends on.
+
+    Attributes:
+        name: Name of the model.
+        inputs: Structure of the symbolic inputs, whose numbers are 0, 1, ...
+        outputs: Structure of the numbers of the outputs.
+        calls: List of `Call`s.
+    """
+
+    name: str
+    inputs: Any
+    outputs: Any
+    calls: list[Call]
+
+
+def graph_of(model: keras.Layer) -> Graph:
+    """Returns the graph of a built functional model, `keras.Sequential` or layer.
+
+    Raises:
+        ValueError: If a layer was built for several inputs, which only a model can name.
+    """
+    numbers = itertools.count()
+    functional = _functional(model)
+    if functional is None:
+        graph = _graph_of_layer(model)
+    else:
+        inputs = [next(numbers) for _ in functional.inputs]
+        calls: list[Call] = []
+        outputs = _walk(functional, inputs, model.name, numbers, calls)
+        outputs = keras.tree.pack_sequence_as(functional._outputs_struct, outputs)
+        graph = Graph(model.name, functional._inputs_struct, outputs, calls)
+    for i, call in enumerate(graph.calls, 1):
+        operation = call.operation
+        call.place = f"{operation.name} ({type(operation).__name__})"
+        if operation is not model:
+            call.place += f", operation {i} of {len(graph.calls)}, in {call.model},"
+    return graph
+
+
+def _functional(model):
+    """Returns the functional model that a layer computes, `None` if it is no such model."""
+    if isinstance(model, keras.Sequential) and type(model).call is keras.Sequential.call:
+        return model._functional
+    if isinstance(model, Functional) and type(model).call is Functional.call:
+        return model
+    return None
+
+
+def _graph_of_layer(layer):
+    shape = (layer.get_build_config() or {}).get("input_shape")
+    if shape is None or not all(size is None or isinstance(size, int) for size in shape):
+        raise ValueError(
+            f"{layer.name} was not built for one input (batch, time, ...). Call it in a functional "
+            "model: keras.Model(inputs, outputs)."
+        )
+    dtype = "int32" if isinstance(layer, keras.layers.Embedding) else layer.compute_dtype
+    x = keras.KerasTensor((None, None, *shape[2:]) if len(shape) > 1 else shape, dtype)
+    specs = keras.tree.flatten(layer.compute_output_spec(x))
+    outputs = list(range(1, 1 + len(specs)))
+    call = Call(layer, [0], outputs, specs, ((x,), {}), lambda xs: ((xs[0],), {}), layer.name)
+    return Graph(layer.name, x, outputs if len(outputs) > 1 else outputs[0], [call])
+
+
+def _walk(functional, inputs, path, numbers: Iterator[int], calls: list[Call]) -> list[int]:
+    """Adds the calls of a functional model and returns the numbers of its outputs."""
+    known = dict(zip(map(id, functional.inputs), inputs, strict=True))
+    # As in `keras.Function`, from the deepest nodes to the outputs.
+    by_depth = functional._nodes_by_depth
+    nodes = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
+    for node in nodes:
+        if node.is_input or any(id(x) not in known for x in node.input_tensors):
+            continue
+        operation = node.operation
+        inputs = [known[id(x)] for x in node.input_tensors]
+        inner = _functional(operation)
+        if inner is not None:
+            outputs = _walk(inner, inputs, f"{path}/{operation.name}", numbers, calls)
+        else:
+            outputs = [next(numbers) for _ in node.outputs]
+            arguments = node.arguments.args, node.arguments.kwargs
+            fill = _filler(node)
+            calls.append(Call(operation, inputs, outputs, node.outputs, arguments, fill, path))
+        known.update(zip(map(id, node.outputs), outputs, strict=True))
+    return [known[id(x)] for x in functional.outputs]
+
+
+def _filler(node):
+    tensors = [id(x) for x in node.input_tensors]
+    return lambda values: node.arguments.fill_in(dict(zip(tensors, values, strict=True)))

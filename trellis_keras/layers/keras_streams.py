@@ -1,0 +1,868 @@
+"""Streams of Keras' layers: what each of them keeps from one step to the next.
+
+`layers.streaming.to_stream` walks the graph of a model and asks `make_part` for a `Part` of each
+call of a layer or operation. `Part.advance` takes the samples that come with a step of the model's
+input, (batch, samples, ...), mostly one. When samples come, and how many, is said by the `Signal`
+of each tensor.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from typing import Any
+
+import keras
+from keras import ops
+from keras.src.ops import numpy as numpy_ops  # the classes of the operations in a graph
+
+from trellis_keras.layers.base import FixedRatesMixin, at_least_float32
+from trellis_keras.layers.keras_graph import Call
+from trellis_keras.types import Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Signal:
+    """A tensor of a model as a stream: sample n comes with step `offset + n * period`.
+
+    Attributes:
+        shape: Shape of a sample.
+        dtype: Dtype of a sample.
+        period: Number of steps from one sample to the next. With a period of 1/2, two samples come
+            with every step.
+        offset: The step that sample 0 comes with. Below zero for padding before the first step.
+        back: Number of steps before its own that a sample depends on, `None` for all.
+        length: Number of samples in the model's whole sequence, `None` if unknown.
+        has_time: Whether the tensor has a time axis. If not, sample n is the tensor of a sequence
+            that ends with it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    period: Fraction = Fraction(1)
+    offset: int = 0
+    back: Fraction | None = Fraction(0)
+    length: int | None = None
+    has_time: bool = True
+
+    @property
+    def block(self) -> int:
+        """Number of samples that come with a step, if any do."""
+        return 1 if self.period >= 1 else int(1 / self.period)
+
+    @property
+    def pause(self) -> int:
+        """Number of steps from one that samples come with to the next."""
+        return max(int(self.period), 1)
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether samples come with a step."""
+        return step >= self.offset and (step - self.offset) % self.pause == 0
+
+
+def _sample(spec, has_time):
+    return {"shape": tuple(spec.shape[1 + has_time :]), "dtype": spec.dtype}
+
+
+def _output(call, signal, **changes):
+    """Returns the first output of a call, at the steps of an input."""
+    has_time = changes.get("has_time", signal.has_time)
+    return dataclasses.replace(signal, **_sample(call.specs[0], has_time), **changes)
+
+
+_CAUSAL = (
+    'a causal layer such as keras.layers.Conv1D(padding="causal"), keras.layers.LSTM or '
+    "trellis_keras.layers.TCN"
+)
+
+Active = Callable[[Signal], Any]
+
+
+def select(is_active: Any, new: Any, old: Any) -> Any:
+    """Returns a structure of `new` where samples have come, of `old` elsewhere.
+
+    Args:
+        is_active: Boolean, or a boolean tensor (batch, 1).
+        new, old: Structures of tensors (batch, ...).
+    """
+    if isinstance(is_active, bool):
+        return new if is_active else old
+
+    def choose(a, b):
+        return ops.where(ops.reshape(is_active, (-1,) + (1,) * (len(a.shape) - 1)), a, b)
+
+    return keras.tree.map_structure(choose, new, old)
+
+
+class Part:
+    """A call as a stream.
+
+    Attributes:
+        outputs: List of the `Signal`s of the outputs.
+        keeps: Whether it has a state.
+        in_blocks: Whether `advance` takes the samples of many steps at once.
+        difference: What it means if the stream differs from the model.
+    """
+
+    keeps = False
+    in_blocks = True
+    difference = "its stream differs from it. Use a layer of Keras or of trellis_keras."
+
+    def __init__(self, outputs: list[Signal]):
+        self.outputs = outputs
+
+    def initial_state(self, batch_size: int) -> Any:
+        """Returns the state before the first sample, a structure of tensors (batch, ...)."""
+        raise NotImplementedError
+
+    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+        """Returns the outputs and the next state.
+
+        Args:
+            xs: Inputs (batch, samples, ...), of no meaning where no samples have come.
+            state: The state, `None` without one.
+            active: Function from a `Signal` to whether its samples have come, as `select` takes it.
+        """
+        raise NotImplementedError
+
+
+class Pointwise(Part):
+    """An operation that treats each step by itself, as the proof of the stream shows."""
+
+    def __init__(self, call: Call, signals: list[Signal]):
+        signal = dataclasses.replace(signals[0], back=_largest([s.back for s in signals]))
+        has_time = signal.has_time
+        super().__init__(
+            [dataclasses.replace(signal, **_sample(spec, has_time)) for spec in call.specs]
+        )
+        self._call, self._has_time = call, has_time
+
+    difference = (
+        "its output at one step depends on other steps. Use a layer that treats each step by "
+        f"itself, or {_CAUSAL}."
+    )
+
+    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+        if not self._has_time:
+            return at_each(self._call, xs), state
+        try:
+            return self._call(xs), state
+        except Exception as error:
+            raise self._call.refusal(self.difference) from error
+
+
+def _largest(backs):
+    known = [back for back in backs if back is not None]
+    return max(known) if len(known) == len(backs) else None
+
+
+def at_each(call: Call, xs: list[Tensor]) -> list[Tensor]:
+    """Returns the outputs (batch, samples, ...) of an operation without a time axis."""
+    if xs[0].shape[1] == 1:
+        return [y[:, None] for y in call([x[:, 0] for x in xs])]
+    samples = ops.shape(xs[0])[1]
+    folded = [ops.reshape(x, (-1, *x.shape[2:])) for x in xs]
+    return [ops.reshape(y, (-1, samples, *y.shape[1:])) for y in call(folded)]
+
+
+class Reshape(Part):
+    """`Reshape` of what each step has."""
+
+    def __init__(self, call: Call, signal: Signal):
+        super().__init__([_output(call, signal)])
+        if math.prod(signal.shape) != math.prod(self.outputs[0].shape):
+            raise call.refusal(
+                "it mixes the time axis with others. Reshape each step by itself: "
+                f"keras.layers.Reshape((-1, ...)) of steps of shape {signal.shape}."
+            )
+
+    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+        return [ops.reshape(xs[0], (-1, ops.shape(xs[0])[1], *self.outputs[0].shape))], state
+
+
+class Window(Part):
+    """A function of windows of samples: convolutions, pooling, padding, cropping and slices.
+
+    Window n has the samples `n * stride - left + tap * dilation`. Those before the first sample are
+    `padding`.
+
+    Args:
+        call: The call.
+        signal: The input.
+        function: Function from windows (batch, samples, taps, ...) to outputs (batch, samples,
+            ...).
+        taps, dilation, stride: Positive integers.
+        left: Integer, number of samples of padding before the first sample. Below zero it is the
+            number of samples that are cropped.
+        length: Number of outputs for the whole sequence, `None` if unknown.
+        padding: Value of the samples before the first one.
+        dtype: Dtype of the windows.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        signal: Signal,
+        function: Callable[[Tensor], Tensor],
+        *,
+        taps: int = 1,
+        dilation: int = 1,
+        stride: int = 1,
+        left: int = 0,
+        length: int | None = None,
+        padding: float = 0.0,
+        dtype: str | None = None,
+    ):
+        self.function, self.signal = function, signal
+        self.taps, self.dilation, self._stride = taps, dilation, stride
+        self.padding, self._dtype = padding, dtype or signal.dtype
+        span, block = (taps - 1) * dilation + 1, signal.block
+        newest = span - 1 - left  # of the first window
+        if block % stride == 0:  # as many steps later as the last window of a block needs
+            steps = -((stride - 1 - newest) // block)
+        elif stride % block == 0:
+            steps = newest // block
+        else:
+            raise call.refusal(
+                f"it takes every {stride}th of {block} samples that come with each step. Choose "
+                "strides that divide, or are divided by, the size of the UpSampling1D before."
+            )
+        first = newest - block * steps  # in the block, the newest sample of the first window
+        self.span = span
+        self._past = max(span - 1 - first, 0)
+        self._start = max(first - (span - 1), 0)
+        self.keeps = self._past > 0
+        output = _output(
+            call,
+            signal,
+            period=signal.period * stride,
+            offset=signal.offset + steps * signal.pause,
+            back=None if signal.back is None else signal.back + signal.period * left,
+            length=length,
+        )
+        super().__init__([output])
+
+    def initial_state(self, batch_size: int) -> Any:
+        shape = (batch_size, self._past, *self.signal.shape)
+        return ops.full(shape, self.padding, dtype=self._dtype)
+
+    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+        x, is_active = ops.cast(xs[0], self._dtype), active(self.signal)
+        if self.outputs[0].offset < self.signal.offset:  # padding comes before the first sample
+            x = select(is_active, x, ops.full_like(x, self.padding))
+        samples = ops.shape(x)[1]
+        seen = ops.concatenate([state, x], axis=1) if self.keeps else x
+        stride = self._stride
+        reach = stride * ((samples + stride - 1) // stride - 1) + 1 if stride > 1 else samples
+        starts = [self._start + tap * self.dilation for tap in range(self.taps)]
+        windows = [seen[:, start : start + reach : stride] for start in starts]
+        y = self.function(ops.stack(windows, axis=2))
+        return [y], select(is_active, seen[:, samples:], state) if self.keeps else state
+
+
+class AveragePool(Window):
+    """Average pooling, which does not count padding."""
+
+    def __init__(self, call: Call, signal: Signal, **options: Any):
+        (channels,) = signal.shape
+        counted = dataclasses.replace(signal, shape=(channels + 1,))
+
+        def mean(windows):
+            total = ops.sum(windows, axis=2)
+            return total[..., :channels] / total[..., channels:]
+
+        super().__init__(call, counted, mean, **options)
+
+    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+        (x,) = xs
+        counted = ops.concatenate([x, ops.ones_like(x[..., :1])], axis=-1)
+        return super().advance([counted], state, active)
+
+
+class Delay(Part):
+    """The samples of a signal at later steps, to meet those of another one."""
+
+    keeps = True
+
+    def __init__(self, signal: Signal, offset: int):
+        super().__init__([dataclasses.replace(signal, offset=offset)])
+        self.signal = signal
+        self.lag, between = divmod(offset - signal.offset, signal.pause)
+        self._holds = between > 0  # the newest sample came some steps ago
+        self._past = (self.lag + self._holds) * signal.block
+
+    def initial_state(self, batch_size: int) -> Any:
+        shape = (batch_size, self._past, *self.signal.shape)
+        return ops.zeros(shape, dtype=self.signal.dtype)
+
+    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+        (x,) = xs
+        samples = ops.shape(x)[1]
+        seen = ops.concatenate([state, x], axis=1)
+        past = select(active(self.signal), seen[:, samples:], state)
+        return [past[:, :1] if self._holds else seen[:, :samples]], past
+
+
+class UpSample(Part):
+    """Each sample `size` times, or once and followed by zeros."""
+
+    def __init__(self, call: Call, signal: Signal, size: int, *, zeros: bool = False):
+        period = signal.period / size
+        if 1 not in (period.numerator, period.denominator):
+            raise call.refusal(
+                f"it makes {size} samples of one that comes every {signal.period} steps. Choose a "
+                "size that divides the strides before it, or is divided by them."
+            )
+        length = None if signal.length is None else signal.length * size
+        back = None if signal.back is None else signal.back + signal.pause - 1
+        super().__init__(
+            [dataclasses.replace(signal, period=period, back=back, length=length)],
+        )
+        self.signal, self.zeros = signal, zeros
+        # How many samples each one becomes in a step.
+        self._times = size if signal.period < 1 else self.outputs[0].block
+        self.keeps = signal.period > 1 and not zeros
+
+    def initial_state(self, batch_size: int) -> Any:
+        return ops.zeros((batch_size, 1, *self.signal.shape), dtype=self.signal.dtype)
+
+    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+        (x,), is_active = xs, active(self.signal)
+        if not self.zeros:
+            x = select(is_active, x, state) if self.keeps else x
+            y = ops.repeat(x, self._times, axis=1) if self._times > 1 else x
+            return [y], x if self.keeps else state
+        x = select(is_active, x, ops.zeros_like(x))
+        rest = [ops.zeros_like(x)] * (self._times - 1)
+        y = ops.stack([x, *rest], axis=2)
+        return [ops.reshape(y, (-1, ops.shape(x)[1] * self._times, *self.signal.shape))], state
+
+
+class Chain(Part):
+    """Parts of one layer, one after another."""
+
+    def __init__(self, parts: list[Part]):
+        super().__init__(parts[-1].outputs)
+        self.parts = parts
+        self.keeps = any(part.keeps for part in parts)
+
+    def initial_state(self, batch_size: int) -> Any:
+        return [part.initial_state(batch_size) for part in self.parts if part.keeps]
+
+    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+        states, after = iter(state or []), []
+        for part in self.parts:
+            xs, new = part.advance(xs, next(states) if part.keeps else None, active)
+            if part.keeps:
+                after.append(new)
+        return xs, after
+
+
+class Ending(Part):
+    """The base class of parts whose output has no time axis: it is that of the steps so far."""
+
+    def __init__(self, call: Call, signal: Signal, back: Fraction | None = None):
+        # The last of the samples that come with a step.
+        output = _output(
+            call, signal, period=Fraction(signal.pause), back=back, length=None, has_time=False
+        )
+        super().__init__([output])
+        self.signal = signal
+
+    def last(self, y: Tensor) -> Tensor:
+        """Returns the last sample of each step."""
+        block = self.signal.block
+        return y[:, block - 1 :: block] if block > 1 else y
+
+
+class Last(Ending):
+    """`x[:, -1]`."""
+
+    def __init__(self, call: Call, signal: Signal, function: Callable[[Tensor], Tensor]):
+        super().__init__(call, signal, signal.back)
+        self.function = function
+
+    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+        return [self.function(self.last(xs[0]))], state
+
+
+class RunningMean(Ending):
+    """`GlobalAveragePooling1D` of the steps so far."""
+
+    keeps = True
+
+    def initial_state(self, batch_size: int) -> Any:
+        dtype = at_least_float32(self.signal.dtype)
+        shape = (batch_size, *self.signal.shape)
+        return [ops.zeros(shape, dtype=dtype), ops.zeros((batch_size, 1), dtype=dtype)]
+
+    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+        mean, count = state
+        x = ops.cast(xs[0], mean.dtype)
+        counts = count[:, None] + ops.cumsum(ops.ones_like(x[..., :1]), axis=1)
+        means = mean[:, None] + ops.cumsum(x - mean[:, None], axis=1) / counts
+        state = select(active(self.signal), [means[:, -1], counts[:, -1]], state)
+        y = ops.cast(self.last(means), self.outputs[0].dtype)
+        return [ops.reshape(y, (-1, ops.shape(y)[1], *self.outputs[0].shape))], state
+
+
+class RunningMax(Ending):
+    """`GlobalMaxPooling1D` of the steps so far."""
+
+    keeps = True
+
+    def initial_state(self, batch_size: int) -> Any:
+        shape = (batch_size, *self.signal.shape)
+        return ops.full(shape, -math.inf, dtype=self.signal.dtype)
+
+    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+        (x,) = xs
+        if x.shape[1] != 1:
+            x = ops.associative_scan(ops.maximum, x, axis=1)
+        largest = ops.maximum(x, state[:, None])
+        state = select(active(self.signal), largest[:, -1], state)
+        y = self.last(largest)
+        return [ops.reshape(y, (-1, ops.shape(y)[1], *self.outputs[0].shape))], state
+
+
+class Recurrent(Ending):
+    """A recurrent layer of Keras."""
+
+    keeps = True
+
+    def __init__(self, call: Call, signal: Signal):
+        super().__init__(call, signal)
+        layer = call.operation
+        if layer.return_sequences:
+            self.outputs = [_output(call, signal, back=None)]
+        ending = dataclasses.replace(
+            signal, period=Fraction(signal.pause), back=None, length=None, has_time=False
+        )
+        for spec in call.specs[1:]:
+            self.outputs.append(dataclasses.replace(ending, **_sample(spec, has_time=False)))
+        self.in_blocks = not layer.return_state  # of many steps only the last state is known
+        self._layer = layer
+
+    @functools.cached_property
+    def _whole(self):
+        """The layer over several steps, with all outputs and the last states."""
+        layer = self._layer
+        whole = keras.layers.RNN(
+            layer.cell, return_sequences=True, return_state=True, dtype=layer.dtype_policy
+        )
+        whole.build((None, None, *self.signal.shape))
+        return whole
+
+    def initial_state(self, batch_size: int) -> Any:
+        return keras.tree.flatten(self._layer.get_initial_state(batch_size))
+
+    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+        (x,), states = xs, take(self._layer.state_size, iter(state))
+        with without_dropout([self._layer.cell]):
+            if x.shape[1] == 1:
+                y, new = cell_step(self._layer.cell, x[:, 0], states)
+                y = y[:, None]
+            else:
+                y, *new = self._whole(x, initial_state=states)
+        new = [ops.cast(a, b.dtype) for a, b in zip(keras.tree.flatten(new), state, strict=True)]
+        after = [s[:, None] for s in new[: len(self.outputs) - 1]]
+        if not self._layer.return_sequences:
+            y = self.last(y)
+        return [ops.cast(y, self.outputs[0].dtype), *after], select(active(self.signal), new, state)
+
+
+class Protocol(Ending):
+    """A layer that follows the protocol of `layers.streaming`."""
+
+    keeps = True
+
+    def __init__(self, call: Call, signal: Signal):
+        layer = call.operation
+        if not getattr(layer, "is_causal", True):
+            raise call.refusal(
+                'it reads later steps. Use go_backwards=False and, of a TCN, padding="causal".'
+            )
+        if len(call.specs) > 1:
+            raise call.refusal("its stream has the main output only. Use return_state=False.")
+        if getattr(layer, "output_length", None) is not None:
+            raise call.refusal(
+                "with `output_length` it returns the last steps of a sequence, and a stream has no "
+                f"end. Use output_length=None. Received: output_length={layer.output_length}"
+            )
+        reach = getattr(layer, "receptive_field", None)
+        known = signal.back is not None and reach is not None
+        back = signal.back + signal.period * (reach - 1) if known else None
+        super().__init__(call, signal, back)
+        if getattr(layer, "return_sequences", True):
+            self.outputs = [_output(call, signal, back=back)]
+        self._layer = layer
+
+    def initial_state(self, batch_size: int) -> Any:
+        return self._layer.initial_cache(batch_size)
+
+    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+        (x,) = xs
+        if x.shape[1] == 1:
+            y, new = self._layer.step(x[:, 0], state)
+            y = y[:, None]
+        else:
+            y, new = self._layer.prefill(x, state)
+        y = y if self.outputs[0].has_time else self.last(y)
+        return [y], select(active(self.signal), new, state)
+
+
+# Keras' cells
+
+
+# Held while the dropout rates of cells, which layers and threads may share, are set to 0 or used in
+# training.
+RATES_LOCK = threading.RLock()
+
+
+def take(state_size: Any, states: Iterator[Tensor]) -> Any:
+    """Returns the next states of an iterator, in the structure of a layer's `state_size`."""
+    if isinstance(state_size, (list, tuple)):
+        # A plain list: JAX does not know Keras' own list type.
+        return [take(size, states) for size in state_size]
+    return next(states)
+
+
+def cell_step(cell: Any, x: Tensor, states: Any) -> tuple[Tensor, Any]:
+    """Calls a cell as `keras.layers.RNN` does in inference."""
+    states = keras.tree.map_structure(lambda state: ops.cast(state, cell.compute_dtype), states)
+    takes_training = "training" in inspect.signature(cell.call).parameters
+    return cell(x, states, **({"training": False} if takes_training else {}))
+
+
+@contextlib.contextmanager
+def without_dropout(cells: Sequence[Any]) -> Iterator[None]:
+    """Context in which Keras' cells draw no dropout masks, which inference would not use."""
+    cells = [part for cell in cells for part in _dropout_cells(cell)]
+    with RATES_LOCK:
+        rates = [(cell, cell.dropout, cell.recurrent_dropout) for cell in cells]
+        for cell in cells:
+            cell.dropout = cell.recurrent_dropout = 0.0
+        try:
+            yield
+        finally:
+            for cell, dropout, recurrent_dropout in rates:
+                cell.dropout, cell.recurrent_dropout = dropout, recurrent_dropout
+
+
+def _dropout_cells(cell):
+    """Keras' cells with dropout rates in a cell. (A `RecurrentCell` draws no mask in inference.)"""
+    if isinstance(cell, keras.layers.StackedRNNCells):
+        return [part for inner in cell.cells for part in _dropout_cells(inner)]
+    if isinstance(cell, FixedRatesMixin):
+        return []
+    rates = [getattr(cell, name, None) for name in ("dropout", "recurrent_dropout")]
+    return [cell] if all(isinstance(rate, float) for rate in rates) else []
+
+
+# From calls to parts
+
+
+_MAKERS: dict[type, Callable[[Call, Signal], Part]] = {}
+
+
+def _streams(*classes):
+    """Makes a function (call, signal) the maker of parts of these classes."""
+
+    def register(maker):
+        _MAKERS.update(dict.fromkeys(classes, maker))
+        return maker
+
+    return register
+
+
+# Layers that cannot stream over time, and why.
+_REFUSED = {
+    keras.layers.Bidirectional: (
+        "one of its layers reads the sequence from its end. Use a forward layer with the units of "
+        "both, such as keras.layers.LSTM."
+    ),
+    keras.layers.MultiHeadAttention: f"it attends to all steps. Use {_CAUSAL}.",
+    keras.layers.GroupQueryAttention: f"it attends to all steps. Use {_CAUSAL}.",
+    keras.layers.Attention: f"it attends to all steps. Use {_CAUSAL}.",
+    keras.layers.AdditiveAttention: f"it attends to all steps. Use {_CAUSAL}.",
+    keras.layers.Masking: (
+        "a stream has no masked steps. Leave the layer out, and padding out of the stream."
+    ),
+    keras.layers.Flatten: (
+        "it joins all steps. Use GlobalAveragePooling1D, GlobalMaxPooling1D, or a recurrent layer "
+        "with return_sequences=False."
+    ),
+}
+
+
+def make_part(call: Call, signals: list[Signal]) -> Part:
+    """Returns the part of a call of one of Keras' layers or operations.
+
+    Args:
+        call: The call.
+        signals: Its inputs, at the same steps.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if len({signal.has_time for signal in signals}) == 2:
+        raise call.refusal(
+            "it combines each step with a value of all steps, later ones included. "
+            f"Use {_CAUSAL}, for that value too."
+        )
+    operation, (signal, *_) = call.operation, signals
+    if signal.has_time:
+        kinds = type(operation).__mro__
+        for kind in kinds:
+            if kind in _REFUSED:
+                raise call.refusal(_REFUSED[kind])
+        if getattr(operation, "data_format", None) == "channels_first":
+            raise call.refusal('its time axis is the last one. Use data_format="channels_last".')
+        if has_protocol(operation):
+            return Protocol(call, signal)
+        for kind in kinds:
+            if kind in _MAKERS:
+                return _MAKERS[kind](call, signal)
+    return Pointwise(call, signals)
+
+
+def has_protocol(layer: Any) -> bool:
+    """Returns whether a layer has the methods of the protocol of `layers.streaming`."""
+    return all(
+        callable(getattr(layer, name, None)) for name in ("initial_cache", "step", "prefill")
+    )
+
+
+def windowed_length(
+    length: int | None, span: int, stride: int, padding: str
+) -> tuple[int, int | None]:
+    """Returns the padding before the first sample, and the number of outputs.
+
+    With `padding="same"` and strides, Keras' padding depends on the length. An unknown length
+    stands for a multiple of the strides.
+    """
+    if padding == "valid":
+        return 0, None if length is None else (length - span) // stride + 1
+    outputs = None if length is None else -(-length // stride)
+    if padding == "causal":
+        return span - 1, outputs
+    last = 0 if length is None else length % stride
+    return max(span - (last or stride), 0) // 2, outputs
+
+
+def _convolution(call, signal, function):
+    layer = call.operation
+    (taps,), (dilation,), (stride,) = layer.kernel_size, layer.dilation_rate, layer.strides
+    left, length = windowed_length(signal.length, (taps - 1) * dilation + 1, stride, layer.padding)
+
+    def output(windows):
+        y = function(windows, lambda kernel: ops.cast(kernel, layer.compute_dtype))
+        if layer.use_bias:
+            y = y + ops.cast(layer.bias, y.dtype)
+        return layer.activation(y)
+
+    return Window(
+        call,
+        signal,
+        output,
+        taps=taps,
+        dilation=dilation,
+        stride=stride,
+        left=left,
+        length=length,
+        dtype=layer.compute_dtype,
+    )
+
+
+def _product(windows, kernel, groups=1):
+    """Returns the convolution of windows (batch, samples, taps, channels)."""
+    taps, width, filters = kernel.shape
+    samples = ops.shape(windows)[1]
+    if groups == 1:
+        rows = ops.reshape(windows, (-1, samples, taps * width))
+        return ops.matmul(rows, ops.reshape(kernel, (taps * width, filters)))
+    grouped = ops.reshape(windows, (-1, samples, taps, groups, width))
+    kernel = ops.reshape(kernel, (taps, width, groups, filters // groups))
+    y = ops.einsum("bnkgc,kcgf->bngf", grouped, kernel)
+    return ops.reshape(y, (-1, samples, filters))
+
+
+def _depthwise(windows, kernel):
+    y = ops.einsum("bnkc,kcm->bncm", windows, kernel)
+    return ops.reshape(y, (-1, ops.shape(windows)[1], kernel.shape[1] * kernel.shape[2]))
+
+
+@_streams(keras.layers.Conv1D)
+def _conv(call, signal):
+    layer = call.operation
+    return _convolution(
+        call, signal, lambda windows, cast: _product(windows, cast(layer.kernel), layer.groups)
+    )
+
+
+@_streams(keras.layers.DepthwiseConv1D)
+def _depthwise_conv(call, signal):
+    layer = call.operation
+    return _convolution(call, signal, lambda windows, cast: _depthwise(windows, cast(layer.kernel)))
+
+
+@_streams(keras.layers.SeparableConv1D)
+def _separable_conv(call, signal):
+    layer = call.operation
+
+    def function(windows, cast):
+        between = _depthwise(windows, cast(layer.depthwise_kernel))
+        return ops.matmul(between, cast(layer.pointwise_kernel)[0])
+
+    return _convolution(call, signal, function)
+
+
+@_streams(keras.layers.Conv1DTranspose)
+def _transposed_conv(call, signal):
+    layer = call.operation
+    (taps,), (dilation,), (stride,) = layer.kernel_size, layer.dilation_rate, layer.strides
+    span = (taps - 1) * dilation + 1
+    extra = None if layer.output_padding is None else layer.output_padding[0]
+    left = span - 1
+    if layer.padding == "same":
+        width = stride + span - 2 if extra is None else span + span % 2 - 2 + extra
+        left = min(-(-width // 2), span - 1)
+    length = signal.length
+    if length is not None and extra is None:
+        length = length * stride + (max(span - stride, 0) if layer.padding == "valid" else 0)
+    elif length is not None:
+        cropped = 2 * (span // 2) if layer.padding == "same" else 0
+        length = (length - 1) * stride + span - cropped + extra
+
+    def function(windows):
+        kernel = ops.transpose(ops.cast(layer.kernel, layer.compute_dtype)[::-1], (0, 2, 1))
+        y = _product(windows, kernel)
+        if layer.use_bias:
+            y = y + ops.cast(layer.bias, y.dtype)
+        return layer.activation(y)
+
+    spread = UpSample(call, signal, stride, zeros=True)
+    window = Window(
+        call,
+        spread.outputs[0],
+        function,
+        taps=taps,
+        dilation=dilation,
+        left=left,
+        length=length,
+        dtype=layer.compute_dtype,
+    )
+    return Chain([spread, window])
+
+
+@_streams(keras.layers.MaxPooling1D, keras.layers.AveragePooling1D)
+def _pooling(call, signal):
+    layer = call.operation
+    (taps,), (stride,) = layer.pool_size, layer.strides
+    left, length = windowed_length(signal.length, taps, stride, layer.padding)
+    options = {"taps": taps, "stride": stride, "left": left, "length": length}
+    if isinstance(layer, keras.layers.AveragePooling1D):
+        return AveragePool(call, signal, **options)
+    largest = functools.partial(ops.max, axis=2)
+    return Window(call, signal, largest, padding=-math.inf if left else 0.0, **options)
+
+
+@_streams(keras.layers.UpSampling1D)
+def _up_sampling(call, signal):
+    return UpSample(call, signal, call.operation.size)
+
+
+def _only(windows):
+    return windows[:, :, 0]
+
+
+@_streams(keras.layers.ZeroPadding1D)
+def _zero_padding(call, signal):
+    left, right = call.operation.padding
+    length = None if signal.length is None else signal.length + left + right
+    return Window(call, signal, _only, left=left, length=length)
+
+
+@_streams(keras.layers.Cropping1D)
+def _cropping(call, signal):
+    left, right = call.operation.cropping
+    length = None if signal.length is None else signal.length - left - right
+    return Window(call, signal, _only, left=-left, length=length)
+
+
+@_streams(keras.layers.GlobalAveragePooling1D)
+def _running_mean(call, signal):
+    return RunningMean(call, signal)
+
+
+@_streams(keras.layers.GlobalMaxPooling1D)
+def _running_max(call, signal):
+    return RunningMax(call, signal)
+
+
+@_streams(keras.layers.RNN)
+def _recurrent(call, signal):
+    layer = call.operation
+    for option, instead in (
+        ("go_backwards", "it reads the sequence from its end."),
+        ("stateful", "it carries states from one batch to the next, a stream in its cache."),
+    ):
+        if getattr(layer, option):
+            raise call.refusal(f"{instead} Use {option}=False.")
+    if len(signal.shape) != 1:
+        raise call.refusal(f"its steps have the shape {signal.shape}, not (channels,).")
+    return Recurrent(call, signal)
+
+
+@_streams(keras.layers.Embedding)
+def _embedding(call, signal):
+    if call.operation.mask_zero:
+        raise call.refusal(
+            "a stream has no masked steps. Use mask_zero=False, and leave padding out of the "
+            "stream."
+        )
+    return Pointwise(call, [signal])
+
+
+@_streams(keras.layers.Reshape, numpy_ops.Reshape)
+def _reshape(call, signal):
+    return Reshape(call, signal)
+
+
+@_streams(numpy_ops.GetItem)
+def _slice(call, signal):
+    arguments, named = call.arguments
+    key = named["key"] if "key" in named else arguments[1]
+    key = list(key) if isinstance(key, (list, tuple)) else [key]
+    if Ellipsis in key:
+        at = key.index(Ellipsis)
+        missing = 2 + len(signal.shape) - sum(k is not None for k in key) + 1
+        key[at : at + 1] = [slice(None)] * missing
+    batch, time, *rest = [*key, slice(None), slice(None)][: max(len(key), 2)]
+    if batch != slice(None):
+        raise call.refusal(f"it takes rows of a batch. Received: {key[0]}")
+    of_sample = (slice(None), slice(None), *rest)
+    if isinstance(time, int) and time == -1:
+        return Last(call, signal, lambda y: y[of_sample])
+    if not isinstance(time, slice):
+        raise call.refusal(
+            f"it takes step {time} of the sequence. A stream has the last one, x[:, -1]."
+        )
+    if time == slice(None):
+        return Pointwise(call, [signal])
+    start, stop, stride = time.start or 0, time.stop, time.step or 1
+    if start < 0 or stride < 1 or (stop is not None and stop >= 0 and stop != signal.length):
+        raise call.refusal(
+            "its slice of the time axis depends on where the sequence ends. Use a start from the "
+            f"first step, and a stop of None. Received: {start}:{stop}:{stride}"
+        )
+    length = None
+    if signal.length is not None:
+        length = len(range(signal.length)[time])
+    return Window(
+        call, signal, lambda w: _only(w)[of_sample], left=-start, stride=stride, length=length
+    )
