@@ -1,0 +1,41 @@
+"""A model in each of several workers of Ray Data, from Parquet to Parquet."""
+
+import argparse
+import os
+
+import pyarrow.parquet as pq
+import ray
+
+
+def arguments(description):
+    """Returns the command line's arguments."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("run", help="folder of a run of `trellis-keras train`")
+    parser.add_argument("input", help="folder or file of Parquet")
+    parser.add_argument("output", help="folder of Parquet to write")
+    parser.add_argument("--workers", type=int, default=2, help="processes that hold the model")
+    parser.add_argument("--rows", type=int, default=1024, help="rows that a worker takes at once")
+    return parser.parse_args()
+
+
+def run(worker, options):
+    """Maps the rows of the input by a class that holds the model, in order.
+
+    Args:
+        worker: Class of `worker(run)`, called with a batch, a dict of arrays by column.
+        options: What `arguments` returned.
+    """
+    context = ray.data.DataContext.get_current()
+    context.execution_options.preserve_order = True
+    rows = ray.data.read_parquet(options.input)
+    rows = rows.map_batches(
+        worker,
+        fn_constructor_args=(options.run,),
+        batch_size=options.rows,
+        concurrency=options.workers,
+    )
+    # Written here, for Ray's own files are in the order in which their writers were done.
+    os.makedirs(options.output)
+    parts = rows.iter_batches(batch_size=16 * options.rows, batch_format="pyarrow")
+    for number, part in enumerate(parts):
+        pq.write_table(part, os.path.join(options.output, f"part-{number:06d}.parquet"))
