@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from keras import layers, ops
 
-from tests.support.graphs import graphs
+from tests.support.graphs import random_graph
 from tests.support.layer_checks import noise
 from trellis_keras.layers import LRU, TCN, TrellisLayer, streaming, to_stream
 
@@ -197,17 +197,17 @@ def test_a_compiled_step_runs_for_ever():
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-@given(graphs(), st.sampled_from([1, 3]))
-def test_random_graphs(floatx, graph, batch):
-    check_random_graph(*graph, batch)
+@given(st.data(), st.sampled_from([1, 3]))
+def test_random_graphs(floatx, data, batch):
+    check_random_graph(*random_graph(data.draw), batch)
 
 
 @pytest.mark.slow
 @pytest.mark.float64
 @settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
-@given(graphs(max_calls=14), st.sampled_from([1, 3]))
-def test_thousands_of_random_graphs(floatx, graph, batch):
-    check_random_graph(*graph, batch)
+@given(st.data(), st.sampled_from([1, 3]))
+def test_thousands_of_random_graphs(floatx, data, batch):
+    check_random_graph(*random_graph(data.draw, max_calls=14), batch)
 
 
 def check_random_graph(model, ending, batch):

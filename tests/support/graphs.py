@@ -30,12 +30,15 @@ class _Tail:
         return _Tail(layer(self.tensor), self.period * factor)
 
 
-@st.composite
-def graphs(draw, max_calls=7, endings=True):
-    """Returns a functional model, and the layers after its time axis ends, if it does.
+def random_graph(draw, max_calls=7):
+    """Returns a functional model, and the layers after its time axis ends, None if it does not.
 
-    The model has the outputs of all its branches. `ending` is None or a list of layers: its first
-    one takes the model's first output, and has no time axis.
+    The model has the outputs of all its branches. The first of the layers takes the first output,
+    and returns what has no time axis.
+
+    Args:
+        draw: Function that draws a value of a strategy.
+        max_calls: Positive integer, number of layers, about.
     """
     length = draw(st.integers(14, 24))
     inputs = [
@@ -55,7 +58,7 @@ def graphs(draw, max_calls=7, endings=True):
             tails.append(new)
     outputs = [tail.tensor for tail in tails[:3]]
     model = keras.Model(inputs, outputs)
-    ending = draw(st.sampled_from(_ENDINGS))() if endings and draw(st.booleans()) else None
+    ending = draw(st.sampled_from(_ENDINGS))() if draw(st.booleans()) else None
     _randomize(model, draw(st.integers(0, 2**16)))
     return model, ending
 

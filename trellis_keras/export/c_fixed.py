@@ -219,10 +219,11 @@ class _FixedPrinter(Printer):
     templates, needs = _TEMPLATES, _NEEDS
 
     def __init__(self, program, prefix, x, small_rings):
-        if program.counter is not None:
+        if program.counter is not None or any(s.fill for s in (*program.states, *program.rings)):
             raise ValueError(
-                "A model with a delay or strides has no form in integers: export it without "
-                f"`quantization`. Received: delay={program.delay}, rate={program.rate}"
+                "A model with a delay, strides, or a running maximum has no form in integers: "
+                f"export it without `quantization`. Received: delay={program.delay}, "
+                f"rate={program.rate}"
             )
         super().__init__(program, prefix, "int16_t")
         tapped = {o.ring for o in program.operations if isinstance(o, p.Tap)}

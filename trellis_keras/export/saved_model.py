@@ -14,6 +14,7 @@ import numpy as np
 
 from trellis_keras.export.endpoints import Endpoint, endpoints_of
 from trellis_keras.files import annotate_error, sync_folder, write_error
+from trellis_keras.layers.streaming import GraphStream
 from trellis_keras.models import LanguageModel
 from trellis_keras.models.sequence_models import SequenceModel
 
@@ -22,7 +23,7 @@ if keras.backend.backend() == "tensorflow":  # `export` refuses the other backen
 
 
 def write_saved_model(
-    model: LanguageModel | SequenceModel,
+    model: LanguageModel | SequenceModel | GraphStream,
     path: pathlib.Path,
     version: int | None,
     warmup: bool,

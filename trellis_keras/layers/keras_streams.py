@@ -494,8 +494,9 @@ class Protocol(Ending):
                 f"end. Use output_length=None. Received: output_length={layer.output_length}"
             )
         reach = getattr(layer, "receptive_field", None)
-        known = signal.back is not None and reach is not None
-        back = signal.back + signal.period * (reach - 1) if known else None
+        back = None
+        if signal.back is not None and reach is not None:
+            back = signal.back + signal.period * (reach - 1)
         super().__init__(call, signal, back)
         if getattr(layer, "return_sequences", True):
             self.outputs = [_output(call, signal, back=back)]
