@@ -376,7 +376,7 @@ FORECASTERS: dict[str, Callable] = {
 }
 # What takes too long: minutes for each of ten fits.
 LEFT_OUT = {"AutoARIMA": ("half hour", "hour", "week"), "AutoETS": ()}
-OURS = "ours"
+OURS = ("ours", "ours, map alone")
 
 
 def geometric_mean(values) -> float:
@@ -385,20 +385,25 @@ def geometric_mean(values) -> float:
 
 
 def table(rows, half: str = "held out") -> str:
-    """Returns the table of the rows of a half, as Markdown, and the series on which we lose."""
-    rows = [row for row in rows if row["half"] == half]
+    """Returns the table of the rows of a half, as Markdown, and the series on which we lose.
+
+    Forecasters that have more than two thirds of the series are compared on those that all of
+    them have.
+    """
     found: dict[str, dict[str, dict]] = {}
     for row in rows:
-        found.setdefault(row["forecaster"], {})[row["series"]] = row
-    names = dict.fromkeys(row["series"] for row in rows)
-    everywhere = [n for n in found if len(found[n]) == len(names)]
-    ranks = {name: [] for name in everywhere}
-    for series in names:
-        order = sorted(everywhere, key=lambda name: float(found[name][series]["mae"]))
-        for name in everywhere:
-            ranks[name].append(1 + order.index(name))
+        if row["half"] == half:
+            found.setdefault(row["forecaster"], {})[row["series"]] = row
+    most = max(map(len, found.values()))
+    compared = {name: own for name, own in found.items() if 3 * len(own) > 2 * most}
+    common = set.intersection(*(set(own) for own in compared.values()))
+    ranks: dict[str, list[int]] = {name: [] for name in compared}
+    for series in sorted(common):
+        maes = {name: float(own[series]["mae"]) for name, own in compared.items()}
+        for name, mae in maes.items():
+            ranks[name].append(1 + sum(other < mae for other in maes.values()))
     lines = [
-        f"{len(names)} series, {ORIGINS} origins each. Error: the mean absolute error divided by "
+        f"{len(common)} series, {ORIGINS} origins each. Error: the mean absolute error divided by "
         "that of the seasonal naive forecast, geometric mean; worst: divided by that of the better "
         "of seasonal naive and drift.",
         "",
@@ -407,6 +412,7 @@ def table(rows, half: str = "held out") -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, own in found.items():
+        own = {s: row for s, row in own.items() if s in common or name not in compared}
         simple = {
             s: min(float(found[n][s]["mae"]) for n in ("seasonal naive", "drift")) for s in own
         }
@@ -424,18 +430,17 @@ def table(rows, half: str = "held out") -> str:
             f"{statistics.mean(float(row['seconds']) for row in own.values()):.1f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    if OURS in found:
-        lines += ["", *_lost(found)]
-    return "\n".join(lines)
+    ours = [name for name in OURS if name in compared]
+    return "\n".join([*lines, "", *_lost(found, ours[0])] if ours else lines)
 
 
-def _lost(found):
-    """The series on which a simple forecast is better than ours, as Markdown."""
+def _lost(found, ours):
+    """The series on which a simple forecast is better, as Markdown."""
     simple = ("seasonal naive", "last value", "drift")
     lines = ["| series on which a simple forecast is better | ours / it | which |", "|---|---|---|"]
-    for series in found[OURS]:
+    for series in found[ours]:
         best = min(simple, key=lambda name: float(found[name][series]["mae"]))
-        ratio = float(found[OURS][series]["mae"]) / float(found[best][series]["mae"])
+        ratio = float(found[ours][series]["mae"]) / float(found[best][series]["mae"])
         if ratio > 1:
             lines.append(f"| {series} | {ratio:.2f} | {best} |")
     return lines

@@ -20,6 +20,7 @@ from trellis_keras.forecasting.series import Windows
 
 _PANELS = 4  # targets
 _SHOWN = 7  # forecasts, one after the other
+_ROOM = 2.5  # the top of a panel of errors, in those of the model
 
 
 def draw(model: Forecaster, test: Windows, path: str | os.PathLike) -> None:
@@ -77,6 +78,8 @@ def draw(model: Forecaster, test: Windows, path: str | os.PathLike) -> None:
 def draw_backtest(rows: pa.Table, path: str | os.PathLike) -> None:
     """Draws the errors of a backtest by step ahead, and the coverage of the band.
 
+    Forecasts that are far worse than the model leave the panel at its top.
+
     Args:
         rows: What `forecasting.backtest` returns.
         path: The PNG file to write.
@@ -97,7 +100,9 @@ def draw_backtest(rows: pa.Table, path: str | os.PathLike) -> None:
                 inside = [np.nan if s["coverage"] is None else s["coverage"] for s in own]
                 row[1].plot(steps, inside, color="tab:blue", lw=2)
         row[0].set_ylabel(name, parse_math=False)
-        row[0].set_ylim(bottom=0)
+        own = [s["mae"] for s in scores if (s["target"], s["method"]) == (name, "forecast")]
+        highest = max((mae for mae in own if mae is not None), default=0)
+        row[0].set_ylim(0, min(row[0].get_ylim()[1], _ROOM * highest) or None)
     panels[0, 0].set_title("mean absolute error", loc="left", fontsize="medium")
     panels[0, 0].legend(frameon=False, fontsize="small", ncols=2)
     if has_band:
