@@ -111,7 +111,7 @@ def test_list(command):
     ends = {row.index("  perplexity") for row in rows if "  perplexity" in row}
     assert ends == {header.index("  metric")}
     trained = command("list", "--pretrained")[1].splitlines()[1:]
-    assert len(trained) == 30 and all(row.endswith("yes") for row in trained)
+    assert len(trained) == 34 and all(row.endswith("yes") for row in trained)
     assert command("list", "transformer_*")[1].count("\n") == 1
 
 

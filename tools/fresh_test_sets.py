@@ -38,7 +38,7 @@ def main():
 
 def evaluate(run, seeds=SEEDS):
     """Returns a run's metric on the test set of each seed."""
-    recipe = registry.recipe_from_dict(run.recipe)
+    recipe = registry.recipe_from_dict(run.recipe).replace(batch_size=250)
     model = recipe.build(weights=run.folder / WEIGHTS)
     values = []
     for seed in seeds:

@@ -32,19 +32,21 @@ _INTRODUCTION = """\
 
 The tables of the three papers, and what was trained here by `trellis-keras train MODEL
 --as-published`, {trained} of {everything} values: {verdicts}.
-A row "fast" is the same net trained by this zoo's own recipe (`trellis-keras train MODEL --setting
+A row "fast" is the same net trained by a recipe of this zoo (`trellis-keras train MODEL --setting
 fast`), {fast[trained]} of these values: {fast[verdicts]}.
 "Within 2 %" compares losses, or the shares of wrong answers where the metric is an accuracy. "At
 the floor" is the loss of a net that has learned nothing: the paper's net fails there too, so that
 equality shows nothing.
 
 Accuracies are fractions; cross-entropies and frame NLLs are in nats. Results of several seeds are
-given as mean and standard deviation, and come from the epoch with the lowest validation loss. *Test
-runs* is the number of times the test split was evaluated, including experiments that are not shown
-("-": not recorded); no choice was based on these evaluations. Each name links to a card with the
-recipe, the learning curve, the command, and what is known about the gap to the paper. For models
-that were not trained, the table gives the estimated time on one core, from
-[zoo/costs.json](../zoo/costs.json).
+given as mean and standard deviation, and come from the epoch with the lowest validation loss. The
+test set of the adding problem and of copy memory is a sample: after the semicolon are mean and
+standard deviation of the same weights on ten others, of which difference and verdict are taken
+([tools/fresh_test_sets.py](../tools/fresh_test_sets.py)). *Test runs* is the number of times the
+test split was evaluated, including experiments that are not shown ("-": not recorded); no choice
+was based on these evaluations. Each name links to a card with the recipe, the learning curve, the
+command, and what is known about the gap to the paper. For models that were not trained, the table
+gives the estimated time on one core, from [zoo/costs.json](../zoo/costs.json).
 """
 
 _TEST_TIME = """\

@@ -62,12 +62,12 @@ def coverage(setting=None):
 def with_coverage(text):
     """Returns a page with "20 of the papers' 121 results: 5 better, ..." brought up to date.
 
-    And with "8 of them by fast recipes: 6 better, ...".
+    And with "8 of these results: 6 better, ..." of fast recipes.
     """
     found = "{trained} of the papers' {everything} results: {verdicts}".format(**coverage())
-    fast = "{trained} of them by fast recipes: {verdicts}".format(**coverage("fast"))
+    fast = "{trained} of these results: {verdicts}".format(**coverage("fast"))
     text = re.sub(r"\d+ of the papers' \d+ results: .*", found, text)
-    return re.sub(r"\d+ of them by fast recipes: .*", fast, text)
+    return re.sub(r"\d+ of these results: .*", fast, text)
 
 
 def replace_table(text, new):

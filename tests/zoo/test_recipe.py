@@ -189,9 +189,9 @@ def test_a_fast_recipe_is_another_training_of_the_same_net():
 
 
 def test_only_kernels_decay():
-    for name in ("tcn_jsb", "gru_jsb"):
-        size = {"filters": 3} if name == "tcn_jsb" else {"hidden_units": 3}
-        recipe = zoo.recipe(name, setting="fast", schedule=None, **size)
+    adamw = {"optimizer": "adamw", "weight_decay": 0.1, "schedule": None}
+    for name, size in (("tcn_jsb", {"filters": 3}), ("gru_jsb", {"hidden_units": 3})):
+        recipe = zoo.recipe(name, **adamw, **size)
         model = recipe.build()
         variables = model.trainable_variables
         before = [np.array(v) for v in variables]
