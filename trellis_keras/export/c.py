@@ -52,6 +52,7 @@ def write_c(
         for file in (path, path.with_suffix(".h"), *([] if find_compiler() else [test_path])):
             check_output(file, overwrite=overwrite)
     if quantization is not None:
+        assert representative_data is not None  # by `check_quantization`
         source = fixed_source(model, prefix, quantization, representative_data, series)
     else:
         source, x, expected = proven_source(model, prefix, series)
@@ -121,6 +122,7 @@ def native(
         )
     check_quantization(quantization, representative_data)
     if quantization is not None:
+        assert representative_data is not None
         return FixedStream(fixed_source(model, "model", quantization, representative_data))
     return NativeStream(proven_source(model, "model")[0])
 
