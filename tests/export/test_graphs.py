@@ -48,7 +48,7 @@ def padded(x):
 def arithmetic(x):
     """Operators, slices, and layers that move numbers."""
     y = (x[:, 1:] - x[:, :-1]) * 0.5 + np.array([1.0, 2.0, 3.0], "float32")
-    y = ops.maximum(ops.abs(y[..., ::-1]), 0.25 - y)
+    y = ops.maximum(ops.log1p(ops.abs(y[..., ::-1])), 0.25 - y)
     return layers.Multiply()([y, layers.Rescaling(2.0)(y), 1.5 * y])[:, ::3]
 
 

@@ -226,7 +226,8 @@ def _operation(graph, planned, xs):
     if any(isinstance(x, Vector) and x.size not in (1, size) for x in operands):
         raise graph.refusal(planned, "combines tensors of different shapes")
     function = _OPERATIONS[type(call.operation)]
-    return _elementwise(program, function, operands, type(call.operation).__name__.lower())
+    name = f"each_{type(call.operation).__name__.lower()}"  # not that of a C function, such as log
+    return _elementwise(program, function, operands, name)
 
 
 def _elementwise(program, function, xs, name):
