@@ -1,0 +1,73 @@
+"""examples/keywords: speech, nets, and the program in C, which hears what Keras hears."""
+
+import pathlib
+import shutil
+import subprocess
+
+import keras
+import numpy as np
+import pytest
+
+from tests.support.processes import ROOT
+
+EXAMPLE = ROOT / "examples" / "keywords"
+
+pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="one backend")
+
+
+@pytest.fixture(autouse=True)
+def example(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+
+
+@pytest.mark.skipif(
+    None in (shutil.which("espeak-ng"), shutil.which("make"), shutil.which("cc")),
+    reason="needs espeak-ng, make and a C compiler",
+)
+def test_from_speech_to_c(tmp_path):
+    import keywords
+
+    keywords.main(["--minutes=1", "--epochs=1", "--nets=ds_cnn", f"--output={tmp_path}"])
+    model = keras.saving.load_model(tmp_path / "ds_cnn" / "spotter.keras")
+    samples = np.fromfile(tmp_path / "test.raw", "<i2")
+    (y,) = model.predict(keywords.blocks(samples[None]), verbose=0)
+    threshold = round(float(np.median(np.max(y[:, 1:], axis=1))), 6)
+    keywords.write_settings(tmp_path / "ds_cnn", threshold)
+    command = ["make", "-s", "-C", EXAMPLE, "NET=ds_cnn", f"BUILD={tmp_path}"]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = [line.split() for line in found.splitlines()]
+    expected = keywords.heard(y, threshold)
+    assert len(expected) > 2
+    assert [word for *_, word in found] == [keywords.speech.WORDS[w - 1] for _, w in expected]
+    seconds = [keywords.sample_of(frame) / keywords.speech.RATE for frame, _ in expected]
+    np.testing.assert_allclose([float(time) for time, *_ in found], seconds, atol=0.006)
+
+
+def test_a_seed_makes_the_same_recordings():
+    import speech
+
+    def speakers(part, rng, share):
+        while True:
+            yield rng.normal(size=8000), int(rng.integers(11))
+
+    (a, events), (b, others) = (speech.recordings(speakers, "test", 2, seed=3) for _ in range(2))
+    assert np.array_equal(a, b) and events == others and not np.array_equal(a[0], a[1])
+    ends = [0, *(end for _, _, end in events[0])]
+    assert all(start > end for (_, start, _), end in zip(events[0], ends, strict=False))
+
+
+def test_clips_of_speech_commands():
+    import speech
+
+    tfds = pytest.importorskip("tensorflow_datasets")
+    with tfds.testing.mock_data(num_examples=60):
+        wave, word = next(speech.speech_commands("valid", np.random.default_rng(0), share=0))
+    assert word == 0 and wave.ndim == 1 and np.max(np.abs(wave)) <= 1
+
+
+def test_missing_espeak_is_named(monkeypatch):
+    import speech
+
+    monkeypatch.setenv("PATH", str(pathlib.Path("nowhere")))
+    with pytest.raises(FileNotFoundError, match="apt-get install espeak-ng"):
+        next(speech.espeak("train", np.random.default_rng(0), 0.5))
