@@ -25,7 +25,7 @@ from trellis_keras.models import LanguageModel, PolyphonicModel, SequenceClassif
 from trellis_keras.models.base import BackboneModel
 from trellis_keras.models.sequence_models import SequenceModel
 
-_STEPS = 200
+_STEPS = 200  # random ones, and enough for 20 outputs
 _REAL = {"float32": "float", "float64": "double"}
 # Largest difference from Keras, as a part of the largest output. (Keras has operations that round
 # float64 to float32, such as TensorFlow's leaky_relu and JAX's tanh.)
@@ -146,7 +146,7 @@ def proven_source(
     expected = keras_steps(model, x)
     if np.any(np.isinf(expected)) or (program.counter is None and np.any(np.isnan(expected))):
         raise ValueError(
-            f"Keras' outputs of {model.name} are not finite in {_STEPS} random steps, so there is "
+            f"Keras' outputs of {model.name} are not finite in {len(x)} random steps, so there is "
             "nothing to compare with."
         )
     if find_compiler() is None:
@@ -155,7 +155,7 @@ def proven_source(
         stream = NativeStream(source)
         found = np.stack([stream.step(row) for row in x])
         proof = (
-            f"Largest difference from Keras in {_STEPS} random steps: below "
+            f"Largest difference from Keras in {len(x)} random steps: below "
             f"{_round_up(check_equal(model, source, found, expected))} of the largest output."
         )
     notes = [*_describe(model, program, source, series), "", proof]
@@ -225,8 +225,8 @@ def check_equal(
     if not difference <= _TOLERANCE[source.real]:
         raise RuntimeError(
             f"The C of {model.name} differs from Keras by {difference:.1e} of the largest output "
-            f"in {_STEPS} random steps, more than {_TOLERANCE[source.real]}. A net that amplifies "
-            'rounding errors may need dtype="float64".'
+            f"in {len(found)} random steps, more than {_TOLERANCE[source.real]}. A net that "
+            'amplifies rounding errors may need dtype="float64".'
         )
     return difference
 
@@ -362,11 +362,14 @@ def _kind(model):
 def _random_inputs(model, program):
     """Returns the inputs of random steps, (steps, inputs), or tokens (steps,)."""
     rng = np.random.default_rng(0)
+    stream = stream_of(model)
+    delay, rate = (max(keras.tree.flatten(values)) for values in (stream.delay, stream.rate))
+    steps = max(_STEPS, math.ceil(delay + 20 * rate))
     if program.takes_token:
-        return rng.integers(0, program.inputs, _STEPS).astype("int32")
+        return rng.integers(0, program.inputs, steps).astype("int32")
     if isinstance(model, PolyphonicModel):
-        return rng.integers(0, 2, (_STEPS, program.inputs)).astype(model.compute_dtype)
-    x = rng.normal(size=(_STEPS, program.inputs))
+        return rng.integers(0, 2, (steps, program.inputs)).astype(model.compute_dtype)
+    x = rng.normal(size=(steps, program.inputs))
     normalization = getattr(model, "input_normalization", None)
     if normalization is not None:
         x = ops.convert_to_numpy(normalization.invert(x.astype(model.compute_dtype)))

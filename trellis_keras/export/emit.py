@@ -191,6 +191,11 @@ def _activation(program, layer, x):
     return activate(program, layer, layer.activation, x)
 
 
+@emits(keras.layers.Softmax)
+def _softmax_layer(program, layer, x):
+    return program.softmax(x)  # over the last axis: a stream has no other
+
+
 @emits(keras.layers.ReLU)
 def _relu_layer(program, layer, x):
     options = layer.negative_slope, layer.max_value, layer.threshold
