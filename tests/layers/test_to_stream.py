@@ -193,7 +193,7 @@ def test_a_compiled_step_runs_for_ever():
 
 @pytest.mark.float64
 @settings(
-    max_examples=10 if ON_JAX else 60,
+    max_examples=10 if ON_JAX else 40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )

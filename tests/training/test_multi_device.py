@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import keras
 import numpy as np
 import pytest
 
@@ -104,9 +105,9 @@ def check_devices(case, backend, folder, devices=(2, 1)):
         np.testing.assert_allclose(ours[column], theirs[column], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-def test_two_devices(backend, tmp_path):
-    check_devices("trellisnet", backend, tmp_path)
+@pytest.mark.both_backends
+def test_two_devices(tmp_path):
+    check_devices("trellisnet", keras.backend.backend(), tmp_path)
 
 
 @pytest.mark.slow

@@ -703,8 +703,8 @@ def compiled_step(
     check_built(layer)
     stream = to_stream(layer)
     compiled = {}
-    # Of a graph's stream both may be structures.
-    inputs, outputs = getattr(stream, "inputs", None), stream.delay
+    # Of a graph's stream both may be structures. Other objects of the protocol have one of each.
+    inputs, outputs = getattr(stream, "inputs", None), getattr(stream, "delay", 0)
     flat, count = keras.tree.flatten(inputs), len(keras.tree.flatten(outputs))
     weights = [ops.convert_to_numpy(v) for v in layer.variables] if frozen else None
 
