@@ -3,7 +3,7 @@
     pip install sktime
     python examples/sktime_forecaster.py
 
-Copy the class into your project. sktime's `check_estimator` passes.
+Copy the class into your project. sktime's `check_estimator` tests it; that takes long.
 """
 
 import statistics
