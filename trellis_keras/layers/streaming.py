@@ -706,6 +706,7 @@ def compiled_step(
     # Of a graph's stream both may be structures. Other objects of the protocol have one of each.
     inputs, outputs = getattr(stream, "inputs", None), getattr(stream, "delay", 0)
     flat, count = keras.tree.flatten(inputs), len(keras.tree.flatten(outputs))
+    takes_several, returns_several = map(keras.tree.is_nested, (inputs, outputs))
     weights = [ops.convert_to_numpy(v) for v in layer.variables] if frozen else None
 
     def compile_for(layout):
@@ -732,9 +733,9 @@ def compiled_step(
         layout = cache.layout
         if layout not in compiled:
             compiled[layout] = compile_for(layout)
-        xs = keras.tree.flatten(x) if keras.tree.is_nested(inputs) else [x]
+        xs = keras.tree.flatten(x) if takes_several else [x]
         tensors = compiled[layout](*xs, *cache.tensors)
-        y = keras.tree.pack_sequence_as(outputs, tensors[:count])
+        y = keras.tree.pack_sequence_as(outputs, tensors[:count]) if returns_several else tensors[0]
         return y, PackedCache(tensors[count:], layout)
 
     return call
