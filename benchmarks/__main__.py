@@ -90,20 +90,20 @@ def run(
 
 def run_edge(folder, turns):
     """Measures `benchmarks.edge` and prints its table."""
-    results = {"case": "edge", "machine": machine(), "nets": edge.run(turns)}
-    table = edge.markdown(results)
-    typer.echo(table)
-    write(folder / "edge-tensorflow.json", json.dumps(results, indent=2) + "\n")
-    write(folder / "edge-tensorflow.md", table)
+    _run_apart(folder, "edge-tensorflow", edge, nets=edge.run(turns))
 
 
 def run_rivals(folder, turns):
     """Measures `benchmarks.rivals` and prints its table."""
-    results = {"case": "rivals", "machine": machine(), "programs": rivals.run(turns)}
-    table = rivals.markdown(results)
+    _run_apart(folder, "rivals", rivals, programs=rivals.run(turns))
+
+
+def _run_apart(folder, stem, module, **found):
+    results = {"case": module.__name__.split(".")[-1], "machine": machine(), **found}
+    table = module.markdown(results)
     typer.echo(table)
-    write(folder / "rivals.json", json.dumps(results, indent=2) + "\n")
-    write(folder / "rivals.md", table)
+    write(folder / f"{stem}.json", json.dumps(results, indent=2) + "\n")
+    write(folder / f"{stem}.md", table)
 
 
 def run_forecasts(folder, _):

@@ -96,12 +96,15 @@ class OursTensorFlow(_Keras):
         )
 
     def reset(self):
-        from trellis_keras.layers import streaming
+        import keras
 
-        self.compiled = streaming.compiled_step(self.model, frozen=True)
-        self.cache = streaming.as_stream(self.model).initial_cache(1)
-        leaves = self.cache[0]
-        self.state_bytes = sum(4 * int(np.prod(leaf.shape)) for pair in leaves for leaf in pair)
+        from trellis_keras.layers import to_stream
+        from trellis_keras.layers.streaming import compiled_step
+
+        stream = to_stream(self.model)
+        self.compiled, self.cache = compiled_step(stream, frozen=True), stream.initial_cache(1)
+        leaves = keras.tree.flatten(self.cache)
+        self.state_bytes = sum(4 * int(np.prod(leaf.shape)) for leaf in leaves)
 
     def step(self, x):
         y, self.cache = self.compiled(x[None], self.cache)
@@ -113,9 +116,10 @@ class OursInC(OursTensorFlow):
 
     def reset(self):
         from trellis_keras.export import native
+        from trellis_keras.export.c import proven_source
 
         self.stream = native(self.model)
-        self.state_bytes = self.stream._state.size
+        self.state_bytes = proven_source(self.model, "model")[0].state_bytes
 
     def step(self, x):
         return float(self.stream.step(x)[0])

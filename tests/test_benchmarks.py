@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as main
-from benchmarks import compiled, edge, forecasts
+from benchmarks import compiled, edge, forecasts, rivals
 from benchmarks.cases import CASES
 from tests.support.processes import ROOT, child_environment, run_module
 from trellis_keras.layers import TCN
@@ -113,3 +113,16 @@ def test_the_table_of_forecasts():
     table = forecasts.table(rows)
     assert "| ours | 2 | 1.50 | 1 | 0.612 | 0.75 | 0.70 | 0.70 | 1.0 |" in table
     assert table.endswith("| b | 1.50 | last value |")
+
+
+@pytest.mark.parametrize("name", ["OursTensorFlow", "KerasGRU"])
+def test_rivals_step_as_their_full_pass(name, monkeypatch):
+    for size, small in {"TAPS": 2, "DEPTH": 2, "FILTERS": 3, "TIME": 6, "BATCH": 2}.items():
+        monkeypatch.setattr(rivals, size, small)
+    program = getattr(rivals, name)()
+    program.train()
+    program.reset()
+    x = np.random.default_rng(0).normal(size=(12, rivals.CHANNELS)).astype("float32")
+    found = [program.step(row) for row in x]
+    np.testing.assert_allclose(found, program.full(x), rtol=1e-5, atol=1e-6)
+    assert program.state_bytes > 0

@@ -71,6 +71,15 @@ def test_the_library_imports_no_application(module):
     assert not [p for p in parts if p[0] == "trellis_keras" and {*p} & {"forecasting", "zoo"}]
 
 
+@pytest.mark.parametrize(
+    "module", [m for m in MODULES if m.split("/")[0] in ("kernels", "layers", "models")]
+)
+def test_nets_import_tensorflow_in_modules_of_its_own_only(module):
+    names = imported((PACKAGE / f"{module}.py").read_text(encoding="utf-8"), "trellis_keras")
+    uses = any(name.split(".")[0] == "tensorflow" for name in names)
+    assert not uses or module.endswith("_tf")
+
+
 def test_nothing_imports_the_tools():
     for module in MODULES:
         names = imported((PACKAGE / f"{module}.py").read_text(encoding="utf-8"), "trellis_keras")

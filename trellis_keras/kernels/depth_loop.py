@@ -151,9 +151,9 @@ def in_tensorflow_graph() -> bool:
     """Returns whether TensorFlow is tracing a function."""
     if keras.backend.backend() != "tensorflow":
         return False
-    import tensorflow as tf
+    from trellis_keras.kernels import runtime_tf
 
-    return not tf.executing_eagerly()
+    return runtime_tf.in_graph()
 
 
 def fused_lstm_levels(*args: Any, **kwargs: Any) -> States:

@@ -117,7 +117,7 @@ class Part:
 
     def initial_state(self, batch_size: int) -> Any:
         """Returns the state before the first sample, a structure of tensors (batch, ...)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define `initial_state(batch_size)`.")
 
     def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
         """Returns the outputs and the next state.
@@ -127,7 +127,9 @@ class Part:
             state: The state, `None` without one.
             active: Function from a `Signal` to whether its samples have come, as `select` takes it.
         """
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} must define `advance(xs, state, active)`."
+        )
 
 
 class Pointwise(Part):

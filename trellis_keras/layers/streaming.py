@@ -723,7 +723,9 @@ def compiled_step(
 
         function = frozen_step if frozen else step
         if keras.backend.backend() == "tensorflow":
-            return _compile_tensorflow(function)
+            from trellis_keras.kernels import runtime_tf
+
+            return runtime_tf.compiled_flat(function)
         return compile_xla(function, [] if frozen else layer.variables)
 
     def call(x, cache):
@@ -737,28 +739,6 @@ def compiled_step(
         tensors = compiled[layout](*xs, *cache.tensors)
         y = keras.tree.pack_sequence_as(outputs, tensors[:count]) if returns_several else tensors[0]
         return y, PackedCache(tensors[count:], layout)
-
-    return call
-
-
-def _compile_tensorflow(function):
-    """Compiles a function of tensors that returns a list of them, to be called in little time.
-
-    What takes most of a call of a `tf.function` is left out: structures, and its gradient.
-    """
-    import tensorflow as tf
-
-    compiled = tf.function(function, jit_compile=True, autograph=False)
-    traced: dict[tuple, tuple] = {}
-
-    def call(*arguments):
-        arguments = [tf.convert_to_tensor(argument) for argument in arguments]
-        key = tuple((argument.dtype, argument.shape) for argument in arguments)
-        if key not in traced:
-            concrete = compiled.get_concrete_function(*arguments)
-            traced[key] = concrete.inference_fn, concrete.captured_inputs
-        inference, captured = traced[key]
-        return inference.call_flat(*arguments, *captured)
 
     return call
 
@@ -781,11 +761,9 @@ def compile_xla(
             compiles each shape anew.
     """
     if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
+        from trellis_keras.kernels import runtime_tf
 
-        return tf.function(
-            function, jit_compile=not any_shape, reduce_retracing=any_shape, autograph=False
-        )
+        return runtime_tf.compiled(function, xla=not any_shape, any_shape=any_shape)
     if keras.backend.backend() == "jax":
         return _compile_jax(function, [*variables, *updated], updated)
     return function

@@ -95,13 +95,9 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
         scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         if keras.backend.backend() != "tensorflow" or scaled:
             return step(*args)
-        import tensorflow as tf
+        from trellis_keras.kernels import runtime_tf
 
-        if tf.distribute.has_strategy():  # its variables need the context of a replica
-            return step(*args)
-        # In the context of a replica, even a single one, Keras' optimizers reduce the gradients by
-        # a function with its own gradient, for which TensorFlow keeps the graph forever.
-        return tf.distribute.get_replica_context().merge_call(lambda strategy: step(*args))
+        return runtime_tf.outside_replica(lambda: step(*args))
 
     def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         # On several replicas Keras passes the mean of their batches, which makes tokens floats.
@@ -114,12 +110,11 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
         """Whether the backbone, on a CPU and TensorFlow, is faster with XLA."""
         if keras.backend.backend() != "tensorflow" or self._replicas() > 1:
             return False
-        import tensorflow as tf
+        from trellis_keras.kernels import runtime_tf
 
-        if {device.device_type for device in tf.config.list_physical_devices()} != {"CPU"}:
-            return False
         is_float32 = self.backbone.compute_dtype == "float32"
-        return is_float32 and getattr(self.backbone, "prefers_xla", False)
+        prefers = is_float32 and getattr(self.backbone, "prefers_xla", False)
+        return prefers and runtime_tf.has_only_cpus()
 
     def _runs_float64_on_tensorflow(self):
         return keras.backend.backend() == "tensorflow" and self.backbone.compute_dtype == "float64"

@@ -213,6 +213,6 @@ def _compiled(function: Callable) -> Callable:
         import jax
 
         return jax.jit(function)
-    import tensorflow as tf
+    from trellis_keras.kernels import runtime_tf
 
-    return tf.function(function, autograph=False)
+    return runtime_tf.compiled(function, xla=False)

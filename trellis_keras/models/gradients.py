@@ -14,7 +14,11 @@ def with_gradient(function: Callable) -> Callable:
     backend = keras.backend.backend()
     if backend == "jax":
         return _on_jax(function)
-    return _on_torch(function) if backend == "torch" else _on_tensorflow(function)
+    if backend == "torch":
+        return _on_torch(function)
+    from trellis_keras.kernels import runtime_tf
+
+    return runtime_tf.with_gradient(function)
 
 
 def _on_jax(function):
@@ -23,19 +27,6 @@ def _on_jax(function):
     def differentiate(*arguments):
         (_, others), gradients = jax.value_and_grad(function, has_aux=True)(*arguments)
         return others, gradients
-
-    return differentiate
-
-
-def _on_tensorflow(function):
-    import tensorflow as tf
-
-    def differentiate(weights, *arguments):
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(weights)
-            loss, others = function(weights, *arguments)
-        gradients = tape.gradient(loss, weights, unconnected_gradients="zero")
-        return others, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
     return differentiate
 

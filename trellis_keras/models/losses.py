@@ -106,10 +106,9 @@ def expand_to_rank(weight: Tensor, rank: int) -> Tensor:
     if getattr(weight.shape, "rank", 0) is not None:
         return ops.reshape(weight, (*ops.shape(weight), *[1] * (rank - len(weight.shape))))
     # TensorFlow does not know the rank of what has been (batch,) and (batch, n).
-    import tensorflow as tf
+    from trellis_keras.kernels import runtime_tf
 
-    shape = tf.shape(weight)
-    return tf.reshape(weight, tf.concat([shape, tf.ones(rank - tf.size(shape), tf.int32)], axis=0))
+    return runtime_tf.add_axes(weight, rank)
 
 
 # The terms of a language model's loss. `weight` is (batch, n), 0 where a token does not count.
@@ -157,9 +156,9 @@ def num_replicas() -> int:
     """Returns the number of replicas of `tf.distribute` that train together, 1 without."""
     if keras.backend.backend() != "tensorflow":
         return 1
-    import tensorflow as tf
+    from trellis_keras.kernels import runtime_tf
 
-    return tf.distribute.get_strategy().num_replicas_in_sync
+    return runtime_tf.num_replicas()
 
 
 def scale_loss_for_replicas(loss: Tensor, counted: Tensor) -> Tensor:
@@ -172,11 +171,9 @@ def scale_loss_for_replicas(loss: Tensor, counted: Tensor) -> Tensor:
     replicas = num_replicas()
     if replicas == 1:
         return loss
-    import tensorflow as tf
+    from trellis_keras.kernels import runtime_tf
 
-    context = tf.distribute.get_replica_context()
-    # There is no context while Keras works out shapes.
-    everywhere = counted * replicas
-    if context is not None:
-        everywhere = context.all_reduce(tf.distribute.ReduceOp.SUM, counted)
+    everywhere = runtime_tf.sum_over_replicas(counted)
+    if everywhere is None:
+        everywhere = counted * replicas
     return ops.divide_no_nan(loss * counted, everywhere)
