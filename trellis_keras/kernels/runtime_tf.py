@@ -1,0 +1,97 @@
+"""What is asked of TensorFlow itself: graphs, gradients, devices and replicas.
+
+Layers, kernels and models are written in `keras.ops`; they import this module where the backend is
+TensorFlow.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+# Graphs
+
+
+def in_graph() -> bool:
+    """Returns whether a function is being traced."""
+    return not tf.executing_eagerly()
+
+
+def compiled(function: Callable, xla: bool = True, any_shape: bool = False) -> Callable:
+    """Returns a function of tensors as a graph.
+
+    Args:
+        function: Function of tensors.
+        xla: Boolean, whether XLA compiles it.
+        any_shape: Boolean, whether one graph serves all shapes.
+    """
+    return tf.function(function, jit_compile=xla, reduce_retracing=any_shape, autograph=False)
+
+
+def compiled_flat(function: Callable) -> Callable:
+    """Compiles a function of tensors that returns a list of them, to be called in little time.
+
+    What takes most of a call of a `tf.function` is left out: structures, and its gradient.
+    """
+    graphs = compiled(function)
+    traced: dict[tuple, tuple] = {}
+
+    def call(*arguments):
+        arguments = [tf.convert_to_tensor(argument) for argument in arguments]
+        key = tuple((argument.dtype, argument.shape) for argument in arguments)
+        if key not in traced:
+            concrete = graphs.get_concrete_function(*arguments)
+            traced[key] = concrete.inference_fn, concrete.captured_inputs
+        inference, captured = traced[key]
+        return inference.call_flat(*arguments, *captured)
+
+    return call
+
+
+def with_gradient(function: Callable) -> Callable:
+    """Returns a function of (weights, ...) as `models.gradients.with_gradient` describes it."""
+
+    def differentiate(weights, *arguments):
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(weights)
+            loss, others = function(weights, *arguments)
+        gradients = tape.gradient(loss, weights, unconnected_gradients="zero")
+        return others, [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+    return differentiate
+
+
+def add_axes(x: tf.Tensor, rank: int) -> tf.Tensor:
+    """Returns x, whose rank may be known when it runs only, with trailing axes of size 1."""
+    shape = tf.shape(x)
+    return tf.reshape(x, tf.concat([shape, tf.ones(rank - tf.size(shape), tf.int32)], axis=0))
+
+
+# Devices and replicas
+
+
+def has_only_cpus() -> bool:
+    """Returns whether there is no accelerator."""
+    return {device.device_type for device in tf.config.list_physical_devices()} == {"CPU"}
+
+
+def num_replicas() -> int:
+    """Returns the number of replicas of `tf.distribute` that train together, 1 without."""
+    return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def sum_over_replicas(x: tf.Tensor) -> tf.Tensor | None:
+    """Returns the sum of the replicas' x, None while Keras works out shapes."""
+    context = tf.distribute.get_replica_context()
+    return None if context is None else context.all_reduce(tf.distribute.ReduceOp.SUM, x)
+
+
+def outside_replica(step: Callable[[], Any]) -> Any:
+    """Calls a function outside the context of a replica, unless `tf.distribute` made that one.
+
+    In the context of a replica, even a single one, Keras' optimizers reduce the gradients by a
+    function with its own gradient, for which TensorFlow keeps the graph forever.
+    """
+    if tf.distribute.has_strategy():  # its variables need the context of a replica
+        return step()
+    return tf.distribute.get_replica_context().merge_call(lambda strategy: step())
