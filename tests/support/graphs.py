@@ -12,6 +12,11 @@ from trellis_keras.layers import LRU, TCN, StackedRNN, TrellisLayer
 ACTIVATIONS = ["linear", "relu", "sigmoid", "tanh", "silu", "softplus"]
 
 
+def _simple_rnn(units, **options):
+    """Not with `tanh`, which returns float32 for float64 on JAX: the layer fails there."""
+    return layers.SimpleRNN(units, activation="sigmoid", **options)
+
+
 class _Tail:
     """A tensor of a graph under construction, and when its samples come."""
 
@@ -170,9 +175,9 @@ def _recurrent(draw, tail, tails):
         return tail.then(layers.RNN(cells, return_sequences=True))
     if kind == 1:
         options = {"return_sequences": True, "return_state": True}
-        stack = [layers.SimpleRNN(units, **options), layers.Dropout(0.5), layers.GRU(2, **options)]
+        stack = [_simple_rnn(units, **options), layers.Dropout(0.5), layers.GRU(2, **options)]
         return tail.then(StackedRNN(stack))
-    layer = [layers.SimpleRNN, layers.LSTM, layers.GRU, layers.LSTM][kind - 2]
+    layer = [_simple_rnn, layers.LSTM, layers.GRU, layers.LSTM][kind - 2]
     return tail.then(layer(units, return_sequences=True, dropout=draw(st.sampled_from([0.0, 0.5]))))
 
 
