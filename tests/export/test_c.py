@@ -195,7 +195,6 @@ REFUSED = {
     "my-model.c": (classifier, "must be a C identifier"),
     "unbuilt.c": (lambda: TCN(4, 2, depth=1), "is not built"),
     "backwards.c": (lambda: built(LRU(4, go_backwards=True)), "no later inputs"),
-    "same.c": (lambda: built(TCN(4, 2, depth=1, padding="same")), "no later inputs"),
     "masking.c": (
         lambda: built(keras.Sequential([keras.layers.Masking(), LRU(CHANNELS)])),
         "no masked steps",

@@ -9,7 +9,7 @@ from keras import layers, ops
 
 from tests.support.graphs import random_graph
 from tests.support.layer_checks import noise
-from trellis_keras.layers import LRU, TCN, TrellisLayer, streaming, to_stream
+from trellis_keras.layers import LRU, TCN, TCNBlock, TrellisLayer, streaming, to_stream
 
 pytestmark = pytest.mark.both_backends
 
@@ -101,6 +101,23 @@ def test_a_layer():
     assert check(layer, 1).receptive_field == 3
     layer = TCN(4, 2, depth=2)
     assert to_stream(layer) is layer and (layer.delay, layer.rate) == (0, 1)
+
+
+def test_a_tcn_with_centered_taps():
+    for centered, delay in (
+        (TCN(4, 3, depth=2, padding="same", normalization="layer"), 6),
+        (TCN(3, 2, depth=3, padding="same", activation="glu", skip_connections=True), 8),
+        (TCN([3, 4], 4, depth=2, padding="same", residual=False, dropout=0.5), 10),
+        (TCNBlock(4, 4, dilation_rate=2, padding="same"), 6),
+    ):
+        model = stack(layers.Dense(3), centered)
+        stream = check(model, delay, length=24)
+        assert stream.receptive_field == centered.receptive_field
+        stream, x = to_stream(centered), noise(2, 24, 3)
+        for weight in centered.weights:  # those of the layer, whatever they become
+            weight.assign(noise(*weight.shape))
+        (found,) = run(stream, [x])
+        assert_streams(found, ops.convert_to_numpy(centered(x)), delay, 1)
 
 
 def test_branches_wait_for_the_latest_and_outputs_keep_their_own_clock():
@@ -263,7 +280,7 @@ REFUSED = {
     "add.*come every 1, 2 steps. Give all branches the same strides":
         lambda x: layers.Add()([x[:, 4:], layers.Conv1D(3, 1, strides=2)(x)]),
     "it reads the sequence from its end. Use go_backwards=False": layers.GRU(2, go_backwards=True),
-    "tcn.* reads later steps.*padding=\"causal\"": lambda x: TCN(2, depth=1, padding="same")(x),
+    "tcn.* reads later steps.*go_backwards=False": lambda x: TCN(2, depth=1, go_backwards=True)(x),
     "Leave the layer out, and padding out of the stream": layers.Masking(),
     "flatten.*joins all steps. Use GlobalAveragePooling1D": lambda x: layers.Flatten()(x),
     "reshape.*mixes the time axis": lambda x: layers.Reshape((4, 6))(x),

@@ -186,6 +186,7 @@ def _ours(draw, tail, tails):
         st.sampled_from(
             [
                 lambda: TCN(3, 2, depth=2),
+                lambda: TCN(3, 2, depth=1, padding="same"),
                 lambda: TrellisLayer(3, depth=2),
                 lambda: LRU(3, 1),
             ]

@@ -30,6 +30,7 @@ from trellis_keras.layers import (
     TCNBlock,
     TrellisLayer,
 )
+from trellis_keras.layers.keras_graph import functional_of
 from trellis_keras.layers.rnn import DROPOUTS
 from trellis_keras.models import (
     LanguageModel,
@@ -79,7 +80,7 @@ def emit_inside(program: Program, layer: Any, x: Vector) -> Vector:
 
 
 def _emitter(layer):
-    emitter = _EMITTERS.get(type(layer))
+    emitter = _EMITTERS.get(type(functional_of(layer) or layer))
     if emitter is None:
         known = sorted(kind.__name__ for kind in _EMITTERS)
         raise ValueError(

@@ -21,6 +21,7 @@ from trellis_keras.export.program import Clock, Counter, Expression, Program, Ve
 from trellis_keras.layers import keras_streams as parts
 from trellis_keras.layers.keras_streams import Part, Signal
 from trellis_keras.layers.streaming import GraphStream, Planned
+from trellis_keras.layers.tcn import CenteredConv1D
 
 
 @e.emits(keras.Sequential, Functional)
@@ -372,6 +373,7 @@ def _average_pooling(graph, planned, layer, x):
 
 _WINDOWS: dict[type, Callable] = {
     keras.layers.Conv1D: _conv,
+    CenteredConv1D: _conv,
     keras.layers.Conv1DTranspose: _transposed_conv,
     keras.layers.DepthwiseConv1D: _depthwise_conv,
     keras.layers.SeparableConv1D: _separable_conv,

@@ -73,7 +73,7 @@ def graph_of(model: keras.Layer) -> Graph:
         ValueError: If a layer was built for several inputs, which only a model can name.
     """
     numbers = itertools.count()
-    functional = _functional(model)
+    functional = functional_of(model)
     if functional is None:
         graph = _graph_of_layer(model)
     else:
@@ -90,8 +90,13 @@ def graph_of(model: keras.Layer) -> Graph:
     return graph
 
 
-def _functional(model):
-    """Returns the functional model that a layer computes, `None` if it is no such model."""
+def functional_of(model: keras.Layer) -> Functional | None:
+    """Returns the functional model that a layer computes, `None` if it is no such model.
+
+    A layer that streams as a graph of others returns it from its method `stream_graph`.
+    """
+    if callable(getattr(model, "stream_graph", None)):
+        return model.stream_graph()
     if isinstance(model, keras.Sequential) and type(model).call is keras.Sequential.call:
         return model._functional
     if isinstance(model, Functional) and type(model).call is Functional.call:
@@ -125,7 +130,7 @@ def _walk(functional, inputs, path, numbers: Iterator[int], calls: list[Call]) -
             continue
         operation = node.operation
         inputs = [known[id(x)] for x in node.input_tensors]
-        inner = _functional(operation)
+        inner = functional_of(operation)
         if inner is not None:
             outputs = _walk(inner, inputs, f"{path}/{operation.name}", numbers, calls)
         else:

@@ -258,11 +258,13 @@ class Window(Part):
             x = select(is_active, x, ops.full_like(x, self.padding))
         samples = ops.shape(x)[1]
         seen = ops.concatenate([state, x], axis=1) if self.keeps else x
-        stride = self._stride
-        reach = stride * ((samples + stride - 1) // stride - 1) + 1 if stride > 1 else samples
-        starts = [self._start + tap * self.dilation for tap in range(self.taps)]
-        windows = [seen[:, start : start + reach : stride] for start in starts]
-        y = self.function(ops.stack(windows, axis=2))
+        if x.shape[1] == 1:
+            windows = seen[:, None, self._start :: self.dilation]
+        else:
+            ends = self._start + self._stride * ops.arange(-(-samples // self._stride))
+            taps = self.dilation * ops.arange(self.taps)
+            windows = ops.take(seen, ends[:, None] + taps, axis=1)
+        y = self.function(windows)
         return [y], select(is_active, seen[:, samples:], state) if self.keeps else state
 
 

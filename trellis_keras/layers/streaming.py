@@ -26,7 +26,7 @@ import numpy as np
 from keras import ops
 
 from trellis_keras.layers.base import check_shape, shapes_match, without_carried_states
-from trellis_keras.layers.keras_graph import Call, Graph, graph_of
+from trellis_keras.layers.keras_graph import Call, Graph, functional_of, graph_of
 from trellis_keras.layers.keras_streams import (
     Delay,
     Part,
@@ -133,7 +133,7 @@ def to_stream(model: Any) -> Any:
     >>> tuple(y.shape)
     (1, 4)
     """
-    if has_protocol(model):
+    if has_protocol(model) and functional_of(model) is None:
         check_streams(model)
         return model
     if not isinstance(model, keras.Layer):
@@ -796,7 +796,8 @@ def check_streams(layer: Any) -> None:
     if not getattr(layer, "is_causal", True):
         raise ValueError(
             "Streaming and generation need a layer whose outputs depend on no later inputs: "
-            'go_backwards=False and, of a TCN, padding="causal". Received: '
+            'go_backwards=False and, of a TCN, padding="causal" (layers.to_stream streams '
+            'padding="same" with a delay). Received: '
             f"{layer.name} with go_backwards={getattr(layer, 'go_backwards', False)}, "
             f"padding={getattr(layer, 'padding', 'causal')!r}"
         )

@@ -85,7 +85,7 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
             each convolution, or None. Defaults to None.
         residual: Whether to add x to the branch z. Defaults to True.
         padding: `"causal"`, or `"same"` for taps centered on the current step, which then see later
-            steps too. Defaults to `"causal"`.
+            steps too: `layers.to_stream` delays the outputs. Defaults to `"causal"`.
         condition_size: Positive integer, channels of a static vector that conditions the block.
             Defaults to None.
         kernel_initializer: Initializer of the convolutions. Defaults to the uniform distribution
@@ -386,6 +386,41 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
         y, branch = self._equations(x, x, convolution, conditioning=conditioning)
         return y, branch, [*next_cache, *cache[2:]]
 
+    def stream_graph(self) -> keras.Model | None:
+        """Returns what the block computes with `padding="same"` as a graph of Keras' layers.
+
+        Its layers have the weights of the block. None for a block that does not read later steps,
+        or has a condition.
+        """
+        if self.padding == "causal" or self.condition_size is not None:
+            return None
+        streaming.check_built(self)
+        model = self.graph_with_branch()
+        return keras.Model(model.input, model.outputs[0], name=self.name)
+
+    def graph_with_branch(self) -> keras.Model:
+        """Returns the graph of `stream_graph` with two outputs, y and the branch z."""
+
+        def activated(z):
+            return keras.layers.Activation(self.activation, dtype=self.dtype_policy)(z)
+
+        z = x = keras.Input((None, self.input_channels), dtype=self.compute_dtype)
+        for n in range(2):
+            z = CenteredConv1D(self, n)(z)
+            if self.activation == "glu":
+                gate = keras.layers.Activation("sigmoid", dtype=self.dtype_policy)
+                a, b = z[..., : self.filters], z[..., self.filters :]
+                z = keras.layers.Multiply(dtype=self.dtype_policy)([a, gate(b)])
+                z = self.norms[n](z) if self.norms else z
+            else:
+                z = activated(self.norms[n](z) if self.norms else z)
+        y = z
+        if self.residual:
+            shortcut = x if self.shortcut is None else self.shortcut(x)
+            y = keras.layers.Add(dtype=self.dtype_policy)([z, shortcut])
+            y = y if self.activation == "glu" else activated(y)
+        return keras.Model(x, [y, z], name=self.name)
+
     @property
     def offsets(self) -> tuple[int, ...]:
         """How many steps back the taps see, the last tap first."""
@@ -427,6 +462,34 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
             "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
             "seed": self.seed,
         }
+
+
+class CenteredConv1D(keras.layers.Conv1D):
+    """A convolution of a `TCNBlock` with `padding="same"` as a layer, with the block's weights.
+
+    Args:
+        block: Built block.
+        n: 0 or 1, which of its convolutions.
+    """
+
+    def __init__(self, block: TCNBlock, n: int):
+        super().__init__(
+            block.convolutions[n].filters,
+            block.kernel_size,
+            dilation_rate=block.dilation_rate,
+            padding="same",
+            dtype=block.dtype_policy,
+            name=f"{block.name}_convolution_{n + 1}",
+        )
+        self.block, self.n = block, n
+
+    def build(self, input_shape: Shape) -> None:
+        self.bias = self.block.biases[self.n]
+
+    @property
+    def kernel(self) -> Tensor:
+        """Tensor (tap, in, out)."""
+        return self.block.convolutions[self.n]()
 
 
 # The arguments of `TCN` that it passes on to its blocks as they are.
@@ -781,6 +844,27 @@ class TCN(
 
     def cache_shapes(self, batch_size: int | None) -> list:
         return [block.cache_shapes(batch_size) for block in self.blocks]
+
+    def stream_graph(self) -> keras.Model | None:
+        """Returns what the net computes with `padding="same"` as a graph of Keras' layers.
+
+        Its layers have the weights of the net. None for a net that does not read later steps, or
+        reads them all, or has a condition.
+        """
+        reads_all = self.go_backwards or self.output_length is not None
+        if self.padding == "causal" or reads_all or self.condition_size is not None:
+            return None
+        streaming.check_built(self)
+        y = x = keras.Input((None, self.input_channels), dtype=self.compute_dtype)
+        branches = []
+        for block in self.blocks:
+            y, branch = block.graph_with_branch()(y)
+            branches.append(branch)
+        if self.skip_connections and len(branches) > 1:
+            y = keras.layers.Add(dtype=self.dtype_policy)(branches)
+        elif self.skip_connections:
+            (y,) = branches
+        return keras.Model(x, y, name=self.name)
 
     # Keras
 
