@@ -3,8 +3,10 @@
 import re
 import subprocess
 
+import keras
 import numpy as np
 import pytest
+from keras import layers
 
 from benchmarks import cortex_m
 from tests.export.random_nets import CHANNELS, random_net
@@ -12,7 +14,7 @@ from tests.export.test_c import GCC, classifier, compile_c, forecaster, language
 from trellis_keras.export import export, native
 from trellis_keras.export.c import fixed_source, keras_steps, stream_program
 from trellis_keras.export.interpreter import interpret
-from trellis_keras.layers import MixtureOfSoftmaxes
+from trellis_keras.layers import TCN, MixtureOfSoftmaxes, to_stream
 
 # A walk, as of a sensor: smooth, with large and small values.
 X = np.random.default_rng(0).normal(size=(120, CHANNELS)).cumsum(axis=0).astype("float32") / 4
@@ -50,18 +52,59 @@ def test_models_are_close_to_keras():
     assert difference(language_model(), ids) < 2e-3
 
 
-def write(folder, quantization):
-    model = classifier()
-    model.adapt(X)
+def sequential(*parts):
+    return keras.Sequential([keras.Input((None, CHANNELS)), *parts])
+
+
+def clocked():
+    """A model with a delay, a branch that waits, strides and a maximum."""
+    inputs = keras.Input((None, CHANNELS))
+    x = layers.Conv1D(6, 5, padding="same", activation="relu")(inputs)
+    z = layers.MaxPooling1D(3, strides=1, padding="same")(x)
+    z = layers.Add()([x, layers.BatchNormalization()(z)])
+    z = layers.GRU(4, return_sequences=True)(layers.AveragePooling1D(2)(z))
+    return keras.Model(inputs, layers.Dense(2)(z), name="clocked")
+
+
+@pytest.mark.parametrize(
+    "quantization", ["int8_rings", pytest.param("int8", marks=pytest.mark.slow)]
+)
+def test_delays_and_strides_are_close_to_keras(quantization):
+    stride = layers.Conv1D(4, 3, padding="causal", strides=2, activation="relu")
+    for model in (
+        clocked(),
+        sequential(stride, layers.SeparableConv1D(5, 3, strides=2)),
+        sequential(TCN(4, 3, depth=2, padding="same")),
+        sequential(layers.ZeroPadding1D((3, 1)), layers.LSTM(3, return_sequences=True)),
+        sequential(layers.Conv1D(4, 3, padding="same"), layers.GlobalMaxPooling1D()),
+        sequential(layers.MaxPooling1D(2), layers.UpSampling1D(2), layers.Dense(2)),
+    ):
+        program, expected = stream_program(model, "net"), keras_steps(to_stream(model), X)
+        exact = interpret(program, X[None], lambda of, value: None)[0]
+        np.testing.assert_allclose(exact, expected, rtol=0, atol=1e-4)
+        stream = native(model, quantization=quantization, representative_data=X)
+        found = np.stack([stream.step(row) for row in X])
+        np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+        assert np.nanmean(np.abs(found - expected)) < 0.02 * np.nanmax(np.abs(expected))
+
+
+def write(folder, quantization, make=classifier):
+    model = make()
+    if make is classifier:
+        model.adapt(X)
     path = folder / "model.c"
     export(model, path, format="c", quantization=quantization, representative_data=X)
     return path.read_text(), path.with_suffix(".h").read_text()
 
 
 @GCC
-@pytest.mark.parametrize("quantization", ["int8", "int8_rings"])
-def test_the_step_has_no_floating_point(tmp_path, quantization):
-    code, header = write(tmp_path, quantization)
+@pytest.mark.parametrize(
+    ("make", "quantization"),
+    [(classifier, "int8"), (classifier, "int8_rings"), (clocked, "int8_rings")],
+)
+def test_the_step_has_no_floating_point(tmp_path, quantization, make):
+    code, header = write(tmp_path, quantization, make)
+    assert ("other steps INT16_MIN" in header) == (make is clocked)
     step = code.split("/* In floating point */")[0]
     assert not re.search(r"float|double|\d\.\d", step)
     assert re.search(r"int8_t \w+\[\d+\]\[", header) is not None or quantization == "int8"
@@ -71,7 +114,7 @@ def test_the_step_has_no_floating_point(tmp_path, quantization):
     options = ["-fsanitize=address,undefined", "-fno-sanitize-recover", "-O1"]
     compile_c(tmp_path, *options, files=["model.c", "main.c", "host.c"])
     assert subprocess.run(tmp_path / "a.out").returncode == 0
-    for seed in QUICK:
+    for seed in QUICK if make is classifier else ():
         source = fixed_source(random_net(seed), "net", quantization, X)
         (tmp_path / "net.h").write_text(source.header)
         (tmp_path / "net.c").write_text(source.code)
@@ -94,6 +137,12 @@ def test_errors(tmp_path):
     ids = np.zeros(9, "int32")
     with pytest.raises(ValueError, match="Log-probabilities have no form in integers"):
         export(mixture, tmp_path / "model.c", representative_data=ids, **options)
+    for model, data, message in (
+        (clocked(), X[:6], r"must have more than 6 steps.*Received: shape \(1, 6, 3\)"),
+        (sequential(layers.GlobalAveragePooling1D()), X, "An average of all steps has no form"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            export(model, tmp_path / "model.c", representative_data=data, **options)
     assert not list(tmp_path.iterdir())
 
 
@@ -123,10 +172,11 @@ _ON_HOST = '#include <stdio.h>\nvoid put(int value) { printf("%d\\n", value); }\
 @pytest.mark.slow
 @pytest.mark.parametrize("cpu", cortex_m.MACHINES)
 @pytest.mark.parametrize("quantization", ["int8", "int8_rings"])
-def test_a_cortex_m_computes_what_the_host_computes(tmp_path, cpu, quantization):
+@pytest.mark.parametrize("make", [classifier, clocked])
+def test_a_cortex_m_computes_what_the_host_computes(tmp_path, cpu, quantization, make):
     if not cortex_m.is_installed():
         pytest.skip("needs qemu-system-arm and gcc-arm-none-eabi")
-    write(tmp_path, quantization)
+    write(tmp_path, quantization, make)
     (tmp_path / "main.c").write_text(_MAIN)
     (tmp_path / "host.c").write_text(_ON_HOST)
     compile_c(tmp_path, files=["model.c", "main.c", "host.c"])

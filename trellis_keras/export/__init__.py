@@ -160,7 +160,10 @@ def _write_step(model, path, format, quantization, overwrite):
             f"its weights. Received: a model that computes in {', '.join(sorted(dtypes))}"
         )
     if any(np.any(leaf) for leaf in keras.tree.flatten(model.initial_cache(1))):
-        raise ValueError(f"format={format!r} starts from zeros. Received: another initial cache")
+        raise ValueError(
+            f"format={format!r} starts from a cache of zeros. Use format='saved_model', 'c' or "
+            f"'wasm'. Received: {model.name}, whose cache starts from other values"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     check_output(path, overwrite=overwrite)
     endpoint = next(endpoint for endpoint in endpoints_of(model) if endpoint.name == "step")

@@ -199,13 +199,14 @@ def fixed_source(
     row = data[0].astype("int32" if program.takes_token else model.compute_dtype)
     stream, expected = FixedStream(source), keras_steps(model, row)
     difference = np.abs(np.stack([stream.step(x) for x in row]) - expected)
-    largest = np.max(np.abs(expected))
+    largest = np.nanmax(np.abs(expected))
     notes = [
         *_describe(model, program, source, series),
         "",
         f"Integers only: int8 weights, int16 values{', int8 rings' if small_rings else ''}. "
         "Differences from Keras on representative data, as parts of the largest output:",
-        f"{np.mean(difference) / largest:.1e} on average, {np.max(difference) / largest:.1e} at "
+        f"{np.nanmean(difference) / largest:.1e} on average, "
+        f"{np.nanmax(difference) / largest:.1e} at "
         "most.",
     ]
     return dataclasses.replace(source, comment=_comment(notes))

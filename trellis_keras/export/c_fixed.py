@@ -25,11 +25,12 @@ _HEADROOM = 1.25  # for inputs that are larger than the representative ones
 _SATURATING = {"sigmoid", "tanh", "erf"}
 _SATURATING_BITS = 12
 
-_TEMPLATES = {name: TEMPLATES[name] for name in ("push", "tap")} | {
+_TEMPLATES = {name: TEMPLATES[name] for name in ("push", "tap", "fill")} | {
     "clip16": """
+/* Without INT16_MIN, which stands for minus infinity, and in outputs for nothing. */
 static int16_t clip16(int64_t x)
 {
-    return (int16_t)(x < -32768 ? -32768 : x > 32767 ? 32767 : x);
+    return (int16_t)(x < -32767 ? -32767 : x > 32767 ? 32767 : x);
 }
 """,
     "align": """
@@ -217,13 +218,18 @@ def print_fixed(program: Program, prefix: str, x: np.ndarray, small_rings: bool)
 
 class _FixedPrinter(Printer):
     templates, needs = _TEMPLATES, _NEEDS
+    nothing = "INT16_MIN"
 
     def __init__(self, program, prefix, x, small_rings):
-        if program.counter is not None or any(s.fill for s in (*program.states, *program.rings)):
+        if any(state.grows for state in program.states):
             raise ValueError(
-                "A model with a delay, strides, or a running maximum has no form in integers: "
-                f"export it without `quantization`. Received: delay={program.delay}, "
-                f"rate={program.rate}"
+                "An average of all steps has no form in integers, as it counts them: export "
+                "without `quantization`, or use AveragePooling1D or the last step."
+            )
+        if program.counter is not None and x.shape[1] <= program.counter.end:
+            raise ValueError(
+                f"`representative_data` must have more than {program.counter.end} steps, so that "
+                f"all layers have had samples. Received: shape {x.shape}"
             )
         super().__init__(program, prefix, "int16_t")
         tapped = {o.ring for o in program.operations if isinstance(o, p.Tap)}
@@ -257,7 +263,8 @@ class _FixedPrinter(Printer):
 
         def observe(of, value):
             key = self.group.of(_key(of)) if isinstance(of, Vector) else _node_key(*of)
-            value = float(np.nanmax(np.abs(value)))
+            value = np.abs(value)  # with infinities before the first samples of a maximum
+            value = float(np.max(value, initial=0.0, where=np.isfinite(value)))
             largest[key] = max(largest.get(key, 0.0), value)
 
         interpret(self.program, x, observe)
@@ -390,6 +397,10 @@ class _FixedPrinter(Printer):
             self.texts[key] = self._add_loop(o.function, lines)
         return statement(self.texts[key], o.ys[0].size, *map(self._at, (*o.xs, *o.ys)))
 
+    def _number(self, value):
+        """What a value, ring or state is filled with."""
+        return "0" if value == 0 else "INT16_MIN"
+
     # Inputs and outputs
 
     def _header_includes(self):
@@ -409,10 +420,11 @@ class _FixedPrinter(Printer):
 
     def _more_code(self):
         name, n = self.prefix, self.program.output.size
+        is_nothing = "" if self.program.counter is None else "q[k] == INT16_MIN ? NAN : "
         code = [
             f"void {name}_dequantize(const int16_t *q, float *y)\n{{\n"
             f"    for (int k = 0; k < {n}; k++)\n"
-            f"        y[k] = ldexpf(q[k], {-self._bits(self.program.output)});\n}}"
+            f"        y[k] = {is_nothing}ldexpf(q[k], {-self._bits(self.program.output)});\n}}"
         ]
         if not self.program.takes_token:
             code.append(self._quantize())
@@ -437,7 +449,7 @@ class _FixedPrinter(Printer):
         lines += [
             f"for (int k = 0; k < {program.inputs}; k++) {{",
             f"    float scaled = rintf(ldexpf(y[k], {self._bits(vector)}));",
-            "    q[k] = (int16_t)(scaled < -32768 ? -32768 : scaled > 32767 ? 32767 : scaled);",
+            "    q[k] = (int16_t)(scaled < -32767 ? -32767 : scaled > 32767 ? 32767 : scaled);",
             "}",
         ]
         body = "\n".join(f"    {line}" for line in lines)

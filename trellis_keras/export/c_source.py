@@ -193,6 +193,7 @@ class Printer:
     """
 
     templates, needs = TEMPLATES, _NEEDS
+    nothing = "NAN"  # the outputs where there are none
 
     def __init__(self, program: Program, prefix: str, real: str) -> None:
         self.program, self.prefix, self.real = program, prefix, real
@@ -338,7 +339,8 @@ class Printer:
         delay, rate = self.program.delay, self.program.rate
         if (delay, rate) != (0, 1):
             names = (
-                "/* Step DELAY + RATE * n writes output n of the model, other steps NAN. */\n"
+                "/* Step DELAY + RATE * n writes output n of the model, other steps "
+                f"{self.nothing}. */\n"
                 f"#define {upper}_DELAY {delay}\n#define {upper}_RATE {rate}\n{names}"
             )
         return f"""\

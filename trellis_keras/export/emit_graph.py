@@ -428,7 +428,7 @@ def _last(graph, planned, xs):
 def _running_mean(graph, planned, xs):
     program, (x,) = graph.program, xs
     with graph.part(planned, planned.part.signal):
-        mean, count = program.state("mean", x.size), program.state("count", 1)
+        mean, count = program.state("mean", x.size), program.state("count", 1, grows=True)
         program.assign(count, _elementwise(program, lambda n: n + 1, [count], "one_more"))
         step = lambda mean, x, n: mean + (x - mean) / n  # noqa: E731
         program.assign(mean, _elementwise(program, step, [mean, x, count], "running_mean"))

@@ -71,23 +71,37 @@ def evaluate(
 class _Run:
     def __init__(self, program, rows, observe):
         self.program, self.observe = program, observe
-        self.values = {id(s): np.zeros((rows, s.size)) for s in program.states}
-        self.rings = {r: np.zeros((rows, r.steps, r.channels)) for r in program.rings}
+        self.values = {id(s): np.full((rows, s.size), s.fill) for s in program.states}
+        self.rings = {r: np.full((rows, r.steps, r.channels), r.fill) for r in program.rings}
         self.rows = rows
+        self.tick = 0 if program.counter is None else program.counter.first
+        padding = np.zeros((rows,) if program.takes_token else (rows, program.inputs), "int32")
+        while self.tick < 0:
+            self.step(padding)
 
     def step(self, x):
         self.token = x
         if not self.program.takes_token:
             self._write(self.program.input, np.asarray(x, "float64"))
-        for operation in self.program.operations:
-            getattr(self, f"_{type(operation).__name__.lower()}")(operation)
+        self._run(self.program.body)
+        counter = self.program.counter
+        if counter is not None:
+            self.tick += 1 if self.tick + 1 < counter.end else 1 - counter.cycle
         return self._read(self.program.output)
+
+    def _run(self, part):
+        for item in part.items:
+            if not isinstance(item, p.Part):
+                getattr(self, f"_{type(item).__name__.lower()}")(item)
+            elif item.clock is None or item.clock.is_due(self.tick):
+                self._run(item)
 
     def _read(self, vector: Vector):
         whole = vector if vector.whole is None else vector.whole
-        array = (
-            whole.array.reshape(1, -1) if isinstance(whole, p.Weight) else self.values[id(whole)]
-        )
+        if isinstance(whole, p.Weight):
+            array = whole.array.reshape(1, -1)
+        else:  # what no step has written yet has no meaning
+            array = self.values.setdefault(id(whole), np.zeros((self.rows, whole.size)))
         return array[:, vector.start : vector.start + vector.size].astype("float64")
 
     def _write(self, vector: Vector, value):
@@ -154,6 +168,9 @@ class _Run:
         for k in range(o.middle - 1, -1, -1):
             y[..., k] = y[..., k + 1] - gap[..., k]
         self._write(o.y, y.reshape(self.rows, -1))
+
+    def _fill(self, o):
+        self._write(o.y, np.full((self.rows, o.y.size), o.value))
 
     def _copy(self, o):
         self._write(o.y, self._read(o.x))

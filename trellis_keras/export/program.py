@@ -76,9 +76,13 @@ class Ring:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class State(Vector):
-    """Numbers that keep their values until the next step, `fill` at first."""
+    """Numbers that keep their values until the next step, `fill` at first.
+
+    What `grows`, such as a count of all steps, has no largest value.
+    """
 
     fill: float = 0.0
+    grows: bool = False
 
 
 # Operations. Each has the attribute `y` or `ys`, what it writes.
@@ -219,6 +223,10 @@ class Clock:
     offset: int
     pause: int
 
+    def is_due(self, step: int) -> bool:
+        """Returns whether the operations run at a step."""
+        return step >= self.offset and (step - self.offset) % self.pause == 0
+
 
 @dataclasses.dataclass(frozen=True)
 class Counter:
@@ -320,9 +328,9 @@ class Program:
         self.weights.append(Weight(name, array.size, "weight", array=array, axes=axes))
         return self.weights[-1]
 
-    def state(self, name: str, size: int, fill: float = 0.0) -> Vector:
+    def state(self, name: str, size: int, fill: float = 0.0, grows: bool = False) -> Vector:
         """Returns a vector that keeps its value until the next step."""
-        self.states.append(State(self._unique(name), size, "state", fill=fill))
+        self.states.append(State(self._unique(name), size, "state", fill=fill, grows=grows))
         return self.states[-1]
 
     def ring(self, name: str, x: Vector, steps: int, fill: float = 0.0) -> Ring:
