@@ -86,8 +86,8 @@ _MNIST_BATCHES: dict[str, Any] = {
 _JSB: dict[str, Any] = {"data": "jsb", "metric": "frame_nll", "channels": 88}
 _NOTTINGHAM: dict[str, Any] = {"data": "nottingham", "metric": "frame_nll", "channels": 88}
 _MUSIC_BATCHES: dict[str, Any] = {"batch_size": 1, "epochs": 100, **_WORST_OF_THREE}
-# `setting="fast"`, AdamW and one cycle of the learning rate. Those of Nottingham and MNIST have not
-# been trained yet: tools/queue.toml has them.
+# `setting="fast"`, AdamW and one cycle of the learning rate. tools/queue.toml has those that have
+# not been trained yet.
 _FAST: dict[str, Any] = {"optimizer": "adamw", "weight_decay": 0.02, "schedule": "cosine"}
 _FAST_MUSIC: dict[str, Any] = {**_FAST, "clip_norm": 0.4, "batch_size": 4, "note_dropout": 0.1}
 _PTB: dict[str, Any] = {"data": "ptb", "metric": "perplexity"}
