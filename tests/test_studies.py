@@ -181,7 +181,7 @@ def test_how_a_script_ends(monkeypatch, capsys, error, status, words):
 
 
 NAMES = ["memory_horizon", "convergence", "ablation", "gating", "cost", "lattice_comparison"]
-NAMES += ["statistical_efficiency", "epochs_to_converge", "gradient_norms"]
+NAMES += ["statistical_efficiency", "epochs_to_converge", "gradient_norms", "recipe_levers"]
 
 
 @pytest.mark.slow
