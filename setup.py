@@ -67,6 +67,7 @@ setup(
         "hub": ["huggingface-hub>=0.24"],  # presets "hf://user/model"
         "serving": SERVING,
         "edge": EDGE,
+        "batch": ["ray[data]>=2.51"],  # examples/batch
         "onnx": ["tf2onnx>=1.17", "onnx>=1.16", "onnxruntime>=1.18"],
     },
     entry_points={"console_scripts": ["trellis-keras = trellis_keras_cli:main"]},

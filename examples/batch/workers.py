@@ -32,7 +32,7 @@ def run(worker, options):
         worker,
         fn_constructor_args=(options.run,),
         batch_size=options.rows,
-        concurrency=options.workers,
+        compute=ray.data.ActorPoolStrategy(size=options.workers),
     )
     # Written here, for Ray's own files are in the order in which their writers were done.
     os.makedirs(options.output)
