@@ -262,9 +262,19 @@ def test_cards_and_table_need_no_costs(tmp_path, monkeypatch):
     assert row.startswith("| [tcn_jsb](tcn_jsb/card.md) | jsb | frame_nll | 8.1 | 300K | 8.1")
     assert "seeds) |" in row
     counts = "0 better, 1 within 2 %, 0 within 5 %, 0 apart, 0 at the floor"
-    page = table.with_coverage("9 of the papers' 9 results: 9 better")
-    assert page == f"1 of the papers' 121 results: {counts}"
+    page = table.with_coverage("9 of the papers' 9 results: 9 better\n8 results by fast recipes: 8")
+    none = counts.replace("1", "0")
+    assert page == f"1 of the papers' 121 results: {counts}\n0 results by fast recipes: {none}"
     assert "| gru_text8_lru_paper | text8 | cross_entropy | 1.047 | 10M |" in "\n".join(rows)
+
+
+def test_of_two_recipes_the_better_verdict_counts():
+    paper, fast, either = table.coverage(None), table.coverage("fast"), table.coverage(None, "fast")
+    assert either["trained"] <= paper["trained"] + fast["trained"]
+    better = [int(found["verdicts"].split()[0]) for found in (paper, fast, either)]
+    assert max(better) <= better[2] <= better[0] + better[1]
+    counts = re.findall(r"(\d+) [a-z]", either["verdicts"])
+    assert sum(map(int, counts)) == either["trained"]
 
 
 def test_the_papers_tables_are_up_to_date():
