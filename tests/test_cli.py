@@ -112,7 +112,7 @@ def test_list(command):
     assert ends == {header.index("  metric")}
     trained = command("list", "--pretrained")[1].splitlines()[1:]
     published = list((ROOT / "zoo").rglob("weights.weights.h5"))
-        assert len(trained) == len(published) and all(row.endswith("yes") for row in trained)
+    assert len(trained) == len(published) and all(row.endswith("yes") for row in trained)
     assert command("list", "transformer_*")[1].count("\n") == 1
 
 
