@@ -9,7 +9,7 @@ from keras import ops
 
 from trellis_keras.export import export
 from trellis_keras.forecasting import Forecaster, TimeSeries, WindowStream, one_step_forecasts
-from trellis_keras.forecasting.linear import LinearMap, Ridge, best_season, fit_map
+from trellis_keras.forecasting.linear import LinearMap, Ridge, best_season, fit_map, is_gain
 from trellis_keras.layers import TCN
 
 pytestmark = pytest.mark.both_backends(slow=True)
@@ -114,6 +114,30 @@ def test_a_short_series_gets_a_smoothing():
     found = np.einsum("nwc,wchj->nhj", x[8:], kernel)
     assert np.abs(found - y[8:]).mean() < 0.2 < scale[0]
     assert residuals.shape == (8, 3, 1)
+
+
+def test_windows_that_no_fold_leaves_out_are_not_fitted():
+    """Four windows of noise: a regression would go through all of them."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(4, 12, 1)), rng.normal(size=(4, 3, 1))
+    kernel, *_ = fit_map(x, y, x[:0], y[:0])
+    assert np.abs(np.einsum("nwc,wchj->nhj", x, kernel) - y).mean() > 0.3
+
+
+def test_a_map_that_gains_no_more_than_noise_moves_towards_the_simple_forecast():
+    walk = np.random.default_rng(2).normal(size=(90, 1)).cumsum(axis=0)
+    x, y = windows(walk, 24, 4)
+    kernel, *_ = fit_map(x[:40], y[:40], x[40:], y[40:])
+    last = kernel[-1, 0, :, 0]
+    assert np.all(last > 0.7) and np.abs(kernel[:-1, 0]).sum(axis=0).max() < 0.5
+
+
+@pytest.mark.parametrize(
+    ("gains", "horizon", "expected"),
+    [([1.0, 2.0, 3.0], 1, True), ([1.0, -1.0, 1.0], 1, False), ([1.0, 2.0, -1.0], 3, False)],
+)
+def test_gains_of_less_than_a_standard_error_are_none(gains, horizon, expected):
+    assert is_gain(np.array([*gains, np.nan]), horizon) == expected
 
 
 def test_missing_values_keep_the_last_one():

@@ -35,7 +35,18 @@ _SEASONS = 3  # of which a window has as many rows
 _LONGEST = 336  # rows of a window, and lags that are tried for a season
 _SHORTEST = 16
 _MOST_SERIES, _MOST_ROWS = 20, 10_000  # by which a season is found
-_BATCH = 64
+# How nets are trained by default, here and in the zoo. The rate falls by the factor after as many
+# epochs without a better validation loss, and the training stops after as many.
+TRAINING: dict[str, Any] = {
+    "learning_rate": 2e-3,
+    "clip_norm": 1.0,
+    "batch_size": 64,
+    "epochs": 30,
+    "decay_factor": 0.3,
+    "decay_window": 2,
+    "stop_patience": 5,
+}
+QUANTILES = (0.1, 0.5, 0.9)
 
 
 def fit(
@@ -49,9 +60,9 @@ def fit(
     time: str | None = None,
     series: str | None = None,
     window: int | None = None,
-    quantiles: Sequence[float] | None = (0.1, 0.5, 0.9),
+    quantiles: Sequence[float] | None = QUANTILES,
     backbone: keras.Layer | None = None,
-    epochs: int = 30,
+    epochs: int = TRAINING["epochs"],
     shares: Shares = DEFAULT_SPLIT,
     seed: int = 0,
     verbose: int = 0,
@@ -116,10 +127,12 @@ def fit(
         seed=seed,
     )
     model.build((None, window, table.values.shape[1]))
-    model.compile(Adam(2e-3, clip_norm=1.0))
+    model.compile(Adam(TRAINING["learning_rate"], clip_norm=TRAINING["clip_norm"]))
     callbacks = [
-        keras.callbacks.ReduceLROnPlateau(factor=0.3, patience=2, min_delta=0),
-        EarlyStopping(patience=5),
+        keras.callbacks.ReduceLROnPlateau(
+            factor=TRAINING["decay_factor"], patience=TRAINING["decay_window"], min_delta=0
+        ),
+        EarlyStopping(patience=TRAINING["stop_patience"]),
     ]
     share = train_forecaster(
         model, train, valid, epochs=epochs, callbacks=callbacks, seed=seed, verbose=verbose
@@ -191,7 +204,7 @@ def train_forecaster(
     valid: Windows,
     *,
     epochs: int,
-    batch_size: int = _BATCH,
+    batch_size: int = TRAINING["batch_size"],
     callbacks: Sequence[keras.callbacks.Callback] = (),
     seed: int = 0,
     verbose: int = 0,
@@ -225,7 +238,9 @@ def train_forecaster(
     return settle(model, valid, batch_size)
 
 
-def settle(model: Forecaster, valid: Windows, batch_size: int = _BATCH) -> float | None:
+def settle(
+    model: Forecaster, valid: Windows, batch_size: int = TRAINING["batch_size"]
+) -> float | None:
     """Weighs the net of a trained model against its linear map, and calibrates its bands.
 
     Args:

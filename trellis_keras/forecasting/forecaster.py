@@ -11,7 +11,7 @@ from keras.src.backend.common.masking import set_keras_mask
 
 from trellis_keras.forecasting import rollout
 from trellis_keras.forecasting.calibration import conformal_scale
-from trellis_keras.forecasting.linear import LinearMap, fit_map
+from trellis_keras.forecasting.linear import LinearMap, fit_map, is_gain
 from trellis_keras.forecasting.losses import (
     PinballLoss,
     check_quantiles,
@@ -365,10 +365,7 @@ class Forecaster(SequenceModel):
             return np.nanmean(found[counts], axis=(-2, -1))
 
         share = min(_SHARES, key=lambda share: errors(share).mean())
-        gains = errors(0.0) - errors(share)
-        # Windows that share targets count as one.
-        deviation = gains.std() / np.sqrt(max(len(gains) / self.horizon, 1.0))
-        share = share if gains.mean() > deviation else 0.0
+        share = share if is_gain(errors(0.0) - errors(share), self.horizon) else 0.0
         keep(share)
         return share
 

@@ -1,9 +1,10 @@
 """A linear map from the last steps of series to the next ones, fitted in closed form.
 
 The map is a ridge regression that shrinks towards the exponential smoothing that forecasts best: a
-short series gets a smoothing, a long one what its data say. Its forecasts move with the level of
-the series, since a target's own weights sum to 1 and those of the other targets to 0. Each window
-counts in units of its mean change from step to step.
+short series gets a smoothing, a long one what its data say. Where it is not better than a naive
+forecast or the drift by more than noise, it is halfway between both. Its forecasts move with the
+level of the series, since a target's own weights sum to 1 and those of the other targets to 0. Each
+window counts in units of its mean change from step to step.
 """
 
 import itertools
@@ -168,7 +169,8 @@ def _fit_target(x, y, x_valid, y_valid, target):
 
     (u, v), (u_valid, v_valid) = in_units(x, y), in_units(x_valid, y_valid)
     own, own_valid = u[..., target], u_valid[..., target]
-    smoothings = _smoothings(window, horizon, best_season(own, v))
+    season = best_season(own, v)
+    smoothings = _smoothings(window, horizon, season)
     smoothings.sort(key=lambda m: mean_error(v - own @ m) + mean_error(v_valid - own_valid @ m))
     priors = smoothings[0], np.mean(smoothings[:5], axis=0)
     # The other channels, with as many of their last steps as the features allow.
@@ -184,14 +186,21 @@ def _fit_target(x, y, x_valid, y_valid, target):
         parts = [(Ridge(f[fitted], v[fitted]), held) for fitted, held in folds(len(f), horizon)]
         for prior, penalty in itertools.product(priors, PENALTIES):
             prior = np.pad(prior, ((0, f.shape[1] - window), (0, 0)))
-            kernel = ridge.shrunk(prior, penalty)
-            held = [v[rows] - f[rows] @ part.shrunk(prior, penalty) for part, rows in parts]
-            held = np.concatenate(held) if held else v - f @ kernel
+            held = v - f @ prior
+            for part, rows in parts:
+                held[rows] = v[rows] - f[rows] @ part.shrunk(prior, penalty)
+            kernel = ridge.shrunk(prior, penalty) if parts else prior
             left = v_valid - f_valid @ kernel
             score = mean_error(held) + mean_error(left)
             if score < best[0]:
                 best = score, kernel, channels, np.concatenate([held, left])
     _, kernel, channels, residuals = best
+    own, v = np.concatenate([own, own_valid]), np.concatenate([v, v_valid])
+    simple = min(_simple(window, horizon, season), key=lambda m: mean_error(v - own @ m))
+    left = v - own @ simple
+    if not is_gain(_window_errors(left) - _window_errors(residuals), horizon):
+        kernel = (kernel + np.pad(simple, ((0, len(kernel) - window), (0, 0)))) / 2
+        residuals = (residuals + left) / 2
     whole = np.zeros((window, x.shape[-1], horizon))
     whole[:, target] = kernel[:window]
     for n, i in enumerate(channels):
@@ -239,9 +248,35 @@ def shortest_season(errors: dict[int, float]) -> int:
     return best
 
 
+def is_gain(gains: np.ndarray, horizon: int) -> bool:
+    """Returns whether gains have a mean of more than one standard error above 0.
+
+    Args:
+        gains: Array (windows,), how much less the errors are. Missing values (NaN) do not count.
+        horizon: Positive integer. Windows that share targets count as one.
+    """
+    gains = gains[~np.isnan(gains)]
+    count = max(len(gains) / horizon, 1.0)
+    return bool(len(gains) and gains.mean() > gains.std() / np.sqrt(count))
+
+
+def _simple(window, horizon, season):
+    """Returns naive forecasts and the drift as maps (window, horizon)."""
+    drift = _naive(window, horizon, 1)
+    slope = np.arange(1, horizon + 1) / (window - 1)
+    drift[-1] += slope
+    drift[0] -= slope
+    return [*(_naive(window, horizon, m) for m in sorted({1, season})), drift]
+
+
 def _smoothings(window, horizon, season):
-    """Returns naive forecasts and exponential smoothings as maps (window, horizon)."""
-    maps = [_naive(window, horizon, m) for m in {1, season}]
+    """Returns simple forecasts and exponential smoothings as maps (window, horizon)."""
+    maps = _simple(window, horizon, season)
+    # The theta method: half of the slope of the regression line, and a level.
+    time = np.arange(window) - (window - 1) / 2
+    slope = np.outer(time / (time @ time), np.arange(1, horizon + 1))
+    for level in _LEVELS[1:]:
+        maps.append(_smoothing(window, horizon, 1, level, 0.0, 1.0, 0.0) + slope / 2)
     if 1 < season < window:  # the last season, and how far the series has moved since then
         moved = np.eye(window)[-1] - np.eye(window)[-1 - season]
         maps.append(_naive(window, horizon, season) + moved[:, None])
@@ -320,6 +355,13 @@ def folds(count: int, gap: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             fitted = np.r_[: max(block[0] - gap, 0), min(block[-1] + gap + 1, count) : count]
             if len(fitted) >= _FOLDS:
                 yield fitted, block
+
+
+def _window_errors(residuals):
+    """The mean error of each window, (windows,); NaN of those without a target."""
+    counts = ~np.isnan(residuals)
+    errors = np.where(counts, np.abs(residuals), 0).sum(axis=1)
+    return errors / np.where(counts.any(axis=1), counts.sum(axis=1), np.nan)
 
 
 def mean_error(residuals: np.ndarray) -> float:

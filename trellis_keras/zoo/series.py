@@ -14,7 +14,7 @@ from typing import Any
 from trellis_keras.data.text import Shares, check_shares
 from trellis_keras.files import own_file
 from trellis_keras.forecasting import Columns, Forecaster, LabelledWindows, TimeSeries, WindowStream
-from trellis_keras.forecasting.estimator import dilations_within
+from trellis_keras.forecasting.estimator import QUANTILES, TRAINING, dilations_within
 from trellis_keras.forecasting.series import DEFAULT_SPLIT, warn_left_out
 from trellis_keras.layers import LRU, TCN, TrellisLayer
 from trellis_keras.models import SequenceClassifier
@@ -31,17 +31,7 @@ __all__ = [
     "trellisnet_forecaster",
 ]
 
-_TRAINING = Training(
-    optimizer="adam",
-    learning_rate=2e-3,
-    clip_norm=1.0,
-    batch_size=64,
-    epochs=30,
-    schedule="patience",
-    decay_factor=0.3,
-    decay_window=2,
-    stop_patience=5,
-)
+_TRAINING = Training(optimizer="adam", schedule="patience", **TRAINING)
 
 
 _FORECASTS: dict[str, Any] = {
@@ -97,7 +87,7 @@ def tcn_forecaster(
     depth: int | None = None,
     filters: int = 32,
     dropout: float = 0.0,
-    quantiles: tuple[float, ...] | None = (0.1, 0.5, 0.9),
+    quantiles: tuple[float, ...] | None = QUANTILES,
     channels: int = 1,
     targets: int = 1,
     future_channels: int = 0,
@@ -185,7 +175,7 @@ def trellisnet_forecaster(
     dilations: tuple[int, ...] | None = None,
     hidden_units: int = 64,
     dropout: float = 0.0,
-    quantiles: tuple[float, ...] | None = (0.1, 0.5, 0.9),
+    quantiles: tuple[float, ...] | None = QUANTILES,
     channels: int = 1,
     targets: int = 1,
     future_channels: int = 0,
@@ -252,7 +242,7 @@ def lru_forecaster(
     layers: int = 1,
     hidden_units: int = 48,
     dropout: float = 0.0,
-    quantiles: tuple[float, ...] | None = (0.1, 0.5, 0.9),
+    quantiles: tuple[float, ...] | None = QUANTILES,
     channels: int = 1,
     targets: int = 1,
     future_channels: int = 0,
