@@ -108,11 +108,14 @@ def test_the_table_of_forecasts():
         kinds = ("seasonal naive", "last value", "drift", "ours")
         for kind, mae in zip(kinds, maes, strict=True):
             row = {"half": "held out", "series": series, "forecaster": kind, "seconds": "1"}
+            row |= {"step": "year", "rows": "40"}
             row |= {"mae": str(mae), "ratio": str(mae / 2), "coverage": "0.7" * (kind == "ours")}
             rows += [row, row | {"half": "choosing", "mae": "9", "series": "c"}]
     table = forecasts.table(rows)
     assert "| ours | 2 | 1.50 | 1 | 0.612 | 0.75 | 0.70 | 0.70 | 1.0 |" in table
     assert table.endswith("| b | 1.50 | last value |")
+    # Two forecasts each: one or none is inside with a probability of 0.36.
+    assert "under 0.60 on 0 series" in table and "it would be on 0.7." in table
 
 
 @pytest.mark.parametrize("name", ["OursTensorFlow", "KerasGRU"])
