@@ -399,12 +399,12 @@ FORECASTERS: dict[str, Callable] = {
     "ours, fitted once": linear_map,
     "ours with the net, fitted once": ours,
 }
-# What takes minutes for a series, or what is too short for a net.
+# What takes many minutes for a series, or has too few rows for a net.
 LEFT_OUT = {
     "AutoARIMA": ("half hour", "hour", "day", "week", "month"),
     "AutoETS": ("half hour", "hour"),
     "AutoTheta": ("half hour", "hour"),
-    "ours with the net, fitted once": ("month", "quarter", "year"),
+    "ours with the net, fitted once": ("half hour", "hour", "month", "quarter", "year"),
 }
 OURS = "ours"
 MAP, NET = "ours, fitted once", "ours with the net, fitted once"
