@@ -217,6 +217,19 @@ def test_the_cosine_rises_and_falls_by_steps():
     np.testing.assert_allclose(list(falling), [0.4, 0.2, 0], atol=1e-6)
 
 
+def test_the_rates_of_fast_recipes_fall_to_0_when_training_ends():
+    # Of 229 and 694 pieces and 55,000 images; pieces of similar length share a batch.
+    batches = {("jsb", 1): 229, ("jsb", 4): 59, ("nottingham", 1): 694, ("nottingham", 4): 174}
+    batches |= {("seq_mnist", 64): 860, ("permuted_mnist", 64): 860}
+    entries = [zoo.recipe(name).entry for name in zoo.list_models()]
+    entries = [entry for entry in entries if entry.fast]
+    assert len(entries) >= 15
+    for entry in entries:
+        training = entry.fast
+        steps = batches[entry.data, training.batch_size] * training.epochs
+        assert training.warmup_steps + training.decay_steps == steps, entry.name
+
+
 def test_only_training_batches_are_augmented():
     recipe = zoo.recipe("tcn_jsb", setting="fast", note_dropout=0.5)
     rolls = [np.ones((9, 88), dtype="uint8")] * 4

@@ -770,9 +770,7 @@ _FAST_MNIST = Training(  # 860 steps an epoch
     warmup_steps=430,
     decay_steps=3_870,
 )
-_FAST_RNN_MNIST = _FAST_MNIST.replace(
-    learning_rate=3e-4, epochs=3, warmup_steps=260, decay_steps=2_320
-)
+_FAST_RNN_MNIST = _FAST_MNIST.replace(learning_rate=3e-4, epochs=2, decay_steps=1_290)
 _on_seq_mnist = register(**_SEQ_MNIST, training=_MNIST, fast=_FAST_MNIST)
 
 
