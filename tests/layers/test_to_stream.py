@@ -21,7 +21,8 @@ if ON_JAX:  # whose tanh and mean leave float64
 
 def run(stream, xs):
     """Returns the outputs of all steps, a list of arrays (steps, batch, ...) for each output."""
-    step = streaming.compile_xla(stream.step, stream.variables) if ON_JAX else stream.step
+    # On TensorFlow a graph: for so few steps XLA takes longer to compile.
+    step = streaming.compile_xla(stream.step, stream.variables, any_shape=True)
     cache, found = stream.initial_cache(len(xs[0])), []
     for t in range(xs[0].shape[1]):
         x = [ops.convert_to_tensor(x[:, t]) for x in xs]
@@ -210,7 +211,7 @@ def test_a_compiled_step_runs_for_ever():
 
 @pytest.mark.float64
 @settings(
-    max_examples=10 if ON_JAX else 40,
+    max_examples=10 if ON_JAX else 100,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
@@ -244,7 +245,7 @@ def check_random_graph(model, ending, batch):
     if ending is None:
         return
     block = 1 if rates[0] >= 1 else int(1 / rates[0])
-    for t in (t for t in range(len(last)) if np.all(np.isfinite(last[t]))):
+    for t in [t for t in range(len(last)) if np.all(np.isfinite(last[t]))][-3:]:
         y = expected[0][:, : block * ((t - delays[-1]) // rates[-1] + 1)]
         for layer in ending:
             y = layer(y)
