@@ -10,7 +10,13 @@ from benchmarks.case import Case
 # Keras and the package are imported by the functions: each variant runs in its own process.
 
 MODELS = ("trellisnet_seq_mnist", "tcn_seq_mnist", "tcn_ptb", "tcn_char_ptb", "lstm_ptb")
-MODELS += ("lru_char_ptb",)
+MODELS += ("tcn_adding", "tcn_copy_memory", "lru_char_ptb")
+# Steps and channels of the inputs, shape and number of classes of the targets, 0 for numbers.
+SHAPES = {
+    "seq_mnist": ((784, 1), (), 10),
+    "adding": ((600, 2), (1,), 0),
+    "copy_memory": ((1020, 1), (1020,), 9),
+}
 PAIRS = {
     f"{label}, {compiler}": {"dtype_policy": policy, "jit_compile": compiler == "XLA"}
     for label, policy in (("float32", "float32"), ("bfloat16", "mixed_bfloat16"))
@@ -35,8 +41,10 @@ def training(name, **options):
             tokens = rng.integers(0, model.vocabulary_size, (rows, training.sequence_length + 1))
             x, y = tokens[:, :-1], tokens[:, 1 + training.context_length :]
         else:
-            x = rng.random((rows, 784, 1), dtype="float32")
-            y = rng.integers(0, 10, rows)
+            inputs, targets, classes = SHAPES[recipe.data]
+            x = rng.random((rows, *inputs), dtype="float32")
+            y = rng.random((rows, *targets), dtype="float32")
+            y = (classes * y).astype("int32") if classes else y
 
         def step():
             model.train_on_batch(x, y)
