@@ -135,7 +135,14 @@ def train(
         ),
     ] = False,
     text: Annotated[str | None, typer.Option(help="Train on your own text file.")] = None,
-    csv: Annotated[str | None, typer.Option(help="Train on time series in a CSV file.")] = None,
+    csv: Annotated[
+        str | None,
+        typer.Option(
+            help="Train on time series in a CSV file, or on whole series in a .ts, .arff or .tsv "
+            "file of the UCR and UEA archives."
+        ),
+    ] = None,
+    test: Annotated[str | None, typer.Option(help="Of whole series: the file to test on.")] = None,
     target: Annotated[
         list[str] | None,
         typer.Option(help="Column to forecast, repeat it for several; or of class names."),
@@ -212,8 +219,9 @@ def train(
     '[0.1, 0.5, 0.9]' its bands. At its end there are a report against the best naive forecast,
     forecast.png, and a SavedModel in `serving`.
 
-    A classifier of series: train tcn_classifier --csv f.csv --target class --past x --past y
-    --series person --window 50.
+    A classifier of windows: train tcn_classifier --csv f.csv --target class --past x --past y
+    --series person --window 50. Of whole series, as the UCR and UEA archives have them: train
+    tcn_classifier --csv X_TRAIN.ts --test X_TEST.ts.
 
     To watch it: tensorboard --logdir OUTPUT/tensorboard
     """
@@ -251,7 +259,9 @@ def train(
     roles = {"targets": target, "past": past, "future": future, "static": static}
     given: dict[str, object] = {"path": csv, "time": time, "series": series, **roles}
     given = {name: value for name, value in given.items() if value is not None}
-    if given:
+    if _is_of_whole_series(recipe, csv, target, test):
+        _add_file(options, "--csv", "whole_series", _whole_series(recipe, given, test))
+    elif given:
         kind = recipe.data if recipe.data == "labelled_series" else "series"
         _add_file(options, "--csv", kind, given)
     recipe = recipe.replace(**options)
@@ -289,9 +299,11 @@ def train(
         return  # process 0 has written the run
     if forecasts.is_forecaster(recipe) and run.is_finished(output):
         typer.echo(_printable(describe_report(forecasts.finish(output))))
-    if is_classifier and run.is_finished(output):
+    is_whole = recipe.data == "whole_series"
+    if (is_classifier or is_whole) and run.is_finished(output):
         found = run.evaluate(zoo.read_recipe(output), output)
-        typer.echo(f"{found['accuracy']:.1%} of {found['sequences']:,} test windows are right")
+        what = "series" if is_whole else "windows"
+        typer.echo(f"{found['accuracy']:.1%} of {found['sequences']:,} test {what} are right")
 
 
 @app.command()
@@ -366,6 +378,26 @@ def forecast(
     from trellis_keras.zoo import forecasts
 
     written = forecasts.forecast(run, file, output, steps, overwrite)
+    typer.echo(json.dumps({"run": run, "file": file, "output": output, **written}))
+
+
+@app.command()
+def classify(
+    run: Run,
+    file: Annotated[
+        str, typer.Argument(help="File of whole series: .ts, .arff, .tsv or .txt, also with .gz.")
+    ],
+    output: Annotated[str, typer.Option(help="The CSV file to write.")],
+    overwrite: Overwrite = False,
+):
+    """Classify the series of a file of the UCR or UEA archive, with the best model of a run.
+
+    A row of the output is a series: its class, and the probability of each class.
+    """
+    _load()
+    from trellis_keras.zoo import classes
+
+    written = classes.classify(run, file, output, overwrite)
     typer.echo(json.dumps({"run": run, "file": file, "output": output, **written}))
 
 
@@ -683,6 +715,31 @@ def _check_published(names, options):
                     f"With these options {names[0]} has its own published run: "
                     f"train {names[0]} {run.setting} --as-published"
                 )
+
+
+def _is_of_whole_series(recipe, csv, target, test):
+    """Whether the options of `train` ask for files of the UCR and UEA archives."""
+    from trellis_keras.forecasting.archive_file import has_archive_name
+
+    if test is not None and not recipe.reads_whole_series:
+        raise ValueError(
+            f"--test is for classifiers of whole series, with --csv X_TRAIN.ts. {recipe.name} is "
+            "none."
+        )
+    is_archive = csv is not None and has_archive_name(csv) and target is None
+    return test is not None or recipe.reads_whole_series and is_archive
+
+
+def _whole_series(recipe, given, test):
+    """The data options of whole series, from those of `train`."""
+    others = [f"--{name.removesuffix('s')}" for name in given if name != "path"]
+    if others:
+        raise ValueError(
+            f"Files of whole series have no columns. Received: {', '.join(others)} with --test"
+        )
+    if "path" not in given or test is None:
+        raise ValueError(f"{recipe.name} needs --csv X_TRAIN.ts and --test X_TEST.ts.")
+    return {**given, "test": test}
 
 
 def _add_file(options, flag, name, values):

@@ -345,6 +345,25 @@ def series_csv(folder):
 
 
 @target
+def archive_ts(folder):
+    path = folder / "own.ts"
+    text = "@univariate false\n@classLabel true a b\n@data\n1,2,?:3,4,5:a\n6,7:8,9:b\n"
+    contents = [text, text.replace("true a b", "false"), text.replace("@data", "@timeStamps true")]
+    inputs = damaged([content.encode() for content in contents])
+    yield Target(path, inputs, lambda: forecasting.LabelledSeries.from_file(path))
+
+
+@target
+def archive_arff(folder):
+    path = folder / "own.arff"
+    head = "@relation own\n@attribute {} \n@attribute class {{a, 'b c'}}\n@data\n"
+    flat = head.format("x real\n@attribute y real") + "1,?,a\n2,3,'b c'\n"
+    nested = head.format("s relational\n@attribute x real\n@end s") + "'1,2\\n3,4',a\n"
+    inputs = damaged([flat.encode(), nested.encode()])
+    yield Target(path, inputs, lambda: forecasting.LabelledSeries.from_file(path))
+
+
+@target
 def series_csv_gz(folder):
     yield from _series(folder, "series.csv.gz", gzip.compress)
 

@@ -141,7 +141,11 @@ def test_averaging_takes_the_place_of_decay():
         ("tcn_adding", {"weight_decay": 0.1}, "`weight_decay` has no effect with .*'adam'"),
         ("tcn_adding", {"optimizer": "adamw"}, "optimizer='adamw' needs `weight_decay`"),
         ("tcn_jsb", {"setting": "fast", "l2": 0.1}, "`l2` has no effect with .*'adamw'"),
-        ("tcn_jsb", {"schedule": "cosine"}, "schedule='cosine' needs `decay_steps`"),
+        (
+            "tcn_jsb",
+            {"schedule": "cosine", "warmup_steps": 3},
+            "`warmup_steps` has no effect without `decay_steps`",
+        ),
         ("tcn_jsb", {"setting": "quick"}, "`setting` must be one of fast. Received: 'quick'"),
         ("tcn_adding", {"setting": "fast"}, "tcn_adding has no fast recipe"),
         ("lru_text8", {"stop_patience": 0}, "`stop_patience` must be 1 or more"),
@@ -228,6 +232,16 @@ def test_the_rates_of_fast_recipes_fall_to_0_when_training_ends():
         training = entry.fast
         steps = batches[entry.data, training.batch_size] * training.epochs
         assert training.warmup_steps + training.decay_steps == steps, entry.name
+
+
+def test_the_cosine_falls_by_epochs():
+    training = zoo.recipe(
+        "tcn_classifier", data="whole_series", epochs=4, learning_rate=0.4
+    ).training
+    (schedule,) = training.callbacks()
+    assert float(training.make_optimizer().learning_rate) == pytest.approx(0.4)
+    rates = [schedule.schedule(epoch, 1.0) for epoch in range(4)]
+    np.testing.assert_allclose(rates, [0.4, 0.2 + 0.1 * 2**0.5, 0.2, 0.2 - 0.1 * 2**0.5])
 
 
 def test_only_training_batches_are_augmented():

@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 
+import keras
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from trellis_keras.forecasting.picture import draw
 from trellis_keras.forecasting.report import choose_season, describe_report, report
 from trellis_keras.zoo import comparison, forecasts
 from trellis_keras.zoo import run as runs
+from trellis_keras.zoo.classes import classify
 
 SMALL = {"window": 12, "horizon": 4, "filters": 4, "epochs": 1, "batch_size": 16, "seed": 0}
 
@@ -438,6 +440,108 @@ def test_columns_of_a_classifier(tmp_path):
         with pytest.raises(ValueError, match=match):
             zoo.datasets.load("labelled_series", path=path, targets=targets, past=["x", "y"],
                       series="who", window=8)  # fmt: skip
+
+
+def write_archive(folder, name, count=12, channels=1, classes="slow fast", seed=0):
+    """A .ts file of sines of two speeds and several lengths."""
+    rng, rows = np.random.default_rng(seed), []
+    for i in range(count):
+        steps = np.arange(rng.integers(14, 21))[:, None] * (0.4, 1.1)[i % 2]
+        sines = np.sin(steps + rng.uniform(0, 6, channels))
+        words = [",".join(f"{value:.3f}" for value in channel) for channel in sines.T]
+        rows.append(":".join([*words, classes.split()[i % 2]]))
+    header = f"@problemName own\n@univariate {channels == 1}\n@classLabel true {classes}\n@data\n"
+    path = folder / name
+    path.write_text(header.lower() + "\n".join(rows) + "\n")
+    return path
+
+
+def whole(folder, test=None, **options):
+    path = write_archive(folder, "X_TRAIN.ts")
+    test = test or write_archive(folder, "X_TEST.ts", 6, seed=1)
+    return zoo.datasets.load("whole_series", path=path, test=test, **options)
+
+
+def test_whole_series(tmp_path):
+    loaded = whole(tmp_path)
+    assert loaded.sizes == {"train": 12, "valid": 12, "test": 6}
+    assert loaded.model_arguments["class_names"] == ("slow", "fast")
+    assert loaded.model_arguments["window"] == max(map(len, loaded.train.series)) == 20
+    x, y, weight = loaded.stream("test", 4)[1]
+    assert x.shape == (4, 20, 1) and weight.tolist() == [1, 1, 0, 0]
+    assert whole(tmp_path, valid=0.3).sizes == {"train": 8, "valid": 4, "test": 6}
+    assert whole(tmp_path, window=20).checksum == loaded.checksum
+    with pytest.warns(UserWarning, match="only the first 9 steps are read"):
+        assert whole(tmp_path, window=9).stream("train", 2)[0][0].shape == (2, 9, 1)
+
+
+def test_whole_series_that_do_not_fit(tmp_path):
+    others = {
+        "two.ts": ({"channels": 2}, "X_TEST.*|two.ts must have classes, and 1 channels .* 2 chan"),
+        "other.ts": ({"classes": "slow still"}, "classes must be among slow, fast. .*: still"),
+    }
+    for name, (options, message) in others.items():
+        with pytest.raises(ValueError, match=message):
+            whole(tmp_path, write_archive(tmp_path, name, **options))
+    for option in ({"valid": 1.0}, {"window": 0}):
+        with pytest.raises(ValueError, match=f"`{next(iter(option))}` must be"):
+            whole(tmp_path, **option)
+
+
+def test_the_recipe_of_whole_series():
+    """What differs there is the default, and what is given counts."""
+    recipe = zoo.recipe("tcn_classifier", data="whole_series", epochs=7)
+    assert recipe.arguments["pooling"] == "average_max" and recipe.training.schedule == "cosine"
+    assert recipe.training.epochs == 7 and recipe.training.stop_patience is None
+    assert zoo.registry.recipe_from_dict(recipe.to_dict()).to_dict() == recipe.to_dict()
+    given = zoo.recipe("tcn_classifier", data="whole_series", pooling="last", schedule=None)
+    assert given.arguments["pooling"] == "last" and given.training.schedule is None
+    assert zoo.recipe("tcn_classifier").arguments["pooling"] == "last"
+    with pytest.raises(ValueError, match="`window` must be given"):
+        zoo.trellisnet_classifier(window=None)
+    with pytest.raises(ValueError, match="`pooling` must be one of average, average_max, last"):
+        zoo.tcn_classifier(pooling="max")
+
+
+@pytest.mark.both_backends
+@pytest.mark.parametrize(
+    ("name", "pooling"), [("tcn_classifier", "average_max"), ("trellisnet_classifier", "average")]
+)
+def test_a_classifier_of_whole_series_streams(name, pooling):
+    """Steps after the end of a series do not count, and a stream knows the classes at any step."""
+    model = zoo.get_model(name, window=20, channels=2, num_classes=3, pooling=pooling)
+    x = np.random.default_rng(0).normal(size=(2, 20, 2)).astype("float32")
+    x[1, 4] = np.nan
+    model.adapt(x)
+    padded = np.where(np.arange(20)[:, None] < 13, x, np.nan)
+    expected = model.predict_on_batch(x[:, :13])
+    np.testing.assert_allclose(model.predict_on_batch(padded), expected, atol=1e-5)
+    cache = model.initial_cache(2)
+    for step in range(13):
+        y, cache = model.step(x[:, step], cache)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(y), expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_whole_series_are_trained_on_and_classified(tmp_path):
+    folder, output = tmp_path / "run", tmp_path / "classes.csv"
+    path, test = (write_archive(tmp_path, f"X_{n}.ts", seed=i) for i, n in enumerate(("A", "B")))
+    words = ["train", "tcn_classifier", "--csv", path, "--test", test, "--output", folder]
+    words += ["--filters", 6, "--epochs", 3]
+    done = run_module("trellis_keras", *words)
+    assert done.returncode == 0, done.stderr
+    assert "of 12 test series are right" in done.stdout
+    recipe = zoo.read_recipe(folder)
+    assert recipe.arguments["window"] == 20 and recipe.data_options["test"] == str(test)
+    assert str(tmp_path) not in (folder / "recipe.json").read_text()
+    assert run_module("trellis_keras", *words).returncode == 0  # resumed
+    written = classify(folder, test, output)
+    assert written["accuracy"] == runs.evaluate(recipe, folder)["accuracy"] > 0.9
+    header, *rows = output.read_text().splitlines()
+    assert header == "series,label,class,p(slow),p(fast)" and len(rows) == 12
+    assert not np.isnan(runs.representative_data(recipe)).any()
+    with pytest.raises(ValueError, match="1 channels that the model reads. Received: 2"):
+        classify(folder, write_archive(tmp_path, "two.ts", channels=2), output, overwrite=True)
 
 
 def test_sizes_of_classifiers():

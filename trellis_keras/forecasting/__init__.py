@@ -6,7 +6,11 @@ from trellis_keras.forecasting.backtest import backtest, backtest_scores
 from trellis_keras.forecasting.columns import Columns
 from trellis_keras.forecasting.estimator import FittedForecaster, fit
 from trellis_keras.forecasting.forecaster import Forecaster
-from trellis_keras.forecasting.labelled_series import LabelledWindows
+from trellis_keras.forecasting.labelled_series import (
+    LabelledSeries,
+    LabelledWindows,
+    SeriesStream,
+)
 from trellis_keras.forecasting.losses import PinballLoss
 from trellis_keras.forecasting.metrics import MASE, Coverage, MeanPinball, mase_scale
 from trellis_keras.forecasting.series import TimeSeries, Windows, WindowStream
@@ -17,9 +21,11 @@ __all__ = [
     "Coverage",
     "FittedForecaster",
     "Forecaster",
+    "LabelledSeries",
     "LabelledWindows",
     "MeanPinball",
     "PinballLoss",
+    "SeriesStream",
     "TimeSeries",
     "WindowStream",
     "Windows",

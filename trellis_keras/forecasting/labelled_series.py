@@ -1,17 +1,21 @@
-"""Windows of time series with a class each, such as sensor readings of people.
+"""Time series with a class each: windows, such as of sensor readings of people, and whole series.
 
     trellis-keras train tcn_classifier --csv exercises.csv --target exercise --past ax --past ay \\
         --series person --window 50 --output runs/exercises
+    trellis-keras train tcn_classifier --csv GunPoint_TRAIN.ts --test GunPoint_TEST.ts \\
+        --output runs/gunpoint
 """
 
+import hashlib
+import os
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
 
 from trellis_keras.data.streams import check_integer
-from trellis_keras.forecasting.series import (
-    TimeSeries,
-)
+from trellis_keras.forecasting.archive_file import read_archive_file
+from trellis_keras.forecasting.series import TimeSeries, WindowStream
 
 
 class LabelledWindows:
@@ -65,3 +69,171 @@ class LabelledWindows:
         """
         starts = self.starts[index]
         return self.series.read(starts, self.window), self.labels[starts]
+
+
+class LabelledSeries:
+    """Whole series with a class each: what a file of the UCR or UEA archive holds.
+
+    Args:
+        series: List of arrays (steps, channels), NaN where a value is missing. They may differ in
+            length.
+        labels: Integer array (series,), the classes; `None` where they are not known.
+        classes: Names of the classes.
+        window: Positive integer, steps that are read of a series, from its start. Defaults to
+            `None`, those of the longest one.
+
+    Raises:
+        ValueError: If there are no series, or they do not fit together.
+
+    Example:
+
+    >>> series = LabelledSeries([np.zeros((3, 1)), np.ones((2, 1))], [0, 1], ("low", "high"))
+    >>> x, y = series.read(np.array([1]))
+    >>> x[..., 0], y
+    (array([[ 1.,  1., nan]], dtype=float32), array([1], dtype=int32))
+    """
+
+    def __init__(
+        self,
+        series: Sequence[np.ndarray],
+        labels: Sequence[int] | np.ndarray | None = None,
+        classes: Sequence[str] = (),
+        window: int | None = None,
+    ):
+        self.series = [np.asarray(each, "float32") for each in series]
+        shapes = [each.shape for each in self.series]
+        if not shapes or {len(s) for s in shapes} != {2} or len({s[1] for s in shapes}) > 1:
+            raise ValueError(
+                "`series` must be arrays (steps, channels) with the same channels. "
+                f"Received: shapes {shapes[:5]}"
+            )
+        self.classes = tuple(classes)
+        self.labels = np.full(len(shapes), -1) if labels is None else np.asarray(labels)
+        self.labels = self.labels.astype("int32")
+        if self.labels.shape != (len(shapes),):
+            raise ValueError(
+                f"`labels` must have the shape ({len(shapes)},). "
+                f"Received: shape {self.labels.shape}"
+            )
+        longest = max(steps for steps, _ in shapes)
+        self.window = longest if window is None else check_integer("window", window, 1)
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | os.PathLike,
+        classes: Sequence[str] | None = None,
+        window: int | None = None,
+    ) -> "LabelledSeries":
+        """Reads a `.ts`, `.arff`, `.tsv` or `.txt` file of the UCR or UEA archive.
+
+        Args:
+            path: The file, see `forecasting.archive_file`.
+            classes: Names of the classes, in the order of their numbers. Defaults to `None`, those
+                of the file.
+            window: As above. Values after it are left out, and a warning says of how many series.
+
+        Raises:
+            ValueError: If the file is not of its format, or has a class that is not among
+                `classes`. The message names the line, or the class.
+            OSError: If the file cannot be read.
+        """
+        found = read_archive_file(path)
+        names = found.classes if classes is None else tuple(classes)
+        unknown = sorted(set(found.labels) - set(names))
+        if unknown:
+            raise ValueError(
+                f"{path}: the classes must be among {', '.join(names[:20])}. Received: "
+                f"{', '.join(unknown[:5])}"
+            )
+        labels = [names.index(label) for label in found.labels] or None
+        loaded = cls(found.series, labels, names, window)
+        longer = sum(len(each) > loaded.window for each in loaded.series)
+        if longer:
+            warnings.warn(
+                f"{path}: of {longer} of {len(loaded)} series only the first {loaded.window} steps "
+                "are read.",
+                stacklevel=2,
+            )
+        return loaded
+
+    def __len__(self) -> int:
+        return len(self.series)
+
+    @property
+    def channels(self) -> int:
+        """Number of channels."""
+        return self.series[0].shape[1]
+
+    @property
+    def checksum(self) -> str:
+        """Hexadecimal SHA-256 of values, lengths and classes."""
+        lengths = [len(each) for each in self.series]
+        digest = hashlib.sha256(repr((lengths, self.classes)).encode())
+        for each in self.series:
+            digest.update(np.ascontiguousarray(each).data)
+        digest.update(self.labels.data)
+        return digest.hexdigest()
+
+    def rows(self) -> list[np.ndarray]:
+        """Return the steps of each series, (steps, channels), whose statistics a model takes."""
+        return [each[: self.window] for each in self.series]
+
+    def chosen(self, index: Sequence[int] | np.ndarray) -> "LabelledSeries":
+        """Return some of the series, by their numbers."""
+        series = [self.series[i] for i in index]
+        return LabelledSeries(series, self.labels[index], self.classes, self.window)
+
+    def split(self, share: float) -> tuple["LabelledSeries", "LabelledSeries"]:
+        """Return the first series of each class, and about a share of them, its last ones.
+
+        Args:
+            share: Float in (0, 1).
+        """
+        is_last = np.zeros(len(self), bool)
+        for label in range(len(self.classes)):
+            own = np.flatnonzero(self.labels == label)
+            is_last[own[len(own) - round(share * len(own)) :]] = True
+        if is_last.all() or not is_last.any():
+            raise ValueError(
+                f"The {len(self)} series of {len(self.classes)} classes are too few to part with "
+                f"a share of each class. Received: share={share}"
+            )
+        return self.chosen(np.flatnonzero(~is_last)), self.chosen(np.flatnonzero(is_last))
+
+    def read(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return `(x, y)`: inputs float32 (batch, window, channels), and classes int32 (batch,).
+
+        After the end of a series x is NaN.
+
+        Args:
+            index: Integer array (batch,).
+        """
+        x = np.full((len(index), self.window, self.channels), np.nan, "float32")
+        for row, i in enumerate(index):
+            steps = self.series[i][: self.window]
+            x[row, : len(steps)] = steps
+        return x, self.labels[index]
+
+
+class SeriesStream(WindowStream):
+    """Batches `(x, y, weight)` of whole series, as `WindowStream`, with epochs that are not tiny.
+
+    Args:
+        series: `LabelledSeries`.
+        batch_size, seed, shuffle: As in `WindowStream`.
+        least: Positive integer, least number of series in an epoch: each is read as often as this
+            needs, all equally often. Defaults to 1: each once.
+    """
+
+    def __init__(
+        self,
+        series: LabelledSeries,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = False,
+        least: int = 1,
+    ):
+        super().__init__(series, batch_size, seed, shuffle)
+        times = -(-check_integer("least", least, 1) // len(series))
+        self._groups = [np.tile(group, times) for group in self._groups]

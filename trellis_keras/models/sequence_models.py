@@ -1,5 +1,6 @@
 """Models of sequences: classification, regression and polyphonic music over a causal backbone."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -179,8 +180,13 @@ class SequenceModel(BackboneModel):
         if mask is None and self.embedding is not None:
             mask = self.embedding.compute_mask(inputs)
         x = self.input_dropout(self._features(inputs), training=training)
-        masked = {} if mask is None else {"mask": mask}
-        hidden = self.backbone(x, training=training, **masked)
+        if mask is None:
+            hidden = self.backbone(x, training=training)
+        else:
+            with warnings.catch_warnings():
+                # Keras says so of every model that is a layer; the layers in it take the mask.
+                warnings.filterwarnings("ignore", ".*does not support masking")
+                hidden = self.backbone(x, training=training, mask=mask)
         return self.output_dropout(hidden, training=training)
 
     def _features(self, inputs):
@@ -566,6 +572,9 @@ class SequenceClassifier(SequenceModel):
             `fit` and `evaluate` take arrays of names as labels then. Defaults to `None`.
         embedding: `keras.layers.Embedding` for inputs that are token ids (batch, time), with
             `mask_zero=True` if id 0 is padding. Defaults to `None`.
+        nan_padding: Boolean, whether sequences of different lengths are filled up with NaN: steps
+            after the last value of a sequence are masked. (A value that is missing before it is
+            read as `normalize` says.) Defaults to `False`.
         normalize: Boolean, whether the model standardizes its inputs, see `adapt`. Defaults to
             `False`.
         input_dropout: Float in [0, 1), rate of dropped inputs, each by itself. Defaults to 0.
@@ -613,9 +622,12 @@ class SequenceClassifier(SequenceModel):
         activation: str | None = None,
         class_names: Sequence[str] | None = None,
         embedding: keras.layers.Embedding | None = None,
+        nan_padding: bool = False,
         **kwargs: Any,
     ) -> None:
         (num_classes,) = check_positive(num_classes=num_classes)
+        if nan_padding and embedding is not None:
+            raise ValueError("Token ids are never NaN: `embedding` needs nan_padding=False.")
         if activation not in (None, "softmax"):
             raise ValueError(
                 f"`activation` must be None or 'softmax'. Received: activation={activation!r}"
@@ -637,6 +649,12 @@ class SequenceClassifier(SequenceModel):
         self.num_classes = num_classes
         self.activation = activation
         self.class_names = class_names
+        self.nan_padding = nan_padding
+
+    def _hidden(self, inputs, training, mask):
+        if mask is None and self.nan_padding:
+            mask = _before_padding(inputs)
+        return super()._hidden(inputs, training, mask)
 
     @property
     def _outputs_are_logits(self):
@@ -726,6 +744,7 @@ class SequenceClassifier(SequenceModel):
             "activation": self.activation,
             "class_names": None if self.class_names is None else list(self.class_names),
             "embedding": self.embedding and serialize_unbuilt(self.embedding),
+            "nan_padding": self.nan_padding,
         }
 
     @classmethod
@@ -943,3 +962,9 @@ def _of_logits(loss):
             f"or (of a SequenceClassifier) set activation='softmax'. Received: loss={loss!r}"
         )
     return loss
+
+
+def _before_padding(x):
+    """Whether a step of x (batch, time, channels) is not after the last value, (batch, time)."""
+    has_value = ops.cast(ops.any(ops.logical_not(ops.isnan(x)), axis=-1), "int32")
+    return ops.flip(ops.cumsum(ops.flip(has_value, axis=1), axis=1), axis=1) > 0

@@ -15,7 +15,13 @@ import keras
 
 import trellis_keras
 from trellis_keras.data import PianoRollStream, SequenceStream, TokenStream, Vocabulary
-from trellis_keras.forecasting import LabelledWindows, Windows, WindowStream
+from trellis_keras.forecasting import (
+    LabelledSeries,
+    LabelledWindows,
+    SeriesStream,
+    Windows,
+    WindowStream,
+)
 from trellis_keras.layers.base import default_policy
 from trellis_keras.models import BitsPerCharacter, CrossEntropy, Perplexity
 from trellis_keras.training import (
@@ -32,6 +38,7 @@ from trellis_keras.training import (
 from trellis_keras.zoo import datasets, pretrained
 from trellis_keras.zoo.catalog import suggestion
 from trellis_keras.zoo.datasets import Dataset
+from trellis_keras.zoo.run import FILE_OPTIONS
 
 OPTIMIZERS = {
     "sgd": SGD,
@@ -53,7 +60,7 @@ _SCHEDULES = {
     "steps": (("decay_factor", "decay_epochs"), ()),
     "exponential": (("decay_factor",), ()),
     "average": (("decay_window",), ()),
-    "cosine": (("decay_steps",), ("warmup_steps",)),
+    "cosine": ((), ("decay_steps", "warmup_steps")),
 }
 _SCHEDULE_FIELDS = (
     "decay_factor",
@@ -78,6 +85,9 @@ _FROM_DATA = (
     "class_names",
 )
 _WINDOWS = (Windows, LabelledWindows)
+# Series that an epoch of training reads at least: with fewer, the checkpoints and validations of
+# small sets would take longer than their training.
+_EPOCH = 512
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,7 +127,8 @@ class Training:
         min_learning_rate: Float, lower limit of a plateau rule.
         warmup_steps: Positive integer, steps in which `"cosine"` raises the rate from 0 to
             `learning_rate`. Defaults to None, no warm-up.
-        decay_steps: Positive integer, steps after these in which it falls to 0.
+        decay_steps: Positive integer, steps after these in which it falls to 0. Defaults to None:
+            it falls from epoch to epoch, over all `epochs`.
         stop_patience: Positive integer, epochs in a row without a lower validation loss after
             which training stops (`training.EarlyStopping`). Defaults to None, no early stopping.
         stop_min_delta: Float, the least fall that counts. Defaults to 0.
@@ -193,6 +204,8 @@ class Training:
             raise ValueError(
                 f'schedule="average" needs optimizer="asgd". Received: optimizer={self.optimizer!r}'
             )
+        if self.warmup_steps is not None and self.decay_steps is None:
+            raise ValueError("`warmup_steps` has no effect without `decay_steps`.")
         epochs = self.decay_epochs
         if epochs is not None and not (
             epochs and epochs[0] >= 1 and list(epochs) == sorted(set(epochs))
@@ -230,7 +243,7 @@ class Training:
 
     def _rate(self):
         """The learning rate, or its schedule by steps."""
-        if self.schedule != "cosine":
+        if self.decay_steps is None:
             return self.learning_rate
         cosine = keras.optimizers.schedules.CosineDecay
         if self.warmup_steps is None:
@@ -242,6 +255,10 @@ class Training:
             warmup_steps=self.warmup_steps,
         )
 
+    def _cosine(self, epoch, _):
+        """The learning rate of an epoch, counted from 0."""
+        return self.learning_rate * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+
     def callbacks(self) -> list[keras.callbacks.Callback]:
         """Returns the schedule and the stopping rule as callbacks for `fit`."""
         return [*self._schedule(), *self._stopping()]
@@ -251,6 +268,8 @@ class Training:
             return [StepDecay(self.decay_epochs, self.decay_factor)]
         if self.schedule == "exponential":
             return [ExponentialDecay(self.decay_factor)]
+        if self.schedule == "cosine" and self.decay_steps is None:
+            return [keras.callbacks.LearningRateScheduler(self._cosine)]
         if self.schedule == "average":
             return [ASGDSwitch(self.decay_window, verbose=1)]
         if self.schedule == "patience":
@@ -310,6 +329,7 @@ class Entry:
         channels: Channels of the input. None: the model reads text.
         training: `Training` of the paper.
         fast: `Training` of this zoo, or None.
+        on: {name of another data set: options that differ there}.
     """
 
     function: Callable[..., keras.Model]
@@ -320,6 +340,7 @@ class Entry:
     channels: int | None
     training: Training
     fast: Training | None
+    on: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def training_by(self, setting: str | None) -> Training:
         """Returns the `Training` of a setting: None, the paper's, or `"fast"`, this zoo's.
@@ -456,6 +477,8 @@ class Recipe:
             ValueError: An unknown option, a wrong value, or options that contradict each other.
         """
         options = _typed(self.entry, options)
+        if options.get("data", self.data) != self.data:
+            options = self.entry.on.get(options["data"], {}) | options
         given = options.pop("data_options", {})
         for name in self.entry.data_options:
             if name in given and options.setdefault(name, given[name]) != given[name]:
@@ -489,6 +512,11 @@ class Recipe:
         return self.entry.reads_text
 
     @property
+    def reads_whole_series(self) -> bool:
+        """Whether the model classifies series, of which it may be given whole ones."""
+        return "whole_series" in self.entry.on
+
+    @property
     def channels(self) -> int | None:
         """Channels of the input, or None if the model reads text."""
         return self.arguments.get("channels", self.entry.channels)
@@ -496,7 +524,8 @@ class Recipe:
     @property
     def from_data(self) -> tuple[str, ...]:
         """Names of the arguments that a run takes from its data."""
-        return tuple(name for name in _FROM_DATA if name in self.arguments)
+        whole = ("window",) if self.data == "whole_series" else ()
+        return tuple(name for name in _FROM_DATA + whole if name in self.arguments)
 
     @property
     def stateful(self) -> bool:
@@ -625,6 +654,8 @@ class Recipe:
         stream: keras.utils.PyDataset
         if isinstance(part, _WINDOWS):
             stream = WindowStream(part, batch_size, **order)
+        elif isinstance(part, LabelledSeries):
+            stream = SeriesStream(part, batch_size, **order, least=_EPOCH if shuffle else 1)
         elif isinstance(part, list):
             if shuffle:
                 order |= {name: getattr(self.training, name) or 0.0 for name in _MUSIC_FIELDS}
@@ -647,7 +678,7 @@ class Recipe:
         """Gives a model the statistics of its training data, if it standardizes them."""
         if isinstance(loaded.train, Windows):
             model.adapt(loaded.train, loaded.valid)
-        elif isinstance(loaded.train, LabelledWindows):
+        elif isinstance(loaded.train, (LabelledWindows, LabelledSeries)):
             model.adapt(loaded.train.rows())
 
     def callbacks(self) -> list[keras.callbacks.Callback]:
@@ -675,7 +706,7 @@ class Recipe:
         setting = {} if self.setting is None else {"setting": self.setting}
         base = Recipe.published(self.entry).replace(**setting).options()
         unused = _unused(dataclasses.asdict(self.training))
-        left_out = ("data_dir", "data_checksum", *_FROM_DATA, *unused)
+        left_out = ("data_dir", "data_checksum", *_FROM_DATA, *self.from_data, *unused)
         return setting | {
             name: value
             for name, value in self.options().items()
@@ -783,9 +814,11 @@ def _absolute(options):
     options = dict(options)
     if options.get("data_dir") is not None:
         options["data_dir"] = _absolute_path(options["data_dir"])
-    path = options.get("data_options", {}).get("path")
-    if isinstance(path, str):
-        options["data_options"] = options["data_options"] | {"path": _absolute_path(path)}
+    given = options.get("data_options", {})
+    paths = {name: given[name] for name in FILE_OPTIONS if isinstance(given.get(name), str)}
+    if paths:
+        absolute = {name: _absolute_path(path) for name, path in paths.items()}
+        options["data_options"] = given | absolute
     return options
 
 

@@ -26,6 +26,7 @@ def register(
     data_options: dict[str, Any] | None = None,
     channels: int | None = None,
     metrics: Callable[[], list] | None = None,
+    on: dict[str, dict[str, Any]] | None = None,
 ) -> Callable[[Callable], Callable[..., keras.Model]]:
     """Makes a function that returns a model a model of the zoo.
 
@@ -43,6 +44,8 @@ def register(
         channels: Channels of the input. Defaults to None, a language model.
         metrics: Function that returns the metrics of a model of sequences. Defaults to the
             model's own.
+        on: {name of another data set: options of the recipe that differ there}, arguments of the
+            function and fields of its training. Defaults to None, there are none.
 
     Raises:
         ValueError: There is a model of this name already.
@@ -63,7 +66,8 @@ def register(
     """
 
     def decorator(function):
-        entry = Entry(function, data, data_options or {}, metric, metrics, channels, training, fast)
+        options = data_options or {}, metric, metrics, channels, training, fast, on or {}
+        entry = Entry(function, data, *options)
         if entry.name in _ENTRIES:
             raise ValueError(f"The zoo has a model {entry.name!r} already.")
         _ENTRIES[entry.name] = entry
@@ -168,8 +172,9 @@ def read_recipe(folder: str | os.PathLike) -> Recipe:
     """
     settings, paths = run.read_settings(folder), run.read_paths(folder)
     try:
-        if "path" in paths:
-            settings["data_options"]["path"] = paths["path"]
+        for name in run.FILE_OPTIONS:
+            if name in paths:
+                settings["data_options"][name] = paths[name]
         if "data_dir" in paths:
             settings["data_dir"] = paths["data_dir"]
         return recipe_from_dict(settings)

@@ -72,6 +72,7 @@ PATHS = "paths.json"
 ENVIRONMENT = "environment.json"
 BEST = "best.keras"
 SPLITS = ("train", "valid", "test")
+FILE_OPTIONS = ("path", "test")  # options of data sets that name files, where they are strings
 
 # What a run writes into its folder.
 FILES = {RECIPE, PATHS, ENVIRONMENT, BEST, "history.csv", "checkpoints", "tensorboard"}
@@ -320,14 +321,19 @@ def _discarding_without_checkpoint(folder):
 
 def _check_input(recipe, folder):
     """Raises ValueError if the run would write onto the user's data."""
-    if "path" not in recipe.data_options:
-        return
-    path = own_file(recipe.data_options["path"], recipe.data_dir)
-    inside = path.resolve().parent == folder.resolve()
-    if inside and _is_run_file(pathlib.Path(path.resolve().name)):
-        raise ValueError(
-            f"A run in {folder} would replace its data, {path}. Choose another folder."
-        )
+    for path in _files_of(recipe.data_options).values():
+        path = own_file(path, recipe.data_dir)
+        inside = path.resolve().parent == folder.resolve()
+        if inside and _is_run_file(pathlib.Path(path.resolve().name)):
+            raise ValueError(
+                f"A run in {folder} would replace its data, {path}. Choose another folder."
+            )
+
+
+def _files_of(data_options):
+    """{option: path} of the files among the options of a data set."""
+    found = {name: data_options.get(name) for name in FILE_OPTIONS}
+    return {name: path for name, path in found.items() if isinstance(path, str)}
 
 
 def _fit(recipe, loaded, folder, building, verbose, callbacks, observation, limit, save_minutes):
@@ -455,8 +461,10 @@ def _flat(settings):
 
 
 def _without_path(value):
-    # A text may move. The checksum tells whether it is the same.
-    return {k: v for k, v in value.items() if k != "path"} if isinstance(value, dict) else value
+    # A file may move. The checksum tells whether it is the same.
+    if not isinstance(value, dict):
+        return value
+    return {k: v for k, v in value.items() if k not in _files_of(value)}
 
 
 # What a run's folder holds
@@ -500,14 +508,16 @@ def read_settings(folder: str | os.PathLike) -> dict[str, Any]:
 def without_paths(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns a recipe's dict without the user's folders, and the paths of the data.
 
-    The dict keeps the name of a file. The paths are those of `path` and `data_dir`, where given.
+    The dict keeps the names of files. The paths are those of `FILE_OPTIONS` and `data_dir`, where
+    given.
     """
     options = settings["data_options"]
-    paths = {"path": options.get("path"), "data_dir": settings["data_dir"]}
-    if isinstance(paths["path"], str):
-        options = {**options, "path": os.path.basename(paths["path"])}
-    shared = {**settings, "data_options": options, "data_dir": None}
-    return shared, {name: path for name, path in paths.items() if isinstance(path, str)}
+    paths = _files_of(options)
+    names = {name: os.path.basename(path) for name, path in paths.items()}
+    shared = {**settings, "data_options": {**options, **names}, "data_dir": None}
+    if isinstance(settings["data_dir"], str):
+        paths["data_dir"] = settings["data_dir"]
+    return shared, paths
 
 
 def read_paths(folder: str | os.PathLike) -> dict[str, str]:
@@ -601,7 +611,13 @@ def representative_data(recipe: Any, rows: int = 32) -> np.ndarray:
     places = np.unique(np.linspace(0, len(stream) - 1, rows, dtype="int64"))
     batches = [stream[int(place)][0] for place in places]
     steps = min(x.shape[1] for x in batches)
-    return np.concatenate([x[:1, :steps] for x in batches])
+    return np.concatenate([_without_padding(x[:1, :steps]) for x in batches])
+
+
+def _without_padding(x):
+    """x (1, steps, ...), in which NaN after the last value gives way to x from its start on."""
+    has_value = ~np.isnan(x[0]).reshape(len(x[0]), -1).all(axis=1)
+    return np.resize(x[0, : np.flatnonzero(has_value)[-1] + 1], x.shape)
 
 
 def evaluate(

@@ -11,16 +11,26 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import keras
+
 from trellis_keras.data.text import Shares, check_shares
 from trellis_keras.files import own_file
-from trellis_keras.forecasting import Columns, Forecaster, LabelledWindows, TimeSeries, WindowStream
+from trellis_keras.forecasting import (
+    Columns,
+    Forecaster,
+    LabelledSeries,
+    LabelledWindows,
+    SeriesStream,
+    TimeSeries,
+    WindowStream,
+)
 from trellis_keras.forecasting.estimator import QUANTILES, TRAINING, dilations_within
 from trellis_keras.forecasting.series import DEFAULT_SPLIT, warn_left_out
 from trellis_keras.layers import LRU, TCN, TrellisLayer
 from trellis_keras.models import SequenceClassifier
 from trellis_keras.zoo.datasets.registry import DataDir, Dataset
 from trellis_keras.zoo.datasets.registry import register as register_data
-from trellis_keras.zoo.recipe import Training
+from trellis_keras.zoo.recipe import Training, check_choice
 from trellis_keras.zoo.registry import register, sub_seed
 
 __all__ = [
@@ -46,6 +56,15 @@ _CLASSES = _FORECASTS | {
     "metric": "accuracy",
     "data_options": {"window": 50},
 }
+# Chosen on half of the sets of `benchmarks/classification.py`.
+_WHOLE: dict[str, Any] = {
+    "window": None,  # from the data
+    "batch_size": 16,
+    "epochs": 20,
+    "schedule": "cosine",
+    "stop_patience": None,
+}
+_WHOLE_TCN: dict[str, Any] = {"kernel_size": 7, "depth": 3, "pooling": "average_max"}
 
 
 def _forecaster(
@@ -68,15 +87,41 @@ def _forecaster(
     )
 
 
-def _classifier(backbone, num_classes, class_names, dropout, seed):
+def _dilations(window, kernel_size, convolutions=1):
+    if window is None:
+        raise ValueError("`window` must be given, the number of steps to read. Received: None")
+    return dilations_within(window, kernel_size, convolutions)
+
+
+def _classifier(backbone, channels, num_classes, class_names, pooling, dropout, seed):
+    check_choice("pooling", pooling, _POOLING)
+    if pooling != "last":
+        backbone = _pooled(backbone, channels, pooling)
     return SequenceClassifier(
         backbone,
         num_classes,
         class_names=class_names,
+        nan_padding=pooling != "last",
         normalize=True,
         output_dropout=dropout,
         seed=seed,
     )
+
+
+_POOLING = {
+    "last": (),
+    "average": (keras.layers.GlobalAveragePooling1D,),
+    "average_max": (keras.layers.GlobalAveragePooling1D, keras.layers.GlobalMaxPooling1D),
+}
+
+
+def _pooled(backbone, channels, pooling):
+    """A net whose steps are pooled. (The maximum takes masked steps for 0, as ReLU does.)"""
+    x = keras.Input((None, channels))
+    steps = backbone(x)
+    parts = [pool()(steps) for pool in _POOLING[pooling]]
+    y = parts[0] if len(parts) == 1 else keras.layers.Concatenate()(parts)
+    return keras.Model(x, y, name=f"pooled_{backbone.name}")
 
 
 @register(**_FORECASTS)
@@ -127,41 +172,47 @@ def tcn_forecaster(
     )
 
 
-@register(**_CLASSES)
+@register(**_CLASSES, on={"whole_series": _WHOLE | _WHOLE_TCN})
 def tcn_classifier(
-    window: int = 50,
+    window: int | None = 50,
     kernel_size: int = 3,
     depth: int | None = None,
     filters: int = 32,
     dropout: float = 0.2,
+    pooling: str = "last",
     channels: int = 1,
     num_classes: int = 2,
     class_names: tuple[str, ...] | None = None,
     seed: int | None = 0,
 ) -> SequenceClassifier:
-    """TCN that classifies windows of your time series, 22K parameters for 50 steps.
+    """TCN that classifies your time series, or windows of them, 22K parameters for 50 steps.
 
     Inputs are in the units of the data, whose statistics are saved with the model.
 
     Args:
-        window: Positive integer, number of steps to read.
+        window: Positive integer, number of steps to read, by which `depth` is chosen. Of whole
+            series a run takes it from its data.
+        pooling: What of the net's outputs tells the class: `"last"`, the last step; `"average"`,
+            the mean of all steps; `"average_max"`, mean and maximum, which is the recipe for whole
+            series (`data="whole_series"`). They may end with NaN then, which does not count. A
+            stream pools the steps so far. Defaults to `"last"`.
         num_classes: Positive integer, number of classes. A run takes it from its data, as
             `class_names` and `channels`.
         class_names: Names of the classes, saved with the model. None: numbers.
         **: As in `tcn_forecaster`.
     """
-    backbone = _tcn(window, kernel_size, depth, filters, dropout, seed)
-    return _classifier(backbone, num_classes, class_names, dropout, seed)
+    backbone = _tcn(window, kernel_size, depth, filters, dropout, seed, pooling != "last")
+    return _classifier(backbone, channels, num_classes, class_names, pooling, dropout, seed)
 
 
-def _tcn(window, kernel_size, depth, filters, dropout, seed):
+def _tcn(window, kernel_size, depth, filters, dropout, seed, return_sequences=False):
     return TCN(
         filters,
         kernel_size,
         depth,
-        dilations=dilations_within(window, kernel_size, convolutions=2) if depth is None else None,
+        dilations=None if depth is not None else _dilations(window, kernel_size, 2),
         dropout=dropout,
-        return_sequences=False,
+        return_sequences=return_sequences,
         seed=sub_seed(seed, 10),
         name="tcn",
     )
@@ -198,38 +249,45 @@ def trellisnet_forecaster(
     )
 
 
-@register(**_CLASSES)
+@register(**_CLASSES, on={"whole_series": _WHOLE | {"pooling": "average"}})
 def trellisnet_classifier(
-    window: int = 50,
+    window: int | None = 50,
     kernel_size: int = 2,
     dilations: tuple[int, ...] | None = None,
     hidden_units: int = 48,
     dropout: float = 0.2,
+    pooling: str = "last",
     channels: int = 1,
     num_classes: int = 2,
     class_names: tuple[str, ...] | None = None,
     seed: int | None = 0,
 ) -> SequenceClassifier:
-    """TrellisNet that classifies windows of your time series, 19K parameters for 50 steps.
+    """TrellisNet that classifies your time series, or windows, 19K parameters for 50 steps.
 
     Args:
         dilations, hidden_units, dropout: As in `trellisnet_forecaster`.
+        pooling: `"last"` or `"average"`.
         **: As in `tcn_classifier`.
     """
-    backbone = _trellisnet(window, kernel_size, dilations, hidden_units, dropout, seed)
-    return _classifier(backbone, num_classes, class_names, dropout, seed)
+    sizes = window, kernel_size, dilations, hidden_units
+    if pooling == "average_max":
+        raise ValueError("The maximum over time is for a TCN, whose outputs are never negative.")
+    backbone = _trellisnet(*sizes, dropout, seed, pooling != "last")
+    return _classifier(backbone, channels, num_classes, class_names, pooling, dropout, seed)
 
 
-def _trellisnet(window, kernel_size, dilations, hidden_units, dropout, seed):
+def _trellisnet(
+    window, kernel_size, dilations, hidden_units, dropout, seed, return_sequences=False
+):
     if dilations is None:
-        dilations = dilations_within(window, kernel_size)
+        dilations = _dilations(window, kernel_size)
     return TrellisLayer(
         hidden_units,
         len(dilations),
         kernel_size=kernel_size,
         dilation_rate=list(dilations),
         dropout=dropout,
-        return_sequences=False,
+        return_sequences=return_sequences,
         seed=sub_seed(seed, 10),
         name="trellis",
     )
@@ -362,5 +420,53 @@ def labelled_series(
             "channels": table.values.shape[1],
             "num_classes": len(classes),
             "class_names": classes,
+        },
+    )
+
+
+@register_data(citation="time series of your own", licence="the terms of the file")
+def whole_series(
+    data_dir: DataDir,
+    *,
+    path: str | os.PathLike,
+    test: str | os.PathLike,
+    window: int | None = None,
+    valid: float = 0.0,
+) -> Dataset:
+    """Whole series with a class each, from two files of the UCR or UEA archive.
+
+    `window` is the number of steps that are read of a series, from its start; it defaults to those
+    of the longest training series. `valid` is the share of the training series, the last ones of
+    each class, that choose the best epoch. With 0 all are trained on and choose it, as usual for
+    these small sets.
+    """
+    if not 0 <= valid < 1:
+        raise ValueError(f"`valid` must be a share in [0, 1). Received: {valid}")
+    files = [own_file(file, data_dir) for file in (path, test)]
+    loaded = LabelledSeries.from_file(files[0], window=window)
+    if len(loaded.classes) < 2 or loaded.labels[0] < 0:
+        raise ValueError(
+            f"{files[0]}: the series must be of two classes. Received: {list(loaded.classes)}"
+        )
+    tested = LabelledSeries.from_file(files[1], loaded.classes, loaded.window)
+    if tested.labels[0] < 0 or tested.channels != loaded.channels:
+        raise ValueError(
+            f"{files[1]} must have classes, and {loaded.channels} channels as {files[0]}. "
+            f"Received: {tested.channels} channels, "
+            f"{'no ' if tested.labels[0] < 0 else ''}classes"
+        )
+    train, chooses = loaded.split(valid) if valid else (loaded, loaded)
+    return Dataset(
+        "whole_series",
+        train,
+        chooses,
+        tested,
+        checksum=hashlib.sha256((loaded.checksum + tested.checksum).encode()).hexdigest(),
+        make_stream=SeriesStream,
+        model_arguments={
+            "channels": loaded.channels,
+            "num_classes": len(loaded.classes),
+            "class_names": loaded.classes,
+            "window": loaded.window,
         },
     )

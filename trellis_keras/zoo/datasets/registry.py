@@ -21,7 +21,7 @@ class Dataset:
 
     A split is what its stream is made from: of a text an int32 array of token ids, of equal
     sequences a tuple `(x, y)` of arrays, of music a list of piano rolls, of LAMBADA a list of
-    passages, of time series `Windows` or `LabelledWindows`.
+    passages, of time series `Windows`, `LabelledWindows` or `LabelledSeries`.
 
     Attributes:
         name: The name that it was loaded by.
@@ -196,6 +196,8 @@ def load(name: str, data_dir: DataDir = None, **options) -> Dataset:
     - `"labelled_series"`: windows of a CSV file of your own, with a class each. Options: `path`,
       `window`, `stride`, `split` (three shares of the series), and names of columns: `targets` (the
       one of the classes), `past` (those of the inputs) and `series`.
+    - `"whole_series"`: whole series with a class each, from two `.ts`, `.arff` or `.tsv` files of
+      the UCR and UEA archives. Options: `path`, `test` (the files), `window`, `valid`.
 
     Separate sequences:
 

@@ -1,0 +1,71 @@
+"""Classes of whole series by a run: of a file of the UCR or UEA archive, as a table."""
+
+import csv
+import os
+from typing import Any
+
+import numpy as np
+
+from trellis_keras.files import atomic_write
+from trellis_keras.forecasting import LabelledSeries, SeriesStream
+from trellis_keras.models import SequenceClassifier
+from trellis_keras.zoo import run as runs
+from trellis_keras.zoo.registry import read_recipe
+
+
+def classify(
+    folder: str | os.PathLike,
+    path: str | os.PathLike,
+    output: str | os.PathLike,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Writes the classes of the series in a file of the UCR or UEA archive.
+
+    A row is a series, in the order of the file: its number, from 1, the class in the file, if it
+    has any, the class by the model, and the probability of each class.
+
+    Args:
+        folder: Folder of a run of a classifier of whole series.
+        path: The file, `.ts`, `.arff`, `.tsv` or `.txt`. A series that is longer than the model's
+            window is read up to it, and a warning says so.
+        output: CSV file to write.
+        overwrite: Boolean, whether to replace an output that exists. Defaults to `False`.
+
+    Returns:
+        A dict of `series`, their number, and `accuracy`, the share of them whose class is that of
+        the file; `None` if the file has no classes.
+
+    Raises:
+        ValueError: If the run is not one of a classifier of whole series, or the file does not fit
+            it.
+        OSError: If a file cannot be read or written.
+    """
+    output = runs.check_output(output, [path], overwrite)
+    recipe = read_recipe(folder)
+    if recipe.data != "whole_series":
+        raise ValueError(
+            f"{folder} is a run of {recipe.name} on {recipe.data}: it does not classify whole "
+            "series."
+        )
+    model = runs.load_best(folder, SequenceClassifier)
+    names = model.class_names
+    series = LabelledSeries.from_file(path, names, recipe.arguments["window"])
+    if series.channels != recipe.channels:
+        raise ValueError(
+            f"{path} must have the {recipe.channels} channels that the model reads. "
+            f"Received: {series.channels}"
+        )
+    batch_size = recipe.training.batch_size
+    stream = SeriesStream(series, batch_size)
+    probabilities = model.predict_proba(stream, verbose=0)[: len(series)]
+    found = probabilities.argmax(axis=-1)
+    has_labels = series.labels[0] >= 0
+    with atomic_write(output) as temporary, open(temporary, "w", encoding="utf-8", newline="") as f:
+        table = csv.writer(f)
+        label = ["label"] if has_labels else []
+        table.writerow(["series", *label, "class", *(f"p({name})" for name in names)])
+        for i, row in enumerate(probabilities):
+            label = [names[series.labels[i]]] if has_labels else []
+            table.writerow([i + 1, *label, names[found[i]], *(f"{p:.6g}" for p in row)])
+    accuracy = float(np.mean(found == series.labels)) if has_labels else None
+    return {"series": len(series), "accuracy": accuracy}
