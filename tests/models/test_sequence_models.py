@@ -356,6 +356,23 @@ def test_the_frame_loss_stays_exact_where_a_sigmoid_is_0_or_1():
 
 
 @both_backends
+def test_steps_after_the_last_value_are_padding(tmp_path):
+    """They are masked. A value that is missing before them is read as the mean."""
+    model = classifier(lambda _: keras.layers.GRU(3), normalize=True, nan_padding=True)
+    x = np.random.default_rng(0).normal(size=(2, 9, 3)).astype("float32")
+    x[0, 2] = np.nan
+    model.adapt(x)
+    padded = np.where(np.arange(9)[:, None] < 6, x, np.nan)
+    expected = model.predict_on_batch(x[:, :6])
+    np.testing.assert_allclose(model.predict_on_batch(padded), expected, rtol=1e-5)
+    model.save(tmp_path / "own.keras")
+    loaded = keras.saving.load_model(tmp_path / "own.keras")
+    np.testing.assert_allclose(loaded.predict_on_batch(padded), expected, rtol=1e-5)
+    with pytest.raises(ValueError, match="`embedding` needs nan_padding=False"):
+        classifier(embedding=keras.layers.Embedding(5, 2), nan_padding=True)
+
+
+@both_backends
 def test_class_names_are_labels_and_saved(tmp_path):
     names = ["walk", "run", "sit"]
     model = classifier(tcn, activation="softmax", class_names=names, normalize=True)

@@ -491,7 +491,7 @@ def test_whole_series_that_do_not_fit(tmp_path):
 def test_the_recipe_of_whole_series():
     """What differs there is the default, and what is given counts."""
     recipe = zoo.recipe("tcn_classifier", data="whole_series", epochs=7)
-    assert recipe.arguments["pooling"] == "average_max" and recipe.training.schedule == "cosine"
+    assert recipe.arguments["pooling"] == "average" and recipe.training.schedule == "cosine"
     assert recipe.training.epochs == 7 and recipe.training.stop_patience is None
     assert zoo.registry.recipe_from_dict(recipe.to_dict()).to_dict() == recipe.to_dict()
     given = zoo.recipe("tcn_classifier", data="whole_series", pooling="last", schedule=None)
