@@ -519,7 +519,7 @@ def run(
     Args:
         output: The file.
         half: "held out" or "choosing".
-        forecasters: Names, or `None`: all.
+        forecasters: Names, or `None`: all but those of `LEFT_OUT`.
         numbers: Those of the series, or none: all.
     """
     if not output.exists():
@@ -531,7 +531,8 @@ def run(
         kinds = [
             kind
             for kind in forecasters or FORECASTERS
-            if (half, name, kind) not in done and step not in LEFT_OUT.get(kind, ())
+            if (half, name, kind) not in done
+            and (forecasters or step not in LEFT_OUT.get(kind, ()))
         ]
         if not kinds:
             continue

@@ -24,7 +24,7 @@ _FOLDS = 5
 _QUIET = 0.05  # the quantile of the windows' scales that is the least one
 _NEAR = 1.15  # of the smallest naive error
 # Rates of the smoothings: of the level; of the trend, and its damping; of the season.
-_LEVELS = (0.05, 0.2, 0.5, 0.97)
+_LEVELS = (0.05, 0.2, 0.5, 0.8, 0.97)
 _TRENDS = ((0.0, 1.0), (0.05, 0.97), (0.2, 0.97), (0.2, 0.85))
 _SEASONS = (0.05, 0.3)
 
@@ -222,6 +222,8 @@ def fill(x: np.ndarray) -> np.ndarray:
 def best_season(x: np.ndarray, y: np.ndarray) -> int:
     """Returns the lag whose naive forecast of windows is best, or nearly so and shorter.
 
+    It is 1, the last value, unless the gain is more than noise.
+
     Args:
         x: Array (windows, W).
         y: Array (windows, H). Missing values are NaN.
@@ -229,9 +231,10 @@ def best_season(x: np.ndarray, y: np.ndarray) -> int:
     rows = np.linspace(0, len(x) - 1, min(_MOST_WINDOWS, len(x))).astype(int)
     x, y, (window, horizon) = x[rows], y[rows], (x.shape[1], y.shape[1])
     ahead = np.arange(horizon)
-    return shortest_season(
-        {m: mean_error(y - x[:, window - m + ahead % m]) for m in range(1, window + 1)}
-    )
+    left = {m: y - x[:, window - m + ahead % m] for m in range(1, window + 1)}
+    season = shortest_season({m: mean_error(residuals) for m, residuals in left.items()})
+    gains = _window_errors(left[1]) - _window_errors(left[season])
+    return season if is_gain(gains, horizon) else 1
 
 
 def shortest_season(errors: dict[int, float]) -> int:
