@@ -924,17 +924,19 @@ _FAST_RECURRENT_NOTTINGHAM = Training(  # 694 steps an epoch
     learning_rate=1e-3,
     clip_norm=1.0,
     batch_size=1,
-    epochs=20,
+    epochs=50,
     note_dropout=0.1,
     warmup_steps=1_000,
-    decay_steps=12_880,
+    decay_steps=33_700,
 )
 
 
 @register(
     **_NOTTINGHAM,
     training=_RECURRENT_NOTTINGHAM,
-    fast=_FAST_RECURRENT_NOTTINGHAM.replace(learning_rate=2e-3),
+    fast=_FAST_RECURRENT_NOTTINGHAM.replace(
+        learning_rate=3e-3, epochs=12, warmup_steps=700, decay_steps=7_628
+    ),
 )
 def lstm_nottingham(
     layers: int = 1,
