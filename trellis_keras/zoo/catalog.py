@@ -17,6 +17,8 @@ from trellis_keras.zoo import results
 
 _FOLDER = pathlib.Path(__file__).parent
 _FILES = ("trellisnet", "tcn", "lru", "series")
+# The forecasters' training, which `forecasting.fit` has too.
+_FORECASTING = "trellis_keras.forecasting.estimator"
 # What `zoo.recipe` takes for every model, beside the fields of its training.
 _OPTIONS = ("setting", "data", "data_options", "data_dir", "metric", "dtype_policy", "jit_compile")
 
@@ -152,13 +154,30 @@ def _read(module):
     for node in module.body:
         # What is made of what the module imports has no value here.
         with contextlib.suppress(AttributeError, TypeError):
+            if isinstance(node, ast.ImportFrom) and node.module == _FORECASTING:
+                known = _constants(_parse("../forecasting/estimator"))
+                names |= {name.name: known.get(name.name) for name in node.names}
             if isinstance(node, (ast.Assign, ast.AnnAssign)):
-                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-                names[ast.unparse(target)] = _value(node.value, names)
+                names |= _assigned(node, names)
             if isinstance(node, ast.FunctionDef) and node.decorator_list:
                 known = _value(node.decorator_list[0], names)
                 if isinstance(known, _Fields):
                     yield node.name, {**known, "arguments": _arguments(node.args, names)}
+
+
+def _constants(module):
+    """The constants of a file whose values are literals, {name: value}."""
+    found = {}
+    for node in module.body:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            with contextlib.suppress(AttributeError, TypeError):
+                found |= _assigned(node, _Names())
+    return found
+
+
+def _assigned(node, names):
+    target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+    return {ast.unparse(target): _value(node.value, names)}
 
 
 def _arguments(args, names):
