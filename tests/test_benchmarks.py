@@ -140,6 +140,12 @@ def test_the_table_of_classification(tmp_path):
     assert not set(classification.CHOOSING) & set(classification.REPORTED)
 
 
+def test_the_guide_has_the_table_of_classification():
+    rows = classification.read(ROOT / "benchmarks" / "results" / "classification.csv")
+    guide = (ROOT / "docs" / "classification.md").read_text(encoding="utf-8")
+    assert classification.table(rows) in guide
+
+
 def test_features_and_gaps_of_series():
     series = np.array([[1.0], [np.nan], [3.0], [4.0]])
     filled = classification._filled(series)
