@@ -155,6 +155,12 @@ def test_features_and_gaps_of_series():
     assert len(features) == 1 + 10 + 16 and features[:2] == [4, 2.5] and np.isfinite(features).all()
 
 
+def test_the_guide_has_the_tables_of_the_last_comparison():
+    written = (ROOT / "benchmarks/results/forecasts.md").read_text()
+    lines = set((ROOT / "docs/forecasting.md").read_text().splitlines())
+    assert {line for line in written.splitlines() if line.startswith("|")} <= lines
+
+
 @pytest.mark.parametrize("name", ["OursTensorFlow", "KerasGRU"])
 def test_rivals_step_as_their_full_pass(name, monkeypatch):
     for size, small in {"TAPS": 2, "DEPTH": 2, "FILTERS": 3, "TIME": 6, "BATCH": 2}.items():
