@@ -570,13 +570,13 @@ def test_sizes_of_classifiers():
 def test_a_classifier_is_trained_from_a_file(tmp_path):
     path, folder = write_signals(tmp_path / "motion.csv", "abcdefgh"), tmp_path / "run"
     columns = ["--csv", path, "--target", "motion", "--past", "x", "--past", "y", "--series", "who"]
-    sizes = ["--window", 8, "--filters", 6, "--epochs", 8, "--batch-size", 8]
+    sizes = ["--window", 8, "--filters", 6, "--epochs", 20, "--batch-size", 8]
     words = ["train", "tcn_classifier", *columns, *sizes, "--output", folder]
     done = run_module("trellis_keras", *words)
     assert done.returncode == 0, done.stderr
     assert "% of " in done.stdout and "test windows are right" in done.stdout
     model = runs.load_best(folder)
-    assert model.class_names == ["fast", "slow"] and model.backbone.receptive_field >= 8
+    assert model.class_names == ["fast", "slow"] and 1 < model.backbone.receptive_field <= 8
     assert runs.evaluate(zoo.read_recipe(folder), folder)["accuracy"] > 0.9
     assert run_module("trellis_keras", *words).returncode == 0  # resumed
 
