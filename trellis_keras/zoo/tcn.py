@@ -934,9 +934,7 @@ _FAST_RECURRENT_NOTTINGHAM = Training(  # 694 steps an epoch
 @register(
     **_NOTTINGHAM,
     training=_RECURRENT_NOTTINGHAM,
-    fast=_FAST_RECURRENT_NOTTINGHAM.replace(
-        learning_rate=3e-3, epochs=12, warmup_steps=700, decay_steps=7_628
-    ),
+    fast=_FAST_RECURRENT_NOTTINGHAM.replace(learning_rate=3e-3, epochs=30, decay_steps=19_820),
 )
 def lstm_nottingham(
     layers: int = 1,
