@@ -524,10 +524,11 @@ def test_a_classifier_of_whole_series_streams(name, pooling):
 
 
 @pytest.mark.slow
-def test_an_average_over_time_in_c():
+@pytest.mark.parametrize("pooling", ["average", "average_max"])
+def test_a_classifier_of_whole_series_in_c(pooling):
     pytest.importorskip("ziglang")
     sizes = {"window": 20, "channels": 2, "num_classes": 3, "filters": 4}
-    model = zoo.tcn_classifier(**sizes, pooling="average")
+    model = zoo.tcn_classifier(**sizes, pooling=pooling)
     x = np.random.default_rng(0).normal(size=(1, 20, 2)).astype("float32")
     model.adapt(x)
     stream = native(model)

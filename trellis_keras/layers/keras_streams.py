@@ -420,17 +420,26 @@ class RunningMax(Ending):
     keeps = True
 
     def initial_state(self, batch_size: int) -> Any:
-        shape = (batch_size, *self.signal.shape)
-        return ops.full(shape, -math.inf, dtype=self.signal.dtype)
+        # Zeros, which all formats start from, and whether there has been a sample.
+        dtype = self.signal.dtype
+        largest = ops.zeros((batch_size, *self.signal.shape), dtype=dtype)
+        return [largest, ops.zeros((batch_size, 1), dtype=dtype)]
 
     def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
-        (x,) = xs
-        if x.shape[1] != 1:
-            x = ops.associative_scan(ops.maximum, x, axis=1)
-        largest = ops.maximum(x, state[:, None])
-        state = select(active(self.signal), largest[:, -1], state)
+        (x,), (largest, seen) = xs, state
+        if x.shape[1] != 1:  # the scan forgets sizes
+            scanned = ops.associative_scan(ops.maximum, x, axis=1)
+            x = ops.reshape(scanned, (-1, ops.shape(x)[1], *self.signal.shape))
+        first = ops.reshape(seen - 1, (-1,) + (1,) * len(self.signal.shape))
+        largest = ops.maximum(x, (largest + first * _huge(largest.dtype))[:, None])
+        state = select(active(self.signal), [largest[:, -1], ops.ones_like(seen)], state)
         y = self.last(largest)
         return [ops.reshape(y, (-1, ops.shape(y)[1], *self.outputs[0].shape))], state
+
+
+def _huge(dtype):
+    """A number that the values of a dtype are hardly ever as large as."""
+    return 6e4 if keras.backend.standardize_dtype(dtype) == "float16" else 1e38
 
 
 class Recurrent(Ending):
