@@ -110,20 +110,20 @@ def _run_apart(folder, stem, module, **found):
 
 def run_forecasts(folder, _):
     """Compares forecasts of public series and prints the table."""
-    found = forecasts.run(folder / "forecasts.csv")
-    words = ", ".join(f"{key} {value}" for key, value in machine().items())
-    text = f"### forecasts: public series, beside other packages\n\n{words}\n\n{found}\n"
-    typer.echo(text)
-    write(folder / "forecasts.md", text)
+    _run_rows(folder, "forecasts", forecasts, "public series, beside other packages")
 
 
 def run_classification(folder, _):
     """Compares classes of series of the archives and prints the table."""
-    found = classification.run(folder / "classification.csv")
+    _run_rows(folder, "classification", classification, "series of the archives, % right")
+
+
+def _run_rows(folder, stem, module, title):
+    found = module.run(folder / f"{stem}.csv")
     words = ", ".join(f"{key} {value}" for key, value in machine().items())
-    text = f"### classification: series of the archives, % right\n\n{words}\n\n{found}\n"
+    text = f"### {stem}: {title}\n\n{words}\n\n{found}\n"
     typer.echo(text)
-    write(folder / "classification.md", text)
+    write(folder / f"{stem}.md", text)
 
 
 def _products():

@@ -407,6 +407,7 @@ LEFT_OUT = {
     "ours with the net, fitted once": ("half hour", "hour", "month", "quarter", "year"),
 }
 OURS = "ours"
+SIMPLE = ("seasonal naive", "last value", "drift")
 MAP, NET = "ours, fitted once", "ours with the net, fitted once"
 OWN = (OURS, MAP, NET)
 
@@ -464,10 +465,30 @@ def table(rows, half: str = "held out") -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     if OURS in compared:
-        lines += ["", _by_chance(found[OURS].values()), "", *_lost(found, OURS)]
+        others = [name for name in found if name not in (*OWN, *SIMPLE)]
+        lines += ["", *_beside(found, others), ""] if others else [""]
+        lines += [_by_chance(found[OURS].values()), "", *_lost(found, OURS)]
     if NET in found:
         lines += ["", *_nets(found)]
     return "\n".join(lines)
+
+
+def _beside(found, others):
+    """The errors of ours beside those of others on the series of each, as Markdown."""
+    lines = [
+        "| beside | series | ours / it | standard error | ours is ahead on |",
+        "|---" * 5 + "|",
+    ]
+    for name in others:
+        series = found[name].keys() & found[OURS].keys()
+        logs = [
+            math.log(float(found[OURS][s]["mae"]) / float(found[name][s]["mae"])) for s in series
+        ]
+        ratio = math.exp(statistics.mean(logs))
+        error = ratio * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan
+        ahead = sum(log < 0 for log in logs)
+        lines.append(f"| {name} | {len(logs)} | {ratio:.3f} | {error:.3f} | {ahead} |")
+    return lines
 
 
 def _by_chance(rows):
@@ -488,10 +509,9 @@ def _by_chance(rows):
 
 def _lost(found, ours):
     """The series on which a simple forecast is better, as Markdown."""
-    simple = ("seasonal naive", "last value", "drift")
     lines = ["| series on which a simple forecast is better | ours / it | which |", "|---|---|---|"]
     for series in found[ours]:
-        best = min(simple, key=lambda name: float(found[name][series]["mae"]))
+        best = min(SIMPLE, key=lambda name: float(found[name][series]["mae"]))
         ratio = float(found[ours][series]["mae"]) / float(found[best][series]["mae"])
         if ratio > 1:
             lines.append(f"| {series} | {ratio:.2f} | {best} |")

@@ -111,7 +111,12 @@ def test_the_table_of_forecasts():
             row |= {"step": "year", "rows": "40"}
             row |= {"mae": str(mae), "ratio": str(mae / 2), "coverage": "0.7" * (kind == "ours")}
             rows += [row, row | {"half": "choosing", "mae": "9", "series": "c"}]
+    for series, mae in (("a", 2.0), ("b", 1.6)):
+        row = {"half": "held out", "series": series, "forecaster": "ETS", "seconds": "1"}
+        row |= {"step": "year", "rows": "40", "mae": str(mae), "ratio": "1", "coverage": ""}
+        rows.append(row)
     table = forecasts.table(rows)
+    assert "| ETS | 2 | 0.685 | 0.215 | 2 |" in table  # of 1 / 2 and 1.5 / 1.6
     assert "| ours | 2 | 1.50 | 1 | 0.612 | 0.75 | 0.70 | 0.70 | 1.0 |" in table
     assert table.endswith("| b | 1.50 | last value |")
     # Two forecasts each: one or none is inside with a probability of 0.36.

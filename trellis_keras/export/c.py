@@ -198,7 +198,13 @@ def fixed_source(
     source = print_fixed(program, prefix, data, small_rings)
     row = data[0].astype("int32" if program.takes_token else model.compute_dtype)
     stream, expected = FixedStream(source), keras_steps(model, row)
-    difference = np.abs(np.stack([stream.step(x) for x in row]) - expected)
+    found = np.stack([stream.step(x) for x in row])
+    if not np.array_equal(np.isnan(found), np.isnan(expected)):
+        raise RuntimeError(
+            f"The C of {model.name} with integers has outputs at other steps than Keras. Please "
+            "report the model, and export it without `quantization`."
+        )
+    difference = np.abs(found - expected)
     largest = np.nanmax(np.abs(expected))
     notes = [
         *_describe(model, program, source, series),
@@ -206,8 +212,7 @@ def fixed_source(
         f"Integers only: int8 weights, int16 values{', int8 rings' if small_rings else ''}. "
         "Differences from Keras on representative data, as parts of the largest output:",
         f"{np.nanmean(difference) / largest:.1e} on average, "
-        f"{np.nanmax(difference) / largest:.1e} at "
-        "most.",
+        f"{np.nanmax(difference) / largest:.1e} at most.",
     ]
     return dataclasses.replace(source, comment=_comment(notes))
 

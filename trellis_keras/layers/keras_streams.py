@@ -430,8 +430,9 @@ class RunningMax(Ending):
         if x.shape[1] != 1:  # the scan forgets sizes
             scanned = ops.associative_scan(ops.maximum, x, axis=1)
             x = ops.reshape(scanned, (-1, ops.shape(x)[1], *self.signal.shape))
-        first = ops.reshape(seen - 1, (-1,) + (1,) * len(self.signal.shape))
-        largest = ops.maximum(x, (largest + first * _huge(largest.dtype))[:, None])
+        # Arithmetic, as tf2onnx selects by multiplication: nothing seen is far below all numbers.
+        below = ops.reshape(1 - seen, (-1,) + (1,) * len(self.signal.shape)) * _huge(largest.dtype)
+        largest = ops.maximum(x, (largest - below)[:, None])
         state = select(active(self.signal), [largest[:, -1], ops.ones_like(seen)], state)
         y = self.last(largest)
         return [ops.reshape(y, (-1, ops.shape(y)[1], *self.outputs[0].shape))], state

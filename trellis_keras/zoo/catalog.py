@@ -17,8 +17,6 @@ from trellis_keras.zoo import results
 
 _FOLDER = pathlib.Path(__file__).parent
 _FILES = ("trellisnet", "tcn", "lru", "series")
-# The forecasters' training, which `forecasting.fit` has too.
-_FORECASTING = "trellis_keras.forecasting.estimator"
 # What `zoo.recipe` takes for every model, beside the fields of its training.
 _OPTIONS = ("setting", "data", "data_options", "data_dir", "metric", "dtype_policy", "jit_compile")
 
@@ -154,9 +152,8 @@ def _read(module):
     for node in module.body:
         # What is made of what the module imports has no value here.
         with contextlib.suppress(AttributeError, TypeError):
-            if isinstance(node, ast.ImportFrom) and node.module == _FORECASTING:
-                known = _constants(_parse("../forecasting/estimator"))
-                names |= {name.name: known.get(name.name) for name in node.names}
+            if isinstance(node, ast.ImportFrom):
+                names |= _imported(node)
             if isinstance(node, (ast.Assign, ast.AnnAssign)):
                 names |= _assigned(node, names)
             if isinstance(node, ast.FunctionDef) and node.decorator_list:
@@ -165,14 +162,18 @@ def _read(module):
                     yield node.name, {**known, "arguments": _arguments(node.args, names)}
 
 
-def _constants(module):
-    """The constants of a file whose values are literals, {name: value}."""
-    found = {}
-    for node in module.body:
-        if isinstance(node, (ast.Assign, ast.AnnAssign)):
-            with contextlib.suppress(AttributeError, TypeError):
-                found |= _assigned(node, _Names())
-    return found
+def _imported(node):
+    """The constants that an import takes from a module of the package, {name: value}."""
+    wanted = {name.name for name in node.names if name.name.isupper()}
+    package, *path = node.module.split(".")
+    name = "/".join(["..", *path])
+    found: dict[str, Any] = {}
+    if wanted and package == "trellis_keras" and (_FOLDER / f"{name}.py").is_file():
+        for statement in _parse(name).body:
+            if isinstance(statement, (ast.Assign, ast.AnnAssign)):
+                with contextlib.suppress(AttributeError, TypeError):
+                    found |= _assigned(statement, _Names())
+    return {name: found[name] for name in wanted & found.keys()}
 
 
 def _assigned(node, names):

@@ -257,7 +257,7 @@ class Training:
 
     def _cosine(self, epoch, _):
         """The learning rate of an epoch, counted from 0."""
-        return self.learning_rate * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+        return float(keras.optimizers.schedules.CosineDecay(self.learning_rate, self.epochs)(epoch))
 
     def callbacks(self) -> list[keras.callbacks.Callback]:
         """Returns the schedule and the stopping rule as callbacks for `fit`."""
