@@ -921,7 +921,7 @@ _RECURRENT_NOTTINGHAM = Training(
 # One piece a batch: on JAX and a CPU a step takes a fifth of the time of one with four pieces.
 _FAST_RECURRENT_NOTTINGHAM = Training(  # 694 steps an epoch
     **_FAST,
-    learning_rate=1e-3,
+    learning_rate=4e-4,
     clip_norm=1.0,
     batch_size=1,
     epochs=50,
@@ -929,13 +929,12 @@ _FAST_RECURRENT_NOTTINGHAM = Training(  # 694 steps an epoch
     warmup_steps=1_000,
     decay_steps=33_700,
 )
-
-
-@register(
-    **_NOTTINGHAM,
-    training=_RECURRENT_NOTTINGHAM,
-    fast=_FAST_RECURRENT_NOTTINGHAM.replace(learning_rate=3e-3, epochs=30, decay_steps=19_820),
+_FAST_GATED_NOTTINGHAM = _FAST_RECURRENT_NOTTINGHAM.replace(
+    learning_rate=3e-3, epochs=30, decay_steps=19_820
 )
+
+
+@register(**_NOTTINGHAM, training=_RECURRENT_NOTTINGHAM, fast=_FAST_GATED_NOTTINGHAM)
 def lstm_nottingham(
     layers: int = 1,
     hidden_units: int = 500,
@@ -953,7 +952,7 @@ def lstm_nottingham(
     return _music(_recurrent("lstm", layers, hidden_units, dropout, seed, forget_bias), seed)
 
 
-@register(**_NOTTINGHAM, training=_RECURRENT_NOTTINGHAM, fast=_FAST_RECURRENT_NOTTINGHAM)
+@register(**_NOTTINGHAM, training=_RECURRENT_NOTTINGHAM, fast=_FAST_GATED_NOTTINGHAM)
 def gru_nottingham(
     layers: int = 1, hidden_units: int = 521, dropout: float = 0.1, seed: int | None = 0
 ) -> PolyphonicModel:
@@ -964,11 +963,7 @@ def gru_nottingham(
     return _music(_recurrent("gru", layers, hidden_units, dropout, seed), seed)
 
 
-@register(
-    **_NOTTINGHAM,
-    training=_RECURRENT_NOTTINGHAM,
-    fast=_FAST_RECURRENT_NOTTINGHAM.replace(learning_rate=4e-4),
-)
+@register(**_NOTTINGHAM, training=_RECURRENT_NOTTINGHAM, fast=_FAST_RECURRENT_NOTTINGHAM)
 def rnn_nottingham(
     layers: int = 1, hidden_units: int = 915, dropout: float = 0.1, seed: int | None = 0
 ) -> PolyphonicModel:
