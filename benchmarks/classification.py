@@ -11,7 +11,7 @@ is right, and seconds, for fitting and all predictions, on whatever else the mac
 that are there are not computed again.
 
 - ours: `tcn_classifier` by its recipe, a seed each; `ours, five`: the mean of the probabilities of
-  the five seeds;
+  the five seeds; `--classifier "without stretch"` and the like leave out a part of the recipe;
 - MiniRocket: aeon's, 10,000 kernels and a ridge classifier. Series of different lengths are
   stretched to the longest one, as it takes equal lengths only;
 - random forest: scikit-learn's, 500 trees on features of each channel: mean, deviation, extremes,
@@ -21,6 +21,7 @@ Both get missing values interpolated.
 """
 
 import csv
+import functools
 import importlib.util
 import pathlib
 import statistics
@@ -63,7 +64,7 @@ def files(name: str) -> tuple[pathlib.Path, pathlib.Path]:
 # numbers of the classes of the test series.
 
 
-def ours(name, train, test, seed):
+def ours(name, train, test, seed, **changes):
     """The model as of `trellis-keras train`, with its defaults."""
     import keras
 
@@ -72,7 +73,9 @@ def ours(name, train, test, seed):
     keras.backend.clear_session()
     path, other = map(str, files(name))
     options = {"path": path, "test": other}
-    recipe = zoo.recipe("tcn_classifier", data="whole_series", data_options=options, seed=seed)
+    recipe = zoo.recipe(
+        "tcn_classifier", data="whole_series", data_options=options, seed=seed, **changes
+    )
     loaded = recipe.load_data()
     recipe = recipe.with_data(loaded)
     model = recipe.build()
@@ -144,6 +147,12 @@ CLASSIFIERS: dict[str, Callable] = {
     "MiniRocket": minirocket,
     "ours": ours,
 }
+# The recipe without a part of it, to see what that brings.
+WITHOUT: dict[str, Callable] = {
+    "without batch normalization": functools.partial(ours, normalization=None),
+    "without stretch": functools.partial(ours, stretch=None),
+    "three blocks only": functools.partial(ours, depth=3),
+}
 _FIVE = "ours, five"
 
 
@@ -186,14 +195,14 @@ def _run(output, half, name, kind, seeds, train, test, done):
     total, taken = 0.0, 0.0
     for seed in seeds:
         start = time.perf_counter()
-        found = np.asarray(CLASSIFIERS[kind](name, train, test, seed))
+        found = np.asarray((CLASSIFIERS | WITHOUT)[kind](name, train, test, seed))
         seconds = time.perf_counter() - start
         if found.ndim > 1:
             total, taken = total + found, taken + seconds
             found = found.argmax(axis=-1)
         if (name, kind, str(seed)) not in done:
             _write(output, half, name, kind, seed, np.mean(found == test.labels), seconds)
-    if np.ndim(total) > 1 and len(seeds) == len(SEEDS):
+    if kind == "ours" and len(seeds) == len(SEEDS):
         _write(output, half, name, _FIVE, "", np.mean(total.argmax(-1) == test.labels), taken)
 
 
@@ -216,7 +225,6 @@ def table(rows: list[dict[str, str]]) -> str:
     Those of a set are compared by their mean over the seeds; equal ones share the mean of their
     ranks. Sets that one of the classifiers lacks are left out of the ranks.
     """
-    kinds = [kind for kind in (*CLASSIFIERS, _FIVE) if any(r["classifier"] == kind for r in rows)]
     lines = []
     for half in ("reported", "choosing"):
         found: dict[str, dict[str, list[float]]] = {}
@@ -224,6 +232,9 @@ def table(rows: list[dict[str, str]]) -> str:
             if row["half"] == half:
                 own = found.setdefault(row["set"], {})
                 own.setdefault(row["classifier"], []).append(100 * float(row["accuracy"]))
+        kinds = [
+            k for k in (*CLASSIFIERS, _FIVE, *WITHOUT) if any(k in own for own in found.values())
+        ]
         if found:
             lines += [*_half(half, found, kinds), ""]
     return "\n".join(lines).rstrip()

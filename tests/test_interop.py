@@ -72,9 +72,12 @@ def assert_equal_outputs(found, expected):
 
 
 @both
-@pytest.mark.parametrize("name", CASES)
-def test_outputs_are_those_of_keras_tcn(name, arrays):
-    layer = made(functools.partial(TCN, **OURS[name]), SHAPE)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, {}) for name in CASES), ("batch normalization", {"normalization": "batch"})],
+)
+def test_outputs_are_those_of_keras_tcn(name, options, arrays):
+    layer = made(functools.partial(TCN, **OURS[name], **options), SHAPE)
     load_keras_tcn(layer, weights_of(arrays, name))
     assert_equal_outputs(layer(arrays[f"{name}.x"]), arrays[f"{name}.y"])
 
@@ -161,6 +164,7 @@ class OldLayer:
             "dilations": (1, 2, 4),
             "dropout_rate": 0.0,
             "activation": "relu",
+            "use_batch_norm": False,
             "use_layer_norm": False,
             "padding": "causal",
             "use_skip_connections": True,

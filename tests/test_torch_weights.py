@@ -372,3 +372,11 @@ def test_lattices_that_do_not_fit():
         load_torch_state_dict(built(LRU(3, 2, input_projection=True)), state)
     with pytest.raises(ValueError, match="Build the model"):
         load_torch_state_dict(LRU(3, 2), state)
+
+
+@pytest.mark.parametrize("normalization", ["layer", "batch"])
+def test_a_tcn_with_normalization_is_refused(normalization):
+    layer = TCN(3, 2, 1, normalization=normalization)
+    layer.build((None, None, 2))
+    with pytest.raises(ValueError, match=f"normalizes no outputs. Received: .*'{normalization}'"):
+        load_torch_state_dict(layer, {})

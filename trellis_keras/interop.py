@@ -26,7 +26,7 @@ def from_keras_tcn(layer: Any) -> TCN:
 
     Returns:
         A built `layers.TCN` that computes the same outputs. Its kernels have no weight
-        normalization, and batch normalization is folded into them.
+        normalization.
 
     Raises:
         ValueError: The layer is not keras-tcn's or not built, or has options without a counterpart:
@@ -57,7 +57,7 @@ def from_keras_tcn(layer: Any) -> TCN:
         dropout_kind="spatial",
         weight_norm=False,
         activation=config["activation"],
-        normalization="layer" if config["use_layer_norm"] else None,
+        normalization=_normalization(config),
         padding=config["padding"],
         skip_connections=config["use_skip_connections"],
         return_sequences=config["return_sequences"],
@@ -77,8 +77,8 @@ def load_keras_tcn(model: keras.Layer, weights: Any) -> None:
     The outputs are those of keras-tcn if the architectures are equal: filters, kernel size,
     dilations, `skip_connections`, `padding` and `normalization` (which only in part show in the
     weights). Given the keras-tcn layer or model, its options are compared too. Weights with batch
-    normalization load into a `TCN` without normalization: they are folded into the kernels, with
-    the moving statistics. With `weight_norm=True` the gains are the norms of the kernels.
+    normalization load into a `TCN` without normalization too: they are folded into the kernels,
+    with the moving statistics. With `weight_norm=True` the gains are the norms of the kernels.
 
     Args:
         model: Built `TCN`, or a built `keras.Sequential` or functional model that has `TCN`s where
@@ -125,6 +125,13 @@ def load_keras_tcn(model: keras.Layer, weights: Any) -> None:
         )
     for weight, array in pairs:
         weight.assign(array)
+
+
+def _normalization(config):
+    """The argument `normalization` for a keras-tcn layer."""
+    if config["use_batch_norm"]:
+        return "batch"
+    return "layer" if config["use_layer_norm"] else None
 
 
 def _is_keras_tcn(layer):
@@ -176,30 +183,35 @@ class _Arrays:
 def _match_tcn(layer, source):
     """Returns pairs of a TCN's variables and the arrays for them, in the order of keras-tcn."""
     _check(layer)
-    vectors, normalization = source.count_vectors(), layer.blocks[0].normalization
-    expected = 2 if normalization == "layer" else 0
-    if vectors != expected and (vectors, expected) != (4, 0):
-        kinds = {0: "no", 2: "layer", 4: "batch"}
+    number_of_vectors, normalization = source.count_vectors(), layer.blocks[0].normalization
+    kinds = {0: None, 2: "layer", 4: "batch"}
+    given = kinds.get(number_of_vectors, f"{number_of_vectors} vectors of")
+    if normalization != given and (normalization, given) != (None, "batch"):
         raise ValueError(
-            f"The weights have {kinds.get(vectors, vectors)} normalization, but {layer.name} has "
-            f"normalization={normalization!r}. It must be "
-            f"{'layer' if vectors == 2 else None!r}."
+            f"The weights have {given or 'no'} normalization, but {layer.name} has "
+            f"normalization={normalization!r}. It must be {given!r}."
         )
     pairs = []
     for block in layer.blocks:
         for n, convolution in enumerate(block.convolutions):
             name = f"{block.name}, {convolution.name}"
             kernel = source.take(name, convolution.kernel.shape)
-            bias = source.take(f"{name}, bias", block.biases[n].shape)
-            if vectors == 4:
-                parts = [source.take(f"{name}, batch normalization", bias.shape) for _ in range(4)]
-                kernel, bias = _fold(kernel, bias, *parts)
-            pairs += [(convolution.kernel, kernel), (block.biases[n], bias)]
+            bias = source.take(f"{name}, bias", kernel.shape[-1:])
+            vectors = [
+                source.take(f"{name}, normalization", bias.shape) for _ in range(number_of_vectors)
+            ]
+            if normalization == "batch":
+                gamma, beta, mean, variance = vectors
+                vectors = [gamma, beta, mean - bias, variance]
+            elif number_of_vectors == 4:
+                kernel, bias = _fold(kernel, bias, *vectors)
+            pairs.append((convolution.kernel, kernel))
             if convolution.gain is not None:
                 pairs.append((convolution.gain, np.sqrt(np.sum(kernel**2, axis=(0, 1)))))
-            if vectors == 2:
-                for variable in (block.norms[n].gamma, block.norms[n].beta):
-                    pairs.append((variable, source.take(variable.path, variable.shape)))
+            if block.biases:
+                pairs.append((block.biases[n], bias))
+            if block.norms:
+                pairs += zip(block.norms[n].weights, vectors, strict=True)
         if block.shortcut is not None:
             kernel, bias = block.shortcut.kernel, block.shortcut.bias
             name = f"{block.name}, shortcut"

@@ -292,6 +292,11 @@ def _of_trellis(layer):
 
 
 def _of_tcn(layer):
+    normalization = layer.blocks[0].normalization
+    if normalization is not None:
+        raise ValueError(
+            f"The authors' TCN normalizes no outputs. Received: normalization={normalization!r}"
+        )
     found = []
     for i, block in enumerate(layer.blocks):
         for n, (kernel, bias) in enumerate(zip(block.convolutions, block.biases, strict=True), 1):

@@ -179,7 +179,7 @@ def test_series_that_do_not_fit():
 
 def test_an_epoch_reads_each_series_equally_often():
     series = LabelledSeries([np.full((2, 1), i) for i in range(3)], [0, 1, 0], ("a", "b"))
-    stream = SeriesStream(series, batch_size=4, shuffle=True, least=7)
+    stream = SeriesStream(series, batch_size=4, shuffle=True, times=3)
     batches = [stream[i] for i in range(len(stream))]
     x = np.concatenate([x[w > 0] for x, _, w in batches])
     assert np.bincount(x[:, 0, 0].astype(int)).tolist() == [3, 3, 3]

@@ -73,6 +73,9 @@ LAYERS = {
         seed=1,
     ),
     "centered": functools.partial(TCN, 4, 3, depth=2, padding="same", activation="silu", seed=1),
+    "batch normalization": functools.partial(
+        TCN, 5, 3, depth=2, normalization="batch", activation="silu", output_length=4, seed=1
+    ),
     "other options": functools.partial(
         TCN,
         6,
@@ -93,19 +96,60 @@ LAYERS = {
     "name",
     [
         "tcn",
+        pytest.param("batch normalization", marks=pytest.mark.slow_elsewhere),
         pytest.param("other options", marks=pytest.mark.slow_elsewhere),
         pytest.param("centered", marks=pytest.mark.slow),
     ],
 )
 @both
 def test_layer(name):
-    check_layer(LAYERS[name], (2, 12, 4), streams=name != "centered")
+    # Float32 divides by the small deviations of 24 steps.
+    options = {"tolerance": 1e-4} if name == "batch normalization" else {}
+    check_layer(LAYERS[name], (2, 12, 4), streams=name != "centered", **options)
 
 
 def test_all_blocks_have_the_layers_options():
     layer = LAYERS["other options"]()
     for block in layer.blocks:
         assert (block.residual, block.weight_norm, block.activation) == (False, False, "glu")
+
+
+@both
+def test_statistics_of_a_batch():
+    block = made(functools.partial(TCNBlock, 4, 2, normalization="batch"), (2, 6, 3))
+    x, mask = noise(3, 6, 3), np.arange(6) < np.array([[6], [4], [2]])
+    means, variances = ([np.asarray(w) for w in group] for group in moving_statistics(block))
+    y = np.asarray(block(x, training=True, mask=mask))
+    z = np.where(mask[..., None], x, 0)
+    for n, norm in enumerate(block.norms):
+        past = np.pad(z, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+        kernel = np.asarray(block.convolutions[n]())
+        z = past @ kernel[0] + z @ kernel[1]
+        mean, variance = z[mask].mean(0), z[mask].var(0)  # of valid steps alone
+        assert_close(norm.moving_mean, 0.9 * means[n] + 0.1 * mean)
+        assert_close(norm.moving_variance, 0.9 * variances[n] + 0.1 * variance)
+        z = (z - mean) / np.sqrt(variance + norm.epsilon) * np.asarray(norm.gamma)
+        z = np.where(mask[..., None], np.maximum(z + np.asarray(norm.beta), 0), 0)
+    shortcut = x @ np.asarray(block.shortcut.kernel) + np.asarray(block.shortcut.bias)
+    assert_close(y, np.where(mask[..., None], np.maximum(z + shortcut, 0), 0))
+
+
+def moving_statistics(layer):
+    return [n.moving_mean for n in layer.norms], [n.moving_variance for n in layer.norms]
+
+
+@both
+def test_statistics_of_a_batch_are_those_of_all_steps():
+    found = []
+    for options in ({}, {"return_sequences": False}, {"output_length": 2}):
+        make = functools.partial(TCN, 4, 2, depth=2, normalization="batch")
+        layer = made(functools.partial(make, **options), (2, 9, 3))
+        y = layer(noise(2, 9, 3), training=True)
+        y = y if layer.return_sequences else y[:, None]
+        found.append([y[:, -1], *layer.non_trainable_weights])
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            assert_close(one, other)
 
 
 @pytest.mark.both_backends(slow=True)
@@ -281,12 +325,12 @@ BAD = {
     "condition_size.*positive": {"condition_size": 0},
     "output_length` must be None": {"go_backwards": True, "output_length": 1},
     "no argument `nb_filters`. Use `filters`": {"nb_filters": 3},
-    "no argument `use_batch_norm`. Batch statistics would mix": {"use_batch_norm": True},
+    "no argument `use_batch_norm`. Use `normalization=.batch.`": {"use_batch_norm": True},
     "no argument `stateful`. The state of a TCN is its streaming cache": {"stateful": True},
     "depth.*positive": {"depth": 0},
     r"dropout` must be in \[0, 1\). Received: dropout=1.0": {"dropout": 1.0},
     "dropout_kind` must be one of.*Received: 'channel'": {"dropout_kind": "channel"},
-    "normalization='batch'": {"normalization": "batch"},
+    "normalization='instance'": {"normalization": "instance"},
     "filters` must be equal": {"skip_connections": True, "filters": [4, 5, 6]},
     "returns one step": {"return_sequences": False, "output_length": 2},
 }

@@ -109,6 +109,7 @@ def test_a_tcn_with_centered_taps():
         (TCN(4, 3, depth=2, padding="same", normalization="layer"), 6),
         (TCN(3, 2, depth=3, padding="same", activation="glu", skip_connections=True), 8),
         (TCN([3, 4], 4, depth=2, padding="same", residual=False, dropout=0.5), 10),
+        (TCN(3, 3, depth=1, padding="same", normalization="batch"), 2),
         (TCNBlock(4, 4, dilation_rate=2, padding="same"), 6),
     ):
         model = stack(layers.Dense(3), centered)
@@ -116,7 +117,7 @@ def test_a_tcn_with_centered_taps():
         assert stream.receptive_field == centered.receptive_field
         stream, x = to_stream(centered), noise(2, 24, 3)
         for weight in centered.weights:  # those of the layer, whatever they become
-            weight.assign(noise(*weight.shape))
+            weight.assign(np.abs(noise(*weight.shape)))  # a variance too
         (found,) = run(stream, [x])
         assert_streams(found, ops.convert_to_numpy(centered(x)), delay, 1)
 

@@ -450,7 +450,9 @@ def made(make, input_shape, **options):
 def randomize(layer, stddev=0.5, seed=0):
     """Gives a built layer or model random weights that are large enough for errors to show."""
     random = np.random.default_rng(seed)
-    layer.set_weights([random.normal(0, stddev, w.shape) for w in layer.get_weights()])
+    arrays = [random.normal(0, stddev, weight.shape) for weight in layer.weights]
+    is_variance = [weight.name == "moving_variance" for weight in layer.weights]
+    layer.set_weights([abs(a) if v else a for a, v in zip(arrays, is_variance, strict=True)])
     return layer
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.processes import run_module
 from trellis_keras import zoo
 from trellis_keras.export import native
-from trellis_keras.forecasting import Columns, TimeSeries
+from trellis_keras.forecasting import Columns, LabelledSeries, SeriesStream, TimeSeries
 from trellis_keras.forecasting.picture import draw
 from trellis_keras.forecasting.report import choose_season, describe_report, report
 from trellis_keras.zoo import comparison, forecasts
@@ -494,6 +494,7 @@ def test_the_recipe_of_whole_series():
     recipe = zoo.recipe("tcn_classifier", data="whole_series", epochs=7)
     assert recipe.arguments["pooling"] == "average_max" and recipe.training.schedule == "cosine"
     assert recipe.training.epochs == 7 and recipe.training.stop_patience is None
+    assert recipe.arguments["normalization"] == "batch" and recipe.training.stretch == 0.1
     assert zoo.registry.recipe_from_dict(recipe.to_dict()).to_dict() == recipe.to_dict()
     given = zoo.recipe("tcn_classifier", data="whole_series", pooling="last", schedule=None)
     assert given.arguments["pooling"] == "last" and given.training.schedule is None
@@ -506,14 +507,19 @@ def test_the_recipe_of_whole_series():
 
 @pytest.mark.both_backends
 @pytest.mark.parametrize(
-    ("name", "pooling"), [("tcn_classifier", "average_max"), ("trellisnet_classifier", "average")]
+    ("name", "options"),
+    [
+        ("tcn_classifier", {"pooling": "average_max", "normalization": "batch"}),
+        ("trellisnet_classifier", {"pooling": "average"}),
+    ],
 )
-def test_a_classifier_of_whole_series_streams(name, pooling):
+def test_a_classifier_of_whole_series_streams(name, options):
     """Steps after the end of a series do not count, and a stream knows the classes at any step."""
-    model = zoo.get_model(name, window=20, channels=2, num_classes=3, pooling=pooling)
+    model = zoo.get_model(name, window=20, channels=2, num_classes=3, **options)
     x = np.random.default_rng(0).normal(size=(2, 20, 2)).astype("float32")
     x[1, 4] = np.nan
     model.adapt(x)
+    model.fit(x, np.array([0, 2]), verbose=0)  # so that moving statistics count
     padded = np.where(np.arange(20)[:, None] < 13, x, np.nan)
     expected = model.predict_on_batch(x[:, :13])
     np.testing.assert_allclose(model.predict_on_batch(padded), expected, atol=1e-5)
@@ -523,12 +529,36 @@ def test_a_classifier_of_whole_series_streams(name, pooling):
     np.testing.assert_allclose(keras.ops.convert_to_numpy(y), expected, atol=1e-5)
 
 
+def test_stretched_series():
+    """A series at another speed has its values in their order, and the length that they take."""
+    steps = [np.arange(n, dtype="float32")[:, None] for n in (20, 12)]
+    series = LabelledSeries(steps, [0, 1], ("long", "short"))
+    stream = SeriesStream(series, 2, seed=3, shuffle=True, times=8, stretch=0.3)
+    assert len(stream) == 8
+    lengths = {0: set(), 1: set()}
+    for x, y, _ in stream:
+        for row, label in zip(x[..., 0], y, strict=True):
+            valid = row[: np.isfinite(row).sum()]
+            assert np.isfinite(valid).all() and (np.diff(valid) > 0).all()
+            assert valid[0] == 0 and valid[-1] == len(steps[label]) - 1
+            lengths[int(label)].add(len(valid))
+    assert max(lengths[0]) == 20 and min(lengths[0]) < 18 and max(lengths[1]) > 13
+    np.testing.assert_array_equal(stream[2][0], stream[2][0])
+    first = stream[0][0]
+    stream.on_epoch_end()
+    assert not np.array_equal(first, stream[0][0])
+    with pytest.raises(ValueError, match="`stretch` must be 0 or more. Received: stretch=-1"):
+        SeriesStream(series, 2, stretch=-1)
+    with pytest.raises(ValueError, match="`stretch` is for data='whole_series'. Received: data='l"):
+        zoo.recipe("tcn_classifier", stretch=0.1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["average", "average_max"])
 def test_a_classifier_of_whole_series_in_c(pooling):
     pytest.importorskip("ziglang")
     sizes = {"window": 20, "channels": 2, "num_classes": 3, "filters": 4}
-    model = zoo.tcn_classifier(**sizes, pooling=pooling)
+    model = zoo.tcn_classifier(**sizes, pooling=pooling, normalization="batch")
     x = np.random.default_rng(0).normal(size=(1, 20, 2)).astype("float32")
     model.adapt(x)
     stream = native(model)

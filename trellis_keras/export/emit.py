@@ -326,7 +326,7 @@ def _output_and_branch(program, block, x):
         kernel = program.weight(
             convolution.name, array(convolution()), "[tap][input][output], the oldest tap first"
         )
-        bias = program.weight(f"bias_{n + 1}", array(block.biases[n]))
+        bias = program.weight(f"bias_{n + 1}", array(block.biases[n])) if block.biases else None
         ring = program.ring(f"inputs_{n + 1}", z, steps)
         z = program.convolution(ring, kernel, block.dilation_rate, bias)
         if block.activation == "glu":

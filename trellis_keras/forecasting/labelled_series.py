@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trellis_keras.data.streams import check_integer
+from trellis_keras.data.streams import Batch, check_integer
 from trellis_keras.forecasting.archive_file import read_archive_file
 from trellis_keras.forecasting.series import TimeSeries, WindowStream
 
@@ -222,8 +222,10 @@ class SeriesStream(WindowStream):
     Args:
         series: `LabelledSeries`.
         batch_size, seed, shuffle: As in `WindowStream`.
-        least: Positive integer, least number of series in an epoch: each is read as often as this
-            needs, all equally often. Defaults to 1: each once.
+        times: Positive integer, how often an epoch reads each series. Defaults to 1.
+        stretch: Float, 0 or more. A series is read as if it had been recorded at another speed: its
+            length is multiplied by `exp(stretch * z)`, with z from a standard normal distribution,
+            and is at most the window. Values between two steps are interpolated. Defaults to 0.
     """
 
     def __init__(
@@ -232,8 +234,30 @@ class SeriesStream(WindowStream):
         batch_size: int,
         seed: int = 0,
         shuffle: bool = False,
-        least: int = 1,
+        times: int = 1,
+        stretch: float = 0.0,
     ):
+        if not 0 <= stretch < np.inf:
+            raise ValueError(f"`stretch` must be 0 or more. Received: stretch={stretch}")
         super().__init__(series, batch_size, seed, shuffle)
-        times = -(-check_integer("least", least, 1) // len(series))
+        self._stretch = stretch
+        times = check_integer("times", times, 1)
         self._groups = [np.tile(group, times) for group in self._groups]
+
+    def _batch(self, group, rows, counts) -> Batch:
+        x, y, weight = super()._batch(group, rows, counts)
+        if self._stretch:
+            generator = np.random.default_rng([self._seed, self.epoch, *rows])
+            lengths = [min(len(self.windows.series[row]), len(x[0])) for row in rows]
+            factors = np.exp(self._stretch * generator.normal(size=len(rows)))
+            x = np.stack([_stretched(*each) for each in zip(x, lengths, factors, strict=True)])
+        return x, y, weight
+
+
+def _stretched(x, length, factor):
+    """A series of `length` steps, and NaN after it, with its length multiplied by a factor."""
+    new_length = int(np.clip(round(length * factor), 1, len(x)))
+    places, stretched = np.linspace(0, length - 1, new_length), np.full_like(x, np.nan)
+    for channel, column in enumerate(x.T):
+        stretched[:new_length, channel] = np.interp(places, np.arange(length), column[:length])
+    return stretched

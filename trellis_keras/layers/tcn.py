@@ -55,6 +55,14 @@ def causal_convolution(
     )
 
 
+_NORMALIZATIONS: dict[str | None, Callable | None] = {
+    None: None,
+    "layer": keras.layers.LayerNormalization,
+    # Statistics over all steps of a batch vary little: a tenth of them at each step of training.
+    "batch": functools.partial(keras.layers.BatchNormalization, momentum=0.9),
+}
+
+
 @keras.saving.register_keras_serializable("trellis_keras")
 class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
     """Residual block of two dilated causal convolutions (Bai et al. 2018, Fig. 1b).
@@ -82,7 +90,10 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
         activation: `"relu"`, `"glu"`, or any that `keras.activations.get` accepts. Defaults to
             `"relu"`.
         normalization: `"layer"` for a `keras.layers.LayerNormalization` over the channels after
-            each convolution, or None. Defaults to None.
+            each convolution, `"batch"` for a `keras.layers.BatchNormalization` (momentum 0.9)
+            in place of the biases, or None. The statistics of a batch are those of all its steps,
+            so in training later steps reach earlier ones; in inference they are fixed, and the
+            layer is causal. Defaults to None.
         residual: Whether to add x to the branch z. Defaults to True.
         padding: `"causal"`, or `"same"` for taps centered on the current step, which then see later
             steps too: `layers.to_stream` delays the outputs. Defaults to `"causal"`.
@@ -154,10 +165,10 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
             raise ValueError(
                 f"`dropout_kind` must be one of {sorted(_DROPOUTS)}. Received: {dropout_kind!r}"
             )
-        if normalization not in (None, "layer"):
+        if normalization not in _NORMALIZATIONS:
             raise ValueError(
-                '`normalization` must be None or "layer". (Batch statistics would mix later steps '
-                f"into earlier ones.) Received: normalization={normalization!r}"
+                '`normalization` must be None, "layer" or "batch". '
+                f"Received: normalization={normalization!r}"
             )
         if padding not in ("causal", "same"):
             raise ValueError(f'`padding` must be "causal" or "same". Received: {padding!r}')
@@ -200,11 +211,9 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
             )
             for n in range(2)
         ]
-        self.norms = []
-        if normalization is not None:
-            self.norms = [
-                keras.layers.LayerNormalization(dtype=self.dtype_policy) for _ in range(2)
-            ]
+        self.norms = [
+            norm(dtype=self.dtype_policy) for norm in 2 * [_NORMALIZATIONS[normalization]] if norm
+        ]
         self.shortcut: keras.layers.Dense | None = None
 
     def build(self, input_shape: Shape) -> None:
@@ -213,6 +222,8 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
         self.biases = []
         for n, convolution in enumerate(self.convolutions):
             convolution.build((None, None, channels if n == 0 else self.filters))
+            if self.normalization == "batch":
+                continue  # The normalization has a bias, and takes any other away.
             bias = self.add_weight(
                 name=f"bias_{n + 1}",
                 shape=(convolution.filters,),
@@ -279,10 +290,11 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
         z = x
         for n in range(2):
             z = convolution(n, z, self.convolutions[n]())
-            z = z + ops.cast(self.biases[n], z.dtype)
+            if self.biases:
+                z = z + ops.cast(self.biases[n], z.dtype)
             if n == 0 and conditioning is not None:
                 z = z + conditioning[:, None]
-            z = self.dropouts[n](self._activate(n, z), training=training)
+            z = self.dropouts[n](self._activate(n, z, training, masks[n]), training=training)
             z = _apply_mask(z, masks[n])
         y = z
         if self.residual:
@@ -301,12 +313,16 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
         kernel = ops.cast(self.condition_kernel, self.compute_dtype)
         return ops.matmul(ops.cast(condition, self.compute_dtype), kernel)
 
-    def _activate(self, n, a):
+    def _activate(self, n, a, training, mask):
         if self.activation == "glu":
             a, gate = ops.split(a, 2, axis=-1)
-            a = a * ops.sigmoid(gate)
-            return self.norms[n](a) if self.norms else a
-        return activate(self.activation, self.norms[n](a) if self.norms else a)
+            return self._normalize(n, a * ops.sigmoid(gate), training, mask)
+        return activate(self.activation, self._normalize(n, a, training, mask))
+
+    def _normalize(self, n, a, training, mask):
+        if self.normalization == "batch":
+            return self.norms[n](a, training=training, mask=mask)
+        return self.norms[n](a) if self.norms else a
 
     def output_and_branch(
         self,
@@ -478,13 +494,14 @@ class CenteredConv1D(keras.layers.Conv1D):
             block.kernel_size,
             dilation_rate=block.dilation_rate,
             padding="same",
+            use_bias=block.normalization != "batch",
             dtype=block.dtype_policy,
             name=f"{block.name}_convolution_{n + 1}",
         )
         self.block, self.n = block, n
 
     def build(self, input_shape: Shape) -> None:
-        self.bias = self.block.biases[self.n]
+        self.bias = self.block.biases[self.n] if self.use_bias else None
 
     @property
     def kernel(self) -> Tensor:
@@ -513,12 +530,8 @@ _ARGUMENTS_ELSEWHERE = {
     "dropout_rate": 'Use `dropout`, with `dropout_kind="spatial"` as in keras-tcn.',
     "use_skip_connections": "Use `skip_connections`.",
     "use_layer_norm": 'Use `normalization="layer"`.',
+    "use_batch_norm": 'Use `normalization="batch"`.',
     "use_weight_norm": "Use `weight_norm`.",
-    "use_batch_norm": (
-        "Batch statistics would mix later steps into earlier ones, so there is no batch "
-        'normalization. Use `normalization="layer"` or `weight_norm=True`. '
-        "(`interop.load_keras_tcn` folds trained batch normalization into the kernels.)"
-    ),
     "return_state": (
         "The state of a TCN is its streaming cache: use `y, cache = layer.prefill(x)` and "
         "`layer.step(x, cache)`."
@@ -784,7 +797,9 @@ class TCN(
         steps = self._output_steps(output_length)
         if mask is not None and not self.return_sequences:
             steps = None  # The last valid step of a row can be any.
-        positions = self._positions(inputs.shape[1], steps)
+        # All steps count in the statistics of a batch.
+        all_steps = training and self.blocks[0].normalization == "batch"
+        positions = self._positions(inputs.shape[1], None if all_steps else steps)
         x, branches = _select(inputs, positions[0]), []
         for i, block in enumerate(self.blocks):
             wanted = positions[2 * i : 2 * i + 3]

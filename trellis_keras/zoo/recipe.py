@@ -74,6 +74,7 @@ _SCHEDULE_FIELDS = (
 _TEXT_FIELDS = ("sequence_length", "context_length")
 _MUSIC_FIELDS = ("transpose", "note_dropout")
 _IMAGE_FIELDS = ("shift",)
+_SERIES_FIELDS = ("stretch",)
 _IMAGES = ("seq_mnist", "permuted_mnist", "seq_cifar10")
 # Arguments of models that a run takes from its data.
 _FROM_DATA = (
@@ -85,9 +86,9 @@ _FROM_DATA = (
     "class_names",
 )
 _WINDOWS = (Windows, LabelledWindows)
-# Series that an epoch of training reads at least: with fewer, the checkpoints and validations of
-# small sets would take longer than their training.
-_EPOCH = 512
+# An epoch of training reads whole series four times, and small sets until 512 have been read, or
+# their checkpoints and validations would take longer than their training.
+_TIMES, _EPOCH = 4, 512
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,6 +115,8 @@ class Training:
         note_dropout: Float in [0, 1), share of the notes that the model does not hear but predicts.
             Music only.
         shift: Positive integer, pixels that an image is moved by at most. Images only.
+        stretch: Positive float, how much the speed of a series varies, see `SeriesStream`. Whole
+            series only.
         schedule: Learning-rate schedule: `"best_before"` or `"worst_of_last"` (the rules of
             `training.PlateauDecay`), `"patience"` (`keras.callbacks.ReduceLROnPlateau`),
             `"steps"` (`training.StepDecay`), `"exponential"`
@@ -147,6 +150,7 @@ class Training:
     transpose: float | None = None
     note_dropout: float | None = None
     shift: int | None = None
+    stretch: float | None = None
     schedule: str | None = None
     decay_factor: float | None = None
     decay_window: int | None = None
@@ -161,7 +165,7 @@ class Training:
 
     def __post_init__(self) -> None:
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
-        for name in ("learning_rate", "clip_norm"):
+        for name in ("learning_rate", "clip_norm", "stretch"):
             _check(name, getattr(self, name), lambda value: 0 < value < math.inf, "positive")
         amounts = ("l2", "weight_decay", "context_length", "min_learning_rate", "stop_min_delta")
         for name in amounts:
@@ -372,6 +376,7 @@ class Entry:
             (_TEXT_FIELDS, self.reads_text),
             (_MUSIC_FIELDS, self.metric == "frame_nll"),
             (_IMAGE_FIELDS, self.data in _IMAGES),
+            (_SERIES_FIELDS, "whole_series" in self.on),
         )
         return sum((fields for fields, are_own in own if not are_own), ())
 
@@ -461,6 +466,8 @@ class Recipe:
                     "`context_length` belongs to stateful=False: a stateful model carries its "
                     f"context over. Received: {self.training.context_length}"
                 )
+        elif self.training.stretch is not None and self.data != "whole_series":
+            raise ValueError(f"`stretch` is for data='whole_series'. Received: data={self.data!r}")
         elif self.metric != self.entry.metric:
             raise ValueError(f"`metric` must be {self.entry.metric!r}. Received: {self.metric!r}")
         if self.dtype_policy is not None:
@@ -655,7 +662,10 @@ class Recipe:
         if isinstance(part, _WINDOWS):
             stream = WindowStream(part, batch_size, **order)
         elif isinstance(part, LabelledSeries):
-            stream = SeriesStream(part, batch_size, **order, least=_EPOCH if shuffle else 1)
+            if shuffle:
+                order["times"] = max(_TIMES, -(-_EPOCH // len(part)))
+                order["stretch"] = self.training.stretch or 0.0
+            stream = SeriesStream(part, batch_size, **order)
         elif isinstance(part, list):
             if shuffle:
                 order |= {name: getattr(self.training, name) or 0.0 for name in _MUSIC_FIELDS}
@@ -752,9 +762,10 @@ def _typed(entry, options):
 def _unknown(entry, name):
     if name in _TEXT_FIELDS:
         return f"`{name}` is an option of language models; {entry.name} reads whole sequences."
-    if name in _MUSIC_FIELDS + _IMAGE_FIELDS:
-        kind = "music" if name in _MUSIC_FIELDS else "images"
-        return f"`{name}` is an option of models of {kind}. {entry.name} reads {entry.data}."
+    kinds = ((_MUSIC_FIELDS, "music"), (_IMAGE_FIELDS, "images"), (_SERIES_FIELDS, "whole series"))
+    for fields, kind in kinds:
+        if name in fields:
+            return f"`{name}` is an option of models of {kind}. {entry.name} reads {entry.data}."
     near = suggestion(name, entry.options)
     return f"{entry.name} has no option {name!r}.{near or ' It has: ' + ', '.join(entry.options)}"
 

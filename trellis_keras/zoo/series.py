@@ -66,10 +66,11 @@ _WHOLE: dict[str, Any] = {
 }
 _WHOLE_TCN: dict[str, Any] = {
     "kernel_size": 7,
-    "depth": 3,  # patterns of up to 85 steps, wherever they are
     "dropout": 0.0,
+    "normalization": "batch",
     "pooling": "average_max",
     "learning_rate": 5e-3,
+    "stretch": 0.1,
 }
 
 
@@ -99,10 +100,12 @@ def _dilations(window, kernel_size, convolutions=1):
     return dilations_within(window, kernel_size, convolutions)
 
 
-def _classifier(backbone, channels, num_classes, class_names, pooling, dropout, seed):
+def _classifier(
+    backbone, channels, num_classes, class_names, pooling, dropout, seed, normalization=None
+):
     check_choice("pooling", pooling, _POOLING)
     if pooling != "last":
-        backbone = _pooled(backbone, channels, pooling)
+        backbone = _pooled(backbone, channels, pooling, normalization)
     return SequenceClassifier(
         backbone,
         num_classes,
@@ -121,12 +124,15 @@ _POOLING = {
 }
 
 
-def _pooled(backbone, channels, pooling):
+def _pooled(backbone, channels, pooling, normalization):
     """A net whose steps are pooled. (The maximum takes masked steps for 0, as ReLU does.)"""
     x = keras.Input((None, channels))
     steps = backbone(x)
     parts = [pool()(steps) for pool in _POOLING[pooling]]
     y = parts[0] if len(parts) == 1 else keras.layers.Concatenate()(parts)
+    if normalization == "batch":
+        # Classes may differ in a small part of a feature: the classifier sees all at one scale.
+        y = keras.layers.BatchNormalization(momentum=0.9)(y)
     return keras.Model(x, y, name=f"pooled_{backbone.name}")
 
 
@@ -185,6 +191,7 @@ def tcn_classifier(
     depth: int | None = None,
     filters: int = 32,
     dropout: float = 0.2,
+    normalization: str | None = None,
     pooling: str = "last",
     channels: int = 1,
     num_classes: int = 2,
@@ -198,6 +205,8 @@ def tcn_classifier(
     Args:
         window: Positive integer, number of steps to read, by which `depth` is chosen. Of whole
             series a run takes it from its data.
+        normalization: `"batch"`, of the convolutions and of what is pooled, which is the recipe
+            for whole series; `"layer"`; or None, weight normalization. Defaults to None.
         pooling: What of the net's outputs tells the class: `"last"`, the last step; `"average"`,
             the mean of all steps; `"average_max"`, mean and maximum, which is the recipe for whole
             series (`data="whole_series"`). Series may end with NaN then, which does not count. A
@@ -207,17 +216,25 @@ def tcn_classifier(
         class_names: Names of the classes, saved with the model. None: numbers.
         **: As in `tcn_forecaster`.
     """
-    backbone = _tcn(window, kernel_size, depth, filters, dropout, seed, pooling != "last")
-    return _classifier(backbone, channels, num_classes, class_names, pooling, dropout, seed)
+    backbone = _tcn(
+        window, kernel_size, depth, filters, dropout, seed, normalization, pooling != "last"
+    )
+    return _classifier(
+        backbone, channels, num_classes, class_names, pooling, dropout, seed, normalization
+    )
 
 
-def _tcn(window, kernel_size, depth, filters, dropout, seed, return_sequences=False):
+def _tcn(
+    window, kernel_size, depth, filters, dropout, seed, normalization=None, return_sequences=False
+):
     return TCN(
         filters,
         kernel_size,
         depth,
         dilations=None if depth is not None else _dilations(window, kernel_size, 2),
         dropout=dropout,
+        weight_norm=normalization is None,
+        normalization=normalization,
         return_sequences=return_sequences,
         seed=sub_seed(seed, 10),
         name="tcn",
