@@ -9,7 +9,14 @@ from keras import ops
 
 from trellis_keras.export import export
 from trellis_keras.forecasting import Forecaster, TimeSeries, WindowStream, one_step_forecasts
-from trellis_keras.forecasting.linear import LinearMap, Ridge, best_season, fit_map, is_gain
+from trellis_keras.forecasting.linear import (
+    LinearMap,
+    Ridge,
+    best_season,
+    fit_map,
+    is_gain,
+    is_lasting_gain,
+)
 from trellis_keras.layers import TCN
 
 pytestmark = pytest.mark.both_backends(slow=True)
@@ -138,6 +145,16 @@ def test_a_map_that_gains_no_more_than_noise_moves_towards_the_simple_forecast()
 )
 def test_gains_of_less_than_a_standard_error_are_none(gains, horizon, expected):
     assert is_gain(np.array([*gains, np.nan]), horizon) == expected
+
+
+@pytest.mark.parametrize(
+    ("blocks", "expected"),
+    [([1, 1, 1], False), ([1, 1, 1, 1], True), ([3, -1, 1, -1], False), ([3, -1, 3, 2], True)],
+)
+def test_a_gain_lasts_over_blocks_of_windows(blocks, expected):
+    """Three blocks are too few, however steady the gain within each."""
+    gains = np.repeat(np.array(blocks, float), 5)
+    assert is_lasting_gain(np.append(gains, np.nan), 5) == expected
 
 
 def test_missing_values_keep_the_last_one():

@@ -11,7 +11,7 @@ from keras.src.backend.common.masking import set_keras_mask
 
 from trellis_keras.forecasting import rollout
 from trellis_keras.forecasting.calibration import conformal_scale
-from trellis_keras.forecasting.linear import LinearMap, fit_map, is_gain
+from trellis_keras.forecasting.linear import LinearMap, fit_map, is_lasting_gain
 from trellis_keras.forecasting.losses import (
     PinballLoss,
     check_quantiles,
@@ -329,8 +329,9 @@ class Forecaster(SequenceModel):
 
         The net's part of the forecasts, of the middle quantile, is multiplied by 0, 1/4, 1/2, 3/4
         or 1: the one with the least mean absolute error, or 0 if the linear map alone is not worse
-        by more than one standard error. It becomes a part of the weights. Call it after `fit` and
-        before `calibrate`.
+        by more than one standard error, of the means of blocks of `horizon` windows, or there are
+        fewer than four blocks. It becomes a part of the weights. Call it after `fit` and before
+        `calibrate`.
 
         Args:
             x: Inputs, or a `PyDataset`, as in `calibrate`: windows in the order of time.
@@ -365,7 +366,7 @@ class Forecaster(SequenceModel):
             return np.nanmean(found[counts], axis=(-2, -1))
 
         share = min(_SHARES, key=lambda share: errors(share).mean())
-        share = share if is_gain(errors(0.0) - errors(share), self.horizon) else 0.0
+        share = share if is_lasting_gain(errors(0.0) - errors(share), self.horizon) else 0.0
         keep(share)
         return share
 

@@ -18,6 +18,7 @@ from trellis_keras.layers import streaming
 from trellis_keras.types import Cache, Shape, Tensor
 
 PENALTIES = (*10.0 ** np.arange(-3, 3), np.inf)
+_FEWEST_BLOCKS = 4  # that tell a gain from noise
 _MOST_WINDOWS = 2_000  # for the season, at equal distances
 _MOST_FEATURES = 1_000  # of which the other channels take what is left
 _FOLDS = 5
@@ -261,6 +262,24 @@ def is_gain(gains: np.ndarray, horizon: int) -> bool:
     gains = gains[~np.isnan(gains)]
     count = max(len(gains) / horizon, 1.0)
     return bool(len(gains) and gains.mean() > gains.std() / np.sqrt(count))
+
+
+def is_lasting_gain(gains: np.ndarray, block: int) -> bool:
+    """Returns whether the means of blocks have a mean of more than one standard error above 0.
+
+    Windows next to each other share most of what they read and forecast, and their gains are alike.
+    Fewer than four blocks do not tell: there is no gain then.
+
+    Args:
+        gains: Array (windows,), as of `is_gain`, in the order of time.
+        block: Positive integer, the number of windows in a block.
+    """
+    gains = gains[~np.isnan(gains)]
+    count = len(gains) // block
+    if count < _FEWEST_BLOCKS:
+        return False
+    means = np.array([part.mean() for part in np.array_split(gains, count)])
+    return bool(means.mean() > means.std(ddof=1) / np.sqrt(count))
 
 
 def _simple(window, horizon, season):
