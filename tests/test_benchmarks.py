@@ -108,7 +108,7 @@ def test_the_table_of_forecasts():
         kinds = ("seasonal naive", "last value", "drift", "ours")
         for kind, mae in zip(kinds, maes, strict=True):
             row = {"half": "held out", "series": series, "forecaster": kind, "seconds": "1"}
-            row |= {"step": "year", "rows": "40"}
+            row |= {"step": "year", "rows": "40", "spread": "0.485"}
             row |= {"mae": str(mae), "ratio": str(mae / 2), "coverage": "0.7" * (kind == "ours")}
             rows += [row, row | {"half": "choosing", "mae": "9", "series": "c"}]
     for series, mae in (("a", 2.0), ("b", 1.6)):
@@ -119,8 +119,42 @@ def test_the_table_of_forecasts():
     assert "| ETS | 2 | 0.685 | 0.215 | 2 |" in table  # of 1 / 2 and 1.5 / 1.6
     assert "| ours | 2 | 1.50 | 1 | 0.612 | 0.75 | 0.70 | 0.70 | 1.0 |" in table
     assert table.endswith("| b | 1.50 | last value |")
-    # Two forecasts each: one or none is inside with a probability of 0.36.
-    assert "under 0.60 on 0 series" in table and "it would be on 0.7." in table
+    # Two forecasts each. Steps that hold or fail together: a probability of 0.36.
+    assert "under 0.60 on 0 series" in table and "correlated by 1.00" in table
+    assert "it would be on 0.7." in table
+
+
+def test_nets_read_no_row_of_the_test_part():
+    values = np.arange(200.0)
+    task = forecasts.Task(values, "month")
+    assert task.valid_rows == 30 and task.ends[0] == 170
+    assert task.standards() == (pytest.approx(69.5), pytest.approx(values[:140].std()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("package", "name"), [("tcn", "keras-tcn"), ("neuralforecast", "N-HiTS")])
+def test_nets_of_other_packages_find_a_season(package, name):
+    pytest.importorskip(package)
+    time = np.arange(150)
+    noise = np.random.default_rng(0).normal(size=150)
+    task = forecasts.Task(500 + 100 * np.sin(2 * np.pi * time / 12) + noise, "month")
+    found, inside = forecasts.FORECASTERS[name](task)
+    assert found.shape == task.actual.shape and inside is None
+    assert forecasts._error(task, found) < 50  # the mean is wrong by 64
+
+
+def test_the_chance_of_a_low_coverage():
+    """Correlated steps leave the mean of the share inside, and widen it."""
+    rows = [{"step": "month", "rows": "144", "coverage": "0.75", "spread": s} for s in ("0.2", "")]
+    # 0.04 = 0.1915 (1 + 11 r) / 12, of the first row
+    assert forecasts._correlation(rows) == pytest.approx(0.137, abs=1e-3)
+    for correlation in (0, 0.137, 0.5, 1):
+        inside = forecasts._inside(12, 0.8, correlation)
+        steps = np.arange(13)
+        mean, square = inside @ steps, inside @ steps**2
+        assert inside.sum() == pytest.approx(1) and mean == pytest.approx(0.8 * 12)
+        variance = 12 * 0.16 * (1 + 11 * correlation)
+        assert square - mean**2 == pytest.approx(variance)
 
 
 def test_the_table_of_classification(tmp_path):
