@@ -454,6 +454,44 @@ def ours(task, **options):
     return _backtest(train_model(recipe, task.train, task.valid), task)
 
 
+def net_beside_map(task, model=None) -> str:
+    """Returns what the net changes over all windows of the test part, as a row of Markdown.
+
+    The standard error is that of the ratio of means, from blocks of the season's or the horizon's
+    length, whichever is longer.
+
+    Args:
+        task: `Task`.
+        model: The `Forecaster`, or `None`: one is trained with the defaults.
+    """
+    from trellis_keras import zoo
+    from trellis_keras.zoo.forecasts import train_model
+
+    if model is None:
+        recipe = zoo.recipe("tcn_forecaster", window=task.window, horizon=task.horizon)
+        model = train_model(recipe, task.train, task.valid)
+    x, y = task.test.read(np.arange(len(task.test)))
+
+    def errors():
+        forecasts = model.predict(x, batch_size=512, verbose=0)[..., 0, model.middle]
+        return np.nanmean(np.abs(forecasts - y[..., 0]), axis=1)
+
+    with_net = errors()
+    for weight in (model.head.kernel, model.head.bias):
+        weight.assign(np.zeros(weight.shape))
+    ratio, error, blocks = _ratio(with_net, errors(), max(task.horizon, task.season))
+    return f"| {len(x):,} | {blocks} | {ratio:.3f} | {error:.3f} |"
+
+
+def _ratio(first, second, block):
+    """The ratio of two means over windows, its standard error, and the number of blocks."""
+    ratio, count = first.mean() / second.mean(), max(len(first) // block, 1)
+    parts = np.array_split((first - ratio * second) / second.mean(), count)
+    means = np.array([part.mean() for part in parts])
+    error = means.std(ddof=1) / math.sqrt(count) if count > 1 else math.nan
+    return float(ratio), float(error), count
+
+
 def _backtest(model, task, **options):
     from trellis_keras.forecasting import backtest
 
@@ -569,9 +607,11 @@ def _beside(found, others):
             math.log(float(found[OURS][s]["mae"]) / float(found[name][s]["mae"])) for s in series
         ]
         ratio = math.exp(statistics.mean(logs))
-        error = ratio * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan
+        error = "-"
+        if len(logs) > 1:
+            error = f"{ratio * statistics.stdev(logs) / math.sqrt(len(logs)):.3f}"
         ahead = sum(log < 0 for log in logs)
-        lines.append(f"| {name} | {len(logs)} | {ratio:.3f} | {error:.3f} | {ahead} |")
+        lines.append(f"| {name} | {len(logs)} | {ratio:.3f} | {error} | {ahead} |")
     return lines
 
 
@@ -653,6 +693,12 @@ def _nets(found):
 FIELDS = "half series step rows forecaster mae ratio coverage seconds spread".split()
 
 
+def task_of(series) -> Task:
+    """Returns the task of an element of `CHOOSING` or `HELD_OUT`."""
+    values = read_listed(*series) if len(series) == 4 else read_packaged(*series[:2])
+    return Task(values, series[-1])
+
+
 def run(
     output: pathlib.Path, half: str = "held out", forecasters=None, numbers: range | list = ()
 ) -> str:
@@ -678,8 +724,7 @@ def run(
         ]
         if not kinds:
             continue
-        reader = read_listed if len(series[number]) == 4 else read_packaged
-        task = Task(reader(*series[number][: 4 if len(series[number]) == 4 else 2]), step)
+        task = task_of(series[number])
         baseline = _error(task, naive(task)[0])
         for kind in kinds:
             start = time.process_time()
@@ -712,16 +757,36 @@ def read(output: pathlib.Path) -> list[dict[str, str]]:
 
 
 def main(
-    output: Annotated[pathlib.Path, typer.Option(help="CSV file, to which rows are added.")],
+    output: Annotated[
+        pathlib.Path | None, typer.Option(help="CSV file, to which rows are added.")
+    ] = None,
     half: Annotated[str, typer.Option(help="The series: held out, or choosing.")] = "held out",
     forecaster: Annotated[
         list[str] | None, typer.Option(help="One of the forecasters; repeat it for several.")
     ] = None,
     series: Annotated[str | None, typer.Option(help="Numbers of series, such as 0,5,7.")] = None,
+    net: Annotated[
+        bool,
+        typer.Option(
+            "--net", help="Also what the net changes over all test windows of `--series`."
+        ),
+    ] = False,
 ):
     """Compares forecasters on public series."""
     numbers = [] if series is None else [int(number) for number in series.split(",")]
-    print(run(output, half, forecaster, numbers))
+    if output is not None:
+        print(run(output, half, forecaster, numbers))
+    if net:
+        print(
+            "| series | windows | blocks | with the net / map | standard error |\n"
+            + "|---" * 5
+            + "|"
+        )
+        listed = HELD_OUT if half == "held out" else CHOOSING
+        for number in numbers:
+            print(
+                f"| {name_of(listed[number])} {net_beside_map(task_of(listed[number]))}", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -124,6 +124,13 @@ def test_the_table_of_forecasts():
     assert "it would be on 0.7." in table
 
 
+def test_ratio_of_errors_over_windows():
+    """Two blocks of two windows; equal ratios have no error."""
+    map_, net = np.array([2.0, 2.0, 4.0, 4.0]), np.array([1.0, 1.0, 3.0, 3.0])
+    assert forecasts._ratio(net, map_, 2) == (2 / 3, pytest.approx(1 / 9), 2)
+    assert forecasts._ratio(map_ / 2, map_, 2) == (0.5, 0, 2)
+
+
 def test_nets_read_no_row_of_the_test_part():
     values = np.arange(200.0)
     task = forecasts.Task(values, "month")
