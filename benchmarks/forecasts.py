@@ -367,7 +367,7 @@ def lightgbm(task):
 
 
 def neural(task, name):
-    """A net of neuralforecast with its defaults; three checks without a gain stop the training."""
+    """A net of neuralforecast that scales its windows; three checks without a gain stop it."""
     import logging
 
     import pandas
@@ -388,6 +388,7 @@ def neural(task, name):
         h=task.horizon,
         input_size=task.window,
         windows_batch_size=min(len(task.train), 1024),  # 1,024 by default
+        scaler_type="robust",  # none by default, which levels that move do not forgive
         early_stop_patience_steps=3,
         accelerator="cpu",
         logger=False,
@@ -524,6 +525,7 @@ LEFT_OUT = {
     "AutoARIMA": ("half hour", "hour", "day", "week", "month"),
     "AutoETS": ("half hour", "hour"),
     "AutoTheta": ("half hour", "hour"),
+    "DLinear": ("half hour", "hour"),
     "N-HiTS": ("half hour", "hour"),
     "keras-tcn": ("half hour", "hour"),
     "ours with the net, fitted once": ("half hour", "hour", "month", "quarter", "year"),
