@@ -36,6 +36,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 import numpy as np
+import scipy.stats
 import typer
 
 ORIGINS = 10
@@ -367,7 +368,7 @@ def lightgbm(task):
 
 
 def neural(task, name):
-    """A net of neuralforecast that scales its windows; three checks without a gain stop it."""
+    """A net of neuralforecast, with scaled windows and early stopping (patience 3)."""
     import logging
 
     import pandas
@@ -388,7 +389,7 @@ def neural(task, name):
         h=task.horizon,
         input_size=task.window,
         windows_batch_size=min(len(task.train), 1024),  # 1,024 by default
-        scaler_type="robust",  # none by default, which levels that move do not forgive
+        scaler_type="robust",  # each window by its own median; off by default
         early_stop_patience_steps=3,
         accelerator="cpu",
         logger=False,
@@ -455,7 +456,7 @@ def ours(task, **options):
     return _backtest(train_model(recipe, task.train, task.valid), task)
 
 
-def net_beside_map(task, model=None) -> str:
+def net_beside_map(task) -> str:
     """Returns what the net changes over all windows of the test part, as a row of Markdown.
 
     The standard error is that of the ratio of means, from blocks of the season's or the horizon's
@@ -463,14 +464,12 @@ def net_beside_map(task, model=None) -> str:
 
     Args:
         task: `Task`.
-        model: The `Forecaster`, or `None`: one is trained with the defaults.
     """
     from trellis_keras import zoo
     from trellis_keras.zoo.forecasts import train_model
 
-    if model is None:
-        recipe = zoo.recipe("tcn_forecaster", window=task.window, horizon=task.horizon)
-        model = train_model(recipe, task.train, task.valid)
+    recipe = zoo.recipe("tcn_forecaster", window=task.window, horizon=task.horizon)
+    model = train_model(recipe, task.train, task.valid)
     x, y = task.test.read(np.arange(len(task.test)))
 
     def errors():
@@ -657,18 +656,14 @@ def _correlation(rows) -> float:
 
 
 def _inside(horizon, p, correlation) -> np.ndarray:
-    """Returns the probabilities of 0, 1, ... of the steps inside, beta-binomial."""
-    if correlation in (0, 1):
-        k = np.arange(horizon + 1)
-        binomial = [math.comb(horizon, i) * p**i * (1 - p) ** (horizon - i) for i in k]
-        return np.where(k == horizon, p, (1 - p) * (k == 0)) if correlation else np.array(binomial)
-    a, b = p * (1 / correlation - 1), (1 - p) * (1 / correlation - 1)
-
-    def log_beta(a, b):
-        return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
-
-    logs = [log_beta(a + i, b + horizon - i) - log_beta(a, b) for i in range(horizon + 1)]
-    return np.array([math.comb(horizon, i) * math.exp(log) for i, log in enumerate(logs)])
+    """Returns the probability of each number of steps inside the band, beta-binomial."""
+    steps = np.arange(horizon + 1)
+    if correlation == 1:
+        return np.where(steps == horizon, p, (1 - p) * (steps == 0))
+    if correlation == 0:
+        return scipy.stats.binom.pmf(steps, horizon, p)
+    a_and_b = 1 / correlation - 1
+    return scipy.stats.betabinom.pmf(steps, horizon, p * a_and_b, (1 - p) * a_and_b)
 
 
 def _lost(found, ours):
@@ -770,12 +765,16 @@ def main(
     net: Annotated[
         bool,
         typer.Option(
-            "--net", help="Also what the net changes over all test windows of `--series`."
+            "--net", help="Also print the net's effect over all test windows of `--series`."
         ),
     ] = False,
 ):
     """Compares forecasters on public series."""
     numbers = [] if series is None else [int(number) for number in series.split(",")]
+    if output is None and not net:
+        raise typer.BadParameter("Pass --output FILE, --net with --series, or both.")
+    if net and not numbers:
+        raise typer.BadParameter("--net needs --series, such as --series 0,1,2.")
     if output is not None:
         print(run(output, half, forecaster, numbers))
     if net:

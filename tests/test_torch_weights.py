@@ -378,5 +378,5 @@ def test_lattices_that_do_not_fit():
 def test_a_tcn_with_normalization_is_refused(normalization):
     layer = TCN(3, 2, 1, normalization=normalization)
     layer.build((None, None, 2))
-    with pytest.raises(ValueError, match=f"normalizes no outputs. Received: .*'{normalization}'"):
+    with pytest.raises(ValueError, match=f"no normalization layers.*'{normalization}'"):
         load_torch_state_dict(layer, {})

@@ -295,7 +295,8 @@ def _of_tcn(layer):
     normalization = layer.blocks[0].normalization
     if normalization is not None:
         raise ValueError(
-            f"The authors' TCN normalizes no outputs. Received: normalization={normalization!r}"
+            "The authors' TCN has no normalization layers. Build the TCN with normalization=None. "
+            f"Received: normalization={normalization!r}"
         )
     found = []
     for i, block in enumerate(layer.blocks):

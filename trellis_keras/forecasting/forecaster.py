@@ -329,9 +329,9 @@ class Forecaster(SequenceModel):
 
         The net's part of the forecasts, of the middle quantile, is multiplied by 0, 1/4, 1/2, 3/4
         or 1: the one with the least mean absolute error, or 0 if the linear map alone is not worse
-        by more than one standard error, of the means of blocks of `horizon` windows, or there are
-        fewer than four blocks. It becomes a part of the weights. Call it after `fit` and before
-        `calibrate`.
+        by more than one standard error, which is estimated from blocks of `horizon` windows, or
+        there are fewer than four blocks. It becomes a part of the weights. Call it after `fit`
+        and before `calibrate`.
 
         Args:
             x: Inputs, or a `PyDataset`, as in `calibrate`: windows in the order of time.

@@ -223,9 +223,9 @@ class SeriesStream(WindowStream):
         series: `LabelledSeries`.
         batch_size, seed, shuffle: As in `WindowStream`.
         times: Positive integer, how often an epoch reads each series. Defaults to 1.
-        stretch: Float, 0 or more. A series is read as if it had been recorded at another speed: its
-            length is multiplied by `exp(stretch * z)`, with z from a standard normal distribution,
-            and is at most the window. Values between two steps are interpolated. Defaults to 0.
+        stretch: Float, 0 or more, amount of random time stretching: each time a series is read, it
+            is resampled by linear interpolation to `exp(stretch * z)` times its length, at most the
+            window, with z drawn from N(0, 1). Defaults to 0, no stretching.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class SeriesStream(WindowStream):
 
 
 def _stretched(x, length, factor):
-    """A series of `length` steps, and NaN after it, with its length multiplied by a factor."""
+    """Resamples the first `length` steps of x to `factor` times as many; NaN follows them."""
     new_length = int(np.clip(round(length * factor), 1, len(x)))
     places, stretched = np.linspace(0, length - 1, new_length), np.full_like(x, np.nan)
     for channel, column in enumerate(x.T):

@@ -18,7 +18,7 @@ from trellis_keras.layers import streaming
 from trellis_keras.types import Cache, Shape, Tensor
 
 PENALTIES = (*10.0 ** np.arange(-3, 3), np.inf)
-_FEWEST_BLOCKS = 4  # that tell a gain from noise
+_FEWEST_BLOCKS = 4  # needed to estimate a standard error
 _MOST_WINDOWS = 2_000  # for the season, at equal distances
 _MOST_FEATURES = 1_000  # of which the other channels take what is left
 _FOLDS = 5
@@ -265,10 +265,10 @@ def is_gain(gains: np.ndarray, horizon: int) -> bool:
 
 
 def is_lasting_gain(gains: np.ndarray, block: int) -> bool:
-    """Returns whether the means of blocks have a mean of more than one standard error above 0.
+    """Returns whether gains are more than one standard error above 0, estimated from blocks.
 
-    Windows next to each other share most of what they read and forecast, and their gains are alike.
-    Fewer than four blocks do not tell: there is no gain then.
+    Neighboring windows overlap, so their gains are correlated; the means of blocks of windows are
+    nearly independent. Returns False for fewer than four blocks.
 
     Args:
         gains: Array (windows,), as of `is_gain`, in the order of time.

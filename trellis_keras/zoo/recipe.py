@@ -86,8 +86,8 @@ _FROM_DATA = (
     "class_names",
 )
 _WINDOWS = (Windows, LabelledWindows)
-# An epoch of training reads whole series four times, and small sets until 512 have been read, or
-# their checkpoints and validations would take longer than their training.
+# Each epoch reads every whole series four times, or more often until it has read 512: checkpoints
+# and validation would otherwise take longer than training on a small set.
 _TIMES, _EPOCH = 4, 512
 
 
@@ -115,8 +115,8 @@ class Training:
         note_dropout: Float in [0, 1), share of the notes that the model does not hear but predicts.
             Music only.
         shift: Positive integer, pixels that an image is moved by at most. Images only.
-        stretch: Positive float, how much the speed of a series varies, see `SeriesStream`. Whole
-            series only.
+        stretch: Positive float, amount of random time stretching, see `SeriesStream`. Whole series
+            only.
         schedule: Learning-rate schedule: `"best_before"` or `"worst_of_last"` (the rules of
             `training.PlateauDecay`), `"patience"` (`keras.callbacks.ReduceLROnPlateau`),
             `"steps"` (`training.StepDecay`), `"exponential"`

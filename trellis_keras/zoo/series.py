@@ -131,7 +131,7 @@ def _pooled(backbone, channels, pooling, normalization):
     parts = [pool()(steps) for pool in _POOLING[pooling]]
     y = parts[0] if len(parts) == 1 else keras.layers.Concatenate()(parts)
     if normalization == "batch":
-        # Classes may differ in a small part of a feature: the classifier sees all at one scale.
+        # Classes may differ by little in a large feature: bring all features to one scale.
         y = keras.layers.BatchNormalization(momentum=0.9)(y)
     return keras.Model(x, y, name=f"pooled_{backbone.name}")
 
@@ -205,8 +205,9 @@ def tcn_classifier(
     Args:
         window: Positive integer, number of steps to read, by which `depth` is chosen. Of whole
             series a run takes it from its data.
-        normalization: `"batch"`, of the convolutions and of what is pooled, which is the recipe
-            for whole series; `"layer"`; or None, weight normalization. Defaults to None.
+        normalization: `"batch"` normalizes the convolutions and the pooled features (the recipe for
+            whole series), `"layer"` the convolutions, and None uses weight normalization instead.
+            Defaults to None.
         pooling: What of the net's outputs tells the class: `"last"`, the last step; `"average"`,
             the mean of all steps; `"average_max"`, mean and maximum, which is the recipe for whole
             series (`data="whole_series"`). Series may end with NaN then, which does not count. A
