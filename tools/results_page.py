@@ -30,34 +30,34 @@ _LONG = 10 * 86_400  # seconds of one core: nobody trains longer on a CPU
 _INTRODUCTION = """\
 # Results
 
-The tables of the three papers, and what was trained here by `trellis-keras train MODEL
---as-published`, {trained} of {everything} values: {verdicts}.
-A row "fast" is the same net trained by a recipe of this zoo (`trellis-keras train MODEL --setting
-fast`), {fast[trained]} of the values: {fast[verdicts]}.
-By either, whichever is better, {either[trained]} values: {either[verdicts]}.
-"Within 2 %" compares losses, or the shares of wrong answers where the metric is an accuracy. "At
-the floor" is the loss of a net that has learned nothing: the paper's net fails there too, so that
-equality shows nothing.
+The tables of the three papers, beside the results of `trellis-keras train MODEL
+--as-published` for {trained} of {everything} values: {verdicts}.
+A "fast" row is the same network trained with a recipe of this zoo (`trellis-keras train MODEL
+--setting fast`), {fast[trained]} of the values: {fast[verdicts]}.
+Taking the better of the two, {either[trained]} values: {either[verdicts]}.
+"Within 2 %" compares losses, or error rates if the metric is an accuracy. "At
+the floor" is the loss of a network that has learned nothing: the paper's network fails there too,
+so agreement is not informative.
 
-Accuracies are fractions; cross-entropies and frame NLLs are in nats. Results of several seeds are
+Accuracies are fractions; cross-entropies and frame NLLs are in nats. Results over several seeds are
 given as mean and standard deviation, and come from the epoch with the lowest validation loss. The
-test set of the adding problem and of copy memory is a sample: after the semicolon are mean and
-standard deviation of the same weights on ten others, of which difference and verdict are taken
-([tools/fresh_test_sets.py](../tools/fresh_test_sets.py)). *Test runs* is the number of times the
-test split was evaluated, including experiments that are not shown ("-": not recorded); no choice
-was based on these evaluations. Each name links to a card with the recipe, the learning curve, the
-command, and what is known about the gap to the paper. For models that were not trained, the table
-gives the estimated time on one core, from [zoo/costs.json](../zoo/costs.json).
+test sets of the adding problem and copy memory are random samples: the values after the semicolon
+are the mean and standard deviation of the same weights on ten other samples, which the difference
+and the verdict use ([tools/fresh_test_sets.py](../tools/fresh_test_sets.py)). *Test runs* is the
+number of times the test split was evaluated, including experiments that are not shown ("-": not
+recorded); no choice was based on these evaluations. Each name links to a card with the recipe, the
+learning curve, the command, and known reasons for the gap to the paper. For models that were not
+trained, the table gives the estimated time on one core, from [zoo/costs.json](../zoo/costs.json).
 """
 
 _TEST_TIME = """\
 ## At test time
 
-Language models of the zoo that adapt to the text they read ([how](scoring.md)), with the
-weights that are published. `trellis-keras evaluate RUN --dynamic --cache` chooses the
+The zoo's published language models, adapting to the text they read ([how](scoring.md)).
+`trellis-keras evaluate RUN --dynamic --cache` chooses the
 hyper-parameters on the first 20,000 tokens of the validation text, and scores the test text once.
 
-| model | metric | as it is | dynamic evaluation | neural cache | chosen for them |
+| model | metric | unadapted | dynamic evaluation | neural cache | chosen hyper-parameters |
 |---|---|---|---|---|---|
 """
 
@@ -72,8 +72,8 @@ The validation losses of all published runs, by epoch:
 
 [examples/studies](../examples/studies/README.md) has a command for each figure of the papers
 (memory horizon, gradient norms, statistical efficiency, epochs to converge, convergence, ablation)
-and the results of those that were run: what nets of 10,000 parameters
-remember (TCN paper, Fig. 5), and the test loss of units of one size by epoch (LRU paper, Figs. 3
+and the results of those that were run: the memory horizon of networks with 10,000 parameters
+(TCN paper, Fig. 5), and the test loss by epoch of recurrent units of equal size (LRU paper, Figs. 3
 and 4).
 
 ![Accuracy of recall by delay](../examples/studies/results/memory_horizon/memory_horizon.png)
@@ -198,11 +198,11 @@ def _not_trained(runs):
     rest = [value for value in published() if _key(value) not in runs]
     long = sum((_seconds(value) or 0) > _LONG for value in rest)
     return (
-        "## What is missing\n\n"
-        f"Of the {len(rest)} values without a training here, {long} take more than ten days of\n"
+        "## Missing results\n\n"
+        f"Of the {len(rest)} values not trained here, {long} take more than ten days on\n"
         "one core each (the word-level and character TrellisNets, WikiText-103, LAMBADA, text8\n"
-        "and enwik8), and nets of 24M parameters longer than those of 10M. They are for a GPU;\n"
-        "[benchmarks/gpu](../benchmarks/gpu) is their queue.\n"
+        "and enwik8), and 24M-parameter models take longer than 10M-parameter models. They need a\n"
+        "GPU; [benchmarks/gpu](../benchmarks/gpu) queues them.\n"
     )
 
 
