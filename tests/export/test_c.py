@@ -194,7 +194,7 @@ REFUSED = {
     "2nd.c": (classifier, "must be a C identifier"),
     "my-model.c": (classifier, "must be a C identifier"),
     "unbuilt.c": (lambda: TCN(4, 2, depth=1), "is not built"),
-    "backwards.c": (lambda: built(LRU(4, go_backwards=True)), "no later inputs"),
+    "backwards.c": (lambda: built(LRU(4, go_backwards=True)), "need a causal layer"),
     "masking.c": (
         lambda: built(keras.Sequential([keras.layers.Masking(), LRU(CHANNELS)])),
         "no masked steps",

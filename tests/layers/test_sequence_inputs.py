@@ -55,7 +55,9 @@ def test_output_length_of_a_call(make):
     "layer", [TCN(2, depth=1), TCNBlock(2, 3), TrellisLayer(4, 2), LRU(3)], ids=lambda x: x.name
 )
 def test_inputs_without_steps(layer):
-    with pytest.raises(ValueError, match=rf"{layer.name} needs .*one step or more.*\(2, 0, 3\)"):
+    with pytest.raises(
+        ValueError, match=rf"{layer.name} needs .*at least one time step.*\(2, 0, 3\)"
+    ):
         layer(np.zeros((2, 0, 3), "float32"))
 
 

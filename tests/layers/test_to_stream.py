@@ -279,22 +279,22 @@ REFUSED = {
     "softmax.*output at one step depends on other steps": lambda x: ops.softmax(x, axis=1),
     "layer_normalization.*depends on other steps": layers.LayerNormalization(axis=1),
     "mean.*depends on other steps": lambda x: x - ops.mean(x, axis=1, keepdims=True),
-    "multiply.*combines each step with a value of all steps": squeeze_and_excite,
+    "multiply.*combines each step with a value computed from all steps": squeeze_and_excite,
     "add.*come every 1, 2 steps. Give all branches the same strides":
         lambda x: layers.Add()([x[:, 4:], layers.Conv1D(3, 1, strides=2)(x)]),
     "it reads the sequence from its end. Use go_backwards=False": layers.GRU(2, go_backwards=True),
     "tcn.* reads later steps.*go_backwards=False": lambda x: TCN(2, depth=1, go_backwards=True)(x),
-    "Leave the layer out, and padding out of the stream": layers.Masking(),
+    "Remove the layer, and do not stream padding": layers.Masking(),
     "flatten.*joins all steps. Use GlobalAveragePooling1D": lambda x: layers.Flatten()(x),
     "reshape.*mixes the time axis": lambda x: layers.Reshape((4, 6))(x),
-    "takes step 0 of the sequence. A stream has the last one": lambda x: x[:, 0],
+    "takes step 0 of the sequence. A stream supports only the last": lambda x: x[:, 0],
     "depends on where the sequence ends.*Received: -3:None:1": lambda x: x[:, -3:],
-    "channels_first.*|time axis is the last one": lambda x: layers.GlobalMaxPooling1D(
+    "channels_first.*|time axis is the last axis": lambda x: layers.GlobalMaxPooling1D(
         data_format="channels_first")(x),
     "overridden.*its stream differs from it": lambda x: Overridden(2, 2, padding="causal")(x),
     "has an output of int32, which has no NaN":
         lambda x: ops.argmax(layers.Conv1D(2, 3, padding="same")(x), axis=-1),
-    "makes 3 samples of one that comes every 2 steps":
+    "makes 3 samples from one that comes every 2 steps":
         lambda x: layers.UpSampling1D(3)(layers.MaxPooling1D(2)(x)),
 }  # fmt: skip
 

@@ -1,6 +1,6 @@
-"""What the layers share: argument checks, seeds, precision, and four mixins.
+"""Code shared by the layers: argument checks, seeds, precision, and four mixins.
 
-- `FixedRatesMixin`: refuses another dropout rate after construction;
+- `FixedRatesMixin`: forbids changing a dropout rate after construction;
 - `OutputLengthMixin`: the arguments `return_sequences` and `output_length`;
 - `StatefulMixin`: `initial_state` and `stateful`, with a `StateCache` for the carried states;
 - `FrozenPartsMixin`: saves which sublayers have `trainable=False`.
@@ -23,7 +23,7 @@ from trellis_keras.types import Initializer, Shape, Tensor
 
 
 def check_positive(**arguments: Any) -> tuple[int, ...]:
-    """Returns the arguments as Python integers: NumPy's are neither shapes of Keras nor JSON.
+    """Returns the arguments as Python integers (NumPy integers are not JSON serializable).
 
     Raises:
         ValueError: An argument is not a positive integer.
@@ -92,7 +92,7 @@ def dilation_cycle(dilation_rate: int | Sequence[int]) -> list[int]:
 
 
 def check_condition(condition: Tensor | None, condition_size: int | None) -> None:
-    """Raises ValueError unless a call's `condition` is what `condition_size` asks for."""
+    """Raises ValueError unless a call's `condition` matches `condition_size`."""
     if condition_size is None and condition is not None:
         raise ValueError(
             "`condition` needs a layer with `condition_size`, the number of its channels. "
@@ -111,20 +111,20 @@ def check_has_steps(layer: keras.Layer, inputs: Tensor) -> None:
     """Raises ValueError for inputs (batch, 0, channels)."""
     if inputs.shape[1] == 0:
         raise ValueError(
-            f"{layer.name} needs inputs of one step or more. Received: shape {tuple(inputs.shape)}"
+            f"{layer.name} needs at least one time step. Received: shape {tuple(inputs.shape)}"
         )
 
 
 def resolve_mask(inputs: Tensor, mask: Tensor | None) -> Tensor | None:
-    """Returns the mask of a call: the argument, else the mask attached to `inputs`.
+    """Returns the mask of a call: the argument if given, else the mask attached to `inputs`.
 
-    Keras does not look up the latter in calls with several tensor arguments.
+    Keras ignores the attached mask in calls with several tensor arguments.
     """
     return get_keras_mask(inputs) if mask is None else mask
 
 
 def flip_time(inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Returns the inputs and the mask of a call from the last step to the first."""
+    """Returns the inputs and the mask of a call, reversed in time."""
     return ops.flip(inputs, axis=1), None if mask is None else ops.flip(mask, axis=1)
 
 
@@ -132,14 +132,14 @@ def flip_time(inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | Non
 
 
 def sub_seed(seed: int | None, *path: int | str) -> int | None:
-    """Returns the seed of a part of a layer or model, unrelated to those of other parts.
+    """Returns an independent seed for one part of a layer or model.
 
-    All layers and models derive their seeds by this function, so that neither two parts of one seed
-    nor parts of different seeds draw the same numbers.
+    All layers and models derive their seeds with this function, so no two parts draw the same
+    numbers, whether they share a seed or not.
 
     Args:
         seed: Integer or None.
-        *path: The class and the part of it, as strings and integers.
+        *path: Strings and integers that identify the part: its class, then its place in the class.
     """
     if seed is None:
         return None
@@ -150,8 +150,8 @@ def sub_seed(seed: int | None, *path: int | str) -> int | None:
 def seeded(initializer: Initializer, seed: int | None, *path: int | str) -> Initializer:
     """Returns a copy of an initializer with the seed of a part of a layer.
 
-    An initializer with an integer seed draws the same numbers each time, so that parts sharing it
-    would start out equal.
+    An initializer with an integer seed draws the same numbers on every call, so parts that share
+    it would start out equal.
 
     Args:
         initializer: Keras initializer. Its own seed takes precedence over `seed`.
@@ -187,13 +187,13 @@ def tanh(x: Tensor) -> Tensor:
 
 
 def activate(activation: Callable, x: Tensor) -> Tensor:
-    """Returns `activation(x)`, by a `tanh` that keeps float64."""
+    """Returns `activation(x)`, using a `tanh` that keeps float64."""
     return tanh(x) if activation is keras.activations.tanh else activation(x)
 
 
 @contextlib.contextmanager
 def default_policy(name: str | None) -> Iterator[None]:
-    """Context in which layers are made with the dtype policy `name`. None changes nothing."""
+    """Context in which layers get the dtype policy `name`. None changes nothing."""
     before = keras.config.dtype_policy()
     if name is not None:
         keras.config.set_dtype_policy(name)
@@ -207,10 +207,10 @@ def default_policy(name: str | None) -> Iterator[None]:
 
 
 class FixedRatesMixin:
-    """Refuses to change a dropout rate after construction.
+    """Forbids changing a dropout rate after construction.
 
-    A layer passes its rates on to sublayers, and compiled functions contain them as constants: a
-    new value of the attribute would be ignored.
+    A layer passes its rates on to sublayers, and compiled functions contain them as constants, so
+    a new value of the attribute would have no effect.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -218,7 +218,7 @@ class FixedRatesMixin:
         if is_rate and value != vars(self).get(name, value):
             kind = type(self).__name__
             raise AttributeError(
-                f"`{name}` of a {kind} cannot change after construction. Make another layer: "
+                f"`{name}` of a {kind} cannot change after construction. Create a new layer: "
                 f"{kind}.from_config({{**layer.get_config(), {name!r}: {value!r}}}), then build it "
                 f"and call `set_weights(layer.get_weights())`. Received: {name}={value!r}"
             )
@@ -229,9 +229,9 @@ class OutputLengthMixin:
     """The arguments `return_sequences` and `output_length` of a layer.
 
     Attributes:
-        return_sequences: Whether to return all steps, or the last one only.
+        return_sequences: Whether to return all steps, or only the last one.
         go_backwards: Whether to read the input from its last step to its first.
-        output_length: Number of last steps to return, None for all. The call's argument of the
+        output_length: Number of last steps to return, None for all. The call argument of the
             same name overrides it.
     """
 
@@ -282,7 +282,7 @@ class OutputLengthMixin:
         return self.output_length if output_length is None else output_length
 
     def _time_axis(self, time, output_length=None):
-        """Returns the time axis of the output shape as a tuple, empty without one."""
+        """Returns the time axis of the output shape as a tuple, empty if there is none."""
         steps = self._output_steps(output_length)
         return (time if steps is None else steps,) if self.return_sequences else ()
 
@@ -390,10 +390,10 @@ class StatefulMixin:
         """Resets the carried states of a stateful layer to zeros.
 
         Args:
-            batch_size: Number of rows to allocate. Defaults to the current one. (On TensorFlow a
-                model compiled for any batch size must be compiled again for the new one:
+            batch_size: Number of rows to allocate. Defaults to the current batch size. (On
+                TensorFlow a model compiled for any batch size must be recompiled for the new one:
                 `model.make_predict_function(force=True)`, or the same for train or test.
-                `LanguageModel` does so by itself.)
+                `LanguageModel` does so automatically.)
             training: True for the states of training, False for those of evaluation, None
                 (default) for both.
 
@@ -407,7 +407,7 @@ class StatefulMixin:
 
 @contextlib.contextmanager
 def without_carried_states(model: keras.Model) -> Iterator[None]:
-    """Makes stateful layers start from zero states, and keep theirs, inside the block."""
+    """Context in which stateful layers start from zero states and leave theirs unchanged."""
     layers = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
     try:
         for layer in layers:
@@ -443,7 +443,7 @@ class StateCache(keras.layers.Layer):
         self.built = True
 
     def allocate(self, batch_size: int, training: bool) -> None:
-        """Makes zero states for `batch_size` rows, and resets those of all other batch sizes."""
+        """Allocates zero states for `batch_size` rows, and resets all other batch sizes."""
         by_batch_size = self._by_phase[training]
         for state in keras.tree.flatten(by_batch_size):
             state.assign(ops.zeros(state.shape, dtype=state.dtype))
@@ -452,7 +452,7 @@ class StateCache(keras.layers.Layer):
         self._batch_sizes[training] = batch_size
 
     def allocate_like(self, other: "StateCache") -> None:
-        """Makes zero states for the batch sizes of another cache."""
+        """Allocates zero states for the batch sizes of another cache."""
         for training in (True, False):
             batch_size = other.batch_size(training)
             if batch_size is not None:
@@ -475,7 +475,7 @@ class StateCache(keras.layers.Layer):
             ]
 
     def batch_size(self, training: bool) -> int | None:
-        """Returns the batch size of this phase's states, or None before there are any."""
+        """Returns the batch size of this phase's states, or None if none are allocated."""
         return self._batch_sizes[training]
 
     def state_variables(self, training: bool) -> list[keras.Variable]:
@@ -490,12 +490,12 @@ class StateCache(keras.layers.Layer):
             training: Which phase.
 
         Raises:
-            ValueError: No states are allocated, or for another batch size.
+            ValueError: No states are allocated for this batch size.
         """
         allocated = self.batch_size(training)
         if allocated is None:
             raise ValueError(
-                "A layer with `stateful=True` needs a fixed batch size: build it with the whole "
+                "A layer with `stateful=True` needs a fixed batch size: build it with the full "
                 "shape (batch, time, channels), or call `reset_state(batch_size)` first."
             )
         is_static = isinstance(batch_size, int)
@@ -511,9 +511,9 @@ class StateCache(keras.layers.Layer):
         ]
         if batch_size is None or is_static:
             return states
-        # A graph for any batch size reads the states of one. This concatenation makes it fail for
-        # every other one, where broadcasting could silently take one row for all. The slice leaves
-        # the number of rows open, as in the inputs: a loop's states must not change their shape.
+        # A graph for any batch size reads the states of a single one. The concatenation makes it
+        # fail for any other, where broadcasting could silently reuse one row. The slice keeps the
+        # number of rows unknown, as in the inputs: the shape of a loop's states must not change.
         with keras.name_scope("carried_states_are_for_another_batch_size"):
             column = ops.zeros((batch_size, 1), self.compute_dtype)
             padded = [ops.concatenate([state, column], axis=1) for state in states]
@@ -551,7 +551,7 @@ class StateCache(keras.layers.Layer):
         return []
 
     def save_own_variables(self, store: Any) -> None:
-        """Saves nothing: the states belong to a run, not to the model."""
+        """Saves nothing: the states are not part of the model."""
 
     def load_own_variables(self, store: Any) -> None:
         """Loads nothing, see `save_own_variables`."""
@@ -560,8 +560,8 @@ class StateCache(keras.layers.Layer):
 class FrozenPartsMixin(keras.layers.Layer):
     """Saves which sublayers of a layer or model have `trainable=False`.
 
-    Keras saves `trainable` in the config of layers that are constructor arguments. Sublayers that
-    the constructor itself makes have no config in the file.
+    Keras saves `trainable` in the config of layers that are constructor arguments, but sublayers
+    created by the constructor have no config in the file.
     """
 
     def get_build_config(self) -> dict[str, Any] | None:

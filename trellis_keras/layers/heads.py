@@ -3,7 +3,7 @@
 A head is a `Head`: a layer that maps hidden states (..., channels) to log-probabilities
 (..., vocabulary_size), with
 
-- `loss(hidden, targets)`, -log p of each target, which training and evaluation need. It may avoid
+- `loss(hidden, targets)`, -log p of each target, for training and evaluation. It need not compute
   the logits of all words;
 - `log_prob(hidden, targets)`, its negative;
 - `top_k(hidden, k)`, the most probable words;
@@ -33,16 +33,16 @@ from trellis_keras.layers.base import (
 from trellis_keras.layers.regularization import VariationalDropout
 from trellis_keras.types import Initializer, Shape, Tensor
 
-# Logits of a mixture of softmaxes that exist at once: 16 MiB in float32. More are not faster on a
-# CPU, and with 10,000 words these are 420 rows of a product, enough for a GPU.
+# Number of logits of a mixture of softmaxes in memory at once: 16 MiB in float32. More are not
+# faster on a CPU, and with 10,000 words they make 420 rows of a product, enough for a GPU.
 LOGITS_AT_ONCE = 2**22
 
 
 class Head(keras.layers.Layer):
     """The base class of output heads.
 
-    A subclass defines `call(hidden, training=False)` and may define a cheaper `compute_nll`, for
-    targets that lie in the vocabulary. It has its own output matrix unless `embedding` is set.
+    A subclass defines `call(hidden, training=False)` and may define a cheaper `compute_nll` for
+    valid targets. It has its own output matrix unless `embedding` is set.
     Logits, log-probabilities and losses are at least float32, whatever the dtype policy is.
 
     Args:
@@ -56,13 +56,13 @@ class Head(keras.layers.Layer):
         self.supports_masking = True
 
     def tie(self, embedding: keras.layers.Embedding) -> None:
-        """Uses the matrix of an embedding as the output matrix. Call it before `build`.
+        """Ties the output matrix to an embedding. Call it before `build`.
 
         Args:
             embedding: `keras.layers.Embedding` of (vocabulary_size, channels).
 
         Raises:
-            ValueError: If the embedding has another number of tokens.
+            ValueError: If the embedding has a different number of tokens.
         """
         if embedding.input_dim != self.vocabulary_size:
             raise ValueError(
@@ -84,7 +84,7 @@ class Head(keras.layers.Layer):
             [0, vocabulary_size).
 
         Raises:
-            ValueError: If the shapes do not fit.
+            ValueError: If the shapes do not match.
         """
         hidden, targets = ops.convert_to_tensor(hidden), ops.convert_to_tensor(targets)
         if not shapes_match(targets.shape, hidden.shape[:-1]):
@@ -99,7 +99,7 @@ class Head(keras.layers.Layer):
         return ops.where(is_word, nll, np.nan)
 
     def compute_nll(self, hidden: Tensor, targets: Tensor, training: bool = False) -> Tensor:
-        """Returns `loss` for an int32 tensor of targets that lie in the vocabulary."""
+        """Returns `loss` for an int32 tensor of valid targets."""
         log_p = self(hidden, training=training)
         return -ops.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0]
 
@@ -120,7 +120,7 @@ class Head(keras.layers.Layer):
             k: Positive integer, at most `vocabulary_size`.
 
         Returns:
-            Log-probabilities (..., k) in falling order, and the words' ids (..., k).
+            Log-probabilities (..., k) in descending order, and the words' ids (..., k).
 
         Raises:
             ValueError: If `k` is out of range.
@@ -156,7 +156,7 @@ class Head(keras.layers.Layer):
         """The embedding's matrix (V, channels)."""
         if self.embedding.quantization_mode is not None:
             raise ValueError(
-                "The output matrix is the embedding's, which cannot be quantized then. For int8 "
+                "An embedding tied to the output matrix cannot be quantized. For int8 "
                 'use export.export(model, path, format="litert", quantization="int8"). Received: '
                 f"{self.embedding.name}, quantized to {self.embedding.quantization_mode}"
             )
@@ -190,8 +190,8 @@ class DenseHead(Head):
         Log-probabilities (..., V), at least float32.
 
     Raises:
-        ValueError: If `vocabulary_size` is not positive, or a tied embedding has another number of
-            tokens or of channels.
+        ValueError: If `vocabulary_size` is not positive, or a tied embedding has a different number
+            of tokens or channels.
 
     Example:
 
@@ -250,7 +250,7 @@ class DenseHead(Head):
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class MixtureOfSoftmaxes(DenseHead):
-    """A mixture of K softmaxes over one output matrix (Yang et al. 2018, section 2.4).
+    """A mixture of K softmaxes with a shared output matrix (Yang et al. 2018, section 2.4).
 
     The rank of a single softmax's log-probabilities is at most the width of its output matrix. A
     mixture has no such limit ("MoS" in Table 1 of the TrellisNet paper). With hidden state h,
@@ -261,37 +261,37 @@ class MixtureOfSoftmaxes(DenseHead):
         p = sum_k prior_k softmax(latent_k E + b)                   (V,)
 
     Time steps are computed in blocks whose logits, for all experts, take 16 MiB in float32 (at
-    least one step). The gradient computes them a second time.
+    least one step). The backward pass recomputes them.
 
     Args:
         vocabulary_size: Positive integer, number of tokens V.
         experts: Positive integer, number of softmaxes K.
         latent_units: Positive integer, width of each latent vector and of the output matrix.
-            Defaults to the width of a tied embedding, else to the number of channels of `hidden`.
+            Defaults to the width of a tied embedding, or else the number of channels of `hidden`.
         latent_dropout: Float in [0, 1), variational dropout rate of the latent vectors before the
             tanh, one mask per row (and auxiliary output) for all time steps. Defaults to 0.
-        epsilon: Positive float, or `None` for log(p) without underflow. A number gives
-            log(p + epsilon), as in the authors' code with 1e-8. Defaults to `None`.
+        epsilon: Positive float for log(p + epsilon), which the authors' code uses with 1e-8, or
+            `None` for log(p) without underflow. Defaults to `None`.
         kernel_initializer: Initializer for the output matrix E (latent_units, V), unless it is
             tied. Defaults to U(-0.1, 0.1).
         bias_initializer: Initializer for its bias b (V,). Defaults to `"zeros"`.
         expert_kernel_initializer: Initializer for W_prior (channels, K) and W
-            (channels, K * latent_units), one expert after the other. Defaults to uniform within
-            1/sqrt(channels), as in the authors' code.
+            (channels, K * latent_units), one expert after the other. Defaults to uniform in
+            +-1/sqrt(channels), as in the authors' code.
         expert_bias_initializer: Initializer for b_prior and the latents' biases. Defaults to
             `"zeros"`.
         seed: Integer seed of the dropout and the default initializers. Defaults to `None`.
 
     Call arguments:
         hidden: Tensor (..., time, channels).
-        training: Whether latent vectors are dropped.
+        training: Whether to apply dropout to the latent vectors.
 
     Returns:
         Log-probabilities (..., time, V), at least float32.
 
     Raises:
-        ValueError: If an argument is out of range, or a tied embedding has another width than the
-            latent vectors.
+        ValueError: If an argument is out of range, or a tied embedding does not have the width of
+            the latent vectors.
 
     Example:
 
@@ -300,7 +300,7 @@ class MixtureOfSoftmaxes(DenseHead):
     >>> np.sum(np.exp(log_probabilities), axis=-1).round(5).tolist()
     [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
 
-    In a language model the backbone's output need not be as wide as the embedding then:
+    In a language model, the backbone's output then need not be as wide as the embedding:
 
     >>> backbone = TrellisLayer(units=24, depth=6, output_units=20)
     >>> model = LanguageModel(50, 16, backbone, head=MixtureOfSoftmaxes(50, experts=3))
@@ -374,8 +374,8 @@ class MixtureOfSoftmaxes(DenseHead):
         if self.latent_units not in (None, width):
             raise ValueError(
                 "A tied output matrix needs latent vectors as wide as the embedding. Received: "
-                f"latent_units={self.latent_units}, embedding_dim={width}. Leave `latent_units` "
-                "out, or set tie_embeddings=False."
+                f"latent_units={self.latent_units}, embedding_dim={width}. Omit `latent_units`, "
+                "or set tie_embeddings=False."
             )
         return width
 
@@ -413,7 +413,7 @@ class MixtureOfSoftmaxes(DenseHead):
         hidden = ops.cast(hidden, self.compute_dtype)
         prior = self._linear(hidden, self.prior_kernel, self.prior_bias)
         latent = self._linear(hidden, self.latent_kernel, self.latent_bias)
-        # Drawn outside of the blocks: one mask for all of them.
+        # Drawn outside the blocks, which share one mask.
         latent = tanh(self.latent_dropout(latent, training=training))
         return ops.log_softmax(ops.cast(prior, self._wide), axis=-1), latent
 
@@ -453,33 +453,33 @@ class MixtureOfSoftmaxes(DenseHead):
 class AdaptiveSoftmax(Head):
     """A softmax over frequent words and clusters of rare ones (Grave et al. 2017, section 4).
 
-    Words are numbered by falling frequency and cut into a head [0, cutoffs[0]) and tails
+    Words are sorted by decreasing frequency and split into a head [0, cutoffs[0]) and tails
     [cutoffs[0], cutoffs[1]), ..., [cutoffs[-1], V). The head also has one token for each tail:
 
-        log p(word) = log p_head(word)                                  for a word of the head
-        log p(word) = log p_head(tail) + log p_tail(word | tail)        for a word of a tail
+        log p(word) = log p_head(word)                                  for a word in the head
+        log p(word) = log p_head(tail) + log p_tail(word | tail)        for a word in a tail
 
-    `loss` computes the head for all tokens, and a tail only for the tokens whose target is in it:
-    its cost grows with the head and with the tails that occur. A tail takes `capacity` tokens at a
-    time, in as many turns as it has tokens for, so that shapes are static and results exact.
+    `loss` computes the head for all tokens, and a tail only for the tokens whose target is in it.
+    A tail processes `capacity` tokens at a time, repeatedly until all are done, so shapes are
+    static and results exact.
 
-    Tied to an embedding, the matrix of each cluster is a slice of the embedding's, as in the split
-    cross-entropy of the TrellisNet authors' code. Untied, the tails may be narrower: `div_value=4`
-    makes tail i = 1, 2, ... a projection to channels // 4**i and a matrix of that width, as in the
-    paper.
+    When tied to an embedding, the matrix of each cluster is a slice of the embedding matrix, as in
+    the split cross-entropy of the TrellisNet authors' code. Untied tails may be narrower: with
+    `div_value=4`, tail i = 1, 2, ... has a projection to channels // 4**i and a matrix of that
+    width, as in the paper.
 
     Args:
         vocabulary_size: Positive integer, number of words V.
         cutoffs: Increasing integers between 1 and V - 1, the first word of each tail. Empty for
-            one softmax.
-        div_value: Number of at least 1, the factor by which each tail is narrower than the previous
+            a single softmax.
+        div_value: Number, at least 1, the factor by which each tail is narrower than the previous
             one. Defaults to 1: tails are as wide as the hidden states, without projections.
-        capacity: Positive integer, number of tokens per turn. Each turn computes this number of
-            rows, even if few of them count, and adds to the gradient of the tail's whole matrix.
-            Defaults to n // 32 + 32, n being the number of tokens in the batch.
+        capacity: Positive integer, number of tokens per iteration. Each iteration computes this
+            number of rows, even if few are used, and adds to the gradient of the tail's whole
+            matrix. Defaults to n // 32 + 32, where n is the number of tokens in the batch.
         kernel_initializer: Initializer for the clusters' matrices (words, width) and projections
             (channels, width), unless they are tied. Defaults to U(-0.1, 0.1).
-        cluster_initializer: Initializer for the vectors of the tails' tokens in the head.
+        cluster_initializer: Initializer for the vectors of the tail tokens in the head.
             Defaults to `"zeros"`.
         bias_initializer: Initializer for the biases of words (V,) and of tails. Defaults to
             `"zeros"`.
@@ -492,8 +492,8 @@ class AdaptiveSoftmax(Head):
         Log-probabilities (..., V), at least float32.
 
     Raises:
-        ValueError: If an argument is out of range, `div_value` leaves a tail no width, or a tied
-            embedding has another number of tokens or of channels, or `div_value` is not 1.
+        ValueError: If an argument is out of range or `div_value` leaves a tail without channels;
+            with a tied embedding, if its shape does not match or `div_value` is not 1.
 
     Example:
 
@@ -507,7 +507,7 @@ class AdaptiveSoftmax(Head):
     >>> words.shape
     (2, 3, 5)
 
-    In a language model, with the embedding's matrix:
+    Tied to the embedding of a language model:
 
     >>> head = AdaptiveSoftmax(1000, cutoffs=(100, 400))
     >>> model = LanguageModel(1000, 8, TCN(8, kernel_size=2, depth=2), head=head)
@@ -542,8 +542,8 @@ class AdaptiveSoftmax(Head):
     def tie(self, embedding: keras.layers.Embedding) -> None:
         if self.div_value != 1:
             raise ValueError(
-                "A head that is tied to an embedding has tails as wide as the embedding: "
-                "div_value=1. With projected tails, set tie_embeddings=False. "
+                "A head tied to an embedding must have div_value=1, for tails as wide as the "
+                "embedding. For projected tails, set tie_embeddings=False. "
                 f"Received: div_value={self.div_value}"
             )
         super().tie(embedding)
@@ -579,8 +579,8 @@ class AdaptiveSoftmax(Head):
             width = int(channels // self.div_value**i)
             if width < 1:
                 raise ValueError(
-                    f"div_value={self.div_value} leaves tail {i} of {len(self.cutoffs)} no width: "
-                    f"channels // div_value**{i} is 0 for {channels} channels."
+                    f"div_value={self.div_value} leaves no channels for tail {i} of "
+                    f"{len(self.cutoffs)}: channels // div_value**{i} is 0 for {channels} channels."
                 )
             initial = [
                 seeded(self.kernel_initializer, *self._seed_path, part, i)
@@ -626,10 +626,10 @@ class AdaptiveSoftmax(Head):
     def read_clusters(self) -> list[clusters.Cluster]:
         """Returns the weights of the head, then of each tail.
 
-        Those of the head have the tails' tokens after its words.
+        The weights of the head have the tail tokens after its words.
         """
         if self.embedding is None:
-            # Copies: in TensorFlow's eager mode, custom gradients do not take variables.
+            # Copies, because custom gradients do not accept variables in TensorFlow's eager mode.
             matrices = [ops.copy(kernel) for kernel in self.kernels]
             projections = [None, *map(ops.copy, self.projections)]
         else:
@@ -643,7 +643,7 @@ class AdaptiveSoftmax(Head):
         return [clusters.Cluster(*c) for c in zip(matrices, biases, projections, strict=True)]
 
     def _split(self, weight):
-        """Cuts a weight (V, ...) at the cutoffs, by an operation with one gradient for all."""
+        """Splits a weight (V, ...) at the cutoffs, with an operation that has a single gradient."""
         return list(ops.split(weight, self.cutoffs)) if self.cutoffs else [ops.copy(weight)]
 
     def _flat(self, hidden):
@@ -667,7 +667,7 @@ class AdaptiveSoftmax(Head):
 
 
 def _nll(targets, logits):
-    """-log softmax(logits) at the targets, of the logits' dtype (on JAX, Keras' may be float64)."""
+    """-log softmax(logits) at the targets, in the dtype of the logits (Keras' may be float64)."""
     nll = ops.sparse_categorical_crossentropy(targets, logits, from_logits=True)
     return ops.cast(nll, logits.dtype)
 
@@ -690,7 +690,7 @@ def check_cutoffs(cutoffs: Sequence[int], vocabulary_size: int) -> list[int]:
 
 
 def _or_uniform(initializer, seed=None):
-    """The initializer that is named, or U(-0.1, 0.1)."""
+    """Returns the given initializer, or U(-0.1, 0.1) for None."""
     if initializer is None:
         return keras.initializers.RandomUniform(-0.1, 0.1, seed=seed)
     return keras.initializers.get(initializer)

@@ -24,7 +24,7 @@ class Call:
         arguments: The positional and the named arguments, with symbolic tensors.
         fill: Function from a list of inputs to the arguments.
         model: Path of the model that makes the call.
-        place: Where it stands in the graph, for messages.
+        place: Its place in the graph, for error messages.
     """
 
     operation: Any
@@ -70,7 +70,7 @@ def graph_of(model: keras.Layer) -> Graph:
     """Returns the graph of a built functional model, `keras.Sequential` or layer.
 
     Raises:
-        ValueError: If a layer was built for several inputs, which only a model can name.
+        ValueError: If a layer was built for several inputs; wrap it in a model first.
     """
     numbers = itertools.count()
     functional = functional_of(model)
@@ -91,9 +91,9 @@ def graph_of(model: keras.Layer) -> Graph:
 
 
 def functional_of(model: keras.Layer) -> Functional | None:
-    """Returns the functional model that a layer computes, `None` if it is no such model.
+    """Returns the functional model that a layer computes, or `None`.
 
-    A layer that streams as a graph of others returns it from its method `stream_graph`.
+    A layer that streams as a graph of other layers returns the graph from `stream_graph`.
     """
     if callable(getattr(model, "stream_graph", None)):
         return model.stream_graph()

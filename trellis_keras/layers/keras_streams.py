@@ -1,9 +1,9 @@
-"""Streams of Keras' layers: what each of them keeps from one step to the next.
+"""Streaming versions of Keras layers and operations, with their states.
 
-`layers.streaming.to_stream` walks the graph of a model and asks `make_part` for a `Part` of each
-call of a layer or operation. `Part.advance` takes the samples that come with a step of the model's
-input, (batch, samples, ...), mostly one. When samples come, and how many, is said by the `Signal`
-of each tensor.
+`layers.streaming.to_stream` walks the graph of a model and creates a `Part` with `make_part` for
+each call of a layer or operation. `Part.advance` takes the samples of one step of the model's
+input, (batch, samples, ...), usually one. The `Signal` of each tensor describes when samples come,
+and how many.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ class Signal:
         period: Number of steps from one sample to the next. With a period of 1/2, two samples come
             with every step.
         offset: The step that sample 0 comes with. Below zero for padding before the first step.
-        back: Number of steps before its own that a sample depends on, `None` for all.
+        back: Number of earlier steps that a sample depends on, `None` for all.
         length: Number of samples in the model's whole sequence, `None` if unknown.
         has_time: Whether the tensor has a time axis. If not, sample n is the tensor of a sequence
             that ends with it.
@@ -56,7 +56,7 @@ class Signal:
 
     @property
     def pause(self) -> int:
-        """Number of steps from one that samples come with to the next."""
+        """Number of steps between two steps with samples."""
         return max(int(self.period), 1)
 
     def is_due(self, step: int) -> bool:
@@ -105,7 +105,7 @@ class Part:
         outputs: List of the `Signal`s of the outputs.
         keeps: Whether it has a state.
         in_blocks: Whether `advance` takes the samples of many steps at once.
-        difference: What it means if the stream differs from the model.
+        difference: Error text for a stream that differs from the model.
     """
 
     keeps = False
@@ -123,9 +123,9 @@ class Part:
         """Returns the outputs and the next state.
 
         Args:
-            xs: Inputs (batch, samples, ...), of no meaning where no samples have come.
-            state: The state, `None` without one.
-            active: Function from a `Signal` to whether its samples have come, as `select` takes it.
+            xs: Inputs (batch, samples, ...), arbitrary where no samples have come.
+            state: The state, or `None`.
+            active: Function that says whether samples of a `Signal` have come, as for `select`.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define `advance(xs, state, active)`."
@@ -133,7 +133,7 @@ class Part:
 
 
 class Pointwise(Part):
-    """An operation that treats each step by itself, as the proof of the stream shows."""
+    """An operation that treats each step separately, which the stream's check verifies."""
 
     def __init__(self, call: Call, signals: list[Signal]):
         signal = dataclasses.replace(signals[0], back=_largest([s.back for s in signals]))
@@ -144,8 +144,8 @@ class Pointwise(Part):
         self._call, self._has_time = call, has_time
 
     difference = (
-        "its output at one step depends on other steps. Use a layer that treats each step by "
-        f"itself, or {_CAUSAL}."
+        "its output at one step depends on other steps. Use a layer that treats each step "
+        f"separately, or {_CAUSAL}."
     )
 
     def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
@@ -172,13 +172,13 @@ def at_each(call: Call, xs: list[Tensor]) -> list[Tensor]:
 
 
 class Reshape(Part):
-    """`Reshape` of what each step has."""
+    """`Reshape` of each step."""
 
     def __init__(self, call: Call, signal: Signal):
         super().__init__([_output(call, signal)])
         if math.prod(signal.shape) != math.prod(self.outputs[0].shape):
             raise call.refusal(
-                "it mixes the time axis with others. Reshape each step by itself: "
+                "it mixes the time axis with other axes. Reshape each step separately: "
                 f"keras.layers.Reshape((-1, ...)) of steps of shape {signal.shape}."
             )
 
@@ -189,8 +189,8 @@ class Reshape(Part):
 class Window(Part):
     """A function of windows of samples: convolutions, pooling, padding, cropping and slices.
 
-    Window n has the samples `n * stride - left + tap * dilation`. Those before the first sample are
-    `padding`.
+    Window n consists of the samples `n * stride - left + tap * dilation`. Samples before the first
+    are `padding`.
 
     Args:
         call: The call.
@@ -198,8 +198,8 @@ class Window(Part):
         function: Function from windows (batch, samples, taps, ...) to outputs (batch, samples,
             ...).
         taps, dilation, stride: Positive integers.
-        left: Integer, number of samples of padding before the first sample. Below zero it is the
-            number of samples that are cropped.
+        left: Integer, number of padding samples before the first sample. A negative number crops
+            samples.
         length: Number of outputs for the whole sequence, `None` if unknown.
         padding: Value of the samples before the first one.
         dtype: Dtype of the windows.
@@ -230,8 +230,8 @@ class Window(Part):
             steps = newest // block
         else:
             raise call.refusal(
-                f"it takes every {stride}th of {block} samples that come with each step. Choose "
-                "strides that divide, or are divided by, the size of the UpSampling1D before."
+                f"it takes every {stride}th of the {block} samples of each step. Choose "
+                "strides that divide, or are divided by, the size of the preceding UpSampling1D."
             )
         first = newest - block * steps  # in the block, the newest sample of the first window
         self.span = span
@@ -288,7 +288,7 @@ class AveragePool(Window):
 
 
 class Delay(Part):
-    """The samples of a signal at later steps, to meet those of another one."""
+    """Delays the samples of a signal, to align them with another signal."""
 
     keeps = True
 
@@ -312,14 +312,14 @@ class Delay(Part):
 
 
 class UpSample(Part):
-    """Each sample `size` times, or once and followed by zeros."""
+    """Repeats each sample `size` times, or follows it with zeros."""
 
     def __init__(self, call: Call, signal: Signal, size: int, *, zeros: bool = False):
         period = signal.period / size
         if 1 not in (period.numerator, period.denominator):
             raise call.refusal(
-                f"it makes {size} samples of one that comes every {signal.period} steps. Choose a "
-                "size that divides the strides before it, or is divided by them."
+                f"it makes {size} samples from one that comes every {signal.period} steps. Choose "
+                "a size that divides the preceding strides, or is divided by them."
             )
         length = None if signal.length is None else signal.length * size
         back = None if signal.back is None else signal.back + signal.pause - 1
@@ -327,7 +327,7 @@ class UpSample(Part):
             [dataclasses.replace(signal, period=period, back=back, length=length)],
         )
         self.signal, self.zeros = signal, zeros
-        # How many samples each one becomes in a step.
+        # Number of samples that each sample becomes per step.
         self._times = size if signal.period < 1 else self.outputs[0].block
         self.keeps = signal.period > 1 and not zeros
 
@@ -347,7 +347,7 @@ class UpSample(Part):
 
 
 class Chain(Part):
-    """Parts of one layer, one after another."""
+    """A sequence of parts that make up one layer."""
 
     def __init__(self, parts: list[Part]):
         super().__init__(parts[-1].outputs)
@@ -367,7 +367,7 @@ class Chain(Part):
 
 
 class Ending(Part):
-    """The base class of parts whose output has no time axis: it is that of the steps so far."""
+    """Base class of parts whose output has no time axis: a running value of the steps so far."""
 
     def __init__(self, call: Call, signal: Signal, back: Fraction | None = None):
         # The last of the samples that come with a step.
@@ -420,7 +420,7 @@ class RunningMax(Ending):
     keeps = True
 
     def initial_state(self, batch_size: int) -> Any:
-        # Zeros, which all formats start from, and whether there has been a sample.
+        # Zeros, because all export formats start from zeros, and whether there was a sample.
         dtype = self.signal.dtype
         largest = ops.zeros((batch_size, *self.signal.shape), dtype=dtype)
         return [largest, ops.zeros((batch_size, 1), dtype=dtype)]
@@ -439,7 +439,7 @@ class RunningMax(Ending):
 
 
 def _huge(dtype):
-    """A number that the values of a dtype are hardly ever as large as."""
+    """A number larger than practically all values of a dtype."""
     return 6e4 if keras.backend.standardize_dtype(dtype) == "float16" else 1e38
 
 
@@ -463,7 +463,7 @@ class Recurrent(Ending):
 
     @functools.cached_property
     def _whole(self):
-        """The layer over several steps, with all outputs and the last states."""
+        """The layer applied to several steps, with all outputs and the last states."""
         layer = self._layer
         whole = keras.layers.RNN(
             layer.cell, return_sequences=True, return_state=True, dtype=layer.dtype_policy
@@ -498,13 +498,13 @@ class Protocol(Ending):
         layer = call.operation
         if not getattr(layer, "is_causal", True):
             raise call.refusal(
-                'it reads later steps. Use go_backwards=False and, of a TCN, padding="causal".'
+                'it reads later steps. Use go_backwards=False and, for a TCN, padding="causal".'
             )
         if len(call.specs) > 1:
-            raise call.refusal("its stream has the main output only. Use return_state=False.")
+            raise call.refusal("its stream has only the main output. Use return_state=False.")
         if getattr(layer, "output_length", None) is not None:
             raise call.refusal(
-                "with `output_length` it returns the last steps of a sequence, and a stream has no "
+                "with `output_length` it returns the last steps of a sequence, but a stream has no "
                 f"end. Use output_length=None. Received: output_length={layer.output_length}"
             )
         reach = getattr(layer, "receptive_field", None)
@@ -533,15 +533,15 @@ class Protocol(Ending):
 # Keras' cells
 
 
-# Held while the dropout rates of cells, which layers and threads may share, are set to 0 or used in
-# training.
+# Held while the dropout rates of cells are set to 0 or used in training, because layers and threads
+# may share the cells.
 RATES_LOCK = threading.RLock()
 
 
 def take(state_size: Any, states: Iterator[Tensor]) -> Any:
     """Returns the next states of an iterator, in the structure of a layer's `state_size`."""
     if isinstance(state_size, (list, tuple)):
-        # A plain list: JAX does not know Keras' own list type.
+        # A plain list: JAX does not support Keras' own list type.
         return [take(size, states) for size in state_size]
     return next(states)
 
@@ -585,7 +585,7 @@ _MAKERS: dict[type, Callable[[Call, Signal], Part]] = {}
 
 
 def _streams(*classes):
-    """Makes a function (call, signal) the maker of parts of these classes."""
+    """Registers a function (call, signal) that makes the parts for these classes."""
 
     def register(maker):
         _MAKERS.update(dict.fromkeys(classes, maker))
@@ -605,7 +605,7 @@ _REFUSED = {
     keras.layers.Attention: f"it attends to all steps. Use {_CAUSAL}.",
     keras.layers.AdditiveAttention: f"it attends to all steps. Use {_CAUSAL}.",
     keras.layers.Masking: (
-        "a stream has no masked steps. Leave the layer out, and padding out of the stream."
+        "a stream has no masked steps. Remove the layer, and do not stream padding."
     ),
     keras.layers.Flatten: (
         "it joins all steps. Use GlobalAveragePooling1D, GlobalMaxPooling1D, or a recurrent layer "
@@ -615,19 +615,19 @@ _REFUSED = {
 
 
 def make_part(call: Call, signals: list[Signal]) -> Part:
-    """Returns the part of a call of one of Keras' layers or operations.
+    """Returns the part for a call of a Keras layer or operation.
 
     Args:
         call: The call.
         signals: Its inputs, at the same steps.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If the call is not supported.
     """
     if len({signal.has_time for signal in signals}) == 2:
         raise call.refusal(
-            "it combines each step with a value of all steps, later ones included. "
-            f"Use {_CAUSAL}, for that value too."
+            "it combines each step with a value computed from all steps, including later ones. "
+            f"Use {_CAUSAL} for that value as well."
         )
     operation, (signal, *_) = call.operation, signals
     if signal.has_time:
@@ -636,7 +636,7 @@ def make_part(call: Call, signals: list[Signal]) -> Part:
             if kind in _REFUSED:
                 raise call.refusal(_REFUSED[kind])
         if getattr(operation, "data_format", None) == "channels_first":
-            raise call.refusal('its time axis is the last one. Use data_format="channels_last".')
+            raise call.refusal('its time axis is the last axis. Use data_format="channels_last".')
         if has_protocol(operation):
             return Protocol(call, signal)
         for kind in kinds:
@@ -646,7 +646,7 @@ def make_part(call: Call, signals: list[Signal]) -> Part:
 
 
 def has_protocol(layer: Any) -> bool:
-    """Returns whether a layer has the methods of the protocol of `layers.streaming`."""
+    """Returns whether a layer has the methods of the streaming protocol."""
     return all(
         callable(getattr(layer, name, None)) for name in ("initial_cache", "step", "prefill")
     )
@@ -658,7 +658,7 @@ def windowed_length(
     """Returns the padding before the first sample, and the number of outputs.
 
     With `padding="same"` and strides, Keras' padding depends on the length. An unknown length
-    stands for a multiple of the strides.
+    is assumed to be a multiple of the strides.
     """
     if padding == "valid":
         return 0, None if length is None else (length - span) // stride + 1
@@ -824,7 +824,7 @@ def _recurrent(call, signal):
     layer = call.operation
     for option, instead in (
         ("go_backwards", "it reads the sequence from its end."),
-        ("stateful", "it carries states from one batch to the next, a stream in its cache."),
+        ("stateful", "it carries states between batches; a stream keeps them in its cache."),
     ):
         if getattr(layer, option):
             raise call.refusal(f"{instead} Use {option}=False.")
@@ -837,8 +837,7 @@ def _recurrent(call, signal):
 def _embedding(call, signal):
     if call.operation.mask_zero:
         raise call.refusal(
-            "a stream has no masked steps. Use mask_zero=False, and leave padding out of the "
-            "stream."
+            "a stream has no masked steps. Use mask_zero=False, and do not stream padding."
         )
     return Pointwise(call, [signal])
 
@@ -859,13 +858,13 @@ def _slice(call, signal):
         key[at : at + 1] = [slice(None)] * missing
     batch, time, *rest = [*key, slice(None), slice(None)][: max(len(key), 2)]
     if batch != slice(None):
-        raise call.refusal(f"it takes rows of a batch. Received: {key[0]}")
+        raise call.refusal(f"it selects rows of a batch. Received: {key[0]}")
     of_sample = (slice(None), slice(None), *rest)
     if isinstance(time, int) and time == -1:
         return Last(call, signal, lambda y: y[of_sample])
     if not isinstance(time, slice):
         raise call.refusal(
-            f"it takes step {time} of the sequence. A stream has the last one, x[:, -1]."
+            f"it takes step {time} of the sequence. A stream supports only the last, x[:, -1]."
         )
     if time == slice(None):
         return Pointwise(call, [signal])

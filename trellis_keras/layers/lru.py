@@ -39,7 +39,7 @@ _GATES = {"ug": ("z1", "z2", "r2", "r1"), "rg": ("z2", "r2", "r1"), "ps": ("z2",
 class LRUCell(RecurrentCell):
     """Cell of a Lattice Recurrent Unit (Ahuja & Morency 2018), not of a Linear Recurrent Unit.
 
-    The input h1 comes from the cell below (depth), the state h2 from the step before (time), and
+    The input h1 comes from the cell below (depth), the state h2 from the previous step (time), and
     the cell has an output for each. The equations of the full LRU, `"ug"`, are
 
         z1, z2, r1, r2 = sigmoid(h1 W + h2 U + b)         Eqs. 15, 16, 11, 12
@@ -56,18 +56,18 @@ class LRUCell(RecurrentCell):
     computes all variants by Eqs. 17 and 18.
 
     The column blocks of the weights are z1, z2, r2, r1, p1, p2 (those that the variant has). A cell
-    has 12 units^2 + 6 units weights as `"ug"`, 10 and 5 as `"rg"`, 8 and 4 as `"ps"`.
+    has 12 units^2 + 6 units weights with `"ug"`, 10 and 5 with `"rg"`, 8 and 4 with `"ps"`.
 
     Args:
-        units: Positive integer, number of channels, of the input too.
+        units: Positive integer, number of channels of the state and of the input.
         variant: `"ug"`, `"rg"` or `"ps"`. Defaults to `"ug"`.
         convention: `"paper"`, or `"authors"` for Eqs. 17 and 18 in all variants. Defaults to
             `"paper"`.
         cells_per_node: Positive integer, number of chained cells, each with its own weights and
             reading both outputs of the previous one. Defaults to 1.
-        use_bias: Whether there are biases. Defaults to True.
-        use_gate_bias: Whether gates have biases. (False is `bias=False` of the authors' code.)
-            Defaults to True.
+        use_bias: Whether to use biases. Defaults to True.
+        use_gate_bias: Whether the gates have biases. (False corresponds to `bias=False` in the
+            authors' code.) Defaults to True.
         **kwargs: Arguments of `RecurrentCell` (initializers, regularizers, constraints, `dropout`,
             `recurrent_dropout`, `seed`) and of `keras.layers.Layer`. `dropout` drops h1 and
             `recurrent_dropout` h2 in the matrix products, not where they are mixed with p1 and p2.
@@ -84,9 +84,9 @@ class LRUCell(RecurrentCell):
         ValueError: An argument out of range, an input whose width is not `units`, or states of the
             wrong number or shape.
 
-    `LRU` computes the same function faster. It also repeats outputs in masked steps as
-    Keras documents it; `keras.layers.RNN` on JAX repeats the state there, which for this cell
-    differs from the output.
+    `LRU` computes the same function faster. It also repeats outputs at masked steps, as
+    Keras documents; on JAX `keras.layers.RNN` repeats the state instead, which differs from this
+    cell's output.
 
     Example:
 
@@ -125,8 +125,8 @@ class LRUCell(RecurrentCell):
         if input_shape[-1] != self.units:
             raise ValueError(
                 f"The input of a Lattice Recurrent Unit must be as wide as its state: {self.name} "
-                f"has units={self.units}. Received: input_shape={tuple(input_shape)}. Project the "
-                "input first, as `LRU` does."
+                f"has units={self.units}. Project the input first, as `LRU` does. Received: "
+                f"input_shape={tuple(input_shape)}"
             )
         n_blocks = len(self.gates) + 2
         shape, fan_in = (self.units, n_blocks * self.units), 2 * self.units
@@ -157,7 +157,7 @@ class LRUCell(RecurrentCell):
     def advance(
         self, h1: Tensor, h2: Tensor, masks: tuple[Tensor | None, Tensor | None] = (None, None)
     ) -> tuple[Tensor, Tensor]:
-        """Returns h1' and h2' (batch, units), by the equations of the paper.
+        """Returns h1' and h2' (batch, units), following the paper's equations.
 
         Args:
             h1, h2: Tensors (batch, units).
@@ -182,7 +182,7 @@ class LRUCell(RecurrentCell):
     def weights_of(self, n: int, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the kernel, recurrent kernel and bias of cell n of the chain.
 
-        The bias has zeros for the blocks that have none.
+        Blocks without a bias are zero in it.
         """
         kernel, recurrent_kernel = self.kernels[n], self.recurrent_kernels[n]
         bias = self.biases[n] if self.use_bias else ops.zeros(0)
@@ -210,7 +210,7 @@ class LRUCell(RecurrentCell):
         }
 
 
-# The arguments of `LRU` that it passes on to its cells as they are.
+# The arguments that `LRU` passes on to its cells unchanged.
 _CELL_ARGUMENTS = (
     "variant",
     "convention",
@@ -234,10 +234,11 @@ class LRU(
 ):
     """Lattice Recurrent Unit of `depth` cells (Ahuja & Morency 2018), not the Linear one.
 
-    It computes the function of `keras.layers.RNN([LRUCell(units), ...])`: h1 rises from cell to
-    cell, and each cell hands its h2 to itself in the next step. The equations are in `LRUCell`, the
-    weights are those of `cells`. Only the products that lead to the next step's state are computed
-    step by step, all others for all steps at once (`kernels.lattice_loop`, for `cells_per_node=1`).
+    It computes the same function as `keras.layers.RNN([LRUCell(units), ...])`: h1 passes up from
+    cell to cell, and each cell passes its h2 to the next time step. `LRUCell` has the equations,
+    `cells` the weights. Only the products that the next state depends on are computed step by
+    step; all others are computed for all steps at once (`kernels.lattice_loop`, for
+    `cells_per_node=1`).
 
     Args:
         units: Positive integer, number of channels.
@@ -245,14 +246,14 @@ class LRU(
         variant, convention, cells_per_node, use_bias, use_gate_bias: See `LRUCell`.
         input_projection: Whether a `Dense` layer, with bias, maps the input to `units` channels.
             Defaults to None, which adds it only if the input does not have `units` channels.
-        return_sequences: Whether to return all steps, or the last one only. Defaults to True.
-        return_state: Whether to return the last states too. Defaults to False.
+        return_sequences: Whether to return all steps, or only the last one. Defaults to True.
+        return_state: Whether to also return the last states. Defaults to False.
         go_backwards: Whether to read the input from its last step to its first, and return the
             outputs in this order, as `keras.layers.RNN` does. Defaults to False.
         stateful: Whether the last states of a batch are the initial states of the next one.
             Defaults to False.
         kernel_initializer, recurrent_initializer, bias_initializer: Initializers of the cells, see
-            `RecurrentCell`; the first and the last also of the projection.
+            `RecurrentCell`. The kernel and bias initializers also apply to the projection.
         kernel_regularizer, recurrent_regularizer, bias_regularizer: Regularizers of the cells.
             Defaults to None.
         kernel_constraint, recurrent_constraint, bias_constraint: Constraints of the cells.
@@ -270,11 +271,11 @@ class LRU(
             before the first), as in Keras' RNN layers.
 
     Returns:
-        y (batch, time, units), without `return_sequences` (batch, units); with `return_state` a
+        y (batch, time, units); without `return_sequences`, (batch, units). With `return_state`, a
         tuple of y and the `depth` last states, each (batch, units).
 
     Raises:
-        ValueError: An argument out of range, an input of another width than `units` with
+        ValueError: An argument out of range, an input whose width is not `units` with
             `input_projection=False`, or states of the wrong number or shape.
 
     Example:
@@ -366,7 +367,7 @@ class LRU(
 
     @property
     def prefers_xla(self) -> bool:
-        """Whether a CPU is faster with XLA in float32; models ask it for `jit_compile="auto"`.
+        """Whether XLA is faster on a CPU in float32. Models use it for `jit_compile="auto"`.
 
         XLA saves the copies between small operations, but its matrix products are slower.
         """
@@ -422,7 +423,7 @@ class LRU(
             inputs: Tensor (batch, time, channels).
             states: List of the states before the first step, or None for zeros.
             training, mask: As in `call`.
-            last_only: Whether to return the output of the last step only, (batch, 1, units).
+            last_only: Whether to return only the output of the last step, (batch, 1, units).
         """
         valid = None
         if mask is not None:
@@ -558,7 +559,7 @@ class LRU(
 
 
 def _repeat_last(y, valid):
-    """Repeats the last valid output in masked steps, with zeros before the first valid one.
+    """Repeats the last valid output at masked steps, with zeros before the first valid one.
 
     Args:
         y: Tensor (time, batch, units).

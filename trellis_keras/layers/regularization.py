@@ -1,7 +1,7 @@
-"""Regularization of recurrent and convolutional nets: dropouts, DropConnect, weight normalization.
+"""Regularization of sequence models: dropout layers, DropConnect, weight normalization.
 
 The dropout layers draw their masks in one method, `draw`, so that a test or a study can replace
-the random mask by a known one.
+the random mask with a known one.
 """
 
 from typing import Any
@@ -91,10 +91,10 @@ class VariationalDropout(_MaskDropout):
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class EmbeddingDropout(_MaskDropout):
-    """Dropout of whole words: all occurrences of a word in a batch (Gal & Ghahramani 2016).
+    """Drops whole words: all occurrences of a word in a batch (Gal & Ghahramani 2016).
 
-    Equal to multiplying the embedding matrix by a (vocabulary, 1) mask before the lookup, but it
-    multiplies only the rows that were looked up.
+    It is equivalent to multiplying the embedding matrix by a (vocabulary, 1) mask before the
+    lookup, but multiplies only the rows that were looked up.
 
     Args:
         rate: Float in [0, 1), fraction of the vocabulary to drop.
@@ -142,7 +142,7 @@ class EmbeddingDropout(_MaskDropout):
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class DropConnect(_MaskDropout):
-    """Dropout of the weights of a convolution kernel's past taps (Wan et al. 2013).
+    """DropConnect (Wan et al. 2013) on the past taps of a convolution kernel.
 
     The past taps, which act as recurrent matrices, are dropped. The last tap, which acts on the
     current step as a feed-forward matrix, is kept (Merity et al. 2018; TrellisNet, section 5.3).
@@ -207,7 +207,8 @@ class ConvolutionKernel(keras.layers.Layer):
         weight_norm: Whether to normalize the weights. Defaults to False.
         dropout: Float, DropConnect rate of the past taps. Defaults to 0.
         initializer: Initializer of the kernel. Defaults to `"glorot_uniform"`.
-        regularizer: Regularizer of the kernel, with weight norm of its direction. Defaults to None.
+        regularizer: Regularizer of the kernel, or of its direction with weight norm. Defaults to
+            None.
         seed: Integer seed of DropConnect. Defaults to None.
 
     Call arguments:
@@ -217,8 +218,8 @@ class ConvolutionKernel(keras.layers.Layer):
         Tensor (tap, in, out), the kernel to convolve with.
 
     Raises:
-        ValueError: `kernel_size` or `filters` not positive, `dropout` outside [0, 1), or with
-            `weight_norm` an initializer that draws different numbers each time.
+        ValueError: `kernel_size` or `filters` not positive, `dropout` outside [0, 1), or, with
+            `weight_norm`, an initializer that draws different numbers each time.
 
     Example:
 
@@ -252,7 +253,7 @@ class ConvolutionKernel(keras.layers.Layer):
                 "initializer must draw the same numbers twice: a Keras initializer whose seed is "
                 f"None or an integer. Received: initializer={initializer!r}"
             )
-        # Norms and masks are computed in the variables' dtype; the result is cast once.
+        # Norms and masks use the variables' dtype; the result is cast once.
         self.drop_connect = DropConnect(dropout, seed=seed, dtype=self.variable_dtype)
 
     def build(self, input_shape: Shape) -> None:

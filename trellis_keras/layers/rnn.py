@@ -1,6 +1,6 @@
-"""Recurrent nets that the papers compare with: RHN and Grid-LSTM cells, and Keras' layers stacked.
+"""The papers' recurrent baselines: RHN and Grid-LSTM cells, and stacks of Keras' recurrent layers.
 
-`RecurrentCell` is the base class of the cells for `keras.layers.RNN`, `LRUCell` included.
+`RecurrentCell` is the base class of the cells for `keras.layers.RNN`, including `LRUCell`.
 """
 
 import copy
@@ -10,7 +10,7 @@ from typing import Any
 import keras
 from keras import ops
 
-# Not public, but `keras.layers.RNN` asks only cells of this class for their dropout masks.
+# Not public, but `keras.layers.RNN` requests dropout masks only from cells of this class.
 from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
 
 from trellis_keras.layers import streaming
@@ -38,16 +38,16 @@ _KINDS = ("kernel", "recurrent", "bias")
 class GateInitializer(keras.initializers.Initializer):
     """Initializes each gate of a recurrent kernel as a separate matrix.
 
-    A cell keeps the kernels of its gates side by side, `(rows, gates * units)`. If they were
-    initialized as one matrix, the fan-out of Glorot would count all gates, and cells with more
+    A cell concatenates the kernels of its gates, `(rows, gates * units)`. If they were
+    initialized as one matrix, the Glorot fan-out would count all gates, and cells with more
     gates would start with smaller weights. Here each gate is a matrix `[W; U]` of shape `(fan_in,
     units)`: `kernel` holds its first rows and `recurrent_kernel` the others.
 
     Args:
         initializer: Keras initializer of one gate. With a seed, each gate draws different numbers.
         gates: Positive integer, number of gates.
-        fan_in: Positive integer, number of rows of a gate's whole matrix. Only initializers that
-            scale with it (`keras.initializers.VarianceScaling`, thus Glorot, He and LeCun) use it.
+        fan_in: Positive integer, number of rows of a gate's full matrix. Only initializers that
+            scale with it (`keras.initializers.VarianceScaling`, hence Glorot, He and LeCun) use it.
             Defaults to the number of rows of the kernel.
 
     Raises:
@@ -85,7 +85,7 @@ class GateInitializer(keras.initializers.Initializer):
 
 
 def _blockwise(*initializers):
-    """Returns the initializer of a bias of equal blocks, one initializer per block."""
+    """Returns the initializer of a bias made of equal blocks, with one initializer per block."""
 
     def initial(shape, dtype=None):
         units = shape[0] // len(initializers)
@@ -99,18 +99,18 @@ class RecurrentCell(FixedRatesMixin, DropoutRNNCell, keras.layers.Layer):
 
     A subclass creates its weights with `add_gate_weight` in `build`, and gets its dropout masks
     from `dropout_masks` in `call(inputs, states, training=False)`. With several states it sets
-    `state_size` to a list, whose first state `recurrent_dropout` acts on. `output_size` is `units`
-    unless it sets another.
+    `state_size` to a list; `recurrent_dropout` then acts on the first state. `output_size` is
+    `units` unless the subclass sets it.
 
-    A dropout mask (batch, channels) is drawn once per sequence, outside the time loop, and only in
-    training: unlike Keras' cells these neither advance a seed nor put random operations into a
-    graph for inference. A cell that is called on its own draws new masks in each call.
+    A dropout mask (batch, channels) is drawn once per sequence, outside the time loop, and only
+    during training: unlike Keras' cells, these neither advance a seed nor add random operations to
+    an inference graph. A cell called on its own draws new masks in each call.
 
     Args:
         units: Positive integer, number of channels.
-        kernel_initializer: Initializer of each gate's matrix `[W; U]`, the part W for the inputs,
-            see `GateInitializer`. Defaults to `"glorot_uniform"`.
-        recurrent_initializer: The same for the part U for the state. Defaults to
+        kernel_initializer: Initializer of the input part W of each gate's matrix `[W; U]`, see
+            `GateInitializer`. Defaults to `"glorot_uniform"`.
+        recurrent_initializer: Initializer of the recurrent part U. Defaults to
             `"glorot_uniform"`.
         bias_initializer: Initializer of the biases. Defaults to `"zeros"`.
         kernel_regularizer, recurrent_regularizer, bias_regularizer: Regularizers of the weights.
@@ -186,11 +186,11 @@ class RecurrentCell(FixedRatesMixin, DropoutRNNCell, keras.layers.Layer):
         Args:
             kind: `"kernel"`, `"recurrent"` or `"bias"`.
             shape: Shape of the weight.
-            *part: Integers that identify it among the weights of its kind: with one seed each
-                draws its own numbers.
+            *part: Integers that identify the weight among those of its kind, so that each draws
+                different numbers from the same seed.
             name: Name of the weight. Defaults to the kind.
             fan_in: For a kernel, the number of rows that feed a gate, see `GateInitializer`.
-            initializer: Overrides that of the kind.
+            initializer: Overrides the initializer of the kind.
         """
         if initializer is None:
             initializer = getattr(self, f"{kind}_initializer")
@@ -206,7 +206,7 @@ class RecurrentCell(FixedRatesMixin, DropoutRNNCell, keras.layers.Layer):
         )
 
     def _check_call(self, inputs, states, widths):
-        """Raises ValueError unless the inputs are of one of these widths and the states fit."""
+        """Raises ValueError unless the inputs have one of these widths and the states match."""
         if len(inputs.shape) != 2 or inputs.shape[-1] not in widths:
             expected = " or ".join(f"(batch, {width})" for width in widths)
             raise ValueError(
@@ -237,7 +237,7 @@ class RecurrentCell(FixedRatesMixin, DropoutRNNCell, keras.layers.Layer):
     ) -> tuple[Tensor | None, Tensor | None]:
         """Returns the masks of the inputs and of the state, each None if nothing is dropped.
 
-        An RNN layer draws them before its loop. Outside of one, each call draws new masks.
+        An RNN layer draws them before its loop. Outside an RNN layer, each call draws new masks.
         """
         if not training:
             return None, None
@@ -268,21 +268,21 @@ class RecurrentCell(FixedRatesMixin, DropoutRNNCell, keras.layers.Layer):
 class _CellDropout(VariationalDropout):
     """Returns a dropout mask of the shape of its input: ones in inference, None at rate 0.
 
-    A layer, because `keras.layers.RNN` asks for masks in inference too and does not say so, while
-    Keras passes `training` on to nested layers.
+    It is a layer because Keras passes `training` on to nested layers, whereas `keras.layers.RNN`
+    requests masks at inference as well, without telling the cell.
     """
 
     def call(self, inputs, training=None):
         if self.rate == 0:
             return None
-        # None: the `call` of an RNN was called directly. In inference the mask is not used then.
+        # None if an RNN's `call` was called directly. The mask is then not used at inference.
         if training is None or training:
             return self.draw(ops.shape(inputs))
         return ops.ones_like(inputs)
 
 
 def drop(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Returns x times a dropout mask, or x without one."""
+    """Returns x times a dropout mask, or x if the mask is None."""
     return x if mask is None else x * ops.cast(mask, x.dtype)
 
 
@@ -291,7 +291,7 @@ class RHNCell(RecurrentCell):
     """Cell of a Recurrent Highway Network (Zilly et al. 2017, section 4).
 
     Between two time steps the state passes through `transition_depth` highway layers, each with
-    its own weights. The input x enters only the first. With s_0 the old state, for l = 1..L
+    its own weights. Only the first reads the input x. With s_0 the old state, for l = 1..L
 
         h_l = tanh(x W_h [l = 1] + s_{l-1} R_hl + b_hl)
         t_l = sigmoid(x W_t [l = 1] + s_{l-1} R_tl + b_tl)
@@ -299,23 +299,23 @@ class RHNCell(RecurrentCell):
         s_l = h_l * t_l + s_{l-1} * c_l
 
     and s_L is both the output and the new state. With `carry="independent"` the gate c_l has
-    its own weights, in an equation like that of t_l.
+    its own weights, in the same equation as t_l.
 
     The weights are `kernel` (channels, blocks), and for each layer l `recurrent_kernel_l`
     (units, blocks) and `bias_l` (blocks), with the blocks h, t and, if independent, c. With an
     input of H channels, H units, depth 5 and coupled gates there are 12 H^2 + 10 H of them.
 
-    The LRU paper compares with this cell (Ahuja & Morency 2018, Table 1): coupled, of depth 5, in
-    its code with `transform_bias_initializer="zeros"`.
+    This cell is a baseline of the LRU paper (Ahuja & Morency 2018, Table 1): coupled, with depth 5
+    and, in the authors' code, `transform_bias_initializer="zeros"`.
 
     Args:
         units: Positive integer, channels of the state and of the output.
-        transition_depth: Positive integer, number L of highway layers in a step. Defaults to 5.
+        transition_depth: Positive integer, number L of highway layers per step. Defaults to 5.
         carry: `"coupled"` (c = 1 - t) or `"independent"`. Defaults to `"coupled"`.
-        use_bias: Whether there are biases. Defaults to True.
-        transform_bias_initializer: Initializer of b_t. Defaults to -2, the value of the RHN authors
-            for word-level PTB (-4 on characters), with which a new cell mostly carries its state.
-            The bias of an independent c starts at minus these values: sigmoid(-b) = 1 - sigmoid(b).
+        use_bias: Whether to use biases. Defaults to True.
+        transform_bias_initializer: Initializer of b_t. Defaults to -2, the RHN authors' value for
+            word-level PTB (-4 for characters), with which a new cell mostly carries its state. The
+            bias of an independent c is initialized to the negative: sigmoid(-b) = 1 - sigmoid(b).
         **kwargs: Arguments of `RecurrentCell` (initializers, regularizers, constraints, `dropout`,
             `recurrent_dropout`, `seed`) and of `keras.layers.Layer`. As in the RHN authors' code,
             `recurrent_dropout` drops s in the matrix products, with one mask (batch, units) for all
@@ -327,11 +327,10 @@ class RHNCell(RecurrentCell):
         training: Whether dropout is active. Defaults to False.
 
     Returns:
-        The output s_L (batch, units), and the list of the new state, s_L too.
+        The output s_L (batch, units), and the list of the new state, also s_L.
 
     Raises:
-        ValueError: An argument out of range, inputs of another width than the cell was built for,
-            or states of the wrong number or shape.
+        ValueError: An argument out of range, or inputs or states whose shape does not match.
 
     Example:
 
@@ -428,7 +427,7 @@ class RHNCell(RecurrentCell):
 class GridLSTMCell(RecurrentCell):
     """One time step of a two-dimensional Grid-LSTM (Kalchbrenner et al. 2016).
 
-    A node of the grid has one LSTM for the direction of depth (1) and one for time (2), each with
+    A node of the grid has one LSTM for the depth dimension (1) and one for time (2), each with
     a hidden state h and a memory m (Ahuja & Morency 2018, Eqs. 5 and 6):
 
         h1', m1' = LSTM(h1, h2, m1; depth weights)
@@ -442,25 +441,26 @@ class GridLSTMCell(RecurrentCell):
 
     The memory m1 flows from node to node within a time step, so a cell is a column of `depth`
     nodes: h1', m1' of one node are h1, m1 of the node above it, and h2', m2' are h2, m2 of the
-    same node in the next step. The bottom node's h1 is the input, its m1 is 0.
+    same node in the next step. For the bottom node, h1 is the input and m1 is 0.
 
     The weights are `depth_kernel`, `depth_recurrent_kernel`, `time_kernel` and
     `time_recurrent_kernel` (units, 4 units), `depth_bias` and `time_bias` (4 units); if they are
-    not shared, each node l has its own, with the suffix `_l`. These are 16 H^2 + 8 H weights for
-    H units.
+    not shared, each node l has its own, with the suffix `_l`. With H units there are 16 H^2 + 8 H
+    of them.
 
     Args:
-        units: Positive integer, channels of every h and every m. The input must have as many, being
-            the h1 of the bottom node. (Put a `Dense` or `Embedding` layer before it.)
+        units: Positive integer, channels of every h and every m. The input must have the same
+            number of channels, since it is the h1 of the bottom node. (Put a `Dense` or
+            `Embedding` layer before the cell.)
         depth: Positive integer, number of nodes. Defaults to 1.
         update: `"parallel"` for the equations above, or `"sequential"` for the LRU authors' code,
             where the time LSTM reads h1' instead of h1. Defaults to `"parallel"`.
         share_depth_weights: Whether the nodes of the column share their weights (the "tied"
             Grid-LSTM, and footnote 3 of Ahuja & Morency; their code does not). Defaults to True.
-        return_memory: Whether the output is [h1', m1'] of the top node (2 units channels) instead
-            of h1'. A `GridLSTMCell` above takes both: an input of 2 units channels is [h1, m1] of
-            the bottom node. Defaults to False.
-        use_bias: Whether there are biases. Defaults to True.
+        return_memory: Whether to output [h1', m1'] of the top node (2 * units channels) instead
+            of h1'. A `GridLSTMCell` above accepts it: an input of 2 * units channels is [h1, m1] of
+            its bottom node. Defaults to False.
+        use_bias: Whether to use biases. Defaults to True.
         unit_forget_bias: Whether the biases of forget gates start at 1, as in
             `keras.layers.LSTMCell`. Defaults to True.
         **kwargs: Arguments of `RecurrentCell` (initializers, regularizers, constraints, `dropout`,
@@ -478,12 +478,11 @@ class GridLSTMCell(RecurrentCell):
         The output (batch, units), or (batch, 2 * units), and the list of the new states.
 
     Raises:
-        ValueError: An argument out of range, inputs of another width, or states of the wrong
-            number or shape.
+        ValueError: An argument out of range, or inputs or states whose shape does not match.
 
-    In masked steps `keras.layers.RNN` repeats the output of the step before, except on JAX, where
-    it returns the first state instead. The output of this cell is not one of its states, so
-    use `zero_output_for_mask=True` there and read the outputs at the valid steps.
+    At masked steps `keras.layers.RNN` repeats the previous output, except on JAX, where
+    it returns the first state instead. The output of this cell is not one of its states, so on JAX
+    use `zero_output_for_mask=True` and read the outputs at the valid steps.
 
     Example:
 
@@ -605,35 +604,33 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
 
     With `stateful=True` the last states of a batch are the initial states of the next one, with the
     gradient stopped: truncated backpropagation through time. Training and evaluation have separate
-    states, while Keras' `stateful=True` layers share one. Inference draws no random numbers (Keras'
-    cells draw their dropout masks even there).
+    states, whereas Keras' `stateful=True` layers share one. Inference draws no random numbers,
+    whereas Keras' cells draw their dropout masks even then.
 
     Args:
         layers: List of `keras.layers.LSTM`, `GRU`, `SimpleRNN` or `RNN` (of one cell or several),
             from the input up, each with `return_sequences=True` and `return_state=True`. Dropout
             layers are allowed between them.
-        return_sequences: Whether to return all steps, or the last one only: with a mask, the last
-            valid one of each row (zeros for a row without any). Defaults to True.
-        return_state: Whether to return the last states too. Defaults to False.
+        return_sequences: Whether to return all steps, or only the last one (with a mask, the last
+            valid step of each row; zeros for a row without any). Defaults to True.
+        return_state: Whether to also return the last states. Defaults to False.
         stateful: Whether the last states of a batch are the initial states of the next one. The
             first batch starts from zeros. Defaults to False.
 
     Call arguments:
         inputs: Tensor (batch, time, channels).
-        initial_state: Flat list of states, each (batch, size), from the lowest layer up, in each
-            layer's order (LSTM: h, c).
-            Defaults to the layers' initial states (zeros), or to the carried states of a stateful
-            layer.
+        initial_state: Flat list of states, each (batch, size), from the bottom layer up, in each
+            layer's order (LSTM: h, c). Defaults to the layers' initial states (zeros), or to the
+            carried states of a stateful layer.
         training: Whether dropout is active. Defaults to False.
-        mask: Boolean (batch, time). Masked steps leave the states as they are.
+        mask: Boolean (batch, time). Masked steps leave the states unchanged.
 
     Returns:
-        y (batch, time, channels of the last layer), without `return_sequences` (batch, channels);
-        with `return_state` a tuple of y and the states.
+        y (batch, time, channels of the last layer); without `return_sequences`, (batch, channels).
+        With `return_state`, a tuple of y and the states.
 
     Raises:
-        ValueError: A layer of another kind or with other options, or states of the wrong number or
-            shape.
+        ValueError: An unsupported layer or layer option, or states of the wrong number or shape.
 
     Example:
 
@@ -668,7 +665,7 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
 
     @property
     def prefers_xla(self) -> bool:
-        """Whether XLA makes the layer faster on a CPU: with cells of this package, not Keras'."""
+        """Whether XLA makes the layer faster on a CPU: True for this package's cells only."""
         return any(isinstance(getattr(c, "cell", None), RecurrentCell) for c in self._recurrent)
 
     @property
@@ -807,7 +804,7 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "StackedRNN":
-        layers = copy.deepcopy(config["layers"])  # Keras' RNN takes its cell out of the config
+        layers = copy.deepcopy(config["layers"])  # Keras' RNN pops its cell from the config
         layers = [keras.saving.deserialize_keras_object(layer) for layer in layers]
         return cls(**{**config, "layers": layers})
 
@@ -844,7 +841,7 @@ def _check_layers(layers):
 
 
 def _disable_cudnn_in_half_precision(layers):
-    """Keeps Keras from cuDNN's LSTM in half precision on JAX, which cannot be compiled.
+    """Disables cuDNN's LSTM in half precision on JAX, where it cannot be compiled.
 
     Done here because an LSTM's config does not contain `use_cudnn`.
     """

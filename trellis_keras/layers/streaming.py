@@ -1,17 +1,17 @@
 """Streaming: one time step at a time, equal to the forward pass.
 
-A causal layer that streams has three methods:
+A streaming layer is causal and has three methods:
 
 - `initial_cache(batch_size)` returns the cache before the first step: a structure (dicts, lists)
   of tensors, each with the batch as its first axis;
-- `step(x, cache)` returns `(y, cache)` for one step x (batch, channels). Its work and the shapes
-  of the cache do not depend on the number of steps before;
+- `step(x, cache)` returns `(y, cache)` for one step x (batch, channels). Neither its work nor the
+  shapes of the cache depend on the number of previous steps;
 - `prefill(x, cache=None)` returns `(y, cache)` for a segment x (batch, time, channels), with the
   cache after its last step. None starts from the initial cache.
 
-With y = layer(x), step t returns y[:, t], and `prefill` returns y. The methods are pure: nothing is
-stored in the layer, so that a server can hand the cache to its client and a beam search can reorder
-its rows. Streaming is inference: dropout is inactive, and only the main output is computed. The
+With y = layer(x), step t returns y[:, t], and `prefill` returns y. The methods are pure: the layer
+stores nothing, so a server can return the cache to its client and beam search can reorder its
+rows. Streaming is inference: dropout is inactive, and only the main output is computed. The
 layer must be built.
 """
 
@@ -43,7 +43,7 @@ class StreamingMixin:
     """The streaming protocol, with a `prefill` that loops over steps.
 
     Attributes:
-        delay, rate: See `to_stream`. Layers of this package have an output for each step.
+        delay, rate: See `to_stream`. Layers of this package return one output per step.
 
     Example: a running sum.
 
@@ -82,38 +82,37 @@ class StreamingMixin:
 
 
 def to_stream(model: Any) -> Any:
-    """Returns a model or layer as a stream, proven equal to it.
+    """Converts a model or layer to a stream, and checks that both are equal.
 
     The stream computes `model(x)` one step at a time:
 
         stream(x)[delay + rate * n] = model(x)[n]
 
-    `stream.rate` is the number of steps that come in for one that goes out: the product of the
-    strides. `stream.delay` is the number of steps by which outputs come later than the first step
-    that they are aligned with, because they depend on later steps: 2 for a convolution of five taps
-    with `padding="same"`, 4 with `padding="valid"`. (After `ZeroPadding1D` it can be negative: the
-    outputs for the padding alone are left out.) Where no output belongs to a step, y is NaN: in the
-    first `delay` steps, and between the outputs of a `rate` above 1. With a rate of 1/2, y is
-    (batch, 2, channels). With several outputs, `delay` and `rate` are structures like theirs.
+    `stream.rate` is the number of input steps per output step: the product of the strides.
+    `stream.delay` is the number of steps by which outputs are delayed because they depend on later
+    steps: 2 for a convolution of five taps with `padding="same"`, 4 with `padding="valid"`. (After
+    `ZeroPadding1D` it can be negative: the outputs for the padding alone are left out.) At steps
+    without an output, y is NaN: in the first `delay` steps, and between outputs if `rate` is above
+    1. With a rate of 1/2, y has shape (batch, 2, channels). With several outputs, `delay` and
+    `rate` have the same structure as the outputs.
 
-    A sequence ends and a stream does not: the last outputs of `model(x)` that see the padding after
-    the sequence are not in the stream. Where the padding of `padding="same"` with strides depends
-    on the length of the sequence, it is that of the model's own length, or if that is unknown, of
-    lengths that are multiples of the rate.
+    A stream has no end, so it lacks the last outputs of `model(x)`, which depend on the padding
+    after the sequence. With strides, `padding="same"` depends on the sequence length. The stream
+    then uses the model's own length or, if it is unknown, assumes a multiple of the rate.
 
-    Outputs without a time axis, of `GlobalAveragePooling1D` or `return_sequences=False`, are those
-    of the steps so far: y of step t is that of a sequence that ends with step `t - delay`.
+    Outputs without a time axis, as of `GlobalAveragePooling1D` or `return_sequences=False`, cover
+    the steps so far: y at step t is the output for the sequence that ends with step `t - delay`.
 
-    Dropout is inactive. A layer that is called several times has a state for each call.
+    Dropout is inactive. A layer that is called several times has one state per call.
 
     Args:
-        model: Built functional model, `keras.Sequential`, or layer, with Keras' layers, operations
-            of `keras.ops`, and layers of this package. Or an object that follows the protocol,
-            which is returned as it is.
+        model: Built functional model, `keras.Sequential`, or layer, with Keras layers, operations
+            of `keras.ops`, and layers of this package. An object that already follows the
+            streaming protocol is returned unchanged.
 
     Returns:
         An object with `initial_cache`, `step`, `prefill`, and the attributes `delay` and `rate`.
-        It computes with the model's weights of the moment.
+        It always uses the model's current weights.
 
     Raises:
         ValueError: If the model is not built, has no time axis, or has a layer that does not
@@ -145,7 +144,7 @@ def to_stream(model: Any) -> Any:
 
 
 class GraphStream(StreamingMixin):
-    """A model's graph as a stream: what `to_stream` returns."""
+    """A model's graph as a stream, the result of `to_stream`."""
 
     built = True
 
@@ -161,8 +160,8 @@ class GraphStream(StreamingMixin):
         for n in keras.tree.flatten(outputs):
             if self.is_clocked and not keras.backend.is_float_dtype(signals[n].dtype):
                 raise ValueError(
-                    f"{self.name} has an output of {signals[n].dtype}, which has no NaN for steps "
-                    "without an output. End the model before the integers."
+                    f"{self.name} has an output of {signals[n].dtype}, which has no NaN to mark "
+                    "steps without an output. Remove the conversion to integers from the model."
                 )
         self._shapes = keras.tree.map_structure(
             lambda leaf: [None, *leaf.shape[1:]], self.initial_cache(1)
@@ -194,9 +193,9 @@ class GraphStream(StreamingMixin):
     # The protocol
 
     def initial_cache(self, batch_size: int) -> Cache:
-        """Returns the cache before the first step: the states of the calls, in their order.
+        """Returns the cache before the first step: the states of the calls, in order.
 
-        Where samples do not come with every step, its last item counts the steps, (batch, 1).
+        If some steps have no samples, the last item counts the steps, (batch, 1).
         """
         if batch_size is None or (isinstance(batch_size, int) and batch_size < 1):
             raise ValueError(
@@ -237,7 +236,7 @@ class GraphStream(StreamingMixin):
         return keras.tree.map_structure(output, self.graph.outputs), cache
 
     def trace(self, x: Tensor, cache: Cache) -> tuple[dict[int, Tensor], Cache]:
-        """Returns the samples of all tensors in a step, (batch, samples, ...), and the cache."""
+        """Returns the samples of all tensors at a step, (batch, samples, ...), and the cache."""
         xs = self._read(x, steps=1)
         self._check_cache(cache, xs[0])
         *states, tick = cache if self.is_clocked else [*cache, None]
@@ -245,7 +244,7 @@ class GraphStream(StreamingMixin):
         outputs = set(keras.tree.flatten(self.graph.outputs))
         for n in outputs if self.is_clocked else ():
             is_active = self._active(tick)(self.plan.signals[n])
-            # A constant: with others tf2onnx selects by multiplication, and 0 * NaN is NaN.
+            # Must be a constant: otherwise tf2onnx selects by multiplication, and 0 * NaN is NaN.
             nothing = ops.convert_to_tensor(math.nan, values[n].dtype)
             values[n] = select(is_active, values[n], nothing)
         if self.is_clocked:
@@ -270,10 +269,10 @@ class GraphStream(StreamingMixin):
         return values, after
 
     def _active(self, tick):
-        """Returns a function from a signal to whether its samples come with a step.
+        """Returns a function that says whether a signal has samples at a step.
 
         Args:
-            tick: An integer, a tensor (batch, 1), or None for a step of those where all do.
+            tick: Integer, tensor (batch, 1), or None for a step at which all signals do.
         """
         if tick is None:
             return lambda signal: True
@@ -292,7 +291,7 @@ class GraphStream(StreamingMixin):
         return active
 
     def _next(self, tick):
-        """Counts a step. A number for each step until all samples come, then in a cycle."""
+        """Advances the step counter, which becomes cyclic once all signals have started."""
         end = self.plan.last_offset + self.plan.cycle
         return ops.where(tick + 1 < end, tick + 1, tick + 1 - self.plan.cycle)
 
@@ -303,7 +302,7 @@ class GraphStream(StreamingMixin):
         if len(xs) != len(self.plan.inputs):
             names = [tensor.name for tensor in keras.tree.flatten(self.graph.inputs)]
             raise ValueError(
-                f"x must have a tensor for each input of {self.name}, {names}. "
+                f"x must have one tensor per input of {self.name}, {names}. "
                 f"Received: {len(xs)} tensors"
             )
         samples = []
@@ -333,9 +332,9 @@ class GraphStream(StreamingMixin):
         steps = min(wanted, length)
         if steps <= plan.last_offset:
             raise ValueError(
-                f"{self.name} was built for {length} steps, and the stream's first output comes "
-                f"with step {plan.last_offset + 1}. Build it for longer sequences, or for any: "
-                "keras.Input((None, channels))."
+                f"{self.name} was built for {length} steps, but the stream's first output comes "
+                f"at step {plan.last_offset + 1}. Build it for longer sequences, or for any "
+                "length: keras.Input((None, channels))."
             )
         xs = _random_inputs(graph, plan.inputs, length)
         with without_carried_states(self.model):
@@ -347,7 +346,7 @@ class GraphStream(StreamingMixin):
                 self._compare(planned, n, found, expected, whole)
 
     def _length_for_proof(self, wanted):
-        """Returns a length of a sequence whose padding is that of a stream."""
+        """Returns a sequence length whose padding equals that of the stream."""
         signals, cycle = self.plan.signals, self.plan.cycle
         wanted = -(-wanted // cycle) * cycle
         for length in range(wanted, wanted + _LENGTHS):
@@ -362,9 +361,9 @@ class GraphStream(StreamingMixin):
         )
 
     def _expected(self, xs, steps):
-        """Returns the values of all tensors: of all samples, or without a time axis of a few.
+        """Returns the values of all tensors: all samples, or a few if there is no time axis.
 
-        The samples of those without a time axis are `self.plan.endings(signal, steps)`.
+        Tensors without a time axis have the samples `self.plan.endings(signal, steps)`.
         """
         values = dict(enumerate(map(ops.convert_to_tensor, xs)))
         for planned in self.plan.parts:
@@ -391,7 +390,7 @@ class GraphStream(StreamingMixin):
         return values
 
     def _found(self, xs, steps):
-        """Returns the samples of all tensors in each step, as dicts."""
+        """Returns the samples of all tensors at each step, as dicts."""
         cache = self.initial_cache(len(xs[0]))
         numbers = sorted(self.plan.signals)
 
@@ -400,7 +399,7 @@ class GraphStream(StreamingMixin):
             values, after = self.trace(x, keras.tree.pack_sequence_as(cache, arguments[len(xs) :]))
             return [*(values[n] for n in numbers), *keras.tree.flatten(after)]
 
-        # For so few steps TensorFlow takes less time without a graph.
+        # For so few steps eager execution is faster on TensorFlow.
         compiled = compile_xla(step, self.variables) if _ON_JAX else step
         leaves, found = keras.tree.flatten(cache), []
         for t in range(steps):
@@ -411,7 +410,7 @@ class GraphStream(StreamingMixin):
         return dict(zip(numbers, zip(*found, strict=True), strict=True))
 
     def _compare(self, planned, n, found, expected, plan):
-        """Compares a tensor in all steps, with the plan of the sequence's length."""
+        """Compares a tensor at all steps, using the plan for the sequence's length."""
         signal, y = plan.signals[n], _to_numpy(expected[n])
         if signal.has_time:
             due = [t for t in range(len(found[n])) if signal.is_due(t)]
@@ -436,7 +435,7 @@ class GraphStream(StreamingMixin):
 
 @dataclasses.dataclass
 class Planned:
-    """A part, where it stands in the graph, and the call that it is of, None for a delay."""
+    """A part, its inputs and outputs in the graph, and its call, None for a delay."""
 
     part: Part
     call: Call | None
@@ -445,7 +444,7 @@ class Planned:
 
 
 class Plan:
-    """Which parts a graph's stream has, and when the samples of its tensors come.
+    """The parts of a graph's stream, and the timing of its samples.
 
     Args:
         graph: The graph.
@@ -455,13 +454,13 @@ class Plan:
         inputs: List of the `Signal`s of the inputs.
         signals: Dict of the `Signal`s of all tensors.
         parts: List of `Planned` parts.
-        first_offset, last_offset: The steps, one not after and one not before step 0, that the
-            first samples of a tensor come with.
+        first_offset, last_offset: Earliest (at most 0) and latest (at least 0) step at which the
+            first sample of a tensor comes.
         cycle: Number of steps after which the pattern of samples repeats.
         reach: Number of steps that an output depends on, where it is known.
-        ends: Dict of the steps from which on a tensor differs from that of a sequence that ends,
-            because samples come that the sequence does not have.
-        uneven: The first call whose inputs have different numbers of samples, None without one.
+        ends: Dict of the first step at which a tensor differs from that of a finite sequence,
+            because the stream has samples that the sequence does not have.
+        uneven: The first call whose inputs have different numbers of samples, or None.
     """
 
     def __init__(self, graph: Graph, length: int | None):
@@ -490,7 +489,7 @@ class Plan:
             self.ends[n] = min(end, signal.offset + signal.period * signal.length) if known else end
 
     def _aligned(self, call):
-        """Returns the inputs of a call, those that come early delayed."""
+        """Returns the inputs of a call, delayed so that they are aligned."""
         signals = [self.signals[n] for n in call.inputs]
         if len({signal.period for signal in signals}) > 1:
             periods = ", ".join(str(signal.period) for signal in signals)
@@ -509,7 +508,7 @@ class Plan:
         return numbers
 
     def endings(self, signal: Signal, steps: int) -> list[int]:
-        """Returns the first, a middle and the last sample that all tensors of a period have."""
+        """Returns the first, a middle and the last sample shared by all tensors of a period."""
         first = -(self.first_offset // signal.pause)
         last = (steps - 1 - self.last_offset) // signal.pause
         return sorted({first, (first + last) // 2, last})
@@ -573,16 +572,16 @@ def _whole(period):
 
 
 _ON_JAX = keras.backend.backend() == "jax"
-# Largest difference of a stream from its model, as a part of the largest value.
+# Largest difference of a stream from its model, relative to the largest value.
 _TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 0.05, "bfloat16": 0.1}
-# Number of steps before the first that the proof goes back for outputs that depend on more.
+# Largest number of past steps that the check covers, for outputs that depend on more.
 _LONGEST_REACH = 200
-# Number of lengths among which the proof looks for one with the padding of a stream.
+# Number of lengths that the check tries to find one with the padding of a stream.
 _LENGTHS = 256
 
 
 def step_through(layer: Any, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-    """Feeds x (batch, time, channels) to `layer.step` in a loop that compiles once.
+    """Feeds x (batch, time, channels) to `layer.step` in a loop that is compiled once.
 
     Returns:
         y (batch, time, filters) and the cache after the last step.
@@ -610,7 +609,7 @@ def step_through(layer: Any, x: Tensor, cache: Cache = None) -> tuple[Tensor, Ca
 def replace_row(rows: Tensor, index: Tensor, row: Tensor) -> Tensor:
     """Returns `rows` (n, ...) with the row at a scalar tensor's index replaced.
 
-    Not by `slice_update`: on TensorFlow that is an XLA operation, which a server may lack.
+    It avoids `slice_update`, which on TensorFlow is an XLA operation that a server may lack.
     """
     return ops.scatter_update(rows, ops.reshape(index, (1, 1)), row[None])
 
@@ -618,19 +617,19 @@ def replace_row(rows: Tensor, index: Tensor, row: Tensor) -> Tensor:
 class PackedCache:
     """The cache between the calls of a compiled step: one tensor (batch, size) for each dtype.
 
-    A call takes time for each tensor that it passes, and the cache of a deep net has dozens.
+    Each tensor adds to the overhead of a call, and the cache of a deep network has dozens.
     """
 
     def __init__(self, tensors: Sequence[Tensor], layout: "_Layout"):
         self.tensors, self.layout = tensors, layout
 
     def unpack(self) -> Cache:
-        """Returns the cache that the methods of the layer take."""
+        """Returns the cache in the structure that the layer's methods take."""
         return self.layout.unpack(self.tensors)
 
 
 class _Layout:
-    """Which tensors of a cache a `PackedCache` holds, and where."""
+    """The layout of a cache's tensors in a `PackedCache`."""
 
     def __init__(self, cache):
         self._specs = keras.tree.map_structure(
@@ -675,19 +674,20 @@ def compiled_step(
 ) -> Callable[[Tensor, Cache], tuple[Tensor, PackedCache]]:
     """Returns `layer.step` compiled by XLA, once per batch size.
 
-    It always uses the layer's current weights, where a plain `jax.jit` would keep those of its
-    first call. Outside of compiled functions a step may compile again each time.
+    It always uses the layer's current weights, whereas a plain `jax.jit` would keep those of its
+    first call. Without it, a step may be recompiled on each call.
 
     Args:
-        layer: Stream, or built layer or model that `to_stream` takes. Its cache starts with the
+        layer: Stream, or built layer or model that `to_stream` supports. Start with the
             `initial_cache` of the stream.
-        frozen: Boolean, whether to keep the weights of this moment, as constants of the program.
+        frozen: Boolean, whether to compile the current weights into the program as constants.
             Weight normalization is then computed once, which makes the steps of a TCN faster.
             Millions of weights take long to compile. Defaults to `False`.
 
     Returns:
-        A function of x and cache, tensors or arrays. The cache is that of `initial_cache` or
-        `prefill`, or a `PackedCache` that the function returned; its `unpack()` is for `prefill`.
+        A function of x and cache, tensors or arrays. The cache comes from `initial_cache` or
+        `prefill`, or is a `PackedCache` returned by the function; call its `unpack()` before
+        passing it to `prefill`.
 
     Raises:
         ValueError: `layer` does not stream or is not built.
@@ -703,7 +703,7 @@ def compiled_step(
     check_built(layer)
     stream = to_stream(layer)
     compiled = {}
-    # Of a graph's stream both may be structures. Other objects of the protocol have one of each.
+    # Both may be structures for a graph's stream. Other streams have a single input and output.
     inputs, outputs = getattr(stream, "inputs", None), getattr(stream, "delay", 0)
     flat, count = keras.tree.flatten(inputs), len(keras.tree.flatten(outputs))
     takes_several, returns_several = map(keras.tree.is_nested, (inputs, outputs))
@@ -749,16 +749,16 @@ def compile_xla(
     updated: Sequence[keras.Variable] = (),
     any_shape: bool = False,
 ) -> Callable:
-    """Compiles a function of tensors by XLA that always uses the current values of variables.
+    """Compiles a function of tensors with XLA; it always uses the current values of variables.
 
-    Several threads may call it at once, if it updates no variables.
+    It is thread-safe if it updates no variables.
 
     Args:
         function: Function of tensors.
         variables: Variables that it reads.
         updated: Variables that it reads and assigns.
-        any_shape: Whether to make one graph for all shapes on TensorFlow, without XLA, which
-            compiles each shape anew.
+        any_shape: Whether to build one graph for all shapes on TensorFlow, without XLA, which
+            recompiles for each shape.
     """
     if keras.backend.backend() == "tensorflow":
         from trellis_keras.kernels import runtime_tf
@@ -792,12 +792,11 @@ def _compile_jax(function, variables, updated):
 
 
 def check_streams(layer: Any) -> None:
-    """Raises ValueError unless a layer with the methods of the protocol is causal."""
+    """Raises ValueError unless a streaming layer is causal."""
     if not getattr(layer, "is_causal", True):
         raise ValueError(
-            "Streaming and generation need a layer whose outputs depend on no later inputs: "
-            'go_backwards=False and, of a TCN, padding="causal" (layers.to_stream streams '
-            'padding="same" with a delay). Received: '
+            "Streaming and generation need a causal layer: go_backwards=False and, for a TCN, "
+            'padding="causal" (layers.to_stream streams padding="same" with a delay). Received: '
             f"{layer.name} with go_backwards={getattr(layer, 'go_backwards', False)}, "
             f"padding={getattr(layer, 'padding', 'causal')!r}"
         )
@@ -831,8 +830,8 @@ def check_stream(layer: keras.Layer, x: Tensor, cache: Cache) -> tuple[Tensor, C
         cache: Cache of the layer, or None.
 
     Raises:
-        ValueError: The layer is not built, x has the wrong shape, or the cache is of another batch
-            size or another layer.
+        ValueError: The layer is not built, x has the wrong shape, or the cache belongs to another
+            batch size or layer.
     """
     check_built(layer)
     x = ops.cast(x, layer.compute_dtype)
@@ -857,7 +856,7 @@ def check_cache(layer: keras.Layer, cache: Cache, expected: Any) -> None:
     fits = _same_structure(received, wanted) and all(shapes_match(a.size, b.size) for a, b in pairs)
     if not fits:
         raise ValueError(
-            f"The cache does not fit {layer.name}: it is of another batch size or of another "
+            f"The cache does not fit {layer.name}: it belongs to another batch size or another "
             f"layer. Expected tensors of shapes: {wanted}. Received: {received}"
         )
 

@@ -1,4 +1,4 @@
-"""Temporal convolutional networks (Bai et al. 2018): the residual block and the stack of them."""
+"""Temporal convolutional networks (Bai et al. 2018): the residual block and the network."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ _DROPOUTS = {"element": keras.layers.Dropout, "spatial": keras.layers.SpatialDro
 def causal_convolution(
     x: Tensor, kernel: Tensor, dilation_rate: int, past: Tensor | None = None
 ) -> Tensor:
-    """Convolves x (batch, time, in) with a kernel (tap, in, out) that sees no later step.
+    """Causal convolution of x (batch, time, in) with a kernel (tap, in, out).
 
     Args:
         x: Tensor (batch, time, in).
@@ -58,7 +58,7 @@ def causal_convolution(
 _NORMALIZATIONS: dict[str | None, Callable | None] = {
     None: None,
     "layer": keras.layers.LayerNormalization,
-    # A batch has many steps, so its statistics are steady: less averaging than Keras' 0.99 does.
+    # A batch has many steps, so its statistics are stable: less averaging than Keras' 0.99 will do.
     "batch": functools.partial(keras.layers.BatchNormalization, momentum=0.9),
 }
 
@@ -67,15 +67,16 @@ _NORMALIZATIONS: dict[str | None, Callable | None] = {
 class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
     """Residual block of two dilated causal convolutions (Bai et al. 2018, Fig. 1b).
 
-    With * a convolution whose taps are `dilation_rate` steps apart and see no later step,
+    With * a causal convolution with dilation rate `dilation_rate`,
 
         z = dropout(activation(kernel_1 * x + bias_1))
         z = dropout(activation(kernel_2 * z + bias_2))
         y = activation(x + z)
 
-    where x first passes a 1x1 convolution, the shortcut, if its width is not `filters`. With
-    `activation="glu"` each convolution has twice the filters, and one half gates the other,
-    a * sigmoid(b) (appendix D). The sum x + z then has no activation, as in Dauphin et al. 2017.
+    where x first passes through a 1x1 convolution, the shortcut, if it does not have `filters`
+    channels. With `activation="glu"` each convolution has twice the filters, and one half gates the
+    other, a * sigmoid(b) (appendix D). The sum x + z then has no activation, as in Dauphin et al.
+    2017.
     With `condition_size`, `condition_kernel` times the condition is added to bias_1 (van den Oord
     et al. 2016, WaveNet, section 2.5).
 
@@ -84,24 +85,25 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
         kernel_size: Integer, number of taps, at least 2.
         dilation_rate: Positive integer, number of steps between two taps. Defaults to 1.
         dropout: Float in [0, 1), dropout rate. Defaults to 0.
-        dropout_kind: `"element"` drops single values (the authors' code), `"spatial"` whole
+        dropout_kind: `"element"` drops individual values (the authors' code), `"spatial"` whole
             channels of a row (the paper). Defaults to `"element"`.
         weight_norm: Whether the kernels have weight normalization. Defaults to True.
-        activation: `"relu"`, `"glu"`, or any that `keras.activations.get` accepts. Defaults to
-            `"relu"`.
+        activation: `"relu"`, `"glu"`, or any activation accepted by `keras.activations.get`.
+            Defaults to `"relu"`.
         normalization: `"layer"` for a `keras.layers.LayerNormalization` over the channels after
             each convolution, `"batch"` for a `keras.layers.BatchNormalization` (momentum 0.9)
-            in place of the biases, or None. The statistics of a batch are those of all its steps,
-            so in training later steps reach earlier ones; in inference they are fixed, and the
+            instead of the biases, or None. Batch statistics cover all steps of a batch, so during
+            training later steps influence earlier ones; at inference they are fixed, and the
             layer is causal. Defaults to None.
         residual: Whether to add x to the branch z. Defaults to True.
-        padding: `"causal"`, or `"same"` for taps centered on the current step, which then see later
-            steps too: `layers.to_stream` delays the outputs. Defaults to `"causal"`.
+        padding: `"causal"`, or `"same"` for taps centered on the current step. With `"same"`
+            outputs depend on later steps, and `layers.to_stream` delays them. Defaults to
+            `"causal"`.
         condition_size: Positive integer, channels of a static vector that conditions the block.
             Defaults to None.
         kernel_initializer: Initializer of the convolutions. Defaults to the uniform distribution
-            in +-1/sqrt(taps * channels), as the authors' code has in effect (the paper says
-            N(0, 0.01)).
+            in +-1/sqrt(taps * channels), the effective default of the authors' code (the paper
+            says N(0, 0.01)).
         bias_initializer: Initializer of their biases. Defaults to `"zeros"`.
         shortcut_initializer: Initializer of the 1x1 convolution. Defaults to N(0, 0.01), as in the
             authors' code.
@@ -113,10 +115,10 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
         training: Whether dropout is active. Defaults to False.
         mask: Boolean (batch, time). Masked steps are zero before each convolution, like the steps
             before the sequence. Padding may be on either side.
-        condition: Tensor (batch, condition_size), with `condition_size` only.
+        condition: Tensor (batch, condition_size), only with `condition_size`.
 
     Returns:
-        Tensor (batch, time, filters), zero in masked steps.
+        Tensor (batch, time, filters), zero at masked steps.
 
     Raises:
         ValueError: Arguments out of range.
@@ -273,10 +275,10 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
     def _equations(
         self, x, shortcut_x, convolution, masks=(None, None), training=False, conditioning=None
     ):
-        """Computes the block, at all steps or at some.
+        """Computes the block, at all steps or at some of them.
 
         Args:
-            x: Tensor (batch, steps, channels), zero in masked steps.
+            x: Tensor (batch, steps, channels), zero at masked steps.
             shortcut_x: x at the steps of the output.
             convolution: Function (n, z, kernel) that computes convolution n (0 or 1) of z.
             masks: Masks (batch, steps) of the first convolution and of the output.
@@ -302,9 +304,9 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
         return _apply_mask(y, masks[1]), z
 
     def _conditioning(self, condition):
-        """Returns `condition_kernel` times the condition, or None without.
+        """Returns `condition_kernel` times the condition, or None without a condition.
 
-        (batch, filters), with `activation="glu"` (batch, 2 * filters).
+        The shape is (batch, filters), or (batch, 2 * filters) with `activation="glu"`.
         """
         check_condition(condition, self.condition_size)
         if condition is None:
@@ -358,9 +360,9 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
     def initial_cache(self, batch_size: int, condition: Tensor | None = None) -> Cache:
         """Returns the cache before the first step.
 
-        A list with the inputs that the past taps of each convolution will see: (batch,
-        (kernel_size - 1) * dilation_rate, channels), newest last. With `condition_size` its third
-        item is what the condition adds to the first convolution.
+        The cache is a list with the past inputs of each convolution: (batch,
+        (kernel_size - 1) * dilation_rate, channels), newest last. With `condition_size`, the third
+        item is the condition's contribution to the first convolution.
 
         Args:
             batch_size: Positive integer, number of rows.
@@ -402,10 +404,10 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
         return y, branch, [*next_cache, *cache[2:]]
 
     def stream_graph(self) -> keras.Model | None:
-        """Returns what the block computes with `padding="same"` as a graph of Keras' layers.
+        """Returns a block with `padding="same"` as an equivalent graph of Keras layers.
 
-        Its layers have the weights of the block. None for a block that does not read later steps,
-        or has a condition.
+        The layers share the weights of the block. None for a block that is causal or has a
+        condition.
         """
         if self.padding == "causal" or self.condition_size is not None:
             return None
@@ -438,7 +440,7 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """How many steps back the taps see, the last tap first."""
+        """Number of steps that each tap looks back, the last tap first."""
         return offsets(self.kernel_size, self.dilation_rate)
 
     def cache_shapes(self, batch_size: int | None) -> list:
@@ -480,11 +482,11 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
 
 
 class CenteredConv1D(keras.layers.Conv1D):
-    """A convolution of a `TCNBlock` with `padding="same"` as a layer, with the block's weights.
+    """A convolution of a `TCNBlock` with `padding="same"` as a layer that shares its weights.
 
     Args:
         block: Built block.
-        n: 0 or 1, which of its convolutions.
+        n: 0 or 1, index of the convolution.
     """
 
     def __init__(self, block: TCNBlock, n: int):
@@ -508,7 +510,7 @@ class CenteredConv1D(keras.layers.Conv1D):
         return self.block.convolutions[self.n]()
 
 
-# The arguments of `TCN` that it passes on to its blocks as they are.
+# The arguments that `TCN` passes on to its blocks unchanged.
 _BLOCK_ARGUMENTS = (
     "kernel_size",
     "dropout",
@@ -522,7 +524,7 @@ _BLOCK_ARGUMENTS = (
     "kernel_regularizer",
 )
 
-# Arguments of other TCN layers, and what to use here.
+# Arguments of other TCN layers, and their equivalents here.
 _ARGUMENTS_ELSEWHERE = {
     "nb_filters": "Use `filters`.",
     "nb_stacks": "Use `dilations=nb_stacks * [1, 2, 4, ...]`.",
@@ -543,14 +545,14 @@ _ARGUMENTS_ELSEWHERE = {
 
 
 def receptive_field_of(kernel_size: int, depth: int) -> int:
-    """Returns how many steps an output of a `TCN` with dilations 1, 2, 4, ... depends on."""
+    """Returns the receptive field of a `TCN` with dilations 1, 2, 4, ..."""
     return 1 + 2 * (kernel_size - 1) * (2**depth - 1)
 
 
 def depth_for(receptive_field: int, kernel_size: int) -> int:
     """Returns the smallest depth of a `TCN` with at least this receptive field.
 
-    A TCN with dilations 1, 2, 4, ... of n blocks sees 1 + 2 (kernel_size - 1) (2^n - 1) steps.
+    n blocks with dilations 1, 2, 4, ... see 1 + 2 (kernel_size - 1) (2^n - 1) steps.
 
     Args:
         receptive_field: Positive integer, number of steps that an output must depend on.
@@ -585,29 +587,29 @@ class TCN(
 ):
     """Temporal convolutional network: a stack of `TCNBlock`s (Bai et al. 2018, section 3).
 
-    By default block i = 1..n has the dilation 2^(i-1), so that an output depends on
+    By default block i = 1..n has dilation 2^(i-1), so an output depends on
     `receptive_field` = 1 + 2 (kernel_size - 1) (2^n - 1) inputs. The network is causal: output t
-    depends on inputs up to t only. If only the last outputs are returned, each convolution computes
-    just the positions that these depend on (`kernels.cone`).
+    depends only on inputs up to t. If only the last outputs are returned, each convolution computes
+    just the positions that they depend on (`kernels.cone`).
 
     Args:
         filters: Positive integer, channels of the blocks, or a list with one per block.
         kernel_size: Integer, number of taps of every convolution, at least 2. Defaults to 3.
-        depth: Positive integer, number of blocks, with dilations 1, 2, 4, ... Give one of `depth`,
-            `dilations` and `receptive_field`.
-        dilations: List of the blocks' dilations.
-        receptive_field: Positive integer, number of steps that an output must depend on:
-            chooses the smallest depth that reaches it (`depth_for`). The attribute
-            `receptive_field` is the actual number of steps, which may be larger.
+        depth: Positive integer, number of blocks, with dilations 1, 2, 4, ... Pass exactly one of
+            `depth`, `dilations` and `receptive_field`.
+        dilations: List of integers, the dilation rate of each block.
+        receptive_field: Positive integer, minimum number of steps that an output depends on. The
+            depth is the smallest that reaches it (`depth_for`). The attribute `receptive_field` is
+            the actual number of steps, which may be larger.
         dropout, dropout_kind, weight_norm, activation, normalization, residual: See `TCNBlock`.
-        padding: `"causal"`, or `"same"` for taps centered on the current step: outputs then depend
-            on later inputs too. Defaults to `"causal"`.
+        padding: `"causal"`, or `"same"` for taps centered on the current step, in which case
+            outputs also depend on later inputs. Defaults to `"causal"`.
         condition_size: Positive integer, channels of a static vector per row that conditions every
             block, see `TCNBlock`. Defaults to None.
         skip_connections: Whether the output is the sum of all blocks' branches, as in WaveNet,
             instead of the last block's output. All blocks must be equally wide. Defaults to False.
-        return_sequences: Whether to return all steps, or the last one only: with a mask, the last
-            valid one of each row. Defaults to True.
+        return_sequences: Whether to return all steps, or only the last one (with a mask, the last
+            valid step of each row). Defaults to True.
         output_length: Positive integer, number of last outputs to return. Defaults to all.
         go_backwards: Whether to read the input from its last step to its first, and return the
             outputs in this order, as `keras.layers.RNN` does. Defaults to False.
@@ -616,23 +618,23 @@ class TCN(
         seed: Integer seed. Defaults to None.
 
     Call arguments:
-        inputs: Tensor (batch, time, channels). Before its first step there are zeros, so it may be
-            shorter than the receptive field.
+        inputs: Tensor (batch, time, channels). The past before the first step is zero, so the
+            sequence may be shorter than the receptive field.
         training: Whether dropout is active. Defaults to False.
         mask: Boolean (batch, time). Masked steps are zero before each convolution.
-        output_length: Overrides the constructor's for this call. (A mask that Keras passes on to
-            the next layer has the constructor's.)
-        condition: Tensor (batch, condition_size), with `condition_size` only.
-        initial_state: None, for `keras.layers.Bidirectional`. See `initial_cache` instead.
+        output_length: Overrides the constructor argument for this call. (The mask that Keras
+            passes on to the next layer follows the constructor argument.)
+        condition: Tensor (batch, condition_size), only with `condition_size`.
+        initial_state: Must be None; accepted for `keras.layers.Bidirectional`. See `initial_cache`.
 
     Returns:
-        Tensor (batch, time, filters); without `return_sequences` (batch, filters). Outputs of
-        masked steps, and of rows without a valid one, are zero.
+        Tensor (batch, time, filters); without `return_sequences`, (batch, filters). Outputs of
+        masked steps, and of rows without a valid step, are zero.
 
     Raises:
         ValueError: Arguments out of range, or inputs shorter than `output_length`.
 
-    If you come from keras-tcn, see docs/keras_tcn.md.
+    To migrate from keras-tcn, see docs/keras_tcn.md.
 
     Example:
 
@@ -679,7 +681,7 @@ class TCN(
         super().__init__(**kwargs)
         if sum(given is not None for given in (depth, dilations, receptive_field)) != 1:
             raise ValueError(
-                "Give one of `depth` (dilations 1, 2, 4, ...), `dilations` and `receptive_field`. "
+                "Pass one of `depth` (dilations 1, 2, 4, ...), `dilations` and `receptive_field`. "
                 f"Received: depth={depth}, dilations={dilations}, receptive_field={receptive_field}"
             )
         if receptive_field is not None:
@@ -698,7 +700,7 @@ class TCN(
             widths = [filters] * depth
         if len(widths) != depth:
             raise ValueError(
-                f"`filters` must be one number, or a list of one for each of the {depth} blocks. "
+                f"`filters` must be an integer, or a list of {depth} integers, one per block. "
                 f"Received: filters={filters}"
             )
         if skip_connections and len(set(widths)) > 1:
@@ -795,8 +797,8 @@ class TCN(
             inputs, mask = flip_time(inputs, mask)
         steps = self._output_steps(output_length)
         if mask is not None and not self.return_sequences:
-            steps = None  # The last valid step of a row can be any.
-        # All steps count in the statistics of a batch.
+            steps = None  # The last valid step of a row can be anywhere.
+        # Batch statistics need all steps.
         all_steps = training and self.blocks[0].normalization == "batch"
         positions = self._positions(inputs.shape[1], None if all_steps else steps)
         x, branches = _select(inputs, positions[0]), []
@@ -860,10 +862,10 @@ class TCN(
         return [block.cache_shapes(batch_size) for block in self.blocks]
 
     def stream_graph(self) -> keras.Model | None:
-        """Returns what the net computes with `padding="same"` as a graph of Keras' layers.
+        """Returns a TCN with `padding="same"` as an equivalent graph of Keras layers.
 
-        Its layers have the weights of the net. None for a net that does not read later steps, or
-        reads them all, or has a condition.
+        The layers share the weights of the TCN. None for a TCN that is causal, reads all later
+        steps, or has a condition.
         """
         reads_all = self.go_backwards or self.output_length is not None
         if self.padding == "causal" or reads_all or self.condition_size is not None:
@@ -939,7 +941,7 @@ def _default_shortcut():
 
 @functools.lru_cache(maxsize=64)
 def _cone_positions(time, reads, steps):
-    """The positions of all levels of a `Cone`. Those of every level include the outputs'."""
+    """The positions of all levels of a `Cone`. Every level includes the output positions."""
     return Cone(time, reads, steps).positions
 
 
@@ -956,7 +958,7 @@ def _select_mask(mask, wanted):
 
 
 def _apply_mask(x, mask):
-    """x with zeros in masked steps."""
+    """x with zeros at masked steps."""
     if mask is None:
         return x
     return ops.where(ops.cast(mask, "bool")[..., None], x, ops.zeros_like(x))

@@ -2,8 +2,8 @@
 
 Contents: the gated activations f, then `TrellisLayer` (constructor, full pass, equation of a level,
 streaming, config), then `MixedGroupKernel`, the sparse kernel of Theorem 1.
-`TrellisLayer._run_levels` is the net as the paper defines it, `TrellisLayer._level` its equation.
-Everything from `trellis_keras.kernels` is a faster way to compute the same.
+`TrellisLayer._run_levels` is the network as the paper defines it, `TrellisLayer._level` its
+equation. Everything from `trellis_keras.kernels` is a faster way to compute the same result.
 """
 
 import functools
@@ -47,8 +47,8 @@ from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Tensor
 class GatedActivation(keras.layers.Layer):
     """Base class of the gated activation f of a TrellisNet.
 
-    A level computes pre-activations a with a convolution and applies f to them and the states of
-    the level below one dilation earlier (Bai et al. 2019, Eqs. 1 and 2):
+    A level computes pre-activations a with a convolution and applies f to them and to the states of
+    the level below, d steps earlier (Bai et al. 2019, Eqs. 1 and 2; d is the dilation):
 
         h^i_t, states^i_t = f(a_t, states^{i-1}_{t-d})
 
@@ -58,19 +58,20 @@ class GatedActivation(keras.layers.Layer):
 
     - `inputs`: tensor (batch, time, preactivation_blocks * units), the pre-activations: blocks of
       `units` channels side by side, each with its own bias;
-    - `states`: list of `state_blocks` tensors (batch, time, units) of the level below, one dilation
+    - `states`: list of `state_blocks` tensors (batch, time, units) of the level below, d steps
       earlier; `states[0]` is the hidden sequence h;
-    - returns `(h, new_states)`, with new_states like `states` and `new_states[0]` being h.
+    - returns `(h, new_states)`, where new_states has the structure of `states` and
+      `new_states[0]` is h.
 
-    f must be elementwise over channels: channel n of its results depends on channel n of every
-    block and state. It is then also the f of a stack of RNN layers, each a group of channels
-    (Theorem 1). It must be a pure function: with a cell that draws random numbers every level is
-    compiled separately. It computes in the dtype of its inputs, which is at least float32.
+    f must be elementwise over channels: channel n of its results depends only on channel n of
+    every block and state. The same f then works for a stack of RNN layers, each a group of
+    channels (Theorem 1). f should be a pure function: with a cell that draws random numbers, every
+    level is compiled separately. It computes in the dtype of its inputs, which is at least float32.
 
     Each block of pre-activations is a convolution with all taps, unless `arrange` is overridden.
-    It maps the kernels that the layer keeps as weights, (tap, in, kernel_units), to those that it
-    convolves with, (tap, in, preactivation_size). It can repeat a block, or give a block only some
-    of the taps, so that a gate can act within a product, like the reset gate of `GRUGates`.
+    `arrange` maps the layer's weights, (tap, in, kernel_units), to the kernels of the convolution,
+    (tap, in, preactivation_size). It can repeat a block, or restrict a block to some of the taps,
+    so that a gate can act within a product, like the reset gate of `GRUGates`.
 
     Args:
         units: Positive integer, number of hidden channels of the TrellisNet.
@@ -114,7 +115,7 @@ class GatedActivation(keras.layers.Layer):
 
     @property
     def kernel_units(self) -> int:
-        """Output channels of the kernels that the layer keeps as weights."""
+        """Number of output channels of the layer's weights."""
         return self.preactivation_size
 
     def arrange(self, kernel: Tensor) -> Tensor:
@@ -152,10 +153,10 @@ class LSTMGates(GatedActivation):
 
 
 class GatedCandidate(GatedActivation):
-    """Base class of cells with a gate on the past taps' part of the candidate.
+    """Base class of cells that gate the contribution of the past taps to the candidate.
 
-    The candidate is the last block of `kernel_units`. As pre-activations its current tap and its
-    past taps are separate blocks, the last two, each with its own bias.
+    The candidate is the last block of `kernel_units`. In the pre-activations its current tap and
+    its past taps are separate blocks, the last two, each with its own bias.
     """
 
     @property
@@ -175,7 +176,7 @@ class GatedCandidate(GatedActivation):
 class GRUGates(GatedCandidate):
     """The GRU's gates as in Keras' `reset_after=True`, blocks z, r, candidate.
 
-    The reset gate multiplies the past taps' part of the candidate, which therefore is a
+    The reset gate multiplies the past taps' contribution to the candidate, which is therefore a
     pre-activation with its own bias: z, r, candidate (current tap), candidate (past taps).
 
     h = z * h_{t-d} + (1 - z) * tanh(current + r * past)
@@ -218,7 +219,7 @@ _GATES = {"lstm": LSTMGates, "gru": GRUGates, "mgu": MGUGates, "rnn": RNNGates}
 
 
 class _Weights(NamedTuple):
-    """What all levels of a call share."""
+    """Values shared by all levels of a call."""
 
     kernel: Tensor  # Wx (tap, channels, preactivations), compute dtype
     recurrent_kernel: Tensor  # Wh (tap, units, preactivations), at least float32
@@ -245,8 +246,8 @@ class TrellisLayer(
         h^i_t, c^i_t = f(a_t, h^{i-1}_{t-d}, c^{i-1}_{t-d})
 
     with h^0 = c^0 = 0. With `condition_size`, the condition times `condition_kernel` is added to b.
-    The output is the last `output_units` channels of h at the last level. It is
-    causal: output t depends on the last `receptive_field` inputs up to t.
+    The output is the last `output_units` channels of h at the last level. The layer is causal:
+    output t depends on the last `receptive_field` inputs up to t.
 
     Args:
         units: Positive integer, channels of the hidden sequence h (the paper's hidden size plus
@@ -256,8 +257,8 @@ class TrellisLayer(
         kernel_size: Positive integer, number of taps of the convolutions. Defaults to 2.
         dilation_rate: Positive integer, or a list that the levels cycle through. Defaults to 1.
         output_length: Positive integer, number of last steps to return. Only the positions that
-            these depend on are computed (`kernels.cone`). All are computed if the length of the
-            input is not static, or if the last step or the states of a masked input are returned.
+            they depend on are computed (`kernels.cone`). All positions are computed if the input
+            length is not static, or if the last step or the states of a masked input are returned.
             Defaults to all steps.
         cell: Gated activation: `"lstm"`, `"gru"`, `"mgu"`, `"rnn"`, or a `GatedActivation`.
             Defaults to `"lstm"`.
@@ -268,33 +269,33 @@ class TrellisLayer(
         group_starts: List of levels, one per group. Below its start level all states of a group
             are zero at every step of the sequence (before the first step they are the initial
             states). Theorem 1 with biases needs 1, 2, 3, ... Defaults to no start levels.
-        injection_every: Positive integer n: x enters at levels 1, 1 + n, 1 + 2n, ... Defaults to 1,
-            every level.
+        injection_every: Positive integer n: x is injected at levels 1, 1 + n, 1 + 2n, ... Defaults
+            to 1, every level.
         weight_norm: Whether both kernels are weight-normalized, each per output channel. Defaults
             to False.
-        dropout: Float, rate of variational dropout of h where it enters the convolution. One mask
-            (batch, channel) per call serves all levels and steps. Defaults to 0.
+        dropout: Float, rate of variational dropout on h at the input of the convolution. One mask
+            (batch, channel) per call is shared by all levels and steps. Defaults to 0.
         weight_dropout: Float, DropConnect rate of the past taps of both kernels. Defaults to 0.
         aux_every: Positive integer, number of levels between auxiliary outputs. Defaults to none.
         aux_from: `"bottom"` counts levels n, 2n, ... up to and including the last one (the authors'
             code), `"top"` counts L - n, L - 2n, ... (the paper). Defaults to `"bottom"`.
-        return_sequences: Whether to return all steps, or the last one only: with a mask, each row's
-            last valid one, as `keras.layers.RNN` does. (A row without valid steps gets the initial
-            h.) Defaults to True.
-        return_state: Whether to return the states of the last step too. Defaults to False.
-        return_aux: Whether to return the auxiliary outputs too. Defaults to False.
+        return_sequences: Whether to return all steps, or only the last one (with a mask, each row's
+            last valid step, as in `keras.layers.RNN`; a row without valid steps gets the initial
+            h). Defaults to True.
+        return_state: Whether to also return the states of the last step. Defaults to False.
+        return_aux: Whether to also return the auxiliary outputs. Defaults to False.
         go_backwards: Whether to read the input from its last step to its first, and return the
             outputs in this order, as `keras.layers.RNN` does. Defaults to False.
         stateful: Whether the last states of a batch are the initial states of the next (the
             paper's history repackaging). Defaults to False.
         condition_size: Positive integer, channels of a static vector per row that conditions every
             level. Defaults to None.
-        unroll: Whether to compile each level separately (True), or blocks of levels as loops, which
-            compile once (False). Defaults to None: loops, unless they would compute many more
-            positions than unrolled levels (over 1.25 times as many; deep nets are allowed more), or
+        unroll: Whether to compile each level separately (True), or blocks of levels as loops that
+            are compiled once (False). Defaults to None: loops, unless they would compute many more
+            positions than unrolled levels (over 1.25 times as many; more for deep networks), or
             the cell has random state. Dilations that do not repeat are always unrolled.
-        fused: Whether TensorFlow runs these loops by `kernels.depth_loop_tf`, which is faster and
-            has its own gradient, where it applies: in compiled functions, with LSTM gates, kernel
+        fused: Whether TensorFlow runs these loops with `kernels.depth_loop_tf`, which is faster and
+            has a custom gradient, where it applies: in compiled functions, with LSTM gates, kernel
             size 2, dilation 1, x at every level, static lengths and no mask. Defaults to True.
         rematerialize: Whether the fused loop recomputes pre-activations in the backward pass to
             save memory. Defaults to False.
@@ -311,20 +312,20 @@ class TrellisLayer(
             Defaults to zeros, or to the carried states of a stateful layer.
         training: Whether dropout is active. Defaults to False.
         mask: Boolean tensor (batch, time). Masked steps are treated as steps before the sequence: x
-            is zero and the states of every level are the initial ones. Pre- and post-padding
-            therefore give the outputs of the unpadded sequence. Defaults to None.
-        output_length: Overrides the constructor's for this call. (The mask that
-            Keras passes on has the constructor's length.)
-        condition: Tensor (batch, condition_size), with `condition_size` only.
+            is zero and the states of every level are the initial ones. Valid outputs are therefore
+            those of the unpadded sequence, with padding on either side. Defaults to None.
+        output_length: Overrides the constructor argument for this call. (The mask that Keras
+            passes on to the next layer follows the constructor argument.)
+        condition: Tensor (batch, condition_size), only with `condition_size`.
 
     Returns:
-        y (batch, time, output_units), or a tuple of y, then with `return_aux` the auxiliary outputs
-        (batch, n_aux, time, output_units), then with `return_state` the states, each (batch,
-        units). Without `return_sequences` y and the auxiliary outputs have no time axis.
+        y (batch, time, output_units), or a tuple of y, the auxiliary outputs (batch, n_aux, time,
+        output_units) with `return_aux`, and the states, each (batch, units), with `return_state`.
+        Without `return_sequences`, y and the auxiliary outputs have no time axis.
 
     Raises:
-        ValueError: Arguments out of range or without others that they need, inputs shorter than
-            `output_length`, or states of the wrong number or shape.
+        ValueError: Arguments out of range or inconsistent, inputs shorter than `output_length`,
+            or states of the wrong number or shape.
 
     Example:
 
@@ -384,7 +385,7 @@ class TrellisLayer(
         )
         if output_units > units:
             raise ValueError(
-                "The output is a part of the hidden channels: `output_units` must be at most "
+                "The output is a slice of the hidden channels: `output_units` must be at most "
                 f"`units`. Received: output_units={output_units}, units={units}"
             )
         if unroll not in (None, True, False):
@@ -486,7 +487,7 @@ class TrellisLayer(
         return self.dilations[(level - 1) % len(self.dilations)]
 
     def injects_input(self, level: Any) -> Any:
-        """Returns whether x enters at a level (or at each of an array of levels)."""
+        """Returns whether x is injected at a level (or at each of an array of levels)."""
         return (level - 1) % self.injection_every == 0
 
     def active_channels(self, level: Any) -> np.ndarray | None:
@@ -507,7 +508,7 @@ class TrellisLayer(
         farthest = np.full(len(groups), -np.inf)  # steps back to the oldest x in a group's state
         for level in range(1, self.depth + 1):
             oldest_tap = (self.kernel_size - 1) * self.dilation(level)
-            # The gates read the states one dilation ago even if the kernel has only one tap.
+            # The gates read the states d steps back even if the kernel has only one tap.
             own = farthest + max(oldest_tap, self.dilation(level))
             x = 0 if self.injects_input(level) else -np.inf
             if self.kernel_structure == "mixed_group":
@@ -605,7 +606,7 @@ class TrellisLayer(
         return mixed and mixed_group.is_worthwhile(self.groups)
 
     def _run_levels(self, x, weights, initial, mask):
-        """The net as the paper defines it: level after level, all at every position.
+        """The network as the paper defines it: level by level, each at every position.
 
         Args:
             x: Tensor (batch, time, channels), zero at masked steps.
@@ -657,17 +658,17 @@ class TrellisLayer(
             a_t = injected_t + sum_j (m * h^{i-1}_{t-jd}) Wh[k-1-j],    j = 0..k-1
             h^i_t, c^i_t = f(a_t, h^{i-1}_{t-d}, c^{i-1}_{t-d})
 
-        Every pass over the net uses it. They differ in the positions that they compute, and so in
-        the function `read_taps` that reads the level below.
+        All forward passes use this method. They differ in the positions that they compute, and
+        hence in the function `read_taps` that reads the level below.
 
         Args:
-            below: States of level i - 1: h, with LSTM gates also c; each (batch, positions below,
+            below: States of level i - 1: h and, with LSTM gates, c; each (batch, positions below,
                 units).
             initial: States before the first step, each (batch, units), or None for zeros.
             weights: `_Weights` of the call.
             read_taps: Function (z, z_0, steps) that reads the tensor z (batch, positions below,
-                channels) at t - s for every position t of this level and every s of the list
-                `steps`, side by side: (batch, positions, n * channels). Before the first step it
+                channels) at t - s for every position t of this level and every s in the list
+                `steps`, concatenated: (batch, positions, n * channels). Before the first step it
                 reads z_0 (batch, channels).
             injected: What `_injection` returns, (batch, positions, preactivations), or the bias.
             dilation: d, integer or scalar tensor.
@@ -716,7 +717,7 @@ class TrellisLayer(
         )
 
     def _apply_mask(self, states, initial, mask):
-        """Puts the initial states where the mask (batch, positions) is False."""
+        """Replaces states with the initial ones where the mask (batch, positions) is False."""
         if mask is None:
             return states
         initial = [None] * len(states) if initial is None else initial
@@ -751,9 +752,9 @@ class TrellisLayer(
 
         Args:
             time: Length of the input, or None if unknown.
-            output_length: Number of last outputs that are wanted. Defaults to all.
+            output_length: Number of last outputs needed. Defaults to all.
         """
-        # The gates read the states one dilation ago even if the kernel has only one tap.
+        # The gates read the states d steps back even if the kernel has only one tap.
         taps = max(self.kernel_size, 2)
         starts = self.group_starts or []
         return cone.plan_levels(
@@ -837,7 +838,7 @@ class TrellisLayer(
 
     # Streaming
     #
-    # The states of the level below level i at t - d, ..., t - (k-1)d are kept, for every i.
+    # The cache holds, for every level i, the states of the level below at t - d, ..., t - (k-1)d.
 
     def initial_cache(
         self,
@@ -853,11 +854,11 @@ class TrellisLayer(
             condition: As in the call.
 
         Returns:
-            `{"inputs": x, "states": [h, c]}` (only [h] for cells with one state). x is (batch,
-            steps, channels), the last inputs. h and c are lists with one tensor per distinct
+            `{"inputs": x, "states": [h, c]}` (only [h] for cells with one state). x holds the last
+            inputs, (batch, steps, channels). h and c are lists with one tensor per distinct
             dilation, ascending: (batch, levels, steps, units), the last states of the level below
-            each of the levels with this dilation. With `condition_size` there is also
-            "conditioning", (batch, preactivations).
+            each level with this dilation. With `condition_size` there is also "conditioning",
+            (batch, preactivations).
 
         Raises:
             ValueError: The layer is not built or not causal, or a tensor has the wrong shape.
@@ -885,14 +886,14 @@ class TrellisLayer(
         return cache if conditioning is None else {**cache, "conditioning": conditioning}
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """Advances one step, by work that does not depend on the number of steps before.
+        """Advances one step, with constant work however long the stream.
 
-        Like `prefill` of one step, but with one matrix product for the past taps of all levels:
+        Equals `prefill` with one step, but uses one matrix product for the past taps of all levels:
         their operands are in the cache before any level of this step is computed.
 
             a^i = [injected^i + sum_j h^{i-1}_{t-jd} Wh[k-1-j]] + h^{i-1}_t Wh[k-1],   j = 1..k-1
 
-        Only the last term depends on the level below in this step.
+        Only the last term depends on the level below at this step.
 
         Args:
             x: Tensor (batch, channels).
@@ -902,8 +903,8 @@ class TrellisLayer(
             The output y (batch, output_units) of this step, and the new cache.
 
         Raises:
-            ValueError: The layer is not built, x has the wrong shape, or the cache is of another
-                batch size or another layer.
+            ValueError: The layer is not built, x has the wrong shape, or the cache belongs to
+                another batch size or layer.
         """
         x, cache = streaming.check_stream(self, ops.expand_dims(x, 1), cache)
         if not kernels.enabled():
@@ -937,11 +938,11 @@ class TrellisLayer(
         return y, {**cache, "inputs": inputs[:, 1:], "states": states}
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """Advances all steps of x by one forward pass, one level at a time.
+        """Advances all steps of x in one forward pass, one level at a time.
 
         Args:
-            x: Tensor (batch, time, channels) of any length, also shorter than a dilation.
-            cache: The cache to start from. Defaults to the initial one.
+            x: Tensor (batch, time, channels) of any length, even shorter than a dilation.
+            cache: Cache to start from. Defaults to the initial cache.
 
         Returns:
             The outputs y (batch, time, output_units), and the cache after the last step.
@@ -995,7 +996,7 @@ class TrellisLayer(
     def cache_shapes(self, batch_size: int | None) -> dict:
         past_taps = self.kernel_size - 1
         longest = max(self.dilation(i) for i in range(1, self.depth + 1) if self.injects_input(i))
-        # The past taps read h up to (k-1)d steps back, the gates all states d steps back.
+        # The past taps read h up to (k-1)d steps back; the gates read all states d steps back.
         reach = [max(past_taps, 1)] + [1] * (len(self.cell.state_size) - 1)
         shapes = {
             "inputs": [batch_size, past_taps * longest, self.input_channels],
@@ -1011,8 +1012,8 @@ class TrellisLayer(
     def _injected_rows(self, inputs, weights, time):
         """Returns the `_injection` of every level, as rows and the row index of each level.
 
-        Row 0 is the bias alone, for the levels where x does not enter. The others are x's part,
-        one row per distinct dilation: (row, batch, time, preactivations).
+        Row 0 is the bias alone, for the levels without injection. The others are the contributions
+        of x, one row per distinct dilation: (row, batch, time, preactivations).
 
         Args:
             inputs: Tensor (batch, steps + time, channels): x after the last inputs of the cache.
@@ -1036,7 +1037,7 @@ class TrellisLayer(
     # Keras
 
     def compute_mask(self, inputs: Tensor, mask: Tensor | None = None) -> Any:
-        """Returns a mask for y, which alone keeps the time axis, and None for other outputs."""
+        """Returns a mask for y, the only output with a time axis, and None for other outputs."""
         mask = self._output_mask(mask)
         others = self.return_aux + self.return_state * len(self.cell.state_size)
         return (mask, *[None] * others) if others else mask
@@ -1125,13 +1126,13 @@ class MixedGroupKernel(ConvolutionKernel):
         current tap of Wh      group j  ->  group j + 1      W_hx of layer j + 1
         current tap of Wx            x  ->  group 1          W_hx of layer 1
 
-    The kernel is stored in the shape of a dense one. The zeros elsewhere are not weights: they have
-    no gradient and count in no norm or penalty.
+    The kernel is stored in dense shape. The zeros elsewhere are not weights: they have no gradient
+    and do not contribute to norms or penalties.
 
     Args:
         kernel_size: Positive integer, number of taps. The last tap acts on the current step.
-        filters: Positive integer, number of output channels: blocks of gates, each with all groups
-            side by side.
+        filters: Positive integer, number of output channels: blocks of gates, each a concatenation
+            of all groups.
         groups: List of channel widths, the bottom group first.
         recurrent: Whether the operand is h (the groups), or x (which feeds the first group).
         **kwargs: As in `ConvolutionKernel`.
@@ -1168,7 +1169,7 @@ class MixedGroupKernel(ConvolutionKernel):
         self.recurrent = recurrent
 
     def apply_connections(self, kernel: Tensor) -> Tensor:
-        # Compared in the graph: as a constant the mask would be as large there as the kernel.
+        # Computed in the graph: a constant mask would be as large as the kernel.
         feeds, belongs = map(ops.convert_to_tensor, self._connections(kernel.shape[1]))
         return ops.where(ops.equal(feeds[..., None], belongs), kernel, ops.zeros_like(kernel))
 
@@ -1196,11 +1197,11 @@ class MixedGroupKernel(ConvolutionKernel):
 
 
 def _gated_activation(cell, units, dtype):
-    """Returns the gated activation of a name, or checks and returns a layer.
+    """Returns the gated activation with the given name, or checks and returns a layer.
 
     Raises:
-        ValueError: An unknown name, a layer without the interface of `GatedActivation`, or one made
-            for another number of units.
+        ValueError: An unknown name, a layer without the interface of `GatedActivation`, or a layer
+            with another number of units.
     """
     if isinstance(cell, str) and cell in _GATES:
         return _GATES[cell](units, dtype=dtype)
@@ -1238,8 +1239,8 @@ def find_aux_levels(depth: int, aux_every: int | None, aux_from: str = "bottom")
         levels = sorted(range(depth - aux_every, 0, -aux_every))
     if not levels:
         raise ValueError(
-            "`aux_every` leaves no auxiliary output: it must be at most the depth (less than it "
-            f'with aux_from="top"). Received: aux_every={aux_every}, depth={depth}'
+            "`aux_every` leaves no auxiliary output: it must be at most the depth (less than the "
+            f'depth with aux_from="top"). Received: aux_every={aux_every}, depth={depth}'
         )
     return levels
 
@@ -1278,7 +1279,7 @@ def _check_groups(units, depth, groups, kernel_structure, group_starts):
         )
     if mixed and len(groups) > depth:
         raise ValueError(
-            "x rises by one group per level, so it needs at least as many levels as there are "
+            "x advances one group per level, so `depth` must be at least the number of "
             f"`groups`. Received: groups={groups}, depth={depth}"
         )
     if group_starts is None:
