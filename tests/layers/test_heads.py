@@ -176,7 +176,7 @@ def test_a_head_needs_only_a_call():
         (AdaptiveSoftmax, {"cutoffs": (5, V)}, "between 1 and vocabulary_size - 1 = 39"),
         (AdaptiveSoftmax, {"cutoffs": (5.5,)}, "integers"),
         (AdaptiveSoftmax, {"div_value": 0.5}, "div_value.*at least 1.*0.5"),
-        (AdaptiveSoftmax, {"div_value": 4}, "div_value=4 leaves tail 2 of 3 no width.*8 channels"),
+        (AdaptiveSoftmax, {"div_value": 4}, "leaves no channels for tail 2 of 3.*8 channels"),
         (AdaptiveSoftmax, {"capacity": 0}, "capacity.*positive"),
     ],
 )
@@ -201,7 +201,7 @@ def test_wrong_ties_and_k():
             head.build((None, CHANNELS))
     head = MixtureOfSoftmaxes(V, 3, latent_units=5)
     head.tie(keras.layers.Embedding(V, 6))
-    with pytest.raises(ValueError, match="latent_units=5, embedding_dim=6. Leave `latent_units`"):
+    with pytest.raises(ValueError, match="latent_units=5, embedding_dim=6. Omit `latent_units`"):
         head.build((None, CHANNELS))
     for k in (0, V + 1):
         with pytest.raises(ValueError, match=f"k.*Received: k={k}"):

@@ -316,7 +316,7 @@ BAD = {
     "`kernel_size` must be at least 2.*Received: kernel_size=1": {"kernel_size": 1},
     "dilation_rate.*positive": {"depth": None, "dilations": [1, 0]},
     "filters.*positive": {"filters": 0},
-    "one for each of the 3 blocks. Received: filters=.4, 5": {"filters": [4, 5]},
+    "list of 3 integers, one per block. Received: filters=.4, 5": {"filters": [4, 5]},
     "one of `depth`.*Received: depth=3, dilations=.1, 2": {"dilations": [1, 2]},
     "one of `depth`.*Received: depth=None": {"depth": None},
     "must not be empty": {"depth": None, "dilations": []},
