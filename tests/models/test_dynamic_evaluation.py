@@ -118,7 +118,7 @@ def test_errors():
     model = make(TCN(5, 2, 1))
     with pytest.raises(ValueError, match="`rule` must be one of"):
         DynamicEvaluation(model, 0.1, rule="adam")
-    with pytest.raises(ValueError, match="belongs to rule='rms' only"):
+    with pytest.raises(ValueError, match="only for rule='rms'"):
         DynamicEvaluation(model, 0.1, rule="sgd", epsilon=0.1)
     dynamic = DynamicEvaluation(model, 0.1)
     with pytest.raises(ValueError, match="collect_statistics"):

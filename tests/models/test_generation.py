@@ -460,7 +460,7 @@ def test_characters_and_words_are_whole(unit, pieces):
         ({"prompts": [[0.5]]}, "integers"),
         ({"prompts": "abc"}, "no vocabulary"),
         ({"max_length": 3}, "greater than its 3 tokens. Received: max_length=3"),
-        ({"sampler": "speculative"}, "draft model.*A streaming cache cannot"),
+        ({"sampler": "speculative"}, "draft model.*a streaming cache cannot"),
         ({"sampler": "nucleus"}, r"'top_p'\].*Received: sampler='nucleus'"),
         ({"sampler": samplers.TopKSampler(k=12)}, "k=12 tokens, but the vocabulary has 11"),
         ({"sampler": samplers.BeamSampler(return_all_beams=True)}, "return_all_beams"),

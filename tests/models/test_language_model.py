@@ -282,7 +282,7 @@ def test_rows_of_batches():
         model.fit(x, x, batch_size=4, verbose=0)
     with pytest.raises(ValueError, match="shuffle=False"):
         model.fit(x, x, batch_size=5, shuffle=True, verbose=0)
-    with pytest.raises(ValueError, match="known beforehand.* Received: generator"):
+    with pytest.raises(ValueError, match="known in advance.* Received: generator"):
         model.fit(((x, x) for _ in range(2)), steps_per_epoch=2)
 
 
@@ -295,7 +295,7 @@ def test_rows_of_a_tf_data_pipeline(capsys):
     model.fit(pipeline.batch(3, drop_remainder=True), verbose=0)
     assert model.backbone.state_cache.batch_size(training=True) == 3
     assert not capsys.readouterr().out
-    with pytest.raises(ValueError, match="batches of one size.*drop_remainder=True"):
+    with pytest.raises(ValueError, match="batches of equal size.*drop_remainder=True"):
         model.fit(pipeline.batch(3), verbose=0)
 
 
@@ -339,7 +339,7 @@ def test_weights_of_another_vocabulary_are_refused(tmp_path):
     model.save_weights(tmp_path / "a.weights.h5")
     model.save(tmp_path / "a.keras")
     swapped = make(vocabulary=Vocabulary([*tokens[:-2], "k", "j"], "character"))
-    with pytest.raises(ValueError, match="another vocabulary: token 9 is 'j' there, 'k' in the"):
+    with pytest.raises(ValueError, match="token 9 is 'j' in the file and 'k' in the"):
         swapped.load_weights(tmp_path / "a.keras")
     larger = LanguageModel(V + 1, 6, keras.layers.Conv1D(6, 3, padding="causal"))
     larger.build((None, None))
@@ -535,7 +535,7 @@ WRONG_MODELS = [
     (lambda: LanguageModel(V, 6, TCN(6, 2, 2, padding="same")), "must not depend on later tokens"),
     (lambda: inside(TCN(4, 3, 2, go_backwards=True)), "later tokens"),
     (lambda: inside(keras.layers.Bidirectional(TCN(4, 3, 2))), "later tokens"),
-    (lambda: inside(recurrent(stateful=True)), "must be the backbone itself"),
+    (lambda: inside(recurrent(stateful=True)), "must itself be the backbone"),
     (lambda: LanguageModel(V, 6, trellis(output_length=3)), "=None.*Received: output_length=3"),
     (lambda: LanguageModel(V, 6, lstm(stateful=True)), r"StackedRNN\(..., stateful=True\)"),
     (lambda: LanguageModel(V, 5, trellis()).build((None, None)), "embedding_dim=5.*6 channels"),
@@ -553,8 +553,8 @@ WRONG_MODELS = [
         "vocabulary_size=7, but .* vocabulary_size=11",
     ),
     (lambda: LanguageModel(V, 6, trellis(), head=keras.layers.Identity()), "has no method `tie`"),
-    (with_built_head, "before it is built.* which is built already"),
-    (lambda: make().compile("adam", "mse"), "loss is its head's.* Received: 'mse'"),
+    (with_built_head, "unbuilt head.* which is already built"),
+    (lambda: make().compile("adam", "mse"), "defines a language model's loss.* Received: 'mse'"),
     (lambda: make().quantize("int8"), 'format="litert", quantization="int8"'),
     (lambda: make().fit(X, X, class_weight={0: 2.0}), "class_weight.* sample_weight="),
     (lambda: make().fit(X, verbose=0), "no targets"),
@@ -563,7 +563,7 @@ WRONG_MODELS = [
     (lambda: make()(np.zeros((2, 4), "float32")), "integers. Received: dtype float32"),
     (
         lambda: Perplexity().update_state(np.zeros((2, 3)), np.zeros((2, 3)), None),
-        "Perplexity is a metric of negative log-likelihoods",
+        "Perplexity takes negative log-likelihoods",
     ),
 ]
 

@@ -307,5 +307,5 @@ def test_a_file_without_a_vocabulary_is_named(saved, altered, change):
 
 def test_a_vocabulary_of_another_length(saved, altered):
     tokens = put("config", "vocabulary", "config", "tokens", value=list("abc"))
-    with pytest.raises(ValueError, match="token 3 is None there, 'd' in the model's"):
+    with pytest.raises(ValueError, match="token 3 is None in the file and 'd' in the model"):
         saved[0].load_weights(altered(tokens))

@@ -284,7 +284,7 @@ def test_a_last_step_model_streams_as_if_each_step_were_the_last():
     for end in range(1, x.shape[1] + 1):
         y, cache = model.step(x[:, end - 1], cache)
         np.testing.assert_allclose(y, model(x[:, :end]), atol=1e-5)
-    with pytest.raises(ValueError, match="no output for each step of a segment: call `step`"):
+    with pytest.raises(ValueError, match="an output at each step of a segment: call `step`"):
         model.prefill(x)
     with pytest.raises(ValueError, match="not built"):
         classifier(tcn, per_step=True).initial_cache(1)
@@ -475,7 +475,7 @@ STEPS = (None, None, 2)
 LOSS_OF_PROBABILITIES = keras.losses.SparseCategoricalCrossentropy()
 WRONG_MODELS = [
     (lambda: classifier(lambda _: trellis(False), True).build(STEPS), "each step.*return_sequence"),
-    (lambda: SequenceRegressor(stack(True)).build(STEPS), "last step only.*return_sequences=False"),
+    (lambda: SequenceRegressor(stack(True)).build(STEPS), "last step.*return_sequences=False"),
     (
         lambda: SequenceClassifier(keras.layers.GRU(4, return_state=True), 3).build(STEPS),
         "return_state=False",
@@ -565,7 +565,7 @@ def test_per_step_targets_of_other_lengths_are_refused(make):
     x, y = np.zeros((4, 5, 2)), np.zeros((4, 7, 2))
     y = y[..., 0] if make is SequenceClassifier else y
     for run in (model.fit, model.evaluate):
-        with pytest.raises(ValueError, match=r"for each step of x.*\(4, 5, 2\), y of shape \(4, 7"):
+        with pytest.raises(ValueError, match=r"per step of x.*\(4, 5, 2\), y of shape \(4, 7"):
             run(x, y, verbose=0)
     assert not model.built
     for time in (1, 7):  # one target would be that of all steps
@@ -584,9 +584,9 @@ def test_wrong_piano_rolls():
         ((x, y), {"validation_data": (x, nan, weight)}, "`y`.*nan in row 0, frame 1, key 2"),
         ((x[..., 1:], y), {}, f"`x` must have {KEYS} keys"),
         ((x, y[:, -1]), {}, r"`y`.*\(batch, time, keys\)"),
-        ((x, y), {"sample_weight": empty}, r"Row 2 has no step.*\(1 of 5\)"),
+        ((x, y), {"sample_weight": empty}, r"sample weights of row 2.*\(1 of 5\)"),
     ):
         with pytest.raises(ValueError, match=message):
             model.fit(*arguments, verbose=0, **options)
-    with pytest.raises(ValueError, match="Row 2 has no step"):
+    with pytest.raises(ValueError, match="sample weights of row 2"):
         model.evaluate(x, y, sample_weight=empty, verbose=0)

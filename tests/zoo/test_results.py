@@ -203,7 +203,7 @@ def test_a_vocabulary_that_does_not_fit_the_weights(tmp_path):
         with pytest.raises(ValueError, match="11 tokens, but the model has vocabulary_size=10"):
             zoo.trellisnet_wt103(vocabulary=shorter, weights=tmp_path / file, **small)
     other = data.Vocabulary(["<eos>", *"abcdefghji"])
-    with pytest.raises(ValueError, match="token 9 is 'i' there, 'j' in the model's"):
+    with pytest.raises(ValueError, match="token 9 is 'i' in the file and 'j' in the model"):
         zoo.trellisnet_wt103(vocabulary=other, weights=tmp_path / "model.keras", **small)
 
 

@@ -1,4 +1,4 @@
-"""What the models share: backbone and head, streaming, an exact mean loss, saving."""
+"""Code shared by the models: backbone and head, streaming, an exact mean loss, saving."""
 
 import functools
 import os
@@ -20,14 +20,14 @@ from trellis_keras.types import Cache, Tensor
 
 
 class BackboneModel(FrozenPartsMixin, keras.Model):
-    """The base class of models that put a head on a causal backbone.
+    """Base class of models that put a head on a causal backbone.
 
     The loss of an epoch is the weighted mean over all its steps or sequences, not a mean of batch
     means: a subclass's `compute_loss` updates `_mean_loss` with the weight of each batch.
 
     Attributes:
         backbone: Causal layer.
-        head: Layer from the backbone's outputs to the model's.
+        head: Layer that maps the backbone's outputs to the model's outputs.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -50,15 +50,15 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
     ) -> None:
         """Configures the model as `keras.Model.compile` does.
 
-        With `jit_compile="auto"` TensorFlow compiles with XLA on a CPU too, if the backbone is
-        faster with it: if it has a true attribute `prefers_xla` and computes in float32. (XLA does
-        not use a CPU's bfloat16 units. In float64, XLA of TensorFlow 2.21 has computed wrong
+        With `jit_compile="auto"` TensorFlow also compiles with XLA on a CPU, if the backbone is
+        faster with it: if its attribute `prefers_xla` is true and it computes in float32. (XLA does
+        not use a CPU's bfloat16 units. In float64, XLA in TensorFlow 2.21 has computed wrong
         gradients of gated activations on a CPU: `jit_compile=True` warns.) On other devices Keras
         decides.
 
         Raises:
             ValueError: If the model is distributed over several replicas and the backbone is
-                stateful, or XLA or several steps per execution are asked for.
+                stateful, or XLA or several steps per execution are requested.
         """
         self._check_replicas(jit_compile, steps_per_execution)
         self._asked_to_compile = jit_compile
@@ -85,7 +85,7 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
         return super().fit(x, *args, **kwargs)
 
     def make_train_function(self, force: bool = False) -> Callable:
-        # While it traces a step, TensorFlow keeps a graph for each variable's initializer forever.
+        # Each variable initializer traced within a step leaves a graph that TensorFlow never frees.
         if self.built and not self.optimizer.built:
             self.optimizer.build(self.trainable_variables)
         return super().make_train_function(force)
@@ -100,14 +100,14 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
         return runtime_tf.outside_replica(lambda: step(*args))
 
     def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        # On several replicas Keras passes the mean of their batches, which makes tokens floats.
+        # On several replicas Keras passes the mean of their batches: tokens would become floats.
         if data_batch is not None and self.input_dtype == "int32":
             x, *others = keras.utils.unpack_x_y_sample_weight(data_batch)
             data_batch = keras.utils.pack_x_y_sample_weight(ops.cast(x, "int32"), *others)
         super()._symbolic_build(iterator=iterator, data_batch=data_batch)
 
     def _prefers_xla(self):
-        """Whether the backbone, on a CPU and TensorFlow, is faster with XLA."""
+        """Whether the backbone is faster with XLA (on TensorFlow and a CPU)."""
         if keras.backend.backend() != "tensorflow" or self._replicas() > 1:
             return False
         from trellis_keras.kernels import runtime_tf
@@ -125,21 +125,21 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
         return 1 if strategy is None else strategy.num_replicas_in_sync
 
     def _check_replicas(self, jit_compile, steps_per_execution):
-        """Raises ValueError for what would fail under `tf.distribute` once training begins."""
+        """Raises ValueError for options that would fail under `tf.distribute` during training."""
         if self._replicas() == 1:
             return
         if jit_compile is True or steps_per_execution != 1:
             raise ValueError(
                 "Under tf.distribute with several replicas, TensorFlow can neither compile a step "
-                "with XLA nor run several at once: compile with jit_compile=False, which is an "
-                "argument of the zoo's models too, and steps_per_execution=1. Received: "
+                "with XLA nor run several steps per execution: use jit_compile=False (also an "
+                "argument of the zoo's models) and steps_per_execution=1. Received: "
                 f"jit_compile={jit_compile}, steps_per_execution={steps_per_execution}"
             )
         if getattr(self.backbone, "stateful", False):
             raise ValueError(
-                "A stateful backbone cannot be trained on several replicas of tf.distribute, each "
-                "of which has some of the rows. Use keras.distribution on the JAX backend, or "
-                "stateful=False. Received: a backbone with stateful=True"
+                "A stateful backbone cannot be trained on several replicas of tf.distribute, "
+                "because each has only some of the rows. Use keras.distribution on the JAX "
+                "backend, or stateful=False. Received: a backbone with stateful=True"
             )
 
     def get_compile_config(self) -> dict | None:
@@ -155,10 +155,10 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
     def load_weights(
         self, filepath: str | os.PathLike, skip_mismatch: bool = False, **kwargs: Any
     ) -> None:
-        """Load weights as `keras.Model.load_weights` does, from a file of any origin.
+        """Loads weights as `keras.Model.load_weights` does, safely from untrusted files.
 
         Raises:
-            ValueError: If the file is damaged, leads to other files, or does not fit the model.
+            ValueError: If the file is damaged, refers to other files, or does not match the model.
         """
         check_file(filepath)
         try:
@@ -167,9 +167,9 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
             raise ValueError(f"{filepath} does not fit this model: {error}") from error
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
-        """Raises ValueError: a model that Keras has quantized cannot be loaded again."""
+        """Raises ValueError, because a model quantized by Keras could not be loaded again."""
         raise ValueError(
-            "Keras' quantization makes a model of this kind that cannot be loaded again. Use "
+            "A model of this class could not be loaded again after Keras' quantization. Use "
             'export.export(model, path, format="litert", quantization="int8"). '
             f"Received: {self.name}"
         )
@@ -177,21 +177,21 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
     # Saving
 
     def save_to_preset(self, preset: str | os.PathLike) -> None:
-        """Saves the model as a folder that `zoo.from_preset` loads: a preset, as in KerasHub.
+        """Saves the model as a preset, a folder that `zoo.from_preset` loads, as in KerasHub.
 
-        A preset has the architecture, the weights, and what the model keeps with them, such as a
-        vocabulary, class names and statistics of its data. It has no optimizer: compile the loaded
-        model to train it. `keras.saving.load_model` reads it, too.
+        A preset contains the architecture, the weights, and what the model stores with them, such
+        as a vocabulary, class names and data statistics. It does not contain the optimizer: compile
+        the loaded model to train it. `keras.saving.load_model` also reads presets.
 
         Args:
-            preset: A folder, which is made if need be, or `"hf://user/model"`: a repository on
-                Hugging Face, to which Keras uploads (it needs the package `huggingface_hub` and
-                your login). A preset of a model of the same class that is there is replaced as a
-                whole; a README.md beside it stays.
+            preset: Path of a folder, created if needed, or `"hf://user/model"`, a Hugging Face
+                repository to which Keras uploads (this needs the package `huggingface_hub` and
+                your login). An existing preset of the same model class is replaced; a README.md
+                beside it is kept.
 
         Raises:
-            ValueError: If the model is not built, or the folder holds anything else.
-            OSError: If the folder cannot be written. What was there is unchanged.
+            ValueError: If the model is not built, or the folder contains anything else.
+            OSError: If the folder cannot be written. Its contents are then unchanged.
 
         Example:
 
@@ -245,17 +245,17 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
 
     @property
     def delay(self) -> Any:
-        """Number of steps by which outputs come later, see `layers.streaming.to_stream`."""
+        """Number of steps by which outputs are delayed, see `layers.streaming.to_stream`."""
         return self.stream().delay
 
     @property
     def rate(self) -> Any:
-        """Number of steps for each output, see `layers.streaming.to_stream`."""
+        """Number of input steps per output, see `layers.streaming.to_stream`."""
         return self.stream().rate
 
 
 def token_ids(tokens: Tensor) -> Tensor:
-    """Returns tokens as an integer tensor that can be compared with any vocabulary's size.
+    """Returns tokens as an integer tensor that can be compared with any vocabulary size.
 
     Raises:
         ValueError: If the tokens are not integers.
@@ -268,7 +268,7 @@ def token_ids(tokens: Tensor) -> Tensor:
 
 
 def embed(embedding: keras.layers.Embedding, tokens: Tensor) -> Tensor:
-    """Returns the embedding of tokens (...), NaN for ids outside its vocabulary.
+    """Returns the embedding of tokens (...), NaN for ids outside the vocabulary.
 
     Raises:
         ValueError: If the tokens are not integers.
@@ -281,7 +281,7 @@ def embed(embedding: keras.layers.Embedding, tokens: Tensor) -> Tensor:
 
 
 def serialize_unbuilt(layer: keras.Layer) -> dict:
-    """Serializes a layer that its model builds: a head, for instance, after it has been tied."""
+    """Serializes a layer without its build config, because the model builds it (after tying)."""
     serialized = keras.saving.serialize_keras_object(layer)
     serialized.pop("build_config", None)
     return serialized
@@ -291,10 +291,10 @@ def serialize_unbuilt(layer: keras.Layer) -> dict:
 
 
 def text_rows(tokens: np.ndarray, vocabulary_size: int) -> np.ndarray:
-    """Returns texts (time,) or (batch, time) of two tokens or more as an int32 array of rows.
+    """Returns texts (time,) or (batch, time) of at least two tokens as an int32 array of rows.
 
     Raises:
-        ValueError: If the shape is another one, or tokens lie outside the vocabulary.
+        ValueError: If the shape is wrong, or tokens lie outside the vocabulary.
     """
     if tokens.ndim not in (1, 2) or tokens.size == 0 or tokens.shape[-1] < 2:
         raise ValueError(
@@ -314,10 +314,10 @@ def check_rank(name: str, array: np.ndarray, axes: str) -> None:
 def check_no_class_weight(class_weight: dict | None) -> None:
     """Raises ValueError unless `class_weight`, an argument of `fit`, is None.
 
-    Where targets have a time axis, Keras would take the largest target of a row for its class.
+    If targets have a time axis, Keras would use the largest target of a row as its class.
     """
     if class_weight is not None:
         raise ValueError(
-            "`class_weight` is not for targets (batch, time): Keras would take the largest target "
-            "of a row for its class. Pass sample_weight=np.vectorize(class_weight.get)(y)"
+            "`class_weight` does not support targets (batch, time): Keras would use the largest "
+            "target of a row as its class. Pass sample_weight=np.vectorize(class_weight.get)(y)"
         )

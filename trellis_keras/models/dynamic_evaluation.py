@@ -20,9 +20,9 @@ RULES = ("rms", "sgd")
 class DynamicEvaluation:
     """Evaluates a language model that keeps learning from the text (Krause et al., 2018).
 
-    The text is cut into segments. The model scores a segment, and only then takes one gradient
-    step on its mean loss, with which it scores the next one. With w_0 the weights of the model and
-    g the gradient of the loss of a segment, a step is
+    The text is split into segments. The model scores a segment, then takes one gradient step on
+    its mean loss, and scores the next segment with the updated weights. With w_0 the weights of the
+    model and g the gradient of a segment's loss, a step is
 
         sgd:  w <- w - learning_rate * g + decay * (w_0 - w)
         rms:  w <- w - learning_rate * g / (r + epsilon) + min(decay * r / mean(r), 1) * (w_0 - w)
@@ -30,23 +30,23 @@ class DynamicEvaluation:
     where r is the root mean square of the gradients of training batches, from
     `collect_statistics`, and mean(r) its mean over all weights.
 
-    The cache of the backbone is carried from segment to segment, and dropout is off. The adapted
-    weights are separate arrays: the model itself never changes, so there is nothing to restore,
-    also after an interruption. Every evaluation starts from the weights that the model then has.
-    `learning_rate` and `decay` may be set between evaluations: nothing is compiled again.
+    The backbone's cache is carried from segment to segment, and dropout is off. The adapted
+    weights are separate arrays: the model itself never changes, so nothing needs to be restored,
+    even after an interruption. Every evaluation starts from the model's current weights.
+    `learning_rate` and `decay` may be set between evaluations without recompilation.
 
     Args:
-        model: A built `LanguageModel` whose backbone streams. Only its trainable weights learn.
+        model: A built `LanguageModel` whose backbone streams. Only its trainable weights are
+            adapted.
         learning_rate: Nonnegative float.
-        decay: Float in [0, 1], how strongly the weights are drawn back to those of the model.
-            Defaults to 0.
-        epsilon: Positive float, added to r, for the rule `"rms"` only. Defaults to `None`, which
+        decay: Float in [0, 1], strength of the decay towards the model's weights. Defaults to 0.
+        epsilon: Positive float, added to r, only for the rule `"rms"`. Defaults to `None`, which
             is 0.001.
         rule: `"rms"` or `"sgd"`. Defaults to `"rms"`.
         segment_length: Positive integer, number of targets between two steps. Defaults to 5.
 
     Raises:
-        ValueError: If an argument is not as described, or the backend is not TensorFlow or JAX.
+        ValueError: If an argument is invalid, or the backend is not TensorFlow or JAX.
 
     Example:
 
@@ -77,7 +77,7 @@ class DynamicEvaluation:
             )
         if epsilon is not None and (rule == "sgd" or epsilon <= 0):
             raise ValueError(
-                "`epsilon` must be positive, and belongs to rule='rms' only. "
+                "`epsilon` must be positive, and is only for rule='rms'. "
                 f"Received: epsilon={epsilon}, rule={rule!r}"
             )
         if keras.backend.backend() not in ("tensorflow", "jax"):
@@ -101,8 +101,8 @@ class DynamicEvaluation:
 
         Args:
             batches: Batches (x, y) or (x, y, weight), such as a `data.TokenStream` of the training
-                text. The cache is empty at the start of each.
-            steps: Positive integer, number of batches to take. Defaults to `None`: all.
+                text. Each batch starts with an empty cache.
+            steps: Positive integer, number of batches to use. Defaults to `None`, all of them.
 
         Raises:
             ValueError: If there are no batches.
@@ -129,12 +129,12 @@ class DynamicEvaluation:
         """Returns `{"loss": ...}`, the mean loss per token in nats.
 
         Args:
-            tokens: Integer array (time,), or (batch, time) for texts that are read side by side
-                and learned from together. N tokens of a row have N - 1 targets.
+            tokens: Integer array (time,), or (batch, time) for texts that are read in parallel
+                and learned from together. N tokens have N - 1 targets.
 
         Raises:
-            ValueError: If tokens lie outside the vocabulary, there is no target, or the rule
-                `"rms"` has no statistics.
+            ValueError: If tokens lie outside the vocabulary, there is no target, or the statistics
+                for the rule `"rms"` are missing.
         """
         return {"loss": float(np.mean(self.token_losses(tokens), dtype="float64"))}
 
@@ -145,7 +145,7 @@ class DynamicEvaluation:
             tokens: As in `evaluate`.
 
         Raises:
-            ValueError: As `evaluate`.
+            ValueError: As in `evaluate`.
         """
         tokens = np.asarray(tokens)
         rows = text_rows(tokens, self.model.vocabulary_size)
@@ -167,7 +167,7 @@ class DynamicEvaluation:
         return [[ops.convert_to_tensor(v.value) for v in part] for part in parts]
 
     def _rates(self):
-        """Returns the learning rate and the decay of each variable: numbers, or one per weight."""
+        """Returns the learning rate and decay of each variable, as scalars or per weight."""
         variables = self.model.trainable_variables
         if self.rule == "sgd":
             pairs = [(self.learning_rate, self.decay)] * len(variables)
@@ -188,7 +188,7 @@ class DynamicEvaluation:
         ]
 
     def _step(self, weights, others, start, rates, x, y, cache):
-        """Scores a segment, then learns from it: returns its losses, and cache and weights."""
+        """Scores a segment, then learns from it. Returns its losses, the cache and the weights."""
         ones = ops.ones(ops.shape(y), at_least_float32(self.model.compute_dtype))
         (nll, cache), gradients = with_gradient(self._loss)(weights, others, x, y, ones, cache)
         learned = [

@@ -1,8 +1,8 @@
 """Text generation: prompts to ids, the compiled loop around a sampler, ids to text.
 
-A language model reads the prompt in one forward pass, then writes token by token with constant
-work, in a loop compiled by XLA. The samplers are those of Keras-NLP (Keras-Hub): they ask for the
-scores of the token at `index`, `next(prompt, cache, index)`, and may reorder the rows of the cache.
+A language model reads the prompt in one forward pass, then generates token by token with constant
+work, in a loop compiled by XLA. The samplers come from Keras-NLP (Keras-Hub): they request the
+scores of the token at `index` with `next(prompt, cache, index)`, and may reorder the cache's rows.
 """
 
 import codecs
@@ -24,7 +24,7 @@ OPEN = -1
 # Compiled functions take megabytes each.
 _CACHED_FUNCTIONS = 16
 _LOCK = threading.Lock()
-# Lengths in tokens for which functions are compiled: powers of two from these on.
+# Shortest lengths in tokens for which functions are compiled; longer ones are powers of two.
 _SHORTEST_SEGMENT = 32
 _LEAST_ROOM = 64
 
@@ -61,13 +61,13 @@ def generate_stream(
     sampler = get_sampler(sampler, model.vocabulary_size)
 
     def tokens():
-        # Two iterators may share a sampler: its seed is set when the first token is asked for.
+        # Two iterators may share a sampler: its seed is set when the first token is requested.
         _set_seed(sampler, seed)
         yield from row.tolist()
         if type(sampler).__call__ is _library().Sampler.__call__:
             yield from _write_each(model, row, max_length, sampler, stop)
             return
-        # This sampler weighs whole continuations.
+        # This sampler compares whole continuations.
         ids = _write_all(model, given, sampler, stop)
         (length,) = row_lengths(ids, given, stop)
         yield from ids[0, len(row) : length].tolist()
@@ -76,7 +76,7 @@ def generate_stream(
 
 
 def _write_all(model, given, sampler, stop):
-    """Writes all rows to their end in one compiled loop.
+    """Generates all rows to their end in one compiled loop.
 
     Args:
         model: `LanguageModel` or `NeuralCache`.
@@ -85,13 +85,13 @@ def _write_all(model, given, sampler, stop):
         stop: Tuple of the ids after which a row ends.
 
     Returns:
-        int32 array (batch, max_length). What follows a row's first new stop token is undefined.
+        int32 array (batch, max_length). Tokens after a row's first new stop token are undefined.
     """
     rows, length = given.shape
     shortest = int((given != OPEN).sum(axis=1).min())
     cache, hidden = _read_prompts(model, given[:, : shortest - 1])
-    # The loop ends where the array ends. So that all lengths up to a power of two share a compiled
-    # loop, the array is extended at the start, by tokens that no step reads.
+    # The loop ends at the end of the array. All lengths up to a power of two share a compiled
+    # loop, because the array is padded at the start with tokens that no step reads.
     room = max(_LEAST_ROOM, 1 << (length - 1).bit_length()) - length
     extended = np.concatenate([np.repeat(given[:, :1], room, axis=1), given], axis=1)
     read = sum(part.shape[1] for part in hidden)
@@ -114,7 +114,7 @@ def _write_each(model, prompt, max_length, sampler, stop):
     choice = _compiled(_choice, model, sampler, 1)
     cache, hidden = _read_prompts(model, prompt[None, :-1])
     read = sum(part.shape[1] for part in hidden)
-    for token in prompt[read:-1]:  # as in `_loop`, where the sampler draws for them too
+    for token in prompt[read:-1]:  # as in `_loop`, where the sampler also draws for these
         _, cache = choice(ops.convert_to_tensor(token[None]), cache)
     token = ops.convert_to_tensor(prompt[-1:])
     for _ in range(max_length - len(prompt)):
@@ -159,12 +159,12 @@ def _choice(model, sampler):
 
 
 def _allowed(log_probs, ids, given, index, stop):
-    """Leaves one token at `index` to the rows that are within their prompt, or have ended.
+    """Allows only one token at `index` for rows within their prompt, and for rows that have ended.
 
-    Beam search compares sums of log-probabilities: a token that is given adds 0 to them and does
-    not split a beam.
+    Beam search compares sums of log-probabilities: a given token adds 0 to them and does not split
+    a beam.
     """
-    # Contrastive search asks for one more place than there is.
+    # Contrastive search requests one position more than there are.
     only = given[:, ops.minimum(index, given.shape[1] - 1)]
     if stop:
         is_stop = ops.any(ids[:, :, None] == np.array(stop, "int32"), axis=-1)
@@ -177,16 +177,16 @@ def _allowed(log_probs, ids, given, index, stop):
 
 
 def _comparable(hidden):
-    """Hidden states with a defined cosine similarity, even where ReLUs have set all to zero."""
+    """Hidden states with a defined cosine similarity, even if ReLUs have set all to zero."""
     dtype = at_least_float32(keras.backend.standardize_dtype(hidden.dtype))
     return ops.cast(hidden, dtype) + 1e-12
 
 
 def _read_prompts(model, tokens):
-    """Reads the start of prompts (batch, time) in segments of falling powers of two.
+    """Reads the start of prompts (batch, time) in segments of decreasing powers of two.
 
-    So prompts of all lengths share a few compiled functions. The last tokens, fewer than the
-    shortest segment has, are left to the samplers' loop.
+    Prompts of all lengths thus share a few compiled functions. The last tokens, fewer than the
+    shortest segment, are left to the samplers' loop.
 
     Returns:
         The cache after them, and the hidden states of each segment.
@@ -204,10 +204,10 @@ def _read_prompts(model, tokens):
 
 
 def cached_function(model: keras.Model, key: Hashable, make: Callable[[], Any]) -> Any:
-    """Returns `make()`, cached on the model: the 16 values used last are kept."""
+    """Returns `make()`, cached on the model, which keeps the 16 most recently used values."""
     # Hidden from Keras' tracking, which would try to save it.
     functions = vars(model).setdefault("_generation_functions", {})
-    # Its variables too: LoRA adds some.
+    # Includes its variables, because LoRA adds some.
     key = key, tuple(map(id, model.variables))
     with _LOCK:
         found = functions[key] = functions.pop(key) if key in functions else make()
@@ -229,20 +229,20 @@ def _read(model, tokens, cache):
 
 
 def _compiled(make, model, sampler, shape, *settings):
-    """Returns `make(model, sampler, *settings)` compiled; it advances the sampler's state.
+    """Returns the compiled `make(model, sampler, *settings)`, which advances the sampler's state.
 
-    Each shape of the arguments has its own function, so that unused ones can be dropped.
+    Each shape of the arguments has its own function, so that unused ones can be evicted.
     """
     is_own = type(sampler) not in vars(_library()).values()
 
     def build():
-        # A copy, because the user may change the attributes of theirs.
+        # A copy, because the user may change the attributes of the original.
         copy = sampler if is_own else sampler.from_config(sampler.get_config())
         function = make(model, copy, *settings)
         compiled = streaming.compile_xla(function, model.variables, copy.variables)
         return compiled, copy, threading.Lock()
 
-    # A user's sampler need not describe itself by its config.
+    # The config of a custom sampler may be incomplete.
     key = make.__name__, type(sampler), id(sampler) if is_own else _settings(sampler), shape
     function, copy, lock = cached_function(model, (*key, *settings), build)
 
@@ -257,7 +257,7 @@ def _compiled(make, model, sampler, shape, *settings):
 
 
 def _settings(sampler):
-    """A sampler's config but for the seed, as JSON. (It may have NumPy's numbers.)"""
+    """A sampler's config without the seed, as JSON. (It may contain NumPy numbers.)"""
     config = {k: v for k, v in sampler.get_config().items() if k != "seed"}
     return json.dumps(config, sort_keys=True, default=lambda number: number.item())
 
@@ -281,14 +281,14 @@ def _library():
 
 
 def get_sampler(sampler: Any, vocabulary_size: int) -> Any:
-    """Returns a Keras-NLP sampler that a language model can feed.
+    """Returns a Keras-NLP sampler that works with a language model.
 
     Args:
         sampler: A name, or a `keras_nlp.samplers.Sampler`.
         vocabulary_size: Positive integer.
 
     Raises:
-        ValueError: If it is unknown, or needs what the model lacks.
+        ValueError: If the sampler is unknown or unsupported.
     """
     samplers = _library()
     by_name = {
@@ -303,7 +303,7 @@ def get_sampler(sampler: Any, vocabulary_size: int) -> Any:
     if sampler == "speculative" or isinstance(sampler, speculative):
         raise ValueError(
             "The speculative sampler needs a draft model and a cache that can return to an earlier "
-            "token. A streaming cache cannot."
+            "token, which a streaming cache cannot."
         )
     if isinstance(sampler, str) and sampler in by_name:
         sampler = by_name[sampler]()
@@ -350,7 +350,7 @@ def _encode_prompts(model, prompts):
 def _encode(model, text):
     if model.vocabulary is None:
         raise ValueError(
-            "The model has no vocabulary to read text with: give prompts and stop tokens as "
+            "The model has no vocabulary to encode text: pass prompts and stop tokens as "
             f"token ids. Received: {text!r}"
         )
     return model.vocabulary.encode(text, final_eos=False)
@@ -361,7 +361,7 @@ def _pad(rows, max_length):
     longest = max(len(row) for row in rows)
     if max_length <= longest:
         raise ValueError(
-            "`max_length` counts the prompt too, so it must be greater than its "
+            "`max_length` includes the prompt, so it must be greater than its "
             f"{longest} tokens. Received: max_length={max_length}"
         )
     given = np.full((len(rows), max_length), OPEN, "int32")
@@ -413,7 +413,7 @@ def _pieces_of_bytes(vocabulary, tokens):
 
 
 def _pieces_of_symbols(vocabulary, tokens):
-    # Whether a space comes before a word depends on the token before it only.
+    # Whether a space comes before a word depends only on the previous token.
     before = []
     for token in tokens:
         yield vocabulary.decode([*before, token]).removeprefix(vocabulary.decode(before))

@@ -6,10 +6,11 @@ import keras
 
 
 def with_gradient(function: Callable) -> Callable:
-    """Returns a function of (weights, ...) that returns (what else it returns, gradients).
+    """Returns a function of (weights, ...) that returns (auxiliary results, gradients).
 
     Args:
-        function: Function of a list of tensors and more, that returns (loss, what else).
+        function: Function of a list of tensors and other arguments that returns (loss, auxiliary
+            results).
     """
     backend = keras.backend.backend()
     if backend == "jax":

@@ -40,48 +40,48 @@ class LanguageModel(BackboneModel):
     """Embedding, causal backbone and output head, trained on next-token prediction.
 
     `fit` and `evaluate` take token ids x (batch, time) and targets y (batch, n), n <= time: the
-    next tokens of the last n positions. The positions before them are history, which is read but
-    not counted (effective-history training, TrellisNet appendix B.2); a `TrellisLayer` or a `TCN`
-    leaves out what no counted position can see. With D the dropouts, the model is
+    next tokens at the last n positions. The positions before them are context, which is read but
+    not scored (effective-history training, TrellisNet appendix B.2); a `TrellisLayer` or a `TCN`
+    skips positions that no scored output depends on. With dropouts D, the model is
 
         h = backbone(D_input(D_embedding(embedding(x))))      output = D_output(h)
         log p = head(output)
 
-    and the training loss, whose means are over counted tokens,
+    and the training loss, with means over the scored tokens, is
 
         mean(-log p(y)) + aux_weight * sum_a mean(-log p_a(y))
             + activation_reg * mean(output_t^2) + temporal_activation_reg * mean((h_t - h_{t-1})^2),
 
     where p_a are the head's probabilities for the backbone's auxiliary outputs. The validation
-    loss is the first term. An epoch's values are exact means over all its tokens.
+    loss is the first term. Values reported for an epoch are exact means over all its tokens.
 
     Args:
         vocabulary_size: Positive integer, number of tokens V.
         embedding_dim: Positive integer, width of the embedding.
         backbone: Causal layer from (batch, time, embedding_dim) to (batch, time, channels): a
             `TrellisLayer`, a `TCN`, a `StackedRNN` of Keras' recurrent layers, or (without
-            `generate`) any other, such as `keras.layers.LSTM(..., return_sequences=True)`. One
-            with `return_aux=True` gives auxiliary outputs. With `stateful=True` it carries its
-            states from batch to batch.
+            `generate`) any other, such as `keras.layers.LSTM(..., return_sequences=True)`. With
+            `return_aux=True` it also returns auxiliary outputs. With `stateful=True` it carries
+            its states from batch to batch.
         head: `layers.Head`. Defaults to `DenseHead(vocabulary_size)`.
-        tie_embeddings: Boolean, whether the embedding's matrix is the head's output matrix.
+        tie_embeddings: Boolean, whether the head's output matrix is tied to the embedding.
             Defaults to `True`.
-        embedding_dropout: Float in [0, 1), rate of dropped words (whole words, for a whole batch).
-            Defaults to 0.
+        embedding_dropout: Float in [0, 1), rate of word dropout (each word type is dropped or kept
+            for a whole batch). Defaults to 0.
         input_dropout: Float in [0, 1), dropout rate of the embedded input. Defaults to 0.
         input_dropout_kind: `"variational"` drops the same channels at all steps of a row (the
-            TrellisNet authors' code), `"element"` every number by itself (the TCN authors').
+            TrellisNet authors' code), `"element"` individual values (the TCN authors' code).
             Defaults to `"variational"`.
-        output_dropout: Float in [0, 1), variational dropout rate of the backbone's output and of
-            the auxiliary outputs. Defaults to 0.
+        output_dropout: Float in [0, 1), variational dropout rate of the backbone's output and
+            auxiliary outputs. Defaults to 0.
         aux_weight: Float, weight of the sum of the auxiliary losses. Defaults to 0.
         activation_reg: Float, weight of the mean square of the output, AR of Merity et al. (2018).
             Defaults to 0.
-        temporal_activation_reg: Float, weight of the mean squared change from step to step, TAR of
+        temporal_activation_reg: Float, weight of the mean squared change between steps, TAR of
             Merity et al. (2018). Defaults to 0.
         embeddings_initializer: Initializer for the embedding. Defaults to U(-0.1, 0.1), as in the
             TrellisNet authors' code.
-        vocabulary: `data.Vocabulary` that is saved with the model, for text in and text out.
+        vocabulary: `data.Vocabulary` to save with the model, so that it can read and write text.
             Defaults to `None`.
         seed: Integer seed of the dropouts and the default initializers. Defaults to `None`.
 
@@ -93,7 +93,7 @@ class LanguageModel(BackboneModel):
         Log-probabilities (batch, time, V), at least float32.
 
     Raises:
-        ValueError: If arguments do not fit each other, or tokens are not integers or lie outside
+        ValueError: If arguments are inconsistent, or tokens are not integers or lie outside
             the vocabulary.
 
     Example:
@@ -106,7 +106,7 @@ class LanguageModel(BackboneModel):
     >>> model.predict(tokens, verbose=0).shape
     (8, 21, 50)
 
-    Keras' recurrent layers as a backbone, which here carries its states from batch to batch:
+    With a recurrent backbone of Keras layers that carries its states from batch to batch:
 
     >>> lstm = keras.layers.LSTM(16, return_sequences=True, return_state=True)
     >>> model = LanguageModel(50, 16, StackedRNN([lstm], stateful=True))
@@ -140,7 +140,7 @@ class LanguageModel(BackboneModel):
         vocabulary_size, embedding_dim = check_positive(
             vocabulary_size=vocabulary_size, embedding_dim=embedding_dim
         )
-        self.autocast = False  # the inputs are integers; the layers cast by themselves
+        self.autocast = False  # the inputs are integers; the layers do their own casting
         _check_backbone(backbone, aux_weight)
         if vocabulary is not None and len(vocabulary) != vocabulary_size:
             raise ValueError(
@@ -210,10 +210,10 @@ class LanguageModel(BackboneModel):
             )
         ties = hasattr(self.head, "tie")
         if self.tie_embeddings and (not ties or self.head.built):
-            reason = "is built already" if ties else "has no method `tie`"
+            reason = "is already built" if ties else "has no method `tie`"
             raise ValueError(
-                "With tie_embeddings=True the head takes the embedding's matrix, before it is "
-                "built. Set tie_embeddings=False, or pass another head. "
+                "tie_embeddings=True needs an unbuilt head with a method `tie`. Set "
+                "tie_embeddings=False, or pass another head. "
                 f"Received: {self.head!r}, which {reason}"
             )
 
@@ -251,8 +251,8 @@ class LanguageModel(BackboneModel):
             output_length: Number of last positions to return. Defaults to `None`, all of them.
 
         Returns:
-            A dict with `"hidden"` (batch, output_length, channels), the head's input but for the
-            output dropout, and, where the backbone has auxiliary outputs, `"aux"`
+            A dict with `"hidden"` (batch, output_length, channels), the head's input before output
+            dropout, and, if the backbone has auxiliary outputs, `"aux"`
             (batch, number, output_length, channels).
 
         Raises:
@@ -299,24 +299,24 @@ class LanguageModel(BackboneModel):
         sample_weight: Tensor = None,
         training: bool = True,
     ) -> Tensor:
-        """Returns the loss of a batch and feeds the metrics. See the class for the formula.
+        """Returns the loss of a batch and updates the metrics. See the class for the formula.
 
         Args:
             x: Unused.
             y: Integer tensor (batch, n), the targets.
-            y_pred: What the model returns within `loss_mode`.
+            y_pred: The model's result within `loss_mode`.
             sample_weight: Tensor (batch,) or (batch, n). Defaults to 1 for every token.
             training: Boolean, whether to add the terms of the training loss.
 
         Raises:
-            ValueError: If `y_pred` was not made within `loss_mode`, as `train_step` and
-                `test_step` do.
+            ValueError: If `y_pred` was not computed within `loss_mode`, as in `train_step` and
+                `test_step`.
         """
         if not isinstance(y_pred, dict):
             raise ValueError(
                 "`compute_loss` needs the outputs of a call in `train_step` or `test_step`. In a "
-                "custom training loop compute the loss from the log-probabilities that a call "
-                "returns, or call `super().train_step(data)`. "
+                "custom training loop, compute the loss from the log-probabilities returned by a "
+                "call, or call `super().train_step(data)`. "
                 f"Received: y_pred of type {type(y_pred).__name__}"
             )
         hidden = y_pred["hidden"]
@@ -345,13 +345,14 @@ class LanguageModel(BackboneModel):
 
     @contextlib.contextmanager
     def loss_mode(self, data: tuple) -> Iterator[None]:
-        """Context in which a call returns what `compute_loss` needs for the counted positions.
+        """Context in which a call returns what `compute_loss` needs for the scored positions.
 
-        In training and evaluation the head computes the loss from the hidden states, without the
-        log-probabilities of all words.
+        During training and evaluation the head computes the loss from the hidden states, without
+        the log-probabilities of all words.
 
         Args:
-            data: (x, y) or (x, y, sample_weight); y (batch, n) says how many positions count.
+            data: (x, y) or (x, y, sample_weight); y (batch, n) determines how many positions are
+                scored.
 
         Raises:
             ValueError: If there are no targets.
@@ -387,7 +388,7 @@ class LanguageModel(BackboneModel):
         jit_compile: bool | str = "auto",
         auto_scale_loss: bool = True,
     ) -> None:
-        """Configures training. The loss is the head's, so there is no `loss` argument.
+        """Configures training. The head defines the loss, so there is no `loss` argument.
 
         Args:
             optimizer: Keras optimizer, or its name. Defaults to `"rmsprop"`.
@@ -395,19 +396,19 @@ class LanguageModel(BackboneModel):
                 `Perplexity()`, `BitsPerCharacter()` or any `keras.metrics.Metric` with
                 `update_state(values, sample_weight)`. Defaults to `None`.
             run_eagerly, steps_per_execution, auto_scale_loss: As in Keras.
-            jit_compile: Boolean or `"auto"`, which compiles with XLA on a CPU too if the backbone
+            jit_compile: Boolean or `"auto"`, which also compiles with XLA on a CPU if the backbone
                 is faster with it, see `BackboneModel.compile`. Defaults to `"auto"`.
 
         Raises:
-            ValueError: If a metric is not a metric object, or several replicas of `tf.distribute`
-                cannot run what is asked for.
+            ValueError: If a metric is not a metric object, or an option is not supported on several
+                replicas of `tf.distribute`.
         """
         metrics = [] if metrics is None else metrics
         metrics = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
         for metric in metrics:
             if not isinstance(metric, keras.metrics.Metric):
                 raise ValueError(
-                    "A language model's loss is its head's: `compile` takes no other. `metrics` "
+                    "The head defines a language model's loss, so `compile` takes none. `metrics` "
                     "must be metric objects that take the negative log-likelihood per token, such "
                     f"as models.Perplexity(). Received: {metric!r}"
                 )
@@ -422,7 +423,7 @@ class LanguageModel(BackboneModel):
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
-        # Keras' own loss tracker would weigh a batch by its rows.
+        # Keras' own loss tracker would weight a batch by its rows.
         return [self._mean_loss, *self._token_metrics] if self.compiled else []
 
     def compute_metrics(
@@ -457,20 +458,19 @@ class LanguageModel(BackboneModel):
     ) -> keras.callbacks.History:
         """Trains the model as `keras.Model.fit` does, with the batches of a text in order.
 
-        Token ids of arrays, tensors, `data.TokenStream`s and the first batch of a `PyDataset` are
-        checked before anything else. The states of a stateful backbone are reset at the start of
-        each epoch.
+        Token ids in arrays, tensors, `data.TokenStream`s and the first batch of a `PyDataset` are
+        checked first. The states of a stateful backbone are reset at the start of each epoch.
 
         Args:
             x, y, batch_size, epochs, verbose, callbacks, validation_data: As in Keras.
             shuffle: Boolean. Defaults to `True` for arrays, and to `False` for a `PyDataset`, whose
                 batches Keras would shuffle, and with a stateful backbone.
             class_weight: Must be `None`.
-            **kwargs: The other arguments of `keras.Model.fit`.
+            **kwargs: Other arguments of `keras.Model.fit`.
 
         Raises:
-            ValueError: If tokens lie outside the vocabulary, or batches do not suit a stateful
-                backbone.
+            ValueError: If tokens lie outside the vocabulary, or the batches are unsuitable for a
+                stateful backbone.
         """
         check_no_class_weight(class_weight)
         is_tuple = isinstance(validation_data, tuple)
@@ -481,7 +481,7 @@ class LanguageModel(BackboneModel):
             shuffle = not (self._is_stateful or isinstance(x, keras.utils.PyDataset))
         if self._is_stateful:
             if shuffle:
-                raise ValueError("A stateful backbone needs its batches in order: shuffle=False.")
+                raise ValueError("A stateful backbone needs batches in order: use shuffle=False.")
             split = kwargs.get("validation_split")
             trained = x[: math.floor(len(x) * (1 - split))] if split else x
             self.allocate_states(trained, batch_size, training=True)
@@ -501,7 +501,7 @@ class LanguageModel(BackboneModel):
     def evaluate(
         self, x: Any = None, y: Tensor | None = None, batch_size: int | None = None, **kwargs: Any
     ) -> Any:
-        """Evaluates as `keras.Model.evaluate`; the states of a stateful backbone start at zero."""
+        """Evaluates as `keras.Model.evaluate` does; a stateful backbone starts from zero states."""
         self._check_tokens(x, y)
         if y is not None:
             _check_lengths(x, y)
@@ -510,7 +510,7 @@ class LanguageModel(BackboneModel):
         return super().evaluate(x, y, batch_size=batch_size, **kwargs)
 
     def predict(self, x: Any, batch_size: int | None = None, **kwargs: Any) -> np.ndarray:
-        """Predicts as `keras.Model.predict`; the states of a stateful backbone start at zero."""
+        """Predicts as `keras.Model.predict` does; a stateful backbone starts from zero states."""
         self._check_tokens(x)
         if self._is_stateful:
             self.allocate_states(x, batch_size, training=False)
@@ -536,17 +536,17 @@ class LanguageModel(BackboneModel):
         """Allocates zero states of a stateful backbone for the batch size that Keras will use.
 
         Args:
-            x: What is passed to `fit`, `evaluate` or `predict`.
+            x: The data passed to `fit`, `evaluate` or `predict`.
             batch_size: As in Keras.
-            training: Boolean, whether the states are those of training or of evaluation.
+            training: Boolean, whether to allocate the states of training or of evaluation.
 
         Raises:
-            ValueError: If the batch size varies or is not known beforehand.
+            ValueError: If the batch size varies or is not known in advance.
         """
         self.backbone.reset_state(_rows(x, batch_size) * _processes(), training)
         states = self.backbone.state_cache.state_variables(training)
         if self._compiled_states.get(training) is not states:
-            # A function compiled for any batch size would keep the variables of one.
+            # A function compiled for any batch size would keep the variables of a single one.
             for phase in ["train"] if training else ["test", "predict"]:
                 setattr(self, f"{phase}_function", None)
             self._compiled_states[training] = states
@@ -560,14 +560,14 @@ class LanguageModel(BackboneModel):
 
         Args:
             tokens: Integer tensor (batch,).
-            cache: What `initial_cache`, `step` or `prefill` returned.
+            cache: Result of `initial_cache`, `step` or `prefill`.
 
         Returns:
             Log-probabilities (batch, V) of the next token, and the new cache.
 
         Raises:
             ValueError: If the backbone does not stream, the model is not built, or tokens and cache
-                do not fit.
+                do not match.
 
         Example:
 
@@ -585,13 +585,13 @@ class LanguageModel(BackboneModel):
 
         Args:
             tokens: Integer tensor (batch, time).
-            cache: The cache to continue from. Defaults to `None`, the initial one.
+            cache: The cache to continue from. Defaults to `None`, the initial cache.
 
         Returns:
-            Log-probabilities (batch, V) of the token after the last, and the cache.
+            Log-probabilities (batch, V) of the token after the prompt, and the cache.
 
         Raises:
-            ValueError: As `step`, or if there are no tokens.
+            ValueError: As in `step`, or if there are no tokens.
         """
         hidden, cache = self.hidden_prefill(tokens, cache)
         return self.next_log_probs(hidden[:, -1], cache), cache
@@ -624,11 +624,11 @@ class LanguageModel(BackboneModel):
         return self.head(hidden)
 
     def text_loss(self, tokens: Tensor) -> Tensor:
-        """Returns the loss of tokens[:, 1:] in nats (batch, time - 1), by one forward pass."""
+        """Returns the loss of tokens[:, 1:] in nats (batch, time - 1), in one forward pass."""
         return self.head.loss(self.encode(tokens[:, :-1])["hidden"], tokens[:, 1:])
 
     def segment_loss(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """Returns the loss of tokens[:, 1:] as `text_loss`, and the cache before tokens[:, -1].
+        """Returns the `text_loss` of a segment, and the cache before tokens[:, -1].
 
         Args:
             tokens: Integer tensor (batch, time).
@@ -648,41 +648,41 @@ class LanguageModel(BackboneModel):
     ) -> np.ndarray | str | list[str]:
         """Continues prompts, token by token.
 
-        The prompts may differ in length: the part that all rows have is read in one pass, the rest
-        of the longer ones while the others are written. With a sampler that draws no random numbers
-        each row is what it would be alone (but for rounding, where two tokens are equally good);
-        the other samplers draw for all rows together.
+        The prompts may differ in length: their common length is read in one pass, and the rest of
+        the longer prompts while the other rows are generated. With a deterministic sampler each row
+        equals the result for that prompt alone (except for rounding, when two tokens are equally
+        good); the other samplers draw for all rows together.
 
-        Lengths compile little. Prompts are read in segments of 32, 64, 128, ... tokens, and their
-        last tokens one by one; the loop has room for a power of two of tokens. Each of these, batch
-        size, set of stop tokens, and kind or settings of the sampler (each object of a custom
-        sampler class counts as new) is compiled once. Other prompts, seeds and weights compile
-        nothing. The model keeps the 16 functions used last.
+        Different lengths cause few compilations. Prompts are read in segments of 32, 64, 128, ...
+        tokens, and their last tokens one at a time; the loop has room for a power of two of tokens.
+        Each combination of these sizes, batch size, stop tokens, and sampler settings (each object
+        of a custom sampler class counts as new) is compiled once. New prompts, seeds and weights
+        cause no compilation. The model keeps the 16 most recently used functions.
 
         Args:
             prompts: A string or a list of strings (for a model with a vocabulary), or rows of
                 token ids, such as integers (batch, time). Each has at least one token.
-            max_length: Positive integer, length in tokens of each row of the result. It counts the
-                row's prompt, so it is greater than the length of the longest one.
+            max_length: Positive integer, number of tokens in each row of the result, including the
+                prompt, so it must be greater than the length of the longest prompt.
             sampler: `"greedy"`, `"random"`, `"top_k"`, `"top_p"`, `"beam"` or `"contrastive"`,
-                with Keras-NLP's defaults, or a `keras_nlp.samplers.Sampler`, for instance
+                with Keras-NLP's defaults, or a `keras_nlp.samplers.Sampler`, such as
                 `TopPSampler(p=0.9, temperature=0.8)`. Beam search ranks texts by the sum of
                 their tokens' log-probabilities up to the first stop token. Defaults to `"top_p"`.
-            seed: Integer; the same one gives the same text. Defaults to `None`: a sampler given by
-                name starts at random, a sampler object continues from its state.
+            seed: Integer; the same seed gives the same text. Defaults to `None`: a sampler given by
+                name starts from a random seed, a sampler object continues from its state.
             stop_tokens: Token or list of tokens (ids, or strings of one token each) after which
                 a row ends. Defaults to `None`.
 
         Returns:
-            Strings if the prompts were strings, else ids (batch, length), the prompt included.
-            A row ends with its first stop token after the prompt; ids of shorter rows are filled
-            up with it.
+            Strings if the prompts were strings, else ids (batch, length), including the prompt.
+            A row ends with its first stop token after the prompt; shorter rows of ids are padded
+            with it.
 
         Raises:
             ValueError: If there are no prompts, or one is empty or has unknown tokens, if
                 `max_length` is not greater than the longest prompt, if the sampler is unknown or
-                needs what the model lacks (the speculative one: a draft model, and a cache that
-                returns to an earlier token), or if the backbone does not stream.
+                unsupported (speculative decoding needs a draft model, and a cache that can return
+                to an earlier token), or if the backbone does not stream.
 
         Example:
 
@@ -702,25 +702,24 @@ class LanguageModel(BackboneModel):
         seed: int | None = None,
         stop_tokens: Any = None,
     ) -> Iterator:
-        """Continues one prompt and yields the result while it grows.
+        """Continues one prompt and yields the result as it is generated.
 
-        Joined, the pieces are what `generate` returns for the same arguments; the first of them
-        are the prompt's. Samplers that choose token by token (greedy, random, top_k, top_p, and
+        Joined, the pieces equal the result of `generate` for the same arguments, starting with
+        the prompt. Samplers that choose token by token (greedy, random, top_k, top_p, and
         custom ones with a `get_next_token`) yield each token as soon as it is chosen; beam and
-        contrastive search, which weigh continuations against each other, yield everything after
-        the prompt at the end. For the former one step is compiled, whatever `max_length` is; for
-        the latter see `generate`.
+        contrastive search, which compare continuations, yield everything after the prompt at the
+        end. The former compile one step, whatever `max_length` is; for the latter see `generate`.
 
         Args:
             prompt: A string, or token ids (time,).
             max_length, sampler, seed, stop_tokens: As in `generate`.
 
         Returns:
-            An iterator over non-empty pieces of text (a character of several bytes comes whole), or
-            for token ids over integers. Iteration may stop at any point.
+            An iterator over non-empty pieces of text (never part of a multi-byte character), or
+            over integers for token ids. Iteration may stop at any point.
 
         Raises:
-            ValueError: As `generate`, before the first piece.
+            ValueError: As in `generate`, before the first piece.
 
         Example:
 
@@ -736,11 +735,11 @@ class LanguageModel(BackboneModel):
     def load_weights(
         self, filepath: str | os.PathLike, skip_mismatch: bool = False, **kwargs: Any
     ) -> None:
-        """Loads weights as `keras.Model.load_weights`, after a check of the vocabulary.
+        """Loads weights as `keras.Model.load_weights` does, after checking the vocabulary.
 
         Raises:
-            ValueError: If the file is damaged, leads to other files, belongs to a model with other
-                tokens, or does not fit otherwise.
+            ValueError: If the file is damaged, refers to other files, belongs to a model with a
+                different vocabulary, or does not match the model.
         """
         if not skip_mismatch:
             self._check_vocabulary(filepath)
@@ -751,7 +750,7 @@ class LanguageModel(BackboneModel):
         if size not in (None, self.vocabulary_size):
             raise ValueError(
                 f"{path} holds weights for {size:,} tokens, but the model has vocabulary_size="
-                f"{self.vocabulary_size:,}: it belongs to another vocabulary."
+                f"{self.vocabulary_size:,}: it belongs to a different vocabulary."
             )
         if None in (tokens, self.vocabulary):
             return
@@ -759,8 +758,8 @@ class LanguageModel(BackboneModel):
         for place, (theirs, ours) in pairs:
             if theirs != ours:
                 raise ValueError(
-                    f"{path} was saved with another vocabulary: token {place} is {theirs!r} there, "
-                    f"{ours!r} in the model's."
+                    f"{path} was saved with another vocabulary: token {place} is {theirs!r} in the "
+                    f"file and {ours!r} in the model."
                 )
 
     def get_config(self) -> dict:
@@ -794,12 +793,12 @@ class LanguageModel(BackboneModel):
 
 
 def _check_lengths(x, y):
-    """Raises ValueError if targets (batch, n) are more than the tokens (batch, time) have steps."""
+    """Raises ValueError if targets (batch, n) have more steps than tokens (batch, time)."""
     shapes = [tuple(a.shape if hasattr(a, "shape") else np.shape(a)) for a in (x, y)]
     steps, targets = (shape[1:2] for shape in shapes)
     if None not in (*steps, *targets) and targets > steps:
         raise ValueError(
-            "Targets are the next tokens of the last positions of x, at most one for each. "
+            "Targets are the next tokens at the last positions of x, at most one per position. "
             f"Received: x of shape {shapes[0]}, y of shape {shapes[1]}"
         )
 
@@ -828,57 +827,57 @@ def _check_backbone(backbone, aux_weight):
     inner = [part for part in parts if part is not backbone]
     if any(_reads_later_steps(part) for part in parts):
         raise ValueError(
-            "The outputs of a language model's backbone must not depend on later tokens: "
-            'go_backwards=False, of a TCN padding="causal", and no Bidirectional layer. '
+            "The outputs of a language model's backbone must not depend on later tokens: use "
+            'go_backwards=False, padding="causal" in a TCN, and no Bidirectional layer. '
             f"Received: {backbone}"
         )
     if any(getattr(part, "stateful", False) for part in inner):
         raise ValueError(
-            "A stateful layer must be the backbone itself, so that its states are reset: use "
-            "stateful=False in it, or pass it without the layers around it. "
+            "A stateful layer must itself be the backbone, so that its states are reset: use "
+            "stateful=False, or pass the layer without the layers around it. "
             f"Received: {backbone} with stateful layers in it"
         )
     if getattr(backbone, "output_length", None) is not None:
         raise ValueError(
-            "The backbone of a language model must have output_length=None: the targets say which "
-            f"outputs count. Received: output_length={backbone.output_length}"
+            "The backbone of a language model must have output_length=None: the targets determine "
+            f"which outputs count. Received: output_length={backbone.output_length}"
         )
     if getattr(backbone, "stateful", False) and not isinstance(backbone, StatefulMixin):
         raise ValueError(
-            "A stateful backbone must keep the states of training and of validation apart, as "
-            "a TrellisLayer and a StackedRNN do (Keras' own recurrent layers do not: put them "
-            f"into a StackedRNN(..., stateful=True)). Received: {backbone}"
+            "A stateful backbone must keep separate states for training and validation, as "
+            "TrellisLayer and StackedRNN do (Keras' own recurrent layers do not: wrap them "
+            f"in a StackedRNN(..., stateful=True)). Received: {backbone}"
         )
 
 
 def _rows(x, batch_size):
-    """Returns the number of rows in each batch that this process will make of x."""
+    """Returns the number of rows per batch that this process will read from x."""
     if isinstance(x, keras.utils.PyDataset):
         return len(keras.utils.unpack_x_y_sample_weight(x[0])[0])
     if hasattr(x, "element_spec"):  # a tf.data.Dataset
         spec = x.element_spec[0] if isinstance(x.element_spec, tuple) else x.element_spec
         if spec.shape[0] is None:
             raise ValueError(
-                "A stateful backbone needs batches of one size: batch(..., drop_remainder=True)."
+                "A stateful backbone needs batches of equal size: batch(..., drop_remainder=True)."
             )
         return spec.shape[0]
     if not hasattr(x, "__len__"):
         raise ValueError(
-            "A stateful backbone needs batches of one size that is known beforehand: arrays, a "
+            "A stateful backbone needs batches of equal size, known in advance: arrays, a "
             "`keras.utils.PyDataset`, or a `tf.data.Dataset` of batch(..., drop_remainder=True). "
             f"Received: {type(x).__name__}"
         )
     rows = min(batch_size or 32, len(x))
     if len(x) % rows:
         raise ValueError(
-            "A stateful backbone needs batches of one size. "
+            "A stateful backbone needs batches of equal size. "
             f"Received: {len(x)} rows with batch_size={rows}"
         )
     return rows
 
 
 def _processes():
-    """Returns the number of processes that each read their own rows of every batch."""
+    """Returns the number of processes among which the rows of every batch are divided."""
     distribution = keras.distribution.distribution()
     if distribution is None or distribution.auto_shard_dataset:
         return 1

@@ -1,8 +1,8 @@
 """Losses: weighted means over the steps of a batch, and over replicas that train together.
 
-The losses of models are sum(weight * value) / sum(weight) over steps or sequences, so that padding
-with weight 0 does not count. On JAX a step is one program over all devices. On TensorFlow each
-replica of `tf.distribute` computes the loss of its own rows, and their gradients are summed.
+The losses of models are sum(weight * value) / sum(weight) over steps or sequences, so padding with
+weight 0 does not count. On JAX a step is one program over all devices. On TensorFlow each replica
+of `tf.distribute` computes the loss of its own rows, and the gradients are summed.
 """
 
 import keras
@@ -14,7 +14,7 @@ from trellis_keras.types import Tensor
 def frame_nll(y_true: Tensor, y_pred: Tensor) -> Tensor:
     """Returns the negative log-likelihood of the frames of a piano roll, in nats.
 
-    Given the past, the keys are independent: it is the sum over keys of the binary cross-entropy.
+    The keys are independent given the past, so it is the sum over keys of the binary cross-entropy.
 
     Args:
         y_true: Tensor (..., keys) of 0 and 1.
@@ -23,12 +23,12 @@ def frame_nll(y_true: Tensor, y_pred: Tensor) -> Tensor:
     Returns:
         Tensor (...).
     """
-    # -log sigmoid(z) = softplus(-z) for a key that sounds, softplus(z) for one that does not.
+    # -log sigmoid(z) = softplus(-z) for a key that is on, softplus(z) for one that is off.
     return ops.sum(ops.softplus((1 - 2 * ops.cast(y_true, y_pred.dtype)) * y_pred), axis=-1)
 
 
 class WeightedMean(keras.losses.Loss):
-    """A loss whose mean is sum(weight * value) / sum(weight), and whose config has its dtype."""
+    """A loss whose mean is sum(weight * value) / sum(weight), and which saves its dtype."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class SquaredError(WeightedMean):
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         if y_pred.shape[-1] == 1:
-            # With or without an axis of units; TensorFlow may not know which.
+            # With or without an axis of units; the rank may be unknown on TensorFlow.
             y_true = ops.reshape(y_true, ops.shape(y_pred))
         elif len(y_true.shape) < len(y_pred.shape):
             raise ValueError(
@@ -102,10 +102,10 @@ class SquaredError(WeightedMean):
 
 
 def expand_to_rank(weight: Tensor, rank: int) -> Tensor:
-    """Returns a weight of leading axes with trailing axes of size 1."""
+    """Returns a weight over leading axes, with trailing axes of size 1 appended."""
     if getattr(weight.shape, "rank", 0) is not None:
         return ops.reshape(weight, (*ops.shape(weight), *[1] * (rank - len(weight.shape))))
-    # TensorFlow does not know the rank of what has been (batch,) and (batch, n).
+    # The rank is unknown to TensorFlow if it has been both (batch,) and (batch, n).
     from trellis_keras.kernels import runtime_tf
 
     return runtime_tf.add_axes(weight, rank)
@@ -118,7 +118,7 @@ def token_weights(sample_weight: Tensor | None, nll: Tensor) -> Tensor:
     """Returns weights of the shape of `nll` (batch, n), from a weight per row or token, or None."""
     if sample_weight is None:
         return ops.ones_like(nll)
-    # By reshape: TensorFlow does not know the rank of what has been (batch,) and (batch, n).
+    # By reshape: the rank is unknown to TensorFlow if it has been both (batch,) and (batch, n).
     weight = ops.reshape(ops.cast(sample_weight, nll.dtype), (ops.shape(nll)[0], -1))
     return ops.broadcast_to(weight, ops.shape(nll))
 
@@ -153,7 +153,7 @@ def _mean_square(x):
 
 
 def num_replicas() -> int:
-    """Returns the number of replicas of `tf.distribute` that train together, 1 without."""
+    """Returns the number of replicas of `tf.distribute` that train together, 1 by default."""
     if keras.backend.backend() != "tensorflow":
         return 1
     from trellis_keras.kernels import runtime_tf

@@ -2,7 +2,7 @@
 
 The perplexity of a split is exp of the mean over all its tokens, not the mean of the batches'
 perplexities. The metrics of language models take each token's negative log-likelihood, so the
-scores of a large vocabulary never reach a metric.
+logits of a large vocabulary are never passed to a metric.
 """
 
 import math
@@ -16,9 +16,9 @@ from trellis_keras.types import Tensor
 
 
 class ExactMean(keras.metrics.Metric):
-    """A weighted mean whose sums have a second variable for the rounding error.
+    """A weighted mean with compensated sums: a second variable holds the rounding error.
 
-    Sums are float32, or float64 if `dtype` is. A float32 cannot count beyond 2^24 tokens.
+    Sums are float32, or float64 if `dtype` is. A plain float32 cannot count beyond 2^24 tokens.
     """
 
     def __init__(self, name: str, dtype: str | None = None) -> None:
@@ -81,12 +81,12 @@ class CrossEntropy(ExactMean):
                 for an `nll` of (batch, time). Defaults to 1 for every token.
 
         Raises:
-            ValueError: If it is given targets and outputs, as Keras' models do.
+            ValueError: If it receives targets and outputs, as Keras models pass them.
         """
         if others:
             raise ValueError(
-                f"{type(self).__name__} is a metric of negative log-likelihoods, which a "
-                "LanguageModel gives it; in other models use "
+                f"{type(self).__name__} takes negative log-likelihoods, as passed by a "
+                "LanguageModel; in other models use "
                 "keras.metrics.SparseCategoricalCrossentropy. Received: targets and outputs"
             )
         self._accumulate(nll, sample_weight)
@@ -142,8 +142,8 @@ class BitsPerCharacter(CrossEntropy):
 class FrameNLL(ExactMean):
     """Computes the mean negative log-likelihood of a piano roll's frame, in nats.
 
-    The figure of the music tables of Bai et al. (2018): binary cross-entropy, summed over the keys.
-    Pass it to `compile` among the `weighted_metrics`, so that padded frames do not count.
+    This is the metric in the music tables of Bai et al. (2018): binary cross-entropy, summed over
+    keys. Pass it to `compile` as one of the `weighted_metrics`, so that padded frames do not count.
 
     Args:
         name: String, the metric's name. Defaults to `"frame_nll"`.
@@ -166,7 +166,7 @@ class FrameNLL(ExactMean):
         Args:
             y_true: Tensor (..., keys) of 0 and 1.
             y_pred: Tensor (..., keys), logits.
-            sample_weight: Tensor (...), or of some leading axes of it. Defaults to 1 for every
+            sample_weight: Tensor (...), or over some of its leading axes. Defaults to 1 for every
                 frame.
         """
         logits = ops.cast(y_pred, self._sum_dtype)
@@ -175,9 +175,9 @@ class FrameNLL(ExactMean):
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class DigitsRecalled(keras.metrics.Mean):
-    """Computes the share of sequences whose last digits are all right.
+    """Computes the fraction of sequences whose last digits are all correct.
 
-    The copy-memory task (Bai et al. 2018, section 5.4) asks for ten digits at the end.
+    The copy-memory task (Bai et al. 2018, section 5.4) requires ten digits at the end.
 
     Args:
         digits: Positive integer, the number of last steps to compare. Defaults to 10.
@@ -197,12 +197,12 @@ class DigitsRecalled(keras.metrics.Mean):
         self.digits = digits
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> None:
-        """Accumulates the share of a batch.
+        """Accumulates the fraction for a batch.
 
         Args:
             y_true: Integer tensor (batch, time).
             y_pred: Tensor (batch, time, classes), logits.
-            sample_weight: Tensor (batch,), or (batch, time), of which the last step counts for its
+            sample_weight: Tensor (batch,), or (batch, time), whose last step is the weight of the
                 sequence. Defaults to 1 for every sequence.
         """
         y_true, y_pred = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)
@@ -218,7 +218,7 @@ class DigitsRecalled(keras.metrics.Mean):
 
 
 def _add(total, remainder, value):
-    """Adds so that total + remainder has twice a float's digits (Knuth's two-sum)."""
+    """Compensated addition: total + remainder has twice a float's precision (Knuth's two-sum)."""
     old = ops.convert_to_tensor(total)
     value = ops.add(value, remainder)
     new = ops.add(old, value)

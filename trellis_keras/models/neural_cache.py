@@ -1,4 +1,4 @@
-"""A neural cache: a language model that also repeats what followed similar hidden states."""
+"""A neural cache: raises the probability of tokens that followed similar hidden states."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -16,35 +16,35 @@ from trellis_keras.models.base import text_rows
 from trellis_keras.models.language_model import LanguageModel
 from trellis_keras.types import Cache, Tensor
 
-# Tokens that `log_probabilities` reads at once.
+# Number of tokens that `log_probabilities` reads at once.
 _SEGMENT = 256
-# In place of a token before the start of the text.
+# Placeholder for tokens before the start of the text.
 _NONE = -1
 
 
 class NeuralCache:
     """A trained language model with a cache of its last hidden states (Grave et al., 2017).
 
-    With h_t the model's hidden state after token x_t, the input of its head, the next token w has
+    With h_t the model's hidden state after token x_t (the head's input), the next token w has
 
         p_cache(w) ~ sum over i of exp(theta * h_t . h_i), t - size <= i < t with x_{i+1} = w
         p(w) = (1 - mix) * p_model(w) + mix * p_cache(w)
 
-    so a word becomes likely where the text was in a similar state before it. Nothing is trained.
-    After the first token, which has nothing before it, p is p_model.
+    so a word becomes more likely if it followed a similar state before. Nothing is trained.
+    After the first token the cache is empty, and p is p_model.
 
-    It streams as a `LanguageModel` does, with constant memory: `initial_cache`, `step` and
-    `prefill`, also in `layers.streaming.compiled_step`; `generate`, `generate_stream` and
-    `scoring.score` take it for the model. It always uses the model's current weights.
+    It streams like a `LanguageModel`, with constant memory: it has `initial_cache`, `step`,
+    `prefill`, `generate` and `generate_stream`, and works with `layers.streaming.compiled_step` and
+    `scoring.score`. It always uses the model's current weights.
 
     Args:
         model: A built `LanguageModel` whose backbone streams.
         size: Positive integer, number of hidden states in the cache. Defaults to 2000.
-        theta: Nonnegative float, how much more similar states count. Defaults to 0.3.
+        theta: Nonnegative float, inverse temperature of the similarity. Defaults to 0.3.
         mix: Float in (0, 1), weight of the cache. Defaults to 0.1.
 
     Raises:
-        ValueError: If an argument is not as described.
+        ValueError: If an argument is invalid.
 
     Example:
 
@@ -70,7 +70,7 @@ class NeuralCache:
         self.theta = theta
         self.mix = mix
 
-    # What generation, scoring and compiled steps ask a model for
+    # Attributes that generation, scoring and compiled steps use
 
     @property
     def name(self) -> str:
@@ -113,7 +113,7 @@ class NeuralCache:
         return self.model.non_trainable_variables
 
     def stream(self) -> Any:
-        """Returns the stream of the model's backbone, as `LanguageModel.stream`."""
+        """Returns the stream of the model's backbone, as `LanguageModel.stream` does."""
         return self.model.stream()
 
     # Streaming and generation
@@ -121,7 +121,7 @@ class NeuralCache:
     def initial_cache(self, batch_size: int) -> Cache:
         """Returns the cache before the first token of `batch_size` rows.
 
-        It holds that of the model, the last `size` + 1 tokens, and the hidden states after them.
+        It holds the model's cache, the last `size` + 1 tokens, and the hidden states after them.
 
         Raises:
             ValueError: If the model is not built, or its backbone does not stream.
@@ -169,7 +169,7 @@ class NeuralCache:
         followers, weights = self._attend(cache["tokens"], cache["hidden"], 1)
         weights = weights[:, 0]
         rows = ops.arange(ops.shape(weights)[0], dtype="int32")[:, None]
-        # A token before the start of the text has no weight.
+        # Tokens before the start of the text have zero weight.
         words = ops.maximum(followers, 0)
         places = ops.stack([ops.broadcast_to(rows, ops.shape(words)), words], axis=-1)
         p_cache = ops.scatter(places, weights, ops.shape(log_p))
@@ -205,8 +205,8 @@ class NeuralCache:
         """Returns `{"loss": ...}`, the mean loss per token in nats.
 
         Args:
-            tokens: Integer array (time,), or (batch, time) for texts that are read side by side,
-                each with its own cache. N tokens of a row have N - 1 targets.
+            tokens: Integer array (time,), or (batch, time) for texts that are read in parallel,
+                each with its own cache. N tokens have N - 1 targets.
 
         Raises:
             ValueError: If tokens lie outside the vocabulary, or there is no target.
@@ -225,13 +225,13 @@ class NeuralCache:
         return -ops.convert_to_numpy(self._mix(*self.log_probabilities(tokens)))
 
     def log_probabilities(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns log p_model and log p_cache of each target, to try values of `mix`.
+        """Returns log p_model and log p_cache of each target, to tune `mix`.
 
         Args:
             tokens: As in `evaluate`.
 
         Raises:
-            ValueError: As `evaluate`.
+            ValueError: As in `evaluate`.
         """
         tokens = np.asarray(tokens)
         rows = text_rows(tokens, self.vocabulary_size)
@@ -249,13 +249,13 @@ class NeuralCache:
         return log_p.reshape(shape), log_cache.reshape(shape)
 
     def text_loss(self, tokens: Tensor) -> Tensor:
-        """Returns the loss of tokens[:, 1:] in nats (batch, time - 1), by one forward pass."""
+        """Returns the loss of tokens[:, 1:] in nats (batch, time - 1), in one forward pass."""
         hidden = self.model.encode(tokens[:, :-1])["hidden"]
         read = tokens[:, :-1], ops.cast(hidden, self._dtype)
         return -self._mix(*self._targets(hidden, *read, tokens[:, 1:]))
 
     def segment_loss(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """Returns the loss of tokens[:, 1:] as `text_loss`, and the cache before tokens[:, -1]."""
+        """Returns the `text_loss` of a segment, and the cache before tokens[:, -1]."""
         *found, cache = self._apart(tokens, cache)
         return -self._mix(*found), cache
 
@@ -279,7 +279,7 @@ class NeuralCache:
     # The equations
 
     def _attend(self, tokens, states, steps):
-        """Returns what followed each state, and its weight for each of the last positions.
+        """Returns the token after each state, and its weight at each of the last positions.
 
         Args:
             tokens: Tensor (batch, time), `_NONE` before the start of the text.
@@ -287,8 +287,8 @@ class NeuralCache:
             steps: Number of last positions.
 
         Returns:
-            Tokens (batch, time - 1), and weights (batch, steps, time - 1), of which each row adds
-            up to 1, or to 0 where nothing comes before it.
+            Tokens (batch, time - 1), and weights (batch, steps, time - 1), each row of which sums
+            to 1, or to 0 if nothing comes before it.
         """
         time = tokens.shape[1]
         position, earlier = np.arange(time)[-steps:, None], np.arange(time - 1)
@@ -299,7 +299,7 @@ class NeuralCache:
         return tokens[:, 1:], ops.where(seen, weights, 0.0)
 
     def _log_cache(self, p_cache, weights, log_p):
-        """Returns log p_cache, and log p_model where the cache is empty."""
+        """Returns log p_cache, or log p_model where the cache is empty."""
         is_empty = ops.sum(weights, axis=-1, keepdims=True) == 0
         return ops.where(is_empty, log_p, ops.log(p_cache))
 

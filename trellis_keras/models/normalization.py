@@ -1,4 +1,4 @@
-"""Standardization of a series, with its statistics among the weights of a model."""
+"""Standardization of a series, with its statistics stored as weights."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,14 +17,14 @@ LARGEST = 10.0  # standard deviations
 class Standardization(keras.layers.Layer):
     """Subtracts the mean of each channel and divides by its standard deviation.
 
-    `keras.layers.Normalization` keeps constants that it derives from its weights, so that restoring
-    a checkpoint does not change what it computes, and a missing value makes all its statistics NaN.
-    This layer reads its weights in each call, ignores missing values (NaN) in `adapt`, replaces
-    them by the mean in a call, and gives channels that are constant the scale 1. A call clips
-    standardized values to +-10: a channel that hardly changed in the training data may later be
-    thousands of standard deviations away.
+    `keras.layers.Normalization` keeps constants derived from its weights, so restoring a checkpoint
+    does not change its outputs, and a missing value makes all its statistics NaN. This layer reads
+    its weights in each call, ignores missing values (NaN) in `adapt`, replaces them with the mean
+    in a call, and gives constant channels a scale of 1. A call clips standardized values to +-10:
+    a channel that hardly varied in the training data may later be thousands of standard deviations
+    away.
 
-    Before `adapt`, or weights from a file, the scale is 0.
+    The scale is 0 until `adapt` is called or weights are loaded.
 
     Call arguments:
         inputs: Tensor (..., channels), in the units of the data.
@@ -42,7 +42,7 @@ class Standardization(keras.layers.Layer):
     def call(self, inputs: Tensor) -> Tensor:
         x = ops.cast(inputs, at_least_float32(self.compute_dtype))
         standardized = ops.clip(self.standardize(x), -LARGEST, LARGEST)
-        # `isnan` of the inputs: a scale of 0 makes NaN, too.
+        # `isnan` of the inputs, because a scale of 0 also gives NaN.
         return ops.where(ops.isnan(x), ops.zeros_like(x), standardized)
 
     def standardize(self, values: Tensor, axis: int = -1) -> Tensor:
@@ -69,7 +69,7 @@ class Standardization(keras.layers.Layer):
         return self.built and bool(np.all(ops.convert_to_numpy(self.scale) > 0))
 
     def adapt(self, data: np.ndarray | Sequence[np.ndarray]) -> None:
-        """Takes the statistics of data.
+        """Computes the statistics of data.
 
         Args:
             data: Array (..., channels), or a sequence of such arrays. Arrays are read in blocks, so
@@ -94,7 +94,7 @@ class Standardization(keras.layers.Layer):
         if not self.built:
             self.build((None, len(mean)))
         self.mean.assign(mean)
-        # Rounding may leave a constant with a deviation.
+        # Rounding may give a constant channel a nonzero deviation.
         is_constant = deviation <= 1e-7 * np.abs(mean)
         self.scale.assign(np.where(is_constant | (deviation == 0), 1.0, deviation))
 

@@ -1,4 +1,4 @@
-"""Models of sequences: classification, regression and polyphonic music over a causal backbone."""
+"""Sequence models: classification, regression and polyphonic music with a causal backbone."""
 
 import warnings
 from collections.abc import Sequence
@@ -34,30 +34,30 @@ from trellis_keras.types import Cache, Initializer, Shape, Tensor
 
 
 class SequenceModel(BackboneModel):
-    """The base class of models with a linear head on the last step or on each one.
+    """Base class of models with a linear head on the last step or on each step.
 
         y = D_output(backbone(D_input(x))) W + b,
 
-    D being element-wise dropout. A subclass defines what the outputs mean: its default loss and
-    metrics, and the check of its targets.
+    where D is element-wise dropout. A subclass defines its default loss and metrics, and the
+    checks of its targets.
 
-    Losses and metrics are weighted means over the sequences of a last-step model, or over the
-    unmasked steps of a per-step one, with the weights of `sample_weight`, (batch,) or
-    (batch, time). An epoch's values are exact means over the whole split, not means of batch means.
-    Another loss is reduced by its own `reduction`: Keras' default weights each step's loss and
-    divides by the number of steps.
+    Losses and metrics are weighted means over sequences in a last-step model, or over unmasked
+    steps in a per-step model, with weights `sample_weight`, (batch,) or (batch, time). Values
+    reported for an epoch are exact means over the whole split, not means of batch means. A custom
+    loss uses its own `reduction`: Keras' default weights each step's loss and divides by the number
+    of steps.
 
     Args:
         backbone: Layer from (batch, time, channels) to (batch, hidden), the last step
-            (`return_sequences=False`), or with `per_step` to (batch, time, hidden).
+            (`return_sequences=False`), or, with `per_step`, to (batch, time, hidden).
         units: Positive integer, number of outputs.
-        per_step: Boolean, whether there are outputs for each step.
+        per_step: Boolean, whether the model has outputs at each step.
         embedding: `keras.layers.Embedding` for inputs that are token ids (batch, time). Defaults to
             `None`.
         normalize: Boolean, whether the model standardizes its inputs, with the statistics that
-            `adapt` takes from the training data. Defaults to `False`.
-        input_dropout: Float in [0, 1), rate of dropped inputs. Defaults to 0.
-        output_dropout: Float in [0, 1), rate of dropped outputs of the backbone. Defaults to 0.
+            `adapt` computes from the training data. Defaults to `False`.
+        input_dropout: Float in [0, 1), dropout rate of the inputs. Defaults to 0.
+        output_dropout: Float in [0, 1), dropout rate of the backbone's outputs. Defaults to 0.
         kernel_initializer: Initializer for W. Defaults to Glorot uniform.
         bias_initializer: Initializer for b. Defaults to `"zeros"`.
         activation: Activation of the outputs. Defaults to `None`.
@@ -84,17 +84,17 @@ class SequenceModel(BackboneModel):
         parts = list(backbone._flatten_layers())
         if any(getattr(part, "stateful", False) for part in parts):
             raise ValueError(
-                "Sequences are independent of each other: the backbone must have stateful=False. "
+                "Sequences are independent, so the backbone must have stateful=False. "
                 f"Received: {backbone}"
             )
         if embedding is not None and normalize:
-            raise ValueError("Token ids are not normalized: `embedding` needs normalize=False.")
+            raise ValueError("Token ids cannot be normalized: `embedding` needs normalize=False.")
         has_masking = any(isinstance(part, keras.layers.Masking) for part in parts)
         if has_masking and (normalize or input_dropout):
             raise ValueError(
-                "A `Masking` layer in the backbone would look for its value in inputs that are "
-                "normalized or dropped before. Pass `mask=` to the call instead, or use "
-                "normalize=False, with inputs that you have scaled, and input_dropout=0. "
+                "A `Masking` layer in the backbone would not find its value after normalization or "
+                "dropout. Pass `mask=` to the call instead, or use normalize=False, with inputs "
+                "that you have scaled, and input_dropout=0. "
                 f"Received: normalize={normalize}, input_dropout={input_dropout}"
             )
         if kernel_initializer is None:
@@ -160,11 +160,11 @@ class SequenceModel(BackboneModel):
         hidden = self.backbone.compute_output_shape(inputs)
         if isinstance(hidden[0], (tuple, list)):
             raise ValueError(
-                "The backbone must have one output: set return_state=False (and, of a "
-                f"TrellisLayer, return_aux=False) on it. Received: outputs of shapes {hidden}"
+                "The backbone must have one output: set return_state=False (and, for a "
+                f"TrellisLayer, return_aux=False). Received: outputs of shapes {hidden}"
             )
         if len(hidden) != 2 + self.per_step:
-            steps = "each step" if self.per_step else "the last step only"
+            steps = "each step" if self.per_step else "only the last step"
             raise ValueError(
                 f"{self.name} needs a backbone that returns {steps}: set return_sequences="
                 f"{self.per_step} on it. Received: per_step={self.per_step} and a backbone "
@@ -184,13 +184,13 @@ class SequenceModel(BackboneModel):
             hidden = self.backbone(x, training=training)
         else:
             with warnings.catch_warnings():
-                # Keras says so of every model that is a layer; the layers in it take the mask.
+                # Keras warns about every model used as a layer; its layers do take the mask.
                 warnings.filterwarnings("ignore", ".*does not support masking")
                 hidden = self.backbone(x, training=training, mask=mask)
         return self.output_dropout(hidden, training=training)
 
     def _features(self, inputs):
-        """The backbone's inputs, of the compute dtype."""
+        """The backbone's inputs, in the compute dtype."""
         if self.embedding is not None:
             return ops.cast(embed(self.embedding, inputs), self.compute_dtype)
         if self.input_normalization is not None:
@@ -198,7 +198,7 @@ class SequenceModel(BackboneModel):
         return ops.cast(inputs, self.compute_dtype)
 
     def _outputs(self, hidden):
-        """The model's outputs from the backbone's, (..., hidden)."""
+        """Maps the backbone's outputs (..., hidden) to the model's outputs."""
         return self.head(hidden)
 
     def compute_mask(self, inputs: Tensor, previous_mask: Tensor | None) -> None:
@@ -217,10 +217,10 @@ class SequenceModel(BackboneModel):
     # Normalization
 
     def adapt(self, inputs: np.ndarray | Sequence[np.ndarray]) -> None:
-        """Takes the statistics of the inputs' channels, for a model with `normalize=True`.
+        """Computes the statistics of each input channel, for a model with `normalize=True`.
 
-        Call it before `fit`, with training data only. Missing values (NaN) are ignored, and read as
-        their channel's mean by the model. A constant channel is only centered. The model clips
+        Call it before `fit`, only with training data. Missing values (NaN) are ignored; the model
+        replaces them with the channel mean. A constant channel is only centered. The model clips
         inputs to 10 standard deviations from the mean.
 
         Args:
@@ -237,7 +237,7 @@ class SequenceModel(BackboneModel):
         self.input_normalization.adapt(inputs)
 
     def check_adapted(self) -> None:
-        """Raises ValueError if the model needs statistics that `adapt` has not taken yet."""
+        """Raises ValueError if the model needs `adapt` and it has not been called."""
         layer = self.input_normalization
         if layer is not None and not layer.is_adapted:
             raise ValueError(
@@ -246,7 +246,7 @@ class SequenceModel(BackboneModel):
 
     # Loss and metrics
 
-    # Whether the outputs are logits, which Keras' cross-entropies take with from_logits=True only.
+    # Whether the outputs are logits, for which Keras' cross-entropies need from_logits=True.
     _outputs_are_logits = False
 
     def _default_loss(self):
@@ -270,16 +270,16 @@ class SequenceModel(BackboneModel):
 
         Args:
             optimizer: Keras optimizer, or its name. Defaults to `"rmsprop"`.
-            loss: As in Keras. Defaults to the loss that the class describes. A cross-entropy that
-                is given by its name takes logits where the outputs are logits.
-            metrics, weighted_metrics: As in Keras: only `weighted_metrics` are given the sample
-                weights (and the mask). With the default loss they default to those that the class
-                describes.
-            **kwargs: Keras' other arguments.
+            loss: As in Keras. Defaults to the loss described in the class. A cross-entropy given by
+                name uses `from_logits=True` if the outputs are logits.
+            metrics, weighted_metrics: As in Keras: only `weighted_metrics` receive the sample
+                weights (and the mask). With the default loss they default to the metrics described
+                in the class.
+            **kwargs: Other arguments of `keras.Model.compile`.
 
         Raises:
-            ValueError: If the loss does not fit the outputs, such as one of probabilities where the
-                outputs are logits.
+            ValueError: If the loss does not match the outputs, such as a loss on probabilities for
+                outputs that are logits.
         """
         if loss is not None:
             loss = self._own_loss(loss)
@@ -297,21 +297,21 @@ class SequenceModel(BackboneModel):
         self._has_own_loss = loss is None
 
     def _own_loss(self, loss):
-        """Returns what a loss that is given to `compile` becomes, or raises ValueError."""
+        """Returns the loss to use for one given to `compile`, or raises ValueError."""
         return _of_logits(loss) if self._outputs_are_logits else loss
 
     def _own_metrics(self, metrics):
-        """Returns what metrics that are given to `compile` become."""
+        """Returns the metrics to use for those given to `compile`."""
         return metrics
 
     def get_compile_config(self) -> dict | None:
         config = super().get_compile_config()
-        # Keras' losses do not save their dtype; the default one is created again.
+        # Keras' losses do not save their dtype; the default loss is recreated.
         return {**config, "loss": None} if config and self._has_own_loss else config
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
-        # Keras' own loss tracker would weigh a batch by its rows.
+        # Keras' own loss tracker would weight a batch by its rows.
         others = [m for m in super().metrics if m not in (self._loss_tracker, self._mean_loss)]
         return [self._mean_loss, *others] if self.compiled else others
 
@@ -328,7 +328,7 @@ class SequenceModel(BackboneModel):
             _check_steps(y, y_pred)
         y = self._like_outputs(y, y_pred)
         weight = self._weights(y_pred, sample_weight)
-        # Keras divides by the number of replicas, whatever their weights are.
+        # Keras divides by the number of replicas, regardless of their weights.
         terms = self._loss_terms(x, y, y_pred, weight)
         loss = self._compile_loss(*terms) * num_replicas()
         loss = loss + sum(ops.sum(penalty) for penalty in self.losses)
@@ -350,11 +350,11 @@ class SequenceModel(BackboneModel):
         return super().compute_metrics(x, self._like_outputs(y, y_pred), y_pred, weight)
 
     def _weights(self, y_pred, sample_weight):
-        """The weight of each output: (batch,), or (batch, time) of a per-step model."""
+        """The weight of each output: (batch,), or (batch, time) in a per-step model."""
         shape = ops.shape(y_pred)[:-1]
         weight = ops.ones(shape, y_pred.dtype)
         if sample_weight is not None:
-            # By reshape: a per-step model takes a weight per row too.
+            # By reshape: a per-step model also accepts one weight per row.
             ranked = (shape[0], -1) if self.per_step else (shape[0],)
             weight = weight * ops.reshape(ops.cast(sample_weight, weight.dtype), ranked)
         mask = resolve_mask(y_pred, None)
@@ -384,10 +384,10 @@ class SequenceModel(BackboneModel):
         class_weight: dict | None = None,
         **kwargs: Any,
     ) -> keras.callbacks.History:
-        """Trains as `keras.Model.fit`, after a check of arrays and of a `PyDataset`'s first batch.
+        """Trains as `keras.Model.fit`, after checking arrays or a `PyDataset`'s first batch.
 
         Raises:
-            ValueError: If inputs, targets or weights do not fit the model.
+            ValueError: If inputs, targets or weights do not match the model.
         """
         if self.per_step:
             check_no_class_weight(class_weight)
@@ -430,7 +430,7 @@ class SequenceModel(BackboneModel):
 
     def _check_data(self, x, y=None, sample_weight=None):
         if isinstance(x, keras.utils.PyDataset):
-            # Its weights may be 0 in whole rows, which fill up the last batch.
+            # All weights of a row may be 0 in a dataset, to pad the last batch.
             x, y, _ = keras.utils.unpack_x_y_sample_weight(x[0])
         x, y, sample_weight = (
             ops.convert_to_numpy(value) if ops.is_tensor(value) else value
@@ -445,7 +445,7 @@ class SequenceModel(BackboneModel):
             self._check_targets(y)
             if self.per_step and isinstance(x, np.ndarray) and y.shape[1] > x.shape[1]:
                 raise ValueError(
-                    "There is at most one target for each step of x. "
+                    "There must be at most one target per step of x. "
                     f"Received: x of shape {x.shape}, y of shape {y.shape}"
                 )
         if isinstance(sample_weight, np.ndarray):
@@ -474,8 +474,8 @@ class SequenceModel(BackboneModel):
         empty = np.flatnonzero(~np.any(weights.reshape(len(weights), -1), axis=1))
         if empty.size:
             raise ValueError(
-                f"Row {empty[0]} has no step that counts: all its sample weights are 0. "
-                f"Leave such rows out ({empty.size} of {len(weights)})."
+                f"All sample weights of row {empty[0]} are 0. "
+                f"Remove such rows ({empty.size} of {len(weights)})."
             )
 
     def _encode_targets(self, y):
@@ -483,7 +483,7 @@ class SequenceModel(BackboneModel):
         return y
 
     def _encode_class_weight(self, class_weight):
-        """Returns the weights of classes by their numbers."""
+        """Returns the class weights keyed by class number."""
         return class_weight
 
     # Streaming
@@ -492,40 +492,39 @@ class SequenceModel(BackboneModel):
         """Reads one step of each row, with constant work per step.
 
         Args:
-            x: Tensor (batch, channels), or token ids (batch,) of a model with an embedding.
-            cache: What `initial_cache`, `step` or `prefill` returned.
+            x: Tensor (batch, channels), or token ids (batch,) for a model with an embedding.
+            cache: Result of `initial_cache`, `step` or `prefill`.
 
         Returns:
-            This step's output (batch, units), as in a call without dropout, and the new cache. The
-            output of a last-step model is what it would be if the sequence ended with this step.
+            This step's output (batch, units), as in a call without dropout, and the new cache. A
+            last-step model returns its output for the sequence that ends with this step.
 
         Raises:
-            ValueError: As `initial_cache`, or if x and cache do not fit.
+            ValueError: As in `initial_cache`, or if x and cache do not match.
         """
         hidden, cache = self.stream().step(self._features(x), cache)
         return self._outputs(hidden), cache
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """Reads a segment, which is what a call takes, in one pass.
+        """Reads a segment, with the shape of a call's inputs, in one pass.
 
         Returns:
             The outputs (batch, time, units), and the cache after the last step.
 
         Raises:
-            ValueError: As `step`, or if the model is not per-step.
+            ValueError: As in `step`, or if the model is not per-step.
         """
         if not self.per_step:
             raise ValueError(
-                f"{self.name} has no output for each step of a segment: call `step`, or use "
-                "per_step=True and a backbone with return_sequences=True."
+                f"{self.name} does not have an output at each step of a segment: call `step`, or "
+                "use per_step=True and a backbone with return_sequences=True."
             )
         return self.outputs_at_each_step(x, cache)
 
     def outputs_at_each_step(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """Reads a segment in one pass, as `prefill`, also by a last-step model.
+        """Reads a segment in one pass, as `prefill` does, but supports last-step models too.
 
-        The outputs of a last-step model at a step are what they would be if the sequence ended
-        there.
+        At each step, a last-step model returns its output for the sequence that ends there.
         """
         hidden, cache = self.stream().prefill(self._features(x), cache)
         return self._outputs(hidden), cache
@@ -554,50 +553,50 @@ class SequenceModel(BackboneModel):
 class SequenceClassifier(SequenceModel):
     """Classifies sequences, or each of their steps, with any causal backbone.
 
-    On the last step it classifies images read pixel by pixel (TrellisNet, section 5.2; TCN, section
-    4), with `per_step=True` it is the copy-memory model of the TCN paper. (The TrellisNet authors'
-    pixel program has its output dropout on the logits, and switches neither of its dropouts off in
-    evaluation. The paper describes an output dropout, as here.)
+    With a last-step backbone it classifies images read pixel by pixel (TrellisNet, section 5.2;
+    TCN, section 4); with `per_step=True` it is the copy-memory model of the TCN paper. (The
+    TrellisNet authors' pixel program applies output dropout to the logits, and does not disable
+    its dropouts in evaluation. The paper describes output dropout as implemented here.)
 
-    `compile` defaults to the cross-entropy and the accuracy. See `SequenceModel` for what counts.
+    `compile` defaults to cross-entropy and accuracy. See `SequenceModel` for their means.
 
     Args:
         backbone: Layer from (batch, time, channels) to (batch, hidden), the last step
-            (`return_sequences=False`), or with `per_step` to (batch, time, hidden): a
-            `TrellisLayer`, a `TCN`, a Keras RNN layer, a `keras.Sequential` of such.
+            (`return_sequences=False`), or, with `per_step`, to (batch, time, hidden): a
+            `TrellisLayer`, a `TCN`, a Keras RNN layer, or a `keras.Sequential` of such layers.
         num_classes: Positive integer, number of classes.
         per_step: Boolean, whether each step is classified. Defaults to `False`.
         activation: `None` for logits, or `"softmax"` for probabilities. Defaults to `None`.
-        class_names: Sequence of strings, the names of the classes, which are saved with the model.
-            `fit` and `evaluate` take arrays of names as labels then. Defaults to `None`.
+        class_names: Sequence of strings, the class names, saved with the model. `fit` and
+            `evaluate` then accept arrays of names as labels. Defaults to `None`.
         embedding: `keras.layers.Embedding` for inputs that are token ids (batch, time), with
             `mask_zero=True` if id 0 is padding. Defaults to `None`.
-        nan_padding: Boolean, whether sequences of different lengths are filled up with NaN: steps
-            after the last value of a sequence are masked. (A value that is missing before it is
-            read as `normalize` says.) Defaults to `False`.
+        nan_padding: Boolean, whether sequences of different lengths are padded with NaN: steps
+            after the last value of a sequence are masked. (Earlier missing values are handled
+            by `normalize`.) Defaults to `False`.
         normalize: Boolean, whether the model standardizes its inputs, see `adapt`. Defaults to
             `False`.
-        input_dropout: Float in [0, 1), rate of dropped inputs, each by itself. Defaults to 0.
-        output_dropout: Float in [0, 1), rate of dropped outputs of the backbone, each by itself.
+        input_dropout: Float in [0, 1), element-wise dropout rate of the inputs. Defaults to 0.
+        output_dropout: Float in [0, 1), element-wise dropout rate of the backbone's outputs.
             Defaults to 0.
         kernel_initializer: Initializer for W. Defaults to Glorot uniform.
         bias_initializer: Initializer for b. Defaults to `"zeros"`.
         seed: Integer seed of the dropouts and the default initializer. Defaults to `None`.
 
     Call arguments:
-        inputs: Tensor (batch, time, channels), or with an `embedding` token ids (batch, time).
+        inputs: Tensor (batch, time, channels), or token ids (batch, time) with an `embedding`.
         training: Whether dropout is active.
-        mask: Boolean (batch, time), False where a step is padding. The backbone must take it. For
-            a mask that comes with the data, put a `keras.layers.Masking` first in a
-            `keras.Sequential` backbone (without `normalize` and `input_dropout`, which it would
-            come after).
+        mask: Boolean (batch, time), False where a step is padding. The backbone must support it.
+            To derive the mask from the data, start a `keras.Sequential` backbone with a
+            `keras.layers.Masking` layer (without `normalize` and `input_dropout`, which are applied
+            before it).
 
     Returns:
-        Logits (batch, num_classes), or with `per_step` (batch, time, num_classes), at least
-        float32; with activation="softmax" probabilities.
+        Logits (batch, num_classes), or (batch, time, num_classes) with `per_step`, at least
+        float32; probabilities with activation="softmax".
 
     Raises:
-        ValueError: If arguments are out of range, the backbone has other outputs, inputs are of
+        ValueError: If arguments are out of range, the backbone's outputs do not match, inputs have
             the wrong shape, labels lie outside [0, num_classes), or all sample weights of a row
             are 0.
 
@@ -661,7 +660,7 @@ class SequenceClassifier(SequenceModel):
         return self.activation is None
 
     def predict_proba(self, x: Any, batch_size: int | None = None, **kwargs: Any) -> np.ndarray:
-        """Returns the probability of each class, (batch, num_classes) or with time.
+        """Returns class probabilities, (batch, num_classes) or (batch, time, num_classes).
 
         Args:
             x, batch_size, **kwargs: As in `keras.Model.predict`.
@@ -686,7 +685,7 @@ class SequenceClassifier(SequenceModel):
     def _loss_terms(self, x, y, y_pred, weight):
         if not self._has_own_loss:
             return y, y_pred, weight
-        # On some backends a label outside of the classes has a loss of 0.
+        # On some backends a label out of range has a loss of 0.
         y = ops.reshape(y, ops.shape(y_pred)[:-1])
         is_class = (y >= 0) & (y < self.num_classes)
         zeros = ops.zeros_like(y)
@@ -715,8 +714,8 @@ class SequenceClassifier(SequenceModel):
         unknown = [key for key in by_number if key not in range(self.num_classes)]
         if unknown:
             raise ValueError(
-                f"`class_weight` must have classes from 0 to {self.num_classes - 1} or names among "
-                f"class_names={self.class_names} as keys. Received: {unknown}"
+                f"The keys of `class_weight` must be classes from 0 to {self.num_classes - 1}, or "
+                f"names in class_names={self.class_names}. Received: {unknown}"
             )
         return by_number
 
@@ -732,7 +731,7 @@ class SequenceClassifier(SequenceModel):
         whole = np.issubdtype(y.dtype, np.integer) or np.all(np.floor(y) == y)
         if not whole or y.size and not 0 <= y.min() <= y.max() < self.num_classes:
             raise ValueError(
-                f"Labels must be whole numbers in [0, {self.num_classes}), also where the sample "
+                f"Labels must be whole numbers in [0, {self.num_classes}), even where the sample "
                 f"weight is 0. Received: values from {y.min()} to {y.max()} of type {y.dtype}"
             )
 
@@ -755,22 +754,22 @@ class SequenceClassifier(SequenceModel):
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class SequenceRegressor(SequenceModel):
-    """Real-valued outputs of a sequence, or of each of its steps, from any causal backbone.
+    """Predicts real values for a sequence, or for each of its steps, with any causal backbone.
 
-    On the last step, with one unit, it is the adding-problem model of the TCN paper (Bai et al.
-    2018). `forecasting.Forecaster` is the model that forecasts time series.
+    With a last-step backbone and one unit, it is the adding-problem model of the TCN paper (Bai et
+    al. 2018). To forecast time series, use `forecasting.Forecaster`.
 
     `compile` defaults to the mean squared error, without metrics. See `SequenceModel` for the mean.
 
     Args:
         backbone: Layer from (batch, time, channels) to (batch, hidden), the last step
-            (`return_sequences=False`), or with `per_step` to (batch, time, hidden).
+            (`return_sequences=False`), or, with `per_step`, to (batch, time, hidden).
         units: Positive integer, number of outputs. Defaults to 1.
-        per_step: Boolean, whether there are outputs for each step. Defaults to `False`.
+        per_step: Boolean, whether the model has outputs at each step. Defaults to `False`.
         normalize: Boolean, whether the model standardizes its inputs, see `adapt`. Defaults to
             `False`.
-        input_dropout: Float in [0, 1), rate of dropped inputs, each by itself. Defaults to 0.
-        output_dropout: Float in [0, 1), rate of dropped outputs of the backbone, each by itself.
+        input_dropout: Float in [0, 1), element-wise dropout rate of the inputs. Defaults to 0.
+        output_dropout: Float in [0, 1), element-wise dropout rate of the backbone's outputs.
             Defaults to 0.
         kernel_initializer: Initializer for W. Defaults to Glorot uniform.
         bias_initializer: Initializer for b. Defaults to `"zeros"`.
@@ -782,11 +781,11 @@ class SequenceRegressor(SequenceModel):
         mask: Boolean (batch, time), see `SequenceClassifier`.
 
     Returns:
-        Tensor (batch, units), with `per_step` (batch, time, units), at least float32.
+        Tensor (batch, units), or (batch, time, units) with `per_step`, at least float32.
 
     Raises:
-        ValueError: If arguments are out of range, the backbone has other outputs, inputs or
-            targets are of the wrong shape, or all sample weights of a row are 0.
+        ValueError: If arguments are out of range, the backbone's outputs do not match, inputs or
+            targets have the wrong shape, or all sample weights of a row are 0.
 
     Example:
 
@@ -829,25 +828,25 @@ class SequenceRegressor(SequenceModel):
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class PolyphonicModel(SequenceModel):
-    """Predicts which keys sound in the next frame of a piano roll (Bai et al. 2018, section 4).
+    """Predicts the keys that are on in the next frame of a piano roll (Bai et al. 2018, section 4).
 
-    Given the past, the keys are independent, each with the probability sigmoid(logit). The loss of
-    a frame is its negative log-likelihood in nats, the sum over keys of the binary cross-entropy.
+    The keys are independent given the past, each with probability sigmoid(logit). The loss of a
+    frame is its negative log-likelihood in nats, the sum over keys of the binary cross-entropy.
     `compile` defaults to its mean over frames (the authors' code trains on the sum over a piece's
-    frames, so there a bound on the gradient's norm means more), and to the metric
-    `models.FrameNLL`, which leaves regularizers out.
+    frames, for which the same gradient clipping is stricter), and to the metric `models.FrameNLL`,
+    which excludes regularizers.
 
-    Pieces of music differ in length. Pad them at the end, with any 0/1 frames, and give
+    Pieces of music differ in length. Pad them at the end with any 0/1 frames, and pass
     `sample_weight` (batch, time), 1 for a real frame and 0 for padding: the backbone is causal, so
-    the figures are those of the pieces one by one. (A frame of zeros is a rest, so it cannot mark
+    the results equal those of the individual pieces. (A frame of zeros is a rest, so it cannot mark
     padding.)
 
     Args:
         backbone: Causal layer from (batch, time, keys) to (batch, time, hidden), with
             `return_sequences=True`.
-        keys: Positive integer, number of keys. Defaults to 88, a piano's.
-        input_dropout: Float in [0, 1), rate of dropped inputs, each by itself. Defaults to 0.
-        output_dropout: Float in [0, 1), rate of dropped outputs of the backbone, each by itself.
+        keys: Positive integer, number of keys. Defaults to 88, as on a piano.
+        input_dropout: Float in [0, 1), element-wise dropout rate of the inputs. Defaults to 0.
+        output_dropout: Float in [0, 1), element-wise dropout rate of the backbone's outputs.
             Defaults to 0.
         kernel_initializer: Initializer for W. Defaults to Glorot uniform.
         bias_initializer: Initializer for b. Defaults to `"zeros"`.
@@ -859,13 +858,13 @@ class PolyphonicModel(SequenceModel):
         mask: Boolean (batch, time), see `SequenceClassifier`.
 
     Returns:
-        Logits (batch, time, keys) of the next frames, at least float32. `keras.ops.sigmoid` makes
-        probabilities of them.
+        Logits (batch, time, keys) of the next frames, at least float32. `keras.ops.sigmoid`
+        converts them to probabilities.
 
     Raises:
-        ValueError: If arguments are out of range, the backbone has other outputs, a piano roll has
-            another number of keys or values other than 0 and 1, or all sample weights of a row
-            are 0.
+        ValueError: If arguments are out of range, the backbone's outputs do not match, a piano roll
+            has the wrong number of keys or values other than 0 and 1, or all sample weights of a
+            row are 0.
 
     Example:
 
@@ -914,7 +913,7 @@ class PolyphonicModel(SequenceModel):
         if wrong.any():
             row, time, key = np.argwhere(wrong)[0]
             raise ValueError(
-                f"`{name}` must hold 0 (silent) and 1 (sounds) only. "
+                f"`{name}` must contain only 0 (off) and 1 (on). "
                 f"Received: {roll[row, time, key]} in row {row}, frame {time}, key {key}"
             )
 
@@ -923,9 +922,9 @@ class PolyphonicModel(SequenceModel):
 
 
 def _check_steps(y, y_pred):
-    """Raises ValueError unless targets have as many steps as outputs, where both are known.
+    """Raises ValueError unless targets have as many steps as outputs, if both are known.
 
-    Targets of one step would be used for all of them.
+    Targets with a single step would be broadcast to all steps.
     """
     targets, outputs = y.shape[1], y_pred.shape[1]
     if None not in (targets, outputs) and targets != outputs:
@@ -943,10 +942,10 @@ _CROSS_ENTROPIES = {
 
 
 def _of_logits(loss):
-    """Returns a cross-entropy that takes logits, where one is given by its name.
+    """Returns a cross-entropy given by name as a loss with `from_logits=True`.
 
     Raises:
-        ValueError: If a loss object or function takes probabilities.
+        ValueError: If a loss object or function expects probabilities.
     """
     if isinstance(loss, str):
         if loss.lower() in ("ce", "crossentropy"):  # Keras' short names
@@ -958,13 +957,13 @@ def _of_logits(loss):
     is_function = loss in [keras.losses.get(name) for name in _CROSS_ENTROPIES]
     if is_function or config.get("from_logits") is False:
         raise ValueError(
-            "The model's outputs are logits: pass a loss with from_logits=True, leave out `loss`, "
-            f"or (of a SequenceClassifier) set activation='softmax'. Received: loss={loss!r}"
+            "The model's outputs are logits: pass a loss with from_logits=True, omit `loss`, "
+            f"or (in a SequenceClassifier) set activation='softmax'. Received: loss={loss!r}"
         )
     return loss
 
 
 def _before_padding(x):
-    """Whether a step of x (batch, time, channels) is not after the last value, (batch, time)."""
+    """Returns a mask (batch, time), True up to the last value of x (batch, time, channels)."""
     has_value = ops.cast(ops.any(ops.logical_not(ops.isnan(x)), axis=-1), "int32")
     return ops.flip(ops.cumsum(ops.flip(has_value, axis=1), axis=1), axis=1) > 0
