@@ -15,7 +15,6 @@ from trellis_keras.forecasting.linear import (
     best_season,
     fit_map,
     is_gain,
-    is_lasting_gain,
 )
 from trellis_keras.layers import TCN
 
@@ -147,16 +146,6 @@ def test_gains_of_less_than_a_standard_error_are_none(gains, horizon, expected):
     assert is_gain(np.array([*gains, np.nan]), horizon) == expected
 
 
-@pytest.mark.parametrize(
-    ("blocks", "expected"),
-    [([1, 1, 1], False), ([1, 1, 1, 1], True), ([3, -1, 1, -1], False), ([3, -1, 3, 2], True)],
-)
-def test_a_gain_lasts_over_blocks_of_windows(blocks, expected):
-    """Three blocks are too few, however steady the gain within each."""
-    gains = np.repeat(np.array(blocks, float), 5)
-    assert is_lasting_gain(np.append(gains, np.nan), 5) == expected
-
-
 def test_missing_values_keep_the_last_one():
     layer = LinearMap(3, 1, 1)
     layer.build((None, None, 2))
@@ -243,6 +232,9 @@ def test_the_net_is_used_as_far_as_it_helps(error, share):
     after = model.predict(x, verbose=0)
     expected = (share - 1) * np.asarray(scale)[..., None] * deviation
     np.testing.assert_allclose(after - before, expected + 0 * after, atol=2e-4)
+    model.head.bias.assign(np.tile([0.1, 1.0, 0.1], HORIZON))
+    few = 4 * HORIZON - 1
+    assert model.weigh_net(x[:few], y[:few]) == 0
 
 
 def test_what_does_not_fit_is_named(parts):

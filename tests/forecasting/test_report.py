@@ -19,10 +19,28 @@ def hours(rows):
     return np.datetime64("2024-01-01", "h") + np.arange(rows)
 
 
+DAYS = np.datetime64("2024-01-01") + np.arange(200)
+
+
 @pytest.mark.parametrize(("season", "times"), [(7, None), (24, hours(200))])
 def test_seasons_are_sought_within_the_window_and_in_the_calendar(season, times):
     train, *_ = TimeSeries(wave(season)[:, None], times=times).split(WINDOW, HORIZON)
     assert choose_season(train) == season
+
+
+@pytest.mark.parametrize(("times", "season"), [(None, 14), (DAYS, 7)])
+def test_the_calendar_decides_between_seasons_that_are_nearly_equal(times, season):
+    """A week, and a little of a fortnight."""
+    values = wave(7) + 0.02 * (np.arange(200) % 14 < 7)
+    train, *_ = TimeSeries(values[:, None], times=times).split(16, HORIZON)
+    assert choose_season(train) == season
+
+
+def test_the_window_that_a_report_advises_fits_the_data():
+    parts = TimeSeries(wave(24, 80)[:, None], times=hours(80)).split(WINDOW, HORIZON)
+    model = zoo.tcn_forecaster(window=WINDOW, horizon=HORIZON, filters=2)
+    model.adapt(*parts[:2])
+    assert "train with --window 28." in " ".join(report(model, *parts)["warnings"])
 
 
 def test_each_series_is_compared_with_its_own_naive_forecast():
@@ -52,10 +70,10 @@ def test_a_report_warns_in_the_last_lines():
     results = report(model, *parts)
     text = describe_report(results)
     for expected in (
-        "More than half of the values of the training part are missing: 1 ('empty: target 0').",
-        "outside the range of the training part in 1 ('moved: target 0')",
-        "there is nothing to learn, in 1 ('constant: target 0').",
-        "The last 4 values are all the same in 1 ('stuck: target 0').",
+        "More than half of the values of the training part are missing: 'empty: target 0'.",
+        "outside the range of the training part in 'moved: target 0'",
+        "there is nothing to learn, in 'constant: target 0'.",
+        "The last 4 values are all the same in 'stuck: target 0'.",
         "The naive forecast is better in ",
     ):
         assert expected in text.split("\n", 1)[1]

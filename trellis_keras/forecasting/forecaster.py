@@ -11,7 +11,7 @@ from keras.src.backend.common.masking import set_keras_mask
 
 from trellis_keras.forecasting import rollout
 from trellis_keras.forecasting.calibration import conformal_scale
-from trellis_keras.forecasting.linear import LinearMap, fit_map, is_lasting_gain
+from trellis_keras.forecasting.linear import LinearMap, fit_map, is_gain
 from trellis_keras.forecasting.losses import (
     PinballLoss,
     check_quantiles,
@@ -32,6 +32,7 @@ from trellis_keras.models.sequence_models import SequenceModel
 from trellis_keras.types import Cache, Shape, Tensor
 
 _SHARES = (0.25, 0.5, 0.75, 1.0)
+_FEWEST_HORIZONS = 4  # of validation windows by which a net is kept
 _MOST_VALUES = 2**23  # of the windows that a linear map is fitted on
 _LEAST_GAP = 1e-3  # between quantiles, in units of the windows' scale
 
@@ -329,9 +330,8 @@ class Forecaster(SequenceModel):
 
         The net's part of the forecasts, of the middle quantile, is multiplied by 0, 1/4, 1/2, 3/4
         or 1: the one with the least mean absolute error, or 0 if the linear map alone is not worse
-        by more than one standard error, which is estimated from blocks of `horizon` windows, or
-        there are fewer than four blocks. It becomes a part of the weights. Call it after `fit`
-        and before `calibrate`.
+        by more than one standard error, or there are fewer than four horizons of windows. It
+        becomes a part of the weights. Call it after `fit` and before `calibrate`.
 
         Args:
             x: Inputs, or a `PyDataset`, as in `calibrate`: windows in the order of time.
@@ -366,7 +366,9 @@ class Forecaster(SequenceModel):
             return np.nanmean(found[counts], axis=(-2, -1))
 
         share = min(_SHARES, key=lambda share: errors(share).mean())
-        share = share if is_lasting_gain(errors(0.0) - errors(share), self.horizon) else 0.0
+        is_enough = counts.sum() >= _FEWEST_HORIZONS * self.horizon
+        if not (is_enough and is_gain(errors(0.0) - errors(share), self.horizon)):
+            share = 0.0
         keep(share)
         return share
 

@@ -18,12 +18,11 @@ from trellis_keras.layers import streaming
 from trellis_keras.types import Cache, Shape, Tensor
 
 PENALTIES = (*10.0 ** np.arange(-3, 3), np.inf)
-_FEWEST_BLOCKS = 4  # needed to estimate a standard error
 _MOST_WINDOWS = 2_000  # for the season, at equal distances
 _MOST_FEATURES = 1_000  # of which the other channels take what is left
 _FOLDS = 5
 _QUIET = 0.05  # the quantile of the windows' scales that is the least one
-_NEAR = 1.15  # of the smallest naive error
+NEAR = 1.15  # of the smallest naive error
 # Rates of the smoothings: of the level; of the trend, and its damping; of the season.
 _LEVELS = (0.05, 0.2, 0.5, 0.8, 0.97)
 _TRENDS = ((0.0, 1.0), (0.05, 0.97), (0.2, 0.97), (0.2, 0.85))
@@ -247,7 +246,7 @@ def shortest_season(errors: dict[int, float]) -> int:
     best = min(errors, key=errors.__getitem__)
     for m in sorted(errors):
         around = min(errors.get(m - 1, np.inf), errors.get(m + 1, np.inf))
-        if 1 < m < best and errors[m] <= min(around, _NEAR * errors[best]):
+        if 1 < m < best and errors[m] <= min(around, NEAR * errors[best]):
             return m
     return best
 
@@ -262,24 +261,6 @@ def is_gain(gains: np.ndarray, horizon: int) -> bool:
     gains = gains[~np.isnan(gains)]
     count = max(len(gains) / horizon, 1.0)
     return bool(len(gains) and gains.mean() > gains.std() / np.sqrt(count))
-
-
-def is_lasting_gain(gains: np.ndarray, block: int) -> bool:
-    """Returns whether gains are more than one standard error above 0, estimated from blocks.
-
-    Neighboring windows overlap, so their gains are correlated; the means of blocks of windows are
-    nearly independent. Returns False for fewer than four blocks.
-
-    Args:
-        gains: Array (windows,), as of `is_gain`, in the order of time.
-        block: Positive integer, the number of windows in a block.
-    """
-    gains = gains[~np.isnan(gains)]
-    count = len(gains) // block
-    if count < _FEWEST_BLOCKS:
-        return False
-    means = np.array([part.mean() for part in np.array_split(gains, count)])
-    return bool(means.mean() > means.std(ddof=1) / np.sqrt(count))
 
 
 def _simple(window, horizon, season):

@@ -15,6 +15,7 @@ from trellis_keras.forecasting.calibration import (
     windows_ahead,
 )
 from trellis_keras.forecasting.forecaster import Forecaster
+from trellis_keras.forecasting.linear import NEAR
 from trellis_keras.forecasting.metrics import mase_scale
 from trellis_keras.forecasting.series import FIRST_NAMES, TimeSeries, Windows, first_names
 
@@ -134,9 +135,10 @@ def _warnings(results, train_rows, test):
     """Sentences on what makes forecasts of these data, or their figures, doubtful."""
     found = []
     if results["season"] > test.window:
+        longer = min(2 * results["season"], max(map(len, train_rows)) // 2)
         found.append(
             f"The window of {test.window} rows is shorter than the season of {results['season']}: "
-            f"train with --window {2 * results['season']}."
+            f"train with --window {longer}."
         )
     if math.gcd(test.stride, results["season"]) > 1:
         found.append(
@@ -275,7 +277,8 @@ def _stream_errors(model, test, i, season):
 def choose_season(train: Windows, i: int = 0) -> int:
     """Returns the season of a series: the lag whose naive forecast is best in its training part.
 
-    The candidates are all lags within a window, and those of the calendar.
+    The candidates are all lags within a window, and those of the calendar. One of the calendar is
+    chosen before others that are hardly better.
 
     Args:
         train: The windows of the training part.
@@ -285,7 +288,8 @@ def choose_season(train: Windows, i: int = 0) -> int:
     if not len(index):
         return 1
     longest = len(rows) // 2
-    candidates = {*range(1, train.window + 1), *_calendar(train.series.step)}
+    calendar = _calendar(train.series.step)
+    candidates = {*range(1, train.window + 1), *calendar}
     lags = sorted(lag for lag in candidates if lag <= longest) or [1]
     # Windows that have a naive forecast of every lag.
     index = index[train.starts(index) + train.window - lags[-1] >= train.first[i]]
@@ -299,7 +303,10 @@ def choose_season(train: Windows, i: int = 0) -> int:
     # Each target in its own unit.
     units = np.maximum(means[known].mean(axis=0), np.finfo("float32").tiny)
     scores = np.where(known, (means / units).sum(axis=1), np.inf)
-    return lags[int(np.argmin(scores))]
+    score = dict(zip(lags, scores, strict=True))
+    best = min(lags, key=score.__getitem__)
+    named = min((m for m in calendar if 1 < m <= longest), key=score.__getitem__, default=best)
+    return named if score[named] <= NEAR * score[best] else best
 
 
 def _mean(values):
