@@ -215,9 +215,9 @@ def train(
     there is one. Without a model, the run in the output folder is resumed.
 
     A forecaster reads a CSV file: train tcn_forecaster --csv load.csv --target load --time time.
-    --window and --horizon are the steps that it reads and forecasts (168 and 24), --quantiles
-    '[0.1, 0.5, 0.9]' its bands. At its end there are a report against the best naive forecast,
-    forecast.png, and a SavedModel in `serving`.
+    --window and --horizon are the steps that it reads (three seasons, found in the data) and
+    forecasts (24), --quantiles '[0.1, 0.5, 0.9]' its bands. At its end there are a report against
+    the best naive forecast, forecast.png, and a SavedModel in `serving`.
 
     A classifier of windows: train tcn_classifier --csv f.csv --target class --past x --past y
     --series person --window 50. Of whole series, as the UCR and UEA archives have them: train

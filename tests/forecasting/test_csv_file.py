@@ -53,13 +53,22 @@ def test_blocks_join_seamlessly(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b't,y\n\n"1",2\n\n2,x\n', "column 'y' must hold numbers. Received: 'x' in line 5"),
+        (
+            b't,y\n\n"1",2\n\n2,x\n',
+            "column 'y' must hold numbers such as 12.5. Received: 'x' in line 5",
+        ),
         (b'"t",y,"a\nb"\n1,2,"\n"\n\n3,4\n', "line 6 has 2 fields, the header 3"),
         (b"t,y\n1,2\n\xff\n", "line 3 has 1 fields, the header 2"),
-        (b"t,y\n1,1_000\n", "column 'y' must hold numbers. Received: '1_000' in line 2"),
-        ("t,y\n1,\uff11\n".encode(), "column 'y' must hold numbers. Received: '\uff11' in line 2"),
+        (
+            b"t,y\n1,1_000\n",
+            "column 'y' must hold numbers such as 12.5. Received: '1_000' in line 2",
+        ),
+        (
+            "t,y\n1,\uff11\n".encode(),
+            "column 'y' must hold numbers such as 12.5. Received: '\uff11' in line 2",
+        ),
         ("t,y\n\uff11,1\n".encode(), "column 't' must hold times .*Received: '\uff11' in line 2"),
-        (b"t,y\n1,1\0\n", "column 'y' must hold numbers. Received: '1.x00' in line 2"),
+        (b"t,y\n1,1\0\n", "column 'y' must hold numbers such as 12.5. Received: '1.x00' in line 2"),
         (b"t,y\n1,2\n2,\xff\n", "not CSV in UTF-8: column 'y', line 3"),
         ("t,y\n1,2\n".encode("utf-16"), "not CSV in UTF-8. Received: header"),
         (b"t,y\n1,2\n" + _LONGEST * b"3,4" + b"\n", "a line after row 1 is longer than 1,048,576"),

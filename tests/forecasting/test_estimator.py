@@ -55,6 +55,23 @@ def test_the_next_values_of_each_target(fitted):
     assert len(fitted.predict(first(data, 180), steps=8)) == 16
 
 
+def test_a_target_without_a_known_value_has_no_forecast(fitted):
+    data = first(frame(), 180)
+    data["gas"] = np.where(np.arange(180) < 144, data["gas"], np.nan)
+    with pytest.warns(UserWarning, match="none of the last 36 values of 'gas' is known"):
+        found = arrays(fitted.predict(data))
+    assert np.isnan(found["q50"]).tolist() == [False] * 6 + [True] * 6
+
+
+def test_months_that_end_on_their_last_day():
+    days = np.datetime64("2016-01", "M") + np.arange(1, 102) - np.timedelta64(1, "D")
+    data = {"day": days, "load": np.arange(101) + 10 * np.sin(np.arange(101) * np.pi / 6)}
+    fitted = fit(first(data, 98), 3, "load", time="day", epochs=0)
+    found = arrays(fitted.predict(first(data, 98)))
+    np.testing.assert_array_equal(found["day"].astype("M8[D]"), days[98:])
+    np.testing.assert_allclose(found["q50"], data["load"][98:], atol=1)
+
+
 def test_the_frame_is_of_pandas_where_it_is_installed(fitted, monkeypatch):
     pandas = pytest.importorskip("pandas")
     frame_of_pandas = fitted.predict(first(frame(), 180))
@@ -96,7 +113,7 @@ def test_a_file_and_a_net_of_ones_own(tmp_path):
 
 def test_series_that_the_training_did_not_have(fitted):
     data = frame((180, 100))
-    with pytest.warns(UserWarning, match=r"not trained on the series 1 \('b'\). It forecasts"):
+    with pytest.warns(UserWarning, match=r"not trained on the series 'b'. It forecasts"):
         found = arrays(fitted.predict(data))
     own = found["q50"][(found["house"] == "b") & (found["target"] == "load")]
     np.testing.assert_allclose(own, frame((180, 106))["load"][-6:], atol=2)

@@ -15,6 +15,7 @@ CSV = """time,load,wind,holiday,site
 2024-01-01 03:00,4,40,1,a
 """
 COLUMNS = Columns(["load"], past=["wind"], future=["holiday"], time="time")
+DAYS = np.datetime64("2024-01-01") + np.arange(400)
 
 
 def write(folder, text, name="load.csv"):
@@ -57,7 +58,7 @@ def test_each_part_has_its_own_targets(stride):
 
 def test_windows_stay_within_their_series():
     series = ramp(60, lengths=[20, 5, 35])  # the second one is too short
-    with pytest.warns(UserWarning, match="of 'train' 1 .'1'.; of 'valid' 1 .'1'.; of 'test' 1"):
+    with pytest.warns(UserWarning, match="of train: '1'; of valid: '1'; of test: '1'"):
         parts = series.split(4, 2)
     for part in parts:
         x, y = part.read(np.arange(len(part)))
@@ -131,6 +132,11 @@ def test_other_forms_of_a_csv_file(tmp_path):
     months = "time,load\n" + "".join(f"2024-{m:02}-01,{m}\n" for m in range(1, 10))
     series = TimeSeries.from_csv(write(tmp_path, months), Columns("load", time="time"))
     assert series.step == np.timedelta64(1, "M")
+    ends = "time,load\n" + "".join(
+        f"{day},1\n" for day in DAYS[30:400] if str(day + 1)[-2:] == "01"
+    )
+    series = TimeSeries.from_csv(write(tmp_path, ends), Columns("load", time="time"))
+    assert series.step == np.timedelta64(1, "M") and str(series.times[1]) == "2024-02-29T00:00:00"
 
 
 def test_times_with_an_offset_are_converted_to_utc(tmp_path):
@@ -218,10 +224,14 @@ def test_a_pandas_frame():
     [
         ("load,", "lod,", "has no column 'load'. Did you mean 'lod'"),
         ("wind,", "load,", "has 2 columns named 'load'"),
-        (",2,,", ",two,,", "column 'load' must hold numbers. Received: 'two' in line 3"),
+        (
+            ",2,,",
+            ",two,,",
+            "column 'load' must hold numbers such as 12.5. Received: 'two' in line 3",
+        ),
         (",2,,", ",inf,,", "column 'load' must hold finite numbers. Received: 'inf' in line 3"),
         ("01:00", "05:00", "must rise by one step, .* Received: 2024-01-01T05.* after .*T00"),
-        ("02:00", "02:30", "must rise by one step, 3600 seconds here"),
+        ("02:00", "02:30", "must rise by one step, 1 hour here"),
         ("03:00", "04:00", "T04:00:00 after 2024.*needs its time, and empty.*Where clocks change"),
         ("02:00", "01:00", "one row of each time. Rows of several series need.*Where clocks chang"),
         ("01:00", "01:00+01:00", "must hold one kind of times: .*Received: '2024.*' in line 3"),
@@ -288,6 +298,8 @@ def test_splits_that_do_not_fit(arguments, message):
         (lambda: ramp(5, lengths=[2, 2]), "`lengths` must be positive and add up to the 5 rows"),
         (lambda: ramp(3, times=np.array([1, 3, 3])), "Times must rise by one step, 2 here"),
         (lambda: ramp(3, times=np.array([3, 2, 1])), "Times must rise by one step"),
+        (lambda: ramp(6, times=np.array([9, 1, 5, 3, 40, 20])), "step in each series.*Sort"),
+        (lambda: ramp(6, times=DAYS[[0, 1, 2, 3, 4, 7]]), "1 day here.*weekends are, leave out"),
         (lambda: Columns([]), "`targets` must name at least one column"),
         (lambda: Columns(["a"], past=["a"]), "Each column has one role. Received twice: a"),
         (
@@ -306,6 +318,9 @@ def test_a_series_of_windows_is_a_dataset(tmp_path):
     path = write(tmp_path, text)
     loaded = datasets.load("series", path=path, targets=["load"], window=8, horizon=4)
     assert loaded.sizes == {"train": 31, "valid": 6, "test": 6}
-    assert loaded.model_arguments == {"channels": 1, "targets": 1, "future_channels": 0}
+    expected = {"channels": 1, "targets": 1, "future_channels": 0, "window": 8}
+    assert loaded.model_arguments == expected
+    chosen = datasets.load("series", path=path, targets=["load"], horizon=4)
+    assert chosen.model_arguments["window"] == 14  # a third of the training part
     x, y, weight = loaded.stream("test", batch_size=4)[0]
     assert (x.shape, y.shape) == ((4, 8, 1), (4, 4, 1)) and weight.tolist() == [1, 1, 1, 1]

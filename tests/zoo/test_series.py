@@ -11,7 +11,7 @@ import pytest
 from tests.support.processes import run_module
 from trellis_keras import zoo
 from trellis_keras.export import native
-from trellis_keras.forecasting import Columns, LabelledSeries, SeriesStream, TimeSeries
+from trellis_keras.forecasting import Columns, LabelledSeries, SeriesStream, TimeSeries, Windows
 from trellis_keras.forecasting.picture import draw
 from trellis_keras.forecasting.report import choose_season, describe_report, report
 from trellis_keras.zoo import comparison, forecasts
@@ -82,11 +82,22 @@ def test_other_nets_take_the_channels_of_the_data(name):
 def test_a_run_takes_its_channels_from_the_data(trained):
     recipe = zoo.read_recipe(trained)
     taken = {name: recipe.arguments[name] for name in recipe.from_data}
-    assert taken == {"channels": 2, "targets": 1, "future_channels": 1}
+    assert taken == {"channels": 2, "targets": 1, "future_channels": 1, "window": 12}
     assert not {"channels", "future_channels"} & recipe.changes().keys()
     model = runs.load_best(trained)
     x = next(iter(recipe.stream(recipe.load_data().test)))[0]
     assert 300 < np.median(model.predict_on_batch(x)) < 2000  # in the units of the data
+
+
+def test_a_run_chooses_its_window_unless_it_is_given(tmp_path):
+    path, folder = write(tmp_path / "load.csv", 300), tmp_path / "run"
+    chosen = zoo.recipe("tcn_forecaster", **options(path) | {"window": None})
+    runs.train(chosen, folder, verbose=0)
+    recipe = zoo.read_recipe(folder)
+    assert recipe.arguments["window"] == recipe.data_options["window"] == 36  # three seasons of 12
+    runs.train(chosen, folder, verbose=0)
+    with pytest.raises(ValueError, match="window 36 there, 30 here"):
+        runs.train(chosen.replace(window=30), folder, verbose=0)
 
 
 def test_the_report(trained):
@@ -227,7 +238,7 @@ def test_a_backtest_of_a_run(trained, tmp_path):
 
 def test_what_a_served_model_reads():
     columns = {"targets": ["load"], "past": ["wind"], "static": ["area"], "future": ["holiday"]}
-    recipe = zoo.recipe("tcn_forecaster", data_options={"path": "f.csv", **columns})
+    recipe = zoo.recipe("tcn_forecaster", window=168, data_options={"path": "f.csv", **columns})
     assert forecasts.describe_series(recipe) == {
         "inputs": ["load", "wind", "holiday", "area"],
         "future": ["holiday", "area"],
@@ -261,6 +272,10 @@ def test_figures_and_pictures_of_several_series(tmp_path, monkeypatch):
     )
     draw(model, test, tmp_path / "forecast.png")
     assert figures[0].axes[0].get_title(loc="left") == "series south"
+    short = TimeSeries(rng.normal(size=(220, 1)), lengths=[200, 20])
+    model = zoo.tcn_forecaster(window=12, horizon=8, filters=2)
+    draw(model, Windows(short, 12, 8, 1, [200, 200], [200, 220]), tmp_path / "forecast.png")
+    assert figures[1].axes[0].lines[0].get_xdata()[0] == 200  # nothing of the other series
 
 
 def test_names_are_drawn_as_they_are(trained, tmp_path):
@@ -297,14 +312,14 @@ def test_series_of_unequal_lengths(tmp_path):
     path.write_text("\n".join(["site,load", *rows]))
     columns = {"path": path, "targets": ["load"], "series": "site"}
     sizes = SMALL | {"window": 24, "horizon": 24}
-    left_out = r"of 'train' 6 \('c', 'd', 'e', 'f', 'g', ...\); of 'valid' 7 .*; of 'test' 7"
+    left_out = r"of train: 6 \('c', 'd', 'e', 'f', 'g', ...\); of valid: 7 .*; of test: 7"
     with pytest.warns(UserWarning, match=left_out):
         runs.train(zoo.recipe("tcn_forecaster", **sizes, data_options=columns), run, verbose=0)
         results = forecasts.finish(run, serve=False)
     assert results["left_out"]["train"] == {"number": 6, "first": list("cdefg")}
     assert results["series"]["b"]["load"]["mae"] is None
     path.write_text("\n".join(["site,load", *rows[:300], *["b,0"] * 10, *rows[-25:]]))
-    with pytest.warns(UserWarning, match=r"than 24 rows of the past are left out: 1 \('b'\)"):
+    with pytest.warns(UserWarning, match=r"than 24 rows of the past are left out: 'b'"):
         found = forecasts.forecast(run, path, tmp_path / "forecast.csv")
     assert (found["rows"], found["left_out"]) == (48, 1)
 
@@ -431,7 +446,7 @@ def test_a_classifier_names_series_without_windows(tmp_path):
     path = write_signals(tmp_path / "motion.csv")
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], *(f"0,e{i},0,slow" for i in range(4)), *lines[1:]]))
-    with pytest.warns(UserWarning, match="Of 8 series, those without a window of 8 .* 'train' 4"):
+    with pytest.warns(UserWarning, match="Of 8 series, those without a window of 8 .* train: 4"):
         labelled(path)
 
 

@@ -207,7 +207,7 @@ class _Numbers:
         words = pc.if_else(pc.is_in(pc.utf8_lower(words), _MISSING), None, words)
         numbers = try_cast(words, pa.float64())
         if numbers is None:
-            raise _Refused(first_refused(words, pa.float64()), "must hold numbers")
+            raise _Refused(first_refused(words, pa.float64()), "must hold numbers such as 12.5")
         return numbers
 
 

@@ -111,7 +111,7 @@ def fit(
     shares = check_shares("shares", shares)
     table = _read(data, columns)
     if window is None:
-        window = _window(table, horizon, shares[0])
+        window = choose_window(table, horizon, shares[0])
     train, valid, test = table.split(window, horizon, shares=shares)
     if backbone is None:
         dilations = dilations_within(window, kernel_size=3, convolutions=2)
@@ -148,8 +148,16 @@ def _read(data, columns):
     return TimeSeries.from_frame(data, columns)
 
 
-def _window(table, horizon, share):
-    """Some seasons, at least two horizons, and at most a third of the training part."""
+def choose_window(table: TimeSeries, horizon: int, share: float) -> int:
+    """Returns the number of rows that a forecast of series reads by default.
+
+    It is three seasons, at least two horizons, and at most a third of the training part or 336.
+
+    Args:
+        table: `TimeSeries`, of whose first target seasons are found.
+        horizon: Positive integer, number of steps to forecast.
+        share: Float, the share of the training part.
+    """
     most = max(int(share * statistics.median(table.lengths)) // 3, horizon, 2)
     seasons = []
     for i in range(min(len(table.lengths), _MOST_SERIES)):

@@ -20,6 +20,9 @@ from trellis_keras.forecasting.series import Windows
 
 _PANELS = 4  # targets
 _SHOWN = 7  # forecasts, one after the other
+_COLORS = dict(
+    zip(FORECASTS, ("tab:blue", "0.5", "tab:orange", "tab:green", "tab:red"), strict=True)
+)
 _ROOM = 2.5  # the top of a panel of errors, in those of the model
 
 
@@ -48,7 +51,8 @@ def draw(model: Forecaster, test: Windows, path: str | os.PathLike) -> None:
     figure = Figure(figsize=(9, 2.2 + 2 * len(names)), layout="constrained")
     panels = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
     axis = rows if series.times is None else series.times[rows]
-    before = np.arange(max(int(rows[0, 0]) - 2 * horizon, 0), int(rows[0, 0]) + 1)
+    first = max(int(rows[0, 0]) - 2 * horizon, series.rows(number).start)
+    before = np.arange(first, int(rows[0, 0]) + 1)
     for i, (panel, name) in enumerate(zip(panels, names, strict=True)):
         past = before if series.times is None else series.times[before]
         panel.plot(past, series.values[before, i], color="0.2", lw=1)
@@ -94,8 +98,9 @@ def draw_backtest(rows: pa.Table, path: str | os.PathLike) -> None:
             own = [s for s in scores if s["target"] == name and s["method"] == method]
             steps = [s["step"] for s in own]
             mae = [np.nan if s["mae"] is None else s["mae"] for s in own]
-            style = {"color": "tab:blue", "lw": 2} if method == "forecast" else {"lw": 1}
-            row[0].plot(steps, mae, label=method.replace("_", " "), **style)
+            width = 2 if method == "forecast" else 1
+            color = _COLORS[method]
+            row[0].plot(steps, mae, label=method.replace("_", " "), color=color, lw=width)
             if method == "forecast" and has_band:
                 inside = [np.nan if s["coverage"] is None else s["coverage"] for s in own]
                 row[1].plot(steps, inside, color="tab:blue", lw=2)

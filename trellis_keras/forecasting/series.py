@@ -27,11 +27,14 @@ DEFAULT_SPLIT = (0.7, 0.15, 0.15)
 _ROWS_AT_ONCE = 2**14
 _WINDOWS_AT_ONCE = 2**12
 FIRST_NAMES = 5  # of the series that are left out
-_HOUR = np.timedelta64(1, "h")
+_USUAL = 0.25  # of the differences between times, that are of one step
+_HOUR, _DAY = np.timedelta64(1, "h"), np.timedelta64(1, "D")
 
 
 def first_names(names: Sequence[str]) -> str:
-    """Return how many names there are, and the first of them, for a message."""
+    """Return how many names there are, if several, and the first of them, for a message."""
+    if len(names) == 1:
+        return repr(names[0])
     shown = ", ".join(map(repr, names[:FIRST_NAMES]))
     return f"{len(names)} ({shown}{', ...' * (len(names) > FIRST_NAMES)})"
 
@@ -45,7 +48,7 @@ def warn_left_out(parts: Sequence[Any], rows: str, count: int) -> None:
         count: Number of series.
     """
     names = zip(("train", "valid", "test"), (part.left_out for part in parts), strict=True)
-    found = [f"of {part!r} {first_names(left_out)}" for part, left_out in names if left_out]
+    found = [f"of {part}: {first_names(left_out)}" for part, left_out in names if left_out]
     if found:
         warnings.warn(
             f"Of {count} series, those without a window of {rows} in a part are left out of it: "
@@ -367,8 +370,10 @@ class TimeSeries:
             )
         is_time = self.times.dtype.kind == "M"
         candidates = [self.times]
-        if is_time and (self.times.astype("datetime64[M]") == self.times).all():
-            candidates.insert(0, self.times.astype("datetime64[M]"))  # months differ in length
+        for shift in (0, _DAY) if is_time else ():  # months, which differ in length, or their ends
+            months = (self.times + shift).astype("datetime64[M]")
+            if (months == self.times + shift).all():
+                candidates.insert(0, months)
         for times in candidates:
             differences = [np.diff(times[self.rows(i)]) for i in range(len(self.lengths))]
             steps = {step for d in differences if len(d) for step in (d.min(), d.max())}
@@ -389,14 +394,18 @@ class TimeSeries:
         i = next(i for i, places in enumerate(wrong) if places.size)
         found = differences[i][wrong[i][0]]
         row = self.rows(i).start + int(wrong[i][0]) + 1
-        usual = f", {step} here," if step > zero else ""
+        is_usual = step > zero and np.mean(together == step) >= _USUAL
+        usual = f", {_spoken(step)} here," if is_usual else ""
         within = f" of series {self.names[i]!r}" if len(self.names) > 1 else ""
         message = [
             f"Times must rise by one step{usual} in each series. Received: "
             f"{self.times[row]} after {self.times[row - 1]}{within}."
         ]
-        if found > step:
-            message.append("A row that is missing needs its time, and empty values.")
+        if found > step and is_usual:
+            message.append(
+                "A row that is missing needs its time, and empty values. Where rows are missing by "
+                "rule, as weekends are, leave out the column of times."
+            )
         else:
             message.append("Sort the rows by series and time, and keep one row of each time.")
         if self.columns is not None and self.columns.series is None and found <= zero:
@@ -594,6 +603,16 @@ class WindowStream(ExampleStream):
 
     def _batch(self, group, rows, counts) -> Batch:
         return *self.windows.read(rows.astype("int64")), counts
+
+
+def _spoken(step):
+    """A step in its largest unit, such as 7 days."""
+    if step.dtype.kind == "m" and step.dtype != np.dtype("m8[M]"):
+        for unit in "Dhm":
+            whole = step.astype(f"m8[{unit}]")
+            if whole == step:
+                return str(whole).removesuffix("s") if whole == 1 else str(whole)
+    return str(step)
 
 
 def _longest(first, last):

@@ -12,6 +12,7 @@ from trellis_keras.files import atomic_write, check_output
 from trellis_keras.forecasting.forecaster import Forecaster
 from trellis_keras.forecasting.series import Columns, TimeSeries, Windows, first_names
 
+_DAY = np.timedelta64(1, "D")
 _MANY_MISSING = 0.5  # of the targets that a forecast reads
 
 
@@ -66,7 +67,9 @@ def forecast_table(
         label = [series.names[i]] if columns.series else []
         for time, row in zip(times, values, strict=True):
             moments.append(_written(time, series.utc))
-            rows.append([*label, moments[-1], *(f"{v:.7g}" for v in row.ravel())])
+            rows.append(
+                [*label, moments[-1], *("" if np.isnan(v) else f"{v:.7g}" for v in row.ravel())]
+            )
     header = [columns.series] if columns.series else []
     header += [columns.time or "step", *_column_names(columns.targets, model.quantiles)]
     with atomic_write(output) as temporary, open(temporary, "w", newline="") as file:
@@ -96,7 +99,8 @@ def forecast_series(
 
     Returns:
         A dict from the number of each series that is long enough to the times of the steps, or
-        their numbers from 1, and the forecast (steps, targets[, quantiles]).
+        their numbers from 1, and the forecast (steps, targets[, quantiles]), NaN of a target
+        without a known value in the window.
 
     Raises:
         ValueError: As `forecast_table`.
@@ -191,7 +195,13 @@ def _forecast_one(model, series, i, end, window, horizon, steps, path):
             )
     missing = np.isnan(recent).mean(axis=0)
     for name, share in zip(series.columns.targets, missing, strict=True):
-        if share > _MANY_MISSING:
+        if share == 1:
+            warnings.warn(
+                f"{where}: none of the last {window} values of {name!r} is known, so its forecast "
+                "is left empty. End the table with known values, and forecast more steps.",
+                stacklevel=4,
+            )
+        elif share > _MANY_MISSING:
             warnings.warn(
                 f"{where}: of the last {window} values of {name!r}, {share:.0%} are missing, "
                 "which makes the forecast less reliable.",
@@ -199,6 +209,7 @@ def _forecast_one(model, series, i, end, window, horizon, steps, path):
             )
     _calibrate_on_past(model, series, i, end, window, horizon)
     found = model.forecast(values[end - window : end], steps, future, seed=0)
+    found[:, missing == 1] = np.nan
     return found, rows.start + end
 
 
@@ -240,9 +251,11 @@ def _times(series, end, steps):
     if series.times is None or series.step is None:
         return ahead
     last = series.times[end - 1]
-    if series.step.dtype == np.dtype("m8[M]"):
-        last = last.astype("datetime64[M]")
-    return (last + ahead * series.step).astype(series.times.dtype)
+    if series.step.dtype != np.dtype("m8[M]"):
+        return last + ahead * series.step
+    is_end = last.astype("datetime64[M]") != last  # the last day of a month
+    months = (last + is_end * _DAY).astype("datetime64[M]") + ahead * series.step
+    return months.astype(series.times.dtype) - is_end * _DAY
 
 
 def _written(time, utc):

@@ -531,8 +531,8 @@ class Recipe:
     @property
     def from_data(self) -> tuple[str, ...]:
         """Names of the arguments that a run takes from its data."""
-        whole = ("window",) if self.data == "whole_series" else ()
-        return tuple(name for name in _FROM_DATA + whole if name in self.arguments)
+        window = ("window",) if self.data in ("series", "whole_series") else ()
+        return tuple(name for name in _FROM_DATA + window if name in self.arguments)
 
     @property
     def stateful(self) -> bool:
@@ -716,7 +716,7 @@ class Recipe:
         setting = {} if self.setting is None else {"setting": self.setting}
         base = Recipe.published(self.entry).replace(**setting).options()
         unused = _unused(dataclasses.asdict(self.training))
-        left_out = ("data_dir", "data_checksum", *_FROM_DATA, *self.from_data, *unused)
+        left_out = ("data_dir", "data_checksum", *_FROM_DATA, *unused)
         return setting | {
             name: value
             for name, value in self.options().items()

@@ -436,7 +436,11 @@ def _continued(recipe, folder):
     there = read_settings(folder)
     name = there["name"]
     if name == recipe.name:
-        known = {key: there["arguments"].get(key) for key in recipe.from_data}
+        known = {
+            key: there["arguments"].get(key)
+            for key in recipe.from_data
+            if key != "window" or recipe.arguments[key] is None  # one may be given
+        }
         recipe = recipe.replace(**{k: v for k, v in known.items() if v is not None})
     old, new = _flat(there), _flat(recipe.to_dict())
     different = [

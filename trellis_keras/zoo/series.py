@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 
+from trellis_keras.data.streams import check_integer
 from trellis_keras.data.text import Shares, check_shares
 from trellis_keras.files import own_file
 from trellis_keras.forecasting import (
@@ -24,7 +25,12 @@ from trellis_keras.forecasting import (
     TimeSeries,
     WindowStream,
 )
-from trellis_keras.forecasting.estimator import QUANTILES, TRAINING, dilations_within
+from trellis_keras.forecasting.estimator import (
+    QUANTILES,
+    TRAINING,
+    choose_window,
+    dilations_within,
+)
 from trellis_keras.forecasting.series import DEFAULT_SPLIT, warn_left_out
 from trellis_keras.layers import LRU, TCN, TrellisLayer
 from trellis_keras.models import SequenceClassifier
@@ -44,10 +50,11 @@ __all__ = [
 _TRAINING = Training(optimizer="adam", schedule="patience", **TRAINING)
 
 
+_WINDOW = 168  # of a forecaster at most, unless it is given: a week of hours
 _FORECASTS: dict[str, Any] = {
     "data": "series",
     "metric": "mae",
-    "data_options": {"window": 168, "horizon": 24},
+    "data_options": {"window": None, "horizon": 24},
     "channels": 1,  # as many as the data have
     "training": _TRAINING,
 }
@@ -138,7 +145,7 @@ def _pooled(backbone, channels, pooling, normalization):
 
 @register(**_FORECASTS)
 def tcn_forecaster(
-    window: int = 168,
+    window: int | None = None,
     horizon: int = 24,
     kernel_size: int = 3,
     depth: int | None = None,
@@ -156,7 +163,8 @@ def tcn_forecaster(
     Inputs and outputs are in the units of the data, whose statistics are saved with the model.
 
     Args:
-        window: Positive integer, number of past steps to read.
+        window: Positive integer, number of past steps to read. Defaults to None, 168; a run takes
+            three seasons of its data, as `forecasting.fit` does, and at most 168.
         horizon: Positive integer, at most `window`, number of steps to forecast.
         kernel_size: Integer of 2 or more, taps of the convolutions.
         depth: Positive integer, number of blocks, of dilations 1, 2, 4, ... Defaults to as many as
@@ -178,6 +186,7 @@ def tcn_forecaster(
     Returns:
         A compiled `Forecaster`.
     """
+    window = _WINDOW if window is None else window
     backbone = _tcn(window, kernel_size, depth, filters, dropout, seed)
     return _forecaster(
         backbone, window, horizon, quantiles, targets, future_channels, dropout, linear, seed
@@ -244,7 +253,7 @@ def _tcn(
 
 @register(**_FORECASTS)
 def trellisnet_forecaster(
-    window: int = 168,
+    window: int | None = None,
     horizon: int = 24,
     kernel_size: int = 2,
     dilations: tuple[int, ...] | None = None,
@@ -267,6 +276,7 @@ def trellisnet_forecaster(
             outputs.
         **: As in `tcn_forecaster`.
     """
+    window = _WINDOW if window is None else window
     backbone = _trellisnet(window, kernel_size, dilations, hidden_units, dropout, seed)
     return _forecaster(
         backbone, window, horizon, quantiles, targets, future_channels, dropout, linear, seed
@@ -319,7 +329,7 @@ def _trellisnet(
 
 @register(**_FORECASTS)
 def lru_forecaster(
-    window: int = 168,
+    window: int | None = None,
     horizon: int = 24,
     layers: int = 1,
     hidden_units: int = 48,
@@ -339,6 +349,7 @@ def lru_forecaster(
         dropout: Dropout rate before the outputs.
         **: As in `tcn_forecaster`.
     """
+    window = _WINDOW if window is None else window
     backbone = LRU(
         hidden_units,
         depth=layers,
@@ -361,7 +372,7 @@ def series(
     *,
     path: str | os.PathLike,
     targets: Sequence[str],
-    window: int,
+    window: int | None = None,
     horizon: int,
     past: Sequence[str] = (),
     future: Sequence[str] = (),
@@ -371,9 +382,15 @@ def series(
     stride: int = 1,
     split: Shares = DEFAULT_SPLIT,
 ) -> Dataset:
-    """Windows of the time series in a CSV file of the user's own."""
+    """Windows of the time series in a CSV file of the user's own.
+
+    `window` defaults to three seasons, at most 168 rows and a third of the training part.
+    """
     columns = Columns(targets, past, future, static, time, series)
     table = TimeSeries.from_csv(own_file(path, data_dir), columns)
+    if window is None:
+        longest = max(_WINDOW, check_integer("horizon", horizon, 1))
+        window = min(choose_window(table, horizon, check_shares("split", split)[0]), longest)
     parts = table.split(window, horizon, stride=stride, shares=split)
     return Dataset(
         "series",
@@ -384,6 +401,7 @@ def series(
             "channels": table.values.shape[1],
             "targets": table.targets,
             "future_channels": table.future_channels,
+            "window": window,
         },
     )
 
