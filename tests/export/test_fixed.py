@@ -127,7 +127,7 @@ def test_errors(tmp_path):
         native(model, quantization="int4", representative_data=X)
     model.adapt(X)
     for data, message in {
-        None: "belong together. Received: quantization='int8' and no data",
+        None: "given together. Received: quantization='int8' and no data",
         (7, 4): r"shape \(steps, 3\) or \(rows, steps, 3\). Received: shape \(1, 7, 4\)",
     }.items():
         data = None if data is None else np.zeros(data)

@@ -114,7 +114,7 @@ def test_which_endpoints_a_model_has(exported, tmp_path):
     assert endpoints(exported("regressor")[1]) == ["initial_cache", "serving_default", "step"]
     classifier = SequenceClassifier(keras.layers.Bidirectional(keras.layers.LSTM(4)), 3)
     classifier.build((None, None, 2))
-    with pytest.warns(UserWarning, match="whole sequences only, without `step`.*Bidirec"):
+    with pytest.warns(UserWarning, match="only for whole sequences, without `step`.*Bidirec"):
         assert endpoints(export(classifier, tmp_path / "lstm")) == ["serving_default"]
 
 
@@ -129,8 +129,8 @@ class Noise(keras.layers.Layer):
 @pytest.mark.parametrize(
     ("backbone", "message"),
     [
-        (lambda: keras.layers.LSTM(4, return_sequences=True, dropout=0.1), "into a StackedRNN"),
-        (Noise, "would not be a function of the request: its graph has StatelessRandom"),
+        (lambda: keras.layers.LSTM(4, return_sequences=True, dropout=0.1), "in a StackedRNN"),
+        (Noise, "is not a pure function of the request: its graph has StatelessRandom"),
     ],
 )
 def test_a_layer_that_draws_in_inference_is_refused(tmp_path, backbone, message):

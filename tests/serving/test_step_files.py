@@ -152,7 +152,7 @@ class Ones(keras.layers.Layer):
             "softmax.* does not stream",
         ),
         (lambda: TCN(4, 2, 2, dtype="mixed_bfloat16"), "computes in bfloat16, float32"),
-        (Ones, "starts from a cache of zeros. Use format='saved_model'"),
+        (Ones, "a cache that starts from zeros. Use format='saved_model'"),
     ],
 )
 def test_models_that_cannot_be_converted(tmp_path, backbone, message):

@@ -158,8 +158,8 @@ export(small_model("regressor"), sys.argv[1])
     ("options", "message"),
     [
         ({"format": "pb"}, "`format` must be .* Received: 'pb'"),
-        ({"format": "litert", "version": 2}, "belong to format='saved_model'"),
-        ({"format": "onnx", "warmup": True}, "belong to format='saved_model'"),
+        ({"format": "litert", "version": 2}, "only for format='saved_model'"),
+        ({"format": "onnx", "warmup": True}, "only for format='saved_model'"),
         ({"quantization": "int8"}, "'int8' with format='litert' or 'c'. Received: .*'saved_model'"),
         ({"format": "litert", "quantization": "int4"}, "Received: quantization='int4'"),
     ],
@@ -178,7 +178,7 @@ def test_wrong_models(tmp_path):
         export(keras.Sequential([keras.layers.Dense(2)]), tmp_path / "model")
     layer = TCN(2, 2, depth=1)
     layer.build((None, None, 2))
-    with pytest.raises(ValueError, match="put a layer into a keras.Sequential. Received: <TCN"):
+    with pytest.raises(ValueError, match="wrap a layer in keras.Sequential. Received: <TCN"):
         export(layer, tmp_path / "model")
     assert names(tmp_path) == []
 
@@ -192,6 +192,6 @@ def test_without_tensorflow_serving_nothing_is_written(model, tmp_path, monkeypa
 
 def test_other_backends_read_how_to_export(model, tmp_path, monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    with pytest.raises(ValueError, match="KERAS_BACKEND=tensorflow. Received: the backend 'jax'"):
+    with pytest.raises(ValueError, match="KERAS_BACKEND=tensorflow. Received: backend 'jax'"):
         export(model, tmp_path / "model")
     assert names(tmp_path) == []

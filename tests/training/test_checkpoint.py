@@ -353,7 +353,7 @@ def test_checkpoints_within_an_epoch_need_its_length(tmp_path):
             yield data()
 
     checkpoint = Checkpoint(tmp_path, save_minutes=1)
-    with pytest.raises(ValueError, match="`save_minutes` needs .* number of batches is known"):
+    with pytest.raises(ValueError, match="`save_minutes` needs .* known number of batches"):
         make_model().fit(batches(), verbose=0, callbacks=[checkpoint])
 
 

@@ -95,7 +95,7 @@ def check_devices(case, backend, folder, devices=(2, 1)):
     words = folder, model, json.dumps(settings), json.dumps(devices)
     refused = run_script(DEVICES, *words, backend=backend, XLA_FLAGS=flags).splitlines()
     assert refused[-2].startswith("There are 2 devices") and refused[-2].endswith("devices=3")
-    assert "batch_size=3 cannot be shared by 2 devices" in refused[-1]
+    assert "batch_size=3 cannot be divided among 2 devices" in refused[-1]
     alone, several = folder / "alone", folder / "several"
     check_same(several, alone)
     ours, theirs = (

@@ -1,7 +1,7 @@
-"""Models as files that other programs run: SavedModel, LiteRT, ONNX, C and WebAssembly.
+"""Export models to SavedModel, LiteRT, ONNX, C and WebAssembly.
 
-`emit` turns a model that streams into a `program.Program`, from which `c` writes C; `native` calls
-that C from Python. The other formats write the `endpoints` of a model.
+`emit` turns a streaming model into a `program.Program`, from which `c` generates C; `native` calls
+that C from Python. The other formats contain the `endpoints` of a model.
 """
 
 import os
@@ -38,53 +38,55 @@ def export(
     overwrite: bool = False,
     representative_data: np.ndarray | None = None,
 ) -> pathlib.Path:
-    """Writes a model for a program that runs it.
+    """Exports a model to a SavedModel, LiteRT, ONNX, C or WebAssembly.
 
     A SavedModel has endpoints with named and typed inputs and outputs: `serving_default` for whole
-    sequences; `initial_cache` and `step` for streams; for a language model also `prefill` and
-    `generate`; and with a vocabulary `score_text` and `generate_text`. docs/serving.md describes
-    them. No request changes anything on the server, and random numbers follow from the request's
-    seed. A stateful model starts each request with empty states. A model whose backbone does not
-    stream has the endpoints for whole sequences only, and a warning says so.
+    sequences; `initial_cache` and `step` for streams; `prefill` and `generate` for language models;
+    and `score_text` and `generate_text` with a vocabulary. See docs/serving.md. The server keeps no
+    state, and random numbers depend only on the request's seed. A stateful model starts each
+    request with empty states. A model whose backbone does not stream gets only the endpoints for
+    whole sequences, with a warning.
 
-    C is one step of a stream: `model.c` and `model.h`, C99 without allocation and global variables
-    (docs/edge.md). Where there is a C compiler, 200 random steps are compared with Keras before
-    anything is written; otherwise `model_test.c` compares them on another machine. WebAssembly is
-    the same, compiled by ziglang, with an ES module `model.mjs`.
+    The C code computes one step of a stream: `model.c` and `model.h`, C99 without allocation or
+    global variables (docs/edge.md). If there is a C compiler, 200 random steps are compared with
+    Keras before anything is written; otherwise `model_test.c` compares them on another machine.
+    WebAssembly is the same code, compiled by ziglang, with an ES module `model.mjs`.
 
     Args:
         model: Built `LanguageModel`, `SequenceClassifier`, `SequenceRegressor` or
-            `PolyphonicModel`, or a Keras model that `layers.to_stream` takes, or its stream; for C
-            also a built layer that streams.
-        path: For a SavedModel the folder of all versions of the model, which TensorFlow Serving
-            watches; for other formats the file.
-        version: Positive integer, the version of a SavedModel. Its folder appears complete or not
-            at all. Defaults to one more than the highest version in `path`.
-        format: `"saved_model"`, or `"litert"` (a `.tflite` file), `"onnx"`, `"c"` or `"wasm"` for
-            one step alone. The name of a C file is the prefix of its functions. Defaults to
+            `PolyphonicModel`, or a Keras model supported by `layers.to_stream`, or its stream; for
+            C also a built layer that streams.
+        path: For a SavedModel, the folder of all versions of the model, which TensorFlow Serving
+            watches; for other formats, the file.
+        version: Positive integer, the version of a SavedModel. Its folder is renamed into place
+            once it is complete. Defaults to one more than the highest version in `path`.
+        format: `"saved_model"`, or, for a single step, `"litert"` (a `.tflite` file), `"onnx"`,
+            `"c"` or `"wasm"`. The name of a C file is the prefix of its functions. Defaults to
             `"saved_model"`.
-        quantization: `None` or `"int8"`. LiteRT stores matrices as 8-bit integers then; C has
-            integers only, with 8 bits of weights and 16 of values. `"int8_rings"`, of C, also keeps
-            the past inputs of convolutions in 8 bits. Defaults to `None`.
-        warmup: Boolean, whether a SavedModel gets requests that TensorFlow Serving runs before it
-            offers the version. They need tensorflow-serving-api (the extra `serving`). Defaults to
-            `False`.
-        series: Dict for JSON, what the channels of a model of time series are; a SavedModel gets it
-            as `assets.extra/series.json`, C as a comment. Defaults to `None`.
-        overwrite: Boolean, whether to replace files that exist. A version of a SavedModel is never
+        quantization: `None` or `"int8"`. With `"int8"`, LiteRT stores matrices as 8-bit integers,
+            and C uses only integers, with 8-bit weights and 16-bit activations. `"int8_rings"`
+            (only for C) also keeps the past inputs of convolutions in 8 bits. Defaults to `None`.
+        warmup: Boolean, whether to add requests to a SavedModel that TensorFlow Serving runs before
+            it serves the version. This needs tensorflow-serving-api (the extra `serving`). Defaults
+            to `False`.
+        series: JSON-serializable dict that describes the channels of a time series model; written
+            to `assets.extra/series.json` in a SavedModel, and as a comment in C. Defaults to
+            `None`.
+        overwrite: Boolean, whether to replace existing files. A version of a SavedModel is never
             replaced. Defaults to `False`.
-        representative_data: Array (steps, channels) or (rows, steps, channels), of tokens without
-            channels: what the ranges of integers in C are chosen by. Defaults to `None`.
+        representative_data: Array (steps, channels) or (rows, steps, channels), without channels
+            for tokens, used to choose the integer ranges for quantized C. Defaults to `None`.
 
     Returns:
-        The path that was written: for a SavedModel the folder of the version.
+        The path that was written: for a SavedModel, the folder of the version.
 
     Raises:
-        ValueError: `path` or the version exists or is of the wrong kind; an option does not belong
-            to the format; the model has another class, is not built, or draws random numbers in
-            inference; or, but for C and WebAssembly, Keras' backend is not TensorFlow.
+        ValueError: `path` or the version exists or has the wrong type; an option does not apply
+            to the format; the model's class is not supported, the model is not built, or it draws
+            random numbers at inference; or the format is not C or WebAssembly and Keras' backend
+            is not TensorFlow.
         ImportError: The format or the warm-up needs a package that is not installed.
-        RuntimeError: The C differs from Keras.
+        RuntimeError: The C code differs from Keras.
 
     Example:
 
@@ -99,16 +101,16 @@ def export(
         )
     if format != "saved_model" and (version is not None or warmup):
         raise ValueError(
-            "`version` and `warmup` belong to format='saved_model'. Received: "
+            "`version` and `warmup` are only for format='saved_model'. Received: "
             f"format={format!r}, version={version}, warmup={warmup}"
         )
     if format == "saved_model" and overwrite:
         raise ValueError(
-            "`overwrite` is for files. A program may be serving a version of a SavedModel: export "
-            "the next one."
+            "`overwrite` is only for files. A version of a SavedModel may be in use by a server: "
+            "export the next version."
         )
     if format in ("litert", "onnx") and series is not None:
-        raise ValueError(f"format={format!r} has no place for `series`. Received: {series}")
+        raise ValueError(f"format={format!r} does not support `series`. Received: {series}")
     if format != "c" and (
         quantization not in (None, "int8") or (quantization and format != "litert")
     ):
@@ -118,7 +120,7 @@ def export(
         )
     if format != "c" and representative_data is not None:
         raise ValueError(
-            f"`representative_data` belongs to format='c'. Received: format={format!r}"
+            f"`representative_data` is only for format='c'. Received: format={format!r}"
         )
     path = pathlib.Path(path).expanduser()
     if format == "c":
@@ -128,16 +130,15 @@ def export(
         return write_wasm(model, path, series, overwrite)
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
-            f"Models are exported as {format!r} on the TensorFlow backend. Save the model as a "
+            f"Exporting {format!r} requires the TensorFlow backend. Save the model as a "
             ".keras file and export it in a process with KERAS_BACKEND=tensorflow. "
-            f"Received: the backend {keras.backend.backend()!r}"
+            f"Received: backend {keras.backend.backend()!r}"
         )
     if not isinstance(model, (LanguageModel, SequenceModel)):
         received, model = model, to_stream(model)
         if not isinstance(model, GraphStream):
             raise ValueError(
-                "`model` must be a model: put a layer into a keras.Sequential. "
-                f"Received: {received!r}"
+                f"`model` must be a model: wrap a layer in keras.Sequential. Received: {received!r}"
             )
     elif not model.built:
         has_channels = isinstance(model, SequenceModel) and model.embedding is None
@@ -161,13 +162,13 @@ def _write_step(model, path, format, quantization, overwrite):
         )
     if any(np.any(leaf) for leaf in keras.tree.flatten(model.initial_cache(1))):
         raise ValueError(
-            f"format={format!r} starts from a cache of zeros. Use format='saved_model', 'c' or "
-            f"'wasm'. Received: {model.name}, whose cache starts from other values"
+            f"format={format!r} requires a cache that starts from zeros. Use format='saved_model', "
+            f"'c' or 'wasm'. Received: {model.name}, whose initial cache is not zero"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     check_output(path, overwrite=overwrite)
     endpoint = next(endpoint for endpoint in endpoints_of(model) if endpoint.name == "step")
-    with kernels.disabled():  # the converters do not take the kernels' loops
+    with kernels.disabled():  # the converters do not support the kernels' loops
         content = to_litert(endpoint, quantization) if format == "litert" else to_onnx(endpoint)
     with atomic_write(path) as temporary:
         temporary.write_bytes(content)

@@ -1,4 +1,4 @@
-"""One step of a model as C99, proven equal to Keras."""
+"""One step of a model as C99, compared with Keras."""
 
 import dataclasses
 import math
@@ -27,7 +27,7 @@ from trellis_keras.models.sequence_models import SequenceModel
 
 _STEPS = 200  # random ones, and enough for 20 outputs
 _REAL = {"float32": "float", "float64": "double"}
-# Largest difference from Keras, as a part of the largest output. (Keras has operations that round
+# Largest difference from Keras, relative to the largest output. (Some Keras operations round
 # float64 to float32, such as TensorFlow's leaky_relu and JAX's tanh.)
 _TOLERANCE = {"float": 1e-5, "double": 1e-6}
 
@@ -44,8 +44,8 @@ def write_c(
     prefix = path.stem
     if path.suffix != ".c" or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", prefix):
         raise ValueError(
-            "`path` must end in .c, and its name must be a C identifier, the prefix of all "
-            f"functions: model.c, for instance. Received: {path}"
+            "`path` must end in .c, and its name must be a C identifier (the prefix of all "
+            f"functions), such as model.c. Received: {path}"
         )
     test_path = path.with_name(f"{prefix}_test.c")
     if path.parent.is_dir():
@@ -62,7 +62,7 @@ def write_c(
         with atomic_write(test_path) as temporary:
             temporary.write_text(_test_program(source, x, expected), encoding="utf-8")
         warnings.warn(
-            f"Found no C compiler to compare {path} with Keras. Compare it where there is one: "
+            f"Found no C compiler to compare {path} with Keras. Run this on a machine with one: "
             f"cc {path.name} {prefix}_test.c -lm && ./a.out (or pip install ziglang and export "
             "again).",
             stacklevel=3,
@@ -71,14 +71,14 @@ def write_c(
 
 
 def check_quantization(quantization: str | None, data: np.ndarray | None) -> None:
-    """Raises ValueError unless the options of C with integers are right."""
+    """Raises ValueError unless the options for integer C are valid."""
     if quantization not in (None, "int8", "int8_rings"):
         raise ValueError(
-            f"`quantization` of C must be None, 'int8' or 'int8_rings'. Received: {quantization!r}"
+            f"`quantization` must be None, 'int8' or 'int8_rings' for C. Received: {quantization!r}"
         )
     if (quantization is None) != (data is None):
         raise ValueError(
-            "`quantization` and `representative_data` belong together. Received: "
+            "`quantization` and `representative_data` must be given together. Received: "
             f"quantization={quantization!r} and {'no data' if data is None else 'data'}"
         )
 
@@ -89,23 +89,23 @@ def native(
     quantization: str | None = None,
     representative_data: np.ndarray | None = None,
 ) -> NativeStream:
-    """Returns a stream through a model's step as machine code, without Keras on the way.
+    """Compiles a model's step to machine code and returns a stream that runs without Keras.
 
-    The model is written as C (see `export`), compared with Keras, and compiled once for each
-    content, in the user's cache folder. Later changes of its weights do not reach the stream.
+    The model is exported as C (see `export`), compared with Keras, compiled, and cached by content
+    in the user's cache folder. Later changes to its weights do not affect the stream.
 
     Args:
-        model: Built model, or layer, that streams.
-        quantization, representative_data: As of `export`: with `"int8"` the stream computes with
-            integers, what a microcontroller would. Default to `None`.
+        model: Built model or layer that streams.
+        quantization, representative_data: As in `export`: with `"int8"` the stream computes with
+            integers, as a microcontroller would. Default to `None`.
 
     Returns:
         A `NativeStream` with `step(x)`, `reset()` and `clone()`.
 
     Raises:
-        ValueError: If the model cannot be written as C.
+        ValueError: If the model cannot be exported as C.
         ImportError: If there is no C compiler.
-        RuntimeError: If the C differs from Keras.
+        RuntimeError: If the C code differs from Keras.
 
     Example:
 
@@ -118,7 +118,7 @@ def native(
     if find_compiler() is None:
         raise ImportError(
             "`native` needs a C compiler: pip install ziglang, or use "
-            "trellis_keras.layers.streaming.compiled_step, which needs none."
+            "trellis_keras.layers.streaming.compiled_step instead."
         )
     check_quantization(quantization, representative_data)
     if quantization is not None:
@@ -133,11 +133,11 @@ def proven_source(
     """Returns a model as C, compared with Keras if there is a compiler.
 
     Returns:
-        The source, the inputs of random steps, and what Keras makes of them, (steps, outputs).
+        The source, the inputs of random steps, and Keras' outputs for them, (steps, outputs).
 
     Raises:
-        ValueError: If the model cannot be written as C.
-        RuntimeError: If its C differs from Keras.
+        ValueError: If the model cannot be exported as C.
+        RuntimeError: If its C code differs from Keras.
     """
     model, real = _checked(model)
     program = stream_program(model, prefix)
@@ -146,8 +146,8 @@ def proven_source(
     expected = keras_steps(model, x)
     if np.any(np.isinf(expected)) or (program.counter is None and np.any(np.isnan(expected))):
         raise ValueError(
-            f"Keras' outputs of {model.name} are not finite in {len(x)} random steps, so there is "
-            "nothing to compare with."
+            f"Keras' outputs of {model.name} are not finite for {len(x)} random steps, so they "
+            "cannot be compared."
         )
     if find_compiler() is None:
         proof = f"Not compared with Keras yet: {prefix}_test.c does it."
@@ -169,18 +169,18 @@ def fixed_source(
     data: np.ndarray,
     series: dict[str, Any] | None = None,
 ) -> Source:
-    """Returns a model as C with integers only, compared with Keras on the data.
+    """Returns a model as integer-only C, compared with Keras on the data.
 
     Args:
         model: Built model or layer that streams.
         prefix: Prefix of the public names.
-        quantization: `"int8"`, or `"int8_rings"` for rings of 8 bits too.
-        data: Representative inputs (steps, inputs) or (rows, steps, inputs); of a model of tokens
+        quantization: `"int8"`, or `"int8_rings"` to also use 8 bits for ring buffers.
+        data: Representative inputs (steps, inputs) or (rows, steps, inputs); for a model of tokens,
             (steps,) or (rows, steps).
-        series: As of `export`.
+        series: As in `export`.
 
     Raises:
-        ValueError: If the model cannot be written as C with integers, or the data do not fit.
+        ValueError: If the model cannot be exported as integer C, or the data do not match it.
         ImportError: If there is no C compiler to compare it.
     """
     model, _ = _checked(model)
@@ -201,8 +201,8 @@ def fixed_source(
     found = np.stack([stream.step(x) for x in row])
     if not np.array_equal(np.isnan(found), np.isnan(expected)):
         raise RuntimeError(
-            f"The C of {model.name} with integers has outputs at other steps than Keras. Please "
-            "report the model, and export it without `quantization`."
+            f"The integer C code of {model.name} has outputs at different steps than Keras. Please "
+            "report this model, and export it without `quantization`."
         )
     difference = np.abs(found - expected)
     largest = np.nanmax(np.abs(expected))
@@ -220,7 +220,7 @@ def fixed_source(
 def check_equal(
     model: keras.Layer, source: Source, found: np.ndarray, expected: np.ndarray
 ) -> float:
-    """Returns the largest difference between outputs, as a part of the largest output.
+    """Returns the largest difference between outputs, relative to the largest output.
 
     Raises:
         RuntimeError: If it is too large.
@@ -230,15 +230,15 @@ def check_equal(
     difference = float(np.nanmax(np.abs(found - expected)) / largest) if same_steps else math.inf
     if not difference <= _TOLERANCE[source.real]:
         raise RuntimeError(
-            f"The C of {model.name} differs from Keras by {difference:.1e} of the largest output "
-            f"in {len(found)} random steps, more than {_TOLERANCE[source.real]}. A net that "
-            'amplifies rounding errors may need dtype="float64".'
+            f"The C code of {model.name} differs from Keras by {difference:.1e} of the largest "
+            f"output in {len(found)} random steps, more than {_TOLERANCE[source.real]}. A model "
+            'that amplifies rounding errors may need dtype="float64".'
         )
     return difference
 
 
 def _round_up(number):
-    """A number as text, with one digit, not below the number."""
+    """A number as text, rounded up to one digit."""
     exponent = np.floor(np.log10(max(number, 1e-30)))
     return f"{(np.floor(number / 10**exponent) + 1) * 10**exponent:.0e}"
 
@@ -252,7 +252,7 @@ def _comment(lines):
 
 
 def stream_of(model: Any) -> Any:
-    """Returns the stream of a model: that of its backbone, of a model of this package."""
+    """Returns the stream of a model; for a model of this package, the stream of its backbone."""
     return model.stream() if isinstance(model, BackboneModel) else streaming.to_stream(model)
 
 
@@ -260,7 +260,7 @@ def stream_program(model: Any, name: str) -> Program:
     """Returns one step of a model, of a layer that streams, or of a stream, as a `Program`.
 
     Raises:
-        ValueError: If it has a part that does not stream, or that has no operations.
+        ValueError: If a part does not stream, or has no C implementation.
     """
     stream = stream_of(model)
     if isinstance(stream, GraphStream) and not isinstance(model, BackboneModel):
@@ -289,16 +289,16 @@ def _graph_program(stream, name):
 
 
 def _same(values):
-    """What all outputs have, or what each of them has."""
+    """Returns the common value of all outputs, or the value for each of them."""
     values = keras.tree.flatten(values)
     return values[0] if len(set(values)) == 1 else ", ".join(map(str, values))
 
 
 def _checked(model):
-    """Returns a model, or the stream of a model of Keras' layers, and the type of numbers in C.
+    """Returns a model, or the stream of a model of Keras layers, and its C type of numbers.
 
     Raises:
-        ValueError: If the model cannot be written as C.
+        ValueError: If the model cannot be exported as C.
     """
     if not isinstance(model, (keras.Layer, GraphStream)):
         raise ValueError(f"`model` must be a layer or model that streams. Received: {model!r}")
@@ -320,8 +320,8 @@ def _checked(model):
     real = _REAL.get(dtypes.pop()) if len(dtypes) == 1 else None
     if real is None:
         raise ValueError(
-            "C has float and double: build the model with dtype='float32' or 'float64', for all of "
-            "its layers, and load its weights. Received: a model that computes in "
+            "C supports float and double: build the model with dtype='float32' or 'float64' in all "
+            "layers, and load its weights. Received: a model that computes in "
             f"{', '.join(sorted({layer.compute_dtype for layer in layers}))}"
         )
     is_graph = isinstance(stream, GraphStream) and not isinstance(model, BackboneModel)
@@ -329,7 +329,7 @@ def _checked(model):
 
 
 def _describe(model, program, source, series):
-    """Returns lines about a model for a reader."""
+    """Returns lines that describe a model."""
     takes = "a token" if program.takes_token else f"{program.inputs} inputs"
     lines = [
         f"{source.prefix}: one time step of the {_kind(model)} {model.name!r}, written by "
@@ -384,7 +384,7 @@ def _random_inputs(model, program):
 
 
 def keras_steps(model: keras.Layer, x: np.ndarray) -> np.ndarray:
-    """Returns what Keras makes of a stream, (steps, outputs), in one forward pass."""
+    """Returns Keras' outputs for a stream, (steps, outputs), in one forward pass."""
     stream = stream_of(model)
 
     def read(x):

@@ -1,4 +1,4 @@
-"""C compiled and called in this process, through `ctypes`."""
+"""Compiles C and calls it in this process through `ctypes`."""
 
 import ctypes
 import functools
@@ -17,13 +17,13 @@ import numpy as np
 from trellis_keras.export.c_source import Source
 from trellis_keras.files import atomic_write
 
-# No option reorders sums or takes away NaN: results are those of any C compiler.
+# No option reorders sums or ignores NaN, so results do not depend on the compiler.
 _OPTIONS = ["-std=c99", "-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
 ZIG = [sys.executable, "-m", "ziglang", "cc"]
 
 
 def find_compiler() -> list[str] | None:
-    """Returns the command of a C compiler: `$CC`, `cc`, or that of the package ziglang."""
+    """Returns the command of a C compiler: `$CC`, `cc`, or the one in the package ziglang."""
     name = os.environ.get("CC") or shutil.which("cc")
     if name:
         return name.split()
@@ -31,12 +31,12 @@ def find_compiler() -> list[str] | None:
 
 
 def has_zig() -> bool:
-    """Returns whether the package ziglang is installed, a compiler for all targets."""
+    """Returns whether the package ziglang is installed, which has a compiler for all targets."""
     return importlib.util.find_spec("ziglang") is not None
 
 
 def compile_library(source: Source) -> pathlib.Path:
-    """Compiles C as a shared library, once for each content, in the user's cache folder.
+    """Compiles C to a shared library, cached by content in the user's cache folder.
 
     Raises:
         ImportError: If there is no C compiler.
@@ -52,7 +52,7 @@ def compile_library(source: Source) -> pathlib.Path:
         with tempfile.TemporaryDirectory() as folder:
             built = pathlib.Path(folder, "built")
             code = write_source(source, folder)
-            # Some compilers do not know the processor by itself.
+            # Some compilers do not support the native processor.
             for options in ([*_OPTIONS, "-march=native"], _OPTIONS):
                 command = [*compiler, *options, str(code), "-o", str(built), "-lm"]
                 run = subprocess.run(command, capture_output=True, text=True)
@@ -100,12 +100,11 @@ def _functions(library, prefix):
 class NativeStream:
     """One stream through a model's compiled step.
 
-    Streams do not share anything that changes, so each thread may step its own. One stream must not
-    be stepped by two threads at once. A stream can be pickled, with its state; another machine
-    compiles it again.
+    Streams share no mutable data, so each thread may step its own, but two threads must not step
+    the same stream at once. A stream can be pickled with its state; another machine recompiles it.
 
     Attributes:
-        inputs, outputs: Numbers of channels, of a model of tokens also of tokens.
+        inputs, outputs: Numbers of input and output channels (or tokens).
     """
 
     def __init__(self, source: Source, state: bytes | None = None) -> None:
@@ -129,7 +128,7 @@ class NativeStream:
             x: Array (inputs,), or the id of a token.
 
         Raises:
-            ValueError: If x has another shape.
+            ValueError: If x has the wrong shape.
         """
         state, inputs, outputs = self._at
         if self._source.takes_token:
@@ -155,7 +154,7 @@ class NativeStream:
 
 
 class FixedStream(NativeStream):
-    """A stream of C with integers only, whose `step` takes and returns floating point."""
+    """A stream of integer-only C, whose `step` takes and returns floating-point values."""
 
     def __init__(self, source: Source, state: bytes | None = None) -> None:
         super().__init__(source, state)

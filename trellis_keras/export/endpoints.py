@@ -1,7 +1,7 @@
-"""The endpoints of a model: pure functions of named tensors that a server answers requests with.
+"""The endpoints of a served model: pure functions of named tensors.
 
-The answer to a request follows from the request and the weights alone, and the cache of a stream
-travels with the requests.
+The response to a request depends only on the request and the weights; the cache of a stream is part
+of the requests.
 """
 
 import dataclasses
@@ -38,8 +38,8 @@ class Field:
 
     Attributes:
         dtype: Name of its dtype.
-        shape: Tuple of sizes; a name, such as "batch", stands for any size.
-        example: Value that fills it in a warm-up request.
+        shape: Tuple of sizes; a name, such as "batch", means any size.
+        example: Fill value in a warm-up request.
     """
 
     dtype: str
@@ -61,10 +61,10 @@ class Endpoint:
     """A request that a served model answers.
 
     Attributes:
-        function: Takes the inputs as keyword arguments and returns a dict with the outputs. Its
-            name is that of the endpoint, its docstring describes it.
+        function: Takes the inputs as keyword arguments and returns a dict of outputs. Its name is
+            the endpoint's name, its docstring the endpoint's description.
         inputs, outputs: Dicts from name to `Field`.
-        draws: Whether it draws random numbers, which must follow from its inputs.
+        draws: Whether it draws random numbers, which must depend only on its inputs.
         tables: Lookup tables that it reads.
     """
 
@@ -82,9 +82,9 @@ class Endpoint:
         return {name: field.spec(name, rows) for name, field in self.inputs.items()}
 
     def served(self, **inputs):
-        """Calls the function for a server, which does not compare requests with the signature."""
+        """Calls the function for a server, which does not check requests against the signature."""
         placeholder = tf.compat.v1.placeholder_with_default
-        # Of unknown shape, or TensorFlow would trust the signature and drop the comparison.
+        # Of unknown shape, or TensorFlow would trust the signature and remove the check.
         unknown = {name: placeholder(value, None, name) for name, value in inputs.items()}
         specs = self.input_specs()
         return self.checked(
@@ -92,7 +92,7 @@ class Endpoint:
         )
 
     def checked(self, **inputs):
-        """Calls the function, with the same number of rows in all inputs."""
+        """Calls the function after checking that all inputs have the same number of rows."""
         batched = [name for name, field in self.inputs.items() if "batch" in field.shape]
         if len(batched) > 1:
             # Some layers would broadcast a single row.
@@ -110,7 +110,7 @@ class Endpoint:
         }
 
     def describe(self):
-        """Returns what `signatures.json` says of the endpoint."""
+        """Returns the endpoint's entry in `signatures.json`."""
 
         def fields(of):
             return {name: {"dtype": f.dtype, "shape": f.shape} for name, f in of.items()}
@@ -138,7 +138,7 @@ class StreamCache:
 
     def __init__(self, model):
         self._model = model
-        # Only its structure and dtypes count.
+        # Only its structure and dtypes matter.
         self._like = model.initial_cache(1)
         self.fields = {
             name: Field(
@@ -173,7 +173,7 @@ class StreamCache:
 
 
 def endpoints_of(model: LanguageModel | SequenceModel | GraphStream) -> list[Endpoint]:
-    """Returns the endpoints of a model or stream; warns if it has none for streams."""
+    """Returns the endpoints of a model or stream. Warns if it does not stream."""
     if isinstance(model, GraphStream):
         return _graph_endpoints(model)
     make = _language_endpoints if isinstance(model, LanguageModel) else _sequence_endpoints
@@ -238,12 +238,12 @@ def _names(name, structure, taken):
 
 
 def _streams(model):
-    """Whether a model has endpoints for streams; warns if it has not."""
+    """Whether a model has streaming endpoints. Warns if it does not."""
     try:
         model.stream()
     except ValueError as error:
         warnings.warn(
-            f"{model.name} is exported for whole sequences only, without `step`. {error}",
+            f"{model.name} is exported only for whole sequences, without `step`. {error}",
             stacklevel=6,
         )
         return False
@@ -295,7 +295,7 @@ def _language_endpoints(model):
     sampling = {"temperature": Field("float32", (), 1.0), "seed": Field("int32", ())}
 
     def checked_tokens(tokens):
-        # Embeddings read ids below zero from their end, and on a GPU zeros for ids too large.
+        # Embeddings look up negative ids from the end, and return zeros for large ids on a GPU.
         message = f"Token ids must be in [0, {size}). Received:"
         return _require(tokens, (tokens >= 0) & (tokens < size), message, tokens)
 
@@ -392,8 +392,8 @@ def _hidden_states(model, tokens):
 def _generate(model, ids, lengths, new_tokens, temperature, seed):
     """Continues prompts token by token.
 
-    One forward pass reads as many tokens as the shortest prompt has. Then all rows advance together
-    and longer prompts are read first.
+    One forward pass reads the length of the shortest prompt. Then all rows advance together, and
+    longer prompts are read first.
 
     Args:
         ids: int32 (batch, longest), prompts, padded at the end.
@@ -440,7 +440,7 @@ def _generate(model, ids, lengths, new_tokens, temperature, seed):
 
 
 def _sample(log_p, temperature, seed):
-    """Draws a token of each row by the Gumbel-max trick."""
+    """Draws a token for each row with the Gumbel-max trick."""
     uniform = tf.random.stateless_uniform(tf.shape(log_p), seed, dtype=log_p.dtype)
     tiny = log_p.dtype.as_numpy_dtype(1e-20)
     gumbel = -tf.math.log(-tf.math.log(uniform + tiny) + tiny)
@@ -450,7 +450,7 @@ def _sample(log_p, temperature, seed):
 def _log_probability(model, ids, lengths):
     """Sums the log-probabilities of the tokens after the first of each row, (batch,)."""
     ids = tf.pad(ids, [[0, 0], [0, tf.maximum(2 - tf.shape(ids)[1], 0)]])
-    # The head's loss: with many words it computes fewer scores than `serving_default`.
+    # Uses the head's loss, which computes fewer logits than `serving_default` with many words.
     nll = model.head.loss(_hidden_states(model, ids[:, :-1]), ids[:, 1:])
     counted = tf.range(1, tf.shape(ids)[1]) < lengths[:, None]
     return -tf.reduce_sum(tf.where(counted, nll, 0), axis=1)
@@ -460,7 +460,7 @@ def _log_probability(model, ids, lengths):
 
 
 def has_text(vocabulary):
-    """Whether there is a vocabulary and UTF-8 can encode its tokens, which excludes surrogates."""
+    """Whether there is a vocabulary that UTF-8 can encode (without surrogates)."""
     if vocabulary is None:
         return False
     try:
@@ -481,7 +481,7 @@ class Text:
         entries = tf.lookup.KeyValueTensorInitializer(tokens, np.arange(len(tokens), dtype="int32"))
         self.table = tf.lookup.StaticHashTable(entries, default)
         self._symbols = [b"\n" if token == EOS.encode() else token for token in tokens]
-        # `tf.strings.split` knows the white space of ASCII only.
+        # `tf.strings.split` only supports ASCII white space.
         white = "".join(c for c in map(chr, range(sys.maxunicode)) if c.isspace())
         self._white = f"[{white}]+"
 

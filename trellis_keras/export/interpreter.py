@@ -1,4 +1,4 @@
-"""A `Program` in NumPy, which shows the values of every operation."""
+"""Runs a `Program` in NumPy and reports the values of every operation."""
 
 import math
 from collections.abc import Callable
@@ -17,9 +17,9 @@ def interpret(program: Program, x: np.ndarray, observe: Observer) -> np.ndarray:
 
     Args:
         program: `Program` with an output.
-        x: Array (rows, steps, inputs), or of tokens (rows, steps).
-        observe: Function of what has values and the values, (rows, size) or of an expression
-            (rows, size) or (): vectors, and pairs (operation, expression).
+        x: Array (rows, steps, inputs), or tokens (rows, steps).
+        observe: Function (key, values), called with a vector and its values (rows, size), or with
+            a pair (operation, expression) and its values (rows, size) or ().
 
     Returns:
         The outputs (rows, steps, outputs).
@@ -100,7 +100,7 @@ class _Run:
         whole = vector if vector.whole is None else vector.whole
         if isinstance(whole, p.Weight):
             array = whole.array.reshape(1, -1)
-        else:  # what no step has written yet has no meaning
+        else:  # values that no step has written yet are undefined
             array = self.values.setdefault(id(whole), np.zeros((self.rows, whole.size)))
         return array[:, vector.start : vector.start + vector.size].astype("float64")
 

@@ -7,14 +7,14 @@ import keras
 from trellis_keras.export.endpoints import Endpoint
 from trellis_keras.export.saved_model import write_archive
 
-if keras.backend.backend() == "tensorflow":  # `export` refuses the other backends
+if keras.backend.backend() == "tensorflow":  # `export` rejects the other backends
     import tensorflow as tf
 
 
 def to_litert(endpoint: Endpoint, quantization: str | None) -> bytes:
     """Returns an endpoint as the content of a LiteRT file."""
-    # Not `Model.export(format="litert")`, which exports `call` and allows operations that only
-    # runtimes with TensorFlow inside have.
+    # Not `Model.export(format="litert")`, which exports `call` and allows operations that need a
+    # runtime with TensorFlow.
     if not hasattr(tf, "lite"):
         raise ImportError(
             f"TensorFlow {tf.__version__} has no LiteRT converter: pip install tensorflow==2.21.*"

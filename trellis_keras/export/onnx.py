@@ -4,10 +4,10 @@ import keras
 
 from trellis_keras.export.endpoints import Endpoint
 
-if keras.backend.backend() == "tensorflow":  # `export` refuses the other backends
+if keras.backend.backend() == "tensorflow":  # `export` rejects the other backends
     import tensorflow as tf
 
-_OPSET = 18  # of 2022, so that older runtimes read it too
+_OPSET = 18  # from 2022, for compatibility with older runtimes
 
 
 def to_onnx(endpoint: Endpoint) -> bytes:
@@ -24,7 +24,7 @@ def to_onnx(endpoint: Endpoint) -> bytes:
 
     def step(*tensors):
         outputs = endpoint.checked(**dict(zip(specs, tensors, strict=True)))
-        # A name stands for one tensor in ONNX.
+        # In ONNX an input and an output cannot have the same name.
         return {f"next_{name}" if name in specs else name: outputs[name] for name in outputs}
 
     signature = list(specs.values())

@@ -18,7 +18,7 @@ from trellis_keras.layers.streaming import GraphStream
 from trellis_keras.models import LanguageModel
 from trellis_keras.models.sequence_models import SequenceModel
 
-if keras.backend.backend() == "tensorflow":  # `export` refuses the other backends
+if keras.backend.backend() == "tensorflow":  # `export` rejects the other backends
     import tensorflow as tf
 
 
@@ -29,7 +29,7 @@ def write_saved_model(
     warmup: bool,
     series: dict[str, Any] | None,
 ) -> pathlib.Path:
-    """Writes a model as a version in a folder and returns the version's path; see `export`."""
+    """Writes a version of a model to a folder and returns the version's path; see `export`."""
     _check_version(path, version)
     if warmup:
         _check_warmup()
@@ -59,7 +59,7 @@ def _write_json(path, value):
 def write_archive(
     endpoints: list[Endpoint], folder: str | os.PathLike, rows: int | None = None
 ) -> None:
-    """Writes endpoints as a SavedModel, of any number of rows or of this one."""
+    """Writes endpoints as a SavedModel, for any number of rows or the given one."""
     archive = keras.export.ExportArchive()
     for endpoint in endpoints:
         for table in endpoint.tables:
@@ -68,7 +68,7 @@ def write_archive(
         function = tf.function(answer, autograph=False)
         _check_pure(endpoint, function.get_concrete_function(**endpoint.input_specs(rows)))
         archive.add_endpoint(endpoint.name, function)
-    # Nobody differentiates a served model.
+    # A served model needs no gradients.
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     archive.write_out(str(folder), options=options, verbose=False)
 
@@ -85,9 +85,9 @@ def _check_pure(endpoint, function):
     }
     if found:
         raise ValueError(
-            f"The endpoint `{endpoint.name}` would not be a function of the request: its graph has "
-            f"{', '.join(sorted(found))}. A layer draws random numbers or assigns variables in "
-            "inference, as Keras' recurrent layers with dropout do (put them into a StackedRNN)."
+            f"The endpoint `{endpoint.name}` is not a pure function of the request: its graph has "
+            f"{', '.join(sorted(found))}. A layer draws random numbers or assigns variables at "
+            "inference, as Keras' recurrent layers with dropout do (wrap them in a StackedRNN)."
         )
 
 
@@ -97,7 +97,7 @@ def _check_version(path, version):
     if _is_version(path.name) or (path / "saved_model.pb").exists():
         raise ValueError(
             f"{path} looks like one version of a model. `path` must be the folder of all versions, "
-            f"such as {path.parent}; `version` is the number of the folder in it."
+            f"such as {path.parent}; `version` is the number of its subfolder."
         )
     if version is None:
         return
@@ -118,7 +118,7 @@ def _is_version(name):
 def _write_version(path, version, write):
     """Calls `write(folder)`, then renames the folder to its version.
 
-    Until then its name is not a number, so no server takes it for a version.
+    Until then its name is not a number, so no server loads it.
     """
     created = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ def _write_version(path, version, write):
                 write(folder)
             except tf.errors.OpError as error:
                 raise write_error(error, folder) or error from error
-            for file in folder.rglob("*"):  # on the disk before a number says that it is complete
+            for file in folder.rglob("*"):  # flushed to disk before the rename marks it complete
                 if file.is_dir():
                     sync_folder(file)
                 else:
@@ -140,7 +140,7 @@ def _write_version(path, version, write):
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         if created:
-            with contextlib.suppress(OSError):  # another process exports into it
+            with contextlib.suppress(OSError):  # another process is exporting to it
                 path.rmdir()
         raise
     sync_folder(path)
@@ -153,14 +153,14 @@ def _rename_to_version(folder, path, version):
         target = path / str(version or highest + 1)
         try:
             return folder.rename(target)
-        except OSError as error:  # another process may have taken the number in between
+        except OSError as error:  # another process may have taken the number meanwhile
             if not target.exists():
                 raise
             if version is not None:
                 raise _version_exists(target) from error
 
 
-# Requests that TensorFlow Serving runs before it offers a version
+# Requests that TensorFlow Serving runs before it serves a version
 
 
 def _check_warmup():
@@ -168,8 +168,8 @@ def _check_warmup():
         import tensorflow_serving.apis.prediction_log_pb2  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            "Warm-up requests need tensorflow-serving-api: pip install tensorflow-serving-api. "
-            "Or export with warmup=False."
+            "Warm-up requests need tensorflow-serving-api: pip install tensorflow-serving-api, "
+            "or export with warmup=False."
         ) from error
 
 

@@ -31,7 +31,7 @@ from trellis_keras.types import Logs
 
 _FORMAT = 3
 _FILE_NAME = re.compile(r"epoch-(\d{4,})(?:-batch-(\d{8,}))?\.npz")
-# "passing" are those that live for an epoch: random generators, metrics and carried states.
+# "passing" variables live for one epoch: random generators, metrics and carried states.
 _KINDS = ("model", "optimizer", "passing")
 _FIELDS = {
     "epoch": int,
@@ -53,41 +53,42 @@ _KERAS_MEMORY = {
 
 
 class Checkpoint(keras.callbacks.Callback):
-    """Save the whole state of training after an epoch, and resume from the newest checkpoint.
+    """Saves the complete training state after an epoch, and resumes from the newest checkpoint.
 
-    `keras.callbacks.BackupAndRestore` is not exact: it restores neither random generators nor what
-    callbacks remember. With this callback a run that is killed, at any moment and any number of
+    `keras.callbacks.BackupAndRestore` is not exact: it restores neither random generators nor the
+    state of callbacks. With this callback a run that is killed, at any moment and any number of
     times, ends with the same bits as an uninterrupted one, provided that
 
     * this callback is the last in the list given to `fit` (only `TimeLimit` may follow), and
-      `callbacks` names those that have a memory;
-    * the order of the data depends on nothing but the epoch. The state of Keras' own shuffling
-      cannot be saved: pass `shuffle=False` to `fit` and shuffle in the data set if needed.
+      `callbacks` lists the callbacks that have state;
+    * the order of the data depends only on the epoch. The state of Keras' own shuffling cannot be
+      saved: pass `shuffle=False` to `fit` and shuffle in the data set if needed.
 
-    Saved are the model's weights, the optimizer's variables (with iteration and learning rate), the
-    epoch, and the callbacks' states. At the beginning of every epoch the model's random generators
-    are set from `seed` and the epoch. The states that a stateful layer carries between batches are
-    saved within an epoch only: `LanguageModel` resets them at its beginning.
+    A checkpoint contains the model's weights, the optimizer's variables (including iteration and
+    learning rate), the epoch, and the callbacks' states. At the start of every epoch the model's
+    random generators are seeded from `seed` and the epoch. The states that a stateful layer carries
+    between batches are only in checkpoints within an epoch, because `LanguageModel` resets them
+    when an epoch starts.
 
-    With `save_minutes` there are checkpoints within an epoch too. To resume from one, `fit` must be
-    given the batches that remain of its epoch, and end with it: see `RestOfEpoch`, which
+    With `save_minutes` there are also checkpoints within an epoch. To resume from one, `fit` must
+    receive the remaining batches of that epoch, and stop after it: see `RestOfEpoch`, which
     `run.train` uses.
 
-    A restored state overrides what was compiled. To resume with another learning rate, set it in a
-    callback.
+    A restored state overrides the compiled optimizer. To resume with a different learning rate, set
+    it in a callback.
 
     Args:
         directory: Folder of the checkpoints, created if needed.
         seed: Integer >= 0, determines all random numbers of the training. Defaults to `0`.
-        callbacks: Callbacks with a memory, in the same order whenever the run is resumed: those
+        callbacks: Callbacks with state, in the same order whenever the run is resumed: those
             with `get_state() -> dict` and `set_state(dict)`, such as `PlateauDecay`, and Keras'
             `EarlyStopping`, `ModelCheckpoint` and `ReduceLROnPlateau`.
         keep: Positive integer, number of checkpoints to keep. Defaults to `2`, so that a damaged
-            one costs an epoch.
+            checkpoint costs only one epoch.
         save_freq: `"epoch"` or the number of epochs between checkpoints. The last epoch is always
             saved. Defaults to `"epoch"`.
-        save_minutes: Positive number of minutes between checkpoints within an epoch, of which the
-            newest is kept until the epoch has ended. Defaults to `None`: none.
+        save_minutes: Positive number, minutes between checkpoints within an epoch. The newest is
+            kept until the epoch ends. Defaults to `None`, no such checkpoints.
         clock: Callable that returns the time in seconds. Defaults to `time.monotonic`.
 
     Raises:
@@ -95,8 +96,8 @@ class Checkpoint(keras.callbacks.Callback):
             begins, if all checkpoints are damaged, or the newest one belongs to another model,
             optimizer, seed or list of callbacks. After the first epoch, if one of `callbacks` comes
             after this one in the list given to `fit`.
-        FloatingPointError: After an epoch, if a weight is not finite. Nothing is saved then.
-        OSError: After an epoch, if the checkpoint cannot be written. Older ones stay.
+        FloatingPointError: After an epoch, if a weight is not finite. Nothing is then saved.
+        OSError: After an epoch, if the checkpoint cannot be written. Older ones are kept.
 
     Example:
 
@@ -147,7 +148,7 @@ class Checkpoint(keras.callbacks.Callback):
         _check_built(self.model)
         if self.save_minutes is not None and self.params["steps"] is None:
             raise ValueError(
-                "`save_minutes` needs a data set whose number of batches is known. Received: data "
+                "`save_minutes` needs a data set with a known number of batches. Received: data "
                 "of unknown length"
             )
         remove_unfinished(self.directory)
@@ -174,7 +175,7 @@ class Checkpoint(keras.callbacks.Callback):
             self.save_within_epoch()
 
     def save_within_epoch(self) -> None:
-        """Saves the state after the last batch. For callbacks that end training there."""
+        """Saves the state after the current batch, for callbacks that stop training there."""
         self._save(self._epoch, {}, self._batches_done)
         self._last_time = self._clock()
 
@@ -216,7 +217,7 @@ class Checkpoint(keras.callbacks.Callback):
         return [{"class": type(c).__name__, "state": _get_memory(c)} for c in self.callbacks]
 
     def _check_order(self):
-        """Remove the last checkpoint if a callback has changed its state since."""
+        """Removes the last checkpoint if a callback has changed its state since."""
         if self._last_saved is None:
             return
         (path, saved), self._last_saved = self._last_saved, None
@@ -277,7 +278,7 @@ class RestOfEpoch(keras.utils.PyDataset):
 
     Args:
         dataset: A `keras.utils.PyDataset`.
-        batches: Number of batches that it has read.
+        batches: Number of batches that the epoch has read.
 
     Example:
 
@@ -304,14 +305,16 @@ class RestOfEpoch(keras.utils.PyDataset):
         self._has_begun = True
 
     def __getitem__(self, index: int) -> Any:
-        # Before the epoch begins, Keras on TensorFlow infers from two batches which axes vary: they
-        # are those of a whole epoch. A single batch that is left has its own shape.
+        # Before the epoch, Keras on TensorFlow infers the varying axes from two batches, so it sees
+        # those of a whole epoch. A single remaining batch has its own shape.
         is_sample = not self._has_begun and len(self) > 1
         return self.dataset[index if is_sample else self.batches + index]
 
 
 def progress(directory: str | PathLike) -> tuple[int, int]:
-    """Returns how many epochs the newest checkpoint has seen, and batches of the next one.
+    """Returns the numbers of finished epochs, and of batches of the next epoch, in a checkpoint.
+
+    It reads the newest checkpoint in a folder.
 
     Args:
         directory: The folder given to `Checkpoint`.
@@ -326,22 +329,22 @@ def progress(directory: str | PathLike) -> tuple[int, int]:
 def restore(
     model: keras.Model, path: str | PathLike, *, weights_only: bool = False
 ) -> dict[str, Any]:
-    """Load a checkpoint into a model.
+    """Loads a checkpoint into a model.
 
     Args:
         model: A built model of the same architecture.
-        path: A checkpoint, or the folder that holds several, of which the newest undamaged one is
+        path: A checkpoint, or a folder of checkpoints, from which the newest undamaged one is
             loaded.
-        weights_only: Boolean, whether to leave the optimizer as it is, for evaluation. Defaults to
-            `False`, for a model that is not compiled to `True`.
+        weights_only: Boolean, whether to leave the optimizer unchanged, for evaluation. Defaults to
+            `False`, or to `True` if the model is not compiled.
 
     Returns:
         The checkpoint's state as a dict, with `"epoch"`, the number of finished epochs, and
         `"logs"`.
 
     Raises:
-        ValueError: If there is no checkpoint, it is damaged, or a variable differs. The model is
-            unchanged then.
+        ValueError: If there is no checkpoint, it is damaged, or a variable differs. In this case
+            the model is unchanged.
 
     Example:
 
@@ -357,14 +360,13 @@ def restore(
 
 
 def latest(directory: str | PathLike) -> Path | None:
-    """Find the newest undamaged checkpoint.
+    """Returns the newest undamaged checkpoint.
 
     Args:
         directory: The folder given to `Checkpoint`.
 
     Returns:
-        Its path, or `None` if there is no checkpoint. Newer ones that are damaged are named in a
-        warning.
+        Its path, or `None` if there is no checkpoint. A warning names newer ones that are damaged.
 
     Raises:
         ValueError: If all checkpoints are damaged.
@@ -394,7 +396,7 @@ def latest(directory: str | PathLike) -> Path | None:
 
 
 def read_state(path: str | PathLike) -> dict[str, Any]:
-    """Return the state in a checkpoint (epoch, logs, callbacks) without reading its variables.
+    """Returns the state in a checkpoint (epoch, logs, callbacks) without reading its variables.
 
     Raises:
         ValueError: If the file is not a checkpoint of this version.
@@ -403,15 +405,15 @@ def read_state(path: str | PathLike) -> dict[str, Any]:
 
 
 def is_complete(state: dict[str, Any], epochs: int) -> bool:
-    """Return whether a run of this number of epochs ends with a checkpoint's state."""
+    """Returns whether a run of this number of epochs is complete in a checkpoint's state."""
     return state["epoch"] >= epochs or (state["stopped"] and epochs <= state["epochs"])
 
 
 def set_seeds(model: keras.Model, seed: int, epoch: int) -> None:
-    """Set every random generator of a model from a seed and an epoch.
+    """Sets every random generator of a model from a seed and an epoch.
 
     Args:
-        model: A model. Generators are found in its layers, nested ones included.
+        model: A model. Generators are found in all its layers, including nested ones.
         seed: Integer >= 0.
         epoch: Integer >= 0.
 
@@ -425,7 +427,7 @@ def set_seeds(model: keras.Model, seed: int, epoch: int) -> None:
         # A generator's state is a key and a counter. 31 bits fit every backend's integer.
         generator.assign(np.array([value >> 1, 0]))
     if keras.backend.backend() == "torch":
-        # There Keras' Dropout draws from its generator only if that was given a seed.
+        # There Keras' Dropout draws from its generator only if the generator was given a seed.
         for layer in model._flatten_layers():
             for generator in layer._seed_generators:
                 generator._initial_seed = seed
@@ -435,10 +437,10 @@ def set_seeds(model: keras.Model, seed: int, epoch: int) -> None:
 
 
 def _make_durable(path, arrays, state):
-    """Write a checkpoint so that it survives a kill or a power failure from here on.
+    """Writes a checkpoint so that it survives a kill or a power failure.
 
-    From the rename in `atomic_write` on, readers see the new file. After the sync of the folder
-    that follows, it also survives a power failure.
+    Readers see the new file after the rename in `atomic_write`. After the sync of the folder, it
+    also survives a power failure.
     """
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
         np.savez(file, state=json.dumps(state), **arrays)
@@ -476,11 +478,11 @@ def _find(path):
 def read(
     path: str | PathLike, names: Sequence[str] | None = None
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the state and the arrays of an untrusted checkpoint.
+    """Returns the state and the arrays of an untrusted checkpoint.
 
     Args:
         path: A checkpoint.
-        names: The arrays to read. Defaults to `None`: all.
+        names: The arrays to read. Defaults to `None`, all of them.
 
     Raises:
         ValueError: If the file is not a checkpoint of this version, or is damaged.
@@ -518,7 +520,7 @@ def _check_arrays(state, arrays):
 
 
 def _stored_dtype(dtype):
-    """NumPy's files lack bfloat16 and float8: their bits are stored as integers."""
+    """NumPy files do not support bfloat16 and float8, so their bits are stored as integers."""
     return dtype if dtype.isbuiltin == 1 else np.dtype(f"uint{8 * dtype.itemsize}")
 
 
@@ -541,7 +543,7 @@ def _variables(model, kind):
         metrics = [v for metric in model.metrics for v in metric.variables]
         known = {id(variable) for variable in (*model.weights, *metrics)}
         others = [v for v in model.variables if id(v) not in known]
-        # States of an evaluation begin with each; they may not exist yet.
+        # Evaluation states are reset by each evaluation; they may not exist yet.
         return _unique([*(v for v in others if "evaluation_state" not in v.path), *metrics])
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
@@ -549,7 +551,7 @@ def _variables(model, kind):
 
 
 def _collect(model, epoch, with_passing=False):
-    """Return the values of all variables by their names in the file, and what describes them."""
+    """Returns the values of all variables by their names in the file, and their descriptions."""
     arrays, names = {}, {kind: [] for kind in _KINDS}
     for kind in _KINDS if with_passing else _KINDS[:-1]:
         for index, variable in enumerate(_variables(model, kind)):
@@ -571,7 +573,7 @@ def _check_finite(variable, array, epoch):
 
 
 def _assign(model, kinds, state, arrays, path):
-    """Assign saved values to all variables, or raise before the first."""
+    """Assigns saved values to all variables, or raises before the first assignment."""
     pairs = []
     for kind in kinds:
         variables, saved = _variables(model, kind), state["variables"][kind]

@@ -14,27 +14,27 @@ from typing import Any
 import keras
 import numpy as np
 
-# Seconds without a sign of life after which a process counts as lost, and all others end.
+# Seconds without a heartbeat after which a process counts as lost, and all others exit.
 _HEARTBEAT = 30
 
 
 def join(coordinator: str, processes: int | None = None, process: int | None = None) -> None:
-    """Joins the processes of a training on several machines, before anything is computed.
+    """Joins this process to a training run on several machines. Call it before any computation.
 
     Args:
-        coordinator: `"host:port"` of process 0, which all can reach; or `"auto"` where JAX
-            recognizes what started the processes: Slurm, Open MPI, Kubernetes or a cloud.
-        processes: Number of processes. With `"auto"`, `None`.
-        process: Number of this one, from 0. With `"auto"`, `None`.
+        coordinator: `"host:port"` of process 0, reachable from all processes, or `"auto"` if JAX
+            can detect the launcher: Slurm, Open MPI, Kubernetes or a cloud service.
+        processes: Number of processes. `None` with `"auto"`.
+        process: Index of this process, from 0. `None` with `"auto"`.
 
     Raises:
-        ValueError: If the backend is not JAX, the arguments do not fit each other, or with
-            `"auto"` nothing is recognized.
+        ValueError: If the backend is not JAX, the arguments are inconsistent, or `"auto"` detects
+            no launcher.
     """
     backend = keras.backend.backend()
     if backend != "jax":
         raise ValueError(
-            "Several processes train together on JAX only: set KERAS_BACKEND=jax. "
+            "Training with several processes needs the JAX backend: set KERAS_BACKEND=jax. "
             f"Received: {backend}"
         )
     numbers = processes, process
@@ -42,7 +42,7 @@ def join(coordinator: str, processes: int | None = None, process: int | None = N
     complete = None not in numbers and 0 <= process < processes  # type: ignore[operator]
     if numbers != (None, None) if is_automatic else not complete:
         raise ValueError(
-            "`coordinator` is host:port with `processes` and `process`, which counts from 0, or "
+            "`coordinator` must be host:port with `processes` and `process` (counted from 0), or "
             f"'auto' without them. Received: coordinator={coordinator!r}, processes={processes}, "
             f"process={process}"
         )
@@ -56,13 +56,13 @@ def join(coordinator: str, processes: int | None = None, process: int | None = N
             heartbeat_timeout_seconds=_HEARTBEAT,
         )
     except ValueError as error:
-        raise ValueError(f"JAX does not recognize what started this process: {error}") from error
+        raise ValueError(f"JAX cannot detect what started this process: {error}") from error
 
 
 def end_at_once() -> None:
-    """Ends a process that has joined others after an error, which it prints unless it exits.
+    """Exits immediately after an error in a process that has joined others, and prints the error.
 
-    At the end of Python, JAX would wait for the others, which wait for this one.
+    Otherwise JAX would wait for the other processes at exit, while they wait for this one.
     """
     error = sys.exception()
     jax = sys.modules.get("jax")
@@ -86,7 +86,7 @@ def process_count() -> int:
 
 
 def process_index() -> int:
-    """Returns the number of this process, from 0. Process 0 writes the run."""
+    """Returns the index of this process, from 0. Process 0 writes the run."""
     if process_count() == 1:
         return 0
     import jax
@@ -95,13 +95,13 @@ def process_index() -> int:
 
 
 def broadcast(content: bytes) -> bytes:
-    """Returns the content that process 0 has, in all processes."""
+    """Returns the content from process 0, in all processes."""
     if process_count() == 1:
         return content
     from jax.experimental.multihost_utils import broadcast_one_to_all
 
     size = int(broadcast_one_to_all(np.array(len(content), "int32")))
-    # Of one size in all processes.
+    # Must have the same size in all processes.
     room = np.zeros(size, "uint8")
     if process_index() == 0:
         room[:] = np.frombuffer(content, "uint8")
@@ -113,20 +113,20 @@ def data_parallel(devices: int | None, batch_size: int) -> Iterator[Any]:
     """Context in which a model trains on several devices.
 
     Args:
-        devices: Positive integer, number of devices of this machine. `None` is one, or with
-            several processes all of each.
-        batch_size: Positive integer, rows of a batch, a multiple of the number of devices.
+        devices: Positive integer, number of devices on this machine. `None` means one device, or,
+            with several processes, all devices of each.
+        batch_size: Positive integer, rows per batch, a multiple of the number of devices.
 
     Yields:
         The context to build the model in.
 
     Raises:
-        ValueError: If there are fewer devices, or the rows cannot be shared out evenly.
+        ValueError: If there are fewer devices, or the rows cannot be divided evenly.
     """
     several = process_count() > 1
     if several and devices is not None:
         raise ValueError(
-            "Several processes use all devices of each: leave `devices` out. "
+            "Several processes always use all their devices: omit `devices`. "
             f"Received: devices={devices}"
         )
     if not several and devices in (None, 1):
@@ -141,13 +141,13 @@ def data_parallel(devices: int | None, batch_size: int) -> Iterator[Any]:
     names = names[:devices]
     if batch_size % len(names):
         raise ValueError(
-            f"batch_size={batch_size} cannot be shared by {len(names)} devices: it must be a "
+            f"batch_size={batch_size} cannot be divided among {len(names)} devices: it must be a "
             "multiple of their number."
         )
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        # Outside of its scope callbacks compute as on one device.
+        # Outside the scope, callbacks compute as on one device.
         yield tf.distribute.MirroredStrategy(names).scope()
         return
     # Each process reads its own rows of every batch, see `OwnRows`.
@@ -157,7 +157,7 @@ def data_parallel(devices: int | None, batch_size: int) -> Iterator[Any]:
 
 
 def _names():
-    """Names of the devices that a backend computes on, accelerators where there are any."""
+    """Names of the backend's devices: accelerators if there are any, otherwise CPUs."""
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
@@ -167,7 +167,7 @@ def _names():
 
 
 class OwnRows(keras.utils.PyDataset):
-    """The rows of every batch that this process reads; the others read the others.
+    """This process's share of the rows of every batch.
 
     Args:
         stream: `PyDataset` of batches, the same in all processes.
@@ -192,5 +192,5 @@ class OwnRows(keras.utils.PyDataset):
 
 
 def own_rows(stream: keras.utils.PyDataset) -> keras.utils.PyDataset:
-    """Returns the part of a stream that this process reads, alone the stream itself."""
+    """Returns this process's share of a stream, or the stream itself if there is one process."""
     return stream if process_count() == 1 else OwnRows(stream)

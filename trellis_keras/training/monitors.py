@@ -1,4 +1,4 @@
-"""Callbacks that stop training, record it, and show it in TensorBoard."""
+"""Callbacks that stop training, record it, and log to TensorBoard."""
 
 import contextlib
 import csv
@@ -28,17 +28,17 @@ from trellis_keras.types import Logs, Tensor
 
 
 class StopOnNaN(keras.callbacks.Callback):
-    """Raise an error when the loss is NaN or infinite, before anything is saved.
+    """Raises an error when the loss is NaN or infinite, before anything is saved.
 
-    `keras.callbacks.TerminateOnNaN` lets the epoch end as usual: the spoiled weights are validated,
+    `keras.callbacks.TerminateOnNaN` lets the epoch end as usual: the invalid weights are validated,
     recorded and saved. Its `raise_error=True` leaves the model without variables on JAX. This
     callback raises at the end of the epoch, before other callbacks run: place it first in the list.
-    A NaN or infinite validation loss ends training too, because the last step of an epoch may spoil
-    the weights after its loss was computed.
+    A NaN or infinite validation loss also stops training, because the last step of an epoch may
+    corrupt the weights after its loss was computed.
 
     Raises:
-        FloatingPointError: By `fit`, with the epoch and the step, both counted from 1. With
-            `steps_per_execution` the step is the last of those that ran together.
+        FloatingPointError: In `fit`, with the epoch and the step, both counted from 1. With
+            `steps_per_execution` the step is the last one of the execution.
 
     Example:
 
@@ -76,22 +76,21 @@ class StopOnNaN(keras.callbacks.Callback):
 
 
 class TimeLimit(keras.callbacks.Callback):
-    """Stop training when a time limit is near, after an epoch or within one.
+    """Stops training before a time limit, after an epoch or within one.
 
     For batch queues and notebooks with limited time: a later process resumes from the last
-    checkpoint. The time starts with the construction of this callback, so construct it before the
+    checkpoint. The time counts from the construction of this callback, so construct it before the
     data and the model. Training stops after an epoch if another one would exceed the limit; an
-    epoch is expected to take as long as the longest of this `fit`, including validation, other
+    epoch is expected to take as long as the longest one of this `fit`, including validation, other
     callbacks and compilation. At least one epoch is trained.
 
-    With `checkpoint` training also stops within an epoch: when another two batches would exceed the
-    limit, the state is saved and `EpochInterrupted` raised.
+    With `checkpoint`, training also stops within an epoch: when another two batches would exceed
+    the limit, the state is saved and `EpochInterrupted` is raised.
 
-    Place it after `Checkpoint`, which records whether training was stopped and would not resume a
-    training that was.
+    Place it after `Checkpoint`: a checkpoint that records stopped training would not be resumed.
 
     Args:
-        seconds: Positive number, the limit from now on.
+        seconds: Positive number, the limit in seconds.
         checkpoint: The `Checkpoint` of the same `fit`, for its `save_within_epoch`. Defaults to
             `None`.
         command: String, the command that resumes training, for the final message. Defaults to
@@ -103,7 +102,7 @@ class TimeLimit(keras.callbacks.Callback):
 
     Raises:
         ValueError: If `seconds` is not positive.
-        EpochInterrupted: Within an epoch, when its state has been saved.
+        EpochInterrupted: Within an epoch, once its state has been saved.
 
     Example:
 
@@ -177,14 +176,14 @@ class TimeLimit(keras.callbacks.Callback):
 
 
 class EpochInterrupted(Exception):
-    """Training has left an epoch, whose state is saved. `run.train` ends with it."""
+    """Training was interrupted within an epoch, and its state is saved. `run.train` raises it."""
 
 
 class BatchProgress(keras.callbacks.Callback):
-    """Print a line now and then within long epochs, where there is no progress bar.
+    """Prints a progress line at intervals within long epochs, if there is no progress bar.
 
     Args:
-        seconds: Positive number, the least time between two lines. Defaults to 60.
+        seconds: Positive number, the minimum time between two lines. Defaults to 60.
         clock: Callable that returns the time in seconds. Defaults to `time.monotonic`.
     """
 
@@ -208,7 +207,7 @@ class BatchProgress(keras.callbacks.Callback):
 
 
 class ProgressBar(keras.callbacks.ProgbarLogger):
-    """Keras' progress bar and line of an epoch, without the gradient norms of single layers."""
+    """Keras' progress bar, without the gradient norms of individual layers."""
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         shown = {k: v for k, v in (logs or {}).items() if not k.startswith("gradient_norm/")}
@@ -219,10 +218,11 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
 
 
 class HistoryCSV(keras.callbacks.Callback):
-    """Write one CSV row per epoch, once, however often the run is killed.
+    """Writes exactly one CSV row per epoch, even if the run is killed and resumed.
 
     `keras.callbacks.CSVLogger` writes an epoch twice if the run is killed between its row and its
-    checkpoint, and a killed process can leave half a row. This file is replaced as a whole.
+    checkpoint, and a killed process can leave half a row. This callback replaces the file
+    atomically.
 
     Args:
         path: The CSV file, with the columns `epoch` (counted from 1) and the epoch's logs. Its
@@ -259,7 +259,7 @@ class HistoryCSV(keras.callbacks.Callback):
 
 
 def read_history(path: str | PathLike) -> list[dict[str, str]]:
-    """Return the rows of a `HistoryCSV` file, an empty list if there is no file.
+    """Returns the rows of a `HistoryCSV` file, or an empty list if there is no file.
 
     Raises:
         ValueError: If the file is damaged.
@@ -271,22 +271,22 @@ def read_history(path: str | PathLike) -> list[dict[str, str]]:
     try:
         rows = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
         if not rows or not text.endswith("\n"):
-            raise ValueError("it is cut")
+            raise ValueError("it is truncated")
         for row in rows:
             if int(row["epoch"]) < 1 or None in row.values():
-                raise ValueError(f"the row of epoch {row['epoch']} is cut")
+                raise ValueError(f"the row of epoch {row['epoch']} is truncated")
             for value in row.values():
-                float(value or 0)  # empty where another epoch has a column more
+                float(value or 0)  # empty where another epoch has an additional column
     except (ValueError, TypeError, KeyError, csv.Error) as error:
         raise ValueError(f"{path} is not a history, or damaged: {error!r}") from error
     return rows
 
 
 class BestModel(keras.callbacks.Callback):
-    """Save the model whenever a value is the lowest so far.
+    """Saves the model whenever a metric is the lowest so far.
 
-    `keras.callbacks.ModelCheckpoint` overwrites its file in place, so that a kill can leave
-    neither the old model nor the new one. This file is replaced as a whole. NaN is never the best.
+    `keras.callbacks.ModelCheckpoint` overwrites its file in place, so a kill can lose both the
+    old and the new model. This callback replaces the file atomically. NaN is never the best.
 
     Args:
         path: The `.keras` file. Its folder is created when training begins.
@@ -307,11 +307,11 @@ class BestModel(keras.callbacks.Callback):
         self.best = math.inf
 
     def get_state(self) -> dict:
-        """Return the best value so far as a JSON-serializable dict."""
+        """Returns the best value so far as a JSON-serializable dict."""
         return {"best": self.best}
 
     def set_state(self, state: dict) -> None:
-        """Restore what `get_state` returned."""
+        """Restores the result of `get_state`."""
         self.best = state["best"]
 
     def on_train_begin(self, logs: Logs = None) -> None:
@@ -334,27 +334,27 @@ class BestModel(keras.callbacks.Callback):
 
 
 class GradientNorms(keras.callbacks.Callback):
-    """Log the norm of the gradient in each layer after every epoch.
+    """Logs the norm of the gradient in each layer after every epoch.
 
-    As in Figure 7 of the LRU paper (Ahuja & Morency, 2018): whether gradients reach the lower
-    layers of a deep stack. It is the gradient of the training loss, averaged over the given
-    batches, at the weights at the end of the epoch: before clipping and L2, with dropout, and with
-    zero initial states in stateful layers. (The paper's program sums the gradients of all batches
-    of an epoch, while the weights change.) Training is not affected: its random numbers, metrics
-    and carried states are the same as without this callback.
+    As in Figure 7 of the LRU paper (Ahuja & Morency, 2018), this shows whether gradients reach the
+    lower layers of a deep stack. It is the gradient of the training loss, averaged over the given
+    batches, at the end of the epoch: before clipping and L2, with dropout, and with zero initial
+    states in stateful layers. (The paper's code sums the gradients of all batches of an epoch,
+    while the weights change.) Training is not affected: its random numbers, metrics and carried
+    states are the same as without this callback.
 
-    The logs get `gradient_norm`, that of all trainable variables together, and
-    `gradient_norm/<group>`. Place callbacks that write logs after this one.
+    It adds `gradient_norm`, over all trainable variables, and `gradient_norm/<group>` to the logs.
+    Place callbacks that write logs after this one.
 
     Args:
         batches: A `keras.utils.PyDataset`, or a list of (x, y) or (x, y, sample_weight).
-        steps: Positive integer, number of batches to take. Defaults to `None`: all.
+        steps: Positive integer, number of batches to use. Defaults to `None`, all of them.
         groups: Callable that takes the model and returns {name: list of trainable variables}.
             Defaults to `layer_groups`: blocks, layers or cells.
 
     Raises:
-        ValueError: If `steps` is not positive; when training begins, if a group is empty or holds
-            a variable that is not trainable; after the first epoch, if there are no batches.
+        ValueError: If `steps` is not positive; when training begins, if a group is empty or
+            contains a non-trainable variable; after the first epoch, if there are no batches.
 
     Example:
 
@@ -381,7 +381,7 @@ class GradientNorms(keras.callbacks.Callback):
     def on_train_begin(self, logs: Logs = None) -> None:
         self._gradient = LossGradient(self.model)
         self._indices = _group_indices(self.groups(self.model), self.model)
-        # A lack of memory shows now, before an epoch's work can be lost.
+        # Runs out of memory now, if at all, before an epoch's work can be lost.
         for batch in itertools.islice(_each(self.batches), 1):
             self._gradient(batch)
 
@@ -399,10 +399,10 @@ class GradientNorms(keras.callbacks.Callback):
 
 
 def layer_groups(model: keras.Model) -> dict[str, list]:
-    """Return the trainable variables of a model by block, layer or cell.
+    """Returns the trainable variables of a model by block, layer or cell.
 
     These are the blocks of a TCN, the layers of a stack, or the cells of a deep cell: the parts of
-    the first layer, from the backbone (or the model) inwards, that has more than one.
+    the first layer that has more than one, searching inwards from the backbone (or the model).
 
     Args:
         model: A built model.
@@ -421,7 +421,7 @@ def layer_groups(model: keras.Model) -> dict[str, list]:
     parts = _parts(getattr(model, "backbone", model))
     width = len(str(len(parts)))
     return {
-        # Without the number that Keras gives to a layer: a restart would give another one.
+        # Without the number that Keras appends to a layer's name, which differs after a restart.
         f"{i:0{width}}_{re.sub(r'_[0-9]+$', '', part.name)}": part.trainable_variables
         for i, part in enumerate(parts, start=1)
     }
@@ -440,9 +440,9 @@ def _parts(layer):
 class LossGradient:
     """The gradient of the loss that `fit` minimizes, computed without side effects.
 
-    Weights, random generators, metrics and carried states stay as they are; stateful layers start
-    from zero states. Clipping and L2 of the optimizer are not included, nor is its loss scale. On
-    JAX it can be called between epochs, not within one.
+    Weights, random generators, metrics and carried states are unchanged; stateful layers start
+    from zero states. The optimizer's clipping, L2 and loss scale are not included. On
+    JAX it can be called between epochs, but not within one.
 
     Args:
         model: A built and compiled model.
@@ -451,7 +451,7 @@ class LossGradient:
         batch: (x, y) or (x, y, sample_weight), as a `PyDataset` returns them.
 
     Returns:
-        A list of tensors, one for each of `model.trainable_variables`, at least float32.
+        A list of tensors, one per variable of `model.trainable_variables`, at least float32.
 
     Example:
 
@@ -499,13 +499,13 @@ class LossGradient:
 
 
 def _training_outputs(model, batch):
-    """Make a `LanguageModel` return what its loss needs, as in its own `train_step`."""
+    """Makes a `LanguageModel` return what its loss needs, as in its own `train_step`."""
     loss_mode = getattr(model, "loss_mode", None)
     return contextlib.nullcontext() if loss_mode is None else loss_mode(batch)
 
 
 def _compiled_gradient(loss, model):
-    """Differentiate by the first argument, compiled as the model's training step is."""
+    """Differentiates with respect to the first argument, compiled like the model's train step."""
     backend = keras.backend.backend()
     if backend not in ("tensorflow", "jax", "torch"):
         raise ValueError(
@@ -560,9 +560,9 @@ def _to_tensor(leaf):
 
 
 class TextSamples(keras.callbacks.Callback):
-    """Write a text sample of a language model to TensorBoard after every epoch.
+    """Writes a text sample of a language model to TensorBoard after every epoch.
 
-    Prompt and seed are the same every time, so that the samples show what the weights have learned.
+    Prompt and seed are the same every time, so the samples show what the weights have learned.
     Training is not affected: its random numbers, metrics and carried states are the same as without
     this callback. An epoch with a NaN loss has no sample.
 
@@ -656,19 +656,19 @@ _WRAPPER = textwrap.TextWrapper(
 
 
 def _code(text):
-    """An indented block, in which Markdown shows every character as it is."""
+    """An indented block, in which Markdown shows every character verbatim."""
     lines = [part for line in text.splitlines() for part in _WRAPPER.wrap(line) or [""]]
     return textwrap.indent("\n".join(lines), "    ", lambda line: True)
 
 
 def write_graph(model: keras.Model, batch: Sequence, directory: str | PathLike) -> None:
-    """Write the TensorFlow graph of a model's forward pass for TensorBoard.
+    """Writes the TensorFlow graph of a model's forward pass for TensorBoard.
 
-    `keras.callbacks.TensorBoard(write_graph=True)` writes none for subclassed models.
+    `keras.callbacks.TensorBoard(write_graph=True)` does not support subclassed models.
 
     Args:
         model: A built model.
-        batch: (x, ...), an example of a batch. The graph leaves the number of rows open.
+        batch: (x, ...), an example batch. The graph accepts any batch size.
         directory: Folder for TensorBoard's logs.
 
     Raises:
@@ -686,7 +686,7 @@ def write_graph(model: keras.Model, batch: Sequence, directory: str | PathLike) 
     x = keras.utils.unpack_x_y_sample_weight(batch)[0]
     spec = keras.tree.map_structure(lambda x: tf.TensorSpec((None, *x.shape[1:]), x.dtype), x)
     with without_carried_states(model):
-        # `__call__` would put everything into one node.
+        # `__call__` would put everything in one node.
         function = tf.function(lambda inputs: model.call(inputs, training=False), autograph=False)
         graph = function.get_concrete_function(spec).graph
     writer = _summary_writer(directory)
@@ -696,14 +696,14 @@ def write_graph(model: keras.Model, batch: Sequence, directory: str | PathLike) 
 
 
 def write_hparams(settings: dict[str, Any], name: str, directory: str | PathLike) -> None:
-    """Write the hyperparameters of a run, for TensorBoard's page HParams: one run, one row.
+    """Writes the hyperparameters of a run for TensorBoard's HParams tab, one row per run.
 
-    The metrics of the row are those of the logs in the subfolders of `directory`.
+    The metrics of the row come from the logs in the subfolders of `directory`.
 
     Args:
         settings: {name: value}. Values other than numbers, booleans and strings are written as
             JSON; None is left out.
-        name: Name of the row. Runs of one name share it.
+        name: Name of the row. Runs with the same name share it.
         directory: Folder for TensorBoard's logs of the run.
 
     Example:
@@ -727,7 +727,7 @@ def _summary():
     try:
         import tensorflow as tf
     except ImportError as error:
-        message = "Logs for TensorBoard require TensorFlow, which is not installed."
+        message = "TensorBoard logs require TensorFlow, which is not installed."
         raise ValueError(message) from error
     return tf.summary
 

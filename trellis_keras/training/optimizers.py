@@ -1,11 +1,11 @@
 """SGD, Adam, RMSprop and ASGD with the arithmetic of the programs behind the published results.
 
-Those programs use PyTorch. Its optimizers differ from Keras' in four ways that show in a training
+Those programs use PyTorch. Its optimizers differ from Keras' in four ways that affect a training
 curve: gradients are clipped by their global norm with the factor `min(1, clip / (norm + 1e-6))`;
 L2 is added to the clipped gradient instead of decaying the weights separately; epsilon is added
 after Adam's bias correction, and outside RMSprop's root; momentum accumulates gradients instead of
-steps, so that a new learning rate acts at once. Keras has no ASGD (its `use_ema` is an exponential
-average).
+steps, so a new learning rate takes effect immediately. Keras has no ASGD (its `use_ema` is an
+exponential average).
 """
 
 import math
@@ -99,17 +99,17 @@ class SGD(_ClippedL2Gradient, keras.optimizers.SGD):
             to `0.0`.
         nesterov: Boolean, whether to use Nesterov momentum. Defaults to `False`.
         l2: Float, coefficient of the L2 term that is added to the gradient after clipping.
-            Weights passed to `exclude_from_weight_decay` are left out. Defaults to `0.0`.
+            Weights passed to `exclude_from_weight_decay` are excluded. Defaults to `0.0`.
         clip_norm: Float, the global norm to which gradients are clipped, or `None` for no
-            clipping. Under `tf.distribute` the sum over the replicas is clipped. Defaults to
+            clipping. Under `tf.distribute` the sum over replicas is clipped. Defaults to
             `None`.
         **kwargs: `name`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
             `loss_scale_factor` and `gradient_accumulation_steps` as in
             `keras.optimizers.Optimizer`.
 
     Raises:
-        ValueError: If `l2` or `clip_norm` is out of range, or for Keras' `weight_decay`,
-            `clipnorm`, `clipvalue` and `global_clipnorm`.
+        ValueError: If `l2` or `clip_norm` is out of range, or if Keras' `weight_decay`,
+            `clipnorm`, `clipvalue` or `global_clipnorm` is given.
 
     Example:
 
@@ -292,12 +292,12 @@ class ASGD(SGD):
         average <- average + (w - average) / max(1, s - 1 - t0)
 
     at step s = 1, 2, ... Up to step t0 + 2 the average is w itself, afterwards the mean of all w
-    since. The learning rate is that of the step, also if a callback has changed it; PyTorch applies
-    `lambd` with the rate of the step before.
+    since. The learning rate is that of the current step, even if a callback has changed it; PyTorch
+    applies `lambd` with the rate of the previous step.
 
     Training updates w. `use_average` swaps the averages into the model for evaluation and
     `use_weights` swaps them out again; `ASGDSwitch` calls both in `fit`. Training with the averages
-    swapped in starts from them and averages again.
+    swapped in starts from them and restarts averaging.
 
     Optimizer of the word-level language models of the TrellisNet program (Bai et al., 2019), after
     Merity et al. (2018).
@@ -383,7 +383,7 @@ class ASGD(SGD):
         self.assign(average, ops.where(count > 1, mean, ops.convert_to_tensor(variable)))
 
     def _averaging_start(self):
-        """The last step before averaging. Averages that are trained on are a new start."""
+        """The last step before averaging. Training from swapped-in averages restarts it."""
         return ops.maximum(self._start, self._swapped)
 
     @property
@@ -402,11 +402,11 @@ class ASGD(SGD):
         return _to_int(self._swapped) == _to_int(self.iterations)
 
     def start_averaging(self) -> None:
-        """Average the weights from the next step on."""
+        """Starts averaging the weights at the next step."""
         self._start.assign(_to_int(self.iterations))
 
     def use_average(self) -> None:
-        """Swap the averages into the model. Does nothing before averaging starts."""
+        """Swaps the averages into the model. Does nothing before averaging starts."""
         if self.is_averaging and not self.uses_average:
             # As Python integers: JAX cannot train two variables that share one array.
             self._start.assign(_to_int(self._averaging_start()))
@@ -414,7 +414,7 @@ class ASGD(SGD):
             self._swapped.assign(_to_int(self.iterations))
 
     def use_weights(self) -> None:
-        """Swap the weights back into the model, to train on."""
+        """Swaps the weights back into the model, to continue training."""
         if self.uses_average:
             self._swap()
             self._swapped.assign(-1)
@@ -422,7 +422,7 @@ class ASGD(SGD):
     def _swap(self):
         # By copies: Keras' SwapEMAWeights adds and subtracts on TensorFlow, which rounds.
         for weight, average in zip(self._trainable_variables, self._averages, strict=True):
-            if average is not None:  # Keras makes none for variables that are not weights
+            if average is not None:  # Keras creates none for variables that are not weights
                 value = ops.copy(weight)
                 weight.assign(average)
                 average.assign(value)
@@ -435,9 +435,9 @@ class ASGD(SGD):
 
 
 def _to_dense(gradient):
-    """Sum the repeated rows of TensorFlow's gradient of an embedding lookup.
+    """Sums the repeated rows in TensorFlow's gradient of an embedding lookup.
 
-    The norm of its `IndexedSlices` is not that of the gradient, and L2 concerns every row.
+    The norm of its `IndexedSlices` is not that of the gradient, and L2 applies to every row.
     """
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf

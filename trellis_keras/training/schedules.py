@@ -1,6 +1,6 @@
 """Learning-rate, averaging and stopping rules of the published programs, as callbacks.
 
-Callbacks with a memory have `get_state` and `set_state`, by which `Checkpoint` saves and restores
+Callbacks with state have `get_state` and `set_state`, which `Checkpoint` uses to save and restore
 it.
 """
 
@@ -30,11 +30,11 @@ class _Monitor(keras.callbacks.Callback):
         self._values = []
 
     def get_state(self) -> dict:
-        """Return the remembered values as a JSON-serializable dict."""
+        """Returns the remembered values as a JSON-serializable dict."""
         return {"values": list(self._values)}
 
     def set_state(self, state: dict) -> None:
-        """Restore what `get_state` returned."""
+        """Restores the result of `get_state`."""
         self._values = [_nan_to_inf(value) for value in state["values"]]
 
     def _read(self, logs):
@@ -48,42 +48,42 @@ class _Monitor(keras.callbacks.Callback):
         return value if self.mode == "min" else -value
 
     def _worse_than_earlier_best(self, value, or_equal=False):
-        """Compare with the best value before the last `window` epochs."""
+        """Compares with the best value before the last `window` epochs."""
         earlier = self._values[: -self.window]
         return bool(earlier) and _is_above(value, min(earlier), or_equal)
 
     def _worse_than_last_worst(self, value, or_equal=False):
-        """Compare with the worst value of the last `window` epochs."""
+        """Compares with the worst value of the last `window` epochs."""
         last = self._values[-self.window :]
         return len(last) == self.window and _is_above(value, max(last), or_equal)
 
 
 class PlateauDecay(_Monitor):
-    """Multiply the learning rate by a factor when a value has stopped improving.
+    """Multiplies the learning rate by a factor when a metric has stopped improving.
 
     The published programs define a plateau in two ways that `keras.callbacks.ReduceLROnPlateau`
     does not offer, and the results of word-level language models depend on it:
 
     * `rule="best_before"`: the value is worse than the best of all epochs before the last `window`.
       The rate decays after every such epoch until the value is a new best. The word-level
-      TrellisNet program (Bai et al., 2019) has `factor=0.25, window=10, min_lr=0.02`.
+      TrellisNet program (Bai et al., 2019) uses `factor=0.25, window=10, min_lr=0.02`.
     * `rule="worst_of_last"`: the value is not better than the worst of the last `window` epochs.
-      The TCN programs (Bai et al., 2018) have `factor=0.5, window=5` for words, and
+      The TCN programs (Bai et al., 2018) use `factor=0.5, window=5` for words, and
       `factor=0.1, window=3, strict=True` for characters and music.
 
-    The memory starts with the callback and lasts through several calls of `fit`.
+    The callback keeps its state across calls of `fit`.
 
     Args:
         monitor: String, name of the monitored value in the logs. Defaults to `"val_loss"`.
-        factor: Float between 0 and 1, multiplies the learning rate.
+        factor: Float between 0 and 1, factor of the learning rate.
         rule: `"best_before"` or `"worst_of_last"`.
         window: Positive integer, number of epochs in the rule.
         min_lr: Float, lower limit of the learning rate. Defaults to `0.0`.
-        strict: Boolean, whether only a worse value counts; otherwise an equal one counts too.
-            Defaults to `None`, as in the authors' programs: `True` for `"best_before"`, `False` for
-            `"worst_of_last"`.
+        strict: Boolean, whether only a worse value counts as a plateau; otherwise an equal value
+            counts too. Defaults to `None`, as in the authors' programs: `True` for `"best_before"`,
+            `False` for `"worst_of_last"`.
         mode: `"min"` if smaller values are better, `"max"` if larger ones are. Defaults to `"min"`.
-        verbose: 1 prints a line at every decay. Defaults to `0`.
+        verbose: 0 or 1. 1 prints a line at every decay. Defaults to `0`.
 
     Raises:
         ValueError: If an argument is out of range; when training starts, if the optimizer has a
@@ -125,8 +125,8 @@ class PlateauDecay(_Monitor):
     def on_train_begin(self, logs: Logs = None) -> None:
         if not isinstance(self.model.optimizer.learning_rate, keras.Variable):
             raise ValueError(
-                "PlateauDecay sets the learning rate, but the optimizer computes its own. Compile "
-                "the model with a float `learning_rate`, or drop the callback."
+                "PlateauDecay cannot set the learning rate of an optimizer that has a schedule. "
+                "Compile the model with a float `learning_rate`, or remove the callback."
             )
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
@@ -146,21 +146,21 @@ class PlateauDecay(_Monitor):
         return self._worse_than_last_worst(value, or_equal=not self.strict)
 
 
-# Both schedules multiply the current rate, which `Checkpoint` saves with the optimizer: they need
-# no memory. (The schedules of `keras.optimizers` count steps instead of epochs.)
+# Both schedules multiply the current rate, which `Checkpoint` saves with the optimizer, so they
+# need no state. (The schedules in `keras.optimizers` count steps instead of epochs.)
 
 
 class StepDecay(keras.callbacks.LearningRateScheduler):
-    """Multiply the learning rate by a factor after given numbers of epochs.
+    """Multiplies the learning rate by a factor after given numbers of epochs.
 
-    The character-level TrellisNet program (Bai et al., 2019) trains with a tenth of the rate after
-    220 epochs and a hundredth after 350.
+    The character-level TrellisNet program (Bai et al., 2019) divides the rate by 10 after
+    220 epochs and again after 350.
 
     Args:
         epochs: Increasing integers, the numbers of finished epochs after which the rate is
             multiplied.
         factor: Float between 0 and 1. Defaults to `0.1`.
-        verbose: 1 prints the rate of every epoch. Defaults to `0`.
+        verbose: 0 or 1. 1 prints the rate of every epoch. Defaults to `0`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -184,14 +184,14 @@ class StepDecay(keras.callbacks.LearningRateScheduler):
 
 
 class ExponentialDecay(keras.callbacks.LearningRateScheduler):
-    """Multiply the learning rate by a factor after every epoch.
+    """Multiplies the learning rate by a factor after every epoch.
 
-    The LRU paper (Ahuja & Morency, 2018, "Training Details") has the factor 0.9, which its program
-    applies once per epoch.
+    The LRU paper (Ahuja & Morency, 2018, "Training Details") uses a factor of 0.9, which the
+    authors' code applies once per epoch.
 
     Args:
         factor: Float between 0 and 1. Defaults to `0.9`.
-        verbose: 1 prints the rate of every epoch. Defaults to `0`.
+        verbose: 0 or 1. 1 prints the rate of every epoch. Defaults to `0`.
 
     Raises:
         ValueError: If `factor` is out of range.
@@ -209,16 +209,16 @@ class ExponentialDecay(keras.callbacks.LearningRateScheduler):
 
 
 class ASGDSwitch(_Monitor):
-    """Start averaging the weights when a value has stopped improving.
+    """Starts averaging the weights when a metric has stopped improving.
 
-    The non-monotonic trigger of Merity et al. (2018): the value is worse than the best of all
-    epochs before the last `window`. It is the plateau of `PlateauDecay(rule="best_before")`, which
-    this callback replaces in the word-level TrellisNet program (Bai et al., 2019): the learning
-    rate stays.
+    This is the non-monotonic trigger of Merity et al. (2018): the value is worse than the best of
+    all epochs before the last `window`. It is the plateau of `PlateauDecay(rule="best_before")`,
+    which this callback replaces in the word-level TrellisNet program (Bai et al., 2019): the
+    learning rate stays constant.
 
-    From the next epoch on the optimizer, an `ASGD`, averages the weights. The model holds the
+    From the next epoch on, the `ASGD` optimizer averages the weights. The model holds the
     averages during validation and after each epoch, so that other callbacks evaluate and save
-    them; the weights are swapped back in when the next epoch begins. After `fit` the model keeps
+    them; the weights are swapped back when the next epoch begins. After `fit` the model keeps
     the averages, and a later `fit` with this callback resumes training where it stopped. If the
     `ASGD` has a `t0`, averaging starts there.
 
@@ -226,10 +226,10 @@ class ASGDSwitch(_Monitor):
 
     Args:
         window: Positive integer, number of epochs in the rule. Defaults to `10`, as in the
-            TrellisNet program; Merity et al. have 5.
+            TrellisNet program; Merity et al. use 5.
         monitor: String, name of the monitored value in the logs. Defaults to `"val_loss"`.
         mode: `"min"` if smaller values are better, `"max"` if larger ones are. Defaults to `"min"`.
-        verbose: 1 prints a line when averaging starts. Defaults to `0`.
+        verbose: 0 or 1. 1 prints a line when averaging starts. Defaults to `0`.
 
     Raises:
         ValueError: If an argument is out of range; when training starts, if the optimizer is not an
@@ -280,16 +280,16 @@ class ASGDSwitch(_Monitor):
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):
-    """Stop training when a value has stopped improving on the best or on the previous one.
+    """Stops training when a metric no longer improves on the best or the previous value.
 
-    `keras.callbacks.EarlyStopping` compares with the best value so far. The program of the LRU
-    paper (Ahuja & Morency, 2018) compares with the previous epoch, so that a value that rose and
-    falls again counts as improved: `against="previous", patience=3, min_delta=1e-4`.
+    `keras.callbacks.EarlyStopping` compares with the best value so far. The LRU authors' code
+    (Ahuja & Morency, 2018) compares with the previous epoch, so a value that falls again after a
+    rise counts as an improvement: `against="previous", patience=3, min_delta=1e-4`.
 
     Args:
         monitor: String, name of the monitored value in the logs. Defaults to `"val_loss"`.
         against: `"best"` or `"previous"`. Defaults to `"best"`, Keras' rule.
-        **kwargs: `patience`, `min_delta`, `mode` and the other arguments of
+        **kwargs: `patience`, `min_delta`, `mode` and other arguments of
             `keras.callbacks.EarlyStopping`.
 
     Raises:
