@@ -352,7 +352,7 @@ def test_a_model_of_sequences(command, refused, tmp_path):
     assert "`generate` is for language models" in refused("generate", folder)
     status, out, err = command("export", folder, tmp_path / "served")
     assert (status, out) == (0, f"Written: {tmp_path / 'served' / '1'}\n"), err
-    assert "is for texts" in refused("evaluate", folder, "--target-counting", "original")
+    assert "is for text" in refused("evaluate", folder, "--target-counting", "original")
     assert "are for language models" in refused("evaluate", folder, "--cache")
 
 

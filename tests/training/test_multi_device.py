@@ -195,7 +195,7 @@ def test_a_killed_process_ends_all(killed, tmp_path):
     assert processes[1 - killed].returncode != 0
     assert time.monotonic() - killed_at < 60
     # JAX may be the first to say so.
-    assert "Another process of this training has ended" in err or "another task died" in err
+    assert "Another process of this run has exited" in err or "another task died" in err
     processes[killed].communicate()
     done = run.epochs_done(outputs[0])
     check_ended_well(start_both(outputs, *command("trellisnet", tmp_path, epochs=done + 1)))

@@ -115,14 +115,14 @@ def test_without_tensorflow(tmp_path, monkeypatch, capsys):
     (norms,) = callbacks(tmp_path, Observation(1, 3, graph=True))
     assert type(norms).__name__ == "GradientNorms"
     assert "no TensorBoard logs are written" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="profile is written with TensorFlow, which is not"):
+    with pytest.raises(ValueError, match="Profiling requires TensorFlow, which is not"):
         callbacks(tmp_path, Observation(profile=(1, 2)))
 
 
 def test_a_profile_that_keras_would_leave_out(tmp_path, monkeypatch):
     monkeypatch.setattr("keras.backend.backend", lambda: "jax")
     monkeypatch.setattr("trellis_keras.zoo.run.sys", SimpleNamespace(version_info=(3, 11)))
-    with pytest.raises(ValueError, match="Python 3.12 and newer only: leave `profile` out"):
+    with pytest.raises(ValueError, match="Python 3.12 or newer: omit `profile`"):
         callbacks(tmp_path, Observation(gradient_norms=0, profile=(1, 2)))
 
 
@@ -132,7 +132,7 @@ def test_wrong_settings(tmp_path, refused):
     for profile in ((0, 3), (3, 2)):
         with pytest.raises(ValueError, match="`profile` must be the first and the last batch"):
             Observation(profile=profile)
-    with pytest.raises(ValueError, match="The last batch to profile, 51, is not among the 50"):
+    with pytest.raises(ValueError, match="The last batch to profile, 51, is beyond the 50"):
         callbacks(tmp_path, Observation(profile=(40, 51)))
     message = refused("train", "trellisnet_char", "--output", tmp_path, "--profile", "5")
     assert "--profile takes two batches such as 10:15. Received: '5'" in message

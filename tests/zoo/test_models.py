@@ -69,7 +69,7 @@ def test_a_function_of_ones_own_is_a_model():
         assert registry.describe("my_model") == "A model of a test."
         assert zoo.recipe("my_model", T=5).data_options == {"T": 5}
         assert registry.published_value(zoo.recipe("my_model")) is None
-        with pytest.raises(ValueError, match="The zoo has a model 'my_model' already"):
+        with pytest.raises(ValueError, match="The zoo already has a model 'my_model'"):
             zoo.register(data="adding", metric="mse", training=None)(my_model)
     finally:
         del registry._ENTRIES["my_model"]
@@ -78,11 +78,11 @@ def test_a_function_of_ones_own_is_a_model():
 def test_what_a_model_does_not_take():
     with pytest.raises(ValueError, match="no option 'deep'. Did you mean 'depth'"):
         zoo.trellisnet_ptb(deep=8)
-    with pytest.raises(ValueError, match="`epochs` is not an argument of the model but an opt"):
+    with pytest.raises(ValueError, match="`epochs` is an option of the recipe, not an"):
         zoo.trellisnet_ptb(epochs=8)
-    with pytest.raises(ValueError, match="`T` is not an argument of the model but an option"):
+    with pytest.raises(ValueError, match="`T` is an option of the recipe, not an argument"):
         zoo.tcn_adding(T=200)
-    with pytest.raises(ValueError, match="tcn_jsb reads no text: it takes no `vocabulary`"):
+    with pytest.raises(ValueError, match="tcn_jsb is not a language model: it takes no `voc"):
         zoo.tcn_jsb(vocabulary=CHARACTERS)
 
 

@@ -64,7 +64,7 @@ def test_unknown_models_and_options(name, options, message):
         ("seed", -1, "0 or more"),
         ("batch_size", 0, "1 or more"),
         ("decay_factor", 2.0, "between 0 and 1"),
-        ("decay_epochs", [3, 2], "rising"),
+        ("decay_epochs", [3, 2], "increasing"),
         ("dtype_policy", "bf16", "one of .*mixed_bfloat16"),
         ("warmup_steps", 0, "1 or more"),
         ("optimizer", "adagrad", "one of adam, adamw, asgd, rmsprop, sgd"),
@@ -151,8 +151,8 @@ def test_averaging_takes_the_place_of_decay():
         ("lru_text8", {"stop_patience": 0}, "`stop_patience` must be 1 or more"),
         ("lru_text8", {"stop_against": "first"}, "`stop_against` must be one of best, previous"),
         ("trellisnet_ptb", {"context_length": 110}, "context_length=110, sequence_length=110"),
-        ("trellisnet_char_ptb", {"context_length": 3}, "`context_length` belongs to stateful=F"),
-        ("tcn_ptb", {"sequence_length": None}, "`sequence_length` and `context_length` must be"),
+        ("trellisnet_char_ptb", {"context_length": 3}, "`context_length` must be 0 with stateful"),
+        ("tcn_ptb", {"sequence_length": None}, "need `sequence_length` and `context_length`"),
         ("tcn_adding", {"metric": "accuracy"}, "`metric` must be 'mse'"),
         ("tcn_adding", {"T": 8, "data_options": {"T": 9}}, "given twice. Received: T=8 and data"),
     ],
@@ -312,15 +312,15 @@ def test_a_recipe_streams_its_data():
 
 
 def test_data_that_a_model_cannot_be_trained_on():
-    with pytest.raises(ValueError, match="'pydoc' have changed since the run began"):
+    with pytest.raises(ValueError, match="'pydoc' have changed since the run started"):
         zoo.recipe("trellisnet_char", data_checksum="0" * 64).load_data()
-    with pytest.raises(ValueError, match="trained on separate sequences; the data set 'pydoc'"):
+    with pytest.raises(ValueError, match="needs separate sequences, but the data set 'pydoc'"):
         zoo.recipe("tcn_jsb", data="pydoc").load_data()
     options = {"T": 8, "train": 2, "valid": 2, "test": 2}
-    with pytest.raises(ValueError, match="trained on a text; the data set 'adding' has none"):
+    with pytest.raises(ValueError, match="needs text, but the data set 'adding' has none"):
         zoo.recipe("tcn_ptb", data="adding", data_options=options).load_data()
     recipe = zoo.recipe("tcn_seq_mnist", data="adding", data_options=options)
-    with pytest.raises(ValueError, match="'adding' has 2 channels, tcn_seq_mnist reads 1"):
+    with pytest.raises(ValueError, match="'adding' has 2 channels, but tcn_seq_mnist reads 1"):
         recipe.stream(recipe.load_data().train)
 
 

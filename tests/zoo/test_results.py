@@ -138,7 +138,7 @@ def test_the_quickest_of_them_has_its_published_result(folder_of_data):
         ("trellisnet_char", {"groups": 2}, "with groups=None, not 2"),
         ("trellisnet_seq_mnist", {"dilations": [1] * 11}, "with dilations="),
         ("tcn_jsb", {"activation": "glu"}, "activation='relu', not 'glu'"),
-        ("tcn_text8", {}, "There are no pretrained weights of tcn_text8: .* some of: gru_adding"),
+        ("tcn_text8", {}, "no pretrained weights for tcn_text8: .* Available: gru_adding"),
     ],
 )
 def test_weights_of_another_net_are_refused(name, options, message):
@@ -178,7 +178,7 @@ def test_weights_from_a_file(tmp_path):
         model = zoo.trellisnet_char(weights=tmp_path / name, **TINY)
         for ours, theirs in zip(model.get_weights(), trained.get_weights(), strict=True):
             np.testing.assert_array_equal(ours, theirs)
-    with pytest.raises(ValueError, match="`weights` must be .*nothing.*, where there is no file"):
+    with pytest.raises(ValueError, match="`weights` must be .*nothing.*, which does not exist"):
         zoo.trellisnet_char(weights=tmp_path / "nothing.weights.h5", **TINY)
 
 
@@ -231,14 +231,14 @@ def test_damaged_results(tmp_path, monkeypatch, content, message):
 
 def test_weights_that_are_not_the_published_ones(tmp_path, monkeypatch):
     monkeypatch.setenv("TRELLIS_KERAS_ZOO", str(tmp_path))
-    with pytest.raises(ValueError, match="no pretrained weights of tcn_jsb.*no model yet"):
+    with pytest.raises(ValueError, match="no pretrained weights for tcn_jsb.*none"):
         zoo.tcn_jsb(weights="pretrained")
     (tmp_path / "tcn_jsb").mkdir()
     recipe = zoo.recipe("tcn_jsb").to_dict()
     content = json.dumps({"recipe": recipe, "weights_sha256": "0"})
     (tmp_path / "tcn_jsb" / RESULTS).write_text(content)
     (tmp_path / "tcn_jsb" / WEIGHTS).write_bytes(b"others")
-    with pytest.raises(ValueError, match="not the file that was published"):
+    with pytest.raises(ValueError, match="not the published file"):
         zoo.tcn_jsb(weights="pretrained")
 
 

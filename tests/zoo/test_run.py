@@ -83,7 +83,7 @@ def test_the_description_names_sizes_and_settings(tmp_path):
     assert "parameters (depth=8, hidden_units=4, embedding_dim=4" in shown
     assert "text: train 1,800, valid 100, test 100 characters, vocabulary 7" in shown
     assert "a uniform guess: bpc 2.807" in shown
-    assert "float32, without XLA (as asked for)" in shown
+    assert "float32, without XLA (as requested)" in shown
     assert "batches of 4 x 20 tokens, the first 8 of each row context" in shown
 
 
@@ -309,7 +309,7 @@ def test_the_command_line_is_told_where_the_text_is_now(tmp_path, command):
     options = zoo.read_recipe(run).data_options
     assert options == {"path": str(text), "unit": "word"} and runs.is_finished(run)
     text.write_text(text.read_text() + "abc")
-    with pytest.raises(ValueError, match="data 'text' have changed since the run began"):
+    with pytest.raises(ValueError, match="data 'text' have changed since the run started"):
         runs.train(zoo.read_recipe(run).replace(epochs=3), run, verbose=0)
 
 

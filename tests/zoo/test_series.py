@@ -353,7 +353,7 @@ def test_wrong_quantiles_and_other_data(tmp_path):
         zoo.recipe("tcn_forecaster", quantiles="0.1,0.9")
     with pytest.raises(ValueError, match="quantiles"):
         zoo.recipe("tcn_forecaster", **options(path, quantiles=[0.9, 0.1])).build()
-    with pytest.raises(ValueError, match="trained on separate sequences; the data set 'text'"):
+    with pytest.raises(ValueError, match="needs separate sequences, but the data set 'text'"):
         zoo.recipe("tcn_forecaster", data="text", data_options={"path": path}).load_data()
 
 
@@ -564,7 +564,7 @@ def test_stretched_series():
     assert not np.array_equal(first, stream[0][0])
     with pytest.raises(ValueError, match="`stretch` must be 0 or more. Received: stretch=-1"):
         SeriesStream(series, 2, stretch=-1)
-    with pytest.raises(ValueError, match="`stretch` is for data='whole_series'. Received: data='l"):
+    with pytest.raises(ValueError, match="`stretch` needs data='whole_series'. Received: data='l"):
         zoo.recipe("tcn_classifier", stretch=0.1)
 
 

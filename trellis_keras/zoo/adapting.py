@@ -30,19 +30,19 @@ def evaluate_dynamic(
 ) -> dict[str, Any]:
     """Evaluates a model by dynamic evaluation, see `models.DynamicEvaluation`.
 
-    The rule, its learning rate and its decay are chosen on the validation part. A segment has 5
-    tokens in word units, 20 in others.
+    The rule, its learning rate and its decay are chosen on the validation split. A segment has 5
+    tokens for word vocabularies, 20 for others.
 
     Args:
         recipe: The model's `Recipe`.
         model: Its trained model, with a vocabulary.
-        loaded: Its data, of `recipe.load_data()`.
+        loaded: Its data, the result of `recipe.load_data()`.
         split: `"train"`, `"valid"` or `"test"`.
-        show: Function that is called with a line of text for each choice that was tried.
+        show: Function that is called with a line of text for each choice tried.
 
     Returns:
-        A dict of the chosen hyper-parameters, the metric on the validation part (`"valid"`), and
-        the recipe's metric and the loss on the split.
+        A dict of the chosen hyper-parameters, the metric on the validation split (`"valid"`), and
+        the recipe's metric and the loss on the given split.
 
     Raises:
         ValueError: If the backbone does not stream.
@@ -82,7 +82,7 @@ def evaluate_cache(
 ) -> dict[str, Any]:
     """Evaluates a model with a neural cache, see `models.NeuralCache`.
 
-    Its size, theta and mix are chosen on the validation part. Arguments, results and errors are
+    Its size, theta and mix are chosen on the validation split. Arguments, results and errors are
     those of `evaluate_dynamic`.
     """
     valid = loaded.valid[:_CHOICE_TOKENS]
@@ -107,7 +107,7 @@ def evaluate_cache(
 
 
 def _climb(loss_of, start, factor=3.0):
-    """Returns the value of the lowest loss that steps by a factor find from a start."""
+    """Returns the value with the lowest loss, found by steps of a factor from a start."""
     best, lowest = start, loss_of(start)
     for step in (factor, 1 / factor):
         value = start * step

@@ -1,6 +1,6 @@
-"""What the zoo has, read from its source: the arguments, data and training of each model.
+"""The zoo's models, read from its source: the arguments, data and training of each model.
 
-The command line lists models and shows recipes by it, without importing Keras. `registry` has the
+The command line uses it to list models and show recipes without importing Keras. `registry` has the
 models themselves.
 """
 
@@ -17,7 +17,7 @@ from trellis_keras.zoo import results
 
 _FOLDER = pathlib.Path(__file__).parent
 _FILES = ("trellisnet", "tcn", "lru", "series")
-# What `zoo.recipe` takes for every model, beside the fields of its training.
+# Options that `zoo.recipe` takes for every model, besides the fields of its training.
 _OPTIONS = ("setting", "data", "data_options", "data_dir", "metric", "dtype_policy", "jit_compile")
 
 
@@ -29,7 +29,7 @@ class _Fields(dict[str, Any]):
 
 
 class _Names(dict[str, Any]):
-    """The constants of a module. What a module imports or defines otherwise is None."""
+    """The constants of a module. Anything else that it imports or defines is None."""
 
     def __missing__(self, name):
         return None
@@ -49,7 +49,7 @@ def models() -> dict[str, dict[str, Any]]:
 
 
 def recipe(name: str) -> dict[str, Any]:
-    """Returns what is published of a model's recipe, as JSON values."""
+    """Returns a model's published recipe, as JSON values."""
     known = models()[name]
     parts = ("arguments", "training", "data", "data_options", "metric")
     return {"name": name, **{part: known[part] for part in parts if part in known}}
@@ -64,23 +64,23 @@ def check(name: str, options: Iterable[str]) -> None:
     known = [*own["arguments"], *own.get("data_options", ()), *_training_fields(), *_OPTIONS]
     for option in options:
         near = suggestion(option, known)
-        # `zoo.recipe` refuses others, and says more about them.
+        # `zoo.recipe` rejects others, with a more specific message.
         if option not in known and near:
             raise ValueError(f"{name} has no option {option!r}.{near}")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Returns " Did you mean ...?" where a known name is near, else an empty string."""
+    """Returns " Did you mean ...?" if a known name is close, else an empty string."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def rows(pattern: str = "*", pretrained: bool = False) -> Iterator[list[str]]:
-    """Yields what `trellis-keras list` prints: a row for each model and each published run.
+    """Yields the rows of `trellis-keras list`: one per model and published run.
 
     Args:
         pattern: Shell-style pattern of the models' names.
-        pretrained: Boolean, whether to leave out what has no weights.
+        pretrained: Boolean, whether to list only entries with weights.
     """
     runs: dict[str, list[results.Run]] = {}
     for run in results.all_runs():
@@ -110,10 +110,10 @@ def _row(name, setting, run, costs):
 
 
 def published_value(name: str, recipe: dict[str, Any]) -> results.Published | None:
-    """Returns the row of published.csv with what is published of a model's recipe, or None.
+    """Returns the row of published.csv that matches a model's recipe, or None.
 
-    Its setting and the recipe agree in metric, data, the options of the data, and whatever else
-    the setting of any row of the model names.
+    Its setting and the recipe agree in metric, data, data options, and all other options named in
+    the settings of the model's rows.
     """
     rows = [row for row in results.published() if row.model == name]
     if not rows:
@@ -150,7 +150,7 @@ def _read(module):
     """Yields (name, keywords of its `register` and `arguments`) of a file's models."""
     names = _Names(Training=lambda **fields: _Fields(fields), register=_Fields)
     for node in module.body:
-        # What is made of what the module imports has no value here.
+        # Values computed from the module's imports are unknown here.
         with contextlib.suppress(AttributeError, TypeError):
             if isinstance(node, ast.ImportFrom):
                 names |= _imported(node)

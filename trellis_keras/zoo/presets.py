@@ -1,4 +1,4 @@
-"""Pretrained models by the name of a preset, and classifiers on their backbones."""
+"""Loads presets, and puts classifiers on their backbones."""
 
 import os
 import pathlib
@@ -12,7 +12,7 @@ from trellis_keras.models.saved_files import load_model
 from trellis_keras.zoo import registry, results
 
 _HUGGING_FACE = "hf://"
-# What a preset consists of; a repository may have more.
+# The files of a preset; a repository may have more.
 _FILES = ["config.json", "metadata.json", "model.weights.h5", "assets/*"]
 
 
@@ -24,34 +24,34 @@ def from_preset(
     Args:
         preset: One of
 
-            - the name of a model of the zoo with published weights
+            - the name of a zoo model with published weights
               (`zoo.list_models(pretrained=True)`), or of a setting, such as `"tcn_adding/T=200"`;
-            - a folder that `model.save_to_preset` wrote;
-            - `"hf://user/model"`, a repository on Hugging Face with the files of such a folder.
+            - a folder written by `model.save_to_preset`;
+            - `"hf://user/model"`, a Hugging Face repository with the files of such a folder.
 
-            Files from elsewhere are checked before Keras loads them, see docs/untrusted_input.md.
-        num_classes: Positive integer for a `SequenceClassifier` of whole sequences: the preset's
-            backbone (of a language model also its embedding) and a new head. Defaults to `None`,
-            the preset's own model.
-        **options: Further arguments of the `SequenceClassifier`, such as `class_names`.
+            Untrusted files are checked before Keras loads them, see docs/untrusted_input.md.
+        num_classes: Positive integer to get a `SequenceClassifier` for whole sequences, with the
+            preset's backbone (and, for a language model, its embedding) and a new head. Defaults to
+            `None`, the preset's own model.
+        **options: Other arguments of the `SequenceClassifier`, such as `class_names`.
 
     Returns:
-        The model. A model of the zoo is compiled; compile any other before training it.
+        The model. A zoo model is compiled; compile any other model before training it.
 
     Raises:
         ValueError: There is no such preset, its files are damaged, or its backbone cannot return
-            the last step alone.
+            only the last step.
         ImportError: `huggingface_hub` is not installed, and the preset starts with `"hf://"`.
 
     Examples:
 
     >>> model = zoo.from_preset("tcn_adding/T=200")
     >>> classifier = zoo.from_preset("trellisnet_char", num_classes=2)
-    >>> classifier.backbone.trainable = False  # trains the head alone
+    >>> classifier.backbone.trainable = False  # train only the head
     >>> classifier.compile("adam")
     """
     if options and num_classes is None:
-        raise ValueError(f"{sorted(options)} are for a classifier: give `num_classes`, too.")
+        raise ValueError(f"{sorted(options)} are for a classifier: also pass `num_classes`.")
     model = _load(preset)
     return model if num_classes is None else _classifier(model, num_classes, options)
 
@@ -92,7 +92,7 @@ def _classifier(model, num_classes, options):
             "A classifier needs a model of trellis_keras whose backbone has the argument "
             f"`return_sequences`. Received: {model.name} with the backbone {old!r}"
         )
-    # What a classifier of whole sequences asks of its backbone.
+    # The backbone of a classifier of whole sequences.
     wanted = {
         "return_sequences": False,
         "return_state": False,

@@ -1,4 +1,4 @@
-"""Weights for the zoo's models: a file, or those of a published run."""
+"""Weights for the zoo's models, from a file or a published run."""
 
 import hashlib
 import os
@@ -13,11 +13,11 @@ from trellis_keras.files import reading
 from trellis_keras.models.saved_files import check_file
 from trellis_keras.zoo import results
 
-# Which weights the repository keeps; `tools.publish` decides by it.
-WEIGHTS_KEPT = "the zoo keeps weights under 5 MB, of language models only those of characters"
+# The weights that the repository keeps; `tools.publish` follows this rule.
+WEIGHTS_KEPT = "the zoo keeps weights under 5 MB, and only character-level language models"
 
-# Arguments that do not change what trained weights compute. So do all whose names end in "dropout"
-# or "dropout_kind", or start with "initial_" or "aux_".
+# Arguments that do not affect the outputs of trained weights, besides those whose names end in
+# "dropout" or "dropout_kind", or start with "initial_" or "aux_".
 _OF_THE_TRAINING = {
     "activation_reg",
     "forget_bias",
@@ -26,20 +26,20 @@ _OF_THE_TRAINING = {
     "stateful",
     "temporal_activation_reg",
     "transform_bias",
-    "vocabulary_size",  # the weights bring their vocabulary
+    "vocabulary_size",  # the weights come with their vocabulary
 }
 
 
 def find(recipe: Any, weights: str | os.PathLike) -> tuple[pathlib.Path, Vocabulary | None]:
-    """Returns the path of a weights file, and the vocabulary that was published with it or None.
+    """Returns the path of a weights file, and the vocabulary published with it, or None.
 
     Args:
         recipe: A `Recipe`.
         weights: `"pretrained"`, or the path of a weights file.
 
     Raises:
-        ValueError: There are no pretrained weights of this model, the file is missing, or it is
-            not the one that was published.
+        ValueError: There are no pretrained weights for this model, or the file is missing or
+            differs from the published one.
     """
     if weights == "pretrained":
         run = _pretrained(recipe)
@@ -49,13 +49,13 @@ def find(recipe: Any, weights: str | os.PathLike) -> tuple[pathlib.Path, Vocabul
     if not path.is_file():
         raise ValueError(
             f'{recipe.name}: `weights` must be None, "pretrained" or a file. Received: {path}, '
-            "where there is no file"
+            "which does not exist"
         )
     return path, None
 
 
 def load_weights(model: keras.Model, name: str, path: pathlib.Path) -> keras.Model:
-    """Loads a file's weights into a model that is built, and returns the model.
+    """Loads a file's weights into a built model, and returns the model.
 
     Raises:
         ValueError: The file does not hold the weights of this model.
@@ -66,7 +66,7 @@ def load_weights(model: keras.Model, name: str, path: pathlib.Path) -> keras.Mod
             # Published weights are those of a model without an optimizer.
             warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
             model.load_weights(path)
-    except Exception as error:  # each kind of damage raises another class
+    except Exception as error:  # a damaged file may raise any class
         raise ValueError(f"{path} does not hold the weights of this {name}: {error}") from error
     return model
 
@@ -78,7 +78,7 @@ def checksum(path: str | os.PathLike) -> str:
 
 
 def differences(recipe: Any, trained: dict[str, Any]) -> dict[str, tuple]:
-    """Returns {argument: (trained with, asked for)} of what changes the computation.
+    """Returns {argument: (trained with, requested)} for arguments that affect the outputs.
 
     Args:
         recipe: A `Recipe`.
@@ -94,7 +94,7 @@ def differences(recipe: Any, trained: dict[str, Any]) -> dict[str, tuple]:
 
 
 def is_of_the_training(name: str) -> bool:
-    """Returns whether an argument only matters during training."""
+    """Returns whether an argument matters only during training."""
     return (
         name in _OF_THE_TRAINING
         or name.endswith(("dropout", "dropout_kind"))
@@ -103,30 +103,30 @@ def is_of_the_training(name: str) -> bool:
 
 
 def _pretrained(recipe):
-    """The published run whose model computes what this recipe's does."""
+    """The published run whose model computes the same function as this recipe's."""
     runs = [run for run in results.all_runs() if run.has_weights]
     own = [(run, differences(recipe, run.recipe)) for run in runs if run.model == recipe.name]
-    # One net may have been trained by several settings.
+    # The same network may have been trained with several settings.
     own.sort(key=lambda pair: pair[0].recipe.get("setting") != recipe.setting)
     if not own:
         names = sorted({run.model for run in runs})
         raise ValueError(
-            f"There are no pretrained weights of {recipe.name}: {WEIGHTS_KEPT}. There are some of: "
-            f"{', '.join(names) or 'no model yet'}"
+            f"There are no pretrained weights for {recipe.name}: {WEIGHTS_KEPT}. Available: "
+            f"{', '.join(names) or 'none'}"
         )
     run, differing = min(own, key=lambda pair: len(pair[1]))
     if differing:
         changes = ", ".join(f"{k}={old!r}, not {new!r}" for k, (old, new) in differing.items())
         raise ValueError(
             f"The pretrained weights of {recipe.name} in {run.folder} were trained with "
-            f"{changes}: in another net they mean nothing. (A path in `weights` is loaded without "
+            f"{changes}, so they do not fit this model. (A path in `weights` is loaded without "
             "this check.)"
         )
     path = run.folder / results.WEIGHTS
     expected = run.results.get("weights_sha256")
     if checksum(path) != expected:
         raise ValueError(
-            f"{path} is not the file that was published: its checksum is {checksum(path)}, not "
-            f"{expected}. Install the package again, or check the file out again."
+            f"{path} is not the published file: its checksum is {checksum(path)}, not "
+            f"{expected}. Reinstall the package, or check out the file again."
         )
     return run

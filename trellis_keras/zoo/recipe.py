@@ -1,4 +1,4 @@
-"""A recipe: a model with its arguments, the data, and how it is trained on them."""
+"""A recipe: a model with its arguments, its data, and its training settings."""
 
 import dataclasses
 import functools
@@ -51,7 +51,7 @@ TEXT_METRICS = {"perplexity": Perplexity, "bpc": BitsPerCharacter, "cross_entrop
 DTYPE_POLICIES = ("float32", "float64", "mixed_bfloat16")
 
 _PLATEAU = ("best_before", "worst_of_last")
-# The fields that a schedule of the learning rate uses: those it needs, those it may have.
+# The fields of each learning-rate schedule: the required and the optional ones.
 _SCHEDULES = {
     None: ((), ()),
     "best_before": (("decay_factor", "decay_window"), ("decay_strict", "min_learning_rate")),
@@ -95,26 +95,27 @@ _TIMES, _EPOCH = 4, 512
 class Training:
     """How a model is trained: optimizer, batches, learning-rate schedule and early stopping.
 
-    The fields are plain values: they are written into a run's folder and are options of
-    `trellis-keras train`. A field that the schedule does not use must be None.
+    The fields are plain values: they are saved in a run's folder and are options of
+    `trellis-keras train`. Fields that the schedule does not use must be None.
 
     Args:
         optimizer: `"sgd"`, `"adam"`, `"rmsprop"`, `"adamw"` (`keras.optimizers.AdamW`), or
-            `"asgd"`, which is SGD until `schedule="average"` starts to average the weights.
+            `"asgd"`, which is SGD until `schedule="average"` starts averaging the weights.
         learning_rate: Positive float, initial learning rate.
         clip_norm: Positive float, global norm to clip gradients to. Defaults to None, no clipping.
         l2: Float, weight decay added to the gradient. Defaults to 0.
-        weight_decay: Float, decoupled decay of the kernels (biases and gains do not decay), of
-            `"adamw"` only.
-        batch_size: Positive integer, rows of a batch.
-        epochs: Positive integer, upper limit.
-        sequence_length: Positive integer, tokens of a row that a batch of text reads. Language
+        weight_decay: Float, decoupled decay of the kernels (biases and gains do not decay). Only
+            for `"adamw"`.
+        batch_size: Positive integer, number of rows per batch.
+        epochs: Positive integer, maximum number of epochs.
+        sequence_length: Positive integer, number of tokens per row of a batch. Language models
+            only.
+        context_length: Integer, number of these tokens that are read but not scored. Language
             models only.
-        context_length: Integer, how many of them are read but not counted. Language models only.
-        transpose: Float, probability that a piece is transposed by -6 to 5 semitones. Music only.
-        note_dropout: Float in [0, 1), share of the notes that the model does not hear but predicts.
+        transpose: Float, probability of transposing a piece by -6 to 5 semitones. Music only.
+        note_dropout: Float in [0, 1), fraction of notes dropped from the input but still predicted.
             Music only.
-        shift: Positive integer, pixels that an image is moved by at most. Images only.
+        shift: Positive integer, maximum shift of an image in pixels. Images only.
         stretch: Positive float, amount of random time stretching, see `SeriesStream`. Whole series
             only.
         schedule: Learning-rate schedule: `"best_before"` or `"worst_of_last"` (the rules of
@@ -122,19 +123,20 @@ class Training:
             `"steps"` (`training.StepDecay`), `"exponential"`
             (`training.ExponentialDecay`), `"average"` (`training.ASGDSwitch`), or `"cosine"`
             (`keras.optimizers.schedules.CosineDecay`). Defaults to None, a constant rate.
-        decay_factor: Float in (0, 1) that the learning rate is multiplied with.
-        decay_window: Positive integer, epochs that a plateau rule or `"average"` looks back.
+        decay_factor: Float in (0, 1), factor of the learning rate.
+        decay_window: Positive integer, number of past epochs in a plateau rule or `"average"`.
         decay_strict: Boolean, whether an equal value does not count as a plateau. Defaults to
-            what the rule does in the authors' programs.
-        decay_epochs: Rising integers, the epochs after which `"steps"` decays.
+            the rule in the authors' programs.
+        decay_epochs: Increasing integers, the epochs after which `"steps"` decays.
         min_learning_rate: Float, lower limit of a plateau rule.
-        warmup_steps: Positive integer, steps in which `"cosine"` raises the rate from 0 to
-            `learning_rate`. Defaults to None, no warm-up.
-        decay_steps: Positive integer, steps after these in which it falls to 0. Defaults to None:
-            it falls from epoch to epoch, over all `epochs`.
-        stop_patience: Positive integer, epochs in a row without a lower validation loss after
-            which training stops (`training.EarlyStopping`). Defaults to None, no early stopping.
-        stop_min_delta: Float, the least fall that counts. Defaults to 0.
+        warmup_steps: Positive integer, number of steps in which `"cosine"` raises the rate from 0
+            to `learning_rate`. Defaults to None, no warm-up.
+        decay_steps: Positive integer, number of steps after warm-up in which the rate falls to 0.
+            Defaults to None: it falls once per epoch, over all `epochs`.
+        stop_patience: Positive integer, number of consecutive epochs without a lower validation
+            loss after which training stops (`training.EarlyStopping`). Defaults to None, no early
+            stopping.
+        stop_min_delta: Float, minimum decrease that counts as an improvement. Defaults to 0.
         stop_against: `"best"` or `"previous"`, the epoch to compare with. Defaults to `"best"`.
     """
 
@@ -181,7 +183,7 @@ class Training:
         self._check_stopping()
         if (self.context_length or 0) >= (self.sequence_length or math.inf):
             raise ValueError(
-                "`context_length` must be smaller than `sequence_length`, or no token is counted. "
+                "`context_length` must be smaller than `sequence_length`, or no token is scored. "
                 f"Received: context_length={self.context_length}, "
                 f"sequence_length={self.sequence_length}"
             )
@@ -215,7 +217,7 @@ class Training:
             epochs and epochs[0] >= 1 and list(epochs) == sorted(set(epochs))
         ):
             raise ValueError(
-                "`decay_epochs` must be rising numbers of 1 or more, such as [2, 3]. "
+                "`decay_epochs` must be increasing integers >= 1, such as [2, 3]. "
                 f"Received: {list(epochs)}"
             )
 
@@ -227,9 +229,9 @@ class Training:
             check_choice("stop_against", self.stop_against, ("best", "previous"))
 
     def replace(self, **fields: Any) -> "Training":
-        """Returns a copy with other fields.
+        """Returns a copy with some fields replaced.
 
-        A new `optimizer` or `schedule` drops what only the old one used.
+        A new `optimizer` or `schedule` drops fields that only the old one used.
         """
         check_choice("schedule", fields.get("schedule", self.schedule), _SCHEDULES)
         unused = _unused({**dataclasses.asdict(self), **fields})
@@ -323,17 +325,17 @@ def _unused(fields):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Entry:
-    """What `zoo.register` knows of a model.
+    """A registered model, see `zoo.register`.
 
     Attributes:
-        function: Function that returns the model, not compiled.
+        function: Function that returns the uncompiled model.
         data, data_options: Name and options of the data set.
         metric: Name of the published metric.
-        metrics: Function that returns the metrics of a model of sequences. None: its own.
-        channels: Channels of the input. None: the model reads text.
+        metrics: Function that returns the metrics of a sequence model, or None for its defaults.
+        channels: Number of input channels, or None for a language model.
         training: `Training` of the paper.
-        fast: `Training` of this zoo, or None.
-        on: {name of another data set: options that differ there}.
+        fast: `Training` of this zoo's fast recipe, or None.
+        on: {name of another data set: options that differ on it}.
     """
 
     function: Callable[..., keras.Model]
@@ -347,7 +349,7 @@ class Entry:
     on: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def training_by(self, setting: str | None) -> Training:
-        """Returns the `Training` of a setting: None, the paper's, or `"fast"`, this zoo's.
+        """Returns the `Training` for a setting: None (the paper's) or `"fast"` (this zoo's).
 
         Raises:
             ValueError: The model has no such setting.
@@ -356,12 +358,12 @@ class Entry:
             return self.training
         check_choice("setting", setting, ("fast",))
         if self.fast is None:
-            raise ValueError(f"{self.name} has no fast recipe. Leave `setting` out.")
+            raise ValueError(f"{self.name} has no fast recipe. Omit `setting`.")
         return self.fast
 
     @property
     def name(self) -> str:
-        """The model's name, its function's."""
+        """The model's name, which is its function's name."""
         return self.function.__name__
 
     @property
@@ -388,7 +390,7 @@ class Entry:
 
     @functools.cached_property
     def options(self) -> dict[str, Any]:
-        """{name: type} of everything that `zoo.recipe` takes for the model."""
+        """{name: type} of all options that `zoo.recipe` takes for the model."""
         types = typing.get_type_hints(self.function)
         training = typing.get_type_hints(Training)
         training = {k: v for k, v in training.items() if k not in self.foreign_fields}
@@ -410,20 +412,20 @@ _FIELDS: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A model of the zoo with its arguments, data and training, made by `zoo.recipe`.
+    """A model of the zoo with its arguments, data and training, created by `zoo.recipe`.
 
-    Recipes do not change: `replace` returns a new one. A run's folder holds its recipe as JSON.
+    Recipes are immutable: `replace` returns a new one. A run's folder contains its recipe as JSON.
 
     Attributes:
-        entry: What the zoo knows of the model.
+        entry: `Entry` of the model.
         arguments: Arguments of the model's function.
         training: `Training`.
-        setting: None for the paper's training, `"fast"` for that of this zoo, from which
-            `training` may differ.
+        setting: None for the paper's training, `"fast"` for this zoo's fast recipe. `training` may
+            differ from it.
         data: Name of the data set, see `zoo.datasets.load`.
         data_options: Its options.
         data_dir: Folder of local copies of the data, or None.
-        data_checksum: Checksum of the data that a run was begun on, or None.
+        data_checksum: Checksum of the data that a run was started with, or None.
         metric: Name of the published metric.
         dtype_policy: Keras' dtype policy of all layers, or None for
             `keras.config.dtype_policy()`.
@@ -460,28 +462,28 @@ class Recipe:
         if self.reads_text:
             check_choice("metric", self.metric, TEXT_METRICS)
             if self.training.sequence_length is None or self.training.context_length is None:
-                raise ValueError("`sequence_length` and `context_length` must be given for a text.")
+                raise ValueError("Text data need `sequence_length` and `context_length`.")
             if self.stateful and self.training.context_length:
                 raise ValueError(
-                    "`context_length` belongs to stateful=False: a stateful model carries its "
-                    f"context over. Received: {self.training.context_length}"
+                    "`context_length` must be 0 with stateful=True: a stateful model carries its "
+                    f"states instead. Received: {self.training.context_length}"
                 )
         elif self.training.stretch is not None and self.data != "whole_series":
-            raise ValueError(f"`stretch` is for data='whole_series'. Received: data={self.data!r}")
+            raise ValueError(f"`stretch` needs data='whole_series'. Received: data={self.data!r}")
         elif self.metric != self.entry.metric:
             raise ValueError(f"`metric` must be {self.entry.metric!r}. Received: {self.metric!r}")
         if self.dtype_policy is not None:
             check_choice("dtype_policy", self.dtype_policy, DTYPE_POLICIES)
 
     def replace(self, **options: Any) -> "Recipe":
-        """Returns a recipe with other options, see `zoo.recipe`.
+        """Returns a recipe with some options replaced, see `zoo.recipe`.
 
-        An option goes wherever it is known: a forecaster's `window` to the model and to its data.
-        Another `setting` replaces the whole training.
-        `stateful=True` sets `context_length=0`, as the state is the context.
+        An option applies wherever it is known: a forecaster's `window` to both the model and its
+        data. A different `setting` replaces the whole training.
+        `stateful=True` sets `context_length=0`, because the state is the context.
 
         Raises:
-            ValueError: An unknown option, a wrong value, or options that contradict each other.
+            ValueError: An unknown option, an invalid value, or inconsistent options.
         """
         options = _typed(self.entry, options)
         if options.get("data", self.data) != self.data:
@@ -520,12 +522,12 @@ class Recipe:
 
     @property
     def reads_whole_series(self) -> bool:
-        """Whether the model classifies series, of which it may be given whole ones."""
+        """Whether the model classifies series and may be given whole ones."""
         return "whole_series" in self.entry.on
 
     @property
     def channels(self) -> int | None:
-        """Channels of the input, or None if the model reads text."""
+        """Number of input channels, or None for a language model."""
         return self.arguments.get("channels", self.entry.channels)
 
     @property
@@ -561,7 +563,7 @@ class Recipe:
             if published is not None and vocabulary not in (None, published):
                 raise ValueError(
                     f"{self.name}: the pretrained weights have a vocabulary of {len(published)} "
-                    f"tokens. Leave `vocabulary` out to get it. Received: {vocabulary!r}"
+                    f"tokens. Omit `vocabulary` to use it. Received: {vocabulary!r}"
                 )
             vocabulary = published or vocabulary
         arguments = dict(self.arguments)
@@ -582,7 +584,7 @@ class Recipe:
         return model if path is None else pretrained.load_weights(model, self.name, path)
 
     def compile(self, model: keras.Model) -> None:
-        """Compiles a model of this recipe, with the recipe's optimizer and metrics."""
+        """Compiles a model with the recipe's optimizer and metrics."""
         if self.reads_text:
             metrics = {"metrics": [TEXT_METRICS[self.metric]()]}
         elif self.entry.metrics is not None:
@@ -599,30 +601,29 @@ class Recipe:
         """Loads the data set, a `Dataset`.
 
         Raises:
-            ValueError: Wrong data: of another kind, or with another checksum than `data_checksum`.
+            ValueError: The data have the wrong kind, or a checksum other than `data_checksum`.
             FileNotFoundError: A file is missing.
         """
         loaded = datasets.load(self.data, self.data_dir, **self.data_options)
         if self.reads_text and loaded.vocabulary is None:
             raise ValueError(
-                f"A language model is trained on a text; the data set {self.data!r} has none. "
-                'Give one: data="text", data_options={"path": ...}'
+                f"A language model needs text, but the data set {self.data!r} has none. "
+                'Use data="text", data_options={"path": ...}'
             )
         if not self.reads_text and (loaded.vocabulary is not None or not loaded.sizes["train"]):
             raise ValueError(
-                f"{self.name} is trained on separate sequences; the data set {self.data!r} has "
-                "none."
+                f"{self.name} needs separate sequences, but the data set {self.data!r} has none."
             )
         if self.data_checksum not in (None, loaded.checksum):
             raise ValueError(
-                f"The data {self.data!r} have changed since the run began: their checksum is "
-                f"{loaded.checksum[:12]}..., not {self.data_checksum[:12]}... Put the earlier ones "
-                "back, or train in another folder."
+                f"The data {self.data!r} have changed since the run started: their checksum is "
+                f"{loaded.checksum[:12]}..., not {self.data_checksum[:12]}... Restore the original "
+                "data, or train in another folder."
             )
         return loaded
 
     def with_data(self, loaded: Dataset) -> "Recipe":
-        """Returns the recipe with the checksum and what else follows from loaded data."""
+        """Returns the recipe with the checksum and the arguments derived from loaded data."""
         follow = dict(loaded.model_arguments)
         if loaded.vocabulary is not None:
             follow["vocabulary_size"] = len(loaded.vocabulary)
@@ -632,16 +633,16 @@ class Recipe:
     def stream(
         self, part: Any, target_counting: str = "all", shuffle: bool = False
     ) -> keras.utils.PyDataset:
-        """Returns batches of a part of the data, for `fit` or `evaluate`.
+        """Returns batches of a data split, for `fit` or `evaluate`.
 
         Args:
-            part: `train`, `valid` or `test` of what `load_data` returned. The tokens of a text are
-                those of its vocabulary.
-            target_counting: Of a text: `"all"`, or `"original"` as the authors' programs count,
+            part: `train`, `valid` or `test` of the result of `load_data`. The tokens of a text must
+                belong to its vocabulary.
+            target_counting: For text: `"all"`, or `"original"` to follow the authors' code,
                 see `data.TokenStream`.
-            shuffle: Whether separate sequences are read in a new order in each epoch, which needs
-                the callback `data.EpochOrder`, and augmented as the training says. A text is
-                always read in its order.
+            shuffle: Whether to read separate sequences in a new order in each epoch, which needs
+                the callback `data.EpochOrder`, and to augment them as specified in `training`.
+                Text is always read in order.
         """
         batch_size = self.training.batch_size
         if self.reads_text:
@@ -656,7 +657,7 @@ class Recipe:
                 target_counting=target_counting,
             )
         if target_counting != "all":
-            raise ValueError(f"`target_counting` is for texts. Received: {target_counting!r}")
+            raise ValueError(f"`target_counting` is for text. Received: {target_counting!r}")
         order: dict[str, Any] = {"seed": self.seed or 0, "shuffle": shuffle}
         stream: keras.utils.PyDataset
         if isinstance(part, _WINDOWS):
@@ -679,13 +680,13 @@ class Recipe:
         channels = stream[0][0].shape[-1]
         if channels != self.channels:
             raise ValueError(
-                f"The data set {self.data!r} has {channels} channels, {self.name} reads "
+                f"The data set {self.data!r} has {channels} channels, but {self.name} reads "
                 f"{self.channels}."
             )
         return stream
 
     def adapt(self, model: keras.Model, loaded: Dataset) -> None:
-        """Gives a model the statistics of its training data, if it standardizes them."""
+        """Adapts a model to the statistics of its training data, if it standardizes them."""
         if isinstance(loaded.train, Windows):
             model.adapt(loaded.train, loaded.valid)
         elif isinstance(loaded.train, (LabelledWindows, LabelledSeries)):
@@ -709,9 +710,9 @@ class Recipe:
         return json.loads(json.dumps(written))
 
     def changes(self) -> dict[str, Any]:
-        """Returns the options that `zoo.recipe` makes this recipe of.
+        """Returns the options with which `zoo.recipe` returns this recipe.
 
-        Without what a run takes from its data, and where these are.
+        They exclude arguments that a run takes from its data, and the paths of the data.
         """
         setting = {} if self.setting is None else {"setting": self.setting}
         base = Recipe.published(self.entry).replace(**setting).options()

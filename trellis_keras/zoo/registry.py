@@ -28,27 +28,28 @@ def register(
     metrics: Callable[[], list] | None = None,
     on: dict[str, dict[str, Any]] | None = None,
 ) -> Callable[[Callable], Callable[..., keras.Model]]:
-    """Makes a function that returns a model a model of the zoo.
+    """Registers a function that returns a model as a model of the zoo.
 
-    The function's arguments are the model's hyper-parameters, with the published values as
-    defaults; `seed` is one of them. The decorated function builds the model, compiles it and takes
-    `weights`, `dtype_policy` and `jit_compile` besides, and that of a language model `vocabulary`.
+    The function's arguments are the model's hyper-parameters, including `seed`, with the published
+    values as defaults. The decorated function builds and compiles the model, and also takes
+    `weights`, `dtype_policy` and `jit_compile`, and, for a language model, `vocabulary`.
 
     Args:
         data: Name of the data set, see `zoo.datasets.load`.
         metric: Name of the published metric.
-        training: How it is trained.
-        fast: How it is trained with `setting="fast"`. Defaults to None, there is no such setting.
-        data_options: Published options of the data set. `zoo.recipe` takes them beside the
-            arguments; one that is an argument too, such as a forecaster's `window`, goes to both.
-        channels: Channels of the input. Defaults to None, a language model.
-        metrics: Function that returns the metrics of a model of sequences. Defaults to the
-            model's own.
-        on: {name of another data set: options of the recipe that differ there}, arguments of the
-            function and fields of its training. Defaults to None, there are none.
+        training: `Training` of the published recipe.
+        fast: `Training` for `setting="fast"`. Defaults to None, no such setting.
+        data_options: Published options of the data set. `zoo.recipe` takes them like the
+            arguments; an option that is also an argument, such as a forecaster's `window`, is
+            passed to both.
+        channels: Number of input channels. Defaults to None, a language model.
+        metrics: Function that returns the metrics of a sequence model. Defaults to the model's
+            default metrics.
+        on: {name of another data set: recipe options that differ on it}, arguments of the
+            function and fields of its training. Defaults to None.
 
     Raises:
-        ValueError: There is a model of this name already.
+        ValueError: A model with this name already exists.
 
     Example:
 
@@ -69,7 +70,7 @@ def register(
         options = data_options or {}, metric, metrics, channels, training, fast, on or {}
         entry = Entry(function, data, *options)
         if entry.name in _ENTRIES:
-            raise ValueError(f"The zoo has a model {entry.name!r} already.")
+            raise ValueError(f"The zoo already has a model {entry.name!r}.")
         _ENTRIES[entry.name] = entry
         return _function(entry)
 
@@ -82,11 +83,11 @@ def _function(entry):
     @functools.wraps(entry.function)
     def build(*, weights=None, vocabulary=None, **options):
         if vocabulary is not None and not entry.reads_text:
-            raise ValueError(f"{entry.name} reads no text: it takes no `vocabulary`.")
+            raise ValueError(f"{entry.name} is not a language model: it takes no `vocabulary`.")
         for option in options.keys() & entry.options.keys():
             if option not in entry.arguments and option not in ("dtype_policy", "jit_compile"):
                 raise ValueError(
-                    f"`{option}` is not an argument of the model but an option of its recipe: "
+                    f"`{option}` is an option of the recipe, not an argument of the model: use "
                     f"zoo.recipe({entry.name!r}, {option}={options[option]!r}).build()"
                 )
         return recipe(entry.name, **options).build(weights=weights, vocabulary=vocabulary)
@@ -101,7 +102,7 @@ def _function(entry):
 
 
 def sub_seed(seed: int | None, offset: int) -> int | None:
-    """Returns the seed of a part of a model: no two parts draw the same numbers."""
+    """Returns an independent seed for one part of a model."""
     return base.sub_seed(seed, "zoo", offset)
 
 
@@ -120,12 +121,12 @@ def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
 
 
 def get_model(name: str, **arguments: Any) -> keras.Model:
-    """Builds the model `name`: the same as calling the function of that name."""
+    """Builds the model `name`, like calling the function of that name."""
     return _function(_entry(name))(**arguments)
 
 
 def describe(name: str) -> str:
-    """Returns what a model is: the first paragraph of its docstring."""
+    """Returns a description of a model: the first paragraph of its docstring."""
     return " ".join((_entry(name).function.__doc__ or "").split("\n\n")[0].split())
 
 
@@ -134,13 +135,13 @@ def recipe(name: str, **options: Any) -> Recipe:
 
     Args:
         name: One of `list_models()`.
-        **options: Arguments of the model, fields of its `Training`, published options of its data,
-            and `data`, `data_options`, `data_dir`, `metric`, `dtype_policy` or `jit_compile`, where
-            they are to differ from the published ones. `setting="fast"` trains the same net in
-            another way: by this zoo's recipe, where it has one, not the paper's.
+        **options: Values that differ from the published ones: arguments of the model, fields of its
+            `Training`, options of its data, and `data`, `data_options`, `data_dir`, `metric`,
+            `dtype_policy` or `jit_compile`. `setting="fast"` trains the same network with this
+            zoo's fast recipe, if it has one, instead of the paper's.
 
     Raises:
-        ValueError: An unknown name or option, a wrong value, or options that contradict each other.
+        ValueError: An unknown name or option, an invalid value, or inconsistent options.
 
     Examples:
 
@@ -153,7 +154,7 @@ def recipe(name: str, **options: Any) -> Recipe:
 
 
 def recipe_from_dict(written: dict[str, Any]) -> Recipe:
-    """Returns the recipe that `Recipe.to_dict` wrote.
+    """Returns the recipe from the result of `Recipe.to_dict`.
 
     Raises:
         ValueError, KeyError or TypeError: It is not a recipe of this version.
@@ -178,7 +179,7 @@ def read_recipe(folder: str | os.PathLike) -> Recipe:
         if "data_dir" in paths:
             settings["data_dir"] = paths["data_dir"]
         return recipe_from_dict(settings)
-    # Whatever a damaged file leads to: a missing key, a list for a dict, a number without bounds.
+    # Any error that a damaged file may cause: a missing key, a list for a dict, a huge number.
     except (
         OverflowError,
         AttributeError,
@@ -213,7 +214,7 @@ def published_recipe(name: str, setting: str = "") -> Recipe:
 
 
 def published_value(recipe: Recipe) -> results.Published | None:
-    """Returns what is published of a recipe's model, data and metric, or None."""
+    """Returns the published result for a recipe's model, data and metric, or None."""
     return catalog.published_value(recipe.name, recipe.to_dict())
 
 

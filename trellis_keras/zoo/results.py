@@ -1,6 +1,6 @@
-"""Results: those of the papers (published.csv) and of the zoo's own runs (folders of zoo/).
+"""Results of the papers (published.csv) and of the zoo's own runs (folders of zoo/).
 
-A published run lies in `zoo/MODEL`, or in `zoo/MODEL/SETTING` where it has other arguments than the
+A published run is stored in `zoo/MODEL`, or in `zoo/MODEL/SETTING` if its arguments differ from the
 defaults: card, results.json, history, learning curve and small weights.
 """
 
@@ -21,16 +21,16 @@ _PACKAGE = pathlib.Path(__file__).parent
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """A row of published.csv: a figure of a paper.
+    """A row of published.csv: a result in a paper.
 
     Attributes:
         model: Name of the zoo's model.
-        setting: {option: value} of the options of `zoo.recipe` that make the figure's model of the
-            zoo's, empty for its defaults.
+        setting: {option: value} of the options of `zoo.recipe` for this result, empty for the
+            model's defaults.
         metric: Name of the metric.
-        value: The figure on the test split.
-        parameters: The size that the paper gives, such as "24M".
-        epochs: Epoch of the lowest validation loss, or None where the paper does not say.
+        value: The result on the test split.
+        parameters: The size given in the paper, such as "24M".
+        epochs: Epoch of the lowest validation loss, or None if the paper does not say.
         source: Paper and table.
     """
 
@@ -50,7 +50,7 @@ class Run:
     Attributes:
         folder: Its folder.
         setting: Name of its folder below the model's, such as "T=200"; "" for the default.
-        results: What its results.json holds.
+        results: The contents of its results.json.
     """
 
     folder: pathlib.Path
@@ -59,7 +59,7 @@ class Run:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """The recipe of the run, as `Recipe.to_dict` wrote it."""
+        """The recipe of the run, in the form of `Recipe.to_dict`."""
         return self.results["recipe"]
 
     @property
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def has_weights(self) -> bool:
-        """Whether its weights are there."""
+        """Whether its weights are available."""
         return (self.folder / WEIGHTS).is_file()
 
 
@@ -124,7 +124,7 @@ def parse_setting(text: str) -> dict[str, Any]:
 def assets_folder() -> pathlib.Path:
     """Returns the folder of the published runs.
 
-    Looked for in this order: the folder that TRELLIS_KERAS_ZOO names, `zoo/` beside the package
+    Searched in this order: the folder named by TRELLIS_KERAS_ZOO, `zoo/` beside the package
     (a checkout or an editable install), `_assets/` inside it (an installed wheel).
 
     Raises:
@@ -136,7 +136,7 @@ def assets_folder() -> pathlib.Path:
             raise FileNotFoundError(f"TRELLIS_KERAS_ZOO is not a folder: {named}")
         return pathlib.Path(named)
     checkout = _PACKAGE.parent.parent
-    # Beside an installed package, a folder `zoo` would be somebody else's.
+    # A folder `zoo` beside an installed package would belong to something else.
     is_checkout = (checkout / "setup.py").is_file()
     for folder in [checkout / "zoo"] * is_checkout + [_PACKAGE / "_assets"]:
         if (folder / "README.md").is_file():
@@ -180,7 +180,7 @@ def read_run(path: pathlib.Path) -> Run:
 
 
 def read_costs(folder: pathlib.Path | None = None) -> dict[str, Any]:
-    """Returns what costs.json holds: parameters, and what training each model costs."""
+    """Returns the contents of costs.json: the parameters and training cost of each model."""
     path = (assets_folder() if folder is None else folder) / COSTS
     if not path.is_file():
         return {"machine": {}, "models": {}}

@@ -1,10 +1,10 @@
 """A run: a folder in which a model is trained by a recipe, and training resumes after a kill.
 
 recipe.json          all settings
-paths.json           where the data are on this machine; leave it out when you share the run
+paths.json           where the data are on this machine; omit it when you share the run
 environment.json     hardware, versions, commit and precision of the processes that trained
 history.csv          a row per epoch
-best.keras           the model of the lowest validation loss, with its vocabulary
+best.keras           the model with the lowest validation loss, with its vocabulary
 checkpoints/         where an interrupted run resumes
 tensorboard/         logs for TensorBoard
 
@@ -94,16 +94,16 @@ _UNIFORM_NLL = {"perplexity": float, "bpc": math.log2, "cross_entropy": math.log
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """What TensorBoard shows of a run beside metrics and learning rate. Training is unaffected.
+    """TensorBoard logs of a run besides metrics and learning rate. They do not affect training.
 
     Args:
-        gradient_norms: Integer, batches on which gradient norms are measured after each epoch (see
-            `training.GradientNorms`), by block, layer or cell. They go to `history.csv` too.
-            Defaults to 0, no measurement.
-        sample_length: Integer, tokens that a language model generates after each epoch (see
-            `training.TextSamples`), from the start of the validation text. Defaults to 0,
+        gradient_norms: Integer, number of batches on which to measure gradient norms after each
+            epoch (see `training.GradientNorms`), by block, layer or cell. They are also written to
+            `history.csv`. Defaults to 0, no measurement.
+        sample_length: Integer, number of tokens that a language model samples after each epoch (see
+            `training.TextSamples`), continuing the start of the validation text. Defaults to 0,
             no samples.
-        graph: Whether the model's graph is written before training starts (on TensorFlow).
+        graph: Whether to write the model's graph before training starts (on TensorFlow).
         profile: (first, last) training batch to profile, counted from 1 in this process. Defaults
             to None, no profile.
     """
@@ -132,25 +132,25 @@ class Observation:
             folder: The run's folder.
             model: The model.
             stream: Batches of the training data, in the same order each time.
-            loaded: The data, of whose `valid` part a language model continues the start.
-            batches: Number of batches that will be trained on.
+            loaded: The data. A language model continues the start of its `valid` split.
+            batches: Number of batches left to train on.
 
         Raises:
-            ValueError: A profile without TensorFlow, or of batches beyond the run's end.
+            ValueError: A profile without TensorFlow, or of batches beyond the end of the run.
         """
         self._check_profile(batches)
-        # A folder each: of several files in one, TensorBoard may follow only the newest.
+        # One folder each: TensorBoard may follow only the newest of several files in a folder.
         logs = folder / "tensorboard"
         has_tensorflow = _has_tensorflow()
         if not has_tensorflow:
             print("TensorFlow is not installed: no TensorBoard logs are written.", flush=True)
-        # Keras writes no graph of models like ours: `write_graph` does.
+        # Keras cannot write the graph of a subclassed model; `write_graph` can.
         board = keras.callbacks.TensorBoard
         callbacks = []
         if has_tensorflow:
             callbacks = [board(logs, write_graph=False, profile_batch=self.profile or 0)]
         if self.gradient_norms:
-            # First: the others write what it adds to the logs.
+            # First, because the others write the logs that it adds.
             callbacks = [GradientNorms(stream, steps=self.gradient_norms), *callbacks]
         if has_tensorflow and self.sample_length:
             callbacks += self._samples(logs / "samples", model, loaded)
@@ -162,16 +162,16 @@ class Observation:
         if self.profile is None:
             return
         if not _has_tensorflow():
-            raise ValueError("A profile is written with TensorFlow, which is not installed.")
+            raise ValueError("Profiling requires TensorFlow, which is not installed.")
         if keras.backend.backend() == "jax" and sys.version_info < (3, 12):
             raise ValueError(
-                "On JAX, Keras writes a profile with Python 3.12 and newer only: leave `profile` "
-                "out, or use another Python, or TensorFlow."
+                "On JAX, profiling requires Python 3.12 or newer: omit `profile`, or use "
+                "another Python, or TensorFlow."
             )
         if self.profile[1] > batches:
             raise ValueError(
-                f"The last batch to profile, {self.profile[1]}, is not among the {batches} batches "
-                "that are left of this run."
+                f"The last batch to profile, {self.profile[1]}, is beyond the {batches} batches "
+                "left in this run."
             )
 
     def _samples(self, directory, model, loaded):
@@ -194,41 +194,41 @@ def train(
     save_minutes: float | None = 10,
     devices: int | None = None,
 ) -> keras.Model:
-    """Trains a model by its recipe, or resumes an interrupted run.
+    """Trains a model with its recipe, or resumes an interrupted run.
 
     On several machines (JAX), call `training.devices.join` first in each process, then `train` with
-    the same arguments. Process 0 writes the run; the others take from it what it resumes from, and
-    leave nothing.
+    the same arguments. Process 0 writes the run; the others receive from it the checkpoint to
+    resume from, and write nothing.
 
     Args:
-        recipe: A `zoo.Recipe`. If `folder` holds a run, it must be that run's; epochs, paths of the
-            data, precision and `jit_compile` may differ.
+        recipe: A `zoo.Recipe`. If `folder` contains a run, it must be that run's recipe; epochs,
+            data paths, precision and `jit_compile` may differ.
         folder: The run's folder, created if necessary. Only one process can train in it.
         verbose: As in `keras.Model.fit`.
-        callbacks: Callbacks beside the recipe's. What they remember is saved with the run (see
+        callbacks: Callbacks in addition to the recipe's. Their state is saved with the run (see
             `training.Checkpoint`).
-        observation: What TensorBoard shows beside metrics and learning rate; it may differ when
-            a run is resumed. Defaults to nothing.
-        max_minutes: Training stops when this limit is near, within an epoch too (see
+        observation: `Observation`, additional logs for TensorBoard; it may differ when a run is
+            resumed. Defaults to none.
+        max_minutes: Time limit, before which training stops, even within an epoch (see
             `training.TimeLimit`); the next call resumes. Defaults to None, no limit.
-        save_minutes: Minutes between checkpoints within an epoch. Defaults to 10; None: checkpoints
-            after epochs only, and `max_minutes` ends training after an epoch.
-        devices: Positive integer, number of devices of this machine that share the rows of a
-            batch. It may differ when a run is resumed. Defaults to None, one; with several
-            processes all of each.
+        save_minutes: Minutes between checkpoints within an epoch. With None there are checkpoints
+            only after epochs, and `max_minutes` stops training after an epoch. Defaults to 10.
+        devices: Positive integer, number of devices on this machine among which the rows of a
+            batch are divided. It may differ when a run is resumed. Defaults to None, one device,
+            or, with several processes, all devices of each.
 
     Returns:
         The trained model.
 
     Raises:
-        ValueError: The folder cannot be written to, is in use, or holds a run of another recipe;
-            wrong data; `max_minutes` or `save_minutes` is not positive; fewer devices than
-            `devices`, or a batch that they cannot share evenly; or several processes are to
-            measure what one can only.
+        ValueError: The folder cannot be written to, is in use, or contains a run with another
+            recipe; the data are wrong; `max_minutes` or `save_minutes` is not positive; there are
+            fewer devices than `devices`, or they cannot divide a batch evenly; or an option is
+            not supported with several processes.
         FileNotFoundError: The data are missing.
-        FloatingPointError: The loss is no longer finite. Nothing of that epoch was saved.
-        OSError: A file could not be written, or the data not be read. The run resumes from the
-            last checkpoint.
+        FloatingPointError: The loss is no longer finite. Nothing from that epoch was saved.
+        OSError: A file could not be written, or the data could not be read. The run resumes from
+            the last checkpoint.
 
     Example:
 
@@ -239,7 +239,7 @@ def train(
     for name, minutes in (("max_minutes", max_minutes), ("save_minutes", save_minutes)):
         if minutes is not None and not minutes > 0:
             raise ValueError(f"`{name}` must be positive. Received: {minutes}")
-    # Before the data, whose loading takes time too.
+    # Before loading the data, which also takes time.
     limit = max_minutes and TimeLimit(60 * max_minutes, command=resuming(folder))
     observation = observation or Observation()
     _check_processes(recipe, observation, limit)
@@ -251,16 +251,16 @@ def train(
 
 
 def _check_processes(recipe, observation, limit):
-    """Raises ValueError for what several processes cannot do together."""
+    """Raises ValueError for options that several processes do not support."""
     if parallel.process_count() == 1:
         return
     if limit is not None or observation != Observation():
         raise ValueError(
-            "Several processes take the same steps and compute nothing else: leave out "
+            "Several processes must execute the same steps: omit "
             "`max_minutes`, gradient norms, samples, graph and profile."
         )
     if recipe.seed is None:
-        raise ValueError("Several processes start with the same weights: `seed` must be a number.")
+        raise ValueError("Several processes must start with the same weights: set `seed`.")
 
 
 def _train(recipe, folder, verbose, callbacks, observation, limit, save_minutes, devices):
@@ -291,7 +291,7 @@ def _train(recipe, folder, verbose, callbacks, observation, limit, save_minutes,
 
 
 def _share(folder):
-    """Gives the other processes what process 0 resumes from: the recipe and the checkpoint."""
+    """Sends the recipe and checkpoint that process 0 resumes from to the other processes."""
     if parallel.process_count() == 1:
         return
     checkpoint = latest(folder / "checkpoints")
@@ -305,7 +305,7 @@ def _share(folder):
 
 @contextlib.contextmanager
 def _discarding_without_checkpoint(folder):
-    """Removes what a training wrote that fails before its first checkpoint."""
+    """Removes the files of a run that fails before its first checkpoint."""
     earlier = set(os.listdir(folder))
     try:
         yield
@@ -320,7 +320,7 @@ def _discarding_without_checkpoint(folder):
 
 
 def _check_input(recipe, folder):
-    """Raises ValueError if the run would write onto the user's data."""
+    """Raises ValueError if the run would overwrite the user's data."""
     for path in _files_of(recipe.data_options).values():
         path = own_file(path, recipe.data_dir)
         inside = path.resolve().parent == folder.resolve()
@@ -365,16 +365,16 @@ def _fit(recipe, loaded, folder, building, verbose, callbacks, observation, limi
     first = _callbacks(recipe, folder, train_stream, callbacks, observers)
     # Observers may differ when a run is resumed.
     remembering = [c for c in first if has_memory(c) and c not in observers]
-    # After them, so that it saves what they remember of the epoch.
+    # After them, so that it saves their state at the end of the epoch.
     checkpoint = Checkpoint(
         folder / "checkpoints",
         seed=recipe.seed or 0,
         callbacks=remembering,
         save_minutes=save_minutes,
     )
-    # After the checkpoint, which refuses a model other than the run's.
+    # After the checkpoint, which rejects a model other than the run's.
     last = [keras.callbacks.LambdaCallback(on_train_begin=lambda logs: _record(recipe, folder))]
-    if limit is not None:  # after it too: a run that the limit stops is not finished
+    if limit is not None:  # also after it: a run stopped by the limit is not finished
         limit.checkpoint = checkpoint if save_minutes is not None else None
         last.append(limit)
 
@@ -393,7 +393,7 @@ def _fit(recipe, loaded, folder, building, verbose, callbacks, observation, limi
             last_batch = RestOfEpoch(train_stream, len(train_stream) - 1)
             # It creates the variables of all metrics.
             model.evaluate(parallel.own_rows(last_batch), verbose=0)
-            # After the checkpoint, so that training is not over for it.
+            # After the checkpoint, so that it does not record training as finished.
             stop = keras.callbacks.LambdaCallback(
                 on_epoch_end=lambda epoch, logs: setattr(model, "stop_training", True)
             )
@@ -423,16 +423,16 @@ def _callbacks(recipe, folder, train_stream, others, observers):
                 on_epoch_begin=lambda epoch, logs: setattr(train_stream, "epoch", epoch)
             )
         ]
-    # What the recipe's and others add to the logs is there for the records that follow.
+    # The recipe's and other callbacks come first, so that their logs are recorded.
     records = [*observers, HistoryCSV(folder / "history.csv"), BestModel(folder / BEST)]
-    # StopOnNaN first, so that no other records an epoch with a NaN loss.
+    # StopOnNaN first, so that no other callback records an epoch with a NaN loss.
     return [StopOnNaN(), *order, *recipe.callbacks(), *others, *records]
 
 
 def _continued(recipe, folder):
-    """Returns the recipe with the data checksum of the folder's run, if this is its recipe."""
+    """Returns the recipe with the data checksum of the folder's run, after comparing both."""
     if not (folder / RECIPE).exists() or latest(folder / "checkpoints") is None:
-        return recipe  # a process that was killed before its first checkpoint left nothing to keep
+        return recipe  # a process killed before its first checkpoint left nothing to keep
     there = read_settings(folder)
     name = there["name"]
     if name == recipe.name:
@@ -465,13 +465,13 @@ def _flat(settings):
 
 
 def _without_path(value):
-    # A file may move. The checksum tells whether it is the same.
+    # A file may move; the checksum identifies it.
     if not isinstance(value, dict):
         return value
     return {k: v for k, v in value.items() if k not in _files_of(value)}
 
 
-# What a run's folder holds
+# The contents of a run's folder
 
 
 def has_run(folder: str | os.PathLike) -> bool:
@@ -525,7 +525,7 @@ def without_paths(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, s
 
 
 def read_paths(folder: str | os.PathLike) -> dict[str, str]:
-    """Returns the paths of a run's data; empty without the file, as of a run of someone else.
+    """Returns the paths of a run's data, or an empty dict if the file is missing (a shared run).
 
     Raises:
         ValueError: The file is damaged.
@@ -579,11 +579,11 @@ def best_path(folder: str | os.PathLike) -> pathlib.Path:
 
 
 def load_best(folder: str | os.PathLike, kind: type[keras.Model] = BackboneModel) -> keras.Model:
-    """Returns the best model of the run in `folder`, which is not compiled.
+    """Returns the best model of the run in `folder`, uncompiled.
 
     Args:
         folder: The run's folder.
-        kind: Class that the model must have. Defaults to any model of the package.
+        kind: Required class of the model. Defaults to any model of the package.
 
     Raises:
         FileNotFoundError: There is no run, or it has not finished an epoch.
@@ -594,7 +594,7 @@ def load_best(folder: str | os.PathLike, kind: type[keras.Model] = BackboneModel
         model = load_model(path)
     except ValueError as error:
         raise ValueError(
-            f"{str(error).rstrip('.')}. Put a copy of it back, or train in another folder."
+            f"{str(error).rstrip('.')}. Restore a copy of it, or train in another folder."
         ) from error
     if not isinstance(model, kind):
         raise ValueError(f"{path} must hold a {kind.__name__}. Received: {type(model).__name__}")
@@ -602,14 +602,14 @@ def load_best(folder: str | os.PathLike, kind: type[keras.Model] = BackboneModel
 
 
 def representative_data(recipe: Any, rows: int = 32) -> np.ndarray:
-    """Returns inputs from all over the training data, such as `export` takes for integers.
+    """Returns inputs sampled from the whole training data, for quantization in `export`.
 
     Args:
         recipe: The run's recipe, see `zoo.read_recipe`.
-        rows: Positive integer, number of sequences at most. Defaults to 32.
+        rows: Positive integer, maximum number of sequences. Defaults to 32.
 
     Returns:
-        An array (rows, steps, channels), of a text tokens (rows, steps).
+        An array (rows, steps, channels), or tokens (rows, steps) for text.
     """
     stream = recipe.stream(recipe.load_data().train)
     places = np.unique(np.linspace(0, len(stream) - 1, rows, dtype="int64"))
@@ -619,7 +619,7 @@ def representative_data(recipe: Any, rows: int = 32) -> np.ndarray:
 
 
 def _without_padding(x):
-    """x (1, steps, ...), in which NaN after the last value gives way to x from its start on."""
+    """x (1, steps, ...), with trailing NaN replaced by x repeated from its start."""
     has_value = ~np.isnan(x[0]).reshape(len(x[0]), -1).all(axis=1)
     return np.resize(x[0, : np.flatnonzero(has_value)[-1] + 1], x.shape)
 
@@ -637,13 +637,13 @@ def evaluate(
         recipe: The run's recipe, see `zoo.read_recipe`. `data_dir` may differ.
         folder: The run's folder.
         split: `"train"`, `"valid"` or `"test"`.
-        target_counting: Of a text: `"all"` counts each target once, `"original"` counts as the
+        target_counting: For text: `"all"` counts each target once, `"original"` follows the
             authors' code, see `data.TokenStream`.
         verbose: As in `keras.Model.evaluate`.
 
     Returns:
-        A dict of the metrics, including the published one, and the number of items they average
-        over: `targets` of a text, `frames` of music, otherwise `sequences`.
+        A dict of the metrics, including the published one, and the number of items that they
+        average over: `targets` for text, `frames` for music, otherwise `sequences`.
 
     Raises:
         ValueError: An unknown split or counting, changed data, or a damaged file.
@@ -679,7 +679,7 @@ def describe(recipe: Any, model: keras.Model, loaded: Any) -> str:
             f"(a uniform guess: {recipe.metric} {guess:.4g})"
         )
         batches = f"{training.batch_size} x {training.sequence_length} tokens, " + (
-            "the state carried over"
+            "carrying the state over"
             if recipe.stateful
             else f"the first {training.context_length} of each row context"
         )
@@ -698,9 +698,9 @@ def describe(recipe: Any, model: keras.Model, loaded: Any) -> str:
 
 
 def _describe_arithmetic(recipe, model):
-    """Says in which precision a step computes, what compiles it, and who chose that."""
+    """Describes the precision of a step, its compiler, and who chose the compiler."""
     compiler = "compiled by XLA" if model.jit_compile else "without XLA"
-    why = "as asked for" if recipe.jit_compile is not None else "chosen for model and machine"
+    why = "as requested" if recipe.jit_compile is not None else "chosen for model and machine"
     return f"{model.backbone.compute_dtype}, {compiler} ({why})"
 
 
@@ -713,7 +713,7 @@ def check_output(
     """Returns the path of a file that may be written: see `files.check_output`.
 
     Raises:
-        ValueError: If it is a file of a run, or as `files.check_output`.
+        ValueError: If it is a file of a run, or as in `files.check_output`.
         FileNotFoundError: If its folder does not exist.
     """
     check_no_file_of_a_run(path)
@@ -721,7 +721,7 @@ def check_output(
 
 
 def check_no_file_of_a_run(path: str | os.PathLike) -> None:
-    """Raises ValueError if a path is that of a file of a run. Symbolic links are followed."""
+    """Raises ValueError if a path belongs to the files of a run. Symbolic links are followed."""
     resolved = pathlib.Path(path).expanduser().resolve()
     for folder in resolved.parents:
         if _is_run_file(resolved.relative_to(folder)) and (folder / RECIPE).is_file():
@@ -758,16 +758,14 @@ def explained(folder: pathlib.Path) -> Iterator[None]:
 
     Raises:
         FloatingPointError: The training has diverged.
-        OSError: A file could not be written or read, TensorFlow's own errors of that kind included.
+        OSError: A file could not be written or read, including TensorFlow's own errors.
     """
     try:
         yield
     except FloatingPointError as error:
         saved = _saved(folder)
         again = (
-            "Resuming from there would diverge again: train in another folder, with"
-            if saved
-            else "Train with"
+            "Resuming would diverge again: train in another folder, with" if saved else "Train with"
         )
         raise FloatingPointError(
             f"{error} {saved or _NOTHING} {again} a smaller learning rate or clip norm."
@@ -789,17 +787,17 @@ def _saved(folder):
     """Names the last checkpoint; "" without one."""
     try:
         checkpoint = latest(folder / "checkpoints")
-    except (OSError, ValueError):  # the same disk may be the reason
+    except (OSError, ValueError):  # possibly because of the same disk
         return "The checkpoints cannot be read either."
     return "" if checkpoint is None else f"The last good state is {checkpoint}."
 
 
 def _reason(error, folder):
-    """Describes a failure of the disk or the data, or returns None for other errors."""
+    """Returns a description of a failure of the disk or the data, or None for other errors."""
     if isinstance(error, OSError):
         return str(error)
     if parallel.process_count() > 1 and re.search("gloo|nccl|coordination", str(error), re.I):
-        return f"Another process of this training has ended or cannot be reached ({error})"
+        return f"Another process of this run has exited or cannot be reached ({error})"
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None or not isinstance(error, tensorflow.errors.OpError):
         return None
