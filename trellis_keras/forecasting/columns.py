@@ -37,8 +37,8 @@ class Columns:
         past: Names of covariates that are known up to the present only. Defaults to `()`.
         future: Names of covariates that are known in the future too. Defaults to `()`.
         static: Names of features that do not change within a series. Defaults to `()`.
-        time: Name of the column of times: ISO 8601, `20240131` or `202401`, or integers. Defaults
-            to `None`: rows follow each other at equal steps.
+        time: Name of the column of times: ISO 8601, `20240131`, `202401` or `2024 Q1`, or integers.
+            Defaults to `None`: rows follow each other at equal steps.
         series: Name of the column that tells several series apart. Defaults to `None`: one series.
 
     Raises:
@@ -266,6 +266,9 @@ def _forms(texts):
     yield texts
     texts = pc.utf8_trim_whitespace(texts)
     texts = pc.replace_substring_regex(texts, r"(:[0-9][0-9])[.][0-9]*", r"\1")  # fractions
+    for quarter in range(4):
+        pattern = rf"^([0-9]{{4}})[ -]?Q{quarter + 1}$"
+        texts = pc.replace_substring_regex(texts, pattern, rf"\1-{3 * quarter + 1:02}")
     yield pc.replace_substring_regex(texts, r"^([0-9]{4}-[0-9][0-9])$", r"\1-01")  # months
 
 
