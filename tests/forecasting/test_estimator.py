@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from trellis_keras.forecasting import FittedForecaster, fit
+from trellis_keras.forecasting import Columns, FittedForecaster, TimeSeries, fit
 from trellis_keras.layers import LRU
 
 
@@ -55,6 +55,26 @@ def test_the_next_values_of_each_target(fitted):
     assert len(fitted.predict(first(data, 180), steps=8)) == 16
 
 
+def test_tables_of_arrow_are_read_as_dicts(fitted):
+    data = first(frame(), 180)
+    expected = arrays(fitted.predict(data))
+    found = arrays(fitted.predict(pa.table(data)))
+    assert {name: values.tolist() for name, values in found.items()} == {
+        name: values.tolist() for name, values in expected.items()
+    }
+    times = pa.array(data["day"]).cast(pa.timestamp("s", "UTC"))
+    zoned = TimeSeries.from_frame(pa.table(data | {"day": times}), Columns("load", time="day"))
+    assert zoned.utc
+    with pytest.raises(ValueError, match="an Arrow table or a dict of arrays. Received: list"):
+        fit([1, 2, 3], 1, "load")
+
+
+def test_a_column_in_the_index_is_named(fitted):
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(ValueError, match="'day' is in the index of the frame.*reset_index"):
+        fitted.predict(pandas.DataFrame(first(frame(), 180)).set_index("day"))
+
+
 def test_a_target_without_a_known_value_has_no_forecast(fitted):
     data = first(frame(), 180)
     data["gas"] = np.where(np.arange(180) < 144, data["gas"], np.nan)
@@ -70,6 +90,7 @@ def test_months_that_end_on_their_last_day():
     found = arrays(fitted.predict(first(data, 98)))
     np.testing.assert_array_equal(found["day"].astype("M8[D]"), days[98:])
     np.testing.assert_allclose(found["q50"], data["load"][98:], atol=1)
+    assert str(fitted).endswith("The linear map is used alone.")  # without epochs there is no net
 
 
 def test_the_frame_is_of_pandas_where_it_is_installed(fitted, monkeypatch):

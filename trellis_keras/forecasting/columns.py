@@ -326,8 +326,10 @@ def _compact_dates(numbers):
     return dates.astype("datetime64[s]")
 
 
-def as_arrow(values: np.ndarray) -> pa.Array:
+def as_arrow(values: np.ndarray | pa.ChunkedArray) -> pa.Array:
     """Return an array of a frame for `read_table`. Python objects of several types become texts."""
+    if isinstance(values, pa.ChunkedArray):
+        return values.combine_chunks()
     if values.dtype.kind == "M":
         values = values.astype("datetime64[s]")  # pyarrow has no hours
     try:

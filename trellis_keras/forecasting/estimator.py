@@ -229,7 +229,7 @@ def train_forecaster(
         verbose: As in `keras.Model.fit`. Defaults to 0.
 
     Returns:
-        The share of the net, see `settle`.
+        The share of the net, see `settle`; `None` without epochs.
     """
     model.adapt(train, valid)
     if epochs:
@@ -243,7 +243,8 @@ def train_forecaster(
             callbacks=[StopOnNaN(), EpochOrder(stream), *callbacks, best],
             verbose=verbose,
         )
-    return settle(model, valid, batch_size)
+    share = settle(model, valid, batch_size)
+    return share if epochs else None  # the net is as it was: zero
 
 
 def settle(

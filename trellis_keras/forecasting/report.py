@@ -357,11 +357,11 @@ def describe_report(results: dict[str, Any]) -> str:
         lines.append(line)
     if "net_share" in results:
         share = results["net_share"]
-        lines.append(
-            f"The net is used with {share:.0%} of what it adds to the linear map."
-            if share
-            else "The linear map is used alone: the net is not better in the validation part."
-        )
+        if share:
+            lines.append(f"The net is used with {share:.0%} of what it adds to the linear map.")
+        else:
+            reason = "" if share is None else ": the net is not better in the validation part"
+            lines.append(f"The linear map is used alone{reason}.")
     return "\n".join([*lines, *results["warnings"]])
 
 

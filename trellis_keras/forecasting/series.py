@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from trellis_keras.data.streams import Batch, ExampleStream, check_integer
 from trellis_keras.data.text import Shares, check_shares
@@ -195,18 +196,32 @@ class TimeSeries:
 
     @classmethod
     def from_frame(cls, frame: Any, columns: Columns) -> "TimeSeries":
-        """Take the columns of a data frame of pandas, polars, or of a dict of arrays.
+        """Take the columns of a data frame of pandas or polars, an Arrow table or a dict of arrays.
 
         Args:
             frame: The table. The index of a pandas frame is not used.
             columns: `Columns`; the frame may have others, in any order.
 
         Raises:
-            ValueError: As `from_csv`.
+            ValueError: As `from_csv`, or `frame` is no table.
         """
-        header = list(frame.keys() if isinstance(frame, Mapping) else frame.columns)
-        columns.find(header, "The frame")
-        arrays = {name: np.asarray(frame[name]) for name in columns.all}
+        is_arrow = isinstance(frame, pa.Table)
+        header = frame.column_names if is_arrow else getattr(frame, "columns", None)
+        header = list(frame) if isinstance(frame, Mapping) else header
+        if header is None:
+            raise ValueError(
+                "A table must be a CSV file, a data frame, an Arrow table or a dict of arrays. "
+                f"Received: {type(frame).__name__}"
+            )
+        index = getattr(getattr(frame, "index", None), "names", ())
+        for name in columns.all:
+            if name in index and name not in header:
+                raise ValueError(
+                    f"The column {name!r} is in the index of the frame, which is not read: pass "
+                    "`frame.reset_index()`."
+                )
+        columns.find(list(header), "The frame")
+        arrays = {n: frame[n] if is_arrow else np.asarray(frame[n]) for n in columns.all}
         rows = len(arrays[columns.targets[0]])
         blocks = (
             {name: as_arrow(array[i : i + _ROWS_AT_ONCE]) for name, array in arrays.items()}
