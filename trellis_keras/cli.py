@@ -388,6 +388,10 @@ def classify(
         str, typer.Argument(help="File of whole series: .ts, .arff, .tsv or .txt, also with .gz.")
     ],
     output: Annotated[str, typer.Option(help="The CSV file to write.")],
+    average_with: Annotated[
+        list[str] | None,
+        typer.Option(help="Another run to average with; may be repeated."),
+    ] = None,
     overwrite: Overwrite = False,
 ):
     """Classify the series of a file of the UCR or UEA archive, with the best model of a run.
@@ -397,7 +401,7 @@ def classify(
     _load()
     from trellis_keras.zoo import classes
 
-    written = classes.classify(run, file, output, overwrite)
+    written = classes.classify(run, file, output, overwrite, average_with or ())
     typer.echo(json.dumps({"run": run, "file": file, "output": output, **written}))
 
 

@@ -602,6 +602,31 @@ def test_whole_series_are_trained_on_and_classified(tmp_path):
     assert not np.isnan(runs.representative_data(recipe)).any()
     with pytest.raises(ValueError, match="1 channels that the model reads. Received: 2"):
         classify(folder, write_archive(tmp_path, "two.ts", channels=2), output, overwrite=True)
+    check_averaged(tmp_path, words, folder, test)
+
+
+def check_averaged(tmp_path, words, folder, test):
+    """Several runs: the mean of their probabilities."""
+    other, both = tmp_path / "other", tmp_path / "both.csv"
+    assert run_module("trellis_keras", *words, "--seed", 1, "--output", other).returncode == 0
+    classify(other, test, tmp_path / "other.csv")
+    done = run_module(
+        "trellis_keras", "classify", folder, test, "--average-with", other, "--output", both
+    )
+    assert done.returncode == 0, done.stderr
+    one, two, mean = (
+        np.genfromtxt(path, delimiter=",", skip_header=1)[:, 3:]
+        for path in (tmp_path / "classes.csv", tmp_path / "other.csv", both)
+    )
+    assert np.abs(one - two).max() > 1e-3
+    np.testing.assert_allclose(mean, (one + two) / 2, atol=1e-5)
+    named = tmp_path / "named.ts"
+    named.write_text(test.read_text().replace("fast", "quick"))
+    again = ["train", "tcn_classifier", "--csv", named, "--test", named, "--filters", 4]
+    third = tmp_path / "third"
+    assert run_module("trellis_keras", *again, "--epochs", 1, "--output", third).returncode == 0
+    with pytest.raises(ValueError, match="the same classes. Received: slow, fast of .*slow, quick"):
+        classify(folder, test, tmp_path / "no.csv", average_with=[third])
 
 
 def test_sizes_of_classifiers():

@@ -2,6 +2,7 @@
 
 import csv
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ def classify(
     path: str | os.PathLike,
     output: str | os.PathLike,
     overwrite: bool = False,
+    average_with: Sequence[str | os.PathLike] = (),
 ) -> dict[str, Any]:
     """Writes the classes of the series in a file of the UCR or UEA archive.
 
@@ -30,6 +32,8 @@ def classify(
             window is read up to it, and a warning says so.
         output: CSV file to write.
         overwrite: Boolean, whether to replace an output that exists. Defaults to `False`.
+        average_with: Folders of further runs on the same classes, such as with other seeds. The
+            probabilities are then the mean over all runs. Defaults to none.
 
     Returns:
         A dict of `series`, their number, and `accuracy`, the share of them whose class is that of
@@ -41,24 +45,17 @@ def classify(
         OSError: If a file cannot be read or written.
     """
     output = runs.check_output(output, [path], overwrite)
-    recipe = read_recipe(folder)
-    if recipe.data != "whole_series":
-        raise ValueError(
-            f"{folder} is a run of {recipe.name} on {recipe.data}: it does not classify whole "
-            "series."
-        )
-    model = runs.load_best(folder, SequenceClassifier)
-    names = model.class_names
-    series = LabelledSeries.from_file(path, names, recipe.arguments["window"])
-    if series.channels != recipe.channels:
-        raise ValueError(
-            f"{path} must have the {recipe.channels} channels that the model reads. "
-            f"Received: {series.channels}"
-        )
-    batch_size = recipe.training.batch_size
-    stream = SeriesStream(series, batch_size)
-    probabilities = model.predict_proba(stream, verbose=0)[: len(series)]
-    found = probabilities.argmax(axis=-1)
+    models = [_load(each) for each in (folder, *average_with)]
+    names = models[0][1].class_names
+    for other, (_, model) in zip(average_with, models[1:], strict=True):
+        if model.class_names != names:
+            raise ValueError(
+                f"Runs that are averaged must have the same classes. Received: {', '.join(names)} "
+                f"of {folder}, and {', '.join(model.class_names)} of {other}"
+            )
+    found = [_probabilities(recipe, model, path) for recipe, model in models]
+    series, probabilities = found[0][0], np.mean([each for _, each in found], axis=0)
+    classes = probabilities.argmax(axis=-1)
     has_labels = series.labels[0] >= 0
     with atomic_write(output) as temporary, open(temporary, "w", encoding="utf-8", newline="") as f:
         table = csv.writer(f)
@@ -66,6 +63,29 @@ def classify(
         table.writerow(["series", *label, "class", *(f"p({name})" for name in names)])
         for i, row in enumerate(probabilities):
             label = [names[series.labels[i]]] if has_labels else []
-            table.writerow([i + 1, *label, names[found[i]], *(f"{p:.6g}" for p in row)])
-    accuracy = float(np.mean(found == series.labels)) if has_labels else None
+            table.writerow([i + 1, *label, names[classes[i]], *(f"{p:.6g}" for p in row)])
+    accuracy = float(np.mean(classes == series.labels)) if has_labels else None
     return {"series": len(series), "accuracy": accuracy}
+
+
+def _load(folder):
+    """Recipe and model of a run of a classifier of whole series."""
+    recipe = read_recipe(folder)
+    if recipe.data != "whole_series":
+        raise ValueError(
+            f"{folder} is a run of {recipe.name} on {recipe.data}: it does not classify whole "
+            "series."
+        )
+    return recipe, runs.load_best(folder, SequenceClassifier)
+
+
+def _probabilities(recipe, model, path):
+    """The series of a file, and the probabilities of their classes."""
+    series = LabelledSeries.from_file(path, model.class_names, recipe.arguments["window"])
+    if series.channels != recipe.channels:
+        raise ValueError(
+            f"{path} must have the {recipe.channels} channels that the model reads. "
+            f"Received: {series.channels}"
+        )
+    stream = SeriesStream(series, recipe.training.batch_size)
+    return series, model.predict_proba(stream, verbose=0)[: len(series)]
