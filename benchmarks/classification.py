@@ -11,7 +11,7 @@ is right, and seconds, for fitting and all predictions, on whatever else the mac
 that are there are not computed again.
 
 - ours: `tcn_classifier` by its recipe, a seed each; `ours, five`: the mean of the probabilities of
-  the five seeds; `--classifier "without stretch"` and the like leave out a part of the recipe;
+  the five seeds; `--classifier "without stretch"` and the like change a part of the recipe;
 - MiniRocket: aeon's, 10,000 kernels and a ridge classifier. Series of different lengths are
   stretched to the longest one, as it takes equal lengths only;
 - random forest: scikit-learn's, 500 trees on features of each channel: mean, deviation, extremes,
@@ -147,11 +147,12 @@ CLASSIFIERS: dict[str, Callable] = {
     "MiniRocket": minirocket,
     "ours": ours,
 }
-# The recipe without a part of it, to see what that brings.
-WITHOUT: dict[str, Callable] = {
+# The recipe with one part changed, to see what that part contributes.
+VARIANTS: dict[str, Callable] = {
     "without batch normalization": functools.partial(ours, normalization=None),
     "without stretch": functools.partial(ours, stretch=None),
     "three blocks only": functools.partial(ours, depth=3),
+    "three blocks, no stretch": functools.partial(ours, depth=3, stretch=None),
 }
 _FIVE = "ours, five"
 
@@ -195,7 +196,7 @@ def _run(output, half, name, kind, seeds, train, test, done):
     total, taken = 0.0, 0.0
     for seed in seeds:
         start = time.perf_counter()
-        found = np.asarray((CLASSIFIERS | WITHOUT)[kind](name, train, test, seed))
+        found = np.asarray((CLASSIFIERS | VARIANTS)[kind](name, train, test, seed))
         seconds = time.perf_counter() - start
         if found.ndim > 1:
             total, taken = total + found, taken + seconds
@@ -220,22 +221,21 @@ def read(output: pathlib.Path) -> list[dict[str, str]]:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Returns both halves as Markdown: accuracies by set, and the mean ranks of the classifiers.
+    """Returns Markdown: accuracies by set and mean ranks, of the classifiers and of the variants.
 
     Those of a set are compared by their mean over the seeds; equal ones share the mean of their
     ranks. Sets that one of the classifiers lacks are left out of the ranks.
     """
     lines = []
-    for half in ("reported", "choosing"):
+    rivals, variants = [*CLASSIFIERS, _FIVE], ["ours", *VARIANTS]
+    for half, compared in (("reported", rivals), ("choosing", variants), ("reported", variants)):
         found: dict[str, dict[str, list[float]]] = {}
         for row in rows:
             if row["half"] == half:
                 own = found.setdefault(row["set"], {})
                 own.setdefault(row["classifier"], []).append(100 * float(row["accuracy"]))
-        kinds = [
-            k for k in (*CLASSIFIERS, _FIVE, *WITHOUT) if any(k in own for own in found.values())
-        ]
-        if found:
+        kinds = [kind for kind in compared if any(kind in own for own in found.values())]
+        if len(kinds) > 1:
             lines += [*_half(half, found, kinds), ""]
     return "\n".join(lines).rstrip()
 
@@ -247,7 +247,7 @@ def _half(half, found, kinds):
         own = found[name]
         cells = [_cell(own[kind]) if kind in own else "-" for kind in kinds]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-        if len(own) == len(kinds):
+        if own.keys() >= set(kinds):
             mean = [statistics.mean(own[kind]) for kind in kinds]
             means.append(mean)
             ranks.append([_rank(value, mean) for value in mean])

@@ -176,6 +176,8 @@ def test_the_table_of_classification(tmp_path):
         ("reported", "a", "MiniRocket", 0, 0.5),
         ("reported", "c", "ours", 0, 0.3),
         ("choosing", "d", "ours", 0, 0.5),
+        ("choosing", "d", "three blocks only", 0, 0.4),
+        ("reported", "b", "three blocks only", 0, 0.2),
     ]:
         rows.append(f"{half},{name},{kind},{seed},{accuracy},1.0")
     path.write_text("\n".join(rows) + "\n")
@@ -183,6 +185,10 @@ def test_the_table_of_classification(tmp_path):
     assert "| b | 85.0 | 85.0 ± 7.1 |" in table and "| c | - | 30.0 |" in table
     assert "| **mean**, 2 sets | 67.5 | 92.5 |\n| **mean rank**, 2 sets | 1.75 | 1.25 |" in table
     assert table.index("| a |") < table.index("| b |") < table.index("| choosing |")
+    assert "| choosing | ours | three blocks only |" in table and "| d | 50.0 | 40.0 |" in table
+    assert table.endswith(
+        "| **mean**, 1 sets | 85.0 | 20.0 |\n| **mean rank**, 1 sets | 1.00 | 2.00 |"
+    )
     assert not set(classification.CHOOSING) & set(classification.REPORTED)
 
 
