@@ -215,6 +215,26 @@ def test_epochs_to_converge(tmp_path):
     assert "RHN: 1.0, 1 cells (about 22)" in text
 
 
+def test_differences_have_confidence_intervals(tmp_path):
+    """Of the seeds that both nets have: differences 0.1 and 0.3, t = 12.71 of one degree."""
+    losses = {
+        ("char_ptb", "lru", "1m", 100, 0): [(1, 1.0)],
+        ("char_ptb", "lru", "1m", 100, 1): [(1, 1.2)],
+        ("char_ptb", "gru", "1m", 100, 0): [(1, 1.1)],
+        ("char_ptb", "gru", "1m", 100, 1): [(1, 1.5)],
+        ("char_ptb", "gru", "1m", 100, 2): [(1, 9.0)],
+        ("char_ptb", "lstm", "1m", 100, 0): [(1, 1.5)],
+    }
+    study = made_up(tmp_path, losses)
+    ((place, found),) = lattice_results.differences(study).items()
+    assert place == ("char_ptb", "1m", 100) and set(found) == {"gru", "lstm"}
+    mean, half, seeds = found["gru"]
+    assert (mean, half, seeds) == (pytest.approx(0.2), pytest.approx(1.2706, abs=1e-4), 2)
+    text = lattice_results.write_table(study)
+    assert "| GRU | +0.2000 | -1.0706 to +1.4706 | 2 |" in text
+    assert "| LSTM | +0.5000 | - | 1 |" in text
+
+
 # Command lines
 
 

@@ -28,7 +28,7 @@ def main(
     seed: cli.Seeds = (0,),
     net: Annotated[list[str] | None, typer.Option(help=", ".join(LAYERED))] = None,
     corpus: Annotated[str | None, typer.Option(help="Default: char_ptb.")] = None,
-    size: Annotated[str | None, typer.Option(help="Parameters: 10m, 24m or 1m.")] = None,
+    size: Annotated[str | None, typer.Option(help="Parameters: 250k, 1m, 10m or 24m.")] = None,
     characters: cli.Characters = None,
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
     batch_size: cli.BatchSize = None,

@@ -45,7 +45,7 @@ Corpora = Annotated[
 ]
 Sizes = Annotated[
     list[str] | None,
-    typer.Option("--size", help="Parameters, may be given several times: 10m, 24m, 1m."),
+    typer.Option("--size", help="Parameters, may be given several times: 250k, 1m, 10m, 24m."),
 ]
 Percents = Annotated[
     list[int] | None,

@@ -49,7 +49,7 @@ CORPORA = {
 }
 PAPERS_CORPORA = list(CORPORA)[:4]  # the last one is on every machine, for --quick
 PAPERS_SIZES = ["10m", "24m"]
-SIZES = {"1m": 1_000_000, "10m": 10_000_000, "24m": 24_000_000}
+SIZES = {"250k": 250_000, "1m": 1_000_000, "10m": 10_000_000, "24m": 24_000_000}
 # a and b of each kind: layers of H units have a H^2 + b H parameters, of all but the last two kinds
 # for each layer. Embedding and output layer are as wide and share no weights.
 PARAMETERS = {

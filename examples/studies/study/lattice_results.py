@@ -5,6 +5,8 @@ import itertools
 import math
 import statistics
 
+from scipy import stats
+
 from study import figures, lattice
 from trellis_keras.files import atomic_write
 
@@ -72,6 +74,36 @@ def _ordered(where, nets):
     return [{**row, "place": place} for place, row in enumerate(rows, start=1)]
 
 
+def differences(study):
+    """How much higher the test loss of each net is than that of the net with the lowest one.
+
+    Returns:
+        {(corpus, size, train_percent): {net: (mean, half, seeds)}}: mean over the seeds that both
+        nets have, and half the width of its 95 % confidence interval, by Student's t of the
+        differences seed by seed; `nan` for one seed.
+    """
+    groups = {}
+    for cell in best(study):
+        where = cell["corpus"], cell["size"], cell["train_percent"]
+        groups.setdefault(where, {}).setdefault(cell["net"], {})[cell["seed"]] = cell["test"]
+    return {where: _differences(nets) for where, nets in groups.items()}
+
+
+def _differences(nets):
+    first = min(nets, key=lambda net: statistics.fmean(nets[net].values()))
+    found = {}
+    for net, losses in nets.items():
+        seeds = losses.keys() & nets[first].keys()
+        each = [losses[seed] - nets[first][seed] for seed in seeds]
+        if net == first or not each:
+            continue
+        half = math.nan
+        if len(each) > 1:
+            half = stats.t.ppf(0.975, len(each) - 1) * statistics.stdev(each) / len(each) ** 0.5
+        found[net] = statistics.fmean(each), half, len(each)
+    return found
+
+
 def published(where, net):
     """As `lattice.published`; there is none of a part of the training text."""
     corpus, size, percent = where
@@ -94,7 +126,7 @@ def write_table(study):
 
 def markdown(study, rows):
     """The table as Markdown: one for each corpus, size and percentage."""
-    parts = []
+    parts, behind = [], differences(study)
     for where, group in itertools.groupby(rows, lambda row: [row[name] for name in TABLE[:3]]):
         corpus, size, percent = where
         group = list(group)
@@ -102,10 +134,23 @@ def markdown(study, rows):
         parts += [f"## {heading(study, corpus, size)}{share}", ""]
         parts += [f"| {_HEADINGS} |", "|" + " --- |" * len(_HEADINGS.split(" | "))]
         parts += [_line(row) for row in group]
+        parts += _behind(group[0]["net"], behind[tuple(where)])
         if any(row["published"] != "" for row in group):
             parts += ["", *_orders(corpus, size, group)]
         parts.append("")
     return "\n".join([*parts, *_notes(study)]) + "\n"
+
+
+def _behind(first, found):
+    """A table of `differences`, the nearest net first."""
+    if not found:
+        return []
+    lines = [f"| net | test loss minus {lattice.NETS[first].label}'s | 95 % interval | seeds |"]
+    lines = ["", *lines, "| --- | --- | --- | --- |"]
+    for net, (mean, half, seeds) in sorted(found.items(), key=lambda item: item[1]):
+        interval = "-" if math.isnan(half) else f"{mean - half:+.4f} to {mean + half:+.4f}"
+        lines.append(f"| {lattice.NETS[net].label} | {mean:+.4f} | {interval} | {seeds} |")
+    return lines
 
 
 def heading(study, corpus, size):
