@@ -73,7 +73,7 @@ assert not {"keras", "numpy"} & set(sys.modules)
         "--help": "Continue texts with the best model of a run",
         "--version": f"trellis-keras {__version__}",
         "train --help": "Minutes between checkpoints",
-        "score --help": "such as <eos>:",
+        "score --help": "such as <eos>,",
         "list tcn_*": "tcn_jsb",
         "recipe gru_ptb": '"name": "gru_ptb"',
         "recipe tcn_jbs": "Unknown model 'tcn_jbs'. Did you mean 'tcn_jsb'?",
@@ -148,9 +148,9 @@ def test_option_values(command, words, field, value):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "Name a model. `trellis-keras list` shows them."),
+        ([], "Pass the name of a model. `trellis-keras list` shows them."),
         (["trellisnet_pbt"], "Unknown model 'trellisnet_pbt'. Did you mean 'trellisnet_"),
-        (["trellisnet_char", "trellisnet_ptb"], "Name a model."),
+        (["trellisnet_char", "trellisnet_ptb"], "Pass the name of a model."),
         (["trellisnet_char", "--deep", "8"], "no option 'deep'. Did you mean 'depth'"),
         (["trellisnet_char", "--depth"], "--depth needs a value"),
         (["trellisnet_char", "-d", "8"], "Expected an option such as --epochs 3. Received: '-d'"),
@@ -213,10 +213,10 @@ def test_an_interrupted_run_says_how_to_go_on(command, tmp_path, monkeypatch, ha
     [
         (["--epochs", "0"], "`epochs` must be 1 or more"),
         (["--text", "a.txt", "--data-options", "2"], "`data_options` must be a mapping"),
-        (["--text", "a.txt", "--data", "pydoc"], "--text a.txt and --data pydoc exclude each"),
+        (["--text", "a.txt", "--data", "pydoc"], "--text a.txt and --data pydoc are mutually"),
         (
             ["--text", "a.txt", "--data-options", '{"path": "b.txt"}'],
-            '--text a.txt and --data-options \'{"path": "b.txt"}\' exclude each other',
+            '--text a.txt and --data-options \'{"path": "b.txt"}\' are mutually exclusive',
         ),
     ],
 )
@@ -235,7 +235,7 @@ def test_train_without_output_or_model(command, refused, tmp_path):
     status, _, err = command("train", "trellisnet_char")
     assert status == 2 and "--output" in err
     message = refused("train", "--csv", "f.csv", "--target", "load", "--output", tmp_path)
-    assert "holds no run: recipe.json is missing. Name a model" in message
+    assert "holds no run: recipe.json is missing. Pass a model" in message
 
 
 def test_train_with_other_settings_in_a_folder(refused, shared):
@@ -260,7 +260,7 @@ def test_precisions_that_contradict_each_other(refused, tmp_path):
     words = ["train", "tcn_jsb", "--output", tmp_path / "run", "--precision"]
     assert "auto, float32 or bfloat16. Received: half" in refused(*words, "half")
     message = refused(*words, "float32", "--dtype-policy", "mixed_bfloat16")
-    assert "--precision float32 and --dtype-policy mixed_bfloat16 exclude each other" in message
+    assert "--precision float32 and --dtype-policy mixed_bfloat16 are mutually exclusive" in message
 
 
 def test_a_time_limit(command, tmp_path):

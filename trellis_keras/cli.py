@@ -40,7 +40,7 @@ def options(
 
 Settings = Annotated[
     list[str] | None,
-    typer.Argument(metavar="MODEL|--OPTION VALUE", help="A model of the zoo, and its options."),
+    typer.Argument(metavar="MODEL|--OPTION VALUE", help="A zoo model, and its options."),
 ]
 Run = Annotated[str, typer.Argument(help="Folder of a run of `train`.")]
 DataDir = Annotated[
@@ -59,15 +59,16 @@ def list_command(
         bool, typer.Option("--pretrained", help="Only models with published weights.")
     ] = False,
 ):
-    """List the zoo's models: parameters, published result, ours, and whether there are weights."""
+    """List the zoo's models: parameters, published result, our result, and available weights."""
     header = ["model", "data", "parameters", "metric", "published", "ours", "weights"]
     _echo_table([header, *catalog.rows(pattern, pretrained)], numbers={2, 4, 5})
 
 
 def _load():
-    """Imports the package, without what TensorFlow's libraries log as they look for devices.
+    """Imports the package, hiding what TensorFlow's libraries log while they look for devices.
 
-    They do so at every log level. If TF_CPP_MIN_LOG_LEVEL is set, or the import fails, it is shown.
+    They log at every log level. The output is shown if TF_CPP_MIN_LOG_LEVEL is set, or the import
+    fails.
     """
     if hasattr(sys.modules["trellis_keras"], "__version__"):
         return
@@ -99,7 +100,7 @@ def _load():
 
 
 def _echo_table(rows, numbers):
-    """Prints rows of text in columns, those of numbers aligned to the right."""
+    """Prints rows of text in columns, with numbers right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         pairs = enumerate(zip(row, widths, strict=True))
@@ -112,7 +113,7 @@ def recipe_command(settings: Settings = None):
     """Show a model's recipe. Each value is also an option of `train`: --depth 8, --epochs 3."""
     names, options = _parse(settings)
     if len(names) != 1:
-        raise ValueError("Name a model. `trellis-keras list` shows them.")
+        raise ValueError("Pass the name of a model. `trellis-keras list` shows them.")
     catalog.check(names[0], options)
     recipe = catalog.recipe(names[0])
     if options:
@@ -131,7 +132,7 @@ def train(
         bool,
         typer.Option(
             "--as-published",
-            help="Take the settings of the zoo's published run of MODEL [SETTING].",
+            help="Use the settings of the zoo's published run of MODEL [SETTING].",
         ),
     ] = False,
     text: Annotated[str | None, typer.Option(help="Train on your own text file.")] = None,
@@ -142,45 +143,41 @@ def train(
             "file of the UCR and UEA archives."
         ),
     ] = None,
-    test: Annotated[str | None, typer.Option(help="Of whole series: the file to test on.")] = None,
+    test: Annotated[str | None, typer.Option(help="For whole series: the test file.")] = None,
     target: Annotated[
         list[str] | None,
-        typer.Option(help="Column to forecast, repeat it for several; or of class names."),
+        typer.Option(help="Column to forecast (repeat for several), or column of class names."),
     ] = None,
     past: Annotated[
-        list[str] | None, typer.Option(help="Column that is known up to the present only.")
+        list[str] | None, typer.Option(help="Column known only up to the present.")
     ] = None,
     future: Annotated[
-        list[str] | None, typer.Option(help="Column that is known in the future too.")
+        list[str] | None, typer.Option(help="Column also known in the future.")
     ] = None,
     static: Annotated[
-        list[str] | None, typer.Option(help="Column that is constant within a series.")
+        list[str] | None, typer.Option(help="Column constant within each series.")
     ] = None,
     time: Annotated[str | None, typer.Option(help="Column of times, ISO 8601 or integers.")] = None,
-    series: Annotated[
-        str | None, typer.Option(help="Column that tells several series apart.")
-    ] = None,
+    series: Annotated[str | None, typer.Option(help="Column that identifies the series.")] = None,
     data_dir: DataDir = None,
     precision: Annotated[
         str | None,
-        typer.Option(
-            help="float32, bfloat16, or auto: bfloat16 where this machine is faster with it."
-        ),
+        typer.Option(help="float32, bfloat16, or auto (bfloat16 if it is faster on this machine)."),
     ] = None,
     gradient_norms: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Batches to measure gradient norms on after each epoch (default: 2, of several "
-            "processes 0).",
+            help="Batches to measure gradient norms on after each epoch (default: 2, or 0 with "
+            "several processes).",
         ),
     ] = None,
     sample_length: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Tokens for a language model to sample after each epoch (default: 200, of several "
-            "processes 0).",
+            help="Tokens to sample from a language model after each epoch (default: 200, or 0 with "
+            "several processes).",
         ),
     ] = None,
     profile: Annotated[
@@ -189,41 +186,41 @@ def train(
     ] = None,
     max_minutes: Annotated[
         float | None,
-        typer.Option(help="Stop in time, within an epoch too; the same command resumes."),
+        typer.Option(help="Time limit, even within an epoch; the same command resumes."),
     ] = None,
     save_minutes: Annotated[
         float, typer.Option(help="Minutes between checkpoints within an epoch.")
     ] = 10,
     devices: Annotated[
         int | None,
-        typer.Option(min=1, help="Devices of this machine that share the rows of a batch."),
+        typer.Option(min=1, help="Number of devices on this machine to train on."),
     ] = None,
     coordinator: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Address of process 0 of several (JAX), or auto on Slurm, Kubernetes, a cloud.",
+            help="Address of process 0 of several (JAX), or auto (Slurm, Kubernetes, clouds).",
         ),
     ] = None,
     processes: Annotated[int | None, typer.Option(help="Number of processes.")] = None,
-    process: Annotated[int | None, typer.Option(help="Number of this process, from 0.")] = None,
+    process: Annotated[int | None, typer.Option(help="Index of this process, from 0.")] = None,
 ):
-    """Train a model by its recipe, or resume an interrupted run.
+    """Train a model with its recipe, or resume an interrupted run.
 
     Every value of the recipe is an option, for example --depth 8 --epochs 3; see the command
-    `recipe`. The recipe is the paper's; --setting fast takes this zoo's own for the same net, where
-    there is one. Without a model, the run in the output folder is resumed.
+    `recipe`. The recipe is the paper's; --setting fast uses this zoo's fast recipe for the same
+    network, if there is one. Without a model, the run in the output folder is resumed.
 
     A forecaster reads a CSV file: train tcn_forecaster --csv load.csv --target load --time time.
     --window and --horizon are the steps that it reads (three seasons, found in the data) and
     forecasts (24), --quantiles '[0.1, 0.5, 0.9]' its bands. At its end there are a report against
     the best naive forecast, forecast.png, and a SavedModel in `serving`.
 
-    A classifier of windows: train tcn_classifier --csv f.csv --target class --past x --past y
-    --series person --window 50. Of whole series, as the UCR and UEA archives have them: train
+    To classify windows: train tcn_classifier --csv f.csv --target class --past x --past y
+    --series person --window 50. To classify whole series, as in the UCR and UEA archives: train
     tcn_classifier --csv X_TRAIN.ts --test X_TEST.ts.
 
-    To watch it: tensorboard --logdir OUTPUT/tensorboard
+    To monitor training: tensorboard --logdir OUTPUT/tensorboard
     """
     names, options = _parse(settings)
     for name in names[:1]:
@@ -246,8 +243,8 @@ def train(
         policy = _policy(precision)
         if options.setdefault("dtype_policy", policy) != policy:
             raise ValueError(
-                f"--precision {precision} and --dtype-policy {options['dtype_policy']} exclude "
-                "each other."
+                f"--precision {precision} and --dtype-policy {options['dtype_policy']} are "
+                "mutually exclusive."
             )
     recipe = _named_recipe(zoo, names, as_published) or _recipe_to_resume(zoo, output, parallel)
     if as_published:
@@ -312,24 +309,22 @@ def evaluate(
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
     target_counting: Annotated[
         str,
-        typer.Option(help="Of a text: all (each target once) or original (as the authors' code)."),
+        typer.Option(help="For text: all (each target once) or original (the authors' code)."),
     ] = "all",
     dynamic: Annotated[
         bool,
-        typer.Option(
-            "--dynamic", help="Of a text: also with a model that learns from what it has scored."
-        ),
+        typer.Option("--dynamic", help="For text: also evaluate with dynamic evaluation."),
     ] = False,
     cache: Annotated[
         bool,
-        typer.Option("--cache", help="Of a text: also with a cache of the last hidden states."),
+        typer.Option("--cache", help="For text: also evaluate with a neural cache."),
     ] = False,
     data_dir: DataDir = None,
 ):
     """Evaluate the best model of a run on a whole split.
 
-    --dynamic and --cache choose their hyper-parameters on the start of the validation part, which
-    takes as long as some evaluations of it, and then score the split once.
+    --dynamic and --cache tune their hyper-parameters on the start of the validation split, which
+    takes as long as several evaluations of it, and then score the split once.
     """
     _load()
     from trellis_keras import zoo
@@ -348,7 +343,7 @@ def evaluate(
         )
     found: dict[str, object] = {**evaluate(recipe, run, split, target_counting)}
     for name, better in asked_for.items():
-        typer.echo(f"{name}: choosing on the validation part", err=True)
+        typer.echo(f"{name}: tuning on the validation split", err=True)
         found[name] = better(
             recipe,
             load_best(run),
@@ -370,9 +365,9 @@ def forecast(
     ] = None,
     overwrite: Overwrite = False,
 ):
-    """Forecast what follows the rows of a CSV file, with the best model of a run.
+    """Forecast the steps after the rows of a CSV file, with the best model of a run.
 
-    Columns that are known in the future are read from the rows after the last value of the target.
+    Columns known in the future are read from the rows after the last value of the target.
     """
     _load()
     from trellis_keras.zoo import forecasts
@@ -385,7 +380,7 @@ def forecast(
 def classify(
     run: Run,
     file: Annotated[
-        str, typer.Argument(help="File of whole series: .ts, .arff, .tsv or .txt, also with .gz.")
+        str, typer.Argument(help="File of whole series: .ts, .arff, .tsv or .txt, optionally .gz.")
     ],
     output: Annotated[str, typer.Option(help="The CSV file to write.")],
     average_with: Annotated[
@@ -394,9 +389,9 @@ def classify(
     ] = None,
     overwrite: Overwrite = False,
 ):
-    """Classify the series of a file of the UCR or UEA archive, with the best model of a run.
+    """Classify the series in a UCR or UEA archive file with the best model of a run.
 
-    A row of the output is a series: its class, and the probability of each class.
+    Each row of the output is a series, with its class and the probability of each class.
     """
     _load()
     from trellis_keras.zoo import classes
@@ -415,15 +410,15 @@ def backtest(
     ],
     origins: Annotated[int, typer.Option(min=1, help="Number of forecasts of each series.")] = 20,
     refit: Annotated[
-        int | None, typer.Option(min=1, help="Train anew after this many origins (default: never).")
+        int | None, typer.Option(min=1, help="Retrain after this many origins (default: never).")
     ] = None,
     overwrite: Overwrite = False,
 ):
-    """Forecast the past of a CSV file from many origins, beside simple forecasts.
+    """Backtest a run on a CSV file from many forecast origins, against simple baselines.
 
     The origins are spread over the rows that the run was not trained on. A row of the output is an
-    origin, a series, a target and a step ahead. The tables say how good the forecasts are, by
-    target, step and series; a picture beside the output shows the errors by step ahead.
+    origin, a series, a target and a step ahead. The tables show the accuracy of the forecasts by
+    target, step and series; a plot beside the output shows the errors by step ahead.
     """
     _load()
     from trellis_keras.forecasting.backtest import backtest_tables
@@ -445,11 +440,11 @@ def backtest(
 def compare(
     runs: Annotated[list[str], typer.Argument(help="Folders of runs.")],
     output: Annotated[
-        str | None, typer.Option(help="The PNG file to draw the validation losses in.")
+        str | None, typer.Option(help="PNG file for a plot of the validation losses.")
     ] = None,
     overwrite: Overwrite = False,
 ):
-    """Compare runs: epochs, the lowest validation loss, and the metrics of its epoch."""
+    """Compare runs: epochs, lowest validation loss, and the metrics of that epoch."""
     _load()
     from trellis_keras.zoo import comparison
 
@@ -466,7 +461,7 @@ def generate(
     run: Run,
     prompt: Annotated[
         list[str] | None,
-        typer.Option(help="Text to continue (default: 'the '); repeat it for several texts."),
+        typer.Option(help="Text to continue (default: 'the '); repeat for several texts."),
     ] = None,
     length: Annotated[int, typer.Option(min=1, help="Number of tokens to add.")] = 300,
     sampler: Annotated[
@@ -474,26 +469,24 @@ def generate(
     ] = "top_p",
     temperature: Annotated[
         float | None,
-        typer.Option(help="Of random, top_k and top_p (default: 0.8); lower is safer."),
+        typer.Option(help="Temperature of random, top_k and top_p (default: 0.8)."),
     ] = None,
     top_k: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens that top_k (default: 20) or contrastive (5) choose from."),
+        typer.Option(min=1, help="Number of candidates for top_k (default: 20), contrastive (5)."),
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="Probability that top_p chooses from (default: 0.9)."),
+        typer.Option(min=0, max=1, help="Probability mass of top_p (default: 0.9)."),
     ] = None,
-    beams: Annotated[
-        int | None, typer.Option(min=1, help="Texts that beam keeps (default: 5).")
-    ] = None,
+    beams: Annotated[int | None, typer.Option(min=1, help="Number of beams (default: 5).")] = None,
     stop: Annotated[
         list[str] | None,
-        typer.Option(help="Token that ends a text, such as `<eos>`; repeat it for several."),
+        typer.Option(help="Token that ends a text, such as `<eos>`; repeat for several."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
 ):
-    """Continue texts with the best model of a run; they appear as they are generated."""
+    """Continue texts with the best model of a run, and stream the output."""
     model = _language_model(run, "generate")
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "beams": beams}
     chosen = _sampler(sampler, model.vocabulary_size, options)
@@ -502,7 +495,7 @@ def generate(
         tokens = len(model.vocabulary.encode(start, final_eos=False)) + length
         texts.append(model.generate_stream(start, tokens, chosen, seed=seed, stop_tokens=stop))
     if sampler in ("beam", "contrastive"):
-        typer.echo(f"{sampler} weighs whole continuations: they appear at their end.", err=True)
+        typer.echo(f"{sampler} compares whole texts, which appear at the end.", err=True)
     try:
         for number, pieces in enumerate(texts):
             typer.echo("\n" * (number > 0), nl=False)
@@ -518,30 +511,30 @@ def generate(
 def export(
     run: Run,
     path: Annotated[
-        str, typer.Argument(help="Folder of all versions of the model; of other formats the file.")
+        str, typer.Argument(help="Folder of all versions of the model, or file in other formats.")
     ],
     version: Annotated[
-        int | None, typer.Option(min=1, help="Number of the version (default: the next).")
+        int | None, typer.Option(min=1, help="Version number (default: the next).")
     ] = None,
     format: Annotated[
         str | None,
         typer.Option(
-            help="saved_model, litert, onnx, c or wasm (default: by the suffix .tflite, .onnx, "
+            help="saved_model, litert, onnx, c or wasm (default: from the suffix .tflite, .onnx, "
             ".c or .wasm of the path, else saved_model)."
         ),
     ] = None,
     quantization: Annotated[
         str | None,
         typer.Option(
-            help="Of litert: int8; of c: int8 or int8_rings, with ranges from the training data."
+            help="litert: int8; c: int8 or int8_rings, with ranges from the training data."
         ),
     ] = None,
     warmup: Annotated[
-        bool, typer.Option("--warmup", help="Add requests that TensorFlow Serving tries out.")
+        bool, typer.Option("--warmup", help="Add warmup requests for TensorFlow Serving.")
     ] = False,
     overwrite: Overwrite = False,
 ):
-    """Write the best model of a run for TensorFlow Serving, or for another runtime."""
+    """Export the best model of a run for TensorFlow Serving, or for another runtime."""
     _load()
     from trellis_keras import zoo
     from trellis_keras.export import export as export_model
@@ -575,23 +568,23 @@ def export(
 @app.command()
 def score(
     run: Run,
-    file: Annotated[str, typer.Argument(help="Text, a document per line; may be of any size.")],
+    file: Annotated[str, typer.Argument(help="Text file of any size, one document per line.")],
     output: Annotated[
         str,
         typer.Option(help="The .csv or .jsonl file to write. An interrupted job is resumed."),
     ],
     whole: Annotated[
-        bool, typer.Option("--whole", help="The file is one text: lines continue each other.")
+        bool, typer.Option("--whole", help="Treat the file as one text, continued across lines.")
     ] = False,
     field: Annotated[
-        str | None, typer.Option(help="Of JSON lines: the name of the document's text.")
+        str | None, typer.Option(help="For JSON lines: the key of the document.")
     ] = None,
     start: Annotated[
         str | None,
-        typer.Option(help="Token before each document, such as `<eos>`: its first counts too."),
+        typer.Option(help="Token before each document, such as `<eos>`, to score its first token."),
     ] = None,
     batch_tokens: Annotated[
-        int | None, typer.Option(help="Tokens in a batch, a power of two; more take more memory.")
+        int | None, typer.Option(help="Tokens per batch, a power of two; more take more memory.")
     ] = None,
     overwrite: Overwrite = False,
 ):
@@ -624,9 +617,9 @@ _CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069"
 
 
 def _printable(text, lines=True):
-    """Returns a text with its control characters escaped: a terminal would execute them.
+    """Returns a text with its control characters escaped, which a terminal would execute.
 
-    Those that change the direction of writing are escaped, too, and without `lines` line feeds.
+    Bidirectional controls are escaped too, and, without `lines`, line feeds.
     """
     controls = f"[{_CONTROLS}]" if lines else f"[{_CONTROLS}\n\u2028\u2029]"
     return re.sub(controls, lambda control: ascii(control[0])[1:-1], text)
@@ -646,7 +639,7 @@ def _language_model(run, command):
 
 
 def _sampler(name, vocabulary_size, options):
-    """One of Keras-NLP's samplers, with defaults for small models where its own are near greedy."""
+    """Returns a Keras-NLP sampler, with defaults for small models (Keras-NLP's are near greedy)."""
     from keras_nlp import samplers
 
     known = {
@@ -664,7 +657,7 @@ def _sampler(name, vocabulary_size, options):
         if value is None:
             continue
         if option not in settings:
-            raise ValueError(f"--{option.replace('_', '-')} is not for the sampler {name}.")
+            raise ValueError(f"The sampler {name} does not take --{option.replace('_', '-')}.")
         settings[option] = value
     if settings.get("temperature", 1) <= 0:
         raise ValueError(f"--temperature must be positive. Received: {settings['temperature']}")
@@ -704,13 +697,13 @@ def _recipe_to_resume(zoo, output, parallel):
         return recipe
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"{error} Name a model (`trellis-keras list` shows them) to start one. A run that was "
-            "killed before its first batch is started again by the whole command."
+            f"{error} Pass a model (`trellis-keras list` shows them) to start one. To restart a "
+            "run that was killed before its first batch, repeat the full command."
         ) from error
 
 
 def _check_published(names, options):
-    """Raises ValueError if options ask for another published run than the named one."""
+    """Raises ValueError if the options select a published run other than the named one."""
     asked = {f"{name}={value}" for name, value in options.items()} | {options.get("setting")}
     for run in results.all_runs():
         if run.model == names[0] and run.setting and [run.setting] != names[1:]:
@@ -722,13 +715,13 @@ def _check_published(names, options):
 
 
 def _is_of_whole_series(recipe, csv, target, test):
-    """Whether the options of `train` ask for files of the UCR and UEA archives."""
+    """Whether the options of `train` select files of the UCR and UEA archives."""
     from trellis_keras.forecasting.archive_file import has_archive_name
 
     if test is not None and not recipe.reads_whole_series:
         raise ValueError(
-            f"--test is for classifiers of whole series, with --csv X_TRAIN.ts. {recipe.name} is "
-            "none."
+            f"--test is for classifiers of whole series, with --csv X_TRAIN.ts, not for "
+            f"{recipe.name}."
         )
     is_archive = csv is not None and has_archive_name(csv) and target is None
     return test is not None or recipe.reads_whole_series and is_archive
@@ -747,18 +740,18 @@ def _whole_series(recipe, given, test):
 
 
 def _add_file(options, flag, name, values):
-    """Adds the data options that --text or --csv stand for."""
+    """Adds the data options for --text or --csv."""
     given_by = f"{flag} {values['path']}" if "path" in values else flag
     data = options.setdefault("data", name)
     if data != name:
-        raise ValueError(f"{given_by} and --data {data} exclude each other.")
+        raise ValueError(f"{given_by} and --data {data} are mutually exclusive.")
     given = options.setdefault("data_options", {})
     if not isinstance(given, dict):
-        return  # the recipe refuses it
+        return  # the recipe raises an error
     for key, value in values.items():
         if given.setdefault(key, value) != value:
             raise ValueError(
-                f"{given_by} and --data-options '{json.dumps(given)}' exclude each other."
+                f"{given_by} and --data-options '{json.dumps(given)}' are mutually exclusive."
             )
 
 
@@ -768,7 +761,7 @@ def _range(text):
         return None
     first, colon, last = text.partition(":")
     if not (colon and first.isdecimal() and last.isdecimal()):
-        raise ValueError(f"--profile takes two batches such as 10:15. Received: {text!r}")
+        raise ValueError(f"--profile takes two batches, such as 10:15. Received: {text!r}")
     return int(first), int(last)
 
 
@@ -805,8 +798,8 @@ def _value(text):
 
 
 def main():
-    """Runs the command line. Warnings and errors of use are one line; exit status 2 of errors."""
-    # Names of columns, series and files may hold anything.
+    """Runs the command line. Warnings and usage errors take one line; errors exit with status 2."""
+    # Names of columns, series and files may contain any characters.
     warnings.formatwarning = lambda message, *_: f"Warning: {_printable(str(message), False)}\n"
     devices = "trellis_keras.training.devices"
     try:

@@ -111,15 +111,15 @@ def test_samplers(generate, speaker, options, kind, settings):
     config = speaker.sampler.get_config()
     assert {name: config[name] for name in settings} == settings
     whole = kind in ("BeamSampler", "ContrastiveSampler")
-    assert ("appear at their end" in err) == whole
+    assert ("appear at the end" in err) == whole
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--sampler", "best"], "`sampler` must be one of greedy, .*contrastive. Received: best"),
-        (["--sampler", "greedy", "--temperature", 1], "--temperature is not for the sampler gre"),
-        (["--top-k", 3], "--top-k is not for the sampler top_p"),
+        (["--sampler", "greedy", "--temperature", 1], "The sampler greedy does not take --temp"),
+        (["--top-k", 3], "The sampler top_p does not take --top-k"),
         (["--temperature", 0], "--temperature must be positive. Received: 0.0"),
         (["--prompt", "z"], "unknown to the vocabulary"),
     ],

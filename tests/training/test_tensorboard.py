@@ -135,7 +135,7 @@ def test_wrong_settings(tmp_path, refused):
     with pytest.raises(ValueError, match="The last batch to profile, 51, is beyond the 50"):
         callbacks(tmp_path, Observation(profile=(40, 51)))
     message = refused("train", "trellisnet_char", "--output", tmp_path, "--profile", "5")
-    assert "--profile takes two batches such as 10:15. Received: '5'" in message
+    assert "--profile takes two batches, such as 10:15. Received: '5'" in message
 
 
 @pytest.mark.slow

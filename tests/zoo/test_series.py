@@ -434,7 +434,7 @@ def test_labelled_windows_have_one_class(tmp_path):
         ({"people": "ab"}, "there must be three. Received: 2 in the column 'who'"),
         ({"people": "abcda"}, "must keep the rows of a series together"),
         ({"text": "one"}, "`motion` must name two classes"),
-        ({"rows": 12}, "part 'train' has no 8 rows of one class"),
+        ({"rows": 12}, "split 'train' has no 8 consecutive rows of one class"),
     ],
 )
 def test_labelled_series_that_do_not_fit(tmp_path, options, match):

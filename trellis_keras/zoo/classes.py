@@ -28,16 +28,16 @@ def classify(
 
     Args:
         folder: Folder of a run of a classifier of whole series.
-        path: The file, `.ts`, `.arff`, `.tsv` or `.txt`. A series that is longer than the model's
-            window is read up to it, and a warning says so.
+        path: The file, `.ts`, `.arff`, `.tsv` or `.txt`. A series longer than the model's window is
+            truncated, with a warning.
         output: CSV file to write.
-        overwrite: Boolean, whether to replace an output that exists. Defaults to `False`.
+        overwrite: Boolean, whether to replace an existing output. Defaults to `False`.
         average_with: Folders of further runs on the same classes, such as with other seeds. The
             probabilities are then the mean over all runs. Defaults to none.
 
     Returns:
-        A dict of `series`, their number, and `accuracy`, the share of them whose class is that of
-        the file; `None` if the file has no classes.
+        A dict of `series`, their number, and `accuracy`, the fraction of series predicted
+        correctly, or `None` if the file has no classes.
 
     Raises:
         ValueError: If the run is not one of a classifier of whole series, or the file does not fit

@@ -1,4 +1,4 @@
-"""Several runs side by side: a table, and a picture of their validation losses."""
+"""Compares runs: a table, and a plot of their validation losses."""
 
 import json
 import math
@@ -14,9 +14,9 @@ from trellis_keras.zoo import run as runs
 
 
 def table(folders: Sequence[str | os.PathLike]) -> list[tuple[str, ...]]:
-    """Returns a header, and a row for each run.
+    """Returns a header, and one row per run.
 
-    The columns are epochs, parameters, the figures of the best epoch, and the settings in which the
+    The columns are epochs, parameters, the metrics of the best epoch, and the settings in which the
     runs differ.
 
     Args:
@@ -65,7 +65,7 @@ def draw(
     Args:
         folders: Folders of runs.
         path: The file.
-        overwrite: Boolean, whether it may replace another file. Defaults to `False`.
+        overwrite: Boolean, whether to replace an existing file. Defaults to `False`.
     """
     path = runs.check_output(path, overwrite=overwrite)
     figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -86,7 +86,7 @@ def draw(
 
 
 def _history(folder):
-    """The rows of a run's history, with NaN where an epoch has no such value."""
+    """The rows of a run's history, with NaN for missing values."""
     path = runs.recipe_path(folder).with_name("history.csv")
     rows = read_history(path)
     if not rows:

@@ -33,13 +33,13 @@ def environment() -> dict[str, str | None]:
 
 
 def record(path: pathlib.Path, dtype_policy: str | None, epoch: int) -> None:
-    """Writes into a run's `environment.json` what computes it from an epoch on.
+    """Records the environment that computes a run from an epoch on, in `environment.json`.
 
-    The file holds the `environment()` of the newest process and `processes`: a list of the
-    processes that computed in another way than the one before, each with its first epoch.
+    The file contains the `environment()` of the newest process and `processes`: a list of the
+    processes whose environment differs from that of the previous one, each with its first epoch.
 
     Args:
-        path: The file. What earlier processes wrote stays.
+        path: The file. Entries of earlier processes are kept.
         dtype_policy: Name of the model's dtype policy. None: Keras' default.
         epoch: First epoch of this process, counted from 1.
     """
@@ -56,10 +56,10 @@ def record(path: pathlib.Path, dtype_policy: str | None, epoch: int) -> None:
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
-    """Return what `record` wrote, and nothing else that the file may hold.
+    """Returns the fields written by `record`, and no others.
 
     Raises:
-        ValueError: If a field is missing or of another type.
+        ValueError: If a field is missing or has the wrong type.
         FileNotFoundError: If there is no file.
     """
     found = read_json(path, "a record of how a run was computed")
@@ -83,7 +83,7 @@ def processor() -> str:
 
 
 def processor_model() -> str:
-    """Returns what tells processors of one name apart, such as "family 25, model 17"."""
+    """Returns the processor's family and model, such as "family 25, model 17"."""
     fields = {"family": "cpu family", "model": "model\t", "stepping": "stepping"}
     return ", ".join(f"{name} {_cpu_info(field)}" for name, field in fields.items())
 
@@ -95,7 +95,7 @@ def vector_units() -> list[str]:
 
 
 def _cpu_info(field):
-    """The value of a field of /proc/cpuinfo; "" where there is none."""
+    """The value of a field of /proc/cpuinfo, or "" if there is none."""
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text(encoding="utf-8").splitlines():
@@ -117,7 +117,7 @@ def accelerators() -> list[str]:
 
 
 def has_bfloat16_units() -> bool:
-    """Whether products of bfloat16 matrices are faster here than those of float32 ones.
+    """Whether bfloat16 matrix products are faster than float32 products on this machine.
 
     They are on accelerators, and on processors with AMX or AVX512_BF16: in TensorFlow's graph mode,
     and on JAX in the layers of this package (`kernels.products_jax`).
@@ -129,7 +129,7 @@ def has_bfloat16_units() -> bool:
 
 
 def commit() -> str | None:
-    """Returns the commit of the running checkout, marked if changed; None outside of a checkout."""
+    """Returns the commit of the running checkout, marked if modified, or None if there is none."""
     root = pathlib.Path(trellis_keras.__file__).parent.parent
     if not (root / ".git").exists():
         return None

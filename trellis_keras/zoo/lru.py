@@ -1,15 +1,15 @@
 """The Lattice Recurrent Unit's models and baselines (Ahuja & Morency 2018, section 4 and Table 1).
 
-LRU is the Lattice, not the Linear Recurrent Unit. The models of four texts have the same training
-(the paper's "Training Details"): batches of 250 x 50 characters with the state carried over, Adam,
-Glorot initialization, no dropout. From the authors' code: the decay of 0.9 is an epoch's, and
-training ends after three epochs in a row without a fall of the validation loss by more than 1e-4
-(or after 20; the table goes to 59). The betas of Adam that the paper prints, 0.1 and 0.001, are
-1 - beta.
+LRU is the Lattice, not the Linear Recurrent Unit. The models for the four texts share their
+training settings (the paper's "Training Details"): batches of 250 x 50 characters with carried
+states, Adam, Glorot initialization, no dropout. From the authors' code: the decay of 0.9 is applied
+per epoch, and training stops after three consecutive epochs without a decrease of the validation
+loss by more than 1e-4 (or after 20; the table goes to 59). The Adam betas printed in the paper, 0.1
+and 0.001, are 1 - beta.
 
-The paper gives 10M and 24M parameters and no widths: `hidden_units` is the number that comes
-nearest to 10M; those for 24M are in published.csv. Which rows have 2 and which 4 layers is not
-published either.
+The paper gives sizes of 10M and 24M parameters but no widths: `hidden_units` is the number closest
+to 10M; the numbers for 24M are in published.csv. The paper does not say which rows have 2 layers
+and which 4.
 """
 
 from typing import Any
@@ -59,20 +59,20 @@ _TRAINING = Training(
     stop_against="previous",
 )
 _ALL: dict[str, Any] = {"metric": "cross_entropy", "training": _TRAINING}
-# "first 90% for training, next 5% for validation and last 5% for testing for all datasets": of Penn
-# Treebank that is not the usual split, so no other paper's figure is comparable.
+# "first 90% for training, next 5% for validation and last 5% for testing for all datasets": for
+# Penn Treebank this is not the usual split, so results of other papers are not comparable.
 _SPLIT = {"split": [0.9, 0.05, 0.05]}
 
 _on_char_ptb = register(data="char_ptb", data_options=_SPLIT, **_ALL)
-# The paper says "around 5 million characters"; the text in common use, taken here, has 3.2 million,
-# so the published figure may be of another text.
+# The paper says "around 5 million characters"; the commonly used text, also used here, has 3.2
+# million, so the published result may be for another text.
 _on_war_and_peace = register(data="war_and_peace", data_options=_SPLIT, **_ALL)
 _on_enwik8 = register(data="enwik8", **_ALL)  # the paper's 205 symbols are the distinct bytes
 _on_text8 = register(data="text8", **_ALL)
 
 
 def _language_model(backbone, hidden_units, vocabulary_size, seed):
-    """Embedding, recurrent layers and output layer of the same width, which share no weights."""
+    """Embedding, recurrent layers and output layer of the same width, without tied weights."""
     head = DenseHead(
         vocabulary_size,
         kernel_initializer=keras.initializers.GlorotUniform(sub_seed(seed, 5)),
@@ -117,17 +117,17 @@ def lru_char_ptb(
 
     Args:
         variant: `"ug"` (the full LRU), `"rg"` or `"ps"`, see `layers.LRUCell`.
-        convention: `"paper"` or `"authors"`: which way round the update gate of `"rg"` and `"ps"`
-            works. For `"ug"` paper and code agree.
+        convention: `"paper"` or `"authors"`, the orientation of the update gate in `"rg"` and
+            `"ps"`. For `"ug"` paper and code agree.
         layers: Positive integer, number of layers.
         hidden_units: Positive integer, number of units.
-        stateful: Whether the states are carried from batch to batch.
+        stateful: Whether to carry the states from batch to batch.
         vocabulary_size: Positive integer, number of tokens. A run takes it from its data.
         seed: Seed of the weights. Defaults to 0; None draws a new one each time.
         weights: None, `"pretrained"`, or path of a weights file.
         vocabulary: `data.Vocabulary` to save with the model; it sets `vocabulary_size`.
         dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether XLA compiles the training step. None: what suits model and machine.
+        jit_compile: Whether to compile training with XLA. Defaults to None, an automatic choice.
 
     Returns:
         A compiled `LanguageModel`.
@@ -193,7 +193,7 @@ def _keras_rnn(cell, layers, hidden_units, stateful, vocabulary_size, seed):
     make, gates = _KERAS_LAYERS[cell]
     stack = []
     for i in range(layers):
-        # Each gate is initialized by itself, as in the LRU.
+        # Each gate is initialized separately, as in the LRU.
         initializers = {
             f"{kernel}_initializer": GateInitializer(
                 keras.initializers.GlorotUniform(sub_seed(seed, offset + i)),
@@ -224,7 +224,7 @@ def lstm_char_ptb_lru_paper(
 ) -> LanguageModel:
     """LSTM on character-level Penn Treebank, 10M parameters (LRU paper, Table 1).
 
-    Keras' LSTM, whose forget gates start with the bias 1.
+    It uses Keras' LSTM, with a forget gate bias of 1.
 
     Arguments as in `lru_char_ptb`.
     """
@@ -286,8 +286,8 @@ def gru_char_ptb_lru_paper(
 ) -> LanguageModel:
     """GRU on character-level Penn Treebank, 10M parameters (LRU paper, Table 1).
 
-    Keras' GRU, with the reset gate after the product. The paper's Eq. 3 has it before; what was
-    trained is PyTorch's (footnote 6), with it after.
+    It uses Keras' GRU, with the reset gate after the product. In the paper's Eq. 3 it comes before
+    the product, but the paper trained PyTorch's GRU (footnote 6), where it comes after.
 
     Arguments as in `lru_char_ptb`.
     """
@@ -373,10 +373,10 @@ def grid_lstm_char_ptb(
     """Grid-LSTM on character-level Penn Treebank, 10M parameters (LRU paper, Table 1).
 
     Args:
-        convention: `"paper"` (both LSTMs of a node read the old states) or `"authors"` (the one of
-            time reads what that of depth has just written), see `layers.GridLSTMCell`.
+        convention: `"paper"` (both LSTMs of a node read the old states) or `"authors"` (the time
+            LSTM reads the new output of the depth LSTM), see `layers.GridLSTMCell`.
         share_depth_weights: Whether the layers share their weights (the paper's footnote 3), or
-            each has its own (the authors' code, for which nothing is published).
+            have separate weights (the authors' code, without published results).
         **: As in `lru_char_ptb`.
     """
     return _grid_lstm(**locals())
@@ -458,9 +458,9 @@ def rhn_char_ptb(
     The Recurrent Highway Network has one layer, whose transition depth is 5.
 
     Args:
-        transition_depth: Positive integer, highway layers in a step.
-        transform_bias: Initial bias of the transform gates. The paper does not name one; the
-            authors of the RHN start with -2 to -4.
+        transition_depth: Positive integer, number of highway layers per step.
+        transform_bias: Initial bias of the transform gates. The paper does not state it; the
+            RHN authors use -2 to -4.
         **: As in `lru_char_ptb`.
     """
     return _rhn(**locals())

@@ -429,7 +429,7 @@ class Recipe:
         metric: Name of the published metric.
         dtype_policy: Keras' dtype policy of all layers, or None for
             `keras.config.dtype_policy()`.
-        jit_compile: Whether XLA compiles the training step. None: what suits model and machine.
+        jit_compile: Whether to compile training with XLA. Defaults to None, an automatic choice.
     """
 
     entry: Entry = dataclasses.field(repr=False)

@@ -132,13 +132,13 @@ _POOLING = {
 
 
 def _pooled(backbone, channels, pooling, normalization):
-    """A net whose steps are pooled. (The maximum takes masked steps for 0, as ReLU does.)"""
+    """Pools the steps of a backbone. (Max pooling treats masked steps as 0, as ReLU allows.)"""
     x = keras.Input((None, channels))
     steps = backbone(x)
     parts = [pool()(steps) for pool in _POOLING[pooling]]
     y = parts[0] if len(parts) == 1 else keras.layers.Concatenate()(parts)
     if normalization == "batch":
-        # Classes may differ by little in a large feature: bring all features to one scale.
+        # Classes may differ by little in a large feature, so all features get the same scale.
         y = keras.layers.BatchNormalization(momentum=0.9)(y)
     return keras.Model(x, y, name=f"pooled_{backbone.name}")
 
@@ -176,12 +176,12 @@ def tcn_forecaster(
             `targets` and `future_channels`.
         targets: Positive integer, how many of the first channels to forecast.
         future_channels: Integer, how many of the last channels are known in the future.
-        linear: Boolean, whether a linear map from the window forecasts, and the net what it leaves.
-            The map is fitted before the training.
+        linear: Boolean, whether a linear map from the window forecasts, and the network predicts
+            its residual. The map is fitted before training.
         seed: Seed of weights, dropouts and the order of windows. None draws new ones each time.
         weights: None, or path of a weights file.
         dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether XLA compiles the training step. None: what suits model and machine.
+        jit_compile: Whether to compile training with XLA. Defaults to None, an automatic choice.
 
     Returns:
         A compiled `Forecaster`.
@@ -212,17 +212,17 @@ def tcn_classifier(
     Inputs are in the units of the data, whose statistics are saved with the model.
 
     Args:
-        window: Positive integer, number of steps to read, by which `depth` is chosen. Of whole
-            series a run takes it from its data.
+        window: Positive integer, number of steps to read, which determines `depth`. For whole
+            series, a run takes it from its data.
         normalization: `"batch"` normalizes the convolutions and the pooled features (the recipe for
             whole series), `"layer"` the convolutions, and None uses weight normalization instead.
             Defaults to None.
-        pooling: What of the net's outputs tells the class: `"last"`, the last step; `"average"`,
-            the mean of all steps; `"average_max"`, mean and maximum, which is the recipe for whole
-            series (`data="whole_series"`). Series may end with NaN then, which does not count. A
-            stream pools the steps so far. Defaults to `"last"`.
-        num_classes: Positive integer, number of classes. A run takes it from its data, as
-            `class_names` and `channels`.
+        pooling: The outputs that are classified: `"last"`, the last step; `"average"`, the mean of
+            all steps; `"average_max"`, mean and maximum, which is the recipe for whole series
+            (`data="whole_series"`), where padding with NaN at the end is masked. A stream pools the
+            steps so far. Defaults to `"last"`.
+        num_classes: Positive integer, number of classes. A run takes it, `class_names` and
+            `channels` from its data.
         class_names: Names of the classes, saved with the model. None: numbers.
         **: As in `tcn_forecaster`.
     """
@@ -305,7 +305,7 @@ def trellisnet_classifier(
     """
     sizes = window, kernel_size, dilations, hidden_units
     if pooling == "average_max":
-        raise ValueError("The maximum over time is for a TCN, whose outputs are never negative.")
+        raise ValueError("Max pooling over time needs a TCN, whose outputs are never negative.")
     backbone = _trellisnet(*sizes, dropout, seed, pooling != "last")
     return _classifier(backbone, channels, num_classes, class_names, pooling, dropout, seed)
 
@@ -418,10 +418,10 @@ def labelled_series(
     stride: int | None = None,
     split: Shares = DEFAULT_SPLIT,
 ) -> Dataset:
-    """Windows of the series in a CSV file, with the class that a column of names gives.
+    """Windows of the series in a CSV file, with class names from a column.
 
-    The parts are different series, in the order of the file, so that a model is tested on people,
-    machines or days that it has not seen. `stride` defaults to a quarter of the window.
+    The splits consist of different series, in the order of the file, so a model is tested on
+    held-out people, machines or days. `stride` defaults to a quarter of the window.
     """
     if len(targets) != 1:
         raise ValueError(f"`targets` must be one column of names. Received: {list(targets)}")
@@ -445,7 +445,7 @@ def labelled_series(
         windows = LabelledWindows(table, labels, window, stride, range(a, b))
         if not len(windows):
             raise ValueError(
-                f"{file}: the part {name!r} has no {window} rows of one class in a row."
+                f"{file}: the split {name!r} has no {window} consecutive rows of one class."
             )
         parts.append(windows)
     warn_left_out(parts, f"{window} rows of one class", count)
@@ -475,12 +475,12 @@ def whole_series(
     window: int | None = None,
     valid: float = 0.0,
 ) -> Dataset:
-    """Whole series with a class each, from two files of the UCR or UEA archive.
+    """Whole labelled series, from two files of the UCR or UEA archive.
 
-    `window` is the number of steps that are read of a series, from its start; it defaults to those
-    of the longest training series. `valid` is the share of the training series, the last ones of
-    each class, that choose the best epoch. With 0 all are trained on and choose it, as usual for
-    these small sets.
+    `window` is the number of steps to read from the start of a series; it defaults to the length of
+    the longest training series. `valid` is the fraction of the training series (the last ones of
+    each class) used to choose the best epoch. With 0, all are used for both, as is usual for these
+    small sets.
     """
     if not 0 <= valid < 1:
         raise ValueError(f"`valid` must be a share in [0, 1). Received: {valid}")
@@ -488,7 +488,7 @@ def whole_series(
     loaded = LabelledSeries.from_file(files[0], window=window)
     if len(loaded.classes) < 2 or loaded.labels[0] < 0:
         raise ValueError(
-            f"{files[0]}: the series must be of two classes. Received: {list(loaded.classes)}"
+            f"{files[0]}: there must be at least two classes. Received: {list(loaded.classes)}"
         )
     tested = LabelledSeries.from_file(files[1], loaded.classes, loaded.window)
     if tested.labels[0] < 0 or tested.channels != loaded.channels:

@@ -59,7 +59,7 @@ __all__ = [
     "tcn_wt103",
 ]
 
-# Data, batches and schedule of each benchmark, the same for all its nets
+# Data, batches and schedule of each benchmark, shared by all its models
 
 _WORST_OF_THREE: dict[str, Any] = {
     "schedule": "worst_of_last",
@@ -86,7 +86,7 @@ _MNIST_BATCHES: dict[str, Any] = {
 _JSB: dict[str, Any] = {"data": "jsb", "metric": "frame_nll", "channels": 88}
 _NOTTINGHAM: dict[str, Any] = {"data": "nottingham", "metric": "frame_nll", "channels": 88}
 _MUSIC_BATCHES: dict[str, Any] = {"batch_size": 1, "epochs": 100, **_WORST_OF_THREE}
-# `setting="fast"`, AdamW and one cycle of the learning rate. tools/queue.toml has those that have
+# `setting="fast"`: AdamW and one cycle of the learning rate. tools/queue.toml lists those that have
 # not been trained yet.
 _FAST: dict[str, Any] = {"optimizer": "adamw", "weight_decay": 0.02, "schedule": "cosine"}
 _FAST_MUSIC: dict[str, Any] = {**_FAST, "clip_norm": 0.4, "batch_size": 4, "note_dropout": 0.1}
@@ -115,16 +115,16 @@ _CHAR_BATCHES: dict[str, Any] = {
 }
 
 
-# Heads, the same for all nets of a benchmark
+# Heads, shared by all models of a benchmark
 
 
 def _small_head(seed):
-    """The authors' initial head where outputs are numbers or digits of a generated task."""
+    """The authors' head initialization for the synthetic tasks."""
     return keras.initializers.RandomNormal(stddev=0.01, seed=sub_seed(seed, 5))
 
 
 def _torch_head(seed):
-    """PyTorch's default: uniform within 1 / sqrt(channels)."""
+    """PyTorch's default: uniform in +-1 / sqrt(channels)."""
     return keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform", seed=sub_seed(seed, 5))
 
 
@@ -179,29 +179,29 @@ def tcn_adding(
 ) -> SequenceRegressor:
     """TCN on the adding problem, T=600, 70K parameters (Bai et al. 2018, Tables 1 and 2).
 
-    Table 2 has two smaller nets, for which no result is published: for T=200
+    Table 2 has two smaller networks, without published results: for T=200
     `kernel_size=6, depth=7, filters=27` (58,051 parameters), for T=400
     `kernel_size=7, depth=7, filters=27` (67,582); `zoo.recipe("tcn_adding", T=200)` has the data.
-    Published are 70K for all; for T=200 that takes 30 filters.
+    The published size is 70K for all; for T=200 this takes 30 filters.
 
-    Batch size and epochs are the authors' code's, the paper names none; that code's learning rate
-    (4e-3) and width are not the paper's, which are taken here. With `activation="glu"` (Table 5)
-    `filters=17` has the same size.
+    Batch size and epochs follow the authors' code, because the paper does not state them; learning
+    rate and width follow the paper, not the code (4e-3). With `activation="glu"` (Table 5),
+    `filters=17` gives the same size.
 
     Args:
-        kernel_size: Positive integer, taps of the convolutions.
-        depth: Positive integer, number of blocks, of dilations 1, 2, 4, ...
+        kernel_size: Positive integer, number of taps of the convolutions.
+        depth: Positive integer, number of blocks, with dilations 1, 2, 4, ...
         filters: Positive integer, channels of each block.
         dropout: Dropout rate after each convolution.
-        dropout_kind: `"element"` drops each number by itself (the authors' code), `"spatial"` whole
+        dropout_kind: `"element"` drops individual values (the authors' code), `"spatial"` whole
             channels of a row (the paper).
-        activation: `"relu"`, or `"glu"` for the gated net of Table 5, which has nearly twice the
-            parameters at the same width.
+        activation: `"relu"`, or `"glu"` for the gated network of Table 5, which has nearly twice
+            the parameters at the same width.
         seed: Seed of weights, dropouts and the order of sequences. Defaults to 0; None draws a new
             one each time.
         weights: None, `"pretrained"`, or path of a weights file.
         dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether XLA compiles the training step. None: what suits model and machine.
+        jit_compile: Whether to compile training with XLA. Defaults to None, an automatic choice.
 
     Returns:
         A compiled `SequenceRegressor`.
@@ -209,7 +209,7 @@ def tcn_adding(
     return _sum(_tcn(**locals(), return_sequences=False), seed)
 
 
-# Of the recurrent nets Table 3 says "RMSprop/Adam", without a rate: they have the TCN's.
+# Table 3 says "RMSprop/Adam" for the recurrent networks, without a rate: they use the TCN's.
 _on_copy_memory = register(
     data="copy_memory",
     data_options={"T": 1000},
@@ -234,16 +234,16 @@ def tcn_copy_memory(
 ) -> SequenceClassifier:
     """TCN on copy memory, T=1000, 12.5K parameters (Bai et al. 2018, Tables 1 and 2).
 
-    The published cross-entropy is the mean over all T + 20 steps. `recalled` beside it is the share
-    of sequences with all ten digits right.
+    The published cross-entropy is the mean over all T + 20 steps. The metric `recalled` is the
+    fraction of sequences with all ten digits correct.
 
-    Table 2 has two other nets, for which no result is published: for T=500
+    Table 2 has two other networks, without published results: for T=500
     `kernel_size=6, depth=9` (10,750 parameters), for T=2000 `kernel_size=8, depth=9` (14,170).
-    Published are 16K for all; 12, 11 and 11 filters make 15.3K, 15.1K and 17.1K.
+    The published size is 16K for all; 12, 11 and 11 filters give 15.3K, 15.1K and 17.1K.
 
-    Batch size and epochs are the authors' code's, the paper names none. That code clips before the
-    backward pass, without effect; here gradients are clipped as the paper says. With
-    `activation="glu"` (Table 5) `filters=7` has the same size.
+    Batch size and epochs follow the authors' code, because the paper does not state them. That code
+    clips before the backward pass, without effect; here gradients are clipped as in the paper. With
+    `activation="glu"` (Table 5), `filters=7` gives the same size.
 
     Arguments as in `tcn_adding`.
     """
@@ -278,11 +278,11 @@ def tcn_seq_mnist(
 ) -> SequenceClassifier:
     """TCN on sequential MNIST, 67K parameters (Bai et al. 2018, Tables 1 and 2).
 
-    Published: 70K. The paper does not say what Table 2's other setting
-    (`kernel_size=6, filters=20`, 37,010 parameters) is for; its Table 4 names 21K, which takes 15
-    filters with that setting. Batch size, epochs and decay are the authors' code's; that code's
-    dropout (0.05) is not the paper's (0), which is taken here. With `activation="glu"` (Table 5)
-    `filters=18` has the same size.
+    Published: 70K. The paper does not explain Table 2's other setting
+    (`kernel_size=6, filters=20`, 37,010 parameters); its Table 4 states 21K, which takes 15
+    filters with that setting. Batch size, epochs and decay follow the authors' code; dropout
+    follows the paper (0), not the code (0.05). With `activation="glu"` (Table 5), `filters=18`
+    gives the same size.
 
     Arguments as in `tcn_adding`.
     """
@@ -301,7 +301,7 @@ def tcn_permuted_mnist(
 ) -> SequenceClassifier:
     """TCN on permuted MNIST, 67K parameters (Bai et al. 2018, Tables 1 and 2).
 
-    Published: 70K (Table 4 names 42K). The paper's permutation is not published, see
+    Published: 70K (Table 4 states 42K). The paper's permutation is not published, see
     `zoo.datasets.pixel_permutation`.
 
     Arguments as in `tcn_adding`.
@@ -335,9 +335,9 @@ def tcn_jsb(
 ) -> PolyphonicModel:
     """TCN on JSB Chorales, 270K parameters (Bai et al. 2018, Tables 1 and 2).
 
-    Published: 300K, which takes 159 filters. One piece a batch, epochs and decay are the authors'
-    code's; its learning rate (1e-3) is not the paper's, which is taken here. With
-    `activation="glu"` (Table 5) `filters=104` has the same size.
+    Published: 300K, which takes 159 filters. Batch size (one piece), epochs and decay follow the
+    authors' code; the learning rate follows the paper, not the code (1e-3). With
+    `activation="glu"` (Table 5), `filters=104` gives the same size.
 
     Arguments as in `tcn_adding`.
     """
@@ -362,8 +362,8 @@ def tcn_nottingham(
 ) -> PolyphonicModel:
     """TCN on Nottingham, 1.05M parameters (Bai et al. 2018, Tables 1 and 2).
 
-    Published: 1M, which takes 146 filters. With `activation="glu"` (Table 5) `filters=105` has the
-    same size. All else is as in `tcn_jsb`.
+    Published: 1M, which takes 146 filters. With `activation="glu"` (Table 5), `filters=105` gives
+    the same size. Everything else is as in `tcn_jsb`.
 
     Arguments as in `tcn_adding`.
     """
@@ -426,30 +426,30 @@ def tcn_ptb(
     """TCN on word-level Penn Treebank, 14.7M parameters (Bai et al. 2018, Tables 1 and 2).
 
     Published: 13M, which takes 487 filters in the first three blocks. The paper halves SGD's rate
-    on a plateau and names no initial one: rate 4, input dropout, segments of 80 words with 40
-    counted and the definition of a plateau are the authors' code's. With `activation="glu"`
-    (Table 5) `filters=345` has the same size.
+    on a plateau and does not state the initial rate: rate 4, input dropout, segments of 80 words
+    with 40 scored and the definition of a plateau follow the authors' code. With
+    `activation="glu"` (Table 5), `filters=345` gives the same size.
 
     Args:
-        kernel_size: Positive integer, taps of the convolutions.
-        depth: Positive integer, number of blocks, of dilations 1, 2, 4, ...
+        kernel_size: Positive integer, number of taps of the convolutions.
+        depth: Positive integer, number of blocks, with dilations 1, 2, 4, ...
         filters: Positive integer, channels of all blocks but the last.
-        embedding_dim: Positive integer, width of the embedding and the last block. The embedding's
-            matrix is the output's too.
+        embedding_dim: Positive integer, width of the embedding and the last block. The output
+            matrix is tied to the embedding.
         dropout: Dropout rate after each convolution.
-        dropout_kind: `"element"` drops each number by itself (the authors' code), `"spatial"` whole
+        dropout_kind: `"element"` drops individual values (the authors' code), `"spatial"` whole
             channels of a row (the paper).
-        input_dropout: Dropout rate of the embedded input, each number by itself.
-        activation: `"relu"`, or `"glu"` for the gated net of Table 5, which has nearly twice the
-            parameters at the same width.
-        initial_embedding: `"normal"`, N(0, 0.01) as in the authors' programs for words, or
-            `"uniform"`, U(-0.1, 0.1) as in that for characters.
+        input_dropout: Element-wise dropout rate of the embedded input.
+        activation: `"relu"`, or `"glu"` for the gated network of Table 5, which has nearly twice
+            the parameters at the same width.
+        initial_embedding: `"normal"`, N(0, 0.01), as in the authors' word-level programs, or
+            `"uniform"`, U(-0.1, 0.1), as in the character-level program.
         vocabulary_size: Positive integer, number of tokens. A run takes it from its data.
         seed: Seed of weights and dropouts. Defaults to 0; None draws a new one each time.
         weights: None, `"pretrained"`, or path of a weights file.
         vocabulary: `data.Vocabulary` to save with the model; it sets `vocabulary_size`.
         dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether XLA compiles the training step. None: what suits model and machine.
+        jit_compile: Whether to compile training with XLA. Defaults to None, an automatic choice.
 
     Returns:
         A compiled `LanguageModel`.
@@ -475,13 +475,13 @@ def tcn_wt103(
     """TCN on WikiText-103, 132.1M parameters (Bai et al. 2018, Tables 1 and 2).
 
     Published: 148M, which takes `kernel_size=5` or `filters=1308`. The paper's row has dropout 0.4
-    and clip 0.4 in merged cells. The authors' code has no program for this data set, and the paper
-    does not say what its softmax is: the clusters are those of `trellisnet_wt103`. With
-    `cutoffs=()` it is a full softmax (132,060,735 parameters). All else is as in `tcn_ptb`.
+    and clip 0.4 in merged cells. The authors published no code for this data set, and the paper
+    does not describe the softmax: the clusters are those of `trellisnet_wt103`. With `cutoffs=()`
+    it is a full softmax (132,060,735 parameters). Everything else is as in `tcn_ptb`.
 
     Args:
-        cutoffs: First word of each tail of an adaptive softmax (see `layers.AdaptiveSoftmax`), for
-            words numbered by falling frequency; `()` is a full softmax.
+        cutoffs: First word of each tail of an adaptive softmax (see `layers.AdaptiveSoftmax`), with
+            words sorted by decreasing frequency; `()` is a full softmax.
         **: As in `tcn_ptb`.
     """
     return _tcn_language_model(**locals())
@@ -509,11 +509,12 @@ def tcn_lambada(
 ) -> LanguageModel:
     """TCN on LAMBADA, 56.7M parameters (Bai et al. 2018, Tables 1 and 2).
 
-    Published: perplexity of the last words 1279. The 93,215 words are those of the data set's first
-    list; the newer one has 112,746 (66.5M parameters). The softmax is a full one, as in the
-    authors' code (the paper does not say). The authors' evaluation reads the last word before it
-    predicts it; whether 1279 was measured so is not known (see `zoo.datasets.last_word_examples`).
-    Segments and input dropout are that code's, the decay is the paper's.
+    Published: perplexity 1279 on the last words. The vocabulary of 93,215 words is the data set's
+    first list; the newer list has 112,746 (66.5M parameters). The softmax is a full one, as in the
+    authors' code (the paper does not say). The authors' evaluation reads the last word before
+    predicting it; it is unknown whether 1279 was measured in this way (see
+    `zoo.datasets.last_word_examples`). Segments and input dropout follow the code, the decay the
+    paper.
 
     The training text, 2,662 novels, is not part of the data set: train with `data="text",
     data_options={"path": ..., "unit": "word", "unknown": "<unk>"}`.
@@ -542,9 +543,9 @@ def tcn_char_ptb(
 ) -> LanguageModel:
     """TCN on character-level Penn Treebank, 2.2M parameters (Bai et al. 2018, Tables 1 and 2).
 
-    Published: 3M, which takes 531 filters. Segments of 400 characters with 320 counted, input
-    dropout and decay are the authors' code's; the optimizer is the paper's Adam, not the code's
-    SGD. With `activation="glu"` (Table 5) `filters=309` has the same size.
+    Published: 3M, which takes 531 filters. Segments of 400 characters with 320 scored, input
+    dropout and decay follow the authors' code; the optimizer is the paper's Adam, not the code's
+    SGD. With `activation="glu"` (Table 5), `filters=309` gives the same size.
 
     Arguments as in `tcn_ptb`.
     """
@@ -567,9 +568,9 @@ def tcn_text8(
 ) -> LanguageModel:
     """TCN on text8, 4.1M parameters (Bai et al. 2018, Tables 1 and 2).
 
-    Published: 4.6M and 5M (550 filters make 4.6M). The paper's row has embedding, dropout and clip
-    in merged cells. With `activation="glu"` (Table 5) `filters=364` has the same size. All else is
-    as in `tcn_char_ptb`.
+    Published: 4.6M and 5M (550 filters give 4.6M). The paper's row has embedding, dropout and clip
+    in merged cells. With `activation="glu"` (Table 5), `filters=364` gives the same size.
+    Everything else is as in `tcn_char_ptb`.
 
     Arguments as in `tcn_ptb`.
     """
@@ -579,12 +580,12 @@ def tcn_text8(
 # Recurrent baselines
 #
 # Table 3 has the LSTM's settings. Data, batches, epochs and schedule are those of the TCN on the
-# same benchmark. Texts are read in overlapping segments; no state is carried over.
+# same benchmark. Text is read in overlapping segments, without carried states.
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class ForgetBias(keras.initializers.Initializer):
-    """Zeros, except for an LSTM's forget gate: `LSTM(..., unit_forget_bias=False)`, any value.
+    """Zeros, except for an LSTM's forget gate. Use it with `LSTM(..., unit_forget_bias=False)`.
 
     Args:
         value: Float, initial bias of the forget gate.
@@ -676,20 +677,20 @@ def lstm_adding(
 ) -> SequenceRegressor:
     """LSTM on the adding problem, T=600, 69K parameters (Bai et al. 2018, Tables 1 and 3).
 
-    Published: 70K, which takes 131 units. Table 3 has two other nets, for which no result is
-    published: `layers=2, hidden_units=77` (72,458 parameters), clipped at 50, for T=200 with
-    `forget_bias=5.0` and SGD of rate 1e-3, for T=400 with `forget_bias=10.0`.
+    Published: 70K, which takes 131 units. Table 3 has two other networks, without published
+    results: `layers=2, hidden_units=77` (72,458 parameters), clipped at 50, for T=200 with
+    `forget_bias=5.0` and SGD with rate 1e-3, for T=400 with `forget_bias=10.0`.
 
     Args:
         layers: Positive integer, number of recurrent layers.
         hidden_units: Positive integer, units of each layer.
-        dropout: Rate of dropped outputs of each layer, each number by itself.
+        dropout: Element-wise dropout rate of each layer's outputs.
         forget_bias: Initial bias of the forget gate.
         seed: Seed of weights, dropouts and the order of sequences. Defaults to 0; None draws a new
             one each time.
         weights: None, `"pretrained"`, or path of a weights file.
         dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether XLA compiles the training step. None: what suits model and machine.
+        jit_compile: Whether to compile training with XLA. Defaults to None, an automatic choice.
 
     Returns:
         A compiled `SequenceRegressor`.
@@ -729,8 +730,8 @@ def lstm_copy_memory(
 ) -> SequenceClassifier:
     """LSTM on copy memory, T=1000, 11K parameters (Bai et al. 2018, Tables 1 and 3).
 
-    Published: 16K, which takes 61 units. Table 3 has two other nets, for which no result is
-    published: for T=500 this one, clipped at 0.25, for T=2000 `layers=3, hidden_units=28`
+    Published: 16K, which takes 61 units. Table 3 has two other networks, without published
+    results: for T=500 the same network, clipped at 0.25, for T=2000 `layers=3, hidden_units=28`
     (16,418 parameters).
 
     Arguments as in `lstm_adding`.
@@ -857,7 +858,7 @@ def rnn_permuted_mnist(
 
 # "SGD/Adam" without a rate: the paper's Adam.
 _RECURRENT_JSB = Training(optimizer="adam", learning_rate=2e-3, clip_norm=1.0, **_MUSIC_BATCHES)
-# One piece a batch: these nets need a thousand steps and more until they learn anything at all.
+# One piece per batch: these networks need over a thousand steps before they learn anything.
 _FAST_RECURRENT_JSB = Training(
     **_FAST,
     learning_rate=2e-3,
@@ -885,7 +886,7 @@ def lstm_jsb(
 ) -> PolyphonicModel:
     """LSTM on JSB Chorales, 570K parameters (Bai et al. 2018, Tables 1 and 3).
 
-    Published: 300K, which takes 141 units: Tables 1 and 3 contradict each other. The settings are
+    Published: 300K, which takes 141 units: Tables 1 and 3 are inconsistent. The settings are
     Table 3's.
 
     Arguments as in `lstm_adding`.
@@ -918,7 +919,7 @@ def rnn_jsb(
 _RECURRENT_NOTTINGHAM = Training(
     optimizer="adam", learning_rate=4e-3, clip_norm=1.0, **_MUSIC_BATCHES
 )
-# One piece a batch: on JAX and a CPU a step takes a fifth of the time of one with four pieces.
+# One piece per batch: on JAX and a CPU, a step takes a fifth of the time of one with four pieces.
 _FAST_RECURRENT_NOTTINGHAM = Training(  # 694 steps an epoch
     **_FAST,
     learning_rate=4e-4,
@@ -945,8 +946,8 @@ def lstm_nottingham(
 ) -> PolyphonicModel:
     """LSTM on Nottingham, 1.22M parameters (Bai et al. 2018, Tables 1 and 3).
 
-    Published: 1M, which takes 448 units. Of Table 3's two rows this is the smaller net; the other
-    has 3 layers of 280 units (1,694,648 parameters), clipped at 0.5.
+    Published: 1M, which takes 448 units. This is the smaller network of Table 3's two rows; the
+    other has 3 layers of 280 units (1,694,648 parameters), clipped at 0.5.
 
     Arguments as in `lstm_adding`.
     """
@@ -956,7 +957,7 @@ def lstm_nottingham(
 @register(
     **_NOTTINGHAM,
     training=_RECURRENT_NOTTINGHAM,
-    # 30 epochs with a peak of 3e-3 or 1e-2 end above 30 at a constant 1e-3, still improving then.
+    # 30 epochs with a peak of 3e-3 or 1e-2 end above 30 at a constant 1e-3, still improving.
     fast=_FAST_RECURRENT_NOTTINGHAM.replace(learning_rate=1e-3, epochs=100, decay_steps=68_400),
 )
 def gru_nottingham(
@@ -997,22 +998,22 @@ def lstm_ptb(
 ) -> LanguageModel:
     """LSTM on word-level Penn Treebank, 18.8M parameters (Bai et al. 2018, Tables 1 and 3).
 
-    Published: 13M, which takes 556 units: Tables 1 and 3 contradict each other. The settings are
+    Published: 13M, which takes 556 units: Tables 1 and 3 are inconsistent. The settings are
     Table 3's.
 
     Args:
         layers: Positive integer, number of recurrent layers.
         hidden_units: Positive integer, units of each layer.
-        embedding_dim: Positive integer, width of the embedding. Its matrix is the output's too, so
-            it must be `hidden_units`.
-        dropout: Rate of dropped outputs of each layer, each number by itself.
+        embedding_dim: Positive integer, width of the embedding. Must equal `hidden_units`, because
+            the output matrix is tied to the embedding.
+        dropout: Element-wise dropout rate of each layer's outputs.
         forget_bias: Initial bias of the forget gate.
         vocabulary_size: Positive integer, number of tokens. A run takes it from its data.
         seed: Seed of weights and dropouts. Defaults to 0; None draws a new one each time.
         weights: None, `"pretrained"`, or path of a weights file.
         vocabulary: `data.Vocabulary` to save with the model; it sets `vocabulary_size`.
         dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether XLA compiles the training step. None: what suits model and machine.
+        jit_compile: Whether to compile training with XLA. Defaults to None, an automatic choice.
 
     Returns:
         A compiled `LanguageModel`.
@@ -1070,7 +1071,7 @@ def lstm_char_ptb(
 ) -> LanguageModel:
     """LSTM on character-level Penn Treebank, 4.65M parameters (Bai et al. 2018, Tables 1 and 3).
 
-    Published: 3M, which takes 478 units: Tables 1 and 3 contradict each other. The settings are
+    Published: 3M, which takes 478 units: Tables 1 and 3 are inconsistent. The settings are
     Table 3's.
 
     Arguments as in `lstm_ptb`.

@@ -1,4 +1,4 @@
-"""TrellisNet's models (Bai et al. 2019): words, characters and pixels."""
+"""TrellisNet models (Bai et al. 2019) for words, characters and pixels."""
 
 import keras
 
@@ -52,7 +52,7 @@ def _language_model(
     initial_stddev=0.01,
     initial_embedding=0.1,
 ):
-    """Returns a language model. The models below pass all of their arguments on."""
+    """Returns a language model. The models below pass on all their arguments."""
     output_units = embedding_dim if output_units is None else output_units
     units = hidden_units + output_units
     aux_every = aux_every if aux_weight else None
@@ -122,7 +122,7 @@ def _uniform(bound, seed=None):
     return keras.initializers.RandomUniform(-bound, bound, seed=seed)
 
 
-# Segments have as much context as the net looks back, a step for each level.
+# Segments have as much context as the receptive field, one step per level.
 _PTB = Training(
     optimizer="sgd",
     learning_rate=20.0,
@@ -165,37 +165,38 @@ def trellisnet_ptb(
     """TrellisNet on word-level Penn Treebank, 24.2M parameters (Bai et al. 2019, Tables 1 and 5).
 
     The ablations of Table 6 are this model with other arguments, see zoo/published.csv. Without
-    long-sequence parallelism, `stateful=True`, segments are as long as the net is deep:
-    `sequence_length=55, context_length=0`. The mixed-group kernel has more hidden units, so that
-    the size stays (appendix D): `groups=2, hidden_units=2062`, 24.17M parameters.
-    (`count_params()` says 60.4M: the kernels are stored with their zeros.) The paper does not give
-    the number of groups, its figures have two; 3 take 2495 hidden units, 4 take 2880.
+    long-sequence parallelism (`stateful=True`), the segment length equals the depth:
+    `sequence_length=55, context_length=0`. The mixed-group kernel has more hidden units, to keep
+    the same size (appendix D): `groups=2, hidden_units=2062`, 24.17M parameters.
+    (`count_params()` returns 60.4M, because the kernels are stored with their zeros.) The paper
+    does not give the number of groups, but its figures show two; 3 groups take 2495 hidden units,
+    4 take 2880.
 
     Args:
         depth: Positive integer, number of levels.
-        hidden_units: Positive integer, hidden channels beside the output channels.
-        output_units: Positive integer, output channels, as many as the embedding has: its matrix is
-            the output's too.
+        hidden_units: Positive integer, hidden channels in addition to the output channels.
+        output_units: Positive integer, output channels. Must equal `embedding_dim`, because the
+            output matrix is tied to the embedding.
         embedding_dim: Positive integer, width of the embedding.
-        kernel_size: Positive integer, taps of the convolution.
-        injection_every: Positive integer, levels from one injection of the input to the next.
+        kernel_size: Positive integer, number of taps of the convolution.
+        injection_every: Positive integer, number of levels between injections of the input.
         groups: Number of equally wide groups of a mixed-group kernel. Defaults to None, a dense
             kernel.
-        stateful: Whether the state is carried from batch to batch, instead of overlapping segments.
-        aux_every: Positive integer up to `depth`, levels from one auxiliary loss to the next.
-        aux_weight: Weight of the auxiliary losses; 0 leaves them out.
-        embedding_dropout: Rate of dropped words.
+        stateful: Whether to carry the state from batch to batch, instead of overlapping segments.
+        aux_every: Positive integer up to `depth`, number of levels between auxiliary losses.
+        aux_weight: Weight of the auxiliary losses; 0 disables them.
+        embedding_dropout: Rate of word dropout.
         input_dropout, hidden_dropout, output_dropout: Variational dropout rates of the input, of
             h in the convolution and of the output.
         weight_dropout: DropConnect rate of the past taps.
         activation_reg, temporal_activation_reg: Weights of AR and TAR in the loss.
-        rematerialize: Whether the backward pass computes activations again, which saves memory.
+        rematerialize: Whether the backward pass recomputes activations, which saves memory.
         vocabulary_size: Positive integer, number of tokens. A run takes it from its data.
         seed: Seed of weights and dropouts. Defaults to 0; None draws a new one each time.
         weights: None, `"pretrained"`, or path of a weights file.
         vocabulary: `data.Vocabulary` to save with the model; it sets `vocabulary_size`.
         dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether XLA compiles the training step. None: what suits model and machine.
+        jit_compile: Whether to compile training with XLA. Defaults to None, an automatic choice.
 
     Returns:
         A compiled `LanguageModel`.
@@ -226,8 +227,8 @@ def trellisnet_ptb_large(
 ) -> LanguageModel:
     """A larger `trellisnet_ptb`, 32.6M parameters (Bai et al. 2019, Table 1).
 
-    The paper says "1.4x larger" and not by what; 1300 hidden units fit the published sizes of this
-    model (33M) and of `trellisnet_ptb_mos_large`.
+    The paper says "1.4x larger" without saying how; 1300 hidden units match the published sizes of
+    this model (33M) and of `trellisnet_ptb_mos_large`.
 
     Arguments as in `trellisnet_ptb`.
     """
@@ -260,7 +261,7 @@ def trellisnet_ptb_mos(
     """TrellisNet with a mixture of 15 softmaxes on word-level Penn Treebank, 25.7M parameters.
 
     Tables 1 and 5 of Bai et al. 2019. The rates of input and latent dropout are the defaults of the
-    authors' code, which does not say that they are this model's.
+    authors' code, which does not confirm that they belong to this model.
 
     Args:
         output_units: Positive integer, output channels.
@@ -296,7 +297,7 @@ def trellisnet_ptb_mos_large(
 ) -> LanguageModel:
     """A larger `trellisnet_ptb_mos`, 34.2M parameters (Bai et al. 2019, Table 1).
 
-    1300 hidden units as in `trellisnet_ptb_large`.
+    It has 1300 hidden units, as `trellisnet_ptb_large` does.
 
     Arguments as in `trellisnet_ptb_mos`.
     """
@@ -342,24 +343,24 @@ def trellisnet_wt103(
     """TrellisNet on WikiText-103, 177.6M parameters (Bai et al. 2019, Tables 2 and 5).
 
     Published: 180M parameters. Table 5 has 2000 units, of which 512 are output. The authors' code
-    has 1600 beside these (`hidden_units=1600`: 181,710,042 parameters); with them, and without
-    weight dropout, an earlier version of the paper reports 30.35.
+    has 1600 hidden units besides (`hidden_units=1600`: 181,710,042 parameters); with them, and
+    without weight dropout, an earlier version of the paper reports 30.35.
 
-    The clusters of the adaptive softmax, batch, segment, input dropout and the two steps of the
-    learning rate are those of the authors' code. (There the rate also falls when the validation
+    The clusters of the adaptive softmax, batch size, segment length, input dropout and the two
+    learning-rate steps follow the authors' code. (There the rate also falls when the validation
     loss is worse than the best of all but the last five epochs.)
 
-    A training step in float32 needs about 14.1 GiB by XLA's own account of its buffers on a CPU
-    (`python -m benchmarks.memory account`), and 8.4 with `rematerialize=True`. So a GPU of 24 GiB
-    should hold it, and one of 16 GiB with `rematerialize=True`; neither was tried.
+    A training step in float32 needs about 14.1 GiB according to XLA's buffer assignment on a CPU
+    (`python -m benchmarks.memory account`), and 8.4 with `rematerialize=True`. It should therefore
+    fit a GPU with 24 GiB, or 16 GiB with `rematerialize=True`; neither has been tried.
 
-    Training and evaluation never hold all words' logits. `predict`, `generate` and an exported
-    model do, 1 MiB for each token that they score: `model.head.top_k` and `log_prob` do not.
+    Training and evaluation never store the logits of all words. `predict`, `generate` and an
+    exported model do, 1 MiB per scored token; `model.head.top_k` and `log_prob` do not.
 
     Args:
         weight_norm: Whether the kernels are weight-normalized.
-        cutoffs: First word of each tail of an adaptive softmax (see `layers.AdaptiveSoftmax`), for
-            words numbered by falling frequency; `()` is a full softmax.
+        cutoffs: First word of each tail of an adaptive softmax (see `layers.AdaptiveSoftmax`), with
+            words sorted by decreasing frequency; `()` is a full softmax.
         **: As in `trellisnet_ptb`.
     """
     return _language_model(**locals())
@@ -451,13 +452,13 @@ def trellisnet_char(
 ) -> LanguageModel:
     """A small TrellisNet for the characters of any text, trained in minutes on two cores.
 
-    No paper has this model. Its initial weights are larger than the papers', so that it learns
-    within the first epoch.
+    This model is not from a paper. Its initial weights are larger than in the papers, so that it
+    learns within the first epoch.
 
     Args:
         weight_norm: Whether the kernels are weight-normalized.
         initial_stddev: Standard deviation of the initial kernels and biases.
-        initial_embedding: The initial embedding is uniform within plus or minus this.
+        initial_embedding: Bound of the uniform initial embedding.
         **: As in `trellisnet_ptb`.
     """
     return _language_model(**locals())
@@ -492,7 +493,7 @@ def _classifier(
     weight_norm,
     seed,
 ):
-    """Returns a classifier of images. The models below pass all of their arguments on."""
+    """Returns an image classifier. The models below pass on all their arguments."""
     backbone = TrellisLayer(
         hidden_units + output_units,
         len(dilations),
@@ -533,17 +534,17 @@ def trellisnet_seq_mnist(
 ) -> SequenceClassifier:
     """TrellisNet on sequential MNIST, 138K parameters (Bai et al. 2019, Tables 4 and 5).
 
-    Published: 8M parameters. The paper contradicts itself: its Table 5 has hidden size 100 and 16
-    levels without dilations, which make 0.1M parameters and see 17 pixels; "8M" takes 1000 units in
-    all (`hidden_units=990`: 8,020,110 parameters). The defaults are the authors' code: 120 + 10
-    units and 11 dilated levels. Batch size, epochs and decay are that code's too.
+    Published: 8M parameters. The paper is inconsistent: its Table 5 has hidden size 100 and 16
+    levels without dilations, which give 0.1M parameters and a receptive field of 17 pixels; "8M"
+    takes 1000 units in total (`hidden_units=990`: 8,020,110 parameters). The defaults follow the
+    authors' code: 120 + 10 units and 11 dilated levels, and its batch size, epochs and decay.
 
     Args:
-        hidden_units: Positive integer, hidden channels beside the output channels.
+        hidden_units: Positive integer, hidden channels in addition to the output channels.
         output_units: Positive integer, output channels.
-        kernel_size: Positive integer, taps of the convolution.
-        dilations: Dilation of each level.
-        input_dropout, output_dropout: Dropout rates, each number dropped by itself.
+        kernel_size: Positive integer, number of taps of the convolution.
+        dilations: Dilation rate of each level.
+        input_dropout, output_dropout: Element-wise dropout rates.
         hidden_dropout: Variational dropout rate of h in the convolution.
         weight_dropout: DropConnect rate of the past taps.
         weight_norm: Whether the kernels are weight-normalized.
@@ -551,7 +552,7 @@ def trellisnet_seq_mnist(
             one each time.
         weights: None, `"pretrained"`, or path of a weights file.
         dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
-        jit_compile: Whether XLA compiles the training step. None: what suits model and machine.
+        jit_compile: Whether to compile training with XLA. Defaults to None, an automatic choice.
 
     Returns:
         A compiled `SequenceClassifier`.
@@ -597,7 +598,7 @@ def trellisnet_seq_cifar10(
 ) -> SequenceClassifier:
     """TrellisNet on sequential CIFAR-10, 140K parameters (Bai et al. 2019, Tables 4 and 5).
 
-    Published: 8M parameters, see `trellisnet_seq_mnist`; `hidden_units=990` makes 8,036,110.
+    Published: 8M parameters, see `trellisnet_seq_mnist`; `hidden_units=990` gives 8,036,110.
 
     Arguments as in `trellisnet_seq_mnist`.
     """
