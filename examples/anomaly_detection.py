@@ -1,9 +1,9 @@
-"""Find hours when a water pipe does not behave as usual, without examples of what is wrong.
+"""Detect anomalous flow in a water pipe, without examples of anomalies.
 
     python examples/anomaly_detection.py
 
-A model learns from three quiet weeks to forecast the next hour. An hour far from its forecast is an
-anomaly, and so are hours that follow one within the day that the model looks back. Hours without a
+A model learns to forecast the next hour from three normal weeks. Hours far from their forecast are
+anomalies, as are the hours after them within the model's one-day receptive field. Hours without a
 measurement have no score.
 """
 
@@ -25,7 +25,7 @@ series = TimeSeries.from_csv(FILE, Columns(["flow"], time="time"))
 time, flow = series.times, series.values
 quiet = (time >= np.datetime64("2022-04-04")) & (time < np.datetime64("2022-04-24"))
 
-# At every hour of a window the model forecasts the next one.
+# At every hour of a window, the model forecasts the next hour.
 windows = np.lib.stride_tricks.sliding_window_view(flow[quiet, 0], WINDOW + 1)[..., None]
 x, y = windows[:, :-1], windows[:, 1:, None]
 

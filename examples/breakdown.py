@@ -1,11 +1,11 @@
-"""Where a language model loses: its perplexity by word frequency and by position in a segment.
+"""Break down a language model's perplexity by word frequency and by position in a segment.
 
     python examples/breakdown.py RUN FOLDER [--split test]
 
 Writes `frequency.csv` and `position.csv` with their plots. The buckets of `frequency` are powers of
-ten of a token's count in the training text; together they are the whole split. `position` counts
-the tokens of a segment from 1. The targets of the first `context_length` positions are counted by
-the segment before; their rows (`counted` False) show how the model does with less context.
+ten of a token's count in the training text and cover the whole split. `position` numbers the tokens
+of a segment from 1. The targets at the first `context_length` positions are scored in the previous
+segment; their rows (`counted` False) show the loss with less context.
 """
 
 import argparse
@@ -24,7 +24,7 @@ METRICS = {
 
 
 def measure(model, stream, train_tokens, metric="perplexity"):
-    """Break down the loss of a language model.
+    """Breaks down the loss of a language model.
 
     Args:
         model: `LanguageModel`.
@@ -34,7 +34,7 @@ def measure(model, stream, train_tokens, metric="perplexity"):
 
     Returns:
         {"frequency": rows, "position": rows}. Each row is a dict with `tokens`, the number of
-        targets, their mean `cross_entropy` in nats and the metric; None where there are no targets.
+        targets, their mean `cross_entropy` in nats and the metric; None if there are no targets.
     """
     counts = np.bincount(train_tokens, minlength=model.vocabulary_size)
     buckets = [(0, 0)] + [(10**i, 10 ** (i + 1) - 1) for i in range(len(str(counts.max())))]
@@ -43,7 +43,7 @@ def measure(model, stream, train_tokens, metric="perplexity"):
     by_frequency, by_position = Means(len(buckets)), Means(len(positions))
     for index, (targets, nll, counted) in enumerate(score(model, stream)):
         by_frequency.add(bucket_of[targets], nll, counted)
-        # From the row's first target on, and only before targets that count.
+        # From the row's first target on, and only before scored targets.
         seen = index * stream.output_length + positions >= stream.context_length
         first = counted[:, stream.context_length : stream.context_length + 1]
         repeated = seen & (positions < stream.context_length) & (first > 0)
@@ -64,12 +64,12 @@ def measure(model, stream, train_tokens, metric="perplexity"):
 
 
 def score(model, stream):
-    """Yield targets, their negative log-likelihoods and weights, (rows, positions) each."""
+    """Yields targets, their negative log-likelihoods and weights, (rows, positions) each."""
     if getattr(model.backbone, "stateful", False):
         model.backbone.reset_state(stream.batch_size, training=False)
     scorer = TokenNLL(model)
     for x, y, weight in (stream[i] for i in range(len(stream))):
-        # Where no target counts, the next token is the next input.
+        # At positions without a scored target, the next token is the next input.
         targets = np.concatenate([x[:, 1 : stream.context_length + 1], y], axis=1)
         nll = scorer.predict_on_batch({"tokens": x, "targets": targets})
         weight = np.pad(weight, ((0, 0), (stream.context_length, 0)))
@@ -77,7 +77,7 @@ def score(model, stream):
 
 
 class TokenNLL(keras.Model):
-    """The negative log-likelihood of each token, without the scores of the whole vocabulary."""
+    """The negative log-likelihood of each token, without the logits of the whole vocabulary."""
 
     def __init__(self, model):
         # A mixed policy would narrow the head's weights: `loss` decides for itself.
@@ -109,7 +109,7 @@ class Means:
 
 
 def write(parts, metric, folder):
-    """Write tables and plots."""
+    """Writes tables and plots."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for name, draw in (("frequency", draw_frequency), ("position", draw_position)):
@@ -132,7 +132,7 @@ def plot(rows, metric, draw, path):
 
 
 def draw_frequency(rows, metric, axes):
-    """A bar for each bucket, labeled with its share of the targets."""
+    """Draws a bar for each bucket, labeled with its share of the targets."""
     total = sum(row["tokens"] for row in rows)
     names = [
         f"{row['count_from']:,} to\n{row['count_to']:,}\n{100 * row['tokens'] / total:.2g} %"
@@ -145,7 +145,7 @@ def draw_frequency(rows, metric, axes):
 
 
 def draw_position(rows, metric, axes):
-    """The metric at each position; positions that do not count in another color."""
+    """Draws the metric at each position, with unscored positions in another color."""
     for counted, label, color in ((False, "not counted", "C1"), (True, "counted", "C0")):
         part = [row for row in rows if row["counted"] == counted]
         values = [row[metric] for row in part]

@@ -1,8 +1,8 @@
-"""Forecast the traffic of the next 24 hours, with a band that shows how sure the forecast is.
+"""Forecast traffic for the next 24 hours, with a prediction interval.
 
     python examples/forecasting.py
 
-The model reads a week of traffic and weather, and the calendar of the day to come.
+The model reads a week of traffic and weather, and the calendar of the next day.
 """
 
 import pathlib
@@ -30,7 +30,7 @@ model.adapt(train.rows())
 model.compile("adam")
 model.fit(WindowStream(train, batch_size=64, shuffle=True), epochs=15, verbose=2)
 
-# The bands get the width that was right on the last two weeks of the validation part.
+# Calibrate the width of the intervals on the last two weeks of the validation split.
 model.calibrate(*valid.read(np.arange(len(valid))[-WINDOW:]))
 result = model.evaluate(WindowStream(test, 64), return_dict=True, verbose=0)
 naive = test.naive_error(season=WINDOW)[0]

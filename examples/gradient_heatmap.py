@@ -1,13 +1,13 @@
-"""The gradient's norm by layer, or by level of a TrellisNet, and epoch, as a heatmap.
+"""Plot gradient norms by layer (or by level of a TrellisNet) and epoch as a heatmap.
 
     python examples/gradient_heatmap.py trellisnet_char FILE.png [--epochs 5] [--batches 2]
 
 Trains a zoo model and measures with `GradientNorms` after every epoch (Ahuja & Morency 2018,
 Figure 7). The levels of a TrellisNet share their weights: with a^i the pre-activations of level i
-(Bai et al. 2019, Eq. 1), the gradient of a shared weight is a sum over the levels, and the share of
-level i is computed from dL/da^i, whose norm is shown. It is exact, and free beside the gradient
-itself: level i passes a^i through the identity together with a number, the "gradient" of which is
-defined as the sum of squares of dL/da^i.
+(Bai et al. 2019, Eq. 1), the gradient of a shared weight is a sum over the levels, and the
+contribution of level i is computed from dL/da^i, whose norm is plotted. The norm is exact and adds
+no cost to the gradient itself: level i passes a^i through the identity together with a number,
+whose "gradient" is defined as the sum of squares of dL/da^i.
 """
 
 import argparse
@@ -26,12 +26,12 @@ from trellis_keras.training.monitors import LossGradient
 class LevelNorms(keras.callbacks.Callback):
     """Logs `gradient_norm/<level>` of a model whose `backbone` is a `TrellisLayer`.
 
-    The norm of the gradient of the loss, averaged over the batches, with respect to all
-    pre-activations of a level in these batches. All levels run one by one, which takes longer to
+    This is the norm of the gradient of the loss, averaged over the batches, with respect to all
+    pre-activations of a level in these batches. All levels are unrolled, which takes longer to
     compile than training does.
 
     Args:
-        batches: `PyDataset` of which the first `steps` batches are measured.
+        batches: `PyDataset` whose first `steps` batches are measured.
         steps: Positive integer.
     """
 
@@ -50,7 +50,7 @@ class LevelNorms(keras.callbacks.Callback):
 
 
 class LevelGradient(LossGradient):
-    """A `LossGradient` with one more tensor (depth,): the sums of squares of dL/da^i."""
+    """A `LossGradient` with an additional tensor (depth,): the sums of squares of dL/da^i."""
 
     def _weights(self):
         layer = self.model.backbone
@@ -68,7 +68,7 @@ class LevelGradient(LossGradient):
 
 
 class Probe:
-    """A gated activation that consumes the next of the numbers at every call."""
+    """A gated activation that uses the next of the given numbers in each call."""
 
     def __init__(self, cell, numbers):
         self._cell, self._numbers = cell, iter(numbers)
@@ -82,7 +82,7 @@ class Probe:
 
 @ops.custom_gradient
 def probe(a, number):
-    """Return a. `number` gets the sum of squares of a's gradient as its own."""
+    """Returns a. The gradient of `number` is the sum of squares of a's gradient."""
 
     def gradient(upstream):
         return upstream, ops.sum(ops.square(ops.cast(upstream, number.dtype)))
@@ -92,7 +92,7 @@ def probe(a, number):
 
 @contextlib.contextmanager
 def replaced_cell(layer, cell):
-    """Replace the cell of a built layer, past Keras' tracking, inside the block."""
+    """Context that replaces the cell of a built layer, bypassing Keras' tracking."""
     original, vars(layer)["cell"] = layer.cell, cell
     try:
         yield
@@ -101,7 +101,7 @@ def replaced_cell(layer, cell):
 
 
 def draw(norms, rows, path):
-    """Draw a square for each row, the first at the bottom, and epoch, on a logarithmic scale."""
+    """Draws a heatmap of rows (the first at the bottom) and epochs, on a logarithmic scale."""
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -121,7 +121,7 @@ def draw(norms, rows, path):
 
 
 def train(model, stream, epochs, batches):
-    """Return (rows, norms of shape (rows, epochs))."""
+    """Returns (rows, norms of shape (rows, epochs))."""
     levels = isinstance(getattr(model, "backbone", None), TrellisLayer)
     callback = LevelNorms(stream, batches) if levels else GradientNorms(stream, steps=batches)
     history = model.fit(stream, epochs=epochs, shuffle=False, verbose=2, callbacks=[callback])

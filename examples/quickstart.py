@@ -1,10 +1,10 @@
-"""Trains a small TrellisNet on text that every machine has, and does everything else with it.
+"""Train a small TrellisNet on Python's help pages, then evaluate, sample and export it.
 
     python examples/quickstart.py [folder]
 
-The text is the English of Python's own help pages. Bits per character on held-out text are shown
-after every epoch; then the test text is evaluated, a sample is drawn and a SavedModel is written.
-Run it again on the same folder to resume an interrupted training.
+The script prints bits per character on held-out text after every epoch, then evaluates the test
+split, generates a sample and writes a SavedModel. Run it again with the same folder to resume
+interrupted training.
 """
 
 import os

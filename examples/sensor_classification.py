@@ -1,8 +1,8 @@
-"""Tell which exercise somebody does from the accelerations and rotations of a watch.
+"""Recognize exercises from the acceleration and rotation of a watch.
 
     python examples/sensor_classification.py
 
-The model learns from eight people, and is tested on two others. It looks at four seconds.
+The model is trained on eight people and tested on two others. It reads windows of four seconds.
 """
 
 import pathlib
@@ -15,7 +15,7 @@ from trellis_keras.layers import TCN
 from trellis_keras.models import SequenceClassifier
 
 FILE = pathlib.Path(__file__).resolve().parent / "data" / "exercises.csv.gz"
-WINDOW, STRIDE, RATE = 50, 5, 12.5  # steps, steps, steps a second
+WINDOW, STRIDE, RATE = 50, 5, 12.5  # steps, steps, steps per second
 
 keras.utils.set_random_seed(0)
 table = np.genfromtxt(FILE, delimiter=",", names=True, dtype=None, encoding="utf-8")
@@ -24,7 +24,7 @@ signals = signals.astype("float32")
 recording = np.char.add(np.char.add(table["exercise"], table["arm"]), table["person"].astype(str))
 
 starts = np.arange(0, len(signals) - WINDOW, STRIDE)
-starts = starts[recording[starts] == recording[starts + WINDOW - 1]]  # a window has one recording
+starts = starts[recording[starts] == recording[starts + WINDOW - 1]]  # windows within one recording
 x = signals[starts[:, None] + np.arange(WINDOW)]
 y = table["exercise"][starts]
 names = sorted(set(y))
@@ -41,7 +41,7 @@ found = np.array(names)[probabilities.argmax(axis=-1)]
 accuracy = np.mean(found == y[test])
 print(f"Correct: {accuracy:.1%} of the windows of two people the model has not seen")
 
-# One person's exercises, one after the other: how likely each is, and which it was.
+# The exercises of one person in sequence: predicted probabilities, and the true class.
 one = (table["person"][starts[test]] == 10) & (table["arm"][starts[test]] == "right")
 true = np.array([names.index(name) for name in y[test][one]])
 minutes = np.arange(len(true)) * STRIDE / RATE / 60

@@ -3,7 +3,7 @@
     pip install sktime
     python examples/sktime_forecaster.py
 
-Copy the class into your project. sktime's `check_estimator` tests it; that takes long.
+Copy the class into your project. To test it, run sktime's `check_estimator`, which takes a while.
 """
 
 import statistics
@@ -18,12 +18,12 @@ LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 
 
 class TrellisForecaster(BaseForecaster):
-    """The linear map and the net of `trellis_keras.forecasting.fit`.
+    """The linear map and the network of `trellis_keras.forecasting.fit`.
 
     Args:
         window: Integer, number of past steps to read. Defaults to `None`, chosen from the data.
-        epochs: Integer, number of epochs at most; 0 fits the linear map alone. Defaults to 30.
-        seed: Integer seed of the net. Defaults to 0.
+        epochs: Integer, maximum number of epochs; 0 fits only the linear map. Defaults to 30.
+        seed: Integer seed of the network. Defaults to 0.
 
     Examples
     --------
@@ -55,7 +55,7 @@ class TrellisForecaster(BaseForecaster):
         super().__init__()
 
     def _fit(self, y, X, fh):
-        # It must fit into each part of the series; the steps after it are rolled out.
+        # It must fit in each split of the series; later steps are rolled out.
         horizon = max(min(self._steps(fh).max(), len(y) // 10), 1)
         self.y_, table = y, _table(y)
         self.fitted_ = forecasting.fit(
@@ -74,7 +74,7 @@ class TrellisForecaster(BaseForecaster):
         return pd.DataFrame(middle, self._times(fh), self.y_.columns)
 
     def _predict_quantiles(self, fh, X, alpha):
-        """Between the quantiles of the model, and beyond them, linear in those of the normal."""
+        """Interpolates the model's quantiles linearly in those of the normal distribution."""
         normal = statistics.NormalDist()
         known = np.array([normal.inv_cdf(level) for level in LEVELS])
         bands, found = self._bands(fh), {}

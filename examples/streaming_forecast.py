@@ -1,9 +1,9 @@
-"""Forecast from a stream: a new forecast with every row that arrives.
+"""Update a forecast with every row of a stream.
 
     python examples/streaming_forecast.py
 
-A cache holds what the model needs of the past, so that a row costs the same at any time, and no
-window has to be kept. The forecasts equal those of `predict` on a window.
+A cache holds the past that the model needs, so every row costs the same and no window has to be
+stored. The forecasts equal those of `predict` on a window.
 """
 
 import pathlib
@@ -28,11 +28,11 @@ model.adapt(train.rows())
 model.compile("adam", "mae")
 model.fit(WindowStream(train, batch_size=64, shuffle=True), epochs=10, verbose=2)
 
-# A row of the stream has the calendar of 24 hours later: what is known in advance is read ahead.
+# Each row of the stream has the calendar of 24 hours later: known inputs are read in advance.
 rows = np.roll(series.values, -HORIZON, axis=0)
 rows[:, 0] = series.values[:, 0]
 
-# A week of rows fills the cache, the rows of the next two days arrive one by one.
+# A week of rows fills the cache; the rows of the next two days arrive one at a time.
 times = series.times
 first = np.searchsorted(times, np.datetime64("2018-09-03"))
 step, cache = compiled_step(model), model.initial_cache(batch_size=1)

@@ -1,11 +1,11 @@
-"""Train a net that tells exercises from a watch, and write it for a chip and for a browser.
+"""Train a model that recognizes exercises from watch data, and export it to C and WebAssembly.
 
     python examples/edge/exercises.py          # a minute; needs ziglang: pip install ziglang
-    make -C examples/edge                      # ./demo < samples.raw: what somebody does, in C
+    make -C examples/edge                      # ./demo < samples.raw: live predictions in C
     python -m http.server -d examples          # then open localhost:8000/edge/browser/
 
 The files go to `build`: exercises.c (float), exercises_int8.c (integers only), exercises.wasm and
-samples.raw, a recording of a person whom the net has not seen.
+samples.raw, a recording of a held-out person.
 """
 
 import pathlib
@@ -18,7 +18,7 @@ from trellis_keras.layers import TCN
 from trellis_keras.models import SequenceClassifier
 
 FOLDER = pathlib.Path(__file__).resolve().parent
-WINDOW, STRIDE = 50, 5  # steps; 12.5 are a second
+WINDOW, STRIDE = 50, 5  # steps; 12.5 steps per second
 
 keras.utils.set_random_seed(0)
 table = np.genfromtxt(

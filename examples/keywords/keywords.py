@@ -1,7 +1,7 @@
-"""Train nets that hear ten words in a stream of samples, and write them as C.
+"""Train models that recognize ten words in an audio stream, and export them as C.
 
 python examples/keywords/keywords.py        # needs espeak-ng: apt-get install espeak-ng
-make -C examples/keywords                   # words of voices that the net has not heard
+make -C examples/keywords                   # words from held-out voices
 arecord -q -t raw -f S16_LE -r 16000 | examples/keywords/build/tcn/spot
 """
 
@@ -53,7 +53,7 @@ def pair_sums(shape, dtype=None):
 
 
 def blocks(samples):
-    """Returns samples (batch, time), int16, as the nets read them (batch, time / BLOCK, BLOCK)."""
+    """Returns int16 samples (batch, time) as model inputs (batch, time / BLOCK, BLOCK)."""
     return samples.reshape(len(samples), -1, BLOCK) / np.float32(2**15)
 
 
@@ -74,13 +74,13 @@ def features():
 
 
 def net(*more):
-    """Returns a net of features to logits. In training it does without some bands."""
+    """Returns a model from features to logits. During training some bands are dropped."""
     first = [layers.BatchNormalization(), layers.SpatialDropout1D(0.1)]
     return keras.Sequential([keras.Input((None, BANDS)), *first, *more, layers.Dense(CLASSES)])
 
 
 def ds_cnn():
-    """Returns a net of depthwise-separable convolutions, which reads 65 frames."""
+    """Returns a model of depthwise-separable convolutions with a receptive field of 65 frames."""
     more = [layers.Conv1D(64, 5, padding="causal", use_bias=False)]
     for dilation in (1, 2, 4, 8):
         more += [
@@ -97,12 +97,12 @@ def ds_cnn():
 
 
 def gru():
-    """Returns a recurrent net, which reads all frames."""
+    """Returns a recurrent model, which reads all frames."""
     return net(layers.GRU(80, return_sequences=True), layers.Dropout(0.2))
 
 
 def tcn():
-    """Returns a net of dilated convolutions with shortcuts, which reads 125 frames."""
+    """Returns a TCN with a receptive field of 125 frames."""
     return net(TCN(32, kernel_size=3, depth=5, dropout=0.05))
 
 
@@ -130,7 +130,7 @@ def targets(events):
 
 
 def train(net, x, events, epochs):
-    """Trains a net on features of recordings, cut into pieces of four seconds."""
+    """Trains a model on features of recordings, split into segments of four seconds."""
     y, weight = targets(events)
     pieces = (len(x) * 15, FRAMES // 15)
     x, y, weight = x.reshape(*pieces, BANDS), y.reshape(pieces), weight.reshape(pieces)
@@ -196,7 +196,7 @@ def choose_threshold(probabilities, events):
 
 
 def write_settings(folder, threshold):
-    """Writes what spot.c needs beside the net."""
+    """Writes the additional files that spot.c needs."""
     names = ", ".join(f'"{word}"' for word in speech.WORDS)
     (folder / "settings.h").write_text(
         f"#define WORDS {names}\n#define THRESHOLD {threshold}f\n"
@@ -206,7 +206,7 @@ def write_settings(folder, threshold):
 
 
 def main(arguments=None):
-    """Makes recordings, trains the nets, and writes them."""
+    """Makes recordings, trains the models, and exports them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", choices=["espeak", "speech_commands"], default="espeak")
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))

@@ -4,8 +4,8 @@
     python examples/serving/load.py --endpoint serving_default --length 64 --requests 1000
     python examples/serving/load.py --model MODEL --channels 3    # a model of numbers
 
-Each client is a thread that sends a request when the last one is answered; with `step` it is a
-session. The first request of each client opens its connection and is not counted.
+Each client is a thread that sends a request as soon as the previous one is answered; with `step` it
+is a session. The first request of each client opens its connection and is not counted.
 """
 
 import collections

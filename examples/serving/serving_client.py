@@ -1,13 +1,13 @@
-"""What clients of a served model share, over any transport.
+"""Code shared by clients of a served model, over any transport.
 
 A transport (`rest_client.RestTransport`, `grpc_client.GrpcTransport`) has three methods:
 
-    newest_version()                         the newest version that the server answers for
+    newest_version()                         the newest version that the server serves
     endpoints(version=None)                  the names of a version's endpoints
     predict(endpoint, inputs, version=None)  the outputs; inputs and outputs are dicts from names
                                              to NumPy arrays, texts are arrays of str
 
-Without a version the newest one answers. Nothing here needs TensorFlow or trellis_keras.
+The version defaults to the newest one. Nothing here needs TensorFlow or trellis_keras.
 """
 
 import itertools

@@ -1,10 +1,10 @@
-"""What filter size and residual connections do for a TCN of one size and depth.
+"""The effect of filter size and residual connections on a TCN of constant size and depth.
 
     python examples/studies/ablation.py --quick
 
 The TCN paper's Fig. 6 (Bai et al. 2018, appendix C): copy memory, permuted MNIST, words of PTB.
-The size is that of the published net, to which every variant's width is fitted. The paper does
-not list its filter sizes; copy memory's must reach back T steps, for which 2 is too small.
+The width of every variant is chosen to match the published size. The paper does not list its
+filter sizes; for copy memory the receptive field must cover T steps, for which 2 is too small.
 """
 
 from study import cli

@@ -1,9 +1,9 @@
-"""How fast TCN, LSTM, GRU and RNN of one size learn: adding, copy memory, pixels.
+"""Convergence of TCN, LSTM, GRU and RNN of equal size on adding, copy memory and pixels.
 
     python examples/studies/convergence.py --quick
 
 The TCN paper's Figs. 2-4 (Bai et al. 2018, section 5.2), with the settings of its Tables 2 and 3;
-`study/tasks.py` says what the paper leaves open. The curves are of the validation split.
+`study/tasks.py` documents settings that the paper omits. The curves are for the validation split.
 """
 
 import dataclasses

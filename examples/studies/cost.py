@@ -1,11 +1,11 @@
-"""Time and memory of a training step of TCN, LSTM and GRU of one size, against T.
+"""Time and memory of a training step of TCN, LSTM and GRU of equal size, as a function of T.
 
     python examples/studies/cost.py --quick
 
-The TCN paper's section 3.5 (Bai et al. 2018): a TCN works on all steps at once, a recurrent net
-on one after the other; in training a TCN may need less memory. The task is copy memory, where all
-steps have an answer. Each cell runs in its own process; `study/step.py` says what is
-measured. Run this on an otherwise idle machine.
+The TCN paper's section 3.5 (Bai et al. 2018): a TCN processes all steps in parallel, a recurrent
+network sequentially; a TCN may need less memory in training. The task is copy memory, with targets
+at all steps. Each cell runs in its own process; `study/step.py` describes what is measured. Run
+this on an otherwise idle machine.
 """
 
 import json

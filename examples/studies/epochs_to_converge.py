@@ -1,11 +1,11 @@
-"""How many epochs a net needs until its validation loss is lowest.
+"""The number of epochs until a model's validation loss is lowest.
 
     python examples/studies/epochs_to_converge.py --quick
 
-Fig. 6 of the LRU paper (Ahuja & Morency 2018): a box per net over corpora and sizes; `--percent`
-adds parts of the training text, which the paper's box plot includes too. The box is of the middle
-half of the cells, its line their median; every cell is a point. A cell whose training came to
-`--epochs` with its last epoch the best (a hollow point) might have needed more.
+Fig. 6 of the LRU paper (Ahuja & Morency 2018): a box per model over corpora and sizes; `--percent`
+adds parts of the training text, which the paper's box plot also includes. A box covers the middle
+half of the cells, its line is their median; every cell is a point. A hollow point marks a cell
+whose best epoch was the last of `--epochs`, so it might have needed more.
 """
 
 from study import cli

@@ -1,9 +1,9 @@
-"""Whether gated activations help a TCN of the same size.
+"""The effect of gated activations on a TCN of the same size.
 
     python examples/studies/gating.py --quick
 
-The TCN paper's Table 5 (Bai et al. 2018, appendix D). The gated net's width is fitted to the size
-of the plain one. Reported is the test split, with the weights of the best validation loss.
+The TCN paper's Table 5 (Bai et al. 2018, appendix D). The width of the gated network is chosen to
+match the size of the plain one. Results are for the test split, at the best validation loss.
 """
 
 from study import cli

@@ -1,11 +1,11 @@
-"""Whether gradients reach the lower layers: their norms by layer and epoch, ten layers deep.
+"""Gradient norms by layer and epoch in models with ten layers.
 
     python examples/studies/gradient_norms.py --quick
 
-Fig. 7 of the LRU paper (Ahuja & Morency 2018): GRU and LRU with ten layers on Penn Treebank. Taken
-after every epoch, of the mean gradient over the first `--batches` batches of the training part,
-with `training.GradientNorms`. (The paper's program sums over all batches of an epoch, while the
-weights change.) The paper does not say how many parameters and epochs it took: here 10M and 10.
+Fig. 7 of the LRU paper (Ahuja & Morency 2018): GRU and LRU with ten layers on Penn Treebank.
+`training.GradientNorms` measures the mean gradient over the first `--batches` training batches
+after every epoch. (The authors' code sums over all batches of an epoch, while the weights change.)
+The paper does not state the numbers of parameters and epochs: here 10M and 10.
 """
 
 from typing import Annotated

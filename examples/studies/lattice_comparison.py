@@ -2,14 +2,14 @@
 
     python examples/studies/lattice_comparison.py --quick
 
-Table 1 and Figs. 3 and 4 of the LRU paper (Ahuja & Morency 2018), at a size that two cores bear:
-a million parameters, four epochs on the first million characters of Penn Treebank. All else is
-the paper's recipe (batches of 250 x 50 characters, Adam 0.001 times 0.9 after each epoch).
-`--paper` is the paper's own: 10M parameters, whole corpora, until the validation loss has stopped
-falling. RG- and PS-LRU come twice: by the paper's equations, and as its program computes them.
+Table 1 and Figs. 3 and 4 of the LRU paper (Ahuja & Morency 2018), at a size feasible on two cores:
+a million parameters, four epochs on the first million characters of Penn Treebank. Everything else
+follows the paper's recipe (batches of 250 x 50 characters, Adam 0.001 times 0.9 after each epoch).
+`--paper` uses the paper's setting: 10M parameters, whole corpora, until the validation loss stops
+falling. RG- and PS-LRU appear twice: with the paper's equations, and as in the authors' code.
 
-The figure has the test loss after every epoch; the table (also as Markdown) that of the epoch of
-the lowest validation loss. Both are written anew whenever a net has been trained.
+The figure shows the test loss after every epoch; the table (also as Markdown) shows it at the epoch
+of the lowest validation loss. Both are updated whenever a model has been trained.
 """
 
 from typing import Annotated

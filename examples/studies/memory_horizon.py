@@ -1,12 +1,12 @@
-"""How long a net of 10,000 parameters remembers: copy memory at growing delays.
+"""The memory horizon of models with 10,000 parameters: copy memory at increasing delays.
 
     python examples/studies/memory_horizon.py --quick
 
 The TCN paper's Fig. 5 (Bai et al. 2018, section 5.4): accuracy on the ten digits that must be
-recalled T steps later. Guessing gives 1/8. A TCN has the smallest depth that sees the whole
-sequence, and each net the width that meets its size. Training ends once every digit of the
-validation split is right, or after the authors' 50 passes over 10,000 sequences. The paper does
-not list its T; here they are spread over the figure's range.
+recalled T steps later. Chance level is 1/8. A TCN has the smallest depth whose receptive field
+covers the sequence, and the width of each model is chosen to match the size. Training stops once
+every digit of the validation split is correct, or after the authors' 50 passes over 10,000
+sequences. The paper does not list its T; here they are spread over the figure's range.
 """
 
 from typing import Annotated

@@ -1,9 +1,9 @@
-"""What each lever of a fast recipe brings: validation loss without one of them.
+"""Ablation of a fast recipe: validation loss without each of its components.
 
     python examples/studies/recipe_levers.py --quick
 
-The recipe is that of `trellis-keras train tcn_jsb --setting fast`. Each variant leaves one lever
-out and changes nothing else. Reported is the lowest validation loss; the test split is not read.
+The recipe is that of `trellis-keras train tcn_jsb --setting fast`. Each variant removes one
+component and changes nothing else. Results are lowest validation losses; the test split is unused.
 """
 
 from study import cli

@@ -1,10 +1,10 @@
-"""How much text a net needs: test loss against the share of the training part.
+"""Data efficiency: test loss as a function of the fraction of training text.
 
     python examples/studies/statistical_efficiency.py --quick
 
-Fig. 5 of the LRU paper (Ahuja & Morency 2018): 20 to 100 % of the training part of Penn Treebank
-and text8, from its beginning, with validation and test part as they are. The test loss is that of
-the epoch of the lowest validation loss.
+Fig. 5 of the LRU paper (Ahuja & Morency 2018): the first 20 to 100 % of the training split of Penn
+Treebank and text8, with unchanged validation and test splits. The test loss is measured at the
+epoch of the lowest validation loss.
 """
 
 from study import cli

@@ -2,8 +2,8 @@
 
     python examples/theorem1/measure_error.py --floatx float64
 
-Random stacks of Keras' layers, with biases, are converted and compared with the layers themselves,
-run separately on every window: the largest difference of an output, all of which lie in (-1, 1).
+Random stacks of Keras layers with biases are converted and compared with the original layers, run
+separately on every window. It reports the largest difference of any output (all lie in (-1, 1)).
 """
 
 import os

@@ -1,15 +1,15 @@
-"""Converts a trained LSTM to a TrellisNet (Theorem 1) and trains that on with dense kernels.
+"""Converts a trained LSTM to a TrellisNet (Theorem 1) and continues training with dense kernels.
 
     python examples/theorem1/warm_start.py --quick
 
 1. A 2-layer LSTM trains on characters.
-2. `theorem1.to_trellis` converts it to the TrellisNet that is the LSTM truncated to M = 32 steps.
-   On held-out text it has the bits per character of the truncated LSTM, which runs separately for
-   each character, over the last 32.
-3. `theorem1.to_dense` lifts the sparsity of its kernels, and training continues from there. The
-   LSTM itself trains on for comparison, with the same optimizer on the same batches.
+2. `theorem1.to_trellis` converts it to a TrellisNet that equals the LSTM truncated to M = 32 steps.
+   On held-out text it has the same bits per character as the truncated LSTM, which runs separately
+   for each character, over the last 32.
+3. `theorem1.to_dense` makes its kernels dense, and training continues from there. For comparison,
+   the LSTM is also trained further, with the same optimizer on the same batches.
 
-Writes bits.csv, curve.csv, curve.png and run.json into `--output`.
+Writes bits.csv, curve.csv, curve.png and run.json to `--output`.
 """
 
 import csv
