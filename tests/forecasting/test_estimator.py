@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from trellis_keras.forecasting import Columns, FittedForecaster, TimeSeries, fit
+from trellis_keras.forecasting.estimator import choose_window
 from trellis_keras.layers import LRU
 
 
@@ -53,6 +54,13 @@ def test_the_next_values_of_each_target(fitted):
     assert (found["q10"] <= found["q50"]).all() and (found["q50"] <= found["q90"]).all()
     assert "load: mean absolute error" in str(fitted)
     assert len(fitted.predict(first(data, 180), steps=8)) == 16
+
+
+def test_a_window_is_longer_where_data_are_long():
+    noise = 0.1 * np.random.default_rng(0).normal(size=3000)
+    week = (np.sin(np.arange(3000) * 2 * np.pi / 7) + noise)[:, None]
+    windows = [choose_window(TimeSeries(week[:rows]), 2, 0.7) for rows in (60, 3000)]
+    assert windows == [14, 70]  # a third, and a thirtieth, of the training part
 
 
 def test_tables_of_arrow_are_read_as_dicts(fitted):

@@ -34,6 +34,7 @@ _MODEL, _ABOUT = "model.keras", "forecaster.json"
 _SEASONS = 3  # of which a window has as many rows
 _LONGEST = 336  # rows of a window, and lags that are tried for a season
 _SHORTEST = 16
+_ROWS_OF_A_LAG = 30  # to train on; a window has as many lags as the rows allow
 _MOST_SERIES, _MOST_ROWS = 20, 10_000  # by which a season is found
 # How nets are trained by default, here and in the zoo. The rate falls by the factor after as many
 # epochs without a better validation loss, and the training stops after as many.
@@ -79,7 +80,8 @@ def fit(
         horizon: Positive integer, number of steps to forecast.
         targets, past, future, static, time, series: Names of columns, see `Columns`.
         window: Integer, at least `horizon`, number of rows that a forecast reads. Defaults to
-            `None`: three seasons, which are found in the data, as far as these are long enough.
+            `None`: three seasons, which are found in the data, or more where these are long, as far
+            as they are long enough.
         quantiles: Increasing floats between 0 and 1, or `None` for one value per step. Defaults to
             `(0.1, 0.5, 0.9)`.
         backbone: The net, as in `Forecaster`, which must stream. Defaults to `None`, a TCN of 32
@@ -151,21 +153,24 @@ def _read(data, columns):
 def choose_window(table: TimeSeries, horizon: int, share: float) -> int:
     """Returns the number of rows that a forecast of series reads by default.
 
-    It is three seasons, at least two horizons, and at most a third of the training part or 336.
+    It is three seasons, at least two horizons and a thirtieth of the training part, which may have
+    longer seasons too, and at most a third of it or 336.
 
     Args:
         table: `TimeSeries`, of whose first target seasons are found.
         horizon: Positive integer, number of steps to forecast.
         share: Float, the share of the training part.
     """
-    most = max(int(share * statistics.median(table.lengths)) // 3, horizon, 2)
+    train_rows = int(share * statistics.median(table.lengths))
+    most = max(train_rows // 3, horizon, 2)
     seasons = []
     for i in range(min(len(table.lengths), _MOST_SERIES)):
         rows = table.rows(i)
         train = table.values[rows.start : rows.stop][: int(share * table.lengths[i])]
         seasons.append(_season(train[-_MOST_ROWS:, 0], horizon))
     season = statistics.mode(seasons)
-    return min(max(min(_SEASONS * season, _LONGEST), 2 * horizon, _SHORTEST), most)
+    rows = min(max(_SEASONS * season, train_rows // _ROWS_OF_A_LAG), _LONGEST)
+    return min(max(rows, 2 * horizon, _SHORTEST), most)
 
 
 def _season(values, horizon):

@@ -164,7 +164,7 @@ def tcn_forecaster(
 
     Args:
         window: Positive integer, number of past steps to read. Defaults to None, 168; a run takes
-            three seasons of its data, as `forecasting.fit` does, and at most 168.
+            it from its data, as `forecasting.fit` does, and at most 168.
         horizon: Positive integer, at most `window`, number of steps to forecast.
         kernel_size: Integer of 2 or more, taps of the convolutions.
         depth: Positive integer, number of blocks, of dilations 1, 2, 4, ... Defaults to as many as
@@ -384,7 +384,7 @@ def series(
 ) -> Dataset:
     """Windows of the time series in a CSV file of the user's own.
 
-    `window` defaults to three seasons, at most 168 rows and a third of the training part.
+    `window` defaults to that of `forecasting.fit`, at most 168 rows.
     """
     columns = Columns(targets, past, future, static, time, series)
     table = TimeSeries.from_csv(own_file(path, data_dir), columns)
