@@ -203,7 +203,7 @@ def test_conversion_keeps_frozen_layers_frozen(arrays):
 def test_what_is_not_of_keras_tcn():
     with pytest.raises(ValueError, match="must be a layer of keras-tcn"):
         from_keras_tcn(keras.layers.Dense(2))
-    with pytest.raises(ValueError, match="nor the InputLayer that is the first .*<InputLayer"):
+    with pytest.raises(ValueError, match="nor the InputLayer of .*<InputLayer"):
         from_keras_tcn(keras.layers.InputLayer((None, 3)))
     with pytest.raises(ValueError, match="get_weights.*Received: str"):
         load_keras_tcn(TCN(2, depth=1), "weights.npz")

@@ -292,12 +292,12 @@ def interrupted(model, tmp_path, monkeypatch):
 
 def test_another_model_or_other_arguments_are_refused(interrupted):
     _, table, resume = interrupted
-    with pytest.raises(ValueError, match=r"another whole \(False, now True\). To start over"):
+    with pytest.raises(ValueError, match=r"different whole \(False, now True\). To start over"):
         resume(whole=True)
     other = language_model(LINES)
     other.head.bias.assign(other.head.bias + 1)
     for changed in (other, language_model(LINES, dtype="mixed_bfloat16")):
-        with pytest.raises(ValueError, match="the job had another model"):
+        with pytest.raises(ValueError, match="the job had a different model"):
             resume(changed)
     assert resume(language_model(LINES))["lines"] == 20
     with pytest.raises(ValueError, match=f"{table} already exists"):

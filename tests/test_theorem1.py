@@ -332,7 +332,7 @@ NOT_AN_RNN = [
         "A Bidirectional layer reads the future",
     ),
     (lambda: lstm(go_backwards=True), "go_backwards=True reads the future"),
-    (lambda: lstm(stateful=True), "one state for training and validation"),
+    (lambda: lstm(stateful=True), "one state between training and validation"),
     (lambda: lstm(dropout=0.1), "Dropout within a stack.*'dropout': 0.1"),
     (lambda: lstm(activation="relu"), "activation='relu'"),
     (lambda: lstm(recurrent_activation="hard_sigmoid"), "recurrent_activation='hard_sigmoid'"),
@@ -344,7 +344,7 @@ NOT_AN_RNN = [
     (lambda: layers.Dense(3), r"\(Dense\)"),
     (lambda: [], "an empty stack"),
     (lambda: [lstm(return_sequences=False), lstm(channels=3)], "return_sequences=False below anot"),
-    (lambda: [lstm(layer=layers.GRU), lstm(channels=3)], r"one kind.*\['GRUCell', 'LSTMCell'\]"),
+    (lambda: [lstm(layer=layers.GRU), lstm(channels=3)], r"same kind.*\['GRUCell', 'LSTMCell'\]"),
     (lambda: [lstm(), lstm(channels=3, dtype="mixed_bfloat16")], "same dtype policy.*mixed_bfloat"),
     (lambda: [lstm(channels=3), lstm(channels=2)], "reads 2 channels, above"),
     (lambda: [lstm(), layers.Dropout(0.25), lstm(channels=3)], "Dropout within a stack.*rate=0.25"),
@@ -393,7 +393,7 @@ def test_other_things_that_are_not_an_rnn():
         to_rnn(built(TrellisLayer(5, 6, cell="mgu", **CONVERTED)))
     with pytest.raises(ValueError, match="is not built"):
         to_rnn(TrellisLayer(5, 6, **CONVERTED))
-    with pytest.raises(ValueError, match="takes a TrellisLayer"):
+    with pytest.raises(ValueError, match="needs a TrellisLayer"):
         to_rnn(lstm())
     for name, wrong in (("kernel_structure", "dense"), ("group_starts", [1, 1])):
         with pytest.raises(ValueError, match=name):
@@ -618,9 +618,9 @@ NOT_ONE_STACK = [
     (with_initial_state, "neither initial_state nor"),
     (lambda: sequence(layers.Masking()), "Masks cannot be converted"),
     (lambda: sequence(layers.Dense(3), recurrent=()), "must have recurrent layers"),
-    (subclassed, "how their layers are connected"),
+    (subclassed, "can be converted. Convert the list"),
     (lambda: keras.Sequential(lstms()), "is not built"),
-    (lambda: built(SequenceClassifier(layers.GlobalMaxPooling1D(), 3)), "known to be of the form"),
+    (lambda: built(SequenceClassifier(layers.GlobalMaxPooling1D(), 3)), "are supported .Eq. 4"),
 ]
 
 

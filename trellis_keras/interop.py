@@ -1,7 +1,7 @@
-"""Weights of other packages' layers: keras-tcn (https://github.com/philipperemy/keras-tcn).
+"""Converts weights from keras-tcn (https://github.com/philipperemy/keras-tcn).
 
-docs/keras_tcn.md says what else changes for its users. PyTorch weights of the papers' authors are
-read by `torch_weights`.
+docs/keras_tcn.md describes migration from keras-tcn. `torch_weights` reads the PyTorch weights of
+the papers' authors.
 """
 
 from collections.abc import Sequence
@@ -29,9 +29,9 @@ def from_keras_tcn(layer: Any) -> TCN:
         normalization.
 
     Raises:
-        ValueError: The layer is not keras-tcn's or not built, or has options without a counterpart:
-            another `activation` than `"relu"` or `"linear"` (which keras-tcn applies twice at the
-            end of a branch), or `padding="same"` with `return_sequences=False`.
+        ValueError: The layer is not from keras-tcn or not built, or has options without a
+            counterpart: an `activation` other than `"relu"` or `"linear"` (which keras-tcn applies
+            twice at the end of a branch), or `padding="same"` with `return_sequences=False`.
 
     Example:
 
@@ -42,8 +42,8 @@ def from_keras_tcn(layer: Any) -> TCN:
     """
     if not _is_keras_tcn(layer):
         raise ValueError(
-            "`layer` must be a layer of keras-tcn, not the model that has it, nor the InputLayer "
-            f"that is the first of a functional model. Received: {layer!r}"
+            "`layer` must be a layer of keras-tcn, not a model that contains it, nor the "
+            f"InputLayer of a functional model. Received: {layer!r}"
         )
     if not layer.built or not layer.weights:
         raise ValueError(f"{layer.name} is not built, so it has no weights to convert.")
@@ -74,21 +74,22 @@ def from_keras_tcn(layer: Any) -> TCN:
 def load_keras_tcn(model: keras.Layer, weights: Any) -> None:
     """Loads weights of keras-tcn into a `TCN`, or into a model with `TCN`s.
 
-    The outputs are those of keras-tcn if the architectures are equal: filters, kernel size,
-    dilations, `skip_connections`, `padding` and `normalization` (which only in part show in the
-    weights). Given the keras-tcn layer or model, its options are compared too. Weights with batch
-    normalization load into a `TCN` without normalization too: they are folded into the kernels,
-    with the moving statistics. With `weight_norm=True` the gains are the norms of the kernels.
+    The outputs equal those of keras-tcn if the architectures match: filters, kernel size,
+    dilations, `skip_connections`, `padding` and `normalization` (not all of which are visible in
+    the weights). If the keras-tcn layer or model itself is given, its options are also compared.
+    Weights with batch normalization also load into a `TCN` without normalization: they are folded
+    into the kernels, using the moving statistics. With `weight_norm=True` the gains are the norms
+    of the kernels.
 
     Args:
-        model: Built `TCN`, or a built `keras.Sequential` or functional model that has `TCN`s where
-            the keras-tcn model has its own, and equal layers elsewhere.
+        model: Built `TCN`, or a built `keras.Sequential` or functional model with a `TCN` for each
+            keras-tcn layer, and equal layers elsewhere.
         weights: The keras-tcn layer or model, or its `get_weights()`.
 
     Raises:
-        ValueError: There is no `TCN` or it is not built, the weights have other shapes or another
-            number than expected, the options differ, or the `TCN` has options that keras-tcn lacks.
-            The model is unchanged then.
+        ValueError: There is no `TCN` or it is not built, the number or shapes of the weights do not
+            match, the options differ, or the `TCN` has options that keras-tcn lacks. In this case
+            the model is unchanged.
 
     Example:
 
@@ -139,7 +140,7 @@ def _is_keras_tcn(layer):
 
 
 def _check_options(layer, old):
-    """Raises ValueError where a TCN and a keras-tcn layer differ in what weights do not show."""
+    """Raises ValueError if a TCN and a keras-tcn layer differ in options not in the weights."""
     config, block = old.get_config(), layer.blocks[0]
     expected = {
         "dilations": config["nb_stacks"] * list(config["dilations"]),
@@ -156,7 +157,7 @@ def _check_options(layer, old):
 
 
 class _Arrays:
-    """Arrays to take one by one."""
+    """An iterator over arrays that checks their shapes."""
 
     def __init__(self, arrays: Sequence[np.ndarray]):
         self.left = [np.asarray(array) for array in arrays]
@@ -221,14 +222,14 @@ def _match_tcn(layer, source):
 
 
 def _check(layer):
-    """Raises ValueError unless keras-tcn can have weights for a TCN."""
+    """Raises ValueError unless a TCN has only options that keras-tcn supports."""
     if not layer.built:
         raise ValueError(f"{layer.name} is not built: call it once, or `build(input_shape)`.")
     block = layer.blocks[0]
     if block.activation not in (keras.activations.relu, keras.activations.linear):
         raise ValueError(
-            "keras-tcn applies the activation twice at the end of a branch, which only relu and "
-            f"linear allow to skip. Received: {layer.name} with activation="
+            "keras-tcn applies the activation twice at the end of a branch, which is equivalent "
+            f"only for relu and linear. Received: {layer.name} with activation="
             f"{keras.activations.serialize(block.activation)!r}"
         )
     if not block.residual or layer.condition_size is not None:
@@ -239,6 +240,6 @@ def _check(layer):
 
 
 def _fold(kernel, bias, gamma, beta, mean, variance):
-    """Returns the kernel and bias of a convolution with batch normalization in inference."""
+    """Returns the kernel and bias of a convolution with batch normalization folded in."""
     scale = gamma / np.sqrt(variance + _EPSILON)
     return kernel * scale, (bias - mean) * scale + beta

@@ -39,11 +39,12 @@ METRICS = {
 
 # Longer lines are read in pieces.
 _PIECE_BYTES = 1 << 20
-# Lines are scored and written in windows of this many batches: similar lengths share a batch.
+# Lines are scored and written in windows of this many batches, so that similar lengths can share
+# a batch.
 _WINDOW_BATCHES = 64
-# A line takes memory beyond its tokens, as if it had this many more.
+# Memory overhead of a line, in tokens.
 _LINE_TOKENS = 16
-# Scores that exist at a time: 256 MB in float32, unless 1024 tokens have more.
+# Number of logits in memory at a time: 256 MB in float32, or more if 1024 tokens need more.
 _MAX_SCORES = 1 << 26
 
 
@@ -62,41 +63,41 @@ def score(
 ) -> dict[str, Any]:
     """Writes the log-probability of each line of a text file.
 
-    Each line is a document, scored without the lines before it. With `whole=True` the file is one
-    text: the model reads on from line to line, and the rows add up to the log-probability of the
-    file. Either way a score equals that of one forward pass over the text, however long it is:
-    texts longer than a batch are cut, and the streaming cache is carried from part to part.
+    Each line is a document, scored independently. With `whole=True` the file is one text: the
+    model's context continues across lines, and the rows sum to the log-probability of the file. In
+    either case a score equals that of one forward pass over the text, however long: texts longer
+    than a batch are split, and the streaming cache is carried across the parts.
 
     The output has one row per line, in order: `line` (from 1), `log_probability` (sum in nats),
-    `num_tokens` (number of tokens in the sum) and the metric, which is empty without tokens. The
-    first token has no probability unless `start` says what it follows. In word units each line
-    ends with `"<eos>"`, which counts; in other units the end of a line is a token with `whole=True`
-    only.
+    `num_tokens` (number of tokens in the sum) and the metric, empty if there are no tokens. The
+    first token is not scored unless `start` gives it a context. With a word vocabulary each line
+    ends with `"<eos>"`, which is scored; with other vocabularies the end of a line is a token only
+    with `whole=True`.
 
-    Until the output is complete, the folder `<output>.unfinished` holds the progress. The same call
-    resumes an interrupted job and writes the same bytes. Lines after the scored part may have been
-    edited in the meantime, for instance one that could not be read.
+    Until the output is complete, progress is stored in the folder `<output>.unfinished`. The same
+    call resumes an interrupted job and writes the same bytes. Lines after the scored part may be
+    edited in the meantime, for example to correct a line that could not be read.
 
     Memory does not grow with the file, nor (without `field`) with the length of a line.
 
     Args:
         model: Built `LanguageModel` with a vocabulary and a backbone that streams, or a
             `NeuralCache` of one, whose cache is empty at the start of each document.
-        path: Text file in UTF-8; for a vocabulary of bytes any file.
-        output: File to write: `.csv`, or `.jsonl` for a JSON object per line.
+        path: UTF-8 text file, or any file for a byte vocabulary.
+        output: File to write: `.csv`, or `.jsonl` for one JSON object per line.
         whole: Boolean, whether the file is one text. Defaults to `False`.
-        field: String. Each line is a JSON object that holds the document under this name. Defaults
-            to `None`, plain text.
-        start: Token that the model reads before each document (before the whole text), such as
+        field: String, key of the document if each line is a JSON object. Defaults to `None`, plain
+            text.
+        start: Token that the model reads before each document (or the whole text), such as
             `"<eos>"`. It is not scored. Defaults to `None`.
         metric: `"perplexity"`, `"bpc"` or `"cross_entropy"` (nats), per token. Defaults to
             `"perplexity"`.
-        batch_tokens: Power of two, at least 16, number of tokens in a batch, padding included.
-            Defaults to 8192, and to less (at least 1024) for vocabularies above 8192 tokens and to
+        batch_tokens: Power of two, at least 16, number of tokens in a batch, including padding.
+            Defaults to 8192, to less (at least 1024) for vocabularies above 8192 tokens, and to
             1024 for a `NeuralCache`.
-        overwrite: Boolean, whether to replace an output that exists, once the new one is complete.
+        overwrite: Boolean, whether to replace an existing output once the new one is complete.
             Defaults to `False`.
-        verbose: 1 shows a progress bar on the standard error stream. Defaults to 0.
+        verbose: 0 or 1. 1 shows a progress bar on standard error. Defaults to 0.
 
     Returns:
         A dict with the totals of the file: `lines`, `num_tokens`, `log_probability` and the metric
@@ -104,8 +105,8 @@ def score(
 
     Raises:
         ValueError: Invalid arguments; a line that is not UTF-8, has symbols unknown to a vocabulary
-            without an unknown token, or no text in its `field`; an interrupted job with other
-            arguments, another model or another text; or a job that another process works on.
+            without an unknown token, or no text in its `field`; an interrupted job with different
+            arguments, model or text; or a job in use by another process.
         OSError: The files cannot be read or written.
 
     Example:
@@ -160,15 +161,15 @@ def score_documents(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the log-probability of each document, a sum in nats, and its number of tokens.
 
-    As `score` for documents in memory. A document is encoded as it is: in word units `"<eos>"` is
-    read after each of its lines.
+    This is `score` for documents in memory. Documents are encoded unchanged: with a word
+    vocabulary, `"<eos>"` is read after each line.
 
     Args:
         model, start, batch_tokens: As in `score`.
         documents: Strings.
 
     Raises:
-        ValueError: As `score`.
+        ValueError: As in `score`.
 
     Example:
 
@@ -197,7 +198,7 @@ def _default_batch_tokens(model):
 
 
 def _start(model, start):
-    """The ids of what is read before a document."""
+    """The token ids to read before each document."""
     tokens = [] if start is None else [start]
     return np.array([model.vocabulary.tokens.index(token) for token in tokens], "int32")
 
@@ -208,7 +209,7 @@ def _check_model(model, start, batch_tokens):
             f"`model` must be a LanguageModel or a NeuralCache. Received: {type(model).__name__}"
         )
     if model.vocabulary is None:
-        raise ValueError("`model` must have a vocabulary, which reads the text.")
+        raise ValueError("`model` must have a vocabulary to encode the text.")
     model.stream()  # raises if the model does not stream
     if start is not None and start not in model.vocabulary.tokens:
         raise ValueError(f"`start` must be a token of the vocabulary. Received: {start!r}")
@@ -228,7 +229,7 @@ def _check(model, path, output, whole, field, start, metric, batch_tokens):
         raise ValueError(f"`metric` must be one of {sorted(METRICS)}. Received: {metric!r}")
     if whole and field is not None:
         raise ValueError(
-            "A file of JSON objects cannot be one text: use either `whole` or `field`. "
+            "A file of JSON objects cannot be one text: use only one of `whole` and `field`. "
             f"Received: whole=True, field={field!r}"
         )
 
@@ -254,9 +255,9 @@ def _fingerprint(model):
 class _Job:
     """Reads, scores and writes a file window by window.
 
-    After each window, the rows of all lines that are complete are appended to `rows`, and
-    `state.npz` is replaced: it says how many bytes of `rows` and of the text are valid, and where
-    the model is. It is written after the rows, so it is true whenever the process ends.
+    After each window, the rows of all completed lines are appended to `rows`, and `state.npz` is
+    replaced: it records the valid bytes of `rows` and of the text, and the model's position. It is
+    written after the rows, so it is consistent whenever the process ends.
     """
 
     def __init__(self, model, path, output, settings, verbose):
@@ -369,7 +370,7 @@ class _Job:
             np.savez(file, progress=json.dumps(progress), **arrays)
 
     def _load(self):
-        """Takes over the progress of an interrupted job; returns whether there is one."""
+        """Loads the progress of an interrupted job; returns whether there is one."""
         if not (self.rows.exists() and self.state.exists()):
             return False
         try:
@@ -405,7 +406,7 @@ class _Job:
             if then[name] != value
         ]
         if different:
-            raise ValueError(f"the job had another {', '.join(different)}")
+            raise ValueError(f"the job had a different {', '.join(different)}")
 
 
 def _cache_like(cache, arrays):
@@ -417,7 +418,7 @@ def _cache_like(cache, arrays):
 
 
 def _metric(name, sums, counts):
-    """Returns a list with the metric of each row, None without tokens."""
+    """Returns a list of the metric of each row, None if it has no tokens."""
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         values = np.round(METRICS[name](-sums / counts), 6).tolist()
     return [value if count else None for value, count in zip(values, counts, strict=True)]
@@ -446,14 +447,14 @@ class _Piece(NamedTuple):
 class _Reader:
     """Reads a file of any size as pieces of token ids.
 
-    In word units a line ends with `"<eos>"`. In other units its end is dropped, or with `whole`
-    kept as it is in the file, `\\n` or `\\r\\n`.
+    With a word vocabulary a line ends with `"<eos>"`. With others its newline is dropped, or, with
+    `whole`, kept as in the file, `\\n` or `\\r\\n`.
 
     Attributes:
-        offset: Number of bytes that have been handed out.
-        line: Number, from 0, of the line that is read next or is being read.
-        line_is_open: Whether a part of that line has been handed out.
-        digest: SHA-256 of the bytes that have been handed out.
+        offset: Number of bytes read so far.
+        line: Index, from 0, of the current or next line.
+        line_is_open: Whether a part of that line has been read.
+        digest: SHA-256 of the bytes read so far.
     """
 
     def __init__(self, path, vocabulary: Vocabulary, whole=False, field=None):
@@ -463,7 +464,7 @@ class _Reader:
         self.digest = hashlib.sha256()
 
     def position(self) -> dict[str, Any]:
-        """Returns what `resume` takes."""
+        """Returns the arguments of `resume`."""
         digest = self.digest.hexdigest()
         return {
             "offset": self.offset,
@@ -532,7 +533,7 @@ class _Reader:
         self.offset += len(content)
 
     def _encode(self, content, ends):
-        """Returns ids, and the number of bytes that they are of: the last symbol may be cut."""
+        """Returns ids, and the number of bytes encoded: the last symbol may be incomplete."""
         unit = self._vocabulary.unit
         text = content if ends else content[: self._last_cut(content)]
         used = len(text)
@@ -551,7 +552,7 @@ class _Reader:
             raise ValueError(f"{self._place}: {error}") from error
 
     def _last_cut(self, content):
-        """The last place in a part of a line that cuts neither a word nor a line's end."""
+        """The last position in a part of a line that splits neither a word nor a newline."""
         if self._vocabulary.unit != "word":
             return len(content) - (not self._whole and content.endswith(b"\r"))
         cut = max(content.rfind(blank) for blank in (b" ", b"\t", b"\r")) + 1
@@ -586,12 +587,12 @@ class _Scorer:
     """Scores token ids in batches of a few static shapes, each of which is compiled once.
 
     A batch has `batch_tokens` tokens: `batch_tokens // steps` rows of `steps`, a power of two. Rows
-    are padded at the end, which a causal model does not see.
+    are padded at the end, which does not affect a causal model.
     """
 
     min_steps = 16
-    # Longer documents are cut where there are many of them: a recurrent layer would otherwise take
-    # many steps one after the other for a few rows.
+    # Longer documents are split if there are many of them: a recurrent layer would otherwise run
+    # many sequential steps for a few rows.
     max_parallel_steps = 512
 
     def __init__(self, model, batch_tokens, start):
@@ -629,7 +630,7 @@ class _Scorer:
                 yield numbers, sums, counts
 
     def _steps(self, lengths):
-        """Number of steps of the next batch, for documents of falling lengths."""
+        """Number of steps of the next batch, for documents of decreasing lengths."""
         similar = int(np.count_nonzero(lengths > lengths[0] // 2))
         share = self.batch_tokens // _power_of_two(similar)
         steps = max(self.min_steps, _power_of_two(lengths[0]))
@@ -663,8 +664,8 @@ class _LongText:
     """Scores one text of any length that arrives in pieces.
 
     Attributes:
-        ids: The last token that the model has read, then those that wait for a full batch.
-        lines: The line of each of them.
+        ids: The last token that the model has read, then the tokens waiting for a full batch.
+        lines: The line of each token.
         cache: The model's cache before `ids[0]`, or None at the start of a text.
     """
 
@@ -678,7 +679,7 @@ class _LongText:
 
     @property
     def line(self):
-        """The first line that still waits for scores."""
+        """The first line without complete scores."""
         return int(self.lines[1]) if len(self.lines) > 1 else sys.maxsize
 
     def read(self, pieces):
@@ -696,7 +697,7 @@ class _LongText:
             yield self._batch()
 
     def finish(self):
-        """Ends the text, and yields what is left of it."""
+        """Ends the text, and yields its remaining scores."""
         if len(self.ids) > 1:
             yield self._batch()
         self._clear()

@@ -1,9 +1,9 @@
 """Theorem 1 of the TrellisNet paper as a program (Bai et al. 2019, sections 4.2, A and B.1).
 
-`to_trellis` turns a stack of Keras' recurrent layers into the TrellisNet that computes the same
-function, truncated to M steps; `to_dense` lifts the sparsity of its kernels, for training in the
-larger space; `to_rnn` turns it back into recurrent layers. All three take layers, the first two
-also whole models.
+`to_trellis` converts a stack of Keras' recurrent layers to a TrellisNet that computes the same
+function, truncated to M steps; `to_dense` makes its kernels dense, for training in the larger
+space; `to_rnn` converts it back to recurrent layers. All three take layers; the first two also take
+whole models.
 
 A stack of L layers becomes a TrellisNet with kernel size 2, M + L - 1 levels, and L groups of
 channels, one per layer. With K_j, U_j, b_j the kernel, recurrent kernel and bias of layer j, each
@@ -12,16 +12,16 @@ block of gates has the kernels (Eq. 5)
     past tap of Wh = diag(U_1, ..., U_L)        current tap of Wx = (K_1, 0, ..., 0)
     current tap of Wh = K_2, ..., K_L, each from group j - 1 to group j
 
-If level j holds states that began at step t - j + i (Eq. 6), level j + 1 holds
+If level j holds states that started at step t - j + i (Eq. 6), level j + 1 holds
 
     h^{(i)}_{t,s} = g(U_i h^{(i)}_{t-1,s} + K_i h^{(i-1)}_{t,s} + b_i),  s = t - j - 1 + i
 
 with h^{(0)} = x: one step of layer i (Eqs. 4, 7 to 10). For LSTMs g is the gated activation of
 Eq. (12), and the groups of c advance with those of h (Eq. 14).
 
-The proof needs h^{(i)}_{t,t'} = 0 for t' > t, which follows from g(0) = 0. Biases break that: below
-level i, before its RNN begins, group i would hold states g(b_i). So it is held at zero there, by
-`TrellisLayer(group_starts=[1, ..., L])`.
+The proof needs h^{(i)}_{t,t'} = 0 for t' > t, which follows from g(0) = 0. Biases break this: below
+level i, before its RNN starts, group i would hold states g(b_i).
+`TrellisLayer(group_starts=[1, ..., L])` therefore keeps it at zero there.
 """
 
 import copy
@@ -57,37 +57,37 @@ def to_trellis(
     model_or_layers: keras.Model | keras.layers.Layer | Sequence[keras.layers.Layer],
     truncation: int,
 ) -> Any:
-    """Turns an RNN into the TrellisNet of the M-truncated RNN (Bai et al. 2019, Theorem 1).
+    """Converts an RNN to a TrellisNet that equals the M-truncated RNN (Bai et al. 2019, Theorem 1).
 
-    Output t of the result is that of the RNN when it starts from zero states at step
-    max(1, t - M + 1), at every t, with or without biases.
+    At every t, output t of the result is that of the RNN started from zero states at step
+    max(1, t - M + 1), with or without biases.
 
     The result has its own weights. Training-only properties of the RNN (initializers, regularizers,
     constraints, `trainable=False`) are not converted. A layer without bias becomes a group with a
-    trainable bias of zeros. A compiled model is compiled again with a new optimizer.
+    trainable bias of zeros. A compiled model is recompiled with a new optimizer.
 
     Args:
         model_or_layers: Built layers, one of
 
             - a list of `keras.layers.SimpleRNN`, `LSTM` or `GRU` (reset_after=True), or of
-              `keras.layers.RNN` of their cells, all of one kind, from the bottom up, or a single
-              such layer;
-            - a `layers.StackedRNN` of such. If it is stateful, so is the result, and it refuses
-              segments of more than M steps (appendix B.1, see `TruncatedRNN`);
-            - a `keras.Sequential` or functional model with one such stack in it, or a model of
-              `trellis_keras.models` around one.
+              `keras.layers.RNN` with their cells, all of the same kind, from the bottom up, or a
+              single such layer;
+            - a `layers.StackedRNN` of such layers. If it is stateful, so is the result, which
+              rejects segments of more than M steps (appendix B.1, see `TruncatedRNN`);
+            - a `keras.Sequential` or functional model that contains one such stack, or a model of
+              `trellis_keras.models` with one as its backbone.
 
         truncation: Positive integer M, number of steps.
 
     Returns:
-        A built `TruncatedRNN`, which is a `TrellisLayer`. It returns all steps or the last one, and
-        its states or not, as the top layer does; the states are those of all layers side by side.
-        For a model: a model of the same kind, with copies of its other layers.
+        A built `TruncatedRNN`, which is a `TrellisLayer`. Whether it returns all steps, and its
+        states, follows the top layer; the states of all layers are concatenated. For a model, the
+        result is a model of the same kind, with copies of its other layers.
 
     Raises:
-        ValueError: `truncation` below 1; layers that are not built; or layers that are not an RNN
-            of the form of Eq. (4): Bidirectional, go_backwards, return_sequences=False below
-            another layer, other layers within the stack, masks, dropout within the stack, other
+        ValueError: `truncation` is below 1, layers are not built, or they are not an RNN of the
+            form of Eq. (4): Bidirectional, go_backwards, return_sequences=False below another
+            layer, other layers within the stack, masks, dropout within the stack, other
             activations, a GRU with reset_after=False, layers of several kinds, Keras'
             stateful=True.
 
@@ -144,21 +144,21 @@ def _truncated_rnn(layers, truncation, **options):
 class TruncatedRNN(TrellisLayer):
     """A `TrellisLayer` that computes an M-truncated RNN (Bai et al. 2019, Theorem 1).
 
-    `to_trellis` makes it. At level j and step t it holds
+    `to_trellis` returns it. At level j and step t it holds
 
         z_t^{(j)} = [h^{(1)}_{t,t-j+1}, h^{(2)}_{t,t-j+2}, ..., h^{(L)}_{t,t-j+L}]    (Eq. 6)
 
-    with h^{(i)}_{t,t'} the state at t of layer i of the RNN that began at t', and zero for t' > t.
+    where h^{(i)}_{t,t'} is the state at t of layer i of the RNN started at t', and zero for t' > t.
     The last group of level M + L - 1 is the output of the RNN over the last M steps.
 
-    With the RNN's own states as initial states (`stateful=True` or `initial_state`) the outputs and
-    last states are those of the RNN without truncation, for segments of at most M steps (appendix
-    B.1): all windows then reach back to the initial states. Longer segments are refused. Streaming
-    from an `initial_state` cannot know how many steps will follow: the first M outputs are those of
-    the RNN, the later ones those of the M-truncated RNN.
+    With the RNN's own states as initial states (`stateful=True` or `initial_state`), the outputs
+    and last states equal those of the RNN without truncation, for segments of at most M steps
+    (appendix B.1), because all windows reach back to the initial states. Longer segments raise an
+    error. When streaming from an `initial_state`, the number of steps is unknown: the first M
+    outputs are those of the RNN, later ones those of the M-truncated RNN.
 
-    A mask is right for padding before and after a sequence. At masked steps in between, an RNN
-    skips and a TrellisNet sees the initial states.
+    Masks are correct for padding before and after a sequence. At masked steps in between, an RNN
+    skips the step, whereas a TrellisNet sees the initial states.
 
     Args:
         *args, **kwargs: As in `TrellisLayer`, with the structure of Theorem 1: kernel size 2,
@@ -166,19 +166,19 @@ class TruncatedRNN(TrellisLayer):
             `output_units` the width of the last group.
 
     Call arguments:
-        initial_state: The RNN's states, [h] or for LSTMs [h, c], each (batch, units) with the
-            channels of all layers side by side, the bottom one first. Defaults to zeros, or to the
+        initial_state: The RNN's states, [h], or [h, c] for LSTMs, each (batch, units) with the
+            concatenated channels of all layers, bottom layer first. Defaults to zeros, or to the
             carried states of a stateful layer.
 
     Returns:
-        As `TrellisLayer`; states are laid out as in `initial_state`.
+        As in `TrellisLayer`; states are laid out as in `initial_state`.
 
     Raises:
-        ValueError: As `TrellisLayer`; another structure; or with initial states, a segment of more
-            than `truncation` steps. (TensorFlow raises its own error in a function compiled for any
-            length.)
+        ValueError: As in `TrellisLayer`; if the structure is not that of Theorem 1; or if, with
+            initial states, a segment has more than `truncation` steps. (TensorFlow raises its own
+            error in a function compiled for any length.)
 
-    Example: an LSTM over two segments, which its carried states make one.
+    Example: an LSTM over two segments, connected by its carried states.
 
     >>> lstm = keras.layers.LSTM(4, return_sequences=True, return_state=True)
     >>> x = np.random.normal(size=(2, 10, 3)).astype("float32")
@@ -236,7 +236,7 @@ class TruncatedRNN(TrellisLayer):
         has_states = self.stateful or initial_state is not None
         if has_states and time is not None and time > self.truncation:
             raise ValueError(
-                "From initial states this layer computes an RNN over segments of at most "
+                "With initial states, this layer computes an RNN over segments of at most "
                 f"truncation={self.truncation} steps (TrellisNet, appendix B.1): later steps do "
                 "not see these states. Split the sequence into shorter segments, or convert with "
                 f"a larger truncation. Received: {time} steps"
@@ -281,14 +281,14 @@ def _check_arguments(layer, **arguments):
 def to_dense(model_or_layer: keras.Model | TrellisLayer) -> Any:
     """Returns the same function with dense kernels, for training in the larger space.
 
-    The paper's step from an RNN to a TrellisNet (Bai et al. 2019, section 4.2): the kernels are
-    equal, but all of their weights are trained. Start levels stay. A compiled model is compiled
-    again with a new optimizer.
+    This is the paper's step from an RNN to a TrellisNet (Bai et al. 2019, section 4.2): the kernels
+    are equal, but all their weights are trainable. Start levels are kept. A compiled model is
+    recompiled with a new optimizer.
 
     Args:
-        model_or_layer: `TrellisLayer` with `kernel_structure="mixed_group"`, such as `to_trellis`
-            returns, or a built model with at least one: `keras.Sequential`, functional, or of
-            `trellis_keras.models`.
+        model_or_layer: `TrellisLayer` with `kernel_structure="mixed_group"`, such as the result of
+            `to_trellis`, or a built model with at least one: `keras.Sequential`, functional, or
+            from `trellis_keras.models`.
 
     Returns:
         A new layer or model with its own weights.
@@ -313,7 +313,7 @@ def to_dense(model_or_layer: keras.Model | TrellisLayer) -> Any:
     if not any(_is_mixed_group(layer) for layer in layers):
         raise ValueError(
             'The model must have a TrellisLayer with kernel_structure="mixed_group", as '
-            f"`to_trellis` makes. Received: {model!r} with {[layer.name for layer in layers]}"
+            f"`to_trellis` returns. Received: {model!r} with {[layer.name for layer in layers]}"
         )
     duplicate = functools.cache(
         lambda x: _dense_layer(x) if _is_mixed_group(x) else copy.deepcopy(x)
@@ -358,7 +358,7 @@ def _set_dense_kernel(dense, mixed):
     """Assigns the kernel of a `MixedGroupKernel`, with its zeros, to a `ConvolutionKernel`."""
     kernel = mixed.apply_connections(ops.convert_to_tensor(mixed.kernel))
     if mixed.gain is not None:
-        # A direction of zeros could not be trained. Where no weight is, the gain is zero instead.
+        # A direction of zeros could not be trained. Where there is no weight, the gain is zero.
         empty = ops.all(kernel == 0, axis=(0, 1))
         kernel = ops.where(empty, dense.initializer(kernel.shape, dtype=kernel.dtype), kernel)
         gain = ops.convert_to_tensor(mixed.gain)
@@ -370,24 +370,25 @@ def _set_dense_kernel(dense, mixed):
 
 
 def to_rnn(trellis: TrellisLayer) -> list[keras.layers.Layer]:
-    """Turns a TrellisNet with the kernels of Eq. (5) into an RNN (Bai et al. 2019, Theorem 1).
+    """Converts a TrellisNet with the kernels of Eq. (5) to an RNN (Bai et al. 2019, Theorem 1).
 
-    The inverse of `to_trellis`: over windows of M = depth - L + 1 steps, with L groups, the layers
-    compute what the TrellisNet does. They are not truncated.
+    This is the inverse of `to_trellis`: over windows of M = depth - L + 1 steps, with L groups, the
+    layers compute the same function as the TrellisNet. They are not truncated.
 
     Args:
-        trellis: Built `TrellisLayer` with the structure that `to_trellis` gives: L groups that
-            start at levels 1..L, and no weights but those of Eq. (5), either by
-            `kernel_structure="mixed_group"` or because all others of a dense kernel are zero.
+        trellis: Built `TrellisLayer` with the structure of the result of `to_trellis`: L groups
+            that start at levels 1..L, and only the weights of Eq. (5), either with
+            `kernel_structure="mixed_group"` or because all other weights of a dense kernel are
+            zero.
 
     Returns:
-        List of L built `keras.layers.SimpleRNN`, `LSTM` or `GRU`, the bottom one first, with
-        biases. Each returns all steps, the top one as the TrellisNet does. They return their states
-        if the TrellisNet returns or carries its own, so that `layers.StackedRNN` accepts them. (A
-        GRU has two biases where only their sum matters: the state's is zero there.)
+        List of L built `keras.layers.SimpleRNN`, `LSTM` or `GRU`, bottom layer first, with
+        biases. Each returns all steps, except that the top one follows the TrellisNet. They return
+        their states if the TrellisNet returns or carries its own, so that `layers.StackedRNN`
+        accepts them. (Where only the sum of a GRU's two biases matters, the state's bias is zero.)
 
     Raises:
-        ValueError: Another structure, which the message names.
+        ValueError: The structure is different; the message names the difference.
 
     Example:
 
@@ -399,7 +400,7 @@ def to_rnn(trellis: TrellisLayer) -> list[keras.layers.Layer]:
     True
     """
     if not isinstance(trellis, TrellisLayer):
-        raise ValueError(f"`to_rnn` takes a TrellisLayer. Received: {trellis!r}")
+        raise ValueError(f"`to_rnn` needs a TrellisLayer. Received: {trellis!r}")
     if not trellis.built:
         raise ValueError(f"{trellis.name} is not built, so it has no weights to convert.")
     kind = next((kind for kind in _KINDS if type(trellis.cell) is kind.gates), None)
@@ -438,13 +439,13 @@ def to_rnn(trellis: TrellisLayer) -> list[keras.layers.Layer]:
 class _Weights(NamedTuple):
     """The weights of a cell of an RNN, or of all groups of a TrellisNet."""
 
-    kernel: np.ndarray  # (in, blocks, units); of a TrellisNet (tap, in, blocks, units)
+    kernel: np.ndarray  # (in, blocks, units); in a TrellisNet (tap, in, blocks, units)
     recurrent_kernel: np.ndarray  # (units, blocks, units); (tap, units, blocks, units)
     bias: np.ndarray  # (pre-activation blocks, units)
 
 
 def _join(weights):
-    """Returns the weights of the TrellisNet, from a list of those of the cells (Eq. 5)."""
+    """Returns the weights of the TrellisNet from a list of the cells' weights (Eq. 5)."""
     widths = [w.bias.shape[1] for w in weights]
     units, groups = sum(widths), _slices(widths)
     channels, blocks, _ = weights[0].kernel.shape
@@ -463,7 +464,7 @@ def _split(weights, widths):
     """Inverts `_join`.
 
     Raises:
-        ValueError: There are other weights than those of Eq. (5).
+        ValueError: There are weights other than those of Eq. (5).
     """
     groups = _slices(widths)
     kernels = [weights.kernel[1][..., groups[0]]]
@@ -477,9 +478,9 @@ def _split(weights, widths):
     others = sum(np.count_nonzero(found != joined) for found, joined in pairs)
     if others:
         raise ValueError(
-            "An RNN has only the connections of Eq. (5): each group's past feeds the group itself, "
-            "its present the next one, x's present the first. "
-            f"Received: {others} weights elsewhere that are not zero"
+            "An RNN has only the connections of Eq. (5): a group's past feeds the group itself, "
+            "its present feeds the next group, and the present of x feeds the first. "
+            f"Received: {others} nonzero weights elsewhere"
         )
     return parts
 
@@ -499,15 +500,15 @@ def _cell_weights(cell, blocks):
         bias = ops.convert_to_numpy(cell.bias).reshape(bias.shape)
     if not is_gru:
         return _Weights(kernel, recurrent_kernel, bias[0])
-    # Keras has a bias of the input and one of the state per block. They add up except in the
-    # candidate, where the reset gate multiplies the state's part: a block of its own in `GRUGates`.
+    # Keras has an input bias and a recurrent bias per block. They add up except in the candidate,
+    # where the reset gate multiplies the recurrent part, a separate block in `GRUGates`.
     (z, r, candidate), (z_state, r_state, past) = bias
     bias = np.stack([z + z_state, r + r_state, candidate, past])
     return _Weights(kernel, recurrent_kernel, bias)
 
 
 def _set_cell_weights(layer, weights):
-    """Sets the weights of a Keras layer of one cell, with a bias."""
+    """Sets the weights of a Keras layer with one cell and a bias."""
     bias = weights.bias
     if isinstance(layer, keras.layers.GRU):
         z, r, candidate, past = bias
@@ -536,7 +537,7 @@ def _set_trellis_weights(layer, weights):
         variable.assign(array.reshape(variable.shape))
 
 
-# Which RNNs are covered
+# Supported RNNs
 
 
 class _Kind(NamedTuple):
@@ -565,7 +566,7 @@ def _check_stack(layers):
     """Returns the `_Kind` and the cells of a list of layers, the bottom one first.
 
     Raises:
-        ValueError: A layer that is not a part of an RNN of the form of Eq. (4).
+        ValueError: A layer is not part of an RNN of the form of Eq. (4).
     """
     if not layers:
         raise ValueError("There is no recurrent layer to convert. Received: an empty stack.")
@@ -579,8 +580,8 @@ def _check_stack(layers):
     if len(set(kinds)) > 1:
         names = [type(cell).__name__ for cell in cells]
         raise ValueError(
-            "All recurrent layers must be of one kind: the levels of a TrellisNet share one gated "
-            f"activation f (Eq. 3). Received: {names}"
+            "All recurrent layers must be of the same kind: the levels of a TrellisNet share one "
+            f"gated activation f (Eq. 3). Received: {names}"
         )
     for cell in cells:
         _check_cell(cell)
@@ -592,7 +593,7 @@ def _check_stack(layers):
     for lower, upper in zip(cells, cells[1:], strict=False):
         if upper.kernel.shape[0] != lower.units:
             raise ValueError(
-                "The layers must be given from the input upwards, each reading the one before. "
+                "The layers must be ordered from the input up, each reading the previous one. "
                 f"Received: {upper.name}, which reads {upper.kernel.shape[0]} channels, above "
                 f"{lower.name} with {lower.units} units"
             )
@@ -600,14 +601,14 @@ def _check_stack(layers):
 
 
 def _is_recurrent(layer):
-    """Whether a layer is, or wraps, recurrent layers of Keras."""
+    """Whether a layer is, or wraps, a recurrent layer of Keras."""
     wrapped = [getattr(layer, name, None) for name in ("layer", "forward_layer")]
     kinds = (keras.layers.RNN, StackedRNN)
     return any(isinstance(part, kinds) for part in (layer, *wrapped))
 
 
 def _is_idle(layer):
-    """Whether a layer is a dropout of rate 0."""
+    """Whether a layer is dropout with rate 0."""
     return isinstance(layer, DROPOUTS) and layer.rate == 0
 
 
@@ -617,32 +618,32 @@ def _why_not(layer, is_top):
         return _no_dropout(f"rate={layer.rate}")
     if isinstance(layer, keras.layers.Bidirectional):
         return (
-            "A Bidirectional layer reads the future: its outputs depend on all later inputs, those "
-            "of a TrellisNet on earlier ones only."
+            "A Bidirectional layer reads the future: its outputs depend on all later inputs, "
+            "whereas those of a TrellisNet depend only on earlier ones."
         )
     if type(layer) not in _LAYERS:
         return (
-            "Only keras.layers.SimpleRNN, LSTM and GRU, and keras.layers.RNN of their cells, one "
-            "directly above the other, are known to be of the form of Eq. (4)."
+            "Only keras.layers.SimpleRNN, LSTM and GRU, and keras.layers.RNN with their cells, "
+            "stacked directly on one another, are supported (Eq. 4)."
         )
     if not layer.built:
         return "The layer is not built, so it has no weights to convert: build it or call it first."
     if layer.go_backwards:
         return (
             "A layer with go_backwards=True reads the future: its outputs depend on later inputs, "
-            "those of a TrellisNet on earlier ones only."
+            "whereas those of a TrellisNet depend only on earlier ones."
         )
     if layer.stateful:
         return (
-            "Keras' stateful=True has one state for training and validation, which a TrellisLayer "
-            "keeps apart. Put stateless layers into layers.StackedRNN(..., stateful=True), which "
-            "keeps them apart too."
+            "Keras' stateful=True shares one state between training and validation, whereas a "
+            "TrellisLayer keeps separate states. Wrap stateless layers in "
+            "layers.StackedRNN(..., stateful=True), which also keeps separate states."
         )
     if not layer.return_sequences and not is_top:
         return (
-            "A layer with return_sequences=False below another one passes on its last step only, "
-            "but every layer of Eq. (4) reads all steps of the one below. Set "
-            "return_sequences=True on it."
+            "A layer with return_sequences=False below another layer passes on only its last step, "
+            "but every layer of Eq. (4) reads all steps of the layer below. Set "
+            "return_sequences=True."
         )
     return None
 
@@ -650,8 +651,8 @@ def _why_not(layer, is_top):
 def _no_dropout(received):
     return (
         "Dropout within a stack cannot be converted: a TrellisNet has one mask for all its levels, "
-        "an RNN one for each of its steps or sequences (appendix B.1). Set the rates to 0 first: "
-        f"inference stays the same. Here: {received}."
+        "an RNN one mask per step or sequence (appendix B.1). Set the rates to 0 first, which does "
+        f"not change inference. Here: {received}."
     )
 
 
@@ -667,7 +668,7 @@ def _find_kind(cell):
         if type(cell) is kind.cell:
             return kind
     raise ValueError(
-        "Only SimpleRNNCell, LSTMCell and GRUCell are known to be of the form of Eq. (4), in which "
+        "Only SimpleRNNCell, LSTMCell and GRUCell have the form of Eq. (4), in which "
         f"states enter through one matrix product. Received: {cell.name} ({type(cell).__name__})"
     )
 
@@ -687,9 +688,9 @@ def _check_cell(cell):
             )
     if not getattr(cell, "reset_after", True):
         raise ValueError(
-            "A GRU with reset_after=False is not of the form of Eq. (4): its reset gate multiplies "
-            "the state before the matrix product U(r * h), so that the gated activation would "
-            "contain a product. Train it with reset_after=True (Keras' default). "
+            "A GRU with reset_after=False does not have the form of Eq. (4): its reset gate "
+            "multiplies the state before the matrix product U(r * h), so the gated activation "
+            "would contain a product. Train it with reset_after=True (Keras' default). "
             f"Received: {received}"
         )
 
@@ -705,7 +706,7 @@ def _convert_model(model, convert):
         convert: Function from a list of layers, or a backbone, to the layer that replaces them.
 
     Raises:
-        ValueError: Another kind of model, or one without exactly one stack of recurrent layers.
+        ValueError: The model is of another kind, or does not have exactly one recurrent stack.
     """
     if not model.built:
         raise ValueError(f"{model.name} is not built, so it has no weights to convert.")
@@ -715,8 +716,8 @@ def _convert_model(model, convert):
         new = _convert_functional(model, convert)
     else:
         raise ValueError(
-            "Only keras.Sequential, functional models and the models of trellis_keras show how "
-            "their layers are connected. Convert the list of recurrent layers instead. "
+            "Only keras.Sequential, functional models and the models of trellis_keras can be "
+            "converted. Convert the list of recurrent layers instead. "
             f"Received: {model.name} ({type(model).__name__})"
         )
     if model.compiled:
@@ -727,7 +728,7 @@ def _convert_model(model, convert):
 def _with_backbone(model, backbone):
     config = keras.saving.deserialize_keras_object(model.get_config() | {"backbone": None})
     new = type(model)(**config | {"backbone": backbone})
-    # "frozen" holds indices of sublayers, which are others now.
+    # "frozen" holds indices of sublayers, which have changed.
     build_config = {k: v for k, v in model.get_build_config().items() if k != "frozen"}
     new.build_from_config(build_config)
     for name in ("embedding", "head"):
@@ -742,7 +743,7 @@ def _convert_functional(model, convert):
     is_sequential = isinstance(model, keras.Sequential)
     functional = keras.Model(model.inputs, model.outputs) if is_sequential else model
     calls = _FunctionalCalls(functional, convert)
-    duplicate = functools.cache(copy.deepcopy)  # once, also of a layer that is called twice
+    duplicate = functools.cache(copy.deepcopy)  # once, even for a layer that is called twice
     new = keras.models.clone_model(
         functional,
         clone_function=lambda layer: layer if layer in calls.layers else duplicate(layer),
@@ -754,9 +755,9 @@ def _convert_functional(model, convert):
 class _FunctionalCalls:
     """Repeats the calls of a functional model's layers, with the recurrent ones replaced.
 
-    The TrellisNet is called in place of the top one, on the input of the bottom one. A placeholder
-    represents the outputs of the others, which no longer exist. Only the next recurrent layer may
-    read it.
+    The TrellisNet replaces the top recurrent layer and reads the input of the bottom one. A
+    placeholder stands for the outputs of the others, which no longer exist. Only the next recurrent
+    layer may read it.
     """
 
     def __init__(self, model, convert):
@@ -793,7 +794,7 @@ class _FunctionalCalls:
 
     def _not_one_stack(self, reason):
         return ValueError(
-            "The recurrent layers of a model must be one stack, each read by the next one alone (a "
+            "The recurrent layers of a model must form one stack, each read only by the next (a "
             "dropout between them must have rate 0). "
             f"Received: {self.model.name}, of whose recurrent layers {reason}"
         )
@@ -805,21 +806,21 @@ def _recurrent_layers(model):
     if not found:
         names = [layer.name for layer in model.layers]
         raise ValueError(
-            "The model must have recurrent layers. (Convert a model inside it by itself.) "
+            "The model must have recurrent layers. (Convert a nested model separately.) "
             f"Received: {model.name} with layers {names}"
         )
     for layer in found:
         read = keras.tree.flatten(layer.input)
         if any(x.dtype == "bool" for x in read):
             raise ValueError(
-                "Masks cannot be converted: an RNN skips masked steps, a TrellisNet sees zero "
-                "states there. Leave out the Masking layer or mask_zero=True: with padding after "
-                "the sequences the outputs before it stay the same. "
+                "Masks cannot be converted: an RNN skips masked steps, whereas a TrellisNet sees "
+                "zero states there. Remove the Masking layer or mask_zero=True: with padding after "
+                "the sequences, the outputs before the padding stay the same. "
                 f"Received: {layer.name}, which reads a mask"
             )
         if len(read) > 1 or getattr(layer, "return_state", False):
             raise ValueError(
-                "In a model the recurrent layers must have neither initial_state nor "
+                "In a model, the recurrent layers must have neither initial_state nor "
                 "return_state=True: a TrellisNet has one state for all of them. Convert the list "
                 f"of layers instead. Received: {layer.name}"
             )

@@ -156,7 +156,7 @@ def test_an_interrupted_score_resumes_with_its_cache(tmp_path, monkeypatch):
         patch.setattr(scoring._Job, "_save", save_and_end)
         with pytest.raises(InterruptedError):
             scoring.score(neural, path, tmp_path / "scores.csv", **options)
-    with pytest.raises(ValueError, match="the job had another model"):
+    with pytest.raises(ValueError, match="the job had a different model"):
         scoring.score(NeuralCache(model, SIZE, 0.8, MIX), path, tmp_path / "scores.csv", **options)
     assert scoring.score(neural, path, tmp_path / "scores.csv", **options) == totals
 

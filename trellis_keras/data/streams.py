@@ -1,4 +1,4 @@
-"""Batches for `fit` and `evaluate`: of one long text, of equal sequences, of piano rolls."""
+"""Batches for `fit` and `evaluate` from a long text, sequences of equal length, or piano rolls."""
 
 import functools
 import operator
@@ -13,50 +13,50 @@ TARGET_COUNTING = ("all", "original")
 
 Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
 
-# The streams do not offer `workers` and `use_multiprocessing`: `fit` on JAX looks at a batch to
-# build the model, and with prefetching threads would see that batch twice and the last one never.
+# The streams do not support `workers` and `use_multiprocessing`: on JAX, `fit` reads a batch to
+# build the model, and with prefetching threads it would read that batch twice and never the last.
 # Keras waits forever for a worker process that has died.
 
 
 class TokenStream(keras.utils.PyDataset):
     """Batches of one long token sequence, to train and evaluate a language model.
 
-    The text is laid out in `batch_size` rows, one after the other, and batch `i` is the `i`-th
-    segment of every row. The target of a position is the next token, so N tokens have N - 1
-    targets. A batch is a tuple `(x, y, weight)`:
+    The text is split into `batch_size` consecutive rows, and batch `i` is the `i`-th segment of
+    every row. The target of a position is the next token, so N tokens have N - 1 targets. A batch
+    is a tuple `(x, y, weight)`:
 
     - `x`: int32 tokens of shape `(batch_size, sequence_length)`;
     - `y`: int32 targets of the last `output_length = sequence_length - context_length` positions
       of `x`, of shape `(batch_size, output_length)`;
-    - `weight`: float32 of the shape of `y`, 1 where the target counts and 0 for padding.
+    - `weight`: float32 with the shape of `y`, 1 where the target counts and 0 for padding.
 
-    A target sees its past in one of two ways (TrellisNet paper, appendix B). Either segments
-    overlap, and the first `context_length` positions are read but not counted. Or segments do not
+    There are two ways to provide context (TrellisNet paper, appendix B). Either segments
+    overlap, and the first `context_length` positions are read but not scored. Or segments do not
     overlap (`context_length=0`) and the model carries its state from batch to batch
     (`stateful=True`).
 
     All batches have the same shape, so XLA compiles once. Batch `i` is a pure function of `i` and
     reads only its own tokens, so `tokens` may be memory-mapped. Batches must stay in order:
-    `LanguageModel.fit` keeps it; other models need `fit(..., shuffle=False)`.
+    `LanguageModel.fit` preserves it; other models need `fit(..., shuffle=False)`.
 
     Args:
         tokens: Integer array of shape `(N,)`, N >= 2.
         batch_size: Positive integer, number of rows, at most N - 1.
-        sequence_length: Positive integer, number of tokens of a row that a batch reads.
-        context_length: Integer, how many of these are read but not counted. Defaults to 0.
+        sequence_length: Positive integer, number of tokens per row of a batch.
+        context_length: Integer, number of these tokens that are read but not scored. Defaults to 0.
         stateful: Boolean, whether the model carries its state from batch to batch, which requires
             `context_length=0`. Defaults to `False`.
         target_counting: `"all"` or `"original"`. Defaults to `"all"`.
             `"all"` counts every target exactly once. A row has `ceil((N - 1) / batch_size)`
-            targets; the end of its last segment is padding. The context of a target is the text
-            before it, also at the start of a row.
+            targets; its last segment is padded at the end. The context of a target is the preceding
+            text, even at the start of a row.
             `"original"` follows the TrellisNet authors' code, for comparison. It omits the tokens
             that do not fill `batch_size` rows, the targets that lie in the next row, and the first
             `context_length` targets of every row: `targets_skipped` in total.
         start_token: Integer, the token read before the start of the text. Defaults to 0.
 
     Raises:
-        ValueError: If an argument is not as described.
+        ValueError: If an argument is invalid.
 
     Example:
 
@@ -89,7 +89,7 @@ class TokenStream(keras.utils.PyDataset):
         self.target_counting = target_counting
         self._start_token = check_integer("start_token", start_token, 0)
         self._check_arguments()
-        # The tokens of a row, and its counted positions: [first, end).
+        # The tokens of a row, and its scored positions: [first, end).
         if target_counting == "all":
             self._row_length = -(-(len(self._tokens) - 1) // self.batch_size)
             self._first, self._end = 0, self._row_length
@@ -105,7 +105,7 @@ class TokenStream(keras.utils.PyDataset):
 
     @property
     def output_length(self) -> int:
-        """Number of positions at the end of a segment that count."""
+        """Number of scored positions at the end of a segment."""
         return self.sequence_length - self.context_length
 
     @functools.cached_property
@@ -122,7 +122,7 @@ class TokenStream(keras.utils.PyDataset):
 
     @property
     def targets_skipped(self) -> int:
-        """Number of targets of the text that no batch counts."""
+        """Number of targets in the text that no batch counts."""
         return len(self._tokens) - 1 - self.targets_counted
 
     def __len__(self) -> int:
@@ -155,23 +155,23 @@ class TokenStream(keras.utils.PyDataset):
             )
         if self.context_length >= self.sequence_length:
             raise ValueError(
-                "`context_length` must be smaller than `sequence_length`, or no position counts. "
+                "`context_length` must be smaller than `sequence_length`, or nothing is scored. "
                 f"Received: context_length={self.context_length}, "
                 f"sequence_length={self.sequence_length}"
             )
         if self.batch_size > len(self._tokens) - 1:
             raise ValueError(
                 f"`batch_size` must be at most the number of targets, {len(self._tokens) - 1}: "
-                "take a longer text or fewer rows. "
+                "use a longer text or fewer rows. "
                 f"Received: batch_size={self.batch_size}"
             )
 
 
 class ExampleStream(keras.utils.PyDataset):
-    """Batches of separate examples, in an order that follows from seed and epoch.
+    """Batches of separate examples, in an order determined by seed and epoch.
 
-    Examples of a group have one shape and share batches. The last batch of a group is filled up
-    with more of its examples at weight 0. A subclass implements `_batch`.
+    Examples in a group have the same shape and share batches. The last batch of a group is padded
+    with examples of weight 0. A subclass implements `_batch`.
     """
 
     def __init__(self, groups, batch_size, seed, shuffle):
@@ -184,7 +184,7 @@ class ExampleStream(keras.utils.PyDataset):
         self._planned = None, []
 
     def on_epoch_end(self) -> None:
-        # The next epoch has its own order. `EpochOrder` sets it where a training is resumed.
+        # The next epoch has its own order. `EpochOrder` sets the epoch when training is resumed.
         self.epoch += 1
 
     def __len__(self) -> int:
@@ -202,13 +202,13 @@ class ExampleStream(keras.utils.PyDataset):
         return self._batch(group, np.resize(rows, self.batch_size), counts)
 
     def _batch(self, group, rows, counts):
-        """Return the batch of the examples `rows`; `counts` is 0 for those that only fill it."""
+        """Returns the batch of the examples `rows`; `counts` is 0 for padding examples."""
         raise NotImplementedError(
             f"{type(self).__name__} must define `_batch(group, rows, counts)`."
         )
 
     def _plan(self, epoch):
-        """Return the batches of an epoch as a list of (index of the group, its examples)."""
+        """Returns the batches of an epoch as a list of (index of the group, its examples)."""
         generator = np.random.default_rng([self._seed, epoch])
         plan = []
         for number, group in enumerate(self._groups):
@@ -217,8 +217,8 @@ class ExampleStream(keras.utils.PyDataset):
             plan += [(number, order[i : i + self.batch_size]) for i in starts]
         if self._shuffle:
             plan = [plan[i] for i in generator.permutation(len(plan))]
-        # Keras on TensorFlow infers from the first two batches which axes vary: if there is a
-        # batch of another shape, it comes second.
+        # Keras on TensorFlow infers the varying axes from the first two batches, so a batch of a
+        # different shape comes second.
         other = next((i for i, (group, _) in enumerate(plan) if group != plan[0][0]), None)
         if other is not None:
             plan.insert(1, plan.pop(other))
@@ -226,12 +226,12 @@ class ExampleStream(keras.utils.PyDataset):
 
 
 class SequenceStream(ExampleStream):
-    """Batches `(x, y, weight)` of sequences of one length.
+    """Batches `(x, y, weight)` of sequences of equal length.
 
     All batches have the same shape, so XLA compiles once, and every example counts once per
-    epoch: the last batch is filled up with examples of weight 0.
+    epoch: the last batch is padded with examples of weight 0.
 
-    Batch `i` of an epoch is a pure function of `(seed, epoch, i)`, so a resumed training sees the
+    Batch `i` of an epoch is a pure function of `(seed, epoch, i)`, so resumed training sees the
     same batches. Pass the callback `EpochOrder` to `fit`, or every epoch has the order of the
     first, and `shuffle=False`, or Keras shuffles the batches again.
 
@@ -240,14 +240,14 @@ class SequenceStream(ExampleStream):
         y: Array of shape `(examples, ...)`.
         batch_size: Positive integer, number of examples in a batch.
         weight: Array of shape `(examples,)` or `(examples, time)`; every example needs a nonzero
-            weight. Defaults to `None`: all ones.
+            weight. Defaults to `None`, all ones.
         seed: Nonnegative integer, determines the order. Defaults to 0.
         shuffle: Boolean, whether each epoch has its own order. Defaults to `False`.
-        augment: Function `(x, generator)` that returns the inputs of a batch changed at random, by
-            a `numpy.random.Generator` that follows from seed, epoch and batch. Defaults to `None`.
+        augment: Function `(x, generator)` that returns augmented inputs of a batch, using a
+            `numpy.random.Generator` seeded by seed, epoch and batch. Defaults to `None`.
 
     Raises:
-        ValueError: If an argument is not as described.
+        ValueError: If an argument is invalid.
 
     Example:
 
@@ -285,13 +285,13 @@ class SequenceStream(ExampleStream):
             counts = weight * counts.reshape(-1, *[1] * (weight.ndim - 1))
         x = self._x[rows]
         if self._augment is not None:
-            # Each row is the first of one batch at most.
+            # Each row is the first of at most one batch.
             x = self._augment(x, np.random.default_rng([self._seed, self.epoch, rows[0]]))
         return x, self._y[rows], counts
 
 
 class PianoRollStream(ExampleStream):
-    """Padded batches `(x, y, weight)` of piano rolls, in which frame t predicts frame t + 1.
+    """Padded batches `(x, y, weight)` of piano rolls, where frame t predicts frame t + 1.
 
     - `x`: float32 of shape `(batch_size, time, 88)`, all frames but the last;
     - `y`: float32 of the same shape, all frames but the first;
@@ -302,8 +302,8 @@ class PianoRollStream(ExampleStream):
 
     Rolls of similar length share a batch. The length of a batch is that of the longest roll, or
     half of it, or a quarter, ...: at most `buckets` lengths, each of which XLA compiles once.
-    Order and epochs are as in `SequenceStream`. So are transpositions and dropped notes: each roll
-    has its own in each epoch.
+    Order and epochs are as in `SequenceStream`. Transpositions and dropped notes differ for each
+    roll and epoch in the same way.
 
     Args:
         rolls: Sequence of arrays of shape `(frames, 88)` with values 0 and 1, at least 2 frames
@@ -312,13 +312,13 @@ class PianoRollStream(ExampleStream):
         buckets: Positive integer, number of different lengths. Defaults to 4.
         seed: Nonnegative integer, determines the order. Defaults to 0.
         shuffle: Boolean, whether each epoch has its own order. Defaults to `False`.
-        transpose: Float in [0, 1], probability that a roll is transposed, by -6 to 5 semitones.
-            Notes that leave the keyboard are lost. Defaults to 0.
-        note_dropout: Float in [0, 1), rate at which single notes of `x` are dropped; `y` keeps
+        transpose: Float in [0, 1], probability of transposing a roll by -6 to 5 semitones. Notes
+            outside the keyboard are dropped. Defaults to 0.
+        note_dropout: Float in [0, 1), rate at which individual notes of `x` are dropped; `y` keeps
             them. Defaults to 0.
 
     Raises:
-        ValueError: If an argument is not as described.
+        ValueError: If an argument is invalid.
 
     Example:
 
@@ -351,7 +351,7 @@ class PianoRollStream(ExampleStream):
         self._transpose, self._note_dropout = transpose, note_dropout
         self._rolls = rolls
         steps = np.array([len(roll) - 1 for roll in rolls])
-        # Halves of the longest length; from length 1 on they are equal.
+        # Successive halves of the longest length, which are equal once they reach 1.
         halvings = min(check_integer("buckets", buckets, 1), int(steps.max()).bit_length() + 1)
         lengths = np.unique([-(-steps.max() // 2**k) for k in range(halvings)])
         bucket = np.searchsorted(lengths, steps)
@@ -383,16 +383,16 @@ class PianoRollStream(ExampleStream):
 
 
 def _transposed(roll, semitones):
-    """Moves the notes of a piano roll up, or down if `semitones` is negative."""
+    """Transposes a piano roll up, or down if `semitones` is negative."""
     keys = np.arange(PIANO_KEYS) - semitones  # where each key's notes come from
     inside = (keys >= 0) & (keys < PIANO_KEYS)
     return roll[:, keys.clip(0, PIANO_KEYS - 1)] * inside
 
 
 class EpochOrder(keras.callbacks.Callback):
-    """Callback that tells a stream its epoch, so that a resumed training has the same order.
+    """Callback that sets the epoch of a stream, so that resumed training has the same order.
 
-    Keras tells a `PyDataset` that an epoch starts, but not which one.
+    Keras notifies a `PyDataset` when an epoch starts, but does not pass its number.
 
     Args:
         stream: A `SequenceStream` or `PianoRollStream`.
@@ -412,7 +412,7 @@ class EpochOrder(keras.callbacks.Callback):
 
 
 def check_integer(name: str, value: Any, minimum: int) -> int:
-    """Return `value` as an integer; raise ValueError unless it is at least `minimum`."""
+    """Returns `value` as an integer; raises ValueError unless it is at least `minimum`."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -423,7 +423,7 @@ def check_integer(name: str, value: Any, minimum: int) -> int:
 
 
 def check_piano_roll(roll: np.ndarray, label: str) -> None:
-    """Raise ValueError unless `roll` holds 0 and 1 in the shape (2 or more frames, 88).
+    """Raises ValueError unless `roll` contains 0 and 1 and has shape (2 or more frames, 88).
 
     Args:
         roll: Array.
@@ -442,7 +442,7 @@ def check_piano_roll(roll: np.ndarray, label: str) -> None:
         )
     wrong = roll[(roll != 0) & (roll != 1)]
     if wrong.size:
-        raise ValueError(f"{label} must hold only 0 and 1. Received: {wrong.flat[0]}")
+        raise ValueError(f"{label} must contain only 0 and 1. Received: {wrong.flat[0]}")
 
 
 def _check_index(index, length):
@@ -451,7 +451,7 @@ def _check_index(index, length):
 
 
 def _check_tokens(tokens):
-    tokens = np.asanyarray(tokens)  # which keeps a memory map
+    tokens = np.asanyarray(tokens)  # keeps a memory map
     if tokens.ndim != 1:
         raise ValueError(f"`tokens` must be rank 1, (N,). Received: shape {tokens.shape}")
     if not np.issubdtype(tokens.dtype, np.integer):

@@ -1,4 +1,4 @@
-"""The parts of a text: which of its tokens are for training, validation and test."""
+"""Splits of a text for training, validation and test."""
 
 import dataclasses
 import itertools
@@ -9,7 +9,7 @@ from typing import Any
 
 from trellis_keras.data.streams import check_integer
 
-# Train, valid and test of a text without a published split.
+# Train, valid and test fractions of a text without a published split.
 DEFAULT_SHARES = (0.9, 0.05, 0.05)
 Shares = Sequence[float] | None
 PARTS = ("train", "valid", "test")
@@ -17,13 +17,13 @@ PARTS = ("train", "valid", "test")
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """How a text is cut into its parts.
+    """The split of a text.
 
     Args:
-        split: Three shares of the text for training, validation and test, in this order. Defaults
-            to the published split where there is one, else to `(0.9, 0.05, 0.05)`.
-        first: Integer, number of tokens to take from the start of the text. Defaults to all.
-        train_fraction: Float, share of the training part to take from its start. Defaults to 1.
+        split: Three fractions of the text for training, validation and test, in this order.
+            Defaults to the published split if there is one, else to `(0.9, 0.05, 0.05)`.
+        first: Integer, number of tokens to use from the start of the text. Defaults to all.
+        train_fraction: Float, fraction of the training split to use, from its start. Defaults to 1.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -58,7 +58,7 @@ class Cut:
 
 
 def check_shares(name: str, shares: Any) -> tuple[float, float, float]:
-    """Return three shares as a tuple; raise ValueError unless they are positive and add up to 1."""
+    """Returns three fractions as a tuple. Raises ValueError unless they are positive with sum 1."""
     shares = tuple(shares) if isinstance(shares, (list, tuple)) else shares
     if not (
         isinstance(shares, tuple)
