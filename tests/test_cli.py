@@ -407,7 +407,7 @@ def test_no_command_replaces_its_input_or_a_file_of_a_run(refused, shared, tmp_p
     before = own.read_bytes(), model.read_bytes()
     for command in ("forecast", "score"):
         words = [command, shared, own, "--output", own]
-        assert "own.csv is the file that is read" in refused(*words, "--overwrite")
+        assert "own.csv is an input file" in refused(*words, "--overwrite")
     words = ["compare", shared, "--output", model]
     assert "best.keras is a file of the run" in refused(*words, "--overwrite")
     words = ["export", shared, tmp_path / "link.onnx", "--format", "onnx"]

@@ -169,9 +169,9 @@ def test_a_tcn_checkpoint_names_its_convolutions_twice():
     ("change", "message"),
     [
         ({"weight2_g": None}, r"lacks \['weight2_g'\]. It has \['bias2', 'weight1_g'"),
-        ({"tnet.weight3": np.ones(2)}, "'tnet.weight3', which the model has no parameter for"),
-        ({"encoder.weight": np.ones((7, 4))}, "'encoder.weight', which the model has no"),
-        ({"tnet.bias2": np.ones(12)}, "'bias2' is ambiguous: 'tnet.bias2' has other values"),
+        ({"tnet.weight3": np.ones(2)}, "'tnet.weight3', but the model has no such parameter"),
+        ({"encoder.weight": np.ones((7, 4))}, "'encoder.weight', but the model has no"),
+        ({"tnet.bias2": np.ones(12)}, "'bias2' is ambiguous: 'tnet.bias2' has different values"),
         ({"weight1_v": np.ones((11, 2, 2))}, r"'weight1_v' .* shape \(2, 2, 12\) .*\(11, 2, 2\)"),
         ({"weight1_g": np.float64(1)}, r"'weight1_g' must convert to shape \(12,\)"),
         ({"bias2": np.full(12, "a")}, "Received: .12,. <U1"),
@@ -275,7 +275,7 @@ def test_expanded_torch_tensors(tmp_path):
     torch.save(tensors | {"bias2": one.expand(10**6, 10**6)}, path)  # a file of some KB
     assert_refused(layer, path, "weights.pt: 'bias2' must have at most 12 values")
     sparse = tensors | {"bias2": torch.ones(12).to_sparse()}
-    assert_refused(layer, sparse, "'bias2' is no dense tensor")
+    assert_refused(layer, sparse, "'bias2' is not a dense tensor")
 
 
 class Hostile:
@@ -287,21 +287,21 @@ def test_torch_files_that_hold_no_state_dict(tmp_path, monkeypatch):
     torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
     monkeypatch.chdir(tmp_path)
     for content, message in (
-        ({"weight1": Hostile()}, "weights_only=True. refuses the file"),
-        (torch.nn.Linear(2, 2), "weights_only=True. refuses the file"),
+        ({"weight1": Hostile()}, "weights_only=True. rejects the file"),
+        (torch.nn.Linear(2, 2), "weights_only=True. rejects the file"),
         ({"epoch": 3}, "Expected a state dict"),
         ([torch.ones(2)], "Expected a state dict, .* Received: list"),
     ):
         torch.save(content, "w.pt")
         assert_refused(built_layer(), "w.pt", f"w.pt: .*{message}")
     pathlib.Path("w.pt").write_bytes(b"no checkpoint")
-    assert_refused(built_layer(), "w.pt", "w.pt: .*refuses the file")
+    assert_refused(built_layer(), "w.pt", "w.pt: .*rejects the file")
     assert not pathlib.Path("a checkpoint ran this").exists()
 
 
 def test_without_pytorch_the_error_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    message = r"torch_trellis.pt is read with PyTorch: pip install torch.* np.savez\("
+    message = r"torch_trellis.pt needs PyTorch: pip install torch.* np.savez\("
     assert_refused(built_layer(), GOLDEN / "torch_trellis.pt", message, ImportError)
 
 
@@ -358,7 +358,7 @@ def test_lattices_that_do_not_fit():
         r"gate1.weight' must convert to shape \(3, 18\)": state | {name: np.zeros((3, 7))},
         r"\(12, 6\) float64, \(3, 6\) float64, \(2, 6\)": state | {name: np.zeros((2, 6))},
         "lacks.*layers.1.rnn.0.gate0": lattice_weights(depth=1),
-        "has 'rnn.layers.2.rnn.0.lin.weight', which the model has no": lattice_weights(depth=3),
+        "has 'rnn.layers.2.rnn.0.lin.weight', but the model has no": lattice_weights(depth=3),
     }
     for message, weights in bad.items():
         with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""Atomic writes, folder locks, and files that cannot exhaust the memory."""
+"""Atomic writes, folder locks, and safe reading of untrusted files."""
 
 import contextlib
 import errno
@@ -44,19 +44,19 @@ _NPY_HEADERS = {
 def check_output(
     path: str | os.PathLike, inputs: Iterable[str | os.PathLike] = (), overwrite: bool = False
 ) -> Path:
-    """Check that a file may be written, before the work of making it starts.
+    """Checks that a file may be written, before the work starts.
 
     Args:
         path: The file. Symbolic links are followed.
-        inputs: Files that are read, which it must not replace.
-        overwrite: Boolean, whether it may replace another file. Defaults to `False`.
+        inputs: Input files, which it must not replace.
+        overwrite: Boolean, whether it may replace an existing file. Defaults to `False`.
 
     Returns:
         The path, with `~` expanded.
 
     Raises:
-        ValueError: If it is one of the inputs, exists and is not to be overwritten, or is not a
-            regular file.
+        ValueError: If it is one of the inputs, exists without `overwrite`, or is not a regular
+            file.
         FileNotFoundError: If its folder does not exist.
     """
     path = Path(path).expanduser()
@@ -65,7 +65,7 @@ def check_output(
     for file in map(Path, inputs):
         file = file.expanduser()
         if path.exists() and file.exists() and path.samefile(file):
-            raise ValueError(f"{path} is the file that is read. Choose another name.")
+            raise ValueError(f"{path} is an input file. Choose another name.")
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a regular file. Choose another name.")
     if path.exists() and not overwrite:
@@ -78,16 +78,17 @@ def check_output(
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
-    """Yield a temporary path that replaces `path` when the block succeeds.
+    """Yields a temporary path that replaces `path` when the block succeeds.
 
-    Readers see the old file or the new one, never a part. If the block raises, the old file stays.
+    Readers see the old file or the new one, never a partial one. If the block raises, the old file
+    is kept.
 
     Args:
         path: The file to write. Its folder must exist.
 
     Yields:
-        A path in the same folder. Its name ends as `path` does, because some writers choose their
-        format by the suffix.
+        A path in the same folder, with the same suffix, because some writers choose their format by
+        it.
 
     Raises:
         OSError: If the file cannot be written. The message names `path`.
@@ -113,10 +114,10 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
-    """Yield a temporary folder that replaces `path` when the block succeeds.
+    """Yields a temporary folder that replaces `path` when the block succeeds.
 
-    If the block raises, the old folder stays. A kill never leaves a part of the new one there; one
-    between the two renames leaves both folders whole beside `path`, and nothing there.
+    If the block raises, the old folder is kept. A kill never leaves a partial folder; a kill
+    between the two renames leaves both complete folders beside `path`, and nothing at `path`.
 
     Args:
         path: The folder to write, which may exist. Its parent must exist.
@@ -145,7 +146,7 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def annotate_error(path: str | os.PathLike, temporary: str | os.PathLike) -> Iterator[None]:
-    """Name `path` in an `OSError` about one of its temporary files, or about a full disk.
+    """Names `path` in an `OSError` about one of its temporary files, or about a full disk.
 
     Args:
         path: The file or folder being written.
@@ -173,7 +174,7 @@ def annotate_error(path: str | os.PathLike, temporary: str | os.PathLike) -> Ite
 
 @contextlib.contextmanager
 def reading(path: str | os.PathLike) -> Iterator[None]:
-    """Name `path` in an `OSError` of reading it, which names no file where the disk fails."""
+    """Names `path` in an `OSError` while reading it, which names no file if the disk fails."""
     try:
         yield
     except OSError as error:
@@ -183,7 +184,7 @@ def reading(path: str | os.PathLike) -> Iterator[None]:
 
 
 def read_text(path: str | os.PathLike, largest: int = _MAX_TEXT) -> str:
-    """Return the text of a small file in UTF-8, line ends as they are.
+    """Returns the text of a small UTF-8 file, with its newlines unchanged.
 
     Raises:
         ValueError: If it is not UTF-8, or has more than `largest` bytes. The message names it.
@@ -200,15 +201,15 @@ def read_text(path: str | os.PathLike, largest: int = _MAX_TEXT) -> str:
 
 
 def read_json(path: str | os.PathLike, meaning: str, largest: int = _MAX_JSON) -> dict[str, Any]:
-    """Return the JSON object in a small file.
+    """Returns the JSON object in a small file.
 
     Args:
         path: The file.
-        meaning: What the object is, such as "a report", for the messages.
-        largest: Positive integer, how many bytes the file may have. Defaults to 8 MiB.
+        meaning: Description of the object for error messages, such as "a report".
+        largest: Positive integer, maximum size of the file in bytes. Defaults to 8 MiB.
 
     Raises:
-        ValueError: If the file holds something else.
+        ValueError: If the file contains anything else.
         OSError: If it cannot be read.
     """
     text = read_text(path, largest)
@@ -222,9 +223,9 @@ def read_json(path: str | os.PathLike, meaning: str, largest: int = _MAX_JSON) -
 
 
 def write_error(error: Exception, folder: str | os.PathLike) -> OSError | None:
-    """Return TensorFlow's error of writing below a folder as an `OSError`, any other as `None`.
+    """Converts TensorFlow's error for writing below a folder to an `OSError`, others to `None`.
 
-    TensorFlow raises the same classes of error when memory runs out; the message tells them apart.
+    TensorFlow raises the same classes when memory runs out; only the message differs.
     """
     found = re.search(
         rf"({re.escape(str(folder))}[^;\n]*); ([^\n\[]*\w)", getattr(error, "message", "")
@@ -233,14 +234,14 @@ def write_error(error: Exception, folder: str | os.PathLike) -> OSError | None:
 
 
 def remove_unfinished(folder: str | os.PathLike) -> None:
-    """Remove the temporary files that killed processes left in a folder."""
+    """Removes the temporary files that killed processes left in a folder."""
     for path in Path(folder).glob(f"{_TEMPORARY}*"):
-        if not path.is_dir():  # a folder may hold what was to be replaced
+        if not path.is_dir():  # a folder may contain the old version
             path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: str | os.PathLike) -> None:
-    """Flush a folder's entries to disk, so that a rename in it survives a power failure."""
+    """Flushes a folder's entries to disk, so that a rename in it survives a power failure."""
     if os.name == "posix":  # other systems cannot open a folder
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -251,7 +252,7 @@ def sync_folder(folder: str | os.PathLike) -> None:
 
 @contextlib.contextmanager
 def folder_lock(folder: str | os.PathLike) -> Iterator[None]:
-    """Lock a folder against other processes. The lock of a killed process ends with it.
+    """Locks a folder against other processes. A killed process releases its lock.
 
     Args:
         folder: A writable folder.
@@ -270,7 +271,7 @@ def folder_lock(folder: str | os.PathLike) -> Iterator[None]:
         lock.acquire(blocking=False)
     except Timeout:
         raise ValueError(
-            f"{folder} is in use by another process. Wait until it ends, or choose another folder."
+            f"{folder} is in use by another process. Wait until it exits, or choose another folder."
         ) from None
     try:
         yield
@@ -282,9 +283,9 @@ def folder_lock(folder: str | os.PathLike) -> Iterator[None]:
 
 
 def check_no_links(folder: str | os.PathLike) -> None:
-    """Check that a folder holds no symbolic link, at any depth.
+    """Checks that a folder contains no symbolic link, at any depth.
 
-    What is written through a link, or removed through it, lies elsewhere.
+    Writing or removing through a link would change files elsewhere.
 
     Raises:
         ValueError: If there is a link.
@@ -292,13 +293,13 @@ def check_no_links(folder: str | os.PathLike) -> None:
     for path in Path(folder).rglob("*"):
         if path.is_symlink():
             raise ValueError(
-                f"{path} is a symbolic link. A run's folder may not contain links: replace it by "
-                "what it leads to."
+                f"{path} is a symbolic link. A run's folder may not contain links: replace it with "
+                "its target."
             )
 
 
 def make_writable(folder: str | os.PathLike) -> Path:
-    """Create a folder if needed and check that files can be written there.
+    """Creates a folder if needed and checks that it is writable.
 
     Returns:
         The folder, with `~` expanded.
@@ -319,17 +320,17 @@ def make_writable(folder: str | os.PathLike) -> Path:
 def read_npz(
     path: str | os.PathLike | BinaryIO, names: Iterable[str] | None = None
 ) -> dict[str, np.ndarray]:
-    """Read an untrusted `.npz` file: no pickle, and no array larger than its data.
+    """Reads an untrusted `.npz` file: no pickle, and no array larger than its data.
 
     Args:
         path: A path or a binary file object.
-        names: The arrays to read. Defaults to `None`: all.
+        names: The arrays to read. Defaults to `None`, all of them.
 
     Returns:
         The arrays by name.
 
     Raises:
-        ValueError: If the content is not an `.npz` archive, is damaged, holds Python objects, or
+        ValueError: If the content is not an `.npz` archive, is damaged, contains Python objects, or
             declares arrays larger than their data. The message does not name the file.
         OSError: If the file cannot be read.
     """
@@ -343,7 +344,7 @@ def read_npz(
         path.seek(0)
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in (arrays.files if names is None else names)}
-    except Exception as error:  # NumPy and zipfile raise many kinds
+    except Exception as error:  # NumPy and zipfile raise many classes
         if _is_read_error(error):
             raise
         raise ValueError(f"Invalid .npz file: {error}") from error
@@ -351,11 +352,11 @@ def read_npz(
 
 @contextlib.contextmanager
 def open_archive(file: BinaryIO) -> Iterator[zipfile.ZipFile]:
-    """Yield the `ZipFile` of an untrusted binary file, unless it is a decompression bomb.
+    """Yields the `ZipFile` of an untrusted binary file, unless it is a decompression bomb.
 
     Raises:
-        ValueError: If the members would unpack to far more than the size of the file. That size
-            is the only reliable number: members may overlap and headers may lie.
+        ValueError: If the members would unpack to far more than the size of the file, the only
+            reliable number: members may overlap and headers may be wrong.
     """
     size = file.seek(0, os.SEEK_END)
     with zipfile.ZipFile(file) as archive:
@@ -370,7 +371,7 @@ def open_archive(file: BinaryIO) -> Iterator[zipfile.ZipFile]:
 
 
 def check_archive(path: str | os.PathLike) -> None:
-    """Compare the contents of a zip file with its checksums, in little memory.
+    """Verifies the checksums of a zip file's contents, in little memory.
 
     Raises:
         ValueError: If the file is damaged. The message does not name it.
@@ -385,14 +386,14 @@ def check_archive(path: str | os.PathLike) -> None:
                         size = sum(map(len, iter(lambda: content.read(2**20), b"")))  # noqa: B023
                     if size != member.file_size:
                         raise ValueError(f"{member.filename!r} has {size:,} bytes")
-        except Exception as error:  # zipfile raises many kinds
+        except Exception as error:  # zipfile raises many classes
             if _is_read_error(error):
                 raise
             raise ValueError(str(error)) from error
 
 
 def _is_read_error(error):
-    # EINVAL is a seek to an offset before the file, which a damaged archive asks for.
+    # EINVAL is a seek to an offset before the file, which a damaged archive may request.
     return isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
 
 
@@ -410,20 +411,20 @@ def _check_npy(archive, member):
         )
 
 
-# Files of the user's own
+# User files
 
 
 def existing(path: Path) -> Path | None:
-    """Return `path` or its compressed form `path.gz`, whichever is a file, or `None`."""
+    """Returns `path` or its compressed form `path.gz`, whichever is a file, or `None`."""
     candidates = (path, path.with_name(path.name + ".gz"))
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 def own_file(path: str | os.PathLike, data_dir: str | os.PathLike | None) -> Path:
-    """Return the path of a user's file, which may also lie in `data_dir`.
+    """Returns the path of a user's file, which is also searched in `data_dir`.
 
     Raises:
-        FileNotFoundError: If there is none.
+        FileNotFoundError: If it does not exist.
     """
     places = [Path(path).expanduser()]
     if data_dir is not None:
@@ -438,7 +439,7 @@ def own_file(path: str | os.PathLike, data_dir: str | os.PathLike | None) -> Pat
 
 
 def read_file(path: Path) -> bytes:
-    """Read a whole file, decompressed if its name ends with `.gz`.
+    """Reads a whole file, decompressed if its name ends with `.gz`.
 
     Raises:
         ValueError: If it is empty, damaged, or unpacks to far more than its size.
@@ -455,11 +456,11 @@ def read_file(path: Path) -> bytes:
 
 
 def read_blocks(path: Path, description: str) -> Iterator[bytes]:
-    """Yield a file in blocks, decompressed if its name ends with `.gz`.
+    """Yields a file in blocks, decompressed if its name ends with `.gz`.
 
     Args:
         path: The file.
-        description: String, the title of the progress bar that terminals show.
+        description: String, the title of the progress bar on a terminal.
 
     Raises:
         ValueError: If it is damaged.
@@ -476,7 +477,7 @@ def read_blocks(path: Path, description: str) -> Iterator[bytes]:
 
 
 def check_gzip(path: Path) -> None:
-    """Unpack a gzip file in little memory, to check that it is sound.
+    """Unpacks a gzip file in little memory, to check that it is valid.
 
     Raises:
         ValueError: If it is damaged, or unpacks to far more than its size.
@@ -488,7 +489,7 @@ def check_gzip(path: Path) -> None:
             if size > limit:
                 raise ValueError(
                     f"{path} would unpack to more than {limit:,} bytes, {_MAX_EXPANSION} times its "
-                    "size. If it is sound, unpack it first"
+                    "size. If you trust it, unpack it first"
                 )
 
 
@@ -497,19 +498,19 @@ def _refuse_damage(path):
     try:
         yield
     except EOFError as error:
-        raise ValueError(f"{path} is truncated: the compressed data end too early") from error
+        raise ValueError(f"{path} is truncated: the compressed data end early") from error
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is not a sound gzip file: {error}") from error
+        raise ValueError(f"{path} is not a valid gzip file: {error}") from error
 
 
 def decode(content: bytes, path: Any, hint: str = "", start: int = 0) -> str:
-    """Decode UTF-8.
+    """Decodes UTF-8.
 
     Args:
         content: Bytes.
-        path: The file that they are from, for the error message.
-        hint: String that ends the error message.
-        start: Integer, where the content begins in the file.
+        path: The file of the content, for the error message.
+        hint: String appended to the error message.
+        start: Integer, offset of the content in the file.
 
     Raises:
         ValueError: If it is not UTF-8.

@@ -1,6 +1,6 @@
 """Weights from the authors' PyTorch checkpoints of TrellisNet, TCN and LRU.
 
-Every family lays its arrays out in its own way; convolution kernels are (out, in, tap), ours are
+Every family has its own array layout; convolution kernels are (out, in, tap), ours are
 (tap, in, out), and with weight normalization `weight_v` is the direction and `weight_g` the gain.
 
 - TrellisNet: `weight1` convolves x, `weight2` and `bias2` convolve h. The blocks of the gates are
@@ -10,7 +10,7 @@ Every family lays its arrays out in its own way; convolution kernels are (out, i
 - TCN: `network.i.conv1` and `conv2` are the convolutions of block i, `downsample` is its shortcut.
 - LRU: `layers.i.rnn.n` is cell n of node i. `lin` computes the gates from [h1; h2], `gate0` the
   first projection from [h1; r * h2], `gate1` the second one from [h2; q * h1]. Ours has a `kernel`
-  for h1 and a `recurrent_kernel` for h2, with all blocks side by side.
+  for h1 and a `recurrent_kernel` for h2, each a concatenation of all blocks.
 """
 
 import collections
@@ -40,7 +40,7 @@ from trellis_keras.models.sequence_models import SequenceModel
 
 
 class Parameter(NamedTuple):
-    """A variable of ours, the authors' names of its arrays, and the change of layout."""
+    """One of our variables, the authors' names of its arrays, and the layout conversion."""
 
     variable: keras.Variable
     names: tuple[str, ...]
@@ -50,22 +50,22 @@ class Parameter(NamedTuple):
 def load_torch_state_dict(
     model: keras.layers.Layer, state_dict: Mapping[str, Any] | str | os.PathLike
 ) -> None:
-    """Loads a checkpoint of the authors' programs.
+    """Loads a checkpoint from the authors' programs.
 
     Args:
         model: Built `TrellisLayer` with LSTM gates, `TCN`, `LRU`, `LRUCell` or `keras.layers.RNN`
-            of such cells, or a model of `trellis_keras.models` around one of these layers.
+            of such cells, or a model of `trellis_keras.models` with one of these as its backbone.
         state_dict: Mapping from the authors' parameter names to arrays or tensors, or the path of
             a checkpoint: a `.npz` file, or a file written by
-            `torch.save(model.state_dict(), path)`. The latter is read by
-            `torch.load(path, weights_only=True)` and needs PyTorch 2.6. Names may be complete
+            `torch.save(model.state_dict(), path)`. The latter is read with
+            `torch.load(path, weights_only=True)` and needs PyTorch 2.6. Names may be full
             (`tnet.module.full_conv.weight1_v_raw`) or short (`weight1_v`); a parameter may occur
-            under several names if the values agree. A model with an `AdaptiveSoftmax` needs the
-            parameters of the authors' loss as well: `{**model_state, **loss_state}`.
+            under several names if the values agree. A model with an `AdaptiveSoftmax` also needs
+            the parameters of the authors' loss: `{**model_state, **loss_state}`.
 
     Raises:
         ValueError: A parameter is missing, unknown, ambiguous or has the wrong shape, or the file
-            is damaged. The model is unchanged then.
+            is damaged. In this case the model is unchanged.
         ImportError: The file needs PyTorch 2.6 or newer, which is not installed.
 
     Example:
@@ -87,7 +87,7 @@ def load_torch_state_dict(
 
 
 def parameters(model: keras.layers.Layer) -> list[Parameter]:
-    """Returns the parameters that a checkpoint of this layer or model holds.
+    """Returns the parameters in a checkpoint of this layer or model.
 
     Raises:
         ValueError: The authors' programs have no such model, or it is not built.
@@ -109,7 +109,7 @@ def parameters(model: keras.layers.Layer) -> list[Parameter]:
 
 
 def short_name(name: str) -> str:
-    """Strips what depends on how the authors wrapped their modules from a parameter's name.
+    """Strips the parts of a parameter's name that come from the authors' module wrappers.
 
     >>> short_name("tnet.module.full_conv.weight1_v_raw")
     'weight1_v'
@@ -122,8 +122,8 @@ def short_name(name: str) -> str:
     return found[0] if found else name
 
 
-# `net` lists the convolutions of a TCN block once more, newer versions of PyTorch rename gain and
-# direction, and an LRUCell on its own has no layers.
+# `net` repeats the convolutions of a TCN block, newer versions of PyTorch rename gain and
+# direction, and a standalone LRUCell has no layers.
 _ALIASES = (
     (r"\.net\.0\.", ".conv1."),
     (r"\.net\.4\.", ".conv2."),
@@ -152,7 +152,7 @@ def _load(model, state_dict):
 
 
 def _largest_sizes(targets):
-    """{name: number of values that an array of this name has at most}."""
+    """{name: maximum number of values in an array of this name}."""
     sizes = collections.Counter()
     for variable, names, _ in targets:
         for name in names:
@@ -168,10 +168,10 @@ def _arrays_by_short_name(state_dict, wanted):
             name = "encoder.weight"  # tied: one tensor under two names
         if name not in wanted:
             raise ValueError(
-                f"The state dict has {full_name!r}, which the model has no parameter for. "
+                f"The state dict has {full_name!r}, but the model has no such parameter. "
                 f"It takes {sorted(wanted)}."
             )
-        # Before it is converted: a tensor expanded from one value may claim any shape.
+        # Before conversion, because a tensor expanded from one value may have any shape.
         if math.prod(np.shape(value)) > wanted[name]:
             raise ValueError(
                 f"{full_name!r} must have at most {wanted[name]} values. "
@@ -179,7 +179,7 @@ def _arrays_by_short_name(state_dict, wanted):
             )
         value = _array(full_name, value)
         if name in arrays and not np.array_equal(arrays[name], value):
-            raise ValueError(f"{name!r} is ambiguous: {full_name!r} has other values.")
+            raise ValueError(f"{name!r} is ambiguous: {full_name!r} has different values.")
         arrays[name] = value
     if missing := sorted(wanted - arrays.keys()):
         raise ValueError(f"The state dict lacks {missing}. It has {sorted(state_dict)}.")
@@ -207,7 +207,7 @@ def _array(name, value):
         try:
             value = value.detach().cpu().double().numpy()
         except (TypeError, RuntimeError) as error:  # sparse, quantized, or without storage
-            raise ValueError(f"{name!r} is no dense tensor: {error}") from error
+            raise ValueError(f"{name!r} is not a dense tensor: {error}") from error
     value = np.asarray(value)
     if value.dtype == "V2":  # how NumPy stores bfloat16
         value = value.view(ml_dtypes.bfloat16)
@@ -225,20 +225,20 @@ def _read(path):
         import torch
     except ImportError as error:
         raise ImportError(
-            f"{path} is read with PyTorch: pip install torch. Or convert it to a .npz file where "
+            f"Reading {path} needs PyTorch: pip install torch. Or convert it to a .npz file where "
             "PyTorch is installed: "
             "np.savez(path, **{k: v.detach().double().numpy() for k, v in state_dict.items()})."
         ) from error
-    # Before, a file could run code in spite of `weights_only` (CVE-2025-32434).
+    # In earlier versions a file could run code despite `weights_only` (CVE-2025-32434).
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
         raise ImportError(
-            f"{path} is read with PyTorch 2.6 or newer: earlier versions may run code from a file. "
+            f"Reading {path} needs PyTorch 2.6 or newer: earlier versions may run a file's code. "
             f"Received: PyTorch {torch.__version__}"
         )
     try:
         state_dict = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of many types, among them pickle's
-        raise ValueError(f"torch.load(weights_only=True) refuses the file: {error}") from error
+    except Exception as error:  # many classes, including pickle's
+        raise ValueError(f"torch.load(weights_only=True) rejects the file: {error}") from error
     if not isinstance(state_dict, Mapping) or not all(map(torch.is_tensor, state_dict.values())):
         raise ValueError(
             "Expected a state dict, written by torch.save(model.state_dict(), path). "
@@ -251,7 +251,7 @@ def _read(path):
 
 
 def _of_ends(model):
-    """What a model has around its backbone: the embedding and the head."""
+    """The parameters around a model's backbone: the embedding and the head."""
     found, output = [], "linear"
     if model.embedding is not None:
         found.append(Parameter(model.embedding.embeddings, ("encoder.weight",), np.asarray))
@@ -262,7 +262,7 @@ def _of_ends(model):
     if isinstance(head, AdaptiveSoftmax):
         if head.embedding is None:
             raise ValueError(
-                "The authors' split cross-entropy uses the embedding's matrix. Received: an "
+                "The authors' split cross-entropy is tied to the embedding. Received: an "
                 "AdaptiveSoftmax with tie_embeddings=False"
             )
         if head.cutoffs:
@@ -342,7 +342,7 @@ def _has_bias(cell, module):
 
 
 def _lru_cells(layer):
-    """The LRUCells of a layer from the bottom up; none if it is another layer."""
+    """The LRUCells of a layer from the bottom up, or an empty list for other layers."""
     cells = [layer]
     if isinstance(layer, LRU):
         cells = layer.cells

@@ -40,10 +40,10 @@ def test_unknown_words_become_the_unknown_token():
 
 def test_unknown_symbols_without_a_token_for_them():
     vocabulary = Vocabulary(["<eos>", "a"])
-    with pytest.raises(ValueError, match=r"'x', 'y' \(2 distinct, 3 in all\)"):
+    with pytest.raises(ValueError, match=r"'x', 'y' \(2 distinct, 3 in total\)"):
         vocabulary.encode("a x y x")
     vocabulary = Vocabulary("abc", unit="character")
-    with pytest.raises(ValueError, match=r"'1', '2', '3', '4', '5', \.\.\. \(7 distinct, 7 in all"):
+    with pytest.raises(ValueError, match=r"'1', '2', '3', '4', '5', \.\.\. \(7 distinct, 7 in"):
         vocabulary.encode("a1234567")
 
 
@@ -74,7 +74,7 @@ def test_bytes():
     assert vocabulary.encode("").shape == (0,)
     packed = json.loads(json.dumps(keras.saving.serialize_keras_object(vocabulary)))
     assert keras.saving.deserialize_keras_object(packed) == vocabulary
-    with pytest.raises(ValueError, match=r"b'a', b'\\xc3' \(2 distinct, 2 in all\)"):
+    with pytest.raises(ValueError, match=r"b'a', b'\\xc3' \(2 distinct, 2 in total\)"):
         Vocabulary(["h", "\xa4"], "byte").encode("haä")
 
 
@@ -84,7 +84,7 @@ def test_long_texts_are_encoded_piece_by_piece(monkeypatch):
         for text in ("abcab", "ab\U0001f600abc"):
             known = Vocabulary.from_text(text, unit)
             assert known.decode(known.encode(text)) == text
-            with pytest.raises(ValueError, match="'x'.*1 distinct, 2 in all"):
+            with pytest.raises(ValueError, match="'x'.*1 distinct, 2 in total"):
                 known.encode("ax" + text + "x")
 
 

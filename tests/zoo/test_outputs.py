@@ -25,9 +25,9 @@ def places(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("own.csv", "own.csv is the file that is read"),
-        ("run/../own.csv", "is the file that is read"),
-        ("link.csv", "link.csv is the file that is read"),
+        ("own.csv", "own.csv is an input file"),
+        ("run/../own.csv", "is an input file"),
+        ("link.csv", "link.csv is an input file"),
         ("run/best.keras", "is a file of the run in .*run. Choose another name"),
         ("run/Best.keras", "is a file of the run"),
         ("model", "model is a file of the run in .*run"),

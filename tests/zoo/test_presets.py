@@ -90,10 +90,10 @@ def test_a_preset_replaces_one_of_its_class_as_a_whole(tmp_path, monkeypatch):
 def test_a_preset_replaces_nothing_else(tmp_path):
     text_classifier().save_to_preset(tmp_path / "preset")
     content = (tmp_path / "preset" / "config.json").read_bytes()
-    with pytest.raises(ValueError, match="holds a preset of trellis_keras>SequenceClassifier, whi"):
+    with pytest.raises(ValueError, match="contains a preset of trellis_keras>SequenceClassifier"):
         language_model().save_to_preset(tmp_path / "preset")
     assert (tmp_path / "preset" / "config.json").read_bytes() == content
-    with pytest.raises(ValueError, match="holds other files than those of a preset: preset. Choos"):
+    with pytest.raises(ValueError, match="contains files that are not part of a preset: preset"):
         language_model().save_to_preset(tmp_path)
     with pytest.raises(ValueError, match="config.json is a file. A preset is a folder"):
         language_model().save_to_preset(tmp_path / "preset" / "config.json")

@@ -27,18 +27,19 @@ _WORDS_AND_ENDS = re.compile(r"\n|\S+")
 class Vocabulary:
     """An immutable, ordered list of tokens; the position of a token is its id.
 
-    Words are separated by white space, and every line ends with the token `"<eos>"`. Characters are
-    one token each, a line end being `"\\n"`. Bytes are those of the text in UTF-8.
+    Words are separated by white space, and every line ends with the token `"<eos>"`. In a character
+    vocabulary each character is a token, including the newline `"\\n"`. Bytes are those of the
+    UTF-8 text.
 
     Args:
         tokens: Iterable of distinct strings. Words contain no white space and include `"<eos>"`;
             characters have length 1; bytes are the characters `"\\x00"` to `"\\xff"`.
         unit: `"word"`, `"character"` or `"byte"`. Defaults to `"word"`.
         unknown: String, the token that replaces symbols outside the vocabulary, such as `"<unk>"`.
-            Defaults to `None`: such symbols are an error.
+            Defaults to `None`: such symbols raise an error.
 
     Raises:
-        ValueError: If an argument is not as described.
+        ValueError: If an argument is invalid.
 
     Example:
 
@@ -57,7 +58,7 @@ class Vocabulary:
         self._unknown = unknown
         self._index = {token: i for i, token in enumerate(tokens)}
         if unit != "word":
-            # The id of each code point, and at the end -1, also for all larger ones.
+            # The id of each code point, followed by -1 for all larger ones.
             codes = [ord(token) for token in tokens]
             self._ids = np.full(max(codes) + 2, -1, dtype="int32")
             self._ids[codes] = np.arange(len(codes))
@@ -66,13 +67,13 @@ class Vocabulary:
     def from_text(
         cls, text: str | bytes, unit: str = "word", unknown: str | None = None
     ) -> "Vocabulary":
-        """Build the vocabulary of a text.
+        """Builds the vocabulary of a text.
 
-        Words are in order of falling frequency, as an adaptive softmax needs them, and of equal
-        frequency in alphabetical order; characters by code point, bytes by number.
+        Words are sorted by decreasing frequency, as an adaptive softmax requires, then
+        alphabetically; characters by code point, bytes by value.
 
         Args:
-            text: String, or for bytes also bytes.
+            text: String, or bytes for a byte vocabulary.
             unit: `"word"`, `"character"` or `"byte"`. Defaults to `"word"`.
             unknown: As in the constructor; the text must contain it.
 
@@ -89,7 +90,7 @@ class Vocabulary:
 
     @classmethod
     def from_counts(cls, counts: Mapping[str, int], unknown: str | None = None) -> "Vocabulary":
-        """Build the vocabulary of words, in the order of `from_text`, from their counts.
+        """Builds a word vocabulary from counts, in the order of `from_text`.
 
         Args:
             counts: Dict from word to count.
@@ -125,12 +126,12 @@ class Vocabulary:
         return f"<Vocabulary of {len(self)} tokens, unit={self._unit!r}>"
 
     def encode(self, text: str | bytes, final_eos: bool = True) -> np.ndarray:
-        """Turn text into token ids.
+        """Encodes text as token ids.
 
         Args:
-            text: String, or for bytes also bytes.
-            final_eos: Boolean, whether a last line of words that has no newline gets an `"<eos>"`
-                too. Use `False` for a prompt. Defaults to `True`.
+            text: String, or bytes for a byte vocabulary.
+            final_eos: Boolean, whether to add `"<eos>"` after a last line without a newline, in a
+                word vocabulary. Use `False` for a prompt. Defaults to `True`.
 
         Returns:
             int32 array of shape (tokens,).
@@ -151,14 +152,14 @@ class Vocabulary:
         return ids
 
     def decode(self, ids: Any) -> str:
-        """Turn token ids into text.
+        """Decodes token ids to text.
 
         Args:
             ids: Integers in [0, `len(self)`), of shape (tokens,).
 
         Returns:
             A string: words joined by spaces, with a newline for each `"<eos>"`; or characters; or
-            bytes decoded as UTF-8, with `"\\ufffd"` where that fails.
+            bytes decoded as UTF-8, with `"\\ufffd"` for invalid bytes.
 
         Raises:
             ValueError: If `ids` are not integers or lie outside the vocabulary.
@@ -178,25 +179,25 @@ class Vocabulary:
         return lines.replace(" \n", "\n").replace("\n ", "\n")
 
     def get_config(self) -> dict:
-        """Return the arguments of the constructor, ready for JSON."""
+        """Returns the constructor's arguments as a JSON-serializable dict."""
         return {"tokens": list(self._tokens), "unit": self._unit, "unknown": self._unknown}
 
     @classmethod
     def from_config(cls, config: dict) -> "Vocabulary":
-        """Build the vocabulary that `get_config` describes."""
+        """Builds a vocabulary from the result of `get_config`."""
         return cls(**config)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the vocabulary as JSON, atomically."""
+        """Writes the vocabulary as JSON, atomically."""
         with atomic_write(path) as temporary:
             temporary.write_text(json.dumps(self.get_config()), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Vocabulary":
-        """Read a vocabulary that `save` wrote.
+        """Reads a vocabulary written by `save`.
 
         Raises:
-            ValueError: If the file does not hold a vocabulary, or has more than 64 MiB.
+            ValueError: If the file does not contain a vocabulary, or has more than 64 MiB.
         """
         config = read_json(path, "a vocabulary", largest=_MAX_FILE)
         try:
@@ -212,7 +213,7 @@ class Vocabulary:
         return ids
 
     def _symbols(self, text):
-        """Return the symbols of a text as a sequence."""
+        """Returns the symbols of a text as a sequence."""
         if self._unit == "word":
             return list(_split_words(text))
         # The items of a memoryview are bytes, not integers.
@@ -224,8 +225,8 @@ class Vocabulary:
         more = ", ..." if len(distinct) > _MAX_NAMED else ""
         return (
             f"The text has symbols unknown to the vocabulary of {len(self)} {self._unit}s, "
-            f"which has no token for unknown ones: {named}{more} "
-            f"({len(distinct)} distinct, {len(missing)} in all)."
+            f"which has no unknown token: {named}{more} "
+            f"({len(distinct)} distinct, {len(missing)} in total)."
         )
 
 
@@ -236,12 +237,12 @@ def _utf8(text):
 def _codes(symbols):
     if isinstance(symbols, bytes):
         return np.frombuffer(symbols, dtype="uint8")
-    # "surrogatepass": a lone surrogate is then an unknown symbol like any other.
+    # "surrogatepass", so that a lone surrogate is an unknown symbol like any other.
     return np.frombuffer(symbols.encode("utf-32-le", "surrogatepass"), dtype="<u4")
 
 
 def _split_words(text, final_eos=True):
-    """Yield the words of a text: a list of them would take many times its memory."""
+    """Yields the words of a text, because a list would take many times its memory."""
     line_is_open = False
     for match in _WORDS_AND_ENDS.finditer(text):
         line_is_open = match[0] != "\n"
@@ -251,7 +252,7 @@ def _split_words(text, final_eos=True):
 
 
 def check_unit(unit: str) -> None:
-    """Raise ValueError unless `unit` is one of `UNITS`."""
+    """Raises ValueError unless `unit` is one of `UNITS`."""
     if unit not in UNITS:
         raise ValueError(f"`unit` must be one of {UNITS}. Received: unit={unit!r}")
 

@@ -1,20 +1,21 @@
-"""Load model and weights files of any origin.
+"""Loads untrusted model and weights files.
 
 Keras' safe mode runs no code from a file. Five checks come before it:
 
-- Safe mode lets a configuration name any public function or class of Keras, and some of them write
-  files. Here every class must be on a list of those that compute, and none may be a function.
-- Keras builds what a configuration asks for before it looks at the weights, so a few bytes such as
+- Safe mode lets a configuration name any public function or class of Keras, some of which write
+  files. Here every class must be on an allowlist, and functions are not allowed.
+- Keras builds a model from its configuration before it reads the weights, so a few bytes such as
   `"filters": 1000000000000` could exhaust the memory. Here the configuration's length, its numbers,
-  its parts and the weights that it would make must be in proportion to what the file stores, and
-  its compile configuration, whose metrics may be of any size, is dropped.
-- The HDF5 library opens whatever a file refers to: soft and external links lead anywhere on the
-  machine, and the values of an array may be stored in other files. Keras refuses such arrays when
-  it reads them, but looks names up through such links. Here nothing may lead out of the file.
-- Keras accepts arrays of up to 4 GiB that are tiny on disk, and any number of texts that share
-  their bytes. Here arrays are of numbers, and at most as large as the file: Keras compresses none.
-- The HDF5 library may hang on a file that was cut or extended. Here its length must be the one
-  that it states.
+  its parts and the weights that it would create must be in proportion to the file's contents, and
+  its compile configuration, whose metrics may have any size, is dropped.
+- The HDF5 library opens whatever a file refers to: soft and external links may point anywhere on
+  the machine, and the values of an array may be stored in other files. Keras rejects such arrays
+  when it reads them, but looks up names through such links. Here nothing may refer to another file.
+- Keras accepts arrays of up to 4 GiB that are tiny on disk, and any number of strings that share
+  their bytes. Here arrays must be numeric, and at most as large as the file, because Keras never
+  compresses them.
+- The HDF5 library may hang on a truncated or extended file. Here the length must match the one that
+  the file states.
 """
 
 import contextlib
@@ -35,23 +36,23 @@ import keras
 from trellis_keras.files import open_archive, reading
 
 _CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
-# What a preset consists of, and the model card that may lie beside it.
+# The files of a preset, and the model card that may accompany it.
 _PRESET = (_CONFIG, "metadata.json", _WEIGHTS, "assets")
 README = "README.md"
 
-# A number in a configuration may be as large as the file, or this large. Seeds may be any.
+# Numbers in a configuration may be as large as the file, or this large. Seeds are not limited.
 _ANY_FILE = 100_000
-# A configuration may be as long as the weights, or this long, in bytes. Vocabularies are in it.
+# A configuration, including vocabularies, may be as long as the weights, or this long, in bytes.
 _ANY_CONFIG = 2**20
-# A model may have this many parts for each array of weights, and this many besides.
+# A model may have this many parts per array of weights, plus this many.
 _PARTS_PER_ARRAY, _ANY_MODEL = 10, 500
-# Arguments that say how often a layer has each of its weights; those of several multiply.
+# Arguments that multiply the number of a layer's weights.
 _REPEATS = ("depth", "transition_depth", "cells_per_node", "gates")
-# Layers whose levels share their weights, and cost nothing before they are called.
+# Layers whose levels share weights, and cost nothing until they are called.
 _TIED = ("trellis_keras>TrellisLayer", "trellis_keras>TruncatedRNN")
-# Bytes at the start of an HDF5 file, where it states its length.
+# Number of bytes at the start of an HDF5 file that contain its length.
 _SUPERBLOCK = 52
-# Classes of Keras that a model may consist of, by module: those that compute, and no others.
+# The allowlist: Keras classes that a model may contain, by module.
 _KERAS = {
     "keras": "DTypePolicy Sequential",
     "keras.src.models.functional": "Functional",
@@ -77,22 +78,22 @@ _MAX_DEPTH = 100
 
 
 def load_model(path: str | os.PathLike) -> keras.Model:
-    """Load a model of this package of any origin: a `.keras` file, or a folder with its parts.
+    """Loads an untrusted model of this package: a `.keras` file, or a folder with its parts.
 
-    Like `keras.saving.load_model` in safe mode, this runs no code from the file. Besides, it builds
-    only layers of this package and those of Keras that compute, reads no other file, and takes no
-    more memory than a model with as many weights as the file has.
+    Like `keras.saving.load_model` in safe mode, this runs no code from the file. In addition, it
+    builds only layers of this package and allowlisted Keras layers, reads no other file, and takes
+    no more memory than a model with as many weights as the file has.
 
     Args:
-        path: The file, or a folder with config.json and model.weights.h5, which
-            `keras.saving.save_model(..., zipped=False)` and `save_to_preset` write.
+        path: The file, or a folder with config.json and model.weights.h5, as written by
+            `keras.saving.save_model(..., zipped=False)` and `save_to_preset`.
 
     Returns:
-        The model, which is not compiled.
+        The uncompiled model.
 
     Raises:
-        ValueError: If the file is damaged, claims more weights than it has, holds another model
-            than one of this package, or asks for classes that are not on the list.
+        ValueError: If the file is damaged, claims more weights than it has, contains a model that
+            is not from this package, or names classes that are not on the list.
         OSError: If it cannot be read.
     """
     path = pathlib.Path(path)
@@ -112,11 +113,11 @@ def load_model(path: str | os.PathLike) -> keras.Model:
 
 
 def check_preset_folder(folder: pathlib.Path, model: keras.Model) -> None:
-    """Check that a preset of a model may be written: into no folder that holds anything else.
+    """Checks that a preset of a model may be written to a folder.
 
     Raises:
-        ValueError: If there is a file of this name, or a folder with other files than those of a
-            preset of the same class. Beside these there may be a README.md.
+        ValueError: If there is a file of this name, or the folder contains files other than those
+            of a preset of the same class and a README.md.
     """
     if not folder.exists():
         return
@@ -125,8 +126,8 @@ def check_preset_folder(folder: pathlib.Path, model: keras.Model) -> None:
     others = sorted({path.name for path in folder.iterdir()} - {*_PRESET, README})
     if others:
         raise ValueError(
-            f"{folder} holds other files than those of a preset: {', '.join(others[:5])}. Choose "
-            "another folder."
+            f"{folder} contains files that are not part of a preset: {', '.join(others[:5])}. "
+            "Choose another folder."
         )
     if (folder / _CONFIG).exists():
         with _name_damaged(folder):
@@ -134,20 +135,20 @@ def check_preset_folder(folder: pathlib.Path, model: keras.Model) -> None:
         own = keras.saving.get_registered_name(type(model))
         if there != own:
             raise ValueError(
-                f"{folder} holds a preset of {there}, which one of {own} does not replace. Choose "
-                "another folder."
+                f"{folder} contains a preset of {there}, which a preset of {own} cannot replace. "
+                "Choose another folder."
             )
 
 
 def check_file(path: str | os.PathLike) -> None:
-    """Check the arrays of a file that Keras loads weights from; a file of another kind passes.
+    """Checks the arrays of a file from which Keras loads weights; ignores other files.
 
     Args:
         path: A `.keras`, `.weights.h5`, `.weights.json`, `.h5` or `.hdf5` file.
 
     Raises:
-        ValueError: If the file is damaged, if anything in it is a link or lies in another file, or
-            if its arrays claim to be larger than it is.
+        ValueError: If the file is damaged, contains links or external data, or its arrays claim to
+            be larger than the file.
         OSError: If it cannot be read.
     """
     path = pathlib.Path(path)
@@ -166,12 +167,12 @@ def check_file(path: str | os.PathLike) -> None:
 
 
 def saved_tokens(path: str | os.PathLike) -> tuple[int | None, list | None]:
-    """Return the number of tokens and the tokens of a saved language model, `None` if unknown.
+    """Returns the number of tokens and the tokens of a saved language model, `None` if unknown.
 
-    A `.keras` file has its model's vocabulary, a `.weights.h5` file only the number of tokens.
+    A `.keras` file has the model's vocabulary, a `.weights.h5` file only the number of tokens.
 
     Raises:
-        ValueError: If the file is damaged, or does not hold a language model.
+        ValueError: If the file is damaged, or does not contain a language model.
     """
     path = pathlib.Path(path)
     if path.suffix == ".keras":
@@ -194,12 +195,12 @@ def saved_tokens(path: str | os.PathLike) -> tuple[int | None, list | None]:
 def _name_damaged(path):
     try:
         yield
-    except Exception as error:  # zipfile and h5py have many kinds
+    except Exception as error:  # zipfile and h5py raise many classes
         raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def _read_config(archive):
-    """Return the configuration in a `.keras` file."""
+    """Returns the configuration in a `.keras` file."""
     for member in archive.infolist():
         if member.compress_type != zipfile.ZIP_STORED:
             raise ValueError(f"{member.filename!r} is compressed, which Keras never does")
@@ -208,16 +209,16 @@ def _read_config(archive):
 
 
 def _count_stored(archive):
-    """Return what a `.keras` file stores."""
-    # In memory: HDF5 seeks, for which a zip file starts again.
+    """Returns the `_Stored` of a `.keras` file."""
+    # In memory, because HDF5 seeks, for which a zip file would start over.
     return _count_numbers(io.BytesIO(archive.read(_WEIGHTS)))
 
 
 def _open_folder(folder):
-    """Return the configuration of a model in a folder, and what it stores."""
+    """Returns the configuration of a model in a folder, and its `_Stored`."""
     files = [folder / _CONFIG, folder / _WEIGHTS]
     for file in files:
-        if not file.is_file():  # Keras would open a pipe, too
+        if not file.is_file():  # Keras would also open a pipe
             raise ValueError(f"it holds no file {file.name}")
     config = _parse_config(files[0].read_bytes, *(file.stat().st_size for file in files))
     with open(files[1], "rb") as weights:
@@ -250,7 +251,7 @@ def _check_model(config, stored):
             f"{largest:,} that are taken with {stored.arrays:,} arrays of weights"
         )
     _check_initial_weights(config, stored.numbers)
-    # In a thread, with which what Keras notes on variables without values ends.
+    # In a thread, so that Keras' thread-local notes on variables without values are discarded.
     with ThreadPoolExecutor(1) as thread:
         claimed = thread.submit(_count_weights, config).result()
     if claimed > stored.numbers:
@@ -260,14 +261,14 @@ def _check_model(config, stored):
 
 
 def _check_classes(config):
-    """Raise ValueError unless this is a model of ours, of layers that compute."""
+    """Raises ValueError unless this is one of our models, with only allowlisted classes."""
     kind = _our_class(config)
     if kind is None or not issubclass(kind, keras.Model):
         raise ValueError(
             f"it holds {_class_name(config)}, which is not a model of trellis_keras. "
             "`keras.saving.load_model` loads other models, from sources that you trust"
         )
-    # Of all dicts in a configuration, this alone may hold any text.
+    # The only dict in a configuration that may contain arbitrary strings.
     own = dict(config["config"])
     if _names(own.get("vocabulary"), _VOCABULARY):
         del own["vocabulary"]
@@ -286,7 +287,7 @@ def _check_classes(config):
 
 
 def _parts(config):
-    """Yield all dicts and texts of a configuration, except the names of classes."""
+    """Yields all dicts and strings in a configuration, except class names."""
     if isinstance(config, dict):
         yield config
         for key, value in config.items():
@@ -300,14 +301,14 @@ def _parts(config):
 
 
 def _names(part, registered_name):
-    """Return whether a configuration is that of a class of ours."""
+    """Returns whether a configuration belongs to one of our classes."""
     return isinstance(part, dict) and (
         part.get("registered_name") == registered_name == f"{_OURS}{part.get('class_name')}"
     )
 
 
 def _our_class(part):
-    """Return the layer or initializer of ours that a configuration names, or `None`."""
+    """Returns our layer or initializer that a configuration names, or `None`."""
     name = part.get("registered_name")
     if not (isinstance(name, str) and _names(part, name)):
         return None
@@ -318,7 +319,7 @@ def _our_class(part):
 
 def _is_allowed(part):
     name = part["class_name"]
-    if name == "__keras_tensor__":  # what connects the layers of a functional model
+    if name == "__keras_tensor__":  # connects the layers of a functional model
         return True
     has_own_name = part.get("registered_name") in (None, name)
     return has_own_name and (part.get("module"), name) in _ALLOWED
@@ -329,7 +330,7 @@ def _class_name(part):
 
 
 def _numbers(config, name=""):
-    """Yield (name, size) of the numbers in a configuration, except seeds and references."""
+    """Yields (name, value) of the numbers in a configuration, except seeds and references."""
     if isinstance(config, dict):
         for key, value in config.items():
             if key != "shared_object_id" and not key.endswith("seed"):
@@ -342,7 +343,7 @@ def _numbers(config, name=""):
 
 
 def _count_parts(config, key=""):
-    """Return how many layers, levels and numbers in lists a configuration has, without shapes."""
+    """Counts the layers, levels and numbers in lists of a configuration, without shapes."""
     if isinstance(config, dict):
         count = "class_name" in config
         own, name = config.get("config"), config.get("registered_name")
@@ -356,9 +357,9 @@ def _count_parts(config, key=""):
 
 
 def _check_initial_weights(config, stored):
-    """Raise ValueError if an initializer draws more numbers than are stored.
+    """Raises ValueError if an initializer draws more numbers than are stored.
 
-    Only a `GateInitializer` draws others than the weights: `fan_in` rows.
+    Only a `GateInitializer` draws more numbers than weights: `fan_in` rows.
     """
     for part in _parts(config):
         for value in part.values() if isinstance(part, dict) else ():
@@ -372,14 +373,14 @@ def _check_initial_weights(config, stored):
 
 
 def _count_weights(config):
-    """Return how many numbers the weights of a configuration's model have."""
+    """Returns the number of weights of a configuration's model."""
     with keras.StatelessScope(initialize_variables=False):
         model = keras.saving.deserialize_keras_object(config)
     return sum(math.prod(variable.shape) for variable in model.weights)
 
 
 def _shards(path, index):
-    """Return the files that Keras opens for a `.weights.json` file."""
+    """Returns the files that Keras opens for a `.weights.json` file."""
     names = {f"{path.name.removesuffix('.weights.json')}_00000.weights.h5"}
     for shard in index["weight_map"].values():
         names |= {shard} if isinstance(shard, str) else set(shard)
@@ -387,7 +388,7 @@ def _shards(path, index):
 
 
 class _Stored(NamedTuple):
-    """What an HDF5 file stores: bytes, arrays, and numbers in them."""
+    """The contents of an HDF5 file: bytes, arrays, and numbers in them."""
 
     size: int
     arrays: int
@@ -395,26 +396,25 @@ class _Stored(NamedTuple):
 
 
 def _count_numbers(file):
-    """Return what an HDF5 file stores, a `_Stored`."""
+    """Returns the `_Stored` of an HDF5 file."""
     try:
         with _open_hdf5(file) as (_, stored):
             return stored
-    except OSError as error:  # h5py's of a damaged file may look like the disk's
+    except OSError as error:  # h5py's error for a damaged file may look like a disk error
         raise ValueError(error) from error
 
 
 @contextlib.contextmanager
 def _open_hdf5(file: BinaryIO) -> Iterator[tuple[h5py.File, _Stored]]:
-    """Yield an untrusted HDF5 file in which every name leads to something in this file.
+    """Opens an untrusted HDF5 file after checking that it refers to no other file.
 
     Yields:
-        The file, and what it stores.
+        The file, and its `_Stored`.
 
     Raises:
-        ValueError: If a link is not a hard link, an array keeps its values in other files or has
-            elements of varying length, groups are nested too deeply, arrays claim more bytes than
-            the file has, or its length is not the one that it states. The message does not name
-            the file.
+        ValueError: If a link is not a hard link, an array has external data or variable-length
+            elements, groups are nested too deeply, arrays claim more bytes than the file has, or
+            the length differs from the stated one. The message does not name the file.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
@@ -431,16 +431,16 @@ def _open_hdf5(file: BinaryIO) -> Iterator[tuple[h5py.File, _Stored]]:
 def _arrays(
     group: h5py.h5g.GroupID, path: str, seen: set[int], depth: int = 1
 ) -> Iterator[tuple[int, int]]:
-    """Yield (numbers, bytes of each) of the arrays in an HDF5 group and in those below it."""
+    """Yields (numbers, bytes of each) of the arrays in an HDF5 group and in those below it."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"its groups are nested more than {_MAX_DEPTH} levels deep")
     _check_attributes(group, path)
     names: list[bytes] = []
-    # From the index in which names are looked up. A file may have another one, by age.
+    # From the index used for looking up names. A file may have another one, by creation order.
     group.links.iterate(names.append)
     for name in names:
         place = f"{path}/{name.decode('utf-8', 'replace')}"
-        # Before it is opened: a link may lead to a pipe.
+        # Before opening it, because a link may point to a pipe.
         if group.links.get_info(name).type != h5py.h5l.TYPE_HARD:
             raise ValueError(f"{place!r} is a link to something else, which Keras never writes")
         item = h5py.h5o.open(group, name)
@@ -455,9 +455,9 @@ def _arrays(
 
 
 def _measure(array, place):
-    """Return how many numbers an HDF5 array has, and the bytes of each."""
+    """Returns the number of elements in an HDF5 array, and the bytes of each."""
     properties = array.get_create_plist()
-    # Before its shape is asked for: that of a virtual array depends on other files.
+    # Before reading its shape, which depends on other files for a virtual array.
     if properties.get_layout() == h5py.h5d.VIRTUAL or properties.get_external_count():
         raise ValueError(f"{place!r} keeps its values in other files")
     _check_attributes(array, place)
@@ -474,9 +474,9 @@ def _check_attributes(item, place):
 
 
 def _stated_length(superblock):
-    """Return the length that an HDF5 file states, None if it is not an HDF5 file."""
+    """Returns the length that an HDF5 file states, None if it is not an HDF5 file."""
     if len(superblock) < _SUPERBLOCK or not superblock.startswith(b"\x89HDF\r\n\x1a\n"):
         return None
-    # By the version of the format, of which h5py writes the oldest.
+    # Depends on the version of the format; h5py writes the oldest.
     place = {0: 40, 1: 44, 2: 28, 3: 28}.get(superblock[8])
     return None if place is None else struct.unpack_from("<Q", superblock, place)[0]

@@ -608,7 +608,7 @@ def _signature(kind, path, shape, dtype):
 
 
 def _role(kind, path):
-    """Return the part of a path that is the same whenever the model is created.
+    """Returns the part of a path that is the same whenever the model is created.
 
     Names above a layer's own depend on how the model was built, and Keras numbers the layers of a
     second model in a process. An optimizer's path joins all that in one word; its last part is
@@ -625,7 +625,7 @@ def _role(kind, path):
 
 
 def has_memory(callback: keras.callbacks.Callback) -> bool:
-    """Return whether `Checkpoint` can save what a callback remembers."""
+    """Returns whether `Checkpoint` can save what a callback remembers."""
     return hasattr(callback, "get_state") or _memory_attributes(callback) is not None
 
 

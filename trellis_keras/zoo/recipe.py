@@ -512,7 +512,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """Name of the model."""
+        """Names of the model."""
         return self.entry.name
 
     @property

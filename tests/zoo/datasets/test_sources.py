@@ -81,8 +81,8 @@ def test_a_tilde_is_the_home_folder(copy, monkeypatch):
     "change, message",
     [
         (lambda content: content[:-12], "is truncated"),
-        (lambda content: b"no gzip" + content, "is not a sound gzip file"),
-        (lambda content: content[:10] + b"\xff" * 20 + content[30:], "is not a sound gzip file"),
+        (lambda content: b"no gzip" + content, "is not a valid gzip file"),
+        (lambda content: content[:10] + b"\xff" * 20 + content[30:], "is not a valid gzip file"),
         (lambda content: gzip.compress(b""), "is empty"),
     ],
 )

@@ -131,8 +131,8 @@ def test_a_text_that_changes_meanwhile(path, cache, monkeypatch):
         ("a", b" " * 9, "has no words"),
         ("a", b"ab cd \xff e", "not UTF-8 text: the byte 0xff at offset 6 cannot"),
         ("a.gz", gzip.compress(b"one two" * 9, mtime=0)[:-9], "is truncated"),
-        ("a.gz", b"no gzip", "not a sound gzip file"),
-        ("a", b"a" * 50, "a is not a text of words: 20 bytes have no space or line end"),
+        ("a.gz", b"no gzip", "not a valid gzip file"),
+        ("a", b"a" * 50, "a is not word-level text: 20 bytes have no space or newline"),
     ],
 )
 def test_bad_files(tmp_path, cache, monkeypatch, name, content, message):

@@ -111,9 +111,9 @@ def seq_cifar10(data_dir: DataDir) -> Dataset:
 
 
 def pixel_permutation() -> np.ndarray:
-    """Return the order in which `permuted_mnist` reads the pixels of an image.
+    """Returns the order in which `permuted_mnist` reads the pixels of an image.
 
-    The papers do not publish theirs. This is the first permutation of
+    The     papers do not publish theirs. This is the first permutation of
     `numpy.random.RandomState(92916)`, whose numbers NumPy promises never to change.
 
     Returns:
@@ -128,7 +128,7 @@ def pixel_permutation() -> np.ndarray:
 
 
 def pixel_sequences(images: np.ndarray, mean: float, deviation: float) -> np.ndarray:
-    """Return images as normalized sequences of pixels, row by row from the top left.
+    """Returns images as normalized sequences of pixels, row by row from the top left.
 
     Args:
         images: uint8 array of shape (images, height, width, channels).
@@ -160,7 +160,7 @@ def pixel_sequences(images: np.ndarray, mean: float, deviation: float) -> np.nda
 
 
 def shift_images(name: str, x: np.ndarray, generator: np.random.Generator, most: int) -> np.ndarray:
-    """Move images by up to some pixels along each axis. What appears at the edges is black.
+    """Shifts images randomly along each axis, padding with black.
 
     Args:
         name: String, the data set: `"seq_mnist"`, `"permuted_mnist"` or `"seq_cifar10"`.
@@ -238,7 +238,7 @@ def _tfds_images(name):
 
 
 def _read_idx(path):
-    """Read an idx file: two zeros, type 8 (uint8), number of axes, sizes, then the numbers."""
+    """Reads an idx file: two zeros, type 8 (uint8), number of axes, sizes, then the numbers."""
     content = read_file(path)
     axes = content[3] if len(content) > 3 else 0
     header = 4 + 4 * axes
@@ -255,7 +255,7 @@ def _read_idx(path):
 
 
 def _read_strip(path):
-    """Read a PNG file of images one below the other."""
+    """Reads a PNG file of vertically stacked images."""
     height, width, channels = PUBLISHED["seq_cifar10"].shape
     import PIL.Image
 
@@ -278,7 +278,7 @@ def _read_strip(path):
 
 @contextlib.contextmanager
 def _refuse_damage(path, *others):
-    """Name the file that a library cannot read, for usual errors and `others`."""
+    """Names the file that a library cannot read, for usual errors and `others`."""
     try:
         yield
     except (OSError, EOFError, KeyError, ValueError, SyntaxError, *others) as error:

@@ -19,20 +19,20 @@ SPLITS = ("train", "valid", "test")
 class Dataset:
     """A data set in three splits.
 
-    A split is what its stream is made from: of a text an int32 array of token ids, of equal
-    sequences a tuple `(x, y)` of arrays, of music a list of piano rolls, of LAMBADA a list of
-    passages, of time series `Windows`, `LabelledWindows` or `LabelledSeries`.
+    A split holds the input of its stream: an int32 array of token ids for text, a tuple `(x, y)` of
+    arrays for sequences of equal length, a list of piano rolls for music, a list of passages for
+    LAMBADA, and `Windows`, `LabelledWindows` or `LabelledSeries` for time series.
 
     Attributes:
-        name: The name that it was loaded by.
+        name: The name under which it was loaded.
         train: The training split.
         valid: The validation split.
         test: The test split.
         checksum: Hexadecimal SHA-256, equal for equal data.
-        make_stream: The class of the streams, or a function that returns one. Called with what a
-            split holds, `batch_size`, and options.
+        make_stream: The class of the streams, or a function that returns one. Called with a split,
+            `batch_size`, and options.
         vocabulary: The `Vocabulary` of a text, else `None`.
-        model_arguments: Arguments of a model that follow from the data, such as `channels`.
+        model_arguments: Model arguments derived from the data, such as `channels`.
     """
 
     name: str
@@ -45,18 +45,18 @@ class Dataset:
     model_arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def stream(self, split: str, batch_size: int, **options) -> keras.utils.PyDataset:
-        """Return a split as batches `(x, y, weight)` for `fit` or `evaluate`.
+        """Returns a split as batches `(x, y, weight)` for `fit` or `evaluate`.
 
         Args:
             split: `"train"`, `"valid"` or `"test"`.
-            batch_size: Positive integer, number of rows of a batch.
-            **options: Further arguments of the stream: a `TokenStream` for texts, which stays in
+            batch_size: Positive integer, number of rows per batch.
+            **options: Other arguments of the stream: a `TokenStream` for text, which stays in
                 order; a `PianoRollStream` for music; else a `SequenceStream`. Separate sequences
-                are shuffled by default if the split is `"train"`. LAMBADA takes the arguments of
-                `last_word_examples` too.
+                are shuffled by default if the split is `"train"`. LAMBADA also takes the arguments
+                of `last_word_examples`.
 
         Raises:
-            ValueError: If an argument is not as described.
+            ValueError: If an argument is invalid.
         """
         if split not in SPLITS:
             raise ValueError(f"`split` must be one of {SPLITS}. Received: split={split!r}")
@@ -76,13 +76,13 @@ class Dataset:
 
 @dataclasses.dataclass(frozen=True)
 class DatasetInfo:
-    """What is known of a data set without loading it.
+    """Information about a data set, available without loading it.
 
     Attributes:
         name: String.
         loader: Function `(data_dir, **options)` that returns the `Dataset`.
         source: `Source` of its files, or `None` if it needs none.
-        citation: What it is and who published it.
+        citation: Description and publisher.
         licence: The terms of use.
     """
 
@@ -105,15 +105,15 @@ DataDir = str | os.PathLike | None
 
 
 def register(citation: str, licence: str, source: Source | None = None) -> Callable:
-    """Return a decorator that makes a loader available to `load`.
+    """Returns a decorator that makes a loader available to `load`.
 
     The name of the function is the name of the data set, its keyword-only arguments are the
     options. Its first argument is `data_dir`.
 
     Args:
-        citation: String, what the data set is and who published it.
+        citation: String, description and publisher of the data set.
         licence: String, the terms of use.
-        source: `Source` of its files. Defaults to `None`: it needs none.
+        source: `Source` of its files. Defaults to `None`, no files.
     """
 
     def decorate(loader):
@@ -125,12 +125,12 @@ def register(citation: str, licence: str, source: Source | None = None) -> Calla
 
 
 def list_datasets() -> list[str]:
-    """Return the names that `load` knows, sorted."""
+    """Returns the names of all data sets, sorted."""
     return sorted(_REGISTRY)
 
 
 def info(name: str) -> DatasetInfo:
-    """Return files, options, citation and licence of a data set.
+    """Returns files, options, citation and licence of a data set.
 
     Args:
         name: One of `list_datasets()`.
@@ -151,13 +151,13 @@ def info(name: str) -> DatasetInfo:
 
 
 def load(name: str, data_dir: DataDir = None, **options) -> Dataset:
-    """Load a data set.
+    """Loads a data set.
 
-    Files are read from `data_dir` if it is given; else from the folder that the environment
-    variable `TRELLIS_KERAS_DATA` names, if it has files of this data set; else they are downloaded,
-    once, to `~/.keras/datasets/trellis_keras` (`KERAS_HOME` replaces `~/.keras`), or by
-    tensorflow-datasets to its own folder. Every file of a local copy may have `.gz` added. What is
-    read must have the published size.
+    Files are read from `data_dir` if it is given; else from the folder named by the environment
+    variable `TRELLIS_KERAS_DATA`, if it has files of this data set; else they are downloaded
+    once to `~/.keras/datasets/trellis_keras` (`KERAS_HOME` replaces `~/.keras`), or by
+    tensorflow-datasets to its own folder. Files of a local copy may be compressed (`.gz`). Data
+    must have the published size.
 
     Texts:
 
@@ -165,28 +165,28 @@ def load(name: str, data_dir: DataDir = None, **options) -> Dataset:
       `ptb/ptb.train.txt`, `ptb/ptb.valid.txt`, `ptb/ptb.test.txt`.
     - `"wt2"`: WikiText-2 by words, from `wikitext2/wiki.train.tokens`, ...
     - `"wt103"`: WikiText-103 by words, from `wikitext103/wiki.train.tokens`, ... The first call
-      counts the words, which takes minutes, and stores 413 MB of token ids beside the downloads.
+      counts the words, which takes minutes, and stores 413 MB of token ids with the downloads.
     - `"text8"`: text8 by characters, from `text8/text8`.
     - `"enwik8"`: enwik8 by bytes, from `enwik8/enwik8`.
     - `"war_and_peace"`: Tolstoy's novel by characters, from `war_and_peace/warpeace_input.txt`.
-    - `"pydoc"`: the help texts of the Python in use by characters, always there. They differ
+    - `"pydoc"`: the help texts of the current Python by characters, always available. They differ
       between versions of Python.
-    - `"text"`: a file of your own, see the options.
+    - `"text"`: your own file, see the options.
 
     Options of `"char_ptb"`, `"text8"`, `"enwik8"`, `"war_and_peace"`, `"pydoc"` and `"text"`; they
-    change the checksum, but never the vocabulary, which is that of the whole text:
+    change the checksum, but never the vocabulary, which covers the whole text:
 
-    - `split`: Three shares of the text for training, validation and test, in this order. Defaults
-      to the published split of `"char_ptb"`, else to `(0.9, 0.05, 0.05)`.
-    - `first`: Integer, number of tokens to take from the start of the text. Defaults to all.
-    - `train_fraction`: Float, share of the training split to take from its start. Defaults to 1.
+    - `split`: Three fractions of the text for training, validation and test, in this order.
+      Defaults to the published split of `"char_ptb"`, else to `(0.9, 0.05, 0.05)`.
+    - `first`: Integer, number of tokens to use from the start of the text. Defaults to all.
+    - `train_fraction`: Float, fraction of the training split to use, from its start. Defaults to 1.
 
-    Options of `"text"` only:
+    Options only for `"text"`:
 
     - `path`: The file. If it has moved, `data_dir` is searched for its name.
     - `unit`: `"character"`, `"word"` (both UTF-8) or `"byte"`. Defaults to `"character"`.
-    - `unknown`: String, the word that replaces words of other texts that this text lacks, such as
-      `"<unk>"`. Defaults to `None`: they are an error.
+    - `unknown`: String, the token for words that do not occur in this text, such as `"<unk>"`.
+      Defaults to `None`: such words raise an error.
 
     Time series:
 

@@ -1,11 +1,11 @@
-"""The files of data sets: local copies, and downloads where there are none.
+"""The files of data sets: local copies, or downloads if there are none.
 
-Downloads are the libraries' work: `keras.utils.get_file` fetches and verifies files, and
-tensorflow-datasets prepares the sets that it has. Three things remain for this module. A download
-becomes visible only when it is complete and verified, because `get_file` leaves half a file under
-its final name if the process is killed. Processes take turns, because two of them write to the same
-file. And zip archives are read member by member within limits, because `get_file(extract=True)`
-unpacks all of whatever the server sent.
+Libraries do the downloading: `keras.utils.get_file` fetches and verifies files, and
+tensorflow-datasets prepares the sets that it has. This module adds three things. A download becomes
+visible only when it is complete and verified, because `get_file` leaves a partial file under its
+final name if the process is killed. A lock prevents two processes from writing the same file. And
+zip archives are read member by member within limits, because `get_file(extract=True)` unpacks
+whatever the server sent.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class Download:
     """A file or zip archive on the web.
 
     Attributes:
-        url: Its address.
+        url: Its URL.
         files: Dict from a path in the folder of local copies to the member of the archive that
             belongs there, or to None if the download is the file itself.
         checksum: Hexadecimal SHA-256 of the download, or None if its copies differ.
@@ -61,7 +61,7 @@ class Download:
     convert: Callable[[bytes], bytes] | None = None
 
     def fetch(self, folder: Path) -> None:
-        """Download the files that `folder` lacks.
+        """Downloads the files that `folder` lacks.
 
         Raises:
             OSError: If the download fails or cannot be stored.
@@ -72,12 +72,12 @@ class Download:
             return
         place = next(iter(targets)).parent
         with locked(place):
-            if all(target.is_file() for target in targets):  # thanks to another process
+            if all(target.is_file() for target in targets):  # from another process
                 return
             downloading = place / "downloading"
             try:
                 download = self._get_file(downloading)
-                with contextlib.ExitStack() as stack:  # all of the files, or none
+                with contextlib.ExitStack() as stack:  # all files, or none
                     for target, member in targets.items():
                         temporary = stack.enter_context(atomic_write(target))
                         self._unpack(download, member, temporary)
@@ -87,7 +87,7 @@ class Download:
     def _get_file(self, folder):
         folder.mkdir(exist_ok=True)
         try:
-            # Keras reports progress on stdout, which may be what a command prints as JSON.
+            # Keras reports progress on stdout, which may be a command's JSON output.
             with contextlib.redirect_stdout(sys.stderr):
                 return keras.utils.get_file(
                     origin=self.url,
@@ -95,7 +95,7 @@ class Download:
                     cache_subdir="",
                     file_hash=self.checksum,
                     hash_algorithm="sha256",
-                    force_download=True,  # over what a killed process has left
+                    force_download=True,  # replaces leftovers of a killed process
                 )
         except ValueError as error:
             raise self._not_published(error) from error
@@ -114,9 +114,9 @@ class Download:
                     shutil.copyfileobj(file, unpacked, _BLOCK)
             if self.file_checksum is not None:
                 _verify(path, self.file_checksum)
-        except OSError:  # a full disk says nothing about the archive
+        except OSError:  # such as a full disk, which is not the archive's fault
             raise
-        except Exception as error:  # zipfile and zlib have one for each kind of damage
+        except Exception as error:  # zipfile and zlib raise many classes
             raise self._not_published(error) from error
 
     def _not_published(self, error):
@@ -125,23 +125,23 @@ class Download:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where the files of a data set are.
+    """The locations of a data set's files.
 
     Attributes:
-        paths: Paths of the files in the folder of local copies. A tuple in place of a path holds
-            alternatives, of which the first that exists counts. Every file may have `.gz` added.
-        downloads: `Download`s that provide the files, or none if tensorflow-datasets has the set.
+        paths: Paths of the files in the folder of local copies. A tuple lists alternatives, of
+            which the first existing one is used. Files may be compressed (`.gz`).
+        downloads: `Download`s that provide the files; empty if tensorflow-datasets has the set.
     """
 
     paths: tuple[str | tuple[str, ...], ...]
     downloads: tuple[Download, ...] = ()
 
     def find(self, data_dir: str | os.PathLike | None) -> list[Path]:
-        """Find the files, or download them if there is no local copy.
+        """Finds the files, or download them if there is no local copy.
 
         Args:
-            data_dir: Folder of local copies. `None` means the folder that the environment variable
-                names, if it has a file of this data set.
+            data_dir: Folder of local copies. `None` means the folder named by the environment
+                variable, if it has a file of this data set.
 
         Returns:
             A list with the path of each file; empty if there is neither a local copy nor a
@@ -182,7 +182,7 @@ class Source:
 
 
 def cache_folder() -> Path:
-    """Return the folder for downloads and token ids, `~/.keras/datasets/trellis_keras`.
+    """Returns the folder for downloads and token ids, `~/.keras/datasets/trellis_keras`.
 
     As for Keras' own data sets, the environment variable `KERAS_HOME` replaces `~/.keras`.
     """
@@ -192,7 +192,7 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Wait for other processes that write to a folder; the lock of a killed one ends with it."""
+    """Waits for other processes that write to a folder; a killed process releases its lock."""
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
         remove_unfinished(folder)
@@ -200,7 +200,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def read_tfds(name: str) -> dict[str, dict[str, np.ndarray]]:
-    """Return a data set of tensorflow-datasets: {"train" or "test": {feature: array}}.
+    """Returns a data set of tensorflow-datasets: {"train" or "test": {feature: array}}.
 
     Raises:
         ImportError: If tensorflow-datasets or tensorflow is missing.
@@ -221,19 +221,19 @@ def read_tfds(name: str) -> dict[str, dict[str, np.ndarray]]:
             f"There is no local copy of {name}, and downloading it needs tensorflow and "
             f"tensorflow-datasets. {LOCAL_COPY_HINT}"
         ) from error
-    except Exception as error:  # broken connections and full disks have many classes there
+    except Exception as error:  # broken connections and full disks raise many classes
         raise OSError(
             f"Could not download tensorflow-datasets' {name!r} ({error}). {LOCAL_COPY_HINT}"
         ) from error
 
 
 def plain_lines(text: str) -> str:
-    """Remove byte-order mark, carriage returns, blanks at line ends, and outer empty lines."""
+    """Removes byte-order mark, carriage returns, blanks at line ends, and outer empty lines."""
     return re.sub(r"[ \t]*(\r\n|\r|\n)", "\n", text.removeprefix(BYTE_ORDER_MARK)).strip()
 
 
 def checksum(contents: Iterable[Any]) -> str:
-    """Return the hexadecimal SHA-256 of bytes or contiguous arrays, one after the other."""
+    """Returns the hexadecimal SHA-256 of bytes or contiguous arrays, one after the other."""
     digest = hashlib.sha256()
     for content in contents:
         digest.update(content)
@@ -241,7 +241,7 @@ def checksum(contents: Iterable[Any]) -> str:
 
 
 def check_count(path: Any, noun: str, expected: int, found: int, hint: str = "") -> None:
-    """Raise ValueError if a file has another size than the published one."""
+    """Raises ValueError if a file does not have the published size."""
     if found != expected:
         message = f"{path} is not the published file: expected {expected:,} {noun}, found {found:,}"
         raise ValueError(f"{message}. {hint}" if hint else message)

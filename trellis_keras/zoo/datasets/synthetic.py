@@ -48,22 +48,22 @@ def copy_memory(
 
 
 def adding_examples(T: int, count: int, seed: int | Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Generate sequences of random numbers, two of which are to be added.
+    """Generates sequences for the adding problem: the target is the sum of two marked numbers.
 
-    As the paper says, the two marked steps are any two of the sequence; in the version of other
-    papers one is in each half. The constant answer 1 has a mean squared error of 1/6 (the paper's
-    0.1767 is a misprint).
+    As in the paper, the two marked steps are any two of the sequence; in other papers' version
+    there is one in each half. The constant prediction 1 has a mean squared error of 1/6 (the
+    paper's 0.1767 is a misprint).
 
     Args:
         T: Integer, number of steps, at least 2.
         count: Positive integer, number of sequences.
-        seed: Integer or sequence of integers, as `numpy.random.RandomState` takes it. The same seed
+        seed: Integer or sequence of integers, as for `numpy.random.RandomState`. The same seed
             gives the same numbers in every version of NumPy.
 
     Returns:
-        A tuple `(x, y)`. `x`: float32 of shape (count, T, 2), numbers in [0, 1) and, beside them,
-        1 at the two marked steps and 0 elsewhere. `y`: float32 of shape (count, 1), the sum of the
-        two numbers.
+        A tuple `(x, y)`. `x`: float32 of shape (count, T, 2), numbers in [0, 1), and a channel that
+        is 1 at the two marked steps and 0 elsewhere. `y`: float32 of shape (count, 1), the sum of
+        the two numbers.
 
     Raises:
         ValueError: If `T` or `count` is too small.
@@ -90,11 +90,11 @@ def adding_examples(T: int, count: int, seed: int | Sequence[int]) -> tuple[np.n
 def copy_memory_examples(
     T: int, count: int, seed: int | Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Generate sequences of ten digits that are to be repeated `T` steps later.
+    """Generates sequences of ten digits that must be repeated `T` steps later.
 
     A sequence is ten digits from 1 to 8, then T - 1 zeros, then 11 nines, the first of which is the
-    delimiter. The answer is zero except for the last ten steps, which repeat the digits. Certain
-    zeros and a uniform guess of the digits have a mean cross-entropy of 10 ln 8 / (T + 20).
+    delimiter. The target is zero except for the last ten steps, which repeat the digits. Predicting
+    zeros with certainty and the digits uniformly gives a mean cross-entropy of 10 ln 8 / (T + 20).
 
     Args:
         T: Positive integer, number of steps from the last digit to the delimiter.

@@ -1,4 +1,4 @@
-"""Texts as token ids: Penn Treebank, WikiText, text8, enwik8 and others, and a user's own."""
+"""Text as token ids: Penn Treebank, WikiText, text8, enwik8 and others, and user files."""
 
 import collections
 import contextlib
@@ -115,7 +115,7 @@ WAR_AND_PEACE = Source(
             "https://cs.stanford.edu/people/karpathy/char-rnn/warpeace_input.txt",
             {"war_and_peace/warpeace_input.txt": None},
             file_checksum="b0fc81c399971eaf738c8be89809e6a0d95c151749112b04f06b6af648d8a39f",
-            # Copies differ in byte-order mark and line ends; this is what they have in common.
+            # Copies differ in byte-order mark and newlines; this is the normalized text.
             convert=lambda content: plain_lines(content.decode("utf-8")).encode(),
         ),
     ),
@@ -151,7 +151,7 @@ def wt2(data_dir: DataDir) -> Dataset:
 
 @register(**_WIKITEXT_TERMS, source=WIKITEXT103)
 def wt103(data_dir: DataDir) -> Dataset:
-    """WikiText-103 by words. The training split is a memory map: the text exceeds most memories."""
+    """WikiText-103 by words. The training split is memory-mapped, because of its size."""
     *sizes, vocabulary_size = SIZES["wt103"]
     train, *others = WIKITEXT103.find(data_dir)
     digest = hashlib.sha256()
@@ -182,8 +182,8 @@ def char_ptb(
 ) -> Dataset:
     """Penn Treebank by characters.
 
-    The space at the start of each line of the files is dropped, the one at its end is kept, and the
-    line end is the 50th symbol, `"\\n"`.
+    The space at the start of each line is dropped, the one at its end is kept, and the newline
+    `"\\n"` is the 50th symbol.
     """
     cut = Cut(split, first, train_fraction)
     paths = PTB.find(data_dir)
@@ -244,7 +244,7 @@ def war_and_peace(
 ) -> Dataset:
     """War and Peace by characters.
 
-    Copies with and without byte-order mark, with either kind of line ends, and with blanks or empty
+    Copies with and without byte-order mark, with any kind of newline, and with blanks or empty
     lines at the end give the same text.
     """
     cut = Cut(split, first, train_fraction)
@@ -261,7 +261,7 @@ def pydoc(
     first: int | None = None,
     train_fraction: float = 1.0,
 ) -> Dataset:
-    """The help texts of the Python in use, by characters."""
+    """The help texts of the current Python, by characters."""
     cut = Cut(split, first, train_fraction)
     text = "\n".join(topics[key] for key in sorted(topics))
     vocabulary = Vocabulary.from_text(text, "character")
@@ -279,7 +279,7 @@ def text(
     first: int | None = None,
     train_fraction: float = 1.0,
 ) -> Dataset:
-    """A file of the user's own."""
+    """A user's own text file."""
     check_unit(unit)
     if unknown is not None and unit != "word":
         raise ValueError(f'`unknown` is for unit="word". Received: {unknown!r}, unit={unit!r}')
@@ -294,7 +294,7 @@ def text(
         raise ValueError(f"{found} has no words")
     vocabulary = _make_vocabulary(found, symbols, unit)
     if unknown is not None:
-        # At the end, as the rarest, unless the text has it.
+        # Last, as the rarest word, unless the text contains it.
         words = dict.fromkeys((*vocabulary.tokens, unknown))
         vocabulary = Vocabulary(words, unit, unknown)
     return _cut_text("text", found, [content], symbols, vocabulary, cut)
@@ -318,7 +318,7 @@ def _whole_text(name, path, content, symbols, cut):
     """One file of characters or bytes, of published size."""
     unit = "byte" if isinstance(symbols, bytes) else "character"
     *sizes, vocabulary_size = SIZES[name]
-    hint = f'Another text, or a part of this one, is read by load("text", path=..., unit="{unit}").'
+    hint = f'To read another text, or part of this one: load("text", path=..., unit="{unit}").'
     check_count(path, f"{unit}s", sum(sizes), len(symbols), hint)
     vocabulary = _make_vocabulary(path, symbols, unit)
     check_count(path, f"distinct {unit}s", vocabulary_size, len(vocabulary), hint)
@@ -339,7 +339,7 @@ def _cut_text(name, label, contents, symbols, vocabulary, cut):
     sizes = [place.stop - place.start for place in places.values()]
     if min(sizes) < 2:
         raise ValueError(
-            f"{label} is too short to split: each part needs at least 2 {unit}s, an input and a "
+            f"{label} is too short to split: each split needs at least 2 {unit}s, an input and a "
             f"target. Received: {cut.first or total} {unit}s, split={cut.split}, "
             f"train_fraction={cut.train_fraction}, which gives {sizes}"
         )
@@ -371,25 +371,25 @@ def _refuse_text(path):
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{path} has another text: {error}") from error
+        raise ValueError(f"{path} has a different text: {error}") from error
 
 
-# A text of words that exceeds the memory: its ids in a file that is written once.
+# Word-level text larger than memory: its ids are written to a file once.
 
-_MAX_WORD = 2**24  # bytes without a space or line end
+_MAX_WORD = 2**24  # bytes without a space or newline
 
 
 def word_ids(path: Path, digest: str) -> tuple[np.ndarray, list[str]]:
-    """Encode a large text of words, and memory-map the ids.
+    """Encodes a large text by words, and memory-maps the ids.
 
-    The ids are those of `Vocabulary.from_text(text).encode(text)`. The text is read twice, in
-    blocks, so that only the distinct words are in memory. The ids are stored in `cache_folder()`,
-    where later calls find them. Their file is complete or not there, whenever the process ends, and
-    of several processes one writes it while the others wait.
+    The ids equal `Vocabulary.from_text(text).encode(text)`. The text is read twice, in
+    blocks, so that only the distinct words are in memory. The ids are stored in `cache_folder()`
+    for later calls. The file appears only once it is complete, and if there are several processes,
+    one writes it while the others wait.
 
     Args:
         path: The text, in UTF-8, possibly compressed.
-        digest: Hexadecimal SHA-256 of the text, by which the ids are stored.
+        digest: Hexadecimal SHA-256 of the text, used as the cache key.
 
     Returns:
         The ids, a read-only int32 `numpy.memmap` of shape (tokens,), and the words in the order of
@@ -408,8 +408,8 @@ def word_ids(path: Path, digest: str) -> tuple[np.ndarray, list[str]]:
                     _write_word_ids(path, words_file, ids_file)
         except OSError as error:
             raise OSError(
-                f"Could not store the token ids of {path} in {folder} ({error}). The environment "
-                "variable KERAS_HOME sets another folder."
+                f"Could not store the token ids of {path} in {folder} ({error}). Set the "
+                "environment variable KERAS_HOME to use another folder."
             ) from error
     words = words_file.read_text(encoding="utf-8").split("\n")
     return np.load(ids_file, mmap_mode="r"), words
@@ -425,9 +425,9 @@ def _write_word_ids(path, words_file, ids_file):
     vocabulary = Vocabulary.from_counts(counts)
     with atomic_write(words_file) as temporary:
         temporary.write_text("\n".join(vocabulary.tokens), encoding="utf-8")
-    # Last: if the ids are there, the words are too.
+    # Written last: if the ids exist, so do the words.
     with atomic_write(ids_file) as temporary, open(temporary, "wb") as file:
-        # Not through a memory map, which kills the process if the disk is full.
+        # Not with a memory map, which crashes the process if the disk is full.
         header = {"descr": "<i4", "fortran_order": False, "shape": (tokens,)}
         np.lib.format.write_array_header_1_0(file, header)
         written = 0
@@ -440,7 +440,7 @@ def _write_word_ids(path, words_file, ids_file):
 
 
 def _texts(path, description):
-    """Yield the text in pieces that end between words; a newline ends its last line."""
+    """Yields the text in pieces that end between words; a newline ends its last line."""
     start, line_has_words = 0, False
     for block in _whole_words(path, description):
         text = decode(block, path, start=start)
@@ -453,14 +453,14 @@ def _texts(path, description):
 
 
 def _whole_words(path, description):
-    """Yield the bytes in blocks that end with a space or newline."""
+    """Yields the bytes in blocks that end with a space or newline."""
     rest = b""
     for block in read_blocks(path, description):
         block = rest + block
         end = max(block.rfind(b" "), block.rfind(b"\n")) + 1
         if len(block) - end > _MAX_WORD:
             raise ValueError(
-                f"{path} is not a text of words: {_MAX_WORD:,} bytes have no space or line end"
+                f"{path} is not word-level text: {_MAX_WORD:,} bytes have no space or newline"
             )
         yield block[:end]
         rest = block[end:]
