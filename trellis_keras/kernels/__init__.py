@@ -2,8 +2,8 @@
 
 Every layer states its equations once, and runs them as written under `disabled()`: for reading,
 for debugging, and to test the kernels. Normally a layer calls a kernel, which computes the same
-with less work: only the positions that the loss can see (`cone`), a loop over
-levels that compiles once (`depth_loop`), or fewer and larger matrix products.
+result with less work: only the positions that the loss depends on (`cone`), a loop over
+levels that is compiled once (`depth_loop`), or fewer and larger matrix products.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ def enabled() -> bool:
 def disabled() -> Iterator[None]:
     """Context in which layers run their equations as written, without kernels.
 
-    Functions compiled earlier are not affected: make the model, or its `tf.function` or `jax.jit`,
-    inside the context.
+    Functions compiled earlier are not affected: create the model, or its `tf.function` or
+    `jax.jit`, inside the context.
 
     Example:
 

@@ -1,8 +1,8 @@
-"""Functions of many time steps, computed for a block of them at a time.
+"""Functions of many time steps, computed block by block.
 
-For softmaxes over large vocabularies, whose logits do not fit into memory for all steps at once.
-Time is the axis before the last. A block has all rows of the axes before it, so that where a batch
-is spread over several devices each of them has work in every block.
+For softmaxes over large vocabularies, whose logits do not fit in memory for all steps at once.
+Time is the second-to-last axis. A block has all rows of the axes before it, so that if a batch
+is distributed over several devices, each of them has work in every block.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,8 +22,8 @@ def map_blocks(
     The gradient recomputes each block instead of keeping intermediate results.
 
     Args:
-        function: Callable of tensors (..., channels) and the weights that treats each position by
-            itself and returns a tensor (..., channels).
+        function: Callable of tensors (..., channels) and the weights that treats each position
+            separately and returns a tensor (..., channels).
         steps: Positive integer, or on TensorFlow a tensor.
         tensors: Tensors (..., time, channels).
         weights: Tensors that every block needs whole.
@@ -55,7 +55,7 @@ def steps_within(limit: int, x: Tensor, numbers: int) -> int | Tensor:
         numbers: Positive integer, numbers per position.
 
     Returns:
-        An integer, or a tensor where the number of rows is not known yet.
+        An integer, or a tensor if the number of rows is unknown.
     """
     steps = limit // numbers
     for rows in ops.shape(x)[:-2]:
@@ -64,12 +64,12 @@ def steps_within(limit: int, x: Tensor, numbers: int) -> int | Tensor:
 
 
 class _Blocks:
-    """Cuts tensors (..., time, channels) with the same leading axes into blocks of equal length."""
+    """Splits tensors (..., time, channels) with the same leading axes into equal blocks."""
 
     def __init__(self, like, longest):
         *self.leading, self.time, _ = ops.shape(like)
         self.number = -(-self.time // longest)
-        # Not `longest`, which may leave a last block that is nearly all padding.
+        # Not `longest`, with which the last block may be nearly all padding.
         self.steps = -(-self.time // self.number)
 
     def cut(self, x):

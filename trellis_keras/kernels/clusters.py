@@ -1,13 +1,13 @@
 """An adaptive softmax that computes a tail only for the tokens that need it.
 
-How many tokens of a batch fall into a tail is known only when the program runs, but compiled
-programs need static shapes. So a tail takes its tokens `capacity` at a time, in a loop with as
-many turns as its tokens need: none if no token is in the tail, several if they exceed the capacity.
-No token is left out, and no array is larger than capacity x words of the tail.
+The number of tokens of a batch in a tail is known only at run time, but compiled programs need
+static shapes. A tail therefore processes `capacity` tokens at a time, in a loop with as many
+iterations as needed: none if no token is in the tail, several if they exceed the capacity. No token
+is left out, and no array is larger than capacity x words of the tail.
 
-A loop whose number of turns is unknown has no gradient on JAX, and none under XLA on TensorFlow.
-So the gradient is written out: it takes the same turns again, computes a tail's logits a second
-time instead of keeping them, and sums each tail's gradients in place.
+A loop with an unknown number of iterations has no gradient on JAX, and none under XLA on
+TensorFlow. The gradient is therefore written by hand: it repeats the same iterations, recomputes a
+tail's logits instead of storing them, and sums each tail's gradients in place.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ from trellis_keras.types import Tensor
 
 
 class Cluster(NamedTuple):
-    """The weights of a tail's words, or of the head's words followed by a token for each tail.
+    """The weights of a tail's words, or of the head's words followed by one token per tail.
 
     Attributes:
         kernel: Tensor (words, width).
         bias: Tensor (words,), at least float32.
-        projection: Tensor (channels, width), or None where the width is the number of channels.
+        projection: Tensor (channels, width), or None if the width is the number of channels.
     """
 
     kernel: Tensor
@@ -46,9 +46,9 @@ def cluster_nll(
     Args:
         hidden: Tensor (n, channels).
         targets: int32 tensor (n,).
-        clusters: The head, with the tails' tokens after its words, and each tail.
+        clusters: The head, with the tail tokens after its words, and each tail.
         cutoffs: First word of each tail.
-        capacity: Number of tokens per turn: a positive integer or, in graphs, a tensor.
+        capacity: Number of tokens per iteration: a positive integer or, in graphs, a tensor.
 
     Returns:
         Tensor (n,) of the dtype of the biases.
@@ -67,10 +67,10 @@ def cluster_nll(
         return [Cluster(*(next(weights) for _ in range(size))) for size in sizes]
 
     def visit(i, tail, body, carry):
-        """Calls `body(rows, counts, choice, carry)` for the tokens of tail i, turn by turn."""
+        """Calls `body(rows, counts, choice, carry)` for the tokens of tail i, in iterations."""
 
         def turn(rows, counts, carry):
-            # Rows that fill up a turn may hold words of any cluster.
+            # Padding rows of an iteration may contain words of any cluster.
             choice = ops.take(targets, rows) - cutoffs[i]
             choice = ops.clip(choice, 0, tail.kernel.shape[0] - 1)
             return body(rows, counts, choice, carry)
@@ -78,7 +78,7 @@ def cluster_nll(
         return for_selected_rows(tail_of == i + 1, capacity, turn, carry)
 
     def add_tails(hidden, tails, values):
-        """Adds -log p(word | tail); returns also the log of each softmax's denominator."""
+        """Adds -log p(word | tail); also returns the log of each softmax's denominator."""
         carry = values, ops.zeros_like(values)
         for i, tail in enumerate(tails):
 
@@ -137,9 +137,9 @@ def for_selected_rows(
 
     Args:
         selected: Boolean tensor (n,).
-        capacity: The rows of a turn: a positive integer or, in graphs, a tensor.
-        body: Function of row numbers (capacity,), of a boolean tensor (capacity,) that is False
-            for the rows that fill up the last turn, and of the carry. Returns the next carry.
+        capacity: Number of rows per iteration: a positive integer or, in graphs, a tensor.
+        body: Function of row numbers (capacity,), a boolean tensor (capacity,) that is False for
+            padding rows of the last iteration, and the carry. Returns the next carry.
         carry: Tuple of tensors.
 
     Returns:
@@ -167,7 +167,7 @@ def _features(cluster, hidden):
 
 
 def _logits(cluster, features):
-    """(n, width) -> (n, words), of the bias' dtype."""
+    """(n, width) -> (n, words), in the dtype of the bias."""
     logits = _product("nd,wd->nw", features, cluster.kernel, features.dtype)
     return ops.cast(logits, cluster.bias.dtype) + cluster.bias
 
@@ -186,7 +186,7 @@ def _gradients(cluster, hidden, features, d_logits):
 
 
 def _product(equation, a, b, dtype):
-    """The product of two tensors, computed in `dtype`, without a transposition in memory."""
+    """The product of two tensors, computed in `dtype`, without transposing them in memory."""
     return ops.einsum(equation, ops.cast(a, dtype), ops.cast(b, dtype))
 
 

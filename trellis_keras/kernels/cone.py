@@ -1,4 +1,4 @@
-"""The dependency cone: which positions each level of a causal network must compute.
+"""The dependency cone: the positions that each level of a causal network must compute.
 
 Level i reads the level below it at the same position and at a few earlier ones, its *offsets*:
 
@@ -9,27 +9,26 @@ down, with P_i the positions of level i and T the length of the sequence,
 
     P_L = {T-n, ..., T-1},    P_{i-1} = {t - o >= 0 : t in P_i, o an offset of level i},
 
-and a level whose outputs are returned too (an auxiliary one) adds {T-n, ..., T-1} to its own. With
+and a level whose outputs are also returned (auxiliary outputs) adds {T-n, ..., T-1}. With
 dilation 1 these are ranges that get shorter towards the top; with doubling dilations and n = 1 they
 are strided (the level below the one with dilation 512 computes two positions); else lists.
 
-A `Cone` holds the positions as arrays. `Cone.read` says where the values that a level reads at an
-offset lie among the positions that the level below has computed (`Read`): how many of them lie
-before the sequence, and a slice or an index array for the others. All of it is numpy on static
-shapes, so it costs nothing once a function is traced. Without a static length (`time=None`) every
-level computes everything, and positions are None.
+A `Cone` stores the positions as arrays. `Cone.read` locates the values that a level reads at an
+offset among the positions computed by the level below (`Read`): the number of values before the
+sequence, and a slice or index array for the others. All of this is NumPy on static shapes, so it
+costs nothing once a function is traced. Without a static length (`time=None`) every level computes
+all positions, and positions are None.
 
-Levels that share their weights can run in a loop that compiles once, if they compute the same
-positions. A `Block` of levels computes at each of its levels the whole range that its lowest level
-reads,
+Levels that share their weights can run in a loop that is compiled once, if they compute the same
+positions. A `Block` computes at each of its levels the whole range that its lowest level reads,
 
     P = {s, ..., T-1},    s = the first position that the block reads of the level below it.
 
-Within the block, the earlier taps of the first positions point before s. If s = 0 they lie before
-the sequence. Otherwise their values are wrong, but no output depends on them, as every level of
-the block needs that much less than the one below. More blocks waste fewer positions and take longer
-to compile; `choose_blocks` weighs the two, and `plan_levels` decides between blocks and levels
-compiled one by one.
+Within the block, the earlier taps of the first positions point before s. If s = 0 they are before
+the sequence. Otherwise their values are wrong, but no output depends on them, because every level
+of the block needs that much less than the level below. More blocks waste fewer positions but take
+longer to compile; `choose_blocks` trades this off, and `plan_levels` decides between blocks and
+levels compiled separately.
 """
 
 import dataclasses
@@ -39,8 +38,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-# A loop may compute this much more than unrolled levels do. More would cost more than the compile
-# time that a loop saves is worth.
+# A loop may compute this much more than unrolled levels; beyond that, the saved compile time is not
+# worth it.
 _WASTE = 0.25
 
 # Compiling one more loop takes about a second. It must save this many multiply-adds per row of the
@@ -53,12 +52,12 @@ _LEVELS_PER_LOOP = 4  # unrolled levels that compile in the time of one loop
 
 @dataclasses.dataclass(frozen=True)
 class Read:
-    """Where the values that a level reads at one offset are.
+    """The location of the values that a level reads at one offset.
 
     Attributes:
-        padding: Number of leading values that lie before the sequence.
+        padding: Number of leading values before the sequence.
         index: Slice or index array of the others, among the positions of the level below. None if
-            the length is unknown: the first ones, as many as there is room for.
+            the length is unknown: then the first ones are used, as many as fit.
     """
 
     padding: int
@@ -66,7 +65,7 @@ class Read:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the values lie side by side."""
+        """Whether the values are contiguous."""
         return self.index is None or isinstance(self.index, slice) and self.index.step == 1
 
 
@@ -87,16 +86,16 @@ class Cone:
 
     Args:
         time: Length of the sequence, or None if unknown.
-        offsets: Per level, from level 1 on, how many steps back it reads; 0 must be among them.
-        output_length: Number of last outputs that are wanted. Defaults to all.
-        output_levels: Levels below the last whose last outputs are wanted too. Their positions
-            include these in any case.
+        offsets: Per level, from level 1 on, how many steps back it reads, including 0.
+        output_length: Number of last outputs needed. Defaults to all.
+        output_levels: Levels below the last whose last outputs are also needed; their positions
+            always include them.
         blocks: List of `Block`s from level 1 to the last. The levels of a block of one turn are
             not looped over and have their own positions. Defaults to no loops.
 
     Attributes:
         positions: List of ascending arrays: the positions of levels 0 (the input) to the last.
-        output_levels: Set of all levels with outputs, the last one included.
+        output_levels: Set of all levels with outputs, including the last.
         count: Number of positions that all levels together compute.
         fraction: `count` divided by the number of all positions.
 
@@ -129,7 +128,7 @@ class Cone:
 
     def _find_positions(self, time, output_length):
         depth = len(self.offsets)
-        # Among them are the outputs of the levels below, whose offsets include 0.
+        # These include the outputs of the levels below, because offsets include 0.
         wanted = np.arange(time - (time if output_length is None else output_length), time)
         for block in reversed(self.blocks):
             for level in range(block.last, block.first - 1, -1):
@@ -157,7 +156,7 @@ class Cone:
 
 
 def _even_start(start, time):
-    """Makes the number of positions even if it can: `depth_loop_tf` takes them in pairs."""
+    """Makes the number of positions even if possible: `depth_loop_tf` processes pairs."""
     return start - 1 if (time - start) % 2 and start > 0 else start
 
 
@@ -242,9 +241,9 @@ def plan_levels(
     Args:
         time: Length of the sequence, or None if unknown.
         offsets: Per level, how many steps back it reads.
-        output_length: Number of last outputs that are wanted, or None for all.
-        output_levels: Levels below the last whose last outputs are wanted too.
-        bounds: Further levels at which a block must end.
+        output_length: Number of last outputs needed, or None for all.
+        output_levels: Levels below the last whose last outputs are also needed.
+        bounds: Additional levels at which a block must end.
         period: Number of levels after which the offsets repeat.
         unroll: True for no loops, False for loops, None to loop unless they waste too much.
         weights: Number of weights, that is multiply-adds per position, of a level.
@@ -264,7 +263,7 @@ def plan_levels(
 
 
 def _block_cost(unrolled, weights):
-    """Returns what one more block must save to be worth compiling, as a fraction of the work."""
+    """Returns the fraction of the work that an additional block must save to be worthwhile."""
     if unrolled.time is None:
         return _LEAST_SAVED
     cost = _LOOP_COST / (weights * unrolled.count)
@@ -293,14 +292,14 @@ def choose_blocks(
         offsets, output_length: As in `Cone`.
         bounds: Levels at which a block must end (the last level is one anyway).
         period: Levels per turn of the loop, after which the offsets repeat.
-        first: Levels below this one are blocks of their own.
-        block_cost: What one more block must save, as a fraction of all work, to be worth
-            compiling. As it is a fraction, the number of blocks depends on how much the cone
-            shrinks, and not on the number of levels.
+        first: Levels below this one are separate blocks.
+        block_cost: Fraction of all work that an additional block must save to be worth compiling.
+            Since it is a fraction, the number of blocks depends on how much the cone shrinks, not
+            on the number of levels.
 
     Returns:
         List of `Block`s from level 1 to the last. Levels below a bound that do not fill a whole
-        turn are blocks of their own.
+        turn are separate blocks.
     """
     depth = len(offsets)
     starts = _first_positions(time, offsets, output_length)
@@ -313,7 +312,7 @@ def choose_blocks(
         cuts = _cheapest_cuts(width[below : below + turns * period + 1 : period], block_cost)
         for low, high in zip(cuts, cuts[1:], strict=False):
             low, high = below + low * period, below + high * period
-            if high - low == period:  # one turn is no loop: each level has its own positions
+            if high - low == period:  # a single turn is not a loop: levels have separate positions
                 blocks += [Block(i, i, 1) for i in range(low + 1, high + 1)]
             else:
                 blocks.append(Block(low + 1, high, period))
@@ -323,7 +322,7 @@ def choose_blocks(
 
 
 def _first_positions(time, offsets, output_length):
-    """Returns the first position that is needed, per level from 0."""
+    """Returns the first position needed, per level from 0."""
     start = 0 if time is None or output_length is None else time - output_length
     starts = [start]
     for level_offsets in reversed(offsets):
@@ -333,7 +332,7 @@ def _first_positions(time, offsets, output_length):
 
 
 def _cheapest_cuts(width, block_cost):
-    """Cuts turns 0..n into blocks, each of which costs its turns times its lowest width."""
+    """Splits turns 0..n into blocks, each of which costs its turns times its lowest width."""
     best, before = [0.0], [0]
     for end in range(1, len(width)):
         costs = [best[i] + (end - i) * width[i] + block_cost for i in range(end)]

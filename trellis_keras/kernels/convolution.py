@@ -1,8 +1,8 @@
-"""Causal dilated convolution, as a matrix product and between the positions of a cone.
+"""Causal dilated convolution as a matrix product, and between the positions of a cone.
 
 All tensors are (batch, time, channels) or (batch, positions, channels), all kernels (tap, in, out)
-with the last tap on the current step. "What a tap sees" is its operand: the input some steps
-earlier. `initial` is the value (batch, channels) of every step before the first, None for zeros.
+with the last tap on the current step. The operand of a tap is the input some steps earlier.
+`initial` is the value (batch, channels) of every step before the first, None for zeros.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def gather(x: Tensor, read: Read, initial: Tensor | None = None) -> Tensor:
 def strided_slice(x: Tensor, index: slice) -> Tensor:
     """Returns x[:, index], with a gradient that copies whole rows.
 
-    TensorFlow computes the gradient of a slice with a step value by value.
+    TensorFlow computes the gradient of a strided slice value by value.
 
     Args:
         x: Tensor (batch, positions, channels), the number of positions known.
@@ -73,7 +73,7 @@ def _between(x, start, stop):
 
 
 def gather_taps(x: Tensor, reads: Sequence[Read], initial: Tensor | None = None) -> Tensor:
-    """Returns what several taps see, side by side: (batch, positions, taps * channels).
+    """Returns the concatenated operands of several taps: (batch, positions, taps * channels).
 
     Args:
         x: Tensor (batch, positions, channels).
@@ -85,14 +85,14 @@ def gather_taps(x: Tensor, reads: Sequence[Read], initial: Tensor | None = None)
     padding = interleaved_padding(reads, x.shape[1])
     if padding is None:
         return ops.concatenate([gather(x, read, initial) for read in reads], axis=-1)
-    # With doubling dilations the values are in this order already: nothing is copied.
+    # With doubling dilations the values are already in this order: nothing is copied.
     taps, (_, positions, channels) = len(reads), x.shape
     positions = (padding + positions) // taps
     return ops.reshape(pad_past(x, padding, initial), (-1, positions, taps * channels))
 
 
 def product(seen: Tensor, kernel: Tensor, dtype: str) -> Tensor:
-    """Multiplies what all taps see, (batch, positions, taps * in), by a kernel (taps * in, out).
+    """Multiplies the taps' operands (batch, positions, taps * in) by a kernel (taps * in, out).
 
     One product for all taps is faster than one per tap. On TensorFlow it is an einsum because the
     gradient of `matmul` does not compile inside an XLA loop while the batch size is unknown. The
@@ -113,9 +113,9 @@ class Window(NamedTuple):
     """A convolution in units of the spacing of the positions that it reads.
 
     Attributes:
-        start: Index of what the oldest tap sees first; if negative, the number of zeros before.
-        stride: Of the outputs.
-        dilation: Of the taps.
+        start: Index of the oldest tap's first operand; if negative, the number of leading zeros.
+        stride: Stride of the outputs.
+        dilation: Dilation of the taps.
         length: Number of outputs, or None if unknown.
     """
 
@@ -134,11 +134,12 @@ def convolve(
 ) -> Tensor:
     """Convolves x, at the positions `available`, to the positions `wanted`.
 
-    Where dilations double and one output is wanted, the positions of a level are evenly spaced, by
-    as much as the dilation of the level above. Counted in that spacing, the taps are neighbours,
-    and the convolution is an ordinary dense one with a stride, which backends do well. Otherwise it
-    is a dilated one, and where the positions are not evenly spaced each tap gathers its own, for a
-    product. So it does where only a product uses the processor's bfloat16 units (`products_jax`).
+    With doubling dilations and one output, the positions of a level are evenly spaced, by the
+    dilation of the level above. In units of that spacing the taps are adjacent, and the
+    convolution is an ordinary dense one with a stride, which is fast on all backends. Otherwise it
+    is a dilated convolution; if the positions are not evenly spaced, each tap gathers its operands
+    for a matrix product, as it does where only products use the processor's bfloat16 units
+    (`products_jax`).
 
     Args:
         x: Tensor (batch, positions available, in).
@@ -199,7 +200,7 @@ def _convolution(x, kernel, window):
         padding="valid",
         data_format="channels_last",
     )
-    # Not `squeeze`: TensorFlow forgets the 1 if it does not know the length of the sequence.
+    # Not `squeeze`: TensorFlow loses the size 1 if the length of the sequence is unknown.
     return ops.reshape(y, (-1, ops.shape(y)[2], kernel.shape[-1]))
 
 

@@ -1,7 +1,7 @@
-"""The levels of a TrellisNet at the positions of a cone, in loops that compile once.
+"""The levels of a TrellisNet at the positions of a cone, in loops that are compiled once.
 
-All levels share their weights, so a level needs to be compiled once, not `depth` times. They differ
-in the positions that they compute. `cone.plan_levels` therefore groups levels into blocks of equal
+All levels share their weights, so a level can be compiled once, not `depth` times. They differ in
+the positions that they compute. `cone.plan_levels` therefore groups levels into blocks of equal
 positions, and each block is a loop here. A turn of the loop is one cycle of the dilations.
 """
 
@@ -27,7 +27,7 @@ def run_levels(
     Args:
         plan: `cone.Cone` with blocks.
         states: States of level 0 at its positions, each (batch, positions, units), or None for
-            zeros, also before the first step.
+            zeros, including before the first step.
         level: Function (i, below, read_taps, injected) that returns the states of level i, where
             `read_taps` is as in `TrellisLayer._level`. In a loop i is the level of the first turn:
             its dilation and positions are those of the others.
@@ -70,14 +70,14 @@ def _reader(plan, level, below):
 
 
 class SharedInjection:
-    """The part of x and the bias in the pre-activations, computed once per dilation.
+    """The contribution of x and the bias to the pre-activations, computed once per dilation.
 
     Args:
         plan: `cone.Cone`.
         inject: Function (positions, dilation) that returns (batch, positions, preactivations).
-        bias: Tensor (preactivations,), the whole part of a level where x does not enter.
+        bias: Tensor (preactivations,), the contribution at levels without injection of x.
         dilation: Function of a level.
-        every: x enters at levels 1, 1 + every, ...
+        every: x is injected at levels 1, 1 + every, ...
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class SharedInjection:
         self.computed: dict[int, Tensor] = {}
 
     def _find_positions(self):
-        """Returns {dilation: positions where x enters any of its levels}."""
+        """Returns {dilation: positions where x is injected at any of its levels}."""
         by_dilation = {}
         for block in self.plan.blocks:
             for level in range(block.first, block.last + 1):
@@ -104,15 +104,15 @@ class SharedInjection:
         return (level - 1) % self.every == 0
 
     def __call__(self, level: int) -> Tensor:
-        """Returns the part of a level, (batch, positions, preactivations), or the bias alone."""
+        """Returns the contribution at a level, (batch, positions, preactivations), or the bias."""
         return self.rows(level) if self._enters(level) else self.bias
 
     def choose(self, level: Tensor, rows: Tensor) -> Tensor:
-        """Returns the part of a level in a loop, from its number (a scalar tensor) and rows."""
+        """Returns the contribution at a level in a loop, from its index (a tensor) and rows."""
         return rows if self.every == 1 else ops.where(self._enters(level), rows, self.bias)
 
     def rows(self, level: int) -> Tensor:
-        """Returns the part of a level that x enters."""
+        """Returns the contribution at a level with injection of x."""
         d, positions = self.dilation(level), self.plan.positions[level]
         read = cone.read(positions, self.positions[d])
         # Scattered rows are recomputed: the gradient of gathering them is as large as all rows.
@@ -126,8 +126,8 @@ class SharedInjection:
 def repeat(turn: Callable, states: States, turns: int) -> States:
     """Returns the states after `states = turn(n, states)` for n = 0..turns-1, compiled once.
 
-    Each backend gets the loop that it can differentiate: TensorFlow's `scan` has no gradient under
-    XLA, JAX's `while_loop` has none at all.
+    Each backend uses the loop that it can differentiate: TensorFlow's `scan` has no gradient under
+    XLA, and JAX's `while_loop` has none at all.
 
     Args:
         turn: Function of an integer tensor and a list of tensors. It must not draw random numbers.
@@ -139,7 +139,7 @@ def repeat(turn: Callable, states: States, turns: int) -> States:
             lambda n, *_: n < turns,
             lambda n, *s: (n + 1, *turn(n, list(s))),
             (0, *states),
-            # XLA needs a static bound to allocate what the gradient reads.
+            # XLA needs a static bound to allocate the gradient's inputs.
             maximum_iterations=turns,
         )
         return states
@@ -157,7 +157,7 @@ def in_tensorflow_graph() -> bool:
 
 
 def fused_lstm_levels(*args: Any, **kwargs: Any) -> States:
-    """`depth_loop_tf.lstm_levels`, imported when it is used: it needs TensorFlow."""
+    """`depth_loop_tf.lstm_levels`, imported lazily because it needs TensorFlow."""
     from trellis_keras.kernels import depth_loop_tf
 
     return depth_loop_tf.lstm_levels(*args, **kwargs)
@@ -171,13 +171,13 @@ def step_levels(
     gated_states: Callable,
     compute_dtype: str,
 ) -> tuple[States, States]:
-    """Runs all levels of one time step in a loop, given the past taps' part of each.
+    """Runs all levels of one time step in a loop, given the contribution of the past taps to each.
 
-    Equal to `TrellisLayer._level` at every level. Only the current tap is multiplied here.
+    It equals `TrellisLayer._level` at every level. Only the current tap is multiplied here.
 
     Args:
-        a: Tensor (batch, level, preactivations): x's part, the bias and the past taps' part.
-        past: States one dilation ago below every level, each (batch, level, units).
+        a: Tensor (batch, level, preactivations): contributions of x, the bias and the past taps.
+        past: States below every level, d steps earlier, each (batch, level, units).
         active: Booleans (level, units), or None.
         current_product: Function that multiplies h (batch, 1, units) by the current tap of Wh.
         gated_states: `TrellisLayer._gated_states`.

@@ -1,4 +1,4 @@
-"""A loop of LSTM levels on TensorFlow, with three products instead of four and its own gradient.
+"""A loop of LSTM levels on TensorFlow, with three products instead of four and a custom gradient.
 
 With kernel size 2 and dilation 1, positions come in pairs: an even one e, the odd one o after it,
 and the odd one p before it (of the pair before). A level multiplies them by the kernels W_p (past
@@ -6,17 +6,17 @@ tap) and W_n (current tap):
 
     a_e = p W_p + e W_n,        a_o = e W_p + o W_n.
 
-These four products are three (Winograd's F(2, 2): Lavin & Gray 2016, Fast Algorithms for
+These four products reduce to three (Winograd's F(2, 2): Lavin & Gray 2016, Fast Algorithms for
 Convolutional Neural Networks, section 4.1; the algebra is exact):
 
     m1 = (e - p) W_p,    m2 = e (W_p + W_n),    m3 = (e - o) W_n,
     a_e = m2 - m1,       a_o = m2 - m3,
 
 and likewise in the gradients with respect to e, o, p and to W_p, W_n. Automatic differentiation
-would lose the gain: it would transpose each product separately, materialize sums, and keep every
-intermediate result of every level. So the gradient of a whole block is written out here. It keeps
-the states and pre-activations of each level, or recomputes the latter (`rematerialize`), and sums
-the weight gradients of all levels in one accumulator.
+would lose the gain: it would transpose each product separately, materialize sums, and store every
+intermediate result of every level. The gradient of a whole block is therefore written by hand. It
+stores the states and pre-activations of each level, or recomputes the latter (`rematerialize`), and
+sums the weight gradients of all levels in one accumulator.
 """
 
 from collections.abc import Sequence
@@ -39,14 +39,14 @@ def lstm_levels(
 
     Args:
         states: [h, c], each (batch, positions, units), the number of positions static.
-        injected: The part of x and the bias, (batch, positions, 4 * units).
-        kernel: (2, units, 4 * units), the past tap first, in at least float32.
+        injected: The contribution of x and the bias, (batch, positions, 4 * units).
+        kernel: (2, units, 4 * units), past tap first, at least float32.
         dropout: Mask (batch, 1, units) of h in the convolution, or None.
         initial: [h, c] before the first step, each (batch, units), or None for zeros.
         turns: Number of levels.
         compute_dtype: Dtype of the products' operands.
-        training: Whether a gradient is likely to follow. If False, nothing is kept for it, and a
-            gradient is left to automatic differentiation.
+        training: Whether a gradient is likely to follow. If False, nothing is stored for it, and
+            automatic differentiation computes any gradient.
         rematerialize: Whether to recompute pre-activations in the backward pass.
     """
     width, size = states[0].shape[1], states[0].shape[2]
@@ -82,10 +82,10 @@ def _shift_odd_gradient(gradient):
 
 
 class _Block:
-    """The levels of a block as one function with its own gradient.
+    """The levels of a block as one function with a custom gradient.
 
-    Its arguments are h and c at even and at odd positions, the part of x and the bias at even and
-    at odd positions, h and c before the first step, and the kernel.
+    Its arguments are h and c at even and odd positions, the contribution of x and the bias at even
+    and odd positions, h and c before the first step, and the kernel.
     """
 
     def __init__(self, dropout, turns, compute_dtype, rematerialize):
@@ -138,7 +138,7 @@ class _Block:
         return m2 - m1 + injected[0], m2 - m3 + injected[1]
 
     def _forward(self, states, injected, initial, kernel, keep=True):
-        """Returns the last level's states, and the arrays of every level kept for the gradient."""
+        """Returns the last level's states, and the arrays of all levels stored for the gradient."""
         kernels = self._kernels(kernel)
         kept = [self._array(t) for t in (states if self.rematerialize else (*states, *injected))]
         kept = kept if keep else []
@@ -191,7 +191,7 @@ class _Block:
         )
 
     def _loop(self, level, variables):
-        # One iteration at a time, to save memory: levels depend on each other anyway.
+        # One iteration at a time, to save memory, because levels depend on each other anyway.
         return tf.while_loop(
             lambda i, *_: i < self.turns,
             level,

@@ -1,4 +1,4 @@
-"""Gradients written by hand, on the backends that can use them."""
+"""Custom gradients, on the backends that support them."""
 
 from collections.abc import Callable
 
@@ -9,8 +9,8 @@ from keras import ops
 def custom_gradient(function: Callable) -> Callable:
     """Attaches a gradient to a function, as `keras.ops.custom_gradient` does.
 
-    On the PyTorch backend, where Keras' decorator takes functions with one output only, PyTorch
-    differentiates the forward pass instead: the same gradient, from more memory.
+    On the PyTorch backend, where Keras' decorator supports only functions with one output, PyTorch
+    differentiates the forward pass instead: the same gradient, with more memory.
 
     Args:
         function: Function of tensors that returns its outputs and the function of their gradient.

@@ -1,15 +1,15 @@
 """All steps of a Lattice Recurrent Unit, with two matrix products per step of the time loop.
 
-`lattice_loop` equals a loop over `LRUCell.advance`; the equations are in `layers/lru.py`. Only
-z2, r2 and p1 lead to the next step's h2. Therefore
+`lattice_loop` equals a loop over `LRUCell.advance`; the equations are in `layers/lru.py`. The next
+step's h2 depends only on z2, r2 and p1. Therefore
 
-1. the part of h1 in these three is computed for all steps at once;
+1. the contribution of h1 to these three is computed for all steps at once;
 2. `_time_loop` computes h2 of all steps: each step multiplies h2 and r2 * h2 by a matrix;
 3. z1, r1, p2 and the output h1' are computed for all steps at once.
 
-The time loop has its own gradient. Automatic differentiation would add up the gradients of both
+The time loop has a custom gradient. Automatic differentiation would add up the gradients of both
 matrices step by step and store every intermediate value. Here the backward loop computes only the
-gradients of the pre-activations; each matrix then has its gradient from one product over all steps.
+gradients of the pre-activations; one product over all steps then gives each matrix's gradient.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,9 +50,9 @@ def lattice_loop(
             and 18).
         compute_dtype: Dtype of the products' operands. Results have the dtype of h1.
         tanh: Hyperbolic tangent.
-        valid: Boolean (time, batch, 1). Other steps leave h2 as it is. Defaults to all steps.
+        valid: Boolean (time, batch, 1). Other steps leave h2 unchanged. Defaults to all steps.
         masks: Dropout masks (batch, units) of h1 and of h2 in the products. Defaults to none.
-        last_only: Whether to compute h1' of the last step only. Defaults to False.
+        last_only: Whether to compute h1' only at the last step. Defaults to False.
 
     Returns:
         h1' (time, batch, units), or (1, batch, units) with `last_only`, and the last h2.
@@ -109,8 +109,8 @@ def _time_loop(
     """Computes the state h2 at all steps.
 
     Args:
-        gate_inputs: The part of h1 and the bias in z2 and r2, (time, batch, 2 * units).
-        p_inputs: Their part in p1, (time, batch, units).
+        gate_inputs: Contribution of h1 and the bias to z2 and r2, (time, batch, 2 * units).
+        p_inputs: Their contribution to p1, (time, batch, units).
         h2: The initial state, (batch, units).
         gate_kernel: The kernel of h2 in z2 and r2, (units, 2 * units).
         p_kernel: The kernel of r2 * h2 in p1, (units, units).
@@ -119,8 +119,8 @@ def _time_loop(
         return_gates: Whether other equations read z2 or r2.
 
     Returns:
-        h2 before each step (time, batch, units), the last h2, and with `return_gates` z2 and r2
-        side by side (time, batch, 2 * units).
+        h2 before each step (time, batch, units), the last h2, and, with `return_gates`, the
+        concatenation of z2 and r2 (time, batch, 2 * units).
     """
 
     @custom_gradient
@@ -175,7 +175,7 @@ def _drop(x, mask):
 
 
 def _join(blocks, names):
-    """The blocks of these names, side by side."""
+    """The concatenated blocks with these names."""
     parts = [blocks[name] for name in names]
     return parts[0] if len(parts) == 1 else ops.concatenate(parts, axis=-1)
 

@@ -1,9 +1,9 @@
-"""The last states of every level that streaming keeps.
+"""The past states of every level in a streaming cache.
 
-Level i reads the level below it up to some dilations earlier. The levels of one dilation share a
-tensor (batch, levels, steps, units) of the states below them, the newest step last. Each step
-shifts it by one: copying costs no more than writing at an index (XLA would copy there too), and
-there is no index to carry.
+Level i reads the level below it up to some dilations earlier. Levels with the same dilation share a
+tensor (batch, levels, steps, units) of the states below them, newest step last. Each step shifts it
+by one: copying costs no more than writing at an index (for which XLA would also copy), and there is
+no index to carry.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class LevelBuffers:
         return [[batch_size, len(i), reach * d, units] for d, i in self.levels.items()]
 
     def earlier(self, buffers: list[Tensor], n: int) -> Tensor:
-        """Returns the states `n` dilations ago below every level, (batch, level, units)."""
+        """Returns the states below every level, `n` dilations earlier, (batch, level, units)."""
         pairs = zip(self.levels, buffers, strict=True)
         return self._join([buffer[:, :, buffer.shape[2] - n * d] for d, buffer in pairs])
 
@@ -45,7 +45,7 @@ class LevelBuffers:
         ]
 
     def stack(self, buffers: list[Tensor]) -> Tensor:
-        """Returns one tensor (level, batch, steps, units), padded at the old end."""
+        """Returns one tensor (level, batch, steps, units), padded before the oldest steps."""
         longest = max(buffer.shape[2] for buffer in buffers)
         widths = [[[0, 0], [0, 0], [longest - b.shape[2], 0], [0, 0]] for b in buffers]
         padded = [ops.pad(b, w) for b, w in zip(buffers, widths, strict=True)]
@@ -67,7 +67,7 @@ class LevelBuffers:
 
 
 def _take(x, levels, axis):
-    """`ops.take` along the level axis, unless it would copy everything to where it is."""
+    """`ops.take` along the level axis, skipped if it would change nothing."""
     if len(levels) == x.shape[axis] and np.all(np.diff(levels) == 1):
         return x
     return ops.take(x, levels.astype("int32"), axis=axis)

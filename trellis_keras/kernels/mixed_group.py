@@ -21,9 +21,9 @@ def is_worthwhile(groups: Sequence[int]) -> bool:
 
 
 class GroupedProduct:
-    """The product of h with a mixed-group kernel, group by group.
+    """The product of h with a mixed-group kernel, computed group by group.
 
-    Equal to the product with the whole kernel, as its other connections are zero.
+    It equals the product with the whole kernel, because all other connections are zero.
 
     Args:
         kernel: Tensor (tap, units, blocks * units), a mixed-group kernel or some of its taps.
@@ -58,7 +58,7 @@ class GroupedProduct:
         """Returns (batch, positions, blocks * units).
 
         Args:
-            seen: What the taps see, side by side: (batch, positions, tap * units).
+            seen: The concatenated operands of the taps: (batch, positions, tap * units).
         """
         seen = ops.split(seen, self.taps, axis=-1)
         by_group = []

@@ -21,7 +21,7 @@ def matmul(x: Tensor, kernel: Tensor, dtype: str) -> Tensor:
 
 
 def needs_float32_result(x: Tensor) -> bool:
-    """Returns whether x is multiplied faster if the result is float32, see `products_jax`."""
+    """Returns whether products of x are faster with a float32 result, see `products_jax`."""
     if keras.backend.backend() != "jax" or keras.backend.standardize_dtype(x.dtype) != "bfloat16":
         return False
     import jax

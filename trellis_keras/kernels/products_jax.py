@@ -1,8 +1,8 @@
-"""bfloat16 products on a CPU with JAX, by the processor's bfloat16 units.
+"""bfloat16 products on a CPU with JAX, using the processor's bfloat16 units.
 
-XLA converts the operands to float32 and computes at float32's speed, unless the result is float32
-and the left operand is contracted over its last axis. So all three products, the forward one and
-those of both gradients, are written that way here. The units sum in float32 anyway.
+XLA converts the operands to float32 and computes at float32 speed, unless the result is float32
+and the left operand is contracted over its last axis. All three products, the forward one and
+those of both gradients, are therefore written in this form. The units accumulate in float32 anyway.
 """
 
 import jax
@@ -35,7 +35,7 @@ def _product(a, b, axis):
 
 
 def _transposed(x):
-    """x.T in memory. XLA turns a plain transposition into a product over the first axis."""
+    """x.T in memory. XLA would turn a plain transpose into a product over the first axis."""
     rows, columns = x.shape
     parts = 2 - columns % 2
     return x.reshape(rows, parts, -1).transpose(1, 2, 0).reshape(columns, rows)

@@ -1,7 +1,7 @@
-"""What is asked of TensorFlow itself: graphs, gradients, devices and replicas.
+"""TensorFlow-specific code: graphs, gradients, devices and replicas.
 
-Layers, kernels and models are written in `keras.ops`; they import this module where the backend is
-TensorFlow.
+Layers, kernels and models are written in `keras.ops`; they import this module only on the
+TensorFlow backend.
 """
 
 from collections.abc import Callable
@@ -29,9 +29,9 @@ def compiled(function: Callable, xla: bool = True, any_shape: bool = False) -> C
 
 
 def compiled_flat(function: Callable) -> Callable:
-    """Compiles a function of tensors that returns a list of them, to be called in little time.
+    """Compiles a function of tensors that returns a list of tensors, with low call overhead.
 
-    What takes most of a call of a `tf.function` is left out: structures, and its gradient.
+    It skips the most expensive parts of calling a `tf.function`: structures, and its gradient.
     """
     graphs = compiled(function)
     traced: dict[tuple, tuple] = {}
@@ -62,7 +62,7 @@ def with_gradient(function: Callable) -> Callable:
 
 
 def add_axes(x: tf.Tensor, rank: int) -> tf.Tensor:
-    """Returns x, whose rank may be known when it runs only, with trailing axes of size 1."""
+    """Appends axes of size 1 to x, whose rank may be known only at run time."""
     shape = tf.shape(x)
     return tf.reshape(x, tf.concat([shape, tf.ones(rank - tf.size(shape), tf.int32)], axis=0))
 
@@ -76,21 +76,21 @@ def has_only_cpus() -> bool:
 
 
 def num_replicas() -> int:
-    """Returns the number of replicas of `tf.distribute` that train together, 1 without."""
+    """Returns the number of replicas of `tf.distribute` that train together, 1 by default."""
     return tf.distribute.get_strategy().num_replicas_in_sync
 
 
 def sum_over_replicas(x: tf.Tensor) -> tf.Tensor | None:
-    """Returns the sum of the replicas' x, None while Keras works out shapes."""
+    """Returns the sum of the replicas' x, or None while Keras infers shapes."""
     context = tf.distribute.get_replica_context()
     return None if context is None else context.all_reduce(tf.distribute.ReduceOp.SUM, x)
 
 
 def outside_replica(step: Callable[[], Any]) -> Any:
-    """Calls a function outside the context of a replica, unless `tf.distribute` made that one.
+    """Calls a function outside the replica context, unless `tf.distribute` is in use.
 
-    In the context of a replica, even a single one, Keras' optimizers reduce the gradients by a
-    function with its own gradient, for which TensorFlow keeps the graph forever.
+    In a replica context, even with a single replica, Keras' optimizers reduce gradients with a
+    custom-gradient function, whose graph TensorFlow never frees.
     """
     if tf.distribute.has_strategy():  # its variables need the context of a replica
         return step()

@@ -1,4 +1,4 @@
-"""Loops that compile once, on every backend.
+"""Loops that are compiled once, on every backend.
 
 They are `keras.ops.scan` and `keras.ops.while_loop`, except on TensorFlow: see `scan_tf`.
 """
@@ -28,7 +28,7 @@ def scan(
         reverse: Whether to start at the end. Defaults to False.
 
     Returns:
-        The last carry, and a list with what the steps returned, stacked along the first axis.
+        The last carry, and a list of the steps' results, stacked along the first axis.
     """
     if keras.backend.backend() == "tensorflow":
         return scan_tf.scan(step, carry, inputs, reverse)
@@ -36,7 +36,7 @@ def scan(
 
 
 def while_loop(condition: Callable, body: Callable, carry: Sequence[Any]) -> Sequence[Any]:
-    """Runs `keras.ops.while_loop` with only one iteration's temporary arrays in memory."""
+    """Runs `keras.ops.while_loop` with the temporary arrays of only one iteration in memory."""
     if keras.backend.backend() == "tensorflow":
         return scan_tf.while_loop(condition, body, carry)
     return ops.while_loop(condition, body, carry)

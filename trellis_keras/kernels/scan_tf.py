@@ -26,16 +26,16 @@ def scan(
         lambda i, *_: i < time,
         body,
         (0, carry, outputs),
-        # Without a bound, XLA cannot allocate what a gradient needs.
+        # Without a bound, XLA cannot allocate the gradient's inputs.
         maximum_iterations=time,
-        # Each step depends on the one before.
+        # Each step depends on the previous one.
         parallel_iterations=1,
     )
     return carry, [array.stack() for array in outputs]
 
 
 def while_loop(condition: Callable, body: Callable, carry: Sequence[Any]) -> Sequence[Any]:
-    """See `scan.while_loop`. By default, up to ten iterations hold their arrays at once."""
+    """See `scan.while_loop`. By default, TensorFlow keeps the arrays of up to ten iterations."""
     return tf.while_loop(condition, body, carry, parallel_iterations=1)
 
 
