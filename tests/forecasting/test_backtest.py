@@ -73,6 +73,13 @@ def test_the_report_calibrates_as_a_backtest():
     assert figures["values"] == found["values"] and figures["coverage"] == found["coverage"]
 
 
+def test_all_origins_are_used_where_there_are_fewer(model, parts):
+    test = parts[2]
+    with pytest.warns(UserWarning, match=f"{len(test)} origins, .* Received: origins=1000"):
+        rows = backtest(model, test, origins=1000)
+    assert len(rows) == len(test) * HORIZON
+
+
 def test_nothing_after_an_origin_is_read(model, parts):
     series, first = parts[2].series, int(parts[2].first[0])
     changed = series.values.copy()

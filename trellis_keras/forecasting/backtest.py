@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 
 import keras
@@ -291,6 +292,12 @@ def _origins(test, count):
         for i in range(len(series.lengths))
     ]
     moments = np.unique(np.concatenate([clock[own - 1] for own in rows]))
+    if len(moments) < count:
+        warnings.warn(
+            f"The rows hold {len(moments)} origins, all of which are used. Received: "
+            f"origins={count}",
+            stacklevel=4,
+        )
     chosen = np.linspace(len(moments) - 1, 0, min(count, len(moments))).round().astype(int)[::-1]
     slices = [series.rows(i) for i in range(len(series.lengths))]
     found = []
