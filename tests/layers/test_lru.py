@@ -294,7 +294,7 @@ def test_bad_arguments(message):
 
 def test_the_input_must_have_the_cells_width():
     for layer in (LRU(4, input_projection=False), keras.layers.RNN(LRUCell(4))):
-        with pytest.raises(ValueError, match="units=4.*5.*Project the input first"):
+        with pytest.raises(ValueError, match="units=4.*Project the input first.*5"):
             layer(noise(1, 3, 5))
 
 
