@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from keras import layers, ops
 
@@ -239,7 +239,12 @@ def check_random_graph(model, ending, batch):
         for layer in ending:
             y = layer(y)
         model = keras.Model(model.inputs, [*model.outputs, y])
-    stream = to_stream(model)
+    try:
+        stream = to_stream(model)
+    except ValueError as error:  # all strides and delays together may exceed the drawn length
+        if "Build it for longer sequences" in str(error):
+            reject()
+        raise
     *found, last = run(stream, xs) if ending else [*run(stream, xs), None]
     delays, rates = map(keras.tree.flatten, (stream.delay, stream.rate))
     for y, wanted, delay, rate in zip(found, expected, delays, rates, strict=False):

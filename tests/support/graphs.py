@@ -45,7 +45,7 @@ def random_graph(draw, max_calls=7):
         draw: Function that draws a value of a strategy.
         max_calls: Positive integer, number of layers, about.
     """
-    length = draw(st.integers(14, 24))
+    length = draw(st.integers(2 * max_calls, 2 * max_calls + 10))
     inputs = [
         keras.Input((length, draw(st.integers(1, 4)))) for _ in range(draw(st.integers(1, 2)))
     ]
@@ -86,7 +86,7 @@ def _activation(draw):
 def _windows(draw, tail, paddings=("causal", "valid", "same")):
     """Draws options of convolutions that fit the periods, and the factor of the period."""
     padding = draw(st.sampled_from(paddings))
-    size = draw(st.integers(1, 4))
+    size = draw(st.integers(1, min(4, tail.length)))
     stride = draw(st.sampled_from([1, 1, 1, 2, 3]))
     block = 1 if tail.period >= 1 else int(1 / tail.period)
     if block % stride and stride % block:
