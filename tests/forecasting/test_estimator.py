@@ -119,7 +119,7 @@ def test_a_saved_forecaster_forecasts_the_same(fitted, tmp_path):
     data = first(frame(), 180)
     assert loaded.predict(data).equals(fitted.predict(data))
     assert loaded.columns == fitted.columns and loaded.report == fitted.report
-    with pytest.raises(ValueError, match="exists, and holds no forecaster"):
+    with pytest.raises(ValueError, match="exists and is not a saved forecaster"):
         fitted.save(tmp_path)
     (tmp_path / "load" / "forecaster.json").write_text("{}")
     with pytest.raises(ValueError, match="forecaster.json is damaged"):

@@ -84,5 +84,5 @@ def test_a_stride_that_skips_a_part_of_the_season(stride, warned):
     parts = TimeSeries(wave(8)[:, None]).split(WINDOW, HORIZON, stride=stride)
     model = zoo.tcn_forecaster(window=WINDOW, horizon=HORIZON, filters=2)
     model.adapt(*parts[:2])
-    expected = "A stride of 2 has a factor in common with the season of 8"
+    expected = "A stride of 2 has a common factor with the season of 8"
     assert warned == any(text.startswith(expected) for text in report(model, *parts)["warnings"])

@@ -233,8 +233,12 @@ def test_a_pandas_frame():
         (",2,,", ",inf,,", "column 'load' must hold finite numbers. Received: 'inf' in line 3"),
         ("01:00", "05:00", "must rise by one step, .* Received: 2024-01-01T05.* after .*T00"),
         ("02:00", "02:30", "must rise by one step, 1 hour here"),
-        ("03:00", "04:00", "T04:00:00 after 2024.*needs its time, and empty.*Where clocks change"),
-        ("02:00", "01:00", "one row of each time. Rows of several series need.*Where clocks chang"),
+        (
+            "03:00",
+            "04:00",
+            "T04:00:00 after 2024.*missing rows with their time and empty.*Where clocks change",
+        ),
+        ("02:00", "01:00", "one row per time. Rows of several series need.*Where clocks chang"),
         ("01:00", "01:00+01:00", "must hold one kind of times: .*Received: '2024.*' in line 3"),
         ("2024-01-01 01:00", "1.1.2024", "column 'time' must hold times such as 2024-01-31 13:00"),
         ("2024-01-01 01:00", "", "column 'time' must hold times.*Received: '' in line 3"),
@@ -300,7 +304,7 @@ def test_splits_that_do_not_fit(arguments, message):
         (lambda: ramp(3, times=np.array([1, 3, 3])), "Times must rise by one step, 2 here"),
         (lambda: ramp(3, times=np.array([3, 2, 1])), "Times must rise by one step"),
         (lambda: ramp(6, times=np.array([9, 1, 5, 3, 40, 20])), "step in each series.*Sort"),
-        (lambda: ramp(6, times=DAYS[[0, 1, 2, 3, 4, 7]]), "1 day here.*weekends are, leave out"),
+        (lambda: ramp(6, times=DAYS[[0, 1, 2, 3, 4, 7]]), "1 day here.*weekends, leave out"),
         (lambda: Columns([]), "`targets` must name at least one column"),
         (lambda: Columns(["a"], past=["a"]), "Each column has one role. Received twice: a"),
         (

@@ -232,7 +232,7 @@ def test_a_backtest_of_a_run(trained, tmp_path):
     with pytest.raises(ValueError, match="b.csv already exists"):
         forecasts.backtest(trained, path, output)
     old = write(tmp_path / "old.csv", 200)
-    with pytest.raises(ValueError, match="no 4 rows from .* on, where the test part of the run"):
+    with pytest.raises(ValueError, match="no 4 rows from .* on, the start of the run's test part"):
         forecasts.backtest(trained, old, tmp_path / "old_b.csv")
 
 
@@ -431,7 +431,7 @@ def test_labelled_windows_have_one_class(tmp_path):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"people": "ab"}, "there must be three. Received: 2 in the column 'who'"),
+        ({"people": "ab"}, "so at least three. Received: 2 in the column 'who'"),
         ({"people": "abcda"}, "must keep the rows of a series together"),
         ({"text": "one"}, "`motion` must name two classes"),
         ({"rows": 12}, "split 'train' has no 8 consecutive rows of one class"),
@@ -452,7 +452,10 @@ def test_a_classifier_names_series_without_windows(tmp_path):
 
 def test_columns_of_a_classifier(tmp_path):
     path = write_signals(tmp_path / "motion.csv")
-    for targets, match in ((["motion", "y"], "one column of names"), (["y"], "Received twice: y")):
+    for targets, match in (
+        (["motion", "y"], "must be a single column"),
+        (["y"], "Received twice: y"),
+    ):
         with pytest.raises(ValueError, match=match):
             zoo.datasets.load("labelled_series", path=path, targets=targets, past=["x", "y"],
                       series="who", window=8)  # fmt: skip
@@ -514,7 +517,7 @@ def test_the_recipe_of_whole_series():
     given = zoo.recipe("tcn_classifier", data="whole_series", pooling="last", schedule=None)
     assert given.arguments["pooling"] == "last" and given.training.schedule is None
     assert zoo.recipe("tcn_classifier").arguments["pooling"] == "last"
-    with pytest.raises(ValueError, match="`window` must be given"):
+    with pytest.raises(ValueError, match="`window` must be the number of steps"):
         zoo.trellisnet_classifier(window=None)
     with pytest.raises(ValueError, match="`pooling` must be one of average, average_max, last"):
         zoo.tcn_classifier(pooling="max")

@@ -17,7 +17,7 @@ def one_step_forecasts(
         model: `Forecaster` with a backbone that streams.
         series: Array (time, channels).
         future_covariates: Array (horizon, future_channels), the steps after the series. Defaults to
-            `None`: the last forecasts, which would need them, are left out.
+            `None`, which leaves out the last forecasts, as they would need them.
 
     Returns:
         Array (time, targets) or (time, targets, quantiles): row t is the forecast of step t + 1.
@@ -59,10 +59,10 @@ def anomaly_scores(
             values of a model with `future_channels` have no score.
 
     Returns:
-        Array (time, targets). NaN where a value is missing or has no forecast, as the first one.
+        Array (time, targets). NaN where a value is missing or, like the first, has no forecast.
 
     Raises:
-        ValueError: If the model makes no forecasts or does not stream, or arguments do not fit.
+        ValueError: If the model is not a forecaster or cannot stream, or arguments do not match it.
 
     Example:
 

@@ -1,13 +1,14 @@
-"""Files of the UCR and UEA archives: whole series with a class each.
+"""Files of the UCR and UEA archives: whole series with one class each.
 
 - `.ts`, the format of sktime and aeon: `0.1,0.2:1.5,?:label`, channels between colons;
 - `.arff`, Weka's: univariate, or multivariate by a relational attribute (which `scipy.io.arff`
   does not read);
-- `.tsv` and `.txt`, the UCR archive's own: label first, tabs, spaces or commas between values.
+- `.tsv` and `.txt`, the UCR archive: the label, then the values, separated by tabs, spaces or
+  commas.
 
-All may end with `.gz`. Times are not read: steps are equal. What is missing (`?` or `NaN`) is NaN;
-missing values at the end of a series are no steps of it, which is how files of equal lines hold
-series of different lengths.
+All may be compressed (`.gz`). Timestamps are not supported: steps are equal. Missing values (`?` or
+`NaN`) are NaN. Missing values at the end of a series shorten it, which is how files with lines of
+equal length store series of different lengths.
 """
 
 import csv
@@ -33,13 +34,13 @@ _HEADERS = {
 
 
 class ArchiveFile(NamedTuple):
-    """What a file of an archive holds.
+    """The contents of an archive file.
 
     Attributes:
         series: List of float32 arrays (steps, channels), NaN where a value is missing.
-        labels: List of the names of their classes; empty if the file has none.
+        labels: List of their class names; empty if the file has none.
         classes: Names of the classes, in the order in which the file declares them, otherwise
-            sorted, numbers by their size.
+            sorted, with numbers in numerical order.
     """
 
     series: list[np.ndarray]
@@ -52,7 +53,7 @@ class _Refused(Exception):
 
 
 def has_archive_name(path: str | os.PathLike) -> bool:
-    """Returns whether the name of a file ends as those of an archive do, perhaps with `.gz`."""
+    """Returns whether a file name has the suffix of an archive file, optionally with `.gz`."""
     return _suffix(path) in SUFFIXES
 
 
@@ -60,12 +61,12 @@ def read_archive_file(path: str | os.PathLike) -> ArchiveFile:
     """Reads a file of the UCR or UEA archive.
 
     Args:
-        path: The file. Its name ends with `.ts`, `.arff`, `.tsv` or `.txt`, and perhaps `.gz`.
+        path: The file, `.ts`, `.arff`, `.tsv` or `.txt`, optionally compressed (`.gz`).
 
     Raises:
-        ValueError: If the file is not of its format, holds numbers to predict instead of classes,
-            or a series has no values, infinite ones, or other channels than the first. The message
-            names the line.
+        ValueError: If the file is malformed or has regression targets instead of classes, or a
+            series has no values, infinite values, or a different number of channels than the first.
+            The message names the line.
         OSError: If the file cannot be read.
     """
     path = Path(path).expanduser()
@@ -94,7 +95,7 @@ def _suffix(path):
 
 
 class _Lines:
-    """The lines of a file that are not empty and no comments, without the spaces around them.
+    """The stripped lines of a file, without empty lines and comments.
 
     Attributes:
         number: Number of the line that was read last, from 1.
@@ -209,9 +210,9 @@ def _read_ts(lines):
                 raise _Refused(f"Unknown header. Received: {_short(line)}")
             header[name.lower()] = words
             if name.lower() == "timestamps" and _flag(words):
-                raise _Refused("Series with times (@timeStamps true) are not read, only values.")
+                raise _Refused("Series with timestamps (@timeStamps true) are not supported.")
             if name.lower() == "targetlabel" and _flag(words):
-                raise _Refused("Numbers to predict (@targetLabel) are no classes.")
+                raise _Refused("Regression targets (@targetLabel) are not supported, only classes.")
     return found.result(classes)
 
 
@@ -300,7 +301,7 @@ def _arff_words(line):
     try:
         words = next(csv.reader([line], quotechar=quote, skipinitialspace=True), [])
     except csv.Error as error:
-        raise _Refused(f"This is not a line of ARFF: {error}") from None
+        raise _Refused(f"Invalid ARFF line: {error}") from None
     return [word.strip().strip("'\"") for word in words]
 
 

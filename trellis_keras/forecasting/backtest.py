@@ -1,4 +1,4 @@
-"""Backtests: forecasts from many origins in the past, beside simple ones, and how good they were.
+"""Backtests: forecasts from many origins in the past, and their errors, with simple baselines.
 
 _, _, test = series.split(window=168, horizon=24)
 rows = forecasting.backtest(model, test, origins=20)
@@ -65,33 +65,34 @@ def backtest(
     overwrite: bool = False,
     verbose: int = 0,
 ) -> pa.Table:
-    """Forecasts from origins that are spread evenly over a part of the time.
+    """Forecasts from origins spread evenly over a part of the time.
 
-    From each origin the model forecasts its horizon, with quantiles calibrated on what was known by
-    then. Beside it there are simple forecasts: `naive`, the last value; `drift`, the line through
-    the first and the last value; `seasonal_naive`, the last season, whose length is found in the
-    rows before the part; and `ridge`, a ridge regression on the window, fitted on these rows and
-    again with each refit.
+    From each origin the model forecasts its horizon, with quantiles calibrated on the data before
+    the origin. The baselines are `naive`, the last value; `drift`, the line through the first and
+    the last value; `seasonal_naive`, the last season, whose length is detected in the rows before
+    the part; and `ridge`, a ridge regression on the window, fitted on these rows and again with
+    each refit.
 
-    Until the output is complete, the folder `<output>.unfinished` holds the rows of each origin.
+    Until the output is complete, the folder `<output>.unfinished` stores the rows of each origin.
     The same call resumes an interrupted backtest.
 
     Args:
         model: `Forecaster`.
-        test: The windows that may be forecast, of a part that the model was not trained on.
-        origins: Positive integer, number of origins, at most as many as there are. Defaults to 20.
+        test: The windows to forecast, from a part that the model was not trained on.
+        origins: Positive integer, number of origins; all of them if there are fewer. Defaults
+            to 20.
         refit: Function that returns a model trained on the `Windows` before an origin. Defaults to
             `None`, the same model for all origins.
-        every: Positive integer, number of origins until `refit` is called. Defaults to 1.
-        output: CSV or Parquet file to write, by its suffix. Defaults to `None`, no file.
-        overwrite: Boolean, whether to replace an output that exists. Defaults to `False`.
+        every: Positive integer, number of origins between calls of `refit`. Defaults to 1.
+        output: File to write, `.csv` or `.parquet`. Defaults to `None`, no file.
+        overwrite: Boolean, whether to replace an existing output. Defaults to `False`.
         verbose: 1 shows a progress bar on the standard error stream. Defaults to 0.
 
     Returns:
-        An Arrow table with a row for each origin, series, target and step: `origin` (the last time
-        that is known, or its row, from 1), `series`, `target`, `step` (from 1), `actual`,
-        `forecast` (of a model with quantiles the middle one), `q10`, ... (its quantiles), the
-        simple forecasts, and `scale`, the mean absolute error of the seasonal naive forecast in the
+        An Arrow table with a row for each origin, series, target and step: `origin` (the last known
+        time, or its row, from 1), `series`, `target`, `step` (from 1), `actual`, `forecast` (the
+        middle quantile of a model with quantiles), `q10`, ... (its quantiles), the baselines, and
+        `scale`, the mean absolute error of the seasonal naive forecast in the
         rows before the part, for the MASE.
 
     Raises:
@@ -294,7 +295,7 @@ def _origins(test, count):
     moments = np.unique(np.concatenate([clock[own - 1] for own in rows]))
     if len(moments) < count:
         warnings.warn(
-            f"The rows hold {len(moments)} origins, all of which are used. Received: "
+            f"The rows have only {len(moments)} origins, all of which are used. Received: "
             f"origins={count}",
             stacklevel=4,
         )
@@ -312,16 +313,16 @@ def _origins(test, count):
 
 
 def backtest_scores(rows: pa.Table, by: Sequence[str] = ("target",)) -> pa.Table:
-    """Returns how good the forecasts of a backtest are, beside the simple ones.
+    """Returns the scores of the forecasts of a backtest and of its baselines.
 
-    All figures are over the values that are known. `smape` and `wape` are shares, not percent;
+    All figures are over known values. `smape` and `wape` are shares, not percent;
     `pinball` is the mean over the quantiles; `crps` is that of the quantile function which is
     linear between the quantiles; `coverage` and `width` are of the band between the outer ones.
 
     Args:
-        rows: What `backtest` returns.
-        by: Names of columns, such as `["target", "series"]` or `["step"]`: there are figures for
-            each combination of their values. Defaults to `("target",)`.
+        rows: Table returned by `backtest`.
+        by: Names of the columns to group by, such as `["target", "series"]` or `["step"]`.
+            Defaults to `("target",)`.
 
     Returns:
         An Arrow table with a row for each combination and forecast: the columns of `by`, `method`
@@ -401,15 +402,15 @@ def _pinball(actual, bands, levels):
 
 
 def backtest_tables(rows: pa.Table) -> list[list[tuple[str, ...]]]:
-    """Returns the figures of a backtest as tables of text: headers, and their rows.
+    """Returns the scores of a backtest as tables of strings, each a header and its rows.
 
-    The first has all figures for each target. The others have the mean absolute errors, and
-    coverage and width of the band, by step ahead, and by series where there are several. Of many
-    steps or series, those are shown that are spread evenly, or on which the model is worst beside
-    the best simple forecast.
+    The first table has all scores for each target. The others have the mean absolute errors and the
+    coverage and width of the band, by step ahead and, with several series, by series. If there are
+    many, only evenly spaced steps are shown, and only the series on which the model is worst
+    relative to the best baseline.
 
     Args:
-        rows: What `backtest` returns.
+        rows: Table returned by `backtest`.
     """
     whole = backtest_scores(rows).to_pylist()
     tables: list[list[tuple[str, ...]]] = [[("target", "forecast", *METRICS)]]

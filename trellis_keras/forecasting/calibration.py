@@ -11,14 +11,14 @@ from trellis_keras.forecasting.losses import middle_quantile
 def conformal_scale(
     outputs: np.ndarray, targets: np.ndarray, quantiles: Sequence[float]
 ) -> np.ndarray:
-    """Returns factors for the gaps between quantiles with which these hold for the targets.
+    """Returns the factors of the gaps between quantiles that calibrate them on the targets.
 
-    Conformalized quantile regression (Romano et al. 2019, each side for itself), with the gap to
-    the next quantile nearer to the middle as the unit of the scores.
+    Conformalized quantile regression (Romano et al. 2019, separately for each side), with scores in
+    units of the gap to the next quantile towards the middle.
 
     Args:
         outputs: Array (..., targets, quantiles) of increasing quantiles.
-        targets: Array (..., targets). Missing values (NaN) do not count.
+        targets: Array (..., targets). Missing values (NaN) are ignored.
         quantiles: Increasing floats between 0 and 1.
 
     Returns:

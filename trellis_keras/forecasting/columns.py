@@ -22,7 +22,7 @@ _MISSING = pa.array(["", "na", "n/a", "<na>", "nan", "null", "none"])
 _KINDS = {"integers": pa.int64(), "dates": pa.timestamp("s"), "UTC": pa.timestamp("s", "UTC")}
 _TIMES = "must hold times such as 2024-01-31 13:00, or integers"
 _ONE_KIND = (
-    "must hold one kind of times: with an offset from UTC, without one, or integers, all of them"
+    "must hold one kind of times: all with an offset from UTC, all without one, or all integers"
 )
 _TOGETHER = "must keep the rows of a series together: sort them by series and time"
 _YEARS = (1700, 2200)  # of times such as 20240131
@@ -34,12 +34,12 @@ class Columns:
 
     Args:
         targets: Names of the columns to forecast, at least one.
-        past: Names of covariates that are known up to the present only. Defaults to `()`.
-        future: Names of covariates that are known in the future too. Defaults to `()`.
+        past: Names of covariates known up to the present only. Defaults to `()`.
+        future: Names of covariates also known in the future. Defaults to `()`.
         static: Names of features that do not change within a series. Defaults to `()`.
         time: Name of the column of times: ISO 8601, `20240131`, `202401` or `2024 Q1`, or integers.
-            Defaults to `None`: rows follow each other at equal steps.
-        series: Name of the column that tells several series apart. Defaults to `None`: one series.
+            Defaults to `None`, rows at equal steps.
+        series: Name of the column that identifies the series. Defaults to `None`, one series.
 
     Raises:
         ValueError: If there is no target, or a name occurs twice.
@@ -76,11 +76,11 @@ class Columns:
 
     @property
     def future_channels(self) -> int:
-        """Number of channels that are known in the future, which are the last ones."""
+        """Number of channels known in the future, the last ones."""
         return len(self.future) + len(self.static)
 
     def find(self, header: Sequence[str], where: str) -> dict[str, int]:
-        """Return {name: position} of all columns in a header.
+        """Returns {name: position} of all columns in a header.
 
         Args:
             header: The names of a table's columns, in any order.
@@ -132,7 +132,7 @@ def read_table(
     place: Callable[[int], str],
     label: str | None = None,
 ) -> Table:
-    """Read a table block by block. The values go to a temporary file.
+    """Reads a table block by block. The values go to a temporary file.
 
     Args:
         columns: `Columns`.
@@ -228,7 +228,7 @@ class _Times:
         self._moments.frombytes(moments.cast(pa.int64()).to_numpy().tobytes())
 
     def result(self) -> tuple[np.ndarray | None, bool]:
-        """Return the times, and whether they are in UTC."""
+        """Returns the times, and whether they are in UTC."""
         times = np.frombuffer(self._moments, "int64")
         if self._kind is None:
             return None, False
@@ -257,12 +257,12 @@ class _Times:
 
 
 def _types_of(texts):
-    """Return the types of time that texts can be cast to."""
+    """Returns the types of time that texts can be cast to."""
     return [dtype for dtype in _KINDS.values() if try_cast(texts, dtype) is not None]
 
 
 def _forms(texts):
-    """Yield texts as they are, then as ISO 8601 that pyarrow reads."""
+    """Yields texts as they are, then as ISO 8601 that pyarrow reads."""
     yield texts
     texts = pc.utf8_trim_whitespace(texts)
     texts = pc.replace_substring_regex(texts, r"(:[0-9][0-9])[.][0-9]*", r"\1")  # fractions
@@ -305,7 +305,7 @@ class _Classes:
         self._rows.frombytes(np.array(codes, "int32")[encoded.indices.to_numpy()].tobytes())
 
     def result(self) -> tuple[np.ndarray, tuple[str, ...]]:
-        """Return the classes of the rows, and their names."""
+        """Returns the classes of the rows, and their names."""
         classes = sorted(name for name in self._codes if name)
         numbers = {name: number for number, name in enumerate(classes)}
         order = np.array([numbers.get(name, -1) for name in self._codes], "int32")
@@ -313,7 +313,7 @@ class _Classes:
 
 
 def _compact_dates(numbers):
-    """Return numbers that are all such as 20240131 or 202401 as dates, others as they are."""
+    """Returns numbers that are all such as 20240131 or 202401 as dates, others as they are."""
     is_month = numbers.max(initial=0) < 10**6
     years, rest = np.divmod(numbers, 100 if is_month else 10**4)
     months, days = (rest, 1) if is_month else np.divmod(rest, 100)
@@ -327,7 +327,7 @@ def _compact_dates(numbers):
 
 
 def as_arrow(values: np.ndarray | pa.ChunkedArray) -> pa.Array:
-    """Return an array of a frame for `read_table`. Python objects of several types become texts."""
+    """Returns a frame's array for `read_table`. Python objects of mixed types become strings."""
     if isinstance(values, pa.ChunkedArray):
         return values.combine_chunks()
     if values.dtype.kind == "M":

@@ -20,7 +20,7 @@ _SCANNED = 10**7  # rows, to find the line of an error
 
 
 class CSVFile:
-    """A CSV file in UTF-8, with `,`, `;` or tab between fields.
+    """A UTF-8 CSV file with `,`, `;` or tab as the separator.
 
     Reading takes constant memory: lines have at most 1 MiB, and a file whose name ends with `.gz`
     unpacks to at most 256 MiB, or 100 times its size.
@@ -56,7 +56,7 @@ class CSVFile:
             raise ValueError(f"{self.path} is not CSV in UTF-8. Received: header {self.header}")
 
     def blocks(self, places: Mapping[str, int]) -> Iterator[dict[str, pa.StringArray]]:
-        """Yield the texts of some rows at a time.
+        """Yields the texts of some rows at a time.
 
         Args:
             places: Dict from the names of the columns to read to their positions in the header.
@@ -99,7 +99,7 @@ class CSVFile:
             raise ValueError(f"{self.path} is not CSV: {reason}") from error
 
     def place(self, row: int) -> str:
-        """Return where a row starts, such as `"line 7"`, for an error message.
+        """Returns where a row starts, such as `"line 7"`, for an error message.
 
         Args:
             row: Integer, number of the row after the header, from 0.
@@ -122,7 +122,7 @@ class CSVFile:
         return texts
 
     def _explain(self, message, rows):
-        """Return pyarrow's message as one about lines."""
+        """Returns pyarrow's message as one about lines."""
         if found := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", message):
             number, expected, count = map(int, found.groups())  # from 1, and of the header
             return f"{self.place(number - 2)} has {count} fields, the header {expected}"
@@ -147,7 +147,7 @@ class CSVFile:
 
 
 def try_cast(values: pa.Array, dtype: pa.DataType) -> pa.Array | None:
-    """Return values as another type, or `None` if pyarrow refuses one of them."""
+    """Returns values as another type, or `None` if pyarrow refuses one of them."""
     try:
         return values.cast(dtype)
     except pa.ArrowInvalid:
@@ -155,7 +155,7 @@ def try_cast(values: pa.Array, dtype: pa.DataType) -> pa.Array | None:
 
 
 def first_refused(values: pa.Array, dtype: pa.DataType) -> int:
-    """Return the index of the first value that cannot be cast to a type. There is one."""
+    """Returns the index of the first value that cannot be cast to a type. There is one."""
     first, last = 0, len(values)
     while last - first > 1:
         middle = (first + last) // 2

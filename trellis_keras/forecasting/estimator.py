@@ -1,4 +1,4 @@
-"""From a table to forecasts in one call.
+"""Forecasts a table in two calls.
 
 fitted = forecasting.fit("load.csv", horizon=24, targets="load", time="time")
 forecast = fitted.predict("load.csv")
@@ -68,27 +68,27 @@ def fit(
     seed: int = 0,
     verbose: int = 0,
 ) -> "FittedForecaster":
-    """Fits a forecaster to a table: the linear map, and a net on what it leaves.
+    """Fits a forecaster to a table: a linear map, and a network on its residuals.
 
-    The series are split by time. The net is trained on the training part until the loss of the
-    validation part stops falling, which also chooses how much of the net is used and how wide the
-    bands are. The report compares the forecasts of the test part with those of simple methods.
+    The series are split by time. The network is trained on the training part until the validation
+    loss stops falling. The validation part also determines how much of the network is used and how
+    wide the bands are. The report compares the forecasts of the test part with simple baselines.
 
     Args:
-        data: Path of a CSV file, or a data frame of pandas or polars, an Arrow table, or a dict of
-            arrays. Rows are sorted by series and time.
+        data: Path of a CSV file, a pandas or polars data frame, an Arrow table, or a dict of
+            arrays, with rows sorted by series and time.
         horizon: Positive integer, number of steps to forecast.
         targets, past, future, static, time, series: Names of columns, see `Columns`.
         window: Integer, at least `horizon`, number of rows that a forecast reads. Defaults to
-            `None`: three seasons, which are found in the data, or more where these are long, as far
-            as they are long enough.
+            `None`: three seasons, which are detected in the data, more for long series, and fewer
+            for short ones.
         quantiles: Increasing floats between 0 and 1, or `None` for one value per step. Defaults to
             `(0.1, 0.5, 0.9)`.
-        backbone: The net, as in `Forecaster`, which must stream. Defaults to `None`, a TCN of 32
-            filters whose receptive field is the window.
-        epochs: Integer, number of epochs at most; 0 fits the linear map alone. Defaults to 30.
+        backbone: The network, as in `Forecaster`, which must support streaming. Defaults to `None`,
+            a TCN with 32 filters whose receptive field is the window.
+        epochs: Integer, maximum number of epochs; 0 fits the linear map alone. Defaults to 30.
         shares: As in `TimeSeries.split`. Defaults to `(0.7, 0.15, 0.15)`.
-        seed: Integer seed of weights and order. Defaults to 0.
+        seed: Integer seed of the weights and the order of windows. Defaults to 0.
         verbose: As in `keras.Model.fit`. Defaults to 0.
 
     Returns:
@@ -153,11 +153,11 @@ def _read(data, columns):
 def choose_window(table: TimeSeries, horizon: int, share: float) -> int:
     """Returns the number of rows that a forecast of series reads by default.
 
-    It is three seasons, at least two horizons and a thirtieth of the training part, which may have
-    longer seasons too, and at most a third of it or 336.
+    This is three seasons, or a thirtieth of the training part if that is longer, up to 336 rows,
+    but at least two horizons, and at most a third of the training part.
 
     Args:
-        table: `TimeSeries`, of whose first target seasons are found.
+        table: `TimeSeries`, whose first target determines the season.
         horizon: Positive integer, number of steps to forecast.
         share: Float, the share of the training part.
     """
@@ -193,9 +193,9 @@ def _season(values, horizon):
 
 
 def dilations_within(window: int, kernel_size: int, convolutions: int = 1) -> list[int]:
-    """Returns 1, 2, 4, ... and a rest, such that the receptive field is at most the window.
+    """Returns dilations 1, 2, 4, ... and a remainder whose receptive field fits the window.
 
-    (A window that is too short for a dilation of 1 gets it.)
+    (There is always a dilation of 1, even if the window is too short for it.)
 
     Args:
         window: Positive integer, number of rows.
@@ -227,14 +227,14 @@ def train_forecaster(
     Args:
         model: `Forecaster` with `normalize=True`.
         train, valid: `Windows`.
-        epochs: Integer, number of epochs at most; with 0 a linear map is fitted alone.
+        epochs: Integer, maximum number of epochs; 0 fits the linear map alone.
         batch_size: Positive integer. Defaults to 64.
-        callbacks: Those of `fit`. Defaults to none.
-        seed: Integer seed of the order. Defaults to 0.
+        callbacks: Callbacks for `fit`. Defaults to none.
+        seed: Integer seed of the order of windows. Defaults to 0.
         verbose: As in `keras.Model.fit`. Defaults to 0.
 
     Returns:
-        The share of the net, see `settle`; `None` without epochs.
+        The share of the network that is used, see `settle`; `None` without epochs.
     """
     model.adapt(train, valid)
     if epochs:
@@ -255,15 +255,15 @@ def train_forecaster(
 def settle(
     model: Forecaster, valid: Windows, batch_size: int = TRAINING["batch_size"]
 ) -> float | None:
-    """Weighs the net of a trained model against its linear map, and calibrates its bands.
+    """Chooses how much of a trained model's network to use, and calibrates its bands.
 
     Args:
         model: `Forecaster`.
-        valid: The windows of the validation part. The last of them calibrate.
+        valid: The windows of the validation part. The last ones calibrate the bands.
         batch_size: Positive integer. Defaults to 64.
 
     Returns:
-        The share of the net that is used, or `None` of a model without a linear map.
+        The share of the network that is used, or `None` for a model without a linear map.
     """
     share = None
     if model.linear is not None:
@@ -275,13 +275,13 @@ def settle(
 
 
 class FittedForecaster:
-    """A forecaster and the columns that it reads, as `forecasting.fit` returns it.
+    """A forecaster and the columns that it reads, as returned by `forecasting.fit`.
 
     Args:
         model: `Forecaster`.
         columns: `Columns` of the tables.
         window: Positive integer, number of rows that a forecast reads.
-        report: Dict, what `forecasting.report` says of the test part.
+        report: Dict of figures for the test part, see `forecasting.report`.
     """
 
     def __init__(self, model: Forecaster, columns: Columns, window: int, report: dict[str, Any]):
@@ -294,25 +294,25 @@ class FittedForecaster:
         return describe_report(self.report)
 
     def predict(self, data: Any, steps: int | None = None) -> Any:
-        """Returns the forecast of what follows the rows of a table, in the units of the data.
+        """Returns the forecast of the steps that follow a table, in the units of the data.
 
-        Bands are calibrated on the recent past of each series. With columns that are known in the
-        future, the forecast starts after the last value of a target, and the rows from there on
-        hold these columns.
+        Bands are calibrated on the recent past of each series. With columns known in the future,
+        the forecast starts after the last value of a target, and the rows that follow must have
+        these columns.
 
         Args:
             data: As in `fit`, with the same columns.
             steps: Positive integer, number of steps. Defaults to `None`, the horizon.
 
         Returns:
-            A table with a row for each series, target and step: the columns of time (without one
-            `step`, from 1) and of series, if the data have them, under their names; `target`; and
-            `q10`, `q50`, ... of a model with quantiles, else `forecast`. It is a pandas data frame
-            where pandas is installed, otherwise an Arrow table.
+            A table with a row for each series, target and step: the time column, or `step` (from 1)
+            without one, and the series column, if any, under their own names; `target`; and `q10`,
+            `q50`, ... for a model with quantiles, otherwise `forecast`. It is a pandas data frame
+            if pandas is installed, otherwise an Arrow table.
 
         Raises:
-            ValueError: If the table does not fit the model, all its series are too short, or a
-                column that is known in the future has missing values.
+            ValueError: If the table does not match the model, all its series are too short, or a
+                column known in the future has missing values.
         """
         table = _read(data, self.columns)
         where = str(data) if isinstance(data, (str, os.PathLike)) else "The frame"
@@ -346,15 +346,15 @@ class FittedForecaster:
         """Writes a folder that `FittedForecaster.load` reads.
 
         Args:
-            path: The folder. One that `save` wrote is replaced.
+            path: The folder. A folder written by `save` is replaced.
 
         Raises:
-            ValueError: If it holds anything else.
+            ValueError: If the folder has any other contents.
             OSError: If it cannot be written.
         """
         path = pathlib.Path(path).expanduser()
         if path.exists() and not (path / _ABOUT).is_file():
-            raise ValueError(f"{path} exists, and holds no forecaster. Choose another name.")
+            raise ValueError(f"{path} exists and is not a saved forecaster. Choose another name.")
         columns = {
             name: getattr(self.columns, name)
             for name in ("targets", "past", "future", "static", "time", "series")
@@ -366,13 +366,13 @@ class FittedForecaster:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "FittedForecaster":
-        """Returns what `save` wrote.
+        """Returns the forecaster that `save` wrote.
 
         Args:
             path: The folder.
 
         Raises:
-            ValueError: If a file is damaged, or the model is no `Forecaster`.
+            ValueError: If a file is damaged, or the model is not a `Forecaster`.
             OSError: If a file cannot be read.
         """
         folder = pathlib.Path(path).expanduser()

@@ -1,4 +1,4 @@
-"""The model that forecasts time series, over any causal backbone."""
+"""The model that forecasts time series, on any causal backbone."""
 
 import numbers
 from collections.abc import Sequence
@@ -41,49 +41,48 @@ _LEAST_GAP = 1e-3  # between quantiles, in units of the windows' scale
 class Forecaster(SequenceModel):
     """Forecasts the next steps of time series, with any causal backbone.
 
-    With `quantiles` there is a band around each forecast. `compile` defaults to the mean squared
-    error and the metrics `"mae"` and `"rmse"`; with `quantiles` to the pinball loss and
-    `"pinball"`, `"coverage"` and the `"mae"` of the middle quantile. Keras metrics passed to
-    `compile` receive only the values that are not missing, and only the middle quantile.
+    With `quantiles` each forecast has a prediction interval. `compile` defaults to the mean squared
+    error and the metrics `"mae"` and `"rmse"`, and with `quantiles` to the pinball loss and the
+    metrics `"pinball"`, `"coverage"` and the `"mae"` of the middle quantile. Keras metrics passed
+    to `compile` only receive known values, and only the middle quantile.
 
-    With `normalize=True` the model takes inputs and gives outputs in the units of the data: `adapt`
-    takes the statistics from the training data, and they are saved with the weights. The loss is
-    that of standardized values, so that it does not depend on the targets' units; metrics are in
-    the units of the data.
+    With `normalize=True` inputs and outputs are in the units of the data: `adapt` computes the
+    statistics of the training data, which are saved with the weights. The loss is computed on
+    standardized values, so it does not depend on the targets' units; metrics are in the units of
+    the data.
 
-    With `linear_window` a linear map forecasts from the last steps, and the backbone adds what the
-    map leaves. `adapt` fits the map in closed form, after which the model forecasts well without
-    any training. The loss is in units of the mean change of each window then. After training,
-    `weigh_net` takes as much of the net as it helps.
+    With `linear_window` the forecast is a linear map of the last steps plus the output of the
+    backbone, which is trained on the map's residuals. `adapt` fits the map in closed form, after
+    which the model forecasts well without any training. The loss is then in units of the mean
+    change of each window. After training, `weigh_net` keeps as much of the network as helps.
 
-    After training, `calibrate` adjusts the quantiles to data that the model has not seen.
+    After training, `calibrate` adjusts the quantiles on held-out data.
 
-    Targets may be missing (NaN): they count neither in the loss nor in the metrics. `sample_weight`
+    Missing targets (NaN) are excluded from the loss and the metrics. `sample_weight`
     may have the shape of the targets, or of their leading axes.
 
     Args:
         backbone: Layer from (batch, time, channels) to (batch, hidden), the last step
             (`return_sequences=False`), or with `per_step` to (batch, time, hidden).
         horizon: Positive integer, number of steps to forecast.
-        targets: Positive integer, number of series that are forecast, the first channels of the
-            inputs. Defaults to 1.
+        targets: Positive integer, number of channels to forecast, the first ones of the inputs.
+            Defaults to 1.
         quantiles: Increasing floats between 0 and 1. Outputs get a last axis of quantiles, which do
             not cross. Defaults to `None`, one value per target and step.
-        future_channels: Integer, how many of the last input channels are known in the future, such
-            as the hour of the day. At each step they hold the value `horizon` steps ahead, so that
-            the backbone has seen them up to the end of the forecast. Defaults to 0.
-        per_step: Boolean, whether there is a forecast after each step. Defaults to `False`.
-        normalize: Boolean, whether the model standardizes inputs and targets, see `adapt`. Missing
-            inputs (NaN) read as the mean of their channel then. Defaults to `False`.
+        future_channels: Integer, number of input channels known in the future, the last ones, such
+            as the hour of the day. At each step they have the value `horizon` steps ahead, so the
+            backbone sees them up to the end of the forecast. Defaults to 0.
+        per_step: Boolean, whether to forecast after each step. Defaults to `False`.
+        normalize: Boolean, whether the model standardizes inputs and targets, see `adapt`. It then
+            replaces missing inputs (NaN) with the mean of their channel. Defaults to `False`.
         linear_window: Integer of 2 or more, the number of last steps that a linear map reads, see
-            `forecasting.linear`. It needs `normalize=True`. The head's kernel starts with zeros
-            then. Defaults to `None`, no map.
-        input_dropout: Float in [0, 1), rate of dropped inputs, each by itself. Defaults to 0.
-        output_dropout: Float in [0, 1), rate of dropped outputs of the backbone, each by itself.
-            Defaults to 0.
+            `forecasting.linear`. Requires `normalize=True`. The head's kernel is then initialized
+            with zeros. Defaults to `None`, no map.
+        input_dropout: Float in [0, 1), dropout rate of the inputs. Defaults to 0.
+        output_dropout: Float in [0, 1), dropout rate of the backbone's outputs. Defaults to 0.
         kernel_initializer: Initializer for W. Defaults to Glorot uniform.
         bias_initializer: Initializer for b. Defaults to `"zeros"`.
-        seed: Integer seed of the dropouts and the default initializer. Defaults to `None`.
+        seed: Integer seed of dropout and the default initializer. Defaults to `None`.
 
     Call arguments:
         inputs: Tensor (batch, time, channels).
@@ -98,7 +97,7 @@ class Forecaster(SequenceModel):
         ValueError: If arguments are out of range, the backbone has other outputs, or inputs or
             targets are of the wrong shape.
 
-    Example: a forecast of six steps of one target, from its past and another series.
+    Example: forecast six steps of one target from its past and another series.
 
     >>> x = np.random.rand(8, 12, 2)
     >>> backbone = TCN(8, kernel_size=3, depth=2, return_sequences=False)
@@ -110,7 +109,7 @@ class Forecaster(SequenceModel):
     >>> model.forecast(x[0]).shape
     (6, 1, 3)
 
-    A linear map, which needs no training.
+    A linear map needs no training.
 
     >>> backbone = TCN(8, kernel_size=3, depth=2, return_sequences=False)
     >>> model = Forecaster(backbone, horizon=6, normalize=True, linear_window=12)
@@ -221,8 +220,8 @@ class Forecaster(SequenceModel):
             return self._outputs(hidden)
         if mask is not None:
             raise ValueError(
-                "The linear map reads the last steps, so none can be masked: leave padding out, or "
-                "use linear_window=None. Received: a mask"
+                "The linear map reads the last steps, so none can be masked: remove the padding, "
+                "or use linear_window=None. Received: a mask"
             )
         return self._outputs(hidden, self.linear(self._linear_inputs(inputs)))
 
@@ -270,17 +269,17 @@ class Forecaster(SequenceModel):
         train: Windows | np.ndarray | Sequence[np.ndarray],
         valid: Windows | np.ndarray | Sequence[np.ndarray] | None = None,
     ) -> None:
-        """Takes the statistics of the training data, and fits the linear map if there is one.
+        """Computes the statistics of the training data, and fits the linear map, if any.
 
-        Call it before `fit`. It is for a model with `normalize=True`, which clips inputs of its
-        backbone to 10 standard deviations from the mean. Missing values (NaN) are ignored. A
-        constant channel is only centered.
+        Call it before `fit`. It requires `normalize=True`, with which the model clips the inputs of
+        its backbone to 10 standard deviations from the mean. Missing values (NaN) are ignored, and
+        constant channels are only centered.
 
         Args:
             train: `Windows` of the training part, or its rows: an array (..., channels), or a
                 sequence of such arrays, one for each series, which may be memory-mapped.
-            valid: The validation part, by which a linear map is chosen, or `None`. Statistics and
-                map are those of the training part.
+            valid: The validation part, used to select the linear map, or `None`. The statistics and
+                the map are fitted on the training part.
 
         Raises:
             ValueError: If the model has normalize=False, a channel has no values, or there is no
@@ -326,15 +325,15 @@ class Forecaster(SequenceModel):
         return x, ops.convert_to_numpy(self.target_normalization.standardize(y))
 
     def weigh_net(self, x: Any, y: Any = None, batch_size: int | None = None) -> float:
-        """Keeps as much of the net as helps on data that it was not trained on.
+        """Keeps as much of the network as helps on held-out data.
 
-        The net's part of the forecasts, of the middle quantile, is multiplied by 0, 1/4, 1/2, 3/4
-        or 1: the one with the least mean absolute error, or 0 if the linear map alone is not worse
-        by more than one standard error, or there are fewer than four horizons of windows. It
-        becomes a part of the weights. Call it after `fit` and before `calibrate`.
+        The network's contribution to the middle quantile is multiplied by 0, 1/4, 1/2, 3/4 or 1:
+        the factor with the lowest mean absolute error, or 0 unless the linear map alone is worse by
+        more than one standard error and there are at least four horizons of windows. The factor is
+        folded into the weights. Call it after `fit` and before `calibrate`.
 
         Args:
-            x: Inputs, or a `PyDataset`, as in `calibrate`: windows in the order of time.
+            x: Inputs, or a `PyDataset`, as in `calibrate`: windows in chronological order.
             y: Targets. Defaults to `None`, for a `PyDataset`.
             batch_size: As in `keras.Model.predict`.
 
@@ -342,7 +341,7 @@ class Forecaster(SequenceModel):
             The factor.
 
         Raises:
-            ValueError: If the model has no linear map, or inputs or targets do not fit it.
+            ValueError: If the model has no linear map, or inputs or targets do not match it.
         """
         if self.linear is None:
             raise ValueError("`weigh_net` needs a model with a linear map. Received: none")
@@ -373,24 +372,24 @@ class Forecaster(SequenceModel):
         return share
 
     def calibrate(self, x: Any, y: Any = None, batch_size: int | None = None) -> None:
-        """Calibrates the quantiles on data that the model was not trained on.
+        """Calibrates the quantiles on held-out data.
 
         Quantiles learned from training data may be too narrow or too wide for later data. This is
         conformalized quantile regression (Romano et al. 2019): the middle quantile stays, and each
         gap to the next one is scaled so that the right share of the targets lies beyond it. The
         factors, one for each target and quantile, are saved with the model.
 
-        Call it after `fit`, with validation data: those that come last, if the series changes.
+        Call it after `fit` with validation data, the most recent if the series changes over time.
 
         Args:
-            x: Inputs, or a `PyDataset` of batches (x, y) or (x, y, weight). Rows with weight 0 and
-                missing targets (NaN) do not count.
+            x: Inputs, or a `PyDataset` of batches (x, y) or (x, y, weight). Rows with weight 0
+                and missing targets (NaN) are ignored.
             y: Targets. Defaults to `None`, for a `PyDataset`.
             batch_size: As in `keras.Model.predict`.
 
         Raises:
-            ValueError: If the model has no quantiles beside the middle one, or inputs or targets do
-                not fit it.
+            ValueError: If the model has fewer than two quantiles, or inputs or targets do not match
+                it.
         """
         if self.quantiles is None or not self.has_band:
             raise ValueError(
@@ -492,7 +491,7 @@ class Forecaster(SequenceModel):
                 f"horizon is {self.horizon}. Received: shape {y.shape}"
             )
         if y.size and np.all(np.isnan(y)):
-            raise ValueError("All targets are missing: `y` has NaN only.")
+            raise ValueError("All targets are missing: `y` has only NaN.")
 
     def _check_weights(self, weights):
         """Takes any weights: a gap in a series may fill all of a forecast."""
@@ -533,22 +532,22 @@ class Forecaster(SequenceModel):
     ) -> np.ndarray:
         """Forecasts the targets after the end of a series, in the units of the data.
 
-        Up to the model's horizon the forecast is direct. Beyond it the model forecasts block after
-        block: it reads each forecast as history, by its exact streaming step, so that the work for
-        a block does not depend on the history. A model with quantiles reads `samples` paths that
-        are drawn from them, and the quantiles beyond the horizon are those of the paths.
+        Up to the model's horizon, the forecast is direct. Beyond it, the model forecasts block by
+        block and reads each forecast as history with its exact streaming step, so the work for a
+        block does not depend on the length of the history. A model with quantiles reads `samples`
+        paths sampled from them, and the quantiles beyond the horizon are those of the paths.
 
         Args:
             history: Array (time, channels) or (batch, time, channels): the targets first, then
                 other covariates, and last the `future_channels`, each at its own time. A model with
-                `normalize` reads NaN as the mean of the channel. A history shorter than the
-                training windows is padded with zeros, which makes forecasts worse.
+                `normalize` replaces NaN with the mean of the channel. A history shorter than the
+                training windows is padded with zeros, which makes forecasts less accurate.
             steps: Positive integer, number of steps to forecast. Defaults to `None`, the model's
                 horizon.
             future_covariates: Array (steps, future_channels) or (batch, steps, future_channels),
                 the steps after the history, up to the end of the last block. Defaults to `None`.
-            samples: Positive integer, number of paths of a model with quantiles beyond its
-                horizon. Defaults to 100.
+            samples: Positive integer, number of paths beyond the horizon of a model with
+                quantiles. Defaults to 100.
             seed: Integer seed of the paths. Defaults to `None`.
 
         Returns:
@@ -556,8 +555,8 @@ class Forecaster(SequenceModel):
 
         Raises:
             ValueError: If arguments have the wrong shape, a future covariate is NaN, or `steps`
-                exceeds the horizon of a model with covariates that are not known in the future, or
-                with a backbone that does not stream.
+                exceeds the horizon of a model with covariates that are not known in the future or
+                with a backbone that cannot stream.
         """
         return rollout.forecast(self, history, steps, future_covariates, samples, seed)
 

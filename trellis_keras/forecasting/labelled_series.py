@@ -1,4 +1,4 @@
-"""Time series with a class each: windows, such as of sensor readings of people, and whole series.
+"""Labelled time series: windows, such as of people's sensor readings, and whole series.
 
     trellis-keras train tcn_classifier --csv exercises.csv --target exercise --past ax --past ay \\
         --series person --window 50 --output runs/exercises
@@ -19,7 +19,7 @@ from trellis_keras.forecasting.series import TimeSeries, WindowStream
 
 
 class LabelledWindows:
-    """Windows within which the class stays the same, of some of the series.
+    """Windows with a single class, from some of the series.
 
     Args:
         series: `TimeSeries` of the inputs.
@@ -58,11 +58,11 @@ class LabelledWindows:
         return len(self.starts)
 
     def rows(self) -> list[np.ndarray]:
-        """Return the rows of each series, (rows, channels), whose statistics a model takes."""
+        """Returns the rows of each series, (rows, channels), to compute statistics from."""
         return [self.series.values[self.series.rows(i)] for i in self.chosen]
 
     def read(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return `(x, y)`: inputs float32 (batch, window, channels), and classes int32 (batch,).
+        """Returns `(x, y)`: inputs float32 (batch, window, channels), and classes int32 (batch,).
 
         Args:
             index: Integer array (batch,).
@@ -72,7 +72,7 @@ class LabelledWindows:
 
 
 class LabelledSeries:
-    """Whole series with a class each: what a file of the UCR or UEA archive holds.
+    """Whole series with one class each, such as a file of the UCR or UEA archive.
 
     Args:
         series: List of arrays (steps, channels), NaN where a value is missing. They may differ in
@@ -83,7 +83,7 @@ class LabelledSeries:
             `None`, those of the longest one.
 
     Raises:
-        ValueError: If there are no series, or they do not fit together.
+        ValueError: If there are no series, or their numbers of channels differ.
 
     Example:
 
@@ -131,11 +131,11 @@ class LabelledSeries:
             path: The file, see `forecasting.archive_file`.
             classes: Names of the classes, in the order of their numbers. Defaults to `None`, those
                 of the file.
-            window: As above. Values after it are left out, and a warning says of how many series.
+            window: As above. Longer series are truncated, with a warning.
 
         Raises:
-            ValueError: If the file is not of its format, or has a class that is not among
-                `classes`. The message names the line, or the class.
+            ValueError: If the file is malformed, or has a class that is not in `classes`. The
+                message names the line, or the class.
             OSError: If the file cannot be read.
         """
         found = read_archive_file(path)
@@ -176,16 +176,16 @@ class LabelledSeries:
         return digest.hexdigest()
 
     def rows(self) -> list[np.ndarray]:
-        """Return the steps of each series, (steps, channels), whose statistics a model takes."""
+        """Returns the steps of each series, (steps, channels), to compute statistics from."""
         return [each[: self.window] for each in self.series]
 
     def chosen(self, index: Sequence[int] | np.ndarray) -> "LabelledSeries":
-        """Return some of the series, by their numbers."""
+        """Returns some of the series, by their numbers."""
         series = [self.series[i] for i in index]
         return LabelledSeries(series, self.labels[index], self.classes, self.window)
 
     def split(self, share: float) -> tuple["LabelledSeries", "LabelledSeries"]:
-        """Return the first series of each class, and about a share of them, its last ones.
+        """Splits off about a share of the series, the last ones of each class.
 
         Args:
             share: Float in (0, 1).
@@ -196,15 +196,15 @@ class LabelledSeries:
             is_last[own[len(own) - round(share * len(own)) :]] = True
         if is_last.all() or not is_last.any():
             raise ValueError(
-                f"The {len(self)} series of {len(self.classes)} classes are too few to part with "
-                f"a share of each class. Received: share={share}"
+                f"The {len(self)} series of {len(self.classes)} classes are too few to hold "
+                f"out a share of each class. Received: share={share}"
             )
         return self.chosen(np.flatnonzero(~is_last)), self.chosen(np.flatnonzero(is_last))
 
     def read(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return `(x, y)`: inputs float32 (batch, window, channels), and classes int32 (batch,).
+        """Returns `(x, y)`: inputs float32 (batch, window, channels), and classes int32 (batch,).
 
-        After the end of a series x is NaN.
+        After the end of a series, x is NaN.
 
         Args:
             index: Integer array (batch,).
@@ -217,12 +217,12 @@ class LabelledSeries:
 
 
 class SeriesStream(WindowStream):
-    """Batches `(x, y, weight)` of whole series, as `WindowStream`, with epochs that are not tiny.
+    """Batches `(x, y, weight)` of whole series, like `WindowStream`, with repeats and stretching.
 
     Args:
         series: `LabelledSeries`.
         batch_size, seed, shuffle: As in `WindowStream`.
-        times: Positive integer, how often an epoch reads each series. Defaults to 1.
+        times: Positive integer, number of times an epoch reads each series. Defaults to 1.
         stretch: Float, 0 or more, amount of random time stretching: each time a series is read, it
             is resampled by linear interpolation to `exp(stretch * z)` times its length, at most the
             window, with z drawn from N(0, 1). Defaults to 0, no stretching.

@@ -1,10 +1,10 @@
 """A linear map from the last steps of series to the next ones, fitted in closed form.
 
-The map is a ridge regression that shrinks towards the exponential smoothing that forecasts best: a
-short series gets a smoothing, a long one what its data say. Where it is not better than a naive
-forecast or the drift by more than noise, it is halfway between both. Its forecasts move with the
-level of the series, since a target's own weights sum to 1 and those of the other targets to 0. Each
-window counts in units of its mean change from step to step.
+The map is a ridge regression that shrinks towards the best exponential smoothing: short series get
+the smoothing, long ones follow their data. Unless it is better than a naive forecast and the drift
+by more than noise, it is averaged with that forecast. Its forecasts follow the level of the series,
+since a target's own weights sum to 1 and those of the other targets to 0. Errors of each window are
+measured in units of its mean change from step to step.
 """
 
 import itertools
@@ -36,15 +36,15 @@ class LinearMap(streaming.StreamingMixin, keras.layers.Layer):
         base_t = sum_j z_{t-j} K[window - 1 - j]
         scale_t = max(mean_j |z_{t-j} - z_{t-j-1}|, s)
 
-    for j = 0..window - 1, and the scale of each target by its own channel. A missing value (NaN)
-    reads as the last one that is known. There are zeros before the first step. `fit_map` finds the
+    for j = 0..window - 1, with the scale of each target from its own channel. A missing value (NaN)
+    is replaced by the last known one. There are zeros before the first step. `fit_map` finds the
     weights K and s.
 
     Args:
         window: Positive integer, at least 2, number of steps to read.
         horizon: Positive integer, number of steps to forecast.
         targets: Positive integer, number of targets, the first channels.
-        return_sequences: Boolean, whether there are outputs for each step, or for the last one.
+        return_sequences: Boolean, whether to return outputs for each step or only for the last.
 
     Call arguments:
         inputs: Tensor (batch, time, channels).
@@ -90,7 +90,7 @@ class LinearMap(streaming.StreamingMixin, keras.layers.Layer):
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[tuple[Tensor, Tensor], Cache]:
         cache = self.initial_cache(ops.shape(x)[0]) if cache is None else cache
-        # The cache's last row is what a missing first value keeps.
+        # A missing first value is replaced by the cache's last row.
         known = self._known(ops.concatenate([cache[:, -1:], x], axis=1))
         rows = ops.concatenate([cache[:, :-1], known], axis=1)
         base = ops.conv(rows[:, 1:], self.kernel, padding="valid")
@@ -134,13 +134,13 @@ class LinearMap(streaming.StreamingMixin, keras.layers.Layer):
 def fit_map(
     x: np.ndarray, y: np.ndarray, x_valid: np.ndarray, y_valid: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the map that forecasts best.
+    """Returns the best linear map.
 
-    Half of each choice is the error of blocked cross-validation in the training windows, half that
-    of the validation windows, if there are any.
+    Candidates are compared by the mean of two errors: blocked cross-validation on the training
+    windows and, if there are any, the validation windows.
 
     Args:
-        x, x_valid: Arrays (windows, W, channels) in the order of time, the targets first.
+        x, x_valid: Arrays (windows, W, channels) in chronological order, the targets first.
             Covariates are standardized. Missing values are NaN.
         y, y_valid: Arrays (windows, H, targets).
 
@@ -222,7 +222,7 @@ def fill(x: np.ndarray) -> np.ndarray:
 def best_season(x: np.ndarray, y: np.ndarray) -> int:
     """Returns the lag whose naive forecast of windows is best, or nearly so and shorter.
 
-    It is 1, the last value, unless the gain is more than noise.
+    Returns 1, the last value, unless the gain is more than noise.
 
     Args:
         x: Array (windows, W).
@@ -255,7 +255,7 @@ def is_gain(gains: np.ndarray, horizon: int) -> bool:
     """Returns whether gains have a mean of more than one standard error above 0.
 
     Args:
-        gains: Array (windows,), how much less the errors are. Missing values (NaN) do not count.
+        gains: Array (windows,), the decrease of the errors. Missing values (NaN) are ignored.
         horizon: Positive integer. Windows that share targets count as one.
     """
     gains = gains[~np.isnan(gains)]

@@ -1,4 +1,4 @@
-"""The pinball loss of quantiles."""
+"""The pinball loss for quantiles."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from trellis_keras.types import Tensor
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class PinballLoss(WeightedMean):
-    """Computes the pinball loss of quantiles, which their true values minimize.
+    """Computes the pinball loss, which the true quantiles minimize.
 
         loss = mean_q max(q (y - y_q), (q - 1) (y - y_q))
 

@@ -1,4 +1,4 @@
-"""Metrics of forecasts, exact over a split for any batch size. Missing values do not count."""
+"""Metrics of forecasts, exact over a split for any batch size. Missing values are ignored."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +36,7 @@ class ForecastMetric(ExactMean):
         """Accumulates the forecasts of a batch.
 
         Args:
-            y_true: Tensor (..., targets). Missing values (NaN) do not count.
+            y_true: Tensor (..., targets). Missing values (NaN) are ignored.
             y_pred: Tensor (..., targets), or (..., targets, quantiles).
             sample_weight: Tensor of the shape of `y_true`. Defaults to 1 for every value.
         """
@@ -82,7 +82,7 @@ class MeanPinball(ForecastMetric):
 class Coverage(ForecastMetric):
     """Computes the share of values between the lowest and the highest quantile.
 
-    That of calibrated quantiles is the difference of the two: 0.8 for (0.1, 0.5, 0.9).
+    For calibrated quantiles it is the difference of the two levels: 0.8 for (0.1, 0.5, 0.9).
 
     Args:
         quantiles: Increasing floats between 0 and 1, at least two.
@@ -110,12 +110,12 @@ class Coverage(ForecastMetric):
 class MASE(ForecastMetric):
     """Computes the mean absolute scaled error (Hyndman and Koehler 2006).
 
-    It compares the error with that of a seasonal naive forecast: below 1 the model is better.
+    A value below 1 means that the model is better than a seasonal naive forecast.
 
     Args:
         scale: Float, or one for each target: the mean absolute error of the naive forecast in the
             training data, see `mase_scale`.
-        quantiles: Those of the forecasts, of which the middle one counts. Defaults to `None`, one
+        quantiles: Quantiles of the forecasts; the middle one is evaluated. Defaults to `None`, one
             value per target.
         name: String, the metric's name. Defaults to `"mase"`.
         dtype: The dtype of the result. Defaults to `keras.config.floatx()`.
@@ -157,7 +157,7 @@ def mase_scale(series: np.ndarray, season: int = 1) -> np.ndarray:
     """Returns the mean absolute error of the seasonal naive forecast, (targets,).
 
     Args:
-        series: Array (time, targets), the training data. Missing values (NaN) are left out.
+        series: Array (time, targets), the training data. Missing values (NaN) are ignored.
         season: Positive integer, the number of steps after which the series repeats, such as 24
             for hours. Defaults to 1.
     """
@@ -172,11 +172,11 @@ def mase_scale(series: np.ndarray, season: int = 1) -> np.ndarray:
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class ValueMetric(keras.metrics.Metric):
-    """Gives a metric of Keras the single values of forecasts, each with its weight.
+    """Wraps a Keras metric so that it receives each forecast value with its weight.
 
     Args:
         metric: `keras.metrics.Metric`, the name of one, or a function of y_true and y_pred.
-        quantile: Integer, index of the quantile that counts, or `None` without quantiles.
+        quantile: Integer, index of the quantile to evaluate, or `None` without quantiles.
     """
 
     def __init__(self, metric: Any, quantile: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of forecasts beside what was measured, and of their errors by step ahead."""
+"""Plots forecasts with the measured values, and their errors by step ahead."""
 
 import os
 
@@ -82,10 +82,10 @@ def draw(model: Forecaster, test: Windows, path: str | os.PathLike) -> None:
 def draw_backtest(rows: pa.Table, path: str | os.PathLike) -> None:
     """Draws the errors of a backtest by step ahead, and the coverage of the band.
 
-    Forecasts that are far worse than the model leave the panel at its top.
+    Baselines that are far worse than the model are cut off at the top of the panel.
 
     Args:
-        rows: What `forecasting.backtest` returns.
+        rows: Table returned by `forecasting.backtest`.
         path: The PNG file to write.
     """
     scores = backtest_scores(rows, ("target", "step")).to_pylist()

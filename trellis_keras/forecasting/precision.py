@@ -1,4 +1,4 @@
-"""Whether float32 can tell the values of a column apart."""
+"""Checks that float32 is precise enough for a column."""
 
 from collections.abc import Sequence
 
@@ -9,16 +9,16 @@ _ROUNDING = 1e-12  # relative to the values: what varies less is a constant
 
 
 class Float32:
-    """Casts columns to float32, block by block, and refuses those that lose their variation.
+    """Casts columns to float32, block by block, and rejects those that lose their variation.
 
-    In float32, a meter that stands at 1,000,000,000 moves by 64 or not at all.
+    In float32, a meter that reads 1,000,000,000 changes by multiples of 64.
     """
 
     def __init__(self):
         self._low, self._high, self._error = np.inf, -np.inf, 0.0
 
     def cast(self, values: np.ndarray) -> np.ndarray:
-        """Return numbers (rows, ...) as float32."""
+        """Returns numbers (rows, ...) as float32."""
         with np.errstate(over="ignore", invalid="ignore"):  # infinite values are checked elsewhere
             cast = values.astype("float32")
             error = np.where(np.isfinite(cast), np.abs(values - cast), 0.0)
@@ -28,7 +28,7 @@ class Float32:
         return cast
 
     def check(self, names: Sequence[str]) -> None:
-        """Check the columns that have been cast.
+        """Checks the columns that have been cast.
 
         Args:
             names: The columns' names in the error message.

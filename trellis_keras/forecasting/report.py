@@ -1,4 +1,4 @@
-"""How good forecasts of a test part are, beside the best naive forecast."""
+"""Reports the errors of forecasts of a test part, next to the best naive forecast."""
 
 import json
 import math
@@ -44,29 +44,28 @@ def report(
     test: Windows,
     batch_size: int = 64,
 ) -> dict[str, Any]:
-    """Returns figures of the forecasts of test windows, and of the best naive forecast.
+    """Returns figures for the forecasts of test windows and for the best naive forecast.
 
     A naive forecast repeats the last season. The season of each series is the one, of any length,
-    whose naive forecast is the best in the training part.
+    with the best naive forecast in the training part.
 
-    Each forecast has its quantiles calibrated on those before it, as by `forecast`.
+    The quantiles of each forecast are calibrated on the forecasts before it, as in `forecast`.
 
     Args:
         model: `Forecaster`.
-        train: The windows of the training part, by which the season is chosen.
+        train: The windows of the training part, which determine the season.
         valid: The windows of the validation part.
         test: The windows of the test part.
         batch_size: Positive integer. Defaults to 64.
 
     Returns:
-        A dict of the number of windows, the season in steps (of most series), the step, `warnings`,
-        and for each target `mae`, `rmse`, `mase`, `naive_mae`, `stream_mae` (where the model reads
-        the whole part as one stream, not window by window), and of a model with quantiles
-        `coverage`. All are over the same `values`: those that the naive forecast has a forecast of.
-        Of several series, up to 1,000, `series` has these figures of each, all but `mase`.
-        `left_out` has the number of series without a window of a part, and their first names.
-        `names` are those of the series, and `test_start` is the first time of the test part, or
-        `None` without times.
+        A dict of the number of windows, the most common season in steps, the step, `warnings`, and
+        for each target `mae`, `rmse`, `mase`, `naive_mae`, `stream_mae` (when the model reads the
+        whole part as one stream, not window by window) and, for a model with quantiles, `coverage`.
+        All are over the same `values`: known values that have a naive forecast. For up to 1,000
+        series, `series` has all of these figures except `mase` for each. `left_out` has the number
+        of series without a window in each part, and the first of their names. `names` are the names
+        of the series, and `test_start` is the first time of the test part, or `None` without times.
     """
     count, names = test.series.targets, target_names(test.series)
     seasons = [choose_season(train, i) for i in range(len(train.series.lengths))]
@@ -132,7 +131,7 @@ def series_rows(part: Windows, i: int) -> np.ndarray:
 
 
 def _warnings(results, train_rows, test):
-    """Sentences on what makes forecasts of these data, or their figures, doubtful."""
+    """Warnings about what makes the forecasts, or their figures, unreliable."""
     found = []
     if results["season"] > test.window:
         longer = min(2 * results["season"], max(map(len, train_rows)) // 2)
@@ -142,9 +141,9 @@ def _warnings(results, train_rows, test):
         )
     if math.gcd(test.stride, results["season"]) > 1:
         found.append(
-            f"A stride of {test.stride} has a factor in common with the season of "
-            f"{results['season']}: the model has learned to forecast from some of its rows only. "
-            "Choose a stride without one."
+            f"A stride of {test.stride} has a common factor with the season of "
+            f"{results['season']}: the model has only learned to forecast from some of its rows. "
+            "Choose a stride without a common factor."
         )
     few = results["train_windows"]
     if few < _FEW_WINDOWS:
@@ -277,8 +276,8 @@ def _stream_errors(model, test, i, season):
 def choose_season(train: Windows, i: int = 0) -> int:
     """Returns the season of a series: the lag whose naive forecast is best in its training part.
 
-    The candidates are all lags within a window, and those of the calendar. One of the calendar is
-    chosen before others that are hardly better.
+    The candidates are all lags within a window, and calendar seasons. A calendar season is
+    preferred to others that are hardly better.
 
     Args:
         train: The windows of the training part.
@@ -343,12 +342,12 @@ def _season_name(season, step):
 
 
 def describe_report(results: dict[str, Any]) -> str:
-    """Returns a report as lines: one for each target, and the warnings."""
+    """Returns a report as text: a line for each target, and the warnings."""
     lines = []
     for name, figures in results["targets"].items():
         line = (
-            f"{name}: mean absolute error {_shown(figures['mae'])} of {figures['values']:,} values "
-            f"of the test part, of the best naive forecast ({results['season_name']}) "
+            f"{name}: mean absolute error {_shown(figures['mae'])} on {figures['values']:,} values "
+            f"of the test part; the best naive forecast ({results['season_name']}) has "
             f"{_shown(figures['naive_mae'])}"
         )
         if "coverage" in figures:
@@ -358,9 +357,15 @@ def describe_report(results: dict[str, Any]) -> str:
     if "net_share" in results:
         share = results["net_share"]
         if share:
-            lines.append(f"The net is used with {share:.0%} of what it adds to the linear map.")
+            lines.append(
+                f"The forecast is the linear map plus {share:.0%} of the network's output."
+            )
         else:
-            reason = "" if share is None else ": the net is not better in the validation part"
+            reason = (
+                ""
+                if share is None
+                else ": the network does not improve on it in the validation part"
+            )
             lines.append(f"The linear map is used alone{reason}.")
     return "\n".join([*lines, *results["warnings"]])
 

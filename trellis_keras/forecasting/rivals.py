@@ -1,4 +1,4 @@
-"""Simple forecasts, which a model is compared with."""
+"""Simple baselines for comparing a model with."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ def naive(history: np.ndarray, horizon: int, season: int = 1) -> np.ndarray:
     """Returns the forecast that repeats the last season, (horizon, targets).
 
     Args:
-        history: Array (time, targets). A missing value (NaN) reads as the last one before it.
+        history: Array (time, targets). A missing value (NaN) is replaced by the last one before it.
         horizon: Positive integer, number of steps.
         season: Positive integer, at most `time`. Defaults to 1, the last value for all steps.
     """

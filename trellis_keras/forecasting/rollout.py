@@ -1,8 +1,8 @@
-"""Forecasts beyond the end of a series, block after block, and the streaming step that reads it.
+"""Forecasts beyond the end of a series, block by block, and the streaming step that reads it.
 
-Series have channels in this order: the targets, other covariates, and covariates that are known in
-the future. A model reads the latter `horizon` steps ahead, so that at each step it has seen them up
-to the end of its forecast.
+Series have channels in this order: the targets, other covariates, and covariates known in the
+future. A model reads the latter `horizon` steps ahead, so at each step it has seen them up to the
+end of its forecast.
 """
 
 import statistics

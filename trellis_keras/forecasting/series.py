@@ -1,4 +1,4 @@
-"""Windows of time series: from CSV files, arrays and data frames to batches for `fit`.
+"""Turns time series in CSV files, arrays and data frames into batches for `fit`.
 
     series = TimeSeries.from_csv("load.csv", Columns(["load"], time="time"))
     train, valid, test = series.split(window=168, horizon=24)
@@ -6,7 +6,7 @@
     model.fit(WindowStream(train, batch_size=64, shuffle=True), shuffle=False)
 
 All values stay in the units of the data; models standardize them. Missing values are NaN, which
-models leave out of their loss and metrics.
+models exclude from the loss and the metrics.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ _HOUR, _DAY = np.timedelta64(1, "h"), np.timedelta64(1, "D")
 
 
 def first_names(names: Sequence[str]) -> str:
-    """Return how many names there are, if several, and the first of them, for a message."""
+    """Returns how many names there are, if several, and the first of them, for a message."""
     if len(names) == 1:
         return repr(names[0])
     shown = ", ".join(map(repr, names[:FIRST_NAMES]))
@@ -41,7 +41,7 @@ def first_names(names: Sequence[str]) -> str:
 
 
 def warn_left_out(parts: Sequence[Any], rows: str, count: int) -> None:
-    """Warn of the series, of `count`, that have no window of the training, validation or test part.
+    """Warns of series without a window in the training, validation or test part.
 
     Args:
         parts: The windows of the three parts, each with `left_out`, names of series.
@@ -62,14 +62,13 @@ class TimeSeries:
     """One or more time series, one after the other in an array that may be memory-mapped.
 
     Args:
-        values: Array (rows, channels): targets first, then covariates of the past, and last those
-            that are known in the future. Missing values are NaN. A float32 array in C order is not
-            copied.
+        values: Array (rows, channels): targets first, then past covariates, and last the covariates
+            known in the future. Missing values are NaN. A float32 array in C order is not copied.
         targets: Positive integer, number of targets. Defaults to 1.
-        future_channels: Integer, number of channels that are known in the future. Defaults to 0.
+        future_channels: Integer, number of channels known in the future. Defaults to 0.
         lengths: Number of rows of each series. Defaults to `None`, one series.
         times: Array (rows,) of datetime64 or integers, rising by one step within each series.
-            Defaults to `None`: rows follow each other at equal steps.
+            Defaults to `None`, rows at equal steps.
         names: Names of the series. Defaults to their numbers.
         columns: `Columns` of the table, or `None`.
         utc: Boolean, whether the times are in UTC. Defaults to `False`, local times.
@@ -134,11 +133,11 @@ class TimeSeries:
 
     @classmethod
     def from_csv(cls, path: str | os.PathLike, columns: Columns) -> "TimeSeries":
-        """Read a CSV file, whose first line names the columns, in memory that does not grow.
+        """Reads a CSV file, whose first line names the columns, in constant memory.
 
-        The values go to a temporary file and are memory-mapped. Empty fields, `NA`, `N/A`, `NaN`,
-        `null` and `none` are missing values. The rows of a series follow one another in the order
-        of time. Times with an offset from UTC are converted to UTC.
+        The values are written to a temporary file and memory-mapped. Empty fields, `NA`, `N/A`,
+        `NaN`, `null` and `none` are missing values. Rows must be sorted by series and time. Times
+        with an offset from UTC are converted to UTC.
 
         Args:
             path: The file, with `,`, `;` or tab between fields. Its name may end with `.gz`.
@@ -156,7 +155,7 @@ class TimeSeries:
     def from_labelled_csv(
         cls, path: str | os.PathLike, columns: Columns, label: str
     ) -> tuple["TimeSeries", np.ndarray, tuple[str, ...]]:
-        """Read a CSV file with a column of class names.
+        """Reads a CSV file with a column of class names.
 
         Args:
             path, columns: As in `from_csv`.
@@ -196,14 +195,14 @@ class TimeSeries:
 
     @classmethod
     def from_frame(cls, frame: Any, columns: Columns) -> "TimeSeries":
-        """Take the columns of a data frame of pandas or polars, an Arrow table or a dict of arrays.
+        """Reads a pandas or polars data frame, an Arrow table or a dict of arrays.
 
         Args:
             frame: The table. The index of a pandas frame is not used.
             columns: `Columns`; the frame may have others, in any order.
 
         Raises:
-            ValueError: As `from_csv`, or `frame` is no table.
+            ValueError: As in `from_csv`, or if `frame` is not a table.
         """
         is_arrow = isinstance(frame, pa.Table)
         header = frame.column_names if is_arrow else getattr(frame, "columns", None)
@@ -217,7 +216,7 @@ class TimeSeries:
         for name in columns.all:
             if name in index and name not in header:
                 raise ValueError(
-                    f"The column {name!r} is in the index of the frame, which is not read: pass "
+                    f"The column {name!r} is in the index of the frame, which is ignored: pass "
                     "`frame.reset_index()`."
                 )
         columns.find(list(header), "The frame")
@@ -238,13 +237,13 @@ class TimeSeries:
         future: np.ndarray | Sequence[np.ndarray] | None = None,
         static: np.ndarray | Sequence[np.ndarray] | None = None,
     ) -> "TimeSeries":
-        """Join arrays by role into one. To share the memory of an array, call the constructor.
+        """Joins arrays by role. To share the memory of an array, call the constructor.
 
         Args:
             targets: Array (time,) or (time, targets), or a list with one for each series.
             past, future: Arrays (time, covariates) of the same length, or lists of them. Defaults
                 to `None`.
-            static: Array (features,) or, of several series, (series, features). Defaults to `None`.
+            static: Array (features,), or (series, features) for several series. Defaults to `None`.
 
         Raises:
             ValueError: If lengths or numbers of series differ.
@@ -285,11 +284,11 @@ class TimeSeries:
         return digest.hexdigest()
 
     def rows(self, i: int) -> slice:
-        """Return the rows of series `i`."""
+        """Returns the rows of series `i`."""
         return slice(int(self.ends[i]) - self.lengths[i], int(self.ends[i]))
 
     def read(self, starts: np.ndarray, count: int) -> np.ndarray:
-        """Return a copy of `count` rows from each of some rows on, (batch, count, channels)."""
+        """Returns a copy of `count` rows from each of some rows on, (batch, count, channels)."""
         channels = self.values.shape[1]
         # They are a contiguous block of the flat array.
         flat = self.values.reshape(-1)
@@ -299,12 +298,11 @@ class TimeSeries:
     def split(
         self, window: int, horizon: int, *, stride: int = 1, shares: Shares = DEFAULT_SPLIT
     ) -> tuple["Windows", "Windows", "Windows"]:
-        """Split by time into windows for training, validation and test.
+        """Splits by time into windows for training, validation and test.
 
-        No value is a target of two parts, and none of the training part comes later than one of the
-        validation part. Windows of a later part may read the rows before it. Several series with
-        times are cut at the same time. A series without a window of a part is left out of it, and a
-        warning names it.
+        Each value is a target in one part only, and the training part precedes the validation part.
+        Windows of a later part may read the rows before it. Several series with times are split at
+        the same times. A part leaves out series without a window in it, and a warning names them.
 
         Args:
             window: Positive integer, number of rows that a model reads.
@@ -337,7 +335,7 @@ class TimeSeries:
         return parts[0], parts[1], parts[2]
 
     def cut(self, share: float, first: Sequence[int], last: Sequence[int]) -> list[int]:
-        """Return the row of each series at a share of the time between two rows of each."""
+        """Returns the row of each series at a share of the time between two rows of each."""
         pairs = list(zip(first, last, strict=True))
         if self.times is None:
             return [a + round(share * (b - a)) for a, b in pairs]
@@ -377,7 +375,7 @@ class TimeSeries:
         return f"channel {i}" if self.columns is None else f"column {self.columns.values[i]!r}"
 
     def _common_step(self):
-        """Return the step of all series, or raise."""
+        """Returns the step of all series, or raise."""
         if self.times.shape != (len(self.values),):
             raise ValueError(
                 f"`times` must have the shape ({len(self.values)},). "
@@ -400,7 +398,7 @@ class TimeSeries:
         raise ValueError(self._describe_steps())
 
     def _describe_steps(self):
-        """Return the message for times that do not rise by one step: where, and what may help."""
+        """Returns the message for times that do not rise by one step: where, and what may help."""
         differences = [np.diff(self.times[self.rows(i)]) for i in range(len(self.lengths))]
         together = np.sort(np.concatenate(differences))
         step = together[len(together) // 2]  # the usual one
@@ -418,13 +416,15 @@ class TimeSeries:
         ]
         if found > step and is_usual:
             message.append(
-                "A row that is missing needs its time, and empty values. Where rows are missing by "
-                "rule, as weekends are, leave out the column of times."
+                "Add missing rows with their time and empty values. If rows are missing regularly, "
+                "such as weekends, leave out the column of times."
             )
         else:
-            message.append("Sort the rows by series and time, and keep one row of each time.")
+            message.append("Sort the rows by series and time, and keep one row per time.")
         if self.columns is not None and self.columns.series is None and found <= zero:
-            message.append("Rows of several series need a column that tells them apart: `series`.")
+            message.append(
+                "Rows of several series need a column that identifies the series: `series`."
+            )
         if step.dtype.kind == "m" and not self.utc and abs(found - step) == _HOUR:
             message.append(
                 "Where clocks change, write times in UTC or with their offset, such as "
@@ -442,12 +442,12 @@ class TimeSeries:
                     raise ValueError(
                         f"The static column {name!r} must be constant within a series. Received: "
                         f"{column[0]:g} and {column[varies][0]:g} in series {series!r}. A column "
-                        "that varies, and is known in the future, is a `future` one."
+                        "that varies and is known in the future is a `future` column."
                     )
 
 
 class Windows:
-    """The windows of series whose targets lie in one part of the time. See `TimeSeries.split`.
+    """Windows of series whose targets are in one part of the time, see `TimeSeries.split`.
 
     Args:
         series: `TimeSeries`.
@@ -472,7 +472,7 @@ class Windows:
         self.stride = check_integer("stride", stride, 1)
         if horizon > window:
             raise ValueError(
-                "`horizon` must be at most `window`, in which a model reads the covariates of the "
+                "`horizon` must be at most `window`, since a window holds the covariates of the "
                 f"whole horizon. Received: window={window}, horizon={horizon}"
             )
         self.first, self.last = list(first), list(last)
@@ -503,7 +503,7 @@ class Windows:
         return cls(series, window, horizon, 1, [0, *ends[:-1]], ends)
 
     def cut(self, share: float) -> tuple["Windows", "Windows"]:
-        """Return the windows of the part up to a share of its time, and those after it."""
+        """Returns the windows of the part up to a share of its time, and those after it."""
         middle = self.series.cut(share, self.first, self.last)
         options = self.series, self.window, self.horizon, self.stride
         return Windows(*options, self.first, middle), Windows(*options, middle, self.last)
@@ -512,7 +512,7 @@ class Windows:
         return int(self._ends[-1])
 
     def of_series(self, i: int) -> range:
-        """Return the numbers of the windows of series `i`, in the order of time."""
+        """Returns the numbers of the windows of series `i`, in the order of time."""
         return range(0 if i == 0 else int(self._ends[i - 1]), int(self._ends[i]))
 
     @property
@@ -522,13 +522,13 @@ class Windows:
         return [self.series.names[i] for i in empty]
 
     def starts(self, index: np.ndarray) -> np.ndarray:
-        """Return the first row of each of some windows."""
+        """Returns the first row of each of some windows."""
         which = np.searchsorted(self._ends, index, side="right")
         before = np.where(which > 0, self._ends[which - 1], 0)
         return self._starts[which] + (index - before) * self.stride
 
     def rows(self) -> list[np.ndarray]:
-        """Return the part's rows of each series, (rows, channels), whose statistics a model takes.
+        """Returns the part's rows of each series, (rows, channels), whose statistics a model takes.
 
         They share the memory of the series.
         """
@@ -536,7 +536,7 @@ class Windows:
         return [self.series.values[a:b] for a, b in pairs if b > a]
 
     def read(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the inputs and targets of some windows.
+        """Returns the inputs and targets of some windows.
 
         Args:
             index: Integer array (batch,).
@@ -553,10 +553,10 @@ class Windows:
         return x, np.ascontiguousarray(y[..., : series.targets])
 
     def naive_forecast(self, index: np.ndarray, season: int) -> np.ndarray:
-        """Return the seasonal naive forecast of some windows, float32 (batch, horizon, targets).
+        """Returns the seasonal naive forecast of some windows, float32 (batch, horizon, targets).
 
-        The forecast of a row is the value that is a whole number of seasons before it, the last
-        that is known at the end of the window; NaN where that value is missing.
+        The forecast of a row is the last value within the window that is a whole number of seasons
+        before it, or NaN if that value is missing.
 
         Args:
             index: Integer array (batch,).
@@ -572,7 +572,7 @@ class Windows:
         return np.where(is_inside[..., None], known, np.float32(np.nan))
 
     def naive_error(self, season: int) -> np.ndarray:
-        """Return the mean absolute error of the seasonal naive forecast, (targets,).
+        """Returns the mean absolute error of the seasonal naive forecast, (targets,).
 
         Args:
             season: Positive integer, number of rows after which the series repeat.
@@ -592,9 +592,9 @@ class WindowStream(ExampleStream):
     """Batches `(x, y, weight)` of windows of time series.
 
     - `x`: float32 (batch_size, window, channels);
-    - `y`: float32 (batch_size, horizon, targets), NaN where a value is missing; of labelled windows
-      int32 (batch_size,);
-    - `weight`: float32 (batch_size,), 0 for windows that only fill up the last batch.
+    - `y`: float32 (batch_size, horizon, targets), NaN where a value is missing; for labelled
+      windows int32 (batch_size,);
+    - `weight`: float32 (batch_size,), 0 for windows that only pad the last batch.
 
     All batches have the same shape, so XLA compiles once. They are read from the series, which may
     be memory-mapped, as they are needed. Order and epochs are as in `SequenceStream`.
@@ -603,7 +603,7 @@ class WindowStream(ExampleStream):
         windows: `Windows` or `LabelledWindows`.
         batch_size: Positive integer, number of windows in a batch.
         seed: Nonnegative integer, determines the order. Defaults to 0.
-        shuffle: Boolean, whether each epoch has its own order. Defaults to `False`.
+        shuffle: Boolean, whether to shuffle the windows in each epoch. Defaults to `False`.
     """
 
     def __init__(self, windows: Any, batch_size: int, seed: int = 0, shuffle: bool = False):
@@ -640,13 +640,13 @@ def _advice(spans):
     if not 0 < steps <= spans[0] - steps:
         return "More rows are needed."
     return (
-        f"Forecast at most {steps} steps from {spans[0] - steps} rows, or set other shares of the "
+        f"Forecast at most {steps} steps from {spans[0] - steps} rows, or change the shares of the "
         "parts."
     )
 
 
 def _columns_of(name, given):
-    """Return arrays (time, columns) of float64, one for each series."""
+    """Returns arrays (time, columns) of float64, one for each series."""
     if given is None:
         return []
     arrays = [given] if hasattr(given, "ndim") else list(given)

@@ -28,33 +28,33 @@ def forecast_table(
     trained: Collection[str] | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Writes the forecast of what follows a CSV file, in the units of the data.
+    """Forecasts the steps that follow a CSV file, in the units of the data.
 
-    The forecast starts after the last row; of a model with covariates that are known in the future,
-    after the last value of a target, and the rows from there on hold these covariates. The
-    quantiles are calibrated on the recent past of each series. Times with an offset from UTC are
-    written in UTC.
+    The forecast starts after the last row. For a model with covariates known in the future, it
+    starts after the last value of a target, and the rows that follow must have these covariates.
+    The quantiles are calibrated on the recent past of each series. Times with an offset from UTC
+    are written in UTC.
 
     Args:
         model: `Forecaster`.
-        path: CSV file. Series with fewer than `window` rows are left out, and a warning names them.
+        path: CSV file. Series with fewer than `window` rows are skipped, and a warning names them.
         output: CSV file to write.
         columns: `Columns` of the file, the ones that the model was trained on.
         window: Positive integer, number of rows that the model was trained on.
         steps: Positive integer. Defaults to `None`, the model's horizon.
-        trained_step: The time from row to row in the training data, which the file must have too.
-            Defaults to `None`, no check.
-        trained: Names of the series of the training data; a warning names others. Defaults to
+        trained_step: Time step of the training data, which the file must have too. Defaults to
             `None`, no check.
-        overwrite: Boolean, whether to replace an output that exists. Defaults to `False`.
+        trained: Names of the series of the training data; a warning names any other series.
+            Defaults to `None`, no check.
+        overwrite: Boolean, whether to replace an existing output. Defaults to `False`.
 
     Returns:
         A dict of `rows`, the number of rows written, `first` and `last`, their times or steps, and
-        `left_out`, the number of series that are too short.
+        `left_out`, the number of skipped series.
 
     Raises:
-        ValueError: If the file does not fit the model, all its series are too short, or a covariate
-            that is known in the future is missing.
+        ValueError: If the file does not match the model, all its series are too short, or a future
+            value of a covariate is missing.
         OSError: If a file cannot be read or written.
     """
     output = check_output(output, [path], overwrite)
@@ -88,7 +88,7 @@ def forecast_series(
     trained_step: str | None = None,
     trained: Collection[str] | None = None,
 ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """Returns the forecast of what follows each of some series, with calibrated quantiles.
+    """Returns the forecast of the steps that follow each series, with calibrated quantiles.
 
     Args:
         model: `Forecaster`.
@@ -99,11 +99,11 @@ def forecast_series(
 
     Returns:
         A dict from the number of each series that is long enough to the times of the steps, or
-        their numbers from 1, and the forecast (steps, targets[, quantiles]), NaN of a target
+        their numbers from 1, and the forecast (steps, targets[, quantiles]), NaN for a target
         without a known value in the window.
 
     Raises:
-        ValueError: As `forecast_table`.
+        ValueError: As in `forecast_table`.
     """
     columns = series.columns
     assert columns is not None
@@ -132,8 +132,8 @@ def forecast_series(
     if new and columns.series:
         warnings.warn(
             f"{where}: the model was not trained on the series {first_names(new)}. It forecasts "
-            "them as it learned from others: compare with their last values, or train again with "
-            "them.",
+            "them with what it learned from others: compare with their last values, or train again "
+            "with them.",
             stacklevel=3,
         )
     scale = np.array(model.gap_scale) if model.has_band else None

@@ -1,4 +1,4 @@
-"""Classes of whole series by a run: of a file of the UCR or UEA archive, as a table."""
+"""Classifies the series in a file of the UCR or UEA archive with a trained run."""
 
 import csv
 import os
@@ -21,10 +21,10 @@ def classify(
     overwrite: bool = False,
     average_with: Sequence[str | os.PathLike] = (),
 ) -> dict[str, Any]:
-    """Writes the classes of the series in a file of the UCR or UEA archive.
+    """Predicts the classes of the series in a file of the UCR or UEA archive.
 
-    A row is a series, in the order of the file: its number, from 1, the class in the file, if it
-    has any, the class by the model, and the probability of each class.
+    Each row of the output is a series, in the order of the file: its number, from 1, its class in
+    the file, if the file has classes, the predicted class, and the probability of each class.
 
     Args:
         folder: Folder of a run of a classifier of whole series.
@@ -32,16 +32,15 @@ def classify(
             truncated, with a warning.
         output: CSV file to write.
         overwrite: Boolean, whether to replace an existing output. Defaults to `False`.
-        average_with: Folders of further runs on the same classes, such as with other seeds. The
-            probabilities are then the mean over all runs. Defaults to none.
+        average_with: Folders of other runs with the same classes, such as runs with other seeds,
+            whose probabilities are averaged with those of `folder`. Defaults to none.
 
     Returns:
         A dict of `series`, their number, and `accuracy`, the fraction of series predicted
         correctly, or `None` if the file has no classes.
 
     Raises:
-        ValueError: If the run is not one of a classifier of whole series, or the file does not fit
-            it.
+        ValueError: If the run is not a classifier of whole series, or the file does not match it.
         OSError: If a file cannot be read or written.
     """
     output = runs.check_output(output, [path], overwrite)
@@ -50,7 +49,7 @@ def classify(
     for other, (_, model) in zip(average_with, models[1:], strict=True):
         if model.class_names != names:
             raise ValueError(
-                f"Runs that are averaged must have the same classes. Received: {', '.join(names)} "
+                f"Averaged runs must have the same classes. Received: {', '.join(names)} "
                 f"of {folder}, and {', '.join(model.class_names)} of {other}"
             )
     found = [_probabilities(recipe, model, path) for recipe, model in models]

@@ -1,4 +1,4 @@
-"""Forecasts by a run: its report on the test part, a picture, and forecasts of new data."""
+"""Reports, pictures, forecasts and backtests of a trained run."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def is_forecaster(recipe: Recipe) -> bool:
 
 
 def describe_series(recipe: Recipe) -> dict[str, Any] | None:
-    """Returns what a served model of time series reads and returns, `None` for other models.
+    """Returns the inputs and outputs of a served time series model, `None` for other models.
 
     A dict with the columns of the inputs, `inputs`, in the order of the channels; the `window` that
     the model was trained on; for a forecaster also `targets`, `future` (inputs that lie `horizon`
@@ -65,16 +65,16 @@ def _columns(recipe):
 def finish(folder: str | os.PathLike, serve: bool = True) -> dict[str, Any]:
     """Reports on a run's forecasts of the test part, draws them, and exports the best model.
 
-    The quantiles of the best model are calibrated on the end of the validation part. The run's
-    folder gets `report.json`, `forecast.png`, and on TensorFlow `serving`, a SavedModel. If they
-    are there and the best model is still the same, nothing is done.
+    The quantiles of the best model are calibrated on the end of the validation part. Writes
+    `report.json`, `forecast.png` and, on TensorFlow, the SavedModel `serving` to the run's folder.
+    Does nothing if they exist and the best model has not changed.
 
     Args:
         folder: Folder of a run of a forecaster.
         serve: Boolean, whether to export the model. Defaults to `True`.
 
     Returns:
-        What report.json holds.
+        The contents of `report.json`.
     """
     folder = pathlib.Path(folder).expanduser()
     serve = serve and keras.backend.backend() == "tensorflow"
@@ -122,27 +122,27 @@ def forecast(
     steps: int | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Writes the forecast of what follows a CSV file, in the units of the data.
+    """Forecasts the steps that follow a CSV file, in the units of the data.
 
-    The file has the columns that the run was trained on, in any order. The forecast starts after
-    its last row; of a model with covariates that are known in the future, after the last value of a
-    target, and the rows from there on hold these covariates. Times with an offset from UTC are
-    written in UTC.
+    The file must have the columns that the run was trained on, in any order. The forecast starts
+    after its last row. For a model with covariates known in the future, it starts after the last
+    value of a target, and the rows that follow must have these covariates. Times with an offset
+    from UTC are written in UTC.
 
     Args:
         folder: Folder of a run of a forecaster.
-        path: CSV file. Series with fewer than `window` rows are left out, and a warning names them.
+        path: CSV file. Series with fewer than `window` rows are skipped, and a warning names them.
         output: CSV file to write.
         steps: Positive integer. Defaults to `None`, the model's horizon.
-        overwrite: Boolean, whether to replace an output that exists. Defaults to `False`.
+        overwrite: Boolean, whether to replace an existing output. Defaults to `False`.
 
     Returns:
         A dict of `rows`, the number of rows written, `first` and `last`, their times or steps, and
-        `left_out`, the number of series that are too short.
+        `left_out`, the number of skipped series.
 
     Raises:
-        ValueError: If the run is not one of a forecaster, the file does not fit it, all its series
-            are too short, or a covariate that is known in the future is missing there.
+        ValueError: If the run is not a forecaster, the file does not match it, all its series are
+            too short, or a future value of a covariate is missing.
         OSError: If a file cannot be read or written.
     """
     output = runs.check_output(output, [path], overwrite)
@@ -180,26 +180,26 @@ def backtest(
 ) -> pa.Table:
     """Forecasts the rows of a CSV file from origins in the past: see `forecasting.backtest`.
 
-    Origins are in the rows that the run was not trained on and not chosen by: those from the start
-    of its test part on; of data without times, in the file's own test part. Beside the output there
-    is a picture of the errors by step ahead, whose name ends with `.png`.
+    Origins are in rows that the run used neither for training nor for validation: from the start of
+    its test part on or, for data without times, in the test part of the file. A picture of the
+    errors by step ahead is saved next to the output, with the suffix `.png`.
 
     Args:
         folder: Folder of a run of a forecaster.
         path: CSV file with the columns that the run was trained on.
         output: CSV or Parquet file to write.
         origins: Positive integer, number of origins. Defaults to 20.
-        every: Positive integer: after as many origins the model is trained anew, by the run's
-            recipe, on what was known by then. Defaults to `None`, never.
-        overwrite: Boolean, whether to replace outputs that exist. Defaults to `False`.
+        every: Positive integer, number of origins after which the model is retrained with the run's
+            recipe on all data known by then. Defaults to `None`, never.
+        overwrite: Boolean, whether to replace existing outputs. Defaults to `False`.
         verbose: 1 shows a progress bar on the standard error stream. Defaults to 0.
 
     Returns:
-        What `forecasting.backtest` returns.
+        The table that `forecasting.backtest` returns.
 
     Raises:
-        ValueError: If the run is not one of a forecaster, or the file does not fit it, or has no
-            rows that it was not trained on.
+        ValueError: If the run is not a forecaster, or the file does not match it or has no rows
+            after the training and validation parts.
         OSError: If a file cannot be read or written.
     """
     output = runs.check_output(output, [path], overwrite)
@@ -229,7 +229,7 @@ def backtest(
 
 
 def train_model(recipe: Recipe, train: Windows, valid: Windows) -> Forecaster:
-    """Returns a model that is trained by a recipe, in memory: no run, no report.
+    """Returns a model trained with a recipe, in memory, without a run or a report.
 
     Args:
         recipe: `Recipe` of a forecaster.
@@ -262,7 +262,7 @@ def _unseen(recipe, series, start, path):
     test = Windows(series, window, horizon, 1, first, [r.stop for r in slices])
     if not len(test):
         raise ValueError(
-            f"{path} has no {horizon} rows from {start} on, where the test part of the run begins: "
-            f"what is before it, the run was trained on. Received: rows up to {series.times.max()}"
+            f"{path} has no {horizon} rows from {start} on, the start of the run's test part. The "
+            f"run was trained on the rows before it. Received: rows up to {series.times.max()}"
         )
     return test

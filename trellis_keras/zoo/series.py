@@ -1,7 +1,8 @@
-"""A user's own time series: their windows as data sets, and models. The sizes are ours.
+"""Models and data sets for your own time series.
 
-The window sizes the nets: the receptive field is as much of it as the dilations can reach, and no
-more, so that a stream sees what a window shows.
+The window determines the size of the network: its receptive field covers as much of the window as
+the dilations can reach, and no more, so a stream sees what a window shows. The sizes are not from a
+paper.
 
     trellis-keras train tcn_forecaster --csv load.csv --target load --horizon 24 --output runs/load
 """
@@ -103,7 +104,7 @@ def _forecaster(
 
 def _dilations(window, kernel_size, convolutions=1):
     if window is None:
-        raise ValueError("`window` must be given, the number of steps to read. Received: None")
+        raise ValueError("`window` must be the number of steps to read. Received: None")
     return dilations_within(window, kernel_size, convolutions)
 
 
@@ -163,22 +164,23 @@ def tcn_forecaster(
     Inputs and outputs are in the units of the data, whose statistics are saved with the model.
 
     Args:
-        window: Positive integer, number of past steps to read. Defaults to None, 168; a run takes
-            it from its data, as `forecasting.fit` does, and at most 168.
+        window: Positive integer, number of past steps to read. Defaults to None, 168 steps; a run
+            chooses it from its data, as `forecasting.fit` does, up to 168.
         horizon: Positive integer, at most `window`, number of steps to forecast.
         kernel_size: Integer of 2 or more, taps of the convolutions.
-        depth: Positive integer, number of blocks, of dilations 1, 2, 4, ... Defaults to as many as
-            the window has room for; the last dilation is the rest.
+        depth: Positive integer, number of blocks, with dilations 1, 2, 4, ... Defaults to as many
+            as fit the window; the last dilation fills the remainder.
         filters: Positive integer, channels of each block.
         dropout: Dropout rate after each convolution, and before the outputs.
-        quantiles: Increasing floats between 0 and 1, the quantiles to forecast. None: one value.
-        channels: Positive integer, channels of the input. A run takes it from its data, as
-            `targets` and `future_channels`.
-        targets: Positive integer, how many of the first channels to forecast.
-        future_channels: Integer, how many of the last channels are known in the future.
-        linear: Boolean, whether a linear map from the window forecasts, and the network predicts
-            its residual. The map is fitted before training.
-        seed: Seed of weights, dropouts and the order of windows. None draws new ones each time.
+        quantiles: Increasing floats between 0 and 1, the quantiles to forecast. None forecasts one
+            value.
+        channels: Positive integer, channels of the input. A run takes it, `targets` and
+            `future_channels` from its data.
+        targets: Positive integer, number of channels to forecast, the first ones.
+        future_channels: Integer, number of channels known in the future, the last ones.
+        linear: Boolean, whether to forecast with a linear map of the window, fitted before
+            training, and train the network on its residuals.
+        seed: Seed of the weights, dropout and the order of windows. None is not reproducible.
         weights: None, or path of a weights file.
         dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
         jit_compile: Whether to compile training with XLA. Defaults to None, an automatic choice.
@@ -223,7 +225,7 @@ def tcn_classifier(
             steps so far. Defaults to `"last"`.
         num_classes: Positive integer, number of classes. A run takes it, `class_names` and
             `channels` from its data.
-        class_names: Names of the classes, saved with the model. None: numbers.
+        class_names: Names of the classes, saved with the model. None numbers the classes.
         **: As in `tcn_forecaster`.
     """
     backbone = _tcn(
@@ -269,8 +271,8 @@ def trellisnet_forecaster(
     """TrellisNet that forecasts your time series, 38K parameters for a week and a day of hours.
 
     Args:
-        dilations: Dilation of each level. Defaults to 1, 2, 4, ..., as many as the window has room
-            for; the last one is the rest.
+        dilations: Dilation of each level. Defaults to 1, 2, 4, ..., as many as fit the window; the
+            last one fills the remainder.
         hidden_units: Positive integer, channels of each level.
         dropout: Variational dropout rate of h in the convolution, and dropout rate before the
             outputs.
@@ -382,9 +384,9 @@ def series(
     stride: int = 1,
     split: Shares = DEFAULT_SPLIT,
 ) -> Dataset:
-    """Windows of the time series in a CSV file of the user's own.
+    """Windows of the time series in your own CSV file.
 
-    `window` defaults to that of `forecasting.fit`, at most 168 rows.
+    `window` defaults to the window that `forecasting.fit` would choose, up to 168 rows.
     """
     columns = Columns(targets, past, future, static, time, series)
     table = TimeSeries.from_csv(own_file(path, data_dir), columns)
@@ -424,7 +426,9 @@ def labelled_series(
     held-out people, machines or days. `stride` defaults to a quarter of the window.
     """
     if len(targets) != 1:
-        raise ValueError(f"`targets` must be one column of names. Received: {list(targets)}")
+        raise ValueError(
+            f"`targets` must be a single column of class names. Received: {list(targets)}"
+        )
     file = own_file(path, data_dir)
     columns = Columns(past, series=series)
     table, labels, classes = TimeSeries.from_labelled_csv(file, columns, targets[0])
@@ -433,7 +437,7 @@ def labelled_series(
     count = len(table.lengths)
     if count < 3:
         raise ValueError(
-            f"{file}: training, validation and test are different series, so there must be three. "
+            f"{file}: training, validation and test need different series, so at least three. "
             f"Received: {count} in the column {series!r}"
         )
     train, valid, _ = check_shares("split", split)
@@ -493,7 +497,7 @@ def whole_series(
     tested = LabelledSeries.from_file(files[1], loaded.classes, loaded.window)
     if tested.labels[0] < 0 or tested.channels != loaded.channels:
         raise ValueError(
-            f"{files[1]} must have classes, and {loaded.channels} channels as {files[0]}. "
+            f"{files[1]} must have classes, and {loaded.channels} channels like {files[0]}. "
             f"Received: {tested.channels} channels, "
             f"{'no ' if tested.labels[0] < 0 else ''}classes"
         )
