@@ -75,12 +75,12 @@ def _ordered(where, nets):
 
 
 def differences(study):
-    """How much higher the test loss of each net is than that of the net with the lowest one.
+    """How much higher the test loss of each net is than that of each better one.
 
     Returns:
-        {(corpus, size, train_percent): {net: (mean, half, seeds)}}: mean over the seeds that both
-        nets have, and half the width of its 95 % confidence interval, by Student's t of the
-        differences seed by seed; `nan` for one seed.
+        {(corpus, size, train_percent): {(net, better net): (mean, half, seeds)}}, the lowest losses
+        first: mean over the seeds that both nets have, and half the width of its 95 % confidence
+        interval, by Student's t of the differences seed by seed; `nan` for one seed.
     """
     groups = {}
     for cell in best(study):
@@ -90,17 +90,16 @@ def differences(study):
 
 
 def _differences(nets):
-    first = min(nets, key=lambda net: statistics.fmean(nets[net].values()))
+    ordered = sorted(nets, key=lambda net: statistics.fmean(nets[net].values()))
     found = {}
-    for net, losses in nets.items():
-        seeds = losses.keys() & nets[first].keys()
-        each = [losses[seed] - nets[first][seed] for seed in seeds]
-        if net == first or not each:
-            continue
-        half = math.nan
-        if len(each) > 1:
-            half = stats.t.ppf(0.975, len(each) - 1) * statistics.stdev(each) / len(each) ** 0.5
-        found[net] = statistics.fmean(each), half, len(each)
+    for better, net in itertools.combinations(ordered, 2):
+        seeds = nets[net].keys() & nets[better].keys()
+        each = [nets[net][seed] - nets[better][seed] for seed in seeds]
+        if each:
+            half = math.nan
+            if len(each) > 1:
+                half = stats.t.ppf(0.975, len(each) - 1) * statistics.stdev(each) / len(each) ** 0.5
+            found[net, better] = statistics.fmean(each), half, len(each)
     return found
 
 
@@ -134,22 +133,23 @@ def markdown(study, rows):
         parts += [f"## {heading(study, corpus, size)}{share}", ""]
         parts += [f"| {_HEADINGS} |", "|" + " --- |" * len(_HEADINGS.split(" | "))]
         parts += [_line(row) for row in group]
-        parts += _behind(group[0]["net"], behind[tuple(where)])
+        parts += _behind(behind[tuple(where)])
         if any(row["published"] != "" for row in group):
             parts += ["", *_orders(corpus, size, group)]
         parts.append("")
     return "\n".join([*parts, *_notes(study)]) + "\n"
 
 
-def _behind(first, found):
-    """A table of `differences`, the nearest net first."""
+def _behind(found):
+    """A table of `differences`."""
     if not found:
         return []
-    lines = [f"| net | test loss minus {lattice.NETS[first].label}'s | 95 % interval | seeds |"]
-    lines = ["", *lines, "| --- | --- | --- | --- |"]
-    for net, (mean, half, seeds) in sorted(found.items(), key=lambda item: item[1]):
+    lines = ["", "| nets | difference of the test losses | 95 % interval | seeds |"]
+    lines.append("| --- | --- | --- | --- |")
+    for pair, (mean, half, seeds) in found.items():
         interval = "-" if math.isnan(half) else f"{mean - half:+.4f} to {mean + half:+.4f}"
-        lines.append(f"| {lattice.NETS[net].label} | {mean:+.4f} | {interval} | {seeds} |")
+        names = " minus ".join(lattice.NETS[net].label for net in pair)
+        lines.append(f"| {names} | {mean:+.4f} | {interval} | {seeds} |")
     return lines
 
 
