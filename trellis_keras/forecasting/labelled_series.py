@@ -2,7 +2,7 @@
 
     trellis-keras train tcn_classifier --csv exercises.csv --target exercise --past ax --past ay \\
         --series person --window 50 --output runs/exercises
-    trellis-keras train tcn_classifier --csv GunPoint_TRAIN.ts --test GunPoint_TEST.ts \\
+    trellis-keras train rocket_classifier --csv GunPoint_TRAIN.ts --test GunPoint_TEST.ts \\
         --output runs/gunpoint
 """
 

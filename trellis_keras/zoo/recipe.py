@@ -23,7 +23,7 @@ from trellis_keras.forecasting import (
     WindowStream,
 )
 from trellis_keras.layers.base import default_policy
-from trellis_keras.models import BitsPerCharacter, CrossEntropy, Perplexity
+from trellis_keras.models import BitsPerCharacter, CrossEntropy, Perplexity, RocketClassifier
 from trellis_keras.training import (
     ASGD,
     SGD,
@@ -107,7 +107,8 @@ class Training:
         weight_decay: Float, decoupled decay of the kernels (biases and gains do not decay). Only
             for `"adamw"`.
         batch_size: Positive integer, number of rows per batch.
-        epochs: Positive integer, maximum number of epochs.
+        epochs: Integer, 0 or more, maximum number of epochs. With 0, the run ends when
+            `Recipe.adapt` has fitted the model.
         sequence_length: Positive integer, number of tokens per row of a batch. Language models
             only.
         context_length: Integer, number of these tokens that are read but not scored. Language
@@ -169,10 +170,10 @@ class Training:
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         for name in ("learning_rate", "clip_norm", "stretch"):
             _check(name, getattr(self, name), lambda value: 0 < value < math.inf, "positive")
-        amounts = ("l2", "weight_decay", "context_length", "min_learning_rate", "stop_min_delta")
-        for name in amounts:
+        amounts = ("epochs", "l2", "weight_decay", "context_length", "min_learning_rate")
+        for name in (*amounts, "stop_min_delta"):
             _check(name, getattr(self, name), lambda value: 0 <= value < math.inf, "0 or more")
-        counts = ("batch_size", "epochs", "sequence_length", "decay_window", "stop_patience")
+        counts = ("batch_size", "sequence_length", "decay_window", "stop_patience")
         for name in (*counts, "shift", "warmup_steps", "decay_steps"):
             _check(name, getattr(self, name), lambda value: value >= 1, "1 or more")
         _check("decay_factor", self.decay_factor, lambda value: 0 < value < 1, "between 0 and 1")
@@ -378,7 +379,7 @@ class Entry:
             (_TEXT_FIELDS, self.reads_text),
             (_MUSIC_FIELDS, self.metric == "frame_nll"),
             (_IMAGE_FIELDS, self.data in _IMAGES),
-            (_SERIES_FIELDS, "whole_series" in self.on),
+            (_SERIES_FIELDS, "whole_series" in (self.data, *self.on)),
         )
         return sum((fields for fields, are_own in own if not are_own), ())
 
@@ -470,6 +471,11 @@ class Recipe:
                 )
         elif self.training.stretch is not None and self.data != "whole_series":
             raise ValueError(f"`stretch` needs data='whole_series'. Received: data={self.data!r}")
+        elif not (self.training.epochs or self._needs_no_training):
+            raise ValueError(
+                "`epochs` must be 1 or more: only a rocket_classifier, and a forecaster with "
+                f"linear=True, are fitted without training. Received: epochs=0 for {self.name}"
+            )
         elif self.metric != self.entry.metric:
             raise ValueError(f"`metric` must be {self.entry.metric!r}. Received: {self.metric!r}")
         if self.dtype_policy is not None:
@@ -523,7 +529,11 @@ class Recipe:
     @property
     def reads_whole_series(self) -> bool:
         """Whether the model classifies series and may be given whole ones."""
-        return "whole_series" in self.entry.on
+        return "whole_series" in (self.entry.data, *self.entry.on)
+
+    @property
+    def _needs_no_training(self):
+        return not self.entry.training.epochs or self.arguments.get("linear", False)
 
     @property
     def channels(self) -> int | None:
@@ -686,9 +696,11 @@ class Recipe:
         return stream
 
     def adapt(self, model: keras.Model, loaded: Dataset) -> None:
-        """Adapts a model to the statistics of its training data, if it standardizes them."""
+        """Fits what a model does not learn by gradients: statistics, and maps in closed form."""
         if isinstance(loaded.train, Windows):
             model.adapt(loaded.train, loaded.valid)
+        elif isinstance(model, RocketClassifier):
+            model.adapt(loaded.train.rows(), loaded.train.labels)
         elif isinstance(loaded.train, (LabelledWindows, LabelledSeries)):
             model.adapt(loaded.train.rows())
 

@@ -378,6 +378,11 @@ def _fit(recipe, loaded, folder, building, verbose, callbacks, observation, limi
         limit.checkpoint = checkpoint if save_minutes is not None else None
         last.append(limit)
 
+    if not recipe.training.epochs:
+        best = [callback for callback in first if isinstance(callback, BestModel)]
+        _save_untrained(model, valid_stream, checkpoint, [*best, checkpoint, *last])
+        return model
+
     def fit(stream, *more):
         model.fit(
             parallel.own_rows(stream),
@@ -401,6 +406,17 @@ def _fit(recipe, loaded, folder, building, verbose, callbacks, observation, limi
         if not (batches and limit is not None and limit.stopped):
             fit(train_stream)
     return model
+
+
+def _save_untrained(model, valid_stream, checkpoint, callbacks):
+    """Saves a model of a run without epochs, unless an earlier process has saved it."""
+    steps = len(valid_stream)
+    calls = keras.callbacks.CallbackList(callbacks, model=model, epochs=0, steps=steps)
+    calls.on_train_begin()
+    if latest(checkpoint.directory) is None:
+        found = model.evaluate(parallel.own_rows(valid_stream), return_dict=True, verbose=0)
+        calls.on_epoch_end(-1, {f"val_{name}": value for name, value in found.items()})
+    calls.on_train_end()
 
 
 def _record(recipe, folder):
@@ -686,12 +702,15 @@ def describe(recipe: Any, model: keras.Model, loaded: Any) -> str:
     else:
         data_line = f"{recipe.data}: {sizes} sequences"
         batches = f"{training.batch_size} sequences, in a new order in each epoch"
+    training_lines = [
+        f"batches of {batches}",
+        f"{training.optimizer} {training.learning_rate:g}, up to epoch {training.epochs}",
+    ]
     chosen = ", ".join(f"{k}={v}" for k, v in recipe.arguments.items() if v not in (None, 0, ()))
     lines = [
         f"{recipe.name}: {model.count_params():,} parameters ({chosen})",
         data_line,
-        f"batches of {batches}",
-        f"{training.optimizer} {training.learning_rate:g}, up to epoch {training.epochs}",
+        *(training_lines if training.epochs else ["no epochs: fitted in closed form"]),
         _describe_arithmetic(recipe, model),
     ]
     return "\n".join(lines)

@@ -34,7 +34,7 @@ from trellis_keras.forecasting.estimator import (
 )
 from trellis_keras.forecasting.series import DEFAULT_SPLIT, warn_left_out
 from trellis_keras.layers import LRU, TCN, TrellisLayer
-from trellis_keras.models import SequenceClassifier
+from trellis_keras.models import RocketClassifier, SequenceClassifier
 from trellis_keras.zoo.datasets.registry import DataDir, Dataset
 from trellis_keras.zoo.datasets.registry import register as register_data
 from trellis_keras.zoo.recipe import Training, check_choice
@@ -42,6 +42,7 @@ from trellis_keras.zoo.registry import register, sub_seed
 
 __all__ = [
     "lru_forecaster",
+    "rocket_classifier",
     "tcn_classifier",
     "tcn_forecaster",
     "trellisnet_classifier",
@@ -233,6 +234,44 @@ def tcn_classifier(
     )
     return _classifier(
         backbone, channels, num_classes, class_names, pooling, dropout, seed, normalization
+    )
+
+
+@register(
+    data="whole_series",
+    metric="accuracy",
+    channels=1,  # as many as the data have
+    training=Training(optimizer="adam", learning_rate=1e-4, batch_size=16, epochs=0),
+)
+def rocket_classifier(
+    window: int | None = None,
+    features: int = 1_680,
+    channels: int = 1,
+    num_classes: int = 2,
+    class_names: tuple[str, ...] | None = None,
+    seed: int | None = 0,
+) -> RocketClassifier:
+    """MiniRocket's features and ridge regression, for whole series; fitted without training.
+
+    Inputs are in the units of the data, whose statistics are saved with the model. The recipe has
+    no epochs: `adapt` fits the model in closed form, see `models.RocketClassifier`.
+
+    Args:
+        window: Positive integer, number of steps to read. A run takes it from its data.
+        features: Positive integer, number of features.
+        seed: Seed of the thresholds, and of the channels that each kernel reads. None is not
+            reproducible.
+        **: As in `tcn_classifier`.
+    """
+    if window is None:
+        raise ValueError("`window` must be the number of steps to read. Received: None")
+    return RocketClassifier(
+        window,
+        channels,
+        num_classes,
+        features=features,
+        class_names=class_names,
+        seed=sub_seed(seed, 10),
     )
 
 

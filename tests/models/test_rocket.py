@@ -1,0 +1,164 @@
+"""RocketClassifier: its features and ridge regression against plain formulas, and bad input."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+
+from trellis_keras.models import RocketClassifier
+from trellis_keras.models.rocket import ridge
+
+
+def sines(count=12, steps=40, channels=1, seed=0):
+    """Noisy sines of two rates, and their classes."""
+    generator = np.random.default_rng(seed)
+    y = np.arange(count) % 2
+    phase = generator.normal(size=(count, 1, channels))
+    x = np.sin(np.where(y == 0, 0.2, 0.5)[:, None, None] * np.arange(steps)[:, None] + phase)
+    return (x + 0.1 * generator.normal(size=x.shape)).astype("float32"), y
+
+
+def fitted(x, y, **options):
+    model = RocketClassifier(x.shape[1], x.shape[2], len(np.unique(y)), seed=3, **options)
+    model.adapt(x, y)
+    return model
+
+
+@pytest.mark.both_backends
+def test_features_are_fractions_of_time_above_thresholds():
+    """The plain formulation: MiniRocket's kernels, dilated, with zeros before the first step."""
+    x, y = sines(channels=2)
+    model = fitted(x, y)
+    z = (x - x.mean(axis=(0, 1))) / x.std(axis=(0, 1))
+    found, normalization = [], model.backbone.get_layer("normalization")
+    kernels = [
+        np.where(np.isin(np.arange(9), twos), 2, -1) for twos in itertools.combinations(range(9), 3)
+    ]
+    for dilation in (1, 2, 4):
+        layer = model.backbone.get_layer(f"dilation_{dilation}")
+        kernel, bias = (keras.ops.convert_to_numpy(v) / 30 for v in layer.weights)
+        for j in range(layer.filters):
+            reads = np.abs(kernel[0, :, j]) > 0
+            assert reads.any()
+            expected = kernels[j * 84 // layer.filters][:, None] * reads
+            np.testing.assert_allclose(kernel[..., j], expected, atol=1e-6)
+        padded = np.pad(z, ((0, 0), (8 * dilation, 0), (0, 0)))
+        taps = np.stack([padded[:, tap * dilation :][:, :40] for tap in range(9)], axis=2)
+        above = np.einsum("ntkc,kcj->ntj", taps, kernel) + bias
+        found.append(np.clip(5 * above + 0.5, 0, 1).mean(axis=1))
+        assert 0.1 < found[-1].mean() < 0.9
+    found = np.concatenate(found, axis=-1)
+    assert found.shape == (12, 84 * 3 * 6)
+    mean, scale = (keras.ops.convert_to_numpy(v) for v in normalization.weights)
+    np.testing.assert_allclose(mean, found.mean(axis=0), atol=1e-4)
+    np.testing.assert_allclose(scale, np.maximum(found.std(axis=0), 0.01), atol=1e-4)
+    head = [keras.ops.convert_to_numpy(v) for v in model.head.weights]
+    logits = (found - mean) / scale @ head[0] + head[1]
+    np.testing.assert_allclose(model.predict_on_batch(x), logits, atol=5e-3)
+
+
+def test_ridge_is_the_best_penalty_by_leaving_one_out():
+    generator = np.random.default_rng(1)
+    x, labels = generator.normal(size=(14, 9)), generator.integers(3, size=14)
+    x -= x.mean(axis=0)
+    targets = 2.0 * (np.arange(3) == labels[:, None]) - 1
+
+    def solved(rows, penalty):
+        """The ridge regression on some rows, with an intercept that is not penalized."""
+        full = np.column_stack([x[rows], np.ones(len(rows))])
+        penalties = penalty * np.diag([1.0] * 9 + [0.0])
+        return np.linalg.solve(full.T @ full + penalties, full.T @ targets[rows])
+
+    def left_out(penalty):
+        rows = np.arange(14)
+        scores = [np.append(x[i], 1) @ solved(rows[rows != i], penalty) for i in rows]
+        return np.array(scores)
+
+    penalties = 10.0 ** np.arange(-3, 3.5, 0.5)
+    best = min(penalties, key=lambda penalty: np.mean((left_out(penalty) - targets) ** 2))
+    expected = solved(np.arange(14), best)
+    kernel, bias = ridge(x, labels, 3)
+    scale = kernel[0, 0] / expected[0, 0]
+    np.testing.assert_allclose(kernel, scale * expected[:9], atol=1e-8)
+    np.testing.assert_allclose(bias, scale * expected[9], atol=1e-8)
+
+    def cross_entropy(scale):
+        logits = scale * left_out(best)
+        return np.mean(np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(14), labels])
+
+    near = [cross_entropy(scale * 10**step) for step in (-0.1, 0, 0.1)]
+    assert near[1] == min(near) and 0.1 <= scale < 40
+
+
+@pytest.mark.both_backends
+def test_series_of_different_lengths_stream():
+    """Padding does not count, and a stream has the classes of the steps so far."""
+    x, y = sines(20, channels=3)
+    x[1::3, 25:] = np.nan
+    x[2, 4, 1] = np.nan
+    model = fitted(x, y, class_names=["slow", "fast"])
+    expected = model.predict_on_batch(x[1:2, :25])
+    np.testing.assert_allclose(model.predict_on_batch(x[1:2]), expected, atol=1e-4)
+    cache = model.initial_cache(1)
+    for step in range(25):
+        logits, cache = model.step(x[1:2, step], cache)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(logits), expected, atol=1e-4)
+    lists = RocketClassifier(40, 3, 2, seed=3)
+    lists.adapt([each[~np.isnan(each).all(axis=-1)] for each in x], y)
+    np.testing.assert_allclose(lists.predict_on_batch(x), model.predict_on_batch(x), atol=1e-4)
+    unseen, classes = sines(30, channels=3, seed=1)
+    assert np.mean(model.predict_proba(unseen, verbose=0).argmax(axis=-1) == classes) > 0.9
+
+
+@pytest.mark.both_backends
+def test_it_is_saved_and_reproducible(tmp_path):
+    x, y = sines()
+    names = np.array(["slow", "fast"])
+    model = fitted(x, names[y], class_names=names)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded.predict_on_batch(x), model.predict_on_batch(x))
+    assert loaded.get_config() == model.get_config() and loaded.class_names == ["slow", "fast"]
+    again, other = fitted(x, y), RocketClassifier(40, 1, 2, seed=4)
+    other.adapt(x, y)
+    np.testing.assert_array_equal(again.predict_on_batch(x), model.predict_on_batch(x))
+    thresholds = [each.backbone.get_layer("dilation_2").bias for each in (model, other)]
+    one, two = map(keras.ops.convert_to_numpy, thresholds)
+    assert not np.allclose(one, two)
+    assert [v.path.split("/")[-2] for v in model.trainable_variables] == ["head", "head"]
+
+
+@pytest.mark.parametrize(
+    ("window", "dilations"), [(5, [1]), (20, [1, 2]), (400, [1, 2, 7, 18, 49])]
+)
+def test_dilations_fit_the_window(window, dilations):
+    model = RocketClassifier(window, 1, 2)
+    names = [layer.name for layer in model.backbone.layers if "dilation" in layer.name]
+    assert names == [f"dilation_{dilation}" for dilation in dilations]
+    assert 1400 < model.backbone.output_shape[-1] <= 1680
+
+
+def test_bad_input():
+    x, y = sines()
+    with pytest.raises(ValueError, match="`features` must be at least 84. Received: features=50"):
+        RocketClassifier(40, 1, 2, features=50)
+    with pytest.raises(ValueError, match="`window` must be a positive integer"):
+        RocketClassifier(0, 1, 2)
+    model = RocketClassifier(40, 1, 2, class_names=["a", "b"])
+    with pytest.raises(ValueError, match="adapt"):
+        model.fit(x, y, verbose=0)
+    for labels, message in (
+        (y[:-1], r"must have the shape \(12,\). Received: shape \(11,\)"),
+        (y + 1, r"whole numbers in \[0, 2\)"),
+        (np.zeros(12, int), "at least two classes. Received: one class"),
+        (np.array(["a", "c"] * 6), "must be among class_names=.* Received: .*c"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.adapt(x, labels)
+    with pytest.raises(ValueError, match="needs `labels`. Received: labels=None"):
+        model.adapt(x)
+    with pytest.raises(
+        ValueError, match=r"`inputs` must be series \(steps, 1\). Received: .*40, 2"
+    ):
+        model.adapt(sines(channels=2)[0], y)

@@ -1,0 +1,298 @@
+"""A classifier of whole series that is fitted in closed form."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from trellis_keras.layers.base import check_positive
+from trellis_keras.models.normalization import Standardization, arrays_of
+from trellis_keras.models.sequence_models import SequenceClassifier
+
+_TAPS = 9
+# All kernels of nine taps of which three have the weight 2 and the others -1.
+_KERNELS = np.array(
+    [
+        [2.0 if tap in twos else -1.0 for tap in range(_TAPS)]
+        for twos in itertools.combinations(range(_TAPS), 3)
+    ],
+    "float32",
+)
+FEATURES = 20 * len(_KERNELS)
+_MOST_DILATIONS = 5
+_SHARPNESS = 30.0  # of the thresholds: the slope where an output passes one is a sixth of it
+_LEAST_DEVIATION = 0.01  # of a feature, by which it is divided
+_PENALTIES = 10.0 ** np.arange(-3, 3.5, 0.5)
+_SCALES = 10.0 ** np.arange(-1, 1.6, 0.1)  # of the logits
+_SERIES_AT_ONCE = 16
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class RocketClassifier(SequenceClassifier):
+    """Classifies whole series by MiniRocket's features and ridge regression, without training.
+
+    The features are the fractions of time during which the outputs of fixed dilated convolutions
+    exceed thresholds:
+
+        f_j = mean_t clip(5 (c_{j,t} - b_j) + 1/2, 0, 1),    c_j = w_j * z,
+
+    where z is the standardized series. The kernels w_j are all 84 kernels of nine taps of which
+    three are 2 and six are -1, with dilations from 1 up to the longest that fits `window`
+    (MiniRocket, Dempster, Schmidt and Webb 2021). A kernel reads a random subset of the channels.
+    `adapt` sets each threshold b_j to a quantile of c_j on a random training series, and the head
+    to the ridge regression on the classes with the lowest leave-one-out error, scaled to logits
+    with the lowest leave-one-out cross-entropy.
+
+    Unlike MiniRocket's, the convolutions are causal, with zeros before the first step, and the
+    thresholds are slightly smooth, so a stream gives the classes of the steps so far, and the model
+    exports like any other. It has 1,680 features instead of 10,000.
+
+    `fit` is optional: it would train the head further.
+
+    Args:
+        window: Positive integer, number of steps of the longest series.
+        channels: Positive integer, number of channels.
+        num_classes: Positive integer, number of classes.
+        features: Positive integer, number of features, rounded down to a multiple of 84 for each
+            dilation. Defaults to 1,680.
+        activation, class_names: As in `SequenceClassifier`.
+        seed: Integer seed of the channels and thresholds. Defaults to `None`.
+
+    Call arguments:
+        inputs: Tensor (batch, time, channels). Shorter series are padded with NaN.
+
+    Returns:
+        Logits (batch, num_classes), or probabilities with activation="softmax".
+
+    Raises:
+        ValueError: If arguments are out of range, or inputs have the wrong shape.
+
+    Example:
+
+    >>> model = RocketClassifier(window=30, channels=1, num_classes=2, seed=0)
+    >>> slow, fast = (np.sin(rate * np.arange(30)[None, :, None]) for rate in (0.2, 0.6))
+    >>> y = np.array([0, 1] * 6)
+    >>> x = np.where(y[:, None, None] == 0, slow, fast) + 0.1 * np.random.normal(size=(12, 30, 1))
+    >>> model.adapt(x, y)
+    >>> model.predict_proba(x, verbose=0).argmax(axis=-1)
+    array([0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1])
+    """
+
+    def __init__(
+        self,
+        window: int,
+        channels: int,
+        num_classes: int,
+        *,
+        features: int = FEATURES,
+        activation: str | None = None,
+        class_names: Sequence[str] | None = None,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        window, channels, features = check_positive(
+            window=window, channels=channels, features=features
+        )
+        if features < len(_KERNELS):
+            raise ValueError(
+                f"`features` must be at least {len(_KERNELS)}. Received: features={features}"
+            )
+        self._dilations = _dilations(window, features // len(_KERNELS))
+        thresholds = features // len(_KERNELS) // len(self._dilations)
+        super().__init__(
+            _features(self._dilations, thresholds, channels),
+            num_classes,
+            activation=activation,
+            class_names=class_names,
+            nan_padding=True,
+            normalize=True,
+            kernel_initializer="zeros",
+            seed=seed,
+            **kwargs,
+        )
+        self.window = window
+        self.channels = channels
+        self.features = features
+
+    def adapt(
+        self,
+        inputs: np.ndarray | Sequence[np.ndarray],
+        labels: Sequence[int] | np.ndarray | None = None,
+    ) -> None:
+        """Fits the model: statistics of the channels, thresholds, and the ridge regression.
+
+        Args:
+            inputs: Array (series, steps, channels) in which NaN follows shorter series, or a
+                sequence of arrays (steps, channels).
+            labels: Array (series,), the classes, or their names. Required.
+
+        Raises:
+            ValueError: If inputs and labels do not match, a class is unknown, or all series have
+                the same class.
+        """
+        if labels is None:
+            raise ValueError("`adapt` of a RocketClassifier needs `labels`. Received: labels=None")
+        series = _without_padding(arrays_of(inputs))
+        if any(each.ndim != 2 or each.shape[-1] != self.channels for each in series):
+            shapes = sorted({each.shape for each in series})
+            raise ValueError(
+                f"`inputs` must be series (steps, {self.channels}). Received: shapes {shapes[:5]}"
+            )
+        labels = np.asarray(self._encode_targets(np.asarray(labels)))
+        if labels.shape != (len(series),):
+            raise ValueError(
+                f"`labels` must have the shape ({len(series)},). Received: shape {labels.shape}"
+            )
+        self._check_targets(labels)
+        if len(np.unique(labels)) < 2:
+            raise ValueError("`labels` must have at least two classes. Received: one class")
+        super().adapt(series)
+        self._set_thresholds(series)
+        normalization = self.backbone.get_layer("normalization")
+        normalization.mean.assign(np.zeros(normalization.mean.shape))
+        normalization.scale.assign(np.ones(normalization.scale.shape))
+        parts = []
+        for i in range(0, len(series), _SERIES_AT_ONCE):
+            x = ops.convert_to_tensor(_padded(series[i : i + _SERIES_AT_ONCE]))
+            parts.append(ops.convert_to_numpy(self._hidden(x, training=False, mask=None)))
+        features = np.concatenate(parts).astype("float64")
+        mean, scale = features.mean(axis=0), np.maximum(features.std(axis=0), _LEAST_DEVIATION)
+        normalization.mean.assign(mean)
+        normalization.scale.assign(scale)
+        kernel, bias = ridge((features - mean) / scale, labels, self.num_classes)
+        self.head.kernel.assign(kernel)
+        self.head.bias.assign(bias)
+
+    def _set_thresholds(self, series):
+        generator = np.random.default_rng(self.seed)
+        golden = (np.sqrt(5) - 1) / 2  # multiples of it, modulo 1, are spread evenly
+        count = 0
+        for dilation in self._dilations:
+            layer = self.backbone.get_layer(_name(dilation))
+            thresholds = layer.filters // len(_KERNELS)
+            kernel = np.zeros((_TAPS, self.channels, len(_KERNELS), thresholds), "float32")
+            bias = np.zeros(kernel.shape[2:], "float32")
+            for i, weights in enumerate(_KERNELS):
+                chosen = _chosen_channels(generator, self.channels)
+                one = series[generator.integers(len(series))]
+                z = ops.convert_to_numpy(self.input_normalization(one))[:, chosen].sum(axis=-1)
+                z = np.pad(z, ((_TAPS - 1) * dilation, 0))
+                taps = [z[tap * dilation :][: len(one)] for tap in range(_TAPS)]
+                quantiles = (golden * (count + np.arange(1, thresholds + 1))) % 1
+                count += thresholds
+                kernel[:, chosen, i] = weights[:, None, None]
+                bias[i] = np.quantile(weights @ np.stack(taps), quantiles)
+            layer.kernel.assign(_SHARPNESS * kernel.reshape(layer.kernel.shape))
+            layer.bias.assign(-_SHARPNESS * bias.reshape(-1))
+
+    def get_config(self) -> dict:
+        config = super().get_config()
+        kept = ("name", "trainable", "dtype", "num_classes", "activation", "class_names", "seed")
+        return {
+            **{name: config[name] for name in kept if name in config},
+            "window": self.window,
+            "channels": self.channels,
+            "features": self.features,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict) -> "RocketClassifier":
+        return cls(**config)
+
+
+def _dilations(window, most):
+    """Dilations from 1 up to the longest at which nine taps fit the window, evenly by logarithm."""
+    longest = max((window - 1) // (_TAPS - 1), 1)
+    count = min(_MOST_DILATIONS, longest, most)
+    return [int(each) for each in np.unique(np.geomspace(1, longest, count).astype(int))]
+
+
+def _features(dilations, thresholds, channels):
+    x = keras.Input((None, channels))
+    means = []
+    for dilation in dilations:
+        convolution = keras.layers.Conv1D(
+            thresholds * len(_KERNELS),
+            _TAPS,
+            dilation_rate=dilation,
+            padding="causal",
+            activation="hard_sigmoid",
+            trainable=False,
+            name=_name(dilation),
+        )
+        convolution.supports_masking = True  # so that the mean knows which steps are padding
+        means.append(keras.layers.GlobalAveragePooling1D()(convolution(x)))
+    y = means[0] if len(means) == 1 else keras.layers.Concatenate()(means)
+    y = Standardization(name="normalization", trainable=False)(y)
+    return keras.Model(x, y, name="rocket_features")
+
+
+def _name(dilation):
+    return f"dilation_{dilation}"
+
+
+def _chosen_channels(generator, channels):
+    """A random subset of at most nine channels, half of the time a small one."""
+    count = int(2 ** generator.uniform(0, np.log2(min(channels, 9) + 1)))
+    return np.sort(generator.choice(channels, count, replace=False))
+
+
+def _without_padding(series):
+    """Series as a list, each without the missing steps at its end."""
+    series = [np.asarray(each, "float32") for array in series for each in _each(array)]
+    kept = []
+    for each in series:
+        has_value = ~np.isnan(each).all(axis=tuple(range(1, each.ndim)))
+        kept.append(each[: np.flatnonzero(has_value)[-1] + 1] if has_value.any() else each[:1])
+    return kept
+
+
+def _each(array):
+    return array if array.ndim > 2 else [array]
+
+
+def _padded(series):
+    x = np.full((len(series), max(map(len, series)), series[0].shape[-1]), np.nan, "float32")
+    for row, each in zip(x, series, strict=True):
+        row[: len(each)] = each
+    return x
+
+
+def ridge(x: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns kernel and bias of a ridge regression on classes, as logits.
+
+    The penalty minimizes the leave-one-out squared error, with -1 and 1 as targets, and the scale
+    of the logits the leave-one-out cross-entropy.
+
+    Args:
+        x: Array (rows, features), with a mean of 0.
+        labels: Integer array (rows,), the classes.
+        classes: Positive integer, number of classes.
+    """
+    u, s, vt = np.linalg.svd(x, full_matrices=False)
+    known = s > 1e-9 * max(s[0], 1.0)
+    u, s, vt = u[:, known], s[known], vt[known]
+    targets = 2.0 * (np.arange(classes) == labels[:, None]) - 1
+    centre = targets.mean(axis=0)
+    projected = u.T @ (targets - centre)
+    best = np.inf, None, None
+    for penalty in _PENALTIES:
+        kept = s**2 / (s**2 + penalty)
+        leverage = 1 / len(x) + u**2 @ kept
+        left = (targets - centre - u @ (kept[:, None] * projected)) / (1 - leverage)[:, None]
+        error = np.mean(left**2)
+        if error < best[0]:
+            best = error, penalty, targets - left
+    _, penalty, scores = best
+    scale = min(_SCALES, key=lambda scale: _cross_entropy(scale * scores, labels))
+    kernel = vt.T @ ((s / (s**2 + penalty))[:, None] * projected)
+    return scale * kernel, scale * centre
+
+
+def _cross_entropy(logits, labels):
+    logits = logits - logits.max(axis=-1, keepdims=True)
+    log_sum = np.log(np.exp(logits).sum(axis=-1))
+    return np.mean(log_sum - logits[np.arange(len(labels)), labels])
