@@ -169,13 +169,13 @@ def test_the_table_of_classification(tmp_path):
     path = tmp_path / "own.csv"
     rows = [",".join(classification.FIELDS)]
     for half, name, kind, seed, accuracy in [
-        ("reported", "b", "ours", 0, 0.8),
-        ("reported", "b", "ours", 1, 0.9),
+        ("reported", "b", "TCN", 0, 0.8),
+        ("reported", "b", "TCN", 1, 0.9),
         ("reported", "b", "MiniRocket", 0, 0.85),
-        ("reported", "a", "ours", 0, 1.0),
+        ("reported", "a", "TCN", 0, 1.0),
         ("reported", "a", "MiniRocket", 0, 0.5),
-        ("reported", "c", "ours", 0, 0.3),
-        ("choosing", "d", "ours", 0, 0.5),
+        ("reported", "c", "TCN", 0, 0.3),
+        ("choosing", "d", "TCN", 0, 0.5),
         ("choosing", "d", "three blocks only", 0, 0.4),
         ("reported", "b", "three blocks only", 0, 0.2),
     ]:
@@ -185,7 +185,7 @@ def test_the_table_of_classification(tmp_path):
     assert "| b | 85.0 | 85.0 ± 7.1 |" in table and "| c | - | 30.0 |" in table
     assert "| **mean**, 2 sets | 67.5 | 92.5 |\n| **mean rank**, 2 sets | 1.75 | 1.25 |" in table
     assert table.index("| a |") < table.index("| b |") < table.index("| choosing |")
-    assert "| choosing | ours | three blocks only |" in table and "| d | 50.0 | 40.0 |" in table
+    assert "| choosing | TCN | three blocks only |" in table and "| d | 50.0 | 40.0 |" in table
     assert table.endswith(
         "| **mean**, 1 sets | 85.0 | 20.0 |\n| **mean rank**, 1 sets | 1.00 | 2.00 |"
     )

@@ -154,7 +154,7 @@ def test_option_values(command, words, field, value):
         (["trellisnet_char", "--deep", "8"], "no option 'deep'. Did you mean 'depth'"),
         (["trellisnet_char", "--depth"], "--depth needs a value"),
         (["trellisnet_char", "-d", "8"], "Expected an option such as --epochs 3. Received: '-d'"),
-        (["trellisnet_char", "--epochs", "-8"], "`epochs` must be 1 or more. Received: -8"),
+        (["trellisnet_char", "--epochs", "-8"], "`epochs` must be 0 or more. Received: -8"),
         (["trellisnet_char", "--depth", "true"], "`depth` must be an integer. Received: True"),
         (["trellisnet_char", "--l2", "NaN"], "`l2` must be a number. Received: nan"),
     ],

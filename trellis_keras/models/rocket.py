@@ -21,8 +21,8 @@ _KERNELS = np.array(
     ],
     "float32",
 )
-FEATURES = 20 * len(_KERNELS)
-_MOST_DILATIONS = 5
+FEATURES = 40 * len(_KERNELS)
+_MOST_DILATIONS = 8
 _SHARPNESS = 30.0  # of the thresholds: the slope where an output passes one is a sixth of it
 _LEAST_DEVIATION = 0.01  # of a feature, by which it is divided
 _PENALTIES = 10.0 ** np.arange(-3, 3.5, 0.5)
@@ -48,7 +48,7 @@ class RocketClassifier(SequenceClassifier):
 
     Unlike MiniRocket's, the convolutions are causal, with zeros before the first step, and the
     thresholds are slightly smooth, so a stream gives the classes of the steps so far, and the model
-    exports like any other. It has 1,680 features instead of 10,000.
+    exports like any other. It has 3,360 features instead of 10,000.
 
     `fit` is optional: it would train the head further.
 
@@ -57,7 +57,7 @@ class RocketClassifier(SequenceClassifier):
         channels: Positive integer, number of channels.
         num_classes: Positive integer, number of classes.
         features: Positive integer, number of features, rounded down to a multiple of 84 for each
-            dilation. Defaults to 1,680.
+            dilation. Defaults to 3,360.
         activation, class_names: As in `SequenceClassifier`.
         seed: Integer seed of the channels and thresholds. Defaults to `None`.
 

@@ -460,6 +460,11 @@ class Recipe:
     def __post_init__(self) -> None:
         check_choice("data", self.data, datasets.list_datasets())
         _check("seed", self.seed, lambda value: value >= 0, "0 or more")
+        if not (self.training.epochs or self._needs_no_training):
+            raise ValueError(
+                "`epochs` must be 1 or more: only a rocket_classifier, and a forecaster with "
+                f"linear=True, are fitted without training. Received: epochs=0 for {self.name}"
+            )
         if self.reads_text:
             check_choice("metric", self.metric, TEXT_METRICS)
             if self.training.sequence_length is None or self.training.context_length is None:
@@ -471,11 +476,6 @@ class Recipe:
                 )
         elif self.training.stretch is not None and self.data != "whole_series":
             raise ValueError(f"`stretch` needs data='whole_series'. Received: data={self.data!r}")
-        elif not (self.training.epochs or self._needs_no_training):
-            raise ValueError(
-                "`epochs` must be 1 or more: only a rocket_classifier, and a forecaster with "
-                f"linear=True, are fitted without training. Received: epochs=0 for {self.name}"
-            )
         elif self.metric != self.entry.metric:
             raise ValueError(f"`metric` must be {self.entry.metric!r}. Received: {self.metric!r}")
         if self.dtype_policy is not None:

@@ -245,7 +245,7 @@ def tcn_classifier(
 )
 def rocket_classifier(
     window: int | None = None,
-    features: int = 1_680,
+    features: int = 3_360,
     channels: int = 1,
     num_classes: int = 2,
     class_names: tuple[str, ...] | None = None,
