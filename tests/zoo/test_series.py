@@ -642,6 +642,20 @@ def test_a_run_without_epochs(tmp_path):
         zoo.rocket_classifier()
 
 
+def test_a_forecaster_without_epochs(tmp_path):
+    """Its linear map alone, which more epochs resume from."""
+    rows = [f"{10 + np.sin(0.5 * step) + 0.01 * step:.4f}" for step in range(200)]
+    path = tmp_path / "load.csv"
+    path.write_text("load\n" + "\n".join(rows) + "\n")
+    options = {"path": str(path), "targets": ["load"], "window": 24, "horizon": 4}
+    recipe = zoo.recipe("tcn_forecaster", data_options=options, epochs=0)
+    model = runs.train(recipe, tmp_path / "run", verbose=0)
+    assert not np.any(keras.ops.convert_to_numpy(model.head.kernel))
+    assert runs.evaluate(recipe, tmp_path / "run")["mae"] < 0.1
+    runs.train(recipe.replace(epochs=1), tmp_path / "run", verbose=0)
+    assert runs.epochs_done(tmp_path / "run") == 1
+
+
 def check_averaged(tmp_path, words, folder, test):
     """Several runs: the mean of their probabilities."""
     other, both = tmp_path / "other", tmp_path / "both.csv"

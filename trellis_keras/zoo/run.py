@@ -379,8 +379,7 @@ def _fit(recipe, loaded, folder, building, verbose, callbacks, observation, limi
         last.append(limit)
 
     if not recipe.training.epochs:
-        best = [callback for callback in first if isinstance(callback, BestModel)]
-        _save_untrained(model, valid_stream, checkpoint, [*best, checkpoint, *last])
+        _save_untrained(model, valid_stream, checkpoint, [*remembering, checkpoint, *last])
         return model
 
     def fit(stream, *more):
