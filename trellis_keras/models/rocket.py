@@ -235,7 +235,7 @@ def _name(dilation):
 
 
 def _chosen_channels(generator, channels):
-    """A random subset of at most nine channels, half of the time a small one."""
+    """A random subset of at most nine channels, whose size is uniform on a logarithmic scale."""
     count = int(2 ** generator.uniform(0, np.log2(min(channels, 9) + 1)))
     return np.sort(generator.choice(channels, count, replace=False))
 

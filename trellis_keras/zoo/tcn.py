@@ -772,7 +772,7 @@ _FAST_MNIST = Training(  # 860 steps an epoch
     decay_steps=3_870,
 )
 _FAST_RNN_MNIST = _FAST_MNIST.replace(learning_rate=3e-4, epochs=2, decay_steps=1_290)
-_on_seq_mnist = register(**_SEQ_MNIST, training=_MNIST, fast=_FAST_MNIST)
+_on_seq_mnist = register(**_SEQ_MNIST, training=_MNIST)
 
 
 @_on_seq_mnist
@@ -814,10 +814,7 @@ def rnn_seq_mnist(
     return _digit(_last("rnn", layers, hidden_units, dropout, seed), seed)
 
 
-_on_permuted_mnist = register(**_PERMUTED_MNIST, training=_MNIST, fast=_FAST_MNIST)
-
-
-@_on_permuted_mnist
+@register(**_PERMUTED_MNIST, training=_MNIST, fast=_FAST_MNIST)
 def lstm_permuted_mnist(
     layers: int = 1,
     hidden_units: int = 130,
@@ -834,7 +831,11 @@ def lstm_permuted_mnist(
     return _digit(_last("lstm", layers, hidden_units, dropout, seed, forget_bias), seed)
 
 
-@_on_permuted_mnist
+@register(
+    **_PERMUTED_MNIST,
+    training=_MNIST,
+    fast=_FAST_MNIST.replace(epochs=12, decay_steps=9_890),
+)
 def gru_permuted_mnist(
     layers: int = 1, hidden_units: int = 150, dropout: float = 0.0, seed: int | None = 0
 ) -> SequenceClassifier:
