@@ -122,6 +122,7 @@ MODELS = {
         ),
         weighted_metrics=[models.DigitsRecalled(2)],
     ),
+    "rocket": lambda: _compiled(models.RocketClassifier(TIME, CHANNELS, 2, features=84, seed=0)),
     "regressor": lambda: _compiled(
         models.SequenceRegressor(layers.TCN(4, 3, 2, return_sequences=False, seed=0), 2, seed=0)
     ),
@@ -164,7 +165,8 @@ def main():
             continue
         model = make()
         if getattr(model, "normalize", False):
-            model.adapt(sequences())
+            labels = [range(BATCH)] if isinstance(model, models.RocketClassifier) else []
+            model.adapt(sequences(), *labels)
         outputs = outputs_of(model)
         model.save(path)
         np.save(path.with_suffix(".npy"), outputs)
