@@ -156,8 +156,11 @@ class RocketClassifier(SequenceClassifier):
         normalization.scale.assign(np.ones(normalization.scale.shape))
         parts = []
         for i in range(0, len(series), _SERIES_AT_ONCE):
-            x = ops.convert_to_tensor(_padded(series[i : i + _SERIES_AT_ONCE]))
-            parts.append(ops.convert_to_numpy(self._hidden(x, training=False, mask=None)))
+            x = keras.utils.pad_sequences(
+                series[i : i + _SERIES_AT_ONCE], dtype="float32", padding="post", value=np.nan
+            )
+            hidden = self._hidden(ops.convert_to_tensor(x), training=False, mask=None)
+            parts.append(ops.convert_to_numpy(hidden))
         features = np.concatenate(parts).astype("float64")
         mean, scale = features.mean(axis=0), np.maximum(features.std(axis=0), _LEAST_DEVIATION)
         normalization.mean.assign(mean)
@@ -252,13 +255,6 @@ def _without_padding(series):
 
 def _each(array):
     return array if array.ndim > 2 else [array]
-
-
-def _padded(series):
-    x = np.full((len(series), max(map(len, series)), series[0].shape[-1]), np.nan, "float32")
-    for row, each in zip(x, series, strict=True):
-        row[: len(each)] = each
-    return x
 
 
 def ridge(x: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
