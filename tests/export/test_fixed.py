@@ -38,7 +38,7 @@ def test_random_nets_are_close_to_keras(seed):
     exact = interpret(program, X[None], lambda of, value: None)[0]
     np.testing.assert_allclose(exact, keras_steps(net, X), rtol=0, atol=1e-4)
     if any(getattr(operation, "log", False) for operation in program.operations):
-        pytest.skip("log-probabilities have no form in integers")
+        pytest.skip("log-probabilities have no integer version")
     # Of 60 nets half are below 0.001. A normalization of small numbers amplifies their rounding.
     assert difference(net) < 0.06
 
@@ -104,8 +104,8 @@ def write(folder, quantization, make=classifier):
 )
 def test_the_step_has_no_floating_point(tmp_path, quantization, make):
     code, header = write(tmp_path, quantization, make)
-    assert ("other steps INT16_MIN" in header) == (make is clocked)
-    step = code.split("/* In floating point */")[0]
+    assert ("other steps write INT16_MIN" in header) == (make is clocked)
+    step = code.split("/* Floating-point conversions */")[0]
     assert not re.search(r"float|double|\d\.\d", step)
     assert re.search(r"int8_t \w+\[\d+\]\[", header) is not None or quantization == "int8"
     assert "int8_t" in code and re.search(r"representative data.*\n.* on average", header)
@@ -135,11 +135,11 @@ def test_errors(tmp_path):
             export(model, tmp_path / "model.c", representative_data=data, **options)
     mixture = language_model(MixtureOfSoftmaxes(9, 2))
     ids = np.zeros(9, "int32")
-    with pytest.raises(ValueError, match="Log-probabilities have no form in integers"):
+    with pytest.raises(ValueError, match="Log-probabilities have no integer version"):
         export(mixture, tmp_path / "model.c", representative_data=ids, **options)
     for model, data, message in (
         (clocked(), X[:6], r"must have more than 6 steps.*Received: shape \(1, 6, 3\)"),
-        (sequential(layers.GlobalAveragePooling1D()), X, "An average of all steps has no form"),
+        (sequential(layers.GlobalAveragePooling1D()), X, "An average over all steps"),
     ):
         with pytest.raises(ValueError, match=message):
             export(model, tmp_path / "model.c", representative_data=data, **options)

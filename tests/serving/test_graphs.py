@@ -198,7 +198,7 @@ REFUSED = {
     "temperature": (
         "generate",
         {"tokens": TOKENS, "max_length": 9, "temperature": -0.5, "seed": 0},
-        "must be finite and not negative.*-0.5",
+        "must be finite and non-negative.*-0.5",
     ),
     "NaN": (
         "generate",

@@ -1,4 +1,4 @@
-"""One step of a model as C99, compared with Keras."""
+"""Exports one step of a model as C99, verified against Keras."""
 
 import dataclasses
 import math
@@ -25,7 +25,7 @@ from trellis_keras.models import LanguageModel, PolyphonicModel, SequenceClassif
 from trellis_keras.models.base import BackboneModel
 from trellis_keras.models.sequence_models import SequenceModel
 
-_STEPS = 200  # random ones, and enough for 20 outputs
+_STEPS = 200  # of random inputs, or more for models with few outputs
 _REAL = {"float32": "float", "float64": "double"}
 # Largest difference from Keras, relative to the largest output. (Some Keras operations round
 # float64 to float32, such as TensorFlow's leaky_relu and JAX's tanh.)
@@ -62,7 +62,7 @@ def write_c(
         with atomic_write(test_path) as temporary:
             temporary.write_text(_test_program(source, x, expected), encoding="utf-8")
         warnings.warn(
-            f"Found no C compiler to compare {path} with Keras. Run this on a machine with one: "
+            f"Found no C compiler to compare {path} with Keras. On a machine with a compiler, run "
             f"cc {path.name} {prefix}_test.c -lm && ./a.out (or pip install ziglang and export "
             "again).",
             stacklevel=3,
@@ -146,16 +146,16 @@ def proven_source(
     expected = keras_steps(model, x)
     if np.any(np.isinf(expected)) or (program.counter is None and np.any(np.isnan(expected))):
         raise ValueError(
-            f"Keras' outputs of {model.name} are not finite for {len(x)} random steps, so they "
-            "cannot be compared."
+            f"The C code of {model.name} cannot be verified: Keras' outputs for {len(x)} random "
+            "steps are not finite."
         )
     if find_compiler() is None:
-        proof = f"Not compared with Keras yet: {prefix}_test.c does it."
+        proof = f"Not yet compared with Keras: run {prefix}_test.c."
     else:
         stream = NativeStream(source)
         found = np.stack([stream.step(row) for row in x])
         proof = (
-            f"Largest difference from Keras in {len(x)} random steps: below "
+            f"Largest difference from Keras over {len(x)} random steps: below "
             f"{_round_up(check_equal(model, source, found, expected))} of the largest output."
         )
     notes = [*_describe(model, program, source, series), "", proof]
@@ -175,8 +175,8 @@ def fixed_source(
         model: Built model or layer that streams.
         prefix: Prefix of the public names.
         quantization: `"int8"`, or `"int8_rings"` to also use 8 bits for ring buffers.
-        data: Representative inputs (steps, inputs) or (rows, steps, inputs); for a model of tokens,
-            (steps,) or (rows, steps).
+        data: Representative inputs (steps, inputs) or (rows, steps, inputs), or token ids (steps,)
+            or (rows, steps).
         series: As in `export`.
 
     Raises:
@@ -201,8 +201,8 @@ def fixed_source(
     found = np.stack([stream.step(x) for x in row])
     if not np.array_equal(np.isnan(found), np.isnan(expected)):
         raise RuntimeError(
-            f"The integer C code of {model.name} has outputs at different steps than Keras. Please "
-            "report this model, and export it without `quantization`."
+            f"The integer C code of {model.name} has outputs at other steps than Keras. Export the "
+            "model without `quantization`, and please report it."
         )
     difference = np.abs(found - expected)
     largest = np.nanmax(np.abs(expected))
@@ -210,7 +210,7 @@ def fixed_source(
         *_describe(model, program, source, series),
         "",
         f"Integers only: int8 weights, int16 values{', int8 rings' if small_rings else ''}. "
-        "Differences from Keras on representative data, as parts of the largest output:",
+        "Differences from Keras on representative data, relative to the largest output:",
         f"{np.nanmean(difference) / largest:.1e} on average, "
         f"{np.nanmax(difference) / largest:.1e} at most.",
     ]
@@ -225,20 +225,20 @@ def check_equal(
     Raises:
         RuntimeError: If it is too large.
     """
-    same_steps = np.array_equal(np.isnan(found), np.isnan(expected))  # those without an output
+    same_steps = np.array_equal(np.isnan(found), np.isnan(expected))  # NaN where there is no output
     largest = np.nanmax(np.abs(expected))
     difference = float(np.nanmax(np.abs(found - expected)) / largest) if same_steps else math.inf
     if not difference <= _TOLERANCE[source.real]:
         raise RuntimeError(
             f"The C code of {model.name} differs from Keras by {difference:.1e} of the largest "
-            f"output in {len(found)} random steps, more than {_TOLERANCE[source.real]}. A model "
-            'that amplifies rounding errors may need dtype="float64".'
+            f"output over {len(found)} random steps; the tolerance is {_TOLERANCE[source.real]}. A "
+            'model that amplifies rounding errors may need dtype="float64".'
         )
     return difference
 
 
 def _round_up(number):
-    """A number as text, rounded up to one digit."""
+    """Returns a number as text, rounded up to one significant digit."""
     exponent = np.floor(np.log10(max(number, 1e-30)))
     return f"{(np.floor(number / 10**exponent) + 1) * 10**exponent:.0e}"
 
@@ -295,7 +295,7 @@ def _same(values):
 
 
 def _checked(model):
-    """Returns a model, or the stream of a model of Keras layers, and its C type of numbers.
+    """Returns a model (for a graph of Keras layers, its stream) and its C type.
 
     Raises:
         ValueError: If the model cannot be exported as C.
@@ -310,18 +310,19 @@ def _checked(model):
     layers = [model, *model._flatten_layers()]
     layers = [layer for layer in layers if not isinstance(layer, keras.layers.InputLayer)]
     stateful = [layer.name for layer in layers if getattr(layer, "stateful", False)]
-    if stateful and not isinstance(model, LanguageModel):  # whose streams start from empty states
+    # The streams of a language model start from empty states in Keras too.
+    if stateful and not isinstance(model, LanguageModel):
         raise ValueError(
-            "A layer with stateful=True carries states from batch to batch; a stream in C starts "
-            "from zeros. Build the model with stateful=False and load its weights. Received: "
-            f"stateful=True of {', '.join(stateful)}"
+            "A layer with stateful=True carries its state from batch to batch, but a stream in C "
+            "starts from zeros. Build the model with stateful=False and load its weights. "
+            f"Received: stateful=True of {', '.join(stateful)}"
         )
     dtypes = {layer.compute_dtype for layer in layers} | {w.dtype for w in model.weights}
     real = _REAL.get(dtypes.pop()) if len(dtypes) == 1 else None
     if real is None:
         raise ValueError(
-            "C supports float and double: build the model with dtype='float32' or 'float64' in all "
-            "layers, and load its weights. Received: a model that computes in "
+            "C supports float and double. Build the model with dtype='float32' or 'float64' for "
+            "all layers, and load its weights. Received: a model that computes in "
             f"{', '.join(sorted({layer.compute_dtype for layer in layers}))}"
         )
     is_graph = isinstance(stream, GraphStream) and not isinstance(model, BackboneModel)
@@ -339,7 +340,7 @@ def _describe(model, program, source, series):
         "no",
         "global variables, and takes the same time at every step."
         if program.counter is None
-        else "global variables, and computes only what is due at its step.",
+        else "global variables, and computes only the layers that are due at the step.",
         "",
     ]
     columns = (series or {}).get("inputs", [])
@@ -351,7 +352,7 @@ def _describe(model, program, source, series):
         lines.append(f"    targets: {', '.join(series['targets'])}")
     reach = getattr(stream_of(model), "receptive_field", None)
     lines.append(
-        "Outputs depend on all inputs before."
+        "Outputs depend on all past inputs."
         if reach is None
         else f"Outputs depend on the last {reach} inputs."
     )
@@ -366,7 +367,7 @@ def _kind(model):
 
 
 def _random_inputs(model, program):
-    """Returns the inputs of random steps, (steps, inputs), or tokens (steps,)."""
+    """Returns random inputs (steps, inputs), or tokens (steps,)."""
     rng = np.random.default_rng(0)
     stream = stream_of(model)
     delay, rate = (max(keras.tree.flatten(values)) for values in (stream.delay, stream.rate))
@@ -379,7 +380,7 @@ def _random_inputs(model, program):
     normalization = getattr(model, "input_normalization", None)
     if normalization is not None:
         x = ops.convert_to_numpy(normalization.invert(x.astype(model.compute_dtype)))
-        x[1, 0] = np.nan  # reads as the mean
+        x[1, 0] = np.nan  # missing: the mean
     return x.astype(model.compute_dtype)
 
 
@@ -408,7 +409,7 @@ def keras_steps(model: keras.Layer, x: np.ndarray) -> np.ndarray:
 
 
 def _outputs_of(stream, x):
-    """The outputs of all steps of a graph's stream, one after another."""
+    """Returns all outputs of a graph's stream, concatenated along the last axis."""
     signals, start, xs = stream.plan.inputs, 0, []
     for signal in signals:
         size = math.prod(signal.shape)
@@ -421,7 +422,7 @@ def _outputs_of(stream, x):
 
 
 def _test_program(source, x, expected):
-    """C that compares the steps with Keras on the user's machine."""
+    """Returns a C program that compares the steps with Keras' outputs."""
     real, prefix, upper = source.real, source.prefix, source.prefix.upper()
     f = "f" if real == "float" else ""
     suffix = "" if source.takes_token else f

@@ -1,10 +1,10 @@
-"""Prints a `Program` as C with integers only: int8 weights, int16 values, int32 sums.
+"""Prints a `Program` as integer-only C: int8 weights, int16 values, int32 sums.
 
-The rings of convolutions may have 8 bits, the upper ones of the values.
+The rings of convolutions may keep only the upper 8 bits of the values.
 
-A vector q stands for the numbers q / 2**bits, with as many bits as its largest number on
-representative inputs leaves. Each column of weights has its own scale. Functions of one variable,
-such as tanh, are tables of 513 values with lines in between.
+A vector is in fixed point: q stands for q / 2**bits, with as many fractional bits as the largest
+value on representative inputs allows. Each column of weights has its own scale. Functions of one
+variable, such as tanh, are tables of 513 values with linear interpolation.
 """
 
 import math
@@ -18,16 +18,16 @@ from trellis_keras.export.c_source import BYTES, TEMPLATES, Printer, Source, sta
 from trellis_keras.export.interpreter import evaluate, interpret
 from trellis_keras.export.program import Expression, Program, Vector, Weight
 
-_SEGMENTS = 512  # of a table
-_SCALE_BITS = 24  # of the scale of the column of weights with the largest one
-_HEADROOM = 1.25  # for inputs that are larger than the representative ones
-# What saturates beyond +-8 has its tables there, whatever its variable may become.
+_SEGMENTS = 512  # in a table
+_SCALE_BITS = 24  # of the largest scale in a matrix
+_HEADROOM = 1.25  # for inputs larger than the representative ones
+# These saturate beyond +-8, so their tables cover that range, whatever the range of the variable.
 _SATURATING = {"sigmoid", "tanh", "erf"}
 _SATURATING_BITS = 12
 
 _TEMPLATES = {name: TEMPLATES[name] for name in ("push", "tap", "fill")} | {
     "clip16": """
-/* Without INT16_MIN, which stands for minus infinity, and in outputs for nothing. */
+/* Clips to 16 bits without INT16_MIN, which marks minus infinity or, in outputs, no output. */
 static int16_t clip16(int64_t x)
 {
     return (int16_t)(x < -32767 ? -32767 : x > 32767 ? 32767 : x);
@@ -41,14 +41,14 @@ static int32_t align(int32_t x, int shift)
 }
 """,
     "rescale": """
-/* sum scale / 2^shift, rounded. */
+/* sum * scale / 2^shift, rounded. */
 static int64_t rescale(int32_t sum, int32_t scale, int shift)
 {
     return ((int64_t)sum * scale + ((int64_t)1 << (shift - 1))) >> shift;
 }
 """,
     "dense": """
-/* y = start + x kernel, each column with its scale; bias and start may be NULL. */
+/* y = start + x kernel, with a scale for each column; bias and start may be NULL. */
 static void dense_OUTPUTS(
     int inputs, const int16_t *x, const int8_t *kernel, const int32_t *scale, int shift,
     const int32_t *bias, const int16_t *start, int start_shift, int16_t *y)
@@ -66,7 +66,7 @@ static void dense_OUTPUTS(
 }
 """,
     "convolution": """
-/* y = start + the sum over the taps of a ring of x kernel; as a dense product. */
+/* y = start + x kernel, summed over the taps of a ring; see `dense`. */
 static void convolution_OUTPUTS(
     const int16_t *ring, int newest, int steps, int inputs, int taps, int dilation,
     const int8_t *kernel, const int32_t *scale, int shift,
@@ -88,7 +88,7 @@ static void convolution_OUTPUTS(
 }
 """,
     "push_8": """
-/* Keeps 8 of the 16 bits. */
+/* Pushes the upper 8 of the 16 bits. */
 static void push_8(int8_t *ring, int *newest, int steps, int channels, const int16_t *x)
 {
     *newest = *newest + 1 == steps ? 0 : *newest + 1;
@@ -99,7 +99,7 @@ static void push_8(int8_t *ring, int *newest, int steps, int channels, const int
 }
 """,
     "function": """
-/* A function of x, from its values at 513 places. */
+/* Interpolates a function of x in a table of 513 values. */
 static int32_t function(const int16_t *table, int32_t x)
 {
     int32_t place = clip16(x) + 32768, i = place >> 7;
@@ -107,7 +107,7 @@ static int32_t function(const int16_t *table, int32_t x)
 }
 """,
     "softmax": """
-/* The table is exp, of differences with one bit less than x. */
+/* `table` is that of exp, for differences with one fractional bit less than x. */
 static void softmax(int n, const int16_t *x, const int16_t *table, int bits, int16_t *y)
 {
     int32_t largest = x[0], sum = 0;
@@ -130,7 +130,7 @@ static int64_t root(int64_t x)
 }
 """,
     "normalize": """
-/* Differences have four bits more than x, and epsilon those of their squares. */
+/* Differences have four more fractional bits than x, and epsilon as many as their squares. */
 static void normalize(
     int n, const int16_t *x, int64_t epsilon, int is_centered, int bits, int16_t *y)
 {
@@ -153,7 +153,7 @@ static int64_t divide(int32_t a, int32_t b, int bits)
 }
 """,
     "spread": """
-/* Rows of increasing numbers: the middle ones of x, and from there on the gaps. */
+/* Builds increasing rows from their middle values in x and the gaps between values. */
 static void spread(
     int rows, int columns, int middle, const int16_t *x, int x_shift,
     const int16_t *gap, int gap_shift, int16_t *y)
@@ -168,7 +168,7 @@ static void spread(
 }
 """,
     "lookup": """
-/* The embedding of a token, whose numbers are `stride` apart; zeros for an unknown token. */
+/* Looks up the embedding of a token; zeros if the token is out of range. */
 static void lookup(
     int token, int tokens, int channels, const int16_t *table, int row, int stride, int16_t *y)
 {
@@ -180,7 +180,7 @@ static void lookup(
     "minimum": "static int32_t minimum(int32_t a, int32_t b) { return b < a ? b : a; }",
     "absolute": "static int32_t absolute(int32_t x) { return x < 0 ? -x : x; }",
 }
-# The same for rings of 8 bits.
+# Versions for 8-bit rings.
 _TEMPLATES["tap_8"] = _TEMPLATES["tap"].replace("float", "int8_t").replace("*tap(", "*tap_8(")
 _TEMPLATES["convolution_8"] = (
     _TEMPLATES["convolution"]
@@ -202,7 +202,7 @@ _FUNCTIONS = {"exp", "log", "log1p", "sqrt", "tanh", "erf", "sigmoid"}
 
 
 def print_fixed(program: Program, prefix: str, x: np.ndarray, small_rings: bool) -> Source:
-    """Prints a program with integers only.
+    """Prints a program as integer-only C.
 
     Args:
         program: `Program` with an output.
@@ -211,7 +211,7 @@ def print_fixed(program: Program, prefix: str, x: np.ndarray, small_rings: bool)
         small_rings: Whether the rings that only convolutions read have 8 bits.
 
     Raises:
-        ValueError: If an operation has no form in integers.
+        ValueError: If an operation has no integer version.
     """
     return _FixedPrinter(program, prefix, x, small_rings).print()
 
@@ -223,21 +223,21 @@ class _FixedPrinter(Printer):
     def __init__(self, program, prefix, x, small_rings):
         if any(state.grows for state in program.states):
             raise ValueError(
-                "An average of all steps has no form in integers, as it counts them: export "
-                "without `quantization`, or use AveragePooling1D or the last step."
+                "An average over all steps has no integer version, because its count of steps has "
+                "no bound. Export without `quantization`, or use AveragePooling1D or the last step."
             )
         if program.counter is not None and x.shape[1] <= program.counter.end:
             raise ValueError(
                 f"`representative_data` must have more than {program.counter.end} steps, so that "
-                f"all layers have had samples. Received: shape {x.shape}"
+                f"all layers receive samples. Received: shape {x.shape}"
             )
         super().__init__(program, prefix, "int16_t")
         tapped = {o.ring for o in program.operations if isinstance(o, p.Tap)}
         self.small = {ring for ring in program.rings if small_rings and ring not in tapped}
-        self.constants = {}  # name: (type, numbers, shape, axes)
-        self.texts = {}  # words of an elementwise function: name
-        # The first elementwise function of the inputs, such as a standardization, is computed
-        # where they become integers.
+        self.constants = {}  # name: ((type, bytes, axes), values, shape)
+        self.texts = {}  # parameters, outputs and lines of an elementwise function: name
+        # An elementwise function of the inputs, such as a standardization, is computed in
+        # floating point by `quantize`.
         readers = [o for o in program.operations if any(v.kind == "input" for v in _read(o))]
         self.first = None
         if len(readers) == 1 and isinstance(readers[0], p.Elementwise):
@@ -250,7 +250,7 @@ class _FixedPrinter(Printer):
         self._calibrate(x)
 
     def _calibrate(self, x):
-        """Chooses the bits of all vectors and expressions."""
+        """Chooses the fractional bits of all vectors and expressions."""
         largest: dict[int, float] = {}
         self.group = _Groups()
         for operation in self.program.operations:
@@ -263,7 +263,7 @@ class _FixedPrinter(Printer):
 
         def observe(of, value):
             key = self.group.of(_key(of)) if isinstance(of, Vector) else _node_key(*of)
-            value = np.abs(value)  # with infinities before the first samples of a maximum
+            value = np.abs(value)  # infinite for a running maximum before its first sample
             value = float(np.max(value, initial=0.0, where=np.isfinite(value)))
             largest[key] = max(largest.get(key, 0.0), value)
 
@@ -301,7 +301,7 @@ class _FixedPrinter(Printer):
             self.scales[o.kernel] = np.maximum(scale, self.scales.get(o.kernel, 0.0))
 
     def _constant(self, name, kind, values, shape=None, axes=""):
-        """Adds a table, once for its content, and returns its name."""
+        """Adds a table, unless one with the same content exists, and returns its name."""
         values = np.asarray(values)
         content = kind, values.tobytes(), axes
         wanted, number = name, 1
@@ -319,14 +319,14 @@ class _FixedPrinter(Printer):
         return "\n\n".join(tables), size
 
     def _product(self, o):
-        """The arguments of a product after its inputs."""
+        """Returns the arguments of a product that follow its inputs."""
         kernel, scale = o.kernel, self.scales[o.kernel]
         q = np.rint(kernel.array / scale).astype("int8")
         unit = 2.0 ** (_SCALE_BITS - math.floor(math.log2(np.max(scale))))
         x_bits, y_bits = self._bits(_source(o)), self._bits(o.y)
         shift = round(math.log2(unit)) + x_bits - y_bits
         if not 0 < shift < 63:
-            raise ValueError(f"The weights {kernel.name} are too large or small for 8 bits.")
+            raise ValueError(f"The weights {kernel.name} are too large or too small for 8 bits.")
         bias, start, start_shift = "NULL", "NULL", 0
         if isinstance(o.start, Weight):
             rounded = np.rint(o.start.array / (scale * 2.0**-x_bits)).astype("int32")
@@ -355,7 +355,7 @@ class _FixedPrinter(Printer):
     def _softmax(self, softmax):
         if softmax.log:
             raise ValueError(
-                "Log-probabilities have no form in integers: use a SequenceClassifier, or a "
+                "Log-probabilities have no integer version. Use a SequenceClassifier, or a "
                 "LanguageModel with a DenseHead."
             )
         places = _places(self._bits(softmax.x) - 1)
@@ -398,7 +398,7 @@ class _FixedPrinter(Printer):
         return statement(self.texts[key], o.ys[0].size, *map(self._at, (*o.xs, *o.ys)))
 
     def _number(self, value):
-        """What a value, ring or state is filled with."""
+        """Returns the fill value of a value, ring or state."""
         return "0" if value == 0 else "INT16_MIN"
 
     # Inputs and outputs
@@ -414,7 +414,7 @@ class _FixedPrinter(Printer):
             else f"void {name}_quantize(const float *x, int16_t *q);\n"
         )
         return (
-            "\n/* For tests, in floating point: inputs as integers, and integers as outputs. */\n"
+            "\n/* For tests: convert inputs from, and outputs to, floating point. */\n"
             f"{x}void {name}_dequantize(const int16_t *q, float *y);\n"
         )
 
@@ -428,7 +428,7 @@ class _FixedPrinter(Printer):
         ]
         if not self.program.takes_token:
             code.append(self._quantize())
-        return "/* In floating point */\n\n" + "\n\n".join(code)
+        return "/* Floating-point conversions */\n\n" + "\n\n".join(code)
 
     def _quantize(self):
         program, name = self.program, self.prefix
@@ -455,13 +455,13 @@ class _FixedPrinter(Printer):
         body = "\n".join(f"    {line}" for line in lines)
         code.append(f"void {name}_quantize(const float *x, int16_t *q)\n{{\n{body}\n}}")
         text = "\n\n".join(code)
-        for same in self.functions:  # of integers
+        for same in self.functions:  # avoids the names of the integer versions
             text = re.sub(rf"\b{same}\(", f"{same}_float(", text)
         return text
 
 
 class _Body:
-    """The statements of an elementwise function, for one element.
+    """Translates an elementwise function to integer statements for one element.
 
     Attributes:
         lines: The statements.
@@ -480,14 +480,14 @@ class _Body:
         return f"{self._printer._use('clip16')}({text})"
 
     def _aligned(self, node, bits):
-        """A node with as many bits, as an expression that may exceed 16 bits."""
+        """Returns a node with the given fractional bits, as C that may exceed 16 bits."""
         if node.operator == "number":
             return str(round(node.operands[0] * 2.0**bits))
         text, own = self._value(node)
         return text if own == bits else f"{self._printer._use('align')}({text}, {own - bits})"
 
     def _value(self, node):
-        """The name or number of a node, and its bits."""
+        """Returns a node as a C name or constant, and its fractional bits."""
         if id(node) not in self._found:
             self._found[id(node)] = self._compute(node)
         return self._found[id(node)]
@@ -543,18 +543,18 @@ class _Body:
             a, b = (self._aligned(operand, bits) for operand in operands[1:])
             return self._local(self._clip(f"{condition} ? {a} : {b}"), bits)
         raise ValueError(
-            f"The operator {operator!r} has no form in integers: export without `quantization`."
+            f"The operator {operator!r} has no integer version. Export without `quantization`."
         )
 
     def _condition(self, node):
         if node.operator == "is_nan":
-            return "0"  # no integer is
+            return "0"  # integers are never NaN
         bits = min(self._value(o)[1] for o in node.operands if o.operator != "number")
         a, b = (self._aligned(operand, bits) for operand in node.operands)
         return f"{a} < {b}"
 
     def _tabulated(self, node, name, variable, bits):
-        """A function of one variable as a table."""
+        """Returns a function of one variable as a table lookup."""
         x_bits = self._value(variable)[1]
         if node.operator in _SATURATING:
             bits, x_bits = 15, _SATURATING_BITS
@@ -567,7 +567,7 @@ class _Body:
 
 
 def _places(bits):
-    """The numbers at which a table of a variable with this many bits has its values."""
+    """Returns the grid points of a table whose variable has `bits` fractional bits."""
     return np.linspace(-32768, 32768, _SEGMENTS + 1) / 2.0**bits
 
 
@@ -577,7 +577,7 @@ def _table(values, bits):
 
 
 def _bits(largest):
-    """The bits with which numbers up to `largest` fit into 16 bits."""
+    """Returns the most fractional bits with which values up to `largest` fit into 16 bits."""
     if largest == 0:
         return 15
     return min(math.floor(math.log2(32767 / (_HEADROOM * largest))), 15)
@@ -596,7 +596,7 @@ def _source(product):
 
 
 def _read(operation) -> Sequence[Vector]:
-    """The vectors that an operation reads."""
+    """Returns the vectors that an operation reads."""
     if isinstance(operation, p.Elementwise):
         return operation.xs
     found = (getattr(operation, name, None) for name in ("x", "start", "gap"))
@@ -604,13 +604,13 @@ def _read(operation) -> Sequence[Vector]:
 
 
 class _Groups:
-    """Sets of vectors and rings that share their bits."""
+    """Sets of vectors and rings that share their fractional bits (a union-find)."""
 
     def __init__(self):
         self._parents = {}
 
     def of(self, key):
-        """Returns the key that stands for a set."""
+        """Returns the representative of the key's set."""
         while key in self._parents:
             key = self._parents[key]
         return key

@@ -1,4 +1,4 @@
-"""Prints a `Program` as C99: one function for each kind of operation, one table for each weight."""
+"""Prints a `Program` as C99, with a function per kind of operation and a table per weight."""
 
 import collections
 import dataclasses
@@ -12,9 +12,9 @@ import numpy as np
 from trellis_keras.export import program as p
 from trellis_keras.export.program import Expression, Part, Program, Vector
 
-# C of the operations, for float; `Printer` puts its own type there. OUTPUTS stands for a number, so
-# that compilers know the length of the inner loops, which run over the outputs and need no
-# reordering of sums to be vectorized.
+# The operations in C, for float; `Printer` substitutes its own type. OUTPUTS becomes a constant, so
+# that compilers know the length of the inner loops. These run over outputs, so they vectorize
+# without reordering sums.
 TEMPLATES = {
     "push": """
 static void push(float *ring, int *newest, int steps, int channels, const float *x)
@@ -24,7 +24,7 @@ static void push(float *ring, int *newest, int steps, int channels, const float 
 }
 """,
     "tap": """
-/* What was pushed `delay` steps ago. */
+/* Returns the vector pushed `delay` steps ago. */
 static const float *tap(const float *ring, int newest, int steps, int channels, int delay)
 {
     int step = newest - delay;
@@ -32,7 +32,7 @@ static const float *tap(const float *ring, int newest, int steps, int channels, 
 }
 """,
     "dense": """
-/* y = start + x kernel; a start of NULL stands for zeros. */
+/* y = start + x kernel; a start of NULL means zeros. */
 static void dense_OUTPUTS(
     int inputs, const float *x, const float *kernel, const float *start, float *y)
 {
@@ -46,7 +46,7 @@ static void dense_OUTPUTS(
 }
 """,
     "convolution": """
-/* y = start + the sum over the taps of a ring of x kernel. */
+/* y = start + x kernel, summed over the taps of a ring. */
 static void convolution_OUTPUTS(
     const float *ring, int newest, int steps, int inputs,
     int taps, int dilation, const float *kernel, const float *start, float *y)
@@ -102,7 +102,7 @@ static void normalize(int n, const float *x, float epsilon, int is_centered, flo
 }
 """,
     "lookup": """
-/* The embedding of a token, whose numbers are `stride` apart; NAN for an unknown token. */
+/* Looks up the embedding of a token; NAN if the token is out of range. */
 static void lookup(
     int token, int tokens, int channels, const float *table, int row, int stride, float *y)
 {
@@ -111,7 +111,7 @@ static void lookup(
 }
 """,
     "spread": """
-/* Rows of increasing numbers: the middle ones of x, and from there on the gaps. */
+/* Builds increasing rows from their middle values in x and the gaps between values. */
 static void spread(int rows, int columns, int middle, const float *x, const float *gap, float *y)
 {
     for (int r = 0; r < rows; r++, x += columns, gap += columns, y += columns) {
@@ -131,7 +131,7 @@ static void fill(int n, float value, float *y)
 }
 """,
     "sigmoid": "static float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }",
-    # NaN passes, as in Keras.
+    # NaN propagates, as in Keras.
     "maximum": "static float maximum(float a, float b) { return a < b ? b : a; }",
     "minimum": "static float minimum(float a, float b) { return b < a ? b : a; }",
 }
@@ -149,13 +149,14 @@ class Source:
 
     Attributes:
         prefix: Prefix of the public names.
-        comment: What the model is, for the head of `prefix.h`.
-        header, code: Content of `prefix.h` and `prefix.c`.
-        real: `"float"` or `"double"`.
-        names: Names of the outputs, if the model has any.
-        inputs, outputs: Numbers of channels; with `takes_token` the input is an integer.
+        comment: Description of the model, the first lines of `prefix.h`.
+        header, code: Contents of `prefix.h` and `prefix.c`.
+        real: `"float"` or `"double"`, or `"int16_t"` for integer-only C.
+        names: Names of the outputs; may be empty.
+        takes_token: Whether the input is a token id.
+        inputs, outputs: Numbers of channels, or with `takes_token` the vocabulary size.
         state_bytes, weight_bytes: Sizes of the state and of all weights.
-        stack_bytes: Size of all arrays on the stack in a step.
+        stack_bytes: Size of all arrays on the stack during a step.
     """
 
     prefix: str
@@ -184,27 +185,27 @@ def print_c(program: Program, prefix: str, real: str) -> Source:
 
 
 class Printer:
-    """Prints a program with numbers of one type.
+    """Prints a program that computes in a single type.
 
     Args:
         program: `Program` with an output.
         prefix: Prefix of the public names.
-        real: The type of the numbers in C.
+        real: The C type of all values.
     """
 
     templates, needs = TEMPLATES, _NEEDS
-    nothing = "NAN"  # the outputs where there are none
+    nothing = "NAN"  # outputs at steps without an output
 
     def __init__(self, program: Program, prefix: str, real: str) -> None:
         self.program, self.prefix, self.real = program, prefix, real
-        self.f = "f" if real == "float" else ""  # suffix of numbers and of functions of math.h
+        self.f = "f" if real == "float" else ""  # suffix of constants and math.h functions
         self.bytes = BYTES[real]
-        self.functions: dict[str, str] = {}  # name: text, in the order of their first use
+        self.functions: dict[str, str] = {}  # name: text, in the order of first use
         self.elementwise: dict[p.Function, str] = {}  # Function: name in C
         self.names = collections.defaultdict(str)  # id of a value: name in C
         self.given: set[int] = set()  # ids of values that are arguments
-        self.skipped: set[int] = set()  # ids of operations that are left out
-        # The value that becomes the output is written to it.
+        self.skipped: set[int] = set()  # ids of operations that are not printed
+        # The value that would be copied to the output is written there directly.
         copy = program.operations[-1]
         assert isinstance(copy, p.Copy) and program.output is not None  # by `finish`
         self.outputs = program.output.size
@@ -218,7 +219,7 @@ class Printer:
         program = self.program
         for operation in program.operations:
             if id(operation) not in self.skipped:
-                self._call(operation)  # for the functions, whose names no value may have
+                self._call(operation)  # collects the functions, whose names values must avoid
         reset = "\n".join(f"    {line}" for line in self._reset())
         self._place_values()
         step = "\n".join(self._part(self.program.body, 1))
@@ -281,19 +282,19 @@ class Printer:
             yield f"    {self.prefix}_step(s, {argument}, y);"
 
     def _aligned(self, size, counters):
-        """The size of the state: its arrays, and counters of four bytes."""
+        """Returns the size of the state: its arrays and 4-byte counters, with padding."""
         if counters:
             size = -(-size // 4) * 4 + 4 * counters
             return -(-size // self.bytes) * self.bytes
-        return size or 4  # an `int nothing`
+        return size or 4  # `int nothing`
 
     def _stack(self, part):
-        """The number of values that a part declares at once."""
+        """Returns the most elements on the stack at once within a part."""
         inner = (self._stack(item) for item in part.items if isinstance(item, Part))
         return sum(v.size for v in self.declared[id(part)]) + max(inner, default=0)
 
     def _tables(self):
-        """Returns the weights as tables, and their bytes."""
+        """Returns the tables of the weights, and their size in bytes."""
         tables = [
             self.table(w.name, self.real, map(self._number, w.array.flat), w.array.shape, w.axes)
             for w in self.program.weights
@@ -339,7 +340,7 @@ class Printer:
         delay, rate = self.program.delay, self.program.rate
         if (delay, rate) != (0, 1):
             names = (
-                "/* Step DELAY + RATE * n writes output n of the model, other steps "
+                "/* Step DELAY + RATE * n writes output n of the model; other steps write "
                 f"{self.nothing}. */\n"
                 f"#define {upper}_DELAY {delay}\n#define {upper}_RATE {rate}\n{names}"
             )
@@ -353,16 +354,16 @@ extern "C" {{
 
 #define {upper}_{inputs} {self.program.inputs}
 #define {upper}_OUTPUTS {self.outputs}
-#define {upper}_STATE_BYTES {state_bytes} /* sizeof({self.prefix}_state), int having 4 bytes */
+#define {upper}_STATE_BYTES {state_bytes} /* sizeof({self.prefix}_state) if int has 4 bytes */
 #define {upper}_WEIGHT_BYTES {weight_bytes}
-#define {upper}_STACK_BYTES {stack_bytes} /* arrays of a step, besides its calls */
+#define {upper}_STACK_BYTES {stack_bytes} /* arrays of a step, without call frames */
 {names}
-/* What a later step needs. One state is one stream. */
+/* The state of one stream. */
 typedef struct {{
 {lines}
 }} {self.prefix}_state;
 
-/* Starts a stream. */
+/* Starts or restarts a stream. */
 void {self.prefix}_reset({self.prefix}_state *s);
 
 /* Reads one time step x and writes the outputs y; x and y must not overlap. */
@@ -381,12 +382,12 @@ void {self.prefix}_reset({self.prefix}_state *s);
         for ring in self.program.rings:
             yield f"int {ring.name}_newest;"
         if self.program.counter is not None:
-            yield "int step; /* of this stream, in a cycle */"
+            yield "int step; /* cyclic */"
         elif not self.program.rings and not self.program.states:
             yield "int nothing;"
 
     def _arrays(self):
-        """The arrays of the state: (type, name, shape), the widest types first."""
+        """Returns the arrays of the state as (type, name, shape), widest types first."""
         rings = [(self._ring_type(r), r.name, (r.steps, r.channels)) for r in self.program.rings]
         states = [(self.real, state.name, (state.size,)) for state in self.program.states]
         return sorted([*rings, *states], key=lambda array: -BYTES[array[0]])
@@ -395,7 +396,7 @@ void {self.prefix}_reset({self.prefix}_state *s);
         return self.real
 
     def _for_ring(self, function, ring):
-        """The name of a function for a ring of its type."""
+        """Returns the name of a function in its version for the ring's type."""
         return function
 
     def _number(self, value):
@@ -407,7 +408,7 @@ void {self.prefix}_reset({self.prefix}_state *s);
     # The step
 
     def _place_values(self):
-        """Finds the innermost part that has all uses of a value: it is declared there."""
+        """Declares each value in the innermost part that contains all of its uses."""
         self.declared = collections.defaultdict(list)  # id of a part: values
         seen = {}  # id of a value: (value, path of parts)
 
@@ -428,13 +429,13 @@ void {self.prefix}_reset({self.prefix}_state *s);
             seen[id(value)] = value, same, first
 
         visit(self.program.body, [])
-        self.wanted = {}  # id of a value: its name, unless another one has it
-        self.clocked = set()  # ids of values that a compiler cannot know to be written
+        self.wanted = {}  # id of a value: preferred name
+        self.clocked = set()  # ids of values that look uninitialized to a compiler
         for value, path, first in seen.values():
             self.declared[id(path[-1])].append(value)
             if any(part.clock is not None for part in first[len(path) :]):
                 self.clocked.add(id(value))
-            # What leaves a part is named after it.
+            # A value used outside its part is named after the part.
             leaves = len(first) > len(path)
             self.wanted[id(value)] = p.identifier(first[len(path)].name) if leaves else value.name
         taken = {"s", "x", "y", "token", "memcpy", *_KEYWORDS, *self.functions}
@@ -442,7 +443,7 @@ void {self.prefix}_reset({self.prefix}_state *s);
         self._name_values(self.program.body, frozenset(taken))
 
     def _name_values(self, part, taken):
-        """Names the values of a part: those of inner parts differ from those around them."""
+        """Names the values of a part; an inner part never shadows a name."""
         taps = [o.y for o in part.items if isinstance(o, p.Tap)]
         for value in [*self.declared[id(part)], *taps]:
             name = wanted = self.wanted.get(id(value), value.name)
@@ -457,7 +458,7 @@ void {self.prefix}_reset({self.prefix}_state *s);
                 self._name_values(item, taken)
 
     def _part(self, part, depth):
-        """Yields the lines of a part."""
+        """Yields the lines of C for a part."""
         indent = "    " * depth
         values, counter = self.declared[id(part)], self.program.counter
         is_pure = not (self.program.rings or self.program.states or counter)
@@ -484,7 +485,7 @@ void {self.prefix}_reset({self.prefix}_state *s);
             yield f"{indent}s->step += s->step + 1 < {counter.end} ? 1 : {1 - counter.cycle};"
 
     def _when(self, clock):
-        """The condition of a part."""
+        """Returns the `if` for a clock, or an empty string."""
         if clock is None:
             return ""
         offset, pause = clock.offset, clock.pause
@@ -499,7 +500,7 @@ void {self.prefix}_reset({self.prefix}_state *s);
         return getattr(self, f"_{type(operation).__name__.lower()}")(operation)
 
     def _at(self, vector):
-        """A vector as a pointer."""
+        """Returns a vector as a pointer."""
         if vector is None:
             return "NULL"
         whole = vector if vector.whole is None else vector.whole
@@ -508,10 +509,10 @@ void {self.prefix}_reset({self.prefix}_state *s);
             name = whole.name if vector.kind == "weight" else self.names[id(whole)]
         return f"{name} + {vector.start}" if vector.start else name
 
-    # Operations: each returns a call, and adds the function that it calls
+    # Operations: each returns a call and adds the function that it calls
 
     def _use(self, name, outputs=None):
-        """Adds a function of the templates and returns its name."""
+        """Adds a template's function and returns its name."""
         for needed in self.needs.get(name, []):
             self._use(needed)
         text = self.templates[name]
@@ -590,7 +591,7 @@ void {self.prefix}_reset({self.prefix}_state *s);
         return self.elementwise[function]
 
     def _add_loop(self, function, lines):
-        """Adds a loop over elements, with the statements for one, and returns its name."""
+        """Adds a function that runs statements for each element, and returns its name."""
         name, number = function.name, 1
         while name in self.functions or name in self.templates:
             number += 1
@@ -641,7 +642,7 @@ void {self.prefix}_reset({self.prefix}_state *s);
         if operator in _PRECEDENCE:
             own, parts = _PRECEDENCE[operator], []
             for i, (text, precedence) in enumerate(texts):
-                # The right operand of a difference or quotient needs parentheses sooner.
+                # A right operand needs parentheses at equal precedence too: a - (b - c).
                 parts.append(f"({text})" if precedence < own + (i > 0) else text)
             if operator == "negative":
                 return f"-{parts[0]}" if texts[0][1] == 9 else f"-({texts[0][0]})"
@@ -664,7 +665,7 @@ _PRECEDENCE = {"where": 1, "<": 2, "+": 3, "-": 3, "*": 4, "/": 4, "negative": 5
 
 
 def _distinct(expressions: Iterable[Expression]) -> list[Expression]:
-    """The nodes of expressions, each once, after its operands."""
+    """Returns the nodes of expressions, each once and after its operands."""
     found: dict[int, Expression] = {}
 
     def visit(node):
@@ -691,7 +692,7 @@ def _is_vector(value):
 
 
 def _string(text):
-    """A text as a C string, in UTF-8."""
+    """Returns a text as a C string literal."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -701,7 +702,7 @@ def statement(name: str, *arguments: object) -> str:
 
 
 def wrapped(indent: str, line: str) -> str:
-    """Returns a line of C, or several, broken after commas."""
+    """Returns a line of C, wrapped after commas."""
     text = textwrap.fill(
         line.replace(" ", "\0").replace(",\0", ", "),
         100,

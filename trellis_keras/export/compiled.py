@@ -1,4 +1,4 @@
-"""Compiles C and calls it in this process through `ctypes`."""
+"""Compiles C and calls it through `ctypes`."""
 
 import ctypes
 import functools
@@ -17,13 +17,13 @@ import numpy as np
 from trellis_keras.export.c_source import Source
 from trellis_keras.files import atomic_write
 
-# No option reorders sums or ignores NaN, so results do not depend on the compiler.
+# These neither reorder sums nor ignore NaN, so results do not depend on the compiler.
 _OPTIONS = ["-std=c99", "-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
 ZIG = [sys.executable, "-m", "ziglang", "cc"]
 
 
 def find_compiler() -> list[str] | None:
-    """Returns the command of a C compiler: `$CC`, `cc`, or the one in the package ziglang."""
+    """Returns the command of a C compiler: `$CC`, `cc`, or that of the ziglang package."""
     name = os.environ.get("CC") or shutil.which("cc")
     if name:
         return name.split()
@@ -31,7 +31,7 @@ def find_compiler() -> list[str] | None:
 
 
 def has_zig() -> bool:
-    """Returns whether the package ziglang is installed, which has a compiler for all targets."""
+    """Returns whether ziglang is installed, a package with a C compiler for many targets."""
     return importlib.util.find_spec("ziglang") is not None
 
 
@@ -44,7 +44,7 @@ def compile_library(source: Source) -> pathlib.Path:
     """
     compiler = find_compiler()
     if compiler is None:
-        raise ImportError("A C compiler is needed: install one, or pip install ziglang")
+        raise ImportError("Found no C compiler: install one, or pip install ziglang")
     content = "\n".join([source.header, source.code, *compiler, *_OPTIONS])
     name = hashlib.sha256(content.encode()).hexdigest()[:32]
     library = _cache_folder() / f"{name}{'.dll' if sys.platform == 'win32' else '.so'}"
@@ -52,7 +52,7 @@ def compile_library(source: Source) -> pathlib.Path:
         with tempfile.TemporaryDirectory() as folder:
             built = pathlib.Path(folder, "built")
             code = write_source(source, folder)
-            # Some compilers do not support the native processor.
+            # Some compilers do not support -march=native.
             for options in ([*_OPTIONS, "-march=native"], _OPTIONS):
                 command = [*compiler, *options, str(code), "-o", str(built), "-lm"]
                 run = subprocess.run(command, capture_output=True, text=True)
@@ -72,7 +72,7 @@ def _cache_folder():
 
 
 def write_source(source: Source, folder: str | os.PathLike) -> pathlib.Path:
-    """Writes `prefix.h` and `prefix.c` into a folder and returns the path of the latter."""
+    """Writes `prefix.h` and `prefix.c` to a folder and returns the path of `prefix.c`."""
     folder = pathlib.Path(folder)
     for suffix, text in (("h", source.comment + source.header), ("c", source.code)):
         with atomic_write(folder / f"{source.prefix}.{suffix}") as temporary:
@@ -104,7 +104,7 @@ class NativeStream:
     the same stream at once. A stream can be pickled with its state; another machine recompiles it.
 
     Attributes:
-        inputs, outputs: Numbers of input and output channels (or tokens).
+        inputs, outputs: Numbers of input channels (for tokens, the vocabulary size) and outputs.
     """
 
     def __init__(self, source: Source, state: bytes | None = None) -> None:
@@ -125,7 +125,7 @@ class NativeStream:
         """Reads one time step and returns the outputs.
 
         Args:
-            x: Array (inputs,), or the id of a token.
+            x: Array (inputs,), or a token id.
 
         Raises:
             ValueError: If x has the wrong shape.

@@ -1,7 +1,7 @@
-"""From layers and models to a `Program`: a table from each class to the function that emits it.
+"""Translates layers and models to a `Program`, by a registry of one emitter per class.
 
-A function `emitter(program, layer, x)` adds the operations of one step to a program and returns the
-layer's output. It states the layer's equations in the vectors of `trellis_keras.export.program`.
+An `emitter(program, layer, x)` adds the operations of one step to the program and returns the
+layer's output. It writes the layer's equations with the vectors of `trellis_keras.export.program`.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ _EMITTERS: dict[type, Emitter] = {}
 
 
 def emits(*classes: type) -> Callable[[Emitter], Emitter]:
-    """Makes a function the emitter of layers of exactly these classes."""
+    """Registers a function as the emitter of these classes, but not of their subclasses."""
 
     def register(emitter):
         _EMITTERS.update(dict.fromkeys(classes, emitter))
@@ -61,7 +61,7 @@ def emit(program: Program, layer: Any, x: Vector) -> Vector:
     """Adds one step of a layer to a program and returns its output.
 
     Raises:
-        ValueError: If there is no emitter for the layer's class, or for one of its options.
+        ValueError: If the layer's class or one of its options is not supported.
     """
     emitter = _emitter(layer)
     if isinstance(layer, _TRANSPARENT):
@@ -71,12 +71,12 @@ def emit(program: Program, layer: Any, x: Vector) -> Vector:
 
 
 def emit_model(program: Program, model: Any, x: Vector) -> Vector:
-    """Adds one step of a model as `emit`, with its layers as the outermost parts."""
+    """Adds one step of a model like `emit`, but its layers become the outermost parts."""
     return _emitter(model)(program, model, x)
 
 
 def emit_inside(program: Program, layer: Any, x: Vector) -> Vector:
-    """Adds one step of a layer as `emit`, to the part that is open."""
+    """Adds one step of a layer like `emit`, but to the current part."""
     return _emitter(layer)(program, layer, x)
 
 
@@ -85,8 +85,8 @@ def _emitter(layer):
     if emitter is None:
         known = sorted(kind.__name__ for kind in _EMITTERS)
         raise ValueError(
-            f"{layer.name} is a {type(layer).__name__}, for which the export has no operations. "
-            f"It has them for {', '.join(known)}, and none for subclasses of these."
+            f"{layer.name} cannot be exported: {type(layer).__name__} is not supported. "
+            f"Supported (without subclasses): {', '.join(known)}."
         )
     return emitter
 
@@ -96,7 +96,7 @@ def array(tensor: Any) -> np.ndarray:
     return ops.convert_to_numpy(tensor)
 
 
-# Layers of inference that change nothing.
+# Identities at inference.
 _TRANSPARENT = (
     keras.layers.ActivityRegularization,
     keras.layers.AlphaDropout,
@@ -169,8 +169,8 @@ def _elementwise(layer, activation):
     if activation not in _ELEMENTWISE:
         known = sorted(map(_name, _ELEMENTWISE))
         raise ValueError(
-            f"{layer.name} has the activation {_name(activation)!r}, for which the export has no "
-            f"operations. It has them for {', '.join(known)}."
+            f"{layer.name} cannot be exported: the activation {_name(activation)!r} is not "
+            f"supported. Supported: {', '.join(known)}."
         )
     return _ELEMENTWISE[activation]
 
@@ -195,7 +195,7 @@ def _activation(program, layer, x):
 
 @emits(keras.layers.Softmax)
 def _softmax_layer(program, layer, x):
-    return program.softmax(x)  # over the last axis: a stream has no other
+    return program.softmax(x)  # over channels, the only axis of a step
 
 
 @emits(keras.layers.ReLU)
@@ -220,8 +220,8 @@ def _elu_layer(program, layer, x):
 def _dense(program, layer, x):
     if layer.quantization_mode is not None:
         raise ValueError(
-            f"{layer.name} is quantized by Keras to {layer.quantization_mode}. Export the float32 "
-            "model that it was made of."
+            f"{layer.name} is quantized by Keras to {layer.quantization_mode}. Export the original "
+            "float32 model instead."
         )
     kernel = program.weight("kernel", array(layer.kernel), "[input][output]")
     bias = program.weight("bias", array(layer.bias)) if layer.use_bias else None
@@ -229,7 +229,7 @@ def _dense(program, layer, x):
 
 
 def emit_scaled(program: Program, x: Vector, scale: np.ndarray, offset: np.ndarray) -> Vector:
-    """Adds scale x + offset and returns it."""
+    """Adds scale * x + offset and returns it."""
     size = (x.size,)
     scale, offset = (np.broadcast_to(np.squeeze(a), size).astype(a.dtype) for a in (scale, offset))
     weights = program.weight("scale", scale), program.weight("offset", offset)
@@ -266,7 +266,7 @@ def _normalization(program, layer, x):
 
 def _moments(layer):
     if layer.mean is None:
-        raise ValueError(f"{layer.name} has no statistics yet: call its `adapt` with data.")
+        raise ValueError(f"{layer.name} has no statistics. Call its `adapt` method first.")
     return layer.mean, layer.variance
 
 
@@ -350,8 +350,8 @@ def _output_and_branch(program, block, x):
 def _check_no_condition(layer):
     if layer.condition_size is not None:
         raise ValueError(
-            f"{layer.name} has condition_size={layer.condition_size}: a vector beside the inputs, "
-            "which a step of the export does not take. Repeat it as channels of the inputs."
+            f"{layer.name} has condition_size={layer.condition_size}, but an exported step has no "
+            "input for a condition. Pass the condition as additional input channels instead."
         )
 
 
@@ -377,7 +377,7 @@ def _rnn_gates(a, h_past):
     return {"h": tanh(a)}
 
 
-# The gates, and which states of one dilation ago they read.
+# (equations, name, indices of the states that they read from one dilation ago)
 _GATES = {
     LSTMGates: (_lstm_gates, "lstm_gates", [1]),
     GRUGates: (_gru_gates, "gru_gates", [0]),
@@ -392,8 +392,8 @@ def _trellis_layer(program, layer, x):
     if type(layer.cell) not in _GATES:
         known = ", ".join(sorted(cell.__name__ for cell in _GATES))
         raise ValueError(
-            f"{layer.name} has the cell {type(layer.cell).__name__}, for which the export has no "
-            f"operations. It has them for {known}."
+            f"{layer.name} cannot be exported: the cell {type(layer.cell).__name__} is not "
+            f"supported. Supported: {known}."
         )
     gates, name, read = _GATES[type(layer.cell)]
     taps, levels = layer.kernel_size, range(1, layer.depth + 1)
@@ -407,7 +407,7 @@ def _trellis_layer(program, layer, x):
     )
     bias = program.weight("bias", array(layer.bias))
 
-    # The part of x and the bias are the same for all levels of one dilation.
+    # Levels with the same dilation share the contribution of x and the bias.
     injected, ring = {}, None
     dilations = sorted({layer.dilation(i) for i in levels if layer.injects_input(i)})
     if taps > 1:
@@ -451,11 +451,11 @@ def _taps(program, x, ring, kernel, dilation, start, name):
 
 
 def _ordered(vectors, names):
-    """The vectors in the order of their names."""
+    """Returns vectors sorted by the position of their names in `names`."""
     return sorted(vectors, key=lambda vector: names.index(vector.name))
 
 
-# Recurrent cells: emitter(program, cell, x), with states that they make
+# Recurrent cells, which create their own states
 
 
 @emits(LRU)
@@ -526,7 +526,7 @@ def _stacked_cells(program, stack, x):
 
 
 def _products(program, cell, x, h, bias=None):
-    """x kernel + h recurrent_kernel + bias of one of Keras' cells."""
+    """Adds x kernel + h recurrent_kernel + bias of a Keras cell and returns it."""
     kernel = program.weight("kernel", array(cell.kernel), "[input][output]")
     recurrent = program.weight("recurrent_kernel", array(cell.recurrent_kernel), "[input][output]")
     bias = None if bias is None else program.weight("bias", bias)
@@ -655,7 +655,7 @@ def _grid_lstm_cell(program, cell, x):
     return program.concatenate([h1, m1], "h_and_m") if cell.return_memory else h1
 
 
-# Heads of language models: the logits, or log-probabilities, which are logits too
+# Heads of language models, which return logits (log-probabilities are valid logits)
 
 
 @emits(DenseHead)
@@ -664,7 +664,7 @@ def _dense_head(program, head, hidden):
 
 
 def _output_matrix(program, head):
-    """The head's matrix, which may be the embedding's."""
+    """Returns the head's matrix, which may be tied to the embedding."""
     tied = [w for w in program.weights if head.embedding is not None and w.name == _TIED]
     if tied:
         return tied[0]
@@ -744,7 +744,7 @@ def _language_model(program, model, x):
 def embedding_table(program: Program, embedding: Any, tied: bool = False) -> Weight:
     """Adds the matrix of an embedding and returns it."""
     table = array(embedding.embeddings)
-    if tied:  # stored as the head reads it
+    if tied:  # in the layout of the head
         return program.weight(_TIED, table.T, "[channel][token]")
     return program.weight("embedding", table, "[token][channel]")
 
@@ -764,8 +764,8 @@ def emit_sequence_model(program: Program, model: SequenceModel, x: Vector) -> Ve
     if model.embedding is not None:
         if model.embedding.mask_zero:
             raise ValueError(
-                f"{model.name} has an embedding with mask_zero=True: masked tokens have no step. "
-                "Set mask_zero=False and leave padding out of the stream."
+                f"{model.name} has an embedding with mask_zero=True, but a stream has no masked "
+                "steps. Set mask_zero=False and do not feed padding to the stream."
             )
         x = program.lookup(embedding_table(program, model.embedding))
     if model.input_normalization is not None:
@@ -784,7 +784,7 @@ def _classifier(program, model, x):
 @emits(PolyphonicModel)
 def _polyphonic(program, model, x):
     logits = emit_sequence_model(program, model, x)
-    program.notes.append("Outputs: the probability that each key sounds in the next frame")
+    program.notes.append("Outputs: the probability of each key in the next frame")
     return program.elementwise(lambda x: {"p": sigmoid(x)}, logits, name="each_sigmoid")[0]
 
 

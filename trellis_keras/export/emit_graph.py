@@ -1,7 +1,7 @@
-"""From the graph of a Keras model to operations of a `Program`.
+"""Translates the graph of a Keras model to operations of a `Program`.
 
-The graph is that of `layers.streaming.to_stream`, whose parts say what each call keeps. Where the
-samples of a tensor do not come with every step, its operations are in a part with a `Clock`.
+The graph is the one that `layers.streaming.to_stream` plans. Operations on a tensor without a
+sample at every step are in a part with a `Clock`.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def emit_graph(program: Program, stream: GraphStream, x: Vector) -> Vector:
 class _Graph:
     def __init__(self, program, stream):
         self.program, self.stream, self.plan = program, stream, stream.plan
-        self.dtype = stream.model.compute_dtype  # of constants
+        self.dtype = stream.model.compute_dtype  # for constants
 
     def emit(self, x):
         program, plan, values, start = self.program, self.plan, {}, 0
@@ -58,7 +58,7 @@ class _Graph:
             emitter = _PARTS[type(planned.part)]
             signals = [plan.signals[n] for n in planned.inputs]
             if any(s.block > 1 for s in (*signals, *planned.part.outputs)):
-                raise self.refusal(planned, "has several samples with each step")
+                raise self.refusal(planned, "it has several samples per step")
             outputs = emitter(self, planned, [values[n] for n in planned.inputs])
             values.update(zip(planned.outputs, outputs, strict=False))
         numbers = keras.tree.flatten(self.stream.graph.outputs)
@@ -66,7 +66,7 @@ class _Graph:
         return outputs[0] if len(outputs) == 1 else program.concatenate(outputs, "outputs")
 
     def _finished(self, n, values):
-        """An output, NaN where there is none."""
+        """Returns an output, which is NaN at steps without a sample."""
         x, clock = values[n], self.clock(self.plan.signals[n])
         if clock is None:
             return x
@@ -76,15 +76,15 @@ class _Graph:
         return y
 
     def clock(self, signal: Signal) -> Clock | None:
-        """Returns when the samples of a signal come, None for every step."""
+        """Returns the clock of a signal, or None if it has a sample at every step."""
         if signal.pause == 1 and signal.offset <= self.plan.first_offset:
             return None
         return Clock(signal.offset, signal.pause)
 
     @contextlib.contextmanager
     def part(self, planned: Planned, signal: Signal) -> Iterator[None]:
-        """Collects the operations of a call at the steps of a signal."""
-        name, comment = "delay", "waits for another branch"
+        """Collects the operations of a call, which run when the signal has a sample."""
+        name, comment = "delay", "aligns this branch with another"
         if planned.call is not None:
             operation = planned.call.operation
             name, comment = operation.name, type(operation).__name__
@@ -93,8 +93,8 @@ class _Graph:
 
     def refusal(self, planned, reason):
         return ValueError(
-            f"{planned.call.place} {reason}, for which the export has no operations. Use "
-            "`to_stream` and `compiled_step`."
+            f"{planned.call.place} cannot be exported: {reason}. Use `to_stream` and "
+            "`compiled_step` instead."
         )
 
 
@@ -111,7 +111,7 @@ def _part(*kinds):
     return register
 
 
-# Calls that treat each step by itself
+# Calls without a time dimension
 
 
 @_part(parts.Pointwise, parts.Reshape, parts.Protocol, parts.Recurrent)
@@ -129,14 +129,14 @@ def _call(graph, planned, xs):
         if kind in (keras.layers.Concatenate, numpy_ops.Concatenate):
             (spec,) = call.specs
             if operation.axis not in (-1, len(spec.shape) - 1) or len(spec.shape) > 3:
-                raise graph.refusal(planned, f"joins the axis {operation.axis}")
+                raise graph.refusal(planned, f"it concatenates along axis {operation.axis}")
             return [program.concatenate(xs, "joined")]
         if kind is keras.layers.Embedding:
             return [program.lookup(e.embedding_table(program, operation))]
         return [e.emit_inside(program, operation, xs[0])]
 
 
-# Layers and operations that change the places of numbers only.
+# Layers and operations that only rearrange elements.
 _MOVES = (
     keras.layers.Flatten,
     keras.layers.Permute,
@@ -160,7 +160,7 @@ def _moved(graph, planned, x):
 
 
 def _gathered(program, x, places):
-    """The numbers of a vector at some places."""
+    """Returns the elements of a vector at the given indices."""
     ends = np.flatnonzero(np.diff(places) != 1) + 1
     runs = np.split(places, ends)
     pieces = [x.part(int(run[0]), len(run)) for run in runs]
@@ -212,7 +212,7 @@ _OPERATIONS: dict[type, Callable[..., Expression]] = {
 
 
 def _operation(graph, planned, xs):
-    """An elementwise operation of tensors, numbers and constants."""
+    """Adds an elementwise operation on tensors, scalars and constants, and returns its output."""
     program, call = graph.program, planned.call
     arguments, named = call.arguments
     operands, vectors = [], iter(xs)
@@ -225,21 +225,21 @@ def _operation(graph, planned, xs):
             operands.append(program.weight("constant", e.array(value).astype(graph.dtype)))
     size = math.prod(planned.part.outputs[0].shape)
     if any(isinstance(x, Vector) and x.size not in (1, size) for x in operands):
-        raise graph.refusal(planned, "combines tensors of different shapes")
+        raise graph.refusal(planned, "it combines tensors of different shapes")
     function = _OPERATIONS[type(call.operation)]
-    name = f"each_{type(call.operation).__name__.lower()}"  # not that of a C function, such as log
+    name = f"each_{type(call.operation).__name__.lower()}"  # a plain "log" would clash with C's
     return _elementwise(program, function, operands, name)
 
 
 def _elementwise(program, function, xs, name):
-    """Adds an elementwise function of any number of vectors."""
+    """Adds an elementwise function of any number of vectors and returns its output."""
 
     def apply(*xs):
         return {"y": function(*xs)}
 
     kind = inspect.Parameter.POSITIONAL_ONLY
     names = [inspect.Parameter(f"x{i}", kind) for i in range(len(xs))]
-    apply.__signature__ = inspect.Signature(names)  # the names of its parameters in C
+    apply.__signature__ = inspect.Signature(names)  # parameter names in C
     return program.elementwise(apply, *xs, name=name)[0]
 
 
@@ -265,7 +265,7 @@ def _window(graph, planned, xs):
 
 
 def _convolved(graph, planned, x, kernel, bias=None):
-    """The convolution of a kernel (tap, input, output), with fewer inputs than x in groups."""
+    """Adds a convolution with a kernel (tap, input, output), grouped if x has more channels."""
     program, part = graph.program, planned.part
     width, groups = kernel.shape[1], x.size // kernel.shape[1]
     inputs, rings = [x.part(g * width, width) for g in range(groups)], []
@@ -291,7 +291,7 @@ def _convolved(graph, planned, x, kernel, bias=None):
 
 
 def _tapped(graph, planned, x):
-    """The samples of a window, the oldest first, as vectors at the steps of the outputs."""
+    """Returns the samples of a window, oldest first, as vectors."""
     program, part = graph.program, planned.part
     if part.span == 1:
         return [x]
@@ -322,7 +322,7 @@ def _transposed_conv(graph, planned, layer, x):
 
 def _depthwise(graph, planned, x, kernel, bias=None):
     taps, channels, multiplier = kernel.shape
-    if multiplier > 1:  # as a dense kernel, most of which is zero
+    if multiplier > 1:  # as a mostly zero dense kernel
         dense = np.zeros((taps, channels, channels, multiplier), kernel.dtype)
         dense[:, range(channels), range(channels)] = kernel
         return _convolved(graph, planned, x, dense.reshape(taps, channels, -1), bias)
@@ -382,7 +382,7 @@ _WINDOWS: dict[type, Callable] = {
 }
 
 
-# Other steps
+# Delays, upsampling, and reductions over time
 
 
 @_part(parts.Delay)

@@ -39,7 +39,7 @@ class Field:
     Attributes:
         dtype: Name of its dtype.
         shape: Tuple of sizes; a name, such as "batch", means any size.
-        example: Fill value in a warm-up request.
+        example: Fill value for warm-up requests.
     """
 
     dtype: str
@@ -61,11 +61,11 @@ class Endpoint:
     """A request that a served model answers.
 
     Attributes:
-        function: Takes the inputs as keyword arguments and returns a dict of outputs. Its name is
-            the endpoint's name, its docstring the endpoint's description.
+        function: Takes the inputs as keyword arguments and returns a dict of outputs. Its name and
+            docstring become the endpoint's name and description.
         inputs, outputs: Dicts from name to `Field`.
-        draws: Whether it draws random numbers, which must depend only on its inputs.
-        tables: Lookup tables that it reads.
+        draws: Whether the endpoint draws random numbers, which must depend only on its inputs.
+        tables: Lookup tables that the endpoint reads.
     """
 
     function: Callable
@@ -82,9 +82,9 @@ class Endpoint:
         return {name: field.spec(name, rows) for name, field in self.inputs.items()}
 
     def served(self, **inputs):
-        """Calls the function for a server, which does not check requests against the signature."""
+        """Checks shapes, which TensorFlow Serving does not, and calls the function."""
         placeholder = tf.compat.v1.placeholder_with_default
-        # Of unknown shape, or TensorFlow would trust the signature and remove the check.
+        # Without a static shape, or TensorFlow would trust the signature and drop the check.
         unknown = {name: placeholder(value, None, name) for name, value in inputs.items()}
         specs = self.input_specs()
         return self.checked(
@@ -95,13 +95,13 @@ class Endpoint:
         """Calls the function after checking that all inputs have the same number of rows."""
         batched = [name for name, field in self.inputs.items() if "batch" in field.shape]
         if len(batched) > 1:
-            # Some layers would broadcast a single row.
+            # Otherwise, some layers would broadcast a single row.
             rows = tf.stack([tf.shape(inputs[name])[0] for name in batched])
             message = "All inputs must have the same number of rows. Received:"
             first = batched[0]
             inputs[first] = _require(inputs[first], rows == rows[0], message, rows)
         outputs = self.function(**inputs)
-        # TensorFlow does not infer every size.
+        # Restores the sizes that TensorFlow does not infer.
         return {
             name: tf.ensure_shape(ops.cast(outputs[name], field.dtype), field.spec(name).shape)
             if field.dtype != "string"
@@ -123,7 +123,7 @@ class Endpoint:
 
 
 def _require(tensor, condition, message, *values):
-    """Returns `tensor` if all of `condition` holds; otherwise the request fails with a message."""
+    """Returns `tensor` if all of `condition` is true; otherwise the request fails."""
     check = tf.debugging.Assert(tf.reduce_all(condition), [message, *values], summarize=8)
     with tf.control_dependencies([check]):
         return tf.identity(tensor)
@@ -132,13 +132,13 @@ def _require(tensor, condition, message, *values):
 class StreamCache:
     """The cache of a backbone as a flat dict of tensors.
 
-    A tensor's name is its place in the cache, such as `cache_inputs` or `cache_states_0_1`. Half
+    Tensors are named by their path in the cache, such as `cache_inputs` or `cache_states_0_1`. Half
     precision becomes float32, which every client can send.
     """
 
     def __init__(self, model):
         self._model = model
-        # Only its structure and dtypes matter.
+        # For its structure and dtypes.
         self._like = model.initial_cache(1)
         self.fields = {
             name: Field(
@@ -226,7 +226,7 @@ def _graph_endpoints(stream):
 
 
 def _names(name, structure, taken):
-    """Returns names for the leaves of a structure: their keys, or their places."""
+    """Returns names for the leaves of a structure: their keys or indices."""
     found = []
     for path, leaf in keras.tree.flatten_with_path(structure):
         key = (
@@ -238,7 +238,7 @@ def _names(name, structure, taken):
 
 
 def _streams(model):
-    """Whether a model has streaming endpoints. Warns if it does not."""
+    """Returns whether a model streams. Warns if it does not."""
     try:
         model.stream()
     except ValueError as error:
@@ -252,8 +252,7 @@ def _streams(model):
 
 def _sequence_endpoints(model):
     model.check_adapted()
-    # Numbers, or token ids.
-    dtype, channels = "int32", ()
+    dtype, channels = "int32", ()  # token ids
     if model.embedding is None:
         dtype, channels = "float32", (model.input_spec.axes[-1],)
     output = model.compute_output_shape((None, None, *channels))[1 + model.per_step :]
@@ -279,7 +278,7 @@ def _sequence_endpoints(model):
     cache = StreamCache(model)
 
     def step(inputs, **tensors):
-        """Reads one step of each row, and returns the output as if the sequence ended there."""
+        """Reads one step of each row and returns the output as if the sequence ended there."""
         outputs, after = model.step(inputs, cache.pack(tensors))
         return {name: activation(outputs), **cache.flatten(after)}
 
@@ -295,7 +294,7 @@ def _language_endpoints(model):
     sampling = {"temperature": Field("float32", (), 1.0), "seed": Field("int32", ())}
 
     def checked_tokens(tokens):
-        # Embeddings look up negative ids from the end, and return zeros for large ids on a GPU.
+        # Embeddings index from the end for negative ids, and return zeros for large ids on a GPU.
         message = f"Token ids must be in [0, {size}). Received:"
         return _require(tokens, (tokens >= 0) & (tokens < size), message, tokens)
 
@@ -383,7 +382,7 @@ def _text_endpoints(model, streams, sampling):
 
 
 def _hidden_states(model, tokens):
-    """The backbone's output (batch, time, channels), from empty states."""
+    """Returns the backbone's output (batch, time, channels), starting from empty states."""
     with without_carried_states(model):
         outputs = model.backbone(model.embed(tokens), training=False)
     return outputs[0] if isinstance(outputs, (list, tuple)) else outputs
@@ -392,12 +391,12 @@ def _hidden_states(model, tokens):
 def _generate(model, ids, lengths, new_tokens, temperature, seed):
     """Continues prompts token by token.
 
-    One forward pass reads the length of the shortest prompt. Then all rows advance together, and
-    longer prompts are read first.
+    One forward pass reads as many tokens as the shortest prompt has. From there all rows advance
+    together: a longer prompt still reads its own tokens before it samples.
 
     Args:
-        ids: int32 (batch, longest), prompts, padded at the end.
-        lengths: int32 (batch,), their lengths.
+        ids: int32 (batch, longest), prompts padded at the end.
+        lengths: int32 (batch,), lengths of the prompts.
 
     Returns:
         int32 (batch, longest + new_tokens), valid up to `lengths + new_tokens`.
@@ -406,7 +405,7 @@ def _generate(model, ids, lengths, new_tokens, temperature, seed):
     new_tokens = _require(
         new_tokens,
         (rows >= 1) & (new_tokens >= 1) & (new_tokens <= _MAX_NEW_TOKENS // tf.maximum(rows, 1)),
-        f"A request generates 1 to {_MAX_NEW_TOKENS} tokens over all its rows. "
+        f"A request can generate 1 to {_MAX_NEW_TOKENS} tokens over all its rows. "
         "Received new tokens and rows:",
         new_tokens,
         rows,
@@ -414,10 +413,10 @@ def _generate(model, ids, lengths, new_tokens, temperature, seed):
     temperature = _require(
         temperature,
         (temperature >= 0) & (temperature < np.inf),
-        "`temperature` must be finite and not negative. Received:",
+        "`temperature` must be finite and non-negative. Received:",
         temperature,
     )
-    with tf.control_dependencies([new_tokens]):  # or another operation would fail on no rows
+    with tf.control_dependencies([new_tokens]):  # before an operation that fails without rows
         ids = tf.identity(ids)
     shortest, last = tf.reduce_min(lengths), longest + new_tokens - 1
 
@@ -450,17 +449,17 @@ def _sample(log_p, temperature, seed):
 def _log_probability(model, ids, lengths):
     """Sums the log-probabilities of the tokens after the first of each row, (batch,)."""
     ids = tf.pad(ids, [[0, 0], [0, tf.maximum(2 - tf.shape(ids)[1], 0)]])
-    # Uses the head's loss, which computes fewer logits than `serving_default` with many words.
+    # For large vocabularies, the head's loss computes fewer logits than `serving_default`.
     nll = model.head.loss(_hidden_states(model, ids[:, :-1]), ids[:, 1:])
     counted = tf.range(1, tf.shape(ids)[1]) < lengths[:, None]
     return -tf.reduce_sum(tf.where(counted, nll, 0), axis=1)
 
 
-# A vocabulary in the graph
+# Vocabularies as TensorFlow operations
 
 
 def has_text(vocabulary):
-    """Whether there is a vocabulary that UTF-8 can encode (without surrogates)."""
+    """Returns whether there is a vocabulary, and UTF-8 can encode it (no surrogates)."""
     if vocabulary is None:
         return False
     try:
@@ -481,12 +480,12 @@ class Text:
         entries = tf.lookup.KeyValueTensorInitializer(tokens, np.arange(len(tokens), dtype="int32"))
         self.table = tf.lookup.StaticHashTable(entries, default)
         self._symbols = [b"\n" if token == EOS.encode() else token for token in tokens]
-        # `tf.strings.split` only supports ASCII white space.
+        # `tf.strings.split` only splits at ASCII white space.
         white = "".join(c for c in map(chr, range(sys.maxunicode)) if c.isspace())
         self._white = f"[{white}]+"
 
     def encode(self, texts):
-        """Returns int32 ids (batch, longest), padded with zeros, and their numbers (batch,)."""
+        """Returns int32 ids (batch, longest), padded with zeros, and lengths (batch,)."""
         if self.unit == "word":
             texts = tf.strings.regex_replace(texts, "\n", f" {EOS} ")
             symbols = tf.strings.split(tf.strings.regex_replace(texts, self._white, " "))
@@ -496,7 +495,7 @@ class Text:
             symbols = tf.strings.bytes_split(texts)
         ids = self.table.lookup(symbols.values)
         if self.unknown is None:
-            message = "The vocabulary has no unknown token. The text has symbols unknown to it:"
+            message = "The vocabulary has no unknown token. The text has unknown symbols:"
             ids = _require(ids, ids >= 0, message, tf.boolean_mask(symbols.values, ids < 0))
         lengths = tf.cast(symbols.row_lengths(), tf.int32)
         return symbols.with_values(ids).to_tensor(), lengths

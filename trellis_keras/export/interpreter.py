@@ -1,4 +1,4 @@
-"""Runs a `Program` in NumPy and reports the values of every operation."""
+"""Runs a `Program` in NumPy and reports the values of all operations."""
 
 import math
 from collections.abc import Callable
@@ -13,13 +13,13 @@ Observer = Callable[[Any, np.ndarray], None]
 
 
 def interpret(program: Program, x: np.ndarray, observe: Observer) -> np.ndarray:
-    """Runs a program on rows of inputs from the start.
+    """Runs a program on rows of inputs, from its initial state.
 
     Args:
         program: `Program` with an output.
         x: Array (rows, steps, inputs), or tokens (rows, steps).
-        observe: Function (key, values), called with a vector and its values (rows, size), or with
-            a pair (operation, expression) and its values (rows, size) or ().
+        observe: Function `(key, values)`, called with each vector and its values (rows, size), and
+            with each pair (operation, expression) and its values (rows, size) or ().
 
     Returns:
         The outputs (rows, steps, outputs).
@@ -100,7 +100,7 @@ class _Run:
         whole = vector if vector.whole is None else vector.whole
         if isinstance(whole, p.Weight):
             array = whole.array.reshape(1, -1)
-        else:  # values that no step has written yet are undefined
+        else:  # zeros for values that no step has written yet
             array = self.values.setdefault(id(whole), np.zeros((self.rows, whole.size)))
         return array[:, vector.start : vector.start + vector.size].astype("float64")
 

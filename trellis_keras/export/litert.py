@@ -1,4 +1,4 @@
-"""One step of a model as a LiteRT file."""
+"""Exports one step of a model as a LiteRT file."""
 
 import tempfile
 
@@ -13,8 +13,8 @@ if keras.backend.backend() == "tensorflow":  # `export` rejects the other backen
 
 def to_litert(endpoint: Endpoint, quantization: str | None) -> bytes:
     """Returns an endpoint as the content of a LiteRT file."""
-    # Not `Model.export(format="litert")`, which exports `call` and allows operations that need a
-    # runtime with TensorFlow.
+    # `Model.export(format="litert")` would export `call`, and allow operations that need TensorFlow
+    # at runtime.
     if not hasattr(tf, "lite"):
         raise ImportError(
             f"TensorFlow {tf.__version__} has no LiteRT converter: pip install tensorflow==2.21.*"

@@ -1,4 +1,4 @@
-"""One step of a model as an ONNX file."""
+"""Exports one step of a model as an ONNX file."""
 
 import keras
 
@@ -12,7 +12,7 @@ _OPSET = 18  # from 2022, for compatibility with older runtimes
 
 def to_onnx(endpoint: Endpoint) -> bytes:
     """Returns an endpoint as the content of an ONNX file."""
-    # Not `Model.export(format="onnx")`, which exports `call`.
+    # `Model.export(format="onnx")` would export `call`.
     try:
         import onnx
         import tf2onnx
@@ -24,7 +24,7 @@ def to_onnx(endpoint: Endpoint) -> bytes:
 
     def step(*tensors):
         outputs = endpoint.checked(**dict(zip(specs, tensors, strict=True)))
-        # In ONNX an input and an output cannot have the same name.
+        # In ONNX, an input and an output cannot have the same name.
         return {f"next_{name}" if name in specs else name: outputs[name] for name in outputs}
 
     signature = list(specs.values())

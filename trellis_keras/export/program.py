@@ -1,11 +1,10 @@
-"""One step of a streaming model as a list of operations with their sizes and weights.
+"""One step of a streaming model as a list of operations.
 
-`emit` turns a model into a `Program`; a printer turns a program into C. An operation reads and
-writes vectors: the step's input, weights, states and values of this step. What a later step needs
-lies in states and rings.
+`emit` turns a model into a `Program`, which a printer turns into C. Operations read and write
+vectors: the input, weights, states, and temporary values. States and rings (ring buffers) last
+from step to step.
 
-Elementwise functions are ordinary Python functions of `Expression`s, which look like the equations
-that they state:
+Elementwise functions are ordinary Python functions of `Expression`s, and read like equations:
 
 >>> def mix(z, old, new):
 ...     z = sigmoid(z)
@@ -30,13 +29,13 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Vector:
-    """Numbers that operations read or write.
+    """A vector that operations read or write.
 
     Attributes:
-        name: Its name; several values may have one name.
-        size: Number of its elements.
+        name: Name, not necessarily unique for values.
+        size: Number of elements.
         kind: "input", "output", "value", "tap", "state" or "weight".
-        whole, start: The vector that this one is a part of, and the place of its first element.
+        whole, start: For a slice, the sliced vector and the index of the first element.
     """
 
     name: str
@@ -46,19 +45,19 @@ class Vector:
     start: int = 0
 
     def part(self, start: int, size: int) -> "Vector":
-        """Returns `size` of the elements as a vector."""
+        """Returns the slice of `size` elements from `start`."""
         whole = self if self.whole is None else self.whole
         return Vector(self.name, size, self.kind, whole=whole, start=self.start + start)
 
     def split(self, sections: int) -> list["Vector"]:
-        """Returns equal parts."""
+        """Returns slices of equal size."""
         size = self.size // sections
         return [self.part(i * size, size) for i in range(sections)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Weight(Vector):
-    """Constants: an array, row after row, and what its axes are."""
+    """A constant array in row-major order, with a description of its axes."""
 
     array: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
     axes: str = ""
@@ -66,7 +65,7 @@ class Weight(Vector):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ring:
-    """The last `steps` vectors that were pushed, each of `channels` elements, `fill` at first."""
+    """A ring buffer of the last `steps` vectors of size `channels`, initialized with `fill`."""
 
     name: str
     steps: int
@@ -76,21 +75,21 @@ class Ring:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class State(Vector):
-    """Numbers that keep their values until the next step, `fill` at first.
+    """A vector that keeps its value from step to step, initialized with `fill`.
 
-    What `grows`, such as a count of all steps, has no largest value.
+    `grows` marks unbounded values, such as a count of all steps.
     """
 
     fill: float = 0.0
     grows: bool = False
 
 
-# Operations. Each has the attribute `y` or `ys`, what it writes.
+# Operations. Most write to `y` or `ys`.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dense:
-    """y = start + x W; W has axes (input, output), and `start` is a vector or None for zeros."""
+    """y = start + x W, where W has axes (input, output) and a `start` of None means zeros."""
 
     x: Vector
     kernel: Weight
@@ -100,7 +99,7 @@ class Dense:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Convolution:
-    """y = start + sum_j x_{t - j dilation} W[taps - 1 - j], of a ring whose newest vector is x_t.
+    """y = start + sum_j x_{t - j dilation} W[taps - 1 - j], where x_t is the newest in the ring.
 
     W has axes (tap, input, output).
     """
@@ -122,7 +121,7 @@ class Push:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tap:
-    """y = the vector that was pushed `delay` steps ago."""
+    """y = the vector pushed `delay` steps ago."""
 
     ring: Ring
     delay: int
@@ -131,7 +130,7 @@ class Tap:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Elementwise:
-    """ys = function(xs), element by element. Vectors of one element are the same for all."""
+    """ys = function(xs), element by element. Vectors of size 1 are broadcast."""
 
     function: "Function"
     xs: tuple[Vector, ...]
@@ -149,7 +148,7 @@ class Softmax:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Normalize:
-    """y = (x - mean(x)) / sqrt(variance(x) + epsilon), with `centered=False` without the means."""
+    """y = (x - mean(x)) / sqrt(variance(x) + epsilon); `centered=False` takes the mean as 0."""
 
     x: Vector
     epsilon: float
@@ -161,7 +160,7 @@ class Normalize:
 class Lookup:
     """y = the embedding of the input token, NaN for a token outside the vocabulary.
 
-    The table has axes (token, channel), or with `transposed` (channel, token).
+    The table has axes (token, channel), or (channel, token) if `transposed`.
     """
 
     table: Weight
@@ -172,10 +171,10 @@ class Lookup:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Spread:
-    """Rows of increasing numbers: the middle one as in x, the others farther and farther from it.
+    """Builds increasing rows from their middle values and gaps; x and gap are (rows, columns).
 
-    y[middle] = x[middle] and y[middle +- n] = y[middle +- (n - 1)] +- gap[middle +- n], in every
-    row of `gap` and x, each (rows, columns).
+    For each row, y[middle] = x[middle], y[k] = y[k - 1] + gap[k] for k > middle, and
+    y[k] = y[k + 1] - gap[k] for k < middle.
     """
 
     x: Vector
@@ -187,7 +186,7 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fill:
-    """y = value, in all elements."""
+    """y = value, for all elements."""
 
     value: float
     y: Vector
@@ -195,7 +194,7 @@ class Fill:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Copy:
-    """y = x; y may be a part of a value, or a state."""
+    """y = x, where y may be a slice of a value, or a state."""
 
     x: Vector
     y: Vector
@@ -218,7 +217,7 @@ Operation = (
 
 @dataclasses.dataclass(frozen=True)
 class Clock:
-    """Some of the steps: from step `offset` on, one of `pause` steps."""
+    """Every `pause`-th step, starting at step `offset`."""
 
     offset: int
     pause: int
@@ -230,9 +229,9 @@ class Clock:
 
 @dataclasses.dataclass(frozen=True)
 class Counter:
-    """What a program counts its steps by: from `first` up to `end`, then back by `cycle`.
+    """The step counter of a program: runs from `first` up to `end`, then jumps back by `cycle`.
 
-    The steps below 0 are those of a reset, with inputs of zeros.
+    `reset` runs the steps below 0, with zeros as inputs.
     """
 
     first: int
@@ -246,8 +245,8 @@ class Part:
 
     Attributes:
         name: Name of the layer.
-        comment: What the layer is.
-        clock: The steps at which the operations run, None for all.
+        comment: Description of the layer.
+        clock: The steps at which the operations run, or None for all steps.
         items: Operations, and the parts of inner layers.
     """
 
@@ -262,18 +261,18 @@ class Program:
 
     Args:
         name: Name of the model.
-        inputs: Positive integer, number of inputs, or of tokens with `takes_token`.
-        takes_token: Boolean, whether the input is the id of a token. Defaults to `False`.
+        inputs: Positive integer, number of inputs, or with `takes_token` the vocabulary size.
+        takes_token: Boolean, whether the input is a token id. Defaults to `False`.
 
     Attributes:
         body: `Part` with all operations.
-        input: Vector of the inputs; nothing for a token.
+        input: Vector of the inputs; empty for a token.
         output: Vector of the outputs, after `finish`.
-        weights, states, rings: Lists of what the program keeps.
-        counter: How steps are counted, None if no operation waits.
+        weights, states, rings: Lists of the program's weights, states and rings.
+        counter: `Counter`, or None if no operation has a clock.
         delay, rate: See `layers.streaming.to_stream`.
-        notes: List of lines about inputs and outputs, for a reader.
-        names: List of the outputs' names, where the model has them.
+        notes: List of lines that describe inputs and outputs.
+        names: List of the outputs' names; may be empty.
     """
 
     def __init__(self, name: str, inputs: int, takes_token: bool = False) -> None:
@@ -306,21 +305,21 @@ class Program:
 
     @property
     def operations(self) -> list[Operation]:
-        """All operations in their order."""
+        """All operations, in order of execution."""
         return list(_operations(self.body))
 
-    # What is kept
+    # Weights, states and rings
 
     def weight(self, name: str, array: Any, axes: str = "") -> Weight:
-        """Returns a vector of constants.
+        """Adds a `Weight` and returns it.
 
         Args:
             name: Name within the layer.
-            array: NumPy array, of any rank.
-            axes: What the array's axes are, for a reader.
+            array: NumPy array of any rank.
+            axes: Description of the array's axes.
 
         Raises:
-            ValueError: If a number is not finite.
+            ValueError: If a value is not finite.
         """
         name, array = self._unique(name), np.asarray(array)
         if not np.all(np.isfinite(array)):
@@ -329,12 +328,12 @@ class Program:
         return self.weights[-1]
 
     def state(self, name: str, size: int, fill: float = 0.0, grows: bool = False) -> Vector:
-        """Returns a vector that keeps its value until the next step."""
+        """Adds a `State` and returns it."""
         self.states.append(State(self._unique(name), size, "state", fill=fill, grows=grows))
         return self.states[-1]
 
     def ring(self, name: str, x: Vector, steps: int, fill: float = 0.0) -> Ring:
-        """Returns a ring of `steps` vectors, the newest of which is x."""
+        """Adds a ring of `steps` vectors, to which each step pushes x, and returns it."""
         self.rings.append(Ring(self._unique(name), steps, x.size, fill))
         self._add(Push(self.rings[-1], x))
         return self.rings[-1]
@@ -381,7 +380,7 @@ class Program:
         Args:
             function: Function of `Expression`s that returns a dict of them.
             *xs: Its arguments: vectors, or numbers.
-            name: Name of the function. Defaults to its own.
+            name: Name of the function. Defaults to `function.__name__`.
         """
         size = max(x.size for x in xs if isinstance(x, Vector))
         traced = Function.trace(function, xs, size, name or function.__name__)
@@ -414,7 +413,7 @@ class Program:
         return self._add(Fill(value, Vector(name, size, "value")))
 
     def concatenate(self, parts: Sequence[Vector], name: str) -> Vector:
-        """Returns a vector of the parts side by side."""
+        """Concatenates vectors."""
         y, start = Vector(name, sum(part.size for part in parts), "value"), 0
         for part in parts:
             self._add(Copy(part, y.part(start, part.size)))
@@ -422,11 +421,11 @@ class Program:
         return y
 
     def assign(self, state: Vector, x: Vector) -> None:
-        """Makes x the value of another vector, also for the operations of this step that follow."""
+        """Copies x to a state; later operations of the same step see the new value."""
         self._add(Copy(x, state))
 
     def finish(self, x: Vector) -> None:
-        """Makes x the output."""
+        """Sets x as the output."""
         self.output = Vector("y", x.size, "output")
         self._add(Copy(x, self.output))
 
@@ -440,7 +439,7 @@ def _operations(part):
 
 
 def identifier(name: str) -> str:
-    """Returns a name with an underscore for all that C allows in no identifier."""
+    """Returns a name as a C identifier, with underscores for all other characters."""
     name = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in name)
     return f"_{name}" if name[:1].isdigit() else name
 
@@ -453,7 +452,7 @@ class Expression:
 
     Attributes:
         operator: "parameter", "number", one of "+-*/<", or the name of a function.
-        operands: Expressions; of a parameter its name, of a number its value.
+        operands: Expressions, or the name of a parameter, or the value of a number.
     """
 
     def __init__(self, operator: str, *operands: Any) -> None:
@@ -497,7 +496,7 @@ class Expression:
 
     @property
     def key(self) -> tuple:
-        """What is equal for equal expressions."""
+        """A hashable key; equal expressions have equal keys."""
         return (self.operator, *(getattr(o, "key", o) for o in self.operands))
 
 
@@ -509,7 +508,7 @@ def _is_zero(expression):
     return expression.operator == "number" and expression.operands[0] == 0
 
 
-# A state that is zero at every step drops out of the equations.
+# Constant zeros drop out of the equations.
 
 
 def _add(a, b):
@@ -535,7 +534,7 @@ exp, log, log1p, sqrt, tanh, erf, absolute, sigmoid = map(
     _function, ("exp", "log", "log1p", "sqrt", "tanh", "erf", "absolute", "sigmoid")
 )
 maximum, minimum = map(_function, ("maximum", "minimum"))
-where = _function("where")  # condition, value if it holds, value otherwise
+where = _function("where")  # condition, value if true, value if false
 is_nan = _function("is_nan")
 
 
@@ -544,10 +543,10 @@ class Function:
     """An elementwise function.
 
     Attributes:
-        name: Its name.
-        parameters: Dict from the name of each parameter to whether it is one number for all.
-        outputs: Dict from the name of each output to its expression.
-        used: Indices of those arguments of the traced function that are parameters.
+        name: Name of the function.
+        parameters: Dict from parameter name to whether the parameter is broadcast.
+        outputs: Dict from output name to expression.
+        used: Indices of the traced function's arguments that became parameters.
     """
 
     name: str
@@ -559,7 +558,7 @@ class Function:
     def trace(
         cls, function: Callable, xs: Sequence[Vector | float], size: int, name: str
     ) -> "Function":
-        """Calls a Python function with an expression for each vector."""
+        """Traces a Python function by calling it with expressions."""
         names = list(inspect.signature(function).parameters)
         arguments = [
             Expression("parameter", name) if isinstance(x, Vector) else _expression(x)
@@ -574,18 +573,18 @@ class Function:
 
     @property
     def key(self) -> tuple:
-        """What is equal for equal functions."""
+        """A hashable key; equal functions have equal keys."""
         outputs = tuple((name, output.key) for name, output in self.outputs.items())
         return self.name, tuple(self.parameters.items()), outputs
 
 
 def is_parameter(expression: Expression) -> bool:
-    """Whether an expression is a parameter."""
+    """Returns whether an expression is a parameter."""
     return expression.operator == "parameter"
 
 
 def nodes(expression: Any) -> Iterator[Expression]:
-    """Yields an expression and all that it is made of."""
+    """Yields an expression and all of its subexpressions."""
     expression = _expression(expression)
     yield expression
     for operand in expression.operands:

@@ -1,4 +1,4 @@
-"""SavedModels for TensorFlow Serving, in numbered folders, each complete or absent."""
+"""Writes SavedModels for TensorFlow Serving: numbered folders, each complete or absent."""
 
 import contextlib
 import json
@@ -59,7 +59,7 @@ def _write_json(path, value):
 def write_archive(
     endpoints: list[Endpoint], folder: str | os.PathLike, rows: int | None = None
 ) -> None:
-    """Writes endpoints as a SavedModel, for any number of rows or the given one."""
+    """Writes endpoints as a SavedModel, for any number of rows or the given number."""
     archive = keras.export.ExportArchive()
     for endpoint in endpoints:
         for table in endpoint.tables:
@@ -118,7 +118,7 @@ def _is_version(name):
 def _write_version(path, version, write):
     """Calls `write(folder)`, then renames the folder to its version.
 
-    Until then its name is not a number, so no server loads it.
+    Until then the folder's name is not a number, so no server loads it.
     """
     created = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def _rename_to_version(folder, path, version):
         target = path / str(version or highest + 1)
         try:
             return folder.rename(target)
-        except OSError as error:  # another process may have taken the number meanwhile
+        except OSError as error:  # another process may have taken the number
             if not target.exists():
                 raise
             if version is not None:

@@ -1,4 +1,4 @@
-"""One step of a model as WebAssembly, with an ES module that calls it."""
+"""Exports one step of a model as WebAssembly, with an ES module that calls it."""
 
 import json
 import pathlib
@@ -16,7 +16,7 @@ from trellis_keras.export.c_source import Source
 from trellis_keras.export.compiled import ZIG, has_zig, write_source
 from trellis_keras.files import atomic_write, check_output
 
-# One instance is one stream: its memory holds the state, x and y.
+# An instance holds one stream: the state, x and y are in its memory.
 _GLUE = """
 #include "model.h"
 
@@ -42,14 +42,14 @@ void step(int token) { model_step(&state, token, y); }
 _MODULE = """\
 @COMMENT@
 // import { load } from "./@STEM@.mjs";
-// const stream = await load("@STEM@.wasm");  // a URL, or the bytes of the file
+// const stream = await load("@STEM@.wasm");  // a URL, or the file's bytes
 // const y = stream.step(x);                // @CALL@
 
 export const inputs = @INPUTS@;
 export const outputs = @OUTPUTS@;
-export const names = @NAMES@; // of the outputs, where the model knows them
+export const names = @NAMES@; // of the outputs; may be empty
 
-// Returns a stream at its start.
+// Returns a new stream.
 export async function load(source) {
   if (typeof source === "string" || source instanceof URL) {
     const response = await fetch(source);
@@ -111,7 +111,7 @@ def write_wasm(
     if path.suffix != ".wasm":
         raise ValueError(f"`path` must end in .wasm with format='wasm'. Received: {path}")
     if not has_zig():
-        raise ImportError("format='wasm' needs the compiler of ziglang: pip install ziglang")
+        raise ImportError("format='wasm' needs a compiler: pip install ziglang")
     files = path, path.with_suffix(".mjs")
     if path.parent.is_dir():
         for file in files:
@@ -128,7 +128,7 @@ def write_wasm(
 
 
 def compile_wasm(source: Source) -> bytes:
-    """Returns WebAssembly with the functions inputs, outputs, reset and step.
+    """Returns WebAssembly with the functions `inputs`, `outputs`, `reset` and `step`.
 
     Raises:
         RuntimeError: If the compiler fails.
@@ -154,9 +154,9 @@ def compile_wasm(source: Source) -> bytes:
 
 
 def es_module(source: Source, stem: str) -> str:
-    """Returns the ES module that loads `stem.wasm` and steps it."""
+    """Returns an ES module that loads `stem.wasm` and calls its step."""
     array = "Float32Array" if source.real == "float" else "Float64Array"
-    x = "the id of a token" if source.takes_token else f"{array}({source.inputs})"
+    x = "token id" if source.takes_token else f"{array}({source.inputs})"
     values = {
         "COMMENT": source.comment.strip(),
         "STEM": stem,
@@ -182,7 +182,7 @@ console.log(JSON.stringify(y));
 
 
 def _run_in_node(contents, x):
-    """Returns the outputs of the steps x in Node."""
+    """Returns the outputs that Node computes for the inputs x."""
     with tempfile.TemporaryDirectory() as folder:
         for name, content in zip(("model.wasm", "model.mjs"), contents, strict=True):
             pathlib.Path(folder, name).write_bytes(content)

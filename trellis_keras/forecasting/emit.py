@@ -1,4 +1,4 @@
-"""A forecaster for formats of one step, such as C: it gives what `Forecaster` returns."""
+"""Emitter of `Forecaster` for formats that export one step, such as C."""
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def _moved(base, scale, net):
 
 
 def _emit_linear(program, model, x):
-    """Adds one step of a model's linear map and returns its base and scale."""
+    """Adds one step of a forecaster's linear layer and returns the base and scale."""
     layer, scaling = model.linear, model.input_normalization
     targets, window = layer.targets, layer.window
     mean, scale, kernel, least = map(
@@ -66,12 +66,12 @@ def _emit_linear(program, model, x):
 
 @emits(Forecaster)
 def emit_forecaster(program: Program, model: Forecaster, x: Vector) -> Vector:
-    """Adds one step of a forecaster and returns its forecasts, in the units of the data."""
+    """Adds one step of a forecaster and returns its forecasts in the units of the data."""
     linear = None if model.linear is None else _emit_linear(program, model, x)
     y = emit_sequence_model(program, model, x)
     columns = len(model.quantiles or (0,))
 
-    def of_outputs(values):  # (targets,) or (targets, quantiles): for each output
+    def of_outputs(values):  # (targets,) or (targets, quantiles), repeated for each output
         values = np.broadcast_to(values.reshape(model.targets, -1), (model.targets, columns))
         return np.tile(values.reshape(-1), model.horizon)
 
@@ -101,11 +101,11 @@ def emit_forecaster(program: Program, model: Forecaster, x: Vector) -> Vector:
         )
     shape = [model.horizon, model.targets, *([columns] if model.quantiles else [])]
     names = ["step", "target", "quantile"][: len(shape)]
-    program.notes.append(f"Outputs: y[{']['.join(names)}] of sizes {shape}, row after row.")
+    program.notes.append(f"Outputs: y[{']['.join(names)}] of shape {shape}, in row-major order.")
     if model.quantiles:
         program.notes.append(f"Quantiles: {', '.join(map(str, model.quantiles))}.")
     if model.future_channels:
         program.notes.append(
-            f"The last {model.future_channels} inputs are those {model.horizon} steps ahead."
+            f"The last {model.future_channels} inputs are values from {model.horizon} steps ahead."
         )
     return y
