@@ -1,10 +1,10 @@
-"""Evaluates published language models with what helps at test time, for docs/results.md.
+"""Evaluates published language models with dynamic evaluation and the neural cache.
 
     python -m tools.adapting                # the models with weights in the zoo
-    python -m tools.adapting runs/tcn_ptb   # published runs, of which the zoo has no weights
+    python -m tools.adapting runs/tcn_ptb   # published runs without weights in the zoo
 
-writes `test_time` into the results.json of each model: dynamic evaluation and the neural cache,
-with the hyper-parameters that the validation part chose. `python -m tools.results_page` shows it.
+writes `test_time` to the results.json of each model, with hyper-parameters chosen on the validation
+split. `python -m tools.results_page` shows it in docs/results.md.
 """
 
 import json
@@ -24,9 +24,9 @@ from trellis_keras.zoo.results import RESULTS, all_runs
 
 def main(
     run: Annotated[list[str] | None, typer.Argument(help="Folders of published runs.")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Folder of copies of the data.")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Local copies of the data.")] = None,
 ):
-    """Write the results of language models at test time into their results.json."""
+    """Evaluate language models that adapt at test time, and update their results.json."""
     if run:
         found = [(zoo_folder(read_recipe(one)), read_recipe(one), one) for one in run]
     else:

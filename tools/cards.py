@@ -21,12 +21,12 @@ CARD = "card.md"
 # Benchmarks without a training text.
 _NO_TRAINING_TEXT = {"lambada"}
 _WITH_UNKNOWN_WORDS = {"ptb", "wt2", "wt103"}
-# Options of the run, not of the model that one builds.
+# Options of the run, not of the model.
 _OF_THE_RUN = {"seed", "jit_compile"}
 
 
 def main(folder: pathlib.Path | None = None):
-    """Writes all cards again."""
+    """Writes all cards."""
     for run in all_runs(assets_folder() if folder is None else folder):
         with atomic_write(run.folder / CARD) as temporary:
             temporary.write_text(card(run), encoding="utf-8")
@@ -57,9 +57,9 @@ def card(run):
 
 
 def ours(results):
-    """Returns a run's test result: of several seeds the mean and standard deviation.
+    """Returns a run's test result, with mean and standard deviation over several seeds.
 
-    And those over other test sets of a generated task, see `tools.fresh_test_sets`.
+    For generated tasks, those over other test sets follow; see `tools.fresh_test_sets`.
     """
     mean, deviation, number = spread(results)
     text = f"{mean:.4g}" if number == 1 else f"{mean:.4g} ± {deviation:.2g} ({number} seeds)"
@@ -76,7 +76,7 @@ def difference(results, published):
 
 
 def _value(results):
-    """The mean over fresh test sets where they were measured, else over seeds."""
+    """Returns the mean over fresh test sets if they were evaluated, otherwise over seeds."""
     sets = results.get("test_sets")
     return spread(results)[0] if sets is None else sets["mean"]
 
@@ -87,8 +87,8 @@ VERDICTS = ("better", "within 2 %", "within 5 %", "apart", "at the floor")
 def verdict(recipe, results, published):
     """Returns how a result compares with the published one, one of `VERDICTS`.
 
-    Of accuracies the shares of wrong answers are compared. "At the floor" is what a net reaches
-    that learns nothing: equality shows nothing there.
+    Accuracies are compared as error rates. "At the floor" means the loss of a net that has learned
+    nothing, so that agreement is not informative.
     """
     found, value = _value(results), published.value
     if recipe.metric == "accuracy":
@@ -103,9 +103,9 @@ def verdict(recipe, results, published):
 
 
 def _floor(recipe):
-    """The loss of the best constant answer, where it is known."""
+    """Returns the loss of the best constant prediction, or None if unknown."""
     if recipe.data == "adding":
-        return 1 / 6  # the variance of a sum of two uniform numbers
+        return 1 / 6  # variance of the sum of two uniform numbers
     if recipe.data == "copy_memory":
         return 10 * math.log(8) / (recipe.data_options["T"] + 20)  # ten of the digits are guessed
     return None
@@ -128,9 +128,9 @@ def _figures(recipe, results):
         f"| ours | {ours(results)}{apart} | {results['parameters']:,} |",
     ]
     if results["other_seeds"]:
-        rows.append(f"| ours, of the weights (seed {recipe.seed}) | {results['test']:.6g} | |")
+        rows.append(f"| ours, published weights (seed {recipe.seed}) | {results['test']:.6g} | |")
     if published is None:
-        rows.append("| published | none for these settings | |")
+        rows.append("| published | none with these settings | |")
     else:
         value = f"{published.value:g} | {published.parameters}"
         rows.append(f"| published ({published.source}) | {value} |")
@@ -138,7 +138,7 @@ def _figures(recipe, results):
 
 
 def _run(recipe, results):
-    """How the result was reached: epoch, seeds, time, machine."""
+    """Describes how the result was reached: epoch, seeds, time, machine."""
     other = {k: v for k, v in results["test_metrics"].items() if k != recipe.metric}
     seconds, commit = results["wall_time_s"], results["commit"]
     took = "" if seconds is None else f"{seconds / 60:.0f} minutes "
@@ -147,19 +147,18 @@ def _run(recipe, results):
     if not results["finished"]:
         epochs += f" so far (the recipe has {recipe.training.epochs})"
     sentences = [
-        f"Epoch {results['epoch']} of {epochs}, chosen by the validation loss "
-        f"({results['validation_loss']:.6g}{_unit(recipe)}); the test split played no part in "
-        "that.",
+        f"Epoch {results['epoch']} of {epochs}, chosen by validation loss "
+        f"({results['validation_loss']:.6g}{_unit(recipe)}), not by the test split.",
         f"Seed {recipe.seed}, {took}on {results['hardware']} ({software}, {results['date']}).",
         *_processes(results),
-        f"Also measured: {', '.join(f'{k} {_number(v)}' for k, v in other.items())}.",
+        f"Other test metrics: {', '.join(f'{k} {_number(v)}' for k, v in other.items())}.",
         *_seeds(results),
     ]
     return _paragraph(_plain(" ".join(sentences)))
 
 
 def _unit(recipe):
-    """The unit of the loss, where it is not that of the metric."""
+    """Returns the unit of the loss if it differs from the metric's."""
     return " nats" if recipe.metric in ("bpc", "perplexity") else ""
 
 
@@ -168,7 +167,7 @@ def _number(value):
 
 
 def _processes(results):
-    """What differed between the processes of a run that was interrupted."""
+    """Describes the processes of an interrupted run."""
     processes = results.get("processes", ())
     if len(processes) < 2:
         return []
@@ -177,7 +176,7 @@ def _processes(results):
         f"{process['hardware']} ({process['backend']})"
         for process in processes
     ]
-    return [f"It was trained in parts: {'; '.join(parts)}."]
+    return [f"Trained in several sessions: {'; '.join(parts)}."]
 
 
 def _seeds(results):
@@ -187,26 +186,26 @@ def _seeds(results):
     mean, deviation, number = spread(results)
     each = ", ".join(f"seed {other['seed']} {other['test']:.6g}" for other in others)
     return [
-        f"The seed was chosen by the validation loss too. Test results of the others: {each}. Over "
-        f"all {number} seeds, the mean is {mean:.4g} and the standard deviation {deviation:.2g}."
+        f"The seed was also chosen by validation loss. Test results of the other seeds: {each}. "
+        f"Mean over {number} seeds: {mean:.4g}, standard deviation {deviation:.2g}."
     ]
 
 
 def _recipe(recipe):
-    """Arguments and training, and where they differ from the zoo's own recipe."""
+    """Lists arguments and training options, and changes to the zoo's recipe."""
     chosen = {k: v for k, v in recipe.arguments.items() if v is not None and k != "seed"}
     training, written = recipe.training, recipe.to_dict()["training"]
     rest = {k: v for k, v in written.items() if v and k not in _IN_THE_LINE}
     lines = [
         ", ".join(_code(f"{name}={_literal(value)}") for name, value in chosen.items()),
-        f"{training.optimizer}, learning rate {training.learning_rate:g}, batches of "
+        f"{training.optimizer}, learning rate {training.learning_rate:g}, batch size "
         f"{training.batch_size}, at most {training.epochs} epochs",
         ", ".join(_code(f"{name}={_literal(value)}") for name, value in rest.items()),
     ]
     changes = {name: value for name, value in recipe.changes().items() if name != "seed"}
     if changes:
         named = ", ".join(_code(f"{name}={_literal(value)}") for name, value in changes.items())
-        lines.append(f"differs from the zoo's recipe of that name in {named}")
+        lines.append(f"changed from the zoo's default recipe: {named}")
     return _list(filter(None, lines))
 
 
@@ -214,9 +213,9 @@ _IN_THE_LINE = ("optimizer", "learning_rate", "batch_size", "epochs")
 
 
 def _data(recipe):
-    """The data, their terms, and how to load them."""
+    """Describes the data, their licence, and how to load them."""
     options = dict(recipe.data_options)
-    if "path" in options:  # in whatever folder it was
+    if "path" in options:  # without the run's folder
         options["path"] = pathlib.PurePath(options["path"]).name
     call = ", ".join([repr(recipe.data), *(f"{key}={value!r}" for key, value in options.items())])
     known = recipe.data_checksum
@@ -224,13 +223,13 @@ def _data(recipe):
     about = info(recipe.data)
     return _paragraph(
         f"{_code(f'trellis_keras.zoo.datasets.load({call})')}: {about.citation}; {about.licence}. "
-        "The data are no part of the package; `help(trellis_keras.zoo.datasets.load)` says where "
-        f"it looks for local copies.{checksum}"
+        "The data are not part of the package; `help(trellis_keras.zoo.datasets.load)` explains "
+        f"where to put local copies.{checksum}"
     )
 
 
 def _train(run, recipe):
-    """The commands that repeat the run and publish it."""
+    """Returns the commands that repeat the run."""
     backend = "KERAS_BACKEND=jax " if run.results["backend"].startswith("jax") else ""
     words = [recipe.name, run.setting] if run.setting else [recipe.name]
     command = f"{backend}trellis-keras train {words[0]} --as-published"
@@ -245,7 +244,7 @@ def _train(run, recipe):
 
 
 def _use(recipe, results):
-    """How to build the model, with its weights if they are published, and to serve it."""
+    """Returns code that builds the model, with its weights if they are published, and uses it."""
     changes = {
         name: f"{name}={_literal(value)}"
         for name, value in recipe.changes().items()
@@ -260,7 +259,7 @@ def _use(recipe, results):
     comment = "" if weights else "  # with initial weights"
     lines = [f"model = zoo.{recipe.name}({', '.join([*arguments, *weights])}){comment}"]
     recipe_line = f"recipe = zoo.recipe({', '.join([_literal(recipe.name), *of_recipe])})"
-    if recipe.setting is not None:  # the function's weights are those of the paper's recipe
+    if recipe.setting is not None:  # the function would load the weights of the paper's recipe
         lines = [recipe_line, f"model = recipe.build({', '.join(weights)}){comment}"]
     if has_weights and recipe.reads_text:
         lines.append('print(model.generate("The ", max_length=200))')
@@ -276,42 +275,42 @@ def _limits(recipe, results):
     lines = []
     if recipe.data in _NO_TRAINING_TEXT:
         lines.append(
-            "The benchmark has no training text: with another one than the paper's the result is "
-            "not comparable with the published one."
+            "The benchmark has no training text. Results with a text other than the paper's are "
+            "not comparable with the published result."
         )
     if recipe.reads_text:
         lines.append(
-            "The vocabulary is that of the data. Words that it lacks are read as `<unk>`."
+            "The vocabulary comes from the data; unknown words are read as `<unk>`."
             if recipe.data in _WITH_UNKNOWN_WORDS
-            else "The vocabulary is that of the data; other tokens are refused."
+            else "The vocabulary comes from the data; unknown tokens raise an error."
         )
     if "T" in recipe.data_options:
         lines.append(
-            f"Trained on sequences of the benchmark's length only (T={recipe.data_options['T']})."
+            f"Trained only on sequences of the benchmark's length (T={recipe.data_options['T']})."
         )
     if "weights_sha256" in results:
         lines.append(
-            "The weights are under the package's licence. They were trained on the benchmark's "
-            "training split alone, for its task alone."
+            "The weights are released under the package's licence. They were trained on the "
+            "benchmark's training split only, and are meant for its task only."
         )
     else:
         lines.append(f"The trained weights are not published: {WEIGHTS_KEPT}.")
-    lines.append("Results differ between backends and machines in the last digits.")
+    lines.append("The last digits of results differ between backends and machines.")
     return _list(lines)
 
 
 def _without_html(text):
-    """Return Markdown in which no HTML is left."""
+    """Returns Markdown with HTML escaped."""
     return text.replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _plain(text):
-    """Return text as Markdown that shows it as it is: no link, image, code or HTML."""
+    """Returns text as Markdown that displays it literally, without links, images, code or HTML."""
     return _without_html(re.sub(r"[\\`*|\[\]]", r"\\\g<0>", text))
 
 
 def _code(text):
-    """Return text as a code span of Markdown, whatever backticks it has."""
+    """Returns text as a Markdown code span, even if it contains backticks."""
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     return f"`{text}`" if fence == "`" else f"{fence} {text} {fence}"
 

@@ -1,14 +1,13 @@
-"""Measures what training each model of the zoo costs: step time, memory, steps of an epoch.
+"""Measures the cost of training each model of the zoo: step time, memory, steps per epoch.
 
     python -m tools.costs
 
-measures a training step of every model at full size, in its own process on one core, and
-writes `zoo/costs.json`, from which the table of models is made. Models that are there already are
-skipped: an interrupted measurement resumes.
+measures a training step of each model at full size, in its own process on one core, and writes
+`zoo/costs.json`, which the table of models uses. It skips models that are already in the file, so
+an interrupted measurement resumes.
 
-The time is the processor's, not the clock's, so that other work on the machine matters little. Of
-the large texts only the sizes are needed: their batches are random. All other data are loaded as
-for training.
+Times are CPU times, so other work on the machine matters little. For large texts only the size
+counts, and batches are random; all other data are loaded as for training.
 """
 
 import json
@@ -28,13 +27,13 @@ from trellis_keras.zoo.environment import environment
 from trellis_keras.zoo.results import COSTS, assets_folder
 
 BATCHES = 5
-ENOUGH = 10  # seconds of one core, after which no further step is measured
+ENOUGH = 10  # seconds of one core after which no further steps are measured
 
-# Models that are too large for an ordinary machine are measured with these numbers of levels: all
-# levels cost the same. Segments and auxiliary losses are those of full depth.
+# Models too large for an ordinary machine are extrapolated from these numbers of levels, as all
+# levels cost the same. Segments and auxiliary losses are those of the full depth.
 LEVELS = {"trellisnet_wt103": (6, 12)}
 
-# Tokens of the training part of the large texts. (LAMBADA's: "more than 200M", TCN, section 5.)
+# Tokens in the training split of large texts (for LAMBADA "more than 200M": TCN paper, section 5).
 TRAINING_TOKENS = {
     "wt103": 103_227_021,
     "text8": 90_000_000,
@@ -45,10 +44,10 @@ TRAINING_TOKENS = {
 
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="Models. Default: all.")] = None,
-    output: Annotated[str | None, typer.Option(help="The file. Default: the zoo's.")] = None,
-    core: Annotated[int, typer.Option(help="The core to measure on.")] = 0,
+    output: Annotated[str | None, typer.Option(help="Output file. Default: the zoo's.")] = None,
+    core: Annotated[int, typer.Option(help="Core to measure on.")] = 0,
 ):
-    """Measure the models that are not in the file yet."""
+    """Measure the models that are not yet in the file."""
     known = [
         name
         for name in zoo.list_models()
@@ -74,8 +73,9 @@ def _continued(costs, machine, path):
     for name in ("hardware", "backend"):
         if costs["machine"][name] != machine[name]:
             raise SystemExit(
-                f"{path} was measured on {costs['machine'][name]}, and this is {machine[name]}. "
-                "Choose another --output, or remove the file to measure all models here."
+                f"{path} was measured on {costs['machine'][name]}, but this machine is "
+                f"{machine[name]}. Use another --output, or remove the file to measure all models "
+                "here."
             )
     return costs
 
@@ -89,7 +89,7 @@ def _figures(name, core):
 
 
 def _shallow(name, depth):
-    """Settings that make the model shallower, and change nothing else that takes time."""
+    """Returns options that reduce the depth and change no other cost."""
     recipe = zoo.recipe(name)
     losses = recipe.arguments["depth"] // recipe.arguments["aux_every"]
     length = recipe.training.sequence_length
@@ -97,7 +97,7 @@ def _shallow(name, depth):
 
 
 def _at_full_depth(name, few, more, small, large):
-    """Time and memory on the line through two measurements with fewer levels."""
+    """Extrapolates time and memory linearly from two measurements with fewer levels."""
     recipe = zoo.recipe(name)
     beyond = (recipe.arguments["depth"] - more) / (more - few)
     line = {k: large[k] + beyond * (large[k] - small[k]) for k in ("step_core_s", "memory_gib")}
@@ -109,7 +109,7 @@ def _at_full_depth(name, few, more, small, large):
 
 
 def _in_own_process(name, core, **fields):
-    # The core is chosen before the backend counts the cores.
+    # Sets the affinity before the backend counts the cores.
     code = (
         f"import os; hasattr(os, 'sched_setaffinity') and os.sched_setaffinity(0, {{{core}}}); "
         f"from tools.costs import measure; measure({name!r}, **{fields!r})"
@@ -135,9 +135,9 @@ def measure(name, **fields):
 
 
 def _step_time(model, batches):
-    """Seconds of the processor for a training step."""
+    """Returns the CPU time of a training step, in seconds."""
     begin_epoch(model, len(batches[0][0]))
-    # Where lengths differ, the second one makes TensorFlow compile for all.
+    # If lengths differ, TensorFlow compiles for any length at the second batch.
     for batch in batches[: len({batch[0].shape for batch in batches[:2]})]:
         model.train_on_batch(*batch)
     taken = []
@@ -151,7 +151,7 @@ def _step_time(model, batches):
 
 
 def _batches(recipe):
-    """The recipe with its data, some batches of these, and the number of batches of an epoch."""
+    """Returns the recipe with its data, some batches, and the number of batches per epoch."""
     if recipe.data in TRAINING_TOKENS:
         return recipe, *_random_batches(recipe)
     loaded = recipe.load_data()
@@ -162,7 +162,7 @@ def _batches(recipe):
 
 
 def _random_batches(recipe):
-    # Nothing is kept of so long a text, whose tokens are all the same: it says how many batches.
+    # A constant text, which takes no memory, to count batches.
     text = np.broadcast_to(np.int32(0), TRAINING_TOKENS[recipe.data])
     stream = recipe.stream(text)
     rng = np.random.default_rng(0)

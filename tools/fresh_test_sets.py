@@ -2,8 +2,8 @@
 
     python -m tools.fresh_test_sets
 
-A test set of 1,000 sequences is a sample: the adding problem and copy memory are generated anew
-from the seeds 1 to 10. Mean and standard deviation go to each run's results.json; `tools.cards`,
+A test set of 1,000 sequences is only a sample, so this generates the adding problem and copy memory
+with seeds 1 to 10. Mean and standard deviation go to each run's results.json; `tools.cards`,
 `tools.table` and `tools.results_page` show them.
 """
 
@@ -20,7 +20,7 @@ SEEDS = range(1, 11)
 
 
 def main():
-    """Evaluate all of them."""
+    """Evaluate all published weights of generated tasks."""
     for run in all_runs():
         if run.recipe["data"] in ("adding", "copy_memory") and run.has_weights:
             values = evaluate(run)

@@ -1,12 +1,12 @@
-"""Changes the code in one place at a time and counts the changes that the tests notice.
+"""Mutation testing: changes the code in one place at a time, and counts the changes tests detect.
 
     python -m tools.mutation --mutants 200 --output runs/mutation.csv
 
-A mutant is one small change of one module: another operator, comparison, constant or boolean, a
-condition negated, an argument or a statement left out. Each runs the tests of its module until
-one fails (killed) or all pass (survived). Docstrings, error messages and annotations are left
-alone. The mutants are drawn from a seed, evenly over the modules' lines; an interrupted run resumes
-from the CSV file.
+A mutant is one small change to one module: another operator, comparison, constant or boolean, a
+negated condition, or a removed argument or statement. Each runs its module's tests until one fails
+(killed) or all pass (survived). Docstrings, error messages and annotations are not mutated. Mutants
+are sampled from a seed, uniformly over the modules' mutable places; an interrupted run resumes from
+the CSV file.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import time
 
 ROOT = pathlib.Path(__file__).parent.parent
 
-# {module: the tests that are there to protect it}
+# {module: its tests}
 TARGETS = {
     "trellis_keras/kernels/blockwise.py": ["tests/kernels/test_blockwise.py"],
     "trellis_keras/kernels/clusters.py": ["tests/kernels/test_clusters.py"],
@@ -44,7 +44,7 @@ TARGETS = {
     "trellis_keras/models/language_model.py": ["tests/models/test_language_model.py"],
     "trellis_keras/training/checkpoint.py": ["tests/training/test_checkpoint.py"],
 }
-PATIENCE = 900  # seconds after which a mutant that never ends counts as killed
+PATIENCE = 900  # seconds after which a hanging mutant counts as killed
 
 _SWAPS = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult,
@@ -90,7 +90,7 @@ class _Sites(ast.NodeVisitor):
                         self.descend(node, field, child, index)
 
     def visit_Raise(self, node):
-        """Error messages are not mutated; that an error is raised, is: see `visit_If`."""
+        """Skips error messages. (`visit_If` mutates the conditions of errors.)"""
 
     def visit_JoinedStr(self, node):
         """Nor are texts."""
@@ -142,7 +142,7 @@ class _Sites(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_keyword(self, node):
-        if node.arg != "strict":  # of `zip`: an assertion, which changes no result
+        if node.arg != "strict":  # an assertion of `zip`, which affects no result
             self.generic_visit(node)
 
     def visit_Constant(self, node):
@@ -167,13 +167,13 @@ def mutants(path):
 
 
 def draw(number, seed):
-    """Returns [(module, line, change, source)]: as many mutants of a module as it has sites."""
+    """Returns a sample [(module, line, change, source)], uniform over all mutants."""
     everything = [(path, *mutant) for path in TARGETS for mutant in mutants(path)]
     return random.Random(seed).sample(everything, min(number, len(everything)))
 
 
 def run(path, source, tests):
-    """Whether the tests fail once `path` holds `source`. The file is put back."""
+    """Returns whether the tests fail with `source` in `path`, which is then restored."""
     file = ROOT / path
     whole = file.read_bytes()
     file.write_text(source, encoding="utf-8")
@@ -187,7 +187,7 @@ def run(path, source, tests):
 
 
 def _test(tests):
-    """Ends this process with the status of the tests."""
+    """Runs tests and exits this process with their status."""
     os.setsid()
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
@@ -195,7 +195,7 @@ def _test(tests):
     import pytest
 
     sys.dont_write_bytecode = True
-    # `conftest` has imported the package as it was before the change.
+    # `conftest` has imported the unchanged package.
     for name in [n for n in sys.modules if n.split(".")[0] in ("trellis_keras", "tests")]:
         del sys.modules[name]
     options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"]
@@ -222,7 +222,7 @@ def main():
     parser.add_argument("--only", help="part of the modules' paths")
     arguments = parser.parse_args()
     os.chdir(ROOT)
-    # Imported before forking, as it takes seconds; `conftest` sets what Keras must know before.
+    # Before forking, as this takes seconds. `conftest` sets options that Keras reads at import.
     import tests.conftest  # noqa: F401
 
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
@@ -235,7 +235,7 @@ def main():
         if not any(key[0] == path for key in done) and run(
             path, (ROOT / path).read_text(encoding="utf-8"), TARGETS[path]
         ):
-            sys.exit(f"The tests of {path} fail without any change: {' '.join(TARGETS[path])}")
+            sys.exit(f"The tests of {path} fail without mutants: {' '.join(TARGETS[path])}")
     with open(arguments.output, "a", newline="") as file:
         writer = csv.writer(file)
         if not done:

@@ -1,10 +1,10 @@
-"""Makes notebooks of the examples for time series.
+"""Converts the time series examples to notebooks.
 
     pip install jupytext nbclient ipykernel
     python -m tools.notebooks runs/notebooks --execute
 
-The docstring becomes the first text; each paragraph becomes a cell, and a comment that it begins
-with becomes text before it.
+The docstring becomes the first Markdown cell, and each paragraph a code cell. A comment at the
+start of a paragraph becomes a Markdown cell before it.
 """
 
 import ast
@@ -20,12 +20,12 @@ EXAMPLES = ("forecasting", "sensor_classification", "anomaly_detection", "stream
 
 
 def main(
-    folder: Annotated[pathlib.Path, typer.Argument(help="Where the notebooks go.")],
+    folder: Annotated[pathlib.Path, typer.Argument(help="Output folder.")],
     execute: Annotated[
-        bool, typer.Option("--execute", help="Run them, and keep their outputs.")
+        bool, typer.Option("--execute", help="Run the notebooks and keep their outputs.")
     ] = False,
 ):
-    """Makes a notebook of each example."""
+    """Convert each example to a notebook."""
     import jupytext
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,24 +39,24 @@ def main(
 
 
 def convert(path, folder):
-    """The notebook of a script, which is to lie in a folder."""
+    """Returns a script as a notebook to be saved in `folder`."""
     import jupytext
 
-    # A notebook knows no file of its own, and shows its pictures.
+    # Notebooks have no `__file__`, and display their figures.
     here = pathlib.Path(os.path.relpath(path.parent, folder)).as_posix()
     source = path.read_text(encoding="utf-8")
     source = source.replace("pathlib.Path(__file__).resolve().parent", f'pathlib.Path("{here}")')
     source = re.sub(r"\nfigure\.savefig\(.*\)", "", source)
     text = "\n\n".join(
         "# %%\n" + body if kind == "code" else "# %% [markdown]\n" + _commented(body)
-        # The command to run the script is of no use in a notebook.
+        # Drops the command that runs the script.
         for kind, body in cells(re.sub(r"\n    python .*\n", "\n", source))
     )
     return jupytext.reads(text, fmt="py:percent")
 
 
 def cells(source):
-    """Yields ("markdown" or "code", text) of a script: its docstring, then its paragraphs."""
+    """Yields a script's docstring and paragraphs as ("markdown" or "code", text)."""
     title, text = ast.get_docstring(ast.parse(source)).split("\n", 1)
     yield "markdown", f"# {title}\n{text}"
     for paragraph in re.split(r"\n\n+", source.split('"""', 2)[2].strip()):
@@ -74,7 +74,7 @@ def _commented(text):
 
 
 def run(notebook, folder):
-    """Executes a notebook; its cells get their outputs."""
+    """Executes a notebook in place."""
     from nbclient import NotebookClient
 
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}

@@ -1,21 +1,21 @@
-"""What a measured process is asked, and how its training begins."""
+"""Helpers for measured processes: peak memory, the start of an epoch, random words."""
 
 import resource
 
 
 def peak_memory():
-    """The most bytes that this process has had in memory."""
+    """Returns the peak memory of this process, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # KiB on Linux
 
 
 def begin_epoch(model, rows):
-    """Does what `fit` does before an epoch, for `train_on_batch`: empties a carried history."""
+    """Resets carried states, as `fit` does before an epoch, for use with `train_on_batch`."""
     if getattr(model.backbone, "stateful", False):
         model.backbone.reset_state(rows, training=True)
 
 
 def words(rng, vocabulary_size, shape):
-    """Random words, the n-th of which is 1/n times as frequent as the first: int32 of a shape."""
+    """Returns int32 random word ids of the given shape with Zipf's frequencies, 1/n."""
     import numpy as np
 
     frequency = 1 / np.arange(1, vocabulary_size + 1)

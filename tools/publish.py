@@ -2,8 +2,8 @@
 
     python -m tools.publish runs/tcn_jsb --note "One seed."
 
-evaluates the best model of the run on the test split and writes to zoo/MODEL, or zoo/MODEL/SETTING
-where the run has other arguments than the model's defaults or the setting "fast".
+evaluates the best model of the run on the test split and writes to zoo/MODEL, or to
+zoo/MODEL/SETTING if the run changed the model's default arguments or has the setting "fast".
 """
 
 import contextlib
@@ -27,28 +27,28 @@ from trellis_keras.zoo import environment, pretrained, read_recipe
 from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.results import RESULTS, WEIGHTS, Run, assets_folder
 
-# Larger weights are no part of the repository.
+# Larger weights are not kept in the repository.
 _LARGEST_WEIGHTS = 5_000_000  # bytes
 
 
 def main(
     run: Annotated[str, typer.Argument(help="Folder of the run.")],
     folder: Annotated[
-        str | None, typer.Option(help="Where to write. Default: its place in the zoo.")
+        str | None, typer.Option(help="Output folder. Default: the model's folder in the zoo.")
     ] = None,
     data_dir: Annotated[
         str | None, typer.Option(help="Folder of local copies of the data.")
     ] = None,
     note: Annotated[
-        str, typer.Option(help="What a reader of the card should know: runs not shown, limits.")
+        str, typer.Option(help="Note for readers of the card: runs not shown, limits.")
     ] = "",
     other_seed: Annotated[
         list[str] | None,
-        typer.Option(help="Run by the same recipe with another seed; repeat it for several."),
+        typer.Option(help="Run of the same recipe with another seed; can be repeated."),
     ] = None,
     test_runs: Annotated[
         int | None,
-        typer.Option(min=1, help="How often the test split was evaluated, this time included."),
+        typer.Option(min=1, help="Evaluations of the test split so far, including this one."),
     ] = None,
 ):
     """Evaluate a run on the test split and write its card and results."""
@@ -59,31 +59,31 @@ def main(
 def publish(
     run, folder=None, data_dir=None, note="", other_seeds=(), wall_time_s=None, test_runs=None
 ):
-    """Evaluates the best model of a run on the test split and writes what the zoo keeps of it.
+    """Evaluates the best model of a run on the test split and publishes it in the zoo.
 
     Writes `results.json`, `history.csv`, `curve.png`, `card.md` and, for a model trained on the
-    zoo's own data, the weights if they are below 5 MB. A vocabulary of characters or bytes goes
-    with them; one of words does not, because it would be a part of the text.
+    zoo's own data, the weights if they are smaller than 5 MB. A vocabulary of characters or bytes
+    is saved with them; a vocabulary of words is not, because it would contain parts of the text.
 
     Args:
         run: The run's folder.
-        folder: Where to write. Defaults to the place in the zoo that `zoo_folder` gives.
+        folder: Output folder. Defaults to `zoo_folder` of the run's recipe.
         data_dir: Folder of local copies of the data, if they are not where the run found them.
-        note: What a reader of the card should know: runs that are not shown, limits, what the
-            gap to the published result is due to.
-        other_seeds: Folders of runs by the same recipe with other seeds. Their test results stand
-            beside that of `run`, which must have the lowest validation loss of all.
+        note: Note for readers of the card: runs not shown, limits, reasons for a gap to the
+            published result.
+        other_seeds: Folders of runs of the same recipe with other seeds. Their test results are
+            published too; `run` must have the lowest validation loss of all.
         wall_time_s: Seconds of training. Defaults to the time in TensorBoard's logs, if any.
-        test_runs: How often the test split was evaluated in all experiments, those of this call
-            included. Defaults to the number of seeds.
+        test_runs: Number of evaluations of the test split in all experiments, including those of
+            this call. Defaults to the number of seeds.
 
     Returns:
         The results, a dict.
 
     Raises:
         ValueError: A run in `other_seeds` has another recipe, the same seed or a lower validation
-            loss; a run was killed between an epoch's row in its history and its checkpoint; another
-            process trains in it; or a run on other data than the zoo's has no `folder`.
+            loss; a run was killed between writing an epoch's history and its checkpoint; another
+            process is training the run; or a run on the user's own data has no `folder`.
         FileNotFoundError: There is no run, or it has not finished an epoch.
     """
     run, *other_seeds = [pathlib.Path(path).expanduser() for path in (run, *other_seeds)]
@@ -93,7 +93,7 @@ def publish(
         read_recipe(other)  # raises if there is no run
     with contextlib.ExitStack() as locks:
         for each in sorted({each.resolve() for each in (run, *other_seeds)}):
-            if os.access(each, os.W_OK):  # otherwise nobody trains there
+            if os.access(each, os.W_OK):  # otherwise no process can be training there
                 locks.enter_context(folder_lock(each))
             check_no_links(each)
         facts = {
@@ -113,7 +113,7 @@ def zoo_folder(recipe, zoo=None):
     if not has_own_data(recipe):
         raise ValueError(
             f"The zoo's folders are for its own data, {recipe.entry.data!r} with "
-            f"{recipe.entry.data_options}: give another `folder`. Received: {recipe.data!r} with "
+            f"{recipe.entry.data_options}. Pass another `folder`. Received: {recipe.data!r} with "
             f"{recipe.data_options}"
         )
     folder = (assets_folder() if zoo is None else zoo) / recipe.name
@@ -122,7 +122,7 @@ def zoo_folder(recipe, zoo=None):
 
 
 def setting_of(recipe):
-    """Returns what makes a recipe other than the model's own, as text: of net, data, setting."""
+    """Returns a recipe's changes to the model's default net, data and setting, as text."""
     known = {*recipe.entry.data_options, *recipe.arguments}
     setting = {
         name: value
@@ -134,19 +134,19 @@ def setting_of(recipe):
 
 
 def has_own_data(recipe):
-    """Returns whether a recipe has the data of the zoo's model, of any `T`."""
+    """Returns whether a recipe has the data of the zoo's model, with any `T`."""
     own = recipe.entry
     return (recipe.data, recipe.data_options.keys()) == (own.data, own.data_options.keys())
 
 
 def keeps_weights(recipe, vocabulary):
-    """Returns whether a run's weights may be published. Those of words need their vocabulary."""
+    """Returns whether a run's weights may be published: with the zoo's data, without words."""
     of_words = vocabulary is not None and vocabulary.unit == "word"
     return has_own_data(recipe) and not of_words
 
 
 def _publish(run, recipe, folder, data_dir, other_seeds, facts):
-    # Without the optimizer, whose variables would be in the weights file too.
+    # Without the optimizer, whose variables would be saved too.
     model = runs.load_best(run)
     for each in (run, *other_seeds):
         _check_whole(each)
@@ -162,11 +162,11 @@ def _publish(run, recipe, folder, data_dir, other_seeds, facts):
             if recipe.reads_text:
                 results["vocabulary"] = model.vocabulary.get_config()
         text = json.dumps(results, indent=2, allow_nan=False) + "\n"
-        # Weights of an earlier run must not stay beside other results.
+        # Removes weights of an earlier run.
         (folder / WEIGHTS).unlink(missing_ok=True)
         if weights is not None:
             weights.replace(folder / WEIGHTS)
-    results = json.loads(text)  # as all who read the file will see them
+    results = json.loads(text)  # exactly as readers of the file see them
     with atomic_write(folder / RESULTS) as temporary:
         temporary.write_text(text, encoding="utf-8")
     shutil.copyfile(run / "history.csv", folder / "history.csv")
@@ -179,7 +179,7 @@ def _publish(run, recipe, folder, data_dir, other_seeds, facts):
 
 
 def _save_weights(model, recipe, path):
-    """Saves a model's weights; returns None where they are not to be published."""
+    """Saves a model's weights, unless they may not be published (returns None)."""
     if not keeps_weights(recipe, getattr(model, "vocabulary", None)):
         return None
     model.save_weights(path)
@@ -192,17 +192,17 @@ def _evaluate(run, data_dir):
 
 
 def _check_whole(run):
-    """Refuses a run that was killed at an epoch's end: its best model may be an older one's."""
+    """Raises for a run killed at the end of an epoch, whose best model may be outdated."""
     rows, epochs = len(_history(run)), runs.epochs_done(run)
     if rows != epochs:
         raise ValueError(
-            f"{run} has {rows} epochs in its history and {epochs} in its last checkpoint: it was "
-            f"killed at the end of an epoch. Resume it first: {runs.resuming(run)}"
+            f"{run} has {rows} epochs in its history but {epochs} in its last checkpoint, because "
+            f"it was killed at the end of an epoch. Resume it first: {runs.resuming(run)}"
         )
 
 
 def _check_seeds(run, recipe, other_seeds):
-    """Refuses runs of another recipe, and to show another run than the best one."""
+    """Raises unless all runs share a recipe, have different seeds, and `run` is the best."""
     seeds, best = {recipe.seed}, _best(run)["val_loss"]
     for other in other_seeds:
         theirs = read_recipe(other)
@@ -213,16 +213,16 @@ def _check_seeds(run, recipe, other_seeds):
             if ours.get(name) != its.get(name)
         ]
         if differing:
-            raise ValueError(f"{other} has another recipe than {run}: {'; '.join(differing)}.")
+            raise ValueError(f"{other} and {run} have different recipes: {'; '.join(differing)}.")
         if theirs.seed in seeds:
-            raise ValueError(f"{other} has the seed {theirs.seed}, which is there already.")
+            raise ValueError(f"{other} repeats the seed {theirs.seed}.")
         if _best(other)["val_loss"] < best:
-            raise ValueError(f"{other} has a lower validation loss than {run}: publish that one.")
+            raise ValueError(f"Publish {other} instead: its validation loss is lower than {run}'s.")
         seeds.add(theirs.seed)
 
 
 def _identity(recipe):
-    """What two runs must have in common to differ only by their seeds."""
+    """Returns the parts of a recipe that are equal for runs that differ only in their seeds."""
     written = recipe.to_dict()
     flat = {**written, **written["arguments"], **written["training"]}
     own = ("seed", "jit_compile", "data_dir", "arguments", "training")
@@ -242,7 +242,7 @@ def _other_seed(run, data_dir):
 
 
 def _best(run):
-    """The row of the history with the lowest validation loss."""
+    """Returns the row of the history with the lowest validation loss."""
     if not _history(run):
         raise ValueError(f"{run} has not finished an epoch yet.")
     return min(_history(run), key=lambda row: (math.isnan(row["val_loss"]), row["val_loss"]))
@@ -267,13 +267,13 @@ def _results(run, recipe, model, test):
 
 
 def _history(run):
-    """The rows of a run's history, with NaN where an epoch has no such value."""
+    """Returns the rows of a run's history, with NaN for missing values."""
     rows = read_history(run / "history.csv")
     return [{k: float(v or "nan") for k, v in row.items()} for row in rows]
 
 
 def _wall_time(run):
-    """Seconds of training by TensorBoard's logs, without pauses; None without logs."""
+    """Returns the seconds of training in TensorBoard's logs, without pauses, or None."""
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError:
@@ -290,7 +290,7 @@ def _wall_time(run):
 
 
 def _draw(history, published, path):
-    """The losses of training and validation by epoch."""
+    """Plots the training and validation loss by epoch."""
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     axes = figure.add_subplot()
     epochs = [row["epoch"] for row in history]

@@ -1,10 +1,10 @@
-"""Trains a list of runs one after the other, and publishes those that have finished.
+"""Trains a list of runs one after another, and publishes each when it has finished.
 
     python -m tools.queue tools/queue.toml --output runs/queue
 
-The list is a TOML file with a table for each run: `train`, what follows `trellis-keras train`, and
-`note`, that of `tools.publish`. The same command again resumes an interrupted run and leaves out
-what is published. A run that fails does not keep the others from their turn.
+The list is a TOML file with a table for each run: `train`, the arguments of `trellis-keras train`,
+and `note`, that of `tools.publish`. To resume an interrupted queue, repeat the command: it skips
+published runs. A run that fails does not stop the others.
 """
 
 import json
@@ -28,9 +28,9 @@ class Job(NamedTuple):
     """A run of the list.
 
     Attributes:
-        name: Of its folder.
-        train: List of the arguments of `trellis-keras train`.
-        note: What a reader of the card should know.
+        name: Name of the run's folder.
+        train: List of arguments for `trellis-keras train`.
+        note: Note for readers of the card.
     """
 
     name: str
@@ -39,13 +39,13 @@ class Job(NamedTuple):
 
 
 def main(
-    queue: Annotated[pathlib.Path, typer.Argument(help="TOML file of the runs.")],
-    output: Annotated[pathlib.Path, typer.Option(help="Folder of the runs' folders.")],
+    queue: Annotated[pathlib.Path, typer.Argument(help="TOML file with the list of runs.")],
+    output: Annotated[pathlib.Path, typer.Option(help="Parent folder of the runs' folders.")],
     data_dir: Annotated[
         str | None, typer.Option(help="Folder of local copies of the data.")
     ] = None,
     max_minutes: Annotated[
-        float | None, typer.Option(help="Of each run; the same command resumes it.")
+        float | None, typer.Option(help="Limit for each run; the same command resumes it.")
     ] = None,
 ):
     """Train a list of runs and publish those that have finished."""
@@ -63,7 +63,7 @@ def read(path):
     """Returns the `Job`s of a list.
 
     Raises:
-        ValueError: It is not TOML, or a table has other keys than `train` and `note`.
+        ValueError: The file is not TOML, or a table has keys other than `train` and `note`.
     """
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -74,7 +74,7 @@ def read(path):
         texts = isinstance(table, dict) and all(isinstance(v, str) for v in table.values())
         if not texts or table.keys() != _KEYS:
             raise ValueError(
-                f"{path}: a run is a table of the strings {sorted(_KEYS)}. Received: {name} = "
+                f"{path}: a run must be a table of the strings {sorted(_KEYS)}. Received: {name} = "
                 f"{table}"
             )
         jobs.append(Job(name, shlex.split(table["train"]), table["note"]))
@@ -82,7 +82,7 @@ def read(path):
 
 
 def process(job, folder, data_dir=None, max_minutes=None):
-    """Trains and publishes a run, as far as that has not been done; returns its state as text."""
+    """Trains and publishes a run unless that is done, and returns its status as text."""
     done = folder / PUBLISHED
     if not done.exists():
         data = [] if data_dir is None else ["--data-dir", data_dir]
@@ -102,7 +102,7 @@ def process(job, folder, data_dir=None, max_minutes=None):
 
 
 def run(arguments):
-    """Runs a module in its own process; returns what it printed, or None if it failed."""
+    """Runs a module in its own process and returns its output, or None if it failed."""
     command = [sys.executable, "-m", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8") as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Writes docs/results.md: every table of the papers, with what was trained here beside it.
+"""Writes docs/results.md: the tables of the papers, compared with the zoo's results.
 
 python -m tools.results_page
 """
@@ -25,7 +25,7 @@ HEADER = (
     "| test runs |\n"
     "|---|---|---|---|---|---|---|---|---|---|\n"
 )
-_LONG = 10 * 86_400  # seconds of one core: nobody trains longer on a CPU
+_LONG = 10 * 86_400  # seconds of one core; longer trainings need a GPU
 
 _INTRODUCTION = """\
 # Results
@@ -108,7 +108,7 @@ def _introduction():
 
 
 def _runs_of(value, runs):
-    """The runs of a value, after None if the paper's recipe is not among them."""
+    """Returns the runs of a value, after a None if none of them has the paper's recipe."""
     found = runs.get(_key(value), [])
     by_paper = any(registry.recipe_from_dict(run.recipe).setting is None for run in found)
     return found if by_paper else [None, *found]
@@ -151,14 +151,14 @@ def _row(value, run):
 
 
 def _epochs(recipe, results):
-    """The epochs of a run, and of how many where those of its setting are more."""
+    """Returns the epochs of a run as text, with the setting's epochs if the run is shorter."""
     training = zoo.recipe(recipe.name, setting=recipe.setting).training
     is_shorter = results["epochs"] < training.epochs and not training.stop_patience
     return f"{results['epochs']}{f' of {training.epochs}' if is_shorter else ''} epochs"
 
 
 def _seconds(value):
-    """Seconds of one core that a training takes, or None where nothing was measured."""
+    """Returns the time of a training in seconds of one core, or None if not measured."""
     if value.source.startswith("LRU") and value.parameters == "24M":
         return None
     cost = cost_of(value.model)

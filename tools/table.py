@@ -1,6 +1,6 @@
-"""Writes the table of the models into zoo/README.md, and the number of results into README.md.
+"""Updates the table of models in zoo/README.md and the numbers of results in README.md.
 
-The tables of the papers are in docs/results.md, by `python -m tools.results_page`.
+`python -m tools.results_page` writes docs/results.md, with the tables of the papers.
 
 python -m tools.table
 """
@@ -24,14 +24,14 @@ HEADER = (
 
 
 def table():
-    """Returns a row per published run, and one per model without any, as Markdown."""
+    """Returns Markdown with a row per published run, and a row per model without runs."""
     runs = {}
     for run in all_runs():
         runs.setdefault(run.model, []).append(run)
     rows = []
     for name in zoo.list_models():
         if zoo.recipe(name).data.endswith("series"):
-            continue  # no benchmark: data of the user's own
+            continue  # for the user's own data
         own = runs.get(name, [])
         if all(run.setting for run in own):  # the default has not been trained
             rows.append(_untrained(name))
@@ -40,13 +40,14 @@ def table():
 
 
 def coverage(*settings):
-    """Returns the numbers of published values and of those trained here, and their verdicts.
-
-    A dict of `trained`, `everything` and `verdicts`, such as "5 better, 8 within 2 %".
+    """Counts the papers' values, those trained here, and their verdicts.
 
     Args:
-        settings: Which runs count: None, those of the papers' recipes, or `"fast"`. A value that
-            several runs have counts once, by the best verdict.
+        settings: The settings that count: None for the papers' recipes, `"fast"`, or both. A value
+            with several runs counts once, with the best verdict.
+
+    Returns:
+        A dict of `trained`, `everything` and `verdicts`, such as "5 better, 8 within 2 %".
     """
     best = {}
     for run in all_runs():
@@ -63,10 +64,10 @@ def coverage(*settings):
 
 
 def with_coverage(text):
-    """Returns a page with its numbers of results brought up to date.
+    """Returns a page with updated numbers of results.
 
-    Three lines have them: "20 of the papers' 121 results: 5 better, ..." of the papers' recipes,
-    "8 results by fast recipes: ...", and "24 results by the better of the two: ...".
+    These are in three lines: "20 of the papers' 121 results: 5 better, ..." for the papers'
+    recipes, "8 results by fast recipes: ...", and "24 results by the better of the two: ...".
     """
     for found, settings in (
         ("{trained} of the papers' {everything} results: {verdicts}", [None]),
@@ -79,15 +80,15 @@ def with_coverage(text):
 
 
 def replace_table(text, new):
-    """Returns a page with another table between its two marks.
+    """Returns a page with a new table between its two markers.
 
     Raises:
-        ValueError: The page lacks a mark.
+        ValueError: The page lacks a marker.
     """
     before, start, rest = text.partition(START)
     _, end, after = rest.partition(END)
     if not (start and end):
-        raise ValueError(f"The page must have the lines {START!r} and {END!r}.")
+        raise ValueError(f"The page must contain the lines {START!r} and {END!r}.")
     return before + start + new + end + after
 
 
@@ -131,7 +132,7 @@ def _untrained(name):
 
 
 def _expected(recipe, cost):
-    """What training a model would cost."""
+    """Returns the cost of training a model as text."""
     if cost is None:
         return "-"
     upper = "at most " if recipe.training.stop_patience else ""
@@ -144,12 +145,12 @@ def cost_of(name):
 
 
 def training_seconds(recipe, cost):
-    """Returns the seconds of one core that a recipe's training takes."""
+    """Returns the time of a recipe's training in seconds of one core."""
     return recipe.training.epochs * cost["steps_per_epoch"] * cost["step_core_s"]
 
 
 def readable_time(seconds):
-    """Returns a time in a unit that can be read."""
+    """Returns a time as text in a suitable unit."""
     for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60), ("seconds", 1)):
         if seconds >= 2 * length or unit == "seconds":
             value = seconds / length

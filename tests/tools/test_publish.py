@@ -54,7 +54,7 @@ def test_card_and_results(run, tmp_path):
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
     card = (folder / "card.md").read_text()
     assert "`T=8`" in card and "One seed &lt;b&gt;alone&lt;/b&gt;." in card
-    assert "none for these settings" in card
+    assert "none with these settings" in card
     # Other data than the zoo's: `pretrained` shall not mean these.
     assert not (folder / WEIGHTS).exists()
     with pytest.raises(ValueError, match="folders are for its own data, 'adding' with {'T'"):
@@ -144,13 +144,13 @@ def test_other_seeds(two_seeds, run, tmp_path):
     found = publish.publish(best, tmp_path / "out", other_seeds=[other])
     assert [seed["test"] for seed in found["other_seeds"]] == [evaluate(other)["mse"]]
     assert found["test_runs"] == 2
-    assert "mean and standard" in " ".join((tmp_path / "out" / "card.md").read_text().split())
-    with pytest.raises(ValueError, match="lower validation loss than .*: publish that one"):
+    assert "Mean over" in " ".join((tmp_path / "out" / "card.md").read_text().split())
+    with pytest.raises(ValueError, match="Publish .* instead: its validation loss is lower"):
         publish.publish(other, tmp_path / "no", other_seeds=[best])
-    with pytest.raises(ValueError, match="has the seed [01], which is there already"):
+    with pytest.raises(ValueError, match="repeats the seed [01]"):
         publish.publish(best, tmp_path / "no", other_seeds=[other, other])
     wider = train(tmp_path / "run", filters=5, epochs=1)
-    with pytest.raises(ValueError, match="another recipe .*: filters is 5, not 4; epochs is 1"):
+    with pytest.raises(ValueError, match="different recipes: filters is 5, not 4; epochs is 1"):
         publish.publish(best, tmp_path / "no", other_seeds=[wider])
     assert not (tmp_path / "no").exists()
 
@@ -223,8 +223,8 @@ def test_a_card_tells_how_its_run_was_computed(tmp_path):
         "8.188 ± 0.0023 (2 seeds) (+0.0884) | 269,938" in card
         and "published (TCN Table 1) | 8.1 | 300K" in card
     )
-    assert "seed 1 8.19001. Over all 2 seeds, the mean is 8.188 and the" in card
-    assert "differs from the zoo's recipe of that name in `decay_factor=0.5`" in card
+    assert "seed 1 8.19001. Mean over 2 seeds: 8.188, standard deviation" in card
+    assert "changed from the zoo's default recipe: `decay_factor=0.5`" in card
     process = {"hardware": "X", "backend": "jax 1", "from_epoch": 1, "dtype_policy": "float32"}
     later = process | {"from_epoch": 3, "dtype_policy": "mixed_bfloat16"}
     changed = jsb.results | {"processes": [process, later], "backend": "jax 1", "commit": None}

@@ -74,7 +74,7 @@ def test_resumes_what_has_not_finished(processes, tmp_path):
     "text", ['train = "tcn_jsb"', '[a]\ntrain = "tcn_jsb"', '[a]\ntrain = 1\nnote = ""', "[a"]
 )
 def test_names_what_is_wrong_in_a_list(text, tmp_path):
-    with pytest.raises(ValueError, match=r"queue\.toml(: a run is a table| is not a TOML file)"):
+    with pytest.raises(ValueError, match=r"queue\.toml(: a run must be| is not a TOML file)"):
         queue.read(read(tmp_path, text))
 
 
