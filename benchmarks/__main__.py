@@ -1,4 +1,4 @@
-"""Runs cases in fresh processes, the variants of a case in turn, and writes JSON and Markdown."""
+"""Runs benchmark cases, each variant in its own process, and writes JSON and Markdown."""
 
 import fnmatch
 import importlib.metadata
@@ -37,23 +37,23 @@ def list_command():
 @app.command()
 def run(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Cases, or patterns such as 'tcn_*'; none: all.")
+        list[str] | None, typer.Argument(help="Cases, or patterns such as 'tcn_*'. Default: all.")
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Counted steps of each variant.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Timed steps per variant.")] = 5,
     variants: Annotated[
-        list[str] | None, typer.Option(help="Only variants that contain one of these.")
+        list[str] | None, typer.Option(help="Only variants with this in the name; can be repeated.")
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option(help="Of JAX' float32 products: highest (no TF32), tensorfloat32, bfloat16."),
+        typer.Option(help="JAX' float32 products: highest (no TF32), tensorfloat32 or bfloat16."),
     ] = None,
     against: Annotated[
         pathlib.Path | None,
-        typer.Option(help="Another checkout, whose variants take turns with those of this one."),
+        typer.Option(help="Another checkout to compare with; its variants run in alternation."),
     ] = None,
     output: Annotated[str, typer.Option(help="Folder of the results.")] = "runs/benchmarks",
 ):
-    """Run cases and print a table of each.
+    """Run cases and print a table for each.
 
     KERAS_BACKEND chooses the backend. With JAX on a GPU, memory is the GPU's.
     """
@@ -66,13 +66,13 @@ def run(
     patterns = names or ["*"]
     own = {"edge": run_edge, "rivals": run_rivals, "forecasts": run_forecasts}
     own["classification"] = run_classification
-    for name in own.keys() & set(patterns):  # their ways take turns in their own manner
+    for name in own.keys() & set(patterns):  # these have their own runners
         own[name](folder, rounds)
     patterns = [pattern for pattern in patterns if pattern not in own]
     unknown = [pattern for pattern in patterns if not fnmatch.filter(CASES, pattern)]
     names = [name for pattern in patterns for name in fnmatch.filter(CASES, pattern)]
     if unknown:
-        raise typer.BadParameter(f"unknown cases {unknown}; there are {list(CASES)}")
+        raise typer.BadParameter(f"Unknown cases {unknown}. Available: {list(CASES)}")
     for name in names:
         parts = variants or [""]
         chosen = [v for v in CASES[name].variants if any(part in v for part in parts)]
@@ -91,12 +91,12 @@ def run(
 
 
 def run_edge(folder, turns):
-    """Measures `benchmarks.edge` and prints its table."""
+    """Runs `benchmarks.edge` and prints its table."""
     _run_apart(folder, "edge-tensorflow", edge, nets=edge.run(turns))
 
 
 def run_rivals(folder, turns):
-    """Measures `benchmarks.rivals` and prints its table."""
+    """Runs `benchmarks.rivals` and prints its table."""
     _run_apart(folder, "rivals", rivals, programs=rivals.run(turns))
 
 
@@ -109,13 +109,13 @@ def _run_apart(folder, stem, module, **found):
 
 
 def run_forecasts(folder, _):
-    """Compares forecasts of public series and prints the table."""
-    _run_rows(folder, "forecasts", forecasts, "public series, beside other packages")
+    """Runs `benchmarks.forecasts` and prints its table."""
+    _run_rows(folder, "forecasts", forecasts, "public series, compared with other packages")
 
 
 def run_classification(folder, _):
-    """Compares classes of series of the archives and prints the table."""
-    _run_rows(folder, "classification", classification, "series of the archives, % right")
+    """Runs `benchmarks.classification` and prints its table."""
+    _run_rows(folder, "classification", classification, "UCR and UEA archives, accuracy in %")
 
 
 def _run_rows(folder, stem, module, title):
@@ -127,16 +127,16 @@ def _run_rows(folder, stem, module, title):
 
 
 def _products():
-    """Returns the GFLOP/s of a large matrix product, just before a case is measured."""
+    """Returns the GFLOP/s of a large matrix product, measured before each case."""
     figures = measure("gemm", ["float32", "bf16"], rounds=3)
     rates = {kind: f["amount"] / f["step_s"] / 1e9 for kind, f in figures.items()}
     return {f"product in {kind}": f"{rate:.0f} GFLOP/s" for kind, rate in rates.items()}
 
 
 def measure(name, variants, rounds, against=None):
-    """Times the variants of a case in turn; returns {variant: figures}.
+    """Times the variants of a case in alternation and returns {variant: figures}.
 
-    With `against`, each variant is followed by its "before: ..." in that checkout.
+    With `against`, each variant is followed by "before: ...", the same in that checkout.
     """
     workers = {}
     for variant in variants:
@@ -147,17 +147,17 @@ def measure(name, variants, rounds, against=None):
         return _measure(workers, rounds)
     finally:
         for worker in workers.values():
-            worker.kill()  # no effect on those that have ended
+            worker.kill()  # no effect if it has exited
             worker.wait()
 
 
 def _measure(workers, rounds):
     variants = list(workers)
     figures = {variant: {"steps_s": []} for variant in variants}
-    for variant in variants:  # one after the other: compiling in parallel would distort
+    for variant in variants:  # one at a time: compiling in parallel would distort the times
         _send(workers[variant], "begin")
         figures[variant] |= _answer(workers[variant], variant)
-        _answer(workers[variant], variant)  # a step to warm up
+        _answer(workers[variant], variant)  # a warm-up step
     for _ in range(rounds):
         for variant in variants:
             _send(workers[variant], "step")
@@ -192,7 +192,7 @@ def _send(worker, command):
 def _answer(worker, variant):
     line = worker.stdout.readline()
     if not line:
-        raise RuntimeError(f"The variant {variant!r} ended with status {worker.wait()}.")
+        raise RuntimeError(f"The variant {variant!r} exited with status {worker.wait()}.")
     return json.loads(line)
 
 
@@ -211,7 +211,7 @@ def markdown(name, results):
     ]
     for variant, f in figures.items():
         base, base_amount = _reference(case, variant, figures)
-        # Where the amount is tokens, the time of one token is compared.
+        # For amounts in tokens, compares the time per token.
         amount = f["amount"] if 0 < f["amount"] < 1e6 else 1
         other = base_amount if 0 < base_amount < 1e6 else 1
         per_unit = f["step_s"] / amount
@@ -222,20 +222,20 @@ def markdown(name, results):
             f"{f['first_call_s'] - f['step_s']:.1f} | {rate} |"
         )
     if left_out := results.get("left_out"):
-        lines += ["", f"Left out, as Keras has no graph without XLA on JAX: {'; '.join(left_out)}."]
+        lines += ["", f"Omitted, as Keras on JAX has no graphs without XLA: {'; '.join(left_out)}."]
     return "\n".join(lines) + "\n"
 
 
 def _reference(case, variant, figures):
-    """Returns seconds and amount of the reference: itself before, or the baseline."""
+    """Returns seconds and amount of the reference: the "before" variant, or the baseline."""
     reference = f"before: {variant}" if f"before: {variant}" in figures else case.baseline
     found = figures.get(reference, {})
     return found.get("step_s"), found.get("amount") or 1
 
 
 def machine():
-    """Returns what the figures depend on: processor, cores, backend, versions and commit."""
-    from trellis_keras.zoo import environment  # and with it Keras, which `list` does not need
+    """Returns the measured environment: processor, cores, backend, versions and commit."""
+    from trellis_keras.zoo import environment  # imports Keras, which `list` does not need
 
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     packages = ("keras", backend if backend == "tensorflow" else "jax")

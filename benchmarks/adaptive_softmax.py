@@ -24,10 +24,10 @@ def _adaptive(**options):
 
 
 def training(make, jit_compile):
-    """A training step of a head alone, with plain SGD.
+    """A training step of only a head, with plain SGD.
 
-    Targets are drawn with probabilities 1 / rank. Real text has fewer words in the last tail, so
-    the adaptive softmax is a little faster there.
+    Targets are drawn with probability 1 / rank. Real text has fewer words in the last tail, so the
+    adaptive softmax is slightly faster on it.
     """
 
     def build():
@@ -66,7 +66,7 @@ def training(make, jit_compile):
 
 
 def _process_alone():
-    """A step of next to nothing: the memory that a process has without a head."""
+    """An almost empty step, for the memory of a process without a head."""
     import keras
     import numpy as np
 

@@ -1,21 +1,21 @@
-"""What a case is."""
+"""The definition of a benchmark case."""
 
 import dataclasses
 from collections.abc import Callable
 
-# Parts of the names of variants that are not compiled by XLA.
+# Name parts of variants that XLA does not compile.
 _WITHOUT_XLA = {"graph", "without XLA"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Variants that are compared.
+    """A set of variants to compare.
 
     Attributes:
-        about: One line on what a step is.
-        variants: {name: function that returns `step() -> amount`}. The amount is the
-            floating-point operations of the full computation (0: not counted), or tokens.
-        baseline: The variant that the others are divided by, or None.
+        about: One-line description of a step.
+        variants: {name: function that returns `step() -> amount`}. The amount is in floating-point
+            operations of the full computation (0 if not counted), or in tokens.
+        baseline: The variant that the others are compared with, or None.
     """
 
     about: str
@@ -23,9 +23,9 @@ class Case:
     baseline: str | None = None
 
     def left_out(self, backend):
-        """Names of the variants that a backend does not have: those of a graph without XLA.
+        """Returns the names of variants that a backend lacks: those with a graph but without XLA.
 
-        On JAX Keras compiles with XLA, or trains one operation after the other, which nobody does.
+        On JAX, Keras compiles with XLA or runs eagerly, which is too slow to be of interest.
         """
         if backend != "jax":
             return []

@@ -1,4 +1,4 @@
-"""What is measured. A case has variants; each builds a function that runs one step."""
+"""The benchmark cases. Each variant of a case builds a function that runs one step."""
 
 import contextlib
 
@@ -16,7 +16,7 @@ from benchmarks.zoo_xla import CASES as ZOO_XLA_CASES
 
 
 def _training_step(model, x, y, plain=False, amount=0):
-    """A step, with kernels or without; the first one compiles."""
+    """Returns a training step, with or without kernels; the first call compiles it."""
     from trellis_keras import kernels
 
     def step():
@@ -28,7 +28,7 @@ def _training_step(model, x, y, plain=False, amount=0):
 
 
 def gemm(dtype="float32", m=16 * 110, k=2800, n=5600, repeats=8):
-    """The matrix product of the word-level models: the machine's own limit."""
+    """The matrix product of the word-level models, as the limit of the machine."""
 
     def build():
         import keras
@@ -113,7 +113,7 @@ def word_ptb(depth, plain=False, jit_compile=True, policy="float32", zoo=False, 
 
 
 def char_ptb(depth=125, jit_compile=True):
-    """A training step of character-level PTB, everything on: batch 24, 125 steps, state carried."""
+    """A training step of character-level PTB, all options on: batch 24, 125 steps, stateful."""
 
     def build():
         import numpy as np
@@ -129,7 +129,7 @@ def char_ptb(depth=125, jit_compile=True):
 
 
 def small_levels(depth, time=110, kept=None, plain=False):
-    """A training step of many small levels: how compile and step time grow."""
+    """A training step of many small levels, to see how compile and step times grow."""
 
     def build():
         import keras
@@ -182,7 +182,7 @@ CASES = (
             {"plain, XLA": word_ptb(12, plain=True), "float32, XLA": word_ptb(12)},
             baseline="plain, XLA",
         ),
-        # All in memory at once: so the variants of 55 levels are shared out over several cases.
+        # All variants of a case are in memory at once, so those of 55 levels are separate cases.
         "word_ptb_55": Case(
             "training step, word PTB core, 55 levels",
             {"float32, XLA": word_ptb(55), "GEMM float32": gemm()},

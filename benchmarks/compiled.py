@@ -1,4 +1,4 @@
-"""Compiled inference: a loop of cached steps, or one pass over a window or a whole sequence."""
+"""Compiled inference: a loop of streaming steps, or one pass over a window or sequence."""
 
 import keras
 import numpy as np
@@ -8,7 +8,7 @@ from trellis_keras.layers.streaming import compile_xla
 
 
 def compiled_steps(layer, x, width):
-    """Returns a function that streams (batch, n, ...) inputs and returns n, the steps it took.
+    """Returns a function that streams inputs (batch, n, ...) and returns the number of steps n.
 
     Args:
         layer: Model or layer that streams.
@@ -32,7 +32,7 @@ def compiled_steps(layer, x, width):
 
 
 def compiled_window(model, x, jit_compile=True):
-    """Returns a function that computes the last output of a (batch, time, ...) window: one step."""
+    """Returns a function that computes the last output of a window (batch, time, ...): one step."""
 
     def window(x):
         y = model(x, training=False)
@@ -42,7 +42,7 @@ def compiled_window(model, x, jit_compile=True):
 
 
 def compiled_call(function, variables, x, jit_compile=True):
-    """Returns a function that computes all outputs of (batch, time, ...) inputs: one step."""
+    """Returns a function that computes all outputs of inputs (batch, time, ...): one step."""
     return _run(lambda x: function(x, training=False), variables, x, [], 1, jit_compile)
 
 
@@ -51,7 +51,7 @@ def _run(function, variables, x, leaves, amount, jit_compile=True):
     if jit_compile:
         compiled = compile_xla(function, variables)
     else:
-        import tensorflow as tf  # on JAX there is nothing between XLA and one operation at a time
+        import tensorflow as tf  # JAX has no graphs without XLA
 
         compiled = tf.function(function)
 

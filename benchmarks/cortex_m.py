@@ -1,4 +1,4 @@
-"""C without floating point on an emulated Cortex-M, whose instructions are counted.
+"""Counts the instructions of integer-only C on an emulated Cortex-M.
 
 Needs `qemu-system-arm` and `gcc-arm-none-eabi`, both in Debian.
 """
@@ -9,7 +9,7 @@ import subprocess
 
 MACHINES = {"cortex-m3": "mps2-an385", "cortex-m4": "mps2-an386"}
 
-# One region of memory, which the emulator fills; output through semihosting.
+# A single memory region, loaded by the emulator; output through semihosting.
 _LINKER = """
 SECTIONS
 {
@@ -57,29 +57,29 @@ __attribute__((section(".vectors"), used)) static const void *const vectors[16] 
 
 
 def is_installed() -> bool:
-    """Returns whether the compiler and the emulator are there."""
+    """Returns whether the compiler and the emulator are installed."""
     return all(map(shutil.which, ("qemu-system-arm", "arm-none-eabi-gcc")))
 
 
 def run_main(folder: pathlib.Path, cpu: str) -> tuple[list[str], int]:
-    """Runs `main` of a folder's `main.c` and `model.c`, which may print by `put(int)`.
+    """Compiles and runs a folder's `main.c` and `model.c`, which can print with `put(int)`.
 
     Args:
         folder: Folder of the C files.
         cpu: One of `MACHINES`.
 
     Returns:
-        The printed numbers, and how many instructions the program took.
+        The printed numbers, and the number of executed instructions.
 
     Raises:
-        RuntimeError: If it does not compile, or `main` returns anything but 0.
+        RuntimeError: If the code does not compile, or `main` does not return 0.
     """
     (folder / "chip.c").write_text(_START)
     (folder / "chip.ld").write_text(_LINKER)
     options = [f"-mcpu={cpu}", "-mthumb", "-O2", "-nostartfiles", "-Tchip.ld", "-std=gnu99"]
     options += ["-ffunction-sections", "-Wl,--gc-sections", "-o", "chip.elf"]
     _run(["arm-none-eabi-gcc", *options, "model.c", "main.c", "chip.c", "-lm"], folder)
-    # The timer has 25 MHz, and an instruction takes the emulator a nanosecond.
+    # The timer runs at 25 MHz, and the emulator executes an instruction per nanosecond.
     emulator = ["qemu-system-arm", "-M", MACHINES[cpu], "-icount", "shift=0", "-display", "none"]
     emulator += ["-semihosting-config", "enable=on,target=native", "-kernel", "chip.elf"]
     *printed, ticks = _run(emulator, folder).split()

@@ -1,9 +1,9 @@
-"""One step of small nets, batch 1, as a user calls it: C, WebAssembly and Python.
+"""Times one step of small nets, batch 1, as a user calls it, in C, WebAssembly and Python.
 
     python -m benchmarks run edge
 
-The ways take their turns one after the other, so that all of them meet the same load of the
-machine; a figure is the median of the turns. A way whose program or package is missing is left out.
+The ways run in alternation, so that all see the same load of the machine; each figure is the median
+of the turns. A way is skipped if its program or package is missing.
 """
 
 import dataclasses
@@ -91,14 +91,14 @@ console.log((1e3 * (performance.now() - first)) / steps);
 
 @dataclasses.dataclass
 class Net:
-    """A net that is measured.
+    """A net to measure.
 
     Attributes:
         model: The model.
         folder: Folder for its files.
-        x, expected: Inputs of random steps, and what Keras makes of them, (steps, channels).
-        size: Kernel size, depth and filters, if it is a TCN.
-        receptive_field: Of that TCN.
+        x, expected: Random inputs and Keras' outputs for them, (steps, channels).
+        size: For a TCN, kernel size, depth and filters.
+        receptive_field: For a TCN, its receptive field.
     """
 
     model: Any
@@ -109,18 +109,18 @@ class Net:
     receptive_field: int | None = None
 
     def difference(self, found):
-        """Returns the largest difference from Keras, as a part of the largest output."""
+        """Returns the largest difference from Keras, relative to the largest output."""
         found = np.reshape(found, (-1, self.expected.shape[1]))
         expected = self.expected[: len(found)]
         return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
 class Missing(Exception):
-    """What a way needs and this machine lacks."""
+    """Names a program or package that a way needs and this machine lacks."""
 
 
-# Each way takes a net and returns a function that times a turn, in microseconds a step, and the
-# largest difference from Keras; None where a net does not have it.
+# Each way takes a net and returns a function that times a turn (in microseconds per step) and the
+# largest difference from Keras, or None if the way does not apply to the net.
 
 
 def c_by_hand(net):
@@ -197,7 +197,7 @@ def onnx_runtime(net):
     path = net.folder / "model.onnx"
     export(net.model, path, format="onnx", overwrite=True)
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # more of them wait for work in a loop, on the others' cores
+    options.intra_op_num_threads = 1  # more threads would busy-wait on the cores of the others
     providers = ["CPUExecutionProvider"]
     session = onnxruntime.InferenceSession(str(path), options, providers=providers)
     cache = {
@@ -228,7 +228,7 @@ def tensorflow(frozen):
 
 
 def tensorflow_unpacked(net):
-    """The call of a `tf.function` of `step`, with all tensors of the cache."""
+    """A call of a `tf.function` of `step`, with the cache as separate tensors."""
     from trellis_keras.layers.streaming import compile_xla
 
     return _stepped(net, compile_xla(net.model.step, net.model.variables))
@@ -245,9 +245,7 @@ def _stepped(net, compiled):
     rows = net.x[:20]
     found, again = [np.asarray(step(row)) for row in rows], net.model.initial_cache(1)
     differences = []
-    for row, y in zip(
-        rows, found, strict=True
-    ):  # logits, where the other ways return probabilities
+    for row, y in zip(rows, found, strict=True):  # returns logits, unlike the other ways
         expected, again = net.model.step(row[None], again)
         differences.append(np.abs(y - expected).max() / np.abs(expected).max())
     return _in_python(step, net.x[0], 200, np.asarray), float(max(differences))
@@ -305,7 +303,7 @@ def _in_python(step, x, count, finish=lambda y: y):
 
 
 def run(turns):
-    """Returns the figures of all nets: microseconds of each way, bytes, differences."""
+    """Returns the figures of all nets: microseconds per way, bytes, differences."""
     nets = {}
     for name, (model, size, receptive_field) in _nets().items():
         with tempfile.TemporaryDirectory() as folder:
@@ -314,7 +312,7 @@ def run(turns):
 
 
 def _nets():
-    """Returns {name: (model, size of the TCN or None, its receptive field)}."""
+    """Returns {name: (model, size of a TCN or None, receptive field of a TCN or None)}."""
     from trellis_keras import zoo
     from trellis_keras.layers import LRU, TCN, TrellisLayer
     from trellis_keras.models import SequenceClassifier
@@ -347,7 +345,7 @@ def measure(model, folder, turns, size=None, receptive_field=None):
     for name, way in WAYS.items():
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of the converters
+                warnings.simplefilter("ignore")  # from the converters
                 found = way(net)
         except Missing as missing:
             left_out[name] = str(missing)
@@ -373,7 +371,7 @@ def measure(model, folder, turns, size=None, receptive_field=None):
 
 
 def _integers(net):
-    """Returns {quantization: bytes of C with integers only, instructions a step of a Cortex-M4}."""
+    """Returns {quantization: bytes of integer-only C, and instructions per Cortex-M4 step}."""
     from trellis_keras.export.c import fixed_source
     from trellis_keras.export.compiled import write_source
 
@@ -394,7 +392,7 @@ def _integers(net):
 
 
 def _code_bytes(folder):
-    """Returns the bytes of the machine code of `model.c`, None without binutils."""
+    """Returns the size of `model.c` as machine code in bytes, or None without binutils."""
     if shutil.which("size") is None or shutil.which("cc") is None:
         return None
     _compile(["-std=c99", "-Os", "-c", "model.c", "-o", "model.o"], folder)

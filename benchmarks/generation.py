@@ -1,4 +1,4 @@
-"""The cost of a token, streamed or generated: a cache against running the window again."""
+"""The cost of a streamed or generated token: with a cache, or recomputing the window."""
 
 from benchmarks.case import Case
 
@@ -20,7 +20,7 @@ def _tokens(batch, time):
 
 
 def loop(batch, prompt=16, new=48):
-    """`generate` from a prompt, which is read within the step: tokens are the new ones."""
+    """`generate`, prompt included in the time; only new tokens count."""
 
     def build():
         model, tokens = _model(), _tokens(batch, prompt)
@@ -35,7 +35,7 @@ def loop(batch, prompt=16, new=48):
 
 
 def one_by_one(prompt=16, new=48):
-    """`generate_stream`: a compiled step, called for each token."""
+    """`generate_stream`, which calls a compiled step for each token."""
 
     def build():
         model, tokens = _model(), _tokens(1, prompt)
@@ -50,7 +50,7 @@ def one_by_one(prompt=16, new=48):
 
 
 def _last(model, tokens, cone=True):
-    """Log-probabilities after a window; with `cone`, only what they depend on is computed."""
+    """Returns log-probabilities after a window; `cone` computes only what they depend on."""
     length = {"output_length": 1} if cone else {}
     hidden = model.backbone(model.embedding(tokens), training=False, **length)
     return model.head(hidden[:, -1])
@@ -79,7 +79,7 @@ def all_outputs(batch):
 
 
 def last_output(batch):
-    """The last output of a window, and what it depends on."""
+    """The last output of a window, computing only what it depends on."""
 
     def build():
         from benchmarks.compiled import compiled_call
@@ -92,7 +92,7 @@ def last_output(batch):
 
 
 def window(batch, cone=False):
-    """A greedy token from a window; with `cone`, only what its last output depends on."""
+    """A greedy token from a window; `cone` computes only what the last output depends on."""
 
     def build():
         import numpy as np

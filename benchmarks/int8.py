@@ -1,10 +1,10 @@
-"""What 8-bit weights cost a character model: bits per character, size and time of a step.
+"""Compares 8-bit weights with float32 for a character model: bits per character, size, step time.
 
     trellis-keras train trellisnet_char --epochs 3 --output runs/char
     python -m benchmarks.int8 runs/char
 
-A run's best model is written for LiteRT, once as it is and once with `quantization="int8"`. Both
-files score the beginning of the run's test split, character by character, from an empty history.
+A run's best model is exported to LiteRT, with and without `quantization="int8"`. Both files score
+the start of the run's test split, character by character, from empty states.
 """
 
 import json
@@ -27,7 +27,7 @@ FILES = {"LiteRT, float32": None, "LiteRT, int8": "int8"}
 
 def main(
     run: Annotated[str, typer.Argument(help="Folder of a run of `trellis-keras train`.")],
-    characters: Annotated[int, typer.Option(help="How many are scored.")] = 5000,
+    characters: Annotated[int, typer.Option(help="Number of characters to score.")] = 5000,
     output: Annotated[str, typer.Option(help="Folder of the results.")] = "runs/benchmarks",
 ):
     """Compare a run's best model in float32 and int8."""
@@ -54,7 +54,7 @@ def main(
 
 
 def compare(model, text):
-    """Returns {what computes: its figures} on the characters of a text after the first."""
+    """Returns {name: figures} of both files, on a text's characters after the first."""
     from trellis_keras.export import export
 
     rows = {"Keras": {"bpc": bits(model.predict(text[None, :-1], verbose=0)[0], text)}}
@@ -65,7 +65,7 @@ def compare(model, text):
             export(model, path, format="litert", quantization=quantization)
             rows[name] = {"bytes": path.stat().st_size}
             streams[name] = Stream(path)
-        # In turn: whatever else the machine does disturbs both alike.
+        # Alternates, so that other load on the machine affects both equally.
         for token in text[:-1]:
             for stream in streams.values():
                 stream.read(token)
@@ -76,13 +76,13 @@ def compare(model, text):
 
 
 class Stream:
-    """A text that a LiteRT file reads: the scores of each next token, and the seconds taken."""
+    """A LiteRT file that reads a text, with its scores of each next token and its step times."""
 
     def __init__(self, path):
         import tensorflow as tf
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that this interpreter will move to another package
+            warnings.simplefilter("ignore")  # deprecation of tf.lite.Interpreter
             self._interpreter = tf.lite.Interpreter(str(path))
         self._step = self._interpreter.get_signature_runner("step")
         tensors = self._step.get_input_details().items()
@@ -99,7 +99,7 @@ class Stream:
 
 
 def bits(scores, text):
-    """Bits per character: scores (characters, vocabulary), in nats, are of what follows each."""
+    """Returns bits per character, from scores (characters, vocabulary) of the next one in nats."""
     return float(-np.mean(scores[np.arange(len(text) - 1), text[1:]]) / np.log(2))
 
 

@@ -29,13 +29,13 @@ def _gru(variant):
 
 
 def training(make, blocks, jit_compile, variant=None):
-    """A training step of the layers alone.
+    """A training step of only the layers.
 
     Args:
-        make: Makes the list of layers.
-        blocks: How many products of (units, units) a step of a cell has.
-        jit_compile: Whether XLA compiles it.
-        variant: Of the LRU.
+        make: Function that returns the list of layers.
+        blocks: Number of (units, units) products per step of a cell.
+        jit_compile: Whether to compile with XLA.
+        variant: The variant of the LRU.
     """
 
     def build():

@@ -1,11 +1,11 @@
-"""The memory of a training step of `trellisnet_wt103` at full size, part by part.
+"""The memory of a training step of `trellisnet_wt103` at full size, by part.
 
     python -m benchmarks.memory account
 
-XLA lays out all of a step's buffers when it compiles it, before any of them is there. So the step
-of the published model can be measured where it could not be run: it is compiled and XLA's report is
-read. What a part takes is the difference between two reports. One step of few levels is also taken,
-with the full width, vocabulary and batch, to compare the report with what a process really needs.
+XLA plans all buffers of a step when it compiles it, before it allocates them. So the step of the
+published model can be measured on machines too small to run it, from XLA's report. The memory of a
+part is the difference between two reports. As a check of the reports, this also runs one step of
+fewer levels, with the full width, vocabulary and batch, and measures the process.
 """
 
 import json
@@ -27,7 +27,7 @@ from tools.process import begin_epoch, peak_memory, words
 
 BATCH, SEGMENT, UNITS, LEVELS, SHALLOW = 40, 70, 2000, 70, 6
 NO_AUX = {"aux_weight": 0.0}
-# What of the published model is different. None: it has no levels at all.
+# {name: changes to the published model, or None for no levels}
 ROWS = {
     "no levels": None,
     f"{SHALLOW} levels": {"depth": SHALLOW, **NO_AUX},
@@ -44,7 +44,7 @@ app = typer.Typer(add_completion=False, help=__doc__)
 def account(
     output: Annotated[str, typer.Option(help="Folder of the results.")] = "runs/benchmarks",
 ):
-    """Print the account and write it as JSON and Markdown."""
+    """Print the memory of all parts and write it as JSON and Markdown."""
     rows = {name: _in_a_process(name) for name in ROWS}
     taken = _in_a_process(f"{SHALLOW} levels", "--take")
     results = {"machine": machine(), "rows": rows, "taken": taken, "parts": parts(rows)}
@@ -57,8 +57,8 @@ def account(
 
 
 @app.command()
-def step(row: str, take: Annotated[bool, typer.Option(help="Take it, too.")] = False):
-    """Compile the step of a row and print bytes as JSON; XLA_FLAGS says where XLA reports."""
+def step(row: str, take: Annotated[bool, typer.Option(help="Also run it.")] = False):
+    """Compile the step of a row and print bytes as JSON; XLA_FLAGS sets the folder of reports."""
     model = _model(ROWS[row])
     model.optimizer.build(model.trainable_variables)
     x, y = _batch(model)
@@ -77,9 +77,9 @@ def step(row: str, take: Annotated[bool, typer.Option(help="Take it, too.")] = F
 
 
 def _in_a_process(row, *options):
-    """The figures of `step`, and the bytes of XLA's report."""
+    """Returns the figures of `step`, and the bytes in XLA's report."""
     with tempfile.TemporaryDirectory() as folder:
-        # Without LLVM's optimizations, which are long and change nothing about the buffers.
+        # Without LLVM's optimizations, which take long and do not affect buffers.
         flags = (
             f"--xla_dump_to={folder} --xla_dump_hlo_as_text --xla_backend_optimization_level=0 "
             + os.environ.get("XLA_FLAGS", "")
@@ -117,7 +117,7 @@ def _model(settings):
 
 
 def _batch(model):
-    """Words of probability 1 / rank; a carried history of the batch's size."""
+    """Returns a batch of words with probability 1 / rank, after initializing the carried states."""
     import numpy as np
 
     begin_epoch(model, BATCH)
@@ -137,10 +137,10 @@ def _bytes(variables):
 
 
 def parts(rows):
-    """Bytes of each part of the published model's step: differences between rows."""
+    """Returns the bytes of each part of the published model's step, from differences of rows."""
     none, shallow, plain, published, _ = rows.values()
     level = (plain["total"] - shallow["total"]) / (LEVELS - SHALLOW)
-    # The head's parameters and their gradients are among those of the model.
+    # Without the head's parameters and gradients, which count as the model's.
     head = none["total"] - 2 * none["parameters"] - none["moments"]
     known = {
         "parameters": published["parameters"],
@@ -154,7 +154,7 @@ def parts(rows):
 
 
 def markdown(results):
-    """Returns the account as Markdown."""
+    """Returns the results as Markdown."""
 
     def gib(number):
         return f"{number / 2**30:.2f}"
@@ -166,7 +166,7 @@ def markdown(results):
         "",
         machine_line,
         "",
-        "| compiled | parameters, GiB | moments, GiB | in all by XLA's report, GiB |",
+        "| compiled | parameters, GiB | moments, GiB | total in XLA's report, GiB |",
         "|---|---|---|---|",
     ]
     for name, row in results["rows"].items():
@@ -179,12 +179,12 @@ def markdown(results):
     taken = results["taken"]
     lines += [
         "",
-        f"By count, a level keeps h and c ({2 * state / 2**20:.0f} MiB) and, unless "
+        f"Counted, a level stores h and c ({2 * state / 2**20:.0f} MiB) and, unless "
         f"rematerialized, its pre-activations ({4 * state / 2**20:.0f} MiB).",
         "",
-        f"A step of {SHALLOW} levels was taken: the process had {gib(taken['process_before'])} GiB "
-        f"at most before it and {gib(taken['process_peak'])} GiB in it; XLA's report of that step "
-        f"says {gib(taken['total'])} GiB.",
+        f"Check with a step of {SHALLOW} levels: the peak memory of the process was "
+        f"{gib(taken['process_before'])} GiB before the step and {gib(taken['process_peak'])} GiB "
+        f"after it; XLA reports {gib(taken['total'])} GiB.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,6 +1,6 @@
-"""Mixed-group kernels by group, against the same kernels with their zeros.
+"""Mixed-group kernels computed by group, against the same kernels as dense ones with zeros.
 
-Which is faster depends on the groups' width: `kernels.mixed_group` has the rule.
+Which is faster depends on the width of the groups; see the rule in `kernels.mixed_group`.
 """
 
 from benchmarks.case import Case
@@ -11,12 +11,12 @@ TIME, BATCH, DEPTH, CHANNELS = 64, 16, 16, 64
 
 
 def training(width, number, by_group):
-    """A training step of the layer alone, compiled by XLA.
+    """A training step of only the layer, compiled by XLA.
 
     Args:
-        width: Channels of each group.
-        number: How many groups there are.
-        by_group: Whether products are computed by group, whatever the rule says.
+        width: Channels per group.
+        number: Number of groups.
+        by_group: Whether to compute products by group, overriding the rule.
     """
 
     def build():

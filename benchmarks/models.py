@@ -2,8 +2,8 @@
 
     python -m benchmarks.models
 
-Prints JSON: the resident MiB after some numbers of models, each trained for a step in graph mode or
-under XLA, deleted, and followed by `keras.utils.clear_session()`.
+Prints, as JSON, the resident MiB after certain numbers of models. Each is trained for one step, in
+graph mode or with XLA, and deleted, followed by `keras.utils.clear_session()`.
 """
 
 import gc
@@ -18,9 +18,9 @@ import typer
 
 def main(
     models: Annotated[int, typer.Option(min=10, help="Number of models.")] = 100,
-    output: Annotated[str | None, typer.Option(help="The JSON file to write.")] = None,
+    output: Annotated[str | None, typer.Option(help="JSON file to write.")] = None,
 ):
-    """Measure a process of many models, for TrellisNet, TCN and LRU."""
+    """Measure processes with many models of TrellisNet, TCN and LRU."""
     from benchmarks.__main__ import machine, write
 
     rows = {
@@ -40,7 +40,7 @@ def _in_a_process(*arguments):
 
 
 def measure(name, models, jit_compile):
-    """Returns {number of models: resident MiB after them} of this process."""
+    """Returns {number of models: resident MiB afterwards} for this process."""
     import keras
 
     sizes = {}
@@ -56,7 +56,7 @@ def measure(name, models, jit_compile):
 
 
 def _model(name, jit_compile):
-    """A small model of the zoo, and a batch for it."""
+    """Returns a small model of the zoo and a batch for it."""
     import numpy as np
 
     from trellis_keras import zoo

@@ -1,8 +1,8 @@
-"""Training steps of zoo models in float32 and bfloat16, with XLA and without.
+"""Training steps of zoo models in float32 and bfloat16, with and without XLA.
 
     python -m benchmarks run 'precision_*'
 
-shows which pair suits a machine, and whether `jit_compile=None` chooses it.
+shows which combination is fastest on a machine, and whether `jit_compile=None` chooses it.
 """
 
 from benchmarks.case import Case
@@ -11,7 +11,7 @@ from benchmarks.case import Case
 
 MODELS = ("trellisnet_seq_mnist", "tcn_seq_mnist", "tcn_ptb", "tcn_char_ptb", "lstm_ptb")
 MODELS += ("tcn_adding", "tcn_copy_memory", "lru_char_ptb")
-# Steps and channels of the inputs, shape and number of classes of the targets, 0 for numbers.
+# Steps and channels of the inputs, shape and number of classes of the targets (0: real numbers).
 SHAPES = {
     "seq_mnist": ((784, 1), (), 10),
     "adding": ((600, 2), (1,), 0),
@@ -25,7 +25,7 @@ PAIRS = {
 
 
 def training(name, **options):
-    """A training step on random data, in batches of the recipe's shape."""
+    """A training step on random data in the shape of the recipe's batches."""
 
     def build():
         import numpy as np

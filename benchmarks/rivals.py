@@ -1,12 +1,12 @@
-"""Other causal networks of the same size on the same work, each in its own process.
+"""Compares causal networks of the same size on the same task, each in its own process.
 
     pip install --no-deps keras-tcn && pip install torch pytorch-tcn mambapy
     python -m benchmarks run rivals
 
-The work is that of the adding problem (Bai et al. 2018): 2 channels, 600 steps, batches of 32, one
-number at the last step; then one new step at a time, batch 1, as a user calls it. All nets have
-about 70,000 parameters. The programs take turns, and a figure is the median of the turns.
-continual-inference 1.2.4 is not among them: it refuses dilated convolutions.
+The task is the adding problem (Bai et al. 2018): training with 2 channels, 600 steps, batch size 32
+and one output at the last step; then one new step at a time, batch 1, as a user calls it. All nets
+have about 70,000 parameters. The programs run in alternation, and a figure is the median of the
+turns. continual-inference 1.2.4 is not included, because it does not support dilated convolutions.
 """
 
 import importlib.metadata
@@ -27,22 +27,22 @@ HERE = pathlib.Path(__file__).resolve().parent.parent
 BATCH, TIME, CHANNELS = 32, 600, 2
 TAPS, DEPTH, FILTERS = 8, 8, 24
 RECEPTIVE_FIELD = 1 + 2 * (TAPS - 1) * (2**DEPTH - 1)
-STEPS = 1000  # compared with the full pass
+STEPS = 1000  # to compare with the full pass
 
 
 class Program:
-    """A net to train and to step.
+    """A net to train and to stream.
 
     Attributes:
         parameters: Number of parameters.
-        state_bytes: Bytes that a stream keeps, after `reset`.
+        state_bytes: Size of a stream's state, after `reset`.
     """
 
     parameters = 0
     state_bytes = 0
 
     def train(self):
-        """Makes a training step."""
+        """Runs a training step."""
 
     def full(self, x):
         """Returns the outputs (steps,) of inputs (steps, channels), in one pass."""
@@ -61,7 +61,7 @@ def _batch():
 
 
 class _Keras(Program):
-    """A backbone whose last output becomes a number; trained by XLA."""
+    """A backbone with a Dense(1) on its last output; trained with XLA."""
 
     def __init__(self, backbone, per_step):
         import keras
@@ -83,7 +83,7 @@ class _Keras(Program):
 
 
 class OursTensorFlow(_Keras):
-    """trellis_keras' TCN: the steps by `compiled_step(frozen=True)`."""
+    """trellis_keras' TCN, stepped by `compiled_step(frozen=True)`."""
 
     formats = "SavedModel, LiteRT, ONNX, C, WebAssembly"
     package = "trellis_keras"
@@ -112,7 +112,7 @@ class OursTensorFlow(_Keras):
 
 
 class OursInC(OursTensorFlow):
-    """The same in C: the steps by `export.native`."""
+    """trellis_keras' TCN, stepped by `export.native`."""
 
     def reset(self):
         from trellis_keras.export import native
@@ -126,7 +126,7 @@ class OursInC(OursTensorFlow):
 
 
 class KerasTCN(_Keras):
-    """keras-tcn: for a new step it runs its receptive field again, by XLA."""
+    """keras-tcn, which recomputes its receptive field for each new step, with XLA."""
 
     formats = "SavedModel, LiteRT, ONNX (of a window)"
     package = "keras-tcn"
@@ -159,7 +159,7 @@ class KerasTCN(_Keras):
 
 
 class _KerasRNN(_Keras):
-    """A recurrent layer of Keras: the steps by a compiled call of its cell."""
+    """A recurrent layer of Keras, stepped by a compiled call of its cell."""
 
     formats = "SavedModel, LiteRT, ONNX, C, WebAssembly (by trellis_keras)"
     package = "keras"
@@ -198,7 +198,7 @@ class KerasGRU(_KerasRNN):
 
 
 class _Torch(Program):
-    """A module from (batch, time, channels) to (batch, time, 1), trained without a compiler."""
+    """A module from (batch, time, channels) to (batch, time, 1), trained in eager mode."""
 
     formats = "PyTorch, ONNX"
 
@@ -225,7 +225,7 @@ class _Torch(Program):
 
 
 class PytorchTCN(_Torch):
-    """pytorch-tcn: its `inference` keeps buffers."""
+    """pytorch-tcn, whose `inference` keeps buffers."""
 
     package = "pytorch-tcn"
 
@@ -254,7 +254,7 @@ class PytorchTCN(_Torch):
 
 
 class MambaPy(_Torch):
-    """A Mamba of mambapy, 2 layers of 67 channels: its `step` keeps states."""
+    """mambapy's Mamba with 2 layers of 67 channels, whose `step` keeps states."""
 
     formats = "PyTorch"
     package = "mambapy"
@@ -298,7 +298,7 @@ _MODULES = {"keras-tcn": "tcn", "pytorch-tcn": "pytorch_tcn"}
 
 
 def run(turns):
-    """Returns {program: its facts, and the medians of its turns}."""
+    """Returns {program: its properties and the medians of its turns}."""
     workers, figures = {}, {}
     for name, program in PROGRAMS.items():
         module = _MODULES.get(program.package, program.package)
@@ -332,14 +332,14 @@ def run(turns):
 def _answer(name, worker):
     line = worker.stdout.readline()
     if not line:
-        raise RuntimeError(f"{name} ended with status {worker.wait()}.")
+        raise RuntimeError(f"{name} exited with status {worker.wait()}.")
     return json.loads(line)
 
 
 def work(name):
-    """Answers each line of standard input with the figures of a turn, after a line of facts."""
+    """Prints a program's properties, then the figures of a turn for each line on standard input."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever else is printed must not mix with the answers
+    os.dup2(2, 1)  # keeps other output out of the answers
     program = PROGRAMS[name]()
     x = np.random.default_rng(0).normal(size=(STEPS, CHANNELS)).astype("float32")
     program.reset()
@@ -390,7 +390,7 @@ def markdown(results):
         )
     missing = [name for name in PROGRAMS if name not in results["programs"]]
     if missing:
-        lines += ["", f"Left out, as not installed: {', '.join(missing)}."]
+        lines += ["", f"Not installed: {', '.join(missing)}."]
     return "\n".join(lines) + "\n"
 
 

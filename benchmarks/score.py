@@ -1,8 +1,8 @@
-"""Time and memory of scoring a text file of a gigabyte.
+"""Time and memory of scoring a text file of one gigabyte.
 
-`python -m benchmarks.score run` writes a text of random words, has a fresh process score it with a
-small model of characters (its weights are random: they cost the same), and prints the figures as
-JSON. The text and the scores are deleted.
+`python -m benchmarks.score run` writes a text of random words, scores it in a new process with a
+small character model (with random weights, which cost the same), and prints the figures as JSON.
+The text and the scores are deleted.
 """
 
 import json
@@ -18,7 +18,7 @@ import typer
 
 from tools.process import peak_memory
 
-# The package is imported by the measured process only: what this one holds must not count.
+# Only the measured process imports the package, so that this one's memory does not count.
 
 LETTERS = "etaoinshrdlcumwfgypbvkjxqz"
 WORDS = 5000
@@ -34,15 +34,15 @@ def run(
     spread: Annotated[
         float, typer.Option(help="Standard deviation of the logarithm of a line's length.")
     ] = 1.0,
-    whole: Annotated[bool, typer.Option("--whole", help="Score it as one text.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Score the file as one text.")] = False,
     depth: Annotated[int, typer.Option(help="Levels of the model.")] = 2,
     hidden_units: Annotated[int, typer.Option(help="Its hidden units.")] = 8,
     embedding_dim: Annotated[int, typer.Option(help="Its output units.")] = 8,
     batch_tokens: Annotated[int, typer.Option(help="Tokens in a batch.")] = 8192,
     seed: Annotated[int, typer.Option(help="Of the text.")] = 0,
-    folder: Annotated[str | None, typer.Option(help="Where the text and the scores lie.")] = None,
+    folder: Annotated[str | None, typer.Option(help="Folder of the text and the scores.")] = None,
 ):
-    """Measure how a text of random words is scored."""
+    """Measure the scoring of a text of random words."""
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         text = pathlib.Path(temporary, "text.txt")
         write_text(text, megabytes * 1e6, line, spread, seed)
@@ -86,7 +86,7 @@ def measure(path: str, settings: str, options: str):
 
 
 def write_text(path, size, line, spread, seed):
-    """Writes `size` bytes or a little more, in lines of whole words."""
+    """Writes at least `size` bytes, in lines of whole words."""
     rng = np.random.default_rng(seed)
     words = ["".join(rng.choice(list(LETTERS), n)) for n in rng.integers(2, 9, WORDS)]
     words = np.array([*words, "\n"], dtype=object)

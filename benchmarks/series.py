@@ -1,13 +1,13 @@
-"""Windows of a long time series, fed to `fit`: memory and windows per second.
+"""Training on windows of a long time series: memory and windows per second.
 
-    python -m benchmarks.series            # 10 million rows by 8 columns, from a file of values
+    python -m benchmarks.series            # 10 million rows by 8 columns, from an .npy file
     python -m benchmarks.series --csv      # the same from a CSV file of about 700 MB
 
-A process of its own reads the series and trains a small TCN on windows of 168 rows. It prints the
-rows, the seconds of reading (of CSV, those of pyarrow alone, too), the windows per second that the
-stream alone gives and that `fit` takes, the same per second of processor time, which other programs
-hardly change, and the largest resident memory, which includes the pages of the file that are
-mapped. `--output benchmarks/results` writes the figures as JSON.
+A new process reads the series and trains a small TCN on windows of 168 rows. It prints the rows;
+the seconds of reading (for CSV also those of pyarrow alone); the windows per second of the stream
+alone and of `fit`, also per second of CPU time, which other programs hardly affect; and the peak
+resident memory, which includes mapped pages of the file. `--output benchmarks/results` writes the
+figures as JSON.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ def write_values(path: pathlib.Path, rows: int) -> None:
 
 
 def write_csv(path: pathlib.Path, rows: int) -> None:
-    """Writes a CSV file of random values, with a column of times."""
+    """Writes a CSV file of random values with a column of timestamps."""
     with open(path, "w") as file:
         file.write(",".join(["time", *(f"c{i}" for i in range(CHANNELS))]) + "\n")
         for block in _blocks(rows):
@@ -58,7 +58,7 @@ def _random(block):
 
 
 def measure(path: str, batches: int, batch_size: int) -> None:
-    """Prints the figures of one file as JSON."""
+    """Prints the figures for a file as JSON."""
     from trellis_keras.forecasting import Columns, Forecaster, TimeSeries, WindowStream
     from trellis_keras.layers import TCN
 
@@ -103,7 +103,7 @@ def measure(path: str, batches: int, batch_size: int) -> None:
 
 @contextlib.contextmanager
 def _timed():
-    """Yields an object with the seconds `wall` and `cpu` afterwards."""
+    """Yields an object that afterwards has the seconds `wall` and `cpu`."""
     times = types.SimpleNamespace()
     wall, cpu = time.perf_counter(), time.process_time()
     yield times
@@ -111,7 +111,7 @@ def _timed():
 
 
 def _first(stream, batches):
-    """A stream that ends after some batches."""
+    """Returns a stream of only the first batches."""
     import keras
 
     class First(keras.utils.PyDataset):
@@ -127,11 +127,11 @@ def _first(stream, batches):
 def main(
     rows: Annotated[int, typer.Option(help="Rows of the series.")] = 10_000_000,
     csv: Annotated[bool, typer.Option("--csv", help="Read a CSV file.")] = False,
-    batches: Annotated[int, typer.Option(help="Batches that `fit` takes.")] = 400,
-    batch_size: Annotated[int, typer.Option(help="Windows in a batch.")] = 256,
+    batches: Annotated[int, typer.Option(help="Batches to train on.")] = 400,
+    batch_size: Annotated[int, typer.Option(help="Windows per batch.")] = 256,
     output: Annotated[str | None, typer.Option(help="Folder of the result file.")] = None,
 ):
-    """Measure in its own process, on files that are removed afterwards."""
+    """Measure in a new process, on temporary files."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / ("series.csv" if csv else "series.npy")
         (write_csv if csv else write_values)(path, rows)

@@ -1,7 +1,7 @@
 """TCN against keras-tcn at equal sizes.
 
-That package is installed with `pip install --no-deps keras-tcn`: its version 3.5.7 asks for
-tensorflow-macos on every system.
+Install it with `pip install --no-deps keras-tcn`, as version 3.5.7 requires tensorflow-macos on
+every system.
 """
 
 from benchmarks.case import Case
@@ -10,7 +10,7 @@ from benchmarks.case import Case
 
 ADDING = {"time": 600, "channels": 2, "kernel_size": 8, "depth": 8, "filters": 24, "outputs": 1}
 _SIZE = (ADDING["kernel_size"], ADDING["depth"], ADDING["filters"])
-# What an output of that TCN depends on: two convolutions a block, with dilations 1, 2, 4, ...
+# The receptive field of tcn_adding: two convolutions per block, with dilations 1, 2, 4, ...
 RECEPTIVE_FIELD = 1 + 2 * (ADDING["kernel_size"] - 1) * (2 ** ADDING["depth"] - 1)
 PIXELS = {"time": 784, "channels": 1, "kernel_size": 7, "depth": 8, "filters": 25, "outputs": 10}
 
@@ -32,7 +32,7 @@ def _all_positions(kernel_size, depth, filters):
 
 
 def keras_tcn(kernel_size, depth, filters):
-    """Its residual network without the skip connections, which TCN and the paper do not have."""
+    """keras-tcn's network without skip connections, which TCN and the paper do not have."""
     import tcn
 
     return tcn.TCN(
@@ -70,7 +70,7 @@ def training(make, size, jit_compile, batch=32):
 
 
 def streamed(batch, steps=64):
-    """A step of ours, in a compiled loop of several."""
+    """Steps of ours in a compiled loop."""
 
     def build():
         from benchmarks.compiled import compiled_steps
@@ -83,7 +83,7 @@ def streamed(batch, steps=64):
 
 
 def window(make, batch, time, jit_compile=True):
-    """The last output of a window of this many steps."""
+    """The last output of a window of `time` steps."""
 
     def build():
         from benchmarks.compiled import compiled_window

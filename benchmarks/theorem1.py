@@ -1,8 +1,8 @@
 """A 2-layer LSTM truncated to M steps: its TrellisNet (Theorem 1) against running every window.
 
-All outputs of a batch of sequences are computed, without gradients. "Every window" does what the
-definition says: for each position it runs the LSTM again over the last M steps, all windows side by
-side. "LSTM" is the one without truncation, another function that is M times less work.
+Computes all outputs of a batch of sequences, without gradients. "Every window" follows the
+definition: for each position, it runs the LSTM over the last M steps, all windows in one batch.
+"LSTM" is not truncated, which is a different function and takes a fraction 1 / M of the work.
 """
 
 from benchmarks.case import Case
@@ -11,7 +11,7 @@ from benchmarks.case import Case
 
 
 def lstm(units):
-    """Two layers, of the same weights in every process."""
+    """Returns a two-layer LSTM, with the same weights in every process."""
     import keras
 
     keras.utils.set_random_seed(0)
@@ -30,7 +30,7 @@ def converted(model, truncation):
 
 
 def every_window(model, truncation):
-    """A function from (batch, time, channels) to the truncated model's outputs."""
+    """Returns a function that runs the truncated model on (batch, time, channels)."""
     import numpy as np
     from keras import ops
 
@@ -39,7 +39,7 @@ def every_window(model, truncation):
         later = time - truncation
         steps = np.arange(1, later + 1)[:, None] + np.arange(truncation)
         windows = ops.reshape(ops.take(x, steps, axis=1), (batch * later, truncation, channels))
-        # Those of the first positions all begin at the first step.
+        # Windows of the first positions start at the first step.
         first = model(x[:, :truncation], training=training)
         last = model(windows, training=training)[:, -1]
         return ops.concatenate([first, ops.reshape(last, (batch, later, last.shape[-1]))], axis=1)

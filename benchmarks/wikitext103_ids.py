@@ -1,8 +1,8 @@
-"""Time and memory of numbering a text of WikiText-103's size.
+"""Time and memory of encoding a text of WikiText-103's size.
 
 `python -m benchmarks.wikitext103_ids` writes a text of random words with about as many tokens,
-distinct words and words in a line, has a fresh process turn it into token ids, and prints the
-figures as JSON. The text and the ids, 1 GB in all, are deleted.
+distinct words and words per line, encodes it as token ids in a new process, and prints the figures
+as JSON. The text and the ids, 1 GB in all, are deleted.
 """
 
 import json
@@ -19,19 +19,19 @@ import typer
 
 from tools.process import peak_memory
 
-# The package is imported by the measured process only: what this one holds must not count.
+# Only the measured process imports the package, so that this one's memory does not count.
 
-LINE = 57  # Tokens of a line, its end among them.
+LINE = 57  # tokens per line, including its end
 LETTERS = "etaoinshrdlcumwfgypbvkjxqz"
 
 
 def main(
     tokens: Annotated[int, typer.Option(help="Tokens of the text.")] = 100_000_000,
-    words: Annotated[int, typer.Option(help="Words that they are drawn from.")] = 267_734,
+    words: Annotated[int, typer.Option(help="Number of distinct words.")] = 267_734,
     seed: Annotated[int, typer.Option(help="Of the text.")] = 0,
-    folder: Annotated[str | None, typer.Option(help="Where the text and the ids lie.")] = None,
+    folder: Annotated[str | None, typer.Option(help="Folder of the text and the ids.")] = None,
 ):
-    """Measure how a text of random words becomes token ids."""
+    """Measure the encoding of a text of random words."""
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         text = pathlib.Path(temporary, "text.tokens")
         write_text(text, tokens, words, seed)
@@ -45,7 +45,7 @@ def main(
 
 
 def write_text(path, tokens, words, seed):
-    """Writes lines of words that are drawn with probabilities 1 / rank."""
+    """Writes lines of words drawn with probability 1 / rank."""
     rng = np.random.default_rng(seed)
     vocabulary = np.array([_word(rank) for rank in range(words)] + ["\n"], dtype=object)
     shares = np.cumsum(1 / np.arange(1, words + 1))
@@ -60,7 +60,7 @@ def write_text(path, tokens, words, seed):
 
 
 def measure(path):
-    """Numbers the words of a text and prints the figures of this process."""
+    """Encodes a text and prints the figures of this process."""
     import hashlib
 
     import keras  # noqa: F401  (its memory is part of any process that reads data)
@@ -91,7 +91,7 @@ def measure(path):
 
 
 def _word(rank):
-    """A word of three or more letters, the shorter the more frequent."""
+    """Returns a word of at least three letters; frequent words are shorter."""
     word = LETTERS[rank % 26]
     while rank := rank // 26:
         word += LETTERS[rank % 26]

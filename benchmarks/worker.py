@@ -1,7 +1,7 @@
-"""A fresh process that builds one variant of a case and runs a step on request.
+"""A process that builds one variant of a case and runs a step on request.
 
-The parent talks to several of these in turn, so that variants are compared under the same load of
-the machine. Lines of JSON go out on standard output, one per command on standard input.
+The parent alternates between several of these, so that all variants see the same load of the
+machine. For each command on standard input, a line of JSON is printed on standard output.
 """
 
 import json
@@ -14,15 +14,15 @@ from tools.process import peak_memory
 
 def main(case, variant):
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # Several workers share one GPU.
+    # Workers share a GPU.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever else is printed must not mix with the answers
+    os.dup2(2, 1)  # keeps other output out of the answers
 
     from benchmarks.cases import CASES
 
-    if sys.stdin.readline().strip() != "begin":  # the others are waiting
-        return  # whoever started this process is gone
+    if sys.stdin.readline().strip() != "begin":
+        return  # the parent has exited
     step = CASES[case].variants[variant]()
     print(json.dumps({"first_call_s": timed(step)[0]}), file=out)
     print(json.dumps({"warm_s": timed(step)[0]}), file=out)
@@ -33,7 +33,7 @@ def main(case, variant):
 
 
 def device():
-    """What ran, and its peak memory: the accelerator's where there is one, else this process'."""
+    """Returns the device and its peak memory; on a CPU, that of this process."""
     import keras
 
     if keras.backend.backend() == "jax":
@@ -48,7 +48,7 @@ def device():
 
 
 def timed(step):
-    """Runs a step; returns its seconds and its amount."""
+    """Runs a step and returns its seconds and amount."""
     started = time.perf_counter()
     amount = step()
     return time.perf_counter() - started, amount

@@ -1,4 +1,4 @@
-"""Training steps of zoo models with XLA and without: why some leave it to Keras."""
+"""Training steps of zoo models with and without XLA, which explain why some leave it to Keras."""
 
 from benchmarks.case import Case
 
@@ -9,7 +9,7 @@ MODELS += ("tcn_copy_memory",)
 
 
 def training(name, jit_compile):
-    """A training step on the first batch of the model's task, which is generated."""
+    """A training step on the first batch of the model's generated task."""
 
     def build():
         from trellis_keras import zoo

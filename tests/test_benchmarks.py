@@ -37,7 +37,7 @@ def test_variants_without_xla_are_left_out_on_jax():
     figures = {"steps_s": [1.0], "step_s": 1.0, "first_call_s": 2.0, "amount": 0}
     figures |= {"device": "cpu", "peak_gib": 1.0}
     results = {"machine": {}, "variants": {"cone, XLA": figures}, "left_out": ["cone, graph"]}
-    assert main.markdown("pixels", results).endswith("without XLA on JAX: cone, graph.\n")
+    assert main.markdown("pixels", results).endswith("no graphs without XLA: cone, graph.\n")
 
 
 def test_weights_are_arguments_of_what_xla_compiles(monkeypatch):
@@ -120,8 +120,8 @@ def test_the_table_of_forecasts():
     assert "| ours | 2 | 1.50 | 1 | 0.612 | 0.75 | 0.70 | 0.70 | 1.0 |" in table
     assert table.endswith("| b | 1.50 | last value |")
     # Two forecasts each. Steps that hold or fail together: a probability of 0.36.
-    assert "under 0.60 on 0 series" in table and "correlated by 1.00" in table
-    assert "it would be on 0.7." in table
+    assert "below 0.60 on 0 series" in table and "correlated by 1.00" in table
+    assert "expected number would be 0.7." in table
 
 
 def test_ratio_of_errors_over_windows():

@@ -185,7 +185,7 @@ def test_an_epoch_that_fails_or_fits_no_call(tmp_path):
     queue = FakeQueue(tmp_path / "failing", 100, Clock(), {"a": [failing], "b": [30]})
     queue.work(["a", "b"])
     assert queue.trained == ["b"]
-    assert queue.standing("a") == "left out: RESOURCE_EXHAUSTED: out of memory"
+    assert queue.standing("a") == "skipped: RESOURCE_EXHAUSTED: out of memory"
     runs = {"a": [30], "b": [pace.NoRoom(150)], "c": [30]}
     queue = FakeQueue(tmp_path, 100, Clock(), runs)
     queue.work(["a", "b", "c"])
@@ -267,7 +267,7 @@ def test_runs_are_trained_and_published_on_jax(tmp_path):
     assert "Stopped by the time limit after 1 of 2 epochs" in done.stdout
     said = done.stdout.splitlines()[-2:]
     assert said[0].startswith("trellisnet_char_ptb: 1 of 2 epochs, ")
-    assert said[1] == "trellisnet_ptb: not begun"
+    assert said[1] == "trellisnet_ptb: not started"
     done = script("train", *arguments, "--minutes", 1000, "--dtype-policy", "mixed_bfloat16")
     assert done.returncode == 0, done.stderr
     done = script("train", *arguments)

@@ -1,6 +1,6 @@
-"""For a machine with one GPU and a time limit: README.md has the commands."""
+"""Scripts for a GPU machine with a time limit; see README.md."""
 
 import os
 
-# Before Keras is imported for the first time. TensorFlow need not be installed.
+# Before the first import of Keras. TensorFlow need not be installed.
 os.environ.setdefault("KERAS_BACKEND", "jax")

@@ -1,10 +1,10 @@
 """One measurement of `benchmarks.gpu.steps`, in its own process; prints its figures as JSON.
 
-A step is one of `fit` on the same batch again and again, from loss to loss: with what comes between
-the steps of a real training, and with the variables on the device from one to the next. (Keras'
-`train_on_batch` on JAX collects them and puts them back in each step.) The figures of the model
-come first, then a large matrix product in the same precision: what the machine can do at best. What
-fails, such as a model that is too large for the device, is a figure too: its error.
+A step is a step of `fit` on a repeated batch, from loss to loss. So it includes all work between
+the steps of a real training, and variables stay on the device. (Keras' `train_on_batch` on JAX
+copies them in every step.) After the model, a large matrix product in the same precision is
+measured, as the limit of the machine. Failures, such as running out of memory, are reported as
+`error`.
 """
 
 import itertools
@@ -21,12 +21,12 @@ from benchmarks.cases import gemm
 from benchmarks.gpu.work import operations
 from benchmarks.worker import device, timed
 
-WARM_UP = 4  # steps that are not counted, the first one with compiling among them
-LONGEST = 60.0  # seconds: no further step starts after this time, if there are ...
+WARM_UP = 4  # uncounted steps, including the first, which compiles
+LONGEST = 60.0  # seconds after which no further steps start, if there are ...
 FEWEST = 5  # ... at least this many
 PRODUCT = (16_384, 8_192, 8_192)  # 2.2 TFLOP
 TINY_PRODUCT = (64, 64, 64)
-# Lengths that only the data know.
+# Lengths known only from the data.
 PIXELS = {"seq_mnist": 784, "seq_cifar10": 1024}
 TINY_PIXELS = 16
 
@@ -44,7 +44,7 @@ def main(
 ):
     """Measure training steps of a zoo model on random data."""
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else is printed must not mix with the figures
+    os.dup2(2, 1)  # keeps other output out of the figures
     try:
         figures = model_figures(model, policy, json.loads(settings), all_positions, steps, quick)
         figures |= product_figures(policy, TINY_PRODUCT if quick else PRODUCT)
@@ -75,12 +75,12 @@ def model_figures(name, policy, settings, all_positions, steps, quick):
         "first_loss": loss,
         "operations_full": full,
         "operations_done": done,
-        **device(),  # now: the product's memory must not count
+        **device(),  # before the product, whose memory must not count
     }
 
 
 def step_times(model, batch, steps):
-    """Trains on a batch; returns the seconds of the first step and of those counted, and a loss."""
+    """Trains on a batch and returns the seconds of the first and counted steps, and the loss."""
     import keras
 
     class Repeated(keras.utils.PyDataset):
@@ -95,7 +95,7 @@ def step_times(model, batch, steps):
             self.ends, self.losses = [time.perf_counter()], []
 
         def on_train_batch_end(self, number, logs=None):
-            # Keras has made a number of the loss: the step is done, and not only handed over.
+            # The loss is a float here, so the step has been computed, not just dispatched.
             self.losses.append(logs["loss"])
             self.ends.append(time.perf_counter())
             counted = self.ends[WARM_UP:]
@@ -109,7 +109,7 @@ def step_times(model, batch, steps):
 
 
 def compute_all_positions():
-    """From now on all positions of all levels are computed, whatever the loss can see."""
+    """Disables the dependency cone, so that all positions of all levels are computed."""
     from trellis_keras.layers import TrellisLayer
 
     plan_levels = TrellisLayer.plan_levels
@@ -117,7 +117,7 @@ def compute_all_positions():
 
 
 def random_batch(recipe, quick):
-    """The first batch of the recipe's stream of random data, with its shapes and weights."""
+    """Returns the first batch of the recipe's stream on random data."""
     import numpy as np
 
     rng, rows = np.random.default_rng(0), recipe.training.batch_size
@@ -133,7 +133,7 @@ def random_batch(recipe, quick):
 
 
 def product_figures(policy, sizes):
-    """Returns operations a second of a matrix product in a policy's compute dtype."""
+    """Returns the operations per second of a matrix product in a policy's compute dtype."""
     import keras
 
     dtype = keras.DTypePolicy(policy).compute_dtype

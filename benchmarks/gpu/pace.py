@@ -1,4 +1,4 @@
-"""How long the epochs of a run take, and whether there is room for even one."""
+"""How long the epochs of a run take, and whether there is time for at least one."""
 
 import json
 import pathlib
@@ -9,19 +9,19 @@ import keras
 
 from benchmarks.__main__ import write
 
-SKIPPED, SAMPLE = 5, 25  # batches of an epoch: those of compiling, and those that tell its time
+SKIPPED, SAMPLE = 5, 25  # batches of an epoch: skipped because of compiling, and timed
 
 
-# An epoch that was killed so often with as much time as now is not begun again: once may be chance.
+# An epoch killed this often is not started again without more time. (Once may be bad luck.)
 TRIES = 2
-MORE = 1.05  # times as much time is more, as loading and building do not always take the same
+MORE = 1.05  # factor that counts as more time, as loading and building times vary
 
 
 class NoRoom(Exception):
     """An epoch would not end in time. Nothing of it is saved.
 
     Args:
-        seconds: What it takes at least.
+        seconds: Lower bound of the epoch's time.
     """
 
     def __init__(self, seconds):
@@ -30,23 +30,23 @@ class NoRoom(Exception):
 
 
 class Pace(keras.callbacks.Callback):
-    """Writes the seconds of each epoch into a file; ends a training that cannot finish any.
+    """Writes the seconds of each epoch to a file, and stops training if no epoch can finish.
 
-    `training.TimeLimit` learns what an epoch takes when one has ended. On a machine that is taken
-    away before the first one has, that is too late: so its end is foretold from its first batches,
-    without its validation. Where validation and checkpoint are what does not fit, the file tells
-    it: an epoch that was begun and not ended stays in it, unless the process left in good order.
-    It is a context manager, to know that.
+    `training.TimeLimit` knows the time of an epoch only after the first one. That is too late on a
+    machine that is taken away before, so this callback estimates the first epoch, without
+    validation, from its first batches. If it is validation or the checkpoint that takes too long,
+    the file shows it: an epoch that was started but not finished remains listed, unless the process
+    exits normally, which the callback detects as a context manager.
 
     Args:
-        path: JSON file `{"epochs": {number: seconds}, "at_least_s": seconds, "begun": [...]}`,
-            with the time and the precision that epochs without an end had. It keeps what earlier
-            processes have written.
+        path: JSON file `{"epochs": {number: seconds}, "at_least_s": seconds, "begun": [...]}`;
+            "begun" has the available time and the precision of unfinished epochs. Entries of
+            earlier processes are kept.
         end: When the time is over, by the clock.
         clock: Function that returns seconds.
 
     Raises:
-        NoRoom: by `fit`, in the first epoch.
+        NoRoom: From `fit`, in the first epoch.
     """
 
     def __init__(self, path, end, clock=time.monotonic):
@@ -62,13 +62,13 @@ class Pace(keras.callbacks.Callback):
         return self
 
     def __exit__(self, *error):
-        """What ends now was not killed."""
+        """Forgets the current epoch, which was not killed."""
         if self._begun is not None:
             self._forget()
             self._write()
 
     def _forget(self):
-        """An epoch that has ended had room, and with it those that were killed before."""
+        """Forgets killed epochs, since one has now finished in the available time."""
         if self._first:
             self._times["begun"].remove(self._begun)
         else:
@@ -79,7 +79,7 @@ class Pace(keras.callbacks.Callback):
         self._before = self._clock()
 
     def on_epoch_begin(self, epoch, logs=None):
-        if self._begun is not None:  # only now has the checkpoint of the one before been written
+        if self._begun is not None:  # only now is the previous epoch's checkpoint written
             self._forget()
         room = self.end - self._clock()
         policy = self.model.dtype_policy.name
@@ -120,14 +120,14 @@ class Pace(keras.callbacks.Callback):
 
 
 def read(path):
-    """Returns what `Pace` has written, or the same with nothing in it."""
+    """Returns the content of a file of `Pace`, or empty content if there is no file."""
     path = pathlib.Path(path)
     times = {"epochs": {}, "at_least_s": None, "begun": []}
     return times | (json.loads(path.read_text(encoding="utf-8")) if path.exists() else {})
 
 
 def epoch_s(times):
-    """Returns what an epoch takes: the median, else what it takes at least. None: unknown."""
+    """Returns the time of an epoch: the median, or else a lower bound, or None if unknown."""
     if times["epochs"]:
         return statistics.median(times["epochs"].values())
     return times["at_least_s"]

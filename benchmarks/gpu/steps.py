@@ -1,10 +1,10 @@
-"""Step time, memory and fraction of the peak of TrellisNets, in calls of a few minutes each.
+"""Step time, memory and fraction of peak of TrellisNets, in calls of a few minutes each.
 
     python -m benchmarks.gpu.steps --minutes 9 --peak-float32 TFLOPS --peak-bfloat16 TFLOPS
 
-measures cell after cell (a model in a precision, with the dependency cone or with all positions)
-as long as the time allows, and writes each at once: the next call resumes with those that are
-missing. At the end of each call come the table `steps.md` and its numbers, `steps.json`.
+measures one cell after another (a model in a precision, with the dependency cone or all positions)
+while time allows. Each cell is saved at once, so the next call continues with the missing ones.
+Every call ends by writing the table `steps.md` and its numbers, `steps.json`.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from benchmarks.gpu.options import Minutes, Output, end_of_call
 from trellis_keras.files import folder_lock, remove_unfinished
 
 POLICIES = ("float32", "mixed_bfloat16")
-# {shown name: (zoo model, settings, settings of --quick, whether the cone leaves anything out)}.
+# {display name: (zoo model, settings, settings for --quick, whether the cone omits positions)}
 _TINY_WORDS = {"hidden_units": 8, "embedding_dim": 4, "output_units": 4, "aux_weight": 0.0}
 _TINY_WORDS |= {"vocabulary_size": 20, "batch_size": 2}
 _TINY_PIXELS = {"hidden_units": 6, "output_units": 4, "dilations": [1, 2, 4], "batch_size": 2}
@@ -34,7 +34,7 @@ MODELS = {
         _TINY_WORDS | {"depth": 5, "sequence_length": 12, "context_length": 5},
         True,
     ),
-    # Every output counts there, so that the cone is all positions.
+    # All outputs count, so the cone contains all positions.
     "trellisnet_char_ptb": (
         "trellisnet_char_ptb",
         {},
@@ -45,13 +45,13 @@ MODELS = {
     "trellisnet_seq_cifar10": ("trellisnet_seq_cifar10", {}, _TINY_PIXELS, True),
     "trellisnet_seq_mnist 8m": ("trellisnet_seq_mnist", {"hidden_units": 990}, _TINY_PIXELS, True),
 }
-UNKNOWN_S = 180.0  # what a cell is expected to take when none has been measured
-MARGIN = 1.3  # how much longer than the longest so far
+UNKNOWN_S = 180.0  # expected time of a cell if none has been measured
+MARGIN = 1.3  # factor on the longest time so far
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A model of MODELS in a precision, with the cone or without."""
+    """A model of MODELS in a precision, with or without the dependency cone."""
 
     model: str
     policy: str
@@ -81,9 +81,9 @@ def main(
     output: Output = "runs/gpu",
     minutes: Minutes = 9.0,
     only: Annotated[
-        list[str] | None, typer.Option(help="Only cells whose name contains one of these.")
+        list[str] | None, typer.Option(help="Only cells with this in the name; can be repeated.")
     ] = None,
-    steps: Annotated[int, typer.Option(help="Counted steps of a cell, after 4 others.")] = 30,
+    steps: Annotated[int, typer.Option(help="Timed steps per cell, after 4 for warm-up.")] = 30,
     peak_float32: Annotated[
         float | None, typer.Option(help="The device's TFLOP/s in float32, see --precision.")
     ] = None,
@@ -92,13 +92,13 @@ def main(
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option(help="Of JAX' float32 products: highest (no TF32), tensorfloat32, bfloat16."),
+        typer.Option(help="JAX' float32 products: highest (no TF32), tensorfloat32 or bfloat16."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Tiny models, to try the script out.")
+        bool, typer.Option("--quick", help="Use tiny models, to try out the script.")
     ] = False,
 ):
-    """Measure what has not been measured yet, and write the table of all."""
+    """Measure the missing cells and write the table of all cells."""
     end = end_of_call(minutes)
     if precision is not None:
         os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = precision
@@ -107,7 +107,7 @@ def main(
     folder.mkdir(parents=True, exist_ok=True)
     cells = [cell for cell in all_cells() if any(part in cell.name for part in only or [""])]
     if not cells:
-        raise typer.BadParameter(f"no cell has such a name: {[c.name for c in all_cells()]}")
+        raise typer.BadParameter(f"No cell matches. Available: {[c.name for c in all_cells()]}")
     with folder_lock(folder):
         remove_unfinished(folder)
         measure(folder, cells, end, lambda cell, left: run(cell, steps, quick, left))
@@ -129,14 +129,14 @@ def all_cells():
 
 
 def measure(folder, cells, end, run, clock=time.monotonic):
-    """Measures the cells that have no file, as long as they are likely to end in time.
+    """Measures the cells that have no file, while they are likely to end in time.
 
     Args:
-        folder: Where a cell's file goes.
+        folder: Folder of the cells' files.
         cells: List of `Cell`s.
-        end: When this call is over, by the clock.
-        run: Function of a cell and the seconds left that returns its figures, or None if that was
-            too little time.
+        end: When this call must end, by the clock.
+        run: Function of a cell and the seconds left that returns its figures, or None if time ran
+            out.
         clock: Function that returns seconds.
     """
     began = False
@@ -145,7 +145,7 @@ def measure(folder, cells, end, run, clock=time.monotonic):
         if path.exists() and not has_more_time(path, end - clock()):
             typer.echo(f"{cell.name}: {outcome(path)} before")
             continue
-        # The first of a call has all of its time; more there will not be in another one.
+        # The first cell always starts: no other call would have more time for it.
         if began and clock() + expected(cell, finished(folder)) > end:
             return
         started = clock()
@@ -158,7 +158,7 @@ def measure(folder, cells, end, run, clock=time.monotonic):
         began = True
         figures = dataclasses.asdict(cell) | figures | {"wall_s": clock() - started}
         write(path, json.dumps(figures, indent=2) + "\n")
-        shown = figures.get("error") or f"{figures['step_s']:.4g} s a step"
+        shown = figures.get("error") or f"{figures['step_s']:.4g} s per step"
         typer.echo(f"{cell.name}: {shown}")
 
 
@@ -171,37 +171,38 @@ def conclusion(folder, cells):
     failed = [name for name, path in paths.items() if outcome(path) == "failed"]
     if failed:
         return (
-            f"All is done, but these failed: {', '.join(failed)}. Those that did not end in time "
-            f"are tried again with more --minutes, others when their file in {folder} is removed."
+            f"All is done, but these failed: {', '.join(failed)}. To repeat one that ran out of "
+            f"time, pass more --minutes; to repeat another, remove its file in {folder}."
         )
     return "All is done."
 
 
 def outcome(path):
-    """Whether the cell of a file was measured, or has failed."""
+    """Returns the outcome of a cell from its file: measured or failed."""
     return "failed" if "error" in json.loads(path.read_text(encoding="utf-8")) else "measured"
 
 
 def has_more_time(path, left):
-    """Whether a cell that did not end in time now has clearly more of it."""
+    """Returns whether a cell that ran out of time now has clearly more."""
     limit = json.loads(path.read_text(encoding="utf-8")).get("limit_s")
     return limit is not None and left > 1.1 * limit
 
 
 def expected(cell, others):
-    """Seconds that a cell will take: what the longest did, of the same model if there is any."""
+    """Returns the expected seconds of a cell, from the longest, if possible of the same model."""
     same = [other for other in others if other["model"] == cell.model]
     walls = [other["wall_s"] for other in same or others]
     return MARGIN * max(walls) if walls else UNKNOWN_S
 
 
 def run(cell, steps, quick, left):
-    """Measures a cell in its own process; returns its figures or {"error": ...}.
+    """Measures a cell in its own process.
 
-    Or None if it was not done within the seconds that are left.
+    Returns:
+        The figures, {"error": ...}, or None if the seconds that are left were not enough.
     """
     environment = {
-        # Others than this process may be on the device; and what a cell has is to be seen.
+        # Other processes may use the device, and the memory of a cell is measured.
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         **os.environ,
     }
@@ -217,24 +218,24 @@ def run(cell, steps, quick, left):
     except subprocess.TimeoutExpired:
         return None
     if done.returncode:
-        return {"error": f"its process ended with status {done.returncode}"}
+        return {"error": f"its process exited with status {done.returncode}"}
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def finished(folder):
-    """What has been measured in a folder, in the order of the cells."""
+    """Returns the figures in a folder, in the order of the cells."""
     paths = [folder / f"{cell.name}.json" for cell in all_cells()]
     return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
 
 
 _NOTES = """
-A step is one of Keras' `fit` on random data of the recipe's shapes; "all" positions: without the
-dependency cone. Operations are those of the matrix products, forward and backward: "done" at the
-positions that were computed, "full" at all positions of all levels, computed or not. So "done" a
-second is the machine's rate, and "full" a second compares with programs that compute everything.
-"% of peak" is of the number given with --peak-float32 or --peak-bfloat16, "% of product" of what a
-matrix product of {sizes} reached in the same process and precision. Where all outputs
-count (trellisnet_char_ptb), the cone is all positions.
+A step is a step of Keras' `fit` on random data in the recipe's shapes; "all" positions means
+without the dependency cone. Operations are those of the matrix products, forward and backward:
+"done" counts the computed positions, "full" all positions of all levels, computed or not. So "done"
+per second is the machine's rate, and "full" per second compares with programs that compute
+everything. "% of peak" is relative to --peak-float32 or --peak-bfloat16, "% of product" to a matrix
+product of {sizes} in the same process and precision. If all outputs count (trellisnet_char_ptb),
+the cone contains all positions.
 """
 _COLUMNS = (
     *("model", "precision", "positions", "step, s (median)", "first call, s", "peak memory, GiB"),

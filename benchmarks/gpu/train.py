@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu.train --minutes 9
 
-resumes where the last call stopped, epoch by epoch. A run that has come to its end is evaluated and
-published into the folder `zoo/` of the output, and the next one starts. At its end each call says
-what is done and what is left.
+resumes where the last call stopped, epoch by epoch. A finished run is evaluated and published to
+the folder `zoo/` of the output, and the next one starts. Every call ends by printing what is done
+and what is left.
 """
 
 import json
@@ -19,7 +19,7 @@ from benchmarks.gpu import pace
 from benchmarks.gpu.options import Minutes, Output, end_of_call
 from trellis_keras.files import folder_lock
 
-# In the order in which they are trained.
+# In order of training.
 QUEUE = (
     "trellisnet_permuted_mnist",
     "trellisnet_seq_mnist",
@@ -30,7 +30,7 @@ QUEUE = (
     "trellisnet_char_ptb",
     "trellisnet_ptb",
 )
-# A run that is not the first of its call begins only if there is as much of the call left.
+# A run without known times starts only if this fraction of the call is left.
 _ENOUGH = 1 / 3
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -41,23 +41,24 @@ def main(
     output: Output = "runs/gpu",
     minutes: Minutes = 9.0,
     only: Annotated[
-        list[str] | None, typer.Option(help="Only this model of the queue; may be repeated.")
+        list[str] | None, typer.Option(help="Only this model of the queue; can be repeated.")
     ] = None,
     dtype_policy: Annotated[
         str | None,
-        typer.Option(help="float32 or mixed_bfloat16. Default: the run's own, at first float32."),
+        typer.Option(help="float32 or mixed_bfloat16. Default: that of the run, or float32."),
     ] = None,
     settings: Annotated[
-        str, typer.Option(help="Other options of the recipes, as JSON: '{\"hidden_units\": 990}'.")
+        str, typer.Option(help="Changes to the recipes, as JSON: '{\"hidden_units\": 990}'.")
     ] = "{}",
     data_dir: Annotated[
         str | None, typer.Option(help="Folder of local copies of the data (or TRELLIS_KERAS_DATA).")
     ] = None,
 ):
-    """Train what is not finished yet, in the order of the queue."""
+    """Train all unfinished runs in the order of the queue."""
     end = end_of_call(minutes)
     if not set(only or ()) <= set(QUEUE):
-        raise typer.BadParameter(f"the queue has no {sorted(set(only) - set(QUEUE))}: {QUEUE}")
+        unknown = sorted(set(only) - set(QUEUE))
+        raise typer.BadParameter(f"Unknown models {unknown}. Available: {QUEUE}")
     folder = pathlib.Path(output).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     overrides = json.loads(settings)
@@ -81,13 +82,13 @@ def main(
 class Queue:
     """The runs in a folder: `runs/NAME`, their times in `times/NAME.json`, and `zoo/NAME`.
 
-    A run of other settings than those that something is published of goes to `zoo/NAME_custom`.
+    Runs with settings for which there are no published results go to `zoo/NAME_custom`.
 
     Args:
         folder: The folder.
-        end: When this call is over, by the clock.
-        seconds: How long it is in all.
-        overrides: Fields of the recipes.
+        end: When this call must end, by the clock.
+        seconds: Time limit of the whole call.
+        overrides: Changed fields of the recipes.
         clock: Function that returns seconds.
     """
 
@@ -95,11 +96,11 @@ class Queue:
         self.folder, self.end, self.seconds = folder, end, seconds
         self.overrides = overrides
         self.clock = clock
-        self.fresh = True  # all of this call is still left
+        self.fresh = True  # no time of this call has been used
         self.problems = {}  # {name: why it cannot resume}
 
     def work(self, names):
-        """Goes through the queue until the time is over."""
+        """Works through the queue until time is up."""
         import keras
 
         for name in names:
@@ -108,12 +109,12 @@ class Queue:
             fresh = self.fresh
             try:
                 time_is_over = self._go_on(name)
-            # What fails is no reason to leave the rest of the queue: a model that is too large for
-            # the device (JAX' RuntimeError), missing data, a NaN loss.
+            # A failed run must not stop the others: out of memory (JAX' RuntimeError), missing
+            # data, a NaN loss.
             except (RuntimeError, ValueError, OSError, ImportError, FloatingPointError) as error:
                 traceback.print_exc()
                 self.problems[name] = " ".join(str(error).split())[:500]
-                # It will fail in each call, so that the next run never has more of one than now.
+                # It will fail in every call, so the next run never gets more time than now.
                 self.fresh = fresh
                 time_is_over = False
             if time_is_over:
@@ -121,7 +122,7 @@ class Queue:
             keras.utils.clear_session()
 
     def _go_on(self, name):
-        """Trains a run, and publishes it where it is finished. Returns whether time is over."""
+        """Trains a run and publishes it if it is finished. Returns whether time is up."""
         if not self._is_finished(name):
             if not self._worth_it(name):
                 return True
@@ -133,7 +134,7 @@ class Queue:
                 if not fresh:
                     return True
                 self.problems[name] = self._advice(name, error.seconds, left)
-                self.fresh = True  # or the next one that is too long would end every call
+                self.fresh = True  # or the next run that is too long would end every call
                 return False
             if not self._is_finished(name):
                 return True
@@ -150,7 +151,7 @@ class Queue:
                 self.run(name),
                 verbose=2,
                 callbacks=[times],
-                # An epoch is trained anyhow.
+                # At least one epoch is trained.
                 max_minutes=max(self.end - self.clock(), 1e-3) / 60,
                 save_minutes=None,  # `pace` counts whole epochs
             )
@@ -159,7 +160,7 @@ class Queue:
         from tools.publish import publish
 
         epochs = pace.read(self._times(name))["epochs"]
-        # TensorBoard's files, from which the zoo knows it otherwise, are not written here.
+        # Passed because there are no TensorBoard logs, from which it would be read.
         seconds = sum(epochs.values()) if epochs else None
         folder = self._card(name).parent
         data_dir = self.overrides.get("data_dir")
@@ -182,7 +183,7 @@ class Queue:
         return self._has_begun(name) and is_finished(self.run(name))
 
     def other_settings(self, name):
-        """Returns the options of a finished run that are not as this call wants them."""
+        """Returns the options of a finished run that differ from those of this call."""
         from trellis_keras import zoo
 
         if not self._is_finished(name):
@@ -192,18 +193,18 @@ class Queue:
         return {k: there[k] for k in self.overrides if k != "data_dir" and there[k] != wanted[k]}
 
     def _worth_it(self, name):
-        """Whether an epoch is likely to end in this call."""
+        """Returns whether an epoch is likely to end in this call."""
         epochs = pace.read(self._times(name))["epochs"]
-        # The longest has compiling in it.
+        # The longest epoch includes compiling.
         needed = max(epochs.values()) if epochs else _ENOUGH * self.seconds
         return self.fresh or self.clock() + needed < self.end
 
     def _advice(self, name, seconds, left):
         return (
-            f"an epoch takes at least {seconds / 60:.1f} minutes here and does not fit the "
-            f"{left / 60:.1f} that a call has for it, so it would never be finished. On a machine "
-            "of your own raise --minutes; else try --dtype-policy mixed_bfloat16. To have it tried "
-            f"again all the same, delete {self._times(name)}"
+            f"an epoch takes at least {seconds / 60:.1f} minutes here, but a call only has "
+            f"{left / 60:.1f}, so it would never finish. Raise --minutes if the machine allows it, "
+            "or try --dtype-policy mixed_bfloat16. To try again anyway, delete "
+            f"{self._times(name)}"
         )
 
     def run(self, name):
@@ -213,14 +214,14 @@ class Queue:
         return self.folder / "times" / f"{name}.json"
 
     def published(self, name):
-        """Whether all of it is there: `publish` writes the card last."""
+        """Returns whether a run is published; `publish` writes the card last."""
         return any(card.exists() for card in self._cards(name))
 
     def _cards(self, name):
         return [self.folder / "zoo" / folder / "card.md" for folder in (name, f"{name}_custom")]
 
     def _card(self, name):
-        """Where a run's card goes: a model's own folder is for the benchmark of its name."""
+        """Returns the path of a run's card; a model's own folder is for its own benchmark."""
         from tools.publish import has_own_data, setting_of
 
         own, custom = self._cards(name)
@@ -230,15 +231,15 @@ class Queue:
         return own if has_own_data(recipe) and is_own else custom
 
     def standing(self, name):
-        """Returns in a few words what is done and what is left of a run."""
+        """Returns the progress of a run as text."""
         from trellis_keras.zoo.run import epochs_done
 
         if self.published(name):
             return "done"
         if name in self.problems:
-            return f"left out: {self.problems[name]}"
+            return f"skipped: {self.problems[name]}"
         if not self._has_begun(name):
-            return "not begun"
+            return "not started"
         done = epochs_done(self.run(name))
         epochs = self._recipe(name).training.epochs
         seconds = pace.epoch_s(pace.read(self._times(name)))
@@ -246,7 +247,7 @@ class Queue:
             return f"{done} of {epochs} epochs"
         left = (epochs - done) * seconds
         return (
-            f"{done} of {epochs} epochs, {seconds:.0f} s each: {left / 3600:.1f} hours left at most"
+            f"{done} of {epochs} epochs, {seconds:.0f} s each: at most {left / 3600:.1f} hours left"
         )
 
 
