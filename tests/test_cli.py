@@ -481,10 +481,10 @@ def test_a_classifier_of_whole_series_needs_two_files(refused, shared, tmp_path)
     words = ["train", "tcn_classifier", "--output", tmp_path / "run", "--csv", "X_TRAIN.ts"]
     assert refused(*words) == "tcn_classifier needs --csv X_TRAIN.ts and --test X_TEST.ts."
     words += ["--test", "X_TEST.ts"]
-    assert "have no columns. Received: --past" in refused(*words, "--past", "x")
+    assert "cannot be used with --test. Received: --past" in refused(*words, "--past", "x")
     assert "no file" in refused(*words) and "X_TRAIN.ts" in refused(*words)
     words = ["train", "tcn_forecaster", "--output", tmp_path / "run", "--csv", "load.csv"]
-    assert "--test is for classifiers" in refused(*words, "--test", "X_TEST.ts")
+    assert "--test is only for classifiers" in refused(*words, "--test", "X_TEST.ts")
     message = refused("classify", shared, "X_TEST.ts", "--output", tmp_path / "classes.csv")
     assert "does not classify whole series" in message
 

@@ -97,7 +97,7 @@ _CONFIGS = {
         "more than the",
     ),
     "layers": (_cheap_layers(5_000), "more than the"),
-    "metric": (_sequential([_METRIC]), "it asks for keras.metrics.MeanIoU"),
+    "metric": (_sequential([_METRIC]), "it contains keras.metrics.MeanIoU"),
     "text": (lambda config: config.update(a="a" * 30_000_000), "config.json has 30,0"),
 }
 
@@ -137,8 +137,8 @@ def _bombs(sound, folder):
     bombs |= {
         folder / "deep.keras": "recursion",
         folder / "zeros.keras": "is compressed",
-        folder / "claims.keras": "claim to have 40,000,000,000 bytes",
-        folder / "claims.weights.h5": "claim to have 40,000,000,000 bytes",
+        folder / "claims.keras": "claim 40,000,000,000 bytes",
+        folder / "claims.weights.h5": "claim 40,000,000,000 bytes",
     }
     preset = folder / "preset"
     preset.mkdir()

@@ -5,7 +5,7 @@ import importlib.util
 
 __version__ = "0.1.0"
 
-# Importing them registers their classes, so that `keras.saving.load_model` finds every one.
+# These imports register all classes with `keras.saving.load_model`.
 from trellis_keras import (
     data,
     export,
@@ -32,7 +32,7 @@ __all__ = [
     "training",
 ]
 
-# What is built on the library, which a build of the library alone leaves out.
+# Applications of the library, which may be missing from a build.
 for _name in ("forecasting", "zoo"):
     if importlib.util.find_spec(f"{__name__}.{_name}") is not None:
         importlib.import_module(f"{__name__}.{_name}")

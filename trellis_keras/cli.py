@@ -1,4 +1,4 @@
-"""The command line: `trellis-keras --help` lists its commands."""
+"""The command line interface; `trellis-keras --help` lists its commands."""
 
 import importlib.metadata
 import json
@@ -504,7 +504,7 @@ def generate(
             typer.echo()
     except KeyboardInterrupt:
         typer.echo()
-        raise typer.Exit(130) from None  # as the shell says it
+        raise typer.Exit(130) from None  # as shells report an interrupt
 
 
 @app.command()
@@ -544,7 +544,7 @@ def export(
     if format is None:
         formats = {".tflite": "litert", ".onnx": "onnx", ".c": "c", ".wasm": "wasm"}
         format = formats.get(os.path.splitext(path)[1], "saved_model")
-    if format != "saved_model":  # a new version may lie in the run's folder
+    if format != "saved_model":  # SavedModel versions may be in the run's folder
         check_no_file_of_a_run(path)
     model = load_best(run)
     takes_series = format in ("saved_model", "c", "wasm")
@@ -666,7 +666,7 @@ def _sampler(name, vocabulary_size, options):
 
 
 def _policy(precision):
-    """The dtype policy of the option --precision."""
+    """Returns the dtype policy for the option --precision."""
     from trellis_keras.zoo.environment import has_bfloat16_units
 
     policies = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
@@ -678,7 +678,7 @@ def _policy(precision):
 
 
 def _named_recipe(zoo, names, as_published):
-    """The recipe of the words MODEL [SETTING], or None without any."""
+    """Returns the recipe for the words MODEL [SETTING], or None without words."""
     if as_published and 1 <= len(names) <= 2:
         return zoo.published_recipe(*names)
     if as_published or len(names) > 1:
@@ -688,7 +688,7 @@ def _named_recipe(zoo, names, as_published):
 
 
 def _recipe_to_resume(zoo, output, parallel):
-    """The recipe of the run in a folder, in all processes that of process 0."""
+    """Returns the recipe of the run in a folder; all processes get that of process 0."""
     if parallel.process_index():
         return zoo.registry.recipe_from_dict(json.loads(parallel.broadcast(b"")))
     try:
@@ -715,24 +715,24 @@ def _check_published(names, options):
 
 
 def _is_of_whole_series(recipe, csv, target, test):
-    """Whether the options of `train` select files of the UCR and UEA archives."""
+    """Returns whether the options of `train` select files of the UCR and UEA archives."""
     from trellis_keras.forecasting.archive_file import has_archive_name
 
     if test is not None and not recipe.reads_whole_series:
         raise ValueError(
-            f"--test is for classifiers of whole series, with --csv X_TRAIN.ts, not for "
-            f"{recipe.name}."
+            f"--test is only for classifiers of whole series, with --csv X_TRAIN.ts. "
+            f"Received: model {recipe.name}"
         )
     is_archive = csv is not None and has_archive_name(csv) and target is None
     return test is not None or recipe.reads_whole_series and is_archive
 
 
 def _whole_series(recipe, given, test):
-    """The data options of whole series, from those of `train`."""
+    """Returns the data options for whole series, from those of `train`."""
     others = [f"--{name.removesuffix('s')}" for name in given if name != "path"]
     if others:
         raise ValueError(
-            f"Files of whole series have no columns. Received: {', '.join(others)} with --test"
+            f"Options for columns cannot be used with --test. Received: {', '.join(others)}"
         )
     if "path" not in given or test is None:
         raise ValueError(f"{recipe.name} needs --csv X_TRAIN.ts and --test X_TEST.ts.")

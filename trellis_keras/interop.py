@@ -129,7 +129,7 @@ def load_keras_tcn(model: keras.Layer, weights: Any) -> None:
 
 
 def _normalization(config):
-    """The argument `normalization` for a keras-tcn layer."""
+    """Returns the argument `normalization` that matches a keras-tcn layer."""
     if config["use_batch_norm"]:
         return "batch"
     return "layer" if config["use_layer_norm"] else None

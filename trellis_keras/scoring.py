@@ -137,7 +137,7 @@ def score(
     }
     job = _Job(model, path, output, settings, verbose)
     job.folder.mkdir(exist_ok=True)
-    kept = True  # what a later call would resume from
+    kept = True  # whether there is progress to resume from
     try:
         with folder_lock(job.folder):
             check_output(output, [path], overwrite)  # another process may have finished it
@@ -148,7 +148,7 @@ def score(
                 kept = job.rows.exists() and job.state.exists()
     finally:
         if not kept:
-            shutil.rmtree(job.folder)  # now that its lock is closed
+            shutil.rmtree(job.folder)  # after closing its lock
     return totals
 
 
@@ -192,7 +192,7 @@ def score_documents(
 
 
 def _default_batch_tokens(model):
-    if isinstance(model, NeuralCache):  # each row of a batch has one
+    if isinstance(model, NeuralCache):  # each row of a batch has its own cache
         return 1024
     return max(1024, min(8192, _floor_power_of_two(_MAX_SCORES // model.vocabulary_size)))
 
@@ -364,7 +364,7 @@ class _Job:
         }
         arrays = {"ids": self.text.ids, "lines": self.text.lines}
         for i, leaf in enumerate(keras.tree.flatten(self.text.cache) if self.text.cache else ()):
-            # float64 holds them all; NumPy's files have no bfloat16.
+            # As float64, because NumPy files do not support bfloat16.
             arrays[f"cache_{i}"] = ops.convert_to_numpy(leaf).astype("float64")
         with atomic_write(self.state) as temporary, open(temporary, "wb") as file:
             np.savez(file, progress=json.dumps(progress), **arrays)
@@ -418,7 +418,7 @@ def _cache_like(cache, arrays):
 
 
 def _metric(name, sums, counts):
-    """Returns a list of the metric of each row, None if it has no tokens."""
+    """Returns the metric of each row as a list, with None for rows without tokens."""
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         values = np.round(METRICS[name](-sums / counts), 6).tolist()
     return [value if count else None for value, count in zip(values, counts, strict=True)]

@@ -156,7 +156,7 @@ def test_bad_input():
     ):
         with pytest.raises(ValueError, match=message):
             model.adapt(x, labels)
-    with pytest.raises(ValueError, match="needs `labels`. Received: labels=None"):
+    with pytest.raises(ValueError, match="requires `labels`. Received: labels=None"):
         model.adapt(x)
     with pytest.raises(
         ValueError, match=r"`inputs` must be series \(steps, 1\). Received: .*40, 2"

@@ -97,9 +97,9 @@ def test_a_sound_file(saved):
         (put("config", "vocabulary_size", value=90_000), "vocabulary"),
         (put("config", "vocabulary_size", value=float("inf")), "vocabulary_size=inf is too large"),
         (put("build_config", "input_shape", value=[None, 10**10]), "input_shape=10000000000 is"),
-        (put(*BACKBONE, "dilations", value=[1] * 20_000), "numbers in lists are 20,0.* taken with"),
-        (put("config", "backbone", value=lru(depth=90_000)), "levels .* are 90,0"),
-        (put("config", "backbone", value=lru(depth=50, cells_per_node=50)), "levels .* are 2,5"),
+        (put(*BACKBONE, "dilations", value=[1] * 20_000), "20,0.* numbers in lists, more than"),
+        (put("config", "backbone", value=lru(depth=90_000)), "90,0.* levels"),
+        (put("config", "backbone", value=lru(depth=50, cells_per_node=50)), "2,5.* levels"),
         (put("config", "backbone", value=gru(fan_in=90_000)), "fan_in=90000 for units=2 draws"),
         (
             put("config", "more", value="x" * 2**20),
@@ -176,7 +176,7 @@ def test_only_layers_that_compute_are_built(altered, tmp_path, monkeypatch, host
     within = entry("Sequential", "keras", {"layers": [hostile]})
     for place in (("config", "backbone"), (*BACKBONE, "activation")):
         for value in (hostile, within):
-            with pytest.raises(ValueError, match=f"{DAMAGED}(it asks for|'.*' stands for)"):
+            with pytest.raises(ValueError, match=f"{DAMAGED}(it contains|'.*' is a class)"):
                 load_model(altered(put(*place, value=value)))
     assert {path.name for path in tmp_path.iterdir()} == {"altered.keras"}
 
@@ -184,7 +184,7 @@ def test_only_layers_that_compute_are_built(altered, tmp_path, monkeypatch, host
 def test_a_compiled_model_within_a_model(altered):
     """Keras would build its metrics, of any size."""
     place = ("config", "backbone", "compile_config")
-    with pytest.raises(ValueError, match="a model within it, .*TCN, is compiled"):
+    with pytest.raises(ValueError, match="it contains a compiled model, .*TCN"):
         load_model(altered(put(*place, value={"optimizer": "adam"})))
 
 
@@ -216,7 +216,7 @@ def test_an_hdf5_file_of_another_length_than_it_says(saved, tmp_path, change):
     saved[0].save_weights(path)
     check_file(path)
     path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(ValueError, match="some.weights.h5 is damaged: it says that it ends at"):
+    with pytest.raises(ValueError, match="some.weights.h5 is damaged: its stated length is"):
         saved[0].load_weights(path)
 
 
@@ -226,7 +226,7 @@ def test_arrays_that_claim_more_than_the_file_has(saved, altered, tmp_path):
         content.create_dataset("a", (10**10,), dtype="float32", chunks=(10**6,), compression="gzip")
     path = altered(model=file.getvalue())
     for load in (load_model, saved[0].load_weights):
-        with pytest.raises(ValueError, match="claim to have 40,000,000,000 bytes"):
+        with pytest.raises(ValueError, match="claim 40,000,000,000 bytes"):
             load(path)
     (tmp_path / "some.weights.h5").write_bytes(file.getvalue())
     with pytest.raises(ValueError, match="some.weights.h5 is damaged: .*40,000,000,000"):

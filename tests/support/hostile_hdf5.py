@@ -68,7 +68,7 @@ def deep(group, name, shape, secret):
         group = h5py.h5g.create(group, b"a")
 
 
-LINK, ELSEWHERE = "is a link to something else", "keeps its values in other files"
+LINK, ELSEWHERE = "is a link to something else", "stores its values in other files"
 # {what makes it: what the error says}
 HOSTILE = {
     external_link: LINK,

@@ -272,7 +272,7 @@ def test_the_memory_of_keras_callbacks(tmp_path):
         ({"keep": 0}, "keep=0"),
         ({"save_minutes": 0}, "`save_minutes` must be positive. Received: 0"),
         ({"save_freq": "batch"}, "save_freq='batch'"),
-        ({"callbacks": [keras.callbacks.History()]}, "History in `callbacks` has no `get_state`"),
+        ({"callbacks": [keras.callbacks.History()]}, "History in `callbacks` has no methods `get"),
         (
             {"callbacks": [keras.callbacks.EarlyStopping(restore_best_weights=True)]},
             "restore_best_weights",

@@ -68,7 +68,7 @@ def check_shares(name: str, shares: Any) -> tuple[float, float, float]:
         and math.isclose(math.fsum(shares), 1, rel_tol=1e-6)
     ):
         raise ValueError(
-            f"`{name}` must be three positive shares (train, valid, test) that add up to 1. "
+            f"`{name}` must be three positive fractions (train, valid, test) that sum to 1. "
             f"Received: {name}={shares!r}"
         )
     return shares

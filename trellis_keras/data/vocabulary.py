@@ -1,4 +1,4 @@
-"""From text to token ids and back."""
+"""Conversion between text and token ids."""
 
 import collections
 import json

@@ -1,8 +1,8 @@
 """Functions of many time steps, computed block by block.
 
 For softmaxes over large vocabularies, whose logits do not fit in memory for all steps at once.
-Time is the second-to-last axis. A block has all rows of the axes before it, so that if a batch
-is distributed over several devices, each of them has work in every block.
+Time is the second-to-last axis. A block contains all rows of the axes before it, so every device
+has work in every block if the batch is distributed.
 """
 
 from collections.abc import Callable, Sequence

@@ -190,7 +190,7 @@ class LRUCell(RecurrentCell):
         return tuple(ops.cast(weight, dtype) for weight in (kernel, recurrent_kernel, bias))
 
     def _split(self, weight):
-        """The columns of the gates, of p1 and of p2."""
+        """Splits a weight into the columns of the gates, of p1 and of p2."""
         n = len(self.gates) * self.units
         return ops.split(weight, [n, n + self.units], axis=-1)
 

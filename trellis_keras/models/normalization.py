@@ -85,8 +85,8 @@ class Standardization(keras.layers.Layer):
         if not np.all(count) or not np.all(np.isfinite(total)):
             wrong = np.flatnonzero((np.atleast_1d(count) == 0) | ~np.isfinite(total)).tolist()
             raise ValueError(
-                "Each channel needs at least one value, and no infinite ones. "
-                f"Received: channels {wrong} without, of {len(np.atleast_1d(count))}"
+                "Each channel needs at least one value, and no infinite values. "
+                f"Received: invalid channels {wrong} of {len(np.atleast_1d(count))}"
             )
         mean = total / count
         squares = sum(np.nansum(np.square(block - mean), axis=0) for block in _blocks(data))
@@ -105,12 +105,12 @@ def arrays_of(data: Any) -> list[np.ndarray]:
 
 
 def _at(axis, statistic):
-    """Returns a statistic (channels,) that broadcasts along an axis."""
+    """Returns a statistic (channels,) reshaped to broadcast along an axis."""
     return ops.reshape(statistic, (-1, *[1] * (-1 - axis)))
 
 
 def _blocks(data) -> Iterator[np.ndarray]:
-    """Yields arrays (rows, channels) of float64."""
+    """Yields float64 arrays (rows, channels)."""
     for array in arrays_of(data):
         rows = np.reshape(array, (-1, array.shape[-1]))
         for first in range(0, len(rows), _ROWS_AT_ONCE):

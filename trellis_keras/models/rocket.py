@@ -1,4 +1,4 @@
-"""A classifier of whole series that is fitted in closed form."""
+"""A classifier for whole series, fitted in closed form."""
 
 import itertools
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from trellis_keras.models.normalization import Standardization, arrays_of
 from trellis_keras.models.sequence_models import SequenceClassifier
 
 _TAPS = 9
-# All kernels of nine taps of which three have the weight 2 and the others -1.
+# All kernels of nine taps with weights 2 for three of them and -1 for the others.
 _KERNELS = np.array(
     [
         [2.0 if tap in twos else -1.0 for tap in range(_TAPS)]
@@ -23,10 +23,10 @@ _KERNELS = np.array(
 )
 FEATURES = 40 * len(_KERNELS)
 _MOST_DILATIONS = 8
-_SHARPNESS = 30.0  # of the thresholds: the slope where an output passes one is a sixth of it
-_LEAST_DEVIATION = 0.01  # of a feature, by which it is divided
+_SHARPNESS = 30.0  # of thresholds: an output's slope at its threshold is a sixth of this
+_LEAST_DEVIATION = 0.01  # lower bound of the deviation by which a feature is divided
 _PENALTIES = 10.0 ** np.arange(-3, 3.5, 0.5)
-_SCALES = 10.0 ** np.arange(-1, 1.6, 0.1)  # of the logits
+_SCALES = 10.0 ** np.arange(-1, 1.6, 0.1)  # candidates for the scale of the logits
 _SERIES_AT_ONCE = 16
 
 
@@ -134,7 +134,7 @@ class RocketClassifier(SequenceClassifier):
                 the same class.
         """
         if labels is None:
-            raise ValueError("`adapt` of a RocketClassifier needs `labels`. Received: labels=None")
+            raise ValueError("RocketClassifier.adapt requires `labels`. Received: labels=None")
         series = _without_padding(arrays_of(inputs))
         if any(each.ndim != 2 or each.shape[-1] != self.channels for each in series):
             shapes = sorted({each.shape for each in series})
@@ -171,7 +171,7 @@ class RocketClassifier(SequenceClassifier):
 
     def _set_thresholds(self, series):
         generator = np.random.default_rng(self.seed)
-        golden = (np.sqrt(5) - 1) / 2  # multiples of it, modulo 1, are spread evenly
+        golden = (np.sqrt(5) - 1) / 2  # its multiples modulo 1 are spread evenly
         count = 0
         for dilation in self._dilations:
             layer = self.backbone.get_layer(_name(dilation))
@@ -207,7 +207,7 @@ class RocketClassifier(SequenceClassifier):
 
 
 def _dilations(window, most):
-    """Dilations from 1 up to the longest at which nine taps fit the window, evenly by logarithm."""
+    """Returns log-spaced dilations, from 1 to the largest with which nine taps fit the window."""
     longest = max((window - 1) // (_TAPS - 1), 1)
     count = min(_MOST_DILATIONS, longest, most)
     return [int(each) for each in np.unique(np.geomspace(1, longest, count).astype(int))]
@@ -226,7 +226,7 @@ def _features(dilations, thresholds, channels):
             trainable=False,
             name=_name(dilation),
         )
-        convolution.supports_masking = True  # so that the mean knows which steps are padding
+        convolution.supports_masking = True  # the mean over steps needs the mask
         means.append(keras.layers.GlobalAveragePooling1D()(convolution(x)))
     y = means[0] if len(means) == 1 else keras.layers.Concatenate()(means)
     y = Standardization(name="normalization", trainable=False)(y)
@@ -238,13 +238,13 @@ def _name(dilation):
 
 
 def _chosen_channels(generator, channels):
-    """A random subset of at most nine channels, whose size is uniform on a logarithmic scale."""
+    """Returns a random subset of at most nine channels, of log-uniform size."""
     count = int(2 ** generator.uniform(0, np.log2(min(channels, 9) + 1)))
     return np.sort(generator.choice(channels, count, replace=False))
 
 
 def _without_padding(series):
-    """Series as a list, each without the missing steps at its end."""
+    """Returns the series as a list, without missing steps at their ends."""
     series = [np.asarray(each, "float32") for array in series for each in _each(array)]
     kept = []
     for each in series:

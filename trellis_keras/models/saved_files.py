@@ -6,8 +6,8 @@ Keras' safe mode runs no code from a file. Five checks come before it:
   files. Here every class must be on an allowlist, and functions are not allowed.
 - Keras builds a model from its configuration before it reads the weights, so a few bytes such as
   `"filters": 1000000000000` could exhaust the memory. Here the configuration's length, its numbers,
-  its parts and the weights that it would create must be in proportion to the file's contents, and
-  its compile configuration, whose metrics may have any size, is dropped.
+  its parts and the weights it would create must be in proportion to the file's contents, and its
+  compile configuration, whose metrics may have any size, is dropped.
 - The HDF5 library opens whatever a file refers to: soft and external links may point anywhere on
   the machine, and the values of an array may be stored in other files. Keras rejects such arrays
   when it reads them, but looks up names through such links. Here nothing may refer to another file.
@@ -241,14 +241,14 @@ def _check_model(config, stored):
     for name, number in _numbers(config):
         if number > largest:
             raise ValueError(
-                f"{name}={number} is too large: at most {largest:,} is taken with weights of "
+                f"{name}={number} is too large: the limit is {largest:,} with weights of "
                 f"{stored.size:,} bytes"
             )
     parts, largest = _count_parts(config), _ANY_MODEL + _PARTS_PER_ARRAY * stored.arrays
     if parts > largest:
         raise ValueError(
-            f"its layers, their levels and the numbers in lists are {parts:,}, more than the "
-            f"{largest:,} that are taken with {stored.arrays:,} arrays of weights"
+            f"it has {parts:,} layers, levels and numbers in lists, more than the limit of "
+            f"{largest:,} with {stored.arrays:,} arrays of weights"
         )
     _check_initial_weights(config, stored.numbers)
     # In a thread, so that Keras' thread-local notes on variables without values are discarded.
@@ -265,8 +265,8 @@ def _check_classes(config):
     kind = _our_class(config)
     if kind is None or not issubclass(kind, keras.Model):
         raise ValueError(
-            f"it holds {_class_name(config)}, which is not a model of trellis_keras. "
-            "`keras.saving.load_model` loads other models, from sources that you trust"
+            f"it holds {_class_name(config)}, which is not a model of trellis_keras. If you trust "
+            "the file, use `keras.saving.load_model`"
         )
     # The only dict in a configuration that may contain arbitrary strings.
     own = dict(config["config"])
@@ -275,14 +275,14 @@ def _check_classes(config):
     for part in _parts({**config, "config": own}):
         if isinstance(part, str):
             if keras.saving.get_registered_object(part) is not None:
-                raise ValueError(f"{part!r} stands for a class where a value is expected")
+                raise ValueError(f"{part!r} is a class, but a value is expected")
         elif part.get("compile_config"):
-            raise ValueError(f"a model within it, {_class_name(part)}, is compiled")
+            raise ValueError(f"it contains a compiled model, {_class_name(part)}")
         elif "class_name" in part and _our_class(part) is None and not _is_allowed(part):
             raise ValueError(
-                f"it asks for {_class_name(part)}. From files of any origin, only layers of "
-                "trellis_keras and those of Keras that compute are loaded; "
-                "`keras.saving.load_model` loads others, from sources that you trust"
+                f"it contains {_class_name(part)}. From untrusted files, only layers of "
+                "trellis_keras and computing layers of Keras are loaded. If you trust the file, "
+                "use `keras.saving.load_model`"
             )
 
 
@@ -368,7 +368,7 @@ def _check_initial_weights(config, stored):
                 if columns is None or rows * columns > stored:
                     raise ValueError(
                         f"a GateInitializer with fan_in={rows} for units={columns} draws more "
-                        f"numbers than the {stored:,} that are stored"
+                        f"numbers than the {stored:,} stored ones"
                     )
 
 
@@ -419,19 +419,19 @@ def _open_hdf5(file: BinaryIO) -> Iterator[tuple[h5py.File, _Stored]]:
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     if (end := _stated_length(file.read(_SUPERBLOCK))) != size:
-        raise ValueError(f"it says that it ends at {end}, but has {size:,} bytes")
+        raise ValueError(f"its stated length is {end:,} bytes, but it has {size:,}")
     with h5py.File(file, "r") as content:
         arrays = list(_arrays(content.id, "", set()))
         claimed = sum(numbers * itemsize for numbers, itemsize in arrays)
         if claimed > size:
-            raise ValueError(f"its arrays claim to have {claimed:,} bytes, but it has {size:,}")
+            raise ValueError(f"its arrays claim {claimed:,} bytes, but it has {size:,}")
         yield content, _Stored(size, len(arrays), sum(numbers for numbers, _ in arrays))
 
 
 def _arrays(
     group: h5py.h5g.GroupID, path: str, seen: set[int], depth: int = 1
 ) -> Iterator[tuple[int, int]]:
-    """Yields (numbers, bytes of each) of the arrays in an HDF5 group and in those below it."""
+    """Yields (number of elements, bytes of each) for the arrays in an HDF5 group and its groups."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"its groups are nested more than {_MAX_DEPTH} levels deep")
     _check_attributes(group, path)
@@ -459,7 +459,7 @@ def _measure(array, place):
     properties = array.get_create_plist()
     # Before reading its shape, which depends on other files for a virtual array.
     if properties.get_layout() == h5py.h5d.VIRTUAL or properties.get_external_count():
-        raise ValueError(f"{place!r} keeps its values in other files")
+        raise ValueError(f"{place!r} stores its values in other files")
     _check_attributes(array, place)
     if array.dtype.hasobject:
         raise ValueError(f"{place!r} has elements of varying length")

@@ -244,7 +244,7 @@ class Checkpoint(keras.callbacks.Callback):
                 f"{path}: training is complete after {epoch} epochs{by_callback}. To continue, "
                 "pass a larger `epochs` to `fit`."
             )
-        elif path != self._written:  # or training only goes on
+        elif path != self._written:  # otherwise `fit` continues in this process
             part = f"batch {state['batch']} of epoch {epoch + 1}" if state["batch"] else ""
             self._say(f"Resuming after {part or f'epoch {epoch}'} from {path}.")
         self.model._initial_epoch = epochs if is_complete(state, epochs) else epoch
@@ -447,7 +447,7 @@ def _make_durable(path, arrays, state):
 
 
 def _numbered(directory):
-    """Checkpoints as ((epoch, batch), path), the oldest first."""
+    """Returns the checkpoints as ((epoch, batch), path), oldest first."""
     if not directory.is_dir():
         return []
     paths = (path for path in directory.iterdir() if _FILE_NAME.fullmatch(path.name))
@@ -455,7 +455,7 @@ def _numbered(directory):
 
 
 def _number(path):
-    """(epoch, batch) of a checkpoint."""
+    """Returns (epoch, batch) of a checkpoint."""
     epoch, batch = _FILE_NAME.fullmatch(path.name).groups()
     return int(epoch), int(batch or 0)
 
@@ -603,18 +603,18 @@ def _assign(model, kinds, state, arrays, path):
 
 
 def _signature(kind, path, shape, dtype):
-    """What a variable has in common with its counterpart in another process or backend."""
+    """Returns what a variable shares with its counterpart in another process or backend."""
     return _role(kind, path), tuple(shape), "int" if "int" in dtype else dtype
 
 
 def _role(kind, path):
     """Returns the part of a path that is the same whenever the model is created.
 
-    Names above a layer's own depend on how the model was built, and Keras numbers the layers of a
-    second model in a process. An optimizer's path joins all that in one word; its last part is
-    `momentum` or `velocity`.
+    The names before a layer's own depend on how the model was built, and Keras numbers the layers
+    of a second model in a process. An optimizer's path joins all of them in one word, which ends
+    with `momentum` or `velocity`.
     """
-    if kind == "passing":  # the generators, metrics and states of a model have an order
+    if kind == "passing":  # generators, metrics and states are identified by their order
         return re.sub(r"_\d+$", "", path.split("/")[-1])
     if kind == "optimizer":
         return re.split("[/_]", path)[-1]
@@ -632,8 +632,8 @@ def has_memory(callback: keras.callbacks.Callback) -> bool:
 def _check_memory(callback):
     if not has_memory(callback):
         raise ValueError(
-            f"{type(callback).__name__} in `callbacks` has no `get_state` and `set_state`. Name "
-            "only callbacks that have."
+            f"{type(callback).__name__} in `callbacks` has no methods `get_state` and `set_state`. "
+            "Pass only callbacks that have them."
         )
     if getattr(callback, "restore_best_weights", False):
         raise ValueError(

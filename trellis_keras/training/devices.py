@@ -1,7 +1,7 @@
 """Data parallelism: every device holds the model and computes its share of a batch's rows.
 
-On one machine with `keras.distribution` on JAX and `tf.distribute.MirroredStrategy` on TensorFlow;
-on several machines with a process on each, on JAX's own runtime.
+A single machine uses `keras.distribution` on JAX and `tf.distribute.MirroredStrategy` on
+TensorFlow. Several machines run one process each, connected by JAX's runtime.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def join(coordinator: str, processes: int | None = None, process: int | None = N
     if numbers != (None, None) if is_automatic else not complete:
         raise ValueError(
             "`coordinator` must be host:port with `processes` and `process` (counted from 0), or "
-            f"'auto' without them. Received: coordinator={coordinator!r}, processes={processes}, "
+            f"'auto' alone. Received: coordinator={coordinator!r}, processes={processes}, "
             f"process={process}"
         )
     import jax
@@ -56,7 +56,7 @@ def join(coordinator: str, processes: int | None = None, process: int | None = N
             heartbeat_timeout_seconds=_HEARTBEAT,
         )
     except ValueError as error:
-        raise ValueError(f"JAX cannot detect what started this process: {error}") from error
+        raise ValueError(f"JAX does not recognize this process's launcher: {error}") from error
 
 
 def end_at_once() -> None:
@@ -101,7 +101,7 @@ def broadcast(content: bytes) -> bytes:
     from jax.experimental.multihost_utils import broadcast_one_to_all
 
     size = int(broadcast_one_to_all(np.array(len(content), "int32")))
-    # Must have the same size in all processes.
+    # Arrays must have the same size in all processes.
     room = np.zeros(size, "uint8")
     if process_index() == 0:
         room[:] = np.frombuffer(content, "uint8")
@@ -135,14 +135,14 @@ def data_parallel(devices: int | None, batch_size: int) -> Iterator[Any]:
     names = _names()
     if devices is not None and not 1 <= devices <= len(names):
         raise ValueError(
-            f"There are {len(names)} devices for the backend {keras.backend.backend()}: "
-            f"{', '.join(names)}. Received: devices={devices}"
+            f"The backend {keras.backend.backend()} has {len(names)} devices: {', '.join(names)}. "
+            f"Received: devices={devices}"
         )
     names = names[:devices]
     if batch_size % len(names):
         raise ValueError(
-            f"batch_size={batch_size} cannot be divided among {len(names)} devices: it must be a "
-            "multiple of their number."
+            "`batch_size` must be a multiple of the number of devices. "
+            f"Received: batch_size={batch_size}, {len(names)} devices"
         )
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
@@ -157,7 +157,7 @@ def data_parallel(devices: int | None, batch_size: int) -> Iterator[Any]:
 
 
 def _names():
-    """Names of the backend's devices: accelerators if there are any, otherwise CPUs."""
+    """Returns the names of the backend's devices: accelerators if any, otherwise CPUs."""
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 

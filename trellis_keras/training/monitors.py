@@ -276,7 +276,7 @@ def read_history(path: str | PathLike) -> list[dict[str, str]]:
             if int(row["epoch"]) < 1 or None in row.values():
                 raise ValueError(f"the row of epoch {row['epoch']} is truncated")
             for value in row.values():
-                float(value or 0)  # empty where another epoch has an additional column
+                float(value or 0)  # empty if only other epochs have this column
     except (ValueError, TypeError, KeyError, csv.Error) as error:
         raise ValueError(f"{path} is not a history, or damaged: {error!r}") from error
     return rows
@@ -529,7 +529,7 @@ def _compiled_gradient(loss, model):
 
 
 def _group_indices(groups, model):
-    """{name: indices into the model's trainable variables}."""
+    """Returns {name: indices into the model's trainable variables}."""
     index = {id(variable): i for i, variable in enumerate(model.trainable_variables)}
     for name, variables in groups.items():
         wrong = [v.path for v in variables if id(v) not in index]
@@ -556,7 +556,7 @@ def _to_tensor(leaf):
     return None if leaf is None else ops.convert_to_tensor(leaf)
 
 
-# TensorBoard, beside `keras.callbacks.TensorBoard`
+# TensorBoard, in addition to `keras.callbacks.TensorBoard`
 
 
 class TextSamples(keras.callbacks.Callback):
@@ -656,7 +656,7 @@ _WRAPPER = textwrap.TextWrapper(
 
 
 def _code(text):
-    """An indented block, in which Markdown shows every character verbatim."""
+    """Returns text as an indented Markdown block, displayed verbatim."""
     lines = [part for line in text.splitlines() for part in _WRAPPER.wrap(line) or [""]]
     return textwrap.indent("\n".join(lines), "    ", lambda line: True)
 

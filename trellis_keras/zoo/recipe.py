@@ -518,7 +518,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """Names of the model."""
+        """Name of the model."""
         return self.entry.name
 
     @property

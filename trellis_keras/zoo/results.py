@@ -64,7 +64,7 @@ class Run:
 
     @property
     def model(self) -> str:
-        """Names of the zoo's model."""
+        """Name of the zoo's model."""
         return self.recipe["name"]
 
     @property
