@@ -105,7 +105,7 @@ def test_the_format_of_the_ucr_archive(tmp_path, separator):
         ("Stamps false", "Stamps true", "line 4: Series with timestamps .* are not supported"),
         ("@missing", "@targetLabel", "line 5: Regression targets .@targetLabel. are not supported"),
         ("true rest 10 2", "maybe", "line 10: Expected true or false. Received: 'maybe'"),
-        ("true rest 10 2", "true", "line 10: @classLabel true must name the classes"),
+        ("true rest 10 2", "true", "line 10: @classLabel true must be followed by the class names"),
         (TS[TS.index("1,2.5") :], "", "has no series"),
     ],
 )
@@ -120,7 +120,7 @@ def test_ts_that_is_refused(tmp_path, old, new, message):
     [
         (FLAT, "2,0", "2,2", "line 6: The class must be one of .* 0, 1. Received: '2'"),
         (FLAT, "2,0", "0", "line 6: The header has 3 attributes. Received: 2 values"),
-        (FLAT, "Numeric", "string", "line 5: Expected numeric attributes, .* numeric, string"),
+        (FLAT, "Numeric", "string", "line 5: Expected numeric attributes .* numeric, string"),
         (FLAT, "{0,1}", "{0,1", "line 4: The classes must end with a brace"),
         (FLAT, "a1 Numeric", "a1", "line 3: An attribute must have a name and a type"),
         (FLAT, "@data\n", "", "line 5: Expected @attribute or @data. Received: '1.5,2,0'"),
@@ -166,7 +166,7 @@ def test_a_share_of_each_class():
     series = LabelledSeries(series, [0, 1] * 4 + [1, 1], ("a", "b"))
     first, last = series.split(0.25)
     assert [each[0, 0] for each in last.series] == [6, 8, 9] and len(first) == 7
-    with pytest.raises(ValueError, match="10 series of 2 classes are too few .* share=0.01"):
+    with pytest.raises(ValueError, match="10 series are too few .* 2 classes. .*share=0.01"):
         series.split(0.01)
 
 

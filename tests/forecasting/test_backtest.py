@@ -135,7 +135,7 @@ def test_an_interrupted_backtest_is_resumed(model, parts, tmp_path, monkeypatch,
     with pytest.raises(KeyboardInterrupt):
         backtest(model, test, origins=4, output=output)
     assert not output.exists()
-    with pytest.raises(ValueError, match="unfinished backtest of another model"):
+    with pytest.raises(ValueError, match="unfinished backtest with another model"):
         backtest(model, test, origins=5, output=output)
     done.clear()
     found = backtest(model, test, origins=4, output=output)  # forecasts from two more origins

@@ -374,9 +374,9 @@ def test_wrong_quantiles_are_refused(quantiles):
 def test_bad_arguments_are_named(trained):
     with pytest.raises(ValueError, match="`horizon` must be a positive integer"):
         forecaster(0, adapted=False)
-    with pytest.raises(ValueError, match="2 targets first and 2 known .*3 channels"):
+    with pytest.raises(ValueError, match="2 targets and end with 2 known .*3 channels"):
         forecaster(future_channels=2)
-    with pytest.raises(ValueError, match="trained by forecasting.PinballLoss.*'mse'"):
+    with pytest.raises(ValueError, match="must use forecasting.PinballLoss.*'mse'"):
         trained[0].compile("sgd", loss="mse")
     with pytest.raises(ValueError, match="of a constant series"):
         MASE(mase_scale(np.ones((9, 1))))
@@ -411,7 +411,7 @@ def test_forecasts_that_do_not_fit_are_named(trained):
     other = forecaster(future_channels=0)
     with pytest.raises(ValueError, match="horizon of 4 steps.*1 other channels, steps=8"):
         other.forecast(SERIES[:100], 5)
-    with pytest.raises(ValueError, match="takes no future covariates"):
+    with pytest.raises(ValueError, match="has no future covariates"):
         other.forecast(SERIES[:100], 4, future)
-    with pytest.raises(ValueError, match="scores by its band"):
+    with pytest.raises(ValueError, match="scores values by its band"):
         anomaly_scores(model, SERIES, scale=1.0)

@@ -330,7 +330,7 @@ def test_a_forecast_from_covariates_of_the_past(tmp_path):
     columns = {"targets": ["load"], "past": ["holiday"], "time": "time"}
     recipe = zoo.recipe("tcn_forecaster", **SMALL, data_options={"path": path, **columns})
     runs.train(recipe, tmp_path / "run", verbose=0)
-    with pytest.raises(ValueError, match="no values of holiday .--past.* steps=5. Forecast 4 ste"):
+    with pytest.raises(ValueError, match="which lacks holiday .--past.* steps=5. Forecast 4 ste"):
         forecast(tmp_path / "run", path, steps=5)
     path = write(tmp_path / "new.csv", 60, hidden=3)
     with pytest.warns(UserWarning, match="the last 3 rows have no value of load. The forecast st"):
@@ -567,7 +567,7 @@ def test_stretched_series():
     first = stream[0][0]
     stream.on_epoch_end()
     assert not np.array_equal(first, stream[0][0])
-    with pytest.raises(ValueError, match="`stretch` must be 0 or more. Received: stretch=-1"):
+    with pytest.raises(ValueError, match="`stretch` must be non-negative. Received: stretch=-1"):
         SeriesStream(series, 2, stretch=-1)
     with pytest.raises(ValueError, match="`stretch` needs data='whole_series'. Received: data='l"):
         zoo.recipe("tcn_classifier", stretch=0.1)

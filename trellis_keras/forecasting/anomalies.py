@@ -79,7 +79,8 @@ def anomaly_scores(
     if model.quantiles is not None:
         if scale is not None or len(model.quantiles) < 2:
             raise ValueError(
-                "A model with quantiles scores by its band: it needs two of them, and no `scale`. "
+                "A model with quantiles scores values by its band: it needs at least two quantiles "
+                "and no `scale`. "
                 f"Received: quantiles={model.quantiles}, scale={scale}"
             )
         lowest, highest = forecasts[..., 0], forecasts[..., -1]

@@ -49,7 +49,7 @@ class ArchiveFile(NamedTuple):
 
 
 class _Refused(Exception):
-    """Why a line is refused."""
+    """The reason for rejecting a line."""
 
 
 def has_archive_name(path: str | os.PathLike) -> bool:
@@ -114,7 +114,7 @@ class _Lines:
 
 
 class _Series:
-    """Gathers the series of a file, and checks that they fit together."""
+    """Collects the series of a file, and checks that they match."""
 
     def __init__(self):
         self.series, self.labels = [], []
@@ -124,7 +124,7 @@ class _Series:
 
         Args:
             channels: The words of each channel.
-            label: Its class, or None.
+            label: Class of the series, or None.
         """
         lengths = {len(words) for words in channels}
         if len(lengths) > 1:
@@ -146,14 +146,14 @@ class _Series:
             self.labels.append(label)
 
     def result(self, classes: list[str] | None = None) -> ArchiveFile:
-        """Returns what was gathered; `classes` are the declared ones."""
+        """Returns the collected series; `classes` are the declared classes."""
         if classes is None:
             classes = sorted(set(self.labels), key=_by_size)
         return ArchiveFile(self.series, self.labels, tuple(classes))
 
 
 def _numbers(words):
-    """Returns words as float64, NaN where a value is missing."""
+    """Returns words as float64, with NaN for missing values."""
     values = np.empty(len(words))
     for i, word in enumerate(words):
         word = word.strip()
@@ -163,8 +163,7 @@ def _numbers(words):
             values[i] = np.nan
         else:
             raise _Refused(
-                f"Values must be finite numbers, or ? where they are missing. "
-                f"Received: {_short(word)}"
+                f"Values must be finite numbers, or ? if missing. Received: {_short(word)}"
             )
     return values
 
@@ -180,7 +179,7 @@ def _short(word):
 def _check_label(label, classes):
     if label not in classes:
         raise _Refused(
-            f"The class must be one of those that the header declares, {', '.join(classes[:20])}. "
+            f"The class must be one of those declared in the header: {', '.join(classes[:20])}. "
             f"Received: {_short(label)}"
         )
     return label
@@ -197,7 +196,7 @@ def _read_ts(lines):
             if classes is None:
                 channels.append(last)
             elif not channels:
-                raise _Refused(f"A class must follow the values, after a colon: {_short(line)}")
+                raise _Refused(f"The line must end with a colon and a class: {_short(line)}")
             label = None if classes is None else _check_label(last.strip(), classes)
             found.add([words.split(",") for words in channels], label)
         elif not line.startswith("@"):
@@ -217,12 +216,12 @@ def _read_ts(lines):
 
 
 def _ts_classes(header):
-    """The declared classes, or None if the series have none."""
+    """Returns the declared classes, or None if the series have none."""
     words = header.get("classlabel", ["false"])
     if not _flag(words):
         return None
     if len(words) == 1:
-        raise _Refused("@classLabel true must name the classes.")
+        raise _Refused("@classLabel true must be followed by the class names.")
     return words[1:]
 
 
@@ -258,8 +257,8 @@ def _read_arff(lines):
     relational = kinds == ["relational"]
     if not relational and set(kinds) != {"numeric"}:
         raise _Refused(
-            "Expected numeric attributes, or one relational one, and at the end the classes, such "
-            f"as {{a, b}}. Received: {', '.join(map(str, dict.fromkeys(map(_kind, kinds))))}"
+            "Expected numeric attributes or one relational attribute, then the classes, such as "
+            f"{{a, b}}. Received: {', '.join(map(str, dict.fromkeys(map(_kind, kinds))))}"
         )
     for line in rows:
         words = _arff_words(line)
@@ -276,7 +275,7 @@ def _read_arff(lines):
 
 
 def _attribute(rest):
-    """Returns name and kind of an attribute: "numeric", "relational", or its list of names."""
+    """Returns the name and kind of an attribute: "numeric", "relational", or a list of names."""
     quoted = re.match(r"""(?:'([^']*)'|"([^"]*)"|(\S+))\s+(.+)$""", rest[0] if rest else "")
     if quoted is None:
         raise _Refused("An attribute must have a name and a type.")
@@ -296,7 +295,7 @@ def _kind(kind):
 
 
 def _arff_words(line):
-    """Splits a line at its commas outside of quotes, single or double ones."""
+    """Splits a line at commas that are not inside single or double quotes."""
     quote = '"' if '"' in line and ("'" not in line or line.index('"') < line.index("'")) else "'"
     try:
         words = next(csv.reader([line], quotechar=quote, skipinitialspace=True), [])
@@ -319,7 +318,7 @@ def _read_plain(lines):
 
 
 def _plain_label(word):
-    """Returns a label, numbers without what is not needed: 1.0000000e+00 is 1."""
+    """Returns a label, with numbers in their shortest form: 1.0000000e+00 is 1."""
     if _NUMBER.match(word) and np.isfinite(float(word)):
         number = float(word)
         return str(int(number)) if number.is_integer() else str(number)

@@ -48,7 +48,7 @@ _KEYS = ("origin", "series", "target", "step")
 _QUANTILE = re.compile(r"q[0-9.]+")
 _SHOWN = 12  # steps or series in a table
 _SERIES_AT_ONCE = 32
-_LEVELS = (np.arange(100) + 0.5) / 100  # of the CRPS
+_LEVELS = (np.arange(100) + 0.5) / 100  # at which the CRPS is evaluated
 _SETTINGS = "settings.json"
 
 Refit = Callable[[Windows], Forecaster]
@@ -101,7 +101,7 @@ def backtest(
         OSError: If a file cannot be written.
     """
     if not len(test):
-        raise ValueError("`test` must have windows to forecast. Received: none")
+        raise ValueError("`test` must have at least one window. Received: none")
     job = _Job(model, test, origins, refit, every)
     if output is None:
         return pa.concat_tables(job.run({}, verbose))
@@ -137,15 +137,15 @@ def _check_settings(folder, settings):
     path = folder / _SETTINGS
     if path.exists() and read_json(path, "the settings of a backtest") != settings:
         raise ValueError(
-            f"{folder} has an unfinished backtest of another model, of other data or with other "
-            "options. Remove it, or choose another output."
+            f"{folder} has an unfinished backtest with another model, other data or other options. "
+            "Remove it, or choose another output."
         )
     with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(settings), encoding="utf-8")
 
 
 def _fingerprint(model):
-    """SHA-256 of a model's weights."""
+    """Returns the SHA-256 of a model's weights."""
     digest = hashlib.sha256()
     for weight in model.weights:
         digest.update(np.ascontiguousarray(keras.ops.convert_to_numpy(weight)).tobytes())
@@ -153,7 +153,7 @@ def _fingerprint(model):
 
 
 class _Job:
-    """The forecasts of all origins, one after the other."""
+    """Computes the forecasts of all origins, one after another."""
 
     def __init__(self, model, test, origins, refit, every):
         self.model, self.refit, self.every = model, refit, every
@@ -173,7 +173,7 @@ class _Job:
         }
 
     def run(self, done, verbose):
-        """Yields the rows of each origin; those in `done` are there already."""
+        """Yields the rows of each origin that is not in `done`."""
         model = ridge = fitted = None
         bar = tqdm(
             self.origins,
@@ -192,17 +192,17 @@ class _Job:
             yield self._forecast(model, ridge, rows)
 
     def _fit(self, k):
-        """Returns the model and the ridge regression for origin `k` and those after it."""
+        """Returns the model and the ridge regression for origin `k` and later ones."""
         before = self._windows_before(self.origins[k][1]) if k else self.before
         model = self.refit(before) if k else self.model
         return model, WindowRidge(before) if len(before) else None
 
     def _windows_before(self, last):
-        """The windows whose targets are before a row of each series."""
+        """Returns the windows whose targets are before the given row of each series."""
         return Windows(self.series, self.whole.window, self.whole.horizon, 1, self.starts, last)
 
     def _scale(self, i, season):
-        """The error of the seasonal naive forecast of the next season, (targets,); 0 of none."""
+        """Returns the seasonal naive forecast's error on known rows, (targets,), 0 if unknown."""
         known = self.series.values[self.starts[i] : self.before.last[i], : self.series.targets]
         columns = known.T.astype("float64")
         return [mean_error(values[season:] - values[:-season]) for values in columns]
@@ -231,7 +231,7 @@ class _Job:
         return pa.concat_tables(tables)
 
     def _index(self, i, row):
-        """The numbers of the windows that calibrate, and of the one that ends before `row`."""
+        """Returns the indices of the calibration windows, and of the window that ends at `row`."""
         last = self.whole.of_series(i).start + row - self.whole.window - self.starts[i]
         known = last - self.whole.horizon
         first = max(known - recent_count(self.whole) + 1, self.whole.of_series(i).start)
@@ -279,9 +279,10 @@ class _Job:
 
 
 def _origins(test, count):
-    """Returns the origins: {number of a series: the first row to forecast}, and what is known.
+    """Returns the origins and the known rows.
 
-    The latter is for each series the row after the last that is not later than the origin.
+    An origin is {index of a series: first row to forecast}. The known rows of each series end with
+    the last one that is not later than the origin.
     """
     series = test.series
     if series.times is None:  # counted from the ends of the series
@@ -341,7 +342,7 @@ def backtest_scores(rows: pa.Table, by: Sequence[str] = ("target",)) -> pa.Table
 
 
 def _groups(rows, by):
-    """The numbers of the rows of each combination of values, in the order of the table."""
+    """Returns the row indices of each combination of values, in the order of the table."""
     codes = np.zeros(len(rows), int)
     for name in by:
         encoded = rows[name].combine_chunks().dictionary_encode()
@@ -352,7 +353,7 @@ def _groups(rows, by):
 
 
 def _figures(columns, method):
-    """{name: figure} of one forecast."""
+    """Returns {name: figure} for a forecasting method."""
     actual, forecast, scale = columns["actual"], columns[method], columns["scale"]
     known = ~np.isnan(actual) & ~np.isnan(forecast)
     found: dict[str, float | int | None] = {"values": int(known.sum()), **dict.fromkeys(METRICS)}
@@ -381,7 +382,7 @@ def _figures(columns, method):
 
 
 def _crps(actual, bands, levels):
-    """The mean CRPS of quantile functions that are linear between quantiles, level beyond."""
+    """Returns the mean CRPS of quantile functions, piecewise linear and constant at the ends."""
     total = 0.0
     for level in _LEVELS:
         place = np.interp(level, levels, np.arange(len(levels)))
@@ -420,7 +421,7 @@ def backtest_tables(rows: pa.Table) -> list[list[tuple[str, ...]]]:
     for key in ("step", "series"):
         lines = _lines(backtest_scores(rows, ("target", key)).to_pylist(), key)
         if len(lines) < 2 * len({line["target"] for line in lines}):
-            continue  # one step, or one series
+            continue  # a single step or series
         if key == "step":
             steps = sorted({line["step"] for line in lines})
             at = np.linspace(0, len(steps) - 1, min(len(steps), _SHOWN)).round().astype(int)
@@ -436,7 +437,7 @@ def backtest_tables(rows: pa.Table) -> list[list[tuple[str, ...]]]:
 
 
 def _lines(scores, key):
-    """For each target and key the mean absolute error of every method, coverage and width."""
+    """Returns, for each target and key, the errors of all methods, coverage and width."""
     lines: dict[tuple, dict] = {}
     for row in scores:
         line = lines.setdefault((row["target"], row[key]), {"target": row["target"], key: row[key]})
@@ -447,7 +448,7 @@ def _lines(scores, key):
 
 
 def _loss(line):
-    """The error of the model, divided by that of the best simple forecast."""
+    """Returns the ratio of the model's error to that of the best simple forecast."""
     others = [line[name] for name in FORECASTS[1:] if line[name] is not None]
     if line["forecast"] is None or not others:
         return 0.0

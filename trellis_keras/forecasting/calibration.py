@@ -1,4 +1,4 @@
-"""Conformal calibration of quantiles, also on the recent past of a series."""
+"""Conformal calibration of quantiles, by validation data or the recent past of a series."""
 
 import math
 from collections.abc import Sequence
@@ -43,8 +43,8 @@ def _scale(outputs, targets, quantiles):
             gap = sign * (outputs[:, i] - outputs[:, i - sign])
             scores = sign * (targets - calibrated) / np.maximum(gap, np.finfo("float32").tiny)
             share = quantiles[i] if sign > 0 else 1 - quantiles[i]
-            # Of n + 1 scores, the next one included, this share is to be below the bound. (Rounded:
-            # 20 * 0.55 is a little more than 11.)
+            # This share of n + 1 scores, including the next one, should be below the bound.
+            # (Rounded, because 20 * 0.55 is slightly more than 11.)
             rank = math.ceil(round((len(scores) + 1) * share, 9))
             scale[i] = max(np.sort(scores)[min(rank, len(scores)) - 1], 0.0)
             calibrated = calibrated + sign * scale[i] * gap
@@ -72,7 +72,7 @@ def rescale(outputs: np.ndarray, scale: np.ndarray, quantiles: Sequence[float]) 
 
 
 def calibrate_on_known(model, outputs, known, known_y, windows):
-    """Returns outputs whose quantiles are calibrated on the last of the known ones."""
+    """Returns outputs with their quantiles calibrated on the last known windows."""
     count = recent_count(windows)
     if not model.has_band or not len(known_y):
         return outputs
@@ -81,7 +81,7 @@ def calibrate_on_known(model, outputs, known, known_y, windows):
 
 
 def predict_windows(model, windows, index, batch_size=64):
-    """Returns the outputs and the targets of the windows with these numbers."""
+    """Returns the outputs and targets of the windows with these indices."""
     x, y = windows.read(np.asarray(index, int))
     if not len(x):
         return np.zeros(model.compute_output_shape(x.shape)), y
@@ -89,16 +89,16 @@ def predict_windows(model, windows, index, batch_size=64):
 
 
 def recent_count(windows):
-    """Returns the number of windows that calibrate: those that start within two windows of rows."""
+    """Returns the number of calibration windows: those that start within two windows of rows."""
     return -(-2 * windows.window // windows.stride)
 
 
 def recent_windows(windows, i):
-    """Returns the numbers of the last windows of series `i`, which calibrate what comes after."""
+    """Returns the indices of the last windows of series `i`, for calibrating what comes next."""
     own = np.array(windows.of_series(i), int)
     return own[max(len(own) - recent_count(windows), 0) :]
 
 
 def windows_ahead(windows):
-    """Returns the number of windows from one to the first that starts after its targets."""
+    """Returns the distance, in windows, from a window to the first one after its targets."""
     return -(-windows.horizon // windows.stride)

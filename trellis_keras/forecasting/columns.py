@@ -1,4 +1,4 @@
-"""The columns of a table of time series: their roles, and what their values mean."""
+"""The columns of a table of time series: their roles, and how to read their values."""
 
 import array
 import dataclasses
@@ -25,7 +25,7 @@ _ONE_KIND = (
     "must hold one kind of times: all with an offset from UTC, all without one, or all integers"
 )
 _TOGETHER = "must keep the rows of a series together: sort them by series and time"
-_YEARS = (1700, 2200)  # of times such as 20240131
+_YEARS = (1700, 2200)  # valid years in times such as 20240131
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Columns:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """The columns of numbers, in the order of the channels."""
+        """The numeric columns, in the order of the channels."""
         return (*self.targets, *self.past, *self.future, *self.static)
 
     @property
@@ -76,7 +76,7 @@ class Columns:
 
     @property
     def future_channels(self) -> int:
-        """Number of channels known in the future, the last ones."""
+        """Number of channels known in the future, which come last."""
         return len(self.future) + len(self.static)
 
     def find(self, header: Sequence[str], where: str) -> dict[str, int]:
@@ -181,7 +181,7 @@ def read_table(
 
 
 class _Refused(Exception):
-    """A value, by its index in the block, that breaks a rule."""
+    """Raised for a value that breaks a rule, with its index in the block."""
 
     def __init__(self, index: int, rule: str):
         self.index, self.rule = index, rule
@@ -262,7 +262,7 @@ def _types_of(texts):
 
 
 def _forms(texts):
-    """Yields texts as they are, then as ISO 8601 that pyarrow reads."""
+    """Yields the texts unchanged, then in ISO 8601 forms that pyarrow can read."""
     yield texts
     texts = pc.utf8_trim_whitespace(texts)
     texts = pc.replace_substring_regex(texts, r"(:[0-9][0-9])[.][0-9]*", r"\1")  # fractions
@@ -273,7 +273,7 @@ def _forms(texts):
 
 
 class _Series:
-    """Reads a column of the names of series."""
+    """Reads a column of series names."""
 
     def __init__(self):
         self.lengths: dict[str, int] = {}
@@ -313,7 +313,7 @@ class _Classes:
 
 
 def _compact_dates(numbers):
-    """Returns numbers that are all such as 20240131 or 202401 as dates, others as they are."""
+    """Returns numbers as dates if all have the form 20240131 or 202401, otherwise unchanged."""
     is_month = numbers.max(initial=0) < 10**6
     years, rest = np.divmod(numbers, 100 if is_month else 10**4)
     months, days = (rest, 1) if is_month else np.divmod(rest, 100)

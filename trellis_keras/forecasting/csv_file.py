@@ -15,8 +15,8 @@ import pyarrow.csv
 
 from trellis_keras.files import check_gzip
 
-_LONGEST = 2**20  # bytes of a line, and of the blocks that are read
-_SCANNED = 10**7  # rows, to find the line of an error
+_LONGEST = 2**20  # bytes, maximum length of a line and size of a block
+_SCANNED = 10**7  # rows that are scanned to find the line of an error
 
 
 class CSVFile:
@@ -52,7 +52,7 @@ class CSVFile:
             except csv.Error as error:
                 raise ValueError(f"{self.path} is not CSV: {error}") from error
             self._has_rows = bool(text.read(1))
-        if any("\ufffd" in name for name in self.header):  # what could not be decoded
+        if any("\ufffd" in name for name in self.header):  # bytes that could not be decoded
             raise ValueError(f"{self.path} is not CSV in UTF-8. Received: header {self.header}")
 
     def blocks(self, places: Mapping[str, int]) -> Iterator[dict[str, pa.StringArray]]:
@@ -77,7 +77,7 @@ class CSVFile:
             batches = pyarrow.csv.open_csv(
                 str(self.path),
                 pyarrow.csv.ReadOptions(
-                    use_threads=False,  # with threads, no faster and without row numbers
+                    use_threads=False,  # threads are no faster, and errors lack row numbers
                     block_size=_LONGEST,
                     column_names=[str(place) for place in range(len(self.header))],
                     skip_rows_after_names=1,
@@ -122,9 +122,9 @@ class CSVFile:
         return texts
 
     def _explain(self, message, rows):
-        """Returns pyarrow's message as one about lines."""
+        """Returns pyarrow's message, converted from rows to lines."""
         if found := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", message):
-            number, expected, count = map(int, found.groups())  # from 1, and of the header
+            number, expected, count = map(int, found.groups())  # counted from 1, with the header
             return f"{self.place(number - 2)} has {count} fields, the header {expected}"
         if "straddling" in message:
             return f"a line after row {rows} is longer than {_LONGEST:,} bytes, or a quote is open"
@@ -147,7 +147,7 @@ class CSVFile:
 
 
 def try_cast(values: pa.Array, dtype: pa.DataType) -> pa.Array | None:
-    """Returns values as another type, or `None` if pyarrow refuses one of them."""
+    """Returns values cast to another type, or `None` if pyarrow cannot cast all of them."""
     try:
         return values.cast(dtype)
     except pa.ArrowInvalid:
@@ -155,7 +155,7 @@ def try_cast(values: pa.Array, dtype: pa.DataType) -> pa.Array | None:
 
 
 def first_refused(values: pa.Array, dtype: pa.DataType) -> int:
-    """Returns the index of the first value that cannot be cast to a type. There is one."""
+    """Returns the index of the first value that cannot be cast to a type, which must exist."""
     first, last = 0, len(values)
     while last - first > 1:
         middle = (first + last) // 2

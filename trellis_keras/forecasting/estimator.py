@@ -31,13 +31,13 @@ from trellis_keras.models.saved_files import load_model
 from trellis_keras.training import Adam, EarlyStopping, StopOnNaN
 
 _MODEL, _ABOUT = "model.keras", "forecaster.json"
-_SEASONS = 3  # of which a window has as many rows
-_LONGEST = 336  # rows of a window, and lags that are tried for a season
+_SEASONS = 3  # per window
+_LONGEST = 336  # rows in a window, and largest lag tried as a season
 _SHORTEST = 16
-_ROWS_OF_A_LAG = 30  # to train on; a window has as many lags as the rows allow
-_MOST_SERIES, _MOST_ROWS = 20, 10_000  # by which a season is found
-# How nets are trained by default, here and in the zoo. The rate falls by the factor after as many
-# epochs without a better validation loss, and the training stops after as many.
+_ROWS_OF_A_LAG = 30  # training rows per lag of a window
+_MOST_SERIES, _MOST_ROWS = 20, 10_000  # used to find a season
+# Default training of nets, here and in the zoo. The learning rate decays by `decay_factor` after
+# `decay_window` epochs without a better validation loss; training stops after `stop_patience`.
 TRAINING: dict[str, Any] = {
     "learning_rate": 2e-3,
     "clip_norm": 1.0,
@@ -174,7 +174,7 @@ def choose_window(table: TimeSeries, horizon: int, share: float) -> int:
 
 
 def _season(values, horizon):
-    """The lag whose naive forecast is best, but for the drift of the series."""
+    """Returns the lag with the best naive forecast, after correcting for drift."""
     longest = min(len(values) // 2, _LONGEST)
 
     def error(distance):
@@ -249,7 +249,7 @@ def train_forecaster(
             verbose=verbose,
         )
     share = settle(model, valid, batch_size)
-    return share if epochs else None  # the net is as it was: zero
+    return share if epochs else None  # an untrained net is zero
 
 
 def settle(
@@ -391,7 +391,7 @@ class FittedForecaster:
 
 
 def _as_frame(table):
-    """A pandas data frame where pandas is installed."""
+    """Returns a pandas data frame if pandas is installed."""
     try:
         import pandas  # noqa: F401
     except ImportError:

@@ -1,4 +1,4 @@
-"""The model that forecasts time series, on any causal backbone."""
+"""A model for time series forecasting with any causal backbone."""
 
 import numbers
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ from trellis_keras.models.sequence_models import SequenceModel
 from trellis_keras.types import Cache, Shape, Tensor
 
 _SHARES = (0.25, 0.5, 0.75, 1.0)
-_FEWEST_HORIZONS = 4  # of validation windows by which a net is kept
-_MOST_VALUES = 2**23  # of the windows that a linear map is fitted on
+_FEWEST_HORIZONS = 4  # of validation windows needed to keep a net
+_MOST_VALUES = 2**23  # in the windows used to fit a linear map
 _LEAST_GAP = 1e-3  # between quantiles, in units of the windows' scale
 
 
@@ -178,7 +178,7 @@ class Forecaster(SequenceModel):
 
     @property
     def middle(self) -> int | None:
-        """Index of the quantile nearest to the median, `None` without quantiles."""
+        """Index of the quantile nearest to the median, or `None` without quantiles."""
         return None if self.quantiles is None else middle_quantile(self.quantiles)
 
     @property
@@ -191,8 +191,8 @@ class Forecaster(SequenceModel):
         assert input_shape[-1] is not None  # by `super().build`
         if self.future_channels and self.future_channels + self.targets > input_shape[-1]:
             raise ValueError(
-                f"Inputs must have {self.targets} targets first and {self.future_channels} known "
-                f"covariates last. Received: {input_shape[-1]} channels"
+                f"Inputs must start with {self.targets} targets and end with "
+                f"{self.future_channels} known covariates. Received: {input_shape[-1]} channels"
             )
         if self.target_normalization is not None and not self.target_normalization.built:
             self.target_normalization.build((None, self.targets))
@@ -220,13 +220,13 @@ class Forecaster(SequenceModel):
             return self._outputs(hidden)
         if mask is not None:
             raise ValueError(
-                "The linear map reads the last steps, so none can be masked: remove the padding, "
-                "or use linear_window=None. Received: a mask"
+                "The linear map does not support masks, because it reads the last steps: remove "
+                "the padding, or use linear_window=None. Received: a mask"
             )
         return self._outputs(hidden, self.linear(self._linear_inputs(inputs)))
 
     def _linear_inputs(self, inputs):
-        """The inputs of the linear map: targets may leave the range of the training data."""
+        """Returns inputs for the linear map, without limits on the range of targets."""
         assert self.input_normalization is not None  # by the constructor
         x = ops.cast(inputs, self.input_normalization.compute_dtype)
         x = self.input_normalization.standardize(x)
@@ -251,7 +251,7 @@ class Forecaster(SequenceModel):
 
     @property
     def _forecast_shape(self):
-        """The shape of one forecast."""
+        """Returns the shape of one forecast."""
         quantiles = () if self.quantiles is None else (len(self.quantiles),)
         return (self.horizon, self.targets, *quantiles)
 
@@ -296,8 +296,8 @@ class Forecaster(SequenceModel):
         (x, y), (x_valid, y_valid) = (self._linear_windows(part) for part in (train, valid))
         if not len(x):
             raise ValueError(
-                f"The linear map needs windows of {self.linear.window} + {self.horizon} rows, as "
-                "many as `linear_window` and the horizon. Received: none in the training data"
+                f"The linear map needs windows of `linear_window` + `horizon` = "
+                f"{self.linear.window} + {self.horizon} rows. Received: none in the training data"
             )
         kernel, least_scale, residuals = fit_map(x, y, x_valid, y_valid)
         self.linear.kernel.assign(kernel.reshape(self.linear.kernel.shape))
@@ -306,7 +306,7 @@ class Forecaster(SequenceModel):
             self.offsets.assign(_starting_offsets(residuals, self.quantiles))
 
     def _linear_windows(self, part):
-        """Standardized inputs and targets of the windows of a part, at equal distances."""
+        """Returns standardized inputs and targets of evenly spaced windows of a part."""
         window, horizon, channels = self.linear.window, self.horizon, self.linear.kernel.shape[1]
         if part is None:
             return np.zeros((0, window, channels)), np.zeros((0, horizon, self.targets))
@@ -316,7 +316,7 @@ class Forecaster(SequenceModel):
             )
         if part.window < window or part.horizon != horizon:
             raise ValueError(
-                f"The model needs windows of {window} rows or more, and a horizon of {horizon}. "
+                f"The model needs windows of at least {window} rows, and a horizon of {horizon}. "
                 f"Received: window={part.window}, horizon={part.horizon}"
             )
         count = min(len(part), max(_MOST_VALUES // (window * channels), 1))
@@ -344,7 +344,7 @@ class Forecaster(SequenceModel):
             ValueError: If the model has no linear map, or inputs or targets do not match it.
         """
         if self.linear is None:
-            raise ValueError("`weigh_net` needs a model with a linear map. Received: none")
+            raise ValueError("`weigh_net` requires a model with a linear map.")
         with_net, targets, scale = self._predict_known(x, y, batch_size)
         weights = [ops.convert_to_numpy(w) for w in (self.head.kernel, self.head.bias)]
         is_net = np.arange(weights[1].size) % len(self.quantiles or (0,)) == (self.middle or 0)
@@ -360,7 +360,7 @@ class Forecaster(SequenceModel):
             without, with_net = without[..., self.middle], with_net[..., self.middle]
         counts = ~np.isnan(targets).all(axis=(-2, -1))
 
-        def errors(share):  # of each window
+        def errors(share):  # per window
             found = np.abs(targets - without - share * (with_net - without)) / scale
             return np.nanmean(found[counts], axis=(-2, -1))
 
@@ -402,7 +402,7 @@ class Forecaster(SequenceModel):
         self.gap_scale.assign(conformal_scale(outputs, targets, self.quantiles))
 
     def _predict_known(self, x, y, batch_size):
-        """Outputs, targets with NaN for those that do not count, and the scale of the windows."""
+        """Returns outputs, targets (NaN if they do not count), and the windows' scale."""
         batches = x if isinstance(x, keras.utils.PyDataset) else [(x, y)]
         found = []
         for i in range(len(batches)):
@@ -418,7 +418,7 @@ class Forecaster(SequenceModel):
         return [np.concatenate(parts) for parts in zip(*found, strict=True)]
 
     def _scale(self, x):
-        """The scale of windows in the loss, relative to the deviation of the targets."""
+        """Returns the scale of windows in the loss, relative to the targets' deviation."""
         if self.linear is None:
             return ops.ones((1, 1, self.targets))
         return self.linear(self._linear_inputs(x))[1]
@@ -442,13 +442,13 @@ class Forecaster(SequenceModel):
     def _own_loss(self, loss):
         if self.quantiles is not None and not isinstance(loss, PinballLoss):
             raise ValueError(
-                "A model with quantiles is trained by forecasting.PinballLoss, the default. "
+                "A model with quantiles must use forecasting.PinballLoss, the default. "
                 f"Received: loss={loss!r}"
             )
         return loss
 
     def _own_metrics(self, metrics):
-        """Returns Keras' metrics as those of single values, each with its weight."""
+        """Returns Keras' metrics, wrapped to take single values with weights."""
         if metrics is None:
             return None
         kinds = (ForecastMetric, ValueMetric)
@@ -479,7 +479,7 @@ class Forecaster(SequenceModel):
         if self.linear is not None:
             scale = self._scale(x)
             y, y_pred = y / scale, y_pred / (scale if self.quantiles is None else scale[..., None])
-        # A copy has no `_keras_mask`, which Keras would apply again: the weight has it.
+        # A copy drops `_keras_mask`, which is in the weights already and must not apply twice.
         y_pred = ops.copy(y_pred) if self.quantiles else y_pred[..., None]
         return y[..., None], y_pred, weight
 
@@ -487,16 +487,16 @@ class Forecaster(SequenceModel):
         if y.ndim != 3 + self.per_step or y.shape[-2:] != (self.horizon, self.targets):
             leading = "batch, time" if self.per_step else "batch"
             raise ValueError(
-                f"`y` must have shape ({leading}, {self.horizon}, {self.targets}): the model's "
+                f"`y` must have shape ({leading}, {self.horizon}, {self.targets}), as the model's "
                 f"horizon is {self.horizon}. Received: shape {y.shape}"
             )
         if y.size and np.all(np.isnan(y)):
             raise ValueError("All targets are missing: `y` has only NaN.")
 
     def _check_weights(self, weights):
-        """Takes any weights: a gap in a series may fill all of a forecast."""
+        """Accepts all weights, because a gap in a series may cover a whole forecast."""
 
-    # Streaming: with a linear map, the cache has its last steps beside the backbone's.
+    # Streaming: with a linear map, the cache also contains its last steps.
 
     def initial_cache(self, batch_size: int) -> Cache:
         cache = super().initial_cache(batch_size)
@@ -573,7 +573,7 @@ class Forecaster(SequenceModel):
 
 
 def _starting_offsets(residuals, quantiles):
-    """The offsets (horizon, targets, quantiles) that give residuals their quantiles.
+    """Returns offsets (horizon, targets, quantiles) whose quantiles are those of residuals.
 
     Args:
         residuals: Array (windows, horizon, targets). Missing values are NaN.
@@ -582,14 +582,14 @@ def _starting_offsets(residuals, quantiles):
     found = np.nan_to_num(np.moveaxis(np.nanquantile(residuals, quantiles, axis=0), 0, -1))
     middle = middle_quantile(quantiles)
     gaps = np.maximum(np.diff(found, axis=-1), _LEAST_GAP)
-    offsets = np.log(np.expm1(gaps))  # `_increasing` makes them gaps
+    offsets = np.log(np.expm1(gaps))  # inverts the softplus in `_increasing`
     return np.concatenate(
         [offsets[..., :middle], found[..., middle : middle + 1], offsets[..., middle:]], axis=-1
     )
 
 
 def _increasing(values, scale, middle):
-    """Makes the last axis increase: gaps by softplus, each next to the one nearer to the middle."""
+    """Makes the last axis increase: from the middle outwards, values become softplus gaps."""
     center = values[..., middle : middle + 1]
     differences = ops.softplus(values) * ops.cast(scale, values.dtype)
     above = center + ops.cumsum(differences[..., middle + 1 :], axis=-1)

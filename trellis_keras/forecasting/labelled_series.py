@@ -1,4 +1,4 @@
-"""Labelled time series: windows, such as of people's sensor readings, and whole series.
+"""Labelled time series: windows, such as sensor readings of people, and whole series.
 
     trellis-keras train tcn_classifier --csv exercises.csv --target exercise --past ax --past ay \\
         --series person --window 50 --output runs/exercises
@@ -58,7 +58,7 @@ class LabelledWindows:
         return len(self.starts)
 
     def rows(self) -> list[np.ndarray]:
-        """Returns the rows of each series, (rows, channels), to compute statistics from."""
+        """Returns the rows of each series, (rows, channels), for computing statistics."""
         return [self.series.values[self.series.rows(i)] for i in self.chosen]
 
     def read(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -176,11 +176,11 @@ class LabelledSeries:
         return digest.hexdigest()
 
     def rows(self) -> list[np.ndarray]:
-        """Returns the steps of each series, (steps, channels), to compute statistics from."""
+        """Returns the steps of each series, (steps, channels), for computing statistics."""
         return [each[: self.window] for each in self.series]
 
     def chosen(self, index: Sequence[int] | np.ndarray) -> "LabelledSeries":
-        """Returns some of the series, by their numbers."""
+        """Returns the series with the given indices."""
         series = [self.series[i] for i in index]
         return LabelledSeries(series, self.labels[index], self.classes, self.window)
 
@@ -196,8 +196,8 @@ class LabelledSeries:
             is_last[own[len(own) - round(share * len(own)) :]] = True
         if is_last.all() or not is_last.any():
             raise ValueError(
-                f"The {len(self)} series of {len(self.classes)} classes are too few to hold "
-                f"out a share of each class. Received: share={share}"
+                f"{len(self)} series are too few to hold out a share of each of "
+                f"{len(self.classes)} classes. Received: share={share}"
             )
         return self.chosen(np.flatnonzero(~is_last)), self.chosen(np.flatnonzero(is_last))
 
@@ -238,7 +238,7 @@ class SeriesStream(WindowStream):
         stretch: float = 0.0,
     ):
         if not 0 <= stretch < np.inf:
-            raise ValueError(f"`stretch` must be 0 or more. Received: stretch={stretch}")
+            raise ValueError(f"`stretch` must be non-negative. Received: stretch={stretch}")
         super().__init__(series, batch_size, seed, shuffle)
         self._stretch = stretch
         times = check_integer("times", times, 1)
@@ -255,7 +255,7 @@ class SeriesStream(WindowStream):
 
 
 def _stretched(x, length, factor):
-    """Resamples the first `length` steps of x to `factor` times as many; NaN follows them."""
+    """Resamples the first `length` steps of x to `factor` times as many, followed by NaN."""
     new_length = int(np.clip(round(length * factor), 1, len(x)))
     places, stretched = np.linspace(0, length - 1, new_length), np.full_like(x, np.nan)
     for channel, column in enumerate(x.T):

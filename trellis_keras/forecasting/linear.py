@@ -1,10 +1,10 @@
 """A linear map from the last steps of series to the next ones, fitted in closed form.
 
 The map is a ridge regression that shrinks towards the best exponential smoothing: short series get
-the smoothing, long ones follow their data. Unless it is better than a naive forecast and the drift
-by more than noise, it is averaged with that forecast. Its forecasts follow the level of the series,
-since a target's own weights sum to 1 and those of the other targets to 0. Errors of each window are
-measured in units of its mean change from step to step.
+the smoothing, long ones follow their data. Unless it is significantly better than a naive forecast
+and the drift, it is averaged with that forecast. Forecasts follow the level of the series, since a
+target's own weights sum to 1 and those of the other targets to 0. Errors of a window are measured
+in units of its mean change from step to step.
 """
 
 import itertools
@@ -18,12 +18,12 @@ from trellis_keras.layers import streaming
 from trellis_keras.types import Cache, Shape, Tensor
 
 PENALTIES = (*10.0 ** np.arange(-3, 3), np.inf)
-_MOST_WINDOWS = 2_000  # for the season, at equal distances
-_MOST_FEATURES = 1_000  # of which the other channels take what is left
+_MOST_WINDOWS = 2_000  # evenly spaced, used to find the season
+_MOST_FEATURES = 1_000  # above which fewer steps of other channels are read
 _FOLDS = 5
-_QUIET = 0.05  # the quantile of the windows' scales that is the least one
-NEAR = 1.15  # of the smallest naive error
-# Rates of the smoothings: of the level; of the trend, and its damping; of the season.
+_QUIET = 0.05  # quantile of the windows' scales that serves as the smallest scale
+NEAR = 1.15  # ratio to the smallest naive error that counts as near
+# Smoothing rates: of the level; of the trend and its damping; of the season.
 _LEVELS = (0.05, 0.2, 0.5, 0.8, 0.97)
 _TRENDS = ((0.0, 1.0), (0.05, 0.97), (0.2, 0.97), (0.2, 0.85))
 _SEASONS = (0.05, 0.3)
@@ -78,7 +78,7 @@ class LinearMap(streaming.StreamingMixin, keras.layers.Layer):
         leading = tuple(input_shape[: 1 + self.return_sequences])
         return (*leading, self.horizon, self.targets), (*leading, 1, self.targets)
 
-    # Streaming: the cache has the last steps, without missing values.
+    # Streaming: the cache contains the last steps, with missing values filled.
 
     def initial_cache(self, batch_size: int) -> Cache:
         return ops.zeros((batch_size, self.window, self.kernel.shape[1]), self.compute_dtype)
@@ -99,7 +99,7 @@ class LinearMap(streaming.StreamingMixin, keras.layers.Layer):
         return self._shaped(base, scale), rows[:, -self.window :]
 
     def _outputs(self, rows):
-        """The outputs of the last of `window` rows."""
+        """Returns the outputs after `window` rows."""
         base = ops.tensordot(rows, self.kernel, [[1, 2], [0, 1]])
         changes = ops.absolute(rows[:, 1:, : self.targets] - rows[:, :-1, : self.targets])
         return self._shaped(base, ops.mean(changes, axis=1))
@@ -109,7 +109,7 @@ class LinearMap(streaming.StreamingMixin, keras.layers.Layer):
         return base, ops.maximum(scale, self.least_scale)[..., None, :]
 
     def _known(self, x):
-        """Steps (batch, time, channels) with the last known value for a missing one."""
+        """Returns steps (batch, time, channels) with missing values replaced by the last known."""
 
         steps = ops.arange(ops.shape(x)[1])
         doublings = 20 if x.shape[1] is None else (x.shape[1] - 1).bit_length()
@@ -162,7 +162,7 @@ def _fit_target(x, y, x_valid, y_valid, target):
     least = float(np.quantile(scale[scale > 0], _QUIET)) if scale.any() else 1.0
 
     def in_units(x, y):
-        """Windows and targets as distances from the last values, in units of the scale."""
+        """Returns windows and targets relative to the last values, in units of the scale."""
         last = np.where(np.arange(x.shape[-1]) < targets, x[:, -1:], 0)
         k = np.maximum(np.abs(np.diff(x[..., target], axis=1)).mean(axis=1), least)[:, None]
         return (x - last) / k[..., None], (y[..., target] - last[..., target]) / k
@@ -173,7 +173,7 @@ def _fit_target(x, y, x_valid, y_valid, target):
     smoothings = _smoothings(window, horizon, season)
     smoothings.sort(key=lambda m: mean_error(v - own @ m) + mean_error(v_valid - own_valid @ m))
     priors = smoothings[0], np.mean(smoothings[:5], axis=0)
-    # The other channels, with as many of their last steps as the features allow.
+    # Adds as many of the last steps of the other channels as the number of features allows.
     others = [i for i in range(x.shape[-1]) if i != target]
     reach = min(window, max(horizon, _MOST_FEATURES // x.shape[-1]))
     best = (np.inf,)
@@ -205,14 +205,14 @@ def _fit_target(x, y, x_valid, y_valid, target):
     whole[:, target] = kernel[:window]
     for n, i in enumerate(channels):
         whole[-reach:, i] = kernel[window + n * reach : window + (n + 1) * reach]
-    # The distances are from the last values.
+    # Values are relative to the last ones.
     whole[-1, :targets] -= whole[:, :targets].sum(axis=0)
     whole[-1, target] += 1
     return whole, least, residuals
 
 
 def fill(x: np.ndarray) -> np.ndarray:
-    """Returns windows (n, W, channels) with missing values filled as by `LinearMap`, in float64."""
+    """Returns float64 windows (n, W, channels), with missing values filled as in `LinearMap`."""
     x = np.array(x, "float64")
     for t in range(1, x.shape[1]):
         np.copyto(x[:, t], x[:, t - 1], where=np.isnan(x[:, t]))
@@ -275,12 +275,12 @@ def _simple(window, horizon, season):
 def _smoothings(window, horizon, season):
     """Returns simple forecasts and exponential smoothings as maps (window, horizon)."""
     maps = _simple(window, horizon, season)
-    # The theta method: half of the slope of the regression line, and a level.
+    # The theta method: half the slope of the regression line, plus a level.
     time = np.arange(window) - (window - 1) / 2
     slope = np.outer(time / (time @ time), np.arange(1, horizon + 1))
     for level in _LEVELS[1:]:
         maps.append(_smoothing(window, horizon, 1, level, 0.0, 1.0, 0.0) + slope / 2)
-    if 1 < season < window:  # the last season, and how far the series has moved since then
+    if 1 < season < window:  # the last season, plus the change since then
         moved = np.eye(window)[-1] - np.eye(window)[-1 - season]
         maps.append(_naive(window, horizon, season) + moved[:, None])
     for level, (trend, damping) in itertools.product(_LEVELS, _TRENDS):
@@ -299,10 +299,10 @@ def _naive(window, horizon, season):
 
 
 def _smoothing(window, horizon, season, alpha, beta, damping, gamma):
-    """Returns the additive Holt-Winters method with a damped trend as a map.
+    """Returns the additive Holt-Winters method with a damped trend as a linear map.
 
-    Its level, trend and season of `season` steps are weights of the window's steps. They start with
-    the means of the first two seasons.
+    Level, trend and the `season` seasonal terms are linear combinations of the window's steps,
+    initialized with the means of the first two seasons.
     """
     unit = np.eye(window)
     level, trend = unit[:season].mean(axis=0), np.zeros(window)
@@ -352,7 +352,7 @@ class Ridge:
 
 
 def folds(count: int, gap: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields fitted and held rows of blocks, with `gap` rows on either side in neither of them."""
+    """Yields training and held-out rows of blocks, without the `gap` rows on either side."""
     for block in np.array_split(np.arange(count), _FOLDS):
         if len(block):
             fitted = np.r_[: max(block[0] - gap, 0), min(block[-1] + gap + 1, count) : count]
@@ -361,13 +361,13 @@ def folds(count: int, gap: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def _window_errors(residuals):
-    """The mean error of each window, (windows,); NaN of those without a target."""
+    """Returns the mean error of each window, (windows,), or NaN for windows without targets."""
     counts = ~np.isnan(residuals)
     errors = np.where(counts, np.abs(residuals), 0).sum(axis=1)
     return errors / np.where(counts.any(axis=1), counts.sum(axis=1), np.nan)
 
 
 def mean_error(residuals: np.ndarray) -> float:
-    """Returns the mean absolute value of those that are not missing; 0 of none."""
+    """Returns the mean absolute value, ignoring missing values; 0 if all are missing."""
     known = residuals[~np.isnan(residuals)]
     return np.abs(known).mean() if known.size else 0.0

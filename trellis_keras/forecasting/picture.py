@@ -1,4 +1,4 @@
-"""Plots forecasts with the measured values, and their errors by step ahead."""
+"""Plots forecasts against measured values, and errors by step ahead."""
 
 import os
 
@@ -19,11 +19,11 @@ from trellis_keras.forecasting.report import middle_values, target_names
 from trellis_keras.forecasting.series import Windows
 
 _PANELS = 4  # targets
-_SHOWN = 7  # forecasts, one after the other
+_SHOWN = 7  # consecutive forecasts
 _COLORS = dict(
     zip(FORECASTS, ("tab:blue", "0.5", "tab:orange", "tab:green", "tab:red"), strict=True)
 )
-_ROOM = 2.5  # the top of a panel of errors, in those of the model
+_ROOM = 2.5  # height of an error panel, relative to the model's error
 
 
 def draw(model: Forecaster, test: Windows, path: str | os.PathLike) -> None:
@@ -36,7 +36,7 @@ def draw(model: Forecaster, test: Windows, path: str | os.PathLike) -> None:
     """
     series, horizon = test.series, test.horizon
     apart = windows_ahead(test)
-    # The last series that has any.
+    # The last series with windows.
     numbers = range(len(series.lengths) - 1, -1, -1)
     number = next(i for i in numbers if len(test.of_series(i)))
     own = test.of_series(number)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-_STEPS = 16  # of float32, from the lowest value to the highest
-_ROUNDING = 1e-12  # relative to the values: what varies less is a constant
+_STEPS = 16  # fewest float32 steps between the lowest and the highest value
+_ROUNDING = 1e-12  # relative range below which a column is constant
 
 
 class Float32:

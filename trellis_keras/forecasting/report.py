@@ -1,4 +1,4 @@
-"""Reports the errors of forecasts of a test part, next to the best naive forecast."""
+"""Reports forecast errors on a test part, next to those of the best naive forecast."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from trellis_keras.forecasting.series import FIRST_NAMES, TimeSeries, Windows, f
 
 _DAY = 86_400
 _YEAR = 365.2425 * _DAY
-# Seconds, of the calendar.
+# Calendar seasons in seconds.
 _SEASONS = {
     "an hour": 3600,
     "a day": _DAY,
@@ -30,11 +30,11 @@ _SEASONS = {
     "a quarter": _YEAR / 4,
     "a year": _YEAR,
 }
-_SEASON_WINDOWS = 2000  # by which a season is chosen
+_SEASON_WINDOWS = 2000  # used to choose a season
 _FEW_WINDOWS = 50
-_BLOCK = 64  # horizons that a report predicts at once
+_BLOCK = 64  # horizons predicted at a time
 _MANY_MISSING = 0.5
-_MOST_SERIES = 1000  # with figures of their own in a report
+_MOST_SERIES = 1000  # for which a report has separate figures
 
 
 def report(
@@ -114,13 +114,13 @@ def report(
 
 
 def _names(series):
-    """The names of the series, where a column has them and they are not too many."""
+    """Returns the names of the series, if a column has them and there are not too many."""
     has_names = series.columns is not None and series.columns.series is not None
     return list(series.names) if has_names and len(series.names) <= _MOST_SERIES else None
 
 
 def _start(part):
-    """The first time of a part."""
+    """Returns the first time of a part."""
     times, pairs = part.series.times, zip(part.first, part.last, strict=True)
     return None if times is None else str(min(times[a] for a, b in pairs if b > a))
 
@@ -131,7 +131,7 @@ def series_rows(part: Windows, i: int) -> np.ndarray:
 
 
 def _warnings(results, train_rows, test):
-    """Warnings about what makes the forecasts, or their figures, unreliable."""
+    """Returns warnings about reasons why forecasts or their figures may be unreliable."""
     found = []
     if results["season"] > test.window:
         longer = min(2 * results["season"], max(map(len, train_rows)) // 2)
@@ -205,7 +205,7 @@ def _place(series, i, name):
 
 
 def _figures(sums, model):
-    """The figures that follow from the number of values and sums over them."""
+    """Returns the figures, from the number of values and sums over them."""
     number, absolute, squared, naive, inside, stream = sums
     shared = _positive(number)
     figures = {
@@ -255,7 +255,7 @@ def _walk(model, test, batch_size):
 
 
 def _stream_errors(model, test, i, season):
-    """Sums of absolute errors, (targets,), of a model that reads a series as one stream."""
+    """Returns sums of absolute errors (targets,) of a model that streams a series."""
     index = np.array(test.of_series(i), int)
     if not len(index):
         return np.zeros(test.series.targets)
@@ -290,7 +290,7 @@ def choose_season(train: Windows, i: int = 0) -> int:
     calendar = _calendar(train.series.step)
     candidates = {*range(1, train.window + 1), *calendar}
     lags = sorted(lag for lag in candidates if lag <= longest) or [1]
-    # Windows that have a naive forecast of every lag.
+    # Windows with a naive forecast for every lag.
     index = index[train.starts(index) + train.window - lags[-1] >= train.first[i]]
     index = index[np.linspace(0, len(index) - 1, min(_SEASON_WINDOWS, len(index))).astype(int)]
     _, y = train.read(index)
@@ -299,7 +299,7 @@ def choose_season(train: Windows, i: int = 0) -> int:
     known = np.isfinite(means).all(axis=1)
     if not known.any():
         return 1
-    # Each target in its own unit.
+    # Normalizes each target.
     units = np.maximum(means[known].mean(axis=0), np.finfo("float32").tiny)
     scores = np.where(known, (means / units).sum(axis=1), np.inf)
     score = dict(zip(lags, scores, strict=True))
@@ -309,19 +309,19 @@ def choose_season(train: Windows, i: int = 0) -> int:
 
 
 def _mean(values):
-    """The mean of the values that are not missing; infinite of none."""
+    """Returns the mean, ignoring missing values; infinity if all are missing."""
     known = values[~np.isnan(values)]
     return known.mean(dtype="float64") if known.size else np.inf
 
 
 def _calendar(step):
-    """The seasons of the calendar, in steps."""
+    """Returns the calendar seasons in steps."""
     seconds = _seconds(step)
     return [] if seconds is None else [max(round(s / seconds), 1) for s in _SEASONS.values()]
 
 
 def _seconds(step):
-    """The length of a step, or None without times."""
+    """Returns the length of a step in seconds, or None without times."""
     if step is None or step.dtype.kind != "m":
         return None
     if np.datetime_data(step.dtype)[0] == "M":
@@ -330,7 +330,7 @@ def _seconds(step):
 
 
 def _season_name(season, step):
-    """A season as a word of the calendar, where it is one, and in steps."""
+    """Describes a season in steps, with its calendar name if it has one."""
     steps = f"{season} step{'s' * (season != 1)}"
     seconds = _seconds(step)
     if season == 1:
@@ -342,7 +342,7 @@ def _season_name(season, step):
 
 
 def describe_report(results: dict[str, Any]) -> str:
-    """Returns a report as text: a line for each target, and the warnings."""
+    """Returns a report as text: a line per target, and the warnings."""
     lines = []
     for name, figures in results["targets"].items():
         line = (
@@ -386,7 +386,7 @@ def _positive(values):
 
 
 def _number(value):
-    """A float that JSON has, or None."""
+    """Returns a float, or None if it is not finite, for JSON."""
     return float(value) if np.isfinite(value) else None
 
 

@@ -1,12 +1,12 @@
-"""Simple baselines for comparing a model with."""
+"""Simple forecasting baselines."""
 
 import numpy as np
 
 from trellis_keras.forecasting.linear import PENALTIES, Ridge, fill, folds, mean_error
 from trellis_keras.forecasting.series import Windows
 
-_MOST_VALUES = 2**22  # of the windows that a ridge regression is fitted on
-_QUIET = 0.05  # the quantile of the windows' units that is the least one
+_MOST_VALUES = 2**22  # in the windows used to fit a ridge regression
+_QUIET = 0.05  # quantile of the windows' units that serves as the smallest unit
 
 
 def naive(history: np.ndarray, horizon: int, season: int = 1) -> np.ndarray:
@@ -32,7 +32,7 @@ def drift(history: np.ndarray, horizon: int) -> np.ndarray:
 
 
 def _known(history):
-    """Values with the last known one for a missing one; before the first, the first."""
+    """Returns values with missing ones replaced by the last known or, at the start, the first."""
     rows = np.where(np.isnan(history), 0, np.arange(len(history))[:, None])
     rows = np.maximum.accumulate(rows, axis=0)
     known = np.take_along_axis(history, rows, axis=0).astype("float64")
@@ -80,7 +80,7 @@ class WindowRidge:
 
 
 def _changes(x):
-    """The mean change from step to step of windows, (windows, targets)."""
+    """Returns the mean change from step to step in each window, (windows, targets)."""
     return np.abs(np.diff(x, axis=1)).mean(axis=1)
 
 

@@ -58,7 +58,7 @@ def forecast(
 
 
 def _direct(model, x):
-    """Returns `model.predict(x)`, from several threads at once if need be, unlike Keras' on JAX."""
+    """Returns `model.predict(x)`, but is thread-safe, unlike Keras' method on JAX."""
 
     def make():
         return streaming.compile_xla(lambda x: model(x), model.variables, any_shape=True)
@@ -74,8 +74,8 @@ def _blocks(model, x, known, blocks, samples, seed) -> Iterator[np.ndarray]:
     horizon, targets = model.horizon, model.targets
     if model.future_channels + targets != x.shape[-1]:
         raise ValueError(
-            f"Beyond the model's horizon of {horizon} steps, inputs must follow from the forecasts "
-            "or be known in the future. Received: a model with "
+            f"Beyond the model's horizon of {horizon} steps, all inputs must be targets or known "
+            "in the future. Received: a model with "
             f"{x.shape[-1] - targets - model.future_channels} other channels, "
             f"steps={blocks * horizon}. Make them `future_channels`, or forecast {horizon} steps."
         )
@@ -105,9 +105,9 @@ def _blocks(model, x, known, blocks, samples, seed) -> Iterator[np.ndarray]:
 def _draw(outputs, quantiles, rng):
     """Draws values from quantiles.
 
-    Each path has one quantile for all steps and targets of a block, in the same order over the
-    paths as a normal distribution. Between the quantiles that a model forecasts, and beyond them,
-    values are linear in those of the normal distribution.
+    Within a block, a path uses the same normal score for all steps and targets. Values are
+    interpolated between the model's quantiles, and extrapolated beyond them, linearly in the normal
+    score.
 
     Args:
         outputs: Array (batch, samples, horizon, targets, quantiles).
@@ -119,7 +119,7 @@ def _draw(outputs, quantiles, rng):
     """
     batch, samples = outputs.shape[:2]
     normal = statistics.NormalDist()
-    # Of equal shares of the distribution one value each, in random order.
+    # One value for each of equal shares of the distribution, in random order.
     shares = np.array([normal.inv_cdf((n + 0.5) / samples) for n in range(samples)])
     z = rng.permuted(np.tile(shares, (batch, 1)), axis=1)
     knots = np.array([normal.inv_cdf(q) for q in quantiles])
@@ -183,7 +183,7 @@ def known_covariates(model, history, future_covariates, length):
     if not count:
         if future_covariates is not None:
             raise ValueError(
-                "The model takes no future covariates (future_channels=0). Received: "
+                "The model has no future covariates (future_channels=0). Received: "
                 f"future_covariates of shape {np.shape(future_covariates)}"
             )
         return np.zeros((len(history), history.shape[1] + length, 0), "float32")

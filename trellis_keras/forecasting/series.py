@@ -27,13 +27,13 @@ from trellis_keras.forecasting.precision import Float32
 DEFAULT_SPLIT = (0.7, 0.15, 0.15)
 _ROWS_AT_ONCE = 2**14
 _WINDOWS_AT_ONCE = 2**12
-FIRST_NAMES = 5  # of the series that are left out
-_USUAL = 0.25  # of the differences between times, that are of one step
+FIRST_NAMES = 5  # of skipped series, in a message
+_USUAL = 0.25  # share of the time differences that must equal the usual step
 _HOUR, _DAY = np.timedelta64(1, "h"), np.timedelta64(1, "D")
 
 
 def first_names(names: Sequence[str]) -> str:
-    """Returns how many names there are, if several, and the first of them, for a message."""
+    """Returns the first names, and how many there are if several, for a message."""
     if len(names) == 1:
         return repr(names[0])
     shown = ", ".join(map(repr, names[:FIRST_NAMES]))
@@ -288,9 +288,9 @@ class TimeSeries:
         return slice(int(self.ends[i]) - self.lengths[i], int(self.ends[i]))
 
     def read(self, starts: np.ndarray, count: int) -> np.ndarray:
-        """Returns a copy of `count` rows from each of some rows on, (batch, count, channels)."""
+        """Returns a copy of `count` rows from each start, (batch, count, channels)."""
         channels = self.values.shape[1]
-        # They are a contiguous block of the flat array.
+        # These are contiguous in the flat array.
         flat = self.values.reshape(-1)
         blocks = np.lib.stride_tricks.sliding_window_view(flat, count * channels)
         return blocks[starts * channels].reshape(-1, count, channels)
@@ -335,7 +335,7 @@ class TimeSeries:
         return parts[0], parts[1], parts[2]
 
     def cut(self, share: float, first: Sequence[int], last: Sequence[int]) -> list[int]:
-        """Returns the row of each series at a share of the time between two rows of each."""
+        """Returns, for each series, the row at a share of the time between two rows."""
         pairs = list(zip(first, last, strict=True))
         if self.times is None:
             return [a + round(share * (b - a)) for a, b in pairs]
@@ -375,7 +375,7 @@ class TimeSeries:
         return f"channel {i}" if self.columns is None else f"column {self.columns.values[i]!r}"
 
     def _common_step(self):
-        """Returns the step of all series, or raise."""
+        """Returns the common step of all series, or raises ValueError."""
         if self.times.shape != (len(self.values),):
             raise ValueError(
                 f"`times` must have the shape ({len(self.values)},). "
@@ -383,7 +383,7 @@ class TimeSeries:
             )
         is_time = self.times.dtype.kind == "M"
         candidates = [self.times]
-        for shift in (0, _DAY) if is_time else ():  # months, which differ in length, or their ends
+        for shift in (0, _DAY) if is_time else ():  # starts or ends of months
             months = (self.times + shift).astype("datetime64[M]")
             if (months == self.times + shift).all():
                 candidates.insert(0, months)
@@ -398,10 +398,10 @@ class TimeSeries:
         raise ValueError(self._describe_steps())
 
     def _describe_steps(self):
-        """Returns the message for times that do not rise by one step: where, and what may help."""
+        """Returns the message for times without a constant step: where, and what may help."""
         differences = [np.diff(self.times[self.rows(i)]) for i in range(len(self.lengths))]
         together = np.sort(np.concatenate(differences))
-        step = together[len(together) // 2]  # the usual one
+        step = together[len(together) // 2]  # the median
         zero = np.zeros((), step.dtype)
         wrong = [np.flatnonzero((each != step) | (each <= zero)) for each in differences]
         i = next(i for i, places in enumerate(wrong) if places.size)
@@ -441,8 +441,8 @@ class TimeSeries:
                 if varies.any():
                     raise ValueError(
                         f"The static column {name!r} must be constant within a series. Received: "
-                        f"{column[0]:g} and {column[varies][0]:g} in series {series!r}. A column "
-                        "that varies and is known in the future is a `future` column."
+                        f"{column[0]:g} and {column[varies][0]:g} in series {series!r}. For a "
+                        "column that varies and is known in the future, use `future`."
                     )
 
 
@@ -503,7 +503,7 @@ class Windows:
         return cls(series, window, horizon, 1, [0, *ends[:-1]], ends)
 
     def cut(self, share: float) -> tuple["Windows", "Windows"]:
-        """Returns the windows of the part up to a share of its time, and those after it."""
+        """Splits the windows of the part at a share of its time."""
         middle = self.series.cut(share, self.first, self.last)
         options = self.series, self.window, self.horizon, self.stride
         return Windows(*options, self.first, middle), Windows(*options, middle, self.last)
@@ -512,7 +512,7 @@ class Windows:
         return int(self._ends[-1])
 
     def of_series(self, i: int) -> range:
-        """Returns the numbers of the windows of series `i`, in the order of time."""
+        """Returns the indices of the windows of series `i`, in order of time."""
         return range(0 if i == 0 else int(self._ends[i - 1]), int(self._ends[i]))
 
     @property
@@ -522,7 +522,7 @@ class Windows:
         return [self.series.names[i] for i in empty]
 
     def starts(self, index: np.ndarray) -> np.ndarray:
-        """Returns the first row of each of some windows."""
+        """Returns the first rows of the given windows."""
         which = np.searchsorted(self._ends, index, side="right")
         before = np.where(which > 0, self._ends[which - 1], 0)
         return self._starts[which] + (index - before) * self.stride
@@ -621,7 +621,7 @@ class WindowStream(ExampleStream):
 
 
 def _spoken(step):
-    """A step in its largest unit, such as 7 days."""
+    """Returns a step as text in its largest unit, such as 7 days."""
     if step.dtype.kind == "m" and step.dtype != np.dtype("m8[M]"):
         for unit in "Dhm":
             whole = step.astype(f"m8[{unit}]")
@@ -635,7 +635,7 @@ def _longest(first, last):
 
 
 def _advice(spans):
-    """Says which windows fit parts of so many rows."""
+    """Returns advice on windows that fit parts of the given numbers of rows."""
     steps = min(spans[1:])
     if not 0 < steps <= spans[0] - steps:
         return "More rows are needed."
@@ -646,7 +646,7 @@ def _advice(spans):
 
 
 def _columns_of(name, given):
-    """Returns arrays (time, columns) of float64, one for each series."""
+    """Returns float64 arrays (time, columns), one per series."""
     if given is None:
         return []
     arrays = [given] if hasattr(given, "ndim") else list(given)

@@ -1,4 +1,4 @@
-"""Forecasts of a CSV file, written as a CSV file."""
+"""Forecasts a CSV file and writes the forecast as a CSV file."""
 
 import csv
 import os
@@ -13,7 +13,7 @@ from trellis_keras.forecasting.forecaster import Forecaster
 from trellis_keras.forecasting.series import Columns, TimeSeries, Windows, first_names
 
 _DAY = np.timedelta64(1, "D")
-_MANY_MISSING = 0.5  # of the targets that a forecast reads
+_MANY_MISSING = 0.5  # share of the targets that a forecast reads
 
 
 def forecast_table(
@@ -112,8 +112,8 @@ def forecast_series(
     steps = horizon if steps is None else steps
     if steps > horizon and columns.past:
         raise ValueError(
-            f"Beyond the horizon of {horizon} steps the model reads its own forecast as the past, "
-            f"which has no values of {', '.join(columns.past)} (--past). Received: steps={steps}. "
+            f"Beyond the horizon of {horizon} steps, the model reads its own forecast as the past, "
+            f"which lacks {', '.join(columns.past)} (--past). Received: steps={steps}. "
             f"Forecast {horizon} steps, or train with these columns as --future."
         )
     ends = [_end(series, i, where) for i in range(len(series.names))]
@@ -152,7 +152,7 @@ def forecast_series(
 
 
 def check_step(where: str, series: TimeSeries, trained_step: str | None) -> None:
-    """Raises ValueError if series have another step than those that a model was trained on."""
+    """Raises ValueError if the step of the series is not the one a model was trained on."""
     if None not in (trained_step, series.step) and trained_step != str(series.step):
         raise ValueError(
             f"{where} has steps of {series.step}; the model was trained on steps of {trained_step}."
@@ -160,7 +160,7 @@ def check_step(where: str, series: TimeSeries, trained_step: str | None) -> None
 
 
 def _end(series, i, path):
-    """Returns how many rows of a series are before its forecast."""
+    """Returns the number of rows of a series before its forecast."""
     values = series.values[series.rows(i)]
     has_target = ~np.isnan(values[:, : series.targets]).all(axis=1)
     end = int(np.flatnonzero(has_target)[-1]) + 1 if has_target.any() else 0
@@ -179,7 +179,7 @@ def _where(series, i, path):
 
 
 def _forecast_one(model, series, i, end, window, horizon, steps, path):
-    """Returns the forecast of a series after its row `end`, and the row of the table there."""
+    """Returns the forecast of a series after row `end`, and the index of that row in the table."""
     rows, where = series.rows(i), _where(series, i, path)
     values = series.values[rows]
     future = None
@@ -235,7 +235,7 @@ def _future(series, start, stop, steps, horizon, where):
 
 
 def _calibrate_on_past(model, series, i, end, window, horizon):
-    """Calibrates quantiles on the forecasts before row `end` of a series, if they are enough."""
+    """Calibrates quantiles on forecasts before row `end` of a series, if there are enough."""
     starts = [series.rows(k).start for k in range(len(series.lengths))]
     last = starts[:i] + [starts[i] + end] + starts[i + 1 :]
     count = 2 * window
@@ -246,7 +246,7 @@ def _calibrate_on_past(model, series, i, end, window, horizon):
 
 
 def _times(series, end, steps):
-    """The times of the steps after row `end`, or their numbers from 1."""
+    """Returns the times of the steps after row `end`, or the step numbers from 1."""
     ahead = np.arange(1, steps + 1)
     if series.times is None or series.step is None:
         return ahead
@@ -263,7 +263,7 @@ def _written(time, utc):
 
 
 def output_names(quantiles: Sequence[float] | None) -> list[str]:
-    """Returns the names of the outputs of a model: `q10`, `q50`, ..., without any `forecast`."""
+    """Returns the output names of a model: `q10`, `q50`, ..., or `forecast` without quantiles."""
     return ["forecast"] if quantiles is None else [f"q{100 * q:g}" for q in quantiles]
 
 
