@@ -1,4 +1,4 @@
-"""Better at test time: language models that adapt to the text they read, without any training.
+"""Language models that adapt to the text they read at test time, without further training.
 
 Hyper-parameters are chosen on the start of the validation part; the test part is scored once.
 """
@@ -12,9 +12,9 @@ from trellis_keras.models import DynamicEvaluation, LanguageModel, NeuralCache
 from trellis_keras.scoring import METRICS
 from trellis_keras.zoo.datasets import Dataset
 
-# Tokens of the validation part that hyper-parameters are chosen on.
+# Validation tokens used to choose hyper-parameters.
 _CHOICE_TOKENS = 20_000
-# Batches of the training part whose gradients the rule "rms" measures.
+# Training batches used to measure gradients for the rule "rms".
 _STATISTICS_BATCHES = 100
 _DECAYS = (0.003, 0.03)
 _SIZES = (500, 8000)
@@ -107,7 +107,7 @@ def evaluate_cache(
 
 
 def _climb(loss_of, start, factor=3.0):
-    """Returns the value with the lowest loss, found by steps of a factor from a start."""
+    """Returns the value with the lowest loss, found by scaling a start value step by step."""
     best, lowest = start, loss_of(start)
     for step in (factor, 1 / factor):
         value = start * step

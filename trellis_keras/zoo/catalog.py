@@ -17,7 +17,7 @@ from trellis_keras.zoo import results
 
 _FOLDER = pathlib.Path(__file__).parent
 _FILES = ("trellisnet", "tcn", "lru", "series")
-# Options that `zoo.recipe` takes for every model, besides the fields of its training.
+# Options of `zoo.recipe` for every model, besides the fields of its training.
 _OPTIONS = ("setting", "data", "data_options", "data_dir", "metric", "dtype_policy", "jit_compile")
 
 
@@ -163,7 +163,7 @@ def _read(module):
 
 
 def _imported(node):
-    """The constants that an import takes from a module of the package, {name: value}."""
+    """Returns the constants that a node imports from the package, {name: value}."""
     wanted = {name.name for name in node.names if name.name.isupper()}
     package, *path = node.module.split(".")
     name = "/".join(["..", *path])
@@ -189,7 +189,7 @@ def _arguments(args, names):
 
 
 def _value(node, names):
-    """The value of an expression of constants. It is this package's own source."""
+    """Evaluates an expression of constants, from this package's own (trusted) source."""
     code = compile(ast.Expression(node), "<zoo>", "eval")
     return eval(code, {"__builtins__": {}}, names)
 

@@ -68,7 +68,7 @@ def classify(
 
 
 def _load(folder):
-    """Recipe and model of a run of a classifier of whole series."""
+    """Returns the recipe and model of a run of a classifier for whole series."""
     recipe = read_recipe(folder)
     if recipe.data != "whole_series":
         raise ValueError(
@@ -79,7 +79,7 @@ def _load(folder):
 
 
 def _probabilities(recipe, model, path):
-    """The series of a file, and the probabilities of their classes."""
+    """Returns the series of a file and their class probabilities."""
     series = LabelledSeries.from_file(path, model.class_names, recipe.arguments["window"])
     if series.channels != recipe.channels:
         raise ValueError(

@@ -80,13 +80,13 @@ def draw(
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     for text in axes.legend(frameon=False).get_texts():
-        text.set_parse_math(False)  # the names of folders
+        text.set_parse_math(False)  # names of folders may contain $
     with atomic_write(path) as temporary:
         figure.savefig(temporary, dpi=120, format="png")
 
 
 def _history(folder):
-    """The rows of a run's history, with NaN for missing values."""
+    """Returns the rows of a run's history, with NaN for missing values."""
     path = runs.recipe_path(folder).with_name("history.csv")
     rows = read_history(path)
     if not rows:

@@ -1,4 +1,4 @@
-"""Where and how a run was computed: hardware, versions, commit, precision."""
+"""The environment of a run: hardware, versions, commit, precision."""
 
 import json
 import os
@@ -89,13 +89,13 @@ def processor_model() -> str:
 
 
 def vector_units() -> list[str]:
-    """Returns the units of the processor that matrix products depend on."""
+    """Returns the processor's vector units, which determine the speed of matrix products."""
     flags = _cpu_info("flags").split()
     return [unit for unit in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if unit in flags]
 
 
 def _cpu_info(field):
-    """The value of a field of /proc/cpuinfo, or "" if there is none."""
+    """Returns the value of a field of /proc/cpuinfo, or "" if there is none."""
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text(encoding="utf-8").splitlines():

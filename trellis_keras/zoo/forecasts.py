@@ -97,7 +97,7 @@ def finish(folder: str | os.PathLike, serve: bool = True) -> dict[str, Any]:
     try:
         with atomic_write(folder / PICTURE) as temporary:
             draw(model, loaded.test, temporary)
-    except Exception as error:  # the report and the model are worth more than a picture
+    except Exception as error:  # a failed plot must not lose the report
         warnings.warn(f"{folder / PICTURE} could not be drawn: {error!r}", stacklevel=2)
     if serve:
         export(model, folder / SERVING, series=describe_series(recipe))
@@ -161,7 +161,7 @@ def forecast(
 
 
 def _read(folder):
-    """The recipe, the best model and the report of a run of a forecaster."""
+    """Returns the recipe, the best model and the report of a forecaster's run."""
     recipe = read_recipe(folder)
     if not is_forecaster(recipe):
         raise ValueError(f"{folder} is a run of {recipe.name}, which does not forecast series.")
@@ -251,7 +251,7 @@ def train_model(recipe: Recipe, train: Windows, valid: Windows) -> Forecaster:
 
 
 def _unseen(recipe, series, start, path):
-    """The windows of the rows that a run was not trained on and not chosen by."""
+    """Returns the windows of rows used neither for training nor for validation."""
     window, horizon = recipe.arguments["window"], recipe.arguments["horizon"]
     if start is None or series.times is None:
         shares = recipe.data_options.get("split", DEFAULT_SPLIT)

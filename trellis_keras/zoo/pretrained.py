@@ -103,7 +103,7 @@ def is_of_the_training(name: str) -> bool:
 
 
 def _pretrained(recipe):
-    """The published run whose model computes the same function as this recipe's."""
+    """Returns the published run whose model computes the same function as this recipe's."""
     runs = [run for run in results.all_runs() if run.has_weights]
     own = [(run, differences(recipe, run.recipe)) for run in runs if run.model == recipe.name]
     # The same network may have been trained with several settings.

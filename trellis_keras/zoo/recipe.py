@@ -249,7 +249,7 @@ class Training:
         return OPTIMIZERS[self.optimizer](self._rate(), clip_norm=self.clip_norm, l2=self.l2)
 
     def _rate(self):
-        """The learning rate, or its schedule by steps."""
+        """Returns the learning rate, or its schedule by steps."""
         if self.decay_steps is None:
             return self.learning_rate
         cosine = keras.optimizers.schedules.CosineDecay
@@ -263,7 +263,7 @@ class Training:
         )
 
     def _cosine(self, epoch, _):
-        """The learning rate of an epoch, counted from 0."""
+        """Returns the learning rate of an epoch, counted from 0."""
         return float(keras.optimizers.schedules.CosineDecay(self.learning_rate, self.epochs)(epoch))
 
     def callbacks(self) -> list[keras.callbacks.Callback]:
@@ -312,12 +312,12 @@ class Training:
         return [stopping]
 
 
-# A name in which "kernel" does not occur.
+# Matches names without "kernel".
 _NO_KERNEL = "^(?!.*kernel)"
 
 
 def _unused(fields):
-    """Fields that must be None: the optimizer, schedule and stopping rule do not use them."""
+    """Returns the fields that the optimizer, schedule and stopping rule do not use."""
     used = sum(_SCHEDULES[fields["schedule"]], ())
     decay = () if fields["optimizer"] == "adamw" else ("weight_decay",)
     stopping = () if fields["stop_patience"] else ("stop_min_delta", "stop_against")
@@ -696,7 +696,7 @@ class Recipe:
         return stream
 
     def adapt(self, model: keras.Model, loaded: Dataset) -> None:
-        """Fits what a model does not learn by gradients: statistics, and maps in closed form."""
+        """Fits the parts of a model without gradients: statistics, and maps in closed form."""
         if isinstance(loaded.train, Windows):
             model.adapt(loaded.train, loaded.valid)
         elif isinstance(model, RocketClassifier):
@@ -765,7 +765,7 @@ def _check(name, value, is_right, wording):
 
 
 def _typed(entry, options):
-    """Options in the types of their annotations, or an error."""
+    """Returns the options in the types of their annotations, or raises ValueError."""
     for name in options:
         if name not in entry.options:
             raise ValueError(_unknown(entry, name))
@@ -827,7 +827,7 @@ def _is_union(annotation):
 
 
 def _is_a(kind, value):
-    # True and False are integers in Python, but never meant as such.
+    # In Python, True and False are also integers.
     if isinstance(value, bool) != (kind is bool):
         return False
     return isinstance(value, _KINDS[kind][0]) and (kind is not float or abs(value) < math.inf)

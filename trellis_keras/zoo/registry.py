@@ -78,7 +78,7 @@ def register(
 
 
 def _function(entry):
-    """The function that a user calls."""
+    """Returns the public function of a model."""
 
     @functools.wraps(entry.function)
     def build(*, weights=None, vocabulary=None, **options):

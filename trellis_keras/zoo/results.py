@@ -80,7 +80,7 @@ class Run:
 
     @property
     def has_weights(self) -> bool:
-        """Whether its weights are available."""
+        """Whether the run's weights are available."""
         return (self.folder / WEIGHTS).is_file()
 
 

@@ -72,14 +72,14 @@ PATHS = "paths.json"
 ENVIRONMENT = "environment.json"
 BEST = "best.keras"
 SPLITS = ("train", "valid", "test")
-FILE_OPTIONS = ("path", "test")  # options of data sets that name files, where they are strings
+FILE_OPTIONS = ("path", "test")  # options of data sets that are paths if they are strings
 
-# What a run writes into its folder.
+# The files and folders that a run writes.
 FILES = {RECIPE, PATHS, ENVIRONMENT, BEST, "history.csv", "checkpoints", "tensorboard"}
 FILES |= {"report.json", "forecast.png", "serving"}
 
-# Settings that may change when a run is resumed: its length, where the data are, and how the
-# machine computes.
+# Settings that may change when a run is resumed: its length, the location of the data, and how
+# the machine computes.
 _RESUMABLE_WITH = {
     "epochs",
     "data_dir",
@@ -423,7 +423,7 @@ def _record(recipe, folder):
     settings, paths = without_paths(recipe.to_dict())
     for name, content in ((PATHS, paths), (RECIPE, settings)):
         if not content and not (folder / name).exists():
-            continue  # data that need no path
+            continue  # data without a path
         with atomic_write(folder / name) as temporary:
             temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if not is_finished(folder):
@@ -802,7 +802,7 @@ def explained(folder: pathlib.Path) -> Iterator[None]:
 
 
 def _saved(folder):
-    """Names the last checkpoint; "" without one."""
+    """Returns a sentence that names the last checkpoint, or "" if there is none."""
     try:
         checkpoint = latest(folder / "checkpoints")
     except (OSError, ValueError):  # possibly because of the same disk

@@ -52,12 +52,12 @@ __all__ = [
 _TRAINING = Training(optimizer="adam", schedule="patience", **TRAINING)
 
 
-_WINDOW = 168  # of a forecaster at most, unless it is given: a week of hours
+_WINDOW = 168  # largest default window of a forecaster: a week of hours
 _FORECASTS: dict[str, Any] = {
     "data": "series",
     "metric": "mae",
     "data_options": {"window": None, "horizon": 24},
-    "channels": 1,  # as many as the data have
+    "channels": 1,  # set from the data
     "training": _TRAINING,
 }
 _CLASSES = _FORECASTS | {
@@ -140,7 +140,7 @@ def _pooled(backbone, channels, pooling, normalization):
     parts = [pool()(steps) for pool in _POOLING[pooling]]
     y = parts[0] if len(parts) == 1 else keras.layers.Concatenate()(parts)
     if normalization == "batch":
-        # Classes may differ by little in a large feature, so all features get the same scale.
+        # Scales all features equally, as classes may differ only slightly in a large one.
         y = keras.layers.BatchNormalization(momentum=0.9)(y)
     return keras.Model(x, y, name=f"pooled_{backbone.name}")
 
@@ -240,7 +240,7 @@ def tcn_classifier(
 @register(
     data="whole_series",
     metric="accuracy",
-    channels=1,  # as many as the data have
+    channels=1,  # set from the data
     training=Training(optimizer="adam", learning_rate=1e-4, batch_size=16, epochs=0),
 )
 def rocket_classifier(

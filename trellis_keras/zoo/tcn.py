@@ -958,7 +958,7 @@ def lstm_nottingham(
 @register(
     **_NOTTINGHAM,
     training=_RECURRENT_NOTTINGHAM,
-    # 30 epochs with a peak of 3e-3 or 1e-2 end above 30 at a constant 1e-3, still improving.
+    # 30 epochs with a peak of 3e-3 or 1e-2 end above 30 at constant 1e-3, which still improve.
     fast=_FAST_RECURRENT_NOTTINGHAM.replace(learning_rate=1e-3, epochs=100, decay_steps=68_400),
 )
 def gru_nottingham(

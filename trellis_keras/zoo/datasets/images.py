@@ -27,7 +27,7 @@ MNIST = Source(
         "mnist/t10k-labels-idx1-ubyte",
     )
 )
-# 1,000 images one below the other in each PNG file.
+# Each PNG file has 1,000 vertically stacked images.
 CIFAR10 = Source(
     (
         "cifar10/labels.npz",
@@ -187,7 +187,7 @@ def shift_images(name: str, x: np.ndarray, generator: np.random.Generator, most:
 
 
 def _pixel_dataset(name, images):
-    """Check, order and split {"train" or "test": (images, labels)}."""
+    """Checks, sorts and splits {"train" or "test": (images, labels)}."""
     published = PUBLISHED[name]
     ordered = {}
     for split, (pixels, labels) in images.items():
@@ -260,8 +260,8 @@ def _read_strip(path):
     import PIL.Image
 
     bomb = PIL.Image.DecompressionBombError
-    # From memory: of a file Pillow reads as much as a chunk claims to have. PNG only: it runs other
-    # programs on some formats.
+    # From memory, because from a file Pillow would read as many bytes as a chunk claims. PNG only,
+    # because Pillow runs other programs for some formats.
     file = io.BytesIO(read_file(path))
     with _refuse_damage(path, bomb), PIL.Image.open(file, formats=["PNG"]) as image:
         # The size is known before any pixel is decoded.

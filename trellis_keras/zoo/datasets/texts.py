@@ -34,7 +34,7 @@ from trellis_keras.zoo.datasets.sources import (
     read_tfds,
 )
 
-# Published numbers of tokens: train, valid, test; then of distinct ones.
+# Published numbers of tokens: train, valid, test, and distinct tokens.
 SIZES = {
     "ptb": (929_589, 73_760, 82_430, 10_000),
     "char_ptb": (5_059_550, 396_412, 446_184, 50),
