@@ -19,11 +19,11 @@ EOS = "<eos>"
 
 
 class ServerError(Exception):
-    """The server refused a request, or did not answer."""
+    """The server rejected a request, or did not respond."""
 
 
 def as_text(array):
-    """Returns an array of bytes as one of strings, and other arrays as they are."""
+    """Returns an array of bytes as strings, and other arrays unchanged."""
     if array.dtype != object:
         return array
     texts = [text.decode("utf-8", "replace") for text in array.ravel()]
@@ -66,7 +66,7 @@ class Session:
         return self._advance("step", values, self.cache)
 
     def read(self, values):
-        """Reads several steps (batch, time, ...), and returns what the last `step` would.
+        """Reads several steps (batch, time, ...), and returns the result of the last one.
 
         The start of a stream of tokens is a single request.
         """
@@ -113,7 +113,7 @@ def sample(log_probabilities, temperature, rng):
 
 
 def continue_stream(session, log_probabilities, length, temperature, rng):
-    """Yields `length` sampled tokens (batch,), each of which the session has then read."""
+    """Yields `length` sampled tokens (batch,), each after the session has read it."""
     for _ in range(length):
         tokens = sample(log_probabilities, temperature, rng)
         log_probabilities = session.step(tokens)

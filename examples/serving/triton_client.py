@@ -19,7 +19,7 @@ TYPES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def connect(address, model, timeout=30.0):
-    """Returns a transport to the models of triton/repository.py, of which each is an endpoint.
+    """Returns a transport to the models of triton/repository.py, each of which is an endpoint.
 
     Args:
         address: Such as `"http://localhost:8000"` or `"grpc://localhost:8001"`.
@@ -33,10 +33,10 @@ def connect(address, model, timeout=30.0):
 
 
 class KServe:
-    """What the two protocols share."""
+    """Code shared by the two protocols."""
 
     def newest_version(self):
-        # Endpoints are loaded one after the other: the newest version that all of them have.
+        # Endpoints are loaded one after another, so this is the newest version that all have.
         versions = self._versions().values()
         common = set.intersection(*versions) if versions else ()
         if not common:

@@ -64,7 +64,7 @@ def measure(settings, task, splits, work, activation, seed):
 
 
 def plot(study):
-    """Draws a panel per task: both nets, and what the paper has."""
+    """Draws a panel per task: both nets, and the paper's values."""
     from study import figures, tasks
 
     rows = study.rows()

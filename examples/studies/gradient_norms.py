@@ -54,7 +54,7 @@ def run(folder, settings, nets, seeds, data_dir=None):
 
     for net in nets:
         lattice.check_name("net with layers", net, LAYERED)
-        recipe(settings, net, 0, data_dir)  # other names are refused at once
+        recipe(settings, net, 0, data_dir)  # rejects unknown names before training
     study = Study("gradient_norms", folder, settings, COLUMNS)
     for seed in seeds:
         for net in nets:
@@ -65,7 +65,7 @@ def run(folder, settings, nets, seeds, data_dir=None):
 
 
 def recipe(settings, net, seed, data_dir=None):
-    """The zoo's recipe of a cell; with as many epochs as told, though nothing falls."""
+    """Returns the zoo's recipe of a cell, which trains for all epochs without early stopping."""
     from study import lattice
 
     made = lattice.recipe(settings, settings["corpus"], net, settings["size"], 100, seed, data_dir)
@@ -81,7 +81,7 @@ def measure(settings, work, data_dir, net, seed):
     from trellis_keras.training.monitors import read_history
     from trellis_keras.zoo.run import train
 
-    keras.utils.clear_session()  # what is left of the cell before
+    keras.utils.clear_session()  # frees the previous cell
     made = recipe(settings, net, seed, data_dir)
     curve = lattice.Curve.of(made, f"{net}, seed {seed}")
     norms = GradientNorms(made.stream(made.load_data().train), steps=settings["batches"])

@@ -10,7 +10,7 @@ from study import cli
 
 COLUMNS = ["lever", "seed", "epochs", "best_epoch", "valid"]
 MODEL = "tcn_jsb"
-# What takes a lever out of the recipe.
+# Changes that remove a lever from the recipe.
 WITHOUT = {
     "nothing": {},
     "transposition": {"transpose": None},
@@ -72,7 +72,7 @@ def measure(settings, work, data_dir, lever, seed):
 
 
 def plot(study):
-    """Draws the validation losses of the variants, a dot a seed."""
+    """Draws the validation losses of the variants, with a dot per seed."""
     from study import figures
 
     rows = study.rows()

@@ -67,7 +67,7 @@ def report(study):
         axis.set(xlabel="Share of the training part in %", ylabel=lattice_results.LOSS)
         axis.set_xticks(sorted({row["train_percent"] for row in here}))
         axis.set_title(lattice_results.heading(study, corpus, size))
-        axis.legend(loc="upper left", bbox_to_anchor=(1, 1))  # beside the lines
+        axis.legend(loc="upper left", bbox_to_anchor=(1, 1))  # outside the axes
     figures.save(figure, study)
 
 

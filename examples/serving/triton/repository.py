@@ -17,7 +17,7 @@ import typer
 
 HERE = pathlib.Path(__file__).resolve().parent
 TYPES = {"float32": "TYPE_FP32", "int32": "TYPE_INT32", "string": "TYPE_STRING"}
-# Each endpoint is a process with a TensorFlow of its own: half a gigabyte.
+# Each endpoint is a process with its own copy of TensorFlow: half a gigabyte.
 DEFAULT = ["initial_cache", "step", "serving_default"]
 
 
@@ -77,7 +77,7 @@ def _write_version(folder, version, text):
 
 
 def config(endpoint, signature):
-    """Returns Triton's description of an endpoint, from what signatures.json says of it."""
+    """Returns Triton's description of an endpoint, from its entry in signatures.json."""
     lines = ['backend: "python"', "max_batch_size: 0"]
     for kind in ("input", "output"):
         for name, field in signature[f"{kind}s"].items():

@@ -1,1 +1,1 @@
-"""What the study scripts share: tasks, nets of equal size, training, tables and figures."""
+"""Code shared by the study scripts: tasks, nets of equal size, training, tables and figures."""

@@ -81,7 +81,7 @@ def settings(quick, scale, epochs):
 
 
 def changed(quick, scale, **given):
-    """A study's settings: those of its scale, with what the command line has given (not None)."""
+    """Returns a study's settings: those of its scale, overridden by the command line's."""
     return {"quick": quick, **scale, **{k: v for k, v in given.items() if v is not None}}
 
 
@@ -95,7 +95,7 @@ def run(main):
         except (ValueError, OSError, FloatingPointError) as error:
             print(f"Error: {error}", file=sys.stderr)
             sys.exit(2)
-        except KeyboardInterrupt:  # here, as typer would end without a word
+        except KeyboardInterrupt:  # caught here, because typer would exit silently
             print("\nInterrupted. The same command resumes from here.", file=sys.stderr)
             sys.exit(130)
 

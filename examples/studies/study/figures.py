@@ -31,7 +31,7 @@ QUICK = "--quick shows that the script works, not the result"
 
 
 def panels(number, columns=2, height=3.8, width=5.2):
-    """A figure with that many panels, and the list of them."""
+    """Returns a figure and the list of its panels."""
     columns = min(columns, number)
     lines = -(-number // columns)
     figure, axes = plt.subplots(
@@ -51,7 +51,7 @@ def panels(number, columns=2, height=3.8, width=5.2):
 
 
 def save(figure, study):
-    """Writes a study's PNG, which is whole or not there."""
+    """Writes a study's PNG atomically."""
     path = study.path("png")
     if study.settings["quick"]:
         figure.suptitle(QUICK, fontsize="small", color="gray")
@@ -80,7 +80,7 @@ def heatmap(axis, values, columns, rows, label):
 
 
 def spread(number, width):
-    """Places around 0 so that points of one value lie beside each other."""
+    """Returns offsets around 0 that separate points with the same value."""
     return [width * ((i + 0.5) / number - 0.5) for i in range(number)]
 
 
@@ -124,7 +124,7 @@ def curves(rows, panel, line, style):
                 ]
                 if points:
                     axis.plot(*zip(*points, strict=True), label=label, **options)
-                    label = None  # once in the legend
+                    label = None  # one legend entry per net
         task = tasks.get(here[0]["task"])
         axis.set(xlabel="Training step", ylabel=f"{task.metric_label} (validation)")
         axis.set_title(title(of))

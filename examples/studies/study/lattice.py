@@ -90,7 +90,7 @@ def sweep(name, folder, settings, cells, seeds, report, data_dir=None):
     for cell in cells:
         made = recipe(settings, **cell, seed=0, data_dir=data_dir)
         firsts.setdefault((cell["corpus"], cell["train_percent"]), made)
-    for first in firsts.values():  # now, and not after days of training
+    for first in firsts.values():  # fails now instead of after days of training
         first.load_data()
     study = Study(name, folder, settings, COLUMNS)
     reported = False
@@ -133,14 +133,14 @@ def recipe(settings, corpus, net, size, train_percent, seed, data_dir=None):
     given["dtype_policy"] = settings.get("dtype_policy")
     given |= {"hidden_units": settings["units"], **NETS[net].options}
     if net == "rhn":
-        del given["layers"]  # it has one
+        del given["layers"]  # always one
     given = {name: value for name, value in given.items() if value is not None}
     made = made.replace(data_options=options, **given)
     return made if settings["units"] else made.replace(hidden_units=units(net, size, made))
 
 
 def units(net, size, recipe):
-    """The number of units whose parameters come nearest to a size."""
+    """Returns the number of units with the number of parameters closest to a size."""
     arguments = recipe.arguments
     a, b = PARAMETERS[arguments.get("variant", net)]
     if net not in ("grid_lstm", "rhn"):
@@ -174,7 +174,7 @@ def published(net, corpus, size):
 
 
 def check_name(kind, name, known):
-    """Refuses an unknown name."""
+    """Raises an error for an unknown name."""
     if name not in known:
         raise ValueError(f"Unknown {kind} {name!r}. Known: {', '.join(known)}.")
 
@@ -183,7 +183,7 @@ def train(settings, work, data_dir=None, **cell):
     """Trains a cell, or resumes its interrupted training; returns its rows."""
     made = recipe(settings, data_dir=data_dir, **cell)
     label = "{corpus}, {net}, {size}, {train_percent} %, seed {seed}".format(**cell)
-    keras.utils.clear_session()  # what is left of the cell before
+    keras.utils.clear_session()  # frees the previous cell
     curve = Curve.of(made, label)
     model = run.train(made, work, verbose=0, callbacks=[curve])
     return [{"parameters": model.count_params(), **record} for record in curve.records]

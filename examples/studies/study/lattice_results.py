@@ -1,4 +1,4 @@
-"""What follows from the rows of `study.lattice`: best epochs, the table, curves of test loss."""
+"""Results from the rows of `study.lattice`: best epochs, the table, curves of test loss."""
 
 import csv
 import itertools
@@ -154,8 +154,8 @@ def _behind(found):
 
 
 def heading(study, corpus, size):
-    """What a panel or a table is about, in words."""
-    units = study.settings["units"]  # where they are given, the size is not kept
+    """Returns the title of a panel or table."""
+    units = study.settings["units"]  # if given, overrides the size
     words = f"{size.upper()} parameters" if units is None else f"{units} units"
     return f"{lattice.CORPORA[corpus]}, {words}"
 

@@ -27,7 +27,7 @@ def build(net, task, *, size=None, seed=0, **tcn_options):
     """
     if net not in LABELS:
         raise ValueError(f"Unknown net {net!r}. Known: {', '.join(LABELS)}.")
-    # Weight initialisers without a seed of their own draw from Keras' global one.
+    # Weight initializers without their own seed use Keras' global one.
     keras.utils.set_random_seed(seed)
 
     def make(width):
@@ -45,7 +45,7 @@ def build(net, task, *, size=None, seed=0, **tcn_options):
 
 
 def fitted_width(make, size):
-    """The width whose model `make(width)` has the number of parameters nearest to `size`."""
+    """Returns the width for which `make(width)` has the number of parameters closest to `size`."""
     counts = {}
 
     def count(width):
@@ -70,7 +70,7 @@ def fitted_width(make, size):
 
 
 def depth(steps, kernel_size):
-    """The smallest number of a TCN's blocks whose receptive field is that many steps."""
+    """Returns the smallest number of TCN blocks whose receptive field covers that many steps."""
     return math.ceil(math.log2((steps - 1) / (2 * (kernel_size - 1)) + 1))
 
 

@@ -34,7 +34,7 @@ class Fold:
 
 @dataclasses.dataclass
 class Task:
-    """What is to be predicted, from which windows.
+    """A task: what to predict, and from which windows.
 
     Attributes:
         title: What it is, in words.
@@ -185,7 +185,7 @@ LABELS = {
 NETS = ("tcn", "trellisnet", "lru", "keras_tcn", "lstm")
 
 
-# The setting that a search tries beside the defaults.
+# The setting that a search tries in addition to the defaults.
 OTHER = {
     "tcn": "glu",
     "trellisnet": "three taps",
@@ -316,7 +316,7 @@ def _statistics(x):
 
 
 def naive(task):
-    """What was a week ago, or the most frequent class."""
+    """Predicts the value of a week ago, or the most frequent class."""
 
     def predict(fold):
         others = {name: x for name, (x, _) in fold.parts.items() if name != "train"}

@@ -50,7 +50,7 @@ def main(settings):
 
 def _timed(model, x, y):
     started = time.perf_counter()
-    model.train_on_batch(x, y)  # returns numbers: the step has ended
+    model.train_on_batch(x, y)  # returns floats, so the step has finished
     return time.perf_counter() - started
 
 
@@ -62,7 +62,7 @@ class ProcessMemory:
 
     def reset(self):
         """Sets the peak back to what is in use now."""
-        ctypes.CDLL(None).malloc_trim(0)  # what compiling has freed and the C library still holds
+        ctypes.CDLL(None).malloc_trim(0)  # releases memory that compiling has freed
         pathlib.Path("/proc/self/clear_refs").write_text("5")
 
     def peak(self):
@@ -76,7 +76,7 @@ class ProcessMemory:
 
 
 class TensorFlowMemory:
-    """What TensorFlow has allocated on the first GPU, in bytes."""
+    """Memory that TensorFlow has allocated on the first GPU, in bytes."""
 
     def __init__(self):
         import tensorflow as tf
@@ -94,7 +94,7 @@ class TensorFlowMemory:
 
 
 class JaxMemory:
-    """What JAX has allocated on the first GPU, in bytes. Its peak cannot be set back."""
+    """Memory that JAX has allocated on the first GPU, in bytes. Its peak cannot be reset."""
 
     def __init__(self):
         import jax

@@ -21,7 +21,7 @@ def sweep(name, folder, settings, columns, measure, variants, seeds, data_dir=No
     Returns:
         The `Study`.
     """
-    chosen = [tasks.get(task) for task in variants]  # an unknown one is refused at once
+    chosen = [tasks.get(task) for task in variants]  # raises an error for an unknown task
     study = Study(name, folder, settings, columns)
     for task in chosen:
         splits = functools.cache(functools.partial(tasks.load, task, settings["train"], data_dir))

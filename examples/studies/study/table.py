@@ -1,4 +1,4 @@
-"""The folder of a study: settings, rows that are whole or not there, and work in progress."""
+"""The folder of a study: settings, rows that are written atomically, and work in progress."""
 
 import csv
 import json
@@ -41,7 +41,7 @@ class Study:
         return self.folder / f"{self.name}.{ending}"
 
     def rows(self):
-        """All rows, as dicts; what looks like a number is one."""
+        """Returns all rows as dicts, with numeric strings as numbers."""
         if not self.path("csv").exists():
             return []
         with open(self.path("csv"), newline="") as file:
@@ -80,7 +80,7 @@ class Study:
             print(f"{label}: done before", flush=True)
             return False
         work = self.folder / "work" / label
-        # A cell of another process says itself where it ran.
+        # A cell that ran in another process reports its own machine.
         new = [{**cell, "hardware": row.get("hardware") or hardware(), **row}
                for row in measure(work)]  # fmt: skip
         with atomic_write(self.path("csv")) as temporary, open(temporary, "w", newline="") as file:
