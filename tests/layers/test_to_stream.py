@@ -143,6 +143,37 @@ def test_branches_wait_for_the_latest_and_outputs_keep_their_own_clock():
         assert_streams(of_name, ops.convert_to_numpy(expected[name]), delay, stream.rate[name])
 
 
+def test_nested_models_read_their_inputs_as_in_keras():
+    """A dict for a list of inputs by name, and `training=False`."""
+    a, b = keras.Input((None, 3), name="late"), keras.Input((None, 3), name="early")
+    inner = keras.Model([a, b], layers.Subtract()([layers.Conv1D(3, 3, padding="same")(a), b]))
+    x = keras.Input((None, 3))
+    y = inner({"late": x, "early": 2 * x}, training=False)
+    check(keras.Model(x, inner([y, x])), delay=2)
+
+
+def test_inputs_have_the_structure_of_the_model():
+    """The tensors of a dict are sorted by name, those of a list are not."""
+    late, early = keras.Input((None, 3), name="late"), keras.Input((None, 3), name="early")
+    y, x = layers.Subtract()([late, early]), {"late": np.ones((2, 3)), "early": np.zeros((2, 3))}
+    stream = to_stream(keras.Model([late, early], y))
+    for step in (stream.step, streaming.compiled_step(stream)):
+        with pytest.raises(ValueError, match=r"structure \['late', 'early'\].*'late': \(2, 3\)"):
+            step(x, stream.initial_cache(2))
+        y, _ = step(list(x.values()), stream.initial_cache(2))
+        assert np.all(ops.convert_to_numpy(y) == 1)
+    stream = to_stream(keras.Model({"late": late, "early": early}, stream.model.outputs[0]))
+    with pytest.raises(ValueError, match="'early': 'early'.*'other': "):
+        stream.step({"late": x["late"], "other": x["early"]}, stream.initial_cache(2))
+
+
+def test_a_model_with_a_fixed_batch_size():
+    x = keras.Input(batch_shape=(3, 8, 4))
+    check(
+        keras.Model(x, ops.reshape(layers.GRU(4, return_sequences=True)(x), (3, 8, 2, 2))), 0, 1, 3
+    )
+
+
 def test_outputs_without_a_time_axis_are_those_of_the_steps_so_far():
     ends = [
         [layers.GlobalAveragePooling1D()],
@@ -273,6 +304,23 @@ def squeeze_and_excite(x):
     return layers.Multiply()([x, layers.GlobalAveragePooling1D(keepdims=True)(x)])
 
 
+def with_mask(layer):
+    return lambda x: layer(x, mask=ops.any(ops.not_equal(x, 0), axis=-1))
+
+
+def normalize_batch(x):
+    inner = keras.Sequential([keras.Input((8, 3)), layers.BatchNormalization()], name="inner")
+    return inner(x, training=True)
+
+
+class Subclassed(keras.Model):
+    def build(self, input_shape):
+        self.layer = layers.Conv1D(3, 2)
+
+    def call(self, inputs):
+        return self.layer(inputs)
+
+
 def attend(x):
     return layers.MultiHeadAttention(2, 2, name="attend")(x, x)
 
@@ -281,6 +329,17 @@ REFUSED = {
     "both .Bidirectional., operation 2 of 2, in net, does not stream.*Use a forward layer":
         lambda x: layers.Bidirectional(layers.LSTM(2), name="both")(layers.Dense(2)(x)),
     "attend .MultiHeadAttention.*attends to all steps. Use a causal layer such as": attend,
+    "global_average.*Call it with its inputs only, without `mask`":
+        with_mask(layers.GlobalAveragePooling1D()),
+    "lstm.*Call it with its inputs only, without `mask`": with_mask(layers.LSTM(2)),
+    "inner .Sequential.*called with training=True, but streaming is inference": normalize_batch,
+    "dropout.*called with training=True": lambda x: layers.Dropout(0.5)(x, training=True),
+    "subclassed.*sees only the layers of functional": lambda x: Subclassed()(x),
+    r"max .Max.*its output of shape \(\) depends on other steps": ops.max,
+    "mean.*its output of shape .None, 3. depends.*To pool all steps, use keras.layers.Global":
+        lambda x: layers.Flatten()(ops.mean(x, axis=1)),
+    "permute.*it has another time axis": lambda x: layers.GRU(2)(layers.Permute((2, 1))(x)),
+    "get_item.*inserts an axis before the time axis": lambda x: x[:, None],
     "softmax.*output at one step depends on other steps": lambda x: ops.softmax(x, axis=1),
     "layer_normalization.*depends on other steps": layers.LayerNormalization(axis=1),
     "mean.*depends on other steps": lambda x: x - ops.mean(x, axis=1, keepdims=True),

@@ -131,7 +131,9 @@ def _walk(functional, inputs, path, numbers: Iterator[int], calls: list[Call]) -
         operation = node.operation
         inputs = [known[id(x)] for x in node.input_tensors]
         inner = functional_of(operation)
-        if inner is not None:
+        given = None if inner is None else _given(inner, node)
+        if given is not None:
+            inputs = [known[id(x)] for x in given]
             outputs = _walk(inner, inputs, f"{path}/{operation.name}", numbers, calls)
         else:
             outputs = [next(numbers) for _ in node.outputs]
@@ -140,6 +142,26 @@ def _walk(functional, inputs, path, numbers: Iterator[int], calls: list[Call]) -
             calls.append(Call(operation, inputs, outputs, node.outputs, arguments, fill, path))
         known.update(zip(map(id, node.outputs), outputs, strict=True))
     return [known[id(x)] for x in functional.outputs]
+
+
+def _given(functional, node):
+    """Returns the tensors that a call of a model passes to its inputs, in their order.
+
+    Returns `None` if the call has other arguments, such as a mask, that its graph does not show.
+    """
+    arguments = [*node.arguments.args, *node.arguments.kwargs.values()]
+    # Keras adds the masks of its inputs, a structure of `None`, and training=False is inference.
+    given = [x for x in arguments if any(not _is_default(leaf) for leaf in keras.tree.flatten(x))]
+    if len(given) != 1:
+        return None
+    (inputs,) = given
+    if isinstance(inputs, dict) and not isinstance(functional._inputs_struct, dict):
+        return [inputs[x.name] for x in functional.inputs]  # as Keras matches them
+    return keras.tree.flatten(inputs)
+
+
+def _is_default(value):
+    return value is None or value is False
 
 
 def _filler(node):

@@ -142,6 +142,24 @@ class Pointwise(Part):
             [dataclasses.replace(signal, **_sample(spec, has_time)) for spec in call.specs]
         )
         self._call, self._has_time = call, has_time
+        if isinstance(call.operation, keras.Model):
+            self.difference = (
+                "its output at one step depends on other steps, and `to_stream` sees only the "
+                "layers of functional and sequential models that are called with inputs alone."
+            )
+        elif has_time:
+            self._check_time()
+
+    def _check_time(self):
+        leaves = keras.tree.flatten(self._call.arguments)
+        times = {x.shape[1] for x in leaves if isinstance(x, keras.KerasTensor)}
+        for spec in self._call.specs:
+            if len(spec.shape) < 2 or spec.shape[1] not in (None, *times):
+                raise self._call.refusal(
+                    f"its output of shape {tuple(spec.shape)} depends on other steps: it has "
+                    "another time axis than its input, or none. To pool all steps, use "
+                    "keras.layers.GlobalAveragePooling1D or GlobalMaxPooling1D."
+                )
 
     difference = (
         "its output at one step depends on other steps. Use a layer that treats each step "
@@ -629,7 +647,9 @@ def make_part(call: Call, signals: list[Signal]) -> Part:
             "it combines each step with a value computed from all steps, including later ones. "
             f"Use {_CAUSAL} for that value as well."
         )
-    operation, (signal, *_) = call.operation, signals
+    operation, (signal, *others) = call.operation, signals
+    if call.arguments[1].get("training"):
+        raise call.refusal("it is called with training=True, but streaming is inference.")
     if signal.has_time:
         kinds = type(operation).__mro__
         for kind in kinds:
@@ -637,11 +657,15 @@ def make_part(call: Call, signals: list[Signal]) -> Part:
                 raise call.refusal(_REFUSED[kind])
         if getattr(operation, "data_format", None) == "channels_first":
             raise call.refusal('its time axis is the last axis. Use data_format="channels_last".')
-        if has_protocol(operation):
-            return Protocol(call, signal)
-        for kind in kinds:
-            if kind in _MAKERS:
-                return _MAKERS[kind](call, signal)
+        makers: list[Callable] = [Protocol] if has_protocol(operation) else []
+        makers += [_MAKERS[kind] for kind in kinds if kind in _MAKERS]
+        if makers and others:
+            raise call.refusal(
+                "a stream has no masked steps and starts from the layer's own initial state. Call "
+                "it with its inputs only, without `mask`, `initial_state` or `condition`."
+            )
+        if makers:
+            return makers[0](call, signal)
     return Pointwise(call, signals)
 
 
@@ -862,6 +886,10 @@ def _slice(call, signal):
     of_sample = (slice(None), slice(None), *rest)
     if isinstance(time, int) and time == -1:
         return Last(call, signal, lambda y: y[of_sample])
+    if time is None:
+        raise call.refusal(
+            "it inserts an axis before the time axis. Insert it later: x[:, :, None]."
+        )
     if not isinstance(time, slice):
         raise call.refusal(
             f"it takes step {time} of the sequence. A stream supports only the last, x[:, -1]."

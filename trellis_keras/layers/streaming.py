@@ -297,14 +297,7 @@ class GraphStream(StreamingMixin):
 
     def _read(self, x, steps):
         """Returns the inputs as samples (batch, steps, ...), of one step or of several."""
-        is_single = isinstance(self.graph.inputs, keras.KerasTensor)
-        xs = [x] if is_single else keras.tree.flatten(x)
-        if len(xs) != len(self.plan.inputs):
-            names = [tensor.name for tensor in keras.tree.flatten(self.graph.inputs)]
-            raise ValueError(
-                f"x must have one tensor per input of {self.name}, {names}. "
-                f"Received: {len(xs)} tensors"
-            )
+        xs = _flatten_inputs(x, self.graph.inputs)
         samples = []
         for value, signal in zip(xs, self.plan.inputs, strict=True):
             value = ops.cast(value, signal.dtype)
@@ -520,9 +513,29 @@ def _input_signal(graph, n, tensor, length):
     if len(shape) < 2 or (len(shape) == 2 and shape[1] is not None and not of_tokens):
         raise ValueError(
             f"{graph.name} has no time axis to stream along: an input needs the shape (batch, "
-            f"time, ...). Received: {tensor.name} of shape {tuple(shape)}"
+            "time, channels), or (batch, None) without channels. "
+            f"Received: {tensor.name} of shape {tuple(shape)}"
         )
     return Signal(tuple(shape[2:]), tensor.dtype, length=length)
+
+
+def _flatten_inputs(x, inputs):
+    """Returns the tensors of x, which must have the structure of a model's inputs.
+
+    The tensors of a dict come in the order of its sorted keys, so it must not stand for a list.
+    """
+    if not keras.tree.is_nested(inputs):
+        return [x]
+    keys = [value.keys() if isinstance(value, dict) else None for value in (x, inputs)]
+    xs = keras.tree.flatten(x)
+    if keys[0] != keys[1] or len(xs) != len(keras.tree.flatten(inputs)):
+        expected = keras.tree.map_structure(lambda tensor: tensor.name, inputs)
+        received = keras.tree.map_structure(lambda tensor: tuple(ops.shape(tensor)), x)
+        raise ValueError(
+            f"`x` must have one tensor per input of the model, with the structure {expected}. "
+            f"Received: tensors of shapes {received}"
+        )
+    return xs
 
 
 def _takes_tokens(graph, n, tensor):
@@ -543,7 +556,7 @@ def _known_length(graph):
 
 
 def _random_inputs(graph, signals, length):
-    """Returns random sequences of two rows for the inputs of a graph."""
+    """Returns random sequences for the inputs of a graph, of two rows if any number will do."""
     rng = np.random.default_rng(0)
     embeddings = [
         c.operation for c in graph.calls if isinstance(c.operation, keras.layers.Embedding)
@@ -551,7 +564,7 @@ def _random_inputs(graph, signals, length):
     tokens = min((layer.input_dim for layer in embeddings), default=2)
     inputs = []
     for n, tensor in enumerate(keras.tree.flatten(graph.inputs)):
-        shape = (2, length, *signals[n].shape)
+        shape = (tensor.shape[0] or 2, length, *signals[n].shape)
         is_tokens = _takes_tokens(graph, n, tensor)
         x = rng.integers(0, tokens, shape) if is_tokens else rng.normal(size=shape)
         inputs.append(ops.cast(x, tensor.dtype))
@@ -706,7 +719,7 @@ def compiled_step(
     # Both may be structures for a graph's stream. Other streams have a single input and output.
     inputs, outputs = getattr(stream, "inputs", None), getattr(stream, "delay", 0)
     flat, count = keras.tree.flatten(inputs), len(keras.tree.flatten(outputs))
-    takes_several, returns_several = map(keras.tree.is_nested, (inputs, outputs))
+    returns_several = keras.tree.is_nested(outputs)
     weights = [ops.convert_to_numpy(v) for v in layer.variables] if frozen else None
 
     def compile_for(layout):
@@ -735,7 +748,7 @@ def compiled_step(
         layout = cache.layout
         if layout not in compiled:
             compiled[layout] = compile_for(layout)
-        xs = keras.tree.flatten(x) if takes_several else [x]
+        xs = _flatten_inputs(x, inputs)
         tensors = compiled[layout](*xs, *cache.tensors)
         y = keras.tree.pack_sequence_as(outputs, tensors[:count]) if returns_several else tensors[0]
         return y, PackedCache(tensors[count:], layout)
