@@ -21,8 +21,8 @@ PAPERS = {
     "Efficiency for Sequence Modeling](https://arxiv.org/abs/1710.02254)",
 }
 HEADER = (
-    "| model | metric | published | its size | ours | our size | difference | verdict | training "
-    "| test runs |\n"
+    "| model | metric | published | parameters | ours | parameters | difference | verdict "
+    "| training | test runs |\n"
     "|---|---|---|---|---|---|---|---|---|---|\n"
 )
 _LONG = 10 * 86_400  # seconds of one core; longer trainings need a GPU

@@ -17,7 +17,7 @@ from trellis_keras.zoo.results import published as published_values
 
 START, END = "<!-- table -->\n", "<!-- end of the table -->\n"
 HEADER = (
-    "| model | data | metric | published | its size | ours | our size | difference | verdict "
+    "| model | data | metric | published | parameters | ours | parameters | difference | verdict "
     "| training |\n"
     "|---|---|---|---|---|---|---|---|---|---|\n"
 )
