@@ -147,7 +147,7 @@ def test_averaging_takes_the_place_of_decay():
             "`warmup_steps` has no effect without `decay_steps`",
         ),
         ("tcn_jsb", {"setting": "quick"}, "`setting` must be one of fast. Received: 'quick'"),
-        ("tcn_adding", {"setting": "fast"}, "tcn_adding has no fast recipe"),
+        ("tcn_ptb", {"setting": "fast"}, "tcn_ptb has no fast recipe"),
         ("lru_text8", {"stop_patience": 0}, "`stop_patience` must be 1 or more"),
         ("lru_text8", {"stop_against": "first"}, "`stop_against` must be one of best, previous"),
         ("trellisnet_ptb", {"context_length": 110}, "context_length=110, sequence_length=110"),
@@ -222,12 +222,14 @@ def test_the_cosine_rises_and_falls_by_steps():
 
 
 def test_the_rates_of_fast_recipes_fall_to_0_when_training_ends():
-    # Of 229 and 694 pieces and 55,000 images; pieces of similar length share a batch.
+    # Of 229 and 694 pieces, 55,000 images, 50,000 sums and 10,000 copies; pieces of similar length
+    # share a batch.
     batches = {("jsb", 1): 229, ("jsb", 4): 59, ("nottingham", 1): 694, ("nottingham", 4): 174}
     batches |= {("seq_mnist", 64): 860, ("permuted_mnist", 64): 860}
+    batches |= {("adding", 32): 1_563, ("copy_memory", 32): 313}
     entries = [zoo.recipe(name).entry for name in zoo.list_models()]
     entries = [entry for entry in entries if entry.fast]
-    assert len(entries) >= 13
+    assert len(entries) >= 16
     for entry in entries:
         training = entry.fast
         steps = batches[entry.data, training.batch_size] * training.epochs

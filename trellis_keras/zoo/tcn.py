@@ -74,6 +74,16 @@ _ADDING: dict[str, Any] = {
     "channels": 2,
 }
 _ADDING_BATCHES: dict[str, Any] = {"batch_size": 32, "epochs": 10}
+_FAST_ADDING = Training(  # 1,563 steps an epoch
+    optimizer="adam",
+    learning_rate=2e-3,
+    clip_norm=1.0,
+    batch_size=32,
+    epochs=25,
+    schedule="cosine",
+    warmup_steps=1_500,
+    decay_steps=37_575,
+)
 _SEQ_MNIST: dict[str, Any] = {"data": "seq_mnist", "metric": "accuracy", "channels": 1}
 _PERMUTED_MNIST: dict[str, Any] = {"data": "permuted_mnist", "metric": "accuracy", "channels": 1}
 _MNIST_BATCHES: dict[str, Any] = {
@@ -86,8 +96,8 @@ _MNIST_BATCHES: dict[str, Any] = {
 _JSB: dict[str, Any] = {"data": "jsb", "metric": "frame_nll", "channels": 88}
 _NOTTINGHAM: dict[str, Any] = {"data": "nottingham", "metric": "frame_nll", "channels": 88}
 _MUSIC_BATCHES: dict[str, Any] = {"batch_size": 1, "epochs": 100, **_WORST_OF_THREE}
-# `setting="fast"`: AdamW and one cycle of the learning rate. tools/queue.toml lists those that have
-# not been trained yet.
+# `setting="fast"`: one cycle of the learning rate, mostly by AdamW. tools/queue.toml lists those
+# that have not been trained yet.
 _FAST: dict[str, Any] = {"optimizer": "adamw", "weight_decay": 0.02, "schedule": "cosine"}
 _FAST_MUSIC: dict[str, Any] = {**_FAST, "clip_norm": 0.4, "batch_size": 4, "note_dropout": 0.1}
 _PTB: dict[str, Any] = {"data": "ptb", "metric": "perplexity"}
@@ -167,7 +177,11 @@ def _tcn(
     )
 
 
-@register(**_ADDING, training=Training(optimizer="adam", learning_rate=2e-3, **_ADDING_BATCHES))
+@register(
+    **_ADDING,
+    training=Training(optimizer="adam", learning_rate=2e-3, **_ADDING_BATCHES),
+    fast=_FAST_ADDING,
+)
 def tcn_adding(
     kernel_size: int = 8,
     depth: int = 8,
@@ -210,19 +224,35 @@ def tcn_adding(
 
 
 # Table 3 says "RMSprop/Adam" for the recurrent networks, without a rate: they use the TCN's.
-_on_copy_memory = register(
-    data="copy_memory",
-    data_options={"T": 1000},
-    metric="cross_entropy",
-    channels=1,
-    metrics=lambda: [keras.metrics.SparseCategoricalAccuracy(name="accuracy"), DigitsRecalled()],
-    training=Training(
+_COPY_MEMORY: dict[str, Any] = {
+    "data": "copy_memory",
+    "data_options": {"T": 1000},
+    "metric": "cross_entropy",
+    "channels": 1,
+    "metrics": lambda: [
+        keras.metrics.SparseCategoricalAccuracy(name="accuracy"),
+        DigitsRecalled(),
+    ],
+    "training": Training(
         optimizer="rmsprop", learning_rate=5e-4, clip_norm=1.0, batch_size=32, epochs=50
     ),
+}
+_on_copy_memory = register(**_COPY_MEMORY)
+
+
+@register(
+    **_COPY_MEMORY,
+    fast=Training(  # 313 steps an epoch
+        optimizer="adam",
+        learning_rate=2e-3,
+        clip_norm=1.0,
+        batch_size=32,
+        epochs=50,
+        schedule="cosine",
+        warmup_steps=600,
+        decay_steps=15_050,
+    ),
 )
-
-
-@_on_copy_memory
 def tcn_copy_memory(
     kernel_size: int = 8,
     depth: int = 8,
@@ -661,10 +691,8 @@ def _recurrent_language_model(
     )
 
 
-_on_adding = register(
-    **_ADDING,
-    training=Training(optimizer="adam", learning_rate=2e-3, clip_norm=5.0, **_ADDING_BATCHES),
-)
+_RNN_ADDING = Training(optimizer="adam", learning_rate=2e-3, clip_norm=5.0, **_ADDING_BATCHES)
+_on_adding = register(**_ADDING, training=_RNN_ADDING)
 
 
 @_on_adding
@@ -698,7 +726,11 @@ def lstm_adding(
     return _sum(_last("lstm", layers, hidden_units, dropout, seed, forget_bias), seed)
 
 
-@_on_adding
+@register(
+    **_ADDING,
+    training=_RNN_ADDING,
+    fast=_FAST_ADDING.replace(epochs=8, warmup_steps=500, decay_steps=12_004),
+)
 def gru_adding(
     layers: int = 1, hidden_units: int = 151, dropout: float = 0.0, seed: int | None = 0
 ) -> SequenceRegressor:
