@@ -184,6 +184,18 @@ def test_the_figures():
     assert forecasts == {1: 1.0, 2: 1.0}
 
 
+def test_figures_of_whole_numbers_in_a_csv_file(tmp_path):
+    """Which are read as integers, and an empty column without a type."""
+    keys = {"origin": [1, 1], "series": ["0", "0"], "target": ["load", "load"], "step": [1, 2]}
+    values = {name: [2.0, 3.0] for name in ("actual", "forecast", "naive", "drift", "scale")}
+    values |= {"seasonal_naive": [3.0, 1.0], "ridge": [None, None]}
+    rows = pa.table(keys | {name: pa.array(v, pa.float64()) for name, v in values.items()})
+    pa.csv.write_csv(rows, tmp_path / "b.csv")
+    scores = backtest_scores(pa.csv.read_csv(tmp_path / "b.csv"))
+    assert scores.equals(backtest_scores(rows))
+    assert scores["smape"].to_pylist() == [0.0, 0.0, 0.0, pytest.approx((2 / 5 + 1) / 2), None]
+
+
 def test_the_crps_is_that_of_the_quantile_function():
     """Of a uniform distribution on [0, 1], at 0.5, it is 1 / 12."""
     levels = np.arange(0.01, 1, 0.01)

@@ -305,6 +305,11 @@ def test_splits_that_do_not_fit(arguments, message):
         (lambda: ramp(3, times=np.array([3, 2, 1])), "Times must rise by one step"),
         (lambda: ramp(6, times=np.array([9, 1, 5, 3, 40, 20])), "step in each series.*Sort"),
         (lambda: ramp(6, times=DAYS[[0, 1, 2, 3, 4, 7]]), "1 day here.*weekends, leave out"),
+        (lambda: ramp(6, times=np.array([0, 5, 11, 12, 20, 23])), "11 after 5. Resample the rows"),
+        (
+            lambda: ramp(4, times=np.array([0, 24, 47, 71], "M8[h]"), utc=True),
+            "Received: 1970-01-02T23 after .*Days of 23 or 25 hours need dates without an offset",
+        ),
         (lambda: Columns([]), "`targets` must name at least one column"),
         (lambda: Columns(["a"], past=["a"]), "Each column has one role. Received twice: a"),
         (

@@ -44,7 +44,6 @@ from trellis_keras.forecasting.table import output_names
 
 FORECASTS = ("forecast", "naive", "drift", "seasonal_naive", "ridge")
 METRICS = ("mae", "rmse", "mase", "smape", "wape", "pinball", "crps", "coverage", "width")
-_KEYS = ("origin", "series", "target", "step")
 _QUANTILE = re.compile(r"q[0-9.]+")
 _SHOWN = 12  # steps or series in a table
 _SERIES_AT_ONCE = 32
@@ -330,7 +329,10 @@ def backtest_scores(rows: pa.Table, by: Sequence[str] = ("target",)) -> pa.Table
         (`forecast`, `naive`, ...), `values` (their number), and the figures, which are missing
         where they are not defined.
     """
-    columns = {n: rows[n].to_numpy() for n in rows.column_names if n not in _KEYS}
+    levels = quantile_levels(rows.column_names)
+    names = ["actual", *FORECASTS, *(output_names(levels) if levels else ()), "scale"]
+    # In a CSV file, whole numbers are integers, and an empty column has no type.
+    columns = {name: rows[name].cast(pa.float64()).to_numpy() for name in names}
     found: dict[str, list] = {name: [] for name in (*by, "method", "values", *METRICS)}
     for places in _groups(rows, by):
         own = {name: values[places] for name, values in columns.items()}

@@ -414,13 +414,20 @@ class TimeSeries:
             f"Times must rise by one step{usual} in each series. Received: "
             f"{self.times[row]} after {self.times[row - 1]}{within}."
         ]
-        if found > step and is_usual:
+        if self.utc and step == _DAY and abs(found - step) == _HOUR:
+            message.append("Days of 23 or 25 hours need dates without an offset from UTC.")
+        elif found <= zero:
+            message.append("Sort the rows by series and time, and keep one row per time.")
+        elif found > step and is_usual:
             message.append(
                 "Add missing rows with their time and empty values. If rows are missing regularly, "
                 "such as weekends, leave out the column of times."
             )
         else:
-            message.append("Sort the rows by series and time, and keep one row per time.")
+            message.append(
+                "Resample the rows to equal steps, date months by their first or last day, or leave "
+                "out the column of times."
+            )
         if self.columns is not None and self.columns.series is None and found <= zero:
             message.append(
                 "Rows of several series need a column that identifies the series: `series`."
