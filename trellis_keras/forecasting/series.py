@@ -425,8 +425,8 @@ class TimeSeries:
             )
         else:
             message.append(
-                "Resample the rows to equal steps, date months by their first or last day, or leave "
-                "out the column of times."
+                "Resample the rows to equal steps, date months by their first or last day, or "
+                "leave out the column of times."
             )
         if self.columns is not None and self.columns.series is None and found <= zero:
             message.append(
