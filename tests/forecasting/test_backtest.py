@@ -1,5 +1,6 @@
 """Rows of a backtest, the figures from them, and how it is resumed."""
 
+import keras
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
@@ -11,6 +12,8 @@ from trellis_keras.forecasting import Columns, TimeSeries, backtest, backtest_sc
 from trellis_keras.forecasting.backtest import _Job, backtest_tables
 from trellis_keras.forecasting.picture import draw_backtest
 from trellis_keras.forecasting.report import report
+from trellis_keras.forecasting.rivals import drift
+from trellis_keras.forecasting.series import Windows
 
 WINDOW, HORIZON, SEASON = 14, 4, 7
 
@@ -73,11 +76,28 @@ def test_the_report_calibrates_as_a_backtest():
     assert figures["values"] == found["values"] and figures["coverage"] == found["coverage"]
 
 
+def test_bands_are_calibrated_from_scratch(model, parts):
+    """A factor of 0 from the validation part does not make them narrow for ever."""
+    expected = backtest(model, parts[2], origins=2)
+    scale = keras.ops.convert_to_numpy(model.gap_scale).copy()
+    model.gap_scale.assign(np.zeros_like(scale))
+    found = backtest(model, parts[2], origins=2)
+    kept = keras.ops.convert_to_numpy(model.gap_scale).copy()
+    model.gap_scale.assign(scale)
+    assert found.equals(expected) and not kept.any()
+
+
 def test_all_origins_are_used_where_there_are_fewer(model, parts):
     test = parts[2]
     with pytest.warns(UserWarning, match=f"{len(test)} origins, .* Received: origins=1000"):
         rows = backtest(model, test, origins=1000)
     assert len(rows) == len(test) * HORIZON
+
+
+def test_the_drift_is_the_line_through_known_values():
+    history = np.array([np.nan, np.nan, 1, 2, np.nan])[:, None]
+    np.testing.assert_allclose(drift(history, 2)[:, 0], [4, 5])
+    assert drift(np.array([[3.0]]), 1) == 3 and np.isnan(drift(np.array([[np.nan]]), 1))
 
 
 def test_nothing_after_an_origin_is_read(model, parts):
@@ -137,6 +157,9 @@ def test_an_interrupted_backtest_is_resumed(model, parts, tmp_path, monkeypatch,
     assert not output.exists()
     with pytest.raises(ValueError, match="unfinished backtest with another model"):
         backtest(model, test, origins=5, output=output)
+    shorter = Windows(test.series, WINDOW - 1, HORIZON, 1, test.first, test.last)
+    with pytest.raises(ValueError, match="unfinished backtest with another model"):
+        backtest(model, shorter, origins=4, output=output)
     done.clear()
     found = backtest(model, test, origins=4, output=output)  # forecasts from two more origins
     assert len(done) == 2 and found.equals(expected)

@@ -155,6 +155,13 @@ def test_a_meter_that_stands_still(fitted):
         fitted.predict(data)
 
 
+def test_a_validation_part_that_ends_with_missing_values():
+    load = np.array(frame()["load"])
+    load[150:170] = np.nan
+    found = fit({"load": load}, 2, "load", window=6, epochs=0)
+    assert np.isfinite(arrays(found.predict({"load": load}))["q90"]).all()
+
+
 def test_data_that_are_too_short_say_what_fits():
     with pytest.raises(ValueError, match="Forecast at most 15 steps from 55 rows"):
         fit({"load": np.arange(100.0)}, 40, "load")

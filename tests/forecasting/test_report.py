@@ -79,6 +79,25 @@ def test_a_report_warns_in_the_last_lines():
         assert expected in text.split("\n", 1)[1]
 
 
+def test_targets_are_named_where_there_are_too_many_series(monkeypatch):
+    monkeypatch.setitem(report.__globals__, "_MOST_SERIES", 1)
+    values = np.r_[wave(5), wave(9)][:, None]
+    parts = TimeSeries(values, lengths=[200, 200]).split(WINDOW, HORIZON)
+    model = zoo.tcn_forecaster(window=WINDOW, horizon=HORIZON, filters=2, quantiles=None)
+    model.adapt(*parts[:2])
+    model.head.bias.assign(np.full(HORIZON, 1e3))
+    results = report(model, *parts)
+    assert results["warnings"][-1] == "The naive forecast is better in 'target 0'."
+
+
+def test_a_test_part_without_known_values():
+    parts = TimeSeries(np.r_[wave(5)[:170], np.full(30, np.nan)][:, None]).split(WINDOW, HORIZON)
+    model = zoo.tcn_forecaster(window=WINDOW, horizon=HORIZON, filters=2)
+    model.adapt(*parts[:2])
+    text = describe_report(report(model, *parts))
+    assert "target 0: mean absolute error - on 0 values of the test part" in text
+
+
 @pytest.mark.parametrize(("stride", "warned"), [(2, True), (5, False)])
 def test_a_stride_that_skips_a_part_of_the_season(stride, warned):
     parts = TimeSeries(wave(8)[:, None]).split(WINDOW, HORIZON, stride=stride)

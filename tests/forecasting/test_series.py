@@ -293,6 +293,13 @@ def test_splits_that_do_not_fit(arguments, message):
         ramp(30).split(**arguments)
 
 
+def test_a_part_without_known_targets():
+    values = np.r_[np.arange(14.0), np.full(6, np.nan)][:, None]
+    with pytest.raises(ValueError, match="All targets are missing in the part 'valid'"):
+        TimeSeries(values).split(4, 1)
+    assert len(TimeSeries(values).split(4, 1, shares=(0.5, 0.2, 0.3))[2]) == 6
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -120,6 +120,8 @@ def test_errors():
         DynamicEvaluation(model, 0.1, rule="adam")
     with pytest.raises(ValueError, match="only for rule='rms'"):
         DynamicEvaluation(model, 0.1, rule="sgd", epsilon=0.1)
+    with pytest.raises(ValueError, match="`learning_rate` must be a nonnegative number"):
+        DynamicEvaluation(model, float("nan"))
     dynamic = DynamicEvaluation(model, 0.1)
     with pytest.raises(ValueError, match="collect_statistics"):
         dynamic.evaluate(random_tokens(9))

@@ -167,6 +167,7 @@ class _Job:
         self.settings = {
             "model": _fingerprint(model),
             "data": series.checksum,
+            "window": test.window,
             "origins": [list(rows.values()) for rows, _ in self.origins],
             "every": check_integer("every", every, 1) if refit else None,
         }

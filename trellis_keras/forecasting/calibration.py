@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from keras import ops
 
 from trellis_keras.forecasting.losses import middle_quantile
 
@@ -72,20 +73,36 @@ def rescale(outputs: np.ndarray, scale: np.ndarray, quantiles: Sequence[float]) 
 
 
 def calibrate_on_known(model, outputs, known, known_y, windows):
-    """Returns outputs with their quantiles calibrated on the last known windows."""
-    count = recent_count(windows)
-    if not model.has_band or not len(known_y):
+    """Returns outputs with their quantiles calibrated on the last known windows.
+
+    Targets without known values keep the model's calibration. `outputs` and `known` are those of
+    `predict_windows`.
+    """
+    if not model.has_band:
         return outputs
-    scale = conformal_scale(known[-count:], known_y[-count:], model.quantiles)
+    count = recent_count(windows)
+    known, known_y = known[-count:], known_y[-count:]
+    scale = ops.convert_to_numpy(model.gap_scale)
+    has_value = ~np.isnan(known_y).all(axis=(0, 1))
+    if has_value.any():
+        found = conformal_scale(known, known_y, model.quantiles)
+        scale = np.where(has_value[:, None], found, scale)
     return rescale(outputs, scale, model.quantiles)
 
 
 def predict_windows(model, windows, index, batch_size=64):
-    """Returns the outputs and targets of the windows with these indices."""
+    """Returns the outputs, without the model's calibration, and targets of these windows."""
     x, y = windows.read(np.asarray(index, int))
     if not len(x):
         return np.zeros(model.compute_output_shape(x.shape)), y
-    return model.predict(x, batch_size=batch_size, verbose=0), y
+    if not model.has_band:
+        return model.predict(x, batch_size=batch_size, verbose=0), y
+    scale = ops.convert_to_numpy(model.gap_scale).copy()
+    model.gap_scale.assign(np.ones_like(scale))  # a gap of 0 could not be calibrated again
+    try:
+        return model.predict(x, batch_size=batch_size, verbose=0), y
+    finally:
+        model.gap_scale.assign(scale)
 
 
 def recent_count(windows):

@@ -259,7 +259,8 @@ def settle(
 
     Args:
         model: `Forecaster`.
-        valid: The windows of the validation part. The last ones calibrate the bands.
+        valid: The windows of the validation part. The last ones calibrate the bands, if they have
+            any known target.
         batch_size: Positive integer. Defaults to 64.
 
     Returns:
@@ -270,7 +271,9 @@ def settle(
         share = model.weigh_net(WindowStream(valid, batch_size))
     if model.has_band:
         recent = [recent_windows(valid, i) for i in range(len(valid.series.lengths))]
-        model.calibrate(*valid.read(np.concatenate(recent)))
+        x, y = valid.read(np.concatenate(recent))
+        if not np.isnan(y).all():
+            model.calibrate(x, y)
     return share
 
 

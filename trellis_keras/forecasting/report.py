@@ -188,12 +188,17 @@ def _warnings(results, train_rows, test):
             f"The last {test.horizon} values are all the same in {first_names(stuck)}. If nothing "
             "was measured there, leave them empty: the model learns from them, and forecasts them."
         )
+    figures = results["targets"]
+    if "series" in results:
+        figures = {
+            _place(test.series, i, name): own
+            for i, series in enumerate(test.series.names)
+            for name, own in results["series"][series].items()
+        }
     lost = [
-        _place(test.series, i, name)
-        for i, series in enumerate(test.series.names)
-        for name, figures in results.get("series", {}).get(series, results["targets"]).items()
-        if None not in (figures["mae"], figures["naive_mae"])
-        and figures["mae"] > figures["naive_mae"]
+        where
+        for where, own in figures.items()
+        if None not in (own["mae"], own["naive_mae"]) and own["mae"] > own["naive_mae"]
     ]
     if lost:
         found.append(f"The naive forecast is better in {first_names(lost)}.")
@@ -350,7 +355,7 @@ def describe_report(results: dict[str, Any]) -> str:
             f"of the test part; the best naive forecast ({results['season_name']}) has "
             f"{_shown(figures['naive_mae'])}"
         )
-        if "coverage" in figures:
+        if figures.get("coverage") is not None:
             low, high = results["quantiles"][0], results["quantiles"][-1]
             line += f"; {figures['coverage']:.1%} of the values in the {low:.0%} to {high:.0%} band"
         lines.append(line)

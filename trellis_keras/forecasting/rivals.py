@@ -21,14 +21,15 @@ def naive(history: np.ndarray, horizon: int, season: int = 1) -> np.ndarray:
 
 
 def drift(history: np.ndarray, horizon: int) -> np.ndarray:
-    """Returns the line through the first and the last value, (horizon, targets).
+    """Returns the line through the first and the last known value, (horizon, targets).
 
     Args:
         history, horizon: As in `naive`.
     """
-    known = _known(history)
-    slope = (known[-1] - known[0]) / max(len(known) - 1, 1)
-    return known[-1] + np.arange(1, horizon + 1)[:, None] * slope
+    known, is_known = _known(history), ~np.isnan(history)
+    first, since = is_known.argmax(axis=0), is_known[::-1].argmax(axis=0)
+    slope = (known[-1] - known[0]) / np.maximum(len(known) - 1 - since - first, 1)
+    return known[-1] + (since + np.arange(1, horizon + 1)[:, None]) * slope
 
 
 def _known(history):

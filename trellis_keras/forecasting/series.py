@@ -312,7 +312,8 @@ class TimeSeries:
                 `(0.7, 0.15, 0.15)`.
 
         Raises:
-            ValueError: If an argument is not as described, or a part is too short for a window.
+            ValueError: If an argument is not as described, a part is too short for a window, or all
+                targets of the training or validation part are missing.
         """
         train, valid, _ = check_shares("shares", shares)
         ends = [int(end) for end in self.ends]
@@ -329,6 +330,12 @@ class TimeSeries:
                     f"row for window={window}, horizon={horizon}. Received: "
                     f"{_longest(first, last)} at most, of series of {max(self.lengths)} rows. "
                     f"{_advice(spans)}"
+                )
+            rows = (part[:, : self.targets] for part in windows.rows())
+            if name != "test" and all(np.isnan(part).all() for part in rows):
+                raise ValueError(
+                    f"All targets are missing in the part {name!r}. Change the shares of the parts "
+                    f"so that it has known values. Received: shares={shares}"
                 )
             parts.append(windows)
         warn_left_out(parts, f"{window} + {horizon} rows", len(self.names))

@@ -1,6 +1,7 @@
 """Dynamic evaluation: a language model that learns from the text it has just scored."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterable
 
 import keras
@@ -70,12 +71,12 @@ class DynamicEvaluation:
     ) -> None:
         if rule not in RULES:
             raise ValueError(f"`rule` must be one of {RULES}. Received: rule={rule!r}")
-        if learning_rate < 0 or not 0 <= decay <= 1:
+        if not (0 <= learning_rate < math.inf and 0 <= decay <= 1):
             raise ValueError(
-                "`learning_rate` must not be negative, and `decay` must lie in [0, 1]. "
+                "`learning_rate` must be a nonnegative number, and `decay` must lie in [0, 1]. "
                 f"Received: learning_rate={learning_rate}, decay={decay}"
             )
-        if epsilon is not None and (rule == "sgd" or epsilon <= 0):
+        if epsilon is not None and (rule == "sgd" or not 0 < epsilon < math.inf):
             raise ValueError(
                 "`epsilon` must be positive, and is only for rule='rms'. "
                 f"Received: epsilon={epsilon}, rule={rule!r}"
