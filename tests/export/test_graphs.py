@@ -10,8 +10,8 @@ from keras import layers, ops
 from tests.export.random_nets import draw
 from tests.export.test_c import GCC, compile_c
 from trellis_keras.export import export, native
-from trellis_keras.export.c import proven_source
-from trellis_keras.layers import TCN, to_stream
+from trellis_keras.export.c import keras_steps, proven_source
+from trellis_keras.layers import TCN, GridLSTMCell, RHNCell, to_stream
 
 
 def residual(x):
@@ -123,10 +123,61 @@ def test_inputs_and_outputs_lie_one_after_another():
         np.testing.assert_allclose(step.step(x[t]), wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_states_are_outputs():
+    """In the order of Keras; also after strides, and read by other layers."""
+    x = keras.Input((None, 3))
+    down, outputs = layers.Conv1D(3, 2, strides=2)(x), []
+    options = {"return_state": True, "return_sequences": True}
+    for layer in (
+        layers.LSTM(3, return_state=True),
+        layers.GRU(3, **options),
+        layers.SimpleRNN(3, return_state=True),
+        layers.RNN([layers.LSTMCell(3), RHNCell(2, 2), layers.GRUCell(2)], **options),
+        layers.RNN(GridLSTMCell(3, 2), **options),
+    ):
+        y, *states = keras.tree.flatten(layer(down))
+        outputs += [states[-1], y, *states, layers.Dense(2)(states[0])]
+    model = keras.Model(x, outputs)
+    draw(model, np.random.default_rng(0))
+    _, _, expected = proven_source(model, "net")
+    assert expected.shape[1] == sum(y.shape[-1] for y in outputs)
+
+
+def test_states_as_integers():
+    x = keras.Input((None, 3))
+    model = keras.Model(x, layers.LSTM(3, return_sequences=True, return_state=True)(x))
+    draw(model, np.random.default_rng(0))
+    steps = np.random.default_rng(0).normal(size=(50, 3)).astype("float32")
+    stream = native(model, quantization="int8", representative_data=steps)
+    expected = keras_steps(to_stream(model), steps)
+    np.testing.assert_allclose([stream.step(x) for x in steps], expected, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_model_may_return_its_input(times):
+    x, z = keras.Input((None, 3)), keras.Input((None, 2))
+    for inputs, outputs in (x, [x] * times), ([x, z], [layers.Dense(2)(z), *[x] * times]):
+        proven_source(keras.Model(inputs, outputs), "net")
+
+
 def test_tokens():
     x = keras.Input((None,), dtype="int32")
     model = keras.Model(x, layers.GRU(3)(layers.Embedding(5, 4)(x)))
     assert proven_source(model, "net")[0].takes_token
+
+
+def test_a_step_takes_one_token_or_floats():
+    x = keras.Input((None, 3))
+    for shape, rest, output in (
+        ((None,), [], lambda token: [layers.Embedding(5, 4)(token), token]),
+        ((None,), [x], lambda token: layers.Concatenate()([layers.Embedding(5, 4)(token), x])),
+        ((None, 2), [], layers.Embedding(5, 4)),
+        ((None, 2), [], lambda token: token),
+    ):
+        token = keras.Input(shape, dtype="int32", name="token")
+        model = keras.Model([token, *rest], output(token))
+        with pytest.raises(ValueError, match="one token that only.*'token': .'int32', .None, None"):
+            proven_source(model, "net")
 
 
 def test_what_has_no_c_is_named():

@@ -278,11 +278,20 @@ def stream_program(model: Any, name: str) -> Program:
 
 
 def _graph_program(stream, name):
-    readers = [call.operation for call in stream.graph.calls if 0 in call.inputs]
-    if all(isinstance(layer, keras.layers.Embedding) for layer in readers):
-        program = Program(name, readers[0].input_dim, takes_token=True)
+    graph, signals = stream.graph, stream.plan.inputs
+    readers = [call.operation for call in graph.calls if 0 in call.inputs]
+    is_embedded = {type(layer) for layer in readers} == {keras.layers.Embedding}
+    is_output = 0 in keras.tree.flatten(graph.outputs)
+    if is_embedded and not is_output and len(signals) == 1 and signals[0].shape == ():
+        program = Program(name, min(layer.input_dim for layer in readers), takes_token=True)
+    elif all(keras.backend.is_float_dtype(signal.dtype) for signal in signals):
+        program = Program(name, sum(math.prod(signal.shape) for signal in signals))
     else:
-        program = Program(name, sum(math.prod(signal.shape) for signal in stream.plan.inputs))
+        received = {x.name: (x.dtype, tuple(x.shape)) for x in keras.tree.flatten(graph.inputs)}
+        raise ValueError(
+            f"{stream.name} cannot be exported: a step in C takes floats, or one token that only "
+            f"keras.layers.Embedding reads. Received: {received}"
+        )
     program.delay, program.rate = map(_same, (stream.delay, stream.rate))
     program.finish(emit_graph(program, stream, program.input))
     return program

@@ -60,7 +60,7 @@ class _Graph:
             if any(s.block > 1 for s in (*signals, *planned.part.outputs)):
                 raise self.refusal(planned, "it has several samples per step")
             outputs = emitter(self, planned, [values[n] for n in planned.inputs])
-            values.update(zip(planned.outputs, outputs, strict=False))
+            values.update(zip(planned.outputs, outputs, strict=True))
         numbers = keras.tree.flatten(self.stream.graph.outputs)
         outputs = [self._finished(n, values) for n in numbers]
         return outputs[0] if len(outputs) == 1 else program.concatenate(outputs, "outputs")
@@ -114,7 +114,17 @@ def _part(*kinds):
 # Calls without a time dimension
 
 
-@_part(parts.Pointwise, parts.Reshape, parts.Protocol, parts.Recurrent)
+@_part(parts.Recurrent)
+def _recurrent(graph, planned, xs):
+    program, part = graph.program, planned.part
+    known = len(program.states)
+    with graph.part(planned, part.outputs[0]):
+        y = e.emit_inside(program, planned.call.operation, xs[0])
+    states = program.states[known:]  # in the order in which the layer returns them
+    return [y, *states[: len(part.outputs) - 1]]
+
+
+@_part(parts.Pointwise, parts.Reshape, parts.Protocol)
 def _call(graph, planned, xs):
     program, call = graph.program, planned.call
     operation = call.operation
