@@ -1,5 +1,6 @@
 """Keras models as C, WebAssembly and endpoints: strides, delays, merges, padding."""
 
+import re
 import subprocess
 
 import keras
@@ -10,7 +11,7 @@ from keras import layers, ops
 from tests.export.random_nets import draw
 from tests.export.test_c import GCC, compile_c
 from trellis_keras.export import export, native
-from trellis_keras.export.c import keras_steps, proven_source
+from trellis_keras.export.c import keras_steps, proven_source, stream_program
 from trellis_keras.layers import TCN, GridLSTMCell, RHNCell, to_stream
 
 
@@ -178,6 +179,72 @@ def test_a_step_takes_one_token_or_floats():
         model = keras.Model([token, *rest], output(token))
         with pytest.raises(ValueError, match="one token that only.*'token': .'int32', .None, None"):
             proven_source(model, "net")
+
+
+def test_steps_of_several_axes():
+    """Layers of the last axes treat each row of a step with the same weights."""
+    x = keras.Input((None, 2, 3))
+    layers_of_rows = [
+        layers.Dense(2, activation="softmax"),
+        layers.BatchNormalization(),
+        layers.LayerNormalization(scale=False, center=False),
+        layers.LayerNormalization(axis=[2, 3]),
+        layers.RMSNormalization(),
+        layers.Normalization(mean=[0.5, 1.0, 2.0], variance=[2.0, 1.0, 3.0]),
+        layers.Rescaling([1.0, 2.0, 3.0], -1.0),
+        layers.Softmax(),
+        layers.TimeDistributed(layers.Softmax(axis=(1, 2))),
+        layers.Activation("log_softmax"),
+        layers.Activation("relu"),
+    ]
+    rows = [layer(x) for layer in layers_of_rows]
+    joined = [layers.Concatenate(axis=axis)([x, x[..., ::-1]]) for axis in (2, -1)]
+    last = layers.Concatenate()([rows[0][:, -1], x[:, -1]])
+    model = keras.Model(x, [*rows, *joined, last])
+    draw(model, np.random.default_rng(0))
+    source, *_ = proven_source(model, "net")
+    assert len(re.findall(r"^static const float dense\w*_kernel", source.code, re.M)) == 1
+
+
+def test_a_layer_that_is_called_twice_has_its_weights_once():
+    x, dense = keras.Input((None, 3)), layers.Dense(3)
+    model = keras.Model(x, dense(dense(x)))
+    source, *_ = proven_source(model, "net")
+    assert source.weight_bytes == 4 * (9 + 3)
+
+
+class Weighted(layers.Layer):
+    """A layer with two inputs."""
+
+    def call(self, a, b):
+        return a + 2 * b
+
+
+REFUSED = {
+    "weighted .Weighted., .*only merges and arithmetic may have several inputs, or masks":
+        lambda x: Weighted(name="weighted")(x, x[..., ::-1]),
+    "matmul.*may have several inputs": lambda x: ops.matmul(x, x[..., ::-1, :]),
+    "softmax.*may have several inputs, or masks":
+        lambda x: layers.Softmax()(x, mask=np.arange(9).reshape(1, 1, 3, 3) != 1),
+    "time_distributed.*it applies LSTM to each step": layers.TimeDistributed(layers.LSTM(2)),
+    "time_distributed.*it applies Sequential to each step":
+        layers.TimeDistributed(keras.Sequential([keras.Input((3, 3)), layers.LSTM(2)])),
+    r"softmax.* .Softmax.*its axes \[2\] are not the last": layers.Softmax(axis=2),
+    r"softmax.* .Softmax.*its axes \[0\] are not the last": layers.Softmax(axis=0),
+    r"batch_normalization.*its axes \[2\]": layers.BatchNormalization(axis=2),
+    r"normalization.*its axes \[2\]":
+        layers.Normalization(axis=2, mean=[1.0, 2.0, 3.0], variance=[1.0, 2.0, 3.0]),
+    r"rescaling.*one value per channel. Received: shapes \(3, 1\) and \(\)":
+        layers.Rescaling(np.arange(3.0).reshape(3, 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("match", REFUSED)
+def test_wrong_numbers_are_refused(match):
+    """Also where no compiler could compare them with Keras, and the sizes fit."""
+    x = keras.Input((4, 3, 3))
+    with pytest.raises(ValueError, match=match):
+        stream_program(keras.Model(x, REFUSED[match](x)), "net")
 
 
 def test_what_has_no_c_is_named():

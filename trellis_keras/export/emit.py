@@ -112,6 +112,17 @@ def _nothing(program, layer, x):
     return x
 
 
+def is_elementwise(layer: Any) -> bool:
+    """Returns whether a layer treats all elements of its input alike."""
+    if isinstance(layer, keras.layers.Activation):
+        return layer.activation in _ELEMENTWISE
+    if isinstance(layer, keras.layers.Rescaling):
+        return np.size(layer.scale) == np.size(layer.offset) == 1
+    if isinstance(layer, keras.layers.Normalization):
+        return layer.axis == ()
+    return isinstance(layer, _ELEMENTWISE_LAYERS)
+
+
 # Activations
 
 
@@ -195,7 +206,7 @@ def _activation(program, layer, x):
 
 @emits(keras.layers.Softmax)
 def _softmax_layer(program, layer, x):
-    return program.softmax(x)  # over channels, the only axis of a step
+    return program.softmax(x)
 
 
 @emits(keras.layers.ReLU)
@@ -216,6 +227,14 @@ def _elu_layer(program, layer, x):
     return program.elementwise(lambda x: {"y": _elu(x, layer.alpha)}, x, name="each_elu")[0]
 
 
+_ELEMENTWISE_LAYERS = (
+    *_TRANSPARENT,
+    keras.layers.ELU,
+    keras.layers.LeakyReLU,
+    keras.layers.ReLU,
+)
+
+
 @emits(keras.layers.Dense)
 def _dense(program, layer, x):
     if layer.quantization_mode is not None:
@@ -230,8 +249,7 @@ def _dense(program, layer, x):
 
 def emit_scaled(program: Program, x: Vector, scale: np.ndarray, offset: np.ndarray) -> Vector:
     """Adds scale * x + offset and returns it."""
-    size = (x.size,)
-    scale, offset = (np.broadcast_to(np.squeeze(a), size).astype(a.dtype) for a in (scale, offset))
+    scale, offset = (np.broadcast_to(a.ravel(), x.size).astype(a.dtype) for a in (scale, offset))
     weights = program.weight("scale", scale), program.weight("offset", offset)
     function = lambda x, scale, offset: {"y": scale * x + offset}  # noqa: E731
     return program.elementwise(function, x, *weights, name="scale_and_shift")[0]
@@ -248,13 +266,17 @@ def _batch_normalization(program, layer, x):
 @emits(keras.layers.Rescaling)
 def _rescaling(program, layer, x):
     scale, offset = (np.asarray(a, layer.compute_dtype) for a in (layer.scale, layer.offset))
+    if any(a.size > 1 and a.size != a.shape[-1] for a in (scale, offset)):
+        raise ValueError(
+            f"{layer.name} cannot be exported: `scale` and `offset` must be numbers, or have one "
+            f"value per channel. Received: shapes {scale.shape} and {offset.shape}"
+        )
     return emit_scaled(program, x, scale, offset)
 
 
 @emits(keras.layers.Normalization)
 def _normalization(program, layer, x):
-    size = (x.size,)
-    mean, variance = (np.broadcast_to(np.squeeze(a), size) for a in map(array, _moments(layer)))
+    mean, variance = (np.broadcast_to(a.ravel(), x.size) for a in map(array, _moments(layer)))
     deviation = np.maximum(np.sqrt(variance), keras.backend.epsilon()).astype(variance.dtype)
     mean, deviation = program.weight("mean", mean), program.weight("deviation", deviation)
 

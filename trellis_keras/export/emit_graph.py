@@ -19,7 +19,7 @@ from trellis_keras.export import emit as e
 from trellis_keras.export import program as p
 from trellis_keras.export.program import Clock, Counter, Expression, Program, Vector
 from trellis_keras.layers import keras_streams as parts
-from trellis_keras.layers.keras_streams import Part, Signal
+from trellis_keras.layers.keras_streams import Part, Signal, has_protocol
 from trellis_keras.layers.streaming import GraphStream, Planned
 from trellis_keras.layers.tcn import CenteredConv1D
 
@@ -131,19 +131,51 @@ def _call(graph, planned, xs):
     if isinstance(operation, keras.layers.TimeDistributed):
         operation = operation.layer
     kind = type(operation)
+    is_merge = kind in _OPERATIONS or kind in (keras.layers.Concatenate, numpy_ops.Concatenate)
+    has_options = isinstance(call.operation, keras.Layer) and len(call.given) > 1
+    if not is_merge and (len(xs) > 1 or has_options):
+        raise graph.refusal(planned, "only merges and arithmetic may have several inputs, or masks")
     if kind in _MOVES:
         return [_moved(graph, planned, xs[0])]
     with graph.part(planned, planned.part.outputs[0]):
         if kind in _OPERATIONS:
             return [_operation(graph, planned, xs)]
-        if kind in (keras.layers.Concatenate, numpy_ops.Concatenate):
-            (spec,) = call.specs
-            if operation.axis not in (-1, len(spec.shape) - 1) or len(spec.shape) > 3:
-                raise graph.refusal(planned, f"it concatenates along axis {operation.axis}")
-            return [program.concatenate(xs, "joined")]
+        if is_merge:
+            return [_concatenated(graph, planned, xs)]
         if kind is keras.layers.Embedding:
+            if not program.takes_token:
+                raise graph.refusal(planned, "the model has other inputs than one token")
             return [program.lookup(e.embedding_table(program, operation))]
+        if isinstance(planned.part, parts.Pointwise):
+            return [_by_rows(graph, planned, operation, xs[0])]
         return [e.emit_inside(program, operation, xs[0])]
+
+
+def _by_rows(graph, planned, layer, x):
+    """Adds a layer for each of a step's rows, the last axes that the layer treats together."""
+    if isinstance(layer, (keras.layers.RNN, keras.Model)) or has_protocol(layer):
+        raise graph.refusal(planned, f"it applies {type(layer).__name__} to each step")
+    if e.is_elementwise(layer):
+        return e.emit_inside(graph.program, layer, x)
+    shape = graph.plan.signals[planned.inputs[0]].shape
+    rank = len(planned.call.specs[0].shape) - (layer is not planned.call.operation)
+    axes = keras.tree.flatten(getattr(layer, "axis", ())) or [-1]
+    axes = sorted(axis % rank for axis in axes)
+    if len(axes) > len(shape) or axes != list(range(rank - len(axes), rank)):
+        raise graph.refusal(planned, f"its axes {axes} are not the last of each step")
+    rows = x.split(math.prod(shape[: len(shape) - len(axes)]))
+    rows = [e.emit_inside(graph.program, layer, row) for row in rows]
+    return rows[0] if len(rows) == 1 else graph.program.concatenate(rows, "rows")
+
+
+def _concatenated(graph, planned, xs):
+    (spec,), (output,) = planned.call.specs, planned.part.outputs
+    before = planned.call.operation.axis % len(spec.shape) - len(spec.shape) + len(output.shape)
+    if before < 0:
+        raise graph.refusal(planned, "it concatenates along the time axis")
+    blocks = [x.split(math.prod(output.shape[:before])) for x in xs]
+    ordered = [block for of_all in zip(*blocks, strict=True) for block in of_all]
+    return graph.program.concatenate(ordered, "joined")
 
 
 # Layers and operations that only rearrange elements.

@@ -290,6 +290,7 @@ class Program:
         self.names: list[str] = []
         self._path = [self.body]
         self._taken: set[str] = set()
+        self._weights: dict[str, list[Weight]] = {}
         self._functions: dict[tuple, Function] = {}
 
     @contextlib.contextmanager
@@ -311,7 +312,7 @@ class Program:
     # Weights, states and rings
 
     def weight(self, name: str, array: Any, axes: str = "") -> Weight:
-        """Adds a `Weight` and returns it.
+        """Adds a `Weight` and returns it, or returns an equal one of the same name.
 
         Args:
             name: Name within the layer.
@@ -321,10 +322,15 @@ class Program:
         Raises:
             ValueError: If a value is not finite.
         """
-        name, array = self._unique(name), np.asarray(array)
+        array, same_name = np.asarray(array), self._weights.setdefault(self._full(name), [])
+        for weight in same_name:
+            if np.array_equal(weight.array, array):
+                return weight
+        name = self._unique(name)
         if not np.all(np.isfinite(array)):
             raise ValueError(f"The weight {name} has values that are not finite.")
         self.weights.append(Weight(name, array.size, "weight", array=array, axes=axes))
+        same_name.append(self.weights[-1])
         return self.weights[-1]
 
     def state(self, name: str, size: int, fill: float = 0.0, grows: bool = False) -> Vector:
@@ -338,9 +344,11 @@ class Program:
         self._add(Push(self.rings[-1], x))
         return self.rings[-1]
 
+    def _full(self, name):
+        return identifier("_".join([*(part.name for part in self._path[1:]), name]))
+
     def _unique(self, name):
-        path = [part.name for part in self._path[1:]]
-        name = wanted = identifier("_".join([*path, name]))
+        name = wanted = self._full(name)
         number = 1
         while name in self._taken:
             number += 1

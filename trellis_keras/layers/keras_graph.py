@@ -36,6 +36,11 @@ class Call:
     model: str
     place: str = ""
 
+    @property
+    def given(self) -> list:
+        """The arguments that are not a default of Keras' (`None` or `False`), as a flat list."""
+        return [x for x in keras.tree.flatten(self.arguments) if not _is_default(x)]
+
     def __call__(self, values: list[Tensor]) -> list[Tensor]:
         """Returns the outputs of the operation for a list of inputs."""
         if isinstance(self.operation, Add) and len(values) == 2:
