@@ -63,6 +63,13 @@ def test_a_window_is_longer_where_data_are_long():
     assert windows == [14, 70]  # a third, and a thirtieth, of the training part
 
 
+def test_short_and_empty_series_do_not_choose_the_window():
+    data = frame((120, 120), season=7)
+    values = np.r_[data["load"], np.full(120, np.nan), np.ones(4)][:, None]
+    series = TimeSeries(values, lengths=[120, 120, 120, 1, 3])
+    assert choose_window(series, 2, 0.7) == 21
+
+
 def test_tables_of_arrow_are_read_as_dicts(fitted):
     data = first(frame(), 180)
     expected = arrays(fitted.predict(data))
@@ -89,6 +96,15 @@ def test_a_target_without_a_known_value_has_no_forecast(fitted):
     with pytest.warns(UserWarning, match="none of the last 36 values of 'gas' is known"):
         found = arrays(fitted.predict(data))
     assert np.isnan(found["q50"]).tolist() == [False] * 6 + [True] * 6
+
+
+def test_a_series_without_recent_values_does_not_stop_the_others(fitted):
+    data = frame((180, 180))
+    data["load"][60:180] = data["gas"][60:180] = np.nan
+    with pytest.warns(UserWarning):
+        found = arrays(fitted.predict(data))
+    for name, is_known in (("a", False), ("b", True)):
+        assert (np.isfinite(found["q50"][found["house"] == name]) == is_known).all()
 
 
 def test_months_that_end_on_their_last_day():
@@ -167,3 +183,5 @@ def test_data_that_are_too_short_say_what_fits():
         fit({"load": np.arange(100.0)}, 40, "load")
     with pytest.raises(ValueError, match="More rows are needed"):
         fit({"load": np.arange(5.0)}, 2, "load")
+    with pytest.raises(ValueError, match="More rows are needed"):
+        fit({"load": np.arange(1.0, 3)}, 1, "load")

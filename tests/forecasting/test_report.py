@@ -98,6 +98,20 @@ def test_a_test_part_without_known_values():
     assert "target 0: mean absolute error - on 0 values of the test part" in text
 
 
+@pytest.mark.filterwarnings("ignore:Of 5 series", "error::RuntimeWarning")
+def test_series_without_training_windows_do_not_choose_the_season():
+    """A series that starts after the training part, one of a single row, one without values."""
+    start, late = np.datetime64("2024-01-01"), np.datetime64("2024-06-25")
+    times = np.r_[DAYS, DAYS, DAYS, start, late + np.arange(24)]
+    values = np.r_[wave(7), wave(7), np.full(200, np.nan), 1.0, wave(7)[:24]][:, None]
+    series = TimeSeries(values, lengths=[200, 200, 200, 1, 24], times=times, names=list("abcde"))
+    parts = series.split(WINDOW, HORIZON)
+    model = zoo.tcn_forecaster(window=WINDOW, horizon=HORIZON, filters=2)
+    model.adapt(*parts[:2])
+    results = report(model, *parts)
+    assert results["season"] == 7 and not any("'d: " in text for text in results["warnings"])
+
+
 @pytest.mark.parametrize(("stride", "warned"), [(2, True), (5, False)])
 def test_a_stride_that_skips_a_part_of_the_season(stride, warned):
     parts = TimeSeries(wave(8)[:, None]).split(WINDOW, HORIZON, stride=stride)

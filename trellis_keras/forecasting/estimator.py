@@ -163,12 +163,15 @@ def choose_window(table: TimeSeries, horizon: int, share: float) -> int:
     """
     train_rows = int(share * statistics.median(table.lengths))
     most = max(train_rows // 3, horizon, 2)
-    seasons = []
-    for i in range(min(len(table.lengths), _MOST_SERIES)):
-        rows = table.rows(i)
-        train = table.values[rows.start : rows.stop][: int(share * table.lengths[i])]
-        seasons.append(_season(train[-_MOST_ROWS:, 0], horizon))
-    season = statistics.mode(seasons)
+    seasons: list[int] = []
+    for i, length in enumerate(table.lengths):
+        if len(seasons) == _MOST_SERIES:
+            break
+        train = table.values[table.rows(i)][: int(share * length), 0]
+        # Short and empty series do not show a season.
+        if 2 * len(train) >= train_rows and not np.isnan(train).all():
+            seasons.append(_season(train[-_MOST_ROWS:], horizon))
+    season = statistics.mode(seasons or [1])
     rows = min(max(_SEASONS * season, train_rows // _ROWS_OF_A_LAG), _LONGEST)
     return min(max(rows, 2 * horizon, _SHORTEST), most)
 
@@ -176,6 +179,8 @@ def choose_window(table: TimeSeries, horizon: int, share: float) -> int:
 def _season(values, horizon):
     """Returns the lag with the best naive forecast, after correcting for drift."""
     longest = min(len(values) // 2, _LONGEST)
+    if not longest:
+        return 1
 
     def error(distance):
         changes = values[distance:] - values[:-distance]

@@ -167,7 +167,13 @@ def mase_scale(series: np.ndarray, season: int = 1) -> np.ndarray:
             f"`season` must be positive and less than the {len(series)} steps of the series. "
             f"Received: season={season}"
         )
-    return np.nanmean(np.abs(series[season:] - series[:-season]), axis=0)
+    return mean_of_known(np.abs(series[season:] - series[:-season]))
+
+
+def mean_of_known(values: np.ndarray) -> np.ndarray:
+    """Returns the mean over the first axis, ignoring missing values; NaN if all are missing."""
+    count = np.count_nonzero(~np.isnan(values), axis=0)
+    return np.where(count, np.nansum(values, axis=0) / np.maximum(count, 1), np.nan)
 
 
 @keras.saving.register_keras_serializable("trellis_keras")

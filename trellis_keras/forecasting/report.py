@@ -16,7 +16,7 @@ from trellis_keras.forecasting.calibration import (
 )
 from trellis_keras.forecasting.forecaster import Forecaster
 from trellis_keras.forecasting.linear import NEAR
-from trellis_keras.forecasting.metrics import mase_scale
+from trellis_keras.forecasting.metrics import mase_scale, mean_of_known
 from trellis_keras.forecasting.series import FIRST_NAMES, TimeSeries, Windows, first_names
 
 _DAY = 86_400
@@ -69,7 +69,10 @@ def report(
     """
     count, names = test.series.targets, target_names(test.series)
     seasons = [choose_season(train, i) for i in range(len(train.series.lengths))]
-    season = statistics.mode(seasons)
+    train_rows = [series_rows(train, i)[:, :count] for i in range(len(seasons))]
+    is_known = [not np.isnan(rows).all() for rows in train_rows]
+    known = [lag for i, lag in enumerate(seasons) if is_known[i] and len(train.of_series(i))]
+    season = statistics.mode(known or seasons)
     sums = np.zeros((len(test.series.lengths), 6, count))
     for i, index, bands, y in _walk(model, test, batch_size):
         naive = test.naive_forecast(index, seasons[i])
@@ -81,11 +84,10 @@ def report(
         sums[i, :5] += [part.sum(axis=(0, 1)) for part in parts]
     for i in range(len(test.series.lengths)):
         sums[i, 5] = _stream_errors(model, test, i, seasons[i])
-    train_rows = [series_rows(train, i)[:, :count] for i in range(len(seasons))]
     pairs = zip(train_rows, seasons, strict=True)
     scale = np.stack([mase_scale(part, lag) for part, lag in pairs if len(part) > lag])
     figures = _figures(sums.sum(axis=0), model)
-    figures["mase"] = figures["mae"] / _positive(np.nanmean(scale, axis=0))
+    figures["mase"] = figures["mae"] / _positive(mean_of_known(scale))
     results: dict[str, Any] = {
         "train_windows": len(train),
         "test_windows": len(test),
@@ -159,11 +161,11 @@ def _warnings(results, train_rows, test):
             where = _place(test.series, i, name)
             last = tested[-test.horizon :, j]
             known = rows[~np.isnan(rows[:, j]), j]
-            if len(known) and np.ptp(known) == 0:
+            if len(known) > 1 and np.ptp(known) == 0:
                 constant.append(where)
             elif len(last) > 1 and np.ptp(last) == 0:
                 stuck.append(where)
-            if np.isnan(rows[:, j]).mean() > _MANY_MISSING:
+            if len(known) < (1 - _MANY_MISSING) * len(rows):
                 empty.append(where)
             elif not np.isnan(tested[:, j]).all() and not np.isnan(rows[:, j]).all():
                 level = np.nanmean(tested[:, j])

@@ -235,14 +235,16 @@ def _future(series, start, stop, steps, horizon, where):
 
 
 def _calibrate_on_past(model, series, i, end, window, horizon):
-    """Calibrates quantiles on forecasts before row `end` of a series, if there are enough."""
+    """Calibrates quantiles on forecasts before row `end` of a series, if enough are known."""
     starts = [series.rows(k).start for k in range(len(series.lengths))]
     last = starts[:i] + [starts[i] + end] + starts[i + 1 :]
     count = 2 * window
     if model.has_band and end >= count + window + horizon - 1:
         first = [row if k != i else row - horizon - count + 1 for k, row in enumerate(last)]
         windows = Windows(series, window, horizon, 1, first, last)
-        model.calibrate(*windows.read(np.arange(len(windows))))
+        x, y = windows.read(np.arange(len(windows)))
+        if not np.isnan(y).all():
+            model.calibrate(x, y)
 
 
 def _times(series, end, steps):
