@@ -69,6 +69,10 @@ class TrellisForecaster(BaseForecaster):
         )
         return self
 
+    def _update(self, y, X=None, update_params=True):
+        self.y_ = y.combine_first(self.y_)[self.y_.columns]  # what forecasts continue
+        return self._fit(self.y_, X, self._fh) if update_params else self
+
     def _predict(self, fh, X):
         middle = self._bands(fh)[..., LEVELS.index(0.5)]
         return pd.DataFrame(middle, self._times(fh), self.y_.columns)

@@ -56,3 +56,19 @@ def test_the_adapter_passes_the_checks_of_sktime(option):
     pytest.importorskip("sktime")
     command = [sys.executable, "-c", _SKTIME_CHECKS, option, _LONGEST]
     subprocess.run(command, cwd=EXAMPLES, env=child_environment(), check=True)
+
+
+@pytest.mark.slow
+def test_the_adapter_forecasts_from_updated_data(monkeypatch):
+    pytest.importorskip("sktime")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    from sktime.datasets import load_airline
+    from sktime_forecaster import TrellisForecaster
+
+    y = load_airline()
+    forecaster = TrellisForecaster(window=12, epochs=0).fit(y[:120], fh=[1, 2, 3])
+    forecaster.update(y[120:130], update_params=False)
+    found = forecaster.predict()
+    expected = forecaster.fitted_.predict({"y0": y[:130].to_numpy()}, 3)
+    assert (found.index == y.index[130:133]).all()
+    assert found.tolist() == expected["q50"].tolist()

@@ -65,6 +65,14 @@ def test_the_rows_of_an_origin(model, parts):
     np.testing.assert_allclose(found["scale"], scale)
 
 
+def test_origins_in_utc(model, tmp_path):
+    times = np.datetime64("2024-01-01", "h") + np.arange(200)
+    series = TimeSeries(wave(200)[:, None], times=times, utc=True)
+    rows = backtest(model, series.split(WINDOW, HORIZON)[2], origins=2, output=tmp_path / "b.csv")
+    assert rows["origin"].type == pa.timestamp("s", "UTC")
+    assert "2024-01-09 03:00:00Z" in (tmp_path / "b.csv").read_text()
+
+
 def test_the_report_calibrates_as_a_backtest():
     """On two windows of rows before each forecast, however short the validation part is."""
     parts = TimeSeries(wave(120)[:, None]).split(WINDOW, 1, shares=(0.8, 0.05, 0.15))

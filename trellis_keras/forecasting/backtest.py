@@ -89,10 +89,10 @@ def backtest(
 
     Returns:
         An Arrow table with a row for each origin, series, target and step: `origin` (the last known
-        time, or its row, from 1), `series`, `target`, `step` (from 1), `actual`, `forecast` (the
-        middle quantile of a model with quantiles), `q10`, ... (its quantiles), the baselines, and
-        `scale`, the mean absolute error of the seasonal naive forecast in the
-        rows before the part, for the MASE.
+        time, in UTC if times have an offset, or its row, from 1), `series`, `target`, `step` (from
+        1), `actual`, `forecast` (the middle quantile of a model with quantiles), `q10`, ... (its
+        quantiles), the baselines, and `scale`, the mean absolute error of the seasonal naive
+        forecast in the rows before the part, for the MASE.
 
     Raises:
         ValueError: If the part has no window, the output is neither CSV nor Parquet or exists, or
@@ -261,14 +261,17 @@ class _Job:
         horizon, names = self.whole.horizon, target_names(self.series)
         times = self.series.times
         origin = row - self.starts[i] if times is None else times[row - 1]
+        if times is not None and times.dtype.kind == "M":
+            origin = origin.astype("datetime64[s]")  # pyarrow has no hours
         values = {
             name: pa.array(v.T.ravel().astype("float64"), from_pandas=True)
             for name, v in columns.items()
         }
         rows = horizon * len(names)
+        origins = pa.array(np.repeat(origin, rows))
         return pa.table(
             {
-                "origin": pa.array(np.repeat(origin, rows)),
+                "origin": origins.cast(pa.timestamp("s", "UTC")) if self.series.utc else origins,
                 "series": pa.array([self.series.names[i]] * rows),
                 "target": pa.array(np.repeat(names, horizon)),
                 "step": pa.array(np.tile(np.arange(1, horizon + 1), len(names))),
