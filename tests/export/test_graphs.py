@@ -18,7 +18,8 @@ from trellis_keras.layers import TCN, GridLSTMCell, RHNCell, to_stream
 def residual(x):
     """Delays, groups and depthwise kernels, down and up again."""
     y = layers.Conv1D(4, 5, padding="same", activation="relu")(x)
-    z = layers.Conv1D(4, 3, groups=2, padding="causal", dilation_rate=2)(y)
+    z = layers.Conv1D(4, 3, groups=2, padding="causal", dilation_rate=2)
+    z = layers.SpectralNormalization(z)(y)
     z = layers.BatchNormalization()(layers.DepthwiseConv1D(3, padding="same")(z))
     y = layers.Add()([y, z])
     down = layers.SeparableConv1D(6, 4, strides=2, padding="same", activation="tanh")(y)
@@ -204,6 +205,25 @@ def test_steps_of_several_axes():
     draw(model, np.random.default_rng(0))
     source, *_ = proven_source(model, "net")
     assert len(re.findall(r"^static const float dense\w*_kernel", source.code, re.M)) == 1
+
+
+def test_operations_are_activations():
+    x = keras.Input((None, 2, 3))
+    relu, gelu = keras.activations.relu, keras.activations.gelu
+    names = (
+        *("relu", "relu6", "leaky_relu", "elu", "celu", "selu", "sigmoid", "hard_sigmoid", "gelu"),
+        *("log_sigmoid", "tanh", "hard_tanh", "tanh_shrink", "softplus", "softsign", "silu"),
+        *("hard_silu", "squareplus", "softmax", "log_softmax"),
+    )
+    outputs = [
+        *(getattr(ops, name)(x) for name in names),
+        *(ops.leaky_relu(x, 0.3), ops.elu(x, alpha=0.3), ops.celu(x, alpha=0.3)),
+        *(ops.squareplus(x, b=2), gelu(x), gelu(x, approximate=True)),
+        *(relu(x), relu(x, negative_slope=0.1, max_value=2.0, threshold=0.5)),
+    ]
+    proven_source(keras.Model(x, outputs), "net")
+    with pytest.raises(ValueError, match="softmax.*its axes .2. are not the last"):
+        proven_source(keras.Model(x, ops.softmax(x, axis=2)), "net")
 
 
 def test_a_layer_that_is_called_twice_has_its_weights_once():

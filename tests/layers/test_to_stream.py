@@ -86,6 +86,7 @@ CASES = {
     "average of the middle": (
         [layers.AveragePooling1D(3, strides=1, padding="same"), layers.BatchNormalization()], 1, 1,
     ),
+    "spectral": ([layers.SpectralNormalization(layers.Conv1D(4, 3, padding="same"))], 1, 1),
     "ours": ([layers.Dense(4), TCN(4, 2, depth=2), TrellisLayer(4, depth=2), LRU(3)], 0, 1),
 }  # fmt: skip
 
@@ -290,6 +291,18 @@ def check_random_graph(model, ending, batch):
         np.testing.assert_allclose(last[t], y, rtol=1e-4, atol=1e-4)
 
 
+def test_masks_that_act_on_each_step():
+    x = keras.Input((None, 3))
+    steps, channels = ops.any(ops.greater(x, 0.5), axis=-1), ops.greater(x, 0.0)
+    per_step = layers.TimeDistributed(layers.Dense(2))(x, mask=steps)
+    for y in (
+        layers.BatchNormalization()(x, mask=steps),
+        layers.Softmax()(x, mask=channels),
+        per_step,
+    ):
+        check(keras.Model(x, y))
+
+
 # Errors
 
 
@@ -332,6 +345,10 @@ REFUSED = {
     "global_average.*Call it with its inputs only, without `mask`":
         with_mask(layers.GlobalAveragePooling1D()),
     "lstm.*Call it with its inputs only, without `mask`": with_mask(layers.LSTM(2)),
+    "gru.*starts from the layer's own initial state. Call it with its inputs only":
+        lambda x: layers.GRU(2)(x, initial_state=np.ones((1, 2), "float32")),
+    "lstm.*starts from the layer's own initial state. Call it with its inputs only":
+        lambda x: layers.LSTM(2)(x, initial_state=layers.LSTM(2, return_state=True)(x)[1:]),
     "inner .Sequential.*called with training=True, but streaming is inference": normalize_batch,
     "dropout.*called with training=True": lambda x: layers.Dropout(0.5)(x, training=True),
     "subclassed.*sees only the layers of functional": lambda x: Subclassed()(x),

@@ -10,6 +10,10 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
+from keras.src.activations import (
+    activations as activation_ops,
+)  # the classes of the operations in a graph
+from keras.src.ops import nn as nn_ops
 
 from trellis_keras.export import program as p
 from trellis_keras.export.program import Expression, Program, Vector, Weight, sigmoid, tanh
@@ -83,7 +87,7 @@ def emit_inside(program: Program, layer: Any, x: Vector) -> Vector:
 def _emitter(layer):
     emitter = _EMITTERS.get(type(functional_of(layer) or layer))
     if emitter is None:
-        known = sorted(kind.__name__ for kind in _EMITTERS)
+        known = sorted({kind.__name__ for kind in _EMITTERS})
         raise ValueError(
             f"{layer.name} cannot be exported: {type(layer).__name__} is not supported. "
             f"Supported (without subclasses): {', '.join(known)}."
@@ -204,34 +208,90 @@ def _activation(program, layer, x):
     return activate(program, layer, layer.activation, x)
 
 
-@emits(keras.layers.Softmax)
+@emits(keras.layers.Softmax, nn_ops.Softmax)
 def _softmax_layer(program, layer, x):
     return program.softmax(x)
 
 
-@emits(keras.layers.ReLU)
+@emits(nn_ops.LogSoftmax)
+def _log_softmax(program, operation, x):
+    return program.softmax(x, log=True)
+
+
+@emits(keras.layers.ReLU, activation_ops.ReLU)
 def _relu_layer(program, layer, x):
     options = layer.negative_slope, layer.max_value, layer.threshold
     return program.elementwise(lambda x: {"y": _relu(x, *options)}, x, name="each_relu")[0]
 
 
-@emits(keras.layers.LeakyReLU)
+@emits(keras.layers.LeakyReLU, nn_ops.LeakyRelu)
 def _leaky_relu_layer(program, layer, x):
     slope = layer.negative_slope
     f = lambda x: {"y": p.where(x < 0, slope * x, x)}  # noqa: E731
     return program.elementwise(f, x, name="each_leaky_relu")[0]
 
 
-@emits(keras.layers.ELU)
+@emits(keras.layers.ELU, nn_ops.Elu)
 def _elu_layer(program, layer, x):
     return program.elementwise(lambda x: {"y": _elu(x, layer.alpha)}, x, name="each_elu")[0]
 
 
+@emits(nn_ops.Celu)
+def _celu(program, operation, x):
+    alpha = operation.alpha
+    f = lambda x: {"y": p.where(x < 0, alpha * (p.exp(x / alpha) - 1), x)}  # noqa: E731
+    return program.elementwise(f, x, name="each_celu")[0]
+
+
+@emits(nn_ops.Gelu)
+def _gelu(program, operation, x):
+    if not operation.approximate:
+        return activate(program, operation, keras.activations.gelu, x)
+    inner = lambda x: 0.7978845608028654 * (x + 0.044715 * x * x * x)  # noqa: E731
+    f = lambda x: {"y": 0.5 * x * (1 + tanh(inner(x)))}  # noqa: E731
+    return program.elementwise(f, x, name="each_approximate_gelu")[0]
+
+
+@emits(nn_ops.Squareplus)
+def _squareplus(program, operation, x):
+    f = lambda x: {"y": 0.5 * (x + p.sqrt(x * x + operation.b))}  # noqa: E731
+    return program.elementwise(f, x, name="each_squareplus")[0]
+
+
+# Operations in a graph of calls like `keras.ops.relu(x)`, without options.
+_OPERATIONS: dict[type, Callable] = {
+    nn_ops.Relu: keras.activations.relu,
+    nn_ops.Relu6: keras.activations.relu6,
+    nn_ops.Selu: keras.activations.selu,
+    nn_ops.Sigmoid: keras.activations.sigmoid,
+    nn_ops.HardSigmoid: keras.activations.hard_sigmoid,
+    nn_ops.LogSigmoid: keras.activations.log_sigmoid,
+    nn_ops.HardTanh: keras.activations.hard_tanh,
+    nn_ops.TanhShrink: keras.activations.tanh_shrink,
+    nn_ops.Softplus: keras.activations.softplus,
+    nn_ops.Softsign: keras.activations.softsign,
+    nn_ops.Silu: keras.activations.silu,
+    nn_ops.HardSilu: keras.activations.hard_silu,
+}
+
+
+@emits(*_OPERATIONS)
+def _activation_operation(program, operation, x):
+    return activate(program, operation, _OPERATIONS[type(operation)], x)
+
+
 _ELEMENTWISE_LAYERS = (
     *_TRANSPARENT,
-    keras.layers.ELU,
-    keras.layers.LeakyReLU,
-    keras.layers.ReLU,
+    *_OPERATIONS,
+    *(keras.layers.ELU, keras.layers.LeakyReLU, keras.layers.ReLU),
+    *(
+        nn_ops.Celu,
+        nn_ops.Elu,
+        nn_ops.Gelu,
+        nn_ops.LeakyRelu,
+        nn_ops.Squareplus,
+        activation_ops.ReLU,
+    ),
 )
 
 

@@ -92,6 +92,10 @@ def graph_of(model: keras.Layer) -> Graph:
         call.place = f"{operation.name} ({type(operation).__name__})"
         if operation is not model:
             call.place += f", operation {i} of {len(graph.calls)}, in {call.model},"
+        if isinstance(operation, keras.layers.SpectralNormalization):
+            # In inference it is its layer, unless it rounds an embedding to the dtype of tokens.
+            if not isinstance(operation.layer, keras.layers.Embedding):
+                call.operation = operation.layer
     return graph
 
 

@@ -642,11 +642,6 @@ def make_part(call: Call, signals: list[Signal]) -> Part:
     Raises:
         ValueError: If the call is not supported.
     """
-    if len({signal.has_time for signal in signals}) == 2:
-        raise call.refusal(
-            "it combines each step with a value computed from all steps, including later ones. "
-            f"Use {_CAUSAL} for that value as well."
-        )
     operation, (signal, *others) = call.operation, signals
     if call.arguments[1].get("training"):
         raise call.refusal("it is called with training=True, but streaming is inference.")
@@ -659,13 +654,18 @@ def make_part(call: Call, signals: list[Signal]) -> Part:
             raise call.refusal('its time axis is the last axis. Use data_format="channels_last".')
         makers: list[Callable] = [Protocol] if has_protocol(operation) else []
         makers += [_MAKERS[kind] for kind in kinds if kind in _MAKERS]
-        if makers and others:
+        if makers and (others or (isinstance(operation, keras.Layer) and len(call.given) > 1)):
             raise call.refusal(
                 "a stream has no masked steps and starts from the layer's own initial state. Call "
                 "it with its inputs only, without `mask`, `initial_state` or `condition`."
             )
         if makers:
             return makers[0](call, signal)
+    if len({signal.has_time for signal in signals}) == 2:
+        raise call.refusal(
+            "it combines each step with a value computed from all steps, including later ones. "
+            f"Use {_CAUSAL} for that value as well."
+        )
     return Pointwise(call, signals)
 
 
