@@ -557,7 +557,23 @@ def tcn_lambada(
 _TCN_CHARACTERS = Training(optimizer="adam", learning_rate=2e-3, clip_norm=0.15, **_CHAR_BATCHES)
 
 
-@register(**_CHAR_PTB, training=_TCN_CHARACTERS)
+@register(
+    **_CHAR_PTB,
+    training=_TCN_CHARACTERS,
+    fast=Training(  # 989 steps an epoch
+        optimizer="adamw",
+        learning_rate=2e-3,
+        weight_decay=0.01,
+        clip_norm=1.0,
+        batch_size=16,
+        epochs=8,
+        sequence_length=400,
+        context_length=80,
+        schedule="cosine",
+        warmup_steps=200,
+        decay_steps=7_712,
+    ),
+)
 def tcn_char_ptb(
     kernel_size: int = 3,
     depth: int = 3,
