@@ -10,10 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
-from keras.src.activations import (
-    activations as activation_ops,
-)  # the classes of the operations in a graph
-from keras.src.ops import nn as nn_ops
+from keras.src.activations import activations as activation_ops
+from keras.src.ops import nn as nn_ops  # like it, the classes of the operations in a graph
 
 from trellis_keras.export import program as p
 from trellis_keras.export.program import Expression, Program, Vector, Weight, sigmoid, tanh
@@ -283,15 +281,15 @@ def _activation_operation(program, operation, x):
 _ELEMENTWISE_LAYERS = (
     *_TRANSPARENT,
     *_OPERATIONS,
-    *(keras.layers.ELU, keras.layers.LeakyReLU, keras.layers.ReLU),
-    *(
-        nn_ops.Celu,
-        nn_ops.Elu,
-        nn_ops.Gelu,
-        nn_ops.LeakyRelu,
-        nn_ops.Squareplus,
-        activation_ops.ReLU,
-    ),
+    keras.layers.ELU,
+    keras.layers.LeakyReLU,
+    keras.layers.ReLU,
+    activation_ops.ReLU,
+    nn_ops.Celu,
+    nn_ops.Elu,
+    nn_ops.Gelu,
+    nn_ops.LeakyRelu,
+    nn_ops.Squareplus,
 )
 
 

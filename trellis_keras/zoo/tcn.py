@@ -74,7 +74,7 @@ _ADDING: dict[str, Any] = {
     "channels": 2,
 }
 _ADDING_BATCHES: dict[str, Any] = {"batch_size": 32, "epochs": 10}
-_FAST_ADDING = Training(  # 1,563 steps an epoch
+_FAST_SYNTHETIC = Training(  # of adding, with 1,563 steps an epoch
     optimizer="adam",
     learning_rate=2e-3,
     clip_norm=1.0,
@@ -180,7 +180,7 @@ def _tcn(
 @register(
     **_ADDING,
     training=Training(optimizer="adam", learning_rate=2e-3, **_ADDING_BATCHES),
-    fast=_FAST_ADDING,
+    fast=_FAST_SYNTHETIC,
 )
 def tcn_adding(
     kernel_size: int = 8,
@@ -242,16 +242,8 @@ _on_copy_memory = register(**_COPY_MEMORY)
 
 @register(
     **_COPY_MEMORY,
-    fast=Training(  # 313 steps an epoch
-        optimizer="adam",
-        learning_rate=2e-3,
-        clip_norm=1.0,
-        batch_size=32,
-        epochs=50,
-        schedule="cosine",
-        warmup_steps=600,
-        decay_steps=15_050,
-    ),
+    # 313 steps an epoch
+    fast=_FAST_SYNTHETIC.replace(epochs=50, warmup_steps=600, decay_steps=15_050),
 )
 def tcn_copy_memory(
     kernel_size: int = 8,
@@ -745,7 +737,7 @@ def lstm_adding(
 @register(
     **_ADDING,
     training=_RNN_ADDING,
-    fast=_FAST_ADDING.replace(epochs=8, warmup_steps=500, decay_steps=12_004),
+    fast=_FAST_SYNTHETIC.replace(epochs=8, warmup_steps=500, decay_steps=12_004),
 )
 def gru_adding(
     layers: int = 1, hidden_units: int = 151, dropout: float = 0.0, seed: int | None = 0
