@@ -58,6 +58,20 @@ _TRAINING = Training(
     stop_min_delta=1e-4,
     stop_against="previous",
 )
+# `setting="fast"` for War and Peace (899 steps an epoch): smaller batches, and one cycle of the
+# learning rate by AdamW.
+_FAST = _TRAINING.replace(
+    optimizer="adamw",
+    weight_decay=0.02,
+    clip_norm=1.0,
+    learning_rate=2e-3,
+    batch_size=64,
+    epochs=6,
+    schedule="cosine",
+    warmup_steps=500,
+    decay_steps=5_394,
+    stop_patience=None,
+)
 _ALL: dict[str, Any] = {"metric": "cross_entropy", "training": _TRAINING}
 # "first 90% for training, next 5% for validation and last 5% for testing for all datasets": for
 # Penn Treebank this is not the usual split, so results of other papers are not comparable.
@@ -66,7 +80,7 @@ _SPLIT = {"split": [0.9, 0.05, 0.05]}
 _on_char_ptb = register(data="char_ptb", data_options=_SPLIT, **_ALL)
 # The paper says "around 5 million characters"; the commonly used text, also used here, has 3.2
 # million, so the published result may be for another text.
-_on_war_and_peace = register(data="war_and_peace", data_options=_SPLIT, **_ALL)
+_on_war_and_peace = register(data="war_and_peace", data_options=_SPLIT, fast=_FAST, **_ALL)
 _on_enwik8 = register(data="enwik8", **_ALL)  # the paper's 205 symbols are the distinct bytes
 _on_text8 = register(data="text8", **_ALL)
 
