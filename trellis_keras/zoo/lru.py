@@ -69,7 +69,7 @@ _FAST = _TRAINING.replace(
     epochs=6,
     schedule="cosine",
     warmup_steps=500,
-    decay_steps=5_394,
+    decay_steps=4_894,
     stop_patience=None,
 )
 _ALL: dict[str, Any] = {"metric": "cross_entropy", "training": _TRAINING}
