@@ -737,7 +737,7 @@ def lstm_adding(
 @register(
     **_ADDING,
     training=_RNN_ADDING,
-    fast=_FAST_SYNTHETIC.replace(epochs=8, warmup_steps=500, decay_steps=12_004),
+    fast=_FAST_SYNTHETIC,
 )
 def gru_adding(
     layers: int = 1, hidden_units: int = 151, dropout: float = 0.0, seed: int | None = 0
