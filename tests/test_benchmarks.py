@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as main
-from benchmarks import classification, compiled, edge, forecasts, rivals
+from benchmarks import classification, compiled, edge, forecast_parts, forecasts, rivals
 from benchmarks.cases import CASES
 from tests.support.processes import ROOT, child_environment, run_module
+from trellis_keras.forecasting import linear
 from trellis_keras.layers import TCN
 
 
@@ -129,6 +130,20 @@ def test_ratio_of_errors_over_windows():
     map_, net = np.array([2.0, 2.0, 4.0, 4.0]), np.array([1.0, 1.0, 3.0, 3.0])
     assert forecasts._ratio(net, map_, 2) == (2 / 3, pytest.approx(1 / 9), 2)
     assert forecasts._ratio(map_ / 2, map_, 2) == (0.5, 0, 2)
+
+
+def test_parts_of_forecasters_that_are_left_out(monkeypatch):
+    monkeypatch.setitem(forecast_parts.estimator.TRAINING, "epochs", 1)
+    values = np.sin(np.arange(200)) + 0.3 * np.random.default_rng(0).normal(size=200)
+    errors = forecast_parts._out_of_fold(values, 4, seed=0)
+    assert errors.shape == (27,) and np.isfinite(errors).all()
+    maps = len(linear._smoothings(30, 4, 4))
+    with forecast_parts._two_seasons(4):
+        assert len(linear._smoothings(30, 4, 4)) == 2 * maps
+        assert len(linear._smoothings(28, 4, 4)) == maps  # a week is not within the window
+    waves = forecast_parts._calendar(8, 4)
+    assert list(waves) == ["day_sin", "day_cos", "week_sin", "week_cos"]
+    np.testing.assert_allclose(waves["day_sin"], [0, 1, 0, -1] * 2, atol=1e-9)
 
 
 def test_nets_read_no_row_of_the_test_part():

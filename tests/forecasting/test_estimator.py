@@ -84,6 +84,17 @@ def test_tables_of_arrow_are_read_as_dicts(fitted):
         fit([1, 2, 3], 1, "load")
 
 
+@pytest.mark.parametrize(("lengths", "scale"), [((100,), "data"), ((100, 90), "window")])
+def test_the_net_reads_several_series_relative_to_each_window(lengths, scale):
+    data = frame(lengths)
+    fitted = fit(data, 6, "load", series="house", epochs=0, window=12)
+    assert fitted.model.scale == scale
+    assert (
+        fit(data, 6, "load", series="house", epochs=0, window=12, scale="data").model.scale
+        == "data"
+    )
+
+
 def test_a_column_in_the_index_is_named(fitted):
     pandas = pytest.importorskip("pandas")
     with pytest.raises(ValueError, match="'day' is in the index of the frame.*reset_index"):

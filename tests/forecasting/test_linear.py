@@ -158,9 +158,12 @@ def test_missing_values_keep_the_last_one():
         assert float(np.ravel(scale)[-1]) == 1  # the mean of 0 and 2
 
 
-@pytest.mark.parametrize(("per_step", "quantiles"), [(False, QUANTILES), (True, None)])
-def test_streams_equal_whole_series(parts, per_step, quantiles):
-    model = trained(parts, quantiles=quantiles, per_step=per_step)
+@pytest.mark.parametrize(
+    ("per_step", "quantiles", "scale"),
+    [(False, QUANTILES, "data"), (True, None, "data"), (False, QUANTILES, "window")],
+)
+def test_streams_equal_whole_series(parts, per_step, quantiles, scale):
+    model = trained(parts, quantiles=quantiles, per_step=per_step, scale=scale)
     x = rows(2 * WINDOW + 5).astype("float32")[None]
     x[:, 5:8, 0] = x[:, 9, 2] = np.nan
     outputs, cache = model.outputs_at_each_step(x[:, :20])
@@ -187,8 +190,9 @@ def test_forecasts_beyond_the_horizon_continue(parts):
     np.testing.assert_allclose(found[HORIZON:], after, rtol=1e-4)
 
 
-def test_training_starts_from_the_map_and_files_keep_it(parts, tmp_path):
-    model = forecaster()
+@pytest.mark.parametrize("scale", ["data", "window"])
+def test_training_starts_from_the_map_and_files_keep_it(parts, scale, tmp_path):
+    model = forecaster(scale=scale)
     model.adapt(*parts[:2])
     before = model.predict(parts[2].read(np.arange(3))[0], verbose=0)
     model.compile("adam", jit_compile=False)
@@ -213,6 +217,21 @@ def test_the_loss_is_in_units_of_each_window(parts):
     outputs = (model.predict(x, verbose=0) - y) / np.asarray(model.target_normalization.scale)
     expected = np.abs(outputs / scale).mean()
     assert model.evaluate(x, y, verbose=0) == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_net_sees_each_window_relative_to_its_last_value():
+    """Forecasts of a model with scale="window" move and stretch with a series."""
+    values = np.random.default_rng(0).normal(size=(200, 1)).cumsum(axis=0)
+    for scale in ("window", "data"):
+        model = forecaster(targets=1, future_channels=0, scale=scale)
+        model.adapt(values)
+        rng = np.random.default_rng(1)
+        model.head.kernel.assign(rng.normal(size=model.head.kernel.shape))
+        model.linear.least_scale.assign([1e-6])
+        x = windows(values)[0][:9].astype("float32")
+        found = model.predict(x, verbose=0)
+        moved = (model.predict(3 * x + 50, verbose=0) - 50) / 3
+        assert np.allclose(found, moved, rtol=1e-3, atol=1e-3) == (scale == "window")
 
 
 @pytest.mark.parametrize(("error", "share"), [(0.0, 0.0), (1.0, 1.0), (0.5, 0.5), (-1.0, 0.0)])
@@ -241,6 +260,11 @@ def test_what_does_not_fit_is_named(parts):
     for options in ({"linear_window": 1}, {"linear_window": 0}):
         with pytest.raises(ValueError, match="`linear_window` must be .*Received: linear_window="):
             forecaster(**options)
+    with pytest.raises(ValueError, match="`scale` must be one of .*Received: scale='series'"):
+        forecaster(scale="series")
+    for options in ({"linear_window": None}, {"per_step": True}):
+        with pytest.raises(ValueError, match="scale='window' needs .*Received: linear_window="):
+            forecaster(scale="window", **options)
     with pytest.raises(ValueError, match=r"windows of .* = 16 \+ 4 rows"):
         forecaster(targets=1, future_channels=0).adapt(np.arange(19.0)[:, None])
     with pytest.raises(ValueError, match="needs windows of at least 20 rows.*window=16, horizon=4"):
@@ -255,5 +279,7 @@ def test_what_does_not_fit_is_named(parts):
 @pytest.mark.skipif(not shutil.which("gcc"), reason="needs a C compiler")
 def test_a_step_in_c_equals_keras(parts, tmp_path):
     """`export` compares 200 steps, and raises if they differ."""
+    with pytest.raises(ValueError, match="with scale='window' its backbone reads the whole"):
+        export(trained(parts, scale="window"), tmp_path / "model.c", format="c")
     export(trained(parts), tmp_path / "model.c", format="c")
     assert "Largest difference from Keras" in (tmp_path / "model.h").read_text()

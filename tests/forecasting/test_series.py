@@ -335,7 +335,7 @@ def test_a_series_of_windows_is_a_dataset(tmp_path):
     path = write(tmp_path, text)
     loaded = datasets.load("series", path=path, targets=["load"], window=8, horizon=4)
     assert loaded.sizes == {"train": 31, "valid": 6, "test": 6}
-    expected = {"channels": 1, "targets": 1, "future_channels": 0, "window": 8}
+    expected = {"channels": 1, "targets": 1, "future_channels": 0, "window": 8, "scale": "data"}
     assert loaded.model_arguments == expected
     chosen = datasets.load("series", path=path, targets=["load"], horizon=4)
     assert chosen.model_arguments["window"] == 14  # a third of the training part

@@ -100,6 +100,21 @@ def test_a_run_chooses_its_window_unless_it_is_given(tmp_path):
         runs.train(chosen.replace(window=30), folder, verbose=0)
 
 
+def test_a_run_on_several_series_scales_each_window(tmp_path):
+    rows = [f"{who},{i % 5 + 10 * (who == 'b')}\n" for who in "ab" for i in range(60)]
+    (tmp_path / "load.csv").write_text("who,load\n" + "".join(rows))
+    data = {"path": str(tmp_path / "load.csv"), "targets": ["load"], "window": 8, "horizon": 4}
+
+    def scale(series=None, **options):
+        recipe = zoo.recipe("tcn_forecaster", data_options=data | {"series": series}, **options)
+        recipe = recipe.with_data(recipe.load_data())
+        return recipe.arguments["scale"], recipe.build().scale
+
+    assert scale("who") == ("window", "window")
+    assert scale() == scale("who", scale="data") == ("data", "data")
+    assert scale("who", linear=False) == (None, "data")
+
+
 def test_the_report(trained):
     results = json.loads((trained / "report.json").read_text())
     assert results["season"] == 24 and results["step"] == "3600 seconds"

@@ -67,6 +67,12 @@ def _emit_linear(program, model, x):
 @emits(Forecaster)
 def emit_forecaster(program: Program, model: Forecaster, x: Vector) -> Vector:
     """Adds one step of a forecaster and returns its forecasts in the units of the data."""
+    if model.scale == "window":
+        raise ValueError(
+            f"{model.name} cannot be exported to C: with scale='window' its backbone reads the "
+            "whole window at each step. Export it as a SavedModel, LiteRT or ONNX file, or train "
+            "with scale='data'."
+        )
     linear = None if model.linear is None else _emit_linear(program, model, x)
     y = emit_sequence_model(program, model, x)
     columns = len(model.quantiles or (0,))

@@ -63,6 +63,7 @@ def fit(
     window: int | None = None,
     quantiles: Sequence[float] | None = QUANTILES,
     backbone: keras.Layer | None = None,
+    scale: str | None = None,
     epochs: int = TRAINING["epochs"],
     shares: Shares = DEFAULT_SPLIT,
     seed: int = 0,
@@ -86,6 +87,8 @@ def fit(
             `(0.1, 0.5, 0.9)`.
         backbone: The network, as in `Forecaster`, which must support streaming. Defaults to `None`,
             a TCN with 32 filters whose receptive field is the window.
+        scale: As in `Forecaster`. Defaults to `None`: `"window"` for several series, otherwise
+            `"data"`.
         epochs: Integer, maximum number of epochs; 0 fits the linear map alone. Defaults to 30.
         shares: As in `TimeSeries.split`. Defaults to `(0.7, 0.15, 0.15)`.
         seed: Integer seed of the weights and the order of windows. Defaults to 0.
@@ -126,6 +129,7 @@ def fit(
         future_channels=table.future_channels,
         normalize=True,
         linear_window=window,
+        scale=scale or default_scale(table),
         seed=seed,
     )
     model.build((None, window, table.values.shape[1]))
@@ -148,6 +152,11 @@ def _read(data, columns):
     if isinstance(data, (str, os.PathLike)):
         return TimeSeries.from_csv(data, columns)
     return TimeSeries.from_frame(data, columns)
+
+
+def default_scale(table: TimeSeries) -> str:
+    """Returns `"window"` for several series, which may differ in level and size, or `"data"`."""
+    return "window" if len(table.lengths) > 1 else "data"
 
 
 def choose_window(table: TimeSeries, horizon: int, share: float) -> int:

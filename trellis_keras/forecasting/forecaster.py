@@ -31,6 +31,7 @@ from trellis_keras.models.normalization import LARGEST, Standardization, arrays_
 from trellis_keras.models.sequence_models import SequenceModel
 from trellis_keras.types import Cache, Shape, Tensor
 
+_SCALES = ("data", "window")
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 _FEWEST_HORIZONS = 4  # of validation windows needed to keep a net
 _MOST_VALUES = 2**23  # in the windows used to fit a linear map
@@ -56,6 +57,10 @@ class Forecaster(SequenceModel):
     which the model forecasts well without any training. The loss is then in units of the mean
     change of each window. After training, `weigh_net` keeps as much of the network as helps.
 
+    With `scale="window"` the backbone also reads each window relative to its last value, in units
+    of its standard deviation. One model then forecasts series of any level and size, also ones that
+    it was not trained on. A streaming step runs the backbone on the whole window.
+
     After training, `calibrate` adjusts the quantiles on held-out data.
 
     Missing targets (NaN) are excluded from the loss and the metrics. `sample_weight`
@@ -78,6 +83,9 @@ class Forecaster(SequenceModel):
         linear_window: Integer of 2 or more, the number of last steps that a linear map reads, see
             `forecasting.linear`. Requires `normalize=True`. The head's kernel is then initialized
             with zeros. Defaults to `None`, no map.
+        scale: How the backbone reads the targets: `"data"`, standardized with the statistics of the
+            training data; or `"window"`, relative to each window, which requires `linear_window`
+            and `per_step=False`. Defaults to `"data"`.
         input_dropout: Float in [0, 1), dropout rate of the inputs. Defaults to 0.
         output_dropout: Float in [0, 1), dropout rate of the backbone's outputs. Defaults to 0.
         kernel_initializer: Initializer for W. Defaults to Glorot uniform.
@@ -124,6 +132,7 @@ class Forecaster(SequenceModel):
     targets: int
     quantiles: tuple[float, ...] | None
     future_channels: int
+    scale: str
     target_normalization: Standardization | None
 
     def __init__(
@@ -136,6 +145,7 @@ class Forecaster(SequenceModel):
         future_channels: int = 0,
         per_step: bool = False,
         linear_window: int | None = None,
+        scale: str = "data",
         **kwargs: Any,
     ) -> None:
         horizon, targets = check_positive(horizon=horizon, targets=targets)
@@ -154,12 +164,20 @@ class Forecaster(SequenceModel):
                 )
             if kwargs.get("kernel_initializer") is None:
                 kwargs["kernel_initializer"] = "zeros"
+        if scale not in _SCALES:
+            raise ValueError(f"`scale` must be one of {_SCALES}. Received: scale={scale!r}")
+        if scale == "window" and (linear_window is None or per_step):
+            raise ValueError(
+                "scale='window' needs `linear_window`, the steps of a window, and per_step=False. "
+                f"Received: linear_window={linear_window}, per_step={per_step}"
+            )
         units = horizon * targets * len(quantiles or (0,))
         super().__init__(backbone, units, per_step=per_step, **kwargs)
         self.horizon = horizon
         self.targets = targets
         self.quantiles = quantiles
         self.future_channels = int(future_channels)
+        self.scale = scale
         self.target_normalization = None
         if self.normalize:
             self.target_normalization = Standardization(
@@ -215,14 +233,14 @@ class Forecaster(SequenceModel):
             )
 
     def call(self, inputs: Tensor, training: bool = False, mask: Tensor = None) -> Tensor:
-        hidden = self._hidden(inputs, training, mask)
         if self.linear is None:
-            return self._outputs(hidden)
+            return self._outputs(self._hidden(inputs, training, mask))
         if mask is not None:
             raise ValueError(
                 "The linear map does not support masks, because it reads the last steps: remove "
                 "the padding, or use linear_window=None. Received: a mask"
             )
+        hidden = self._hidden(inputs, training, None)
         return self._outputs(hidden, self.linear(self._linear_inputs(inputs)))
 
     def _linear_inputs(self, inputs):
@@ -232,6 +250,18 @@ class Forecaster(SequenceModel):
         x = self.input_normalization.standardize(x)
         is_target = np.arange(self.linear.kernel.shape[1]) < self.targets
         return ops.where(is_target, x, ops.clip(x, -LARGEST, LARGEST))
+
+    def _features(self, inputs):
+        if self.linear is None or self.scale == "data":
+            return super()._features(inputs)
+        return self._relative(self.linear.last_steps(self._linear_inputs(inputs)))
+
+    def _relative(self, steps):
+        """Returns windows (batch, window, channels) relative to their last values."""
+        targets, others = steps[..., : self.targets], steps[..., self.targets :]
+        deviation = ops.maximum(ops.std(targets, axis=1, keepdims=True), self.linear.least_scale)
+        targets = ops.clip((targets - targets[:, -1:]) / deviation, -LARGEST, LARGEST)
+        return ops.cast(ops.concatenate([targets, others], axis=-1), self.compute_dtype)
 
     def _outputs(self, hidden, linear=None):
         found = self.head(hidden)
@@ -496,28 +526,44 @@ class Forecaster(SequenceModel):
     def _check_weights(self, weights):
         """Accepts all weights, because a gap in a series may cover a whole forecast."""
 
-    # Streaming: with a linear map, the cache also contains its last steps.
+    # Streaming: with a linear map, the cache also contains its last steps. With scale="window" it
+    # contains nothing else.
 
     def initial_cache(self, batch_size: int) -> Cache:
-        cache = super().initial_cache(batch_size)
         if self.linear is None:
-            return cache
-        return {"backbone": cache, "linear": self.linear.initial_cache(batch_size)}
+            return super().initial_cache(batch_size)
+        cache = {"linear": self.linear.initial_cache(batch_size)}
+        if self.scale == "data":
+            cache["backbone"] = super().initial_cache(batch_size)
+        return cache
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         if self.linear is None:
             return super().step(x, cache)
+        linear, steps = self.linear.step(self._linear_inputs(x), cache["linear"])
+        if self.scale == "window":
+            return self._outputs(self.backbone(self._relative(steps)), linear), {"linear": steps}
         hidden, backbone = self.stream().step(self._features(x), cache["backbone"])
-        linear, rows = self.linear.step(self._linear_inputs(x), cache["linear"])
-        return self._outputs(hidden, linear), {"backbone": backbone, "linear": rows}
+        return self._outputs(hidden, linear), {"linear": steps, "backbone": backbone}
 
     def outputs_at_each_step(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         if self.linear is None:
             return super().outputs_at_each_step(x, cache)
         cache = self.initial_cache(ops.shape(x)[0]) if cache is None else cache
+        inputs = self._linear_inputs(x)
+        linear, steps = self.linear.prefill(inputs, cache["linear"])
+        if self.scale == "window":
+            hidden = self._hidden_at_each_step(inputs, cache["linear"])
+            return self._outputs(hidden, linear), {"linear": steps}
         hidden, backbone = self.stream().prefill(self._features(x), cache["backbone"])
-        linear, rows = self.linear.prefill(self._linear_inputs(x), cache["linear"])
-        return self._outputs(hidden, linear), {"backbone": backbone, "linear": rows}
+        return self._outputs(hidden, linear), {"linear": steps, "backbone": backbone}
+
+    def _hidden_at_each_step(self, inputs, before):
+        """Returns the backbone's outputs (batch, time, hidden) for the window of each step."""
+        windows = self.linear.windows(inputs, before)
+        batch, time = ops.shape(windows)[:2]
+        hidden = self.backbone(self._relative(ops.reshape(windows, (-1, *windows.shape[2:]))))
+        return ops.reshape(hidden, (batch, time, hidden.shape[-1]))
 
     # Forecasts
 
@@ -569,6 +615,7 @@ class Forecaster(SequenceModel):
             "future_channels": self.future_channels,
             "per_step": self.per_step,
             "linear_window": None if self.linear is None else self.linear.window,
+            "scale": self.scale,
         }
 
 

@@ -70,9 +70,18 @@ class LinearMap(streaming.StreamingMixin, keras.layers.Layer):
     def call(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         if self.return_sequences:
             return self.prefill(inputs)[0]
+        return self._outputs(self.last_steps(inputs))
+
+    def last_steps(self, inputs: Tensor) -> Tensor:
+        """Returns the last steps (batch, window, channels), with missing values filled."""
         before = self.initial_cache(ops.shape(inputs)[0])
-        rows = ops.concatenate([before, self._known(inputs)], axis=1)[:, -self.window :]
-        return self._outputs(rows)
+        return ops.concatenate([before, self._known(inputs)], axis=1)[:, -self.window :]
+
+    def windows(self, x: Tensor, cache: Cache) -> Tensor:
+        """Returns the last steps at each step of a segment, (batch, time, window, channels)."""
+        steps = self._continued(x, cache)[:, 1:]
+        first = ops.arange(ops.shape(x)[1])[:, None]
+        return ops.take(steps, first + ops.arange(self.window), axis=1)
 
     def compute_output_shape(self, input_shape: Shape) -> tuple[Shape, Shape]:
         leading = tuple(input_shape[: 1 + self.return_sequences])
@@ -90,13 +99,17 @@ class LinearMap(streaming.StreamingMixin, keras.layers.Layer):
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[tuple[Tensor, Tensor], Cache]:
         cache = self.initial_cache(ops.shape(x)[0]) if cache is None else cache
-        # A missing first value is replaced by the cache's last row.
-        known = self._known(ops.concatenate([cache[:, -1:], x], axis=1))
-        rows = ops.concatenate([cache[:, :-1], known], axis=1)
+        rows = self._continued(x, cache)
         base = ops.conv(rows[:, 1:], self.kernel, padding="valid")
         changes = ops.absolute(rows[:, 1:, : self.targets] - rows[:, :-1, : self.targets])
         scale = ops.average_pool(changes[:, 1:], self.window - 1, 1, "valid")
         return self._shaped(base, scale), rows[:, -self.window :]
+
+    def _continued(self, x, cache):
+        """Returns the steps of the cache and a segment, (batch, window + time, channels)."""
+        # A missing first value is replaced by the cache's last row.
+        known = self._known(ops.concatenate([cache[:, -1:], x], axis=1))
+        return ops.concatenate([cache[:, :-1], known], axis=1)
 
     def _outputs(self, rows):
         """Returns the outputs after `window` rows."""

@@ -544,7 +544,10 @@ class Recipe:
     def from_data(self) -> tuple[str, ...]:
         """Names of the arguments that a run takes from its data."""
         window = ("window",) if self.data in ("series", "whole_series") else ()
-        return tuple(name for name in _FROM_DATA + window if name in self.arguments)
+        # Only the linear map knows the scale of a window.
+        has_default = self.arguments.get("linear") and self.arguments["scale"] is None
+        scale = ("scale",) if has_default else ()
+        return tuple(name for name in _FROM_DATA + window + scale if name in self.arguments)
 
     @property
     def stateful(self) -> bool:

@@ -30,6 +30,7 @@ from trellis_keras.forecasting.estimator import (
     QUANTILES,
     TRAINING,
     choose_window,
+    default_scale,
     dilations_within,
 )
 from trellis_keras.forecasting.series import DEFAULT_SPLIT, warn_left_out
@@ -84,7 +85,7 @@ _WHOLE_TCN: dict[str, Any] = {
 
 
 def _forecaster(
-    backbone, window, horizon, quantiles, targets, future_channels, dropout, linear, seed
+    backbone, window, horizon, quantiles, targets, future_channels, dropout, linear, scale, seed
 ):
     if horizon > window:
         raise ValueError(
@@ -99,6 +100,7 @@ def _forecaster(
         normalize=True,
         output_dropout=dropout,
         linear_window=window if linear else None,
+        scale=scale or "data",
         seed=seed,
     )
 
@@ -158,6 +160,7 @@ def tcn_forecaster(
     targets: int = 1,
     future_channels: int = 0,
     linear: bool = True,
+    scale: str | None = None,
     seed: int | None = 0,
 ) -> Forecaster:
     """TCN that forecasts your time series, 37K parameters for a week and a day of hours.
@@ -181,6 +184,9 @@ def tcn_forecaster(
         future_channels: Integer, number of channels known in the future, the last ones.
         linear: Boolean, whether to forecast with a linear map of the window, fitted before
             training, and train the network on its residuals.
+        scale: `"data"` or `"window"`, how the network reads the targets, see
+            `forecasting.Forecaster`. Defaults to None, `"data"`; a run on several series with a
+            linear map takes `"window"`.
         seed: Seed of the weights, dropout and the order of windows. None is not reproducible.
         weights: None, or path of a weights file.
         dtype_policy: Keras' dtype policy of all layers. Defaults to the global one.
@@ -192,7 +198,7 @@ def tcn_forecaster(
     window = _WINDOW if window is None else window
     backbone = _tcn(window, kernel_size, depth, filters, dropout, seed)
     return _forecaster(
-        backbone, window, horizon, quantiles, targets, future_channels, dropout, linear, seed
+        backbone, window, horizon, quantiles, targets, future_channels, dropout, linear, scale, seed
     )
 
 
@@ -305,6 +311,7 @@ def trellisnet_forecaster(
     targets: int = 1,
     future_channels: int = 0,
     linear: bool = True,
+    scale: str | None = None,
     seed: int | None = 0,
 ) -> Forecaster:
     """TrellisNet that forecasts your time series, 38K parameters for a week and a day of hours.
@@ -320,7 +327,7 @@ def trellisnet_forecaster(
     window = _WINDOW if window is None else window
     backbone = _trellisnet(window, kernel_size, dilations, hidden_units, dropout, seed)
     return _forecaster(
-        backbone, window, horizon, quantiles, targets, future_channels, dropout, linear, seed
+        backbone, window, horizon, quantiles, targets, future_channels, dropout, linear, scale, seed
     )
 
 
@@ -380,6 +387,7 @@ def lru_forecaster(
     targets: int = 1,
     future_channels: int = 0,
     linear: bool = True,
+    scale: str | None = None,
     seed: int | None = 0,
 ) -> Forecaster:
     """Lattice Recurrent Unit that forecasts your time series, 32K parameters for a day of hours.
@@ -400,7 +408,7 @@ def lru_forecaster(
         name="lru",
     )
     return _forecaster(
-        backbone, window, horizon, quantiles, targets, future_channels, dropout, linear, seed
+        backbone, window, horizon, quantiles, targets, future_channels, dropout, linear, scale, seed
     )
 
 
@@ -443,6 +451,7 @@ def series(
             "targets": table.targets,
             "future_channels": table.future_channels,
             "window": window,
+            "scale": default_scale(table),
         },
     )
 
