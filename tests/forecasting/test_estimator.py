@@ -95,6 +95,13 @@ def test_the_net_reads_several_series_relative_to_each_window(lengths, scale):
     )
 
 
+def test_columns_of_the_forecast_are_not_overwritten():
+    data = frame()
+    with pytest.raises(ValueError, match="keep their names .*Rename them. Received: q10, target"):
+        fit({"target": data["house"], "q10": data["day"], "load": data["load"]}, 6, "load",
+            time="q10", series="target")  # fmt: skip
+
+
 def test_a_column_in_the_index_is_named(fitted):
     pandas = pytest.importorskip("pandas")
     with pytest.raises(ValueError, match="'day' is in the index of the frame.*reset_index"):

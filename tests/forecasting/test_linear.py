@@ -13,6 +13,7 @@ from trellis_keras.forecasting.linear import (
     LinearMap,
     Ridge,
     best_season,
+    fill,
     fit_map,
     is_gain,
 )
@@ -93,13 +94,21 @@ def test_bands_hold_before_training():
     assert np.all(np.diff(widths) > 0)
 
 
-def test_ridge_shrinks_towards_a_prior():
+@pytest.mark.parametrize("outputs", [2, 20])
+def test_ridge_shrinks_towards_a_prior(outputs):
+    """A missing value leaves its row out of its own output, and of few others."""
     rng = np.random.default_rng(0)
-    x, y, prior = rng.normal(size=(30, 4)), rng.normal(size=(30, 2)), rng.normal(size=(4, 2))
-    ridge = Ridge(np.r_[x, x[:1]], np.r_[y, [[np.nan, 0.0]]])
-    penalty = 0.3 * np.trace(x.T @ x) / 4
-    both = np.r_[x, np.sqrt(penalty) * np.eye(4)], np.r_[y, np.sqrt(penalty) * prior]
-    np.testing.assert_allclose(ridge.shrunk(prior, 0.3), np.linalg.lstsq(*both, rcond=None)[0])
+    x, y, prior = (rng.normal(size=shape) for shape in ((30, 4), (30, outputs), (4, outputs)))
+    y[3, 0] = y[7] = np.nan
+    ridge = Ridge(x, y)
+    for output, missing in ((0, [3, 7]), (outputs - 1, [7])):
+        known = np.delete(x, missing, axis=0), np.delete(y[:, output], missing, axis=0)
+        penalty = 0.3 * np.trace(known[0].T @ known[0]) / 4
+        features = np.r_[known[0], np.sqrt(penalty) * np.eye(4)]
+        expected, *_ = np.linalg.lstsq(
+            features, np.r_[known[1], np.sqrt(penalty) * prior[:, output]], rcond=None
+        )
+        np.testing.assert_allclose(ridge.shrunk(prior, 0.3)[:, output], expected)
     np.testing.assert_array_equal(ridge.shrunk(prior, np.inf), prior)
 
 
@@ -120,6 +129,17 @@ def test_a_short_series_gets_a_smoothing():
     found = np.einsum("nwc,wchj->nhj", x[8:], kernel)
     assert np.abs(found - y[8:]).mean() < 0.2 < scale[0]
     assert residuals.shape == (8, 3, 1)
+
+
+def test_gaps_do_not_hide_the_other_values_of_a_window():
+    """A tenth of the values is missing, so almost no window is complete."""
+    time = np.arange(600)
+    season = np.sin(time) + 0.5 * np.sin(2.3 * time)
+    values = np.where(np.random.default_rng(0).random(600) < 0.1, np.nan, season)
+    x, y = windows(values[:, None], 24, 24)
+    kernel, *_ = fit_map(x[:400], y[:400], x[400:], y[400:])
+    found = np.einsum("nwc,wchj->nhj", fill(x[400:]), kernel)
+    assert np.abs(found - windows(season[:, None], 24, 24)[1][400:]).mean() < 0.115
 
 
 def test_windows_that_no_fold_leaves_out_are_not_fitted():

@@ -52,6 +52,7 @@ class CSVFile:
             except csv.Error as error:
                 raise ValueError(f"{self.path} is not CSV: {error}") from error
             self._has_rows = bool(text.read(1))
+        self._is_column = len(self.header) == 1  # an empty line is a missing value
         if any("\ufffd" in name for name in self.header):  # bytes that could not be decoded
             raise ValueError(f"{self.path} is not CSV in UTF-8. Received: header {self.header}")
 
@@ -82,7 +83,11 @@ class CSVFile:
                     column_names=[str(place) for place in range(len(self.header))],
                     skip_rows_after_names=1,
                 ),
-                pyarrow.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
+                pyarrow.csv.ParseOptions(
+                    delimiter=self._delimiter,
+                    newlines_in_values=True,
+                    ignore_empty_lines=not self._is_column,
+                ),
                 pyarrow.csv.ConvertOptions(
                     include_columns=columns,
                     column_types=dict.fromkeys(columns, pa.binary()),
@@ -106,11 +111,12 @@ class CSVFile:
         """
         with contextlib.suppress(csv.Error), self._open() as text:
             reader = csv.reader(self._lines(text), delimiter=self._delimiter)
-            filled, line = -1, 1  # rows above this line, without the header and empty ones
+            filled, line = -1, 1  # rows above this line, without the header
             for fields in itertools.islice(reader, _SCANNED):
-                if fields and filled == row:
+                is_row = bool(fields) or self._is_column
+                if is_row and filled == row:
                     return f"line {line}"
-                filled += bool(fields)
+                filled += is_row
                 line = reader.line_num + 1
         return f"row {row + 1}"
 

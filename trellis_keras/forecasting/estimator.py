@@ -22,6 +22,7 @@ from trellis_keras.forecasting.calibration import recent_windows
 from trellis_keras.forecasting.columns import Columns
 from trellis_keras.forecasting.forecaster import Forecaster
 from trellis_keras.forecasting.linear import shortest_season
+from trellis_keras.forecasting.losses import check_quantiles
 from trellis_keras.forecasting.report import describe_report
 from trellis_keras.forecasting.report import report as make_report
 from trellis_keras.forecasting.series import DEFAULT_SPLIT, TimeSeries, Windows, WindowStream
@@ -114,6 +115,14 @@ def fit(
     columns = Columns(targets, past, future, static, time, series)
     horizon = check_integer("horizon", horizon, 1)
     shares = check_shares("shares", shares)
+    quantiles = None if quantiles is None else check_quantiles(quantiles)
+    own = {"target", *output_names(quantiles), *(() if columns.time else ("step",))}
+    taken = {columns.time, columns.series} & own
+    if taken:
+        raise ValueError(
+            "The time and series columns keep their names in the forecast, which has columns of "
+            f"its own with the same names. Rename them. Received: {', '.join(sorted(taken))}"
+        )
     table = _read(data, columns)
     if window is None:
         window = choose_window(table, horizon, shares[0])

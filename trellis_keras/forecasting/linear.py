@@ -21,6 +21,7 @@ PENALTIES = (*10.0 ** np.arange(-3, 3), np.inf)
 _MOST_WINDOWS = 2_000  # evenly spaced, used to find the season
 _MOST_FEATURES = 1_000  # above which fewer steps of other channels are read
 _FOLDS = 5
+_GROUPS = 8  # of outputs with missing values
 _QUIET = 0.05  # quantile of the windows' scales that serves as the smallest scale
 NEAR = 1.15  # ratio to the smallest naive error that counts as near
 # Smoothing rates: of the level; of the trend and its damping; of the season.
@@ -338,20 +339,32 @@ def _smoothing(window, horizon, season, alpha, beta, damping, gamma):
 
 
 class Ridge:
-    """Solves min |Y - X (P + B)|^2 + l |B|^2 for any P and l, after one eigendecomposition.
+    """Solves min |Y - X (P + B)|^2 + l |B|^2 for any P and l, after eigendecompositions.
+
+    There is one decomposition without missing values. Otherwise there is one for each of up to
+    eight groups of neighbouring outputs: the group leaves out the rows where one of its outputs is
+    missing.
 
     Args:
         x: Array (rows, features).
-        y: Array (rows, outputs). Rows with missing values (NaN) are left out.
+        y: Array (rows, outputs). Missing values are NaN.
     """
 
     def __init__(self, x: np.ndarray, y: np.ndarray) -> None:
+        outputs = y.shape[1]
+        groups = [np.arange(outputs)]
+        if np.isnan(y).any():
+            groups = np.array_split(groups[0], min(outputs, _GROUPS))
+        self._solved = [(group, *self._solve(x, y[:, group])) for group in groups]
+
+    def _solve(self, x, y):
         known = ~np.isnan(y).any(axis=1)
         x, y = x[known], y[known]
-        self._gram, self._right = x.T @ x, x.T @ y
-        values, self._vectors = np.linalg.eigh(self._gram)
-        self._values = np.maximum(values, 0)
-        self._unit = max(self._values.mean(), np.finfo("float64").tiny)
+        gram = x.T @ x
+        values, vectors = np.linalg.eigh(gram)
+        values = np.maximum(values, 0)
+        unit = max(values.mean(), np.finfo("float64").tiny)
+        return gram, x.T @ y, values, vectors, unit
 
     def shrunk(self, prior: np.ndarray, penalty: float) -> np.ndarray:
         """Returns P + B (features, outputs).
@@ -360,8 +373,11 @@ class Ridge:
             prior: P.
             penalty: l, in units of the mean eigenvalue.
         """
-        left = self._vectors.T @ (self._right - self._gram @ prior)
-        return prior + self._vectors @ (left / (self._values + penalty * self._unit)[:, None])
+        found = np.array(prior)
+        for group, gram, right, values, vectors, unit in self._solved:
+            left = vectors.T @ (right - gram @ prior[:, group])
+            found[:, group] += vectors @ (left / (values + penalty * unit)[:, None])
+        return found
 
 
 def folds(count: int, gap: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
