@@ -418,7 +418,8 @@ def backtest(
 
     The origins are spread over the rows that the run was not trained on. A row of the output is an
     origin, a series, a target and a step ahead. The tables show the accuracy of the forecasts by
-    target, step and series; a plot beside the output shows the errors by step ahead.
+    target, step and series. Next to the output are a plot of the errors by step ahead (.png) and
+    all scores (_scores.csv).
     """
     _load()
     from trellis_keras.forecasting.backtest import backtest_tables

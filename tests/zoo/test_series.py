@@ -244,6 +244,12 @@ def test_a_backtest_of_a_run(trained, tmp_path):
     assert origins[0] == start - hour and len(origins) == 3
     assert origins[-1] == np.datetime64("2024-01-01") + (319 - 4) * hour
     assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    scores = np.genfromtxt(tmp_path / "b_scores.csv", delimiter=",", names=True, dtype=None)
+    whole, *steps = scores[scores["method"] == '"forecast"'][:5]
+    assert whole["step"] == -1 and [line["step"] for line in steps] == [1, 2, 3, 4]
+    errors = np.abs(rows["actual"].to_numpy() - rows["forecast"].to_numpy())
+    assert whole["mae"] == pytest.approx(errors.mean())
+    assert np.mean([line["mae"] for line in steps]) == pytest.approx(errors.mean())
     with pytest.raises(ValueError, match="b.csv already exists"):
         forecasts.backtest(trained, path, output)
     old = write(tmp_path / "old.csv", 200)

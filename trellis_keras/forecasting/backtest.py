@@ -408,6 +408,22 @@ def _pinball(actual, bands, levels):
     return np.maximum(levels * errors, (levels - 1) * errors)
 
 
+def all_scores(rows: pa.Table) -> pa.Table:
+    """Returns the scores by target, by target and step, and by target and series, in one table.
+
+    Its columns are those of `backtest_scores`, of which `step` and `series` are missing where the
+    scores are over all of them.
+
+    Args:
+        rows: Table returned by `backtest`.
+    """
+    by = [("target",), ("target", "step"), ("target", "series")]
+    tables = [backtest_scores(rows, names) for names in by]
+    joined = pa.concat_tables(tables, promote_options="default")
+    names = [name for name in tables[0].column_names if name != "target"]
+    return joined.select(["target", "step", "series", *names])
+
+
 def backtest_tables(rows: pa.Table) -> list[list[tuple[str, ...]]]:
     """Returns the scores of a backtest as tables of strings, each a header and its rows.
 

@@ -9,11 +9,13 @@ from typing import Any
 import keras
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 
 from trellis_keras.data.text import check_shares
 from trellis_keras.export import export
 from trellis_keras.files import atomic_write, read_json
 from trellis_keras.forecasting import Columns, Forecaster, TimeSeries, Windows
+from trellis_keras.forecasting.backtest import all_scores
 from trellis_keras.forecasting.backtest import backtest as backtest_windows
 from trellis_keras.forecasting.estimator import settle, train_forecaster
 from trellis_keras.forecasting.picture import draw, draw_backtest
@@ -181,8 +183,9 @@ def backtest(
     """Forecasts the rows of a CSV file from origins in the past: see `forecasting.backtest`.
 
     Origins are in rows that the run used neither for training nor for validation: from the start of
-    its test part on or, for data without times, in the test part of the file. A picture of the
-    errors by step ahead is saved next to the output, with the suffix `.png`.
+    its test part on or, for data without times, in the test part of the file. Next to the output
+    are a picture of the errors by step ahead, with the suffix `.png`, and all scores by target,
+    step and series, with the suffix `_scores.csv`.
 
     Args:
         folder: Folder of a run of a forecaster.
@@ -204,6 +207,8 @@ def backtest(
     """
     output = runs.check_output(output, [path], overwrite)
     picture = runs.check_output(output.with_suffix(".png"), [path], overwrite)
+    scores = output.with_name(f"{output.stem}_scores.csv")
+    scores = runs.check_output(scores, [path], overwrite)
     recipe, model, written = _read(folder)
     series = TimeSeries.from_csv(path, _columns(recipe))
     check_step(str(path), series, written.get("step"))
@@ -225,6 +230,8 @@ def backtest(
     )
     with atomic_write(picture) as temporary:
         draw_backtest(rows, temporary)
+    with atomic_write(scores) as temporary:
+        pa.csv.write_csv(all_scores(rows), temporary)
     return rows
 
 
