@@ -25,13 +25,13 @@ app = typer.Typer(add_completion=False, help=__doc__)
 def list_command():
     """List the cases."""
     for name, case in CASES.items():
-        typer.echo(f"{name:14} {case.about}: {', '.join(case.variants)}")
-    typer.echo(f"{'edge':14} a step of small nets, as called: {', '.join(edge.WAYS)}")
+        typer.echo(f"{name:14} {case.about}: {'; '.join(case.variants)}")
+    typer.echo(f"{'edge':14} a step of small nets, as called: {'; '.join(edge.WAYS)}")
     typer.echo(
-        f"{'rivals':14} training and steps of nets of one size: {', '.join(rivals.PROGRAMS)}"
+        f"{'rivals':14} training and steps of nets of one size: {'; '.join(rivals.PROGRAMS)}"
     )
-    typer.echo(f"{'forecasts':14} public series: {', '.join(forecasts.FORECASTERS)}")
-    typer.echo(f"{'classification':14} public series: {', '.join(classification.CLASSIFIERS)}")
+    typer.echo(f"{'forecasts':14} public series: {'; '.join(forecasts.FORECASTERS)}")
+    typer.echo(f"{'classification':14} public series: {'; '.join(classification.CLASSIFIERS)}")
 
 
 @app.command()
