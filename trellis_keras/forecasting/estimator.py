@@ -117,7 +117,7 @@ def fit(
     shares = check_shares("shares", shares)
     quantiles = None if quantiles is None else check_quantiles(quantiles)
     own = {"target", *output_names(quantiles), *(() if columns.time else ("step",))}
-    taken = {columns.time, columns.series} & own
+    taken = own & {columns.time or "", columns.series or ""}
     if taken:
         raise ValueError(
             "The time and series columns keep their names in the forecast, which has columns of "
