@@ -176,7 +176,7 @@ def _out_of_fold(values, horizon, seed):
 @app.command()
 def left_out(seed: int = 0):
     """Try parts that the default does not have."""
-    print("| series | part | of the | blocks | error with it / without | standard error |")
+    print("| series | part | added to the | blocks | error with it / without | standard error |")
     print("|---" * 6 + "|")
     for index, day in _LONG.items():
         values = read_listed(*HELD_OUT[index])
