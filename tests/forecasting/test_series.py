@@ -238,7 +238,12 @@ def test_a_pandas_frame():
             "04:00",
             "T04:00:00 after 2024.*missing rows with their time and empty.*Where clocks change",
         ),
-        ("02:00", "01:00", "one row per time. Rows of several series need.*Where clocks chang"),
+        (
+            "02:00",
+            "01:00",
+            "one row per time. Times are read to the second; .*shorter steps. Rows of several "
+            "series need.*Where clocks chang",
+        ),
         ("01:00", "01:00+01:00", "must hold one kind of times: .*Received: '2024.*' in line 3"),
         ("2024-01-01 01:00", "1.1.2024", "column 'time' must hold times such as 2024-01-31 13:00"),
         ("2024-01-01 01:00", "", "column 'time' must hold times.*Received: '' in line 3"),

@@ -424,7 +424,10 @@ class TimeSeries:
         if self.utc and step == _DAY and abs(found - step) == _HOUR:
             message.append("Days of 23 or 25 hours need dates without an offset from UTC.")
         elif found <= zero:
-            message.append("Sort the rows by series and time, and keep one row per time.")
+            message.append(
+                "Sort the rows by series and time, and keep one row per time. Times are read to the "
+                "second; leave out the column of times for shorter steps."
+            )
         elif found > step and is_usual:
             message.append(
                 "Add missing rows with their time and empty values. If rows are missing regularly, "
@@ -637,7 +640,7 @@ class WindowStream(ExampleStream):
 def _spoken(step):
     """Returns a step as text in its largest unit, such as 7 days."""
     if step.dtype.kind == "m" and step.dtype != np.dtype("m8[M]"):
-        for unit in "Dhm":
+        for unit in "Dhms":
             whole = step.astype(f"m8[{unit}]")
             if whole == step:
                 return str(whole).removesuffix("s") if whole == 1 else str(whole)
