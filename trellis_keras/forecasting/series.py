@@ -425,8 +425,8 @@ class TimeSeries:
             message.append("Days of 23 or 25 hours need dates without an offset from UTC.")
         elif found <= zero:
             message.append(
-                "Sort the rows by series and time, and keep one row per time. Times are read to the "
-                "second; leave out the column of times for shorter steps."
+                "Sort the rows by series and time, and keep one row per time. Times are read to "
+                "the second; leave out the column of times for shorter steps."
             )
         elif found > step and is_usual:
             message.append(
