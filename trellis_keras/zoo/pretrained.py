@@ -14,7 +14,10 @@ from trellis_keras.models.saved_files import check_file
 from trellis_keras.zoo import results
 
 # The weights that the repository keeps; `tools.publish` follows this rule.
-WEIGHTS_KEPT = "the zoo keeps weights under 5 MB, and only character-level language models"
+WEIGHTS_KEPT = (
+    "the zoo keeps weights under 5 MB, and only character-level language models. It does not keep "
+    "all weights of networks that a fast recipe trains better"
+)
 
 # Arguments that do not affect the outputs of trained weights, besides those whose names end in
 # "dropout" or "dropout_kind", or start with "initial_" or "aux_".
