@@ -178,6 +178,28 @@ def test_missing_values_keep_the_last_one():
         assert float(np.ravel(scale)[-1]) == 1  # the mean of 0 and 2
 
 
+def test_a_window_starts_from_its_first_known_value():
+    x = np.array([[np.nan, np.nan, 5.0, np.nan, 7.0]]).T[None]
+    filled = np.array([5.0, 5.0, 5.0, 5.0, 7.0])
+    np.testing.assert_array_equal(fill(x)[0, :, 0], filled)
+    layer = LinearMap(5, 1, 1)
+    layer.build((None, None, 1))
+    np.testing.assert_array_equal(
+        np.asarray(layer.last_steps(x.astype("float32")))[0, :, 0], filled
+    )
+
+
+@pytest.mark.parametrize("scale", ["data", "window"])
+def test_streams_that_cannot_start_are_refused(parts, scale):
+    with pytest.raises(ValueError, match="is not built"):
+        forecaster(scale=scale).initial_cache(1)
+    model = trained(parts, scale=scale)
+    with pytest.raises(ValueError, match="`batch_size` must be a positive integer"):
+        model.initial_cache(0)
+    with pytest.raises(ValueError, match=r"`x` must have shape \(3, 3\). Received: shape \(1, 3\)"):
+        model.step(np.zeros((1, 3), "float32"), model.initial_cache(3))
+
+
 @pytest.mark.parametrize(
     ("per_step", "quantiles", "scale"),
     [(False, QUANTILES, "data"), (True, None, "data"), (False, QUANTILES, "window")],
@@ -199,8 +221,9 @@ def test_streams_equal_whole_series(parts, per_step, quantiles, scale):
     assert first.shape[0] == x.shape[1]
 
 
-def test_forecasts_beyond_the_horizon_continue(parts):
-    model = trained(parts, quantiles=None)
+@pytest.mark.parametrize("scale", ["data", "window"])
+def test_forecasts_beyond_the_horizon_continue(parts, scale):
+    model = trained(parts, quantiles=None, scale=scale)
     known = rows(60)
     found = model.forecast(known[:40], 2 * HORIZON, known[40 : 40 + 2 * HORIZON, 2:])
     longer = np.concatenate([found[:HORIZON], known[40 : 40 + HORIZON, 2:]], axis=1)

@@ -113,6 +113,8 @@ def test_a_run_on_several_series_scales_each_window(tmp_path):
     assert scale("who") == ("window", "window")
     assert scale() == scale("who", scale="data") == ("data", "data")
     assert scale("who", linear=False) == (None, "data")
+    with pytest.raises(ValueError, match="`scale='window'` needs linear=True"):
+        scale("who", linear=False, scale="window")
 
 
 def test_the_report(trained):

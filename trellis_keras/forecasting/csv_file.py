@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
@@ -93,12 +94,16 @@ class CSVFile:
                     column_types=dict.fromkeys(columns, pa.binary()),
                 ),
             )
+            empty = 0  # rows of a single column that no value has followed yet
             for batch in batches:
-                yield {
+                block = {
                     name: self._decode(column, name, rows)
                     for name, column in zip(places, batch.columns, strict=True)
                 }
                 rows += len(batch)
+                if self._is_column:
+                    block, empty = _without_empty_end(block, empty)
+                yield block
         except pa.ArrowInvalid as error:
             reason = self._explain(str(error), rows)
             raise ValueError(f"{self.path} is not CSV: {reason}") from error
@@ -150,6 +155,16 @@ class CSVFile:
     def _open(self) -> TextIO:
         open_file: Callable = gzip.open if self.path.suffix == ".gz" else open
         return open_file(self.path, "rt", encoding="utf-8-sig", errors="replace", newline="")
+
+
+def _without_empty_end(block, empty):
+    """Returns a block of one column after `empty` rows, and the number of empty rows at its end."""
+    for name, texts in block.items():
+        texts = pa.concat_arrays([pa.array([""] * empty, pa.string()), texts])
+        filled = np.flatnonzero(texts.to_numpy(zero_copy_only=False) != "")
+        last = int(filled[-1]) + 1 if len(filled) else 0
+        return {name: texts[:last]}, len(texts) - last
+    return block, 0
 
 
 def try_cast(values: pa.Array, dtype: pa.DataType) -> pa.Array | None:

@@ -20,9 +20,11 @@ from trellis_keras.forecasting.losses import (
 )
 from trellis_keras.forecasting.metrics import Coverage, ForecastMetric, MeanPinball, ValueMetric
 from trellis_keras.forecasting.series import Windows
+from trellis_keras.layers import streaming
 from trellis_keras.layers.base import (
     at_least_float32,
     check_positive,
+    check_shape,
     resolve_mask,
     shapes_match,
 )
@@ -58,8 +60,9 @@ class Forecaster(SequenceModel):
     change of each window. After training, `weigh_net` keeps as much of the network as helps.
 
     With `scale="window"` the backbone also reads each window relative to its last value, in units
-    of its standard deviation. One model then forecasts series of any level and size, also ones that
-    it was not trained on. A streaming step runs the backbone on the whole window.
+    of its standard deviation. One model then forecasts series of different levels and sizes, also
+    ones that it was not trained on. (In float32 the largest may have up to 100,000 times the size
+    of the smallest.) A streaming step runs the backbone on the whole window.
 
     After training, `calibrate` adjusts the quantiles on held-out data.
 
@@ -79,7 +82,8 @@ class Forecaster(SequenceModel):
             backbone sees them up to the end of the forecast. Defaults to 0.
         per_step: Boolean, whether to forecast after each step. Defaults to `False`.
         normalize: Boolean, whether the model standardizes inputs and targets, see `adapt`. It then
-            replaces missing inputs (NaN) with the mean of their channel. Defaults to `False`.
+            replaces missing inputs (NaN) of the backbone with the mean of their channel, or with
+            the last known value if `scale="window"`. Defaults to `False`.
         linear_window: Integer of 2 or more, the number of last steps that a linear map reads, see
             `forecasting.linear`. Requires `normalize=True`. The head's kernel is then initialized
             with zeros. Defaults to `None`, no map.
@@ -532,6 +536,8 @@ class Forecaster(SequenceModel):
     def initial_cache(self, batch_size: int) -> Cache:
         if self.linear is None:
             return super().initial_cache(batch_size)
+        streaming.check_built(self)
+        streaming.check_start(self.linear, batch_size)
         cache = {"linear": self.linear.initial_cache(batch_size)}
         if self.scale == "data":
             cache["backbone"] = super().initial_cache(batch_size)
@@ -540,7 +546,9 @@ class Forecaster(SequenceModel):
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         if self.linear is None:
             return super().step(x, cache)
-        linear, steps = self.linear.step(self._linear_inputs(x), cache["linear"])
+        steps = cache["linear"]
+        check_shape("x", x, (steps.shape[0], steps.shape[-1]))
+        linear, steps = self.linear.step(self._linear_inputs(x), steps)
         if self.scale == "window":
             return self._outputs(self.backbone(self._relative(steps)), linear), {"linear": steps}
         hidden, backbone = self.stream().step(self._features(x), cache["backbone"])
@@ -557,6 +565,17 @@ class Forecaster(SequenceModel):
             return self._outputs(hidden, linear), {"linear": steps}
         hidden, backbone = self.stream().prefill(self._features(x), cache["backbone"])
         return self._outputs(hidden, linear), {"linear": steps, "backbone": backbone}
+
+    def last_outputs(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """Returns the outputs after the last step of a segment, and the cache after it."""
+        if self.linear is None or self.scale == "data":
+            y, cache = self.outputs_at_each_step(x, cache)
+            return y[:, -1], cache
+        cache = self.initial_cache(ops.shape(x)[0]) if cache is None else cache
+        steps = self.linear.continued(self._linear_inputs(x), cache["linear"])
+        steps = steps[:, -self.linear.window :]
+        hidden = self.backbone(self._relative(steps))
+        return self._outputs(hidden, self.linear.outputs(steps)), {"linear": steps}
 
     def _hidden_at_each_step(self, inputs, before):
         """Returns the backbone's outputs (batch, time, hidden) for the window of each step."""

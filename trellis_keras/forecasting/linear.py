@@ -21,7 +21,8 @@ PENALTIES = (*10.0 ** np.arange(-3, 3), np.inf)
 _MOST_WINDOWS = 2_000  # evenly spaced, used to find the season
 _MOST_FEATURES = 1_000  # above which fewer steps of other channels are read
 _FOLDS = 5
-_GROUPS = 8  # of outputs with missing values
+_FEW = 0.05  # share of rows with a missing output that are left out
+_GROUPS = 8  # of outputs
 _QUIET = 0.05  # quantile of the windows' scales that serves as the smallest scale
 NEAR = 1.15  # ratio to the smallest naive error that counts as near
 # Smoothing rates: of the level; of the trend and its damping; of the season.
@@ -38,8 +39,8 @@ class LinearMap(streaming.StreamingMixin, keras.layers.Layer):
         scale_t = max(mean_j |z_{t-j} - z_{t-j-1}|, s)
 
     for j = 0..window - 1, with the scale of each target from its own channel. A missing value (NaN)
-    is replaced by the last known one. There are zeros before the first step. `fit_map` finds the
-    weights K and s.
+    is replaced by the last known one; at the start of a window, by the first known one. There are
+    zeros before the first step. `fit_map` finds the weights K and s.
 
     Args:
         window: Positive integer, at least 2, number of steps to read.
@@ -71,16 +72,22 @@ class LinearMap(streaming.StreamingMixin, keras.layers.Layer):
     def call(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         if self.return_sequences:
             return self.prefill(inputs)[0]
-        return self._outputs(self.last_steps(inputs))
+        return self.outputs(self.last_steps(inputs))
 
     def last_steps(self, inputs: Tensor) -> Tensor:
-        """Returns the last steps (batch, window, channels), with missing values filled."""
+        """Returns the last steps (batch, window, channels), with missing values filled.
+
+        A missing value is replaced by the last known one, or before that by the first known one.
+        """
         before = self.initial_cache(ops.shape(inputs)[0])
-        return ops.concatenate([before, self._known(inputs)], axis=1)[:, -self.window :]
+        first = ops.flip(_last_known(ops.flip(inputs, axis=1)), axis=1)
+        known = _last_known(inputs)
+        known = _zero_missing(ops.where(ops.isnan(known), first, known))
+        return ops.concatenate([before, known], axis=1)[:, -self.window :]
 
     def windows(self, x: Tensor, cache: Cache) -> Tensor:
         """Returns the last steps at each step of a segment, (batch, time, window, channels)."""
-        steps = self._continued(x, cache)[:, 1:]
+        steps = self.continued(x, cache)[:, 1:]
         first = ops.arange(ops.shape(x)[1])[:, None]
         return ops.take(steps, first + ops.arange(self.window), axis=1)
 
@@ -96,23 +103,23 @@ class LinearMap(streaming.StreamingMixin, keras.layers.Layer):
     def step(self, x: Tensor, cache: Cache) -> tuple[tuple[Tensor, Tensor], Cache]:
         x = ops.where(ops.isnan(x), cache[:, -1], x)
         rows = ops.concatenate([cache[:, 1:], x[:, None]], axis=1)
-        return self._outputs(rows), rows
+        return self.outputs(rows), rows
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[tuple[Tensor, Tensor], Cache]:
         cache = self.initial_cache(ops.shape(x)[0]) if cache is None else cache
-        rows = self._continued(x, cache)
+        rows = self.continued(x, cache)
         base = ops.conv(rows[:, 1:], self.kernel, padding="valid")
         changes = ops.absolute(rows[:, 1:, : self.targets] - rows[:, :-1, : self.targets])
         scale = ops.average_pool(changes[:, 1:], self.window - 1, 1, "valid")
         return self._shaped(base, scale), rows[:, -self.window :]
 
-    def _continued(self, x, cache):
+    def continued(self, x: Tensor, cache: Cache) -> Tensor:
         """Returns the steps of the cache and a segment, (batch, window + time, channels)."""
         # A missing first value is replaced by the cache's last row.
-        known = self._known(ops.concatenate([cache[:, -1:], x], axis=1))
+        known = _zero_missing(_last_known(ops.concatenate([cache[:, -1:], x], axis=1)))
         return ops.concatenate([cache[:, :-1], known], axis=1)
 
-    def _outputs(self, rows):
+    def outputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the outputs after `window` rows."""
         base = ops.tensordot(rows, self.kernel, [[1, 2], [0, 1]])
         changes = ops.absolute(rows[:, 1:, : self.targets] - rows[:, :-1, : self.targets])
@@ -122,16 +129,6 @@ class LinearMap(streaming.StreamingMixin, keras.layers.Layer):
         base = ops.reshape(base, (*ops.shape(base)[:-1], self.horizon, self.targets))
         return base, ops.maximum(scale, self.least_scale)[..., None, :]
 
-    def _known(self, x):
-        """Returns steps (batch, time, channels) with missing values replaced by the last known."""
-
-        steps = ops.arange(ops.shape(x)[1])
-        doublings = 20 if x.shape[1] is None else (x.shape[1] - 1).bit_length()
-        for n in range(doublings):  # looks back 1, 3, 7, ... steps
-            earlier = ops.take(x, ops.maximum(steps - 2**n, 0), axis=1)
-            x = ops.where(ops.isnan(x), earlier, x)
-        return ops.where(ops.isnan(x), ops.zeros_like(x), x)
-
     def get_config(self) -> dict:
         return {
             **super().get_config(),
@@ -140,6 +137,20 @@ class LinearMap(streaming.StreamingMixin, keras.layers.Layer):
             "targets": self.targets,
             "return_sequences": self.return_sequences,
         }
+
+
+def _last_known(x):
+    """Returns steps (batch, time, channels) with missing values replaced by the last known one."""
+    steps = ops.arange(ops.shape(x)[1])
+    doublings = 20 if x.shape[1] is None else (x.shape[1] - 1).bit_length()
+    for n in range(doublings):  # looks back 1, 3, 7, ... steps
+        earlier = ops.take(x, ops.maximum(steps - 2**n, 0), axis=1)
+        x = ops.where(ops.isnan(x), earlier, x)
+    return x
+
+
+def _zero_missing(x):
+    return ops.where(ops.isnan(x), ops.zeros_like(x), x)
 
 
 # The fit
@@ -230,6 +241,8 @@ def fill(x: np.ndarray) -> np.ndarray:
     x = np.array(x, "float64")
     for t in range(1, x.shape[1]):
         np.copyto(x[:, t], x[:, t - 1], where=np.isnan(x[:, t]))
+    for t in reversed(range(x.shape[1] - 1)):
+        np.copyto(x[:, t], x[:, t + 1], where=np.isnan(x[:, t]))
     return np.nan_to_num(x, nan=0.0)
 
 
@@ -341,9 +354,9 @@ def _smoothing(window, horizon, season, alpha, beta, damping, gamma):
 class Ridge:
     """Solves min |Y - X (P + B)|^2 + l |B|^2 for any P and l, after eigendecompositions.
 
-    There is one decomposition without missing values. Otherwise there is one for each of up to
-    eight groups of neighbouring outputs: the group leaves out the rows where one of its outputs is
-    missing.
+    Rows with a missing output are left out. If there are many, each of up to eight groups of
+    neighbouring outputs has a decomposition of its own, and leaves out the rows where one of its
+    own outputs is missing.
 
     Args:
         x: Array (rows, features).
@@ -353,7 +366,7 @@ class Ridge:
     def __init__(self, x: np.ndarray, y: np.ndarray) -> None:
         outputs = y.shape[1]
         groups = [np.arange(outputs)]
-        if np.isnan(y).any():
+        if np.isnan(y).any(axis=1).mean() > _FEW:
             groups = np.array_split(groups[0], min(outputs, _GROUPS))
         self._solved = [(group, *self._solve(x, y[:, group])) for group in groups]
 

@@ -83,8 +83,8 @@ def _blocks(model, x, known, blocks, samples, seed) -> Iterator[np.ndarray]:
     rng = np.random.default_rng(seed)
     (batch, time), cache = x.shape[:2], None
     for i in range(blocks):
-        y, cache = read(model, x, cache)
-        values = y = ops.convert_to_numpy(y)[:, -1]
+        y, cache = _read_to_end(model, x, cache)
+        values = y = ops.convert_to_numpy(y)
         if i == 0:
             known = np.repeat(known, samples, axis=0)
             cache = keras.tree.map_structure(lambda c: ops.repeat(c, samples, axis=0), cache)
@@ -128,6 +128,17 @@ def _draw(outputs, quantiles, rng):
     index = place[:, :, None, None, None]
     low, high = (np.take_along_axis(outputs, i, axis=-1)[..., 0] for i in (index - 1, index))
     return low + part[:, :, None, None] * (high - low)
+
+
+def _read_to_end(model, x, cache):
+    """Returns the outputs after the last step of a segment, and the cache after it."""
+    cache = model.initial_cache(len(x)) if cache is None else cache
+
+    def make():
+        return streaming.compile_xla(model.last_outputs, model.variables)
+
+    function = cached_function(model, ("last forecast", *x.shape), make)
+    return function(ops.convert_to_tensor(x), cache)
 
 
 def read(model: Any, x: np.ndarray, cache: Cache | None) -> tuple[Tensor, Cache]:

@@ -91,6 +91,8 @@ def _forecaster(
         raise ValueError(
             f"`horizon` must be at most `window`. Received: horizon={horizon}, window={window}"
         )
+    if scale == "window" and not linear:
+        raise ValueError("`scale='window'` needs linear=True. Received: linear=False")
     return Forecaster(
         backbone,
         horizon,
