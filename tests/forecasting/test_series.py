@@ -257,6 +257,12 @@ def test_a_csv_file_that_is_wrong(tmp_path, old, new, message):
     assert "load.csv" in str(error.value)
 
 
+def test_a_series_column_named_as_one_of_the_forecast():
+    with pytest.raises(ValueError, match="Rename the column that identifies .*series='step'"):
+        Columns("load", series="step")
+    assert Columns("load", series="step", time="day").series == "step"
+
+
 def test_times_of_more_than_64_bits(tmp_path):
     path = tmp_path / "load.csv"
     path.write_text(f"time,load\n{10**30},1\n")

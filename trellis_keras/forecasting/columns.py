@@ -42,7 +42,7 @@ class Columns:
         series: Name of the column that identifies the series. Defaults to `None`, one series.
 
     Raises:
-        ValueError: If there is no target, or a name occurs twice.
+        ValueError: If there is no target, a name occurs twice, or `series="step"` without `time`.
     """
 
     targets: Sequence[str]
@@ -62,6 +62,11 @@ class Columns:
         repeated = sorted({name for name in self.all if self.all.count(name) > 1})
         if repeated:
             raise ValueError(f"Each column has one role. Received twice: {', '.join(repeated)}")
+        if self.time is None and self.series == "step":
+            raise ValueError(
+                "Without `time`, forecasts have a column 'step' of their own. Rename the column "
+                "that identifies the series. Received: series='step'"
+            )
 
     @property
     def values(self) -> tuple[str, ...]:

@@ -116,7 +116,7 @@ def fit(
     horizon = check_integer("horizon", horizon, 1)
     shares = check_shares("shares", shares)
     quantiles = None if quantiles is None else check_quantiles(quantiles)
-    own = {"target", *output_names(quantiles), *(() if columns.time else ("step",))}
+    own = {"target", *output_names(quantiles)}
     taken = own & {columns.time or "", columns.series or ""}
     if taken:
         raise ValueError(
