@@ -90,6 +90,17 @@ def test_targets_are_named_where_there_are_too_many_series(monkeypatch):
     assert results["warnings"][-1] == "The naive forecast is better in 'target 0'."
 
 
+@pytest.mark.parametrize(("size", "warned"), [(1e3, False), (1e6, True)])
+def test_series_that_are_too_small_beside_others_are_named(size, warned):
+    values = np.r_[wave(7), size * wave(7)][:, None]
+    series = TimeSeries(values, lengths=[200, 200], names=["small", "large"])
+    parts = series.split(WINDOW, HORIZON)
+    model = zoo.tcn_forecaster(window=WINDOW, horizon=HORIZON, filters=2)
+    model.adapt(*parts[:2])
+    expected = "varies more than 100,000 times as much as 'small: target 0'. Train"
+    assert warned == any(expected in text for text in report(model, *parts)["warnings"])
+
+
 def test_a_test_part_without_known_values():
     parts = TimeSeries(np.r_[wave(5)[:170], np.full(30, np.nan)][:, None]).split(WINDOW, HORIZON)
     model = zoo.tcn_forecaster(window=WINDOW, horizon=HORIZON, filters=2)

@@ -31,6 +31,7 @@ _SEASONS = {
     "a year": _YEAR,
 }
 _SEASON_WINDOWS = 2000  # used to choose a season
+_LARGEST_RATIO = 100_000  # of the ranges of series, above which small ones lose precision
 _FEW_WINDOWS = 50
 _BLOCK = 64  # horizons predicted at a time
 _MANY_MISSING = 0.5
@@ -154,13 +155,15 @@ def _warnings(results, train_rows, test):
             "data, would make forecasts and bands more reliable."
         )
     names = target_names(test.series)
-    empty, moved, stuck, constant = [], [], [], []
+    empty, moved, stuck, constant, ranges = [], [], [], [], {}
     for i, rows in enumerate(train_rows):
         tested = series_rows(test, i)[:, : len(names)]
         for j, name in enumerate(names):
             where = _place(test.series, i, name)
             last = tested[-test.horizon :, j]
             known = rows[~np.isnan(rows[:, j]), j]
+            if len(known):
+                ranges.setdefault(name, {})[where] = float(np.ptp(known))
             if len(known) > 1 and np.ptp(known) == 0:
                 constant.append(where)
             elif len(last) > 1 and np.ptp(last) == 0:
@@ -179,6 +182,18 @@ def _warnings(results, train_rows, test):
         found.append(
             "All values of the training part are the same, so there is nothing to learn, in "
             f"{first_names(constant)}. The forecast repeats them: leave out what does not change."
+        )
+    small = [
+        where
+        for own in ranges.values()
+        for where, size in own.items()
+        if 0 < size * _LARGEST_RATIO < max(own.values())
+    ]
+    if small:
+        found.append(
+            f"The largest series varies more than {_LARGEST_RATIO:,} times as much as "
+            f"{first_names(small)}. Train such small series apart, or rescale them: one model "
+            "computes all in float32."
         )
     if moved:
         found.append(
