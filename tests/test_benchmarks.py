@@ -128,8 +128,8 @@ def test_the_table_of_forecasts():
 def test_ratio_of_errors_over_windows():
     """Two blocks of two windows; equal ratios have no error."""
     map_, net = np.array([2.0, 2.0, 4.0, 4.0]), np.array([1.0, 1.0, 3.0, 3.0])
-    assert forecasts._ratio(net, map_, 2) == (2 / 3, pytest.approx(1 / 9), 2)
-    assert forecasts._ratio(map_ / 2, map_, 2) == (0.5, 0, 2)
+    assert forecasts.ratio_of_means(net, map_, 2) == (2 / 3, pytest.approx(1 / 9), 2)
+    assert forecasts.ratio_of_means(map_ / 2, map_, 2) == (0.5, 0, 2)
 
 
 def test_parts_of_forecasters_that_are_left_out(monkeypatch):

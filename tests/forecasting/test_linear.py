@@ -277,6 +277,16 @@ def test_the_net_sees_each_window_relative_to_its_last_value():
         assert np.allclose(found, moved, rtol=1e-3, atol=1e-3) == (scale == "window")
 
 
+def test_a_small_series_beside_a_large_one_keeps_its_precision():
+    season = np.sin(np.arange(120) * 2 * np.pi / SEASON) + 0.1 * np.arange(120)
+    both = np.r_[season, 1e5 * season][:, None]
+    parts = TimeSeries(both, lengths=[120, 120]).split(WINDOW, HORIZON)
+    model = forecaster(targets=1, future_channels=0, scale="window")
+    model.adapt(*parts[:2])
+    x, y = parts[2].read(np.array(parts[2].of_series(0)))
+    assert np.abs(model.predict(x, verbose=0)[..., 1] - y).mean() < 0.05
+
+
 @pytest.mark.parametrize(("error", "share"), [(0.0, 0.0), (1.0, 1.0), (0.5, 0.5), (-1.0, 0.0)])
 def test_the_net_is_used_as_far_as_it_helps(error, share):
     """The net adds 1; the map is `error` too low."""

@@ -159,12 +159,11 @@ class CSVFile:
 
 def _without_empty_end(block, empty):
     """Returns a block of one column after `empty` rows, and the number of empty rows at its end."""
-    for name, texts in block.items():
-        texts = pa.concat_arrays([pa.array([""] * empty, pa.string()), texts])
-        filled = np.flatnonzero(texts.to_numpy(zero_copy_only=False) != "")
-        last = int(filled[-1]) + 1 if len(filled) else 0
-        return {name: texts[:last]}, len(texts) - last
-    return block, 0
+    ((name, texts),) = block.items()
+    texts = pa.concat_arrays([pa.array([""] * empty, pa.string()), texts])
+    filled = np.flatnonzero(texts.to_numpy(zero_copy_only=False) != "")
+    last = int(filled[-1]) + 1 if len(filled) else 0
+    return {name: texts[:last]}, len(texts) - last
 
 
 def try_cast(values: pa.Array, dtype: pa.DataType) -> pa.Array | None:

@@ -306,8 +306,9 @@ class Forecaster(SequenceModel):
         """Computes the statistics of the training data, and fits the linear map, if any.
 
         Call it before `fit`. It requires `normalize=True`, with which the model clips the inputs of
-        its backbone to 10 standard deviations from the mean. Missing values (NaN) are ignored, and
-        constant channels are only centered.
+        its backbone to 10 standard deviations from the mean (with `scale="window"`, targets to 10
+        standard deviations of the window from its last value). Missing values (NaN) are ignored,
+        and constant channels are only centered.
 
         Args:
             train: `Windows` of the training part, or its rows: an array (..., channels), or a
@@ -605,8 +606,8 @@ class Forecaster(SequenceModel):
         Args:
             history: Array (time, channels) or (batch, time, channels): the targets first, then
                 other covariates, and last the `future_channels`, each at its own time. A model with
-                `normalize` replaces NaN with the mean of the channel. A history shorter than the
-                training windows is padded with zeros, which makes forecasts less accurate.
+                `normalize` replaces NaN, see the class. A history shorter than the training windows
+                is padded with zeros, which makes forecasts less accurate.
             steps: Positive integer, number of steps to forecast. Defaults to `None`, the model's
                 horizon.
             future_covariates: Array (steps, future_channels) or (batch, steps, future_channels),

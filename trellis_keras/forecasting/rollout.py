@@ -83,7 +83,7 @@ def _blocks(model, x, known, blocks, samples, seed) -> Iterator[np.ndarray]:
     rng = np.random.default_rng(seed)
     (batch, time), cache = x.shape[:2], None
     for i in range(blocks):
-        y, cache = _read_to_end(model, x, cache)
+        y, cache = read(model, x, cache, last=True)
         values = y = ops.convert_to_numpy(y)
         if i == 0:
             known = np.repeat(known, samples, axis=0)
@@ -130,28 +130,22 @@ def _draw(outputs, quantiles, rng):
     return low + part[:, :, None, None] * (high - low)
 
 
-def _read_to_end(model, x, cache):
-    """Returns the outputs after the last step of a segment, and the cache after it."""
-    cache = model.initial_cache(len(x)) if cache is None else cache
+def read(
+    model: Any, x: np.ndarray, cache: Cache | None, last: bool = False
+) -> tuple[Tensor, Cache]:
+    """Returns the outputs at each step of a segment, and the cache after it.
 
-    def make():
-        return streaming.compile_xla(model.last_outputs, model.variables)
-
-    function = cached_function(model, ("last forecast", *x.shape), make)
-    return function(ops.convert_to_tensor(x), cache)
-
-
-def read(model: Any, x: np.ndarray, cache: Cache | None) -> tuple[Tensor, Cache]:
-    """Returns the outputs at each step of a segment, and the cache after it."""
+    With `last` it returns the outputs after the last step only.
+    """
     cache = model.initial_cache(len(x)) if cache is None else cache
 
     def step(x, cache):
         if x.shape[1] > 1:
-            return model.outputs_at_each_step(x, cache)
+            return (model.last_outputs if last else model.outputs_at_each_step)(x, cache)
         y, cache = model.step(x[:, 0], cache)
-        return y[:, None], cache
+        return y if last else y[:, None], cache
 
-    key = "forecast", *x.shape
+    key = "forecast", last, *x.shape
     function = cached_function(model, key, lambda: streaming.compile_xla(step, model.variables))
     return function(ops.convert_to_tensor(x), cache)
 
