@@ -267,7 +267,7 @@ def test_states_are_neither_counted_nor_saved(tmp_path):
     stateful.save_weights(tmp_path / "w.weights.h5")
     plain.load_weights(tmp_path / "w.weights.h5")
     x = random_tokens(3, 8)
-    np.testing.assert_allclose(stateful(x), plain(x), rtol=1e-6)
+    np.testing.assert_allclose(stateful(x), plain(x), rtol=1e-5, atol=1e-7)
 
 
 def test_rows_of_batches():
