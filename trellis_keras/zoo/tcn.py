@@ -854,7 +854,11 @@ def rnn_seq_mnist(
     return _digit(_last("rnn", layers, hidden_units, dropout, seed), seed)
 
 
-@register(**_PERMUTED_MNIST, training=_MNIST, fast=_FAST_MNIST)
+@register(
+    **_PERMUTED_MNIST,
+    training=_MNIST,
+    fast=_FAST_MNIST.replace(learning_rate=5e-3, epochs=12, decay_steps=9_890),
+)
 def lstm_permuted_mnist(
     layers: int = 1,
     hidden_units: int = 130,
@@ -864,7 +868,8 @@ def lstm_permuted_mnist(
 ) -> SequenceClassifier:
     """LSTM on permuted MNIST, 70K parameters (Bai et al. 2018, Tables 1 and 3).
 
-    The settings are Table 3's.
+    The settings are Table 3's. With `forget_bias=1`, the network learns sooner than with the
+    table's 10.
 
     Arguments as in `lstm_adding`.
     """
