@@ -242,6 +242,22 @@ def test_the_forget_bias_is_an_argument():
     np.testing.assert_array_equal(weights[2].reshape(4, 7)[:, 0], [0, 5, 0, 0])
 
 
+def test_lstms_of_pixels_remember_from_one_to_all_steps():
+    bias = zoo.lstm_seq_mnist(forget_bias="chrono").backbone.layers[0].get_weights()[2]
+    i, f, c, o = np.split(bias, 4)
+    assert 0 < f.min() < 4 and 6 < f.max() < np.log(783)
+    np.testing.assert_array_equal(i, -f)
+    assert not c.any() and not o.any()
+    again, other = (
+        zoo.lstm_permuted_mnist(forget_bias="chrono", seed=seed).backbone.layers[0].get_weights()
+        for seed in (0, 1)
+    )
+    np.testing.assert_array_equal(again[2], bias)
+    assert np.any(other[2] != bias)
+    with pytest.raises(ValueError, match="must be a number or \"chrono\". Received: 'crono'"):
+        zoo.lstm_seq_mnist(forget_bias="crono")
+
+
 def test_segments_of_language_models():
     def lengths(name, **options):
         training = zoo.recipe(name, **options).training
