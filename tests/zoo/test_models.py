@@ -242,20 +242,23 @@ def test_the_forget_bias_is_an_argument():
     np.testing.assert_array_equal(weights[2].reshape(4, 7)[:, 0], [0, 5, 0, 0])
 
 
-def test_lstms_of_pixels_remember_from_one_to_all_steps():
-    bias = zoo.lstm_seq_mnist(forget_bias="chrono").backbone.layers[0].get_weights()[2]
-    i, f, c, o = np.split(bias, 4)
-    assert 0 < f.min() < 4 and 6 < f.max() < np.log(783)
+@pytest.mark.parametrize(
+    "name, steps",
+    [("lstm_seq_mnist", 784), ("lstm_adding", 600), ("lstm_copy_memory", 1_000)],
+)
+def test_lstms_remember_from_one_to_all_steps(name, steps):
+    def biases(**options):
+        model = zoo.get_model(name, forget_bias="chrono", **options)
+        return np.split(model.backbone.layers[0].get_weights()[2], 4)
+
+    i, f, c, o = biases()
+    assert 0 < f.min() < 4 and np.log(steps) - 1 < f.max() < np.log(steps - 1)
     np.testing.assert_array_equal(i, -f)
     assert not c.any() and not o.any()
-    again, other = (
-        zoo.lstm_permuted_mnist(forget_bias="chrono", seed=seed).backbone.layers[0].get_weights()
-        for seed in (0, 1)
-    )
-    np.testing.assert_array_equal(again[2], bias)
-    assert np.any(other[2] != bias)
+    np.testing.assert_array_equal(biases()[1], f)
+    assert np.any(biases(seed=1)[1] != f)
     with pytest.raises(ValueError, match="must be a number or \"chrono\". Received: 'crono'"):
-        zoo.lstm_seq_mnist(forget_bias="crono")
+        zoo.get_model(name, forget_bias="crono")
 
 
 def test_segments_of_language_models():

@@ -237,14 +237,13 @@ _COPY_MEMORY: dict[str, Any] = {
         optimizer="rmsprop", learning_rate=5e-4, clip_norm=1.0, batch_size=32, epochs=50
     ),
 }
+_FAST_COPY_MEMORY = _FAST_SYNTHETIC.replace(  # 313 steps an epoch
+    epochs=50, warmup_steps=600, decay_steps=15_050
+)
 _on_copy_memory = register(**_COPY_MEMORY)
 
 
-@register(
-    **_COPY_MEMORY,
-    # 313 steps an epoch
-    fast=_FAST_SYNTHETIC.replace(epochs=50, warmup_steps=600, decay_steps=15_050),
-)
+@register(**_COPY_MEMORY, fast=_FAST_COPY_MEMORY)
 def tcn_copy_memory(
     kernel_size: int = 8,
     depth: int = 8,
@@ -679,10 +678,21 @@ class ChronoBias(keras.initializers.Initializer):
         return {"longest": self.longest, "seed": self.seed}
 
 
-def _recurrent(cell, layers, hidden_units, dropout, seed, forget_bias=1.0, return_sequences=True):
-    """Layers of Keras' own LSTM, GRU (reset gate after the product) or SimpleRNN, with dropout."""
+def _gate_bias(forget_bias, steps, seed):
+    """Returns the bias initializer of an LSTM for sequences of a number of steps."""
+    if forget_bias == "chrono":
+        return ChronoBias(steps, seed=sub_seed(seed, 400))
+    if isinstance(forget_bias, str):
+        raise ValueError(f'`forget_bias` must be a number or "chrono". Received: {forget_bias!r}')
+    return ForgetBias(forget_bias)
+
+
+def _recurrent(cell, layers, hidden_units, dropout, seed, bias=None, return_sequences=True):
+    """Layers of Keras' own LSTM, GRU (reset gate after the product) or SimpleRNN, with dropout.
+
+    `bias` is the initializer of an LSTM's biases.
+    """
     stack = []
-    bias = forget_bias if callable(forget_bias) else ForgetBias(forget_bias)
     for i in range(layers):
         options = {
             "return_sequences": True,
@@ -725,7 +735,7 @@ def _recurrent_language_model(
     return LanguageModel(
         vocabulary_size,
         embedding_dim,
-        _recurrent(cell, layers, hidden_units, dropout, seed, forget_bias),
+        _recurrent(cell, layers, hidden_units, dropout, seed, ForgetBias(forget_bias)),
         head=head,
         tie_embeddings=tie_embeddings,
         embeddings_initializer=keras.initializers.RandomUniform(-0.1, 0.1, seed=seed),
@@ -734,15 +744,18 @@ def _recurrent_language_model(
 
 
 _RNN_ADDING = Training(optimizer="adam", learning_rate=2e-3, clip_norm=5.0, **_ADDING_BATCHES)
-_on_adding = register(**_ADDING, training=_RNN_ADDING)
 
 
-@_on_adding
+@register(
+    **_ADDING,
+    training=_RNN_ADDING,
+    fast=_FAST_SYNTHETIC.replace(epochs=10, decay_steps=14_130),
+)
 def lstm_adding(
     layers: int = 1,
     hidden_units: int = 130,
     dropout: float = 0.0,
-    forget_bias: float = 1.0,
+    forget_bias: float | str = 1.0,
     seed: int | None = 0,
 ) -> SequenceRegressor:
     """LSTM on the adding problem, T=600, 69K parameters (Bai et al. 2018, Tables 1 and 3).
@@ -755,7 +768,8 @@ def lstm_adding(
         layers: Positive integer, number of recurrent layers.
         hidden_units: Positive integer, units of each layer.
         dropout: Element-wise dropout rate of each layer's outputs.
-        forget_bias: Initial bias of the forget gate.
+        forget_bias: Initial bias of the forget gate, or `"chrono"`: biases of the forget and input
+            gates with which the units remember for 1 to 600 steps, see `ChronoBias`.
         seed: Seed of weights, dropouts and the order of sequences. Defaults to 0; None draws a new
             one each time.
         weights: None, `"pretrained"`, or path of a weights file.
@@ -765,7 +779,8 @@ def lstm_adding(
     Returns:
         A compiled `SequenceRegressor`.
     """
-    return _sum(_last("lstm", layers, hidden_units, dropout, seed, forget_bias), seed)
+    bias = _gate_bias(forget_bias, 600, seed)
+    return _sum(_last("lstm", layers, hidden_units, dropout, seed, bias), seed)
 
 
 @register(
@@ -783,7 +798,7 @@ def gru_adding(
     return _sum(_last("gru", layers, hidden_units, dropout, seed), seed)
 
 
-@_on_adding
+@register(**_ADDING, training=_RNN_ADDING)
 def rnn_adding(
     layers: int = 1, hidden_units: int = 263, dropout: float = 0.0, seed: int | None = 0
 ) -> SequenceRegressor:
@@ -794,12 +809,12 @@ def rnn_adding(
     return _sum(_last("rnn", layers, hidden_units, dropout, seed), seed)
 
 
-@_on_copy_memory
+@register(**_COPY_MEMORY, fast=_FAST_COPY_MEMORY)
 def lstm_copy_memory(
     layers: int = 1,
     hidden_units: int = 50,
     dropout: float = 0.05,
-    forget_bias: float = 1.0,
+    forget_bias: float | str = 1.0,
     seed: int | None = 0,
 ) -> SequenceClassifier:
     """LSTM on copy memory, T=1000, 11K parameters (Bai et al. 2018, Tables 1 and 3).
@@ -808,9 +823,10 @@ def lstm_copy_memory(
     results: for T=500 the same network, clipped at 0.25, for T=2000 `layers=3, hidden_units=28`
     (16,418 parameters).
 
-    Arguments as in `lstm_adding`.
+    Arguments as in `lstm_adding`; `forget_bias="chrono"` is for 1,000 steps.
     """
-    return _copy(_recurrent("lstm", layers, hidden_units, dropout, seed, forget_bias), seed)
+    bias = _gate_bias(forget_bias, 1_000, seed)
+    return _copy(_recurrent("lstm", layers, hidden_units, dropout, seed, bias), seed)
 
 
 @_on_copy_memory
@@ -848,14 +864,6 @@ _FAST_MNIST = Training(  # 860 steps an epoch
 _FAST_RNN_MNIST = _FAST_MNIST.replace(learning_rate=3e-4, epochs=2, decay_steps=1_290)
 
 
-def _lstm_on_pixels(layers, hidden_units, dropout, forget_bias, seed):
-    if forget_bias == "chrono":
-        forget_bias = ChronoBias(28 * 28, seed=sub_seed(seed, 400))
-    elif isinstance(forget_bias, str):
-        raise ValueError(f'`forget_bias` must be a number or "chrono". Received: {forget_bias!r}')
-    return _digit(_last("lstm", layers, hidden_units, dropout, seed, forget_bias), seed)
-
-
 @register(**_SEQ_MNIST, training=_MNIST, fast=_FAST_MNIST)
 def lstm_seq_mnist(
     layers: int = 1,
@@ -866,12 +874,13 @@ def lstm_seq_mnist(
 ) -> SequenceClassifier:
     """LSTM on sequential MNIST, 70K parameters (Bai et al. 2018, Tables 1 and 3).
 
-    The settings are Table 3's. With `forget_bias="chrono"`, the biases of the gates are those of
-    `ChronoBias` for 784 steps, and the network learns from the first hundred batches on.
+    The settings are Table 3's. With `forget_bias="chrono"` (784 steps), the network learns from the
+    first hundred batches on.
 
-    Other arguments as in `lstm_adding`.
+    Arguments as in `lstm_adding`.
     """
-    return _lstm_on_pixels(layers, hidden_units, dropout, forget_bias, seed)
+    bias = _gate_bias(forget_bias, 28 * 28, seed)
+    return _digit(_last("lstm", layers, hidden_units, dropout, seed, bias), seed)
 
 
 @register(**_SEQ_MNIST, training=_MNIST)
@@ -911,7 +920,8 @@ def lstm_permuted_mnist(
 
     Arguments as in `lstm_seq_mnist`.
     """
-    return _lstm_on_pixels(layers, hidden_units, dropout, forget_bias, seed)
+    bias = _gate_bias(forget_bias, 28 * 28, seed)
+    return _digit(_last("lstm", layers, hidden_units, dropout, seed, bias), seed)
 
 
 @register(**_PERMUTED_MNIST, training=_MNIST, fast=_FAST_MNIST)
@@ -971,7 +981,8 @@ def lstm_jsb(
 
     Arguments as in `lstm_adding`.
     """
-    return _music(_recurrent("lstm", layers, hidden_units, dropout, seed, forget_bias), seed)
+    bias = ForgetBias(forget_bias)
+    return _music(_recurrent("lstm", layers, hidden_units, dropout, seed, bias), seed)
 
 
 @register(**_JSB, training=_RECURRENT_JSB, fast=_FAST_RECURRENT_JSB)
@@ -1031,7 +1042,8 @@ def lstm_nottingham(
 
     Arguments as in `lstm_adding`.
     """
-    return _music(_recurrent("lstm", layers, hidden_units, dropout, seed, forget_bias), seed)
+    bias = ForgetBias(forget_bias)
+    return _music(_recurrent("lstm", layers, hidden_units, dropout, seed, bias), seed)
 
 
 @register(
