@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from keras import ops
 
 from trellis_keras.kernels.gradients import custom_gradient
-from trellis_keras.kernels.products import matmul
+from trellis_keras.kernels.products import matmul, on_rows, rows
 from trellis_keras.kernels.scan import scan
 from trellis_keras.types import Tensor
 
@@ -69,10 +69,10 @@ def lattice_loop(
         return matmul(ops.cast(x, compute_dtype), ops.cast(weight, compute_dtype), x.dtype)
 
     def from_h1(x, *names):
-        return _on_rows(product, x, _join(W, names)) + _join(b, names)
+        return on_rows(product, x, _join(W, names)) + _join(b, names)
 
     def from_h2(s, *names):
-        return _on_rows(product, s, _join(U, names))
+        return on_rows(product, s, _join(U, names))
 
     x = _drop(h1, masks[0])
     gate_inputs = from_h1(x, "z2", "r2")
@@ -159,8 +159,8 @@ def _time_loop(
             dh, (dgates, dp) = scan(step_back, d_last, inputs, reverse=True)
             s = _drop(before, mask)
             r = gates[..., h2.shape[-1] :]
-            dgate_kernel = product(ops.transpose(_rows(s)), _rows(dgates))
-            dp_kernel = product(ops.transpose(_rows(r * s)), _rows(dp))
+            dgate_kernel = product(ops.transpose(rows(s)), rows(dgates))
+            dp_kernel = product(ops.transpose(rows(r * s)), rows(dp))
             return dgates, dp, dh, dgate_kernel, dp_kernel, *map(ops.zeros_like, masks)
 
         return ((before, last, gates) if return_gates else (before, last)), gradient
@@ -178,13 +178,3 @@ def _join(blocks, names):
     """The concatenated blocks with these names."""
     parts = [blocks[name] for name in names]
     return parts[0] if len(parts) == 1 else ops.concatenate(parts, axis=-1)
-
-
-def _rows(x):
-    return ops.reshape(x, (-1, x.shape[-1]))
-
-
-def _on_rows(product, x, weight):
-    """`product` with x (time, batch, channels)."""
-    y = product(_rows(x), weight)
-    return ops.reshape(y, (*ops.shape(x)[:-1], weight.shape[-1]))

@@ -1,5 +1,7 @@
 """Matrix products in the compute dtype."""
 
+from collections.abc import Callable
+
 import keras
 from keras import ops
 
@@ -18,6 +20,17 @@ def matmul(x: Tensor, kernel: Tensor, dtype: str) -> Tensor:
 
         return ops.cast(bfloat16_matmul(x, kernel), dtype)
     return ops.cast(ops.matmul(x, kernel), dtype)
+
+
+def rows(x: Tensor) -> Tensor:
+    """Returns x (..., channels) as a matrix with a row per position."""
+    return ops.reshape(x, (-1, x.shape[-1]))
+
+
+def on_rows(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, kernel: Tensor) -> Tensor:
+    """Multiplies x (..., in) by a kernel (in, out) with a function that multiplies matrices."""
+    y = product(rows(x), kernel)
+    return ops.reshape(y, (*ops.shape(x)[:-1], kernel.shape[-1]))
 
 
 def needs_float32_result(x: Tensor) -> bool:

@@ -13,6 +13,8 @@ from keras import ops
 # Not public, but `keras.layers.RNN` requests dropout masks only from cells of this class.
 from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
 
+from trellis_keras import kernels
+from trellis_keras.kernels.recurrent_loop import recurrent_loop, supports
 from trellis_keras.layers import streaming
 from trellis_keras.layers.base import (
     FixedRatesMixin,
@@ -605,7 +607,9 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
     With `stateful=True` the last states of a batch are the initial states of the next one, with the
     gradient stopped: truncated backpropagation through time. Training and evaluation have separate
     states, whereas Keras' `stateful=True` layers share one. Inference draws no random numbers,
-    whereas Keras' cells draw their dropout masks even then.
+    whereas Keras' cells draw their dropout masks even then. On a CPU, LSTM, GRU and SimpleRNN with
+    their default activations and without dropout run in a loop of this package, with the states
+    in float32 at least (`kernels.recurrent_loop`).
 
     Args:
         layers: List of `keras.layers.LSTM`, `GRU`, `SimpleRNN` or `RNN` (of one cell or several),
@@ -713,10 +717,20 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
                     x = layer(x, training=training)
                     continue
                 initial = None if states is None else take(layer.state_size, remaining)
-                x, *new = layer(x, initial_state=initial, mask=mask, training=training)
+                x, *new = self._run_layer(layer, x, initial, training, mask)
                 last += keras.tree.flatten(new)
         last = [ops.cast(state, self.state_dtype) for state in last]
         return ops.cast(x, self.compute_dtype), last
+
+    def _run_layer(self, layer, x, states, training, mask):
+        """Returns the outputs of a recurrent layer at all steps, and its last states."""
+        if kernels.enabled() and supports(layer):
+            if states is None:
+                states = layer.get_initial_state(ops.shape(x)[0])
+            states = [ops.cast(state, self.state_dtype) for state in keras.tree.flatten(states)]
+            y, states = recurrent_loop(layer, x, states, mask)
+            return ops.cast(y, layer.compute_dtype), *states
+        return layer(x, initial_state=states, mask=mask, training=training)
 
     # Streaming
 
