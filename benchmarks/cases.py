@@ -8,6 +8,7 @@ from benchmarks.generation import CASES as GENERATION_CASES
 from benchmarks.lru import CASES as LRU_CASES
 from benchmarks.mixed_group import CASES as MIXED_GROUP_CASES
 from benchmarks.precision import CASES as PRECISION_CASES
+from benchmarks.rnn import CASES as RNN_CASES
 from benchmarks.tcn import CASES as TCN_CASES
 from benchmarks.theorem1 import CASES as THEOREM1_CASES
 from benchmarks.zoo_xla import CASES as ZOO_XLA_CASES
@@ -226,6 +227,7 @@ CASES = (
     }
     | TCN_CASES
     | LRU_CASES
+    | RNN_CASES
     | GENERATION_CASES
     | ADAPTIVE_SOFTMAX_CASES
     | THEOREM1_CASES
