@@ -52,7 +52,15 @@ def test_output_length_of_a_call(make):
 
 
 @pytest.mark.parametrize(
-    "layer", [TCN(2, depth=1), TCNBlock(2, 3), TrellisLayer(4, 2), LRU(3)], ids=lambda x: x.name
+    "layer",
+    [
+        TCN(2, depth=1),
+        TCNBlock(2, 3),
+        TrellisLayer(4, 2),
+        LRU(3),
+        StackedRNN([keras.layers.GRU(3, return_sequences=True, return_state=True)]),
+    ],
+    ids=lambda x: x.name,
 )
 def test_inputs_without_steps(layer):
     with pytest.raises(

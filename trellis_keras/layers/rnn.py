@@ -20,6 +20,7 @@ from trellis_keras.layers.base import (
     FixedRatesMixin,
     StatefulMixin,
     at_least_float32,
+    check_has_steps,
     check_positive,
     check_shape,
     last_step,
@@ -697,6 +698,7 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
         training: bool = False,
         mask: Tensor | None = None,
     ) -> Any:
+        check_has_steps(self, inputs)
         training, mask = bool(training), resolve_mask(inputs, mask)
         states = self._initial_states(ops.shape(inputs)[0], initial_state, training)
         y, states = self._forward(inputs, states, training, mask)
