@@ -15,17 +15,19 @@ import typer
 
 # Keras and the package are imported by the functions, so that --help is quick.
 
+_TEXT = ("lru_char_ptb", "gru_char_ptb_lru_paper")
+
 
 def main(
     models: Annotated[int, typer.Option(min=10, help="Number of models.")] = 100,
     output: Annotated[str | None, typer.Option(help="JSON file to write.")] = None,
 ):
-    """Measure processes with many models of TrellisNet, TCN and LRU."""
+    """Measure processes with many models of TrellisNet, TCN, LRU and GRU."""
     from benchmarks.__main__ import machine, write
 
     rows = {
         f"{name}, {'XLA' if jit_compile else 'graph'}": _in_a_process(name, models, jit_compile)
-        for name in ("trellisnet_seq_mnist", "tcn_seq_mnist", "lru_char_ptb")
+        for name in ("trellisnet_seq_mnist", "tcn_seq_mnist", *_TEXT)
         for jit_compile in (False, True)
     }
     text = json.dumps({"models": models, "machine": machine(), "resident_mib": rows}, indent=2)
@@ -64,11 +66,11 @@ def _model(name, jit_compile):
     sizes = {
         "trellisnet_seq_mnist": {"hidden_units": 16},
         "tcn_seq_mnist": {"filters": 8},
-        "lru_char_ptb": {"hidden_units": 16, "vocabulary_size": 50, "stateful": False},
+        **dict.fromkeys(_TEXT, {"hidden_units": 16, "vocabulary_size": 50, "stateful": False}),
     }
     model = zoo.get_model(name, **sizes[name], jit_compile=jit_compile)
     rng = np.random.default_rng(0)
-    if name == "lru_char_ptb":
+    if name in _TEXT:
         tokens = rng.integers(0, 50, (4, 17)).astype("int32")
         return model, (tokens[:, :-1], tokens[:, 1:])
     images = rng.normal(size=(4, 784, 1)).astype("float32")

@@ -1,11 +1,12 @@
 """What is left of a model that was trained and deleted."""
 
 import gc
+import weakref
 
 import keras
 import numpy as np
 
-from trellis_keras.layers import TCN
+from trellis_keras.layers import TCN, StackedRNN
 from trellis_keras.models import SequenceClassifier
 
 RANDOM = np.random.default_rng(0)
@@ -13,8 +14,7 @@ X = RANDOM.normal(size=(4, 8, 2)).astype("float32")
 Y = RANDOM.integers(0, 3, 4)
 
 
-def trained():
-    backbone = TCN(3, kernel_size=2, depth=2, return_sequences=False)
+def trained(backbone):
     model = SequenceClassifier(backbone, num_classes=3)
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     model.fit(X, Y, batch_size=2, verbose=0)
@@ -31,8 +31,18 @@ def graphs(known=()):
 
 def test_no_graph_outlives_its_model():
     before = graphs()
-    model = trained()
+    model = trained(TCN(3, kernel_size=2, depth=2, return_sequences=False))
     assert graphs(before)
     del model
     keras.utils.clear_session()
     assert not graphs(before)
+
+
+def test_no_recurrent_layer_outlives_its_model():
+    layer = keras.layers.GRU(3, return_sequences=True, return_state=True)
+    model = trained(StackedRNN([layer], return_sequences=False))
+    kernel = weakref.ref(layer.cell.recurrent_kernel)
+    del model, layer
+    keras.utils.clear_session()
+    gc.collect()
+    assert kernel() is None

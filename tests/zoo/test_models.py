@@ -14,6 +14,7 @@ from trellis_keras.data import Vocabulary
 from trellis_keras.layers import AdaptiveSoftmax
 from trellis_keras.models import SequenceRegressor
 from trellis_keras.zoo import registry, results
+from trellis_keras.zoo.tcn import ChronoBias
 
 TINY = {"depth": 3, "hidden_units": 4, "embedding_dim": 4}
 
@@ -247,10 +248,12 @@ def test_the_forget_bias_is_an_argument():
     [("lstm_seq_mnist", 784), ("lstm_adding", 600), ("lstm_copy_memory", 1_000)],
 )
 def test_lstms_remember_from_one_to_all_steps(name, steps):
-    def biases(**options):
+    def biases(layer=0, **options):
         model = zoo.get_model(name, forget_bias="chrono", **options)
-        return np.split(model.backbone.layers[0].get_weights()[2], 4)
+        layers = [each for each in model.backbone.layers if isinstance(each, keras.layers.LSTM)]
+        return np.split(layers[layer].get_weights()[2], 4)
 
+    assert np.any(np.sort(biases(layers=2)[1]) != np.sort(biases(layers=2, layer=1)[1]))
     i, f, c, o = biases()
     assert 0 < f.min() < 4 and np.log(steps) - 1 < f.max() < np.log(steps - 1)
     np.testing.assert_array_equal(i, -f)
@@ -259,6 +262,18 @@ def test_lstms_remember_from_one_to_all_steps(name, steps):
     assert np.any(biases(seed=1)[1] != f)
     with pytest.raises(ValueError, match="must be a number or \"chrono\". Received: 'crono'"):
         zoo.get_model(name, forget_bias="crono")
+
+
+def test_chrono_is_for_tasks_of_one_length():
+    with pytest.raises(ValueError, match="must be a number. Received: 'chrono'"):
+        zoo.lstm_jsb(forget_bias="chrono")
+
+
+def test_chrono_biases_of_wrong_sizes():
+    with pytest.raises(ValueError, match="must be above 2. Received: 2"):
+        ChronoBias(2)
+    with pytest.raises(ValueError, match="four gates. Received: shape .10,."):
+        ChronoBias(9)((10,))
 
 
 def test_segments_of_language_models():

@@ -23,7 +23,8 @@ def disabled() -> Iterator[None]:
     """Context in which layers run their equations as written, without kernels.
 
     Functions compiled earlier are not affected: create the model, or its `tf.function` or
-    `jax.jit`, inside the context.
+    `jax.jit`, inside the context. Training with kernels has no forward-mode gradients on JAX
+    (`jax.jvp`).
 
     Example:
 

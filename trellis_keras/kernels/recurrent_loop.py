@@ -1,10 +1,11 @@
-"""All steps of Keras' LSTM, GRU or SimpleRNN, with one matrix product per step of the time loop.
+"""All steps of an LSTM, GRU or SimpleRNN of Keras, with one matrix product per step of the loop.
 
-`recurrent_loop` equals Keras' loop over the layer's cell. The product of the inputs is computed for
-all steps at once, before the loop over the products with the state. As in `lattice_loop`, the loop
-has a custom gradient: automatic differentiation would add up the recurrent kernel's gradient step
-by step. The backward loop computes only the gradients of the pre-activations; one product over all
-steps then gives the kernel's gradient.
+`recurrent_loop` computes what Keras' loop over the cell does, with the states in float32 at least.
+The product of the inputs is computed for all steps at once, before the loop over the products with
+the state. As in `lattice_loop`, the loop has a custom gradient in training: automatic
+differentiation would add up the recurrent kernel's gradient step by step. The backward loop
+computes only the gradients of the pre-activations; one product over all steps then gives the
+kernel's gradient.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,15 +20,16 @@ from trellis_keras.kernels.scan import scan
 from trellis_keras.types import Tensor
 
 
-class _Cell(NamedTuple):
-    """The equations of a cell, where x is the contribution of the inputs and m that of the state h.
+class _Equations(NamedTuple):
+    """A cell's equations, where x is the contribution of the inputs and m that of the state h.
 
     Attributes:
-        advance: Function of x, m (batch, blocks * units) and the states. Returns the next states.
+        advance: Function of x, m (batch, blocks * units) and the states. Returns the list of the
+            next states, h first.
         linearize: Function of x, m, the states before and after the step, for all steps at once.
             Returns a list of the factors that `differentiate` needs.
         differentiate: Function of the gradients of the states after a step, and the step's factors.
-            Returns a list with the gradient of m, and that of x if it is another, and a list of the
+            Returns a list of the gradient of m and, if it differs, that of x; and a list of the
             gradients of the states before the step. That of h is without the path through m, or
             None.
     """
@@ -38,122 +40,179 @@ class _Cell(NamedTuple):
 
 
 def supports(layer: keras.Layer) -> bool:
-    """Returns whether `recurrent_loop` computes a recurrent layer's outputs."""
-    if type(layer) not in _CELLS or layer.dropout or layer.recurrent_dropout:
-        return False
-    if layer.activity_regularizer is not None or not _has_only_cpus():
-        return False
-    gates = getattr(layer, "recurrent_activation", keras.activations.sigmoid)
+    """Returns whether `recurrent_loop` computes a recurrent layer.
+
+    These are Keras' LSTM, GRU (with the reset gate after the product) and SimpleRNN, or RNN of
+    their cells, on a machine without an accelerator, for which Keras has cuDNN's loops. They have
+    the default activations, and no dropout, activity regularizer or `zero_output_for_mask`.
+    """
+    cell = layer.cell
     return (
-        layer.activation is keras.activations.tanh
-        and gates is keras.activations.sigmoid
-        and getattr(layer, "reset_after", True)
+        type(layer) in _LAYERS
+        and type(cell) in _EQUATIONS
+        and cell.activation is keras.activations.tanh
+        and getattr(cell, "recurrent_activation", _SIGMOID) is _SIGMOID
+        and getattr(cell, "reset_after", True)
+        and not (cell.dropout or cell.recurrent_dropout)
+        and layer.activity_regularizer is None
+        and not layer.zero_output_for_mask
+        and _has_only_cpus()
     )
 
 
 def recurrent_loop(
-    layer: keras.Layer, inputs: Tensor, states: Sequence[Tensor], mask: Tensor | None = None
+    cell: keras.Layer,
+    inputs: Tensor,
+    states: Sequence[Tensor],
+    mask: Tensor | None = None,
+    training: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Computes all steps of a layer that it supports, see `supports`.
+    """Computes all steps of a supported layer's cell, see `supports`.
 
     Args:
-        layer: A built `keras.layers.LSTM`, `GRU` or `SimpleRNN`.
-        inputs: Tensor (batch, time, channels) of the layer's compute dtype.
-        states: List of the initial states, each (batch, units), of the dtype of the results.
-        mask: Boolean (batch, time). Other steps leave the states unchanged. Defaults to all steps.
+        cell: The built cell.
+        inputs: Tensor (batch, time, channels).
+        states: List of the initial states, each (batch, units).
+        mask: Boolean (batch, time). Other steps leave the states unchanged and repeat the output
+            before them, zeros at the start. Defaults to all steps.
+        training: Whether gradients are computed by a loop of their own, not by automatic
+            differentiation. Defaults to False.
 
     Returns:
-        The outputs (batch, time, units), and the list of the last states.
+        The outputs (batch, time, units), and the list of the last states, of the states' dtype.
     """
-    cell, state_dtype = layer.cell, states[0].dtype
-
-    def product(x, kernel):
-        operands = (ops.cast(each, layer.compute_dtype) for each in (x, kernel))
-        return matmul(*operands, state_dtype)
-
+    equations, product = _EQUATIONS[type(cell)], _product(cell.compute_dtype, states[0].dtype)
+    bias, state_bias = _biases(cell, states[0].dtype)
     x = on_rows(product, ops.transpose(inputs, (1, 0, 2)), cell.kernel)
-    biases = []
-    if cell.use_bias:
-        # A GRU has a second bias, of the state.
-        biases = ops.unstack(ops.reshape(ops.cast(cell.bias, state_dtype), (-1, x.shape[-1])))
-        x = x + biases.pop(0)
-    kernel = ops.cast(cell.recurrent_kernel, state_dtype)
-    equations, valid = _CELLS[type(layer)], None
+    x = sum(bias, x)
+    # Not a variable: TensorFlow's custom gradients treat those differently.
+    kernel = ops.cast(cell.recurrent_kernel, states[0].dtype)
+    valid = []
     if mask is not None:
-        valid = ops.cast(ops.transpose(mask)[..., None], state_dtype)
-    y, *last = _time_loop(equations, layer.compute_dtype, product, x, kernel, biases, states, valid)
+        valid = [ops.cast(ops.transpose(mask)[..., None], states[0].dtype)]
+    loop = _differentiable_loop if training else _loop
+    y, *last = loop(
+        equations, cell.compute_dtype, product, x, kernel, state_bias, list(states), valid
+    )
+    if valid:
+        y = ops.where(ops.cumsum(valid[0], axis=0) > 0, y, ops.zeros_like(y))
     return ops.transpose(y, (1, 0, 2)), last
 
 
-def _time_loop(cell, compute_dtype, product, x, kernel, biases, states, valid):
-    """Computes the states at all steps.
+def recurrent_step(
+    cell: keras.Layer, x: Tensor, states: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """Computes one step as `recurrent_loop` does, from x (batch, channels)."""
+    product = _product(cell.compute_dtype, states[0].dtype)
+    bias, state_bias = _biases(cell, states[0].dtype)
+    x = sum(bias, product(x, cell.kernel))
+    m = sum(state_bias, product(states[0], cell.recurrent_kernel))
+    states = _EQUATIONS[type(cell)].advance(x, m, states)
+    return states[0], states
+
+
+def _product(compute_dtype, dtype):
+    """Returns a function that multiplies rows by a kernel.
+
+    It holds no layer: TensorFlow never frees the gradient of a loop, or what that refers to.
+    """
+
+    def product(x, kernel):
+        return matmul(ops.cast(x, compute_dtype), ops.cast(kernel, compute_dtype), dtype)
+
+    return product
+
+
+def _biases(cell, dtype):
+    """Returns the bias of x and that of m, which only a GRU has, each a list of at most one."""
+    if not cell.use_bias:
+        return [], []
+    biases = ops.unstack(ops.reshape(ops.cast(cell.bias, dtype), (-1, cell.kernel.shape[-1])))
+    return biases[:1], biases[1:]
+
+
+def _loop(equations, compute_dtype, product, x, kernel, bias, states, valid):
+    """Computes h at all steps (time, batch, units), and the last states.
 
     Args:
-        cell: The `_Cell`.
+        equations: The `_Equations` of the cell.
         compute_dtype: Dtype of the products' operands.
         product: Function that multiplies rows by a kernel.
         x: Contribution of the inputs, (time, batch, blocks * units).
-        kernel: The kernel of the state h, (units, blocks * units).
-        biases: List with its bias, or an empty one.
+        kernel: The recurrent kernel, (units, blocks * units).
+        bias: List of at most one bias of m.
         states: List of the initial states, each (batch, units).
-        valid: 1 at the steps that count and 0 at others, (time, batch, 1), or None.
-
-    Returns:
-        h after each step (time, batch, units), and all last states.
+        valid: List of at most one mask (time, batch, 1): 1 at steps that count, 0 at others.
     """
+    operand = ops.cast(kernel, compute_dtype)  # once, not in each step
+
+    def step(states, inputs):
+        x, *valid = inputs
+        m = sum(bias, product(states[0], operand))
+        following = _choose(valid, equations.advance(x, m, states), states)
+        return following, [following[0]]
+
+    last, (y,) = scan(step, states, [x, *valid])
+    return y, *last
+
+
+def _differentiable_loop(equations, compute_dtype, product, x, kernel, bias, states, valid):
+    """Is `_loop` with a custom gradient."""
+    biases, number, masks = len(bias), len(states), len(valid)
 
     @custom_gradient
     def loop(x, kernel, *others):
         # Not closures: JAX differentiates functions of their arguments.
-        biases, initial, steps = others[:n], others[n : n + len(states)], others[n + len(states) :]
-        operand = ops.cast(kernel, compute_dtype)  # once, not in each step
+        bias, valid = others[:biases], others[biases + number :]
+        initial = others[biases : biases + number]
+        operand = ops.cast(kernel, compute_dtype)
 
         def step(states, inputs):
             x, *valid = inputs
-            m = sum(biases, product(states[0], operand))
-            following = _choose(valid, cell.advance(x, m, states), states)
+            m = sum(bias, product(states[0], operand))
+            following = _choose(valid, equations.advance(x, m, states), states)
             return following, [m, *following]
 
-        last, (m, *after) = scan(step, list(initial), [x, *steps])
+        last, (m, *after) = scan(step, list(initial), [x, *valid])
 
         def gradient(*upstream, **_):
             # TensorFlow passes the gradients of the outputs one by one, JAX as one tuple.
             dy, *d_last = upstream[0] if len(upstream) == 1 else upstream
             transposed = ops.transpose(operand)
             before = [
-                ops.concatenate([first[None], states[:-1]])
-                for first, states in zip(initial, after, strict=True)
+                ops.concatenate([first[None], following[:-1]])
+                for first, following in zip(initial, after, strict=True)
             ]
-            factors = cell.linearize(x, m, before, after)
+            factors = equations.linearize(x, m, before, after)
 
             def step_back(d_states, inputs):
-                dy, *factors = inputs[: len(inputs) - len(steps)]
-                valid = inputs[len(inputs) - len(steps) :]
+                dy, *inputs = inputs
+                factors, valid = inputs[: len(inputs) - masks], inputs[len(inputs) - masks :]
                 d_after = [d_states[0] + dy, *d_states[1:]]
-                gradients, (dh, *others) = cell.differentiate(d_after, factors)
+                gradients, (dh, *others) = equations.differentiate(d_after, factors)
                 gradients = _choose(valid, gradients, [ops.zeros_like(g) for g in gradients])
                 through = product(gradients[0], transposed)
                 d_before = [through if dh is None else through + dh, *others]
                 return _choose(valid, d_before, d_after), gradients
 
-            inputs = [dy, *factors, *steps]
+            inputs = [dy, *factors, *valid]
             d_states, gradients = scan(step_back, list(d_last), inputs, reverse=True)
             dm, dx = gradients[0], gradients[-1]
             d_kernel = product(ops.transpose(rows(before[0])), rows(dm))
-            d_biases = [ops.sum(dm, axis=(0, 1)) for _ in biases]
-            return dx, d_kernel, *d_biases, *d_states, *map(ops.zeros_like, steps)
+            d_bias = [ops.sum(dm, axis=(0, 1)) for _ in bias]
+            return dx, d_kernel, *d_bias, *d_states, *map(ops.zeros_like, valid)
 
         return (after[0], *last), gradient
 
-    n = len(biases)
-    return loop(x, kernel, *biases, *states, *([] if valid is None else [valid]))
+    return loop(x, kernel, *bias, *states, *valid)
 
 
 def _choose(valid, new, old):
-    """Returns the new tensors in the rows that `valid`, a list of at most one mask, selects."""
-    for counted in valid:
-        new = [ops.where(ops.cast(counted, "bool"), a, b) for a, b in zip(new, old, strict=True)]
-    return new
+    """Returns the new tensors where the mask, if there is one, is 1, and the old ones elsewhere."""
+    if not valid:
+        return new
+    counts = ops.cast(valid[0], "bool")
+    return [ops.where(counts, a, b) for a, b in zip(new, old, strict=True)]
 
 
 def _lstm(x, m, states):
@@ -224,15 +283,17 @@ def _simple_gradients(d_states, factors):
     return [da], [None]
 
 
-_CELLS = {
-    keras.layers.LSTM: _Cell(_lstm, _lstm_factors, _lstm_gradients),
-    keras.layers.GRU: _Cell(_gru, _gru_factors, _gru_gradients),
-    keras.layers.SimpleRNN: _Cell(_simple, _simple_factors, _simple_gradients),
+_SIGMOID = keras.activations.sigmoid
+_LAYERS = (keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN, keras.layers.RNN)
+_EQUATIONS = {
+    keras.layers.LSTMCell: _Equations(_lstm, _lstm_factors, _lstm_gradients),
+    keras.layers.GRUCell: _Equations(_gru, _gru_factors, _gru_gradients),
+    keras.layers.SimpleRNNCell: _Equations(_simple, _simple_factors, _simple_gradients),
 }
 
 
 def _has_only_cpus():
-    """Returns whether there is no accelerator, for which Keras has cuDNN's loops."""
+    """Returns whether there is no accelerator."""
     if keras.backend.backend() == "jax":
         import jax
 

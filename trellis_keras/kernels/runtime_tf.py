@@ -71,8 +71,8 @@ def add_axes(x: tf.Tensor, rank: int) -> tf.Tensor:
 
 
 def has_only_cpus() -> bool:
-    """Returns whether there is no accelerator."""
-    return {device.device_type for device in tf.config.list_physical_devices()} == {"CPU"}
+    """Returns whether there is no visible accelerator."""
+    return {device.device_type for device in tf.config.get_visible_devices()} == {"CPU"}
 
 
 def num_replicas() -> int:

@@ -14,7 +14,7 @@ from keras import ops
 from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
 
 from trellis_keras import kernels
-from trellis_keras.kernels.recurrent_loop import recurrent_loop, supports
+from trellis_keras.kernels import recurrent_loop
 from trellis_keras.layers import streaming
 from trellis_keras.layers.base import (
     FixedRatesMixin,
@@ -609,8 +609,8 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
     gradient stopped: truncated backpropagation through time. Training and evaluation have separate
     states, whereas Keras' `stateful=True` layers share one. Inference draws no random numbers,
     whereas Keras' cells draw their dropout masks even then. On a CPU, LSTM, GRU and SimpleRNN with
-    their default activations and without dropout run in a loop of this package, with the states
-    in float32 at least (`kernels.recurrent_loop`).
+    their default activations, and without active dropout in the cell, run in a loop of this
+    package, which keeps the states in float32 at least; under `kernels.disabled()` in Keras' own.
 
     Args:
         layers: List of `keras.layers.LSTM`, `GRU`, `SimpleRNN` or `RNN` (of one cell or several),
@@ -726,13 +726,13 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
 
     def _run_layer(self, layer, x, states, training, mask):
         """Returns the outputs of a recurrent layer at all steps, and its last states."""
-        if kernels.enabled() and supports(layer):
-            if states is None:
-                states = layer.get_initial_state(ops.shape(x)[0])
-            states = [ops.cast(state, self.state_dtype) for state in keras.tree.flatten(states)]
-            y, states = recurrent_loop(layer, x, states, mask)
-            return ops.cast(y, layer.compute_dtype), *states
-        return layer(x, initial_state=states, mask=mask, training=training)
+        if not (kernels.enabled() and recurrent_loop.supports(layer)):
+            return layer(x, initial_state=states, mask=mask, training=training)
+        if states is None:
+            states = layer.get_initial_state(ops.shape(x)[0])
+        states = _at_least_float32(layer.cell, states)
+        y, states = recurrent_loop.recurrent_loop(layer.cell, x, states, mask, training)
+        return ops.cast(y, layer.compute_dtype), *states
 
     # Streaming
 
@@ -768,7 +768,12 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
         x, remaining, last = x[:, 0], iter(cache), []
         with without_dropout(self._cells):
             for layer in self._recurrent:
-                x, new = cell_step(layer.cell, x, take(layer.state_size, remaining))
+                states = take(layer.state_size, remaining)
+                if kernels.enabled() and recurrent_loop.supports(layer):
+                    states = _at_least_float32(layer.cell, states)
+                    x, new = recurrent_loop.recurrent_step(layer.cell, x, states)
+                else:
+                    x, new = cell_step(layer.cell, x, states)
                 x = ops.cast(x, layer.compute_dtype)
                 last += keras.tree.flatten(new)
         last = [ops.cast(state, self.state_dtype) for state in last]
@@ -823,6 +828,11 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
         layers = copy.deepcopy(config["layers"])  # Keras' RNN pops its cell from the config
         layers = [keras.saving.deserialize_keras_object(layer) for layer in layers]
         return cls(**{**config, "layers": layers})
+
+
+def _at_least_float32(cell, states):
+    dtype = at_least_float32(cell.compute_dtype)
+    return [ops.cast(state, dtype) for state in keras.tree.flatten(states)]
 
 
 def _check_layers(layers):
