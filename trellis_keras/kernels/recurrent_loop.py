@@ -107,8 +107,8 @@ def recurrent_step(
     bias, state_bias = _biases(cell, states[0].dtype)
     x = sum(bias, product(x, cell.kernel))
     m = sum(state_bias, product(states[0], cell.recurrent_kernel))
-    states = _EQUATIONS[type(cell)].advance(x, m, states)
-    return states[0], states
+    following = _EQUATIONS[type(cell)].advance(x, m, states)
+    return following[0], following
 
 
 def _product(compute_dtype, dtype):
