@@ -272,7 +272,7 @@ def test_chrono_is_for_tasks_of_one_length():
 def test_chrono_biases_of_wrong_sizes():
     with pytest.raises(ValueError, match="must be above 2. Received: 2"):
         ChronoBias(2)
-    with pytest.raises(ValueError, match="four gates. Received: shape .10,."):
+    with pytest.raises(ValueError, match="must be a multiple of 4. Received: shape .10,."):
         ChronoBias(9)((10,))
 
 

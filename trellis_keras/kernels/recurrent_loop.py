@@ -103,12 +103,18 @@ def recurrent_step(
     cell: keras.Layer, x: Tensor, states: Sequence[Tensor]
 ) -> tuple[Tensor, list[Tensor]]:
     """Computes one step as `recurrent_loop` does, from x (batch, channels)."""
-    product = _product(cell.compute_dtype, states[0].dtype)
+    equations, product = _EQUATIONS[type(cell)], _product(cell.compute_dtype, states[0].dtype)
     bias, state_bias = _biases(cell, states[0].dtype)
     x = sum(bias, product(x, cell.kernel))
-    m = sum(state_bias, product(states[0], cell.recurrent_kernel))
-    following = _EQUATIONS[type(cell)].advance(x, m, states)
+    _, following = _step(equations, product, cell.recurrent_kernel, state_bias, states, [x])
     return following[0], following
+
+
+def _step(equations, product, kernel, bias, states, inputs):
+    """Returns m and the next states, from a list of x and at most one mask."""
+    x, *valid = inputs
+    m = sum(bias, product(states[0], kernel))
+    return m, _choose(valid, equations.advance(x, m, states), states)
 
 
 def _product(compute_dtype, dtype):
@@ -147,9 +153,7 @@ def _loop(equations, compute_dtype, product, x, kernel, bias, states, valid):
     operand = ops.cast(kernel, compute_dtype)  # once, not in each step
 
     def step(states, inputs):
-        x, *valid = inputs
-        m = sum(bias, product(states[0], operand))
-        following = _choose(valid, equations.advance(x, m, states), states)
+        _, following = _step(equations, product, operand, bias, states, inputs)
         return following, [following[0]]
 
     last, (y,) = scan(step, states, [x, *valid])
@@ -157,7 +161,7 @@ def _loop(equations, compute_dtype, product, x, kernel, bias, states, valid):
 
 
 def _differentiable_loop(equations, compute_dtype, product, x, kernel, bias, states, valid):
-    """Is `_loop` with a custom gradient."""
+    """Computes what `_loop` does, with a custom gradient."""
     biases, number, masks = len(bias), len(states), len(valid)
 
     @custom_gradient
@@ -168,9 +172,7 @@ def _differentiable_loop(equations, compute_dtype, product, x, kernel, bias, sta
         operand = ops.cast(kernel, compute_dtype)
 
         def step(states, inputs):
-            x, *valid = inputs
-            m = sum(bias, product(states[0], operand))
-            following = _choose(valid, equations.advance(x, m, states), states)
+            m, following = _step(equations, product, operand, bias, states, inputs)
             return following, [m, *following]
 
         last, (m, *after) = scan(step, list(initial), [x, *valid])

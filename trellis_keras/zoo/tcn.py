@@ -658,7 +658,7 @@ class ChronoBias(keras.initializers.Initializer):
         seed: Seed of the draws. Defaults to None, a new one each time.
 
     Raises:
-        ValueError: `longest` is 2 or less, or a bias that is not made of four gates.
+        ValueError: `longest` is 2 or less, or the size of the bias is not a multiple of 4.
 
     Example:
 
@@ -675,7 +675,10 @@ class ChronoBias(keras.initializers.Initializer):
 
     def __call__(self, shape: tuple[int, ...], dtype: str | None = None) -> Tensor:
         if shape[0] % 4:
-            raise ValueError(f"An LSTM's bias is of four gates. Received: shape {tuple(shape)}")
+            raise ValueError(
+                "An LSTM's bias has four gates, so its size must be a multiple of 4. "
+                f"Received: shape {tuple(shape)}"
+            )
         gate = (shape[0] // 4,)
         steps = keras.random.uniform(gate, 1, self.longest - 1, dtype=dtype, seed=self.seed)
         forget, zeros = ops.log(steps), ops.zeros(gate, dtype)
