@@ -24,6 +24,8 @@ QUEUE = (
     "trellisnet_permuted_mnist",
     "trellisnet_seq_mnist",
     "trellisnet_seq_cifar10",
+    "tcn_char_ptb",
+    "tcn_ptb",
     "lru_char_ptb",
     "gru_char_ptb_lru_paper",
     "lstm_char_ptb_lru_paper",
