@@ -147,7 +147,7 @@ def test_averaging_takes_the_place_of_decay():
             "`warmup_steps` has no effect without `decay_steps`",
         ),
         ("tcn_jsb", {"setting": "quick"}, "`setting` must be one of fast. Received: 'quick'"),
-        ("tcn_ptb", {"setting": "fast"}, "tcn_ptb has no fast recipe"),
+        ("tcn_text8", {"setting": "fast"}, "tcn_text8 has no fast recipe"),
         ("lru_text8", {"stop_patience": 0}, "`stop_patience` must be 1 or more"),
         ("lru_text8", {"stop_against": "first"}, "`stop_against` must be one of best, previous"),
         ("trellisnet_ptb", {"context_length": 110}, "context_length=110, sequence_length=110"),

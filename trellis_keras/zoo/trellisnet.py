@@ -484,11 +484,11 @@ _FAST_PIXELS = Training(  # 860 steps an epoch of MNIST
     weight_decay=0.01,
     clip_norm=0.5,
     batch_size=64,
-    epochs=50,
+    epochs=30,
     shift=1,
     schedule="cosine",
     warmup_steps=1_720,
-    decay_steps=41_280,
+    decay_steps=24_080,
 )
 # The authors' code: enough levels to see an image of 1,024 pixels.
 _PIXEL_DILATIONS = (1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -532,7 +532,13 @@ def _classifier(
     )
 
 
-@register(data="seq_mnist", metric="accuracy", channels=1, training=_PIXELS, fast=_FAST_PIXELS)
+@register(
+    data="seq_mnist",
+    metric="accuracy",
+    channels=1,
+    training=_PIXELS,
+    fast=_FAST_PIXELS.replace(epochs=26, decay_steps=20_640),
+)
 def trellisnet_seq_mnist(
     hidden_units: int = 120,
     output_units: int = 10,
@@ -601,7 +607,9 @@ def trellisnet_permuted_mnist(
     metric="accuracy",
     channels=3,
     training=_PIXELS,
-    fast=_FAST_PIXELS.replace(warmup_steps=1_408, decay_steps=33_792),  # 704 steps an epoch
+    fast=_FAST_PIXELS.replace(  # 704 steps an epoch
+        epochs=25, warmup_steps=1_408, decay_steps=16_192
+    ),
 )
 def trellisnet_seq_cifar10(
     hidden_units: int = 120,
