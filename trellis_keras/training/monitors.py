@@ -75,17 +75,31 @@ class StopOnNaN(keras.callbacks.Callback):
             raise FloatingPointError(self._error)
 
 
+class _Longest:
+    """The longest of several times, without the first one, which includes compilation."""
+
+    def __init__(self):
+        self._count = 0
+
+    def add(self, seconds):
+        """Counts a time, and returns the longest one (the first one, if it is the only one)."""
+        self._count += 1
+        self._seconds = seconds if self._count <= 2 else max(self._seconds, seconds)
+        return self._seconds
+
+
 class TimeLimit(keras.callbacks.Callback):
     """Stops training before a time limit, after an epoch or within one.
 
     For batch queues and notebooks with limited time: a later process resumes from the last
     checkpoint. The time counts from the construction of this callback, so construct it before the
     data and the model. Training stops after an epoch if another one would exceed the limit; an
-    epoch is expected to take as long as the longest one of this `fit`, including validation, other
-    callbacks and compilation. At least one epoch is trained.
+    epoch is expected to take as long as the longest one of this `fit`, including validation and
+    other callbacks. The first one, which includes compilation, counts only until the second has
+    ended. At least one epoch is trained.
 
     With `checkpoint`, training also stops within an epoch: when another two batches would exceed
-    the limit, the state is saved and `EpochInterrupted` is raised.
+    the limit, the state is saved and `EpochInterrupted` is raised. Batches are timed like epochs.
 
     Place it after `Checkpoint`: a checkpoint that records stopped training would not be resumed.
 
@@ -132,7 +146,7 @@ class TimeLimit(keras.callbacks.Callback):
         self.stopped = False
         self._epochs = 0
         self._epoch_end = self._clock()
-        self._longest = self._longest_batch = 0.0
+        self._epoch_times, self._batch_times = _Longest(), _Longest()
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._epochs = epoch
@@ -145,8 +159,8 @@ class TimeLimit(keras.callbacks.Callback):
         if self.checkpoint is None:
             return
         now = self._clock()
-        self._longest_batch = max(self._longest_batch, now - self._batch_begin)
-        if batch + 1 < self.params["steps"] and now + 2 * self._longest_batch > self._deadline:
+        longest = self._batch_times.add(now - self._batch_begin)
+        if batch + 1 < self.params["steps"] and now + 2 * longest > self._deadline:
             self.checkpoint.save_within_epoch()
             self.stopped = True
             if self.params.get("verbose") == 1:
@@ -157,11 +171,11 @@ class TimeLimit(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         now = self._clock()
         # From end to end, which includes the other callbacks' `on_epoch_begin`.
-        self._longest = max(self._longest, now - self._epoch_end)
+        longest = self._epoch_times.add(now - self._epoch_end)
         self._epoch_end = now
         self._epochs = epoch + 1
         finished = self._epochs == self.params["epochs"] or self.model.stop_training
-        next_end = now + (self._longest if self.checkpoint is None else 0)
+        next_end = now + (longest if self.checkpoint is None else 0)
         if not finished and next_end > self._deadline:
             self.stopped = self.model.stop_training = True
 
