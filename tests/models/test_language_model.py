@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+from tests.support.gradients import value_and_gradients
 from tests.support.model_checks import OneBatch
 from tests.support.parameters import slow_but
 from tests.support.processes import run_script
@@ -402,6 +403,23 @@ def test_half_precision_keeps_states_outputs_and_losses_in_float32():
     with model.loss_mode((x, x)):
         loss = model.compute_loss(x, x, model(x, training=True))
     assert keras.backend.standardize_dtype(loss.dtype) == "float32" and np.isfinite(loss)
+
+
+@both_backends
+def test_half_precision_adds_up_the_gradients_of_a_frequent_token_in_float32():
+    tokens, weight = np.zeros((2, 500), "int32"), np.ones((2, 500, 6), "float32")
+
+    def gradient(dtype):
+        model = make(dtype=dtype)
+
+        def total():
+            return ops.sum(ops.cast(model.embed(tokens), "float32") * weight), ()
+
+        return np.asarray(value_and_gradients(total, [model.embedding.embeddings])[1][0])
+
+    np.testing.assert_array_equal(gradient("mixed_bfloat16"), gradient("float32"))
+    embedded = make(dtype="mixed_bfloat16").embed(tokens)
+    assert keras.backend.standardize_dtype(embedded.dtype) == "bfloat16"
 
 
 def test_a_loss_that_is_not_scaled_stays_so():
