@@ -12,6 +12,7 @@ With `KERAS_BACKEND=torch` the same tests are chosen as on JAX; `tests/layers/te
 runs some of them.
 """
 
+import importlib.metadata
 import math
 import os
 import pathlib
@@ -22,11 +23,12 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Tiny nets that are compiled and run once: most of the tests' time would go into optimizing them.
 # `XLA_FLAGS= pytest` runs with all optimizations.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_use_fusion_emitters=false",
-)
+_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+_JAXLIB = [found.version for found in importlib.metadata.distributions(name="jaxlib")]
+# Newer ones do not know this flag, and end the process.
+if all([int(part) for part in version.split(".")[:2]] < [0, 11] for version in _JAXLIB):
+    _FLAGS += " --xla_cpu_use_fusion_emitters=false"
+os.environ.setdefault("XLA_FLAGS", _FLAGS)
 # Without it JAX computes in float32 while the variables still say float64.
 os.environ["JAX_ENABLE_X64"] = "1"
 
