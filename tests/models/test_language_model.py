@@ -422,6 +422,23 @@ def test_half_precision_adds_up_the_gradients_of_a_frequent_token_in_float32():
     assert keras.backend.standardize_dtype(embedded.dtype) == "bfloat16"
 
 
+FINITE = """
+import numpy as np
+from trellis_keras import zoo
+
+model = zoo.tcn_char_ptb(filters=16, vocabulary_size=50, dtype_policy="mixed_bfloat16")
+x = np.random.default_rng(0).integers(0, 50, (4, 480)).astype("int32")
+assert np.isfinite(model.test_on_batch(x, x[:, 80:])).all()
+"""
+
+
+@both_backends(slow=True)
+@pytest.mark.skipif(not JAX, reason="about JAX")
+def test_losses_are_finite_with_xlas_fused_products():
+    """They are NaN with jaxlib 0.11.2, 0.12.0 and 0.12.0.1 on a CPU (see docs/backends.md)."""
+    run_script(FINITE, backend="jax", XLA_FLAGS="")
+
+
 def test_a_loss_that_is_not_scaled_stays_so():
     for scale in (False, True):
         model = make(dtype="mixed_float16", compiled={"auto_scale_loss": scale})
