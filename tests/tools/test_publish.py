@@ -205,7 +205,7 @@ def test_the_commands_and_calls_of_every_card_are_ones():
         again = zoo.published_recipe(command[1], command[2])
         assert again.arguments == recipe.arguments
         if recipe.setting is not None:
-            call = re.search(r"^recipe = (zoo\.recipe\(.*\))$", card, re.MULTILINE)
+            call = re.search(r"^recipe = (zoo\.recipe\(.*?\))$", card, re.MULTILINE | re.DOTALL)
             assert eval(call[1]).setting == recipe.setting
             continue
         call = re.search(r"^model = zoo\.(\w+)\((.*?)\)(  #|$)", card, re.MULTILINE)
