@@ -258,10 +258,10 @@ def _use(recipe, results):
     weights = ['weights="pretrained"'] if has_weights else []
     comment = "" if weights else "  # with initial weights"
     lines = [f"model = zoo.{recipe.name}({', '.join([*arguments, *weights])}){comment}"]
-    of_recipe = ", ".join([_literal(recipe.name), *of_recipe])
-    recipe_line = f"recipe = zoo.recipe({of_recipe})"
+    given = ", ".join([_literal(recipe.name), *of_recipe])
+    recipe_line = f"recipe = zoo.recipe({given})"
     if len(recipe_line) > 100:
-        recipe_line = f"recipe = zoo.recipe(\n    {of_recipe}\n)"
+        recipe_line = f"recipe = zoo.recipe(\n    {given}\n)"
     if recipe.setting is not None:  # the function would load the weights of the paper's recipe
         lines = [recipe_line, f"model = recipe.build({', '.join(weights)}){comment}"]
     if has_weights and recipe.reads_text:

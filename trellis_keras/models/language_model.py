@@ -168,8 +168,8 @@ class LanguageModel(BackboneModel):
             vocabulary_size,
             embedding_dim,
             uniform("embedding") if embeddings_initializer is None else embeddings_initializer,
-            # In half precision, JAX would add up the gradients of a frequent token in half
-            # precision: 20 % wrong after a few thousand tokens.
+            # JAX would add up the gradients of a frequent token in half precision, and in bfloat16
+            # 256 + 1 is 256.
             dtype=self.variable_dtype,
             name="embedding",
         )

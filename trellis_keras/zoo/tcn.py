@@ -108,21 +108,12 @@ _WORD_SCHEDULE: dict[str, Any] = {
     "decay_window": 5,
     "decay_strict": False,
 }
-_WORD_BATCHES: dict[str, Any] = {
-    "batch_size": 16,
-    "sequence_length": 80,
-    "context_length": 40,
-    **_WORD_SCHEDULE,
-}
+_WORD_SEGMENTS: dict[str, Any] = {"batch_size": 16, "sequence_length": 80, "context_length": 40}
+_WORD_BATCHES: dict[str, Any] = {**_WORD_SEGMENTS, **_WORD_SCHEDULE}
 _CHAR_PTB: dict[str, Any] = {"data": "char_ptb", "metric": "bpc"}
 _TEXT8: dict[str, Any] = {"data": "text8", "metric": "bpc"}
-_CHAR_BATCHES: dict[str, Any] = {
-    "batch_size": 32,
-    "epochs": 100,
-    "sequence_length": 400,
-    "context_length": 80,
-    **_WORST_OF_THREE,
-}
+_CHAR_SEGMENTS: dict[str, Any] = {"batch_size": 32, "sequence_length": 400, "context_length": 80}
+_CHAR_BATCHES: dict[str, Any] = {**_CHAR_SEGMENTS, "epochs": 100, **_WORST_OF_THREE}
 
 
 # Heads, shared by all models of a benchmark
@@ -435,10 +426,8 @@ _SGD: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 4.0, "clip_norm": 0
     training=Training(**_SGD, **_WORD_BATCHES),
     fast=Training(  # 1,453 steps an epoch
         **_SGD,
-        batch_size=16,
+        **_WORD_SEGMENTS,
         epochs=40,
-        sequence_length=80,
-        context_length=40,
         schedule="cosine",
         warmup_steps=1_453,
         decay_steps=56_667,
@@ -565,15 +554,11 @@ _TCN_CHARACTERS = Training(optimizer="adam", learning_rate=2e-3, clip_norm=0.15,
     **_CHAR_PTB,
     training=_TCN_CHARACTERS,
     fast=Training(  # 495 steps an epoch
-        optimizer="adamw",
+        **_FAST | {"weight_decay": 0.01},
+        **_CHAR_SEGMENTS,
         learning_rate=4e-3,
-        weight_decay=0.01,
         clip_norm=0.5,
-        batch_size=32,
         epochs=32,
-        sequence_length=400,
-        context_length=80,
-        schedule="cosine",
         warmup_steps=495,
         decay_steps=15_345,
     ),
