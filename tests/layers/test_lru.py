@@ -305,3 +305,18 @@ def test_half_precision_is_compiled():
     model = keras.Sequential([keras.Input((6, 3)), layer])
     model.compile("sgd", "mse", jit_compile=True)
     assert np.isfinite(model.train_on_batch(noise(3, 6, 3), noise(3, 3)))
+
+
+@both
+def test_half_precision_adds_up_gradients_of_the_projections_bias_in_float32():
+    found = []
+    for dtype in ("float32", "mixed_bfloat16"):
+        layer = made(functools.partial(LRU, 4, seed=1, dtype=dtype), (4, 300, 3))
+
+        def total(x, layer=layer):
+            return ops.sum(ops.cast(layer(x), "float32")), []
+
+        _, gradients, _ = value_and_gradients(total, [layer.projection.bias], noise(4, 300, 3))
+        found += [np.asarray(gradient) for gradient in gradients]
+    exact, rough = found
+    assert np.linalg.norm(rough - exact) < 0.02 * np.linalg.norm(exact)

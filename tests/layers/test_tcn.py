@@ -174,6 +174,18 @@ def test_block():
 
 
 @both
+def test_half_precision_adds_up_gradients_of_the_shortcuts_bias_in_float32():
+    options = {"activation": "linear", "dtype": "mixed_bfloat16"}
+    block = made(functools.partial(TCNBlock, 4, 2, **options), (4, 300, 3))
+
+    def total(x):
+        return ops.sum(ops.cast(block(x), "float32")), []
+
+    _, (gradient,), _ = value_and_gradients(total, [block.shortcut.bias], noise(4, 300, 3))
+    assert_close(gradient, np.full(4, 1200, "float32"))  # in bfloat16, 256 + 1 is 256
+
+
+@both
 def test_every_activation_keeps_float64():
     others = {"get", "serialize", "deserialize", "threshold"}  # the last one needs arguments
     functions = inspect.getmembers(keras.activations, inspect.isfunction)

@@ -469,7 +469,10 @@ class LRU(
 
     def _project(self, inputs):
         x = ops.cast(inputs, self.compute_dtype)
-        x = x if self.projection is None else self.projection(x)
+        if self.projection is not None:
+            # Not `self.projection(x)`: TensorFlow adds up the gradient of its bias in bfloat16.
+            kernel, bias = self.projection.kernel, self.projection.bias
+            x = matmul(x, ops.cast(kernel, x.dtype), x.dtype) + ops.cast(bias, x.dtype)
         return ops.cast(x, self.state_dtype)
 
     # Streaming

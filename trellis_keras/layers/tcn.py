@@ -299,9 +299,14 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
             z = _apply_mask(z, masks[n])
         y = z
         if self.residual:
-            y = z + (shortcut_x if self.shortcut is None else self.shortcut(shortcut_x))
+            y = z + (shortcut_x if self.shortcut is None else self._project(shortcut_x))
             y = y if self.activation == "glu" else activate(self.activation, y)
         return _apply_mask(y, masks[1]), z
+
+    def _project(self, x):
+        """Computes `self.shortcut(x)` so that TensorFlow adds up bias gradients in float32."""
+        kernel, bias = (ops.cast(w, x.dtype) for w in (self.shortcut.kernel, self.shortcut.bias))
+        return product(x, kernel, x.dtype) + bias
 
     def _conditioning(self, condition):
         """Returns `condition_kernel` times the condition, or None without a condition.
