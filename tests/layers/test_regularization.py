@@ -7,6 +7,7 @@ import pytest
 from trellis_keras.layers import (
     ConvolutionKernel,
     DropConnect,
+    Dropout,
     EmbeddingDropout,
     VariationalDropout,
     weight_norm,
@@ -33,6 +34,35 @@ def test_rate_scale_and_shared_axis(layer, inputs, axis):
     assert np.mean(dropped == 0) == pytest.approx(0.25, abs=0.06)
     if axis is not None:
         assert np.array_equal(y.min(axis=axis), y.max(axis=axis))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("noise_shape", [None, (None, 1, None)])
+def test_dropout_is_that_of_keras(dtype, noise_shape):
+    options = {"noise_shape": noise_shape, "seed": 3, "dtype": dtype}
+    x = np.random.default_rng(1).normal(size=(3, 4, 5)).astype("float32")
+    for rate in (0, 0.3, 1):
+        ours, keras_layer = (layer(rate, **options) for layer in (Dropout, keras.layers.Dropout))
+        for training in (True, True, False):  # twice, with two masks
+            pair = (keras.ops.cast(f(x, training=training), "float32") for f in (ours, keras_layer))
+            assert np.array_equal(*pair)
+
+
+@pytest.mark.parametrize(
+    "make", [Dropout, VariationalDropout, DropConnect], ids=lambda layer: layer.__name__
+)
+def test_xla_does_not_derive_a_key_for_each_number(make):
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("other backends have one algorithm")
+    import tensorflow as tf
+
+    layer = make(0.25, seed=1)
+    draw = tf.function(lambda: layer(ONES, training=True), jit_compile=True)
+    program = draw.experimental_get_compiler_ir()(stage="hlo")
+    assert "rng-bit-generator" in program and "GetKeyCounter" not in program
+    first, second = (np.asarray(draw()) for _ in range(2))
+    assert set(np.unique(first[:-1])) == {0, np.float32(1 / 0.75)}
+    assert not np.array_equal(first, second)
 
 
 def test_auxiliary_axis():

@@ -1,4 +1,4 @@
-"""TensorFlow-specific code: graphs, gradients, devices and replicas.
+"""TensorFlow-specific code: graphs, gradients, random numbers, devices and replicas.
 
 Layers, kernels and models are written in `keras.ops`; they import this module only on the
 TensorFlow backend.
@@ -7,6 +7,7 @@ TensorFlow backend.
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 # Graphs
@@ -65,6 +66,28 @@ def add_axes(x: tf.Tensor, rank: int) -> tf.Tensor:
     """Appends axes of size 1 to x, whose rank may be known only at run time."""
     shape = tf.shape(x)
     return tf.reshape(x, tf.concat([shape, tf.ones(rank - tf.size(shape), tf.int32)], axis=0))
+
+
+# Random numbers. If TensorFlow chooses the algorithm, it chooses the same one, but derives the key
+# by operations that XLA repeats for each number on a CPU.
+
+_ALGORITHM = "philox"
+
+
+def uniform(shape: tf.Tensor | tuple, generator: keras.random.SeedGenerator) -> tf.Tensor:
+    """Draws float32 numbers in [0, 1), without XLA those of `keras.random.uniform`."""
+    return tf.random.stateless_uniform(shape, _next_seed(generator), alg=_ALGORITHM)
+
+
+def dropout(x: tf.Tensor, rate: float, generator: keras.random.SeedGenerator) -> tf.Tensor:
+    """Drops elements of x, without XLA those that `keras.random.dropout` drops."""
+    seed = _next_seed(generator)
+    return tf.nn.experimental.stateless_dropout(x, rate, seed, rng_alg=_ALGORITHM)
+
+
+def _next_seed(generator):
+    """Returns the int32 seed that Keras passes to TensorFlow."""
+    return tf.cast(tf.math.floormod(generator.next(), tf.int32.max - 1), tf.int32)
 
 
 # Devices and replicas

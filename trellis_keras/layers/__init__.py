@@ -3,6 +3,7 @@ from trellis_keras.layers.lru import LRU, LRUCell
 from trellis_keras.layers.regularization import (
     ConvolutionKernel,
     DropConnect,
+    Dropout,
     EmbeddingDropout,
     VariationalDropout,
     weight_norm,
@@ -25,6 +26,7 @@ __all__ = [
     "ConvolutionKernel",
     "DenseHead",
     "DropConnect",
+    "Dropout",
     "EmbeddingDropout",
     "GRUGates",
     "GatedActivation",

@@ -29,7 +29,7 @@ class _MaskDropout(FixedRatesMixin, keras.layers.Layer):
 
     def draw(self, shape: Shape) -> Tensor:
         """Draws a 0/1 mask of `shape` divided by `1 - rate`, in the compute dtype."""
-        kept = keras.random.uniform(shape, dtype="float32", seed=self.seed_generator) >= self.rate
+        kept = _uniform(shape, self.seed_generator) >= self.rate
         return ops.cast(kept, self.compute_dtype) / (1 - self.rate)
 
     def is_active(self, training: bool) -> bool:
@@ -40,6 +40,42 @@ class _MaskDropout(FixedRatesMixin, keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "rate": self.rate, "seed": self.seed}
+
+
+@keras.saving.register_keras_serializable("trellis_keras")
+class Dropout(keras.layers.Dropout):
+    """`keras.layers.Dropout`, with masks that XLA draws fast on a CPU.
+
+    With XLA, TensorFlow draws the mask of `keras.layers.Dropout` so slowly on a CPU that the mask
+    may take longer than the rest of a training step. Without XLA and on other backends, the two
+    layers drop the same elements.
+
+    Args:
+        rate: Float in [0, 1], fraction of the elements to drop.
+        noise_shape: Shape of the mask. Defaults to `None`, the shape of the inputs.
+        seed: Integer, or None for a random seed. Defaults to None.
+
+    Call arguments:
+        inputs: Tensor of any shape.
+        training: Whether to drop anything. Defaults to False.
+
+    Returns:
+        Tensor of the shape of `inputs`. Kept elements are scaled by `1 / (1 - rate)`.
+
+    Example:
+
+    >>> y = Dropout(0.5, seed=1)(np.ones((2, 5, 4), "float32"), training=True)
+    >>> set(np.unique(y)) == {0.0, 2.0}
+    True
+    """
+
+    def call(self, inputs: Tensor, training: bool = False) -> Tensor:
+        is_active = training and 0 < self.rate < 1
+        if keras.backend.backend() != "tensorflow" or not is_active or self.noise_shape is not None:
+            return super().call(inputs, training=training)
+        from trellis_keras.kernels import runtime_tf
+
+        return runtime_tf.dropout(inputs, self.rate, self.seed_generator)
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
@@ -174,6 +210,15 @@ class DropConnect(_MaskDropout):
             return kernel
         past = kernel[:-1] * self.draw((taps - 1, *kernel.shape[1:]))
         return ops.concatenate([past, kernel[-1:]], axis=0)
+
+
+def _uniform(shape, seed_generator):
+    """Draws float32 numbers in [0, 1)."""
+    if keras.backend.backend() != "tensorflow":
+        return keras.random.uniform(shape, dtype="float32", seed=seed_generator)
+    from trellis_keras.kernels import runtime_tf
+
+    return runtime_tf.uniform(shape, seed_generator)
 
 
 def weight_norm(direction: Tensor, gain: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from trellis_keras.layers.base import (
     sub_seed,
 )
 from trellis_keras.layers.heads import DenseHead, Head
-from trellis_keras.layers.regularization import EmbeddingDropout, VariationalDropout
+from trellis_keras.layers.regularization import Dropout, EmbeddingDropout, VariationalDropout
 from trellis_keras.models import generation, losses
 from trellis_keras.models.base import (
     BackboneModel,
@@ -176,7 +176,7 @@ class LanguageModel(BackboneModel):
         self.embedding_dropout = EmbeddingDropout(
             embedding_dropout, vocabulary_size, seed_of("embedding_dropout"), **policy
         )
-        kinds = {"variational": VariationalDropout, "element": keras.layers.Dropout}
+        kinds = {"variational": VariationalDropout, "element": Dropout}
         if input_dropout_kind not in kinds:
             raise ValueError(
                 f"`input_dropout_kind` must be one of {sorted(kinds)}. "

@@ -15,6 +15,7 @@ from trellis_keras.layers.base import (
     resolve_mask,
     sub_seed,
 )
+from trellis_keras.layers.regularization import Dropout
 from trellis_keras.models.base import (
     BackboneModel,
     check_no_class_weight,
@@ -116,8 +117,8 @@ class SequenceModel(BackboneModel):
         input_seed, output_seed = (
             sub_seed(seed, "SequenceModel", name) for name in ("input_dropout", "output_dropout")
         )
-        self.input_dropout = keras.layers.Dropout(input_dropout, seed=input_seed, dtype=policy)
-        self.output_dropout = keras.layers.Dropout(output_dropout, seed=output_seed, dtype=policy)
+        self.input_dropout = Dropout(input_dropout, seed=input_seed, dtype=policy)
+        self.output_dropout = Dropout(output_dropout, seed=output_seed, dtype=policy)
         self.head = keras.layers.Dense(
             units,
             activation=activation,
