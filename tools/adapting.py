@@ -34,6 +34,11 @@ def main(
             (one.folder, recipe_from_dict(one.recipe)) for one in all_runs() if one.has_weights
         ]
         found = [(folder, recipe, None) for folder, recipe in published if recipe.reads_text]
+    for folder, recipe, _ in found:
+        if not recipe.reads_text:
+            raise ValueError(f"{recipe.name} is not a language model.")
+        if not (folder / RESULTS).exists():
+            raise ValueError(f"{folder} has no {RESULTS}: publish the run first.")
     for folder, recipe, path in found:
         if data_dir is not None:
             recipe = recipe.replace(data_dir=data_dir)

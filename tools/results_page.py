@@ -30,10 +30,11 @@ _LONG = 10 * 86_400  # seconds of one core; longer trainings need a GPU
 _INTRODUCTION = """\
 # Results
 
-The tables of the three papers, beside the results of `trellis-keras train MODEL
---as-published` for {trained} of {everything} values: {verdicts}.
+The tables of the three papers, beside our results (`trellis-keras train MODEL --as-published`
+repeats one, mostly with fewer epochs than the paper), for {trained} of {everything} values:
+{verdicts}.
 A "fast" row is the same network trained with a recipe of this zoo (`trellis-keras train MODEL
---setting fast`), {fast[trained]} of the values: {fast[verdicts]}.
+SETTING --as-published`, as in the row's card), {fast[trained]} of the values: {fast[verdicts]}.
 Taking the better of the two, {either[trained]} values: {either[verdicts]}.
 "Within 2 %" compares losses, or error rates if the metric is an accuracy. "At
 the floor" is the loss of a network that has learned nothing: the paper's network fails there too,
@@ -53,7 +54,7 @@ trained, the table gives the estimated time on one core, from [zoo/costs.json](.
 _TEST_TIME = """\
 ## At test time
 
-The zoo's published language models, adapting to the text they read ([how](scoring.md)).
+Language models of the zoo, adapting to the text they read ([how](scoring.md)).
 `trellis-keras evaluate RUN --dynamic --cache` chooses the
 hyper-parameters on the first 20,000 tokens of the validation text, and scores the test text once.
 
@@ -202,7 +203,7 @@ def _not_trained(runs):
         f"Of the {len(rest)} values not trained here, {long} take more than ten days on\n"
         "one core each (the word-level and character TrellisNets, WikiText-103, LAMBADA, text8\n"
         "and enwik8), and 24M-parameter models take longer than 10M-parameter models. They need a\n"
-        "GPU; [benchmarks/gpu](../benchmarks/gpu) queues them.\n"
+        "GPU; [benchmarks/gpu](../benchmarks/gpu) has `trellisnet_ptb` and `trellisnet_char_ptb`.\n"
     )
 
 

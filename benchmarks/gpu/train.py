@@ -228,9 +228,7 @@ class Queue:
 
         own, custom = self._cards(name)
         recipe = self._recipe(name)
-        _, _, setting = name.partition("@")
-        is_own = setting_of(recipe) == (f"setting={setting}" if setting else "")
-        return own if has_own_data(recipe) and is_own else custom
+        return own if has_own_data(recipe) and not setting_of(recipe) else custom
 
     def standing(self, name):
         """Returns the progress of a run as text."""

@@ -10,7 +10,7 @@ from trellis_keras.zoo.run import load_best
 
 
 class Forecast:
-    """Adds the forecast of each history (steps, channels), histories of one length."""
+    """Adds the forecast of each history (steps, channels); all have the same length."""
 
     def __init__(self, run):
         self.model = load_best(run)

@@ -1,4 +1,4 @@
-"""A model in each of several workers of Ray Data, from Parquet to Parquet."""
+"""Runs a model in several Ray Data workers, from Parquet to Parquet."""
 
 import argparse
 import os
@@ -23,7 +23,7 @@ def run(worker, options):
 
     Args:
         worker: Class of `worker(run)`, called with a batch, a dict of arrays by column.
-        options: What `arguments` returned.
+        options: The result of `arguments`.
     """
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
@@ -34,7 +34,7 @@ def run(worker, options):
         batch_size=options.rows,
         compute=ray.data.ActorPoolStrategy(size=options.workers),
     )
-    # Written here, for Ray's own files are in the order in which their writers were done.
+    # Written here, because Ray numbers its own files in the order in which the writers finish.
     os.makedirs(options.output)
     parts = rows.iter_batches(batch_size=16 * options.rows, batch_format="pyarrow")
     for number, part in enumerate(parts):

@@ -23,6 +23,14 @@ def test_climbing():
     assert tried == pytest.approx([1, 3, 9, 27, 1 / 3])
 
 
+def test_climbing_leaves_settings_that_diverge():
+    def loss_of(value):
+        return adapting._finite((np.log(value) - np.log(0.01)) ** 2 if value < 0.1 else np.nan)
+
+    assert adapting._climb(loss_of, 1.0) == pytest.approx(1 / 81)
+    assert adapting._finite(np.float32(2)) == 2
+
+
 @pytest.fixture(scope="module")
 def trained():
     """What the functions need of a recipe, its model and its data, of nets that compile quickly."""

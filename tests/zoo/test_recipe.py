@@ -9,6 +9,7 @@ import pytest
 from trellis_keras import zoo
 from trellis_keras.training import ASGD, ASGDSwitch
 from trellis_keras.zoo import Training
+from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.registry import recipe_from_dict
 
 
@@ -190,6 +191,29 @@ def test_a_fast_recipe_is_another_training_of_the_same_net():
     assert read_back(recipe) == recipe
     assert recipe.replace(setting=None) == paper
     assert paper.replace(setting="fast", epochs=3) == recipe
+
+
+def test_another_optimizer_drops_the_decay_of_the_first():
+    paper = zoo.recipe("trellisnet_seq_mnist")
+    assert paper.training.l2 > 0
+    adamw = paper.replace(optimizer="adamw", weight_decay=0.01)
+    assert adamw.training.l2 == 0
+    assert adamw.replace(optimizer="adam").training.weight_decay is None
+
+
+def test_a_cycle_that_does_not_end_with_the_last_epoch_is_announced():
+    few = {"train": 64, "valid": 1, "test": 1, "T": 8}
+    recipe = zoo.recipe("tcn_adding", setting="fast", filters=2, depth=1, data_options=few)
+    model, loaded = recipe.build(), recipe.load_data()
+
+    def warnings(**options):
+        lines = runs.describe(recipe.replace(epochs=2, **options), model, loaded).splitlines()
+        return [line for line in lines if "WARNING" in line]
+
+    (warning,) = warnings(warmup_steps=1, decay_steps=9)
+    assert "falls to 0 in 10 steps, but 2 epochs have 4: set --decay-steps 3" in warning
+    assert warnings(warmup_steps=1, decay_steps=3) == []
+    assert warnings(warmup_steps=None, decay_steps=None) == []
 
 
 def test_only_kernels_decay():

@@ -66,9 +66,26 @@ class NeuralCache:
             )
         check_built(model)
         self.model = model
-        (self.size,) = check_positive(size=size)
-        self.theta = theta
-        self.mix = mix
+        (self._size,) = check_positive(size=size)
+        self._theta = theta
+        self._mix = mix
+
+    # Compiled functions contain these values, so they are read-only.
+
+    @property
+    def size(self) -> int:
+        """Number of hidden states in the cache."""
+        return self._size
+
+    @property
+    def theta(self) -> float:
+        """Inverse temperature of the similarity."""
+        return self._theta
+
+    @property
+    def mix(self) -> float:
+        """Weight of the cache."""
+        return self._mix
 
     # Attributes that generation, scoring and compiled steps use
 
@@ -173,7 +190,7 @@ class NeuralCache:
         words = ops.maximum(followers, 0)
         places = ops.stack([ops.broadcast_to(rows, ops.shape(words)), words], axis=-1)
         p_cache = ops.scatter(places, weights, ops.shape(log_p))
-        return self._mix(log_p, self._log_cache(p_cache, weights, log_p))
+        return self._mixed(log_p, self._log_cache(p_cache, weights, log_p))
 
     def generate(
         self,
@@ -222,7 +239,7 @@ class NeuralCache:
         Raises:
             ValueError: As `evaluate`.
         """
-        return -ops.convert_to_numpy(self._mix(*self.log_probabilities(tokens)))
+        return -ops.convert_to_numpy(self._mixed(*self.log_probabilities(tokens)))
 
     def log_probabilities(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns log p_model and log p_cache of each target, to tune `mix`.
@@ -252,12 +269,12 @@ class NeuralCache:
         """Returns the loss of tokens[:, 1:] in nats (batch, time - 1), in one forward pass."""
         hidden = self.model.encode(tokens[:, :-1])["hidden"]
         read = tokens[:, :-1], ops.cast(hidden, self._dtype)
-        return -self._mix(*self._targets(hidden, *read, tokens[:, 1:]))
+        return -self._mixed(*self._targets(hidden, *read, tokens[:, 1:]))
 
     def segment_loss(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """Returns the `text_loss` of a segment, and the cache before tokens[:, -1]."""
         *found, cache = self._apart(tokens, cache)
-        return -self._mix(*found), cache
+        return -self._mixed(*found), cache
 
     def _apart(self, tokens, cache):
         """Returns log p_model and log p_cache of tokens[:, 1:], and the cache."""
@@ -303,7 +320,7 @@ class NeuralCache:
         is_empty = ops.sum(weights, axis=-1, keepdims=True) == 0
         return ops.where(is_empty, log_p, ops.log(p_cache))
 
-    def _mix(self, log_p, log_cache):
+    def _mixed(self, log_p, log_cache):
         return ops.logaddexp(math.log1p(-self.mix) + log_p, math.log(self.mix) + log_cache)
 
     # The cache

@@ -3,6 +3,7 @@
 Hyper-parameters are chosen on the start of the validation part; the test part is scored once.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -58,7 +59,7 @@ def evaluate_dynamic(
 
         def loss_of(learning_rate, decay=0.0, rule=rule, dynamic=dynamic):
             dynamic.learning_rate, dynamic.decay = learning_rate, decay
-            loss = dynamic.evaluate(valid)["loss"]
+            loss = _finite(dynamic.evaluate(valid)["loss"])
             chosen = {"rule": rule, "learning_rate": learning_rate, "decay": decay}
             found.append((loss, chosen, dynamic))
             show(_line(recipe, loss, chosen))
@@ -92,7 +93,7 @@ def evaluate_cache(
         theta = float(f"{theta:.2g}")
         log_p, log_cache = NeuralCache(model, size, theta).log_probabilities(valid)
         losses = [-np.logaddexp(np.log1p(-m) + log_p, np.log(m) + log_cache).mean() for m in _MIXES]
-        loss = float(min(losses))
+        loss = _finite(min(losses))
         chosen = {"size": size, "theta": theta, "mix": _MIXES[int(np.argmin(losses))]}
         found.append((loss, chosen))
         show(_line(recipe, loss, chosen))
@@ -106,9 +107,18 @@ def evaluate_cache(
     return {**chosen, **_metrics(recipe, loss, test)}
 
 
+def _finite(loss):
+    """Returns the loss, or infinity for NaN, which compares as neither better nor worse."""
+    return float(loss) if np.isfinite(loss) else math.inf
+
+
 def _climb(loss_of, start, factor=3.0):
     """Returns the value with the lowest loss, found by scaling a start value step by step."""
-    best, lowest = start, loss_of(start)
+    tiny, lowest = 1e-6 * start, loss_of(start)
+    while lowest == math.inf and start > tiny:
+        start /= factor
+        lowest = loss_of(start)
+    best = start
     for step in (factor, 1 / factor):
         value = start * step
         while (loss := loss_of(value)) < lowest:
@@ -124,7 +134,7 @@ def _metrics(recipe, valid_loss, loss):
 
 def _line(recipe, loss, chosen):
     settings = ", ".join(
-        f"{name}={value if name == 'rule' else format(value, '.3g')}"
+        f"{name}={format(value, '.3g') if isinstance(value, float) else value}"
         for name, value in chosen.items()
     )
     return f"validation {recipe.metric} {METRICS[recipe.metric](loss):.4f}: {settings}"

@@ -236,7 +236,8 @@ class Training:
         """
         check_choice("schedule", fields.get("schedule", self.schedule), _SCHEDULES)
         unused = _unused({**dataclasses.asdict(self), **fields})
-        return dataclasses.replace(self, **{**dict.fromkeys(unused), **fields})
+        defaults = {f.name: f.default for f in dataclasses.fields(self) if f.name in unused}
+        return dataclasses.replace(self, **{**defaults, **fields})
 
     def make_optimizer(self) -> keras.optimizers.Optimizer:
         """Returns a new optimizer."""
@@ -319,7 +320,7 @@ _NO_KERNEL = "^(?!.*kernel)"
 def _unused(fields):
     """Returns the fields that the optimizer, schedule and stopping rule do not use."""
     used = sum(_SCHEDULES[fields["schedule"]], ())
-    decay = () if fields["optimizer"] == "adamw" else ("weight_decay",)
+    decay = ("l2",) if fields["optimizer"] == "adamw" else ("weight_decay",)
     stopping = () if fields["stop_patience"] else ("stop_min_delta", "stop_against")
     return [*(name for name in _SCHEDULE_FIELDS if name not in used), *decay, *stopping]
 

@@ -683,7 +683,7 @@ def _counted(recipe, stream):
 
 
 def describe(recipe: Any, model: keras.Model, loaded: Any) -> str:
-    """Returns a summary of a run in four lines: model, data, batches, training."""
+    """Returns a summary of a run in lines: model, data, batches, training, arithmetic."""
     training = recipe.training
     sizes = ", ".join(f"{split} {size:,}" for split, size in loaded.sizes.items())
     if recipe.reads_text:
@@ -704,6 +704,7 @@ def describe(recipe: Any, model: keras.Model, loaded: Any) -> str:
     training_lines = [
         f"batches of {batches}",
         f"{training.optimizer} {training.learning_rate:g}, up to epoch {training.epochs}",
+        *_describe_cycle(recipe, loaded),
     ]
     chosen = ", ".join(f"{k}={v}" for k, v in recipe.arguments.items() if v not in (None, 0, ()))
     lines = [
@@ -713,6 +714,21 @@ def describe(recipe: Any, model: keras.Model, loaded: Any) -> str:
         _describe_arithmetic(recipe, model),
     ]
     return "\n".join(lines)
+
+
+def _describe_cycle(recipe, loaded):
+    """Returns a warning if the cycle of the learning rate does not end with the last epoch."""
+    training = recipe.training
+    if training.decay_steps is None:
+        return []
+    warmup = training.warmup_steps or 0
+    steps, cycle = training.epochs * len(recipe.stream(loaded.train)), warmup + training.decay_steps
+    if steps == cycle:
+        return []
+    return [
+        f"WARNING: the learning rate falls to 0 in {cycle:,} steps, but {training.epochs} epochs "
+        f"have {steps:,}: set --decay-steps {max(steps - warmup, 1)}"
+    ]
 
 
 def _describe_arithmetic(recipe, model):
