@@ -22,7 +22,13 @@ from trellis_keras.layers import (
     TrellisLayer,
     streaming,
 )
-from trellis_keras.models import BitsPerCharacter, CrossEntropy, LanguageModel, Perplexity
+from trellis_keras.models import (
+    BitsPerCharacter,
+    CrossEntropy,
+    LanguageModel,
+    Perplexity,
+    PolyphonicModel,
+)
 
 both_backends = pytest.mark.both_backends
 
@@ -463,15 +469,20 @@ def test_xla_where_the_backbone_is_faster_with_it():
     def cells():
         return keras.layers.RNN(RHNCell(6, 2), return_sequences=True, return_state=True)
 
-    def lstm():
-        return keras.layers.LSTM(6, return_sequences=True, return_state=True)
+    def lstm(units=6, **options):
+        return keras.layers.LSTM(units, return_sequences=True, return_state=True, **options)
 
     assert choice(trellis()) is choice(StackedRNN([cells()])) is choice(LRU(512)) is True
     assert choice(LRU(513)) is choice(trellis(dtype="float64")) is False
-    assert choice(TCN(6, 2, 2)) is choice(StackedRNN([lstm()])) is False
+    assert choice(StackedRNN([lstm(), keras.layers.Dropout(0.1), lstm(512)])) is True
+    assert choice(StackedRNN([lstm(), lstm(513)])) is choice(TCN(6, 2, 2)) is False
+    assert choice(StackedRNN([lstm(dropout=0.1)])) is False  # in Keras' loop
     assert choice(trellis(dtype="mixed_bfloat16")) is choice(trellis(), run_eagerly=True) is False
     assert choice(trellis(), jit_compile=False) is False
     assert choice(TCN(6, 2, 2), jit_compile=True) is True
+    music = PolyphonicModel(trellis(), keys=3)  # of pieces of different lengths
+    music.compile("sgd")
+    assert music.jit_compile is False
 
 
 def test_the_seed_is_that_of_an_untied_head_too():

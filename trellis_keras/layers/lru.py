@@ -25,10 +25,8 @@ from trellis_keras.layers.base import (
     sub_seed,
     tanh,
 )
-from trellis_keras.layers.rnn import RecurrentCell, drop
+from trellis_keras.layers.rnn import UNITS_FOR_XLA, RecurrentCell, drop
 from trellis_keras.types import Cache, Constraint, Initializer, Regularizer, Shape, Tensor
-
-_UNITS_FOR_XLA = 512  # measured: XLA takes 0.83, 0.97, 1.04 of the time at 256, 512, 640 units
 
 # The gates in the order of their column blocks, before those of p1 and p2. Without z1 a cell uses
 # z2 instead, without r1 it uses r2.
@@ -371,7 +369,7 @@ class LRU(
 
         XLA saves the copies between small operations, but its matrix products are slower.
         """
-        return self.units <= _UNITS_FOR_XLA
+        return self.units <= UNITS_FOR_XLA
 
     def build(self, input_shape: Shape) -> None:
         self.input_spec = sequence_spec(self, input_shape)

@@ -53,8 +53,8 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
         With `jit_compile="auto"` TensorFlow also compiles with XLA on a CPU, if the backbone is
         faster with it: if its attribute `prefers_xla` is true and it computes in float32. (XLA does
         not use a CPU's bfloat16 units. In float64, XLA in TensorFlow 2.21 has computed wrong
-        gradients of gated activations on a CPU: `jit_compile=True` warns.) On other devices Keras
-        decides.
+        gradients of gated activations on a CPU: `jit_compile=True` warns.) A `PolyphonicModel`,
+        whose inputs differ in length, is an exception. On other devices Keras decides.
 
         Raises:
             ValueError: If the model is distributed over several replicas and the backbone is

@@ -894,6 +894,9 @@ class PolyphonicModel(SequenceModel):
             )
         super().build(input_shape)
 
+    def _prefers_xla(self):
+        return False  # It would compile the step for each length of a piece.
+
     def _default_loss(self):
         return FrameLoss(dtype=self.head.compute_dtype)
 
