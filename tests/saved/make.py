@@ -73,6 +73,7 @@ MODELS = {
     "dropouts": lambda: _sequential(
         layers.VariationalDropout(0.1, seed=0), layers.TCN(4, 2, 2, seed=0)
     ),
+    "dropout": lambda: _sequential(layers.Dropout(0.1, seed=0), layers.TCN(4, 2, 2, seed=0)),
     "stacked_rnn": lambda: _sequential(
         layers.StackedRNN(
             [
