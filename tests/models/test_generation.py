@@ -147,13 +147,42 @@ def test_samplers_that_come_down_to_greedy(model, sampler):
 
 
 @both_backends(slow=True)
-def test_samples_follow_the_distribution(model):
-    """`random` on log-probabilities as logits: frequencies are the model's probabilities."""
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        samplers.RandomSampler(temperature=2.0),
+        samplers.TopPSampler(p=0.6, temperature=2.0),
+        samplers.TopPSampler(p=0.99, k=3, temperature=2.0),
+    ],
+    ids=["random", "top_p", "top_p of k"],
+)
+def test_samples_follow_the_distribution(model, sampler):
     prompt = np.tile(SAME_LENGTH[:1], (4000, 1))
-    drawn = model.generate(prompt, 4, sampler=samplers.RandomSampler(temperature=2.0), seed=0)
+    drawn = model.generate(prompt, 4, sampler=sampler, seed=0)
     frequency = np.bincount(drawn[:, -1], minlength=SIZE) / len(prompt)
-    probability = np.exp(np.asarray(model(SAME_LENGTH[:1])[0, -1]) / 2)
-    np.testing.assert_allclose(frequency, probability / probability.sum(), atol=0.04)
+    probability = np.exp(np.asarray(model(SAME_LENGTH[:1])[0, -1], "float64") / 2)
+    probability /= probability.sum()
+    if isinstance(sampler, samplers.TopPSampler):
+        order = np.argsort(-probability)
+        before = np.cumsum(probability[order]) - probability[order]
+        probability[order[(before > sampler.p) | (np.arange(SIZE) >= (sampler.k or SIZE))]] = 0
+        assert 2 <= np.count_nonzero(probability) < SIZE
+    probability /= probability.sum()
+    np.testing.assert_allclose(frequency, probability, atol=0.04)
+    assert not frequency[probability == 0].any()
+
+
+@pytest.mark.parametrize("sampler", ["random", TOP_P])
+def test_one_number_is_drawn_per_row(model, sampler, monkeypatch):
+    def uniform(shape, *args, **options):
+        shapes.append(shape)
+        return plain(shape, *args, **options)
+
+    shapes, plain = [], keras.random.uniform
+    monkeypatch.setattr(keras.random, "uniform", uniform)
+    monkeypatch.setattr(keras.random, "categorical", None)
+    make_toy().generate(SAME_LENGTH, 6, sampler=sampler)
+    assert shapes == [(len(SAME_LENGTH), 1)]
 
 
 @pytest.mark.parametrize("stop", [0, [4, 7]])

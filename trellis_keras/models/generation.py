@@ -6,6 +6,7 @@ scores of the token at `index` with `next(prompt, cache, index)`, and may reorde
 """
 
 import codecs
+import functools
 import json
 import threading
 from collections.abc import Callable, Hashable, Iterator
@@ -237,7 +238,7 @@ def _compiled(make, model, sampler, shape, *settings):
 
     def build():
         # A copy, because the user may change the attributes of the original.
-        copy = sampler if is_own else sampler.from_config(sampler.get_config())
+        copy = sampler if is_own else _copy(sampler)
         function = make(model, copy, *settings)
         compiled = streaming.compile_xla(function, model.variables, copy.variables)
         return compiled, copy, threading.Lock()
@@ -320,6 +321,39 @@ def get_sampler(sampler: Any, vocabulary_size: int) -> Any:
             f"The sampler chooses among k={k} tokens, but the vocabulary has {vocabulary_size}."
         )
     return sampler
+
+
+def _copy(sampler):
+    """Returns a copy of a Keras-NLP sampler that draws one number per row.
+
+    The original draws one per token of the vocabulary, which may take longer than the rest of a
+    step.
+    """
+    copy = sampler.from_config(sampler.get_config())
+    draws = {_library().RandomSampler: _draw_token, _library().TopPSampler: _draw_likely_token}
+    if type(sampler) in draws:
+        copy.get_next_token = functools.partial(draws[type(sampler)], copy)
+    return copy
+
+
+def _draw_token(sampler, probabilities):
+    return _draw(probabilities, sampler.seed_generator)
+
+
+def _draw_likely_token(sampler, probabilities):
+    """Draws one of the likeliest tokens, before which the sum of probabilities is at most p."""
+    size = probabilities.shape[-1] if sampler.k is None else sampler.k
+    likely, tokens = ops.top_k(probabilities, size)
+    before = ops.cumsum(likely, axis=-1) - likely
+    index = _draw(ops.where(before <= sampler.p, likely, 0.0), sampler.seed_generator)
+    return ops.take_along_axis(tokens, index[:, None], axis=-1)[:, 0]
+
+
+def _draw(weights, seed_generator):
+    """Draws an index per row, with probabilities in proportion to its weights (rows, choices)."""
+    sums = ops.cumsum(weights, axis=-1)
+    number = keras.random.uniform((weights.shape[0], 1), dtype=sums.dtype, seed=seed_generator)
+    return ops.sum(ops.cast(sums <= number * sums[:, -1:], "int32"), axis=-1)
 
 
 def _set_seed(sampler, seed):
