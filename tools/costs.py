@@ -4,7 +4,7 @@
 
 measures a training step of each model at full size, in its own process on one core, and writes
 `zoo/costs.json`, which the table of models uses. It skips models that are already in the file, so
-an interrupted measurement resumes.
+an interrupted measurement resumes. To measure a model again, remove it from the file.
 
 Times are CPU times, so other work on the machine matters little. For large texts only the size
 counts, and batches are random; all other data are loaded as for training.
@@ -56,13 +56,15 @@ def main(
     if unknown := sorted(set(names or ()) - set(known)):
         raise typer.BadParameter(f"the zoo has no {unknown}")
     path = assets_folder() / COSTS if output is None else pathlib.Path(output)
-    costs = {"machine": environment(), "models": {}}
+    machine = environment()
+    commit = machine.pop("commit")
+    costs = {"machine": machine, "models": {}}
     if path.exists():
-        costs = _continued(json.loads(path.read_text(encoding="utf-8")), costs["machine"], path)
+        costs = _continued(json.loads(path.read_text(encoding="utf-8")), machine, path)
     for name in names or known:
         if name in costs["models"]:
             continue
-        costs["models"][name] = _figures(name, core)
+        costs["models"][name] = {**_figures(name, core), "commit": commit}
         typer.echo(f"{name}: {costs['models'][name]}")
         costs["models"] = dict(sorted(costs["models"].items()))
         with atomic_write(path) as temporary:

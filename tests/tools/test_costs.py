@@ -8,6 +8,7 @@ import tools.costs
 from tests.support.processes import run_module
 from trellis_keras import zoo
 from trellis_keras.layers.trellisnet import find_aux_levels
+from trellis_keras.zoo.environment import environment
 
 
 def costs(*arguments):
@@ -25,6 +26,7 @@ def test_figures_of_a_model_are_added_to_those_that_are_there(tmp_path):
     assert figures["steps_per_epoch"] == -(-10_000 // recipe.training.batch_size)
     assert figures["parameters"] == recipe.build().count_params()
     assert figures["step_core_s"] > 0 and figures["memory_gib"] > 0
+    assert figures["commit"] == environment()["commit"]
     # What is there is not measured again, and not on another machine.
     first["models"]["tcn_copy_memory"]["step_core_s"] = 1234.0
     file.write_text(json.dumps(first))
