@@ -211,7 +211,7 @@ def test_a_cycle_that_does_not_end_with_the_last_epoch_is_announced():
         return [line for line in lines if "WARNING" in line]
 
     (warning,) = warnings(warmup_steps=1, decay_steps=9)
-    assert "falls to 0 in 10 steps, but 2 epochs have 4: set --decay-steps 3" in warning
+    assert "falls to 0 in 10 steps, but the run has 4: set --decay-steps 3" in warning
     assert warnings(warmup_steps=1, decay_steps=3) == []
     assert warnings(warmup_steps=None, decay_steps=None) == []
 

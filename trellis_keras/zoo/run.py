@@ -726,8 +726,8 @@ def _describe_cycle(recipe, loaded):
     if steps == cycle:
         return []
     return [
-        f"WARNING: the learning rate falls to 0 in {cycle:,} steps, but {training.epochs} epochs "
-        f"have {steps:,}: set --decay-steps {max(steps - warmup, 1)}"
+        f"WARNING: the learning rate falls to 0 in {cycle:,} steps, but the run has {steps:,}: "
+        f"set --decay-steps {max(steps - warmup, 1)}"
     ]
 
 
