@@ -10,11 +10,19 @@ import numpy as np
 import pytest
 
 from tests.export.random_nets import CHANNELS, draw, random_net
-from trellis_keras import forecasting
+from trellis_keras import forecasting, zoo
 from trellis_keras.export import compiled, export
 from trellis_keras.export.c import keras_steps, proven_source, stream_program
 from trellis_keras.export.c_source import print_c
-from trellis_keras.layers import LRU, TCN, AdaptiveSoftmax, MixtureOfSoftmaxes, TrellisLayer
+from trellis_keras.layers import (
+    LRU,
+    TCN,
+    AdaptiveSoftmax,
+    Dropout,
+    MixtureOfSoftmaxes,
+    TrellisLayer,
+    VariationalDropout,
+)
 from trellis_keras.models import LanguageModel, SequenceClassifier
 
 WARNINGS = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
@@ -250,6 +258,13 @@ def test_masked_tokens_and_infinite_weights_are_refused(tmp_path):
     layer.blocks[0].biases[0].assign([np.inf] * 4)
     with pytest.raises(ValueError, match="bias_1 has values that are not finite"):
         export(layer, tmp_path / "model.c", format="c")
+
+
+def test_every_kind_of_dropout_is_left_out(tmp_path):
+    kinds = [keras.layers.Dropout, Dropout, VariationalDropout]
+    net = keras.Sequential([keras.Input((None, 3)), TCN(4, 2, 2), *(kind(0.5) for kind in kinds)])
+    export(net, tmp_path / "net.c", format="c")
+    export(zoo.lstm_adding(layers=2, hidden_units=4), tmp_path / "zoo.c", format="c")
 
 
 def test_files_are_replaced_only_with_overwrite(tmp_path):

@@ -320,3 +320,11 @@ def test_half_precision_adds_up_gradients_of_the_projections_bias_in_float32():
         found += [np.asarray(gradient) for gradient in gradients]
     exact, rough = found
     assert np.linalg.norm(rough - exact) < 0.02 * np.linalg.norm(exact)
+
+
+def test_quantized_weights_keep_their_scale():
+    model = keras.Sequential([keras.Input((None, 3)), LRU(4, seed=1)])
+    x = noise(2, 6, 3)
+    before = np.asarray(model(x))
+    model.quantize("int8")
+    np.testing.assert_allclose(model(x), before, atol=0.02)

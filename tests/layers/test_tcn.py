@@ -374,3 +374,11 @@ def test_bad_calls():
     ):
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_quantized_weights_keep_their_scale():
+    model = keras.Sequential([keras.Input((None, 3)), TCN(4, 2, 2, seed=1)])
+    x = noise(2, 6, 3)
+    before = np.asarray(model(x))
+    model.quantize("int8")
+    np.testing.assert_allclose(model(x), before, atol=0.02)

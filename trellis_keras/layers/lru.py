@@ -467,7 +467,9 @@ class LRU(
 
     def _project(self, inputs):
         x = ops.cast(inputs, self.compute_dtype)
-        if self.projection is not None:
+        if self.projection is not None and self.projection.quantization_mode is not None:
+            x = self.projection(x)
+        elif self.projection is not None:
             # Not `self.projection(x)`: TensorFlow adds up the gradient of its bias in bfloat16.
             kernel, bias = self.projection.kernel, self.projection.bias
             x = matmul(x, ops.cast(kernel, x.dtype), x.dtype) + ops.cast(bias, x.dtype)

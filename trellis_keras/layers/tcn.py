@@ -305,6 +305,8 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
 
     def _project(self, x):
         """Computes `self.shortcut(x)` so that TensorFlow adds up bias gradients in float32."""
+        if self.shortcut.quantization_mode is not None:
+            return self.shortcut(x)
         kernel, bias = (ops.cast(w, x.dtype) for w in (self.shortcut.kernel, self.shortcut.bias))
         return product(x, kernel, x.dtype) + bias
 
