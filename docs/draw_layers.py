@@ -10,7 +10,7 @@ import matplotlib.patches
 import numpy as np
 from matplotlib.figure import Figure
 
-from trellis_keras.layers import DropConnect, EmbeddingDropout, VariationalDropout
+from trellis_keras.layers import DropConnect, Dropout, EmbeddingDropout, VariationalDropout
 
 HERE = pathlib.Path(__file__).parent
 BLUE, GREEN, ORANGE, GRAY = "tab:blue", "tab:green", "tab:orange", "0.8"
@@ -252,7 +252,7 @@ def draw_dropout():
     kernel = DropConnect(0.4, 1)(np.ones((2, 6, 8), "float32"), training=True)
     kernel = np.concatenate([kernel[0], kernel[1]], axis=0)
     masks = {
-        "keras.layers.Dropout\neach value": keras.layers.Dropout(0.4, seed=1)(ones, training=True),
+        "Dropout\neach value": Dropout(0.4, seed=1)(ones, training=True),
         "VariationalDropout\nthe same channels at all steps": VariationalDropout(0.4, 3)(
             ones, training=True
         ),

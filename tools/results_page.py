@@ -203,7 +203,8 @@ def _not_trained(runs):
         f"Of the {len(rest)} values not trained here, {long} take more than ten days on\n"
         "one core each (the word-level and character TrellisNets, WikiText-103, LAMBADA, text8\n"
         "and enwik8), and 24M-parameter models take longer than 10M-parameter models. They need a\n"
-        "GPU; [benchmarks/gpu](../benchmarks/gpu) has `trellisnet_ptb` and `trellisnet_char_ptb`.\n"
+        "GPU; [benchmarks/gpu](../benchmarks/gpu) queues `trellisnet_ptb` and\n"
+        "`trellisnet_char_ptb`.\n"
     )
 
 

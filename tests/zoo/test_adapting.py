@@ -24,10 +24,14 @@ def test_climbing():
 
 
 def test_climbing_leaves_settings_that_diverge():
+    tried = []
+
     def loss_of(value):
+        tried.append(value)
         return adapting._finite((np.log(value) - np.log(0.01)) ** 2 if value < 0.1 else np.nan)
 
     assert adapting._climb(loss_of, 1.0) == pytest.approx(1 / 81)
+    assert tried == pytest.approx([1, 1 / 3, 1 / 9, 1 / 27, 1 / 81, 1 / 243])
     assert adapting._finite(np.float32(2)) == 2
 
 

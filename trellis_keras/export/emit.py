@@ -20,6 +20,7 @@ from trellis_keras.layers import (
     TCN,
     AdaptiveSoftmax,
     DenseHead,
+    Dropout,
     GridLSTMCell,
     GRUGates,
     LRUCell,
@@ -105,6 +106,7 @@ _TRANSPARENT = (
     keras.layers.GaussianDropout,
     keras.layers.GaussianNoise,
     keras.layers.Identity,
+    Dropout,
     *DROPOUTS,
 )
 

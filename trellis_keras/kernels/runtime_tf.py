@@ -79,10 +79,20 @@ def uniform(shape: tf.Tensor | tuple, generator: keras.random.SeedGenerator) -> 
     return tf.random.stateless_uniform(shape, _next_seed(generator), alg=_ALGORITHM)
 
 
-def dropout(x: tf.Tensor, rate: float, generator: keras.random.SeedGenerator) -> tf.Tensor:
+def dropout(
+    x: tf.Tensor,
+    rate: float,
+    noise_shape: tuple[int | None, ...] | None,
+    generator: keras.random.SeedGenerator,
+) -> tf.Tensor:
     """Drops elements of x, without XLA those that `keras.random.dropout` drops."""
-    seed = _next_seed(generator)
-    return tf.nn.experimental.stateless_dropout(x, rate, seed, rng_alg=_ALGORITHM)
+    shape = tf.shape(x)
+    if noise_shape is not None:
+        sizes = tf.unstack(shape)
+        shape = [a if b is None else b for a, b in zip(sizes, noise_shape, strict=True)]
+    return tf.nn.experimental.stateless_dropout(
+        x, rate, _next_seed(generator), rng_alg=_ALGORITHM, noise_shape=shape
+    )
 
 
 def _next_seed(generator):

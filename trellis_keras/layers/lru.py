@@ -8,7 +8,7 @@ from keras import ops
 
 from trellis_keras import kernels
 from trellis_keras.kernels.lattice_loop import lattice_loop
-from trellis_keras.kernels.products import matmul
+from trellis_keras.kernels.products import linear, matmul
 from trellis_keras.kernels.scan import scan
 from trellis_keras.layers import streaming
 from trellis_keras.layers.base import (
@@ -467,12 +467,7 @@ class LRU(
 
     def _project(self, inputs):
         x = ops.cast(inputs, self.compute_dtype)
-        if self.projection is not None and self.projection.quantization_mode is not None:
-            x = self.projection(x)
-        elif self.projection is not None:
-            # Not `self.projection(x)`: TensorFlow adds up the gradient of its bias in bfloat16.
-            kernel, bias = self.projection.kernel, self.projection.bias
-            x = matmul(x, ops.cast(kernel, x.dtype), x.dtype) + ops.cast(bias, x.dtype)
+        x = x if self.projection is None else linear(self.projection, x)
         return ops.cast(x, self.state_dtype)
 
     # Streaming

@@ -43,7 +43,7 @@ class _MaskDropout(FixedRatesMixin, keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class Dropout(keras.layers.Dropout):
+class Dropout(FixedRatesMixin, keras.layers.Dropout):
     """`keras.layers.Dropout`, with masks that XLA draws fast on a CPU.
 
     With XLA, TensorFlow draws the mask of `keras.layers.Dropout` so slowly on a CPU that the mask
@@ -52,7 +52,8 @@ class Dropout(keras.layers.Dropout):
 
     Args:
         rate: Float in [0, 1], fraction of the elements to drop.
-        noise_shape: Shape of the mask. Defaults to `None`, the shape of the inputs.
+        noise_shape: Shape of the mask, with None for sizes of the inputs. Defaults to `None`, the
+            shape of the inputs.
         seed: Integer, or None for a random seed. Defaults to None.
 
     Call arguments:
@@ -71,11 +72,11 @@ class Dropout(keras.layers.Dropout):
 
     def call(self, inputs: Tensor, training: bool = False) -> Tensor:
         is_active = training and 0 < self.rate < 1
-        if keras.backend.backend() != "tensorflow" or not is_active or self.noise_shape is not None:
+        if keras.backend.backend() != "tensorflow" or not is_active:
             return super().call(inputs, training=training)
         from trellis_keras.kernels import runtime_tf
 
-        return runtime_tf.dropout(inputs, self.rate, self.seed_generator)
+        return runtime_tf.dropout(inputs, self.rate, self.noise_shape, self.seed_generator)
 
 
 @keras.saving.register_keras_serializable("trellis_keras")

@@ -31,7 +31,7 @@ from trellis_keras.layers.base import (
     tanh,
 )
 from trellis_keras.layers.keras_streams import RATES_LOCK, cell_step, take, without_dropout
-from trellis_keras.layers.regularization import Dropout, VariationalDropout
+from trellis_keras.layers.regularization import VariationalDropout
 from trellis_keras.types import Cache, Constraint, Initializer, Regularizer, Shape, Tensor
 
 _KINDS = ("kernel", "recurrent", "bias")
@@ -597,9 +597,9 @@ def _lstm(h1, h2, m, kernel, recurrent_kernel, bias):
     return ops.sigmoid(o) * tanh(m), m
 
 
-# The layers allowed between recurrent layers, of which C export knows exactly these classes.
-# (Keras' SpatialDropout1D is a Dropout.)
-DROPOUTS = (keras.layers.Dropout, Dropout, VariationalDropout)
+# The layers allowed between recurrent layers. (Keras' SpatialDropout1D and this package's Dropout
+# are Dropouts.)
+DROPOUTS = (keras.layers.Dropout, VariationalDropout)
 # Measured with LRUs: XLA takes 0.83, 0.97, 1.04 of the time at 256, 512, 640 units.
 UNITS_FOR_XLA = 512
 

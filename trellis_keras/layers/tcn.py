@@ -11,6 +11,7 @@ from keras import ops
 from trellis_keras import kernels
 from trellis_keras.kernels.cone import Cone, offsets, read
 from trellis_keras.kernels.convolution import convolve, gather, product
+from trellis_keras.kernels.products import linear
 from trellis_keras.layers import streaming
 from trellis_keras.layers.base import (
     FixedRatesMixin,
@@ -299,16 +300,9 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
             z = _apply_mask(z, masks[n])
         y = z
         if self.residual:
-            y = z + (shortcut_x if self.shortcut is None else self._project(shortcut_x))
+            y = z + (shortcut_x if self.shortcut is None else linear(self.shortcut, shortcut_x))
             y = y if self.activation == "glu" else activate(self.activation, y)
         return _apply_mask(y, masks[1]), z
-
-    def _project(self, x):
-        """Computes `self.shortcut(x)` so that TensorFlow adds up bias gradients in float32."""
-        if self.shortcut.quantization_mode is not None:
-            return self.shortcut(x)
-        kernel, bias = (ops.cast(w, x.dtype) for w in (self.shortcut.kernel, self.shortcut.bias))
-        return product(x, kernel, x.dtype) + bias
 
     def _conditioning(self, condition):
         """Returns `condition_kernel` times the condition, or None without a condition.

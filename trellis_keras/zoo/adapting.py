@@ -114,12 +114,12 @@ def _finite(loss):
 
 def _climb(loss_of, start, factor=3.0):
     """Returns the value with the lowest loss, found by scaling a start value step by step."""
-    tiny, lowest = 1e-6 * start, loss_of(start)
+    tiny, lowest, steps = 1e-6 * start, loss_of(start), (factor, 1 / factor)
     while lowest == math.inf and start > tiny:
-        start /= factor
+        start, steps = start / factor, (1 / factor,)
         lowest = loss_of(start)
     best = start
-    for step in (factor, 1 / factor):
+    for step in steps:
         value = start * step
         while (loss := loss_of(value)) < lowest:
             best, lowest = value, loss
