@@ -692,8 +692,14 @@ def _is_vector(value):
 
 
 def _string(text):
-    """Returns a text as a C string literal."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    """Returns the UTF-8 of a text as a C string literal.
+
+    A raw `\\n`, `\\r` or `??/` would end the literal, and the rest of a name would be code. So all
+    but printable ASCII are octal escapes.
+    """
+    octets = text.encode("utf-8", "surrogatepass")
+    plain = set(range(0x20, 0x7F)) - set(b'"?\\')
+    return '"' + "".join(chr(o) if o in plain else f"\\{o:03o}" for o in octets) + '"'
 
 
 def statement(name: str, *arguments: object) -> str:
