@@ -1,5 +1,8 @@
 """Names of strangers in generated code: real compilers read them as names, never as code."""
 
+import ctypes
+import dataclasses
+import json
 import shutil
 import subprocess
 
@@ -7,9 +10,11 @@ import keras
 import pytest
 
 from tests.export.test_c import WARNINGS, ZIG
-from trellis_keras.export import compiled
-from trellis_keras.export.c import stream_program
+from trellis_keras.export import compiled, export
+from trellis_keras.export.c import proven_source, stream_program
 from trellis_keras.export.c_source import print_c
+from trellis_keras.export.program import Part
+from trellis_keras.export.wasm import es_module
 
 # Each would declare `injected` if a part of it were read as code.
 CODE = "int injected(void) { return 42; }"
@@ -26,14 +31,13 @@ COMPILERS = [
 ]
 
 
-def dense(name="dense", outputs=2):
-    net = keras.Sequential([keras.Input((None, 2)), keras.layers.Dense(outputs, name=name)])
+def dense(outputs=2):
+    net = keras.Sequential([keras.Input((None, 2)), keras.layers.Dense(outputs)])
     return net, stream_program(net, "model")
 
 
-@pytest.mark.parametrize("trigraphs", ["-trigraphs", "-O1"])
 @pytest.mark.parametrize("compiler", COMPILERS)
-def test_names_of_outputs_are_strings(compiler, trigraphs, tmp_path):
+def test_names_of_outputs_are_strings(compiler, tmp_path):
     _, program = dense(outputs=len(HOSTILE))
     program.names = HOSTILE
     compiled.write_source(print_c(program, "model", "float"), tmp_path)
@@ -51,9 +55,44 @@ int main(void)
     return 0;
 }
 """)
-    command = [*compiler, *WARNINGS, trigraphs, "main.c", "model.c", "-lm"]
+    command = [*compiler, *WARNINGS, "-trigraphs", "main.c", "model.c", "-lm"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     printed = subprocess.run(tmp_path / "a.out", capture_output=True, text=True).stdout
-    wanted = [name.encode("utf-8", "surrogatepass").split(b"\0")[0].hex() for name in HOSTILE]
+    wanted = [name.encode("utf-8", "backslashreplace").split(b"\0")[0].hex() for name in HOSTILE]
     assert printed.splitlines() == wanted
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_names_in_comments_stay_there(compiler, tmp_path):
+    net, program = dense()
+    columns = {"inputs": HOSTILE, "targets": HOSTILE}
+    export(net, tmp_path / "columns.c", format="c", series=columns)
+    for number, name in enumerate(HOSTILE):
+        (part,) = (item for item in program.body.items if isinstance(item, Part))
+        part.name = part.comment = name
+        compiled.write_source(print_c(program, f"layer_{number}", "float"), tmp_path)
+    files = [path.name for path in tmp_path.glob("*.c")]
+    command = [*compiler, *WARNINGS, "-trigraphs", "-shared", "-fPIC", *files, "-lm"]
+    run = subprocess.run([*command, "-o", "model.so"], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert not hasattr(ctypes.CDLL(str(tmp_path / "model.so")), "injected")
+    assert all(path.read_bytes().isascii() for path in tmp_path.glob("*.[ch]"))
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_names_in_an_es_module_stay_names(tmp_path):
+    code = "globalThis.injected = true;"
+    hostile = [name.replace(CODE, code) for name in HOSTILE]
+    net, _ = dense(outputs=len(hostile))
+    source, *_ = proven_source(net, "model", {"inputs": hostile})
+    source = dataclasses.replace(source, names=hostile)
+    (tmp_path / "model.mjs").write_text(es_module(source, f"a\u2028{code}\n{code}//"))
+    script = """
+import { names } from "./model.mjs";
+console.log(JSON.stringify([names, "injected" in globalThis]));
+"""
+    (tmp_path / "main.mjs").write_text(script)
+    run = subprocess.run(["node", "main.mjs"], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout) == [hostile, False]

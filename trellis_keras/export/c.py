@@ -13,7 +13,7 @@ import numpy as np
 from keras import ops
 
 from trellis_keras.export.c_fixed import print_fixed
-from trellis_keras.export.c_source import Source, print_c
+from trellis_keras.export.c_source import Source, comment_text, print_c
 from trellis_keras.export.compiled import FixedStream, NativeStream, find_compiler, write_source
 from trellis_keras.export.emit import emit_model
 from trellis_keras.export.emit_graph import emit_graph
@@ -244,7 +244,7 @@ def _round_up(number):
 
 
 def _comment(lines):
-    body = "\n".join(f" * {line.replace('*/', '* /')}".rstrip() for line in lines)
+    body = "\n".join(f" * {comment_text(line)}".rstrip() for line in lines)
     return f"/*\n{body}\n */\n"
 
 

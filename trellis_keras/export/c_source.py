@@ -473,7 +473,7 @@ void {self.prefix}_reset({self.prefix}_state *s);
             yield ""
         for item in part.items:
             if isinstance(item, Part):
-                comment = f"/* {item.name}: {item.comment} */"
+                comment = f"/* {comment_text(f'{item.name}: {item.comment}')} */"
                 lines = list(self._part(item, depth + 1))
                 if lines:
                     yield f"{indent}{self._when(item.clock)}{{ {comment}"
@@ -697,9 +697,30 @@ def _string(text):
     A raw `\\n`, `\\r` or `??/` would end the literal, and the rest of a name would be code. So all
     but printable ASCII are octal escapes.
     """
-    octets = text.encode("utf-8", "surrogatepass")
+    octets = text.encode("utf-8", "backslashreplace")
     plain = set(range(0x20, 0x7F)) - set(b'"?\\')
     return '"' + "".join(chr(o) if o in plain else f"\\{o:03o}" for o in octets) + '"'
+
+
+# Ends or nests a comment, splices lines, or is half of a trigraph.
+_NOT_IN_COMMENTS = re.compile(r"[^ -~]|\\|(?<=\*)/|(?<=/)\*|(?<=\?)\?")
+
+
+def comment_text(text: str) -> str:
+    """Returns a text, such as a name, as a line of a comment in C or JavaScript.
+
+    Example:
+
+    >>> comment_text("a*/ é")
+    'a*\\\\x2f \\\\xe9'
+    """
+    return _NOT_IN_COMMENTS.sub(lambda found: _escaped(ord(found[0])), text)
+
+
+def _escaped(code_point):
+    if code_point < 2**8:
+        return f"\\x{code_point:02x}"
+    return f"\\u{code_point:04x}" if code_point < 2**16 else f"\\U{code_point:08x}"
 
 
 def statement(name: str, *arguments: object) -> str:

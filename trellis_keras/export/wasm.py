@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from trellis_keras.export.c import check_equal, proven_source
-from trellis_keras.export.c_source import Source
+from trellis_keras.export.c_source import Source, comment_text
 from trellis_keras.export.compiled import ZIG, has_zig, write_source
 from trellis_keras.files import atomic_write, check_output
 
@@ -159,11 +159,11 @@ def es_module(source: Source, stem: str) -> str:
     x = "token id" if source.takes_token else f"{array}({source.inputs})"
     values = {
         "COMMENT": source.comment.strip(),
-        "STEM": stem,
+        "STEM": comment_text(stem),
         "CALL": f"{x} -> {array}({source.outputs})",
         "INPUTS": str(source.inputs),
         "OUTPUTS": str(source.outputs),
-        "NAMES": json.dumps(source.names, ensure_ascii=False),
+        "NAMES": json.dumps(source.names),
         "ARRAY": array,
         "BUFFER": "" if source.takes_token else _BUFFER.replace("@ARRAY@", array),
         "READ": _READ_TOKEN if source.takes_token else _READ_NUMBERS,
