@@ -13,10 +13,12 @@ import textwrap
 from trellis_keras.files import atomic_write
 from trellis_keras.zoo import registry
 from trellis_keras.zoo.datasets import info
-from trellis_keras.zoo.pretrained import WEIGHTS_KEPT
+from trellis_keras.zoo.pretrained import differences
 from trellis_keras.zoo.results import all_runs, assets_folder
 
 CARD = "card.md"
+# Larger weights are not kept in the repository.
+LARGEST_WEIGHTS = 5_000_000  # bytes
 
 # Benchmarks without a training text.
 _NO_TRAINING_TEXT = {"lambada"}
@@ -51,7 +53,7 @@ def card(run):
         "## Use it",
         _use(recipe, results),
         "## Limits",
-        _limits(recipe, results),
+        _limits(run, recipe),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -274,7 +276,7 @@ def _use(recipe, results):
     return "\n".join(["```python", "from trellis_keras import zoo", "", *lines, "```"])
 
 
-def _limits(recipe, results):
+def _limits(run, recipe):
     lines = []
     if recipe.data in _NO_TRAINING_TEXT:
         lines.append(
@@ -291,15 +293,57 @@ def _limits(recipe, results):
         lines.append(
             f"Trained only on sequences of the benchmark's length (T={recipe.data_options['T']})."
         )
-    if "weights_sha256" in results:
+    if "weights_sha256" in run.results:
         lines.append(
             "The weights are released under the package's licence. They were trained on the "
             "benchmark's training split only, and are meant for its task only."
         )
+        lines.append(_precision(run.results))
     else:
-        lines.append(f"The trained weights are not published: {WEIGHTS_KEPT}.")
+        lines.append(f"The trained weights are not published: {_why_no_weights(run, recipe)}.")
     lines.append("The last digits of results differ between backends and machines.")
     return _list(lines)
+
+
+def _precision(results):
+    if results["weights_dtype"] == "float16":
+        return (
+            "The file stores the weights in half precision, with which the test result is the same "
+            "to the printed digit."
+        )
+    return (
+        "The file stores the weights in single precision: half would change the last printed digit "
+        "of the test result."
+    )
+
+
+def _why_no_weights(run, recipe):
+    """Returns the reason why a run has no weights in the zoo, as text."""
+    if recipe.metric == "perplexity":
+        return "their vocabulary of words would contain parts of the text"
+    if (better := _replacement(run, recipe)) is not None:
+        return (
+            f"{_code(better.title)} trains the same network to {ours(better.results)} "
+            f'{recipe.metric}, and `weights="pretrained"` loads those weights'
+        )
+    size = run.results["parameters"] * 2 / 1e6
+    if size > LARGEST_WEIGHTS / 1e6:
+        return f"they take {size:.0f} MB in half precision, and the zoo keeps files under 5 MB"
+    return f"they were saved in single precision, {2 * size:.1f} MB; the zoo keeps files under 5 MB"
+
+
+def _replacement(run, recipe):
+    """Returns the run with weights of the same network as a run's, or None."""
+    return next(
+        (
+            other
+            for other in all_runs()
+            if other.model == run.model
+            and "weights_sha256" in other.results
+            and not differences(recipe, other.recipe)
+        ),
+        None,
+    )
 
 
 def _without_html(text):

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from typing import Annotated
 
+import h5py
 import typer
 from matplotlib.figure import Figure
 
@@ -26,9 +27,6 @@ from trellis_keras.training.monitors import read_history
 from trellis_keras.zoo import environment, pretrained, read_recipe
 from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.results import RESULTS, WEIGHTS, Run, assets_folder
-
-# Larger weights are not kept in the repository.
-_LARGEST_WEIGHTS = 5_000_000  # bytes
 
 
 def main(
@@ -62,8 +60,9 @@ def publish(
     """Evaluates the best model of a run on the test split and publishes it in the zoo.
 
     Writes `results.json`, `history.csv`, `curve.png`, `card.md` and, for a model trained on the
-    zoo's own data, the weights if they are smaller than 5 MB. A vocabulary of characters or bytes
-    is saved with them; a vocabulary of words is not, because it would contain parts of the text.
+    zoo's own data, the weights if they are smaller than 5 MB: in half precision if the test result
+    keeps its printed digits, otherwise in single precision. A vocabulary of characters or bytes is
+    saved with them; a vocabulary of words is not, because it would contain parts of the text.
 
     Args:
         run: The run's folder.
@@ -151,14 +150,16 @@ def _publish(run, recipe, folder, data_dir, other_seeds, facts):
     for each in (run, *other_seeds):
         _check_whole(each)
     _check_seeds(run, recipe, other_seeds)
-    results = _results(run, recipe, model, _evaluate(run, data_dir))
+    if data_dir:
+        recipe = recipe.replace(data_dir=data_dir)
+    results = _results(run, recipe, model, runs.evaluate(recipe, run))
     results["other_seeds"] = [_other_seed(other, data_dir) for other in other_seeds]
     results |= facts
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as aside:
-        weights = _save_weights(model, recipe, pathlib.Path(aside) / WEIGHTS)
+        weights, dtype = _save_weights(model, recipe, results["test"], pathlib.Path(aside))
         if weights is not None:
-            results["weights_sha256"] = pretrained.checksum(weights)
+            results |= {"weights_sha256": pretrained.checksum(weights), "weights_dtype": dtype}
             if recipe.reads_text:
                 results["vocabulary"] = model.vocabulary.get_config()
         text = json.dumps(results, indent=2, allow_nan=False) + "\n"
@@ -178,12 +179,40 @@ def _publish(run, recipe, folder, data_dir, other_seeds, facts):
     return results
 
 
-def _save_weights(model, recipe, path):
-    """Saves a model's weights, unless they may not be published (returns None)."""
+def _save_weights(model, recipe, test, folder):
+    """Saves a model's weights, and returns their path and dtype, or None and None if not kept."""
     if not keeps_weights(recipe, getattr(model, "vocabulary", None)):
-        return None
+        return None, None
+    path, half = folder / WEIGHTS, folder / f"half.{WEIGHTS}"
     model.save_weights(path)
-    return path if path.stat().st_size < _LARGEST_WEIGHTS else None
+    halve(path, half)
+    found = runs.evaluate_model(recipe, pretrained.load_weights(model, recipe.name, half))
+    digits = [f"{value:.4g}" for value in (found[recipe.metric], test)]
+    same = digits[0] == digits[1]
+    if not same:
+        typer.echo(
+            f"The weights stay in single precision: in half precision, {recipe.metric} is "
+            f"{digits[0]}, not {digits[1]}."
+        )
+    path, dtype = (half, "float16") if same else (path, "float32")
+    return (path, dtype) if path.stat().st_size < cards.LARGEST_WEIGHTS else (None, None)
+
+
+def halve(path, output):
+    """Copies a weights file with its single-precision arrays in half precision."""
+    with h5py.File(path) as old, h5py.File(output, "w") as new:
+
+        def copy(name, item):
+            if isinstance(item, h5py.Group):
+                copied = new.create_group(name)
+            else:
+                values = item[()]
+                copied = new.create_dataset(
+                    name, data=values.astype("float16") if values.dtype == "float32" else values
+                )
+            copied.attrs.update(item.attrs)
+
+        old.visititems(copy)
 
 
 def _evaluate(run, data_dir):

@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 
+import h5py
 import numpy as np
 import pytest
 
@@ -120,15 +121,35 @@ def test_published_weights_are_loaded_again(run, tmp_path, monkeypatch):
     monkeypatch.setenv("TRELLIS_KERAS_ZOO", str(tmp_path))
     model = zoo.tcn_adding(depth=2, filters=4, weights="pretrained")
     for ours, theirs in zip(model.get_weights(), runs.load_best(run).get_weights(), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_array_equal(ours, theirs.astype("float16"))
     file = tmp_path / "tcn_adding" / "T=8" / WEIGHTS
-    assert file.stat().st_size < 4 * model.count_params() + 100_000  # no optimizer's beside them
+    assert file.stat().st_size < 2 * model.count_params() + 100_000  # no optimizer's beside them
     trained = runs.load_best(text_run)
     arguments = zoo.read_recipe(text_run).arguments
     sizes = {name: arguments[name] for name in ("depth", "hidden_units", "embedding_dim")}
     model = zoo.trellisnet_char(weights="pretrained", **sizes)
     assert model.vocabulary == trained.vocabulary
-    np.testing.assert_array_equal(model.get_weights()[0], trained.get_weights()[0])
+    ours, theirs = model.get_weights()[0], trained.get_weights()[0]
+    np.testing.assert_array_equal(ours, theirs.astype("float16"))
+
+
+def test_weights_stay_in_single_precision_if_half_changes_the_result(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(publish, "keeps_weights", lambda *_: True)
+    monkeypatch.setattr(publish, "halve", _double)
+    results = publish.publish(run, tmp_path / "tcn_adding" / "T=8")
+    assert results["weights_dtype"] == "float32"
+    card = (tmp_path / "tcn_adding" / "T=8" / "card.md").read_text()
+    assert "in single precision: half would change" in card
+    monkeypatch.setenv("TRELLIS_KERAS_ZOO", str(tmp_path))
+    model = zoo.tcn_adding(depth=2, filters=4, weights="pretrained")
+    np.testing.assert_array_equal(model.get_weights()[0], runs.load_best(run).get_weights()[0])
+
+
+def _double(path, output):
+    """Damages weights, as half precision does if they are large."""
+    shutil.copy(path, output)
+    with h5py.File(output, "r+") as file:
+        file["head/vars/0"][...] *= 2
 
 
 @pytest.fixture(scope="module")

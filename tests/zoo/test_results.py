@@ -3,6 +3,7 @@
 import json
 import os
 
+import h5py
 import numpy as np
 import pytest
 
@@ -127,7 +128,7 @@ def test_published_weights_have_their_published_result(published_run, folder_of_
 
 
 def test_the_quickest_of_them_has_its_published_result(folder_of_data):
-    (jsb,) = (found for found in WITH_WEIGHTS if found.title == "tcn_jsb")
+    (jsb,) = (found for found in WITH_WEIGHTS if found.title == "tcn_jsb (fast)")
     check_run(jsb, folder_of_data)
 
 
@@ -152,6 +153,17 @@ def test_dropout_precision_and_state_do_not_matter_to_weights():
     published_weights = zoo.tcn_jsb(weights="pretrained").get_weights()
     np.testing.assert_array_equal(model.get_weights()[0], published_weights[0])
     assert zoo.trellisnet_char(weights="pretrained", stateful=True).backbone.stateful
+
+
+@pytest.mark.both_backends
+def test_weights_in_half_precision_become_variables_in_single_precision():
+    (jsb,) = (found for found in WITH_WEIGHTS if found.title == "tcn_jsb (fast)")
+    with h5py.File(jsb.folder / WEIGHTS) as file:
+        assert file["head/vars/0"].dtype == jsb.results["weights_dtype"] == "float16"
+        stored = file["head/vars/0"][()]
+    model = zoo.tcn_jsb(weights="pretrained")
+    assert {weight.dtype for weight in model.trainable_weights} == {"float32"}
+    np.testing.assert_array_equal(model.head.get_weights()[0], stored.astype("float32"))
 
 
 def test_published_weights_come_with_their_vocabulary():

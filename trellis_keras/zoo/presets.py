@@ -62,6 +62,8 @@ def _load(preset):
     if isinstance(preset, str) and preset in published:
         run = published[preset]
         return registry.published_recipe(run.model, run.setting).build(weights="pretrained")
+    if isinstance(preset, str) and preset in {run.model for run in runs}:
+        return registry.get_model(preset, weights="pretrained")
     if isinstance(preset, str) and preset.startswith(_HUGGING_FACE):
         return load_model(_download(preset.removeprefix(_HUGGING_FACE)))
     folder = pathlib.Path(preset).expanduser()

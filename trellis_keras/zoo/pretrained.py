@@ -15,8 +15,8 @@ from trellis_keras.zoo import results
 
 # The weights that the repository keeps; `tools.publish` follows this rule.
 WEIGHTS_KEPT = (
-    "the zoo keeps weights under 5 MB, and only character-level language models. It does not keep "
-    "all weights of networks that a fast recipe trains better"
+    "the zoo keeps weights under 5 MB, of language models only those of characters, and not those "
+    "of a run that a better run of the same network has replaced"
 )
 
 # Arguments that do not affect the outputs of trained weights, besides those whose names end in

@@ -664,9 +664,19 @@ def evaluate(
         ValueError: An unknown split or counting, changed data, or a damaged file.
         FileNotFoundError: There is no run, it has not finished an epoch, or the data are missing.
     """
+    return evaluate_model(recipe, load_best(folder), split, target_counting, verbose)
+
+
+def evaluate_model(
+    recipe: Any,
+    model: keras.Model,
+    split: str = "test",
+    target_counting: str = "all",
+    verbose: str | int = 0,
+) -> dict[str, float]:
+    """Compiles a model by its recipe and evaluates it, see `evaluate`."""
     if split not in SPLITS:
         raise ValueError(f"`split` must be one of {', '.join(SPLITS)}. Received: {split!r}")
-    model = load_best(folder)
     recipe.compile(model)
     stream = recipe.stream(getattr(recipe.load_data(), split), target_counting)
     results = model.evaluate(stream, return_dict=True, verbose=verbose)
