@@ -1,15 +1,21 @@
 import pathlib
 import re
+import sys
 
 from setuptools import find_packages, setup
 
-ROOT = pathlib.Path(__file__).parent
+ROOT = pathlib.Path(__file__).resolve().parent
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "trellis_keras/__init__.py").read_text())[1]
 # On CPUs jaxlib 0.10.2 computes wrong products of a matrix (3, 3) and 32,769 vectors, for instance
 # (jax-ml/jax issue 39103), and may crash (40412). jax 0.10.2 works with jaxlib 0.10.1. From jaxlib
 # 0.11.2 on, chains of bfloat16 products give NaN on CPUs (see docs/backends.md).
 JAX = ["jax>=0.4.35", "jaxlib!=0.10.2,!=0.11.2,!=0.12.0,!=0.12.0.1"]
 SERVING = ["tensorflow-serving-api>=2.18"]
+# In a checkout, `pip install .` also installs the keras-streams of the checkout. What is published
+# requires a version of it, because an index takes no paths.
+STREAMS = ROOT / "packages" / "keras_streams"
+in_checkout = STREAMS.is_dir() and "sdist" not in sys.argv
+KERAS_STREAMS = f"keras-streams @ {STREAMS.as_uri()}" if in_checkout else "keras-streams>=0.1"
 EDGE = ["ziglang>=0.12"]  # a C compiler for every target, WebAssembly included
 TEST = ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", *JAX, *SERVING, *EDGE]
 
@@ -42,6 +48,7 @@ setup(
         "trellis_keras.zoo._assets": ["*.md", "*.json", "*/*.*", "*/*/*.*"],
     },
     install_requires=[
+        KERAS_STREAMS,
         "tensorflow>=2.18",
         "keras>=3.14.1",  # refuses links to other files in every HDF5 file
         "tensorflow-datasets>=4.9.7",

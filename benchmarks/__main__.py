@@ -14,7 +14,7 @@ import typer
 
 from benchmarks import classification, edge, forecasts, rivals
 from benchmarks.cases import CASES
-from trellis_keras.files import atomic_write
+from keras_streams.files import atomic_write
 
 HERE = pathlib.Path(__file__).resolve().parent.parent
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers.streaming import compile_xla
+from keras_streams.xla import compile_xla
 
 
 def compiled_steps(layer, x, width):

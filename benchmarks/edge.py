@@ -219,7 +219,7 @@ def onnx_runtime(net):
 
 def tensorflow(frozen):
     def way(net):
-        from trellis_keras.layers.streaming import compiled_step
+        from keras_streams import compiled_step
 
         compiled = compiled_step(net.model, frozen=frozen)
         return _stepped(net, compiled)
@@ -229,7 +229,7 @@ def tensorflow(frozen):
 
 def tensorflow_unpacked(net):
     """A call of a `tf.function` of `step`, with the cache as separate tensors."""
-    from trellis_keras.layers.streaming import compile_xla
+    from keras_streams.xla import compile_xla
 
     return _stepped(net, compile_xla(net.model.step, net.model.variables))
 
@@ -372,8 +372,8 @@ def measure(model, folder, turns, size=None, receptive_field=None):
 
 def _integers(net):
     """Returns {quantization: bytes of integer-only C, and instructions per Cortex-M4 step}."""
+    from keras_streams.compiled import write_source
     from trellis_keras.export.c import fixed_source
-    from trellis_keras.export.compiled import write_source
 
     found = {}
     for quantization in ("int8", "int8_rings"):

@@ -98,7 +98,7 @@ def window(batch, cone=False):
         import numpy as np
         from keras import ops
 
-        from trellis_keras.layers.streaming import compile_xla
+        from keras_streams.xla import compile_xla
 
         model = _model()
 

@@ -98,8 +98,7 @@ class OursTensorFlow(_Keras):
     def reset(self):
         import keras
 
-        from trellis_keras.layers import to_stream
-        from trellis_keras.layers.streaming import compiled_step
+        from keras_streams import compiled_step, to_stream
 
         stream = to_stream(self.model)
         self.compiled, self.cache = compiled_step(stream, frozen=True), stream.initial_cache(1)

@@ -3,7 +3,7 @@
 - README.md, docs/*.md and all that they link to, with links as they are on GitHub;
 - a list of the measurements in benchmarks/results;
 - the examples of examples/README.md as tutorials;
-- the reference: everything that the package's modules export.
+- the reference: everything that the packages' modules export.
 """
 
 import ast
@@ -26,34 +26,42 @@ BENCHMARKS = "benchmarks/results"
 TUTORIALS = ("quickstart", *EXAMPLES)
 
 REFERENCE = {
-    "layers": (
-        "Layers",
-        ["layers", "layers.streaming:StreamingMixin,to_stream,compiled_step,PackedCache"],
-    ),
+    "layers": ("Layers", ["trellis_keras.layers"]),
+    "streams": ("Streams", ["keras_streams"]),
     "models": (
         "Models",
-        ["models", "models.base:BackboneModel", "models.sequence_models:SequenceModel"],
+        [
+            "trellis_keras.models",
+            "trellis_keras.models.base:BackboneModel",
+            "trellis_keras.models.sequence_models:SequenceModel",
+        ],
     ),
-    "data": ("Data", ["data"]),
-    "training": ("Training", ["training"]),
-    "forecasting": ("Forecasting", ["forecasting"]),
+    "data": ("Data", ["trellis_keras.data"]),
+    "training": ("Training", ["trellis_keras.training"]),
+    "forecasting": ("Forecasting", ["trellis_keras.forecasting"]),
     "zoo": (
         "Zoo",
         [
-            *("zoo", "zoo.trellisnet", "zoo.tcn", "zoo.lru", "zoo.series"),
-            "zoo.run:train,evaluate,load_best,Observation",
-            "zoo.datasets",
+            *(
+                "trellis_keras.zoo",
+                "trellis_keras.zoo.trellisnet",
+                "trellis_keras.zoo.tcn",
+                "trellis_keras.zoo.lru",
+                "trellis_keras.zoo.series",
+            ),
+            "trellis_keras.zoo.run:train,evaluate,load_best,Observation",
+            "trellis_keras.zoo.datasets",
         ],
     ),
     "tools": (
         "Tools",
         [
-            "export:export",
-            "scoring:score",
-            "interop",
-            "theorem1",
-            "torch_weights:load_torch_state_dict",
-            "kernels:enabled,disabled",
+            "trellis_keras.export:export",
+            "trellis_keras.scoring:score",
+            "trellis_keras.interop",
+            "trellis_keras.theorem1",
+            "trellis_keras.torch_weights:load_torch_state_dict",
+            "trellis_keras.kernels:enabled,disabled",
         ],
     ),
 }
@@ -157,7 +165,7 @@ def reference(title: str, modules: list[str]) -> str:
     for module in modules:
         module, _, named = module.partition(":")
         names, made = (named.split(","), []) if named else exported(module)
-        lines += [f"::: trellis_keras.{module}.{name}\n" for name in names]
+        lines += [f"::: {module}.{name}\n" for name in names]
         if made:
             lines.append(f"Also, see `help(zoo.{made[0]})`: `{'`, `'.join(made)}`.\n")
     return "\n".join(lines)
@@ -168,7 +176,9 @@ def exported(module: str) -> tuple[list[str], list[str]]:
 
     Names of other modules that it adds are left out.
     """
-    path = ROOT / "trellis_keras" / module.replace(".", "/")
+    name = module.replace(".", "/")
+    found = (folder / name for folder in (ROOT, *ROOT.glob("packages/*")))
+    path = next(path for path in found if path.is_dir() or path.with_suffix(".py").is_file())
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     body = ast.parse(path.read_text(encoding="utf-8")).body
     assigned = {

@@ -12,9 +12,9 @@ import matplotlib.dates as mdates
 import matplotlib.pyplot as plt
 import numpy as np
 
+from keras_streams import compiled_step
 from trellis_keras.forecasting import Columns, Forecaster, TimeSeries, WindowStream
 from trellis_keras.layers import TCN
-from trellis_keras.layers.streaming import compiled_step
 
 WINDOW, HORIZON = 168, 24
 FILE = pathlib.Path(__file__).resolve().parent / "data" / "traffic.csv.gz"

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import itertools
 import pkgutil
 import re
 
@@ -9,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 
+import keras_streams
 import trellis_keras
 from trellis_keras import layers, models, training, zoo
 from trellis_keras.zoo import registry
@@ -38,7 +40,9 @@ def _reader_has():
     model = BriefModel([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     public = {
-        name: getattr(part, name) for part in (layers, models, training) for name in part.__all__
+        name: getattr(part, name)
+        for part in (keras_streams, layers, models, training)
+        for name in part.__all__
     }
     dataset = _Pairs(x, y)
     return {
@@ -68,7 +72,11 @@ class _Pairs(keras.utils.PyDataset):
 
 
 def _examples():
-    for module in pkgutil.walk_packages(trellis_keras.__path__, "trellis_keras."):
+    packages = (keras_streams, trellis_keras)
+    walks = (
+        pkgutil.walk_packages(package.__path__, f"{package.__name__}.") for package in packages
+    )
+    for module in itertools.chain(*walks):
         if module.name.endswith("__main__"):
             continue
         for found in doctest.DocTestFinder().find(importlib.import_module(module.name)):

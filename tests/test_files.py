@@ -10,16 +10,11 @@ import zipfile
 import numpy as np
 import pytest
 
+from keras_streams.files import atomic_write
 from tests.support.disks import NO_SPACE, fill, read_only, small_disk
 from tests.support.processes import ROOT
 from trellis_keras import files
-from trellis_keras.files import (
-    atomic_write,
-    folder_lock,
-    open_archive,
-    read_npz,
-    remove_unfinished,
-)
+from trellis_keras.files import folder_lock, open_archive, read_npz, remove_unfinished
 
 # Atomic writes
 

@@ -18,7 +18,7 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr
 import keras, numpy as np
 import trellis_keras
 from trellis_keras import export, layers, models, theorem1
-from trellis_keras.layers.streaming import compiled_step
+from keras_streams import compiled_step
 
 folder = pathlib.Path(sys.argv[1])
 assert folder in pathlib.Path(trellis_keras.__file__).parents

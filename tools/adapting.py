@@ -13,8 +13,8 @@ from typing import Annotated
 
 import typer
 
+from keras_streams.files import atomic_write
 from tools.publish import zoo_folder
-from trellis_keras.files import atomic_write
 from trellis_keras.zoo import read_recipe
 from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.adapting import evaluate_cache, evaluate_dynamic

@@ -10,7 +10,7 @@ import re
 import shlex
 import textwrap
 
-from trellis_keras.files import atomic_write
+from keras_streams.files import atomic_write
 from trellis_keras.zoo import registry
 from trellis_keras.zoo.datasets import info
 from trellis_keras.zoo.pretrained import differences

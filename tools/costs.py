@@ -20,9 +20,9 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from keras_streams.files import atomic_write
 from tools.process import begin_epoch, peak_memory, words
 from trellis_keras import zoo
-from trellis_keras.files import atomic_write
 from trellis_keras.zoo.environment import environment
 from trellis_keras.zoo.results import COSTS, assets_folder
 

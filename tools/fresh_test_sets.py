@@ -12,7 +12,7 @@ import statistics
 
 import typer
 
-from trellis_keras.files import atomic_write
+from keras_streams.files import atomic_write
 from trellis_keras.zoo import datasets, registry
 from trellis_keras.zoo.results import RESULTS, WEIGHTS, all_runs
 

@@ -21,8 +21,9 @@ import h5py
 import typer
 from matplotlib.figure import Figure
 
+from keras_streams.files import atomic_write
 from tools import cards
-from trellis_keras.files import atomic_write, check_no_links, folder_lock
+from trellis_keras.files import check_no_links, folder_lock
 from trellis_keras.training.monitors import read_history
 from trellis_keras.zoo import environment, pretrained, read_recipe
 from trellis_keras.zoo import run as runs

@@ -17,7 +17,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from trellis_keras.files import atomic_write
+from keras_streams.files import atomic_write
 from trellis_keras.zoo.run import is_finished
 
 PUBLISHED = "published.json"

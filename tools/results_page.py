@@ -5,10 +5,10 @@ python -m tools.results_page
 
 import itertools
 
+from keras_streams.files import atomic_write
 from tools.cards import difference, ours, verdict
 from tools.table import cost_of, coverage, readable_time, training_seconds
 from trellis_keras import zoo
-from trellis_keras.files import atomic_write
 from trellis_keras.zoo import registry
 from trellis_keras.zoo.results import all_runs, assets_folder, published
 

@@ -8,9 +8,9 @@ python -m tools.table
 import collections
 import re
 
+from keras_streams.files import atomic_write
 from tools.cards import VERDICTS, difference, ours, verdict
 from trellis_keras import zoo
-from trellis_keras.files import atomic_write
 from trellis_keras.zoo import registry
 from trellis_keras.zoo.results import all_runs, assets_folder, read_costs
 from trellis_keras.zoo.results import published as published_values

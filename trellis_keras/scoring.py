@@ -17,17 +17,10 @@ import numpy as np
 from keras import ops
 from tqdm import tqdm
 
+from keras_streams.files import annotate_error, atomic_write, check_output, sync_folder
+from keras_streams.xla import compile_xla
 from trellis_keras.data import Vocabulary
-from trellis_keras.files import (
-    annotate_error,
-    atomic_write,
-    check_output,
-    folder_lock,
-    read_npz,
-    remove_unfinished,
-    sync_folder,
-)
-from trellis_keras.layers.streaming import compile_xla
+from trellis_keras.files import folder_lock, read_npz, remove_unfinished
 from trellis_keras.models import LanguageModel, NeuralCache
 from trellis_keras.models.generation import cached_function
 

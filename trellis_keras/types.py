@@ -1,18 +1,16 @@
 """Type aliases of the public signatures."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
-# A tensor of the current backend, a NumPy array, or a symbolic tensor.
-Tensor = Any
-# Nested lists and dictionaries of tensors, with the batch as their first axis.
-Cache = Any
+from keras_streams.types import Cache, Shape, Tensor
+
+__all__ = ["Cache", "Constraint", "Initializer", "Logs", "Regularizer", "Shape", "Tensor"]
+
 # A dict of metrics that Keras passes to callbacks.
 Logs = Any
-# None stands for any size.
-Shape = Sequence[int | None]
 
 Initializer = str | dict | keras.initializers.Initializer | Callable | None
 Regularizer = str | dict | keras.regularizers.Regularizer | Callable | None

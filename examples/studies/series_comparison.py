@@ -154,7 +154,7 @@ def write(study):
     """Writes table and figure, and returns the table as Markdown."""
     from study import series
 
-    from trellis_keras.files import atomic_write
+    from keras_streams.files import atomic_write
 
     tables = {task: table(study, task) for task in dict.fromkeys(r["task"] for r in _tested(study))}
     with atomic_write(study.folder / f"{study.name}_table.csv") as temporary:

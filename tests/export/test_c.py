@@ -9,11 +9,12 @@ import keras
 import numpy as np
 import pytest
 
+from keras_streams import compiled
+from keras_streams.c_source import print_c
 from tests.export.random_nets import CHANNELS, draw, random_net
 from trellis_keras import forecasting, zoo
-from trellis_keras.export import compiled, export
+from trellis_keras.export import export
 from trellis_keras.export.c import keras_steps, proven_source, stream_program
-from trellis_keras.export.c_source import print_c
 from trellis_keras.layers import (
     LRU,
     TCN,
@@ -167,8 +168,8 @@ def test_the_same_model_gives_the_same_file(tmp_path):
 
 @GCC
 def test_without_a_compiler_there_is_a_test_program(tmp_path, monkeypatch):
-    for module in ("compiled", "c"):
-        monkeypatch.setattr(f"trellis_keras.export.{module}.find_compiler", lambda: None)
+    for module in ("keras_streams.compiled", "trellis_keras.export.c"):
+        monkeypatch.setattr(f"{module}.find_compiler", lambda: None)
     with pytest.warns(UserWarning, match="cc model.c model_test.c -lm && ./a.out"):
         export(classifier(), tmp_path / "model.c", format="c")
     compile_c(tmp_path, files=["model.c", "model_test.c"])

@@ -9,12 +9,13 @@ import pytest
 from keras import layers
 
 from benchmarks import cortex_m
+from keras_streams import to_stream
+from keras_streams.interpreter import interpret
 from tests.export.random_nets import CHANNELS, random_net
 from tests.export.test_c import GCC, classifier, compile_c, forecaster, language_model
 from trellis_keras.export import export, native
 from trellis_keras.export.c import fixed_source, keras_steps, stream_program
-from trellis_keras.export.interpreter import interpret
-from trellis_keras.layers import TCN, MixtureOfSoftmaxes, to_stream
+from trellis_keras.layers import TCN, MixtureOfSoftmaxes
 
 # A walk, as of a sensor: smooth, with large and small values.
 X = np.random.default_rng(0).normal(size=(120, CHANNELS)).cumsum(axis=0).astype("float32") / 4

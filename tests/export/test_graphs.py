@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
+from keras_streams import to_stream
 from tests.export.random_nets import draw
 from tests.export.test_c import GCC, compile_c
 from trellis_keras.export import export, native
 from trellis_keras.export.c import keras_steps, proven_source, stream_program
-from trellis_keras.layers import TCN, GridLSTMCell, RHNCell, to_stream
+from trellis_keras.layers import TCN, GridLSTMCell, RHNCell
 
 
 def residual(x):

@@ -9,11 +9,12 @@ import subprocess
 import keras
 import pytest
 
+from keras_streams import compiled
+from keras_streams.c_source import print_c
+from keras_streams.program import Part
 from tests.export.test_c import WARNINGS, ZIG
-from trellis_keras.export import compiled, export
+from trellis_keras.export import export
 from trellis_keras.export.c import proven_source, stream_program
-from trellis_keras.export.c_source import print_c
-from trellis_keras.export.program import Part
 from trellis_keras.export.wasm import es_module
 
 # Each would declare `injected` if a part of it were read as code.

@@ -6,9 +6,10 @@ import threading
 import numpy as np
 import pytest
 
+from keras_streams import compiled
 from tests.export.random_nets import CHANNELS
 from tests.export.test_c import classifier, language_model
-from trellis_keras.export import compiled, native
+from trellis_keras.export import native
 from trellis_keras.export.c import keras_steps
 
 X = np.random.default_rng(0).normal(size=(300, CHANNELS)).astype("float32")

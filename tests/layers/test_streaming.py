@@ -5,15 +5,18 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_streams import compiled_step, to_stream
+from keras_streams.protocol import StreamingMixin, check_cache, replace_row
+from keras_streams.xla import compile_xla
 from tests.support.layer_checks import check_streaming, noise
-from trellis_keras.layers import TCN, streaming
+from trellis_keras.layers import TCN
 
 pytestmark = pytest.mark.both_backends
 
 CHANNELS = 3
 
 
-class RunningSum(streaming.StreamingMixin, keras.layers.Layer):
+class RunningSum(StreamingMixin, keras.layers.Layer):
     def call(self, x):
         return ops.cumsum(x, axis=1)
 
@@ -34,14 +37,14 @@ def test_prefill_made_of_steps():
 def test_a_compiled_step_of_a_stack():
     stack = keras.Sequential([keras.Input((None, 3)), TCN(4, 2, depth=1), keras.layers.Dense(2)])
     x = np.random.default_rng(0).normal(size=(1, 3)).astype("float32")
-    y, _ = streaming.compiled_step(stack)(x, streaming.to_stream(stack).initial_cache(1))
+    y, _ = compiled_step(stack)(x, to_stream(stack).initial_cache(1))
     np.testing.assert_allclose(y, stack(x[:, None])[:, 0], atol=1e-6)
 
 
 def test_a_compiled_step_reads_the_weights_of_the_moment_unless_frozen():
     layer = TCN(4, 2, depth=2)
     layer.build((None, None, CHANNELS))
-    steps = streaming.compiled_step(layer), streaming.compiled_step(layer, frozen=True)
+    steps = compiled_step(layer), compiled_step(layer, frozen=True)
     x, cache = noise(2, CHANNELS), layer.initial_cache(2)
     before = [step(x, cache)[0] for step in (layer.step, *steps)]
     for weight in layer.trainable_weights:
@@ -54,7 +57,7 @@ def test_a_compiled_step_reads_the_weights_of_the_moment_unless_frozen():
 def test_a_packed_cache_is_that_of_the_layers():
     parts = [keras.Input((None, CHANNELS)), TCN(4, 2, depth=2), TCN(2, 3, 1, dtype="bfloat16")]
     stack = keras.Sequential(parts)
-    stream, step = streaming.to_stream(stack), streaming.compiled_step(stack)
+    stream, step = to_stream(stack), compiled_step(stack)
     x = noise(2, 4, CHANNELS)
     _, cache = stream.prefill(x[:, :2])
     for t in (2, 3):
@@ -75,7 +78,7 @@ def test_a_compiled_function_updates_variables():
         count.assign(count + x)
         return 2 * count
 
-    compiled = streaming.compile_xla(add, [], [count])
+    compiled = compile_xla(add, [], [count])
     for _ in range(2):
         doubled = compiled(np.ones(2, "float32"))
     np.testing.assert_array_equal(count.value, [2, 2])
@@ -83,24 +86,24 @@ def test_a_compiled_function_updates_variables():
 
 
 def test_replace_row():
-    rows = streaming.replace_row(ops.zeros((3, 2)), ops.convert_to_tensor(1), ops.ones((2,)))
+    rows = replace_row(ops.zeros((3, 2)), ops.convert_to_tensor(1), ops.ones((2,)))
     np.testing.assert_array_equal(rows, [[0, 0], [1, 1], [0, 0]])
 
 
 def test_checks():
     with pytest.raises(ValueError, match="tcn.* is not built"):
-        streaming.compiled_step(TCN(4, 2, depth=2))
+        compiled_step(TCN(4, 2, depth=2))
     layer = TCN(4, 2, depth=2)
     layer.build((None, None, CHANNELS))
     for wrong in (0, -1, None):
         with pytest.raises(ValueError, match=f"batch_size={wrong}"):
             layer.initial_cache(wrong)
     layer, expected = RunningSum(name="sums"), {"sum": [None, CHANNELS]}
-    streaming.check_cache(layer, layer.initial_cache(2), expected)
+    check_cache(layer, layer.initial_cache(2), expected)
     with pytest.raises(ValueError, match=r"fit sums.*\(None, 3\).*Received: .*\(2, 4\)"):
-        streaming.check_cache(layer, {"sum": np.zeros((2, 4))}, expected)
+        check_cache(layer, {"sum": np.zeros((2, 4))}, expected)
     with pytest.raises(ValueError, match="does not fit"):
-        streaming.check_cache(layer, [np.zeros((2, CHANNELS))], expected)
+        check_cache(layer, [np.zeros((2, CHANNELS))], expected)
 
 
 @pytest.mark.both_backends(slow=True)
@@ -114,7 +117,7 @@ def test_a_stack_streams_through_layers_that_treat_each_step_by_itself():
         layer = keras.Sequential([*stack, keras.layers.Dropout(0.5), RunningMax(), *end])
         x = noise(2, 7, CHANNELS)
         layer.build((None, None, CHANNELS))
-        stream = streaming.to_stream(layer)
+        stream = to_stream(layer)
         y, first = stream.prefill(x[:, :4])
         for t in range(4, 7):
             y, first = stream.step(x[:, t], first)
@@ -125,7 +128,7 @@ def test_a_stack_streams_through_layers_that_treat_each_step_by_itself():
         np.testing.assert_allclose(whole[:, -1], y, rtol=1e-5, atol=1e-6)
 
 
-class RunningMax(streaming.StreamingMixin, keras.layers.Layer):
+class RunningMax(StreamingMixin, keras.layers.Layer):
     def call(self, x):
         return ops.stack([ops.max(x[:, : t + 1], axis=1) for t in range(x.shape[1])], axis=1)
 
@@ -141,7 +144,7 @@ class RunningMax(streaming.StreamingMixin, keras.layers.Layer):
 
 
 def test_a_layer_without_its_steps_is_told_what_to_define():
-    layer = streaming.StreamingMixin()
+    layer = StreamingMixin()
     with pytest.raises(NotImplementedError, match=r"must define `initial_cache\(batch_size\)`"):
         layer.initial_cache(1)
     with pytest.raises(NotImplementedError, match=r"StreamingMixin must define `step\(x, cache\)`"):

@@ -7,9 +7,11 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from keras import layers, ops
 
+from keras_streams import compiled_step, to_stream
+from keras_streams.xla import compile_xla
 from tests.support.graphs import random_graph
 from tests.support.layer_checks import noise
-from trellis_keras.layers import LRU, TCN, TCNBlock, TrellisLayer, streaming, to_stream
+from trellis_keras.layers import LRU, TCN, TCNBlock, TrellisLayer
 
 pytestmark = pytest.mark.both_backends
 
@@ -22,7 +24,7 @@ if ON_JAX:  # whose tanh and mean leave float64
 def run(stream, xs):
     """Returns the outputs of all steps, a list of arrays (steps, batch, ...) for each output."""
     # On TensorFlow a graph: for so few steps XLA takes longer to compile.
-    step = streaming.compile_xla(stream.step, stream.variables, any_shape=True)
+    step = compile_xla(stream.step, stream.variables, any_shape=True)
     cache, found = stream.initial_cache(len(xs[0])), []
     for t in range(xs[0].shape[1]):
         x = [ops.convert_to_tensor(x[:, t]) for x in xs]
@@ -135,7 +137,7 @@ def test_branches_wait_for_the_latest_and_outputs_keep_their_own_clock():
     assert stream.rate == {"both": 1, "slow": 2, "early": 1}
     inputs = {"x": noise(2, 12, 3), "z": noise(2, 12, 2)}
     expected = model(inputs)
-    step, cache, found = streaming.compiled_step(stream), stream.initial_cache(2), []
+    step, cache, found = compiled_step(stream), stream.initial_cache(2), []
     for t in range(12):
         y, cache = step({name: x[:, t] for name, x in inputs.items()}, cache)
         found.append(y)
@@ -158,7 +160,7 @@ def test_inputs_have_the_structure_of_the_model():
     late, early = keras.Input((None, 3), name="late"), keras.Input((None, 3), name="early")
     y, x = layers.Subtract()([late, early]), {"late": np.ones((2, 3)), "early": np.zeros((2, 3))}
     stream = to_stream(keras.Model([late, early], y))
-    for step in (stream.step, streaming.compiled_step(stream)):
+    for step in (stream.step, compiled_step(stream)):
         with pytest.raises(ValueError, match=r"structure \['late', 'early'\].*'late': \(2, 3\)"):
             step(x, stream.initial_cache(2))
         y, _ = step(list(x.values()), stream.initial_cache(2))
@@ -236,7 +238,7 @@ def test_a_compiled_step_runs_for_ever():
     """The count of steps does not grow."""
     model = stack(layers.Conv1D(4, 5, padding="same"), layers.MaxPooling1D(3), layers.GRU(2))
     stream = to_stream(model)
-    step, cache = streaming.compiled_step(stream), stream.initial_cache(3)
+    step, cache = compiled_step(stream), stream.initial_cache(3)
     for t in range(40):
         y, cache = step(noise(3, 3), cache)
         assert bool(np.all(np.isnan(y))) == (t < 4 or (t - 4) % 3 > 0)

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
 
+from keras_streams import StreamingMixin
 from tests.support.generation import SIZE, make, rerun_greedily
 from tests.support.layer_checks import assert_close, compiled
 from tests.support.parameters import slow_but
 from tests.support.threads import in_threads
 from trellis_keras.data import Vocabulary
-from trellis_keras.layers import TrellisLayer, streaming
+from trellis_keras.layers import TrellisLayer
 from trellis_keras.models import LanguageModel, generation
 
 samplers = pytest.importorskip("keras_nlp").samplers
@@ -27,7 +28,7 @@ TOP_P = samplers.TopPSampler(p=0.9, temperature=2.0)
 
 
 @keras.saving.register_keras_serializable("test_generation")
-class Toy(streaming.StreamingMixin, keras.layers.Layer):
+class Toy(StreamingMixin, keras.layers.Layer):
     """A backbone with only what the protocol asks for, which compiles quickly."""
 
     def call(self, x):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_streams import compiled_step
 from tests.support.gradients import value_and_gradients
 from tests.support.model_checks import OneBatch
 from tests.support.parameters import slow_but
@@ -20,7 +21,6 @@ from trellis_keras.layers import (
     RHNCell,
     StackedRNN,
     TrellisLayer,
-    streaming,
 )
 from trellis_keras.models import (
     BitsPerCharacter,
@@ -539,7 +539,7 @@ def test_ids_outside_the_vocabulary_give_nan_in_the_graph(jit_compile, head):
 
 def test_a_compiled_step_gives_nan_outside_the_vocabulary():
     model = make(trellis())
-    step = streaming.compiled_step(model)
+    step = compiled_step(model)
     log_p, _ = step(np.array([1, V], "int32"), model.initial_cache(2))
     assert np.isnan(log_p).all(axis=1).tolist() == [False, True]
 

@@ -4,11 +4,11 @@ import keras
 import numpy as np
 import pytest
 
+from keras_streams import compiled_step
 from tests.support.generation import make as writer
 from trellis_keras import scoring
 from trellis_keras.data import Vocabulary
 from trellis_keras.layers import TCN, AdaptiveSoftmax, StackedRNN, TrellisLayer
-from trellis_keras.layers.streaming import compiled_step
 from trellis_keras.models import LanguageModel, NeuralCache
 
 pytestmark = pytest.mark.both_backends

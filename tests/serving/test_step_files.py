@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_streams import to_stream
 from tests.support.parameters import slow_but
 from tests.support.served import inputs, scores_so_far, small_model
 from trellis_keras.export import export
-from trellis_keras.layers import TCN, to_stream
+from trellis_keras.layers import TCN
 from trellis_keras.models import LanguageModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated")

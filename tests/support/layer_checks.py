@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_streams.protocol import step_through
 from tests.support.gradients import value_and_gradients
 from trellis_keras import kernels
-from trellis_keras.layers import streaming
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 
@@ -42,7 +42,7 @@ def check_layer(make, input_shape, *, streams=True, masks=True, **call):
         make: Function (**options) that returns the layer; options are `dtype` and `name`. Seeds
             must be given, so that two layers draw the same dropout masks.
         input_shape: (batch, time, channels) of the input.
-        streams: Whether it follows the protocol of `layers.streaming`.
+        streams: Whether it follows the protocol of `keras_streams.StreamingMixin`.
         masks: Whether it takes a mask.
         **call: Arguments of every call.
     """
@@ -266,7 +266,7 @@ def outputs_and_gradients(
 
 
 def check_streaming(layer, x, steps=None, **initial):
-    """A built layer follows the protocol of `layers.streaming`.
+    """A built layer follows the protocol of `keras_streams.StreamingMixin`.
 
     Prefill, first of one step and then of the others, equals forward; steps and then, from their
     cache, a prefill equal forward; both leave the same cache, each tensor of which has the batch as
@@ -289,7 +289,7 @@ def check_streaming(layer, x, steps=None, **initial):
         first, filled = layer.prefill(x[:, :1], start)
         others, filled = layer.prefill(x[:, 1:], filled)
         whole = ops.concatenate([first, others], axis=1)
-        stepped, cache = streaming.step_through(layer, x[:, :steps], start)
+        stepped, cache = step_through(layer, x[:, :steps], start)
         rest, cache = layer.prefill(x[:, steps:], cache)
         forward = keras.tree.flatten(layer(x, **initial))[0]
         return forward, whole, filled, ops.concatenate([stepped, rest], axis=1), cache

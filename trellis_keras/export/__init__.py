@@ -1,7 +1,7 @@
 """Export models to SavedModel, LiteRT, ONNX, C and WebAssembly.
 
-`emit` turns a streaming model into a `program.Program`, from which `c` generates C; `native` calls
-that C from Python. The other formats contain the `endpoints` of a model.
+`emit` turns a streaming model into a `keras_streams.program.Program`, from which `c` generates C;
+`native` calls that C from Python. The other formats contain the `endpoints` of a model.
 """
 
 import os
@@ -11,6 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_streams.files import atomic_write, check_output
+from keras_streams.graph_stream import GraphStream, to_stream
 from trellis_keras import kernels
 from trellis_keras.export.c import check_quantization, native, stream_of, write_c
 from trellis_keras.export.endpoints import endpoints_of
@@ -18,8 +20,6 @@ from trellis_keras.export.litert import to_litert
 from trellis_keras.export.onnx import to_onnx
 from trellis_keras.export.saved_model import write_saved_model
 from trellis_keras.export.wasm import write_wasm
-from trellis_keras.files import atomic_write, check_output
-from trellis_keras.layers.streaming import GraphStream, to_stream
 from trellis_keras.models import LanguageModel
 from trellis_keras.models.sequence_models import SequenceModel
 
@@ -54,7 +54,7 @@ def export(
 
     Args:
         model: Built `LanguageModel`, `SequenceClassifier`, `SequenceRegressor` or
-            `PolyphonicModel`, or a Keras model supported by `layers.to_stream`, or its stream; for
+            `PolyphonicModel`, or a Keras model supported by `to_stream`, or its stream; for
             C also a built layer that streams.
         path: For a SavedModel, the folder of all versions of the model, which TensorFlow Serving
             watches; for other formats, the file.

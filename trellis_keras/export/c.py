@@ -12,15 +12,17 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.export.c_fixed import print_fixed
-from trellis_keras.export.c_source import Source, comment_text, print_c
-from trellis_keras.export.compiled import FixedStream, NativeStream, find_compiler, write_source
+from keras_streams import GraphStream, to_stream
+from keras_streams.c_fixed import print_fixed
+from keras_streams.c_source import Source, comment_text, print_c
+from keras_streams.compiled import FixedStream, NativeStream, find_compiler, write_source
+from keras_streams.files import atomic_write, check_output
+from keras_streams.program import Program
+from keras_streams.protocol import check_built
+from keras_streams.xla import compile_xla
 from trellis_keras.export.emit import emit_model
 from trellis_keras.export.emit_graph import emit_graph
-from trellis_keras.export.program import Program
-from trellis_keras.files import atomic_write, check_output
-from trellis_keras.layers import DenseHead, streaming
-from trellis_keras.layers.streaming import GraphStream
+from trellis_keras.layers import DenseHead
 from trellis_keras.models import LanguageModel, PolyphonicModel, SequenceClassifier
 from trellis_keras.models.base import BackboneModel
 from trellis_keras.models.sequence_models import SequenceModel
@@ -118,7 +120,7 @@ def native(
     if find_compiler() is None:
         raise ImportError(
             "`native` needs a C compiler: pip install ziglang, or use "
-            "trellis_keras.layers.streaming.compiled_step instead."
+            "keras_streams.compiled_step instead."
         )
     check_quantization(quantization, representative_data)
     if quantization is not None:
@@ -253,7 +255,7 @@ def _comment(lines):
 
 def stream_of(model: Any) -> Any:
     """Returns the stream of a model; for a model of this package, the stream of its backbone."""
-    return model.stream() if isinstance(model, BackboneModel) else streaming.to_stream(model)
+    return model.stream() if isinstance(model, BackboneModel) else to_stream(model)
 
 
 def stream_program(model: Any, name: str) -> Program:
@@ -311,7 +313,7 @@ def _checked(model):
     """
     if not isinstance(model, (keras.Layer, GraphStream)):
         raise ValueError(f"`model` must be a layer or model that streams. Received: {model!r}")
-    streaming.check_built(model)
+    check_built(model)
     stream = stream_of(model)  # raises if it does not stream
     if isinstance(model, SequenceModel):
         model.check_adapted()
@@ -413,7 +415,7 @@ def keras_steps(model: keras.Layer, x: np.ndarray) -> np.ndarray:
             return ops.softmax(y)
         return y
 
-    compiled = streaming.compile_xla(read, model.variables, any_shape=True)
+    compiled = compile_xla(read, model.variables, any_shape=True)
     return ops.convert_to_numpy(compiled(ops.convert_to_tensor(x[None]))).reshape(len(x), -1)
 
 

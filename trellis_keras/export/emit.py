@@ -1,7 +1,7 @@
 """Translates layers and models to a `Program`, by a registry of one emitter per class.
 
 An `emitter(program, layer, x)` adds the operations of one step to the program and returns the
-layer's output. It writes the layer's equations with the vectors of `trellis_keras.export.program`.
+layer's output. It writes the layer's equations with the vectors of `keras_streams.program`.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,9 @@ from keras import ops
 from keras.src.activations import activations as activation_ops
 from keras.src.ops import nn as nn_ops  # like it, the classes of the operations in a graph
 
-from trellis_keras.export import program as p
-from trellis_keras.export.program import Expression, Program, Vector, Weight, sigmoid, tanh
+from keras_streams import program as p
+from keras_streams.graph import functional_of
+from keras_streams.program import Expression, Program, Vector, Weight, sigmoid, tanh
 from trellis_keras.layers import (
     LRU,
     TCN,
@@ -33,7 +34,6 @@ from trellis_keras.layers import (
     TCNBlock,
     TrellisLayer,
 )
-from trellis_keras.layers.keras_graph import functional_of
 from trellis_keras.layers.rnn import DROPOUTS
 from trellis_keras.models import (
     LanguageModel,

@@ -1,6 +1,6 @@
 """Translates the graph of a Keras model to operations of a `Program`.
 
-The graph is the one that `layers.streaming.to_stream` plans. Operations on a tensor without a
+The graph is the one that `to_stream` plans. Operations on a tensor without a
 sample at every step are in a part with a `Clock`.
 """
 
@@ -15,12 +15,13 @@ from keras import ops
 from keras.src.models.functional import Functional
 from keras.src.ops import numpy as numpy_ops
 
+from keras_streams import parts
+from keras_streams import program as p
+from keras_streams.graph_stream import GraphStream, Planned
+from keras_streams.parts import Part, Signal
+from keras_streams.program import Clock, Counter, Expression, Program, Vector
+from keras_streams.protocol import has_protocol
 from trellis_keras.export import emit as e
-from trellis_keras.export import program as p
-from trellis_keras.export.program import Clock, Counter, Expression, Program, Vector
-from trellis_keras.layers import keras_streams as parts
-from trellis_keras.layers.keras_streams import Part, Signal, has_protocol
-from trellis_keras.layers.streaming import GraphStream, Planned
 from trellis_keras.layers.tcn import CenteredConv1D
 
 

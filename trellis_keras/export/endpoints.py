@@ -14,10 +14,10 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_streams import GraphStream
+from keras_streams.protocol import at_least_float32, without_carried_states
 from trellis_keras.data import Vocabulary
 from trellis_keras.data.vocabulary import EOS
-from trellis_keras.layers.base import at_least_float32, without_carried_states
-from trellis_keras.layers.streaming import GraphStream
 from trellis_keras.models import LanguageModel, PolyphonicModel, SequenceClassifier
 from trellis_keras.models.sequence_models import SequenceModel
 

@@ -12,9 +12,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_streams import GraphStream
+from keras_streams.files import annotate_error, sync_folder
 from trellis_keras.export.endpoints import Endpoint, endpoints_of
-from trellis_keras.files import annotate_error, sync_folder, write_error
-from trellis_keras.layers.streaming import GraphStream
+from trellis_keras.files import write_error
 from trellis_keras.models import LanguageModel
 from trellis_keras.models.sequence_models import SequenceModel
 

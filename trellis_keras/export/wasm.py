@@ -11,10 +11,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_streams.c_source import Source, comment_text
+from keras_streams.compiled import ZIG, has_zig, write_source
+from keras_streams.files import atomic_write, check_output
 from trellis_keras.export.c import check_equal, proven_source
-from trellis_keras.export.c_source import Source, comment_text
-from trellis_keras.export.compiled import ZIG, has_zig, write_source
-from trellis_keras.files import atomic_write, check_output
 
 # An instance holds one stream: the state, x and y are in its memory.
 _GLUE = """

@@ -22,14 +22,9 @@ import pyarrow.feather
 import pyarrow.parquet
 from tqdm import tqdm
 
+from keras_streams.files import atomic_write, check_output
 from trellis_keras.data.streams import check_integer
-from trellis_keras.files import (
-    atomic_write,
-    check_output,
-    folder_lock,
-    read_json,
-    remove_unfinished,
-)
+from trellis_keras.files import folder_lock, read_json, remove_unfinished
 from trellis_keras.forecasting.calibration import (
     calibrate_on_known,
     predict_windows,

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trellis_keras.files import annotate_error
+from keras_streams.files import annotate_error
 from trellis_keras.forecasting.csv_file import first_refused, try_cast
 from trellis_keras.forecasting.precision import Float32
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from trellis_keras.export.emit import array, emit_scaled, emit_sequence_model, emits, softplus
-from trellis_keras.export.program import (
+from keras_streams.program import (
     Expression,
     Program,
     Vector,
@@ -13,6 +12,7 @@ from trellis_keras.export.program import (
     minimum,
     where,
 )
+from trellis_keras.export.emit import array, emit_scaled, emit_sequence_model, emits, softplus
 from trellis_keras.forecasting.forecaster import Forecaster
 from trellis_keras.forecasting.losses import middle_quantile
 from trellis_keras.models.normalization import LARGEST

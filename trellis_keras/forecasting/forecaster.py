@@ -9,6 +9,13 @@ import numpy as np
 from keras import ops
 from keras.src.backend.common.masking import set_keras_mask
 
+from keras_streams.protocol import (
+    at_least_float32,
+    check_built,
+    check_shape,
+    check_start,
+    shapes_match,
+)
 from trellis_keras.forecasting import rollout
 from trellis_keras.forecasting.calibration import conformal_scale
 from trellis_keras.forecasting.linear import LinearMap, fit_map, is_gain
@@ -20,14 +27,7 @@ from trellis_keras.forecasting.losses import (
 )
 from trellis_keras.forecasting.metrics import Coverage, ForecastMetric, MeanPinball, ValueMetric
 from trellis_keras.forecasting.series import Windows
-from trellis_keras.layers import streaming
-from trellis_keras.layers.base import (
-    at_least_float32,
-    check_positive,
-    check_shape,
-    resolve_mask,
-    shapes_match,
-)
+from trellis_keras.layers.base import check_positive, resolve_mask
 from trellis_keras.models.losses import SquaredError, expand_to_rank
 from trellis_keras.models.normalization import LARGEST, Standardization, arrays_of
 from trellis_keras.models.sequence_models import SequenceModel
@@ -537,8 +537,8 @@ class Forecaster(SequenceModel):
     def initial_cache(self, batch_size: int) -> Cache:
         if self.linear is None:
             return super().initial_cache(batch_size)
-        streaming.check_built(self)
-        streaming.check_start(self.linear, batch_size)
+        check_built(self)
+        check_start(self.linear, batch_size)
         cache = {"linear": self.linear.initial_cache(batch_size)}
         if self.scale == "data":
             cache["backbone"] = super().initial_cache(batch_size)

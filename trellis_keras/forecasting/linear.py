@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers import streaming
+from keras_streams import StreamingMixin
 from trellis_keras.types import Cache, Shape, Tensor
 
 PENALTIES = (*10.0 ** np.arange(-3, 3), np.inf)
@@ -32,7 +32,7 @@ _SEASONS = (0.05, 0.3)
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class LinearMap(streaming.StreamingMixin, keras.layers.Layer):
+class LinearMap(StreamingMixin, keras.layers.Layer):
     """Applies a linear map to the last `window` steps, and measures how much they change.
 
         base_t = sum_j z_{t-j} K[window - 1 - j]

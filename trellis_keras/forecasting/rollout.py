@@ -13,7 +13,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers import streaming
+from keras_streams.protocol import check_built
+from keras_streams.xla import compile_xla
 from trellis_keras.layers.base import check_positive
 from trellis_keras.models.generation import cached_function
 from trellis_keras.types import Cache, Tensor
@@ -61,7 +62,7 @@ def _direct(model, x):
     """Returns `model.predict(x)`, but is thread-safe, unlike Keras' method on JAX."""
 
     def make():
-        return streaming.compile_xla(lambda x: model(x), model.variables, any_shape=True)
+        return compile_xla(lambda x: model(x), model.variables, any_shape=True)
 
     return ops.convert_to_numpy(cached_function(model, "direct", make)(ops.convert_to_tensor(x)))
 
@@ -146,7 +147,7 @@ def read(
         return y if last else y[:, None], cache
 
     key = "forecast", last, *x.shape
-    function = cached_function(model, key, lambda: streaming.compile_xla(step, model.variables))
+    function = cached_function(model, key, lambda: compile_xla(step, model.variables))
     return function(ops.convert_to_tensor(x), cache)
 
 
@@ -168,7 +169,7 @@ def read_blocks(model: Any, x: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 
 def check_ready(model: Any) -> None:
     """Raises ValueError if a model is not built or not adapted."""
-    streaming.check_built(model)
+    check_built(model)
     model.check_adapted()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trellis_keras.files import atomic_write, check_output
+from keras_streams.files import atomic_write, check_output
 from trellis_keras.forecasting.forecaster import Forecaster
 from trellis_keras.forecasting.series import Columns, TimeSeries, Windows, first_names
 

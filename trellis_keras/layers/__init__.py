@@ -9,7 +9,6 @@ from trellis_keras.layers.regularization import (
     weight_norm,
 )
 from trellis_keras.layers.rnn import GridLSTMCell, RHNCell, StackedRNN
-from trellis_keras.layers.streaming import to_stream
 from trellis_keras.layers.tcn import TCN, TCNBlock, depth_for
 from trellis_keras.layers.trellisnet import (
     GatedActivation,
@@ -46,6 +45,5 @@ __all__ = [
     "TrellisLayer",
     "VariationalDropout",
     "depth_for",
-    "to_stream",
     "weight_norm",
 ]

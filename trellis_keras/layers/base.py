@@ -17,6 +17,7 @@ import numpy as np
 from keras import ops
 from keras.src.backend import get_keras_mask  # traced JAX arrays have no `_keras_mask`
 
+from keras_streams.protocol import check_shape, shapes_match
 from trellis_keras.types import Initializer, Shape, Tensor
 
 # Argument checks
@@ -50,21 +51,6 @@ def check_tokens(tokens: Any, vocabulary_size: int) -> None:
     for value in (tokens.min(), tokens.max()):
         if not 0 <= value < vocabulary_size:
             raise ValueError(f"Token ids must lie in [0, {vocabulary_size}). Received: {value}")
-
-
-def shapes_match(shape: Shape, expected: Shape) -> bool:
-    """Returns whether two static shapes can be equal. None matches any size."""
-    return len(shape) == len(expected) and all(
-        a == b or a is None or b is None for a, b in zip(shape, expected, strict=True)
-    )
-
-
-def check_shape(name: str, tensor: Tensor, shape: Shape) -> None:
-    """Raises ValueError unless the static shape of `tensor` can be `shape`."""
-    if not shapes_match(tensor.shape, shape):
-        raise ValueError(
-            f"`{name}` must have shape {tuple(shape)}. Received: shape {tuple(tensor.shape)}"
-        )
 
 
 def sequence_spec(layer: keras.Layer, input_shape: Shape) -> keras.layers.InputSpec:
@@ -169,14 +155,6 @@ def seeded(initializer: Initializer, seed: int | None, *path: int | str) -> Init
 
 
 # Precision
-
-
-def at_least_float32(dtype: str) -> str:
-    """Returns float32 for the half precisions, else `dtype`: the dtype of states and losses.
-
-    Except on TensorFlow, `keras.backend.result_type(dtype, "float32")` is float32 for float64 too.
-    """
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
 def tanh(x: Tensor) -> Tensor:
@@ -403,19 +381,6 @@ class StatefulMixin:
         if not self.stateful:
             raise ValueError("`reset_state` needs a layer with `stateful=True`.")
         self.state_cache.reset(batch_size, training)
-
-
-@contextlib.contextmanager
-def without_carried_states(model: keras.Model) -> Iterator[None]:
-    """Context in which stateful layers start from zero states and leave theirs unchanged."""
-    layers = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
-    try:
-        for layer in layers:
-            layer.stateful = False
-        yield
-    finally:
-        for layer in layers:
-            layer.stateful = True
 
 
 class StateCache(keras.layers.Layer):

@@ -6,16 +6,15 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_streams.protocol import StreamingMixin, at_least_float32, check_start, check_stream
 from trellis_keras import kernels
 from trellis_keras.kernels.lattice_loop import lattice_loop
 from trellis_keras.kernels.products import linear, matmul
 from trellis_keras.kernels.scan import scan
-from trellis_keras.layers import streaming
 from trellis_keras.layers.base import (
     FixedRatesMixin,
     FrozenPartsMixin,
     StatefulMixin,
-    at_least_float32,
     check_has_steps,
     check_positive,
     flip_time,
@@ -227,9 +226,7 @@ _CELL_ARGUMENTS = (
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class LRU(
-    FixedRatesMixin, FrozenPartsMixin, StatefulMixin, streaming.StreamingMixin, keras.layers.Layer
-):
+class LRU(FixedRatesMixin, FrozenPartsMixin, StatefulMixin, StreamingMixin, keras.layers.Layer):
     """Lattice Recurrent Unit of `depth` cells (Ahuja & Morency 2018), not the Linear one.
 
     It computes the same function as `keras.layers.RNN([LRUCell(units), ...])`: h1 passes up from
@@ -492,13 +489,13 @@ class LRU(
         >>> tuple(y.shape)
         (2, 8)
         """
-        streaming.check_start(self, batch_size)
+        check_start(self, batch_size)
         if initial_state is not None:
             return self._initial_states(batch_size, initial_state, training=False)
         return [ops.zeros((batch_size, self.units), self.state_dtype) for _ in self.cells]
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        x, cache = streaming.check_stream(self, ops.expand_dims(x, 1), cache)
+        x, cache = check_stream(self, ops.expand_dims(x, 1), cache)
         h1, states = self._project(x)[:, 0], []
         for cell, h2 in zip(self.cells, cache, strict=True):
             h1, h2 = cell.advance(h1, h2)
@@ -506,7 +503,7 @@ class LRU(
         return ops.cast(h1, self.compute_dtype), states
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        return self._forward(*streaming.check_stream(self, x, cache))
+        return self._forward(*check_stream(self, x, cache))
 
     def cache_shapes(self, batch_size: int | None) -> list:
         return [[batch_size, self.units] for _ in self.cells]

@@ -13,16 +13,21 @@ from keras import ops
 # Not public, but `keras.layers.RNN` requests dropout masks only from cells of this class.
 from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
 
+from keras_streams.parts import RATES_LOCK, cell_step, take, without_dropout
+from keras_streams.protocol import (
+    StreamingMixin,
+    at_least_float32,
+    check_shape,
+    check_start,
+    check_stream,
+)
 from trellis_keras import kernels
 from trellis_keras.kernels import recurrent_loop
-from trellis_keras.layers import streaming
 from trellis_keras.layers.base import (
     FixedRatesMixin,
     StatefulMixin,
-    at_least_float32,
     check_has_steps,
     check_positive,
-    check_shape,
     last_step,
     resolve_mask,
     seeded,
@@ -30,7 +35,6 @@ from trellis_keras.layers.base import (
     sub_seed,
     tanh,
 )
-from trellis_keras.layers.keras_streams import RATES_LOCK, cell_step, take, without_dropout
 from trellis_keras.layers.regularization import VariationalDropout
 from trellis_keras.types import Cache, Constraint, Initializer, Regularizer, Shape, Tensor
 
@@ -605,7 +609,7 @@ UNITS_FOR_XLA = 512
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
+class StackedRNN(StatefulMixin, StreamingMixin, keras.layers.Layer):
     """A stack of Keras' recurrent layers that carries its states and streams as one layer.
 
     With `stateful=True` the last states of a batch are the initial states of the next one, with the
@@ -767,14 +771,14 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
         >>> tuple(y.shape)
         (2, 6)
         """
-        streaming.check_start(self, batch_size)
+        check_start(self, batch_size)
         if initial_state is not None:
             return self._initial_states(batch_size, initial_state, training=False)
         states = [layer.get_initial_state(batch_size) for layer in self._recurrent]
         return [ops.cast(state, self.state_dtype) for state in keras.tree.flatten(states)]
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        x, cache = streaming.check_stream(self, ops.expand_dims(x, 1), cache)
+        x, cache = check_stream(self, ops.expand_dims(x, 1), cache)
         x, remaining, last = x[:, 0], iter(cache), []
         with without_dropout(self._cells):
             for layer in self._recurrent:
@@ -790,7 +794,7 @@ class StackedRNN(StatefulMixin, streaming.StreamingMixin, keras.layers.Layer):
         return ops.cast(x, self.compute_dtype), last
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        x, cache = streaming.check_stream(self, x, cache)
+        x, cache = check_stream(self, x, cache)
         return self._forward(x, cache)
 
     def cache_shapes(self, batch_size: int | None) -> list:

@@ -8,11 +8,17 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_streams.protocol import (
+    StreamingMixin,
+    check_built,
+    check_start,
+    check_stream,
+    check_streams,
+)
 from trellis_keras import kernels
 from trellis_keras.kernels.cone import Cone, offsets, read
 from trellis_keras.kernels.convolution import convolve, gather, product
 from trellis_keras.kernels.products import linear
-from trellis_keras.layers import streaming
 from trellis_keras.layers.base import (
     FixedRatesMixin,
     FrozenPartsMixin,
@@ -65,7 +71,7 @@ _NORMALIZATIONS: dict[str | None, Callable | None] = {
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, keras.layers.Layer):
+class TCNBlock(FixedRatesMixin, FrozenPartsMixin, StreamingMixin, keras.layers.Layer):
     """Residual block of two dilated causal convolutions (Bai et al. 2018, Fig. 1b).
 
     With * a causal convolution with dilation rate `dilation_rate`,
@@ -98,7 +104,7 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
             layer is causal. Defaults to None.
         residual: Whether to add x to the branch z. Defaults to True.
         padding: `"causal"`, or `"same"` for taps centered on the current step. With `"same"`
-            outputs depend on later steps, and `layers.to_stream` delays them. Defaults to
+            outputs depend on later steps, and `keras_streams.to_stream` delays them. Defaults to
             `"causal"`.
         condition_size: Positive integer, channels of a static vector that conditions the block.
             Defaults to None.
@@ -372,7 +378,7 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
         Raises:
             ValueError: The layer is not built or not causal, or `condition` has the wrong shape.
         """
-        streaming.check_start(self, batch_size)
+        check_start(self, batch_size)
         shapes = self.cache_shapes(batch_size)[:2]
         cache = [ops.zeros(shape, self.compute_dtype) for shape in shapes]
         conditioning = self._conditioning(condition)
@@ -383,7 +389,7 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
         return y[:, 0], cache
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        y, _, cache = self.advance(*streaming.check_stream(self, x, cache))
+        y, _, cache = self.advance(*check_stream(self, x, cache))
         return y, cache
 
     def advance(self, x: Tensor, cache: Cache) -> tuple[Tensor, Tensor, Cache]:
@@ -412,7 +418,7 @@ class TCNBlock(FixedRatesMixin, FrozenPartsMixin, streaming.StreamingMixin, kera
         """
         if self.padding == "causal" or self.condition_size is not None:
             return None
-        streaming.check_built(self)
+        check_built(self)
         model = self.graph_with_branch()
         return keras.Model(model.input, model.outputs[0], name=self.name)
 
@@ -583,7 +589,7 @@ class TCN(
     FixedRatesMixin,
     FrozenPartsMixin,
     OutputLengthMixin,
-    streaming.StreamingMixin,
+    StreamingMixin,
     keras.layers.Layer,
 ):
     """Temporal convolutional network: a stack of `TCNBlock`s (Bai et al. 2018, section 3).
@@ -842,8 +848,8 @@ class TCN(
         >>> tuple(y.shape)
         (2, 8)
         """
-        streaming.check_streams(self)
-        streaming.check_built(self)
+        check_streams(self)
+        check_built(self)
         return [block.initial_cache(batch_size, condition) for block in self.blocks]
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
@@ -851,7 +857,7 @@ class TCN(
         return y[:, 0], cache
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        x, cache = streaming.check_stream(self, x, cache)
+        x, cache = check_stream(self, x, cache)
         branches, next_cache = [], []
         for block, block_cache in zip(self.blocks, cache, strict=True):
             x, branch, block_cache = block.advance(x, block_cache)
@@ -871,7 +877,7 @@ class TCN(
         reads_all = self.go_backwards or self.output_length is not None
         if self.padding == "causal" or reads_all or self.condition_size is not None:
             return None
-        streaming.check_built(self)
+        check_built(self)
         y = x = keras.Input((None, self.input_channels), dtype=self.compute_dtype)
         branches = []
         for block in self.blocks:

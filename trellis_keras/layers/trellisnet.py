@@ -15,17 +15,22 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_streams.protocol import (
+    StreamingMixin,
+    at_least_float32,
+    check_start,
+    check_stream,
+    replace_row,
+)
 from trellis_keras import kernels
 from trellis_keras.kernels import cone, depth_loop, mixed_group
 from trellis_keras.kernels.convolution import gather, gather_taps, product, shift
 from trellis_keras.kernels.level_buffers import LevelBuffers
-from trellis_keras.layers import streaming
 from trellis_keras.layers.base import (
     FixedRatesMixin,
     FrozenPartsMixin,
     OutputLengthMixin,
     StatefulMixin,
-    at_least_float32,
     check_condition,
     check_has_steps,
     check_positive,
@@ -234,7 +239,7 @@ class TrellisLayer(
     FrozenPartsMixin,
     OutputLengthMixin,
     StatefulMixin,
-    streaming.StreamingMixin,
+    StreamingMixin,
     keras.layers.Layer,
 ):
     """Weight-tied, input-injected temporal convolution (Bai et al. 2019, Eqs. 1, 2 and 12).
@@ -871,7 +876,7 @@ class TrellisLayer(
         >>> tuple(y.shape)
         (2, 4)
         """
-        streaming.check_start(self, batch_size)
+        check_start(self, batch_size)
         if initial_state is None:
             states = [ops.zeros((batch_size, n), self.state_dtype) for n in self.cell.state_size]
         else:
@@ -906,7 +911,7 @@ class TrellisLayer(
             ValueError: The layer is not built, x has the wrong shape, or the cache belongs to
                 another batch size or layer.
         """
-        x, cache = streaming.check_stream(self, ops.expand_dims(x, 1), cache)
+        x, cache = check_stream(self, ops.expand_dims(x, 1), cache)
         if not kernels.enabled():
             y, cache = self.prefill(x, cache)
             return y[:, 0], cache
@@ -950,7 +955,7 @@ class TrellisLayer(
         Raises:
             ValueError: As in `step`.
         """
-        x, cache = streaming.check_stream(self, x, cache)
+        x, cache = check_stream(self, x, cache)
         time = ops.shape(x)[1]
         inputs = ops.concatenate([cache["inputs"], x], axis=1)
         buffers = self._level_buffers
@@ -979,7 +984,7 @@ class TrellisLayer(
                 None if active is None else active[i],
             )
             pairs = zip(kept, below, strict=True)
-            kept = [streaming.replace_row(k, i, s[:, -k.shape[2] :]) for k, s in pairs]
+            kept = [replace_row(k, i, s[:, -k.shape[2] :]) for k, s in pairs]
             return states, kept
 
         kept = [buffers.stack(of_state) for of_state in cache["states"]]

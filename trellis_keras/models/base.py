@@ -12,9 +12,10 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_streams import to_stream
+from keras_streams.protocol import at_least_float32, check_built
 from trellis_keras.files import atomic_folder
-from trellis_keras.layers import streaming
-from trellis_keras.layers.base import FrozenPartsMixin, at_least_float32, check_tokens
+from trellis_keras.layers.base import FrozenPartsMixin, check_tokens
 from trellis_keras.models.saved_files import README, check_file, check_preset_folder
 from trellis_keras.types import Cache, Tensor
 
@@ -200,7 +201,7 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
         >>> zoo.from_preset("my_preset").count_params() == model.count_params()
         True
         """
-        streaming.check_built(self)
+        check_built(self)
         is_remote = str(preset).startswith("hf://")
         folder = pathlib.Path(preset).expanduser().resolve()
         if not is_remote:
@@ -220,7 +221,7 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
     # Streaming
 
     def initial_cache(self, batch_size: int) -> Cache:
-        """Returns the backbone's cache before the first step, see `layers.streaming`.
+        """Returns the backbone's cache before the first step, see `keras_streams.StreamingMixin`.
 
         Args:
             batch_size: Positive integer, number of rows.
@@ -231,26 +232,26 @@ class BackboneModel(FrozenPartsMixin, keras.Model):
         return self.stream().initial_cache(batch_size)
 
     def stream(self) -> Any:
-        """Returns the backbone's stream, see `layers.streaming.to_stream`.
+        """Returns the backbone's stream, see `keras_streams.to_stream`.
 
         Raises:
             ValueError: If the model is not built, or its backbone does not stream.
         """
-        streaming.check_built(self)
+        check_built(self)
         return self._stream
 
     @functools.cached_property
     def _stream(self):
-        return streaming.to_stream(self.backbone)
+        return to_stream(self.backbone)
 
     @property
     def delay(self) -> Any:
-        """Number of steps by which outputs are delayed, see `layers.streaming.to_stream`."""
+        """Number of steps by which outputs are delayed, see `keras_streams.to_stream`."""
         return self.stream().delay
 
     @property
     def rate(self) -> Any:
-        """Number of input steps per output, see `layers.streaming.to_stream`."""
+        """Number of input steps per output, see `keras_streams.to_stream`."""
         return self.stream().rate
 
 

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers.base import at_least_float32, check_positive, check_tokens
-from trellis_keras.layers.streaming import check_built
+from keras_streams.protocol import at_least_float32, check_built
+from trellis_keras.layers.base import check_positive, check_tokens
 from trellis_keras.models import losses
 from trellis_keras.models.base import text_rows
 from trellis_keras.models.gradients import with_gradient
@@ -214,6 +214,6 @@ def _compiled(function: Callable) -> Callable:
         import jax
 
         return jax.jit(function)
-    from trellis_keras.kernels import runtime_tf
+    from keras_streams import runtime_tf
 
     return runtime_tf.compiled(function, xla=False)

@@ -16,8 +16,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers import streaming
-from trellis_keras.layers.base import at_least_float32, check_tokens
+from keras_streams.protocol import at_least_float32
+from keras_streams.xla import compile_xla
+from trellis_keras.layers.base import check_tokens
 
 # Marks positions that are still to be generated. It is not a token id.
 OPEN = -1
@@ -225,7 +226,7 @@ def _read(model, tokens, cache):
         return cache, _comparable(hidden)
 
     key = "read", *tokens.shape
-    compiled = cached_function(model, key, lambda: streaming.compile_xla(read, model.variables))
+    compiled = cached_function(model, key, lambda: compile_xla(read, model.variables))
     return compiled(ops.convert_to_tensor(tokens), cache)
 
 
@@ -240,7 +241,7 @@ def _compiled(make, model, sampler, shape, *settings):
         # A copy, because the user may change the attributes of the original.
         copy = sampler if is_own else _copy(sampler)
         function = make(model, copy, *settings)
-        compiled = streaming.compile_xla(function, model.variables, copy.variables)
+        compiled = compile_xla(function, model.variables, copy.variables)
         return compiled, copy, threading.Lock()
 
     # The config of a custom sampler may be incomplete.

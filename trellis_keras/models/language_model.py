@@ -12,14 +12,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers.base import (
-    StatefulMixin,
-    at_least_float32,
-    check_positive,
-    check_shape,
-    check_tokens,
-    sub_seed,
-)
+from keras_streams.protocol import at_least_float32, check_shape
+from trellis_keras.layers.base import StatefulMixin, check_positive, check_tokens, sub_seed
 from trellis_keras.layers.heads import DenseHead, Head
 from trellis_keras.layers.regularization import Dropout, EmbeddingDropout, VariationalDropout
 from trellis_keras.models import generation, losses
@@ -558,7 +552,7 @@ class LanguageModel(BackboneModel):
     def step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """Reads one token per row, with constant work per token.
 
-        Use `layers.streaming.compiled_step(model)` for a compiled function.
+        Use `keras_streams.compiled_step(model)` for a compiled function.
 
         Args:
             tokens: Integer tensor (batch,).

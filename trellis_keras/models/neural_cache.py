@@ -8,9 +8,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers import streaming
-from trellis_keras.layers.base import at_least_float32, check_positive
-from trellis_keras.layers.streaming import check_built
+from keras_streams.protocol import at_least_float32, check_built
+from keras_streams.xla import compile_xla
+from trellis_keras.layers.base import check_positive
 from trellis_keras.models import generation
 from trellis_keras.models.base import text_rows
 from trellis_keras.models.language_model import LanguageModel
@@ -34,7 +34,7 @@ class NeuralCache:
     After the first token the cache is empty, and p is p_model.
 
     It streams like a `LanguageModel`, with constant memory: it has `initial_cache`, `step`,
-    `prefill`, `generate` and `generate_stream`, and works with `layers.streaming.compiled_step` and
+    `prefill`, `generate` and `generate_stream`, and works with `keras_streams.compiled_step` and
     `scoring.score`. It always uses the model's current weights.
 
     Args:
@@ -254,7 +254,7 @@ class NeuralCache:
         rows = text_rows(tokens, self.vocabulary_size)
         cache = self.initial_cache(len(rows))
         read = generation.cached_function(
-            self, "segment", lambda: streaming.compile_xla(self._apart, self.variables)
+            self, "segment", lambda: compile_xla(self._apart, self.variables)
         )
         parts = []
         for first in range(0, rows.shape[1] - 1, _SEGMENT):

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers.base import at_least_float32
+from keras_streams.protocol import at_least_float32
 from trellis_keras.types import Shape, Tensor
 
 _ROWS_AT_ONCE = 1 << 18

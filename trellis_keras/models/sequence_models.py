@@ -8,13 +8,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers.base import (
-    at_least_float32,
-    check_positive,
-    check_tokens,
-    resolve_mask,
-    sub_seed,
-)
+from keras_streams.protocol import at_least_float32
+from trellis_keras.layers.base import check_positive, check_tokens, resolve_mask, sub_seed
 from trellis_keras.layers.regularization import Dropout
 from trellis_keras.models.base import (
     BackboneModel,

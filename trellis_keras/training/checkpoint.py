@@ -19,8 +19,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_streams.files import atomic_write
 from trellis_keras.files import (
-    atomic_write,
     check_archive,
     make_writable,
     read_npz,

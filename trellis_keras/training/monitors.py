@@ -18,8 +18,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.files import atomic_write, read_text
-from trellis_keras.layers.base import at_least_float32, without_carried_states
+from keras_streams.files import atomic_write
+from keras_streams.protocol import at_least_float32, without_carried_states
+from trellis_keras.files import read_text
 from trellis_keras.models.gradients import with_gradient
 from trellis_keras.training.checkpoint import Checkpoint
 from trellis_keras.types import Logs, Tensor

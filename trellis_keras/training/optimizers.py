@@ -15,7 +15,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from trellis_keras.layers.base import at_least_float32
+from keras_streams.protocol import at_least_float32
 from trellis_keras.types import Tensor
 
 _REPLACED_ARGUMENTS = {

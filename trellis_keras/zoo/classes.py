@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trellis_keras.files import atomic_write
+from keras_streams.files import atomic_write
 from trellis_keras.forecasting import LabelledSeries, SeriesStream
 from trellis_keras.models import SequenceClassifier
 from trellis_keras.zoo import run as runs

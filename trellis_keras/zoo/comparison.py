@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from trellis_keras.files import atomic_write
+from keras_streams.files import atomic_write
 from trellis_keras.training.monitors import read_history
 from trellis_keras.zoo import run as runs
 

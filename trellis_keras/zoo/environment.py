@@ -10,7 +10,8 @@ from typing import Any
 import keras
 
 import trellis_keras
-from trellis_keras.files import atomic_write, read_json
+from keras_streams.files import atomic_write
+from trellis_keras.files import read_json
 
 _FIELDS = {
     "hardware": (str,),

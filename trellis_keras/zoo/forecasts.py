@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+from keras_streams.files import atomic_write
 from trellis_keras.data.text import check_shares
 from trellis_keras.export import export
-from trellis_keras.files import atomic_write, read_json
+from trellis_keras.files import read_json
 from trellis_keras.forecasting import Columns, Forecaster, TimeSeries, Windows
 from trellis_keras.forecasting.backtest import all_scores
 from trellis_keras.forecasting.backtest import backtest as backtest_windows

@@ -29,9 +29,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from trellis_keras import files
+from keras_streams import files
+from keras_streams.files import atomic_write
 from trellis_keras.files import (
-    atomic_write,
     check_no_links,
     folder_lock,
     make_writable,
@@ -754,10 +754,10 @@ def _describe_arithmetic(recipe, model):
 def check_output(
     path: str | os.PathLike, inputs: Iterable[str | os.PathLike] = (), overwrite: bool = False
 ) -> pathlib.Path:
-    """Returns the path of a file that may be written: see `files.check_output`.
+    """Returns the path of a file that may be written: see `keras_streams.files.check_output`.
 
     Raises:
-        ValueError: If it is a file of a run, or as in `files.check_output`.
+        ValueError: If it is a file of a run, or as in `keras_streams.files.check_output`.
         FileNotFoundError: If its folder does not exist.
     """
     check_no_file_of_a_run(path)

@@ -6,7 +6,7 @@ matplotlib.use("Agg")  # before pyplot: no display is needed
 
 import matplotlib.pyplot as plt  # noqa: E402
 
-from trellis_keras.files import atomic_write  # noqa: E402
+from keras_streams.files import atomic_write  # noqa: E402
 
 # Okabe and Ito's palette.
 COLOURS = {"tcn": "#0072B2", "lstm": "#D55E00", "gru": "#009E73", "rnn": "#CC79A7"}

@@ -7,8 +7,8 @@ import statistics
 
 from scipy import stats
 
+from keras_streams.files import atomic_write
 from study import figures, lattice
-from trellis_keras.files import atomic_write
 
 LOSS = "Test loss in nats a character"
 TABLE = [

@@ -6,7 +6,8 @@ import os
 import pathlib
 import shutil
 
-from trellis_keras.files import atomic_write, folder_lock, remove_unfinished
+from keras_streams.files import atomic_write
+from trellis_keras.files import folder_lock, remove_unfinished
 from trellis_keras.zoo.environment import accelerators, processor
 
 

@@ -23,10 +23,10 @@ import keras
 import numpy as np
 from filelock import FileLock
 
+from keras_streams.files import atomic_write
 from trellis_keras.files import (
     BYTE_ORDER_MARK,
     MAX_UNPACKED,
-    atomic_write,
     existing,
     open_archive,
     remove_unfinished,

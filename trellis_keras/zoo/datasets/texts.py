@@ -11,17 +11,11 @@ from pydoc_data.topics import topics
 
 import numpy as np
 
+from keras_streams.files import atomic_write
 from trellis_keras.data.streams import SequenceStream, TokenStream
 from trellis_keras.data.text import Cut, Shares
 from trellis_keras.data.vocabulary import EOS, Vocabulary, check_unit
-from trellis_keras.files import (
-    BYTE_ORDER_MARK,
-    atomic_write,
-    decode,
-    own_file,
-    read_blocks,
-    read_file,
-)
+from trellis_keras.files import BYTE_ORDER_MARK, decode, own_file, read_blocks, read_file
 from trellis_keras.zoo.datasets.registry import SPLITS, DataDir, Dataset, register
 from trellis_keras.zoo.datasets.sources import (
     Download,

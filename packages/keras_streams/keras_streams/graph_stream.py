@@ -1,84 +1,28 @@
-"""Streaming: one time step at a time, equal to the forward pass.
-
-A streaming layer is causal and has three methods:
-
-- `initial_cache(batch_size)` returns the cache before the first step: a structure (dicts, lists)
-  of tensors, each with the batch as its first axis;
-- `step(x, cache)` returns `(y, cache)` for one step x (batch, channels). Neither its work nor the
-  shapes of the cache depend on the number of previous steps;
-- `prefill(x, cache=None)` returns `(y, cache)` for a segment x (batch, time, channels), with the
-  cache after its last step. None starts from the initial cache.
-
-With y = layer(x), step t returns y[:, t], and `prefill` returns y. The methods are pure: the layer
-stores nothing, so a server can return the cache to its client and beam search can reorder its
-rows. Streaming is inference: dropout is inactive, and only the main output is computed. The
-layer must be built.
-"""
+"""Keras models as streams: `to_stream`, and its proof."""
 
 import dataclasses
 import math
 import operator
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers.base import check_shape, shapes_match, without_carried_states
-from trellis_keras.layers.keras_graph import Call, Graph, functional_of, graph_of
-from trellis_keras.layers.keras_streams import (
-    Delay,
-    Part,
-    Signal,
-    at_each,
+from keras_streams.graph import Call, Graph, functional_of, graph_of
+from keras_streams.parts import Delay, Part, Signal, at_each, make_part, select
+from keras_streams.protocol import (
+    StreamingMixin,
+    check_built,
+    check_cache,
+    check_shape,
+    check_streams,
     has_protocol,
-    make_part,
-    select,
+    step_through,
+    without_carried_states,
 )
-from trellis_keras.types import Cache, Tensor
-
-
-class StreamingMixin:
-    """The streaming protocol, with a `prefill` that loops over steps.
-
-    Attributes:
-        delay, rate: See `to_stream`. Layers of this package return one output per step.
-
-    Example: a running sum.
-
-    >>> class RunningSum(StreamingMixin, keras.layers.Layer):
-    ...     def call(self, x):
-    ...         return ops.cumsum(x, axis=1)
-    ...
-    ...     def initial_cache(self, batch_size):
-    ...         return ops.zeros((batch_size, 1))
-    ...
-    ...     def step(self, x, cache):
-    ...         return x + cache, x + cache
-    ...
-    >>> y, cache = RunningSum().prefill(np.ones((1, 3, 1), "float32"), ops.zeros((1, 1)))
-    >>> np.asarray(y)[0, :, 0].tolist()
-    [1.0, 2.0, 3.0]
-    """
-
-    delay: Any = 0
-    rate: Any = 1
-
-    def initial_cache(self, batch_size: int) -> Cache:
-        """Returns the cache before the first step of `batch_size` rows."""
-        raise NotImplementedError(f"{type(self).__name__} must define `initial_cache(batch_size)`.")
-
-    def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """Advances one step: x (batch, channels) to y (batch, filters)."""
-        raise NotImplementedError(f"{type(self).__name__} must define `step(x, cache)`.")
-
-    def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """Advances all steps of x (batch, time, channels) to y (batch, time, filters)."""
-        return step_through(self, x, cache)
-
-
-# Streams of Keras models
+from keras_streams.types import Cache, Tensor
+from keras_streams.xla import compile_xla
 
 
 def to_stream(model: Any) -> Any:
@@ -107,8 +51,8 @@ def to_stream(model: Any) -> Any:
 
     Args:
         model: Built functional model, `keras.Sequential`, or layer, with Keras layers, operations
-            of `keras.ops`, and layers of this package. An object that already follows the
-            streaming protocol is returned unchanged.
+            of `keras.ops`, and layers that follow `StreamingMixin`. An object that already follows
+            it is returned unchanged.
 
     Returns:
         An object with `initial_cache`, `step`, `prefill`, and the attributes `delay` and `rate`.
@@ -297,7 +241,7 @@ class GraphStream(StreamingMixin):
 
     def _read(self, x, steps):
         """Returns the inputs as samples (batch, steps, ...), of one step or of several."""
-        xs = _flatten_inputs(x, self.graph.inputs)
+        xs = flatten_inputs(x, self.graph.inputs)
         samples = []
         for value, signal in zip(xs, self.plan.inputs, strict=True):
             value = ops.cast(value, signal.dtype)
@@ -519,7 +463,7 @@ def _input_signal(graph, n, tensor, length):
     return Signal(tuple(shape[2:]), tensor.dtype, length=length)
 
 
-def _flatten_inputs(x, inputs):
+def flatten_inputs(x, inputs):
     """Returns the tensors of x, which must have the structure of a model's inputs.
 
     The tensors of a dict come in the order of its sorted keys, so it must not stand for a list.
@@ -593,300 +537,4 @@ _LONGEST_REACH = 200
 _LENGTHS = 256
 
 
-def step_through(layer: Any, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-    """Feeds x (batch, time, channels) to `layer.step` in a loop that is compiled once.
-
-    Returns:
-        y (batch, time, filters) and the cache after the last step.
-    """
-    each = keras.tree.map_structure
-    steps = each(lambda x: ops.moveaxis(ops.convert_to_tensor(x), 1, 0), x)
-    time, rows = ops.shape(keras.tree.flatten(steps)[0])[:2]
-    cache = layer.initial_cache(rows) if cache is None else cache
-    # The first step, outside the loop, shows the shape and dtype of y.
-    y, cache = layer.step(each(lambda x: x[0], steps), cache)
-
-    def room(y):
-        rest = ops.zeros((time - 1, *ops.shape(y)), dtype=y.dtype)
-        return ops.concatenate([y[None], rest], axis=0)
-
-    def body(t, carried):
-        ys, cache = carried
-        y, cache = layer.step(each(lambda x: x[t], steps), cache)
-        return each(lambda ys, y: replace_row(ys, t, y), ys, y), cache
-
-    ys, cache = ops.fori_loop(1, time, body, (each(room, y), cache))
-    return each(lambda ys: ops.moveaxis(ys, 0, 1), ys), cache
-
-
-def replace_row(rows: Tensor, index: Tensor, row: Tensor) -> Tensor:
-    """Returns `rows` (n, ...) with the row at a scalar tensor's index replaced.
-
-    It avoids `slice_update`, which on TensorFlow is an XLA operation that a server may lack.
-    """
-    return ops.scatter_update(rows, ops.reshape(index, (1, 1)), row[None])
-
-
-class PackedCache:
-    """The cache between the calls of a compiled step: one tensor (batch, size) for each dtype.
-
-    Each tensor adds to the overhead of a call, and the cache of a deep network has dozens.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor], layout: "_Layout"):
-        self.tensors, self.layout = tensors, layout
-
-    def unpack(self) -> Cache:
-        """Returns the cache in the structure that the layer's methods take."""
-        return self.layout.unpack(self.tensors)
-
-
-class _Layout:
-    """The layout of a cache's tensors in a `PackedCache`."""
-
-    def __init__(self, cache):
-        self._specs = keras.tree.map_structure(
-            lambda leaf: keras.InputSpec(leaf.dtype, (None, *leaf.shape[1:])), cache
-        )
-        self._key = repr(self._specs)
-        self._leaves = keras.tree.flatten(self._specs)
-        self._dtypes = list(dict.fromkeys(spec.dtype for spec in self._leaves))
-
-    def __eq__(self, other):
-        return self._key == other._key
-
-    def __hash__(self):
-        return hash(self._key)
-
-    def pack(self, cache):
-        rows: dict[str, list] = {dtype: [] for dtype in self._dtypes}
-        for spec, leaf in zip(self._leaves, keras.tree.flatten(cache), strict=True):
-            rows[spec.dtype].append(ops.reshape(leaf, (ops.shape(leaf)[0], _size(spec))))
-        return [ops.concatenate(parts, axis=1) for parts in rows.values()]
-
-    def unpack(self, tensors):
-        packed, starts = (
-            dict(zip(self._dtypes, tensors, strict=True)),
-            dict.fromkeys(self._dtypes, 0),
-        )
-        leaves = []
-        for spec in self._leaves:
-            tensor, start = packed[spec.dtype], starts[spec.dtype]
-            starts[spec.dtype] = end = start + _size(spec)
-            shape = (ops.shape(tensor)[0], *spec.shape[1:])
-            leaves.append(ops.reshape(tensor[:, start:end], shape))
-        return keras.tree.pack_sequence_as(self._specs, leaves)
-
-
-def _size(spec):
-    return math.prod(spec.shape[1:])
-
-
-def compiled_step(
-    layer: Any, frozen: bool = False
-) -> Callable[[Tensor, Cache], tuple[Tensor, PackedCache]]:
-    """Returns `layer.step` compiled by XLA, once per batch size.
-
-    It always uses the layer's current weights, whereas a plain `jax.jit` would keep those of its
-    first call. Without it, a step may be recompiled on each call.
-
-    Args:
-        layer: Stream, or built layer or model that `to_stream` supports. Start with the
-            `initial_cache` of the stream.
-        frozen: Boolean, whether to compile the current weights into the program as constants.
-            Weight normalization is then computed once, which makes the steps of a TCN faster.
-            Millions of weights take long to compile. Defaults to `False`.
-
-    Returns:
-        A function of x and cache, tensors or arrays. The cache comes from `initial_cache` or
-        `prefill`, or is a `PackedCache` returned by the function; call its `unpack()` before
-        passing it to `prefill`.
-
-    Raises:
-        ValueError: `layer` does not stream or is not built.
-
-    Example:
-
-    >>> layer = trellis_keras.layers.TCN(4, kernel_size=3, depth=2)
-    >>> layer.build((None, None, 3))
-    >>> step, cache = compiled_step(layer), layer.initial_cache(1)
-    >>> for x in np.zeros((5, 1, 3), "float32"):
-    ...     y, cache = step(x, cache)
-    """
-    check_built(layer)
-    stream = to_stream(layer)
-    compiled = {}
-    # Both may be structures for a graph's stream. Other streams have a single input and output.
-    inputs, outputs = getattr(stream, "inputs", None), getattr(stream, "delay", 0)
-    flat, count = keras.tree.flatten(inputs), len(keras.tree.flatten(outputs))
-    returns_several = keras.tree.is_nested(outputs)
-    weights = [ops.convert_to_numpy(v) for v in layer.variables] if frozen else None
-
-    def compile_for(layout):
-        def step(*arguments):
-            xs, tensors = arguments[: len(flat)], arguments[len(flat) :]
-            y, cache = stream.step(keras.tree.pack_sequence_as(inputs, xs), layout.unpack(tensors))
-            return [*keras.tree.flatten(y), *layout.pack(cache)]
-
-        def frozen_step(*arguments):
-            values = map(ops.convert_to_tensor, weights)
-            mapping = list(zip(layer.variables, values, strict=True))
-            with keras.StatelessScope(state_mapping=mapping):
-                return step(*arguments)
-
-        function = frozen_step if frozen else step
-        if keras.backend.backend() == "tensorflow":
-            from trellis_keras.kernels import runtime_tf
-
-            return runtime_tf.compiled_flat(function)
-        return compile_xla(function, [] if frozen else layer.variables)
-
-    def call(x, cache):
-        if not isinstance(cache, PackedCache):
-            layout = _Layout(cache)
-            cache = PackedCache(layout.pack(cache), layout)
-        layout = cache.layout
-        if layout not in compiled:
-            compiled[layout] = compile_for(layout)
-        xs = _flatten_inputs(x, inputs)
-        tensors = compiled[layout](*xs, *cache.tensors)
-        y = keras.tree.pack_sequence_as(outputs, tensors[:count]) if returns_several else tensors[0]
-        return y, PackedCache(tensors[count:], layout)
-
-    return call
-
-
-def compile_xla(
-    function: Callable,
-    variables: Sequence[keras.Variable],
-    updated: Sequence[keras.Variable] = (),
-    any_shape: bool = False,
-) -> Callable:
-    """Compiles a function of tensors with XLA; it always uses the current values of variables.
-
-    It is thread-safe if it updates no variables.
-
-    Args:
-        function: Function of tensors.
-        variables: Variables that it reads.
-        updated: Variables that it reads and assigns.
-        any_shape: Whether to build one graph for all shapes on TensorFlow, without XLA, which
-            recompiles for each shape.
-    """
-    if keras.backend.backend() == "tensorflow":
-        from trellis_keras.kernels import runtime_tf
-
-        return runtime_tf.compiled(function, xla=not any_shape, any_shape=any_shape)
-    if keras.backend.backend() == "jax":
-        return _compile_jax(function, [*variables, *updated], updated)
-    return function
-
-
-def _compile_jax(function, variables, updated):
-    import jax
-
-    @jax.jit
-    def pure(values, *arguments):
-        mapping = list(zip(variables, values, strict=True))
-        with keras.StatelessScope(state_mapping=mapping) as scope:
-            result = function(*arguments)
-        return result, [scope.get_current_value(variable) for variable in updated]
-
-    def call(*arguments):
-        result, values = pure([variable.value for variable in variables], *arguments)
-        for variable, value in zip(updated, values, strict=True):
-            variable.assign(value)
-        return result
-
-    return call
-
-
 # Checks
-
-
-def check_streams(layer: Any) -> None:
-    """Raises ValueError unless a streaming layer is causal."""
-    if not getattr(layer, "is_causal", True):
-        raise ValueError(
-            "Streaming and generation need a causal layer: go_backwards=False and, for a TCN, "
-            'padding="causal" (layers.to_stream streams padding="same" with a delay). Received: '
-            f"{layer.name} with go_backwards={getattr(layer, 'go_backwards', False)}, "
-            f"padding={getattr(layer, 'padding', 'causal')!r}"
-        )
-
-
-def check_built(layer: keras.Layer) -> None:
-    """Raises ValueError unless a layer or model is built."""
-    if not layer.built:
-        raise ValueError(
-            f"{layer.name} is not built, so it has no weights to stream with. Call it once, call "
-            "`build(input_shape)`, or load it from a file first."
-        )
-
-
-def check_start(layer: Any, batch_size: int | Tensor) -> None:
-    """Raises ValueError unless a layer can stream `batch_size` rows, an integer or a tensor."""
-    check_streams(layer)
-    check_built(layer)
-    if batch_size is None or (isinstance(batch_size, int) and batch_size < 1):
-        raise ValueError(
-            f"`batch_size` must be a positive integer. Received: batch_size={batch_size}"
-        )
-
-
-def check_stream(layer: keras.Layer, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-    """Returns the arguments of `prefill`: x in the compute dtype, and the initial cache for None.
-
-    Args:
-        layer: Layer with `input_channels`, and `cache_shapes(batch_size)` as `check_cache` takes.
-        x: Tensor (batch, time, channels).
-        cache: Cache of the layer, or None.
-
-    Raises:
-        ValueError: The layer is not built, x has the wrong shape, or the cache belongs to another
-            batch size or layer.
-    """
-    check_built(layer)
-    x = ops.cast(x, layer.compute_dtype)
-    check_shape("x", x, (None, None, layer.input_channels))
-    cache = layer.initial_cache(ops.shape(x)[0]) if cache is None else cache
-    check_cache(layer, cache, layer.cache_shapes(x.shape[0]))
-    return x, cache
-
-
-def check_cache(layer: keras.Layer, cache: Cache, expected: Any) -> None:
-    """Raises ValueError unless a cache has the expected structure and shapes.
-
-    Args:
-        layer: The layer, named in the message.
-        cache: Structure of tensors.
-        expected: Structure of shapes (lists, None for an unknown size).
-    """
-    # Shapes are lists too. Wrapped, the structures of tensors and of shapes can be compared.
-    received = keras.tree.map_structure(lambda tensor: _Shape(tensor.shape), cache)
-    wanted = keras.tree.map_shape_structure(_Shape, expected)
-    pairs = zip(keras.tree.flatten(received), keras.tree.flatten(wanted), strict=False)
-    fits = _same_structure(received, wanted) and all(shapes_match(a.size, b.size) for a, b in pairs)
-    if not fits:
-        raise ValueError(
-            f"The cache does not fit {layer.name}: it belongs to another batch size or another "
-            f"layer. Expected tensors of shapes: {wanted}. Received: {received}"
-        )
-
-
-class _Shape:
-    """A shape as a leaf of `keras.tree`."""
-
-    def __init__(self, size):
-        self.size = tuple(size)
-
-    def __repr__(self):
-        return repr(self.size)
-
-
-def _same_structure(a, b):
-    try:
-        keras.tree.assert_same_structure(a, b)
-    except (ValueError, TypeError):
-        return False
-    return True

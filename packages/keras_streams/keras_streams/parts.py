@@ -1,6 +1,6 @@
 """Streaming versions of Keras layers and operations, with their states.
 
-`layers.streaming.to_stream` walks the graph of a model and creates a `Part` with `make_part` for
+`to_stream` walks the graph of a model and creates a `Part` with `make_part` for
 each call of a layer or operation. `Part.advance` takes the samples of one step of the model's
 input, (batch, samples, ...), usually one. The `Signal` of each tensor describes when samples come,
 and how many.
@@ -20,9 +20,9 @@ import keras
 from keras import ops
 from keras.src.ops import numpy as numpy_ops  # the classes of the operations in a graph
 
-from trellis_keras.layers.base import FixedRatesMixin, at_least_float32
-from trellis_keras.layers.keras_graph import Call
-from trellis_keras.types import Tensor
+from keras_streams.graph import Call
+from keras_streams.protocol import at_least_float32, has_protocol
+from keras_streams.types import Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +75,8 @@ def _output(call, signal, **changes):
 
 
 _CAUSAL = (
-    'a causal layer such as keras.layers.Conv1D(padding="causal"), keras.layers.LSTM or '
-    "trellis_keras.layers.TCN"
+    'a causal layer such as keras.layers.Conv1D(padding="causal"), keras.layers.LSTM, '
+    "or one that follows keras_streams.StreamingMixin"
 )
 
 Active = Callable[[Signal], Any]
@@ -110,7 +110,10 @@ class Part:
 
     keeps = False
     in_blocks = True
-    difference = "its stream differs from it. Use a layer of Keras or of trellis_keras."
+    difference = (
+        "its stream differs from it. Use a layer of Keras, or one that follows "
+        "keras_streams.StreamingMixin."
+    )
 
     def __init__(self, outputs: list[Signal]):
         self.outputs = outputs
@@ -508,7 +511,7 @@ class Recurrent(Ending):
 
 
 class Protocol(Ending):
-    """A layer that follows the protocol of `layers.streaming`."""
+    """A layer that follows `StreamingMixin`."""
 
     keeps = True
 
@@ -587,13 +590,13 @@ def without_dropout(cells: Sequence[Any]) -> Iterator[None]:
 
 
 def _dropout_cells(cell):
-    """Keras' cells with dropout rates in a cell. (A `RecurrentCell` draws no mask in inference.)"""
+    """Keras' own cells with dropout rates in a cell. Others may draw no masks in inference."""
     if isinstance(cell, keras.layers.StackedRNNCells):
         return [part for inner in cell.cells for part in _dropout_cells(inner)]
-    if isinstance(cell, FixedRatesMixin):
-        return []
-    rates = [getattr(cell, name, None) for name in ("dropout", "recurrent_dropout")]
-    return [cell] if all(isinstance(rate, float) for rate in rates) else []
+    return [cell] if isinstance(cell, _DROPOUT_CELLS) else []
+
+
+_DROPOUT_CELLS = keras.layers.SimpleRNNCell, keras.layers.LSTMCell, keras.layers.GRUCell
 
 
 # From calls to parts
@@ -667,13 +670,6 @@ def make_part(call: Call, signals: list[Signal]) -> Part:
             f"Use {_CAUSAL} for that value as well."
         )
     return Pointwise(call, signals)
-
-
-def has_protocol(layer: Any) -> bool:
-    """Returns whether a layer has the methods of the streaming protocol."""
-    return all(
-        callable(getattr(layer, name, None)) for name in ("initial_cache", "step", "prefill")
-    )
 
 
 def windowed_length(

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from trellis_keras.export import program as p
-from trellis_keras.export.program import Expression, Part, Program, Vector
+from keras_streams import program as p
+from keras_streams.program import Expression, Part, Program, Vector
 
 # The operations in C, for float; `Printer` substitutes its own type. OUTPUTS becomes a constant, so
 # that compilers know the length of the inner loops. These run over outputs, so they vectorize

@@ -10,7 +10,7 @@ from keras import ops
 from keras.src.models.functional import Functional
 from keras.src.ops.numpy import Add
 
-from trellis_keras.types import Tensor
+from keras_streams.types import Tensor
 
 
 @dataclasses.dataclass

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from trellis_keras.export.c_source import Source
-from trellis_keras.files import atomic_write
+from keras_streams.c_source import Source
+from keras_streams.files import atomic_write
 
 # These neither reorder sums nor ignore NaN, so results do not depend on the compiler.
 _OPTIONS = ["-std=c99", "-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]

@@ -270,7 +270,7 @@ class Program:
         output: Vector of the outputs, after `finish`.
         weights, states, rings: Lists of the program's weights, states and rings.
         counter: `Counter`, or None if no operation has a clock.
-        delay, rate: See `layers.streaming.to_stream`.
+        delay, rate: See `keras_streams.to_stream`.
         notes: List of lines that describe inputs and outputs.
         names: List of the outputs' names; may be empty.
     """

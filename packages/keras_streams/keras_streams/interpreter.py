@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from trellis_keras.export import program as p
-from trellis_keras.export.program import Expression, Program, Vector
+from keras_streams import program as p
+from keras_streams.program import Expression, Program, Vector
 
 Observer = Callable[[Any, np.ndarray], None]
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trellis_keras.export import program as p
-from trellis_keras.export.c_source import BYTES, TEMPLATES, Printer, Source, statement
-from trellis_keras.export.interpreter import evaluate, interpret
-from trellis_keras.export.program import Expression, Program, Vector, Weight
+from keras_streams import program as p
+from keras_streams.c_source import BYTES, TEMPLATES, Printer, Source, statement
+from keras_streams.interpreter import evaluate, interpret
+from keras_streams.program import Expression, Program, Vector, Weight
 
 _SEGMENTS = 512  # in a table
 _SCALE_BITS = 24  # of the largest scale in a matrix

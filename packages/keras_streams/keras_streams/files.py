@@ -1,0 +1,121 @@
+"""Atomic writes."""
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+TEMPORARY = ".writing-"
+# Only writing runs into these; the system reports them without a file name.
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def check_output(
+    path: str | os.PathLike, inputs: Iterable[str | os.PathLike] = (), overwrite: bool = False
+) -> Path:
+    """Checks that a file may be written, before the work starts.
+
+    Args:
+        path: The file. Symbolic links are followed.
+        inputs: Input files, which it must not replace.
+        overwrite: Boolean, whether it may replace an existing file. Defaults to `False`.
+
+    Returns:
+        The path, with `~` expanded.
+
+    Raises:
+        ValueError: If it is one of the inputs, exists without `overwrite`, or is not a regular
+            file.
+        FileNotFoundError: If its folder does not exist.
+    """
+    path = Path(path).expanduser()
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"There is no folder {path.parent} for {path.name}.")
+    for file in map(Path, inputs):
+        file = file.expanduser()
+        if path.exists() and file.exists() and path.samefile(file):
+            raise ValueError(f"{path} is an input file. Choose another name.")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a regular file. Choose another name.")
+    if path.exists() and not overwrite:
+        raise ValueError(
+            f"{path} already exists. Choose another name, or replace it with --overwrite "
+            "(`overwrite=True`)."
+        )
+    return path
+
+
+@contextlib.contextmanager
+def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
+    """Yields a temporary path that replaces `path` when the block succeeds.
+
+    Readers see the old file or the new one, never a partial one. If the block raises, the old file
+    is kept.
+
+    Args:
+        path: The file to write. Its folder must exist.
+
+    Yields:
+        A path in the same folder, with the same suffix, because some writers choose their format by
+        it.
+
+    Raises:
+        OSError: If the file cannot be written. The message names `path`.
+
+    Example:
+
+    >>> with atomic_write("notes.txt") as temporary:
+    ...     _ = temporary.write_text("all or nothing")
+    """
+    path = Path(path)
+    temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{path.name}")
+    with annotate_error(path, temporary):
+        try:
+            temporary.touch(exist_ok=False)  # with the default permissions, unlike `tempfile`
+            yield temporary
+            with open(temporary, "rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            sync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def annotate_error(path: str | os.PathLike, temporary: str | os.PathLike) -> Iterator[None]:
+    """Names `path` in an `OSError` about one of its temporary files, or about a full disk.
+
+    Args:
+        path: The file or folder being written.
+        temporary: The prefix of the paths under which it is written.
+
+    Example:
+
+    >>> with annotate_error("notes.txt", ".writing-notes.txt"):
+    ...     raise OSError(28, "No space left on device")
+    Traceback (most recent call last):
+        ...
+    OSError: notes.txt could not be written: No space left on device
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            concerns_path = error.errno in _NO_SPACE
+        else:
+            concerns_path = str(error.filename).startswith(str(temporary))
+        if not concerns_path:
+            raise
+        raise OSError(f"{path} could not be written: {error.strerror}") from error
+
+
+def sync_folder(folder: str | os.PathLike) -> None:
+    """Flushes a folder's entries to disk, so that a rename in it survives a power failure."""
+    if os.name == "posix":  # other systems cannot open a folder
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

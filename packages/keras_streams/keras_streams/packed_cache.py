@@ -1,0 +1,142 @@
+"""Compiled steps: XLA, and one packed tensor for the whole cache."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_streams.graph_stream import flatten_inputs, to_stream
+from keras_streams.protocol import check_built
+from keras_streams.types import Cache, Tensor
+from keras_streams.xla import compile_xla
+
+
+class PackedCache:
+    """The cache between the calls of a compiled step: one tensor (batch, size) for each dtype.
+
+    Each tensor adds to the overhead of a call, and the cache of a deep network has dozens.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], layout: "_Layout"):
+        self.tensors, self.layout = tensors, layout
+
+    def unpack(self) -> Cache:
+        """Returns the cache in the structure that the layer's methods take."""
+        return self.layout.unpack(self.tensors)
+
+
+class _Layout:
+    """The layout of a cache's tensors in a `PackedCache`."""
+
+    def __init__(self, cache):
+        self._specs = keras.tree.map_structure(
+            lambda leaf: keras.InputSpec(leaf.dtype, (None, *leaf.shape[1:])), cache
+        )
+        self._key = repr(self._specs)
+        self._leaves = keras.tree.flatten(self._specs)
+        self._dtypes = list(dict.fromkeys(spec.dtype for spec in self._leaves))
+
+    def __eq__(self, other):
+        return self._key == other._key
+
+    def __hash__(self):
+        return hash(self._key)
+
+    def pack(self, cache):
+        rows: dict[str, list] = {dtype: [] for dtype in self._dtypes}
+        for spec, leaf in zip(self._leaves, keras.tree.flatten(cache), strict=True):
+            rows[spec.dtype].append(ops.reshape(leaf, (ops.shape(leaf)[0], _size(spec))))
+        return [ops.concatenate(parts, axis=1) for parts in rows.values()]
+
+    def unpack(self, tensors):
+        packed, starts = (
+            dict(zip(self._dtypes, tensors, strict=True)),
+            dict.fromkeys(self._dtypes, 0),
+        )
+        leaves = []
+        for spec in self._leaves:
+            tensor, start = packed[spec.dtype], starts[spec.dtype]
+            starts[spec.dtype] = end = start + _size(spec)
+            shape = (ops.shape(tensor)[0], *spec.shape[1:])
+            leaves.append(ops.reshape(tensor[:, start:end], shape))
+        return keras.tree.pack_sequence_as(self._specs, leaves)
+
+
+def _size(spec):
+    return math.prod(spec.shape[1:])
+
+
+def compiled_step(
+    layer: Any, frozen: bool = False
+) -> Callable[[Tensor, Cache], tuple[Tensor, PackedCache]]:
+    """Returns `layer.step` compiled by XLA, once per batch size.
+
+    It always uses the layer's current weights, whereas a plain `jax.jit` would keep those of its
+    first call. Without it, a step may be recompiled on each call.
+
+    Args:
+        layer: Stream, or built layer or model that `to_stream` supports. Start with the
+            `initial_cache` of the stream.
+        frozen: Boolean, whether to compile the current weights into the program as constants.
+            Weight normalization is then computed once, which makes the steps of a TCN faster.
+            Millions of weights take long to compile. Defaults to `False`.
+
+    Returns:
+        A function of x and cache, tensors or arrays. The cache comes from `initial_cache` or
+        `prefill`, or is a `PackedCache` returned by the function; call its `unpack()` before
+        passing it to `prefill`.
+
+    Raises:
+        ValueError: `layer` does not stream or is not built.
+
+    Example:
+
+    >>> model = keras.Sequential([keras.Input((None, 3)), keras.layers.GRU(4)])
+    >>> stream = to_stream(model)
+    >>> step, cache = compiled_step(stream), stream.initial_cache(1)
+    >>> for x in np.zeros((5, 1, 3), "float32"):
+    ...     y, cache = step(x, cache)
+    """
+    check_built(layer)
+    stream = to_stream(layer)
+    compiled = {}
+    # Both may be structures for a graph's stream. Other streams have a single input and output.
+    inputs, outputs = getattr(stream, "inputs", None), getattr(stream, "delay", 0)
+    flat, count = keras.tree.flatten(inputs), len(keras.tree.flatten(outputs))
+    returns_several = keras.tree.is_nested(outputs)
+    weights = [ops.convert_to_numpy(v) for v in layer.variables] if frozen else None
+
+    def compile_for(layout):
+        def step(*arguments):
+            xs, tensors = arguments[: len(flat)], arguments[len(flat) :]
+            y, cache = stream.step(keras.tree.pack_sequence_as(inputs, xs), layout.unpack(tensors))
+            return [*keras.tree.flatten(y), *layout.pack(cache)]
+
+        def frozen_step(*arguments):
+            values = map(ops.convert_to_tensor, weights)
+            mapping = list(zip(layer.variables, values, strict=True))
+            with keras.StatelessScope(state_mapping=mapping):
+                return step(*arguments)
+
+        function = frozen_step if frozen else step
+        if keras.backend.backend() == "tensorflow":
+            from keras_streams import runtime_tf
+
+            return runtime_tf.compiled_flat(function)
+        return compile_xla(function, [] if frozen else layer.variables)
+
+    def call(x, cache):
+        if not isinstance(cache, PackedCache):
+            layout = _Layout(cache)
+            cache = PackedCache(layout.pack(cache), layout)
+        layout = cache.layout
+        if layout not in compiled:
+            compiled[layout] = compile_for(layout)
+        xs = flatten_inputs(x, inputs)
+        tensors = compiled[layout](*xs, *cache.tensors)
+        y = keras.tree.pack_sequence_as(outputs, tensors[:count]) if returns_several else tensors[0]
+        return y, PackedCache(tensors[count:], layout)
+
+    return call

@@ -1,0 +1,235 @@
+"""Streaming: one time step at a time, equal to the forward pass.
+
+A streaming layer is causal and has three methods:
+
+- `initial_cache(batch_size)` returns the cache before the first step: a structure (dicts, lists)
+  of tensors, each with the batch as its first axis;
+- `step(x, cache)` returns `(y, cache)` for one step x (batch, channels). Neither its work nor the
+  shapes of the cache depend on the number of previous steps;
+- `prefill(x, cache=None)` returns `(y, cache)` for a segment x (batch, time, channels), with the
+  cache after its last step. None starts from the initial cache.
+
+With y = layer(x), step t returns y[:, t], and `prefill` returns y. The methods are pure: the layer
+stores nothing, so a server can return the cache to its client and beam search can reorder its
+rows. Streaming is inference: dropout is inactive, and only the main output is computed. The
+layer must be built.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_streams.types import Cache, Shape, Tensor
+
+
+class StreamingMixin:
+    """The streaming protocol, with a `prefill` that loops over steps.
+
+    Attributes:
+        delay, rate: See `to_stream`. A layer returns one output per step.
+
+    Example: a running sum.
+
+    >>> class RunningSum(StreamingMixin, keras.layers.Layer):
+    ...     def call(self, x):
+    ...         return ops.cumsum(x, axis=1)
+    ...
+    ...     def initial_cache(self, batch_size):
+    ...         return ops.zeros((batch_size, 1))
+    ...
+    ...     def step(self, x, cache):
+    ...         return x + cache, x + cache
+    ...
+    >>> y, cache = RunningSum().prefill(np.ones((1, 3, 1), "float32"), ops.zeros((1, 1)))
+    >>> np.asarray(y)[0, :, 0].tolist()
+    [1.0, 2.0, 3.0]
+    """
+
+    delay: Any = 0
+    rate: Any = 1
+
+    def initial_cache(self, batch_size: int) -> Cache:
+        """Returns the cache before the first step of `batch_size` rows."""
+        raise NotImplementedError(f"{type(self).__name__} must define `initial_cache(batch_size)`.")
+
+    def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """Advances one step: x (batch, channels) to y (batch, filters)."""
+        raise NotImplementedError(f"{type(self).__name__} must define `step(x, cache)`.")
+
+    def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """Advances all steps of x (batch, time, channels) to y (batch, time, filters)."""
+        return step_through(self, x, cache)
+
+
+def has_protocol(layer: Any) -> bool:
+    """Returns whether a layer has the methods of the streaming protocol."""
+    return all(
+        callable(getattr(layer, name, None)) for name in ("initial_cache", "step", "prefill")
+    )
+
+
+def step_through(layer: Any, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+    """Feeds x (batch, time, channels) to `layer.step` in a loop that is compiled once.
+
+    Returns:
+        y (batch, time, filters) and the cache after the last step.
+    """
+    each = keras.tree.map_structure
+    steps = each(lambda x: ops.moveaxis(ops.convert_to_tensor(x), 1, 0), x)
+    time, rows = ops.shape(keras.tree.flatten(steps)[0])[:2]
+    cache = layer.initial_cache(rows) if cache is None else cache
+    # The first step, outside the loop, shows the shape and dtype of y.
+    y, cache = layer.step(each(lambda x: x[0], steps), cache)
+
+    def room(y):
+        rest = ops.zeros((time - 1, *ops.shape(y)), dtype=y.dtype)
+        return ops.concatenate([y[None], rest], axis=0)
+
+    def body(t, carried):
+        ys, cache = carried
+        y, cache = layer.step(each(lambda x: x[t], steps), cache)
+        return each(lambda ys, y: replace_row(ys, t, y), ys, y), cache
+
+    ys, cache = ops.fori_loop(1, time, body, (each(room, y), cache))
+    return each(lambda ys: ops.moveaxis(ys, 0, 1), ys), cache
+
+
+def replace_row(rows: Tensor, index: Tensor, row: Tensor) -> Tensor:
+    """Returns `rows` (n, ...) with the row at a scalar tensor's index replaced.
+
+    It avoids `slice_update`, which on TensorFlow is an XLA operation that a server may lack.
+    """
+    return ops.scatter_update(rows, ops.reshape(index, (1, 1)), row[None])
+
+
+# Checks
+
+
+def check_streams(layer: Any) -> None:
+    """Raises ValueError unless a streaming layer is causal."""
+    if not getattr(layer, "is_causal", True):
+        raise ValueError(
+            "Streaming and generation need a causal layer: go_backwards=False and, for a TCN, "
+            'padding="causal" (to_stream streams padding="same" with a delay). Received: '
+            f"{layer.name} with go_backwards={getattr(layer, 'go_backwards', False)}, "
+            f"padding={getattr(layer, 'padding', 'causal')!r}"
+        )
+
+
+def check_built(layer: keras.Layer) -> None:
+    """Raises ValueError unless a layer or model is built."""
+    if not layer.built:
+        raise ValueError(
+            f"{layer.name} is not built, so it has no weights to stream with. Call it once, call "
+            "`build(input_shape)`, or load it from a file first."
+        )
+
+
+def check_start(layer: Any, batch_size: int | Tensor) -> None:
+    """Raises ValueError unless a layer can stream `batch_size` rows, an integer or a tensor."""
+    check_streams(layer)
+    check_built(layer)
+    if batch_size is None or (isinstance(batch_size, int) and batch_size < 1):
+        raise ValueError(
+            f"`batch_size` must be a positive integer. Received: batch_size={batch_size}"
+        )
+
+
+def check_stream(layer: keras.Layer, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+    """Returns the arguments of `prefill`: x in the compute dtype, and the initial cache for None.
+
+    Args:
+        layer: Layer with `input_channels`, and `cache_shapes(batch_size)` as `check_cache` takes.
+        x: Tensor (batch, time, channels).
+        cache: Cache of the layer, or None.
+
+    Raises:
+        ValueError: The layer is not built, x has the wrong shape, or the cache belongs to another
+            batch size or layer.
+    """
+    check_built(layer)
+    x = ops.cast(x, layer.compute_dtype)
+    check_shape("x", x, (None, None, layer.input_channels))
+    cache = layer.initial_cache(ops.shape(x)[0]) if cache is None else cache
+    check_cache(layer, cache, layer.cache_shapes(x.shape[0]))
+    return x, cache
+
+
+def check_cache(layer: keras.Layer, cache: Cache, expected: Any) -> None:
+    """Raises ValueError unless a cache has the expected structure and shapes.
+
+    Args:
+        layer: The layer, named in the message.
+        cache: Structure of tensors.
+        expected: Structure of shapes (lists, None for an unknown size).
+    """
+    # Shapes are lists too. Wrapped, the structures of tensors and of shapes can be compared.
+    received = keras.tree.map_structure(lambda tensor: _Shape(tensor.shape), cache)
+    wanted = keras.tree.map_shape_structure(_Shape, expected)
+    pairs = zip(keras.tree.flatten(received), keras.tree.flatten(wanted), strict=False)
+    fits = _same_structure(received, wanted) and all(shapes_match(a.size, b.size) for a, b in pairs)
+    if not fits:
+        raise ValueError(
+            f"The cache does not fit {layer.name}: it belongs to another batch size or another "
+            f"layer. Expected tensors of shapes: {wanted}. Received: {received}"
+        )
+
+
+class _Shape:
+    """A shape as a leaf of `keras.tree`."""
+
+    def __init__(self, size):
+        self.size = tuple(size)
+
+    def __repr__(self):
+        return repr(self.size)
+
+
+def _same_structure(a, b):
+    try:
+        keras.tree.assert_same_structure(a, b)
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def shapes_match(shape: Shape, expected: Shape) -> bool:
+    """Returns whether two static shapes can be equal. None matches any size."""
+    return len(shape) == len(expected) and all(
+        a == b or a is None or b is None for a, b in zip(shape, expected, strict=True)
+    )
+
+
+def check_shape(name: str, tensor: Tensor, shape: Shape) -> None:
+    """Raises ValueError unless the static shape of `tensor` can be `shape`."""
+    if not shapes_match(tensor.shape, shape):
+        raise ValueError(
+            f"`{name}` must have shape {tuple(shape)}. Received: shape {tuple(tensor.shape)}"
+        )
+
+
+# Precision and states
+
+
+def at_least_float32(dtype: str) -> str:
+    """Returns float32 for the half precisions, else `dtype`: the dtype of states and losses.
+
+    Except on TensorFlow, `keras.backend.result_type(dtype, "float32")` is float32 for float64 too.
+    """
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
+
+
+@contextlib.contextmanager
+def without_carried_states(model: keras.Model) -> Iterator[None]:
+    """Context in which stateful layers start from zero states and leave theirs unchanged."""
+    layers = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
+    try:
+        for layer in layers:
+            layer.stateful = False
+        yield
+    finally:
+        for layer in layers:
+            layer.stateful = True

@@ -1,0 +1,50 @@
+"""Functions of tensors, compiled."""
+
+from collections.abc import Callable, Sequence
+
+import keras
+
+
+def compile_xla(
+    function: Callable,
+    variables: Sequence[keras.Variable],
+    updated: Sequence[keras.Variable] = (),
+    any_shape: bool = False,
+) -> Callable:
+    """Compiles a function of tensors with XLA; it always uses the current values of variables.
+
+    It is thread-safe if it updates no variables.
+
+    Args:
+        function: Function of tensors.
+        variables: Variables that it reads.
+        updated: Variables that it reads and assigns.
+        any_shape: Whether to build one graph for all shapes on TensorFlow, without XLA, which
+            recompiles for each shape.
+    """
+    if keras.backend.backend() == "tensorflow":
+        from keras_streams import runtime_tf
+
+        return runtime_tf.compiled(function, xla=not any_shape, any_shape=any_shape)
+    if keras.backend.backend() == "jax":
+        return _compile_jax(function, [*variables, *updated], updated)
+    return function
+
+
+def _compile_jax(function, variables, updated):
+    import jax
+
+    @jax.jit
+    def pure(values, *arguments):
+        mapping = list(zip(variables, values, strict=True))
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            result = function(*arguments)
+        return result, [scope.get_current_value(variable) for variable in updated]
+
+    def call(*arguments):
+        result, values = pure([variable.value for variable in variables], *arguments)
+        for variable, value in zip(updated, values, strict=True):
+            variable.assign(value)
+        return result
+
+    return call
