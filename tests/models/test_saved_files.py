@@ -132,6 +132,34 @@ def test_a_compressed_file(saved, tmp_path):
             load(path)
 
 
+def test_a_file_of_two_formats_is_refused(saved, tmp_path, monkeypatch):
+    """What is checked is what Keras would load, which it chooses by the file's name."""
+    model, path = saved
+    net = keras.Sequential([keras.Input((1,)), keras.layers.Discretization([0.5])])
+    net.save(tmp_path / "legacy.h5")
+    contents = (tmp_path / "legacy.h5").read_bytes(), path.read_bytes()
+    monkeypatch.setattr(keras.saving, "load_model", None)
+    monkeypatch.setattr(keras.Model, "load_weights", None)
+    for name in ("two.h5", "two.hdf5", "two.keras", "two", ".h5", ".keras"):
+        for first, second in (contents, contents[::-1], contents[:1] * 2):
+            (tmp_path / name).write_bytes(first + second)
+            if first == path.read_bytes() and name.endswith(".keras"):
+                continue  # an archive with a comment
+            for load in (load_model, model.load_weights):
+                with pytest.raises(ValueError, match=name):
+                    load(tmp_path / name)
+
+
+def test_files_may_have_no_stem(saved, tmp_path):
+    model, path = saved
+    shutil.copyfile(path, tmp_path / ".keras")
+    assert isinstance(load_model(tmp_path / ".keras"), LanguageModel)
+    model.load_weights(tmp_path / ".keras")
+    (tmp_path / ".h5").write_bytes(b"no HDF5")
+    with pytest.raises(ValueError, match=".h5 is damaged: it does not start"):
+        check_file(tmp_path / ".h5")
+
+
 def test_seeds_may_be_large(altered):
     assert load_model(altered(put("config", "seed", value=2**31))).seed == 2**31
 
@@ -253,6 +281,18 @@ def test_files_that_lead_elsewhere(saved, altered, tmp_path, monkeypatch, hostil
     for load, file in calls:
         with pytest.raises(ValueError, match=f"{file.name} .*{HOSTILE[hostile]}"):
             load(file)
+
+
+@pytest.mark.parametrize("shard", ["a.b_00000.weights.h5", "another"])
+def test_every_shard_that_keras_opens_is_checked(saved, tmp_path, shard):
+    index, first = tmp_path / "a.weights.b.weights.json", tmp_path / "a.b_00000.weights.h5"
+    index.write_text('{"weight_map": {"/vars": "another"}}')
+    saved[0].save_weights(first)
+    shutil.copyfile(first, tmp_path / "another")
+    check_file(index)
+    (tmp_path / shard).write_bytes(b"no HDF5")
+    with pytest.raises(ValueError, match=f"{shard} is damaged"):
+        check_file(index)
 
 
 def test_groups_that_contain_each_other(saved, tmp_path):

@@ -1,6 +1,6 @@
 """Loads untrusted model and weights files.
 
-Keras' safe mode runs no code from a file. Five checks come before it:
+Keras' safe mode runs no code from a file. Six checks come before it:
 
 - Safe mode lets a configuration name any public function or class of Keras, some of which write
   files. Here every class must be on an allowlist, and functions are not allowed.
@@ -16,6 +16,8 @@ Keras' safe mode runs no code from a file. Five checks come before it:
   compresses them.
 - The HDF5 library may hang on a truncated or extended file. Here the length must match the one that
   the file states.
+- Keras chooses the format by the file's name, but a file may be valid in two formats. Here the name
+  decides what is checked too, and the content must start as that format does.
 """
 
 import contextlib
@@ -101,9 +103,11 @@ def load_model(path: str | os.PathLike) -> keras.Model:
         with reading(path):
             if path.is_dir():
                 _check_model(*_open_folder(path))
-            else:
-                with open(path, "rb") as file, open_archive(file) as archive:
+            elif path.name.endswith(".keras"):
+                with open(path, "rb") as file, _open_keras(file) as archive:
                     _check_model(_read_config(archive), _count_stored(archive))
+            else:
+                raise ValueError("its name does not end in .keras")
             return keras.saving.load_model(path, compile=False)
     # A configuration calls constructors, which may raise anything.
     except Exception as error:
@@ -141,29 +145,33 @@ def check_preset_folder(folder: pathlib.Path, model: keras.Model) -> None:
 
 
 def check_file(path: str | os.PathLike) -> None:
-    """Checks the arrays of a file from which Keras loads weights; ignores other files.
+    """Checks the arrays of a file from which Keras loads weights.
 
     Args:
         path: A `.keras`, `.weights.h5`, `.weights.json`, `.h5` or `.hdf5` file.
 
     Raises:
-        ValueError: If the file is damaged, contains links or external data, or its arrays claim to
-            be larger than the file.
+        ValueError: If the file has another name, is damaged, contains links or external data, or
+            its arrays claim to be larger than the file.
         OSError: If it cannot be read.
     """
     path = pathlib.Path(path)
-    if path.is_dir():
-        return
+    if not path.name.endswith((".keras", ".h5", ".hdf5", ".weights.json")):
+        raise ValueError(
+            "A file of weights must end in .keras, .weights.h5, .weights.json, .h5 or .hdf5. "
+            f"Received: {path}"
+        )
     with open(path, "rb") as file, _name_damaged(path):
-        if path.suffix == ".keras":
-            with open_archive(file) as archive:
+        if path.name.endswith(".keras"):
+            with _open_keras(file) as archive:
                 _read_config(archive)
                 _count_stored(archive)
-        elif path.suffix in (".h5", ".hdf5"):
-            _count_numbers(file)
         elif path.name.endswith(".weights.json"):
             for shard in _shards(path, json.load(file)):
-                check_file(shard)
+                with open(shard, "rb") as content, _name_damaged(shard):
+                    _count_numbers(content)
+        else:
+            _count_numbers(file)
 
 
 def saved_tokens(path: str | os.PathLike) -> tuple[int | None, list | None]:
@@ -175,8 +183,8 @@ def saved_tokens(path: str | os.PathLike) -> tuple[int | None, list | None]:
         ValueError: If the file is damaged, or does not contain a language model.
     """
     path = pathlib.Path(path)
-    if path.suffix == ".keras":
-        with open(path, "rb") as file, _name_damaged(path), open_archive(file) as archive:
+    if path.name.endswith(".keras"):
+        with open(path, "rb") as file, _name_damaged(path), _open_keras(file) as archive:
             config = _read_config(archive)["config"]
         try:
             vocabulary = config.get("vocabulary")
@@ -197,6 +205,15 @@ def _name_damaged(path):
         yield
     except Exception as error:  # zipfile and h5py raise many classes
         raise ValueError(f"{path} is damaged: {error}") from error
+
+
+@contextlib.contextmanager
+def _open_keras(file):
+    """Yields the archive of a `.keras` file."""
+    if file.read(4) != b"PK\x03\x04":  # `zipfile` also finds an archive behind other data
+        raise ValueError("it does not start as a zip file")
+    with open_archive(file) as archive:
+        yield archive
 
 
 def _read_config(archive):
@@ -381,7 +398,7 @@ def _count_weights(config):
 
 def _shards(path, index):
     """Returns the files that Keras opens for a `.weights.json` file."""
-    names = {f"{path.name.removesuffix('.weights.json')}_00000.weights.h5"}
+    names = {f"{path.stem.replace('.weights', '')}_00000.weights.h5"}
     for shard in index["weight_map"].values():
         names |= {shard} if isinstance(shard, str) else set(shard)
     return [path.with_name(name) for name in sorted(names)]
@@ -418,7 +435,10 @@ def _open_hdf5(file: BinaryIO) -> Iterator[tuple[h5py.File, _Stored]]:
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
-    if (end := _stated_length(file.read(_SUPERBLOCK))) != size:
+    end = _stated_length(file.read(_SUPERBLOCK))
+    if end is None:
+        raise ValueError("it does not start as an HDF5 file")
+    if end != size:
         raise ValueError(f"its stated length is {end:,} bytes, but it has {size:,}")
     with h5py.File(file, "r") as content:
         arrays = list(_arrays(content.id, "", set()))
