@@ -1,4 +1,4 @@
-"""Masks of the dropout layers and of DropConnect, weight normalisation."""
+"""Masks of the dropout layers and of DropConnect, weight normalization."""
 
 import keras
 import numpy as np
@@ -9,6 +9,7 @@ from trellis_keras.layers import (
     DropConnect,
     Dropout,
     EmbeddingDropout,
+    TCNBlock,
     VariationalDropout,
     weight_norm,
 )
@@ -36,10 +37,31 @@ def test_rate_scale_and_shared_axis(layer, inputs, axis):
         assert np.array_equal(y.min(axis=axis), y.max(axis=axis))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        Dropout,
+        VariationalDropout,
+        DropConnect,
+        lambda rate, **options: TCNBlock(8, 2, dropout=rate, **options).dropouts[0],
+        lambda rate, **options: TCNBlock(
+            8, 2, dropout=rate, dropout_kind="spatial", **options
+        ).dropouts[0],
+    ],
+    ids=["Dropout", "VariationalDropout", "DropConnect", "TCN", "spatial TCN"],
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_dropped_fraction_is_the_rate(make, dtype):
+    x = keras.ops.ones((400, 2, 400), dtype)
+    for rate in (0.003, 0.9):
+        y = make(rate, seed=1, dtype=dtype)(x, training=True)
+        dropped = np.asarray(keras.ops.cast(y, "float32"))[:, 0] == 0
+        assert np.mean(dropped) == pytest.approx(rate, abs=4 * np.sqrt(rate / dropped.size))
+
+
 @pytest.mark.parametrize("noise_shape", [None, (None, 1, None)])
-def test_dropout_is_that_of_keras(dtype, noise_shape):
-    options = {"noise_shape": noise_shape, "seed": 3, "dtype": dtype}
+def test_dropout_is_that_of_keras(noise_shape):
+    options = {"noise_shape": noise_shape, "seed": 3}
     x = np.random.default_rng(1).normal(size=(3, 4, 5)).astype("float32")
     for rate in (0, 0.3, 1):
         ours, keras_layer = (layer(rate, **options) for layer in (Dropout, keras.layers.Dropout))

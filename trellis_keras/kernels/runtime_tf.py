@@ -54,14 +54,17 @@ def dropout(
     noise_shape: tuple[int | None, ...] | None,
     generator: keras.random.SeedGenerator,
 ) -> tf.Tensor:
-    """Drops elements of x, without XLA those that `keras.random.dropout` drops."""
+    """Drops elements of x; in float32 and without XLA, those that `keras.random.dropout` drops.
+
+    Keras draws numbers of the dtype of x. In bfloat16 there are 128, and every rate would be
+    rounded up to a multiple of 1/128.
+    """
     shape = tf.shape(x)
     if noise_shape is not None:
         sizes = tf.unstack(shape)
         shape = [a if b is None else b for a, b in zip(sizes, noise_shape, strict=True)]
-    return tf.nn.experimental.stateless_dropout(
-        x, rate, _next_seed(generator), rng_alg=_ALGORITHM, noise_shape=shape
-    )
+    kept = uniform(shape, generator) >= rate
+    return tf.where(kept, x * tf.cast(1 / (1 - rate), x.dtype), tf.zeros([], x.dtype))
 
 
 def _next_seed(generator):

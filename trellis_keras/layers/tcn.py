@@ -35,11 +35,11 @@ from trellis_keras.layers.base import (
     sequence_spec,
     sub_seed,
 )
-from trellis_keras.layers.regularization import ConvolutionKernel, Dropout
+from trellis_keras.layers.regularization import ConvolutionKernel, Dropout, VariationalDropout
 from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Tensor
 
 _DEEPEST = 31  # the dilation doubles from block to block, and must be an int32
-_DROPOUTS = {"element": Dropout, "spatial": keras.layers.SpatialDropout1D}
+_DROPOUTS = {"element": Dropout, "spatial": VariationalDropout}
 
 
 def causal_convolution(
