@@ -9,7 +9,6 @@ from tests.support.gradients import value_and_gradients
 from tests.support.layer_checks import assert_close, noise, randomize
 from trellis_keras.kernels.lattice_loop import lattice_loop
 from trellis_keras.layers import LRUCell
-from trellis_keras.layers.base import tanh
 
 TIME, BATCH, UNITS = 5, 3, 4
 VALID = np.array([[1, 1, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 1, 0]], bool)[..., None]
@@ -62,7 +61,6 @@ def test_equals_the_cell(case):
             gates=cell.gates,
             z_keeps=cell.z_keeps,
             compute_dtype=keras.config.floatx(),
-            tanh=tanh,
             valid=None if valid is None else ops.convert_to_tensor(valid),
             masks=masks,
             last_only=last_only,
@@ -110,7 +108,6 @@ def test_a_step_has_two_products_and_its_gradient_two():
                 gates=cell.gates,
                 z_keeps=False,
                 compute_dtype=keras.config.floatx(),
-                tanh=ops.tanh,
             )
             loss = tf.reduce_sum(y**2)
         return tape.gradient(loss, [w.value for w in cell.weights])

@@ -1,5 +1,6 @@
 """The recurrent cells in `keras.layers.RNN`, RHN and Grid-LSTM equations, and StackedRNN."""
 
+import contextlib
 import functools
 import itertools
 import re
@@ -22,6 +23,7 @@ from tests.support.layer_checks import (
     randomize,
 )
 from tests.support.parameters import slow_but
+from trellis_keras import kernels
 from trellis_keras.layers import GridLSTMCell, LRUCell, RHNCell, StackedRNN, VariationalDropout
 
 both = pytest.mark.both_backends
@@ -515,6 +517,41 @@ def test_stacked_rnn_equals_its_layers(make, sizes):
             last += keras.tree.flatten(new)
     assert_all_close(stack(x, initial_state=states), [y, *last])
     check_streaming(stack, x, initial_state=states)
+
+
+@both
+@exact
+@pytest.mark.parametrize("loop", ["of the package", "of Keras"])
+@pytest.mark.parametrize("training", [False, True])
+def test_stacked_rnn_keeps_its_precision(loop, training, floatx):
+    lower = keras.layers.SimpleRNN(4, **STATES)
+    upper = keras.layers.RNN([keras.layers.LSTMCell(3), keras.layers.LSTMCell(2)], **STATES)
+    layer = made(lambda: StackedRNN([lower, upper]), (2, 5, 3))
+
+    def sigmoid(a):
+        return 1 / (1 + np.exp(-a))
+
+    def lstm(x, h, c, kernel, recurrent_kernel, bias):
+        i, f, g, o = np.split(x @ kernel + h @ recurrent_kernel + bias, 4, axis=1)
+        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+        return sigmoid(o) * np.tanh(c), c
+
+    x, expected = noise(2, 5, 3), []
+    kernel, recurrent_kernel, bias, *weights = layer.get_weights()
+    h, (s, c), (u, d) = np.zeros((2, 4)), np.zeros((2, 2, 3)), np.zeros((2, 2, 2))
+    for t in range(5):
+        h = np.tanh(x[:, t] @ kernel + h @ recurrent_kernel + bias)
+        s, c = lstm(h, s, c, *weights[:3])
+        u, d = lstm(s, u, d, *weights[3:])
+        expected.append(u)
+    with kernels.disabled() if loop == "of Keras" else contextlib.nullcontext():
+        y = layer(x, training=training)
+        step, _ = layer.step(x[:, 0], layer.initial_cache(2))
+    tolerance = 1e-14 if floatx == "float64" else 1e-6
+    assert keras.backend.standardize_dtype(y.dtype) == floatx
+    np.testing.assert_allclose(y, np.stack(expected, axis=1), atol=tolerance)
+    np.testing.assert_allclose(step, expected[0], atol=tolerance)
+    assert lower.get_config()["activation"] == "tanh"
 
 
 @pytest.mark.skipif(ON_JAX, reason="reads a TensorFlow graph")

@@ -25,8 +25,8 @@ from tests.support.layer_checks import (
 from tests.support.parameters import SLOW_ON_JAX, slow_but
 from trellis_keras import kernels
 from trellis_keras.kernels import mixed_group
+from trellis_keras.kernels.activations import tanh
 from trellis_keras.layers import GatedActivation, MixedGroupKernel, TrellisLayer
-from trellis_keras.layers.base import tanh
 
 pytestmark = pytest.mark.both_backends
 

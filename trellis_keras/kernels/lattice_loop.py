@@ -12,10 +12,11 @@ matrices step by step and store every intermediate value. Here the backward loop
 gradients of the pre-activations; one product over all steps then gives each matrix's gradient.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from keras import ops
 
+from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.gradients import custom_gradient
 from trellis_keras.kernels.products import matmul, on_rows, rows
 from trellis_keras.kernels.scan import scan
@@ -32,7 +33,6 @@ def lattice_loop(
     gates: Sequence[str],
     z_keeps: bool,
     compute_dtype: str,
-    tanh: Callable[[Tensor], Tensor],
     valid: Tensor | None = None,
     masks: tuple[Tensor | None, Tensor | None] = (None, None),
     last_only: bool = False,
@@ -49,7 +49,6 @@ def lattice_loop(
         z_keeps: Whether update gates weight the old state (Eqs. 9 and 10) or the new one (Eqs. 17
             and 18).
         compute_dtype: Dtype of the products' operands. Results have the dtype of h1.
-        tanh: Hyperbolic tangent.
         valid: Boolean (time, batch, 1). Other steps leave h2 unchanged. Defaults to all steps.
         masks: Dropout masks (batch, units) of h1 and of h2 in the products. Defaults to none.
         last_only: Whether to compute h1' only at the last step. Defaults to False.
@@ -87,7 +86,6 @@ def lattice_loop(
         mask=masks[1],
         compute_dtype=compute_dtype,
         product=product,
-        tanh=tanh,
         return_gates="z1" not in W or "r1" not in W,
     )
     if last_only:
@@ -103,8 +101,7 @@ def lattice_loop(
 
 
 def _time_loop(
-    gate_inputs, p_inputs, h2, gate_kernel, p_kernel, *, mask, compute_dtype, product, tanh,
-    return_gates,
+    gate_inputs, p_inputs, h2, gate_kernel, p_kernel, *, mask, compute_dtype, product, return_gates
 ):  # fmt: skip
     """Computes the state h2 at all steps.
 
@@ -114,7 +111,7 @@ def _time_loop(
         h2: The initial state, (batch, units).
         gate_kernel: The kernel of h2 in z2 and r2, (units, 2 * units).
         p_kernel: The kernel of r2 * h2 in p1, (units, units).
-        mask, compute_dtype, tanh: See `lattice_loop`.
+        mask, compute_dtype: See `lattice_loop`.
         product: Function that multiplies rows by a kernel.
         return_gates: Whether other equations read z2 or r2.
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.gradients import custom_gradient
 from trellis_keras.kernels.products import matmul, on_rows, rows
 from trellis_keras.kernels.scan import scan
@@ -220,17 +221,17 @@ def _choose(valid, new, old):
 def _lstm(x, m, states):
     i, f, g, o = _lstm_gates(x + m)
     c = f * states[1] + i * g
-    return [o * ops.tanh(c), c]
+    return [o * tanh(c), c]
 
 
 def _lstm_gates(a):
     i, f, g, o = ops.split(a, 4, axis=-1)
-    return ops.sigmoid(i), ops.sigmoid(f), ops.tanh(g), ops.sigmoid(o)
+    return ops.sigmoid(i), ops.sigmoid(f), tanh(g), ops.sigmoid(o)
 
 
 def _lstm_factors(x, m, before, after):
     i, f, g, o = _lstm_gates(x + m)
-    c, squashed = before[1], ops.tanh(after[1])
+    c, squashed = before[1], tanh(after[1])
     slopes = (g * i * (1 - i), c * f * (1 - f), i * (1 - g * g), squashed * o * (1 - o))
     return [o * (1 - squashed * squashed), f, ops.concatenate(slopes, axis=-1)]
 
@@ -252,7 +253,7 @@ def _gru_gates(x, m):
     x_gates, x_p = ops.split(x, [2 * units], axis=-1)
     m_gates, m_p = ops.split(m, [2 * units], axis=-1)
     z, r = ops.split(ops.sigmoid(x_gates + m_gates), 2, axis=-1)
-    return z, r, ops.tanh(x_p + r * m_p)
+    return z, r, tanh(x_p + r * m_p)
 
 
 def _gru_factors(x, m, before, after):
@@ -273,7 +274,7 @@ def _gru_gradients(d_states, factors):
 
 
 def _simple(x, m, states):
-    return [ops.tanh(x + m)]
+    return [tanh(x + m)]
 
 
 def _simple_factors(x, m, before, after):

@@ -9,7 +9,7 @@
 import contextlib
 import numbers
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -155,18 +155,6 @@ def seeded(initializer: Initializer, seed: int | None, *path: int | str) -> Init
 
 
 # Precision
-
-
-def tanh(x: Tensor) -> Tensor:
-    """Hyperbolic tangent that keeps float64 (`keras.ops.tanh` does not on JAX)."""
-    if keras.backend.standardize_dtype(x.dtype) == "float64":
-        return 2 * ops.sigmoid(2 * x) - 1
-    return ops.tanh(x)
-
-
-def activate(activation: Callable, x: Tensor) -> Tensor:
-    """Returns `activation(x)`, using a `tanh` that keeps float64."""
-    return tanh(x) if activation is keras.activations.tanh else activation(x)
 
 
 @contextlib.contextmanager

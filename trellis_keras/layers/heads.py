@@ -22,8 +22,9 @@ from keras import ops
 from keras_streams.protocol import at_least_float32, shapes_match
 from trellis_keras import kernels
 from trellis_keras.kernels import blockwise, clusters
+from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.products import matmul
-from trellis_keras.layers.base import check_positive, seeded, sub_seed, tanh
+from trellis_keras.layers.base import check_positive, seeded, sub_seed
 from trellis_keras.layers.regularization import VariationalDropout
 from trellis_keras.types import Initializer, Shape, Tensor
 

@@ -8,6 +8,7 @@ from keras import ops
 
 from keras_streams.protocol import StreamingMixin, at_least_float32, check_start, check_stream
 from trellis_keras import kernels
+from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.lattice_loop import lattice_loop
 from trellis_keras.kernels.products import linear, matmul
 from trellis_keras.kernels.scan import scan
@@ -22,7 +23,6 @@ from trellis_keras.layers.base import (
     seeded,
     sequence_spec,
     sub_seed,
-    tanh,
 )
 from trellis_keras.layers.rnn import UNITS_FOR_XLA, RecurrentCell, drop
 from trellis_keras.types import Cache, Constraint, Initializer, Regularizer, Shape, Tensor
@@ -448,7 +448,6 @@ class LRU(FixedRatesMixin, FrozenPartsMixin, StatefulMixin, StreamingMixin, kera
                 gates=cell.gates,
                 z_keeps=cell.z_keeps,
                 compute_dtype=cell.compute_dtype,
-                tanh=tanh,
                 valid=valid,
                 masks=masks,
                 last_only=last_only,

@@ -3,8 +3,9 @@
 `RecurrentCell` is the base class of the cells for `keras.layers.RNN`, including `LRUCell`.
 """
 
+import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -23,6 +24,7 @@ from keras_streams.protocol import (
 )
 from trellis_keras import kernels
 from trellis_keras.kernels import recurrent_loop
+from trellis_keras.kernels.activations import tanh
 from trellis_keras.layers.base import (
     FixedRatesMixin,
     StatefulMixin,
@@ -33,7 +35,6 @@ from trellis_keras.layers.base import (
     seeded,
     sequence_spec,
     sub_seed,
-    tanh,
 )
 from trellis_keras.layers.regularization import VariationalDropout
 from trellis_keras.types import Cache, Constraint, Initializer, Regularizer, Shape, Tensor
@@ -727,7 +728,7 @@ class StackedRNN(StatefulMixin, StreamingMixin, keras.layers.Layer):
         if mask is not None:
             # Masked values, NaN included, reach neither outputs nor gradients.
             x = ops.where(ops.cast(mask, "bool")[..., None], x, ops.zeros_like(x))
-        with RATES_LOCK if training else without_dropout(self._cells):
+        with RATES_LOCK if training else without_dropout(self._cells), _float64_tanh(self._cells):
             for layer in self.layers:
                 if isinstance(layer, DROPOUTS):
                     x = layer(x, training=training)
@@ -780,7 +781,7 @@ class StackedRNN(StatefulMixin, StreamingMixin, keras.layers.Layer):
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         x, cache = check_stream(self, ops.expand_dims(x, 1), cache)
         x, remaining, last = x[:, 0], iter(cache), []
-        with without_dropout(self._cells):
+        with without_dropout(self._cells), _float64_tanh(self._cells):
             for layer in self._recurrent:
                 states = take(layer.state_size, remaining)
                 if kernels.enabled() and recurrent_loop.supports(layer):
@@ -847,6 +848,37 @@ class StackedRNN(StatefulMixin, StreamingMixin, keras.layers.Layer):
 def _at_least_float32(cell, states):
     dtype = at_least_float32(cell.compute_dtype)
     return [ops.cast(state, dtype) for state in keras.tree.flatten(states)]
+
+
+@contextlib.contextmanager
+def _float64_tanh(cells: Sequence[Any]) -> Iterator[None]:
+    """Context, under `RATES_LOCK`, in which Keras' cells compute tanh in float64 on JAX too.
+
+    There `keras.activations.tanh` returns float32, and the loop over a SimpleRNN's cell fails.
+    """
+    changed = [
+        (cell, name)
+        for cell in _single_cells(cells)
+        for name in ("activation", "recurrent_activation")
+        if keras.backend.backend() == "jax"
+        and cell.compute_dtype == "float64"
+        and getattr(cell, name, None) is keras.activations.tanh
+    ]
+    for cell, name in changed:
+        setattr(cell, name, tanh)
+    try:
+        yield
+    finally:
+        for cell, name in changed:
+            setattr(cell, name, keras.activations.tanh)
+
+
+def _single_cells(cells):
+    for cell in cells:
+        if isinstance(cell, keras.layers.StackedRNNCells):
+            yield from _single_cells(cell.cells)
+        else:
+            yield cell
 
 
 def _check_layers(layers):

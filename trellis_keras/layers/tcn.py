@@ -16,6 +16,7 @@ from keras_streams.protocol import (
     check_streams,
 )
 from trellis_keras import kernels
+from trellis_keras.kernels.activations import activate
 from trellis_keras.kernels.cone import Cone, offsets, read
 from trellis_keras.kernels.convolution import convolve, gather, product
 from trellis_keras.kernels.products import linear
@@ -23,7 +24,6 @@ from trellis_keras.layers.base import (
     FixedRatesMixin,
     FrozenPartsMixin,
     OutputLengthMixin,
-    activate,
     check_condition,
     check_has_steps,
     check_positive,

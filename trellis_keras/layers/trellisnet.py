@@ -24,6 +24,7 @@ from keras_streams.protocol import (
 )
 from trellis_keras import kernels
 from trellis_keras.kernels import cone, depth_loop, mixed_group
+from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.convolution import gather, gather_taps, product, shift
 from trellis_keras.kernels.level_buffers import LevelBuffers
 from trellis_keras.layers.base import (
@@ -41,7 +42,6 @@ from trellis_keras.layers.base import (
     seeded,
     sequence_spec,
     sub_seed,
-    tanh,
 )
 from trellis_keras.layers.regularization import ConvolutionKernel, VariationalDropout
 from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Tensor
