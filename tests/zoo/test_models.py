@@ -412,5 +412,5 @@ def test_two_papers_models_on_one_text():
     assert not tcn_paper.backbone.stateful and lru_paper.backbone.stateful
     recipe = zoo.recipe("gru_char_ptb_lru_paper")
     assert (recipe.metric, recipe.training.batch_size) == ("cross_entropy", 250)
-    assert recipe.data_options == {"split": [0.9, 0.05, 0.05]}
+    assert recipe.data_options == {"split": [0.9, 0.05, 0.05], "files": "all"}
     assert registry.recipe_from_dict(recipe.to_dict()) == recipe

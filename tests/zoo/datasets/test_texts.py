@@ -61,6 +61,9 @@ def test_penn_treebank_of_the_lattice_recurrent_unit_paper(real_data):
     np.testing.assert_array_equal(joined.test, whole[-295_107:])
     # Published runs depend on it.
     assert joined.checksum.startswith("de5c82b896007878")
+    alone = load("char_ptb", folder, split=LRU_SPLIT, files="train")
+    assert list(alone.sizes.values()) == [4_553_595, 252_977, 252_978]
+    np.testing.assert_array_equal(alone.test, published.train[-252_978:])
 
 
 @pytest.fixture
@@ -184,6 +187,17 @@ def test_the_same_options_of_every_text(tiny, name):
         assert whole.checksum == usual.checksum == hashlib.sha256(WHOLE.encode()).hexdigest()
     with pytest.raises(ValueError, match=rf"at most the number of .*{n}\. Received: first={n + 1}"):
         load(name, tiny, first=n + 1)
+
+
+def test_the_training_file_of_penn_treebank_alone(tiny):
+    joined = load("char_ptb", tiny, split=LRU_SPLIT)
+    alone = load("char_ptb", tiny, split=[0.5, 0.3, 0.2], files="train")
+    assert "".join(parts(alone)) == "the cat sat \nthe <unk> ran \n"
+    assert alone.vocabulary == joined.vocabulary and alone.checksum != joined.checksum
+    with pytest.raises(ValueError, match="files='train' needs `split`"):
+        load("char_ptb", tiny, files="train")
+    with pytest.raises(ValueError, match="`files` must be .*Received: files='test'"):
+        load("char_ptb", tiny, files="test")
 
 
 def test_pydoc():

@@ -181,6 +181,9 @@ def load(name: str, data_dir: DataDir = None, **options) -> Dataset:
     - `first`: Integer, number of tokens to use from the start of the text. Defaults to all.
     - `train_fraction`: Float, fraction of the training split to use, from its start. Defaults to 1.
 
+    - `files` (only `"char_ptb"`): `"all"` to split the three files joined, 5.9 million characters,
+      or `"train"` to split the training file alone, 5.06 million. Defaults to `"all"`.
+
     Options only for `"text"`:
 
     - `path`: The file. If it has moved, `data_dir` is searched for its name.

@@ -171,6 +171,7 @@ def char_ptb(
     data_dir: DataDir,
     *,
     split: Shares = None,
+    files: str = "all",
     first: int | None = None,
     train_fraction: float = 1.0,
 ) -> Dataset:
@@ -179,6 +180,10 @@ def char_ptb(
     The space at the start of each line is dropped, the one at its end is kept, and the newline
     `"\\n"` is the 50th symbol.
     """
+    if files not in ("all", "train"):
+        raise ValueError(f"`files` must be 'all' or 'train'. Received: files={files!r}")
+    if files == "train" and split is None:
+        raise ValueError("files='train' needs `split`: the published split has three files.")
     cut = Cut(split, first, train_fraction)
     paths = PTB.find(data_dir)
     contents = [read_file(path) for path in paths]
@@ -191,6 +196,8 @@ def char_ptb(
     for path, text in zip(paths, texts, strict=True):
         with _refuse_text(path):
             vocabulary.encode(text)  # while the file is known
+    if files == "train":
+        texts, contents = texts[:1], contents[:1]
     return _cut_text("char_ptb", "char_ptb", contents, "".join(texts), vocabulary, cut)
 
 
