@@ -193,6 +193,16 @@ def test_a_fast_recipe_is_another_training_of_the_same_net():
     assert paper.replace(setting="fast", epochs=3) == recipe
 
 
+def test_a_fast_recipe_may_set_arguments():
+    recipe = zoo.recipe("lstm_seq_mnist", setting="fast")
+    assert recipe.arguments["forget_bias"] == "chrono"
+    assert recipe.changes() == {"setting": "fast"}
+    assert recipe.replace(setting=None) == zoo.recipe("lstm_seq_mnist")
+    given = zoo.recipe("lstm_seq_mnist", setting="fast", forget_bias=2.0)
+    assert given.arguments["forget_bias"] == 2.0
+    assert zoo.published_recipe("lstm_seq_mnist", "fast").changes() == {"setting": "fast"}
+
+
 def test_another_optimizer_drops_the_decay_of_the_first():
     paper = zoo.recipe("trellisnet_seq_mnist")
     assert paper.training.l2 > 0

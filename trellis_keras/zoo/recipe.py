@@ -337,6 +337,7 @@ class Entry:
         channels: Number of input channels, or None for a language model.
         training: `Training` of the paper.
         fast: `Training` of this zoo's fast recipe, or None.
+        fast_arguments: {argument: value} of the fast recipe where it differs from the default.
         on: {name of another data set: options that differ on it}.
     """
 
@@ -348,10 +349,11 @@ class Entry:
     channels: int | None
     training: Training
     fast: Training | None
+    fast_arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
     on: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def training_by(self, setting: str | None) -> Training:
-        """Returns the `Training` for a setting: None (the paper's) or `"fast"` (this zoo's).
+        """Returns the `Training` of a setting: None (the paper's) or `"fast"` (this zoo's).
 
         Raises:
             ValueError: The model has no such setting.
@@ -362,6 +364,12 @@ class Entry:
         if self.fast is None:
             raise ValueError(f"{self.name} has no fast recipe. Omit `setting`.")
         return self.fast
+
+    def arguments_by(self, setting: str | None) -> dict[str, Any]:
+        """Returns {argument: value} of those arguments in which the settings differ."""
+        return (
+            self.fast_arguments if setting else {k: self.arguments[k] for k in self.fast_arguments}
+        )
 
     @property
     def name(self) -> str:
@@ -486,7 +494,7 @@ class Recipe:
         """Returns a recipe with some options replaced, see `zoo.recipe`.
 
         An option applies wherever it is known: a forecaster's `window` to both the model and its
-        data. A different `setting` replaces the whole training.
+        data. A different `setting` replaces the whole training, and the arguments that it sets.
         `stateful=True` sets `context_length=0`, because the state is the context.
 
         Raises:
@@ -508,10 +516,13 @@ class Recipe:
         if options.get("stateful"):
             training.setdefault("context_length", 0)
         setting = options.get("setting", self.setting)
-        base = self.training if setting == self.setting else self.entry.training_by(setting)
+        base, arguments = self.training, self.arguments
+        if setting != self.setting:
+            base = self.entry.training_by(setting)
+            arguments = arguments | self.entry.arguments_by(setting)
         return dataclasses.replace(
             self,
-            arguments={name: options.get(name, value) for name, value in self.arguments.items()},
+            arguments={name: options.get(name, value) for name, value in arguments.items()},
             training=base.replace(**training),
             data_options={**kept, **given, **known},
             **{name: value for name, value in options.items() if name in _FIELDS},

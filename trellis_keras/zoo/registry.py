@@ -23,6 +23,7 @@ def register(
     metric: str,
     training: Training,
     fast: Training | None = None,
+    fast_arguments: dict[str, Any] | None = None,
     data_options: dict[str, Any] | None = None,
     channels: int | None = None,
     metrics: Callable[[], list] | None = None,
@@ -39,6 +40,8 @@ def register(
         metric: Name of the published metric.
         training: `Training` of the published recipe.
         fast: `Training` for `setting="fast"`. Defaults to None, no such setting.
+        fast_arguments: {argument: value} of `setting="fast"` where it differs from the function's
+            default, such as initial biases. Defaults to None.
         data_options: Published options of the data set. `zoo.recipe` takes them like the
             arguments; an option that is also an argument, such as a forecaster's `window`, is
             passed to both.
@@ -67,8 +70,18 @@ def register(
     """
 
     def decorator(function):
-        options = data_options or {}, metric, metrics, channels, training, fast, on or {}
-        entry = Entry(function, data, *options)
+        entry = Entry(
+            function=function,
+            data=data,
+            data_options=data_options or {},
+            metric=metric,
+            metrics=metrics,
+            channels=channels,
+            training=training,
+            fast=fast,
+            fast_arguments=fast_arguments or {},
+            on=on or {},
+        )
         if entry.name in _ENTRIES:
             raise ValueError(f"The zoo already has a model {entry.name!r}.")
         _ENTRIES[entry.name] = entry
