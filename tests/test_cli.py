@@ -432,6 +432,27 @@ def test_an_error_is_one_line_without_control_characters(refused, tmp_path):
     assert message.endswith(r"Its columns: load\x1b[31m, a\x07\u202e")
 
 
+def test_a_table_has_no_control_characters_of_a_file(command, shared, tmp_path):
+    folder = shutil.copytree(shared, tmp_path / "run")
+    history = folder / "history.csv"
+    header, *rows = history.read_text().splitlines()
+    rows = [f'{header},"val_\x1b]0;title\x07\u202e\u2028"', *(f"{row},1" for row in rows)]
+    history.write_text("\n".join(rows) + "\n")
+    status, out, err = command("compare", folder)
+    assert (status, err) == (0, "")
+    header, row = out.splitlines()
+    assert r"val_\x1b]0;title\x07\u202e\u2028" in header and len(header) == len(row)
+
+
+def test_a_traceback_has_no_control_characters(command, shared, monkeypatch):
+    def fail(run, *_):
+        raise RuntimeError("the layer \x1b]0;title\x07 is at fault")
+
+    monkeypatch.setattr(runs, "evaluate", fail)
+    status, _, err = command("evaluate", shared)
+    assert status == 1 and r"RuntimeError: the layer \x1b]0;title\x07 is at fault" in err
+
+
 # Time series
 
 

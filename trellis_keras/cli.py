@@ -6,11 +6,13 @@ import os
 import re
 import sys
 import tempfile
+import traceback
 import warnings
 from typing import Annotated
 
 import typer
 
+from trellis_keras.terminal import printable
 from trellis_keras.zoo import catalog, results
 
 app = typer.Typer(
@@ -99,8 +101,14 @@ def _load():
             os.close(stderr)
 
 
+def _echo(text="", *, newline=True, err=False):
+    """Prints a text that may contain names from files."""
+    typer.echo(printable(text), nl=newline, err=err)
+
+
 def _echo_table(rows, numbers):
     """Prints rows of text in columns, with numbers right-aligned."""
+    rows = [[printable(cell, lines=False) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         pairs = enumerate(zip(row, widths, strict=True))
@@ -290,12 +298,12 @@ def train(
     except KeyboardInterrupt:
         saved = run.has_run(output)
         then = f"To resume: {run.resuming(output)}" if saved else "Nothing was saved yet."
-        typer.echo(f"\nInterrupted. {then}", err=True)
+        _echo(f"\nInterrupted. {then}", err=True)
         raise
     if parallel.process_index():
         return  # process 0 has written the run
     if forecasts.is_forecaster(recipe) and run.is_finished(output):
-        typer.echo(_printable(describe_report(forecasts.finish(output))))
+        _echo(describe_report(forecasts.finish(output)))
     is_whole = recipe.data == "whole_series"
     if (is_classifier or is_whole) and run.is_finished(output):
         found = run.evaluate(zoo.read_recipe(output), output)
@@ -349,7 +357,7 @@ def evaluate(
             load_best(run),
             recipe.load_data(),
             split,
-            lambda line: typer.echo(line, err=True),
+            lambda line: _echo(line, err=True),
         )
     asked = {"run": run, "split": split, "target_counting": target_counting}
     typer.echo(json.dumps({**asked, **found}))
@@ -431,10 +439,9 @@ def backtest(
         typer.echo("\nInterrupted. To resume, give the same command again.", err=True)
         raise
     for table in backtest_tables(rows):
-        printable = [[_printable(cell, lines=False) for cell in row] for row in table]
-        _echo_table(printable, numbers=set(range(2, len(table[0]))))
+        _echo_table(table, numbers=set(range(2, len(table[0]))))
         typer.echo()
-    typer.echo(f"Written: {output}")
+    _echo(f"Written: {output}")
 
 
 @app.command()
@@ -454,7 +461,7 @@ def compare(
     rows = comparison.table(runs)
     _echo_table(rows, numbers=set(range(2, len(rows[0]))))
     if output is not None:
-        typer.echo(f"Written: {output}")
+        _echo(f"Written: {output}")
 
 
 @app.command()
@@ -501,7 +508,7 @@ def generate(
         for number, pieces in enumerate(texts):
             typer.echo("\n" * (number > 0), nl=False)
             for piece in pieces:
-                typer.echo(_printable(piece), nl=False)
+                _echo(piece, newline=False)
             typer.echo()
     except KeyboardInterrupt:
         typer.echo()
@@ -563,7 +570,7 @@ def export(
         overwrite=overwrite,
         representative_data=representative_data(recipe) if is_fixed else None,
     )
-    typer.echo(f"Written: {written}")
+    _echo(f"Written: {written}")
 
 
 @app.command()
@@ -612,18 +619,6 @@ def score(
         typer.echo("\nInterrupted. To resume, give the same command again.", err=True)
         raise
     typer.echo(json.dumps({"run": run, "file": file, "output": output, **totals}))
-
-
-_CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069"
-
-
-def _printable(text, lines=True):
-    """Returns a text with its control characters escaped, which a terminal would execute.
-
-    Bidirectional controls are escaped too, and, without `lines`, line feeds.
-    """
-    controls = f"[{_CONTROLS}]" if lines else f"[{_CONTROLS}\n\u2028\u2029]"
-    return re.sub(controls, lambda control: ascii(control[0])[1:-1], text)
 
 
 def _language_model(run, command):
@@ -801,7 +796,7 @@ def _value(text):
 def main():
     """Runs the command line. Warnings and usage errors take one line; errors exit with status 2."""
     # Names of columns, series and files may contain any characters.
-    warnings.formatwarning = lambda message, *_: f"Warning: {_printable(str(message), False)}\n"
+    warnings.formatwarning = lambda message, *_: f"Warning: {printable(str(message), False)}\n"
     devices = "trellis_keras.training.devices"
     try:
         _run()
@@ -815,8 +810,11 @@ def _run():
     try:
         app()
     except (ValueError, OSError, ImportError, FloatingPointError) as error:
-        typer.echo(f"Error: {_printable(str(error), lines=False)}", err=True)
+        typer.echo(f"Error: {printable(str(error), lines=False)}", err=True)
         sys.exit(2)
     except MemoryError as error:
-        typer.echo(f"Error: There is not enough memory. {error}".rstrip(), err=True)
+        _echo(f"Error: There is not enough memory. {error}".rstrip(), err=True)
         sys.exit(2)
+    except Exception:
+        _echo(traceback.format_exc(), newline=False, err=True)
+        sys.exit(1)

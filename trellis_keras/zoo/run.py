@@ -42,6 +42,7 @@ from trellis_keras.files import (
 )
 from trellis_keras.models.base import BackboneModel
 from trellis_keras.models.saved_files import load_model
+from trellis_keras.terminal import printable
 from trellis_keras.training import devices as parallel
 from trellis_keras.training.checkpoint import (
     Checkpoint,
@@ -361,7 +362,7 @@ def _fit(recipe, loaded, folder, building, verbose, callbacks, observation, limi
         digest = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()
         write_hparams(_flat(settings), f"{folder.name} {digest[:8]}", folder / "tensorboard")
     if verbose:
-        print(describe(recipe, model, loaded), flush=True)
+        print(printable(describe(recipe, model, loaded)), flush=True)
     first = _callbacks(recipe, folder, train_stream, callbacks, observers)
     # Observers may differ when a run is resumed.
     remembering = [c for c in first if has_memory(c) and c not in observers]
