@@ -1,0 +1,406 @@
+"""`to_stream`: models of Keras' layers, one sample at a time, equal to the whole."""
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+from keras import layers, ops
+from random_graphs import noise, random_graph
+
+from keras_streams import compiled_step, to_stream
+from keras_streams.xla import compile_xla
+
+pytestmark = pytest.mark.both_backends
+
+ON_JAX = keras.backend.backend() == "jax"
+TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
+if ON_JAX:  # whose tanh and mean leave float64
+    TOLERANCE["float64"] = 1e-6
+
+
+def run(stream, xs):
+    """Returns the outputs of all steps, a list of arrays (steps, batch, ...) for each output."""
+    # On TensorFlow a graph: for so few steps XLA takes longer to compile.
+    step = compile_xla(stream.step, stream.variables, any_shape=True)
+    cache, found = stream.initial_cache(len(xs[0])), []
+    for t in range(xs[0].shape[1]):
+        x = [ops.convert_to_tensor(x[:, t]) for x in xs]
+        y, cache = step(keras.tree.pack_sequence_as(stream.inputs, x), cache)
+        found.append([ops.convert_to_numpy(y) for y in keras.tree.flatten(y)])
+    return [np.stack(ys) for ys in zip(*found, strict=True)]
+
+
+def assert_streams(found, expected, delay, rate):
+    """stream(x)[delay + rate * n] = model(x)[n], and nothing in between."""
+    scale = max(1.0, np.max(np.abs(expected)))
+    block = 1 if rate >= 1 else int(1 / rate)
+    pause = max(int(rate), 1)
+    due = [t for t in range(len(found)) if t >= delay and (t - delay) % pause == 0]
+    assert due or delay >= len(found)
+    for t, y in enumerate(found):
+        if t not in due:
+            assert np.all(np.isnan(y))
+            continue
+        n = block * ((t - delay) // pause)
+        y = y if block > 1 else y[:, None]
+        wanted = expected[:, n : n + block]
+        tolerance = TOLERANCE[keras.config.floatx()] * scale
+        np.testing.assert_allclose(y[:, : wanted.shape[1]], wanted, rtol=0, atol=tolerance)
+
+
+def check(model, delay=0, rate=1, batch=2, length=16):
+    """Asserts that a model with one input and one output with a time axis streams."""
+    shape = model.input_shape if hasattr(model, "input_shape") else (None, None, 3)
+    x = noise(batch, shape[1] or length, *shape[2:])
+    stream = to_stream(model)
+    assert (stream.delay, stream.rate) == (delay, rate)
+    (found,) = run(stream, [x])
+    assert_streams(found, ops.convert_to_numpy(model(x)), delay, rate)
+    return stream
+
+
+def stack(*parts, length=None, channels=3):
+    return keras.Sequential([keras.Input((length, channels)), *parts])
+
+
+CASES = {
+    "causal": ([layers.Conv1D(4, 3, padding="causal", dilation_rate=2)], 0, 1),
+    "valid": ([layers.Conv1D(4, 3, dilation_rate=2)], 4, 1),
+    "same": ([layers.Conv1D(4, 5, padding="same")], 2, 1),
+    "same, even": ([layers.Conv1D(4, 4, padding="same", dilation_rate=3)], 5, 1),
+    "same twice": (
+        [layers.Conv1D(4, 5, padding="same"), layers.Conv1D(4, 3, padding="same")], 3, 1,
+    ),
+    "strides": ([layers.Conv1D(4, 3, padding="causal", strides=2)], 0, 2),
+    "same strides": ([layers.Conv1D(4, 5, padding="same", strides=2)], 3, 2),
+    "strides twice": ([layers.Conv1D(4, 4, strides=2), layers.MaxPooling1D(2)], 5, 4),
+    "down and up": ([layers.MaxPooling1D(2), layers.UpSampling1D(2)], 1, 1),
+    "up": ([layers.UpSampling1D(2), layers.Conv1D(3, 3, padding="same")], 1, 0.5),
+    "padding": ([layers.ZeroPadding1D((2, 0)), layers.Dense(2), layers.Conv1D(4, 3)], 0, 1),
+    "padding first": ([layers.ZeroPadding1D((2, 1)), layers.LSTM(2, return_sequences=True)], -2, 1),
+    "cropping": ([layers.Cropping1D((3, 1))], 3, 1),
+    "recurrent later": (
+        [layers.Conv1D(4, 3, padding="same"), layers.GRU(3, return_sequences=True)], 1, 1,
+    ),
+    "average of the middle": (
+        [layers.AveragePooling1D(3, strides=1, padding="same"), layers.BatchNormalization()], 1, 1,
+    ),
+    "spectral": ([layers.SpectralNormalization(layers.Conv1D(4, 3, padding="same"))], 1, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_stack(name):
+    parts, delay, rate = CASES[name]
+    check(stack(*(type(part).from_config(part.get_config()) for part in parts)), delay, rate)
+
+
+def test_a_layer():
+    layer = layers.Conv1D(4, 3, padding="same")
+    layer.build((None, None, 3))
+    assert check(layer, 1).receptive_field == 3
+
+
+def test_branches_wait_for_the_latest_and_outputs_keep_their_own_clock():
+    x, z = keras.Input((None, 3), name="x"), keras.Input((None, 2), name="z")
+    early = layers.Conv1D(4, 3, padding="causal")(x)
+    late = layers.Conv1D(4, 5, padding="same")(z)
+    both = layers.Add()([early, late])
+    slow = layers.Conv1D(2, 2, strides=2)(both)
+    model = keras.Model({"x": x, "z": z}, {"both": both, "slow": slow, "early": early})
+    stream = to_stream(model)
+    assert stream.delay == {"both": 2, "slow": 3, "early": 0}
+    assert stream.rate == {"both": 1, "slow": 2, "early": 1}
+    inputs = {"x": noise(2, 12, 3), "z": noise(2, 12, 2)}
+    expected = model(inputs)
+    step, cache, found = compiled_step(stream), stream.initial_cache(2), []
+    for t in range(12):
+        y, cache = step({name: x[:, t] for name, x in inputs.items()}, cache)
+        found.append(y)
+    for name, delay in stream.delay.items():
+        of_name = np.stack([y[name] for y in found])
+        assert_streams(of_name, ops.convert_to_numpy(expected[name]), delay, stream.rate[name])
+
+
+def test_nested_models_read_their_inputs_as_in_keras():
+    """A dict for a list of inputs by name, and `training=False`."""
+    a, b = keras.Input((None, 3), name="late"), keras.Input((None, 3), name="early")
+    inner = keras.Model([a, b], layers.Subtract()([layers.Conv1D(3, 3, padding="same")(a), b]))
+    x = keras.Input((None, 3))
+    y = inner({"late": x, "early": 2 * x}, training=False)
+    check(keras.Model(x, inner([y, x])), delay=2)
+
+
+def test_inputs_have_the_structure_of_the_model():
+    """The tensors of a dict are sorted by name, those of a list are not."""
+    late, early = keras.Input((None, 3), name="late"), keras.Input((None, 3), name="early")
+    y, x = layers.Subtract()([late, early]), {"late": np.ones((2, 3)), "early": np.zeros((2, 3))}
+    stream = to_stream(keras.Model([late, early], y))
+    for step in (stream.step, compiled_step(stream)):
+        with pytest.raises(ValueError, match=r"structure \['late', 'early'\].*'late': \(2, 3\)"):
+            step(x, stream.initial_cache(2))
+        y, _ = step(list(x.values()), stream.initial_cache(2))
+        assert np.all(ops.convert_to_numpy(y) == 1)
+    stream = to_stream(keras.Model({"late": late, "early": early}, stream.model.outputs[0]))
+    with pytest.raises(ValueError, match="'early': 'early'.*'other': "):
+        stream.step({"late": x["late"], "other": x["early"]}, stream.initial_cache(2))
+
+
+def test_a_model_with_a_fixed_batch_size():
+    x = keras.Input(batch_shape=(3, 8, 4))
+    check(
+        keras.Model(x, ops.reshape(layers.GRU(4, return_sequences=True)(x), (3, 8, 2, 2))), 0, 1, 3
+    )
+
+
+def test_outputs_without_a_time_axis_are_those_of_the_steps_so_far():
+    ends = [
+        [layers.GlobalAveragePooling1D()],
+        [layers.GlobalMaxPooling1D(keepdims=True), layers.Flatten()],
+        [layers.LSTM(4), layers.Reshape((2, 2)), layers.Conv1D(2, 2), layers.Flatten()],
+    ]
+    x = noise(2, 9, 3)
+    for end in ends:
+        model = stack(layers.Conv1D(4, 3, padding="causal"), *end, layers.Dense(2))
+        stream = to_stream(model)
+        assert not any(map(np.any, keras.tree.flatten(stream.initial_cache(2))))  # for LiteRT
+        (found,) = run(stream, [x])
+        whole, _ = stream.prefill(x)
+        for t in range(9):
+            wanted = model(x[:, : t + 1])
+            np.testing.assert_allclose(found[t], wanted, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(whole[:, t], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_prefill_continues_a_cache():
+    """With every sample at its own step in blocks, with delays and strides step by step."""
+    for parts in (
+        [layers.ZeroPadding1D((2, 0)), layers.Conv1D(4, 3), layers.LSTM(3, return_sequences=True)],
+        [layers.UpSampling1D(2), layers.Conv1D(4, 3, padding="causal")],
+        [layers.Conv1D(4, 3, padding="same"), layers.MaxPooling1D(2)],
+    ):
+        stream, x = to_stream(stack(*parts)), noise(2, 9, 3)
+        (expected,) = run(stream, [x])
+        first, cache = stream.prefill(x[:, :4])
+        second, _ = stream.prefill(x[:, 4:], cache)
+        found = np.moveaxis(np.concatenate([first, second], axis=1), 0, 1)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_tokens_slices_and_states():
+    tokens = keras.Input((None,), dtype="int32")
+    x = layers.Embedding(5, 4)(tokens)
+    x = x[:, 1:] - x[:, :-1]
+    y, h, c = layers.LSTM(3, return_sequences=True, return_state=True)(x[..., :2])
+    model = keras.Model(tokens, [y[:, ::2], layers.Dense(2)(ops.concatenate([h, c], axis=-1))])
+    stream = to_stream(model)
+    assert (stream.delay, stream.rate) == ([1, 1], [2, 1])
+    ids = np.random.default_rng(0).integers(0, 5, (2, 10)).astype("int32")
+    every_other, last = run(stream, [ids])
+    assert_streams(every_other, ops.convert_to_numpy(model(ids)[0]), 1, 2)
+    for t in range(1, 10):
+        wanted = model(ids[:, : t + 1])[1]
+        np.testing.assert_allclose(last[t], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_the_padding_of_strides_is_that_of_the_length():
+    """Keras pads 15 steps by 1 and 1, 16 steps by 0 and 1."""
+    for length, delay in ((15, 1), (16, 2), (None, 2)):
+        check(stack(layers.Conv1D(4, 3, strides=2, padding="same"), length=length), delay, 2)
+
+
+def test_a_compiled_step_runs_for_ever():
+    """The count of steps does not grow."""
+    model = stack(layers.Conv1D(4, 5, padding="same"), layers.MaxPooling1D(3), layers.GRU(2))
+    stream = to_stream(model)
+    step, cache = compiled_step(stream), stream.initial_cache(3)
+    for t in range(40):
+        y, cache = step(noise(3, 3), cache)
+        assert bool(np.all(np.isnan(y))) == (t < 4 or (t - 4) % 3 > 0)
+    assert float(np.max(cache.unpack()[-1])) <= 4 + 3
+
+
+@pytest.mark.float64
+@settings(
+    max_examples=10 if ON_JAX else 100,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(st.data(), st.sampled_from([1, 3]))
+def test_random_graphs(floatx, data, batch):
+    check_random_graph(*random_graph(data.draw), batch)
+
+
+@pytest.mark.slow
+@pytest.mark.float64
+@settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data(), st.sampled_from([1, 3]))
+def test_thousands_of_random_graphs(floatx, data, batch):
+    check_random_graph(*random_graph(data.draw, max_calls=14), batch)
+
+
+def check_random_graph(model, ending, batch):
+    xs = [noise(batch, *x.shape[1:]) for x in model.inputs]
+    expected = model(xs)  # as `predict`, in less time
+    expected = [ops.convert_to_numpy(y) for y in keras.tree.flatten(expected)]
+    if ending is not None:
+        y = model.outputs[0]
+        for layer in ending:
+            y = layer(y)
+        model = keras.Model(model.inputs, [*model.outputs, y])
+    try:
+        stream = to_stream(model)
+    except ValueError as error:  # all strides and delays together may exceed the drawn length
+        if "Build it for longer sequences" in str(error):
+            reject()
+        raise
+    *found, last = run(stream, xs) if ending else [*run(stream, xs), None]
+    delays, rates = map(keras.tree.flatten, (stream.delay, stream.rate))
+    for y, wanted, delay, rate in zip(found, expected, delays, rates, strict=False):
+        assert_streams(y, wanted, delay, rate)
+    if ending is None:
+        return
+    block = 1 if rates[0] >= 1 else int(1 / rates[0])
+    for t in [t for t in range(len(last)) if np.all(np.isfinite(last[t]))][-3:]:
+        y = expected[0][:, : block * ((t - delays[-1]) // rates[-1] + 1)]
+        for layer in ending:
+            y = layer(y)
+        np.testing.assert_allclose(last[t], y, rtol=1e-4, atol=1e-4)
+
+
+def test_masks_that_act_on_each_step():
+    x = keras.Input((None, 3))
+    steps, channels = ops.any(ops.greater(x, 0.5), axis=-1), ops.greater(x, 0.0)
+    per_step = layers.TimeDistributed(layers.Dense(2))(x, mask=steps)
+    for y in (
+        layers.BatchNormalization()(x, mask=steps),
+        layers.Softmax()(x, mask=channels),
+        per_step,
+    ):
+        check(keras.Model(x, y))
+
+
+# Errors
+
+
+class Overridden(layers.Conv1D):
+    """Computes something else than its base class."""
+
+    def call(self, inputs):
+        return 2 * super().call(inputs)
+
+
+def squeeze_and_excite(x):
+    return layers.Multiply()([x, layers.GlobalAveragePooling1D(keepdims=True)(x)])
+
+
+def with_mask(layer):
+    return lambda x: layer(x, mask=ops.any(ops.not_equal(x, 0), axis=-1))
+
+
+def normalize_batch(x):
+    inner = keras.Sequential([keras.Input((8, 3)), layers.BatchNormalization()], name="inner")
+    return inner(x, training=True)
+
+
+class Subclassed(keras.Model):
+    def build(self, input_shape):
+        self.layer = layers.Conv1D(3, 2)
+
+    def call(self, inputs):
+        return self.layer(inputs)
+
+
+def attend(x):
+    return layers.MultiHeadAttention(2, 2, name="attend")(x, x)
+
+
+REFUSED = {
+    "both .Bidirectional., operation 2 of 2, in net, does not stream.*Use a forward layer":
+        lambda x: layers.Bidirectional(layers.LSTM(2), name="both")(layers.Dense(2)(x)),
+    "attend .MultiHeadAttention.*attends to all steps. Use a causal layer such as": attend,
+    "global_average.*Call it with its inputs only, without `mask`":
+        with_mask(layers.GlobalAveragePooling1D()),
+    "lstm.*Call it with its inputs only, without `mask`": with_mask(layers.LSTM(2)),
+    "gru.*starts from the layer's own initial state. Call it with its inputs only":
+        lambda x: layers.GRU(2)(x, initial_state=np.ones((1, 2), "float32")),
+    "lstm.*starts from the layer's own initial state. Call it with its inputs only":
+        lambda x: layers.LSTM(2)(x, initial_state=layers.LSTM(2, return_state=True)(x)[1:]),
+    "inner .Sequential.*called with training=True, but streaming is inference": normalize_batch,
+    "dropout.*called with training=True": lambda x: layers.Dropout(0.5)(x, training=True),
+    "subclassed.*sees only the layers of functional": lambda x: Subclassed()(x),
+    r"max .Max.*its output of shape \(\) depends on other steps": ops.max,
+    "mean.*its output of shape .None, 3. depends.*To pool all steps, use keras.layers.Global":
+        lambda x: layers.Flatten()(ops.mean(x, axis=1)),
+    "permute.*it has another time axis": lambda x: layers.GRU(2)(layers.Permute((2, 1))(x)),
+    "get_item.*inserts an axis before the time axis": lambda x: x[:, None],
+    "softmax.*output at one step depends on other steps": lambda x: ops.softmax(x, axis=1),
+    "layer_normalization.*depends on other steps": layers.LayerNormalization(axis=1),
+    "mean.*depends on other steps": lambda x: x - ops.mean(x, axis=1, keepdims=True),
+    "multiply.*combines each step with a value computed from all steps": squeeze_and_excite,
+    "add.*come every 1, 2 steps. Give all branches the same strides":
+        lambda x: layers.Add()([x[:, 4:], layers.Conv1D(3, 1, strides=2)(x)]),
+    "it reads the sequence from its end. Use go_backwards=False": layers.GRU(2, go_backwards=True),
+    "Remove the layer, and do not stream padding": layers.Masking(),
+    "flatten.*joins all steps. Use GlobalAveragePooling1D": lambda x: layers.Flatten()(x),
+    "reshape.*mixes the time axis": lambda x: layers.Reshape((4, 6))(x),
+    "takes step 0 of the sequence. A stream supports only the last": lambda x: x[:, 0],
+    "depends on where the sequence ends.*Received: -3:None:1": lambda x: x[:, -3:],
+    "channels_first.*|time axis is the last axis": lambda x: layers.GlobalMaxPooling1D(
+        data_format="channels_first")(x),
+    "overridden.*its stream differs from it": lambda x: Overridden(2, 2, padding="causal")(x),
+    "has an output of int32, which has no NaN":
+        lambda x: ops.argmax(layers.Conv1D(2, 3, padding="same")(x), axis=-1),
+    "makes 3 samples from one that comes every 2 steps":
+        lambda x: layers.UpSampling1D(3)(layers.MaxPooling1D(2)(x)),
+}  # fmt: skip
+
+
+@pytest.mark.both_backends(slow=True)
+@pytest.mark.parametrize("match", REFUSED)
+def test_what_does_not_stream_is_named(match):
+    x = keras.Input((8, 3))
+    model = keras.Model(x, REFUSED[match](x), name="net")
+    with pytest.raises(ValueError, match=match):
+        to_stream(model)
+
+
+def test_models_without_time_or_weights_are_refused():
+    with pytest.raises(ValueError, match=r"net has no time axis.*Received: .* \(None, 4\)"):
+        to_stream(keras.Sequential([keras.Input((4,)), layers.Dense(2)], name="net"))
+    with pytest.raises(ValueError, match="is not built"):
+        to_stream(keras.Sequential([layers.Dense(2)]))
+    with pytest.raises(ValueError, match="must be a Keras model or layer. Received: 'model.keras'"):
+        to_stream("model.keras")
+    a, b = keras.Input((8, 3)), keras.Input((9, 3))
+    with pytest.raises(ValueError, match=r"same number of steps. Received: \[8, 9\]"):
+        to_stream(keras.Model([a, b], [layers.Dense(2)(a), layers.Dense(2)(b)]))
+
+
+def test_an_unknown_length_that_padding_needs():
+    """Keras pads the two convolutions alike for no length."""
+    x = keras.Input((None, 3))
+    pair = [
+        layers.Conv1D(2, 3, strides=2, padding="same", name="first")(x),
+        layers.Conv1D(2, 3, strides=2, padding="same", name="second")(x[:, 1:]),
+    ]
+    with pytest.raises(
+        ValueError, match=".*depends on the length of the sequence, which is unknown"
+    ):
+        to_stream(keras.Model(x, pair))
+
+
+def test_a_cache_or_a_step_that_does_not_fit():
+    stream = to_stream(stack(layers.Conv1D(4, 3, padding="same"), layers.LSTM(2)))
+    cache = stream.initial_cache(2)
+    with pytest.raises(ValueError, match="does not fit"):
+        stream.step(np.zeros((3, 3)), cache)
+    with pytest.raises(ValueError, match="does not fit"):
+        stream.step(np.zeros((2, 3)), cache[1:])
+    with pytest.raises(ValueError, match=r"`x` must have shape \(None, 3\)"):
+        stream.step(np.zeros((2, 4)), cache)
+    with pytest.raises(ValueError, match="batch_size=0"):
+        stream.initial_cache(0)
+    with pytest.raises(ValueError, match="batch_size=None"):
+        stream.initial_cache(None)
