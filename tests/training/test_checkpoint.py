@@ -63,8 +63,7 @@ def train(folder, *stops, optimizer, callbacks=list):
     for epochs in stops:
         model, rules = make_model(optimizer=optimizer()), callbacks()
         memories = [rule for rule in rules if has_memory(rule)]
-        checkpoint = Checkpoint(folder, seed=np.int64(7), callbacks=memories)
-        history = fit(model, epochs, *rules, checkpoint)
+        history = fit(model, epochs, *rules, Checkpoint(folder, seed=7, callbacks=memories))
     return values(model), history.history
 
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from keras import ops
 
 from tests.support.checkpoints import assert_same, data, fit, make_model, values
+from trellis_keras.layers import TrellisLayer
+from trellis_keras.models import LanguageModel
 from trellis_keras.training import (
     ASGD,
     SGD,
@@ -19,6 +21,7 @@ from trellis_keras.training import (
     Checkpoint,
     EarlyStopping,
     ExponentialDecay,
+    GrowingDepth,
     PlateauDecay,
     StepDecay,
     restore,
@@ -424,3 +427,32 @@ def test_optimizers_that_cannot_be_used_are_refused_before_training():
         callback.set_model(types.SimpleNamespace(optimizer=optimizer))
         with pytest.raises(ValueError, match=named):
             callback.on_train_begin()
+
+
+def test_growing_depth_trains_and_validates_shallow_epochs_with_fewer_levels():
+    net = LanguageModel(5, 4, TrellisLayer(6, 5, output_units=4, seed=0), seed=0)
+    net.compile("sgd")
+    net.build((None, None))
+    tokens = np.arange(24).reshape(2, 12) % 5
+    x, y = tokens[:, :-1], tokens[:, 1:]
+    losses = {}
+    for depth in (2, 5):
+        net.backbone.depth = depth
+        net.make_test_function(force=True)
+        losses[depth] = net.evaluate(x, y, return_dict=True, verbose=0)["loss"]
+    net.optimizer.learning_rate = 0.0
+    grow = GrowingDepth(depth=2, epochs=2)
+    history = net.fit(
+        x, y, validation_data=(x, y), epochs=3, callbacks=[grow], shuffle=False, verbose=0
+    ).history
+    for name in ("loss", "val_loss"):
+        np.testing.assert_allclose(history[name], [losses[2], losses[2], losses[5]], rtol=1e-6)
+    assert net.backbone.depth == 5
+
+
+def test_growing_depth_needs_a_trellisnet_of_at_least_its_depth():
+    net = LanguageModel(5, 4, TrellisLayer(6, 3, output_units=4))
+    net.compile("sgd")
+    x = np.zeros((1, 4), "int32")
+    with pytest.raises(ValueError, match="depth=4"):
+        net.fit(x, x, callbacks=[GrowingDepth(depth=4, epochs=1)], verbose=0)

@@ -412,7 +412,6 @@ class TrellisLayer(
         self.weight_dropout = weight_dropout
         self.aux_every = aux_every
         self.aux_from = aux_from
-        self.aux_levels = find_aux_levels(depth, aux_every, aux_from)
         self.return_state = return_state
         self.return_aux = return_aux
         if return_aux and not self.aux_levels:
@@ -481,6 +480,11 @@ class TrellisLayer(
                 autocast=False,
             )
         self._build_state_cache(input_shape[0])
+
+    @property
+    def aux_levels(self) -> list[int]:
+        """The levels of the auxiliary outputs, in increasing order."""
+        return find_aux_levels(self.depth, self.aux_every, self.aux_from)
 
     @property
     def is_causal(self) -> bool:

@@ -21,6 +21,7 @@ from trellis_keras.training.schedules import (
     ASGDSwitch,
     EarlyStopping,
     ExponentialDecay,
+    GrowingDepth,
     PlateauDecay,
     StepDecay,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "EarlyStopping",
     "ExponentialDecay",
     "GradientNorms",
+    "GrowingDepth",
     "HistoryCSV",
     "PlateauDecay",
     "RMSprop",

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from trellis_keras.layers import TrellisLayer
 from trellis_keras.training.optimizers import ASGD
 from trellis_keras.types import Logs
 
@@ -329,3 +330,52 @@ def _nan_to_inf(value):
 def _check_factor(factor):
     if not 0 < factor < 1:
         raise ValueError(f"`factor` must be between 0 and 1. Received: factor={factor}")
+
+
+class GrowingDepth(keras.callbacks.Callback):
+    """Trains a TrellisNet with fewer levels for some epochs, then with all of them.
+
+    All levels of a TrellisNet share their weights, so a shallower network trains the same weights
+    at a fraction of the cost. (Bai, Kolter & Koltun 2019, Deep Equilibrium Models, also start with
+    few weight-tied levels.) Its receptive field is shorter, so the last epochs, with all levels,
+    teach the network to use its whole context. Validation has the depth of the epoch. Auxiliary
+    outputs that the shallower network has are trained throughout.
+
+    Args:
+        depth: Positive integer, number of levels in the first epochs.
+        epochs: Positive integer, number of these epochs.
+
+    Raises:
+        ValueError: When training starts, if the model has no `TrellisLayer` as its backbone, or one
+            of fewer levels than `depth`.
+    """
+
+    def __init__(self, depth: int, epochs: int) -> None:
+        super().__init__()
+        for name, value in (("depth", depth), ("epochs", epochs)):
+            if value < 1:
+                raise ValueError(f"`{name}` must be >= 1. Received: {name}={value}")
+        self.depth = depth
+        self.epochs = epochs
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        backbone = getattr(self.model, "backbone", None)
+        if not isinstance(backbone, TrellisLayer) or backbone.depth < self.depth:
+            raise ValueError(
+                f"GrowingDepth(depth={self.depth}) needs a model whose backbone is a TrellisLayer "
+                f"with at least as many levels. Received: {backbone!r}"
+            )
+        self._full_depth = backbone.depth
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        self._set_depth(self.depth if epoch < self.epochs else self._full_depth)
+
+    def on_train_end(self, logs: Logs = None) -> None:
+        self._set_depth(self._full_depth)
+
+    def _set_depth(self, depth):
+        """Changes the number of levels, which compiled functions contain as a constant."""
+        if depth != self.model.backbone.depth:
+            self.model.backbone.depth = depth
+            self.model.make_train_function(force=True)
+            self.model.make_test_function(force=True)

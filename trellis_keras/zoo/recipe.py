@@ -31,6 +31,7 @@ from trellis_keras.training import (
     ASGDSwitch,
     EarlyStopping,
     ExponentialDecay,
+    GrowingDepth,
     PlateauDecay,
     RMSprop,
     StepDecay,
@@ -72,6 +73,7 @@ _SCHEDULE_FIELDS = (
     "warmup_steps",
 )
 _TEXT_FIELDS = ("sequence_length", "context_length")
+_DEPTH_FIELDS = ("shallow_depth", "shallow_epochs")
 _MUSIC_FIELDS = ("transpose", "note_dropout")
 _IMAGE_FIELDS = ("shift",)
 _SERIES_FIELDS = ("stretch",)
@@ -119,6 +121,9 @@ class Training:
         shift: Positive integer, maximum shift of an image in pixels. Images only.
         stretch: Positive float, amount of random time stretching, see `SeriesStream`. Whole series
             only.
+        shallow_depth: Positive integer, number of levels in the first `shallow_epochs` epochs, see
+            `training.GrowingDepth`. Language models of TrellisNets only.
+        shallow_epochs: Positive integer, less than `epochs`.
         schedule: Learning-rate schedule: `"best_before"` or `"worst_of_last"` (the rules of
             `training.PlateauDecay`), `"patience"` (`keras.callbacks.ReduceLROnPlateau`),
             `"steps"` (`training.StepDecay`), `"exponential"`
@@ -154,6 +159,8 @@ class Training:
     note_dropout: float | None = None
     shift: int | None = None
     stretch: float | None = None
+    shallow_depth: int | None = None
+    shallow_epochs: int | None = None
     schedule: str | None = None
     decay_factor: float | None = None
     decay_window: int | None = None
@@ -174,13 +181,15 @@ class Training:
         for name in (*amounts, "stop_min_delta"):
             _check(name, getattr(self, name), lambda value: 0 <= value < math.inf, "0 or more")
         counts = ("batch_size", "sequence_length", "decay_window", "stop_patience")
-        for name in (*counts, "shift", "warmup_steps", "decay_steps"):
+        for name in (*counts, *_DEPTH_FIELDS, "shift", "warmup_steps", "decay_steps"):
             _check(name, getattr(self, name), lambda value: value >= 1, "1 or more")
         _check("decay_factor", self.decay_factor, lambda value: 0 < value < 1, "between 0 and 1")
         _check("transpose", self.transpose, lambda value: 0 <= value <= 1, "between 0 and 1")
         _check("note_dropout", self.note_dropout, lambda value: 0 <= value < 1, "in [0, 1)")
         self._check_optimizer()
         self._check_schedule()
+        if (self.shallow_depth is None) != (self.shallow_epochs is None):
+            raise ValueError("`shallow_depth` and `shallow_epochs` need each other.")
         self._check_stopping()
         if (self.context_length or 0) >= (self.sequence_length or math.inf):
             raise ValueError(
@@ -268,8 +277,11 @@ class Training:
         return float(keras.optimizers.schedules.CosineDecay(self.learning_rate, self.epochs)(epoch))
 
     def callbacks(self) -> list[keras.callbacks.Callback]:
-        """Returns the schedule and the stopping rule as callbacks for `fit`."""
-        return [*self._schedule(), *self._stopping()]
+        """Returns the growing depth, the schedule and the stopping rule as callbacks for `fit`."""
+        growth = []
+        if self.shallow_depth is not None and self.shallow_epochs is not None:
+            growth = [GrowingDepth(self.shallow_depth, self.shallow_epochs)]
+        return [*growth, *self._schedule(), *self._stopping()]
 
     def _schedule(self):
         if self.schedule == "steps":
@@ -386,6 +398,7 @@ class Entry:
         """The fields of `Training` that are for other kinds of models."""
         own = (
             (_TEXT_FIELDS, self.reads_text),
+            (_DEPTH_FIELDS, "aux_every" in self.arguments),
             (_MUSIC_FIELDS, self.metric == "frame_nll"),
             (_IMAGE_FIELDS, self.data in _IMAGES),
             (_SERIES_FIELDS, "whole_series" in (self.data, *self.on)),
@@ -790,6 +803,8 @@ def _typed(entry, options):
 def _unknown(entry, name):
     if name in _TEXT_FIELDS:
         return f"`{name}` is an option of language models; {entry.name} reads whole sequences."
+    if name in _DEPTH_FIELDS:
+        return f"`{name}` is an option of TrellisNets of text. Received: {entry.name}"
     kinds = ((_MUSIC_FIELDS, "music"), (_IMAGE_FIELDS, "images"), (_SERIES_FIELDS, "whole series"))
     for fields, kind in kinds:
         if name in fields:

@@ -1,0 +1,272 @@
+"""Trains one flagship model in one visit of minutes to a GPU, and brings its weights home.
+
+    python -m benchmarks.gpu.flagship measure trellisnet_ptb
+    python -m benchmarks.gpu.flagship train trellisnet_ptb --output out --minutes 9
+    python -m benchmarks.gpu.flagship unpack out --output runs/trellisnet_ptb
+
+`measure` times the steps and computes how many epochs fit. `train` trains with the model's fast
+recipe and evaluates the best epoch on the test split, once. Its output is small enough to be
+copied: the recipe, the history, the figures, and the best weights in half precision, in pieces
+below 16 MiB. `unpack` makes a finished run of them, for `tools.publish`.
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+import statistics
+import time
+from typing import Annotated
+
+import keras
+import numpy as np
+import typer
+
+from benchmarks.gpu.cell import PRODUCT, TINY_PRODUCT, product_figures
+from benchmarks.gpu.work import operations
+from trellis_keras import zoo
+from trellis_keras.data import EpochOrder
+from trellis_keras.training import BestModel, Checkpoint, HistoryCSV, StopOnNaN, set_seeds
+from trellis_keras.zoo import environment
+from trellis_keras.zoo import run as runs
+
+WARM_UP, COUNTED = 4, 12  # steps of a measurement
+REHEARSED = 20_000  # tokens of each split
+PIECE = 15 * 2**20  # bytes
+SAVE_S = 60.0  # seconds between two copies of the best weights
+# Fraction of the time for validation, copies of the weights, building and loading.
+RESERVE = 0.12
+SHALLOW = 0.4  # fraction of the time for the epochs of reduced depth
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+Model = Annotated[str, typer.Argument(help="A model of the zoo with a fast recipe.")]
+Settings = Annotated[str, typer.Option(help="Changes to the recipe, as JSON.")]
+
+
+@app.command()
+def measure(model: Model, minutes: float = 9.0, settings: Settings = "{}"):
+    """Print the seconds per step, and how many epochs fit."""
+    recipe, loaded = prepare(model, settings)
+    figures = measured(recipe, loaded)
+    print(json.dumps(figures | planned(recipe, figures, 60 * minutes), indent=1), flush=True)
+
+
+@app.command()
+def train(
+    model: Model,
+    output: Annotated[str, typer.Option(help="Folder for what is to be copied.")],
+    minutes: Annotated[float, typer.Option(help="Time limit of the whole call.")] = 9.0,
+    settings: Settings = "{}",
+    rehearsal: Annotated[bool, typer.Option(help="Read the first tokens alone.")] = False,
+):
+    """Train by the fast recipe, evaluate the best epoch on the test split, pack the weights."""
+    begin = time.monotonic()
+    folder = pathlib.Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    recipe, loaded = prepare(model, settings)
+    if rehearsal:
+        parts = {name: getattr(loaded, name)[:REHEARSED] for name in runs.SPLITS}
+        loaded = dataclasses.replace(loaded, **parts)
+    write(folder / "recipe.json", recipe.to_dict())
+    environment.record(folder / "environment.json", recipe.dtype_policy, 1)
+    print(f"{recipe.training}", flush=True)
+
+    net = recipe.build(vocabulary=loaded.vocabulary)
+    best = Best(folder, begin + 60 * minutes)
+    stream = recipe.stream(loaded.train, shuffle=True)
+    start = time.monotonic()
+    net.fit(
+        stream,
+        validation_data=recipe.stream(loaded.valid),
+        epochs=recipe.training.epochs,
+        callbacks=[
+            StopOnNaN(),
+            EpochOrder(stream),
+            *recipe.callbacks(),
+            Seeds(recipe.seed),
+            HistoryCSV(folder / "history.csv"),
+            best,
+        ],
+        shuffle=False,
+        verbose=2,
+    )
+    seconds = time.monotonic() - start
+    best.restore()
+    save(net, folder)
+    test = net.evaluate(recipe.stream(loaded.test), return_dict=True, verbose=0)
+    figures = {
+        "training_s": seconds,
+        "best_epoch": best.epoch,
+        "test": {name: float(value) for name, value in test.items()},
+        "operations_per_step": operations(net, stream[0]),
+    }
+    write(folder / "figures.json", figures)
+    print(json.dumps(figures, indent=1), flush=True)
+    figures |= product_figures(net.dtype_policy.name, TINY_PRODUCT if rehearsal else PRODUCT)
+    write(folder / "figures.json", figures)
+    print(json.dumps(figures, indent=1), flush=True)
+
+
+@app.command()
+def unpack(
+    folder: Annotated[str, typer.Argument(help="Output of `train`.")],
+    output: Annotated[str, typer.Option(help="Folder of the run.")],
+):
+    """Make a finished run of the output of `train`."""
+    source, run = pathlib.Path(folder), pathlib.Path(output)
+    recipe = zoo.read_recipe(source)
+    vocabulary = recipe.load_data().vocabulary if recipe.reads_text else None
+    net = recipe.build(vocabulary=vocabulary)
+    flat = np.frombuffer(
+        b"".join(path.read_bytes() for path in sorted(source.glob("weights.*"))), "float16"
+    )
+    shapes = [tuple(weight.shape) for weight in net.weights]
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    if len(flat) != ends[-1]:
+        raise typer.BadParameter(f"{folder} has {len(flat)} weights, the model {ends[-1]}")
+    values = np.split(flat.astype("float32"), ends[:-1])
+    net.set_weights([v.reshape(shape) for v, shape in zip(values, shapes, strict=True)])
+    run.mkdir(parents=True, exist_ok=True)
+    for name in ("recipe.json", "environment.json", "history.csv"):
+        (run / name).write_bytes((source / name).read_bytes())
+    epochs = len((run / "history.csv").read_text(encoding="utf-8").splitlines()) - 1
+    net.save(run / runs.BEST)
+    finished = Checkpoint(run / "checkpoints", seed=recipe.seed)
+    calls = keras.callbacks.CallbackList([finished], model=net, epochs=epochs, steps=1)
+    calls.on_train_begin()
+    calls.on_epoch_begin(epochs - 1)
+    calls.on_epoch_end(epochs - 1)
+
+
+def prepare(model, settings):
+    """Returns the fast recipe with the precision of a GPU, and its data."""
+    options = {"setting": "fast", "dtype_policy": "mixed_bfloat16"} | json.loads(settings)
+    recipe = zoo.recipe(model, **options)
+    loaded = recipe.load_data()
+    return recipe.with_data(loaded), loaded
+
+
+def measured(recipe, loaded):
+    """Returns the steps of an epoch, and the seconds of the first and of a later step.
+
+    With `shallow_depth` in the recipe, for both depths.
+    """
+    figures = {"steps": len(recipe.stream(loaded.train))}
+    depths = {"deep": {}}
+    if recipe.training.shallow_depth is not None:
+        depths["shallow"] = {"depth": recipe.training.shallow_depth}
+    for name, depth in depths.items():
+        changed = recipe.replace(shallow_depth=None, shallow_epochs=None, epochs=1, **depth)
+        net = changed.build(vocabulary=loaded.vocabulary)
+        batches = Few(changed.stream(loaded.train))
+        clock = StepTimes()
+        net.fit(batches, callbacks=[clock], shuffle=False, verbose=0)
+        first, *others = np.diff(clock.ends)
+        figures[name] = {
+            "first_s": float(first),
+            "step_s": statistics.median(others[WARM_UP - 1 :]),
+            "operations": operations(net, batches[0]),
+        }
+        print(json.dumps(figures), flush=True)
+        keras.utils.clear_session()
+    return figures
+
+
+def planned(recipe, figures, seconds):
+    """Returns the epochs that fit into the seconds, as options of the recipe."""
+    kinds = [name for name in ("deep", "shallow") if name in figures]
+    seconds = (1 - RESERVE) * seconds - sum(figures[name]["first_s"] for name in kinds)
+    epoch_s = {name: figures[name]["step_s"] * figures["steps"] for name in kinds}
+    if recipe.training.shallow_depth is None:
+        return {"epochs": int(seconds / epoch_s["deep"])}
+    shallow = int(SHALLOW * seconds / epoch_s["shallow"])
+    deep = int((seconds - shallow * epoch_s["shallow"]) / epoch_s["deep"])
+    return {"epochs": shallow + deep, "shallow_epochs": shallow}
+
+
+class Few(keras.utils.PyDataset):
+    """The first batches of a stream."""
+
+    def __init__(self, stream):
+        super().__init__()
+        self.stream = stream
+
+    def __len__(self):
+        return WARM_UP + COUNTED
+
+    def __getitem__(self, index):
+        return self.stream[index % len(self.stream)]
+
+
+class StepTimes(keras.callbacks.Callback):
+    """The times at which the steps of an epoch end, the first its start."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.ends = [time.perf_counter()]
+
+    def on_train_batch_end(self, batch, logs=None):
+        float(logs["loss"])  # the step is computed, not just dispatched
+        self.ends.append(time.perf_counter())
+
+
+class Seeds(keras.callbacks.Callback):
+    """Seeds the random generators at each epoch, as `Checkpoint` does."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.seed = seed
+
+    def on_epoch_begin(self, epoch, logs=None):
+        set_seeds(self.model, self.seed, epoch)
+
+
+class Best(BestModel):
+    """Keeps the best weights in memory, and copies them to the output once a minute.
+
+    Args:
+        folder: The output.
+        end: When training stops after the epoch, by `time.monotonic`.
+    """
+
+    def __init__(self, folder, end):
+        super().__init__(folder / "unused")
+        self.folder, self.end = folder, end
+        self.weights, self.epoch = None, None
+        self._saved, self._before = time.monotonic(), None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._before = time.monotonic()
+
+    def on_epoch_end(self, epoch, logs=None):
+        now = time.monotonic()
+        if logs["val_loss"] < self.best:
+            self.best, self.epoch = logs["val_loss"], epoch + 1
+            self.weights = self.model.get_weights()
+            if now - self._saved >= SAVE_S:
+                save(self.model, self.folder)
+                self._saved = now
+        if now + 1.1 * (now - self._before) > self.end:
+            self.model.stop_training = True
+
+    def restore(self):
+        """Gives the model its best weights."""
+        self.model.set_weights(self.weights)
+
+
+def save(model, folder):
+    """Writes the weights in half precision, in pieces."""
+    flat = np.concatenate([np.ravel(weight).astype("float16") for weight in model.get_weights()])
+    if not np.isfinite(flat).all():
+        raise FloatingPointError("A weight does not fit into half precision.")
+    content = flat.tobytes()
+    for number, start in enumerate(range(0, len(content), PIECE)):
+        path = folder / f"weights.{number:02d}"
+        path.write_bytes(content[start : start + PIECE])
+
+
+def write(path, content):
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    app()
