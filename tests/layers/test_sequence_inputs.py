@@ -265,3 +265,22 @@ def test_frozen_parts_are_saved(make, part, tmp_path):
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert not part(loaded.layers[0]).trainable
     assert len(loaded.trainable_weights) == len(model.trainable_weights) < len(model.weights)
+
+
+@pytest.mark.filterwarnings("ignore:.*`quantize` method")
+@pytest.mark.parametrize(
+    ("make", "mode"),
+    [
+        (lambda: LRU(4), "int8"),
+        (lambda: TCN(4, 2, 2), "int4"),
+        (lambda: keras.layers.Bidirectional(TCN(4, 2, 2)), "float8"),
+    ],
+    ids=["int8", "int4", "float8 in a layer"],
+)
+def test_quantized_parts_are_saved(make, mode, tmp_path):
+    model = keras.Sequential([keras.Input((None, 3)), make(), keras.layers.Dense(5)])
+    model.quantize(mode)
+    model.save(tmp_path / "model.keras")
+    x = noise(2, 7, 3)
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(x), model(x))

@@ -541,6 +541,15 @@ def test_wrong_data(make, arguments, message):
             model.fit(*good, validation_data=arguments, verbose=0)
 
 
+def test_a_part_of_the_backbone_that_was_quantized_is_saved(tmp_path):
+    model = SequenceClassifier(TCN(4, 2, 2, return_sequences=False), 2)
+    model.build(X.shape)
+    model.backbone.blocks[0].shortcut.quantize("int8")
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(X), model(X))
+
+
 def test_other_wrong_data():
     model = compiled(classifier())
     model._check_targets(LABELS[:, None])  # as Keras takes them

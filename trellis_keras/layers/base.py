@@ -3,7 +3,7 @@
 - `FixedRatesMixin`: forbids changing a dropout rate after construction;
 - `OutputLengthMixin`: the arguments `return_sequences` and `output_length`;
 - `StatefulMixin`: `initial_state` and `stateful`, with a `StateCache` for the carried states;
-- `FrozenPartsMixin`: saves which sublayers have `trainable=False`.
+- `SublayersMixin`: saves which sublayers have `trainable=False` or were quantized.
 """
 
 import contextlib
@@ -510,22 +510,35 @@ class StateCache(keras.layers.Layer):
         """Loads nothing, see `save_own_variables`."""
 
 
-class FrozenPartsMixin(keras.layers.Layer):
-    """Saves which sublayers of a layer or model have `trainable=False`.
+class SublayersMixin(keras.layers.Layer):
+    """Saves which sublayers of a layer or model have `trainable=False` or were quantized by Keras.
 
-    Keras saves `trainable` in the config of layers that are constructor arguments, but sublayers
-    created by the constructor have no config in the file.
+    Keras saves both in the config of layers that are constructor arguments, but sublayers created
+    by the constructor have no config in the file.
     """
 
     def get_build_config(self) -> dict[str, Any] | None:
         config = super().get_build_config()
-        frozen = [i for i, part in enumerate(self._flatten_layers()) if not part.trainable]
-        return {**(config or {}), "frozen": frozen} if frozen else config
+        parts = list(enumerate(self._flatten_layers()))
+        frozen = [i for i, part in parts if not part.trainable]
+        quantized = {
+            str(i): keras.saving.serialize_keras_object(part.quantization_config)
+            for i, part in parts
+            if getattr(part, "quantization_config", None) is not None
+        }
+        found = {"frozen": frozen, "quantized": quantized}
+        found = {name: value for name, value in found.items() if value}
+        return {**(config or {}), **found} if found else config
 
     def build_from_config(self, config: dict[str, Any] | None) -> None:
         config = dict(config or {})
-        frozen = config.pop("frozen", ())
+        frozen, quantized = config.pop("frozen", ()), config.pop("quantized", {})
         super().build_from_config(config)
         parts = list(self._flatten_layers())
         for i in frozen:
             parts[i].trainable = False
+        for i, how in quantized.items():
+            # Unless a layer within this one has done so.
+            if parts[int(i)].quantization_mode is None:
+                how = keras.saving.deserialize_keras_object(how)
+                parts[int(i)].quantize(how.mode, config=how)

@@ -14,8 +14,8 @@ from trellis_keras.kernels.products import linear, matmul
 from trellis_keras.kernels.scan import scan
 from trellis_keras.layers.base import (
     FixedRatesMixin,
-    FrozenPartsMixin,
     StatefulMixin,
+    SublayersMixin,
     check_has_steps,
     check_positive,
     flip_time,
@@ -226,7 +226,7 @@ _CELL_ARGUMENTS = (
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class LRU(FixedRatesMixin, FrozenPartsMixin, StatefulMixin, StreamingMixin, keras.layers.Layer):
+class LRU(FixedRatesMixin, SublayersMixin, StatefulMixin, StreamingMixin, keras.layers.Layer):
     """Lattice Recurrent Unit of `depth` cells (Ahuja & Morency 2018), not the Linear one.
 
     It computes the same function as `keras.layers.RNN([LRUCell(units), ...])`: h1 passes up from

@@ -22,8 +22,8 @@ from trellis_keras.kernels.convolution import convolve, gather, product
 from trellis_keras.kernels.products import linear
 from trellis_keras.layers.base import (
     FixedRatesMixin,
-    FrozenPartsMixin,
     OutputLengthMixin,
+    SublayersMixin,
     check_condition,
     check_has_steps,
     check_positive,
@@ -71,7 +71,7 @@ _NORMALIZATIONS: dict[str | None, Callable | None] = {
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class TCNBlock(FixedRatesMixin, FrozenPartsMixin, StreamingMixin, keras.layers.Layer):
+class TCNBlock(FixedRatesMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
     """Residual block of two dilated causal convolutions (Bai et al. 2018, Fig. 1b).
 
     With * a causal convolution with dilation rate `dilation_rate`,
@@ -587,7 +587,7 @@ def depth_for(receptive_field: int, kernel_size: int) -> int:
 @keras.saving.register_keras_serializable("trellis_keras")
 class TCN(
     FixedRatesMixin,
-    FrozenPartsMixin,
+    SublayersMixin,
     OutputLengthMixin,
     StreamingMixin,
     keras.layers.Layer,

@@ -29,9 +29,9 @@ from trellis_keras.kernels.convolution import gather, gather_taps, product, shif
 from trellis_keras.kernels.level_buffers import LevelBuffers
 from trellis_keras.layers.base import (
     FixedRatesMixin,
-    FrozenPartsMixin,
     OutputLengthMixin,
     StatefulMixin,
+    SublayersMixin,
     check_condition,
     check_has_steps,
     check_positive,
@@ -236,7 +236,7 @@ class _Weights(NamedTuple):
 @keras.saving.register_keras_serializable("trellis_keras")
 class TrellisLayer(
     FixedRatesMixin,
-    FrozenPartsMixin,
+    SublayersMixin,
     OutputLengthMixin,
     StatefulMixin,
     StreamingMixin,

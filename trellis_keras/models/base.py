@@ -15,12 +15,12 @@ from keras import ops
 from keras_streams import to_stream
 from keras_streams.protocol import at_least_float32, check_built
 from trellis_keras.files import atomic_folder
-from trellis_keras.layers.base import FrozenPartsMixin, check_tokens
+from trellis_keras.layers.base import SublayersMixin, check_tokens
 from trellis_keras.models.saved_files import README, check_file, check_preset_folder
 from trellis_keras.types import Cache, Tensor
 
 
-class BackboneModel(FrozenPartsMixin, keras.Model):
+class BackboneModel(SublayersMixin, keras.Model):
     """Base class of models that put a head on a causal backbone.
 
     The loss of an epoch is the weighted mean over all its steps or sequences, not a mean of batch
