@@ -114,6 +114,43 @@ def test_sizes_are_checked_before_anything_is_made(altered, change, message):
         load_model(altered(change))
 
 
+def unrolled(keras_layer, steps):
+    inputs = keras.Input((steps, 3))
+    model = SequenceClassifier(keras.Model(inputs, keras_layer(inputs)), 2, per_step=True)
+    model.build((None, steps, 3))
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.layers.LSTM(2, unroll=True, return_sequences=True),
+        lambda: keras.layers.RNN(keras.layers.GRUCell(2), unroll=True, return_sequences=True),
+        lambda: keras.layers.TimeDistributed(keras.layers.Dense(2)),
+    ],
+)
+def test_unrolled_steps_count_as_parts(make, tmp_path):
+    path, changed = tmp_path / "model.keras", tmp_path / "changed.keras"
+    unrolled(make(), 20).save(path)
+    assert isinstance(load_model(path), SequenceClassifier)
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(changed, "w") as copy:
+        for name in archive.namelist():
+            copy.writestr(name, archive.read(name).replace(b"[null, 20, ", b"[null, 100000, "))
+    with pytest.raises(ValueError, match="changed.keras .* it has .*00,0.. layers, levels"):
+        load_model(changed)
+
+
+def test_saving_and_loading_plan_no_stream(tmp_path, monkeypatch):
+    """The proof of a backbone of Keras layers takes seconds, and any time for a stranger's."""
+    planned = []
+    monkeypatch.setattr("trellis_keras.models.base.to_stream", planned.append)
+    unrolled(keras.layers.LSTM(2, return_sequences=True), None).save(tmp_path / "model.keras")
+    model = load_model(tmp_path / "model.keras")
+    assert not planned
+    model.stream()
+    assert planned == [model.backbone]
+
+
 def test_a_compile_config_is_not_read(altered):
     """Its metrics could take any memory; what the package does with a file needs none."""
     metric = entry("MeanIoU", "keras.metrics", {"num_classes": 10**6})

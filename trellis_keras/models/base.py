@@ -240,6 +240,10 @@ class BackboneModel(SublayersMixin, keras.Model):
         check_built(self)
         return self._stream
 
+    def __dir__(self) -> list[str]:
+        # Keras reads every listed attribute when it saves or loads: these would plan the stream.
+        return [name for name in super().__dir__() if name not in ("_stream", "delay", "rate")]
+
     @functools.cached_property
     def _stream(self):
         return to_stream(self.backbone)

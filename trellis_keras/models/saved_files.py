@@ -261,7 +261,8 @@ def _check_model(config, stored):
                 f"{name}={number} is too large: the limit is {largest:,} with weights of "
                 f"{stored.size:,} bytes"
             )
-    parts, largest = _count_parts(config), _ANY_MODEL + _PARTS_PER_ARRAY * stored.arrays
+    steps = max((int(n) for name, n in _numbers(config) if "shape" in name), default=1)
+    parts, largest = _count_parts(config, steps), _ANY_MODEL + _PARTS_PER_ARRAY * stored.arrays
     if parts > largest:
         raise ValueError(
             f"it has {parts:,} layers, levels and numbers in lists, more than the limit of "
@@ -359,18 +360,34 @@ def _numbers(config, name=""):
         yield name, abs(config)
 
 
-def _count_parts(config, key=""):
-    """Counts the layers, levels and numbers in lists of a configuration, without shapes."""
+def _count_parts(config, steps, key="", repeats=1):
+    """Counts the layers, levels and numbers in lists of a configuration, without shapes.
+
+    Args:
+        config: The configuration, or a part of it.
+        steps: Integer, what the layers that Keras unrolls over time count for each.
+        key: The key of the part.
+        repeats: Integer, how often the part is repeated by the unrolled layers that contain it.
+    """
     if isinstance(config, dict):
-        count = "class_name" in config
         own, name = config.get("config"), config.get("registered_name")
+        if _is_unrolled(config):
+            repeats *= steps
+        count = repeats if config.get("module") == "keras.layers" else "class_name" in config
         if isinstance(own, dict) and name not in _TIED:
             count += math.prod(own[key] for key in _REPEATS if isinstance(own.get(key), int))
-        return count + sum(_count_parts(value, key) for key, value in config.items())
+        return count + sum(_count_parts(part, steps, key, repeats) for key, part in config.items())
     if isinstance(config, list):
         numbers = 0 if "shape" in key else sum(type(value) in (int, float) for value in config)
-        return numbers + sum(_count_parts(value, key) for value in config)
+        return numbers + sum(_count_parts(part, steps, key, repeats) for part in config)
     return 0
+
+
+def _is_unrolled(config):
+    """Returns whether Keras makes each operation of a layer once for each step."""
+    own = config.get("config")
+    is_rnn = isinstance(own, dict) and own.get("unroll")
+    return is_rnn or config.get("class_name") == "TimeDistributed"
 
 
 def _check_initial_weights(config, stored):
