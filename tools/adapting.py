@@ -4,7 +4,7 @@
     python -m tools.adapting runs/tcn_ptb   # published runs without weights in the zoo
 
 writes `test_time` to the results.json of each model, with hyper-parameters chosen on the validation
-split. `python -m tools.results_page` shows it in docs/results.md.
+split. `python -m tools.pages` shows it in docs/results.md.
 """
 
 import json

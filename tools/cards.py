@@ -1,20 +1,15 @@
-"""Writes the cards of the zoo's published runs from their results.json.
-
-python -m tools.cards
-"""
+"""The card of a published run, as Markdown."""
 
 import json
-import math
 import pathlib
 import re
 import shlex
 import textwrap
 
-from keras_streams.files import atomic_write
+from tools.description import described
 from trellis_keras.zoo import registry
 from trellis_keras.zoo.datasets import info
 from trellis_keras.zoo.pretrained import differences
-from trellis_keras.zoo.results import all_runs, assets_folder
 
 CARD = "card.md"
 # Larger weights are not kept in the repository.
@@ -25,197 +20,114 @@ _NO_TRAINING_TEXT = {"lambada"}
 _WITH_UNKNOWN_WORDS = {"ptb", "wt2", "wt103"}
 # Options of the run, not of the model.
 _OF_THE_RUN = {"seed", "jit_compile"}
+_IN_THE_LINE = ("optimizer", "learning_rate", "batch_size", "epochs")
 
 
-def main(folder: pathlib.Path | None = None):
-    """Writes all cards."""
-    for run in all_runs(assets_folder() if folder is None else folder):
-        with atomic_write(run.folder / CARD) as temporary:
-            temporary.write_text(card(run), encoding="utf-8")
-
-
-def card(run):
-    """Returns the card of a published run."""
-    recipe, results = registry.recipe_from_dict(run.recipe), run.results
+def card(one):
+    """Returns the card of a `Description`."""
     parts = [
-        f"# {_plain(run.title)}",
-        registry.describe(recipe.name),
-        _figures(recipe, results),
-        _run(recipe, results),
-        _paragraph(_without_html(results["note"])),
+        f"# {_plain(one.run.title)}",
+        registry.describe(one.recipe.name),
+        _figures(one),
+        _paragraph(_plain(" ".join(_sentences(one)))),
+        _paragraph(_without_html(one.results["note"])),
         "![Learning curve](curve.png)",
         "## Recipe",
-        _recipe(recipe),
+        _recipe(one.recipe),
         "## Data",
-        _data(recipe),
+        _data(one),
         "## Train it",
-        _train(run, recipe),
+        _train(one),
         "## Use it",
-        _use(recipe, results),
+        _use(one),
         "## Limits",
-        _limits(run, recipe),
+        _limits(one),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def ours(results):
-    """Returns a run's test result, with mean and standard deviation over several seeds.
-
-    For generated tasks, those over other test sets follow; see `tools.fresh_test_sets`.
-    """
-    mean, deviation, number = spread(results)
-    text = f"{mean:.4g}" if number == 1 else f"{mean:.4g} ± {deviation:.2g} ({number} seeds)"
-    sets = results.get("test_sets")
-    if sets is None:
-        return text
-    others = f"{sets['mean']:.4g} ± {sets['deviation']:.2g}"
-    return f"{text}; {others} on {len(sets['seeds'])} other test sets"
-
-
-def difference(results, published):
-    """Returns by how much the result is above the published one."""
-    return f"{_value(results) - published.value:+.3g}"
-
-
-def _value(results):
-    """Returns the mean over fresh test sets if they were evaluated, otherwise over seeds."""
-    sets = results.get("test_sets")
-    return spread(results)[0] if sets is None else sets["mean"]
-
-
-VERDICTS = ("better", "within 2 %", "within 5 %", "apart", "at the floor")
-
-
-def verdict(recipe, results, published):
-    """Returns how a result compares with the published one, one of `VERDICTS`.
-
-    Accuracies are compared as error rates. "At the floor" means the loss of a net that has learned
-    nothing, so that agreement is not informative.
-    """
-    found, value = _value(results), published.value
-    if recipe.metric == "accuracy":
-        found, value = 1 - found, 1 - value
-    floor = _floor(recipe)
-    if floor is not None and found > 0.95 * floor:
-        return "at the floor"
-    above = found / value - 1
-    if above < 0:
-        return "better"
-    return next((f"within {n} %" for n in (2, 5) if above <= n / 100), "apart")
-
-
-def _floor(recipe):
-    """Returns the loss of the best constant prediction, or None if unknown."""
-    if recipe.data == "adding":
-        return 1 / 6  # variance of the sum of two uniform numbers
-    if recipe.data == "copy_memory":
-        return 10 * math.log(8) / (recipe.data_options["T"] + 20)  # ten of the digits are guessed
-    return None
-
-
-def spread(results):
-    """Returns (mean, standard deviation, number) of the test results of all seeds of a run."""
-    values = [results["test"], *(other["test"] for other in results["other_seeds"])]
-    mean = sum(values) / len(values)
-    deviations = sum((value - mean) ** 2 for value in values)
-    return mean, math.sqrt(deviations / max(len(values) - 1, 1)), len(values)
-
-
-def _figures(recipe, results):
-    published = registry.published_value(recipe)
-    apart = "" if published is None else f" ({difference(results, published)})"
+def _figures(one):
+    apart = "" if one.value is None else f" ({one.difference})"
     rows = [
-        f"| | {recipe.metric} on the test split | parameters |",
+        f"| | {one.recipe.metric} on the test split | parameters |",
         "|---|---|---|",
-        f"| ours | {ours(results)}{apart} | {results['parameters']:,} |",
+        f"| ours | {one.ours}{apart} | {one.results['parameters']:,} |",
     ]
-    if results["other_seeds"]:
-        rows.append(f"| ours, published weights (seed {recipe.seed}) | {results['test']:.6g} | |")
-    if published is None:
-        rows.append("| published | none with these settings | |")
-    else:
-        value = f"{published.value:g} | {published.parameters}"
-        rows.append(f"| published ({published.source}) | {value} |")
+    if one.value is None:
+        return "\n".join([*rows, "| published | none with these settings | |"])
+    value = f"{one.value.value:g} | {one.value.parameters}"
+    rows += [f"| published ({one.value.source}) | {value} |", f"| verdict | {one.verdict} | |"]
     return "\n".join(rows)
 
 
-def _run(recipe, results):
-    """Describes how the result was reached: epoch, seeds, time, machine."""
-    other = {k: v for k, v in results["test_metrics"].items() if k != recipe.metric}
-    seconds, commit = results["wall_time_s"], results["commit"]
-    took = "" if seconds is None else f"{seconds / 60:.0f} minutes "
-    software = results["backend"] + ("" if commit is None else f", commit {commit}")
+def _sentences(one):
+    """Yields how the result was reached: epoch, seeds, time, machine, test evaluations."""
+    recipe, results = one.recipe, one.results
+    unit = " nats" if recipe.metric in ("bpc", "perplexity") else ""  # differs from the metric's
     epochs = str(results["epochs"])
     if not results["finished"]:
         epochs += f" so far (the recipe has {recipe.training.epochs})"
-    sentences = [
+    yield (
         f"Epoch {results['epoch']} of {epochs}, chosen by validation loss "
-        f"({results['validation_loss']:.6g}{_unit(recipe)}), not by the test split.",
-        f"Seed {recipe.seed}, {took}on {results['hardware']} ({software}, {results['date']}).",
-        *_processes(results),
-        f"Other test metrics: {', '.join(f'{k} {_number(v)}' for k, v in other.items())}.",
-        *_seeds(results),
-    ]
-    return _paragraph(_plain(" ".join(sentences)))
-
-
-def _unit(recipe):
-    """Returns the unit of the loss if it differs from the metric's."""
-    return " nats" if recipe.metric in ("bpc", "perplexity") else ""
-
-
-def _number(value):
-    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
-
-
-def _processes(results):
-    """Describes the processes of an interrupted run."""
-    processes = results.get("processes", ())
-    if len(processes) < 2:
-        return []
-    parts = [
+        f"({results['validation_loss']:.6g}{unit}), not by the test split."
+    )
+    seconds, commit = results["wall_time_s"], results["commit"]
+    took = "" if seconds is None else f"{seconds / 60:.0f} minutes "
+    software = results["backend"] + ("" if commit is None else f", commit {commit}")
+    yield f"Seed {recipe.seed}, {took}on {results['hardware']} ({software}, {results['date']})."
+    processes = [
         f"from epoch {process['from_epoch']} in {process['dtype_policy']} on "
         f"{process['hardware']} ({process['backend']})"
-        for process in processes
+        for process in results.get("processes", ())
     ]
-    return [f"Trained in several sessions: {'; '.join(parts)}."]
+    if len(processes) > 1:
+        yield f"Trained in several sessions: {'; '.join(processes)}."
+    other = {k: v for k, v in results["test_metrics"].items() if k != recipe.metric}
+    numbers = (f"{k} {v:,}" if isinstance(v, int) else f"{k} {v:.6g}" for k, v in other.items())
+    yield f"Other test metrics: {', '.join(numbers)}."
+    yield _of_seeds(one)
+    yield f"Evaluations of the test split, all experiments included: {one.test_runs}."
 
 
-def _seeds(results):
-    others = results["other_seeds"]
-    if not others:
-        return []
-    mean, deviation, number = spread(results)
-    each = ", ".join(f"seed {other['seed']} {other['test']:.6g}" for other in others)
-    return [
-        f"The seed was also chosen by validation loss. Test results of the other seeds: {each}. "
-        f"Mean over {number} seeds: {mean:.4g}, standard deviation {deviation:.2g}."
-    ]
+def _of_seeds(one):
+    if len(one.seeds) == 1:
+        return "One seed."
+    losses = sorted(seed["validation_loss"] for seed in one.seeds)
+    rank = 1 + losses.index(one.results["validation_loss"])
+    others = ", ".join(f"seed {s['seed']} {s['test']:.6g}" for s in one.results["other_seeds"])
+    return (
+        f"Test result of this seed {one.results['test']:.6g}, of the others: {others}. This seed's "
+        f"weights are published; it is number {rank} of {len(losses)} by validation loss."
+    )
 
 
 def _recipe(recipe):
     """Lists arguments and training options, and changes to the zoo's recipe."""
-    chosen = {k: v for k, v in recipe.arguments.items() if v is not None and k != "seed"}
     training, written = recipe.training, recipe.to_dict()["training"]
+    chosen = {k: v for k, v in recipe.arguments.items() if v is not None and k != "seed"}
     rest = {k: v for k, v in written.items() if v and k not in _IN_THE_LINE}
-    lines = [
-        ", ".join(_code(f"{name}={_literal(value)}") for name, value in chosen.items()),
-        f"{training.optimizer}, learning rate {training.learning_rate:g}, batch size "
-        f"{training.batch_size}, at most {training.epochs} epochs",
-        ", ".join(_code(f"{name}={_literal(value)}") for name, value in rest.items()),
-    ]
     changes = {name: value for name, value in recipe.changes().items() if name != "seed"}
-    if changes:
-        named = ", ".join(_code(f"{name}={_literal(value)}") for name, value in changes.items())
-        lines.append(f"changed from the zoo's default recipe: {named}")
-    return _list(filter(None, lines))
+    return _list(
+        filter(
+            None,
+            [
+                _assignments(chosen),
+                f"{training.optimizer}, learning rate {training.learning_rate:g}, batch size "
+                f"{training.batch_size}, at most {training.epochs} epochs",
+                _assignments(rest),
+                changes and f"changed from the zoo's default recipe: {_assignments(changes)}",
+            ],
+        )
+    )
 
 
-_IN_THE_LINE = ("optimizer", "learning_rate", "batch_size", "epochs")
+def _assignments(options):
+    return ", ".join(_code(f"{name}={_literal(value)}") for name, value in options.items())
 
 
-def _data(recipe):
+def _data(one):
     """Describes the data, their licence, and how to load them."""
+    recipe = one.recipe
     options = dict(recipe.data_options)
     if "path" in options:  # without the run's folder
         options["path"] = pathlib.PurePath(options["path"]).name
@@ -223,30 +135,30 @@ def _data(recipe):
     known = recipe.data_checksum
     checksum = "" if known is None else f" Checksum: {_code(f'{known[:16]}...')}."
     about = info(recipe.data)
-    return _paragraph(
+    described = _paragraph(
         f"{_code(f'trellis_keras.zoo.datasets.load({call})')}: {about.citation}; {about.licence}. "
         "The data are not part of the package; `help(trellis_keras.zoo.datasets.load)` explains "
         f"where to put local copies.{checksum}"
     )
+    return described if one.remark is None else f"{described}\n\n{_paragraph(one.remark)}"
 
 
-def _train(run, recipe):
+def _train(one):
     """Returns the commands that repeat the run."""
-    backend = "KERAS_BACKEND=jax " if run.results["backend"].startswith("jax") else ""
-    words = [recipe.name, run.setting] if run.setting else [recipe.name]
+    backend = "KERAS_BACKEND=jax " if one.results["backend"].startswith("jax") else ""
+    words = [one.run.model, *filter(None, [one.run.setting])]
     command = f"{backend}trellis-keras train {words[0]} --as-published"
     command += "".join(f" {shlex.quote(word)}" for word in words[1:])
-    name = "_".join(words).replace("=", "_").replace(",", "_")
-    seeds = [other["seed"] for other in run.results["other_seeds"]]
-    folders = [f"runs/{name}", *(f"runs/{name}_seed_{seed}" for seed in seeds)]
-    lines = [f"{command} --output {shlex.quote(folders[0])}"]
-    for seed, folder in zip(seeds, folders[1:], strict=True):
-        lines.append(f"{command} --seed {seed} --output {shlex.quote(folder)}")
+    name = "runs/" + "_".join(words).replace("=", "_").replace(",", "_")
+    lines = [f"{command} --output {shlex.quote(name)}"]
+    for seed in (other["seed"] for other in one.results["other_seeds"]):
+        lines.append(f"{command} --seed {seed} --output {shlex.quote(f'{name}_seed_{seed}')}")
     return "\n".join(["```sh", *lines, "```"])
 
 
-def _use(recipe, results):
+def _use(one):
     """Returns code that builds the model, with its weights if they are published, and uses it."""
+    recipe = one.recipe
     changes = {
         name: f"{name}={_literal(value)}"
         for name, value in recipe.changes().items()
@@ -256,7 +168,7 @@ def _use(recipe, results):
     arguments = [text for name, text in changes.items() if name in net]
     of_recipe = net | {*recipe.data_options, "setting"}
     of_recipe = [text for name, text in changes.items() if name in of_recipe]
-    has_weights = "weights_sha256" in results
+    has_weights = "weights_sha256" in one.results
     weights = ['weights="pretrained"'] if has_weights else []
     comment = "" if weights else "  # with initial weights"
     lines = [f"model = zoo.{recipe.name}({', '.join([*arguments, *weights])}){comment}"]
@@ -276,74 +188,50 @@ def _use(recipe, results):
     return "\n".join(["```python", "from trellis_keras import zoo", "", *lines, "```"])
 
 
-def _limits(run, recipe):
-    lines = []
+def _limits(one):
+    recipe, lines = one.recipe, []
     if recipe.data in _NO_TRAINING_TEXT:
         lines.append(
             "The benchmark has no training text. Results with a text other than the paper's are "
             "not comparable with the published result."
         )
     if recipe.reads_text:
-        lines.append(
-            "The vocabulary comes from the data; unknown words are read as `<unk>`."
-            if recipe.data in _WITH_UNKNOWN_WORDS
-            else "The vocabulary comes from the data; unknown tokens raise an error."
-        )
+        unknown = "are read as `<unk>`" if recipe.data in _WITH_UNKNOWN_WORDS else "raise an error"
+        lines.append(f"The vocabulary comes from the data; unknown tokens {unknown}.")
     if "T" in recipe.data_options:
         lines.append(
             f"Trained only on sequences of the benchmark's length (T={recipe.data_options['T']})."
         )
-    if "weights_sha256" in run.results:
-        lines.append(
+    if "weights_sha256" in one.results:
+        half = one.results["weights_dtype"] == "float16"
+        lines += [
             "The weights are released under the package's licence. They were trained on the "
-            "benchmark's training split only, and are meant for its task only."
-        )
-        lines.append(_precision(run.results))
+            "benchmark's training split only, and are meant for its task only.",
+            "The file stores them in half precision, which changes no printed digit of the result."
+            if half
+            else "The file stores them in single precision: half would change the printed result.",
+        ]
     else:
-        lines.append(f"The trained weights are not published: {_why_no_weights(run, recipe)}.")
+        lines.append(f"The trained weights are not published: {_why_no_weights(one)}.")
     lines.append("The last digits of results differ between backends and machines.")
     return _list(lines)
 
 
-def _precision(results):
-    if results["weights_dtype"] == "float16":
-        return (
-            "The file stores the weights in half precision, with which the test result is the same "
-            "to the printed digit."
-        )
-    return (
-        "The file stores the weights in single precision: half would change the last printed digit "
-        "of the test result."
-    )
-
-
-def _why_no_weights(run, recipe):
+def _why_no_weights(one):
     """Returns the reason why a run has no weights in the zoo, as text."""
-    if recipe.metric == "perplexity":
+    if one.recipe.metric == "perplexity":
         return "their vocabulary of words would contain parts of the text"
-    if (better := _replacement(run, recipe)) is not None:
-        return (
-            f"{_code(better.title)} trains the same network to {ours(better.results)} "
-            f'{recipe.metric}, and `weights="pretrained"` loads those weights'
-        )
-    size = run.results["parameters"] * 2 / 1e6
+    for other in described():
+        same = other.run.model == one.run.model and not differences(one.recipe, other.run.recipe)
+        if same and "weights_sha256" in other.results:
+            return (
+                f"{_code(other.run.title)} trains the same network to {other.ours} "
+                f'{one.recipe.metric}, and `weights="pretrained"` loads those weights'
+            )
+    size = one.results["parameters"] * 2 / 1e6
     if size > LARGEST_WEIGHTS / 1e6:
         return f"they take {size:.0f} MB in half precision, and the zoo keeps files under 5 MB"
     return f"they were saved in single precision, {2 * size:.1f} MB; the zoo keeps files under 5 MB"
-
-
-def _replacement(run, recipe):
-    """Returns the run with weights of the same network as a run's, or None."""
-    return next(
-        (
-            other
-            for other in all_runs()
-            if other.model == run.model
-            and "weights_sha256" in other.results
-            and not differences(recipe, other.recipe)
-        ),
-        None,
-    )
 
 
 def _without_html(text):
@@ -375,7 +263,3 @@ def _list(lines):
 
 def _paragraph(text):
     return textwrap.fill(text, 100, break_on_hyphens=False, break_long_words=False)
-
-
-if __name__ == "__main__":
-    main()

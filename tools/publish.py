@@ -1,9 +1,12 @@
 """Publishes a finished run: card, results, history, learning curve, small weights.
 
-    python -m tools.publish runs/tcn_jsb --note "One seed."
+    python -m tools.publish runs/tcn_jsb --note "One more setting was tried."
+    python -m tools.publish runs/seed_1 --other-seed runs/seed_2 --other-seed zoo/tcn_jsb/fast
 
-evaluates the best model of the run on the test split and writes to zoo/MODEL, or to
-zoo/MODEL/SETTING if the run changed the model's default arguments or has the setting "fast".
+evaluates the best model of each run on the test split and writes to zoo/MODEL, or to
+zoo/MODEL/SETTING if the run changed the model's default arguments or has the setting "fast". Of
+several seeds, the weights of that with the median validation loss are published.
+`python -m tools.pages` then updates the tables.
 """
 
 import contextlib
@@ -13,6 +16,7 @@ import math
 import os
 import pathlib
 import shutil
+import statistics
 import sys
 import tempfile
 from typing import Annotated
@@ -23,11 +27,17 @@ from matplotlib.figure import Figure
 
 from keras_streams.files import atomic_write
 from tools import cards
+from tools.description import Description
 from trellis_keras.files import check_no_links, folder_lock
 from trellis_keras.training.monitors import read_history
-from trellis_keras.zoo import environment, pretrained, read_recipe
+from trellis_keras.zoo import datasets, environment, pretrained, read_recipe
 from trellis_keras.zoo import run as runs
+from trellis_keras.zoo.registry import recipe_from_dict
 from trellis_keras.zoo.results import RESULTS, WEIGHTS, Run, assets_folder
+
+GENERATED = ("adding", "copy_memory")  # data sets whose test split is only a sample
+TEST_SETS = range(1, 11)  # their seeds of other test splits
+_OF_A_SEED = ("test", "validation_loss", "epoch", "epochs", "wall_time_s", "test_sets")
 
 
 def main(
@@ -39,15 +49,19 @@ def main(
         str | None, typer.Option(help="Folder of local copies of the data.")
     ] = None,
     note: Annotated[
-        str, typer.Option(help="Note for readers of the card: runs not shown, limits.")
-    ] = "",
+        str | None,
+        typer.Option(help="Note for readers of the card: runs not shown, limits. Default: kept."),
+    ] = None,
     other_seed: Annotated[
         list[str] | None,
-        typer.Option(help="Run of the same recipe with another seed; can be repeated."),
+        typer.Option(
+            help="Run of the same recipe with another seed, or its folder in the zoo; can be "
+            "repeated."
+        ),
     ] = None,
     test_runs: Annotated[
         int | None,
-        typer.Option(min=1, help="Evaluations of the test split so far, including this one."),
+        typer.Option(min=1, help="Evaluations of the test split so far, including these."),
     ] = None,
 ):
     """Evaluate a run on the test split and write its card and results."""
@@ -56,9 +70,9 @@ def main(
 
 
 def publish(
-    run, folder=None, data_dir=None, note="", other_seeds=(), wall_time_s=None, test_runs=None
+    run, folder=None, data_dir=None, note=None, other_seeds=(), wall_time_s=None, test_runs=None
 ):
-    """Evaluates the best model of a run on the test split and publishes it in the zoo.
+    """Evaluates the best models of runs on the test split and publishes them in the zoo.
 
     Writes `results.json`, `history.csv`, `curve.png`, `card.md` and, for a model trained on the
     zoo's own data, the weights if they are smaller than 5 MB: in half precision if the test result
@@ -70,38 +84,56 @@ def publish(
         folder: Output folder. Defaults to `zoo_folder` of the run's recipe.
         data_dir: Folder of local copies of the data, if they are not where the run found them.
         note: Note for readers of the card: runs not shown, limits, reasons for a gap to the
-            published result.
-        other_seeds: Folders of runs of the same recipe with other seeds. Their test results are
-            published too; `run` must have the lowest validation loss of all.
+            published result. Defaults to the note of what `folder` holds, if anything.
+        other_seeds: Folders of runs of the same recipe with other seeds, or a published run's
+            folder, with all its seeds. Of all, the seed with the median validation loss (the lower
+            of two) is published with its history and weights, of the others the test results. A
+            seed whose weights are not there cannot be published in this way: the next one is.
         wall_time_s: Seconds of training. Defaults to the time in TensorBoard's logs, if any.
         test_runs: Number of evaluations of the test split in all experiments, including those of
-            this call. Defaults to the number of seeds.
+            this call. Defaults to the number of seeds, plus the evaluations of a run that is
+            replaced.
 
     Returns:
         The results, a dict.
 
     Raises:
-        ValueError: A run in `other_seeds` has another recipe, the same seed or a lower validation
-            loss; a run was killed between writing an epoch's history and its checkpoint; another
-            process is training the run; or a run on the user's own data has no `folder`.
+        ValueError: The runs differ in more than their seeds, or repeat one; a run was killed
+            between writing an epoch's history and its checkpoint; another process is training the
+            run; or a run on the user's own data has no `folder`.
         FileNotFoundError: There is no run, or it has not finished an epoch.
     """
-    run, *other_seeds = [pathlib.Path(path).expanduser() for path in (run, *other_seeds)]
-    recipe = read_recipe(run)
-    folder = zoo_folder(recipe) if folder is None else pathlib.Path(folder).expanduser()
-    for other in other_seeds:
-        read_recipe(other)  # raises if there is no run
+    paths = [pathlib.Path(path).expanduser() for path in (run, *other_seeds)]
+    recipes = [_recipe(path) for path in paths]
+    _check_same(paths, recipes)
+    folder = zoo_folder(recipes[0]) if folder is None else pathlib.Path(folder).expanduser()
+    fresh = [path for path in paths if not (path / RESULTS).is_file()]
+    joined = [_read(path) for path in paths if path not in fresh]
     with contextlib.ExitStack() as locks:
-        for each in sorted({each.resolve() for each in (run, *other_seeds)}):
+        for each in sorted({each.resolve() for each in fresh}):
             if os.access(each, os.W_OK):  # otherwise no process can be training there
                 locks.enter_context(folder_lock(each))
             check_no_links(each)
-        facts = {
-            "wall_time_s": _wall_time(run) if wall_time_s is None else wall_time_s,
-            "note": note,
-            "test_runs": 1 + len(other_seeds) if test_runs is None else test_runs,
+        for each in fresh:
+            _check_whole(each)
+        seeds = [(each, _evaluated(each, data_dir, wall_time_s)) for each in fresh]
+        seeds += zip([path for path in paths if path not in fresh], joined, strict=True)
+        without_weights = [other for each in joined for other in each["other_seeds"]]
+        source, results = _median(seeds, without_weights)
+        others = [_of_a_seed(each) for _, each in seeds if each is not results] + without_weights
+        tests = [each["test"] for each in (results, *others)]
+        is_elsewhere = folder.resolve() not in [path.resolve() for path in paths]
+        old = [_read(folder)] if is_elsewhere and (folder / RESULTS).is_file() else []
+        earlier = joined + old
+        counts = [each.get("test_runs") for each in earlier]  # None if it was not recorded
+        results |= {
+            "other_seeds": others,
+            "note": _kept_note(earlier) if note is None else note,
+            "test_runs": test_runs or (None if None in counts else len(fresh) + sum(counts)),
+            "replaced": [value for each in earlier for value in each.get("replaced", [])]
+            + [each["test"] for each in old if each["test"] not in tests],
         }
-        return _publish(run, recipe, folder, data_dir, other_seeds, facts)
+        return _write(folder, source, results, data_dir)
 
 
 def zoo_folder(recipe, zoo=None):
@@ -124,12 +156,11 @@ def zoo_folder(recipe, zoo=None):
 def setting_of(recipe):
     """Returns a recipe's changes to the model's default net, data and setting, as text."""
     known = {*recipe.entry.data_options, *recipe.arguments}
-    setting = {
-        name: value
+    words = [
+        f"{name}={value}"
         for name, value in recipe.changes().items()
         if name in known and not pretrained.is_of_the_training(name)
-    }
-    words = [f"{name}={value}" for name, value in setting.items()]
+    ]
     return ",".join([*words, *filter(None, [recipe.setting])])
 
 
@@ -145,80 +176,17 @@ def keeps_weights(recipe, vocabulary):
     return has_own_data(recipe) and not of_words
 
 
-def _publish(run, recipe, folder, data_dir, other_seeds, facts):
-    # Without the optimizer, whose variables would be saved too.
-    model = runs.load_best(run)
-    for each in (run, *other_seeds):
-        _check_whole(each)
-    _check_seeds(run, recipe, other_seeds)
-    if data_dir:
-        recipe = recipe.replace(data_dir=data_dir)
-    results = _results(run, recipe, model, runs.evaluate(recipe, run))
-    results["other_seeds"] = [_other_seed(other, data_dir) for other in other_seeds]
-    results |= facts
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as aside:
-        weights, dtype = _save_weights(model, recipe, results["test"], pathlib.Path(aside))
-        if weights is not None:
-            results |= {"weights_sha256": pretrained.checksum(weights), "weights_dtype": dtype}
-            if recipe.reads_text:
-                results["vocabulary"] = model.vocabulary.get_config()
-        text = json.dumps(results, indent=2, allow_nan=False) + "\n"
-        # Removes weights of an earlier run.
-        (folder / WEIGHTS).unlink(missing_ok=True)
-        if weights is not None:
-            weights.replace(folder / WEIGHTS)
-    results = json.loads(text)  # exactly as readers of the file see them
-    with atomic_write(folder / RESULTS) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    shutil.copyfile(run / "history.csv", folder / "history.csv")
-    published = Run(folder, setting_of(recipe), results)
-    with atomic_write(folder / "curve.png") as temporary:
-        _draw(_history(run), published, temporary)
-    with atomic_write(folder / cards.CARD) as temporary:
-        temporary.write_text(cards.card(published), encoding="utf-8")
-    return results
+# Runs and published runs
 
 
-def _save_weights(model, recipe, test, folder):
-    """Saves a model's weights, and returns their path and dtype, or None and None if not kept."""
-    if not keeps_weights(recipe, getattr(model, "vocabulary", None)):
-        return None, None
-    path, half = folder / WEIGHTS, folder / f"half.{WEIGHTS}"
-    model.save_weights(path)
-    halve(path, half)
-    found = runs.evaluate_model(recipe, pretrained.load_weights(model, recipe.name, half))
-    digits = [f"{value:.4g}" for value in (found[recipe.metric], test)]
-    same = digits[0] == digits[1]
-    if not same:
-        typer.echo(
-            f"The weights stay in single precision: in half precision, {recipe.metric} is "
-            f"{digits[0]}, not {digits[1]}."
-        )
-    path, dtype = (half, "float16") if same else (path, "float32")
-    return (path, dtype) if path.stat().st_size < cards.LARGEST_WEIGHTS else (None, None)
+def _read(folder):
+    return json.loads((folder / RESULTS).read_text(encoding="utf-8"))
 
 
-def halve(path, output):
-    """Copies a weights file with its single-precision arrays in half precision."""
-    with h5py.File(path) as old, h5py.File(output, "w") as new:
-
-        def copy(name, item):
-            if isinstance(item, h5py.Group):
-                copied = new.create_group(name)
-            else:
-                values = item[()]
-                copied = new.create_dataset(
-                    name, data=values.astype("float16") if values.dtype == "float32" else values
-                )
-            copied.attrs.update(item.attrs)
-
-        old.visititems(copy)
-
-
-def _evaluate(run, data_dir):
-    recipe = read_recipe(run)
-    return runs.evaluate(recipe.replace(data_dir=data_dir) if data_dir else recipe, run)
+def _recipe(path):
+    """Returns the recipe of a run, or of a published run."""
+    published = (path / RESULTS).is_file()
+    return recipe_from_dict(_read(path)["recipe"]) if published else read_recipe(path)
 
 
 def _check_whole(run):
@@ -231,57 +199,65 @@ def _check_whole(run):
         )
 
 
-def _check_seeds(run, recipe, other_seeds):
-    """Raises unless all runs share a recipe, have different seeds, and `run` is the best."""
-    seeds, best = {recipe.seed}, _best(run)["val_loss"]
-    for other in other_seeds:
-        theirs = read_recipe(other)
-        ours, its = _identity(recipe), _identity(theirs)
+def _check_same(paths, recipes):
+    """Raises unless all recipes are the same but for their seeds, which differ."""
+    ours, seeds = _identity(recipes[0]), []
+    for path, recipe in zip(paths, recipes, strict=True):
+        its = _identity(recipe)
         differing = [
             f"{name} is {its.get(name)!r}, not {ours.get(name)!r}"
             for name in {**ours, **its}
             if ours.get(name) != its.get(name)
         ]
         if differing:
-            raise ValueError(f"{other} and {run} have different recipes: {'; '.join(differing)}.")
-        if theirs.seed in seeds:
-            raise ValueError(f"{other} repeats the seed {theirs.seed}.")
-        if _best(other)["val_loss"] < best:
-            raise ValueError(f"Publish {other} instead: its validation loss is lower than {run}'s.")
-        seeds.add(theirs.seed)
+            raise ValueError(f"{path} and {paths[0]} differ: {'; '.join(differing)}.")
+        published = (path / RESULTS).is_file()
+        others = [other["seed"] for other in _read(path)["other_seeds"]] if published else []
+        if repeated := {recipe.seed, *others}.intersection(seeds):
+            raise ValueError(f"{path} repeats the seed {repeated.pop()}.")
+        seeds += [recipe.seed, *others]
 
 
 def _identity(recipe):
     """Returns the parts of a recipe that are equal for runs that differ only in their seeds."""
     written = recipe.to_dict()
     flat = {**written, **written["arguments"], **written["training"]}
-    own = ("seed", "jit_compile", "data_dir", "arguments", "training")
+    own = ("seed", "jit_compile", "data_dir", "arguments", "training", "trellis_keras")
     return {name: value for name, value in flat.items() if name not in own}
 
 
-def _other_seed(run, data_dir):
-    recipe, test, best = read_recipe(run), _evaluate(run, data_dir), _best(run)
-    return {
-        "seed": recipe.seed,
-        "test": test[recipe.metric],
-        "validation_loss": best["val_loss"],
-        "epoch": int(best["epoch"]),
-        "epochs": len(_history(run)),
-        "wall_time_s": _wall_time(run),
-    }
+def _median(seeds, without_weights):
+    """Returns (folder, results) of the seed with the median validation loss.
+
+    If its weights are not there, of the next one above.
+    """
+    losses = sorted(each["validation_loss"] for each in [r for _, r in seeds] + without_weights)
+    ranked = sorted(seeds, key=lambda pair: pair[1]["validation_loss"])
+    median = losses[(len(losses) - 1) // 2]
+    return next((pair for pair in ranked if pair[1]["validation_loss"] >= median), ranked[-1])
 
 
-def _best(run):
-    """Returns the row of the history with the lowest validation loss."""
-    if not _history(run):
-        raise ValueError(f"{run} has not finished an epoch yet.")
-    return min(_history(run), key=lambda row: (math.isnan(row["val_loss"]), row["val_loss"]))
+def _of_a_seed(results):
+    """Returns what is published of the seeds whose weights are not."""
+    seed = {"seed": recipe_from_dict(results["recipe"]).seed}
+    return seed | {name: results[name] for name in _OF_A_SEED if name in results}
 
 
-def _results(run, recipe, model, test):
-    history, best = _history(run), _best(run)
+def _kept_note(earlier):
+    return next((each["note"] for each in earlier if each["note"]), "")
+
+
+# Evaluation
+
+
+def _evaluated(run, data_dir, wall_time_s):
+    """Returns the results of a run: those of its best model, and how it was trained."""
+    recipe, model, history = read_recipe(run), runs.load_best(run), _history(run)
+    best = min(history, key=lambda row: (math.isnan(row["val_loss"]), row["val_loss"]))
     written, _ = runs.without_paths(recipe.to_dict())
-    return {
+    recipe = recipe.replace(data_dir=data_dir) if data_dir else recipe
+    test = runs.evaluate_model(recipe, model)
+    results = {
         **environment.read(run / runs.ENVIRONMENT),
         "recipe": written,
         "test": test[recipe.metric],
@@ -293,7 +269,24 @@ def _results(run, recipe, model, test):
         "finished": runs.is_finished(run),
         "parameters": model.count_params(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "wall_time_s": _wall_time(run) if wall_time_s is None else wall_time_s,
     }
+    if recipe.data in GENERATED and has_own_data(recipe):
+        results["test_sets"] = on_other_test_sets(recipe, model)
+    return results
+
+
+def on_other_test_sets(recipe, model, seeds=TEST_SETS):
+    """Evaluates a compiled model of a generated task on other test sets."""
+    values = []
+    for seed in seeds:
+        # The test split does not depend on the size of the others.
+        options = recipe.data_options | {"seed": seed, "train": 1, "valid": 1}
+        stream = recipe.stream(datasets.load(recipe.data, **options).test)
+        logs = model.evaluate(stream, verbose=0, return_dict=True)
+        values.append(logs.get(recipe.metric, logs["loss"]))
+    mean, deviation = statistics.fmean(values), statistics.stdev(values)
+    return {"seeds": list(seeds), "mean": mean, "deviation": deviation}
 
 
 def _history(run):
@@ -319,21 +312,93 @@ def _wall_time(run):
     return round(sum(seconds), 1) if seconds else None
 
 
-def _draw(history, published, path):
+# Files
+
+
+def _write(folder, source, results, data_dir):
+    """Writes a published run from a run, or from a published one, and returns its results."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as aside:
+        weights = pathlib.Path(aside) / WEIGHTS
+        if (source / RESULTS).is_file():
+            if (source / WEIGHTS).is_file():
+                shutil.copyfile(source / WEIGHTS, weights)
+        else:
+            results |= _save_weights(source, results, data_dir, weights)
+        text = json.dumps(results, indent=2, allow_nan=False) + "\n"
+        history = (source / "history.csv").read_bytes()
+        # Removes weights of an earlier run.
+        (folder / WEIGHTS).unlink(missing_ok=True)
+        if weights.is_file():
+            weights.replace(folder / WEIGHTS)
+    results = json.loads(text)  # exactly as readers of the file see them
+    for name, content in ((RESULTS, text.encode()), ("history.csv", history)):
+        with atomic_write(folder / name) as temporary:
+            temporary.write_bytes(content)
+    recipe = recipe_from_dict(results["recipe"])
+    one = Description.of(Run(folder, setting_of(recipe), results))
+    with atomic_write(folder / "curve.png") as temporary:
+        _draw(_history(folder), one.run, temporary)
+    with atomic_write(folder / cards.CARD) as temporary:
+        temporary.write_text(cards.card(one), encoding="utf-8")
+    return results
+
+
+def _save_weights(run, results, data_dir, path):
+    """Saves a run's weights if they are to be published, and returns what describes them."""
+    recipe, model = read_recipe(run), runs.load_best(run)  # uncompiled: without an optimizer
+    vocabulary = getattr(model, "vocabulary", None)
+    if not keeps_weights(recipe, vocabulary):
+        return {}
+    whole, half = (path.with_name(f"{dtype}.{WEIGHTS}") for dtype in ("float32", "float16"))
+    model.save_weights(whole)
+    rewrite(whole, half, "float16")
+    recipe = recipe.replace(data_dir=data_dir) if data_dir else recipe
+    found = runs.evaluate_model(recipe, pretrained.load_weights(model, recipe.name, half))
+    digits = [f"{value:.4g}" for value in (found[recipe.metric], results["test"])]
+    dtype = "float16" if digits[0] == digits[1] else "float32"
+    rewrite(whole, path, dtype)
+    if dtype == "float32":
+        typer.echo(
+            f"The weights stay in single precision: in half precision, {recipe.metric} is "
+            f"{digits[0]}, not {digits[1]}."
+        )
+    if path.stat().st_size > cards.LARGEST_WEIGHTS:
+        path.unlink()
+        return {}
+    described = {"weights_sha256": pretrained.checksum(path), "weights_dtype": dtype}
+    return described | ({"vocabulary": vocabulary.get_config()} if recipe.reads_text else {})
+
+
+def rewrite(path, output, dtype):
+    """Copies a weights file in HDF5's compact format, with floating-point arrays in `dtype`."""
+    with h5py.File(path) as old, h5py.File(output, "w", libver="latest") as new:
+
+        def copy(name, item):
+            if isinstance(item, h5py.Group):
+                copied = new.create_group(name)
+            else:
+                values = item[()]
+                values = values.astype(dtype) if values.dtype.kind == "f" else values
+                copied = new.create_dataset(name, data=values)
+            copied.attrs.update(item.attrs)
+
+        old.visititems(copy)
+
+
+def _draw(history, run, path):
     """Plots the training and validation loss by epoch."""
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     axes = figure.add_subplot()
     epochs = [row["epoch"] for row in history]
     for name, label in (("loss", "training"), ("val_loss", "validation")):
         axes.plot(epochs, [row[name] for row in history], label=label)
-    axes.axvline(published.results["epoch"], color="0.7", lw=1, zorder=0, label="reported epoch")
+    axes.axvline(run.results["epoch"], color="0.7", lw=1, zorder=0, label="reported epoch")
     values = [row[name] for row in history for name in ("loss", "val_loss")]
     values = [value for value in values if not math.isnan(value)]
     if min(values) > 0 and max(values) > 20 * min(values):
         axes.set_yscale("log")
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("loss")
-    axes.set_title(published.title)
+    axes.set(xlabel="epoch", ylabel="loss", title=run.title)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=120, format="png")

@@ -1,0 +1,184 @@
+"""Cards, tables and pages of the zoo's published runs."""
+
+import json
+import re
+import shlex
+
+import pytest
+
+from tests.support.small_runs import tiny_recipe
+from tools import cards, pages
+from tools.description import Description, best, described
+from trellis_keras import zoo
+from trellis_keras.zoo import registry
+from trellis_keras.zoo.results import RESULTS, Run, assets_folder, published, read_run
+
+
+def named(title):
+    (one,) = (one for one in described() if one.run.title == title)
+    return one
+
+
+def test_the_commands_and_calls_of_every_card_are_ones():
+    for one in described():
+        card, recipe = cards.card(one), one.recipe
+        command = re.search(r"train (\S+) --as-published ?(\S*) --output", card)
+        again = zoo.published_recipe(command[1], command[2])
+        assert again.arguments == recipe.arguments
+        if recipe.setting is not None:
+            call = re.search(r"^recipe = (zoo\.recipe\(.*?\))$", card, re.MULTILINE | re.DOTALL)
+            assert eval(call[1]).setting == recipe.setting
+            continue
+        call = re.search(r"^model = zoo\.(\w+)\((.*?)\)(  #|$)", card, re.MULTILINE)
+        arguments = eval(f"dict({call[2]})")
+        arguments.pop("weights", None)
+        built = zoo.recipe(call[1], **arguments).arguments
+        of_the_run = ("seed", "vocabulary_size")
+        assert all(recipe.arguments[k] == built[k] for k in built if k not in of_the_run)
+
+
+def test_a_card_tells_how_its_run_was_computed(tmp_path):
+    jsb = named("tcn_jsb")
+    card = " ".join(cards.card(jsb).split())
+    assert (
+        "8.188 ± 0.0023 (2 seeds) (+0.0884) | 269,938" in card
+        and "published (TCN Table 1) | 8.1 | 300K" in card
+    )
+    assert "8.18674, of the others: seed 1 8.19001." in card
+    assert "changed from the zoo's default recipe: `decay_factor=0.5`" in card
+    process = {"hardware": "X", "backend": "jax 1", "from_epoch": 1, "dtype_policy": "float32"}
+    later = process | {"from_epoch": 3, "dtype_policy": "mixed_bfloat16"}
+    changed = jsb.results | {"processes": [process, later], "backend": "jax 1", "commit": None}
+    (tmp_path / RESULTS).write_text(json.dumps(changed))
+    card = cards.card(Description.of(read_run(tmp_path / RESULTS)))
+    assert "from epoch 3 in mixed_bfloat16 on X" in " ".join(card.split())
+    assert "\nKERAS_BACKEND=jax trellis-keras train tcn_jsb" in card
+
+
+@pytest.mark.parametrize(
+    ("title", "reason"),
+    [
+        ("tcn_jsb", "`tcn_jsb (fast)` trains the same network to"),
+        ("tcn_ptb", "their vocabulary of words"),
+        ("lru_char_ptb (fast)", "they take 20 MB in half precision"),
+    ],
+)
+def test_a_card_without_weights_says_why(title, reason):
+    assert f"not published: {reason}" in " ".join(cards.card(named(title)).split())
+
+
+def test_names_in_a_card_are_only_text(tmp_path):
+    folder = tmp_path / "tcn_jsb" / "a b;c`d`<i>"
+    folder.mkdir(parents=True)
+    (folder / RESULTS).write_text(json.dumps(named("tcn_jsb").results))
+    one = Description.of(read_run(folder / RESULTS))
+    card = cards.card(one)
+    assert r"# tcn_jsb (a b;c\`d\`&lt;i&gt;)" in card
+    command = re.search("^trellis-keras .*", card, re.MULTILINE)[0]
+    assert shlex.split(command)[-1] == "runs/tcn_jsb_a b;c`d`<i>"
+    recipe = tiny_recipe(tmp_path).replace(data_options={"path": tmp_path / "`` <b> `.txt"})
+    card = cards._data(Description(one.run, recipe, None))
+    assert "``` trellis_keras.data" not in card
+    assert "``` trellis_keras.zoo.datasets.load('text', path='`` <b> `.txt') ```" in card
+
+
+def test_pages_are_up_to_date():
+    found, zoo_folder = described(), assets_folder()
+    root = zoo_folder.parent
+    written = (root / "docs" / "results.md").read_text()
+    assert pages.results_page(found) == written, "run `python -m tools.pages`"
+    for page, text in (
+        (root / "README.md", pages.front(found)),
+        (zoo_folder / "README.md", pages.runs_table(found)),
+        *((one.run.folder / "card.md", cards.card(one)) for one in found),
+    ):
+        assert text in page.read_text(), "run `python -m tools.pages`"
+    # Each value has one row that is not "fast".
+    rows = [line for line in written.split("## At test time")[0].splitlines() if " | " in line]
+    values = [row for row in rows if re.match(r"\| \[?(\w+_\w+)", row)]
+    assert len([row for row in values if "fast)]" not in row]) == len(published())
+
+
+def test_pages_need_no_costs(tmp_path, monkeypatch):
+    (tmp_path / "tcn_jsb").mkdir()
+    (tmp_path / "tcn_jsb" / RESULTS).write_text(json.dumps(named("tcn_jsb").results))
+    monkeypatch.setenv("TRELLIS_KERAS_ZOO", str(tmp_path))
+    found = described()
+    assert "| gru_text8 | bpc | 1.53 | 5M | - | - | - | - | not trained |" in pages.results_page(
+        found
+    )
+    assert "| `tcn_*`, adding, copy memory, pixels, music | 12 | 1 level |" in pages.front(found)
+
+
+def test_a_page_needs_both_markers():
+    page = f"a\n{pages.START}old\n{pages.END}b\n"
+    assert pages.replace(page, "new\n") == f"a\n{pages.START}new\n{pages.END}b\n"
+    with pytest.raises(ValueError, match="must contain the lines"):
+        pages.replace(pages.START, "new\n")
+
+
+# Verdicts
+
+
+def described_as(name, tests, parameters=70_000, **options):
+    recipe = zoo.recipe(name, **options)
+    first, *others = tests
+    results = {
+        "recipe": recipe.to_dict(),
+        "test": first,
+        "other_seeds": [{"test": test} for test in others],
+        "parameters": parameters,
+    }
+    return Description(Run(None, "", results), recipe, registry.published_value(recipe))
+
+
+@pytest.mark.parametrize(
+    ("name", "tests", "expected"),
+    [
+        ("tcn_jsb", [7.9], "better"),  # published: 8.10
+        ("tcn_jsb", [8.0], "level"),
+        ("tcn_jsb", [8.0, 8.01], "level"),  # of two seeds the deviation is unknown
+        ("tcn_jsb", [7.99, 8.0, 8.01], "better"),
+        ("tcn_jsb", [7.9, 8.0, 8.2], "level"),
+        ("tcn_jsb", [8.2], "level"),
+        ("tcn_jsb", [8.4], "within 5 %"),
+        ("tcn_jsb", [9.0], "behind"),
+        ("tcn_seq_mnist", [0.9894], "behind"),  # 6 % more wrong answers than with 0.99
+        ("tcn_seq_mnist", [0.9901], "level"),
+        ("tcn_seq_mnist", [0.9903], "better"),
+        ("lstm_adding", [0.16], "at the floor"),
+        ("rnn_seq_mnist", [0.243], "at the floor"),  # published: 0.215
+        ("lru_war_and_peace", [1.0], "other text"),
+        ("lru_char_ptb", [0.9], "other text"),
+    ],
+)
+def test_verdicts(name, tests, expected):
+    assert described_as(name, tests).verdict == expected
+
+
+def test_a_larger_network_is_not_better():
+    assert described_as("lstm_jsb", [8.0], parameters=320_000).verdict == "better"
+    assert described_as("lstm_jsb", [8.0], parameters=570_000).verdict == "larger net"
+    assert described_as("lstm_jsb", [9.0], parameters=570_000).verdict == "behind"
+
+
+def test_the_training_file_of_penn_treebank_alone_is_compared():
+    assert described_as("lru_char_ptb", [0.95], files="train").verdict == "level"
+
+
+def test_a_verdict_on_a_generated_task_is_of_other_test_sets():
+    one = described_as("tcn_adding", [4e-5])  # published: 5.8e-5
+    one.results["test_sets"] = {"mean": 8e-5, "deviation": 2e-5}
+    assert (one.verdict, one.difference) == ("behind", "+2.2e-05")
+    assert one.ours == "8e-05 ± 2e-05 (ten test sets)"
+
+
+def test_of_several_runs_the_best_verdict_counts():
+    level, better = described_as("tcn_jsb", [8.1]), described_as("tcn_jsb", [7.8], setting="fast")
+    assert [one.verdict for one in best([level, better]).values()] == ["better"]
+    assert [one.verdict for one in best([level, better], [None]).values()] == ["level"]
+
+
+def test_evaluations_of_the_test_split_are_counted():
+    assert named("lstm_jsb (fast)").test_runs == "2, replaced 8.559"
+    assert named("gru_jsb").test_runs == "at least 2"

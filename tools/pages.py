@@ -1,0 +1,395 @@
+"""Writes cards, tables and pages from the zoo's results.json files.
+
+    python -m tools.pages
+
+writes the card of each published run, docs/results.md, and what is between the markers in README.md
+and zoo/README.md.
+"""
+
+import itertools
+import json
+import shlex
+import textwrap
+
+import typer
+
+from keras_streams.files import atomic_write
+from tools import cards
+from tools.description import VERDICTS, best, counts, described, key, number, remark
+from trellis_keras import zoo
+from trellis_keras.zoo.results import assets_folder, published, read_costs
+
+START, END = "<!-- results -->\n", "<!-- end of the results -->\n"
+PAPERS = {
+    "TrellisNet": "Bai, Kolter, Koltun 2019, [Trellis Networks for Sequence "
+    "Modeling](https://arxiv.org/abs/1810.06682)",
+    "TCN": "Bai, Kolter, Koltun 2018, [An Empirical Evaluation of Generic Convolutional and "
+    "Recurrent Networks for Sequence Modeling](https://arxiv.org/abs/1803.01271)",
+    "LRU": "Ahuja, Morency 2018, [Lattice Recurrent Unit: Improving Convergence and Statistical "
+    "Efficiency for Sequence Modeling](https://arxiv.org/abs/1710.02254)",
+}
+_TEXTS = ("ptb", "char_ptb", "wt103", "text8", "enwik8", "lambada", "war_and_peace")
+
+# What to train next, the cheapest first: model, options of its recipe, and, for a GPU, minutes
+# (without them, the cost is computed from costs.json).
+NEXT = (
+    ("lru_char_ptb", {"setting": "fast", "files": "train", "decay_steps": 3769}, None),
+    ("lstm_char_ptb_lru_paper", {"setting": "fast", "files": "train", "decay_steps": 3769}, None),
+    ("lstm_adding", {"setting": "fast", "forget_bias": "chrono"}, None),
+    ("gru_adding", {"setting": "fast"}, None),
+    ("rhn_char_ptb", {"setting": "fast", "files": "train", "decay_steps": 3769}, None),
+    ("tcn_ptb", {"setting": "fast"}, None),
+    ("trellisnet_seq_cifar10", {"setting": "fast", "hidden_units": 990}, 15),
+    ("trellisnet_permuted_mnist", {"setting": "fast", "hidden_units": 990}, 15),
+    ("trellisnet_seq_mnist", {"setting": "fast", "hidden_units": 990}, 15),
+)
+
+_RESULTS = """\
+# Results
+
+The tables of the three papers, beside our results.
+
+{summary}
+
+| verdict | meaning |
+|---|---|
+{verdicts}
+
+A row without "fast" follows the paper's recipe, mostly with fewer epochs, and with settings of our
+own where the column *training* names them (`trellis-keras train MODEL --as-published` repeats it).
+A "fast" row is the same network trained with a recipe of this zoo. Accuracies are fractions;
+cross-entropies and frame NLLs are in nats. Several seeds are given as mean and standard deviation.
+The test sets of the adding problem and copy memory are random samples, so the values are means over
+ten other samples.
+
+The epoch is that of the lowest validation loss, and of several seeds the one with the median
+validation loss has its weights in the zoo. *Test runs* is the number of evaluations of the test
+split, experiments that are not shown included; where it was not recorded, it is at least the number
+of published evaluations. {replaced} runs were trained again, with more epochs or another recipe,
+after their test result had been published: their rows name the results that were replaced. The
+choice of what to train again was not independent of the test split.
+
+Each name links to a card with the recipe, the learning curve, the command, and known reasons for
+the gap to the paper. For models that were not trained, the table gives the estimated time on one
+core, from [zoo/costs.json](../zoo/costs.json).
+"""
+_HEADER = """\
+| model | metric | published | parameters | ours | parameters | difference | verdict | training | \
+test runs |
+|---|---|---|---|---|---|---|---|---|---|
+"""
+_TEST_TIME = """\
+## At test time
+
+Language models of the zoo, adapting to the text they read ([how](scoring.md)).
+`trellis-keras evaluate RUN --dynamic --cache` chooses the
+hyper-parameters on the first 20,000 tokens of the validation text, and scores the test text once.
+
+| model | metric | unadapted | dynamic evaluation | neural cache | chosen hyper-parameters |
+|---|---|---|---|---|---|
+"""
+_FIGURES = """\
+## Learning curves
+
+The validation losses of all published runs, by epoch:
+
+![Learning curves](learning_curves.png)
+
+## Studies
+
+[examples/studies](../examples/studies/README.md) has a command for each figure of the papers
+(memory horizon, gradient norms, statistical efficiency, epochs to converge, convergence, ablation)
+and the results of those that were run: the memory horizon of networks with 10,000 parameters
+(TCN paper, Fig. 5), and the test loss by epoch of recurrent units of equal size (LRU paper, Figs. 3
+and 4).
+
+![Accuracy of recall by delay](../examples/studies/results/memory_horizon/memory_horizon.png)
+
+![Test loss by epoch](../examples/studies/results/lattice_comparison/lattice_comparison.png)
+"""
+_NEXT = """\
+## What is missing
+
+Of the {count} values that were not trained, {long} would take more than ten days of one core each
+(the word-level and character-level TrellisNets, WikiText-103, LAMBADA, text8, enwik8), and the
+24M-parameter models of the LRU paper longer than those of 10M. What would be trained next:
+
+| model | published | cost | command |
+|---|---|---|---|
+"""
+
+
+def main():
+    """Write cards, docs/results.md, and the tables of README.md and zoo/README.md."""
+    found, folder = described(), assets_folder()
+    for one in found:
+        _write(one.run.folder / cards.CARD, cards.card(one))
+    _write(folder.parent / "docs" / "results.md", results_page(found))
+    for page, content in (
+        (folder / "README.md", runs_table(found)),
+        (folder.parent / "README.md", front(found)),
+    ):
+        _write(page, replace(page.read_text(encoding="utf-8"), content))
+
+
+def replace(text, new):
+    """Returns a page with new content between its two markers.
+
+    Raises:
+        ValueError: The page lacks a marker.
+    """
+    before, start, rest = text.partition(START)
+    _, end, after = rest.partition(END)
+    if not (start and end):
+        raise ValueError(f"The page must contain the lines {START!r} and {END!r}.")
+    return before + start + new + end + after
+
+
+def _write(path, text):
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def summary(found):
+    """Returns how the results compare with the papers', in one paragraph."""
+    trained = best(found)
+    of = {name: [one for one in trained.values() if one.verdict == name] for name in VERDICTS}
+    better, within = of["better"], of["within 5 %"]
+    text = (
+        f"{len(trained)} of the papers' {len(published())} values were trained here, by the "
+        f"paper's recipe or a fast one. With the levers of the fast recipes (AdamW, one cosine "
+        f"cycle of the learning rate, augmentation, chrono initialization), {len(better)} are "
+        f"better by a margin of 2 % or two standard errors, of which "
+        f"{sum(one.is_baseline for one in better)} are recurrent baselines, which the papers tuned "
+        f"little, and {sum(len(one.seeds) == 1 for one in better)} rest on one seed. "
+        f"{len(of['level'])} are level{f', {len(within)} within 5 %' if within else ''}. "
+        f"{len(of['larger net'])} come from a larger network, {len(of['other text'])} from another "
+        f"text than the paper's, and {len(of['at the floor'])} are at the floor: none of these "
+        f"counts as better. {len(of['behind'])} are behind: "
+        f"{', '.join(map(_behind, of['behind']))}."
+    )
+    return textwrap.fill(text, 100, break_on_hyphens=False)
+
+
+def _behind(one):
+    """Returns the name of a value, with the sizes if ours is smaller."""
+    ours, theirs = one.results["parameters"], number(one.value.parameters)
+    size = f" ({_short(ours)} of {one.value.parameters} parameters)" if ours < 0.9 * theirs else ""
+    return f"`{_name(one.value)}`{size}"
+
+
+def _name(value, *more):
+    words = [*(f"{name}={given}" for name, given in value.setting.items()), *more]
+    return f"{value.model} ({', '.join(words)})" if words else value.model
+
+
+def _short(number):
+    return f"{number / 1e6:.1f}M" if number >= 1e6 else f"{number / 1e3:.0f}K"
+
+
+def front(found):
+    """Returns the section of README.md: the summary, and a table of families."""
+    families = {
+        "`trellisnet_*`, text": lambda v, data: v.model.startswith("trellisnet") and data in _TEXTS,
+        "`trellisnet_*`, pixels": lambda v, data: v.model.startswith("trellisnet"),
+        "`tcn_*`, adding, copy memory, pixels, music": lambda v, data: (
+            v.model.startswith("tcn_") and data not in _TEXTS
+        ),
+        "`tcn_*`, text": lambda v, data: v.model.startswith("tcn_"),
+        "`lstm_*`, `gru_*`, `rnn_*` of the TCN paper": lambda v, data: v.source.startswith("TCN"),
+        "`lru_*` and baselines of the LRU paper": lambda v, data: True,
+    }
+    trained, rest = best(found), list(published())
+    rows = ["| models | values | trained here |", "|---|---|---|"]
+    for name, belongs in families.items():
+        own = [value for value in rest if belongs(value, zoo.recipe(value.model).data)]
+        rest = [value for value in rest if value not in own]
+        ours = counts(trained[key(value)] for value in own if key(value) in trained)
+        rows.append(f"| {name} | {len(own)} | {ours or '-'} |")
+    return f"{summary(found)}\n\n" + "\n".join(rows) + "\n"
+
+
+def runs_table(found):
+    """Returns the table of zoo/README.md: a row per published run."""
+    rows = []
+    for one in found:
+        dtype = one.results.get("weights_dtype", "-")
+        rows.append(
+            [
+                f"[{one.run.title}]({one.link})",
+                one.recipe.data,
+                one.recipe.metric,
+                "-" if one.value is None else f"{one.value.value:.4g}",
+                one.ours,
+                "-" if one.value is None else one.verdict,
+                f"{one.results['parameters']:,}",
+                _took(one),
+                dtype,
+            ]
+        )
+    header = ["run", "data", "metric", "published", "ours", "verdict", "parameters", "training"]
+    return _table([*header, "weights"], rows)
+
+
+def _table(header, rows):
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _took(one):
+    seconds = one.results["wall_time_s"]
+    return f"{_epochs(one)}{'' if seconds is None else f', {seconds / 60:.0f} min'}"
+
+
+def _epochs(one):
+    """Returns a run's epochs, with the recipe's if there are more, and its other own settings."""
+    training = zoo.recipe(one.recipe.name, setting=one.recipe.setting).training
+    is_shorter = one.results["epochs"] < training.epochs and not training.stop_patience
+    own = one.recipe.changes().keys() & {*vars(training), "dropout"} - {"epochs"}
+    of = f" of {training.epochs}" if is_shorter else ""
+    return f"{one.results['epochs']}{of} epochs" + "".join(f", own {name}" for name in sorted(own))
+
+
+def results_page(found):
+    """Returns docs/results.md."""
+    runs = {}
+    for one in found:
+        if one.value is not None:
+            runs.setdefault(key(one.value), []).append(one)
+    papers = list(PAPERS)
+
+    def place(value):
+        paper, _, number = value.source.split()
+        return papers.index(paper), int(number)
+
+    parts = [
+        _RESULTS.format(
+            summary=summary(found),
+            verdicts="\n".join(f"| {name} | {meaning} |" for name, meaning in VERDICTS.items()),
+            replaced=sum(bool(one.results.get("replaced")) for one in found),
+        )
+    ]
+    values = sorted(published(), key=place)
+    for paper, of_paper in itertools.groupby(values, lambda value: value.source.split()[0]):
+        parts.append(f"## {paper}\n\n{PAPERS[paper]}.\n")
+        for source, group in itertools.groupby(of_paper, lambda value: value.source):
+            group = list(group)
+            remarks = [f"{text}\n\n" for text in dict.fromkeys(map(remark, group)) if text]
+            rows = [_row(value, one) for value in group for one in _runs_of(value, runs)]
+            parts.append(f"### {source}\n\n{''.join(remarks)}{_HEADER}{''.join(rows)}")
+    parts += [_test_time(found), _FIGURES, missing(runs)]
+    return "\n".join(parts)
+
+
+def _runs_of(value, runs):
+    """Returns the runs of a value, after a None if none of them has the paper's recipe."""
+    found = runs.get(key(value), [])
+    return found if any(one.recipe.setting is None for one in found) else [None, *found]
+
+
+def _row(value, one):
+    theirs = [value.metric, f"{value.value:.4g}", value.parameters]
+    if one is None:
+        cells = [_name(value), *theirs, "-", "-", "-", "-", expected(value), "-"]
+    else:
+        files = one.recipe.data_options.get("files", "all")
+        more = [f"files={files}"] * (files != "all") + [one.recipe.setting or ""]
+        cells = [
+            f"[{_name(value, *filter(None, more))}](../zoo/{one.link})",
+            *theirs,
+            one.ours,
+            f"{one.results['parameters']:,}",
+            one.difference,
+            one.verdict,
+            _epochs(one),
+            one.test_runs,
+        ]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _test_time(found):
+    chosen = {
+        "dynamic": ("rule", "learning_rate", "decay", "segment_length"),
+        "cache": ("size", "theta", "mix"),
+    }
+    rows = []
+    for one in found:
+        if (adapted := one.results.get("test_time")) is None:
+            continue
+        settings = "; ".join(
+            ", ".join(f"{name}={_rounded(adapted[kind][name])}" for name in names)
+            for kind, names in chosen.items()
+        )
+        metric = one.recipe.metric
+        values = [one.results["test"], *(adapted[kind][metric] for kind in chosen)]
+        rows.append([one.run.title, metric, *(f"{value:.4g}" for value in values), settings])
+    return _TEST_TIME + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _rounded(value):
+    return f"{value:.2g}" if isinstance(value, float) else value
+
+
+# Costs
+
+
+def missing(runs):
+    """Returns the section about what was not trained, and what would be next."""
+    rest = [value for value in published() if key(value) not in runs]
+    long = sum((_core_seconds(value) or 0) > 10 * 86_400 for value in rest)
+    rows = []
+    for name, options, gpu_minutes in NEXT:
+        recipe = zoo.recipe(name, **options)
+        value = zoo.registry.published_value(recipe)
+        if gpu_minutes:
+            cost, command = f"{gpu_minutes} minutes of a GPU", _gpu_command(name, options)
+        else:
+            seconds = _training_seconds(recipe)
+            cost = "not measured" if seconds is None else f"{readable_time(seconds)} of one core"
+            command = _command(name, options)
+        wanted = "-" if value is None else f"{value.value:.4g}"
+        rows.append(f"| {name} | {wanted} | {cost} | `{command}` |\n")
+    return _NEXT.format(count=len(rest), long=long) + "".join(rows)
+
+
+def expected(value):
+    """Returns what training the network of a published value would cost, as text."""
+    seconds = _core_seconds(value)
+    return "not trained" if seconds is None else f"not trained ({readable_time(seconds)})"
+
+
+def _core_seconds(value):
+    """Returns the time of the paper's recipe in seconds of one core, or None if not measured."""
+    if value.source.startswith("LRU") and value.parameters == "24M":
+        return None
+    return _training_seconds(zoo.recipe(value.model))
+
+
+def _training_seconds(recipe):
+    """Returns the time of a recipe in seconds of one core, whatever its batch size, or None."""
+    cost = read_costs()["models"].get(recipe.name)
+    return cost and recipe.training.epochs * cost["steps_per_epoch"] * cost["step_core_s"]
+
+
+def readable_time(seconds):
+    """Returns a time as text in a suitable unit."""
+    for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60), ("seconds", 1)):
+        if seconds >= 2 * length or unit == "seconds":
+            value = seconds / length
+            return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"
+
+
+def _command(name, options):
+    words = [part for key, value in options.items() for part in (f"--{key}", str(value))]
+    words = [word.replace("_", "-") if word.startswith("--") else word for word in words]
+    return shlex.join(["trellis-keras", "train", name, *words, "--output", f"runs/{name}"])
+
+
+def _gpu_command(name, options):
+    settings = ["--settings", json.dumps(options), "--output", f"runs/{name}"]
+    only = ["--minutes", "11", "--only", name, "--dtype-policy", "mixed_bfloat16"]
+    return shlex.join(["python", "-m", "benchmarks.gpu.train", *only, *settings])
+
+
+if __name__ == "__main__":
+    typer.run(main)
