@@ -1,5 +1,6 @@
 """A run with one file damaged: each command answers in one sentence that names the file."""
 
+import os
 import shutil
 
 import pytest
@@ -31,12 +32,18 @@ def replace_by_an_unreadable_file(path):
     path.symlink_to("/proc/self/mem")  # opens, and fails to be read, as on a failing disk
 
 
+def replace_by_a_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
 DAMAGES = {
     "missing": lambda path: path.unlink(),
     "empty": lambda path: path.write_bytes(b""),
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-3]),
     "of another type": lambda path: path.write_text('["another", {"type": 0}]\n'),
     "unreadable": replace_by_an_unreadable_file,
+    "a pipe": replace_by_a_pipe,
 }
 
 

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,8 +16,12 @@ import PIL.Image
 import pytest
 
 from tests.support.processes import ROOT, child_environment
+from trellis_keras import files, forecasting, zoo
+from trellis_keras.data import Vocabulary
 from trellis_keras.layers import LRU, TCN
 from trellis_keras.models import LanguageModel
+from trellis_keras.models.saved_files import check_file, load_model
+from trellis_keras.training.monitors import read_history
 from trellis_keras.zoo.datasets import images
 
 MEMORY, SECONDS = 2**28, 10
@@ -181,6 +186,40 @@ def test_what_is_refused_takes_little_memory_and_time(sound, tmp_path):
     for path, message in bombs.items():
         assert path.name in answers, f"the process ended at {path.name}: {done.stderr[-2000:]}"
         assert path.name in (answer := answers[path.name])[:500] and message in answer
+
+
+def _forecaster(path):
+    """Makes the other file of a saved forecaster."""
+    (path.parent / "forecaster.json").write_text("{}")
+    return forecasting.FittedForecaster.load(path.parent)
+
+
+_READERS = {
+    "a.keras": load_model,
+    "b.keras": check_file,
+    "c.h5": check_file,
+    "d.weights.json": check_file,
+    "e_00000.weights.h5": lambda path: check_file(path.with_name("e.weights.json")),
+    "f.npz": files.read_npz,
+    "g.zip": files.check_archive,
+    "h.txt": files.read_file,
+    "i.txt.gz": files.read_file,
+    "j.txt": lambda path: list(files.read_blocks(path, "text")),
+    "k.json": Vocabulary.load,
+    "l.bin": zoo.pretrained.checksum,
+    "history.csv": read_history,
+    "recipe.json": lambda path: zoo.read_recipe(path.parent),
+    "model.keras": _forecaster,
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
+@pytest.mark.parametrize("name", _READERS)
+def test_a_pipe_is_refused_at_once(name, tmp_path):
+    (tmp_path / "e.weights.json").write_text('{"weight_map": {}}')
+    os.mkfifo(tmp_path / name)
+    with pytest.raises((ValueError, OSError), match=name if name != "recipe.json" else "no run"):
+        _READERS[name](tmp_path / name)
 
 
 def test_the_page_names_tests_that_exist():

@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 import zipfile
 import zlib
@@ -83,6 +84,27 @@ def reading(path: str | os.PathLike) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
+def open_file(path: str | os.PathLike) -> BinaryIO:
+    """Opens a file for reading in binary, unless it is a pipe or a device.
+
+    Every file that a user names, or that may come from a stranger, is opened here or checked with
+    `Path.is_file` before: opening a named pipe would wait for its writer.
+
+    Raises:
+        ValueError: If it is not a regular file.
+        OSError: If it cannot be opened.
+    """
+    file = open(path, "rb", opener=_open_without_waiting)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ValueError(f"{path} is not a regular file.")
+    return file
+
+
+def _open_without_waiting(path, flags):
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
 def read_text(path: str | os.PathLike, largest: int = _MAX_TEXT) -> str:
     """Returns the text of a small UTF-8 file, with its newlines unchanged.
 
@@ -90,7 +112,7 @@ def read_text(path: str | os.PathLike, largest: int = _MAX_TEXT) -> str:
         ValueError: If it is not UTF-8, or has more than `largest` bytes. The message names it.
         OSError: If it cannot be read. The message names it.
     """
-    with reading(path), open(path, "rb") as file:
+    with reading(path), open_file(path) as file:
         content = file.read(largest + 1)
     if len(content) > largest:
         raise ValueError(f"{path} has more than {largest:,} bytes.")
@@ -225,7 +247,7 @@ def read_npz(
         OSError: If the file cannot be read.
     """
     if isinstance(path, (str, os.PathLike)):
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             return read_npz(file, names)
     try:
         with open_archive(path) as archive:
@@ -267,7 +289,7 @@ def check_archive(path: str | os.PathLike) -> None:
         ValueError: If the file is damaged. The message does not name it.
         OSError: If the file cannot be read.
     """
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         try:
             with open_archive(file) as archive:
                 for member in archive.infolist():
@@ -336,10 +358,8 @@ def read_file(path: Path) -> bytes:
     """
     if path.suffix == ".gz":
         check_gzip(path)
-        with gzip.open(path) as file:
-            content = file.read()
-    else:
-        content = path.read_bytes()
+    with open_file(path) as file:
+        content = (gzip.open(file) if path.suffix == ".gz" else file).read()
     if not content:
         raise ValueError(f"{path} is empty")
     return content
@@ -357,7 +377,7 @@ def read_blocks(path: Path, description: str) -> Iterator[bytes]:
     """
     bar = {"total": path.stat().st_size, "desc": description, "disable": None}
     with (
-        open(path, "rb") as stored,
+        open_file(path) as stored,
         tqdm.wrapattr(stored, "read", **bar) as file,
         _refuse_damage(path),
     ):
@@ -373,7 +393,7 @@ def check_gzip(path: Path) -> None:
         ValueError: If it is damaged, or unpacks to far more than its size.
     """
     limit, size = max(MAX_UNPACKED, _MAX_EXPANSION * path.stat().st_size), 0
-    with _refuse_damage(path), gzip.open(path) as file:
+    with open_file(path) as stored, _refuse_damage(path), gzip.open(stored) as file:
         while block := file.read(_BLOCK):
             size += len(block)
             if size > limit:

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from keras_streams.files import annotate_error, atomic_write, check_output, sync_folder
 from keras_streams.xla import compile_xla
 from trellis_keras.data import Vocabulary
-from trellis_keras.files import folder_lock, read_npz, remove_unfinished
+from trellis_keras.files import folder_lock, open_file, read_npz, remove_unfinished
 from trellis_keras.models import LanguageModel, NeuralCache
 from trellis_keras.models.generation import cached_function
 
@@ -472,7 +472,7 @@ class _Reader:
         Raises:
             ValueError: The file has changed before that position.
         """
-        with open(self.path, "rb") as file:
+        with open_file(self.path) as file:
             while self.offset < offset:
                 block = file.read(min(_PIECE_BYTES, offset - self.offset))
                 if not block:
@@ -496,7 +496,7 @@ class _Reader:
     def __iter__(self) -> Iterator[_Piece]:
         limit = _PIECE_BYTES if self._field is None else -1
         rest = b""
-        with open(self.path, "rb") as file:
+        with open_file(self.path) as file:
             if self.offset == 0 and self._is_text:
                 if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
                     self._advance(codecs.BOM_UTF8)

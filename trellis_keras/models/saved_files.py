@@ -35,7 +35,7 @@ from typing import BinaryIO, NamedTuple
 import h5py
 import keras
 
-from trellis_keras.files import open_archive, reading
+from trellis_keras.files import open_archive, open_file, reading
 
 _CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
 # The files of a preset, and the model card that may accompany it.
@@ -104,7 +104,7 @@ def load_model(path: str | os.PathLike) -> keras.Model:
             if path.is_dir():
                 _check_model(*_open_folder(path))
             elif path.name.endswith(".keras"):
-                with open(path, "rb") as file, _open_keras(file) as archive:
+                with open_file(path) as file, _open_keras(file) as archive:
                     _check_model(_read_config(archive), _count_stored(archive))
             else:
                 raise ValueError("its name does not end in .keras")
@@ -161,14 +161,14 @@ def check_file(path: str | os.PathLike) -> None:
             "A file of weights must end in .keras, .weights.h5, .weights.json, .h5 or .hdf5. "
             f"Received: {path}"
         )
-    with open(path, "rb") as file, _name_damaged(path):
+    with open_file(path) as file, _name_damaged(path):
         if path.name.endswith(".keras"):
             with _open_keras(file) as archive:
                 _read_config(archive)
                 _count_stored(archive)
         elif path.name.endswith(".weights.json"):
             for shard in _shards(path, json.load(file)):
-                with open(shard, "rb") as content, _name_damaged(shard):
+                with open_file(shard) as content, _name_damaged(shard):
                     _count_numbers(content)
         else:
             _count_numbers(file)
@@ -184,7 +184,7 @@ def saved_tokens(path: str | os.PathLike) -> tuple[int | None, list | None]:
     """
     path = pathlib.Path(path)
     if path.name.endswith(".keras"):
-        with open(path, "rb") as file, _name_damaged(path), _open_keras(file) as archive:
+        with open_file(path) as file, _name_damaged(path), _open_keras(file) as archive:
             config = _read_config(archive)["config"]
         try:
             vocabulary = config.get("vocabulary")
@@ -193,7 +193,7 @@ def saved_tokens(path: str | os.PathLike) -> tuple[int | None, list | None]:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{path} does not hold a language model: {error!r}") from error
     if path.name.endswith(".weights.h5"):
-        with open(path, "rb") as file, _name_damaged(path), _open_hdf5(file) as (content, _):
+        with open_file(path) as file, _name_damaged(path), _open_hdf5(file) as (content, _):
             embedding = content.get("embedding/vars/0")
             return (embedding.shape[0] if isinstance(embedding, h5py.Dataset) else None), None
     return None, None
@@ -238,7 +238,7 @@ def _open_folder(folder):
         if not file.is_file():  # Keras would also open a pipe
             raise ValueError(f"it holds no file {file.name}")
     config = _parse_config(files[0].read_bytes, *(file.stat().st_size for file in files))
-    with open(files[1], "rb") as weights:
+    with open_file(files[1]) as weights:
         return config, _count_numbers(weights)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from trellis_keras.data import Vocabulary
-from trellis_keras.files import reading
+from trellis_keras.files import open_file, reading
 from trellis_keras.models.saved_files import check_file
 from trellis_keras.zoo import results
 
@@ -76,8 +76,8 @@ def load_weights(model: keras.Model, name: str, path: pathlib.Path) -> keras.Mod
 
 def checksum(path: str | os.PathLike) -> str:
     """Returns a file's SHA-256, as hexadecimal digits."""
-    with reading(path):
-        return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
+    with reading(path), open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def differences(recipe: Any, trained: dict[str, Any]) -> dict[str, tuple]:
