@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import gzip
+import io
 import json
 import math
 import os
@@ -84,7 +85,7 @@ def reading(path: str | os.PathLike) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def open_file(path: str | os.PathLike) -> BinaryIO:
+def open_file(path: str | os.PathLike) -> io.BufferedReader:
     """Opens a file for reading in binary, unless it is a pipe or a device.
 
     Every file that a user names, or that may come from a stranger, is opened here or checked with
