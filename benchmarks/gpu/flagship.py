@@ -57,6 +57,9 @@ def train(
     output: Annotated[str, typer.Option(help="Folder for what is to be copied.")],
     minutes: Annotated[float, typer.Option(help="Time limit of the whole call.")] = 9.0,
     settings: Settings = "{}",
+    start: Annotated[
+        str | None, typer.Option(help="Output of an earlier call, whose weights to continue from.")
+    ] = None,
     rehearsal: Annotated[bool, typer.Option(help="Read the first tokens alone.")] = False,
 ):
     """Train by the fast recipe, evaluate the best epoch on the test split, pack the weights."""
@@ -72,6 +75,8 @@ def train(
     print(f"{recipe.training}", flush=True)
 
     net = recipe.build(vocabulary=loaded.vocabulary)
+    if start is not None:
+        load(net, pathlib.Path(start))
     best = Best(folder, begin + 60 * minutes)
     stream = recipe.stream(loaded.train, shuffle=True)
     start = time.monotonic()
@@ -117,15 +122,7 @@ def unpack(
     recipe = zoo.read_recipe(source)
     vocabulary = recipe.load_data().vocabulary if recipe.reads_text else None
     net = recipe.build(vocabulary=vocabulary)
-    flat = np.frombuffer(
-        b"".join(path.read_bytes() for path in sorted(source.glob("weights.*"))), "float16"
-    )
-    shapes = [tuple(weight.shape) for weight in net.weights]
-    ends = np.cumsum([math.prod(shape) for shape in shapes])
-    if len(flat) != ends[-1]:
-        raise typer.BadParameter(f"{folder} has {len(flat)} weights, the model {ends[-1]}")
-    values = np.split(flat.astype("float32"), ends[:-1])
-    net.set_weights([v.reshape(shape) for v, shape in zip(values, shapes, strict=True)])
+    load(net, source)
     run.mkdir(parents=True, exist_ok=True)
     for name in ("recipe.json", "environment.json", "history.csv"):
         (run / name).write_bytes((source / name).read_bytes())
@@ -262,6 +259,18 @@ def save(model, folder):
     for number, start in enumerate(range(0, len(content), PIECE)):
         path = folder / f"weights.{number:02d}"
         path.write_bytes(content[start : start + PIECE])
+
+
+def load(model, folder):
+    """Reads what `save` has written."""
+    pieces = [path.read_bytes() for path in sorted(folder.glob("weights.*"))]
+    flat = np.frombuffer(b"".join(pieces), "float16")
+    shapes = [tuple(weight.shape) for weight in model.weights]
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    if len(flat) != ends[-1]:
+        raise ValueError(f"{folder} has {len(flat)} weights, the model {ends[-1]}")
+    values = np.split(flat.astype("float32"), ends[:-1])
+    model.set_weights([v.reshape(shape) for v, shape in zip(values, shapes, strict=True)])
 
 
 def write(path, content):
