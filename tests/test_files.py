@@ -1,20 +1,28 @@
 """Atomic writes, folder locks, and archives that declare more than they hold."""
 
 import contextlib
+import errno
 import io
 import os
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from keras_streams.files import atomic_write
+from keras_streams.files import atomic_write, write_files
 from tests.support.disks import NO_SPACE, fill, read_only, small_disk
 from tests.support.processes import ROOT
 from trellis_keras import files
-from trellis_keras.files import folder_lock, open_archive, read_npz, remove_unfinished
+from trellis_keras.files import (
+    atomic_folder,
+    folder_lock,
+    open_archive,
+    read_npz,
+    remove_unfinished,
+)
 
 # Atomic writes
 
@@ -80,6 +88,58 @@ def test_a_full_disk_names_the_file_and_keeps_the_old_one(tmp_path):
         with pytest.raises(OSError, match=NO_SPACE), folder_lock(folder):
             with atomic_write(folder / "b.txt") as temporary:
                 temporary.write_text("new")
+
+
+def test_files_that_belong_together_are_all_replaced_or_none(tmp_path):
+    with small_disk(tmp_path / "disk", "64k") as folder:
+        header, code = folder / "model.h", folder / "model.c"
+        write_files({header: b"old", code: b"old"})
+        fill(folder, leave=8192)
+        with pytest.raises(OSError, match=f"model.c {NO_SPACE}$"):
+            write_files({header: b"new", code: bytes(10_000)})
+        assert header.read_text() == code.read_text() == "old"
+        assert {path.name for path in folder.iterdir()} == {"model.h", "model.c", "filler"}
+        write_files({header: b"new", code: b"new"})
+        assert header.read_text() == code.read_text() == "new"
+
+
+def write_folder(path, text):
+    with atomic_folder(path) as folder:
+        (folder / "a.txt").write_text(text)
+
+
+def test_a_folder_that_cannot_be_renamed_keeps_the_old_one(tmp_path, monkeypatch):
+    write_folder(tmp_path / "a", "old")
+    rename = Path.rename
+
+    def fail(self, target):
+        if (self / "a.txt").read_text() == "new":
+            raise OSError(errno.EIO, "Input/output error", str(self))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="a could not be written: Input/output error"):
+        write_folder(tmp_path / "a", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a" / "a.txt").read_text() == "old"
+
+
+def test_the_last_of_several_writers_of_a_folder_wins(tmp_path, monkeypatch):
+    write_folder(tmp_path / "a", "old")
+    rename, others = Path.rename, ["second", "first"]
+
+    def interfere(self, target):
+        """Writes the folder between the two renames of another writer."""
+        if others and (self / "a.txt").read_text() == "new":
+            monkeypatch.undo()
+            write_folder(tmp_path / "a", others.pop())
+            monkeypatch.setattr(Path, "rename", interfere)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", interfere)
+    write_folder(tmp_path / "a", "new")
+    assert not others and [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a" / "a.txt").read_text() == "new"
 
 
 def test_a_read_only_folder_names_the_file(tmp_path):

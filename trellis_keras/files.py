@@ -46,8 +46,9 @@ _NPY_HEADERS = {
 def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
     """Yields a temporary folder that replaces `path` when the block succeeds.
 
-    If the block raises, the old folder is kept. A kill never leaves a partial folder; a kill
-    between the two renames leaves both complete folders beside `path`, and nothing at `path`.
+    If the block raises, or the new folder cannot be renamed, the old folder is kept. A kill never
+    leaves a partial folder; a kill between the two renames leaves both complete folders beside
+    `path`, and nothing at `path`. Of several processes that write the same folder, the last wins.
 
     Args:
         path: The folder to write, which may exist. Its parent must exist.
@@ -65,13 +66,28 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
         try:
             temporary.mkdir()
             yield temporary
-            if path.exists():
-                path.rename(old)
-            temporary.rename(path)
+            _replace_folder(path, temporary, old)
             sync_folder(path.parent)
             shutil.rmtree(old, ignore_errors=True)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _replace_folder(path, new, old):
+    """Renames `path`, if it exists, to `old`, and `new` to `path`."""
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(old)
+        try:
+            new.rename(path)
+            return
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY):  # written by another process
+                shutil.rmtree(old)
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                old.rename(path)
+            raise
 
 
 @contextlib.contextmanager

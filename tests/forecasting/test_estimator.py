@@ -153,8 +153,12 @@ def test_a_saved_forecaster_forecasts_the_same(fitted, tmp_path):
     data = first(frame(), 180)
     assert loaded.predict(data).equals(fitted.predict(data))
     assert loaded.columns == fitted.columns and loaded.report == fitted.report
-    with pytest.raises(ValueError, match="exists and is not a saved forecaster"):
+    with pytest.raises(ValueError, match="is not only a saved forecaster"):
         fitted.save(tmp_path)
+    (tmp_path / "load" / "notes.txt").touch()
+    with pytest.raises(ValueError, match="is not only a saved forecaster"):
+        fitted.save(tmp_path / "load")
+    (tmp_path / "load" / "notes.txt").unlink()
     (tmp_path / "load" / "forecaster.json").write_text("{}")
     with pytest.raises(ValueError, match="forecaster.json is damaged"):
         FittedForecaster.load(tmp_path / "load")

@@ -15,8 +15,8 @@ from keras import ops
 from keras_streams import GraphStream, to_stream
 from keras_streams.c_fixed import print_fixed
 from keras_streams.c_source import Source, comment_text, print_c
-from keras_streams.compiled import FixedStream, NativeStream, find_compiler, write_source
-from keras_streams.files import atomic_write, check_output
+from keras_streams.compiled import FixedStream, NativeStream, find_compiler, source_files
+from keras_streams.files import check_output, write_files
 from keras_streams.program import Program
 from keras_streams.protocol import check_built
 from keras_streams.xla import compile_xla
@@ -59,10 +59,12 @@ def write_c(
     else:
         source, x, expected = proven_source(model, prefix, series)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_source(source, path.parent)
-    if find_compiler() is None and quantization is None:
-        with atomic_write(test_path) as temporary:
-            temporary.write_text(_test_program(source, x, expected), encoding="utf-8")
+    files = source_files(source, path.parent)
+    is_unproven = find_compiler() is None and quantization is None
+    if is_unproven:
+        files[test_path] = _test_program(source, x, expected).encode()
+    write_files(files)
+    if is_unproven:
         warnings.warn(
             f"Found no C compiler to compare {path} with Keras. On a machine with a compiler, run "
             f"cc {path.name} {prefix}_test.c -lm && ./a.out (or pip install ziglang and export "

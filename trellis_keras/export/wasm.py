@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_streams.c_source import Source, comment_text
 from keras_streams.compiled import ZIG, has_zig, write_source
-from keras_streams.files import atomic_write, check_output
+from keras_streams.files import check_output, write_files
 from trellis_keras.export.c import check_equal, proven_source
 
 # An instance holds one stream: the state, x and y are in its memory.
@@ -121,9 +121,7 @@ def write_wasm(
     if shutil.which("node") is not None:
         check_equal(model, source, _run_in_node(contents, x), expected)
     path.parent.mkdir(parents=True, exist_ok=True)
-    for file, content in zip(files, contents, strict=True):
-        with atomic_write(file) as temporary:
-            temporary.write_bytes(content)
+    write_files(dict(zip(files, contents, strict=True)))
     return path
 
 

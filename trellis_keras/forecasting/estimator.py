@@ -379,8 +379,8 @@ class FittedForecaster:
             OSError: If it cannot be written.
         """
         path = pathlib.Path(path).expanduser()
-        if path.exists() and not (path / _ABOUT).is_file():
-            raise ValueError(f"{path} exists and is not a saved forecaster. Choose another name.")
+        if path.exists() and {_ABOUT} != {file.name for file in path.iterdir()} - {_MODEL}:
+            raise ValueError(f"{path} is not only a saved forecaster. Choose another name.")
         columns = {
             name: getattr(self.columns, name)
             for name in ("targets", "past", "future", "static", "time", "series")

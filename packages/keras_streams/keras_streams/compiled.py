@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from keras_streams.c_source import Source
-from keras_streams.files import atomic_write
+from keras_streams.files import atomic_write, write_files
 
 # These neither reorder sums nor ignore NaN, so results do not depend on the compiler.
 _OPTIONS = ["-std=c99", "-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
@@ -73,11 +73,17 @@ def _cache_folder():
 
 def write_source(source: Source, folder: str | os.PathLike) -> pathlib.Path:
     """Writes `prefix.h` and `prefix.c` to a folder and returns the path of `prefix.c`."""
-    folder = pathlib.Path(folder)
-    for suffix, text in (("h", source.comment + source.header), ("c", source.code)):
-        with atomic_write(folder / f"{source.prefix}.{suffix}") as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    return folder / f"{source.prefix}.c"
+    write_files(source_files(source, folder))
+    return pathlib.Path(folder, f"{source.prefix}.c")
+
+
+def source_files(source: Source, folder: str | os.PathLike) -> dict[pathlib.Path, bytes]:
+    """Returns the contents of `prefix.h` and `prefix.c` in a folder."""
+    texts = {"h": source.comment + source.header, "c": source.code}
+    return {
+        pathlib.Path(folder, f"{source.prefix}.{suffix}"): text.encode()
+        for suffix, text in texts.items()
+    }
 
 
 _DTYPES = {"float": "float32", "double": "float64", "int16_t": "int16"}

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 TEMPORARY = ".writing-"
@@ -81,6 +81,23 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
             sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def write_files(contents: Mapping[Path, bytes]) -> None:
+    """Writes files that belong together: if one cannot be written, all old ones are kept.
+
+    Args:
+        contents: The content of each file. The folders must exist.
+
+    Raises:
+        OSError: If a file cannot be written. The message names it.
+    """
+    with contextlib.ExitStack() as stack:
+        for path, content in contents.items():
+            with open(stack.enter_context(atomic_write(path)), "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())  # before any of them is renamed
 
 
 @contextlib.contextmanager
