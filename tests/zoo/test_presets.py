@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from keras.src.saving import saving_lib
 
+from tests.support.disks import NO_SPACE, small_disk
 from tests.support.hostile_hdf5 import HOSTILE, replace_array
 from trellis_keras import zoo
 from trellis_keras.data import Vocabulary
@@ -85,6 +86,18 @@ def test_a_preset_replaces_one_of_its_class_as_a_whole(tmp_path, monkeypatch):
     np.testing.assert_array_equal(zoo.from_preset(folder)(TOKENS), newer(TOKENS))
     assert (folder / "README.md").read_text() == "a card"
     assert [path.name for path in folder.parent.iterdir()] == ["preset"]
+
+
+def test_a_full_disk_leaves_no_hdf5_object_open(tmp_path):
+    """Those that are open ended the process later."""
+    model = SequenceClassifier(TCN(64, 3, 2, return_sequences=False), 2)
+    model.build((None, None, 3))
+    opened = h5py.h5f.get_obj_count()
+    with small_disk(tmp_path / "disk", "64k") as folder:
+        with pytest.raises(OSError, match=f"preset {NO_SPACE}$"):
+            model.save_to_preset(folder / "preset")
+        assert not list(folder.iterdir())
+    assert h5py.h5f.get_obj_count() == opened
 
 
 def test_a_preset_replaces_nothing_else(tmp_path):

@@ -1,16 +1,19 @@
 """Code shared by the models: backbone and head, streaming, an exact mean loss, saving."""
 
 import functools
+import io
 import os
 import pathlib
 import shutil
 import warnings
+import zipfile
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
+from keras.src.saving import saving_lib  # saves to a file in memory
 
 from keras_streams import to_stream
 from keras_streams.protocol import at_least_float32, check_built
@@ -214,7 +217,10 @@ class BackboneModel(SublayersMixin, keras.Model):
             return
         folder.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as temporary:
-            keras.saving.save_model(copy, temporary, zipped=False)
+            # In memory first: HDF5 can neither close nor forget a file that the disk refused.
+            saving_lib.save_model(copy, saved := io.BytesIO())
+            with zipfile.ZipFile(saved) as archive:
+                archive.extractall(temporary)
             if (folder / README).exists():
                 shutil.copy2(folder / README, temporary)
 
