@@ -18,8 +18,6 @@ LARGEST_WEIGHTS = 5_000_000  # bytes
 # Benchmarks without a training text.
 _NO_TRAINING_TEXT = {"lambada"}
 _WITH_UNKNOWN_WORDS = {"ptb", "wt2", "wt103"}
-# Options of the run, not of the model.
-_OF_THE_RUN = {"seed", "jit_compile"}
 _IN_THE_LINE = ("optimizer", "learning_rate", "batch_size", "epochs")
 
 
@@ -158,33 +156,23 @@ def _train(one):
 
 def _use(one):
     """Returns code that builds the model, with its weights if they are published, and uses it."""
-    recipe = one.recipe
-    changes = {
-        name: f"{name}={_literal(value)}"
-        for name, value in recipe.changes().items()
-        if name not in _OF_THE_RUN
-    }
-    net = {*recipe.arguments, "dtype_policy"}
-    arguments = [text for name, text in changes.items() if name in net]
-    of_recipe = net | {*recipe.data_options, "setting"}
-    of_recipe = [text for name, text in changes.items() if name in of_recipe]
+    own = {*one.recipe.arguments, *one.recipe.data_options, "setting", "dtype_policy"} - {"seed"}
+    changes = {name: value for name, value in one.recipe.changes().items() if name in own}
+    words = [_literal(one.recipe.name), *(f"{k}={_literal(v)}" for k, v in changes.items())]
+    given = ", ".join(words)
     has_weights = "weights_sha256" in one.results
-    weights = ['weights="pretrained"'] if has_weights else []
-    comment = "" if weights else "  # with initial weights"
-    lines = [f"model = zoo.{recipe.name}({', '.join([*arguments, *weights])}){comment}"]
-    given = ", ".join([_literal(recipe.name), *of_recipe])
-    recipe_line = f"recipe = zoo.recipe({given})"
-    if len(recipe_line) > 100:
-        recipe_line = f"recipe = zoo.recipe(\n    {given}\n)"
-    if recipe.setting is not None:  # the function would load the weights of the paper's recipe
-        lines = [recipe_line, f"model = recipe.build({', '.join(weights)}){comment}"]
-    if has_weights and recipe.reads_text:
+    weights, comment = ('weights="pretrained"', "") if has_weights else ("", "  # untrained")
+    lines = [
+        f"recipe = zoo.recipe({given})"
+        if len(given) < 80
+        else f"recipe = zoo.recipe(\n    {given}\n)",
+        f"model = recipe.build({weights}){comment}",
+    ]
+    if has_weights and one.recipe.reads_text:
         lines.append('print(model.generate("The ", max_length=200))')
     elif has_weights:
-        lines += [recipe_line] * (recipe_line not in lines)
-        lines.append(
-            "print(model.evaluate(recipe.stream(recipe.load_data().test), return_dict=True))"
-        )
+        test = "recipe.stream(recipe.load_data().test)"
+        lines.append(f"print(model.evaluate({test}, return_dict=True))")
     return "\n".join(["```python", "from trellis_keras import zoo", "", *lines, "```"])
 
 

@@ -48,66 +48,51 @@ def main(
     core: Annotated[int, typer.Option(help="Core to measure on.")] = 0,
 ):
     """Measure the models that are not yet in the file."""
-    known = [
+    names = names or [
         name
         for name in zoo.list_models()
         if not zoo.recipe(name).data.endswith("series")  # the user's own data
     ]
-    if unknown := sorted(set(names or ()) - set(known)):
-        raise typer.BadParameter(f"the zoo has no {unknown}")
     path = assets_folder() / COSTS if output is None else pathlib.Path(output)
     machine = environment()
     commit = machine.pop("commit")
     costs = {"machine": machine, "models": {}}
     if path.exists():
-        costs = _continued(json.loads(path.read_text(encoding="utf-8")), machine, path)
-    for name in names or known:
-        if name in costs["models"]:
-            continue
-        costs["models"][name] = {**_figures(name, core), "commit": commit}
-        typer.echo(f"{name}: {costs['models'][name]}")
-        costs["models"] = dict(sorted(costs["models"].items()))
-        with atomic_write(path) as temporary:
-            temporary.write_text(json.dumps(costs, indent=2) + "\n", encoding="utf-8")
-
-
-def _continued(costs, machine, path):
-    for name in ("hardware", "backend"):
-        if costs["machine"][name] != machine[name]:
-            raise SystemExit(
-                f"{path} was measured on {costs['machine'][name]}, but this machine is "
-                f"{machine[name]}. Use another --output, or remove the file to measure all models "
-                "here."
-            )
-    return costs
+        costs = json.loads(path.read_text(encoding="utf-8"))
+        there, here = (
+            [each[k] for k in ("hardware", "backend")] for each in (costs["machine"], machine)
+        )
+        if there != here:
+            raise SystemExit(f"{path} was measured on {there}, not {here}: use another --output.")
+    for name in names:
+        if name not in costs["models"]:
+            costs["models"][name] = {**_figures(name, core), "commit": commit}
+            costs["models"] = dict(sorted(costs["models"].items()))
+            typer.echo(f"{name}: {costs['models'][name]}")
+            with atomic_write(path) as temporary:
+                temporary.write_text(json.dumps(costs, indent=2) + "\n", encoding="utf-8")
 
 
 def _figures(name, core):
+    """Measures a model, or extrapolates its time and memory from two numbers of levels."""
     if name not in LEVELS:
         return _in_own_process(name, core)
-    few, more = LEVELS[name]
-    small, large = (_in_own_process(name, core, **_shallow(name, depth)) for depth in LEVELS[name])
-    return large | _at_full_depth(name, few, more, small, large)
-
-
-def _shallow(name, depth):
-    """Returns options that reduce the depth and change no other cost."""
-    recipe = zoo.recipe(name)
-    losses = recipe.arguments["depth"] // recipe.arguments["aux_every"]
+    recipe, (few, more) = zoo.recipe(name), LEVELS[name]
+    depth = recipe.arguments["depth"]
+    losses = depth // recipe.arguments["aux_every"]
     length = recipe.training.sequence_length
-    return {"depth": depth, "sequence_length": length, "aux_every": depth // losses}
-
-
-def _at_full_depth(name, few, more, small, large):
-    """Extrapolates time and memory linearly from two measurements with fewer levels."""
-    recipe = zoo.recipe(name)
-    beyond = (recipe.arguments["depth"] - more) / (more - few)
-    line = {k: large[k] + beyond * (large[k] - small[k]) for k in ("step_core_s", "memory_gib")}
-    return {
-        "step_core_s": float(f"{line['step_core_s']:.3g}"),
-        "memory_gib": round(line["memory_gib"], 1),
-        "levels_measured": [few, more],
-    }
+    small, large = (
+        _in_own_process(
+            name, core, depth=levels, sequence_length=length, aux_every=levels // losses
+        )
+        for levels in (few, more)
+    )
+    beyond = (depth - more) / (more - few)
+    step, memory = (
+        large[key] + beyond * (large[key] - small[key]) for key in ("step_core_s", "memory_gib")
+    )
+    figures = {"step_core_s": float(f"{step:.3g}"), "memory_gib": round(memory, 1)}
+    return large | figures | {"levels_measured": [few, more]}
 
 
 def _in_own_process(name, core, **fields):
@@ -124,20 +109,8 @@ def _in_own_process(name, core, **fields):
 
 def measure(name, **fields):
     """Prints the figures of one model as JSON."""
-    recipe = zoo.recipe(name, jit_compile=False, **fields)
-    recipe, batches, steps = _batches(recipe)
+    recipe, batches, steps = _batches(zoo.recipe(name, jit_compile=False, **fields))
     model = recipe.build()
-    figures = {
-        "step_core_s": float(f"{_step_time(model, batches):.3g}"),
-        "steps_per_epoch": steps,
-        "memory_gib": round(peak_memory() / 2**30, 2),
-        "parameters": model.count_params(),
-    }
-    print(json.dumps(figures))
-
-
-def _step_time(model, batches):
-    """Returns the CPU time of a training step, in seconds."""
     begin_epoch(model, len(batches[0][0]))
     # If lengths differ, TensorFlow compiles for any length at the second batch.
     for batch in batches[: len({batch[0].shape for batch in batches[:2]})]:
@@ -149,29 +122,29 @@ def _step_time(model, batches):
         taken.append(time.process_time() - begin)
         if sum(taken) > ENOUGH:
             break
-    return sum(taken) / len(taken)
+    figures = {
+        "step_core_s": float(f"{sum(taken) / len(taken):.3g}"),
+        "steps_per_epoch": steps,
+        "memory_gib": round(peak_memory() / 2**30, 2),
+        "parameters": model.count_params(),
+    }
+    print(json.dumps(figures))
 
 
 def _batches(recipe):
     """Returns the recipe with its data, some batches, and the number of batches per epoch."""
-    if recipe.data in TRAINING_TOKENS:
-        return recipe, *_random_batches(recipe)
-    loaded = recipe.load_data()
-    recipe = recipe.with_data(loaded)
-    stream = recipe.stream(loaded.train)
-    steps = len(stream)
-    return recipe, [stream[i * steps // BATCHES] for i in range(BATCHES)], steps
-
-
-def _random_batches(recipe):
+    if recipe.data not in TRAINING_TOKENS:
+        loaded = recipe.load_data()
+        recipe = recipe.with_data(loaded)
+        stream = recipe.stream(loaded.train)
+        steps = len(stream)
+        return recipe, [stream[i * steps // BATCHES] for i in range(BATCHES)], steps
     # A constant text, which takes no memory, to count batches.
-    text = np.broadcast_to(np.int32(0), TRAINING_TOKENS[recipe.data])
-    stream = recipe.stream(text)
-    rng = np.random.default_rng(0)
+    stream = recipe.stream(np.broadcast_to(np.int32(0), TRAINING_TOKENS[recipe.data]))
+    rng, size = np.random.default_rng(0), recipe.arguments["vocabulary_size"]
     x, y, weight = stream[len(stream) // 2]
-    size = recipe.arguments["vocabulary_size"]
     random = [[words(rng, size, part.shape) for part in (x, y)] for _ in range(BATCHES)]
-    return [(*tokens, weight) for tokens in random], len(stream)
+    return recipe, [(*tokens, weight) for tokens in random], len(stream)
 
 
 if __name__ == "__main__":

@@ -73,11 +73,8 @@ Each name links to a card with the recipe, the learning curve, the command, and 
 the gap to the paper. For models that were not trained, the table gives the estimated time on one
 core, from [zoo/costs.json](../zoo/costs.json).
 """
-_HEADER = """\
-| model | metric | published | parameters | ours | parameters | difference | verdict | training | \
-test runs |
-|---|---|---|---|---|---|---|---|---|---|
-"""
+_COLUMNS = ("model", "metric", "published", "parameters", "ours", "parameters", "difference")
+_COLUMNS += ("verdict", "training", "test runs")
 _TEST_TIME = """\
 ## At test time
 
@@ -85,9 +82,11 @@ Language models of the zoo, adapting to the text they read ([how](scoring.md)).
 `trellis-keras evaluate RUN --dynamic --cache` chooses the
 hyper-parameters on the first 20,000 tokens of the validation text, and scores the test text once.
 
-| model | metric | unadapted | dynamic evaluation | neural cache | chosen hyper-parameters |
-|---|---|---|---|---|---|
 """
+_CHOSEN = {
+    "dynamic": ("rule", "learning_rate", "decay", "segment_length"),
+    "cache": ("size", "theta", "mix"),
+}
 _FIGURES = """\
 ## Learning curves
 
@@ -114,8 +113,6 @@ Of the {count} values that were not trained, {long} would take more than ten day
 (the word-level and character-level TrellisNets, WikiText-103, LAMBADA, text8, enwik8), and the
 24M-parameter models of the LRU paper longer than those of 10M. What would be trained next:
 
-| model | published | cost | command |
-|---|---|---|---|
 """
 
 
@@ -155,13 +152,15 @@ def summary(found):
     trained = best(found)
     of = {name: [one for one in trained.values() if one.verdict == name] for name in VERDICTS}
     better, within = of["better"], of["within 5 %"]
+    fast = sum(one.recipe.setting == "fast" for one in better)
+    baselines = sum(one.is_baseline for one in better)
+    alone = sum(len(one.seeds) == 1 for one in better)
     text = (
         f"{len(trained)} of the papers' {len(published())} values were trained here, by the "
-        f"paper's recipe or a fast one. With the levers of the fast recipes (AdamW, one cosine "
-        f"cycle of the learning rate, augmentation, chrono initialization), {len(better)} are "
-        f"better by a margin of 2 % or two standard errors, of which "
-        f"{sum(one.is_baseline for one in better)} are recurrent baselines, which the papers tuned "
-        f"little, and {sum(len(one.seeds) == 1 for one in better)} rest on one seed. "
+        f"paper's recipe or a fast one. {len(better)} are better by a margin of 2 % or two "
+        f"standard errors, {fast} of them with the levers of the fast recipes (AdamW, one cosine "
+        f"cycle of the learning rate, augmentation, chrono initialization); {baselines} are "
+        f"recurrent baselines, which the papers tuned little, and {alone} rest on one seed. "
         f"{len(of['level'])} are level{f', {len(within)} within 5 %' if within else ''}. "
         f"{len(of['larger net'])} come from a larger network, {len(of['other text'])} from another "
         f"text than the paper's, and {len(of['at the floor'])} are at the floor: none of these "
@@ -200,13 +199,13 @@ def front(found):
         "`lru_*` and baselines of the LRU paper": lambda v, data: True,
     }
     trained, rest = best(found), list(published())
-    rows = ["| models | values | trained here |", "|---|---|---|"]
+    rows = []
     for name, belongs in families.items():
         own = [value for value in rest if belongs(value, zoo.recipe(value.model).data)]
         rest = [value for value in rest if value not in own]
         ours = counts(trained[key(value)] for value in own if key(value) in trained)
-        rows.append(f"| {name} | {len(own)} | {ours or '-'} |")
-    return f"{summary(found)}\n\n" + "\n".join(rows) + "\n"
+        rows.append([name, str(len(own)), ours or "-"])
+    return f"{summary(found)}\n\n" + _table(["models", "values", "trained here"], rows)
 
 
 def runs_table(found):
@@ -232,8 +231,8 @@ def runs_table(found):
 
 
 def _table(header, rows):
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    lines = [f"| {' | '.join(cells)} |\n" for cells in (header, *rows)]
+    return "".join([lines[0], f"|{'---|' * len(header)}\n", *lines[1:]])
 
 
 def _took(one):
@@ -276,7 +275,7 @@ def results_page(found):
             group = list(group)
             remarks = [f"{text}\n\n" for text in dict.fromkeys(map(remark, group)) if text]
             rows = [_row(value, one) for value in group for one in _runs_of(value, runs)]
-            parts.append(f"### {source}\n\n{''.join(remarks)}{_HEADER}{''.join(rows)}")
+            parts.append(f"### {source}\n\n{''.join(remarks)}{_table(_COLUMNS, rows)}")
     parts += [_test_time(found), _FIGURES, missing(runs)]
     return "\n".join(parts)
 
@@ -290,40 +289,29 @@ def _runs_of(value, runs):
 def _row(value, one):
     theirs = [value.metric, f"{value.value:.4g}", value.parameters]
     if one is None:
-        cells = [_name(value), *theirs, "-", "-", "-", "-", expected(value), "-"]
-    else:
-        files = one.recipe.data_options.get("files", "all")
-        more = [f"files={files}"] * (files != "all") + [one.recipe.setting or ""]
-        cells = [
-            f"[{_name(value, *filter(None, more))}](../zoo/{one.link})",
-            *theirs,
-            one.ours,
-            f"{one.results['parameters']:,}",
-            one.difference,
-            one.verdict,
-            _epochs(one),
-            one.test_runs,
-        ]
-    return f"| {' | '.join(cells)} |\n"
+        return [_name(value), *theirs, "-", "-", "-", "-", expected(value), "-"]
+    files = one.recipe.data_options.get("files", "all")
+    more = [f"files={files}"] * (files != "all") + [one.recipe.setting or ""]
+    name = f"[{_name(value, *filter(None, more))}](../zoo/{one.link})"
+    size = f"{one.results['parameters']:,}"
+    ours = [one.ours, size, one.difference, one.verdict, _epochs(one), one.test_runs]
+    return [name, *theirs, *ours]
 
 
 def _test_time(found):
-    chosen = {
-        "dynamic": ("rule", "learning_rate", "decay", "segment_length"),
-        "cache": ("size", "theta", "mix"),
-    }
     rows = []
     for one in found:
         if (adapted := one.results.get("test_time")) is None:
             continue
         settings = "; ".join(
             ", ".join(f"{name}={_rounded(adapted[kind][name])}" for name in names)
-            for kind, names in chosen.items()
+            for kind, names in _CHOSEN.items()
         )
         metric = one.recipe.metric
-        values = [one.results["test"], *(adapted[kind][metric] for kind in chosen)]
+        values = [one.results["test"], *(adapted[kind][metric] for kind in _CHOSEN)]
         rows.append([one.run.title, metric, *(f"{value:.4g}" for value in values), settings])
-    return _TEST_TIME + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    header = ["model", "metric", "unadapted", "dynamic evaluation", "neural cache"]
+    return _TEST_TIME + _table([*header, "chosen hyper-parameters"], rows)
 
 
 def _rounded(value):
@@ -344,12 +332,14 @@ def missing(runs):
         if gpu_minutes:
             cost, command = f"{gpu_minutes} minutes of a GPU", _gpu_command(name, options)
         else:
-            seconds = _training_seconds(recipe)
-            cost = "not measured" if seconds is None else f"{readable_time(seconds)} of one core"
-            command = _command(name, options)
-        wanted = "-" if value is None else f"{value.value:.4g}"
-        rows.append(f"| {name} | {wanted} | {cost} | `{command}` |\n")
-    return _NEXT.format(count=len(rest), long=long) + "".join(rows)
+            cost, command = _of_one_core(_training_seconds(recipe)), _command(name, options)
+        rows.append([name, f"{value.value:.4g}", cost, f"`{command}`"])
+    table = _table(["model", "published", "cost", "command"], rows)
+    return _NEXT.format(count=len(rest), long=long) + table
+
+
+def _of_one_core(seconds):
+    return "not measured" if seconds is None else f"{readable_time(seconds)} of one core"
 
 
 def expected(value):

@@ -42,26 +42,16 @@ _OF_A_SEED = ("test", "validation_loss", "epoch", "epochs", "wall_time_s", "test
 
 def main(
     run: Annotated[str, typer.Argument(help="Folder of the run.")],
-    folder: Annotated[
-        str | None, typer.Option(help="Output folder. Default: the model's folder in the zoo.")
-    ] = None,
-    data_dir: Annotated[
-        str | None, typer.Option(help="Folder of local copies of the data.")
-    ] = None,
+    folder: Annotated[str, typer.Option(help="Output. Default: the model's in the zoo.")] = "",
+    data_dir: Annotated[str, typer.Option(help="Folder of local copies of the data.")] = "",
     note: Annotated[
-        str | None,
-        typer.Option(help="Note for readers of the card: runs not shown, limits. Default: kept."),
+        str | None, typer.Option(help="Runs not shown, limits. Default: the published note.")
     ] = None,
     other_seed: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Run of the same recipe with another seed, or its folder in the zoo; can be "
-            "repeated."
-        ),
+        list[str] | None, typer.Option(help="Run, or published run, with another seed; repeatable.")
     ] = None,
     test_runs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Evaluations of the test split so far, including these."),
+        int | None, typer.Option(min=1, help="Evaluations of the test split, with these.")
     ] = None,
 ):
     """Evaluate a run on the test split and write its card and results."""
@@ -74,25 +64,22 @@ def publish(
 ):
     """Evaluates the best models of runs on the test split and publishes them in the zoo.
 
-    Writes `results.json`, `history.csv`, `curve.png`, `card.md` and, for a model trained on the
-    zoo's own data, the weights if they are smaller than 5 MB: in half precision if the test result
-    keeps its printed digits, otherwise in single precision. A vocabulary of characters or bytes is
-    saved with them; a vocabulary of words is not, because it would contain parts of the text.
+    Weights are published if the data are the zoo's own, no vocabulary of words would have to
+    accompany them, and they take less than 5 MB: in half precision if the test result keeps its
+    printed digits, otherwise in single precision.
 
     Args:
         run: The run's folder.
         folder: Output folder. Defaults to `zoo_folder` of the run's recipe.
         data_dir: Folder of local copies of the data, if they are not where the run found them.
-        note: Note for readers of the card: runs not shown, limits, reasons for a gap to the
-            published result. Defaults to the note of what `folder` holds, if anything.
-        other_seeds: Folders of runs of the same recipe with other seeds, or a published run's
-            folder, with all its seeds. Of all, the seed with the median validation loss (the lower
-            of two) is published with its history and weights, of the others the test results. A
-            seed whose weights are not there cannot be published in this way: the next one is.
+        note: Note for readers of the card. Defaults to the note of what `folder` holds, if any.
+        other_seeds: Folders of runs of the same recipe with other seeds, or of a published run,
+            with all its seeds. Of all, the seed with the median validation loss (the lower of two
+            medians; the next one, if its weights are not there) is published with its history and
+            weights, of the others the test results.
         wall_time_s: Seconds of training. Defaults to the time in TensorBoard's logs, if any.
-        test_runs: Number of evaluations of the test split in all experiments, including those of
-            this call. Defaults to the number of seeds, plus the evaluations of a run that is
-            replaced.
+        test_runs: Number of evaluations of the test split in all experiments. Defaults to the
+            known ones: those of this call, and of what `folder` and `other_seeds` hold.
 
     Returns:
         The results, a dict.
@@ -106,7 +93,7 @@ def publish(
     paths = [pathlib.Path(path).expanduser() for path in (run, *other_seeds)]
     recipes = [_recipe(path) for path in paths]
     _check_same(paths, recipes)
-    folder = zoo_folder(recipes[0]) if folder is None else pathlib.Path(folder).expanduser()
+    folder = pathlib.Path(folder).expanduser() if folder else zoo_folder(recipes[0])
     fresh = [path for path in paths if not (path / RESULTS).is_file()]
     joined = [_read(path) for path in paths if path not in fresh]
     with contextlib.ExitStack() as locks:
