@@ -10,7 +10,7 @@ from keras import layers, ops
 
 from keras_streams import to_stream
 from tests.export.random_nets import draw
-from tests.export.test_c import GCC, compile_c
+from tests.export.test_c import GCC, ZIG, compile_c
 from trellis_keras.export import export, native
 from trellis_keras.export.c import keras_steps, proven_source, stream_program
 from trellis_keras.layers import TCN, GridLSTMCell, RHNCell
@@ -111,6 +111,44 @@ def test_graphs_compile_without_warnings(tmp_path):
         compile_c(folder, "-fsanitize=address,undefined", "-fno-sanitize-recover", files=files)
         assert subprocess.run(folder / "a.out").returncode == 0
         compile_c(folder, "-O2", files=files)
+
+
+_LONG_MEAN = """
+#include "model.h"
+#include <stdio.h>
+int main(void)
+{
+    static model_state s;
+    float x[1] = {1.0f}, y[1];
+    model_reset(&s);
+    for (int t = 0; t < 21000000; t++) {
+        if (t == 20000000)
+            x[0] = 1.05f;
+        model_step(&s, x, y);
+    }
+    printf("%.9g", y[0]);
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("compiler", [pytest.param(["gcc"], marks=GCC), ZIG], ids=["gcc", "zig"])
+def test_a_mean_over_millions_of_steps(compiler, tmp_path):
+    """In C, where aggressive optimization must not remove the compensation of rounding errors."""
+    if compiler is ZIG:
+        pytest.importorskip("ziglang")
+    model = keras.Sequential([keras.Input((None, 1)), layers.GlobalAveragePooling1D()])
+    export(model, tmp_path / "model.c", format="c")
+    (tmp_path / "main.c").write_text(_LONG_MEAN)
+    for options in (["-O3"], ["-O3", "-ffast-math"]):
+        command = [*compiler, "-std=c99", *options, "model.c", "main.c", "-lm", "-o", "mean"]
+        built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        if "-ffast-math" in options and built.returncode:
+            assert "cannot be compiled with -ffast-math" in built.stderr
+            continue
+        assert not built.returncode, built.stderr
+        run = subprocess.run([tmp_path / "mean"], capture_output=True, text=True)
+        assert float(run.stdout) == pytest.approx(1 + 0.05 / 21, abs=2e-7)
 
 
 def test_inputs_and_outputs_lie_one_after_another():

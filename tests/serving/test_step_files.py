@@ -99,6 +99,22 @@ def test_a_keras_model_with_a_delay_and_a_rate(format, tmp_path):
     np.testing.assert_allclose(np.concatenate(found), wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_a_mean_over_millions_of_steps(tmp_path):
+    model = keras.Sequential([keras.Input((None, 1)), keras.layers.GlobalAveragePooling1D()])
+    stream, cache = to_stream(model), None
+    for _ in range(9):  # more than 2^24 steps, at which a float32 stops counting
+        _, cache = stream.prefill(tf.ones((1, 2**21, 1)), cache)
+    path = export(model, tmp_path / "mean.tflite", format="litert")
+    step = tf.lite.Interpreter(str(path)).get_signature_runner("step")
+    leaves = keras.tree.flatten_with_path(cache)
+    cache = {"_".join(["cache", *map(str, path)]): np.array(leaf) for path, leaf in leaves}
+    for _ in range(500):
+        answer = step(inputs=np.full((1, 1), 2.0, "float32"), **cache)
+        cache = {name: answer[name] for name in cache}
+    expected = 1 + 500 / (9 * 2**21 + 500)
+    np.testing.assert_allclose(answer["outputs"], [[expected]], rtol=1.5e-7)
+
+
 @pytest.mark.slow
 def test_int8_is_smaller_and_costs_little():
     from benchmarks import int8

@@ -471,11 +471,27 @@ def _last(graph, planned, xs):
 def _running_mean(graph, planned, xs):
     program, (x,) = graph.program, xs
     with graph.part(planned, planned.part.signal):
-        mean, count = program.state("mean", x.size), program.state("count", 1, grows=True)
-        program.assign(count, _elementwise(program, lambda n: n + 1, [count], "one_more"))
-        step = lambda mean, x, n: mean + (x - mean) / n  # noqa: E731
-        program.assign(mean, _elementwise(program, step, [mean, x, count], "running_mean"))
+        mean, error = program.state("mean", x.size), program.state("mean_error", x.size)
+        # An integer in two floats: the steps modulo 2^20, and the others.
+        low, high = (program.state(name, 1, grows=True) for name in ("count", "count_high"))
+        new = program.elementwise(_one_more, low, high, name="one_more")
+        new += program.elementwise(_update_mean, mean, error, x, *new, name="update_mean")
+        for state, y in zip((low, high, mean, error), new, strict=True):
+            program.assign(state, y)
         return [mean]
+
+
+def _one_more(low, high):
+    carry = p.where(low < 2**20 - 1, 0.0, 2**20)
+    return {"next_low": low + 1 - carry, "next_high": high + carry}
+
+
+def _update_mean(mean, error, x, low, high):
+    """The equations of `keras_streams.parts.RunningMean`."""
+    change = error + ((x - mean) - error) / (low + high)
+    total = mean + change
+    seen = total - mean
+    return {"next_mean": total, "next_error": (mean - (total - seen)) + (change - seen)}
 
 
 @_part(parts.RunningMax)

@@ -135,6 +135,11 @@ static void fill(int n, float value, float *y)
     "maximum": "static float maximum(float a, float b) { return a < b ? b : a; }",
     "minimum": "static float minimum(float a, float b) { return b < a ? b : a; }",
 }
+# Rounding errors of a running mean are computed as differences that algebra would set to 0.
+_EXACT = """\
+#if defined __FAST_MATH__ || defined __ASSOCIATIVE_MATH__ || defined _M_FP_FAST
+#error "A mean over all steps cannot be compiled with -ffast-math or /fp:fast."
+#endif"""
 _NEEDS = {"convolution": ["tap"]}
 _MATH = {"absolute": "fabsf", "is_nan": "isnan"} | {
     name: f"{name}f" for name in ("exp", "log", "log1p", "sqrt", "tanh", "erf")
@@ -238,6 +243,7 @@ class Printer:
         texts = [
             f'#include "{self.prefix}.h"',
             "#include <math.h>\n#include <string.h>",
+            _EXACT if any(state.grows for state in program.states) else "",
             "/* Weights */",
             tables,
             "/* Operations */",

@@ -173,6 +173,31 @@ def test_outputs_without_a_time_axis_are_those_of_the_steps_so_far():
             np.testing.assert_allclose(whole[:, t], wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_a_mean_over_millions_of_steps():
+    model = stack(layers.GlobalAveragePooling1D(), channels=1)
+    stream, cache = to_stream(model), None
+    for _ in range(9):  # more than 2^24 steps, at which a float32 stops counting
+        y, cache = stream.prefill(ops.ones((1, 2**21, 1)), cache)
+    step = compiled_step(stream)
+    for _ in range(500):
+        y, cache = step(ops.full((1, 1), 2.0), cache)
+    expected = 1 + 500 / (9 * 2**21 + 500)
+    np.testing.assert_allclose(y, [[expected]], rtol=1.5e-7)
+    y, _ = stream.prefill(ops.full((1, 2**22, 1), 0.1))
+    np.testing.assert_allclose(y[0, -1], [0.1], rtol=3e-7)
+
+
+def test_a_mean_outlives_the_largest_integer():
+    stream = to_stream(stack(layers.GlobalAveragePooling1D(), channels=1))
+    _, cache = stream.prefill(ops.ones((1, 1, 1)))
+    cache = keras.tree.map_structure(
+        lambda leaf: ops.full_like(leaf, 2**31 - 1) if "int" in str(leaf.dtype) else leaf, cache
+    )
+    for _ in range(3):
+        y, cache = stream.step(ops.full((1, 1), 3e7), cache)
+    assert 1 < float(y[0, 0]) < 2
+
+
 def test_prefill_continues_a_cache():
     """With every sample at its own step in blocks, with delays and strides step by step."""
     for parts in (
