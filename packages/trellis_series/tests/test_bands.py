@@ -1,0 +1,90 @@
+"""Bands hold on simulated series, and are finite whatever the series does."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from trellis_series import Forecasts
+
+HORIZON = 12
+
+
+def autoregression(rng, n):
+    y = np.zeros(n)
+    for t in range(1, n):
+        y[t] = 0.8 * y[t - 1] + rng.normal()
+    return y
+
+
+def random_walk(rng, n):
+    return rng.normal(size=n).cumsum()
+
+
+def seasonal(rng, n):
+    return 100 + 10 * np.sin(np.arange(n) * np.pi / 6) + autoregression(rng, n)
+
+
+def jumps(rng, n, hold=50):
+    levels = rng.choice([0.0, 10, 20, 30], n // hold + 2)
+    start = rng.integers(hold)
+    return np.repeat(levels, hold)[start : start + n] + 0.01 * rng.normal(size=n)
+
+
+def long_jumps(rng, n):
+    return jumps(rng, n, 100)
+
+
+@pytest.mark.parametrize("make", [autoregression, random_walk, seasonal, jumps, long_jumps])
+def test_bands_hold_at_their_level(make):
+    """80 % of the values after 60 independent series, all steps and origins alike."""
+    rng, n = np.random.default_rng(0), 240
+    y = np.stack([make(rng, n + HORIZON) for _ in range(60)])
+    table = pd.DataFrame(
+        {
+            "unique_id": np.repeat(np.arange(60), n),
+            "ds": np.tile(np.arange(n), 60),
+            "y": y[:, :n].ravel(),
+        }
+    )
+    found = Forecasts(HORIZON, season=12, levels=(80, 95)).fit(table).predict()
+    found["y"] = y[:, n:].ravel()
+    inside = [
+        found["y"].between(found[f"ours-lo-{p}"], found[f"ours-hi-{p}"]).mean() for p in (80, 95)
+    ]
+    assert 0.74 <= inside[0] <= 0.9
+    assert inside[1] >= 0.9
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("hold", [50, 100])
+def test_bands_stay_near_the_values_of_series_that_jump(seed, hold):
+    y = jumps(np.random.default_rng(seed), 3_000, hold)
+    for end in (3_000, 2_960, 2_850):
+        found = Forecasts(24).fit(pd.Series(y[:end])).predict()
+        ends = found[["ours-lo-80", "ours", "ours-hi-80"]].to_numpy()
+        assert np.isfinite(ends).all()
+        assert -40 < ends.min() and ends.max() < 70
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 9, 17, 30])
+def test_short_series_have_bands_that_say_how_little_is_known(n):
+    """A band is at least that of a random walk as long as few origins were tried."""
+    y = pd.Series(np.random.default_rng(n).normal(size=n).cumsum())
+    found = Forecasts(HORIZON).fit(y).predict(naive=True)
+    assert np.isfinite(found.drop(columns="unique_id").to_numpy("float64")).all()
+    width = found["ours-hi-80"] - found["ours"]
+    assert (width > 0).all()
+    if n > 3:
+        steps = np.sqrt(np.mean(np.diff(y) ** 2) * np.arange(1, HORIZON + 1))
+        assert n > 20 or (width >= 1.2 * steps).all()
+
+
+@pytest.mark.parametrize("y", [np.zeros(50), np.full(50, 3.0), np.arange(50.0), np.eye(50)[49]])
+def test_series_without_noise(y):
+    found = Forecasts(4).fit(pd.Series(y)).predict().drop(columns="unique_id")
+    assert np.isfinite(found.to_numpy("float64")).all()
+
+
+def test_counts_are_not_negative():
+    y = pd.Series(np.random.default_rng(0).poisson(0.3, 300).astype(float))
+    assert (Forecasts(8).fit(y).predict()[["ours", "ours-lo-80"]] >= 0).all(axis=None)

@@ -1,0 +1,291 @@
+"""Forecasts of data frames: experts, seasons, covariates, panels, updates, backtests, files."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from utilsforecast.evaluation import evaluate
+from utilsforecast.losses import mae
+
+from trellis_series import Forecasts
+from trellis_series.ensemble import first_origin
+from trellis_series.seasons import calendar_seasons, correlated_season, naive_season
+
+RNG = np.random.default_rng(0)
+DAY = 10 * np.sin(np.arange(24 * 60) * np.pi / 12)
+
+
+def table(y, freq="h", name="a"):
+    times = pd.date_range("2024-01-01", periods=len(y), freq=freq)
+    return pd.DataFrame({"unique_id": name, "ds": times, "y": y})
+
+
+def noisy(n=400, name="a", seed=0):
+    noise = np.random.default_rng(seed).normal(size=n)
+    return table(100 + DAY[:n] + noise, name=name)
+
+
+def test_a_season_and_a_trend_are_continued():
+    y = 50 + 0.1 * np.arange(500) + DAY[:500]
+    found = Forecasts(24).fit(table(y[:450])).predict()
+    np.testing.assert_allclose(found["ours"], y[450:474], atol=0.05)
+
+
+def test_a_meter_keeps_its_precision():
+    """It rises by ten an hour from a billion on, where float32 has steps of 64."""
+    use = 10 + 5 * np.sin(np.arange(3_000) * np.pi / 12) + RNG.normal(0, 0.3, 3_000)
+    meter = 1e9 + use.cumsum()
+    small = Forecasts(6).fit(table((meter - 1e9)[:-6])).predict()["ours"] - (meter - 1e9)[-6:]
+    large = Forecasts(6).fit(table(meter[:-6])).predict()["ours"] - meter[-6:]
+    assert np.abs(small).max() < 2
+    assert np.abs(large).max() < 2
+
+
+@pytest.mark.parametrize(
+    ("freq", "expected"),
+    [
+        ("h", [24, 168]),
+        ("30min", [48, 336]),
+        ("D", [7]),
+        ("B", [5]),
+        ("W-SUN", [52]),
+        ("MS", [12]),
+        ("ME", [12]),
+        ("BME", [12]),
+        ("QS", [4]),
+        ("2MS", [6]),
+        ("YS", []),
+        ("s", []),
+        ("min", [1440]),
+        (1, []),
+    ],
+)
+def test_seasons_of_the_calendar(freq, expected):
+    assert calendar_seasons(freq) == expected
+
+
+def test_the_week_that_shows_only_later_is_found():
+    """The naive forecast of the report is the best one of the recent past."""
+    rng = np.random.default_rng(0)
+    day = 10 * np.sin(np.arange(1_008) * np.pi / 12)
+    weekend = np.where(np.arange(1_008) % 168 >= 120, 0.0, 1.0)
+    y = np.where(np.arange(1_008) < 672, day, day * weekend) + rng.normal(size=1_008)
+    assert naive_season(y, [24, 168], 24) == 168
+
+
+def test_the_shortest_of_equal_seasons_is_taken():
+    y = np.sin(np.arange(400) * 2 * np.pi / 7)
+    assert naive_season(y, [7, 28, 91], 14) == 7
+
+
+def test_a_random_walk_has_no_season():
+    assert naive_season(np.random.default_rng(1).normal(size=500).cumsum(), [24, 168], 24) == 1
+
+
+def test_seasons_of_numbered_steps_are_found():
+    y = np.sin(np.arange(300) * 2 * np.pi / 11) + 0.1 * np.random.default_rng(0).normal(size=300)
+    assert correlated_season(y) == [11]
+
+
+def test_short_series_of_weeks_are_forecast_by_their_weeks():
+    """Five weeks of hours with quiet weekends: the second season is read before it is long."""
+    hours = np.arange(24 * 37)
+    y = 100 + np.where(hours % 168 >= 120, 1, 10) * np.sin(hours * np.pi / 12)
+    y = y + np.random.default_rng(0).normal(size=len(y))
+    error = np.abs(Forecasts(24).fit(table(y[:-24])).predict()["ours"] - y[-24:]).mean()
+    assert error < 1.5
+
+
+def test_a_panel_shares_what_its_series_have_in_common():
+    rng = np.random.default_rng(0)
+    pattern = rng.normal(size=12)
+    noise = rng.normal(size=(40, 60))
+    y = pattern[np.arange(60) % 12] * rng.uniform(1, 100, 40)[:, None] + 0.3 * noise
+    panel = pd.concat([table(each[:48], "MS", f"s{i}") for i, each in enumerate(y)])
+    found = Forecasts(12).fit(panel).predict()
+    assert found["unique_id"].tolist() == np.repeat([f"s{i}" for i in range(40)], 12).tolist()
+    together = np.abs(found["ours"].to_numpy().reshape(40, 12) - y[:, 48:]).mean()
+    alone = [
+        np.abs(Forecasts(12).fit(table(each[:48], "MS")).predict()["ours"] - each[48:]).mean()
+        for each in y
+    ]
+    assert together < np.mean(alone)
+
+
+def test_covariates_known_in_the_future_are_read():
+    rng = np.random.default_rng(0)
+    holiday = rng.uniform(size=424) < 0.1
+    data = table(100 + DAY[:424] - 20 * holiday + rng.normal(size=424)).assign(holiday=holiday)
+    holiday[400:] = np.arange(24) % 5 == 0
+    data["holiday"] = holiday
+    data["y"] = 100 + DAY[:424] - 20 * holiday + rng.normal(size=424)
+    known, ahead = data[:400], data[400:].drop(columns="y")
+    forecasts = Forecasts(24, future=["holiday"], network=None).fit(known)
+    found = forecasts.predict(X_df=ahead)
+    assert np.abs(found["ours"] - data["y"][400:].to_numpy()).mean() < 2
+    with pytest.raises(ValueError, match="holiday"):
+        forecasts.predict()
+    with pytest.raises(ValueError, match="2024-01-17 20:00"):
+        forecasts.predict(X_df=ahead.drop(index=404))
+    assert len(forecasts.cross_validation(data, 2)) == 48
+
+
+def test_covariates_known_up_to_the_present_are_read():
+    rng = np.random.default_rng(0)
+    lead = rng.normal(size=500)
+    y = 10 * np.roll(lead, 1) + 0.1 * rng.normal(size=500)
+    data = table(y).assign(lead=lead)[1:]
+    errors = []
+    for past in ([], ["lead"]):
+        forecasts = Forecasts(1, past=past, network=None)
+        cv = forecasts.cross_validation(data, 50, naive=True)
+        errors.append(np.abs(cv["ours"] - cv["y"]).mean())
+    assert errors[1] < 0.3 * errors[0]
+
+
+def test_static_strings_are_categories():
+    rng = np.random.default_rng(0)
+    kinds = np.array(["up", "down"])[np.arange(20) % 2]
+    slopes = np.where(kinds == "up", 1.0, -1.0)
+    steps = np.arange(18)
+    panel = pd.concat(
+        table(slope * steps + rng.normal(size=18), "YS", i).assign(kind=kind)
+        for i, (slope, kind) in enumerate(zip(slopes, kinds, strict=True))
+    )
+    found = Forecasts(4, static=["kind"], network=None).fit(panel).predict()
+    assert np.isfinite(found["ours"]).all()
+    plain = Forecasts(4, network=None).fit(panel).predict()
+    assert not np.allclose(found["ours"], plain["ours"])
+    with pytest.raises(ValueError, match="kind"):
+        Forecasts(4, static=["kind"]).fit(panel.drop(columns="kind"))
+
+
+def test_update_equals_reading_everything():
+    data = noisy()
+    updated = Forecasts(12).fit(data[:300]).update(data[280:])
+    restarted = Forecasts(12).fit(data[:300])
+    pd.testing.assert_frame_equal(
+        updated.predict(), restarted.update(data[:350]).update(data[350:]).predict()
+    )
+    # The state differs only in where the smoothing started.
+    np.testing.assert_allclose(
+        restarted.predict(data)["ours"], updated.predict()["ours"], rtol=0.01
+    )
+
+
+def test_update_fills_a_gap_and_fits_a_new_series():
+    forecasts = Forecasts(12).fit(noisy()[:300])
+    with pytest.warns(UserWarning, match="20 missing rows"):
+        forecasts.update(noisy()[320:])
+    forecasts.update(noisy(name="b"))
+    found = forecasts.predict()
+    assert found["unique_id"].unique().tolist() == ["a", "b"]
+    assert found["ds"].iloc[0] == noisy()["ds"].iloc[-1] + pd.Timedelta(hours=1)
+
+
+def test_predict_from_the_fitted_table_changes_nothing():
+    forecasts = Forecasts(12).fit(noisy())
+    pd.testing.assert_frame_equal(forecasts.predict(noisy()), forecasts.predict())
+
+
+def test_levels_may_differ_from_those_of_the_fit():
+    found = Forecasts(12).fit(noisy()).predict(levels=[50, 99.5])
+    assert list(found)[2:] == ["ours", "ours-lo-50", "ours-hi-50", "ours-lo-99.5", "ours-hi-99.5"]
+    assert (found["ours-hi-50"] < found["ours-hi-99.5"]).all()
+
+
+@pytest.mark.parametrize("refit", [False, True])
+def test_backtests_see_only_the_past(refit):
+    data = pd.concat([noisy(), noisy(350, "b", 1)])
+    found = Forecasts(12).cross_validation(data, 3, step_size=5, refit=refit)
+    assert list(found)[:4] == ["unique_id", "ds", "cutoff", "y"]
+    assert found["unique_id"].tolist() == ["a"] * 36 + ["b"] * 36
+    assert (found.groupby(["unique_id", "cutoff"])["ds"].min() > found["cutoff"].min()).all()
+    actual = found.merge(data, on=["unique_id", "ds"])
+    np.testing.assert_array_equal(actual["y_x"], actual["y_y"])
+    changed = data.copy()
+    last = found["cutoff"].max()
+    changed.loc[changed["ds"] > last, "y"] += 1_000
+    again = Forecasts(12).cross_validation(changed, 3, step_size=5, refit=refit)
+    pd.testing.assert_series_equal(again["ours"], found["ours"])
+    first = found["cutoff"] == found["cutoff"].min()
+    cut = data[(data["unique_id"] == "b") & (data["ds"] <= found["cutoff"].min())]
+    expected = Forecasts(12).fit(pd.concat([data[data["unique_id"] == "a"][:378], cut])).predict()
+    np.testing.assert_allclose(
+        found[first & (found["unique_id"] == "b")]["ours"], expected["ours"][12:]
+    )
+    scores = evaluate(found.drop(columns="cutoff"), [mae], models=["ours"])
+    assert (scores["ours"] < 2).all()
+
+
+def test_the_first_origin_lies_within_the_series():
+    for n in range(1, 40):
+        for season in (1, 7):
+            for horizon in (1, 4, 50):
+                first = first_origin(n, season, horizon)
+                assert first == n or 1 < first < n - horizon + 1
+
+
+def test_files_keep_everything(tmp_path):
+    data = pd.concat([noisy(), noisy(350, "b", 1)])
+    forecasts = Forecasts(12, levels=(80, 95)).fit(data)
+    forecasts.save(tmp_path / "kept")
+    loaded = Forecasts.load(tmp_path / "kept")
+    pd.testing.assert_frame_equal(loaded.predict(naive=True), forecasts.predict(naive=True))
+    more = noisy(420)[400:]
+    pd.testing.assert_frame_equal(loaded.update(more).predict(), forecasts.update(more).predict())
+
+
+def test_saving_destroys_no_other_file(tmp_path):
+    forecasts = Forecasts(12).fit(noisy())
+    folder = tmp_path / "kept"
+    forecasts.save(folder)
+    with pytest.raises(ValueError, match="exists"):
+        forecasts.save(folder)
+    forecasts.save(folder, overwrite=True)
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="notes.txt"):
+        forecasts.save(folder, overwrite=True)
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["forecasts.json", "series.npz"])
+def test_damaged_files_are_named(tmp_path, name):
+    Forecasts(12).fit(noisy()).save(tmp_path / "kept")
+    path = tmp_path / "kept" / name
+    content = path.read_bytes()
+    for damaged in (b"", content[: len(content) // 2], b"{}"):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="kept"):
+            Forecasts.load(tmp_path / "kept")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"horizon": 0},
+        {"horizon": 2.5},
+        {"levels": (0,)},
+        {"levels": (100,)},
+        {"season": 0},
+        {"network": "tcn"},
+        {"past": "temperature"},
+        {"past": ["y"]},
+    ],
+)
+def test_wrong_arguments_are_named(options):
+    with pytest.raises(
+        ValueError, match="one role" if options == {"past": ["y"]} else next(iter(options))
+    ):
+        Forecasts(**options)
+
+
+def test_forecasts_need_a_fit():
+    with pytest.raises(ValueError, match="fit"):
+        Forecasts(12).predict()
+
+
+def test_pictures_have_history_forecast_and_band():
+    forecasts = Forecasts(12).fit(pd.concat([noisy(), noisy(name="b")]))
+    figure = forecasts.plot(history=50)
+    assert sum(bool(ax.lines) for ax in figure.axes) == 2
+    assert all(ax.collections for ax in figure.axes)

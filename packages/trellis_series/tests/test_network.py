@@ -1,0 +1,75 @@
+"""The network: one more expert, where it makes forecasts better."""
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+
+from trellis_keras.layers import TCN
+from trellis_series import Forecasts
+
+HORIZON = 4
+
+
+def table(seed=0, n=1_500):
+    """A series that a linear map cannot forecast: it moves away from 0 and is thrown back."""
+    rng = np.random.default_rng(seed)
+    y = np.zeros(n)
+    for t in range(1, n):
+        y[t] = 1 - 1.4 * y[t - 1] ** 2 + (0.3 * y[t - 2] if t > 1 else 0) + 0.001 * rng.normal()
+        y[t] = np.clip(y[t], -1.5, 1.5)
+    return pd.DataFrame({"ds": np.arange(n), "y": 50 + y})
+
+
+def fitted(data, **options):
+    backbone = TCN(16, 2, depth=2, return_sequences=False, seed=0)
+    return Forecasts(HORIZON, season=1, network=backbone, **options).fit(data)
+
+
+@pytest.fixture(scope="module")
+def chaos():
+    return fitted(table()[:-100])
+
+
+def test_a_network_is_kept_where_it_helps(chaos):
+    assert chaos.net is not None
+    with_net = chaos.predict()
+    without = Forecasts(HORIZON, season=1, network=None).fit(table()[:-100]).predict()
+    actual = table()["y"][1_400:1_404].to_numpy()
+    errors = [np.abs(each["ours"][:2] - actual[:2]).mean() for each in (with_net, without)]
+    assert errors[0] < errors[1]
+    half = [(each["ours-hi-80"] - each["ours"]).mean() for each in (with_net, without)]
+    assert half[0] < half[1]
+
+
+def test_a_network_is_left_out_where_it_does_not_help():
+    noise = np.random.default_rng(0).normal(size=1_000)
+    assert fitted(pd.DataFrame({"ds": np.arange(1_000), "y": noise})).net is None
+
+
+def test_files_and_streams_keep_the_network(chaos, tmp_path):
+    chaos.save(tmp_path / "kept")
+    loaded = Forecasts.load(tmp_path / "kept")
+    pd.testing.assert_frame_equal(loaded.predict(), chaos.predict())
+    more = table()[-100:-90]
+    stream = chaos.stream(dtype="float32")
+    cache = stream.initial_cache(1)
+    for value in more["y"]:
+        found, cache = stream.step(np.array([[value]]), cache)
+    expected = loaded.update(more).predict()
+    np.testing.assert_allclose(
+        keras.ops.convert_to_numpy(found)[0], expected.iloc[:, 2:], atol=1e-3
+    )
+    (tmp_path / "kept" / "network.keras").unlink()
+    with pytest.raises((ValueError, OSError), match="kept"):
+        Forecasts.load(tmp_path / "kept")
+
+
+def test_covariates_reach_the_network():
+    rng = np.random.default_rng(0)
+    x = rng.choice([-1.0, 1.0], 1_500)
+    z = rng.choice([-1.0, 1.0], 1_500)
+    y = x * z + 0.1 * rng.normal(size=1_500)  # no linear map of either finds it
+    data = pd.DataFrame({"ds": np.arange(1_500), "y": y, "x": x, "z": z})
+    found = fitted(data[:-HORIZON], future=["x", "z"]).predict(X_df=data[-HORIZON:])
+    assert np.abs(found["ours"].to_numpy() - y[-HORIZON:]).mean() < 0.8

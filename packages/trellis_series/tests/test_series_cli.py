@@ -1,0 +1,134 @@
+"""The command, from a file to a forecast, a picture and a verdict."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from trellis_series import cli
+
+RNG = np.random.default_rng(0)
+N = 300
+TIMES = pd.date_range("2024-01-01", periods=N, freq="h")
+LOAD = 100 + 10 * np.sin(np.arange(N) * np.pi / 12) + RNG.normal(size=N)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pd.DataFrame({"time": TIMES, "load": LOAD}).to_csv("load.csv", index=False)
+    return tmp_path
+
+
+def run(*arguments, fails=False):
+    result = CliRunner().invoke(cli.app, ["forecast", *map(str, arguments)])
+    assert (result.exception is not None) == fails, result.output
+    return str(result.exception) if fails else result.output
+
+
+def test_a_file_becomes_a_forecast_a_table_and_a_picture(folder):
+    output = run(
+        "load.csv", "--time", "time", "--target", "load", "--level", 80, "--output", "f.csv"
+    )
+    found = pd.read_csv("f.csv", parse_dates=["time"])
+    assert list(found) == ["time", "ours", "ours-lo-80", "ours-hi-80"]
+    assert found["time"].tolist() == list(pd.date_range(TIMES[-1], periods=25, freq="h")[1:])
+    assert all(word in output for word in ("ours", "seasonal naive", "in 80 % band", "\nTrust it"))
+    assert (folder / "f.png").stat().st_size > 10_000
+
+
+def test_rivals_are_in_the_table_if_they_are_installed(folder):
+    pytest.importorskip("statsforecast")
+    options = ["--time", "time", "--target", "load", "--horizon", 12, "--output", "f.csv"]
+    assert "AutoETS" in run("load.csv", *options, "--windows", 2)
+    assert "AutoETS" not in run("load.csv", *options, "--no-rivals", "--overwrite")
+
+
+def test_the_naive_forecast_is_written_where_it_is_better(folder):
+    y = np.random.default_rng(5).normal(size=200).cumsum()
+    pd.DataFrame({"day": pd.date_range("2024-01-01", periods=200), "y": y}).to_csv("y.csv")
+    options = ["--time", "day", "--target", "y", "--horizon", 7, "--season", 1, "--no-rivals"]
+    options += ["--output", "f.csv"]
+    output = run("y.csv", *options)
+    assert "Do not trust it" in output and "written instead" in output
+    found = pd.read_csv("f.csv")
+    assert list(found) == ["day", "naive", "naive-lo-80", "naive-hi-80"]
+    np.testing.assert_allclose(found["naive"], y[-1])
+    run("y.csv", *options, "--no-fallback", "--overwrite")
+    assert "ours" in pd.read_csv("f.csv")
+
+
+def test_kept_forecasts_read_new_rows(folder):
+    options = ["--time", "time", "--target", "load", "--output", "f.csv", "--no-rivals"]
+    run("load.csv", *options, "--save", "kept")
+    run("load.csv", "--model", "kept", "--output", "g.csv")
+    pd.testing.assert_frame_equal(pd.read_csv("f.csv"), pd.read_csv("g.csv"))
+    pd.read_csv("load.csv")[:280].to_csv("old.csv", index=False)
+    run("old.csv", "--model", "kept", "--output", "h.csv")
+    assert pd.read_csv("h.csv")["time"][0] == str(TIMES[280])
+
+
+def test_rows_without_times_are_numbered(folder):
+    pd.DataFrame({"load": LOAD}).to_csv("rows.csv", index=False)
+    run("rows.csv", "--target", "load", "--season", 24, "--no-rivals", "--output", "f.csv")
+    assert pd.read_csv("f.csv")["step"].tolist() == list(range(N + 1, N + 25))
+
+
+def test_covariates_of_the_future_follow_the_last_value(folder):
+    holiday = np.arange(N) % 50 < 5
+    table = pd.DataFrame({"time": TIMES, "load": LOAD - 20 * holiday, "holiday": holiday})
+    table.loc[N - 12 :, "load"] = np.nan
+    table.to_csv("load.csv", index=False)
+    options = ["--time", "time", "--target", "load", "--horizon", 12, "--no-rivals"]
+    run("load.csv", *options, "--future", "holiday", "--output", "f.csv")
+    assert pd.read_csv("f.csv")["time"][0] == str(TIMES[N - 12])
+
+
+def test_the_worst_series_are_named(folder):
+    tables = [
+        pd.DataFrame({"house": f"h{i}", "time": TIMES, "load": LOAD + RNG.normal(0, i, N)})
+        for i in range(7)
+    ]
+    pd.concat(tables).to_csv("load.csv", index=False)
+    options = ["--time", "time", "--target", "load", "--series", "house", "--no-rivals"]
+    output = run("load.csv", *options, "--output", "f.csv", "--horizon", 12)
+    assert "worst series" in output
+    assert list(pd.read_csv("f.csv"))[:2] == ["house", "time"]
+
+
+def test_short_series_say_so(folder):
+    pd.DataFrame({"y": RNG.normal(size=20).cumsum()}).to_csv("y.csv", index=False)
+    output = run("y.csv", "--target", "y", "--horizon", 12, "--output", "f.csv")
+    assert "Unknown whether to trust it" in output and "too short" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none.csv", "--target", "load"], "none.csv"),
+        (["load.csv", "--target", "Load", "--time", "time"], "Did you mean 'load'"),
+        (["load.csv", "--target", "load", "--time", "tim"], "Did you mean 'time'"),
+        (["load.csv"], "--target"),
+        (["load.csv", "--target", "load", "--save", "."], "exists"),
+    ],
+)
+def test_mistakes_are_named_and_write_nothing(folder, arguments, message):
+    assert message in run(*arguments, "--output", "f.csv", fails=True)
+    assert not (folder / "f.csv").exists()
+
+
+def test_files_are_replaced_only_if_asked(folder):
+    (folder / "f.csv").write_text("mine")
+    options = ["load.csv", "--target", "load", "--output"]
+    assert "--overwrite" in run(*options, "f.csv", fails=True)
+    assert "input" in run(*options, "load.csv", "--overwrite", fails=True)
+    assert (folder / "f.csv").read_text() == "mine"
+
+
+def test_messages_escape_what_a_terminal_would_interpret(folder, capsys, monkeypatch):
+    (folder / "x.csv").write_text("a\x1b]0;title\x07,b\n1,2\n")
+    arguments = ["forecast", "x.csv", "--target", "c", "--output", "f.csv"]
+    monkeypatch.setattr("sys.argv", ["trellis-series", *arguments])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "\x1b" not in capsys.readouterr().err

@@ -1,0 +1,82 @@
+"""Streams of forecasts: the numbers of `update` and `predict`, one value at a time."""
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+
+from keras_streams import compiled_step
+from trellis_series import Forecasts
+
+N = 260
+RNG = np.random.default_rng(0)
+SERIES = {
+    "day": 100 + 10 * np.sin(np.arange(N) * np.pi / 12) + RNG.normal(size=N),
+    "walk": RNG.normal(size=N).cumsum(),
+    "meter": 1e9 + (10 + RNG.normal(size=N)).cumsum(),
+    "counts": RNG.poisson(0.5, N).astype(float),
+}
+IN_DOUBLE = pytest.mark.skipif(
+    keras.backend.backend() == "jax", reason="JAX computes in float32 unless it is told otherwise"
+)
+
+
+def numbered(y):
+    return pd.DataFrame({"ds": np.arange(len(y)), "y": y})
+
+
+def streamed(forecasts, y, dtype, rows=1):
+    stream = forecasts.stream(dtype=dtype)
+    cache = stream.initial_cache(rows)
+    for value in y:
+        found, cache = stream.step(np.full((rows, 1), value), cache)
+    return keras.ops.convert_to_numpy(found)
+
+
+@IN_DOUBLE
+@pytest.mark.parametrize("name", SERIES)
+def test_a_stream_equals_updates(name):
+    y = SERIES[name].copy()
+    y[220] = np.nan
+    forecasts = Forecasts(6, season=24, levels=(80, 95)).fit(numbered(y[:200]))
+    found = streamed(forecasts, y[200:], "float64", rows=2)
+    expected = forecasts.update(numbered(y)).predict().drop(columns=["unique_id", "ds"])
+    assert found.shape == (2, 6, 5)
+    np.testing.assert_allclose(found[1], expected.to_numpy(), rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["day", "walk", "counts"])
+def test_a_stream_in_single_precision_is_close(name):
+    forecasts = Forecasts(6, season=24).fit(numbered(SERIES[name][:200]))
+    found = streamed(forecasts, SERIES[name][200:], "float32")[0]
+    expected = forecasts.update(numbered(SERIES[name])).predict()
+    scale = np.abs(np.diff(SERIES[name])).mean()
+    ends = expected[["ours", "ours-lo-80", "ours-hi-80"]].to_numpy()
+    np.testing.assert_allclose(found, ends, atol=1e-3 * scale)
+
+
+def test_a_stream_may_run_forever():
+    """Sums and counts stop growing, so single precision still follows after a change."""
+    y = 10.0 * (np.arange(3_100) % 4 == 0) + np.random.default_rng(0).normal(size=3_100)
+    y[2_000:] += 50
+    stream = Forecasts(4, season=4).fit(numbered(y[:100])).stream(dtype="float32")
+    step, cache = compiled_step(stream), stream.initial_cache(1)
+    for value in y[100:]:
+        found, cache = step(np.array([[value]], "float32"), cache)
+    cache = cache.unpack()
+    np.testing.assert_allclose(np.asarray(found)[0, :, 0], [60, 50, 50, 50], atol=2)
+    *_, seen, steps = cache["filters_0"]
+    assert np.max(seen) <= 1_000 and np.max(steps) <= 1_000
+
+
+def test_streams_that_cannot_start_are_refused():
+    panel = pd.concat([numbered(SERIES[name]).assign(unique_id=name) for name in ("day", "walk")])
+    forecasts = Forecasts(6, season=24).fit(panel)
+    with pytest.raises(ValueError, match="unique_id"):
+        forecasts.stream()
+    with pytest.raises(ValueError, match="'night'"):
+        forecasts.stream("night")
+    forecasts = Forecasts(6, season=24, past=["x"], network=None)
+    forecasts.fit(numbered(SERIES["day"]).assign(x=SERIES["walk"]))
+    with pytest.raises(ValueError, match="'x'"):
+        forecasts.stream()

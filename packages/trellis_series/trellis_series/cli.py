@@ -1,0 +1,265 @@
+"""The command `trellis-series`."""
+
+import importlib.util
+import pathlib
+import sys
+import warnings
+from typing import Annotated
+
+import numpy as np
+import pandas as pd
+import typer
+from utilsforecast.evaluation import evaluate
+from utilsforecast.losses import mae
+
+from trellis_series.calendars import parse_times
+from trellis_series.ensemble import fill
+from trellis_series.files import check_columns, check_output, printable, read_csv, replacing
+from trellis_series.forecasts import Forecasts
+from trellis_series.panel import Columns, read_panel, to_frame
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+_WINDOWS = 5  # of the backtest, unless a series is too short
+_WORST = 5  # series named under the table
+_RIVALS = ("AutoETS", "AutoTheta")  # of statsforecast
+_RIVAL_ROWS, _RIVAL_SERIES = 500, 20  # at most
+_HISTORY = 5  # horizons in the picture, before the backtest
+_STEP = "step"  # the column of times of a file without one
+_TITLES = {"naive": "seasonal naive"}
+
+
+@app.callback()
+def _about() -> None:
+    """Forecasts time series, and says whether to trust the forecasts."""
+
+
+@app.command()
+def forecast(
+    file: Annotated[pathlib.Path, typer.Argument(help="CSV file, or .csv.gz.")],
+    output: Annotated[
+        pathlib.Path,
+        typer.Option(help="CSV file to write; a picture is written beside it, as .png."),
+    ],
+    target: Annotated[str | None, typer.Option(help="Column to forecast.")] = None,
+    time: Annotated[
+        str | None, typer.Option(help="Column of times. Without it, rows are equal steps.")
+    ] = None,
+    series: Annotated[
+        str | None, typer.Option(help="Column of names, in a file with several series.")
+    ] = None,
+    past: Annotated[
+        list[str] | None, typer.Option(help="Covariate known up to the present. May be repeated.")
+    ] = None,
+    future: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Covariate also known in the future, in rows without a target at the file's end."
+        ),
+    ] = None,
+    static: Annotated[
+        list[str] | None, typer.Option(help="Covariate that is constant for a series.")
+    ] = None,
+    horizon: Annotated[int, typer.Option(min=1, help="Number of steps to forecast.")] = 24,
+    level: Annotated[
+        list[float] | None, typer.Option(help="Percentage of a band, 80 by default.")
+    ] = None,
+    season: Annotated[
+        list[int] | None, typer.Option(help="Steps after which series repeat. May be repeated.")
+    ] = None,
+    freq: Annotated[str | None, typer.Option(help="Frequency of times, as in pandas: h.")] = None,
+    windows: Annotated[
+        int | None, typer.Option(min=1, help="Windows of the backtest, 5 unless series are short.")
+    ] = None,
+    network: Annotated[
+        bool, typer.Option(help="Try a network where there is enough to learn from.")
+    ] = True,
+    rivals: Annotated[
+        bool, typer.Option(help="Try AutoETS and AutoTheta, if statsforecast is installed.")
+    ] = True,
+    fallback: Annotated[
+        bool, typer.Option(help="Write the naive forecast where it is better.")
+    ] = True,
+    sep: Annotated[str | None, typer.Option(help="Separator. Found out by default.")] = None,
+    decimal: Annotated[str | None, typer.Option(help="Decimal sign. Found out by default.")] = None,
+    dayfirst: Annotated[
+        bool | None, typer.Option(help="Whether 01/02/2024 is the first of February.")
+    ] = None,
+    encoding: Annotated[str | None, typer.Option(help="UTF-8 or Windows-1252 by default.")] = None,
+    save: Annotated[
+        pathlib.Path | None, typer.Option(help="Folder to keep the fitted forecasts in.")
+    ] = None,
+    model: Annotated[
+        pathlib.Path | None, typer.Option(help="Folder of kept forecasts, instead of fitting.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace files that exist.")] = False,
+) -> None:
+    """Forecasts a table, after a backtest on its last windows."""
+    options = {"sep": sep, "decimal": decimal, "encoding": encoding}
+    output = check_output(output, [file], overwrite)
+    picture = check_output(output.with_suffix(".png"), [file, output], overwrite)
+    frame = read_csv(file, **{name: value for name, value in options.items() if value is not None})
+    if model is not None:
+        forecasts = Forecasts.load(model)
+        known, ahead = _split(frame, forecasts.columns, file, dayfirst)
+        found = forecasts.predict(known, ahead, naive=True)
+        backtest = None
+    else:
+        if target is None:
+            raise ValueError("Name the column to forecast: --target.")
+        forecasts = Forecasts(
+            horizon,
+            freq,
+            level or (80,),
+            past or (),
+            future or (),
+            static or (),
+            season or None,
+            "auto" if network else None,
+            id_col=series or Columns.id,
+            time_col=time or _STEP,
+            target_col=target,
+        )
+        if save is not None:
+            from trellis_series.saving import check_folder
+
+            check_folder(save, overwrite)
+        known, ahead = _split(frame, forecasts.columns, file, dayfirst)
+        backtest, of_naive = _backtest(forecasts, known, windows, rivals)
+        found = forecasts.fit(known).predict(X_df=ahead, naive=True)
+        typer.echo(f"\n{_verdict(of_naive, fallback)}")
+        few = sum(model.has_few_origins for model, _ in forecasts.models.values())
+        if few:
+            typer.echo(
+                f"{few:,} of {len(forecasts.models):,} series are too short to know how wide a "
+                "band must be: theirs are at least those of the naive forecast."
+            )
+        forecasts.is_better = None if of_naive is None else of_naive <= 1
+    kind = "naive" if fallback and forecasts.is_better is False else "ours"
+    other = {"naive": "ours", "ours": "naive"}[kind]
+    written = found.drop(columns=[name for name in found if name.split("-")[0] == other])
+    if forecasts.columns.id not in frame:
+        written = written.drop(columns=forecasts.columns.id)
+    with replacing(output) as temporary:
+        written.to_csv(temporary, index=False)
+    with replacing(picture) as temporary:
+        drawn = [each for each in (backtest, found) if each is not None]
+        steps = forecasts.horizon * (
+            _HISTORY + (0 if backtest is None else backtest["cutoff"].nunique())
+        )
+        figure = forecasts.plot(known, pd.concat(drawn), models=[kind], history=steps)
+        figure.savefig(temporary, dpi=120, bbox_inches="tight")
+    if save is not None:
+        forecasts.save(save, overwrite)
+    times = written[forecasts.columns.time]
+    typer.echo(
+        f"{output} has {len(written):,} rows, {times.min()} to {times.max()}; see {picture}."
+    )
+
+
+def _split(frame, columns, file, dayfirst):
+    """Returns the rows up to the last value of each series, and those after it with covariates."""
+    if columns.time == _STEP and _STEP not in frame:
+        groups = frame.groupby(columns.id) if columns.id in frame else frame
+        steps = groups.cumcount() if columns.id in frame else np.arange(len(frame))
+        frame = frame.assign(**{_STEP: steps + 1})
+    own = [columns.id] if columns.id != Columns.id else []
+    needed = [columns.time, columns.target, *own, *columns.known, *columns.future]
+    check_columns(needed, frame.columns, str(file))
+    times = parse_times(frame[columns.time], dayfirst)
+    frame = to_frame(frame.assign(**{columns.time: times}), columns)
+    last = times.where(frame[columns.target].notna()).groupby(frame[columns.id]).transform("max")
+    is_ahead = times > last
+    return frame[~is_ahead], frame[is_ahead] if columns.future else None
+
+
+def _backtest(forecasts, frame, windows, rivals):
+    """Prints a table of errors on the last windows.
+
+    Returns:
+        The forecasts of these windows, and their error divided by that of the naive forecast; or
+        `None` for both if the series are too short.
+    """
+    columns, horizon = forecasts.columns, forecasts.horizon
+    rows = int(frame.groupby(columns.id).size().median())
+    count = windows or min(rows // 2 // horizon, _WINDOWS)
+    if not count:
+        return None, None
+    found = forecasts.cross_validation(frame, count, naive=True)
+    if rivals and importlib.util.find_spec("statsforecast"):
+        found = _with_rivals(forecasts, frame, found)
+    kinds = [name for name in found if name in ("ours", "naive", *_RIVALS)]
+    roles = {"id_col": columns.id, "time_col": columns.time, "target_col": columns.target}
+    known = found.dropna(subset=[columns.target, *kinds])
+    errors = evaluate(known, [mae], models=kinds, **roles)
+    errors = errors.groupby(columns.id, sort=False)[kinds].mean()
+    covered = {
+        kind: [
+            known[columns.target].between(known[f"{kind}-lo-{p}"], known[f"{kind}-hi-{p}"]).mean()
+            for p in forecasts.levels
+        ]
+        for kind in ("ours", "naive")
+    }
+    # A series counts by the larger of the two errors that are compared.
+    ratios = errors.div(errors[["ours", "naive"]].max(axis=1).replace(0.0, 1.0), axis=0)
+    of_naive = ratios.mean() / (ratios["naive"].mean() or 1.0)
+    typer.echo(f"Backtest of the last {count} windows of {horizon} steps, {len(errors):,} series\n")
+    heads = "".join(f"{f'in {p} % band':>15}" for p in forecasts.levels)
+    typer.echo(f"{'':15}{'mean error':>12}{'of naive':>10}{heads}")
+    for kind in kinds:
+        figures = f"{errors[kind].mean():>12.5g}{of_naive[kind]:>10.2f}"
+        shares = "".join(f"{share:>15.2f}" for share in covered.get(kind, []))
+        typer.echo(f"{_TITLES.get(kind, kind):15}{figures}{shares}")
+    if len(errors) > 1:
+        worst = (errors["ours"] / errors["naive"]).nlargest(_WORST)
+        named = ", ".join(f"{printable(name)} {ratio:.2f}" for name, ratio in worst.items())
+        typer.echo(f"\nOf naive, the worst series: {named}")
+    return found, float(of_naive["ours"])
+
+
+def _verdict(of_naive, fallback):
+    """Returns whether to trust the forecast, in a line."""
+    if of_naive is None:
+        return "Unknown whether to trust it: the series are too short for a backtest."
+    if of_naive <= 1:
+        return f"Trust it: its errors are {1 - of_naive:.0%} below the seasonal naive forecast's."
+    written = ", which is written instead (--no-fallback writes ours)" if fallback else ""
+    return (
+        f"Do not trust it: its errors are {of_naive - 1:.0%} above those of the seasonal naive "
+        f"forecast{written}."
+    )
+
+
+def _with_rivals(forecasts, frame, found):
+    """Returns a backtest with columns of the models of statsforecast, for up to twenty series."""
+    from statsforecast import models
+
+    columns = forecasts.columns
+    panel, calendar, _ = read_panel(frame, columns, forecasts.freq)
+    if len(panel) > _RIVAL_SERIES:
+        return found
+    candidates = forecasts.candidate_seasons(panel, calendar)
+    found = found.assign(**{name: np.nan for name in _RIVALS})
+    for series in panel:
+        season = next((s for s in candidates if 3 * s <= len(series.y)), 1)
+        y = fill(series.y, season)
+        times = calendar.written(series.times)
+        for cutoff, rows in found[found[columns.id] == series.name].groupby("cutoff"):
+            history = y[: times.get_loc(cutoff) + 1][-_RIVAL_ROWS:]
+            for name in _RIVALS:
+                model = getattr(models, name)(season_length=season if season <= 24 else 1)
+                found.loc[rows.index, name] = model.forecast(y=history, h=len(rows))["mean"]
+    return found
+
+
+def main() -> None:
+    """Runs the command line."""
+    warnings.showwarning = _show_warning
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        typer.echo(f"Error: {printable(error)}", err=True)
+        sys.exit(1)
+
+
+def _show_warning(message, *_, **__):
+    typer.echo(f"Note: {printable(message)}", err=True)

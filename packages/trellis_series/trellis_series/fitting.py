@@ -1,0 +1,245 @@
+"""Fits the forecast of one series: experts that forecast from past origins, and what they missed.
+
+No expert has seen what followed an origin. The weights of the experts, the penalty of the ridge
+regressions and the width of the band come from those errors.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from trellis_series import bands, ridge, seasons, smoothing
+from trellis_series.ensemble import (
+    Ensemble,
+    Filters,
+    State,
+    changes_of,
+    fill,
+    first_origin,
+    last_rows,
+    smoothed,
+)
+
+_ORIGINS, _MOST_ORIGINS, _APART = 60, 200, 80  # past origins; more in series that are long
+_FOLDS = 4  # refits of the ridge regression among them
+_SHARPNESS = 4.0  # of the weights
+_POOLED = 10.0  # independent origins that the mean error of a panel counts for
+_PARTS = 8  # weights are multiples of 1/8
+_MARGIN = np.exp(3.0)  # forecasts of logarithms leave the range of the data by this factor
+_SLOPE_PENALTY = 1.0
+# Values with which a network is tried: of a series, in all, and in all with covariates.
+_LONG, _MANY, _SOME = 15_000, 100_000, 10_000
+
+
+class Fitting:
+    """The experts' forecasts of one series from past origins.
+
+    Args:
+        y: Array (time,) of float64. Missing values are NaN; the first and the last are known.
+        candidates: Integers, the seasons that the series may have, shortest first.
+        horizon: Positive integer, number of steps to forecast.
+        future: Array (time, covariates) that are also known in the future.
+        past: Array (time, covariates) that are known up to each step.
+
+    Attributes:
+        origins: Array of the past origins, numbers of known values, and the length of the series.
+        actual: Array (past origins, horizon), what followed.
+        independent: Float, the number of origins that share no targets.
+        experts: Dict of forecasts (origins, horizon), in units of `scale`.
+    """
+
+    def __init__(
+        self,
+        y: np.ndarray,
+        candidates: Sequence[int],
+        horizon: int,
+        future: np.ndarray,
+        past: np.ndarray,
+    ) -> None:
+        self.horizon = horizon
+        self.season = next((s for s in candidates if len(y) >= 3 * s), 1)
+        self.known = ~np.isnan(y)
+        y = fill(y, self.season)
+        self.scale = seasons.naive_scale(y, self.season) or float(np.abs(y).max()) or 1.0
+        self.y = y = y / self.scale
+        self.low = 0.0 if y.min() >= 0 else -np.inf
+        self.limits = np.array([y.min() / _MARGIN, y.max() * _MARGIN])
+        self.future, self.past = future, past
+        self.extra = changes_of(past, self.season)
+        self.experts: dict[str, np.ndarray] = {}
+        self.kernels: list[np.ndarray] = []
+        self._choose_origins()
+        longest = self.origins[0] if len(self.actual) else len(y) // 2
+        candidates = [s for s in candidates if s <= longest or s == self.season]
+        self.naive_season = seasons.naive_season(y, candidates, horizon)
+        self._smooth()
+        self._prepare_ridge(candidates)
+
+    def _choose_origins(self):
+        n, h = len(self.y), self.horizon
+        first, past = first_origin(n, self.season, h), np.empty(0, int)
+        if first < n:
+            count = int(np.clip(n // _APART, _ORIGINS, _MOST_ORIGINS))
+            past = np.unique(np.linspace(first, n - h, count).astype(int))
+        self.origins = np.append(past, n)
+        ahead = past[:, None] + np.arange(h)
+        self.actual = np.where(self.known[ahead], self.y[ahead], np.nan)
+        self.independent = (past[-1] - past[0]) / h + 1 if len(past) else 0.0
+        parts = [part for part in np.array_split(np.arange(len(past)), _FOLDS) if len(part)]
+        self._folds = [*parts, np.array([len(past)])]
+        self.bounds = self.origins[[part[0] for part in self._folds]]
+
+    def _smooth(self):
+        m = self.season
+        longest = max(m, self.naive_season)
+        values = smoothed(self.y, self.known, longest, self.origins[0])
+        origins = self.origins - (len(self.y) - len(values))
+        self.banks: list[Filters] = []
+        self.states: list[smoothing.State] = []
+
+        def add(name, season, is_log):
+            x = np.log(values) if is_log else values
+            bank = smoothing.bank(season)
+            found, state = smoothing.rolling(bank, x, season, self.horizon, origins.tolist())
+            filters, state = smoothing.largest(bank, state)
+            self.experts[name] = self._exp(found) if is_log else found
+            self.banks.append(Filters(season, is_log, filters))
+            self.states.append(state)
+
+        add("smoothing", m, False)
+        self.is_log = False
+        if self.y.min() > 0:
+            add("log smoothing", m, True)
+            log, plain = (self.miss(self.experts[name]) for name in ("log smoothing", "smoothing"))
+            self.is_log = bool(log < plain)
+        if self.naive_season > m:
+            add("long smoothing", self.naive_season, self.is_log)
+
+    def _exp(self, logs):
+        return np.exp(np.minimum(logs, np.log(self.limits[1])))
+
+    def miss(self, forecasts: np.ndarray) -> np.ndarray:
+        """Returns the mean absolute error over the past origins.
+
+        Args:
+            forecasts: Array (..., origins, horizon), the last origin being the present.
+        """
+        known = ~np.isnan(self.actual)
+        errors = np.where(known, np.abs(forecasts[..., :-1, :] - self.actual), 0.0)
+        return errors.sum(axis=(-2, -1)) / max(known.sum(), 1)
+
+    def _prepare_ridge(self, candidates):
+        n, m = len(self.y), self.season
+        least = {s: (4 if s == self.naive_season else 8) * s for s in candidates}
+        longest = max((s for s in candidates if n >= least[s]), default=m)
+        wide = longest + m if longest > m else max(2 * m, self.horizon, 8)
+        self.lags = ridge.Lags(m, max(min(wide, n // 4), m))
+        z = np.log(self.y) if self.is_log else self.y
+        self.unit = (float(np.abs(np.diff(z)).mean()) if n > 1 else 0.0) or 1.0
+        self.z = z / self.unit
+        self.slopes = [self._slope(bound) for bound in self.bounds]
+
+    def _slope(self, bound):
+        """Returns what covariates add (covariates,), from changes over a season before a bound."""
+        m = self.season
+        known = (self.known[m:] & self.known[:-m])[: max(bound - m, 0)]
+        x, dz = (((v[m:] - v[:-m])[: len(known)])[known] for v in (self.future, self.z))
+        return np.linalg.solve(x.T @ x + _SLOPE_PENALTY * np.eye(x.shape[1]), x.T @ dz)
+
+    def moments(self) -> ridge.Moments:
+        """Returns the sums of the ridge regression at each refit; those of a panel may be added."""
+        sums = (self.known, self.extra, self.lags, self.horizon)
+        if not self.future.shape[1]:
+            return ridge.moments(self.z, *sums, self.bounds)
+        folds = [
+            ridge.moments(self.z - self.future @ slope, *sums, self.bounds[i : i + 1])
+            for i, slope in enumerate(self.slopes)
+        ]
+        return ridge.Moments(*map(np.concatenate, zip(*folds, strict=True)))
+
+    def add_ridge(self, name: str, sums: ridge.Moments) -> None:
+        """Adds a ridge regression, with the penalty that forecast best, to the experts.
+
+        Each fold of origins is forecast by the sums before it.
+        """
+        out = np.empty((len(ridge.PENALTIES), len(self.origins), self.horizon))
+        # The covariates of the steps after the end are added by `Ensemble.outlook`.
+        ahead = np.minimum(self.origins[:, None] + np.arange(self.horizon), len(self.y) - 1)
+        for fold, slope, xx, xy in zip(self._folds, self.slopes, *sums, strict=True):
+            at, added = self.origins[fold], self.future @ slope
+            z, kernels = self.z - added, ridge.kernels(xx, xy)
+            base = seasons.naive(z, self.season, self.horizon, at) + added[ahead[fold]]
+            out[:, fold] = base + self.lags.features(z, self.extra, at) @ kernels
+        out = self._exp(out * self.unit) if self.is_log else out * self.unit
+        best = self.miss(out).argmin()
+        self.experts[name] = out[best]
+        self.kernels.append(kernels[best])
+
+    def losses(self) -> np.ndarray:
+        """Returns the logarithm of the error of each combination of the experts."""
+        grid, known = simplex(len(self.experts)), ~np.isnan(self.actual)
+        if not known.any():
+            return np.zeros(len(grid))
+        found = np.array([each[:-1][known] for each in self.experts.values()])
+        return np.log(np.abs(grid @ found - self.actual[known]).mean(axis=1) + 1e-9)
+
+    def combine(self, losses: np.ndarray, pooled: np.ndarray | None = None) -> Ensemble:
+        """Returns the fitted forecast.
+
+        Args:
+            losses: Array (combinations,), the result of `losses`.
+            pooled: The mean of `losses` over a panel. Defaults to `None`, a single series.
+        """
+        evidence = losses * self.independent
+        if pooled is not None:
+            evidence = evidence + pooled * _POOLED
+        weights = np.exp(_SHARPNESS * (evidence.min() - evidence))
+        weights = weights / weights.sum() @ simplex(len(self.experts))
+        experts = np.array(list(self.experts.values()))
+        found = np.maximum(np.tensordot(weights, experts, 1), self.low)
+        naive = seasons.naive(self.y, self.naive_season, self.horizon, self.origins[:-1])
+        local = self.local = bands.changes(self.y, self.known, self.season, self.horizon)
+        changes = self.y[self.naive_season :] - self.y[: -self.naive_season]
+        ensemble = Ensemble(
+            self.horizon,
+            self.season,
+            self.naive_season,
+            self.scale,
+            self.low,
+            self.limits,
+            self.banks,
+            self.is_log,
+            self.unit,
+            self.lags,
+            self.kernels,
+            self.slopes[-1],
+            weights,
+            found[:-1] - self.actual,
+            np.maximum(local[self.origins[:-1] - 1], bands.LEAST_LOCAL),
+            naive - self.actual,
+            float(self.independent),
+            float(np.sqrt(np.mean(changes**2))) if len(changes) else 1.0,
+            self.state(0),
+        )
+        ensemble.state = self.state(ensemble.length)
+        return ensemble
+
+    def state(self, length: int) -> State:
+        """Returns the state at the end of the series, with this many last values."""
+        last = (last_rows(each, length) for each in (self.y, self.future, self.past))
+        values, *covariates = last
+        return State(values, self.local[-1:], tuple(self.states), *covariates)
+
+
+def simplex(experts: int) -> np.ndarray:
+    """Returns all weights in steps of 1/8, (combinations, experts)."""
+    rows = [r for r in np.ndindex(*(_PARTS + 1,) * (experts - 1)) if sum(r) <= _PARTS]
+    return np.array([(*r, _PARTS - sum(r)) for r in rows], "float64") / _PARTS
+
+
+def is_worth_trying(fittings: Sequence[Fitting]) -> bool:
+    """Returns whether there is enough to learn from."""
+    lengths = [len(fitting.y) for fitting in fittings]
+    covariates = fittings[0].future.shape[1] + fittings[0].past.shape[1]
+    total = sum(lengths)
+    return max(lengths) >= _LONG or total >= _MANY or (covariates > 0 and total >= _SOME)

@@ -1,0 +1,569 @@
+"""Forecasts of the series of a data frame, with bands."""
+
+import copy
+import dataclasses
+import numbers
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from tqdm.auto import tqdm
+from utilsforecast.plotting import plot_series
+
+from trellis_series import ensemble, seasons
+from trellis_series.calendars import Calendar
+from trellis_series.ensemble import Ensemble, widths
+from trellis_series.fitting import Fitting, is_worth_trying
+from trellis_series.panel import Columns, Encoder, History, read_future, read_panel, to_frame
+from trellis_series.ridge import Moments
+
+
+class Forecasts:
+    """Forecasts every series of a data frame, with bands that hold.
+
+    A forecast is a weighted mean of experts: exponential smoothing of the values and of their
+    logarithms, a ridge regression on the last values, in a panel another one that all series share,
+    and for long or many series, or with covariates, a network. The experts forecast from past
+    origins; what they missed there determines their weights and the width of the bands.
+
+    Args:
+        horizon: Positive integer, number of steps to forecast. Defaults to 24.
+        freq: String, the frequency of the times in pandas' notation, or an integer for times that
+            are numbers. Defaults to `None`, inferred from the longest series.
+        levels: Percentages of the bands. Defaults to `(80,)`.
+        past, future, static: Names of covariates: known up to the present, such as a measured
+            temperature; also known in the future, such as a holiday; or constant for each series.
+            Strings and booleans are categories. Default to none.
+        season: Positive integer, number of steps after which series repeat, or several. Defaults to
+            `None`, the calendar's for `freq`, such as a day and a week for hours.
+        network: `"auto"`, a network where there is enough to learn from: series of two years of
+            hours, 100,000 values in all, or 10,000 with covariates; a causal layer, as the backbone
+            of a `Forecaster`; or `None`. A network is used only if it reduces the error at past
+            origins by more than one standard error. Defaults to `"auto"`.
+        id_col, time_col, target_col: Names of columns. Default to `"unique_id"`, `"ds"` and `"y"`.
+        seed: Integer seed of the network. Defaults to 0.
+
+    Attributes:
+        is_better: Boolean, whether the forecasts were better than the seasonal naive one when the
+            command tried both; `None` if it did not.
+
+    Raises:
+        ValueError: If arguments are out of range.
+
+    Example:
+
+    >>> times = pd.date_range("2024-01-01", periods=240, freq="h")
+    >>> y = 100 + 10 * np.sin(np.arange(240) * np.pi / 12)
+    >>> forecasts = Forecasts(horizon=6).fit(pd.DataFrame({"ds": times, "y": y}))
+    >>> forecasts.predict().round(1).columns.tolist()
+    ['unique_id', 'ds', 'ours', 'ours-lo-80', 'ours-hi-80']
+    """
+
+    def __init__(
+        self,
+        horizon: int = 24,
+        freq: str | int | None = None,
+        levels: Sequence[float] = (80,),
+        past: Sequence[str] = (),
+        future: Sequence[str] = (),
+        static: Sequence[str] = (),
+        season: int | Sequence[int] | None = None,
+        network: Any = "auto",
+        *,
+        id_col: str = "unique_id",
+        time_col: str = "ds",
+        target_col: str = "y",
+        seed: int = 0,
+    ) -> None:
+        self.horizon = _integer("horizon", horizon)
+        self.levels = _levels(levels)
+        self.columns = Columns(
+            id_col,
+            time_col,
+            target_col,
+            past=_names("past", past),
+            future=_names("future", future),
+            static=_names("static", static),
+        )
+        used = [id_col, time_col, target_col, *self.columns.known, *self.columns.future]
+        if len(set(used)) < len(used):
+            raise ValueError(f"A column can have one role only. Received: {used}")
+        self.freq = freq
+        self.season: list[int] | None = None
+        if season is not None:
+            given = season if isinstance(season, Sequence) else [season]
+            self.season = sorted({_integer("season", each) for each in given})
+        if isinstance(network, str) and network != "auto":
+            raise ValueError(
+                f"`network` must be 'auto', None or a layer. Received: network={network!r}"
+            )
+        self.network = network
+        self.seed = seed
+        self.models: dict[Any, Fitted] = {}
+        self.is_better: bool | None = None
+        self.net: Any = None
+
+    # Fitting
+
+    def fit(self, df: Any) -> "Forecasts":
+        """Fits the forecasts to a table.
+
+        Args:
+            df: Long data frame, a row for each series and time, in any order; without the column
+                of series there is one. A `DatetimeIndex` stands for the column of times, and a
+                `pandas.Series` for a table of one series. Missing rows are added, and a warning
+                says how many; missing values are NaN.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            ValueError: If the table is not as described.
+        """
+        frame = to_frame(df, self.columns)
+        panel, self.calendar, self.encoder = read_panel(frame, self.columns, self.freq)
+        self.models = self._fit(panel)
+        return self
+
+    def _fit(self, panel):
+        """Returns a dict from the name of each series to its `Fitted`."""
+        self._candidates = self.candidate_seasons(panel, self.calendar)
+        fittings = [self._fitting(series) for series in tqdm(panel, delay=10, disable=None)]
+        groups: dict[Any, list[Fitting]] = {}
+        for fitting in fittings:
+            groups.setdefault((fitting.lags, len(fitting.bounds)), []).append(fitting)
+        for group in groups.values():
+            if len(group) > 1:
+                shared = Moments(
+                    *(sum(part) for part in zip(*(f.sums for f in group), strict=True))
+                )
+                for fitting in group:
+                    fitting.add_ridge("ridge of all", shared)
+        kinds: dict[Any, list[np.ndarray]] = {}
+        losses = [fitting.losses() for fitting in fittings]
+        for fitting, loss in zip(fittings, losses, strict=True):
+            kinds.setdefault(tuple(fitting.experts), []).append(loss)
+        pooled = {kind: np.mean(each, axis=0) for kind, each in kinds.items() if len(each) > 1}
+        models = [
+            fitting.combine(loss, pooled.get(tuple(fitting.experts)))
+            for fitting, loss in zip(fittings, losses, strict=True)
+        ]
+        self.net = self._train(fittings, models)
+        return {
+            series.name: Fitted(model, series.times[-1])
+            for series, model in zip(panel, models, strict=True)
+        }
+
+    def _train(self, fittings, models):
+        """Returns a network, if it makes the forecasts better."""
+        if self.network is None:
+            return None
+        if isinstance(self.network, str) and not is_worth_trying(fittings):
+            return None
+        from trellis_series import network  # imports Keras
+
+        found = network.train(fittings, self.network, self.seed)
+        return found if found and network.weigh(found, fittings, models) else None
+
+    def candidate_seasons(self, panel: Sequence[History], calendar: Calendar) -> list[int]:
+        """Returns the seasons that series may have, shortest first."""
+        if self.season is not None:
+            return self.season
+        if calendar.kind != "number":
+            return seasons.calendar_seasons(calendar.freq)
+        longest = max(panel, key=lambda series: len(series.y))
+        return seasons.correlated_season(ensemble.fill(longest.y, 1))
+
+    def _fitting(self, series):
+        fitting = Fitting(series.y, self._candidates, self.horizon, series.future, series.past)
+        fitting.sums = fitting.moments()
+        fitting.add_ridge("ridge", fitting.sums)
+        return fitting
+
+    # Forecasts
+
+    def predict(
+        self,
+        df: Any = None,
+        X_df: Any = None,
+        levels: Sequence[float] | None = None,
+        naive: bool = False,
+    ) -> pd.DataFrame:
+        """Returns the forecasts of the steps after the last value of each series.
+
+        Args:
+            df: Table of other values, as in `fit`, which the forecasts follow: of the same series,
+                without fitting them again, or of others, which are fitted. Defaults to `None`, what
+                was fitted or passed to `update`.
+            X_df: Data frame of the steps to forecast, with the columns of series, times and
+                covariates known in the future. Required with `future`.
+            levels: Percentages of the bands. Defaults to `None`, those of the constructor.
+            naive: Boolean, whether to add the seasonal naive forecast and its band. Defaults to
+                `False`.
+
+        Returns:
+            A data frame with the columns of series and times, `ours`, and `ours-lo-80` and
+            `ours-hi-80` for each level.
+
+        Raises:
+            ValueError: If the table is not as in `fit`, or covariates are missing.
+        """
+        levels = self.levels if levels is None else _levels(levels)
+        models = self._fitted() if df is None else self._started(df)
+        times = {
+            name: self.calendar.after(each.last, self.horizon) for name, each in models.items()
+        }
+        return self._frame(models, times, self._ahead(X_df, times), levels, naive)
+
+    def _fitted(self):
+        if not self.models:
+            raise ValueError("Call `fit` first.")
+        return self.models
+
+    def _started(self, df):
+        """Returns the models in the states after another table."""
+        found = {}
+        for series in self._read(df):
+            if series.name in self._fitted():
+                model = self.models[series.name].model
+                state = model.begin(series.y, series.future, series.past)
+                model = dataclasses.replace(model, state=state)
+            else:
+                fitting = self._fitting(series)
+                model = fitting.combine(fitting.losses())
+            found[series.name] = Fitted(model, series.times[-1])
+        return found
+
+    def _read(self, df):
+        frame = to_frame(df, self.columns)
+        return read_panel(frame, self.columns, None, self.calendar, self.encoder)[0]
+
+    def _ahead(self, X_df, times):
+        """Returns the covariates of the steps to forecast by series."""
+        if not self.columns.future:
+            if X_df is not None:
+                raise ValueError("`X_df` needs covariates named in `future`. Received: none")
+            return dict.fromkeys(times)
+        if X_df is None:
+            raise ValueError(
+                f"`X_df` must have the values of {', '.join(map(repr, self.columns.future))} in "
+                f"the {self.horizon} steps to forecast. Received: X_df=None"
+            )
+        frame = to_frame(X_df, self.columns)
+        return read_future(frame, self.columns, self.calendar, self.encoder, times)
+
+    def _frame(self, models, times, ahead, levels, naive):
+        nets = self._net_forecasts(models, ahead)
+        parts = []
+        for name, (model, _) in models.items():
+            found = {"ours": model.outlook(model.state, ahead[name], nets.get(name))}
+            if naive:
+                found["naive"] = model.naive(model.state)
+            parts.append({})
+            for kind, mean in found.items():
+                factors = model.factors(levels, kind == "naive")
+                half = widths(factors, model.least_widths(levels), model.state.local)
+                parts[-1][kind] = mean * model.scale
+                for level, width in zip(levels, half, strict=True):
+                    low, high = np.maximum(mean - width, model.low), mean + width
+                    parts[-1][f"{kind}-lo-{level}"] = low * model.scale
+                    parts[-1][f"{kind}-hi-{level}"] = high * model.scale
+        values = {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
+        names = np.repeat(pd.Series(list(models)), self.horizon).reset_index(drop=True)
+        plain = np.concatenate([each.to_numpy() for each in times.values()])
+        times = self.calendar.written(plain)
+        return pd.DataFrame({self.columns.id: names, self.columns.time: times, **values})
+
+    def _net_forecasts(self, models, ahead):
+        """Returns the network's forecasts, by series."""
+        names = [name for name, (model, _) in models.items() if model.net_share]
+        if not names:
+            return {}
+        states = [models[name].model.state for name in names]
+        parts = [(s.values, s.past, s.future) for s in states]
+        inputs = (
+            np.stack([each[-self.net.window :] for each in part])
+            for part in zip(*parts, strict=True)
+        )
+        steps = None if ahead[names[0]] is None else np.stack([ahead[name] for name in names])
+        return dict(zip(names, np.asarray(self.net(*inputs, steps)), strict=True))
+
+    def update(self, df: Any) -> "Forecasts":
+        """Reads the rows that follow, without fitting again. The work is constant for each row.
+
+        Args:
+            df: Table of rows, as in `fit`. Those that were read before are ignored. A series that
+                was not fitted is fitted.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            ValueError: If the table is not as in `fit`.
+        """
+        for series in self._read(df):
+            if series.name not in self._fitted():
+                fitting = self._fitting(series)
+                model = fitting.combine(fitting.losses())
+                self.models[series.name] = Fitted(model, series.times[-1])
+                continue
+            model, last = self.models[series.name]
+            if series.times[-1] > last:
+                self.models[series.name] = self._after(series, model, last)
+        return self
+
+    def _after(self, series, model, last):
+        """Returns the model after the steps of a series that follow a time."""
+        start = int(series.times.searchsorted(last, "right"))
+        state = model.state
+        gap = 0 if start else len(self.calendar.grid(last, series.times[0])) - 2
+        if gap:
+            warnings.warn(f"{gap:,} missing rows were added to the table.", stacklevel=3)
+        for _ in range(gap):
+            state = model.observe(state, np.array([np.nan]), state.future[-1], state.past[-1])
+        for t in range(start, len(series.y)):
+            state = model.observe(state, series.y[t : t + 1], series.future[t], series.past[t])
+        return Fitted(dataclasses.replace(model, state=state), series.times[-1])
+
+    def cross_validation(
+        self,
+        df: Any,
+        n_windows: int = 1,
+        step_size: int | None = None,
+        refit: bool = False,
+        naive: bool = False,
+    ) -> pd.DataFrame:
+        """Forecasts the last windows of a table, each from the rows before it.
+
+        Args:
+            df: Table, as in `fit`.
+            n_windows: Positive integer, number of windows. Defaults to 1.
+            step_size: Positive integer, steps from one window to the next. Defaults to `None`, the
+                horizon.
+            refit: Boolean, whether to fit again before each window. Otherwise the forecasts are
+                fitted before the first window and updated. Defaults to `False`.
+            naive: Boolean, whether to add the seasonal naive forecast and its band. Defaults to
+                `False`.
+
+        Returns:
+            A data frame as from `predict`, with the columns `cutoff`, the last time before a
+            window, and the target.
+
+        Raises:
+            ValueError: If the table is not as in `fit`, or no series is long enough.
+        """
+        n_windows = _integer("n_windows", n_windows)
+        step = self.horizon if step_size is None else _integer("step_size", step_size)
+        own = copy.copy(self)
+        frame = to_frame(df, self.columns)
+        panel, own.calendar, own.encoder = read_panel(frame, self.columns, self.freq)
+        first = self.horizon + (n_windows - 1) * step
+        panel = [series for series in panel if len(series.y) > first]
+        if not panel:
+            raise ValueError(
+                f"{n_windows} windows need series of more than {first} steps. Received: none"
+            )
+        parts = []
+        for window in range(n_windows):
+            ends = {series.name: len(series.y) - first + window * step for series in panel}
+            if refit or not window:
+                own.models = own._fit([series.before(ends[series.name]) for series in panel])
+            else:
+                for series in panel:
+                    model = own.models[series.name]
+                    known = series.before(ends[series.name])
+                    own.models[series.name] = own._after(known, *model)
+            parts.append(own._window(panel, ends, naive))
+        found = pd.concat(parts, ignore_index=True)
+        order = found.groupby(self.columns.id, sort=False).ngroup().to_numpy()
+        return found.iloc[np.argsort(order, kind="stable")].reset_index(drop=True)
+
+    def _window(self, panel, ends, naive):
+        """Returns the forecasts after these ends, with the values that followed."""
+        rows = {
+            series.name: slice(ends[series.name], ends[series.name] + self.horizon)
+            for series in panel
+        }
+        ahead = {series.name: series.future[rows[series.name]] for series in panel}
+        times = {series.name: series.times[rows[series.name]] for series in panel}
+        found = self._frame(self.models, times, ahead, self.levels, naive)
+        cutoffs = np.array([model.last for model in self.models.values()])
+        actual = np.concatenate([series.y[rows[series.name]] for series in panel])
+        found.insert(2, "cutoff", self.calendar.written(cutoffs.repeat(self.horizon)))
+        found.insert(3, self.columns.target, actual)
+        return found
+
+    # Pictures, streams and files
+
+    def plot(
+        self,
+        df: Any = None,
+        forecasts: pd.DataFrame | None = None,
+        *,
+        ids: Sequence[Any] | None = None,
+        max_ids: int = 8,
+        models: Sequence[str] = ("ours",),
+        history: int | None = None,
+        ax: Any = None,
+    ) -> Any:
+        """Draws series with forecasts and bands, by `utilsforecast.plotting.plot_series`.
+
+        Args:
+            df: Table, as in `fit`. Defaults to `None`, the last values that the forecasts read.
+            forecasts: Data frame from `predict` or `cross_validation`, or several concatenated.
+                Defaults to `None`, the result of `predict()`.
+            ids: Names of the series to draw. Defaults to `None`, the first ones.
+            max_ids: Positive integer, most series to draw. Defaults to 8.
+            models: Names of the forecasts to draw, columns of `forecasts`. Defaults to `("ours",)`.
+            history: Positive integer, last steps of each series to draw. Defaults to `None`, all.
+            ax: Matplotlib axes to draw on. Defaults to `None`, a new figure.
+
+        Returns:
+            A Matplotlib figure.
+        """
+        columns = self.columns
+        forecasts = self.predict() if forecasts is None else forecasts
+        frame = self._recent() if df is None else to_frame(df, columns)
+        names = list(dict.fromkeys(forecasts[columns.id]))[:max_ids] if ids is None else list(ids)
+        frame = frame.sort_values([columns.id, columns.time])
+        return plot_series(
+            frame[[columns.id, columns.time, columns.target]],
+            forecasts.drop(columns=["cutoff", columns.target], errors="ignore"),
+            ids=names,
+            max_ids=max_ids,
+            models=list(models),
+            level=list(self.levels),
+            max_insample_length=history,
+            id_col=columns.id,
+            time_col=columns.time,
+            target_col=columns.target,
+            ax=ax,
+        )
+
+    def _recent(self):
+        """Returns the values in the states as a table."""
+        parts = []
+        for name, (model, last) in self._fitted().items():
+            y = model.state.values * model.scale
+            times = self.calendar.written(self.calendar.before(last, len(y)))
+            row = {self.columns.id: name, self.columns.time: times, self.columns.target: y}
+            parts.append(pd.DataFrame(row))
+        return pd.concat(parts, ignore_index=True)
+
+    def stream(self, unique_id: Any = None, dtype: str = "float64") -> Any:
+        """Returns the forecast of a series as a stream, which reads one value at a time.
+
+        Args:
+            unique_id: The name of the series. Defaults to `None`, the only one.
+            dtype: String, the dtype of the computation. Defaults to `"float64"`.
+
+        Returns:
+            A `ForecastStream`.
+
+        Raises:
+            ValueError: If there is no such series, or the forecasts have covariates.
+        """
+        from trellis_series.stream import ForecastStream  # imports Keras
+
+        if self.columns.future or self.columns.known:
+            raise ValueError(
+                "A stream reads the values of one series, without covariates. Received: "
+                f"{', '.join(map(repr, (*self.columns.known, *self.columns.future)))}"
+            )
+        models = self._fitted()
+        if unique_id is None and len(models) > 1:
+            raise ValueError(f"Name one of the {len(models)} series: `unique_id`.")
+        if unique_id is not None and unique_id not in models:
+            raise ValueError(f"There is no series {unique_id!r}.")
+        model = models[next(iter(models)) if unique_id is None else unique_id].model
+        return ForecastStream(model, self.levels, self.net if model.net_share else None, dtype)
+
+    def save(self, path: str | os.PathLike, overwrite: bool = False) -> None:
+        """Saves the forecasts to a folder, which `load` reads.
+
+        Args:
+            path: The folder. Its parent must exist.
+            overwrite: Boolean, whether to replace an earlier save. A folder with any other content
+                is never replaced. Defaults to `False`.
+
+        Raises:
+            ValueError: If the folder exists, or names of series are neither strings nor numbers.
+            OSError: If it cannot be written.
+        """
+        from trellis_series import saving  # imports Keras
+
+        models = self._fitted()
+        about = {
+            "arguments": self._arguments(),
+            "calendar": dataclasses.asdict(self.calendar),
+            "encoder": self.encoder.columns,
+            "seasons": self._candidates,
+            "is_better": self.is_better,
+            "names": saving.written_names(list(models)),
+            "last": [saving.written_time(each.last) for each in models.values()],
+        }
+        net = self.net and self.net.model
+        saving.save(path, about, [each.model for each in models.values()], net, overwrite)
+
+    def _arguments(self):
+        columns = dataclasses.asdict(self.columns)
+        roles = {f"{name}_col": columns.pop(name) for name in ("id", "time", "target")}
+        names = ("horizon", "freq", "levels", "season", "seed")
+        return {**{name: getattr(self, name) for name in names}, **columns, **roles}
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Forecasts":
+        """Returns saved forecasts.
+
+        Raises:
+            ValueError: If the folder has anything else, or is damaged.
+            OSError: If it cannot be read.
+        """
+        from trellis_series import saving  # imports Keras
+
+        about, rows = saving.load(path)
+        try:
+            forecasts = cls(**about["arguments"], network=None)
+            forecasts.calendar = Calendar(**about["calendar"])
+            forecasts.encoder = Encoder.restored(about["encoder"])
+            forecasts._candidates = about["seasons"]
+            forecasts.is_better = about["is_better"]
+            models = [saving.restored(arrays, forecasts.horizon) for arrays in rows]
+            forecasts.net = saving.load_network(path, models)
+            last = map(saving.read_time, about["last"])
+            forecasts.models = {
+                name: Fitted(*each)
+                for name, *each in zip(about["names"], models, last, strict=True)
+            }
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"{path} is damaged: {error!r}") from error
+        return forecasts
+
+
+class Fitted(NamedTuple):
+    """The forecast of a series, and the plain time of its last value."""
+
+    model: Ensemble
+    last: Any
+
+
+def _integer(name, value):
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
+    return int(value)
+
+
+def _levels(levels):
+    found = (levels,) if isinstance(levels, numbers.Real) else tuple(levels)
+    if not all(isinstance(p, numbers.Real) and 0 < p < 100 for p in found):
+        raise ValueError(f"`levels` must be percentages, such as (80, 95). Received: {levels!r}")
+    return tuple(int(p) if p == int(p) else float(p) for p in found)  # as columns have them
+
+
+def _names(name, names):
+    if isinstance(names, str):
+        raise ValueError(f"`{name}` must be a sequence of names. Received: {name}={names!r}")
+    return tuple(names)

@@ -1,0 +1,186 @@
+"""A network as one more expert, for long or many series."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from trellis_keras.layers import TCN
+from trellis_keras.training import Adam, StopOnNaN
+from trellis_series.ensemble import Ensemble
+from trellis_series.fitting import Fitting
+from trellis_series.forecaster import Forecaster, windows, with_lead
+
+_LONGEST = 336  # window
+_TRAIN, _VALID = 0.7, 0.85  # shares of a series up to the ends of these parts
+_BATCH, _STEPS, _EPOCHS = 64, 200, 20
+_SHARES = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
+
+
+class Network:
+    """A `Forecaster` of windows of scaled series.
+
+    Args:
+        model: `Forecaster` with `scale="window"`, whose channels are the values, covariates known
+            up to the present, and those known in the future.
+    """
+
+    def __init__(self, model: Forecaster) -> None:
+        self.model = model
+
+    @property
+    def window(self) -> int:
+        """The number of values that a forecast reads."""
+        assert self.model.linear is not None
+        return self.model.linear.window
+
+    def __call__(self, y: Any, past: Any = None, future: Any = None, ahead: Any = None) -> Any:
+        """Returns forecasts (batch, horizon).
+
+        Args:
+            y: Tensor (batch, window), in units of the scale.
+            past, future: Arrays (batch, window, channels), or `None`, without covariates.
+            ahead: Array (batch, horizon, channels), the covariates known in the future.
+        """
+        last = y[:, -1:]  # without it, float32 is precise enough for any level
+        x = ops.cast(y - last, "float32")[..., None]
+        if past is not None:
+            x = np.concatenate([x, past, future], axis=-1, dtype="float32")
+            x = with_lead(x, ahead.astype("float32")) if future.shape[-1] else x
+        return last + ops.cast(self.model(x)[..., 0], last.dtype)
+
+    def at(self, fitting: Fitting, origins: np.ndarray) -> np.ndarray:
+        """Returns forecasts from past origins, (origins, horizon)."""
+        rows = origins[:, None] - self.window + np.arange(self.window)
+        ahead = fitting.future[origins[:, None] + np.arange(fitting.horizon)]
+        y, past, future = (values[rows] for values in (fitting.y, fitting.past, fitting.future))
+        return np.asarray(self(y, past, future, ahead))
+
+
+def train(fittings: Sequence[Fitting], backbone: Any, seed: int) -> Network | None:
+    """Trains a network on the first 70 % of each series, and stops by the next 15 %.
+
+    Args:
+        fittings: `Fitting` of each series.
+        backbone: Causal layer, or `"auto"`, a TCN that reaches over the window.
+        seed: Integer seed.
+
+    Returns:
+        The network, or `None` if all series are too short.
+    """
+    horizon = fittings[0].horizon
+    lags = [fitting.lags.length for fitting in fittings]
+    window = int(min(max(np.median(lags), 2 * horizon), _LONGEST))
+    if backbone == "auto":
+        backbone = TCN(32, 3, dilations=_dilations(window), return_sequences=False, seed=seed)
+    else:
+        backbone = backbone.from_config(backbone.get_config())
+    parts: tuple[list, list] = [], []
+    for fitting in fittings:
+        y = (fitting.y - fitting.y.mean())[:, None]
+        rows = np.concatenate([y, fitting.past, fitting.future], axis=1).astype("float32")
+        first, second = (int(share * len(rows)) for share in (_TRAIN, _VALID))
+        if first >= window + horizon:
+            parts[0].append(rows[:first])
+            parts[1].append(rows[first - window : second])
+    if not parts[0]:
+        return None
+    channels = parts[0][0].shape[1]
+    future = fittings[0].future.shape[1]
+    model = Forecaster(
+        backbone,
+        horizon,
+        future_channels=future,
+        normalize=True,
+        linear_window=window,
+        scale="window",
+        seed=seed,
+    )
+    model.build((None, window, channels))
+    model.adapt(*parts)
+    model.compile(Adam(2e-3, clip_norm=1.0))
+    fitted, valid = (Batches(part, window, horizon, future, seed) for part in parts)
+    model.fit(
+        fitted,
+        validation_data=valid,
+        epochs=_EPOCHS,
+        shuffle=False,
+        verbose=0,
+        callbacks=[
+            StopOnNaN(),
+            keras.callbacks.ReduceLROnPlateau(factor=0.3, patience=2, min_delta=0),
+            keras.callbacks.EarlyStopping(patience=5, restore_best_weights=True),
+        ],
+    )
+    return Network(model)
+
+
+class Batches(keras.utils.PyDataset):
+    """Random windows of series, at most 200 batches of them an epoch."""
+
+    def __init__(self, series, window, horizon, future, seed):
+        super().__init__()
+        self.parts = [windows(rows, window, horizon, 1, future) for rows in series]
+        counts = [len(x) for x, _ in self.parts]
+        self.starts = np.cumsum([0, *counts])
+        self.rng = np.random.default_rng(seed)
+        self.on_epoch_end()
+
+    def on_epoch_end(self):
+        self.order = self.rng.permutation(self.starts[-1])[: _BATCH * _STEPS]
+
+    def __len__(self):
+        return -(-len(self.order) // _BATCH)
+
+    def __getitem__(self, index):
+        chosen = np.sort(self.order[index * _BATCH : (index + 1) * _BATCH])
+        part = np.searchsorted(self.starts, chosen, "right") - 1
+        pairs = [
+            (self.parts[p][0][i], self.parts[p][1][i])
+            for p, i in zip(part, chosen - self.starts[part], strict=True)
+        ]
+        return tuple(np.stack(side) for side in zip(*pairs, strict=True))
+
+
+def weigh(network: Network, fittings: Sequence[Fitting], models: Sequence[Ensemble]) -> float:
+    """Chooses how much of a network to use, from origins after its data, and sets it in the models.
+
+    The share is a multiple of 1/4, and 0 unless the error falls by more than one standard error.
+
+    Args:
+        network: `Network`.
+        fittings, models: Of each series.
+    """
+    gains, sizes, independent = [], [], 0.0
+    for fitting, model in zip(fittings, models, strict=True):
+        origins = fitting.origins[:-1]
+        late = origins >= max(_VALID * len(fitting.y), network.window)
+        if late.any():
+            moved = network.at(fitting, origins[late]) - (model.errors + fitting.actual)[late]
+            errors = np.abs(model.errors[late] + _SHARES[:, None, None] * moved)
+            errors = np.nanmean(errors, axis=-1)  # of each origin
+            gains.append(errors[:1] - errors)
+            sizes.append(errors[0])
+            independent += (origins[-1] - origins[late][0]) / fitting.horizon + 1
+    if not gains:
+        return 0.0
+    found, error = np.concatenate(gains, axis=1), np.nanmean(np.concatenate(sizes))
+    best = int(np.nanmean(found, axis=1).argmax())
+    gain, noise = np.nanmean(found[best]), np.nanstd(found[best])
+    if not best or gain <= noise / np.sqrt(min(independent, found.shape[1])):
+        return 0.0
+    for fitting, model in zip(fittings, models, strict=True):
+        model.net_share, model.reach = float(_SHARES[best]), network.window
+        model.errors = model.errors * (1 - gain / error)
+        model.state = fitting.state(model.length)
+    return float(_SHARES[best])
+
+
+def _dilations(window):
+    """Returns dilations 1, 2, 4, ... and a remainder: two convolutions each reach over a window."""
+    reach, dilations = (window - 1) // 4, [1]
+    while (rest := reach - sum(dilations)) > 0:
+        dilations.append(min(2 * dilations[-1], rest))
+    return dilations

@@ -1,0 +1,143 @@
+"""A bank of damped Holt-Winters filters, weighted by how well each has forecast so far.
+
+Each filter is a recursion over the values y_t of a series with a season of m steps:
+
+    e_t = y_t - (l + phi b + s_t)              the error of the forecast of one step
+    l   = l + phi b + alpha e_t                level
+    b   = phi b + alpha beta e_t               trend, or
+    b   = b + (d (change of l) - b) / (t + 5)  the mean change of the level, times d
+    s_t = s_t + g (1 - alpha) e_t              season, g = max(gamma, m / (t + m))
+
+The forecast of a filter is l + (phi + ... + phi^k) b + s_{t+k}; that of the bank is the mean over
+the filters with weights L_j^(-n/2) for a sum L_j of squared errors e_t over n steps, the likelihood
+of normal errors. Functions take arrays of NumPy or, in a stream, tensors and `keras.ops` as `xp`.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+MEMORY = 1_000  # steps over which errors are summed
+_LEVELS = (0.03, 0.1, 0.2, 0.35, 0.5, 0.7, 0.95)  # alpha
+# beta, phi and d
+_TRENDS = ((0, 1, 0), (0, 1, 0.5), (0, 1, 1), (0.05, 0.98, 0), (0.1, 0.9, 0), (0.3, 0.9, 0))
+_SEASONS = (-1, 0, 0.1, 0.3)  # gamma; -1 is no season
+# Of a long season.
+_LONG = 100
+_FEWER_LEVELS, _FEWER_TRENDS = (0.03, 0.2, 0.5, 0.95), ((0, 1, 0), (0.1, 0.9, 0))
+_LEAST_LOSS = 1e-9
+
+
+class Bank(NamedTuple):
+    """The parameters of the filters, arrays (filters,)."""
+
+    alpha: Any
+    beta: Any
+    phi: Any
+    drift: Any
+    gamma: Any
+
+
+class State(NamedTuple):
+    """What the filters know, arrays (..., filters), (..., season, filters) and (..., 1).
+
+    `seasons` starts with the terms of the next step. `steps` stops rising at `MEMORY`, or five
+    seasons if that is more, and `seen` approaches `MEMORY`, so a stream may run forever.
+    """
+
+    level: Any
+    trend: Any
+    seasons: Any
+    loss: Any
+    seen: Any
+    steps: Any
+
+
+def bank(season: int) -> Bank:
+    """Returns all filters for a season."""
+    seasons = _SEASONS if season > 1 else _SEASONS[:1]
+    levels, trends = (_FEWER_LEVELS, _FEWER_TRENDS) if season > _LONG else (_LEVELS, _TRENDS)
+    grid = [(a, *trend, g) for a, trend, g in itertools.product(levels, trends, seasons)]
+    return Bank(*np.array(grid, "float64").T)
+
+
+def start(filters: Bank, first: np.ndarray) -> State:
+    """Returns the state after the first season of a series, (season,)."""
+    level = np.full(len(filters.alpha), first.mean())
+    seasons = np.where(filters.gamma >= 0, (first - first.mean())[:, None], 0.0)
+    loss = np.full(len(level), _LEAST_LOSS)
+    return State(
+        level, np.zeros(len(level)), seasons, loss, np.zeros(1), np.array([float(len(first))])
+    )
+
+
+def step(filters: Bank, state: State, y: Any, xp: Any = np) -> State:
+    """Returns the state after one more value, NaN if it is missing, a scalar or (..., 1)."""
+    alpha, beta, phi, drift, gamma = filters
+    level, trend, seasons, loss, seen, steps = state
+    season = seasons.shape[-2]
+    now = level + phi * trend
+    error = y - now - seasons[..., 0, :]
+    missing = xp.isnan(error)
+    error = xp.where(missing, 0.0, error)
+    new = now + alpha * error
+    mean_change = trend + (drift * (new - level) - trend) / (steps + 5)
+    trend = xp.where(drift > 0, mean_change, phi * trend + alpha * beta * error)
+    gain = xp.where(gamma < 0, 0.0, xp.maximum(gamma, season / (steps + season)))
+    term = seasons[..., 0, :] + gain * (1 - alpha) * error
+    seasons = xp.concatenate([seasons[..., 1:, :], term[..., None, :]], axis=-2)
+    loss = (1 - 1 / MEMORY) * loss + error**2
+    counts = xp.where(missing[..., :1], xp.zeros_like(seen), xp.ones_like(seen))
+    seen = (1 - 1 / MEMORY) * seen + counts
+    return State(new, trend, seasons, loss, seen, xp.minimum(steps + 1, max(MEMORY, 5 * season)))
+
+
+def forecast(filters: Bank, state: State, horizon: int, xp: Any = np) -> Any:
+    """Returns the weighted forecasts of the next steps, (..., horizon)."""
+    damping = np.cumsum(np.asarray(filters.phi) ** np.arange(1, horizon + 1)[:, None], axis=0)
+    ahead = xp.take(state.seasons, np.arange(horizon) % state.seasons.shape[-2], axis=-2)
+    paths = state.level[..., None, :] + damping * state.trend[..., None, :] + ahead
+    return xp.sum(paths * likelihoods(state, xp)[..., None, :], axis=-1)
+
+
+def likelihoods(state: State, xp: Any = np) -> Any:
+    """Returns the weights of the filters, (..., filters)."""
+    evidence = xp.log(state.loss) * state.seen / 2
+    weights = xp.exp(xp.min(evidence, axis=-1, keepdims=True) - evidence)
+    return weights / xp.sum(weights, axis=-1, keepdims=True)
+
+
+def rolling(
+    filters: Bank, y: np.ndarray, season: int, horizon: int, origins: Sequence[int]
+) -> tuple[np.ndarray, State]:
+    """Forecasts from past origins.
+
+    Args:
+        filters: `Bank`.
+        y: Array (time,). Missing values are NaN, but not in the first season.
+        season, horizon: Positive integers.
+        origins: Integers, the numbers of values known at each origin.
+
+    Returns:
+        Forecasts (origins, horizon), and the state at the end of the series.
+    """
+    state = start(filters, y[:season])
+    settled = min(2 * season, len(y) // 4)  # errors count from here on
+    wanted, found = set(origins), []
+    for t in range(season, len(y) + 1):
+        if t in wanted:
+            found.append(forecast(filters, state, horizon))
+        if t < len(y):
+            state = step(filters, state, y[t])
+            if t < settled:
+                state = state._replace(loss=np.full_like(state.loss, _LEAST_LOSS), seen=np.zeros(1))
+    return np.array(found), state
+
+
+def largest(filters: Bank, state: State, count: int = 16) -> tuple[Bank, State]:
+    """Returns the filters with the largest weights, and their state."""
+    kept = np.sort(np.argsort(-likelihoods(state), kind="stable")[:count])
+    parts = {name: getattr(state, name)[..., kept] for name in State._fields[:4]}
+    return Bank(*(parameter[kept] for parameter in filters)), state._replace(**parts)
