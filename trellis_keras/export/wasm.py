@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from keras_streams.c_source import Source, comment_text
-from keras_streams.compiled import ZIG, has_zig, write_source
+from keras_streams.compiled import OPTIONS, ZIG, has_zig, write_source
 from keras_streams.files import check_output, write_files
 from trellis_keras.export.c import check_equal, proven_source
 
@@ -141,7 +141,7 @@ def compile_wasm(source: Source) -> bytes:
         command = [
             *ZIG,
             *("-target", "wasm32-wasi", "-mexec-model=reactor", "-mcpu=generic+simd128"),
-            *("-std=c99", "-O3", "-fno-math-errno", "-fno-trapping-math"),
+            *OPTIONS,
             *("-Wl,--no-entry", "-Wl,--strip-all", f"-Wl,-z,stack-size={stack}", *exports),
             *(str(code), str(code.with_name("glue.c")), "-lm", "-o", f"{folder}/model.wasm"),
         ]

@@ -6,6 +6,8 @@ import hashlib
 import importlib.util
 import os
 import pathlib
+import secrets
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,19 +17,30 @@ from typing import Any
 import numpy as np
 
 from keras_streams.c_source import Source
-from keras_streams.files import atomic_write, write_files
+from keras_streams.files import write_files
 
-# These neither reorder sums nor ignore NaN, so results do not depend on the compiler.
-_OPTIONS = ["-std=c99", "-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
+# These neither reorder nor fuse sums, nor ignore NaN, so results do not depend on the compiler.
+OPTIONS = ["-std=c99", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+_LIBRARY = ["-shared", "-fPIC"]
+_NATIVE = ["-march=native"]
 ZIG = [sys.executable, "-m", "ziglang", "cc"]
 
 
 def find_compiler() -> list[str] | None:
     """Returns the command of a C compiler: `$CC`, `cc`, or that of the ziglang package."""
-    name = os.environ.get("CC") or shutil.which("cc")
-    if name:
-        return name.split()
+    command = os.environ.get("CC", "").strip() or shutil.which("cc")
+    if command:
+        return _split(command)
     return ZIG if has_zig() else None
+
+
+def _split(command):
+    """Returns the words of a command, whose program's path may have spaces."""
+    words = command.split(" ")
+    for end in range(len(words), 0, -1):
+        if shutil.which(program := " ".join(words[:end])):
+            return [program, *shlex.split(" ".join(words[end:]))]
+    return shlex.split(command)
 
 
 def has_zig() -> bool:
@@ -36,7 +49,11 @@ def has_zig() -> bool:
 
 
 def compile_library(source: Source) -> pathlib.Path:
-    """Compiles C to a shared library, cached by content in the user's cache folder.
+    """Compiles C to a shared library, cached in the user's cache folder.
+
+    The cache is keyed by the code, the compiler with its version and options, and the features of
+    the processor. A library is used again only if it is complete, and if nobody else could have
+    written it. Where the folder cannot be used, a temporary one takes its place.
 
     Raises:
         ImportError: If there is no C compiler.
@@ -45,30 +62,79 @@ def compile_library(source: Source) -> pathlib.Path:
     compiler = find_compiler()
     if compiler is None:
         raise ImportError("Found no C compiler: install one, or pip install ziglang")
-    content = "\n".join([source.header, source.code, *compiler, *_OPTIONS])
-    name = hashlib.sha256(content.encode()).hexdigest()[:32]
-    library = _cache_folder() / f"{name}{'.dll' if sys.platform == 'win32' else '.so'}"
-    if not library.exists():
-        with tempfile.TemporaryDirectory() as folder:
-            built = pathlib.Path(folder, "built")
-            code = write_source(source, folder)
-            # Some compilers do not support -march=native.
-            for options in ([*_OPTIONS, "-march=native"], _OPTIONS):
-                command = [*compiler, *options, str(code), "-o", str(built), "-lm"]
-                run = subprocess.run(command, capture_output=True, text=True)
-                if run.returncode == 0:
-                    break
-            else:
-                raise RuntimeError(f"{' '.join(command)} failed: {run.stderr[-2000:]}")
-            library.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(library) as temporary:
-                temporary.write_bytes(built.read_bytes())
-    return library
-
-
-def _cache_folder():
+    key = [source.header, source.code, *compiler, *OPTIONS, *_LIBRARY, _target(tuple(compiler))]
+    name = hashlib.sha256("\n".join(key).encode()).hexdigest()[:32] + ".sha256"
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return pathlib.Path(home, "trellis_keras").expanduser()
+    record = pathlib.Path(home, "keras_streams", name).expanduser()
+    if (library := _find(record)) is not None:
+        return library
+    content = _compile(source, compiler)
+    try:
+        return _store(record, content)
+    except OSError:  # no home, another user's, or no space
+        return _store(pathlib.Path(_temporary_folder().name, name), content)
+
+
+@functools.lru_cache
+def _target(compiler):
+    """Returns the macros of a compiler: its version, and the features of the processor."""
+    for options in (_NATIVE, []):
+        command = [*compiler, *options, "-dM", "-E", "-x", "c", os.devnull]
+        run = subprocess.run(command, capture_output=True, text=True)
+        if run.returncode == 0:
+            break
+    return run.stdout
+
+
+def _compile(source, compiler):
+    """Returns the content of a shared library."""
+    with tempfile.TemporaryDirectory() as folder:
+        code = write_source(source, folder)
+        built = code.with_suffix(".built")
+        for target in (_NATIVE, []):  # some compilers do not know it
+            command = [*compiler, *OPTIONS, *_LIBRARY, *target, str(code), "-o", str(built), "-lm"]
+            run = subprocess.run(command, capture_output=True, text=True)
+            if run.returncode == 0:
+                return built.read_bytes()
+    raise RuntimeError(f"{shlex.join(command)} failed: {run.stderr[-2000:]}")
+
+
+def _store(record, content):
+    """Writes a library and its checksum, for the user alone, and returns the library's path."""
+    folder = record.parent
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_own(folder):
+        raise PermissionError(f"{folder} belongs to another user, or others may write to it")
+    # A process that has loaded a library by this name would not load another one.
+    name = f"{record.stem}-{secrets.token_hex(4)}{'.dll' if sys.platform == 'win32' else '.so'}"
+    line = f"{hashlib.sha256(content).hexdigest()}  {name}\n"
+    write_files({record: line.encode(), folder / name: content}, mode=0o600)
+    return folder / name
+
+
+def _find(record):
+    """Returns a stored library that is complete and the user's own, or `None`."""
+    try:
+        checksum, name = record.read_text().split()
+        library = record.with_name(name)
+        is_complete = hashlib.sha256(library.read_bytes()).hexdigest() == checksum
+        is_own = all(map(_is_own, (record.parent, record, library)))
+    except (OSError, ValueError):  # there is none, or it is damaged
+        return None
+    return library if is_complete and is_own else None
+
+
+def _is_own(path):
+    """Returns whether a path is the user's, and nobody else may write to it."""
+    if os.name != "posix":
+        return True
+    status = path.stat()
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o022
+
+
+@functools.lru_cache
+def _temporary_folder():
+    return tempfile.TemporaryDirectory(prefix="keras_streams-", ignore_cleanup_errors=True)
 
 
 def write_source(source: Source, folder: str | os.PathLike) -> pathlib.Path:
@@ -93,8 +159,12 @@ def _pointer(array):
     return ctypes.c_void_p(array.ctypes.data)
 
 
+def _functions(source):
+    return _load(compile_library(source), source.prefix)
+
+
 @functools.lru_cache(maxsize=64)
-def _functions(library, prefix):
+def _load(library, prefix):
     loaded = ctypes.CDLL(str(library))
     names = ("reset", "step", "quantize", "dequantize")
     found = {name: getattr(loaded, f"{prefix}_{name}", None) for name in names}
@@ -116,7 +186,7 @@ class NativeStream:
     def __init__(self, source: Source, state: bytes | None = None) -> None:
         self._source = source
         self.inputs, self.outputs = source.inputs, source.outputs
-        functions = _functions(compile_library(source), source.prefix)
+        functions = _functions(source)
         self._reset, self._step = functions["reset"], functions["step"]
         self._state = np.zeros(source.state_bytes, "uint8")
         self._x = np.zeros(self.inputs, _DTYPES[source.real])
@@ -164,7 +234,7 @@ class FixedStream(NativeStream):
 
     def __init__(self, source: Source, state: bytes | None = None) -> None:
         super().__init__(source, state)
-        functions = _functions(compile_library(source), source.prefix)
+        functions = _functions(source)
         self._quantize, self._dequantize = functions["quantize"], functions["dequantize"]
 
     def step(self, x: Any) -> np.ndarray:

@@ -83,11 +83,12 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def write_files(contents: Mapping[Path, bytes]) -> None:
+def write_files(contents: Mapping[Path, bytes], mode: int | None = None) -> None:
     """Writes files that belong together: if one cannot be written, all old ones are kept.
 
     Args:
         contents: The content of each file. The folders must exist.
+        mode: Integer, permissions of the files. Defaults to `None`, those of a new file.
 
     Raises:
         OSError: If a file cannot be written. The message names it.
@@ -95,6 +96,8 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
     with contextlib.ExitStack() as stack:
         for path, content in contents.items():
             with open(stack.enter_context(atomic_write(path)), "wb") as file:
+                if mode is not None:
+                    os.chmod(file.name, mode)
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())  # before any of them is renamed

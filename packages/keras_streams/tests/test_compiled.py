@@ -1,0 +1,141 @@
+"""The cache of compiled steps, which may be damaged, full, or somebody else's."""
+
+import os
+import pathlib
+import shutil
+import stat
+
+import numpy as np
+import pytest
+
+from keras_streams import compiled
+from keras_streams.c_source import print_c
+from keras_streams.compiled import NativeStream, compile_library, find_compiler
+from keras_streams.program import Program
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+posix = pytest.mark.skipif(os.name != "posix", reason="owners and permissions")
+
+KERNEL = np.arange(6, dtype="float32").reshape(2, 3)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    monkeypatch.setenv("ZIG_GLOBAL_CACHE_DIR", os.path.join(home, "zig"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    return tmp_path / "keras_streams"
+
+
+@pytest.fixture
+def source():
+    program = Program("model", 2)
+    program.finish(program.dense(program.input, program.weight("kernel", KERNEL)))
+    return print_c(program, "model", "float")
+
+
+def is_right(source):
+    return np.array_equal(NativeStream(source).step([1, 2]), [1, 2] @ KERNEL)
+
+
+def test_a_library_is_compiled_once(source, cache, monkeypatch):
+    library = compile_library(source)
+    assert library.parent == cache and is_right(source)
+    monkeypatch.setattr(compiled, "_compile", None)
+    assert compile_library(source) == library
+    if os.name == "posix":
+        assert {stat.S_IMODE(path.stat().st_mode) for path in cache.iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize("kind", ["library", "record"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[:-5]),
+        lambda path: path.write_bytes(b"\xff" + path.read_bytes()),
+    ],
+)
+def test_a_damaged_library_is_compiled_again(source, cache, kind, damage):
+    library = compile_library(source)
+    (record,) = cache.glob("*.sha256")
+    assert is_right(source)
+    damage(library if kind == "library" else record)
+    assert compile_library(source) != library
+    assert is_right(source)
+
+
+@posix
+@pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
+def test_what_others_may_write_is_not_loaded(source, cache, mode):
+    library = compile_library(source)
+    library.chmod(mode)
+    another = compile_library(source)
+    assert another != library and another.parent == cache
+    cache.chmod(mode)
+    assert compile_library(source).parent != cache and is_right(source)
+
+
+@posix
+@pytest.mark.skipif(os.name == "posix" and os.geteuid() != 0, reason="needs root")
+def test_what_another_user_wrote_is_not_loaded(source, cache):
+    library = compile_library(source)
+    os.chown(library, 12345, -1)
+    assert compile_library(source) != library
+    os.chown(cache, 12345, -1)
+    assert compile_library(source).parent != cache and is_right(source)
+
+
+def test_without_a_cache_folder_a_private_one_is_used(source, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    folder = compile_library(source).parent
+    assert not folder.is_relative_to(tmp_path) and is_right(source)
+    if os.name == "posix":
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_another_processor_or_compiler_has_a_library_of_its_own(source, monkeypatch):
+    library = compile_library(source)
+    target = compiled._target(tuple(find_compiler()))
+    assert "__VERSION__" in target
+    for change in ("#define __AVX9000__ 1\n", '#define __VERSION__ "99"\n'):
+        monkeypatch.setattr(compiled, "_target", lambda compiler, change=change: target + change)
+        assert compile_library(source) != library
+
+
+@posix
+def test_the_path_of_a_compiler_may_have_spaces(source, tmp_path, monkeypatch):
+    folder = tmp_path / "my tools" / "my cc"
+    folder.mkdir(parents=True)
+    path = folder / "cc"
+    path.write_text(f'#!/bin/sh\nexec {shutil.which("cc")} "$@"\n')
+    path.chmod(0o755)
+    found = {
+        str(path): [str(path)],
+        f"{path} -O1 -DA='b c'": [str(path), "-O1", "-DA=b c"],
+        f"'{path}' -O1": [str(path), "-O1"],
+        "cc -O1": ["cc", "-O1"],
+        "": [shutil.which("cc")],
+    }
+    for command, words in found.items():
+        monkeypatch.setenv("CC", command)
+        assert find_compiler() == words
+        assert is_right(source)
+
+
+@pytest.mark.skipif(not compiled.has_zig(), reason="needs ziglang")
+def test_compilers_do_not_fuse_products_and_sums(monkeypatch):
+    """Fused, x * y + z is rounded once."""
+    rng = np.random.default_rng(0)
+    program = Program("model", 64)
+    kernel, start = (program.weight("w", rng.normal(size=size)) for size in ((64, 64), 64))
+    program.finish(program.dense(program.input, kernel, start))
+    source = print_c(program, "model", "float")
+    x = rng.normal(size=64).astype("float32")
+    wanted = NativeStream(source).step(x)
+    monkeypatch.setenv("CC", " ".join(map(str, compiled.ZIG)))
+    assert pathlib.Path(find_compiler()[0]).exists()
+    np.testing.assert_array_equal(NativeStream(source).step(x), wanted)
