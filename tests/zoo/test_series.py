@@ -658,6 +658,15 @@ def test_a_run_without_epochs(tmp_path):
     np.testing.assert_allclose(again.predict_on_batch(x), model.predict_on_batch(x), atol=1e-4)
     assert classify(folder, test, tmp_path / "classes.csv")["series"] == 12
     assert "no epochs: fitted in closed form" in runs.describe(stored, model, recipe.load_data())
+    other = zoo.recipe("tcn_classifier", data_options=options, filters=2, epochs=1)
+    runs.train(other, tmp_path / "other", verbose=0)
+    header, *rows = comparison.table([folder, tmp_path / "other"])
+    rocket, tcn = (dict(zip(header, row, strict=True)) for row in rows)
+    assert [rocket[name] for name in ("epochs", "best", "val_loss")] == ["0", "-", "-"]
+    assert tcn["epochs"] == "1" and float(tcn["val_loss"]) > 0
+    comparison.draw([folder, tmp_path / "other"], tmp_path / "both.png")
+    with pytest.raises(ValueError, match="None of these runs has epochs"):
+        comparison.draw([folder], tmp_path / "none.png")
     longer = runs.train(recipe.replace(epochs=1), folder, verbose=0)
     assert runs.epochs_done(folder) == 1 and longer.optimizer.iterations > 0
     for name, options in (("tcn_classifier", {}), ("tcn_forecaster", {"linear": False})):

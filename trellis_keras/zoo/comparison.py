@@ -16,8 +16,8 @@ from trellis_keras.zoo import run as runs
 def table(folders: Sequence[str | os.PathLike]) -> list[tuple[str, ...]]:
     """Returns a header, and one row per run.
 
-    The columns are epochs, parameters, the metrics of the best epoch, and the settings in which the
-    runs differ.
+    The columns are epochs, parameters, the metrics of the best epoch ("-" for a model that was
+    fitted in closed form, without epochs), and the settings in which the runs differ.
 
     Args:
         folders: Folders of runs.
@@ -29,7 +29,8 @@ def table(folders: Sequence[str | os.PathLike]) -> list[tuple[str, ...]]:
     found = []
     for folder in folders:
         settings, history = runs.flat_settings(folder), _history(folder)
-        best = min(history, key=lambda row: (math.isnan(row["val_loss"]), row["val_loss"]))
+        key = lambda row: (math.isnan(row["val_loss"]), row["val_loss"])  # noqa: E731
+        best = min(history, key=key, default={})
         found.append((folder, settings, history, best))
     metrics = dict.fromkeys(
         key for *_, best in found for key in best if key.startswith("val_") and key != "val_loss"
@@ -44,7 +45,7 @@ def table(folders: Sequence[str | os.PathLike]) -> list[tuple[str, ...]]:
             own["model"],
             f"{runs.load_best(folder).count_params():,}",
             str(len(history)),
-            f"{best['epoch']:.0f}",
+            f"{best['epoch']:.0f}" if best else "-",
             *(f"{best[key]:.5g}" if key in best else "-" for key in ("val_loss", *metrics)),
             *(_text(own, name) for name in shown),
         )
@@ -70,8 +71,10 @@ def draw(
     path = runs.check_output(path, overwrite=overwrite)
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    for folder in folders:
-        history = _history(folder)
+    histories = {folder: rows for folder in folders if (rows := _history(folder))}
+    if not histories:
+        raise ValueError("None of these runs has epochs, whose losses could be drawn.")
+    for folder, history in histories.items():
         epochs = [row["epoch"] for row in history]
         marker = "o" if len(history) == 1 else None
         axes.plot(epochs, [row["val_loss"] for row in history], label=str(folder), marker=marker)
@@ -86,9 +89,11 @@ def draw(
 
 
 def _history(folder):
-    """Returns the rows of a run's history, with NaN for missing values."""
+    """Returns the rows of a run's history, with NaN for missing values; none without epochs."""
     path = runs.recipe_path(folder).with_name("history.csv")
     rows = read_history(path)
+    if not rows and runs.flat_settings(folder).get("epochs") == 0:
+        return []
     if not rows:
         raise FileNotFoundError(
             f"{folder} has no history.csv: the run has not finished an epoch yet."
