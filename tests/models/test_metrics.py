@@ -14,6 +14,7 @@ from trellis_keras.models import (
     FrameNLL,
     Perplexity,
 )
+from trellis_keras.models.base import BackboneModel
 
 pytestmark = [pytest.mark.both_backends, pytest.mark.float64]
 
@@ -50,14 +51,23 @@ def counted(metric):
     return sum(float(ops.convert_to_numpy(part)) for part in parts)
 
 
-def test_single_tokens_are_counted_beyond_two_to_the_24():
-    metric = CrossEntropy()
+@pytest.mark.parametrize(
+    ("make", "one"),
+    [
+        (CrossEntropy, ([1.0],)),
+        (lambda: DigitsRecalled(1), ([[0]], [[[1.0, 0.0]]])),
+        (lambda: BackboneModel()._mean_loss, (1.0, 1.0)),
+    ],
+    ids=["tokens", "sequences", "loss"],
+)
+def test_single_values_are_counted_beyond_two_to_the_24(make, one):
+    metric = make()
     metric._weight.assign(2.0**24)
-    metric._total.assign(2.0**25)
+    metric._total.assign(2.0**24)
     for _ in range(64):
-        metric.update_state([2.0])
+        metric.update_state(*one)
     assert counted(metric) == 2**24 + 64
-    assert float(metric.result()) == 2.0
+    assert float(metric.result()) == 1.0
 
 
 def test_compilation_keeps_the_remainders():

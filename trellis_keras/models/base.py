@@ -19,6 +19,7 @@ from keras_streams import to_stream
 from keras_streams.protocol import at_least_float32, check_built
 from trellis_keras.files import atomic_folder
 from trellis_keras.layers.base import SublayersMixin, check_tokens
+from trellis_keras.models.metrics import MeanLoss
 from trellis_keras.models.saved_files import README, check_file, check_preset_folder
 from trellis_keras.types import Cache, Tensor
 
@@ -37,7 +38,7 @@ class BackboneModel(SublayersMixin, keras.Model):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         dtype = at_least_float32(self.compute_dtype)
-        self._mean_loss = keras.metrics.Mean(name="loss", dtype=dtype)
+        self._mean_loss = MeanLoss("loss", dtype)
         self._asked_to_compile: bool | str = "auto"
         self._auto_scale_loss = True
 

@@ -53,6 +53,14 @@ class ExactMean(keras.metrics.Metric):
         return mean
 
 
+class MeanLoss(ExactMean):
+    """Computes the mean loss of batches, weighted by what each counts."""
+
+    def update_state(self, loss: Tensor, sample_weight: Tensor = None) -> None:
+        """Accumulates the loss of a batch."""
+        self._accumulate(loss, sample_weight)
+
+
 @keras.saving.register_keras_serializable("trellis_keras")
 class CrossEntropy(ExactMean):
     """Computes the mean negative log-likelihood of a token, in nats.
@@ -174,7 +182,7 @@ class FrameNLL(ExactMean):
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class DigitsRecalled(keras.metrics.Mean):
+class DigitsRecalled(ExactMean):
     """Computes the fraction of sequences whose last digits are all correct.
 
     The copy-memory task (Bai et al. 2018, section 5.4) requires ten digits at the end.
@@ -193,7 +201,7 @@ class DigitsRecalled(keras.metrics.Mean):
     """
 
     def __init__(self, digits: int = 10, name: str = "recalled", dtype: str | None = None) -> None:
-        super().__init__(name=name, dtype=dtype)
+        super().__init__(name, dtype)
         self.digits = digits
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> None:
@@ -211,7 +219,7 @@ class DigitsRecalled(keras.metrics.Mean):
         right = ops.all(ops.equal(recalled, wanted), axis=-1)
         if sample_weight is not None and len(sample_weight.shape) > 1:
             sample_weight = sample_weight[:, -1]
-        super().update_state(ops.cast(right, self.dtype), sample_weight=sample_weight)
+        self._accumulate(right, sample_weight)
 
     def get_config(self) -> dict:
         return {"digits": self.digits, "name": self.name, "dtype": self.dtype}
