@@ -658,7 +658,8 @@ def test_a_run_without_epochs(tmp_path):
     np.testing.assert_allclose(again.predict_on_batch(x), model.predict_on_batch(x), atol=1e-4)
     assert classify(folder, test, tmp_path / "classes.csv")["series"] == 12
     assert "no epochs: fitted in closed form" in runs.describe(stored, model, recipe.load_data())
-    other = zoo.recipe("tcn_classifier", data_options=options, filters=2, epochs=1)
+    more = {"data": "whole_series", "data_options": options}
+    other = zoo.recipe("tcn_classifier", **more, filters=2, epochs=1)
     runs.train(other, tmp_path / "other", verbose=0)
     header, *rows = comparison.table([folder, tmp_path / "other"])
     rocket, tcn = (dict(zip(header, row, strict=True)) for row in rows)

@@ -29,9 +29,7 @@ def table(folders: Sequence[str | os.PathLike]) -> list[tuple[str, ...]]:
     found = []
     for folder in folders:
         settings, history = runs.flat_settings(folder), _history(folder)
-        key = lambda row: (math.isnan(row["val_loss"]), row["val_loss"])  # noqa: E731
-        best = min(history, key=key, default={})
-        found.append((folder, settings, history, best))
+        found.append((folder, settings, history, _best(history)))
     metrics = dict.fromkeys(
         key for *_, best in found for key in best if key.startswith("val_") and key != "val_loss"
     )
@@ -52,6 +50,12 @@ def table(folders: Sequence[str | os.PathLike]) -> list[tuple[str, ...]]:
         for folder, own, history, best in found
     ]
     return [header, *rows]
+
+
+def _best(history):
+    """Returns the row of the lowest validation loss, empty without rows."""
+    key = lambda row: (math.isnan(row["val_loss"]), row["val_loss"])  # noqa: E731
+    return min(history, key=key, default={})
 
 
 def _text(settings, name):
