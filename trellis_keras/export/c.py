@@ -209,7 +209,7 @@ def fixed_source(
             "model without `quantization`, and please report it."
         )
     difference = np.abs(found - expected)
-    largest = np.nanmax(np.abs(expected))
+    largest = _largest(expected)
     notes = [
         *_describe(model, program, source, series),
         "",
@@ -230,8 +230,9 @@ def check_equal(
         RuntimeError: If it is too large.
     """
     same_steps = np.array_equal(np.isnan(found), np.isnan(expected))  # NaN where there is no output
-    largest = np.nanmax(np.abs(expected))
-    difference = float(np.nanmax(np.abs(found - expected)) / largest) if same_steps else math.inf
+    difference = math.inf
+    if same_steps:
+        difference = float(np.nanmax(np.abs(found - expected)) / _largest(expected))
     if not difference <= _TOLERANCE[source.real]:
         raise RuntimeError(
             f"The C code of {model.name} differs from Keras by {difference:.1e} of the largest "
@@ -239,6 +240,11 @@ def check_equal(
             'model that amplifies rounding errors may need dtype="float64".'
         )
     return difference
+
+
+def _largest(outputs):
+    """Returns the unit of differences: the largest output, or 1 if all are 0."""
+    return float(np.nanmax(np.abs(outputs))) or 1.0
 
 
 def _round_up(number):
@@ -329,6 +335,13 @@ def _checked(model):
             "A layer with stateful=True carries its state from batch to batch, but a stream in C "
             "starts from zeros. Build the model with stateful=False and load its weights. "
             f"Received: stateful=True of {', '.join(stateful)}"
+        )
+    quantized = [layer.name for layer in layers if layer.quantization_mode is not None]
+    if quantized:
+        raise ValueError(
+            "A model that Keras has quantized has no version in C. Export the model as it was "
+            "before `quantize`, for integer C with `quantization` and `representative_data`. "
+            f"Received: {', '.join(quantized)}, quantized"
         )
     dtypes = {layer.compute_dtype for layer in layers} | {w.dtype for w in model.weights}
     real = _REAL.get(dtypes.pop()) if len(dtypes) == 1 else None
