@@ -41,7 +41,6 @@ NEXT = (
     ("gru_adding", {"setting": "fast"}, None),
     ("rhn_char_ptb", _ALONE, None),
     ("tcn_ptb", {"setting": "fast"}, None),
-    ("trellisnet_ptb", {"setting": "fast"}, 15),
     ("trellisnet_seq_cifar10", _LARGE, 15),
     ("trellisnet_permuted_mnist", _LARGE, 15),
     ("trellisnet_seq_mnist", _LARGE, 15),
