@@ -335,8 +335,8 @@ def _nets():
 
 def measure(model, folder, turns, size=None, receptive_field=None):
     """Returns the figures of a net."""
+    from keras_streams.c import proven_source
     from trellis_keras.export import export
-    from trellis_keras.export.c import proven_source
 
     source, x, expected = proven_source(model, "model")
     export(model, folder / "model.c", format="c")

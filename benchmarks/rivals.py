@@ -114,8 +114,8 @@ class OursInC(OursTensorFlow):
     """trellis_keras' TCN, stepped by `export.native`."""
 
     def reset(self):
+        from keras_streams.c import proven_source
         from trellis_keras.export import native
-        from trellis_keras.export.c import proven_source
 
         self.stream = native(self.model)
         self.state_bytes = proven_source(self.model, "model")[0].state_bytes

@@ -14,7 +14,6 @@ import typer
 
 from trellis_keras.terminal import printable
 from trellis_keras.zoo import catalog, results
-from trellis_keras.zoo.run_folder import recipe_path
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -67,16 +66,12 @@ def list_command(
     _echo_table([header, *catalog.rows(pattern, pretrained)], numbers={2, 4, 5})
 
 
-def _load(*runs, files=(), data_dir=None):
+def _load():
     """Imports the package, hiding what TensorFlow's libraries log while they look for devices.
 
     They log at every log level. The output is shown if TF_CPP_MIN_LOG_LEVEL is set, or the import
-    fails. As the import takes seconds, runs and files that are not there are noticed before.
+    fails.
     """
-    for folder in runs:
-        recipe_path(folder)
-    for file in files:
-        _check_file(file, data_dir)
     if hasattr(sys.modules["trellis_keras"], "__version__"):
         return
     for name in ("trellis_keras.zoo", "trellis_keras"):  # bare packages of `trellis_keras_cli`
@@ -104,15 +99,6 @@ def _load(*runs, files=(), data_dir=None):
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
-
-
-def _check_file(path, data_dir):
-    """Raises FileNotFoundError unless a file, or its compressed form, exists."""
-    places = [os.path.expanduser(path)]
-    if data_dir is not None:
-        places.append(os.path.join(os.path.expanduser(data_dir), os.path.basename(path)))
-    if not any(os.path.isfile(place + suffix) for place in places for suffix in ("", ".gz")):
-        raise FileNotFoundError(f"There is no file {' or '.join(places)}.")
 
 
 def _echo(text="", *, newline=True, err=False):
@@ -247,9 +233,7 @@ def train(
     names, options = _parse(settings)
     for name in names[:1]:
         catalog.check(name, options)
-    if not (names or as_published or coordinator):
-        _check_run_to_resume(output)
-    _load(files=[] if text is None else [text], data_dir=data_dir)
+    _load()
     from trellis_keras import zoo
     from trellis_keras.forecasting.report import describe_report
     from trellis_keras.training import devices as parallel
@@ -350,7 +334,7 @@ def evaluate(
     --dynamic and --cache tune their hyper-parameters on the start of the validation split, which
     takes as long as several evaluations of it, and then score the split once.
     """
-    _load(run)
+    _load()
     from trellis_keras import zoo
     from trellis_keras.zoo.adapting import evaluate_cache, evaluate_dynamic
     from trellis_keras.zoo.run import evaluate, load_best
@@ -393,7 +377,7 @@ def forecast(
 
     Columns known in the future are read from the rows after the last value of the target.
     """
-    _load(run)
+    _load()
     from trellis_keras.zoo import forecasts
 
     written = forecasts.forecast(run, file, output, steps, overwrite)
@@ -417,7 +401,7 @@ def classify(
 
     Each row of the output is a series, with its class and the probability of each class.
     """
-    _load(run, *average_with or ())
+    _load()
     from trellis_keras.zoo import classes
 
     written = classes.classify(run, file, output, overwrite, average_with or ())
@@ -445,7 +429,7 @@ def backtest(
     target, step and series. Next to the output are a plot of the errors by step ahead (.png) and
     all scores (_scores.csv).
     """
-    _load(run)
+    _load()
     from trellis_keras.forecasting.backtest import backtest_tables
     from trellis_keras.zoo import forecasts
 
@@ -469,7 +453,7 @@ def compare(
     overwrite: Overwrite = False,
 ):
     """Compare runs: epochs, lowest validation loss, and the metrics of that epoch."""
-    _load(*runs)
+    _load()
     from trellis_keras.zoo import comparison
 
     if output is not None:
@@ -559,7 +543,7 @@ def export(
     overwrite: Overwrite = False,
 ):
     """Export the best model of a run for TensorFlow Serving, or for another runtime."""
-    _load(run)
+    _load()
     from trellis_keras import zoo
     from trellis_keras.export import export as export_model
     from trellis_keras.zoo import forecasts
@@ -613,7 +597,7 @@ def score(
     overwrite: Overwrite = False,
 ):
     """Write the log-probability of each line of a text under the best model of a run."""
-    _load(run, files=[file])
+    _load()
     from trellis_keras import scoring, zoo
     from trellis_keras.zoo.run import check_output
 
@@ -639,7 +623,7 @@ def score(
 
 def _language_model(run, command):
     """Returns the best model of a run of a language model."""
-    _load(run)
+    _load()
     from trellis_keras import zoo
     from trellis_keras.models import LanguageModel
     from trellis_keras.zoo.run import load_best
@@ -703,15 +687,10 @@ def _recipe_to_resume(zoo, output, parallel):
     """Returns the recipe of the run in a folder; all processes get that of process 0."""
     if parallel.process_index():
         return zoo.registry.recipe_from_dict(json.loads(parallel.broadcast(b"")))
-    _check_run_to_resume(output)
-    recipe = zoo.read_recipe(output)
-    parallel.broadcast(recipe.to_json().encode())
-    return recipe
-
-
-def _check_run_to_resume(output):
     try:
-        recipe_path(output)
+        recipe = zoo.read_recipe(output)
+        parallel.broadcast(recipe.to_json().encode())
+        return recipe
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"{error} Pass a model (`trellis-keras list` shows them) to start one. To restart a "

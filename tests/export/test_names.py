@@ -9,13 +9,13 @@ import subprocess
 import keras
 import pytest
 
-from keras_streams import compiled
-from keras_streams.c_source import print_c
-from keras_streams.program import Part
+from keras_streams import compiled, passes
+from keras_streams.c import c_source, proven_source, step_program
+from keras_streams.c_code import print_c
+from keras_streams.exported import exported_stream
+from keras_streams.wasm import es_module
 from tests.export.test_c import WARNINGS, ZIG
 from trellis_keras.export import export
-from trellis_keras.export.c import proven_source, stream_program
-from trellis_keras.export.wasm import es_module
 
 # Each would declare `injected` if a part of it were read as code.
 CODE = "int injected(void) { return 42; }"
@@ -33,15 +33,14 @@ COMPILERS = [
 
 
 def dense(outputs=2):
-    net = keras.Sequential([keras.Input((None, 2)), keras.layers.Dense(outputs)])
-    return net, stream_program(net, "model")
+    return keras.Sequential([keras.Input((None, 2)), keras.layers.Dense(outputs)])
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_names_of_outputs_are_strings(compiler, tmp_path):
-    _, program = dense(outputs=len(HOSTILE))
-    program.names = HOSTILE
-    compiled.write_source(print_c(program, "model", "float"), tmp_path)
+    stream = exported_stream(dense(outputs=len(HOSTILE)))
+    stream = dataclasses.replace(stream, names=HOSTILE)
+    compiled.write_source(c_source(stream, "model"), tmp_path)
     (tmp_path / "main.c").write_text("""
 #include "model.h"
 #include <stdio.h>
@@ -66,13 +65,17 @@ int main(void)
 
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_names_in_comments_stay_there(compiler, tmp_path):
-    net, program = dense()
+    net = dense()
     columns = {"inputs": HOSTILE, "targets": HOSTILE}
     export(net, tmp_path / "columns.c", format="c", series=columns)
     for number, name in enumerate(HOSTILE):
-        (part,) = (item for item in program.body.items if isinstance(item, Part))
-        part.name = part.comment = name
-        compiled.write_source(print_c(program, f"layer_{number}", "float"), tmp_path)
+        stream = exported_stream(net)
+        program = step_program(stream)
+        for op in program.ops:
+            op.scope = op.buffer.scope = name
+        groups = passes.optimize(program)
+        source = print_c(program, groups, f"layer_{number}", "float", stream)
+        compiled.write_source(source, tmp_path)
     files = [path.name for path in tmp_path.glob("*.c")]
     command = [*compiler, *WARNINGS, "-trigraphs", "-shared", "-fPIC", *files, "-lm"]
     run = subprocess.run([*command, "-o", "model.so"], cwd=tmp_path, capture_output=True, text=True)
@@ -85,7 +88,7 @@ def test_names_in_comments_stay_there(compiler, tmp_path):
 def test_names_in_an_es_module_stay_names(tmp_path):
     code = "globalThis.injected = true;"
     hostile = [name.replace(CODE, code) for name in HOSTILE]
-    net, _ = dense(outputs=len(hostile))
+    net = dense(outputs=len(hostile))
     source, *_ = proven_source(net, "model", {"inputs": hostile})
     source = dataclasses.replace(source, names=hostile)
     (tmp_path / "model.mjs").write_text(es_module(source, f"a\u2028{code}\n{code}//"))

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from keras_streams import compiled
+from keras_streams.c import keras_steps
 from tests.export.random_nets import CHANNELS
 from tests.export.test_c import classifier, language_model
 from trellis_keras.export import native
-from trellis_keras.export.c import keras_steps
 
 X = np.random.default_rng(0).normal(size=(300, CHANNELS)).astype("float32")
 
@@ -67,10 +67,25 @@ def test_tokens():
     np.testing.assert_allclose(steps(native(model), ids), keras_steps(model, ids), atol=1e-6)
 
 
-def test_errors(model, stream, monkeypatch):
-    with pytest.raises(ValueError, match=r"must have shape \(3,\). Received: shape \(1,\)"):
-        stream.step([1.0])
-    monkeypatch.setattr("trellis_keras.export.c.find_compiler", lambda: None)
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_wrong_inputs_are_refused(model, quantization):
+    tokens, data = np.arange(9).repeat(3), X
+    if quantization is None:
+        tokens = data = None
+    stream = native(model, quantization=quantization, representative_data=data)
+    for x in ([1.0], 1.0, np.ones((1, CHANNELS))):
+        with pytest.raises(ValueError, match="must have shape"):
+            stream.step(x)
+    stream = native(language_model(), quantization=quantization, representative_data=tokens)
+    for token in (-1, 9, 2**32 + 1, 1.9, 1.0, "1", None, [1]):
+        with pytest.raises(ValueError, match="token id"):
+            stream.step(token)
+    first, second = stream, stream.clone()
+    assert np.array_equal(first.step(3), second.step(np.uint8(3)))
+
+
+def test_a_missing_compiler_is_named(model, monkeypatch):
+    monkeypatch.setattr("keras_streams.c.find_compiler", lambda: None)
     with pytest.raises(ImportError, match="pip install ziglang, or use .*compiled_step"):
         native(model)
 

@@ -12,10 +12,10 @@ import threading
 import numpy as np
 import pytest
 
+from keras_streams.c import keras_steps
 from tests.export.random_nets import CHANNELS
 from tests.export.test_c import classifier, language_model
 from trellis_keras.export import export
-from trellis_keras.export.c import keras_steps
 from trellis_keras.layers import TCN
 from trellis_keras.models import SequenceClassifier
 
@@ -98,7 +98,7 @@ def test_the_example_runs_in_a_browser(tmp_path):
 def test_errors(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="must end in .wasm"):
         export(classifier(), tmp_path / "model.c", format="wasm")
-    monkeypatch.setattr("trellis_keras.export.wasm.has_zig", lambda: False)
+    monkeypatch.setattr("keras_streams.wasm.has_zig", lambda: False)
     with pytest.raises(ImportError, match="pip install ziglang"):
         export(classifier(), tmp_path / "model.wasm", format="wasm")
     assert not list(tmp_path.iterdir())

@@ -13,13 +13,13 @@ import numpy as np
 
 from keras_streams.files import atomic_write, check_output
 from keras_streams.graph_stream import GraphStream, to_stream
+from keras_streams.wasm import write_wasm
 from trellis_keras import kernels
 from trellis_keras.export.c import check_quantization, native, stream_of, write_c
 from trellis_keras.export.endpoints import endpoints_of
 from trellis_keras.export.litert import to_litert
 from trellis_keras.export.onnx import to_onnx
 from trellis_keras.export.saved_model import write_saved_model
-from trellis_keras.export.wasm import write_wasm
 from trellis_keras.models import LanguageModel
 from trellis_keras.models.sequence_models import SequenceModel
 

@@ -3,9 +3,6 @@
 import dataclasses
 import math
 import pathlib
-import re
-import textwrap
-import warnings
 from typing import Any
 
 import keras
@@ -13,9 +10,10 @@ import numpy as np
 from keras import ops
 
 from keras_streams import GraphStream, to_stream
+from keras_streams import c as floats
 from keras_streams.c_fixed import print_fixed
-from keras_streams.c_source import Source, comment_text, print_c
-from keras_streams.compiled import FixedStream, NativeStream, find_compiler, source_files
+from keras_streams.c_source import Source
+from keras_streams.compiled import FixedStream, NativeStream, source_files
 from keras_streams.files import check_output, write_files
 from keras_streams.program import Program
 from keras_streams.protocol import check_built
@@ -27,11 +25,7 @@ from trellis_keras.models import LanguageModel, PolyphonicModel, SequenceClassif
 from trellis_keras.models.base import BackboneModel
 from trellis_keras.models.sequence_models import SequenceModel
 
-_STEPS = 200  # of random inputs, or more for models with few outputs
 _REAL = {"float32": "float", "float64": "double"}
-# Largest difference from Keras, relative to the largest output. (Some Keras operations round
-# float64 to float32, such as TensorFlow's leaky_relu and JAX's tanh.)
-_TOLERANCE = {"float": 1e-5, "double": 1e-6}
 
 
 def write_c(
@@ -43,34 +37,16 @@ def write_c(
     representative_data: np.ndarray | None = None,
 ) -> pathlib.Path:
     """Writes a model as C and returns the path; see `export`."""
-    prefix = path.stem
-    if path.suffix != ".c" or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", prefix):
-        raise ValueError(
-            "`path` must end in .c, and its name must be a C identifier (the prefix of all "
-            f"functions), such as model.c. Received: {path}"
-        )
-    test_path = path.with_name(f"{prefix}_test.c")
+    prefix = floats.checked_prefix(path)
     if path.parent.is_dir():
-        for file in (path, path.with_suffix(".h"), *([] if find_compiler() else [test_path])):
+        for file in (path, path.with_suffix(".h")):
             check_output(file, overwrite=overwrite)
-    if quantization is not None:
-        assert representative_data is not None  # by `check_quantization`
-        source = fixed_source(model, prefix, quantization, representative_data, series)
-    else:
-        source, x, expected = proven_source(model, prefix, series)
+    if quantization is None:
+        return floats.write_c(model, path, series, overwrite)
+    assert representative_data is not None  # by `check_quantization`
+    source = fixed_source(model, prefix, quantization, representative_data, series)
     path.parent.mkdir(parents=True, exist_ok=True)
-    files = source_files(source, path.parent)
-    is_unproven = find_compiler() is None and quantization is None
-    if is_unproven:
-        files[test_path] = _test_program(source, x, expected).encode()
-    write_files(files)
-    if is_unproven:
-        warnings.warn(
-            f"Found no C compiler to compare {path} with Keras. On a machine with a compiler, run "
-            f"cc {path.name} {prefix}_test.c -lm && ./a.out (or pip install ziglang and export "
-            "again).",
-            stacklevel=3,
-        )
+    write_files(source_files(source, path.parent))
     return path
 
 
@@ -119,51 +95,11 @@ def native(
     >>> stream.step([0.1, 0.2]).shape
     (4,)
     """
-    if find_compiler() is None:
-        raise ImportError(
-            "`native` needs a C compiler: pip install ziglang, or use "
-            "keras_streams.compiled_step instead."
-        )
     check_quantization(quantization, representative_data)
-    if quantization is not None:
-        assert representative_data is not None
-        return FixedStream(fixed_source(model, "model", quantization, representative_data))
-    return NativeStream(proven_source(model, "model")[0])
-
-
-def proven_source(
-    model: keras.Layer, prefix: str, series: dict[str, Any] | None = None
-) -> tuple[Source, np.ndarray, np.ndarray]:
-    """Returns a model as C, compared with Keras if there is a compiler.
-
-    Returns:
-        The source, the inputs of random steps, and Keras' outputs for them, (steps, outputs).
-
-    Raises:
-        ValueError: If the model cannot be exported as C.
-        RuntimeError: If its C code differs from Keras.
-    """
-    model, real = _checked(model)
-    program = stream_program(model, prefix)
-    source = print_c(program, prefix, real)
-    x = _random_inputs(model, program)
-    expected = keras_steps(model, x)
-    if np.any(np.isinf(expected)) or (program.counter is None and np.any(np.isnan(expected))):
-        raise ValueError(
-            f"The C code of {model.name} cannot be verified: Keras' outputs for {len(x)} random "
-            "steps are not finite."
-        )
-    if find_compiler() is None:
-        proof = f"Not yet compared with Keras: run {prefix}_test.c."
-    else:
-        stream = NativeStream(source)
-        found = np.stack([stream.step(row) for row in x])
-        proof = (
-            f"Largest difference from Keras over {len(x)} random steps: below "
-            f"{_round_up(check_equal(model, source, found, expected))} of the largest output."
-        )
-    notes = [*_describe(model, program, source, series), "", proof]
-    return dataclasses.replace(source, comment=_comment(notes)), x, expected
+    if quantization is None:
+        return floats.native(model)
+    assert representative_data is not None
+    return FixedStream(fixed_source(model, "model", quantization, representative_data))
 
 
 def fixed_source(
@@ -209,7 +145,7 @@ def fixed_source(
             "model without `quantization`, and please report it."
         )
     difference = np.abs(found - expected)
-    largest = _largest(expected)
+    largest = np.nanmax(np.abs(expected))
     notes = [
         *_describe(model, program, source, series),
         "",
@@ -218,44 +154,7 @@ def fixed_source(
         f"{np.nanmean(difference) / largest:.1e} on average, "
         f"{np.nanmax(difference) / largest:.1e} at most.",
     ]
-    return dataclasses.replace(source, comment=_comment(notes))
-
-
-def check_equal(
-    model: keras.Layer, source: Source, found: np.ndarray, expected: np.ndarray
-) -> float:
-    """Returns the largest difference between outputs, relative to the largest output.
-
-    Raises:
-        RuntimeError: If it is too large.
-    """
-    same_steps = np.array_equal(np.isnan(found), np.isnan(expected))  # NaN where there is no output
-    difference = math.inf
-    if same_steps:
-        difference = float(np.nanmax(np.abs(found - expected)) / _largest(expected))
-    if not difference <= _TOLERANCE[source.real]:
-        raise RuntimeError(
-            f"The C code of {model.name} differs from Keras by {difference:.1e} of the largest "
-            f"output over {len(found)} random steps; the tolerance is {_TOLERANCE[source.real]}. A "
-            'model that amplifies rounding errors may need dtype="float64".'
-        )
-    return difference
-
-
-def _largest(outputs):
-    """Returns the unit of differences: the largest output, or 1 if all are 0."""
-    return float(np.nanmax(np.abs(outputs))) or 1.0
-
-
-def _round_up(number):
-    """Returns a number as text, rounded up to one significant digit."""
-    exponent = np.floor(np.log10(max(number, 1e-30)))
-    return f"{(np.floor(number / 10**exponent) + 1) * 10**exponent:.0e}"
-
-
-def _comment(lines):
-    body = "\n".join(f" * {comment_text(line)}".rstrip() for line in lines)
-    return f"/*\n{body}\n */\n"
+    return dataclasses.replace(source, comment=floats.comment_of(notes))
 
 
 # Models
@@ -336,13 +235,6 @@ def _checked(model):
             "starts from zeros. Build the model with stateful=False and load its weights. "
             f"Received: stateful=True of {', '.join(stateful)}"
         )
-    quantized = [layer.name for layer in layers if layer.quantization_mode is not None]
-    if quantized:
-        raise ValueError(
-            "A model that Keras has quantized has no version in C. Export the model as it was "
-            "before `quantize`, for integer C with `quantization` and `representative_data`. "
-            f"Received: {', '.join(quantized)}, quantized"
-        )
     dtypes = {layer.compute_dtype for layer in layers} | {w.dtype for w in model.weights}
     real = _REAL.get(dtypes.pop()) if len(dtypes) == 1 else None
     if real is None:
@@ -389,27 +281,6 @@ def _kind(model):
     return type(model.model if isinstance(model, GraphStream) else model).__name__
 
 
-# The comparison with Keras
-
-
-def _random_inputs(model, program):
-    """Returns random inputs (steps, inputs), or tokens (steps,)."""
-    rng = np.random.default_rng(0)
-    stream = stream_of(model)
-    delay, rate = (max(keras.tree.flatten(values)) for values in (stream.delay, stream.rate))
-    steps = max(_STEPS, math.ceil(delay + 20 * rate))
-    if program.takes_token:
-        return rng.integers(0, program.inputs, steps).astype("int32")
-    if isinstance(model, PolyphonicModel):
-        return rng.integers(0, 2, (steps, program.inputs)).astype(model.compute_dtype)
-    x = rng.normal(size=(steps, program.inputs))
-    normalization = getattr(model, "input_normalization", None)
-    if normalization is not None:
-        x = ops.convert_to_numpy(normalization.invert(x.astype(model.compute_dtype)))
-        x[1, 0] = np.nan  # missing: the mean
-    return x.astype(model.compute_dtype)
-
-
 def keras_steps(model: keras.Layer, x: np.ndarray) -> np.ndarray:
     """Returns Keras' outputs for a stream, (steps, outputs), in one forward pass."""
     stream = stream_of(model)
@@ -445,47 +316,3 @@ def _outputs_of(stream, x):
     y, _ = stream.prefill(keras.tree.pack_sequence_as(stream.inputs, xs))
     ys = [ops.reshape(y, (ops.shape(x)[1], -1)) for y in keras.tree.flatten(y)]
     return ops.concatenate([ops.cast(y, ys[0].dtype) for y in ys], axis=-1)
-
-
-def _test_program(source, x, expected):
-    """Returns a C program that compares the steps with Keras' outputs."""
-    real, prefix, upper = source.real, source.prefix, source.prefix.upper()
-    f = "f" if real == "float" else ""
-    suffix = "" if source.takes_token else f
-    read = "x[t]" if source.takes_token else f"x + t * {source.inputs}"
-
-    def numbers(name, kind, values, suffix):
-        values = ", ".join(
-            "NAN" if value != value else f"{value}{suffix}" for value in values.reshape(-1)
-        )
-        text = textwrap.fill(values, 98, initial_indent="    ", subsequent_indent="    ")
-        return f"static const {kind} {name}[] = {{\n{text}\n}};\n"
-
-    return f"""\
-/* Compares {prefix} with Keras: cc {prefix}.c {prefix}_test.c -lm && ./a.out */
-#include "{prefix}.h"
-
-#include <math.h>
-#include <stdio.h>
-
-{numbers("x", "int" if source.takes_token else real, x, suffix)}
-{numbers("expected", real, expected, f)}
-int main(void)
-{{
-    static {prefix}_state state;
-    {real} y[{upper}_OUTPUTS], largest = 0, difference = 0;
-    {prefix}_reset(&state);
-    for (int t = 0; t < {len(x)}; t++) {{
-        {prefix}_step(&state, {read}, y);
-        for (int k = 0; k < {upper}_OUTPUTS; k++) {{
-            {real} wanted = expected[t * {upper}_OUTPUTS + k];
-            largest = fabs{f}(wanted) > largest ? fabs{f}(wanted) : largest;
-            if (!(fabs{f}(y[k] - wanted) <= difference) && !(wanted != wanted && y[k] != y[k]))
-                difference = fabs{f}(y[k] - wanted);
-        }}
-    }}
-    difference /= largest;
-    printf("largest difference from Keras: %.1e of the largest output\\n", (double)difference);
-    return difference <= {_TOLERANCE[real]}{f} ? 0 : 1;
-}}
-"""

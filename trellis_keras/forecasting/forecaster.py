@@ -567,6 +567,18 @@ class Forecaster(SequenceModel):
         hidden, backbone = self.stream().prefill(self._features(x), cache["backbone"])
         return self._outputs(hidden, linear), {"linear": steps, "backbone": backbone}
 
+    def _export_notes(self):
+        axes = "[step][target][quantile]" if self.quantiles else "[step][target]"
+        notes = [f"Outputs: y{axes} of shape {list(self._forecast_shape)}, in row-major order."]
+        if self.quantiles:
+            notes.append(f"Quantiles: {', '.join(map(str, self.quantiles))}.")
+        if self.future_channels:
+            notes.append(
+                f"The last {self.future_channels} inputs are values from {self.horizon} steps "
+                "ahead."
+            )
+        return notes
+
     def last_outputs(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
         """Returns the outputs after the last step of a segment, and the cache after it."""
         if self.linear is None or self.scale == "data":

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_streams.exported import ExportedStream
 from keras_streams.protocol import at_least_float32, check_shape
 from trellis_keras.layers.base import StatefulMixin, check_positive, check_tokens, sub_seed
 from trellis_keras.layers.heads import DenseHead, Head
@@ -609,6 +610,30 @@ class LanguageModel(BackboneModel):
         tokens = ops.convert_to_tensor(tokens)
         check_shape("tokens", tokens, shape)
         return self.embed(tokens)
+
+    def export_stream(self) -> ExportedStream:
+        """Returns the stream that exporters of steps write: from tokens to logits.
+
+        The log-probabilities of a head without logits are logits too.
+        """
+        stream = self.stream()
+        logits = self.head.logits if type(self.head) is DenseHead else self.head
+
+        def step(tokens, cache):
+            hidden, cache = self.hidden_step(tokens, cache)
+            return logits(hidden), cache
+
+        return ExportedStream(
+            self,
+            self.initial_cache,
+            step,
+            lambda tokens: logits(self.hidden_prefill(tokens)[0]),
+            inputs=self.vocabulary_size,
+            takes_token=True,
+            delay=stream.delay,
+            rate=stream.rate,
+            receptive_field=getattr(stream, "receptive_field", None),
+        )
 
     def next_log_probs(self, hidden: Tensor, cache: Cache) -> Tensor:
         """Returns log-probabilities (batch, V) of the next token.

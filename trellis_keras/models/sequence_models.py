@@ -1,5 +1,6 @@
 """Sequence models: classification, regression and polyphonic music with a causal backbone."""
 
+import dataclasses
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -8,6 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_streams.exported import ExportedStream
 from keras_streams.protocol import at_least_float32
 from trellis_keras.layers.base import check_positive, check_tokens, resolve_mask, sub_seed
 from trellis_keras.layers.regularization import Dropout
@@ -525,6 +527,54 @@ class SequenceModel(BackboneModel):
         hidden, cache = self.stream().prefill(self._features(x), cache)
         return self._outputs(hidden), cache
 
+    def export_stream(self) -> ExportedStream:
+        """Returns the stream that exporters of steps write, with its outputs for a reader.
+
+        Raises:
+            ValueError: If the model does not stream, has no statistics, or masks tokens.
+        """
+        self.check_adapted()
+        stream, embedding = self.stream(), self.embedding
+        if embedding is not None and embedding.mask_zero:
+            raise ValueError(
+                f"{self.name} has an embedding with mask_zero=True, but a stream has no masked "
+                "steps. Set mask_zero=False and do not feed padding to the stream."
+            )
+
+        def step(x, cache):
+            y, cache = self.step(x, cache)
+            return self._read_out(y), cache
+
+        return ExportedStream(
+            self,
+            self.initial_cache,
+            step,
+            lambda x: self._read_out(self.outputs_at_each_step(x)[0]),
+            inputs=self.input_spec.axes[-1] if embedding is None else embedding.input_dim,
+            takes_token=embedding is not None,
+            delay=stream.delay,
+            rate=stream.rate,
+            receptive_field=getattr(stream, "receptive_field", None),
+            example=None if embedding is not None else self._random_inputs,
+            notes=self._export_notes(),
+        )
+
+    def _read_out(self, outputs):
+        """Returns the outputs as a reader of an exported stream wants them."""
+        return outputs
+
+    def _random_inputs(self, rng, steps):
+        """Returns random inputs (steps, channels) in the units of the data."""
+        x = rng.normal(size=(steps, self.input_spec.axes[-1])).astype(self.compute_dtype)
+        if self.input_normalization is not None:
+            x = np.array(ops.convert_to_numpy(self.input_normalization.invert(x)))
+            x[1, 0] = np.nan  # missing: the mean
+        return x.astype(self.compute_dtype)
+
+    def _export_notes(self):
+        """Returns lines that describe the outputs."""
+        return []
+
     # Serialization
 
     def get_config(self) -> dict:
@@ -666,6 +716,15 @@ class SequenceClassifier(SequenceModel):
             outputs = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
             outputs = outputs / outputs.sum(axis=-1, keepdims=True)
         return outputs
+
+    def export_stream(self) -> ExportedStream:
+        return dataclasses.replace(super().export_stream(), names=self.class_names or ())
+
+    def _read_out(self, outputs):
+        return ops.softmax(outputs) if self.activation is None else outputs
+
+    def _export_notes(self):
+        return ["Outputs: the probabilities of the classes"]
 
     def _default_loss(self):
         return keras.losses.SparseCategoricalCrossentropy(
@@ -891,6 +950,16 @@ class PolyphonicModel(SequenceModel):
 
     def _prefers_xla(self):
         return False  # It would compile the step for each length of a piece.
+
+    def _read_out(self, outputs):
+        return ops.sigmoid(outputs)
+
+    def _random_inputs(self, rng, steps):
+        shape = steps, self.input_spec.axes[-1]
+        return rng.integers(0, 2, shape).astype(self.compute_dtype)
+
+    def _export_notes(self):
+        return ["Outputs: the probability of each key in the next frame"]
 
     def _default_loss(self):
         return FrameLoss(dtype=self.head.compute_dtype)

@@ -113,9 +113,8 @@ def published_value(name: str, recipe: dict[str, Any]) -> results.Published | No
     """Returns the row of published.csv that matches a model's recipe, or None.
 
     Its setting and the recipe agree in metric, data, data options, and all other options named in
-    the settings of the model's rows. Options of the training count only without a `setting`, which
-    has its own. `files` does not count: the LRU paper does not say which files of Penn Treebank it
-    used.
+    the settings of the model's rows. `files` does not count: the LRU paper does not say which files
+    of Penn Treebank it used.
     """
     rows = [row for row in results.published() if row.model == name]
     if not rows:
@@ -126,8 +125,6 @@ def published_value(name: str, recipe: dict[str, Any]) -> results.Published | No
         recipe.get("data_options", ()),
         *(row.setting for row in rows),
     ) - {"files"}
-    if recipe.get("setting"):
-        names -= recipe["training"].keys()
     for row in rows:
         theirs = own | row.setting
         if all(theirs.get(name) == ours.get(name) for name in names):

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from keras_streams import program as p
+from keras_streams.c_code import Source, _string, comment_text
 from keras_streams.program import Expression, Part, Program, Vector
 
 # The operations in C, for float; `Printer` substitutes its own type. OUTPUTS becomes a constant, so
@@ -146,36 +147,6 @@ _MATH = {"absolute": "fabsf", "is_nan": "isnan"} | {
 }
 BYTES = {"int8_t": 1, "int16_t": 2, "int32_t": 4, "float": 4, "double": 8}
 _IN_DOUBLE = re.compile(r"\b(exp|log|log1p|sqrt|tanh|erf|fabs)f\b")
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """A program as C.
-
-    Attributes:
-        prefix: Prefix of the public names.
-        comment: Description of the model, the first lines of `prefix.h`.
-        header, code: Contents of `prefix.h` and `prefix.c`.
-        real: `"float"` or `"double"`, or `"int16_t"` for integer-only C.
-        names: Names of the outputs; may be empty.
-        takes_token: Whether the input is a token id.
-        inputs, outputs: Numbers of channels, or with `takes_token` the vocabulary size.
-        state_bytes, weight_bytes: Sizes of the state and of all weights.
-        stack_bytes: Size of all arrays on the stack during a step.
-    """
-
-    prefix: str
-    comment: str
-    header: str
-    code: str
-    real: str
-    names: list[str]
-    takes_token: bool
-    inputs: int
-    outputs: int
-    state_bytes: int
-    weight_bytes: int
-    stack_bytes: int
 
 
 def print_c(program: Program, prefix: str, real: str) -> Source:
@@ -695,38 +666,6 @@ def _vectors(operation: p.Operation) -> Iterator[Vector]:
 
 def _is_vector(value):
     return isinstance(value, Vector)
-
-
-def _string(text):
-    """Returns the UTF-8 of a text as a C string literal.
-
-    A raw `\\n`, `\\r` or `??/` would end the literal, and the rest of a name would be code. So all
-    but printable ASCII are octal escapes.
-    """
-    octets = text.encode("utf-8", "backslashreplace")
-    plain = set(range(0x20, 0x7F)) - set(b'"?\\')
-    return '"' + "".join(chr(o) if o in plain else f"\\{o:03o}" for o in octets) + '"'
-
-
-# Ends or nests a comment, splices lines, or is half of a trigraph.
-_NOT_IN_COMMENTS = re.compile(r"[^ -~]|\\|(?<=\*)/|(?<=/)\*|(?<=\?)\?")
-
-
-def comment_text(text: str) -> str:
-    """Returns a text, such as a name, as a line of a comment in C or JavaScript.
-
-    Example:
-
-    >>> comment_text("a*/ é")
-    'a*\\\\x2f \\\\xe9'
-    """
-    return _NOT_IN_COMMENTS.sub(lambda found: _escaped(ord(found[0])), text)
-
-
-def _escaped(code_point):
-    if code_point < 2**8:
-        return f"\\x{code_point:02x}"
-    return f"\\u{code_point:04x}" if code_point < 2**16 else f"\\U{code_point:08x}"
 
 
 def statement(name: str, *arguments: object) -> str:

@@ -4,6 +4,7 @@ import ctypes
 import functools
 import hashlib
 import importlib.util
+import operator
 import os
 import pathlib
 import secrets
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_streams.c_source import Source
+from keras_streams.c_code import Source
 from keras_streams.files import write_files
 
 # These neither reorder nor fuse sums, nor ignore NaN, so results do not depend on the compiler.
@@ -204,18 +205,30 @@ class NativeStream:
             x: Array (inputs,), or a token id.
 
         Raises:
-            ValueError: If x has the wrong shape.
+            ValueError: If x has the wrong shape, or is not a token id in `[0, inputs)`.
         """
         state, inputs, outputs = self._at
         if self._source.takes_token:
-            self._step(state, int(x), outputs)
+            self._step(state, self._token(x), outputs)
         else:
-            x = np.asarray(x)
-            if x.shape != self._x.shape:
-                raise ValueError(f"`x` must have shape ({self.inputs},). Received: shape {x.shape}")
-            self._x[...] = x
+            self._x[...] = self._numbers(x)
             self._step(state, inputs, outputs)
         return self._y.copy()
+
+    def _token(self, x):
+        try:
+            token = operator.index(x)
+        except TypeError:
+            token = -1
+        if not 0 <= token < self.inputs:
+            raise ValueError(f"`x` must be a token id in [0, {self.inputs}). Received: {x!r}")
+        return token
+
+    def _numbers(self, x):
+        x = np.asarray(x)
+        if x.shape != self._x.shape:
+            raise ValueError(f"`x` must have shape ({self.inputs},). Received: shape {x.shape}")
+        return x
 
     def reset(self) -> None:
         """Resets the stream."""
@@ -239,7 +252,7 @@ class FixedStream(NativeStream):
 
     def step(self, x: Any) -> np.ndarray:
         if not self._source.takes_token:
-            numbers, x = np.array(x, "float32"), np.zeros(self.inputs, "int16")
+            numbers, x = self._numbers(x).astype("float32"), np.zeros(self.inputs, "int16")
             self._quantize(_pointer(numbers), _pointer(x))
         q, y = super().step(x), np.zeros(self.outputs, "float32")
         self._dequantize(_pointer(q), _pointer(y))

@@ -206,9 +206,7 @@ class GraphStream(StreamingMixin):
             part = planned.part
             state = next(states) if part.keeps else None
             inputs = [values[n] for n in planned.inputs]
-            # As within the model: at the outermost level TensorFlow takes fewer names of layers.
-            with keras.name_scope("stream"):
-                outputs, state = part.advance(inputs, state, active)
+            outputs, state = part.advance(inputs, state, active)
             values.update(zip(planned.outputs, outputs, strict=True))
             if part.keeps:
                 after.append(state)
@@ -231,7 +229,8 @@ class GraphStream(StreamingMixin):
             if offset <= 0 and pause == 1:
                 return True
             if (offset, pause) not in known:
-                known[offset, pause] = (tick >= offset) & (ops.mod(tick - offset, pause) == 0)
+                is_due = ops.equal(ops.mod(tick - offset, pause), 0)
+                known[offset, pause] = (tick >= offset) & is_due
             return known[offset, pause]
 
         return active

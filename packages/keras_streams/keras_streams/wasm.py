@@ -11,10 +11,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_streams.c_source import Source, comment_text
+from keras_streams.c import check_equal, proven_source
+from keras_streams.c_code import Source, comment_text
 from keras_streams.compiled import OPTIONS, ZIG, has_zig, write_source
 from keras_streams.files import check_output, write_files
-from trellis_keras.export.c import check_equal, proven_source
 
 # An instance holds one stream: the state, x and y are in its memory.
 _GLUE = """
@@ -119,7 +119,7 @@ def write_wasm(
     source, x, expected = proven_source(model, "model", series)
     contents = compile_wasm(source), es_module(source, path.stem).encode()
     if shutil.which("node") is not None:
-        check_equal(model, source, _run_in_node(contents, x), expected)
+        check_equal(model.name, source, _run_in_node(contents, x), expected)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_files(dict(zip(files, contents, strict=True)))
     return path

@@ -1,0 +1,144 @@
+"""A stream as exporters write it."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_streams.graph_stream import GraphStream, to_stream
+from keras_streams.protocol import check_built
+
+
+@dataclasses.dataclass
+class ExportedStream:
+    """A stream from a row of numbers, or a token, to the values that a user reads.
+
+    A model that is more than its stream (it standardizes its inputs, or returns probabilities) has
+    a method `export_stream` that returns one.
+
+    Attributes:
+        model: The model or layer.
+        initial_cache, step: As of a stream.
+        whole: Function from x (1, steps, inputs), or tokens (1, steps), to the outputs at all steps
+            (1, steps, ...) or a structure of them, computed another way than by `step`.
+        inputs: Positive integer, number of input channels, or size of the vocabulary.
+        takes_token: Boolean, whether the input is a token id.
+        delay, rate, receptive_field: As of a stream.
+        symbols: Structure of symbolic inputs that `step` takes, with the channels of x in order.
+            Defaults to one tensor.
+        example: Function from a random generator and a number to random inputs (steps, inputs).
+            Defaults to normal numbers, or tokens.
+        names: Names of the outputs; may be empty.
+        notes: Lines that describe inputs and outputs.
+    """
+
+    model: keras.Layer
+    initial_cache: Callable
+    step: Callable
+    whole: Callable
+    inputs: int
+    takes_token: bool = False
+    delay: Any = 0
+    rate: Any = 1
+    receptive_field: int | None = None
+    symbols: Any = None
+    example: Callable[[np.random.Generator, int], np.ndarray] | None = None
+    names: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.symbols is None and self.takes_token:
+            self.symbols = keras.KerasTensor((1,), "int32")
+        elif self.symbols is None:
+            self.symbols = keras.KerasTensor((1, self.inputs), self.model.compute_dtype)
+
+    def random_inputs(self, steps: int) -> np.ndarray:
+        """Returns random inputs (steps, inputs), or tokens (steps,)."""
+        rng = np.random.default_rng(0)
+        if self.example is not None:
+            return self.example(rng, steps)
+        if self.takes_token:
+            return rng.integers(0, self.inputs, steps).astype("int32")
+        return rng.normal(size=(steps, self.inputs)).astype(self.model.compute_dtype)
+
+
+def exported_stream(model: Any) -> ExportedStream:
+    """Returns a model, a layer that streams, or a stream, as an exporter writes it.
+
+    Raises:
+        ValueError: The model is not built, does not stream, or has inputs of other kinds.
+    """
+    if isinstance(model, ExportedStream):
+        return model
+    if not isinstance(model, (keras.Layer, GraphStream)):
+        raise ValueError(f"`model` must be a layer or model that streams. Received: {model!r}")
+    check_built(model)
+    export_stream = getattr(model, "export_stream", None)
+    if export_stream is not None:
+        return export_stream()
+    stream = to_stream(model)
+    parts = model.model if isinstance(model, GraphStream) else model
+    stateful = [part.name for part in parts._flatten_layers() if getattr(part, "stateful", False)]
+    if stateful:
+        raise ValueError(
+            "A layer with stateful=True carries its state from batch to batch, but a stream in C "
+            "starts from zeros. Build the model with stateful=False and load its weights. "
+            f"Received: stateful=True of {', '.join(stateful)}"
+        )
+    if isinstance(stream, GraphStream):
+        return _of_graph(stream)
+    return ExportedStream(
+        stream,
+        stream.initial_cache,
+        stream.step,
+        lambda x: stream.prefill(x)[0],
+        inputs=stream.get_build_config()["input_shape"][-1],
+        delay=getattr(stream, "delay", 0),
+        rate=getattr(stream, "rate", 1),
+        receptive_field=getattr(stream, "receptive_field", None),
+    )
+
+
+def _of_graph(stream):
+    graph, signals = stream.graph, stream.plan.inputs
+    readers = [call.operation for call in graph.calls if 0 in call.inputs]
+    is_embedded = {type(layer) for layer in readers} == {keras.layers.Embedding}
+    is_output = 0 in keras.tree.flatten(graph.outputs)
+    takes_token = is_embedded and not is_output and len(signals) == 1 and signals[0].shape == ()
+    if takes_token:
+        inputs = min(layer.input_dim for layer in readers)
+    elif all(keras.backend.is_float_dtype(signal.dtype) for signal in signals):
+        inputs = sum(math.prod(signal.shape) for signal in signals)
+    else:
+        received = {x.name: (x.dtype, tuple(x.shape)) for x in keras.tree.flatten(graph.inputs)}
+        raise ValueError(
+            f"{stream.name} cannot be exported: a step in C takes floats, or one token that only "
+            f"keras.layers.Embedding reads. Received: {received}"
+        )
+
+    def whole(x):
+        start, xs = 0, []
+        for signal in signals:
+            size = math.prod(signal.shape)
+            part = x if takes_token else x[..., start : start + size]
+            xs.append(ops.reshape(part, (*ops.shape(x)[:2], *signal.shape)))
+            start += size
+        return stream.prefill(keras.tree.pack_sequence_as(stream.inputs, xs))[0]
+
+    symbols = [keras.KerasTensor((1, *signal.shape), signal.dtype) for signal in signals]
+    return ExportedStream(
+        stream.model,
+        stream.initial_cache,
+        stream.step,
+        whole,
+        inputs=inputs,
+        takes_token=takes_token,
+        delay=stream.delay,
+        rate=stream.rate,
+        receptive_field=stream.receptive_field,
+        symbols=keras.tree.pack_sequence_as(stream.inputs, symbols),
+    )

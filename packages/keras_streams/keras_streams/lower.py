@@ -1,0 +1,728 @@
+"""Lowers traced Keras operations to operations on addresses.
+
+Operations that move numbers (reshape, slice, concatenate, ...) are run on the addresses, and
+vanish. Maps, products, reductions and rows of tables remain; `COMPOSITES` states all others in
+terms of them.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_streams.cells import Cells, Op, Program
+from keras_streams.trace import Trace, recorded
+
+_MOVES = set(
+    "BroadcastTo Concatenate ExpandDims Flip GetItem Hstack Moveaxis Pad Ravel Repeat Reshape Roll "
+    "Slice Split Squeeze Stack Swapaxes Tile Transpose Unstack Vstack".split()
+)
+_SAME = {"Copy", "ConvertToTensor", "Identity", "StopGradient"}
+REDUCTIONS = {  # class of the operation: name
+    "Sum": "sum",
+    "Max": "max",
+    "Amax": "max",
+    "Min": "min",
+    "Amin": "min",
+    "Prod": "prod",
+    "Any": "max",
+    "All": "min",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Map:
+    """An element-by-element function.
+
+    Attributes:
+        c: C expression of its operands {0}, {1}, ...
+        numpy: The function in NumPy.
+    """
+
+    c: str
+    numpy: Callable
+
+
+def _erf(x):
+    return np.vectorize(math.erf, otypes=["float64"])(x)
+
+
+def _sigmoid(x):
+    return 0.5 * (1 + np.tanh(0.5 * x))
+
+
+MAPS = {
+    "Add": Map("{0} + {1}", np.add),
+    "Subtract": Map("{0} - {1}", np.subtract),
+    "Multiply": Map("{0} * {1}", np.multiply),
+    "Divide": Map("{0} / {1}", np.divide),
+    "Negative": Map("-{0}", np.negative),
+    # NaN propagates, as in Keras.
+    "Maximum": Map("{0} < {1} ? {1} : {0}", np.maximum),
+    "Minimum": Map("{1} < {0} ? {1} : {0}", np.minimum),
+    "Absolute": Map("fabsf({0})", np.abs),
+    "Square": Map("{0} * {0}", np.square),
+    "Sqrt": Map("sqrtf({0})", np.sqrt),
+    "Rsqrt": Map("1 / sqrtf({0})", lambda x: 1 / np.sqrt(x)),
+    "Reciprocal": Map("1 / {0}", np.reciprocal),
+    "Exp": Map("exponential({0})", np.exp),
+    "Expm1": Map("exponential_minus_1({0})", np.expm1),
+    "Log": Map("logarithm({0})", np.log),
+    "Log1p": Map("logarithm_of_1_plus({0})", np.log1p),
+    "Power": Map("powf({0}, {1})", np.power),
+    "Sigmoid": Map("sigmoid({0})", _sigmoid),
+    "Tanh": Map("hyperbolic({0})", np.tanh),
+    "Erf": Map("erff({0})", _erf),
+    "Sin": Map("sinf({0})", np.sin),
+    "Cos": Map("cosf({0})", np.cos),
+    "Floor": Map("floorf({0})", np.floor),
+    "Ceil": Map("ceilf({0})", np.ceil),
+    "Round": Map("rintf({0})", np.round),
+    "Mod": Map("modulo({0}, {1})", np.mod),
+    "Greater": Map("{0} > {1}", np.greater),
+    "GreaterEqual": Map("{0} >= {1}", np.greater_equal),
+    "Less": Map("{0} < {1}", np.less),
+    "LessEqual": Map("{0} <= {1}", np.less_equal),
+    "Equal": Map("{0} == {1}", np.equal),
+    "NotEqual": Map("{0} != {1}", np.not_equal),
+    "LogicalAnd": Map("{0} && {1}", np.logical_and),
+    "LogicalOr": Map("{0} || {1}", np.logical_or),
+    "LogicalNot": Map("!{0}", np.logical_not),
+    "Isnan": Map("{0} != {0}", np.isnan),
+    "Where": Map("{0} ? {1} : {2}", np.where),
+    "Cast": Map("{0}", lambda x: x),
+}
+_ALIASES = {
+    "TrueDivide": "Divide",
+    "Abs": "Absolute",
+    "Fabs": "Absolute",
+    "Select": "Where",
+    "Log10": "",
+}
+
+
+def lower(traced: Trace, real: str = "float32") -> Program:
+    """Returns a program that computes a traced step.
+
+    Args:
+        traced: The step.
+        real: The dtype of all its floating-point numbers, "float32" or "float64".
+
+    Raises:
+        ValueError: An operation is not supported.
+    """
+    program = Program(real)
+    lowering = _Lowering(program)
+    for tensor in traced.inputs:
+        program.inputs.append(program.buffer("input", tensor.shape, tensor.dtype))
+        lowering.env[id(tensor)] = Cells(program.inputs[-1].cells)
+    for tensor, initial in zip(traced.states, traced.initial, strict=True):
+        state = program.buffer("state", tensor.shape, tensor.dtype, data=initial)
+        lowering.env[id(tensor)] = Cells(state.cells)
+    states = program.states
+    lowering.run(traced.nodes)
+    flat = [lowering.cells(lowering.value(t)).reshape(-1) for t in traced.outputs]
+    program.output = np.concatenate(flat)
+    for state, tensor in zip(states, traced.following, strict=True):
+        after = lowering.cells(lowering.value(tensor)).reshape(-1)
+        program.stores.append(Op("store", "", state, [after]))
+    return program
+
+
+class _Lowering:
+    """Lowers nodes; `env` maps the ids of symbolic tensors to `Cells`."""
+
+    def __init__(self, program: Program):
+        self.program, self.scope = program, ""
+        self.env: dict[int, Cells] = {}
+
+    def run(self, nodes: Sequence[tuple[Any, str]]) -> None:
+        for node, scope in nodes:
+            if node.is_input or any(id(t) not in self.env for t in node.input_tensors):
+                continue  # it only serves to find a shape
+            self.scope = scope or self.scope
+            fill = lambda leaf: self.env[id(leaf)] if id(leaf) in self.env else leaf  # noqa: E731
+            arguments = node.arguments.args, node.arguments.kwargs
+            args, kwargs = keras.tree.map_structure(fill, (list(arguments[0]), dict(arguments[1])))
+            try:
+                outputs = self.node(node, args, kwargs)
+            except NotImplementedError as error:
+                place = f"{scope}: " if scope else ""
+                raise ValueError(
+                    f"{place}the operation {type(node.operation).__name__} has no C code. {error}"
+                ) from error
+            outputs = keras.tree.flatten(outputs)
+            for tensor, value in zip(node.outputs, outputs, strict=True):
+                assert tuple(value.at.shape) == tuple(tensor.shape), (node.operation, tensor)
+                self.env[id(tensor)] = value
+
+    def value(self, tensor: Any) -> Any:
+        """Returns the cells of a symbolic tensor, or a constant."""
+        return self.env.get(id(tensor), tensor)
+
+    def cells(self, value: Any, name: str = "constant") -> np.ndarray:
+        """Returns the addresses of a tensor or constant."""
+        if isinstance(value, Cells):
+            return value.at
+        return self.program.constant(_numbers(value), self.scope, name)
+
+    def node(self, node: Any, args: list, kwargs: dict) -> Any:
+        """Returns the outputs of an operation, `Cells` in the structure of its result."""
+        operation = node.operation
+        name = type(operation).__name__
+        dtype = node.outputs[0].dtype
+        given = [v for v in keras.tree.flatten((args, kwargs)) if isinstance(v, Cells)]
+        known = [self.program.values(v.at) for v in given]
+        if name in ("OnesLike", "ZerosLike", "FullLike"):
+            value = args[1] if name == "FullLike" else float(name == "OnesLike")
+            return Cells(
+                self.constant(np.full(args[0].at.shape, value, self.program.element_type(dtype)))
+            )
+        if all(values is not None for values in known):
+            return self.folded(operation, args, kwargs)
+        if name in _SAME:
+            return args[0]
+        if name == "Cast":
+            return Cells(self.cast(args[0].at, node.arguments.args[0].dtype, dtype))
+        if name in _MOVES or (name == "Take" and not isinstance(args[1], Cells)):
+            return self.moved(node, args, kwargs)
+        if name == "Take":
+            return self.rows(operation, *args)
+        if name in REDUCTIONS:
+            return self.reduced(operation, REDUCTIONS[name], args[0].at, dtype)
+        if name in ("Matmul", "Dot", "Einsum", "Tensordot"):
+            ranks = [len(_shape(v)) for v in args[:2]]
+            if name == "Einsum":
+                subscripts = operation.subscripts
+            elif name == "Tensordot":
+                subscripts = _tensordot_subscripts(ranks[0], ranks[1], operation.axes)
+            else:
+                subscripts = _matmul_subscripts(*ranks)
+            return Cells(self.contracted(subscripts, args[0], args[1], dtype))
+        name = _ALIASES.get(name, name)
+        if name in MAPS:
+            return Cells(self.mapped(name, [*args, *kwargs.values()], dtype))
+        if name in COMPOSITES:
+            call = COMPOSITES[name]
+            return self.inlined(lambda *a, **k: call(operation, *a, **k), node, args, kwargs)
+        raise NotImplementedError("State it in other operations of keras.ops.")
+
+    def constant(self, value: np.ndarray) -> np.ndarray:
+        return self.program.constant(value, self.scope)
+
+    def add(self, kind: str, name: str, shape: Any, dtype: str, args: list, matrices: Any = ()):
+        """Adds an operation and returns the addresses of its results."""
+        buffer = self.program.buffer("work", shape, dtype, scope=self.scope)
+        return self.program.add(Op(kind, name, buffer, args, list(matrices), self.scope))
+
+    # Operations without work
+
+    def folded(self, operation: Any, args: list, kwargs: dict) -> Any:
+        """Computes an operation on constants."""
+
+        def known(value):
+            if not isinstance(value, Cells):
+                return value
+            numbers = self.program.values(value.at)
+            # Keras' own integers: JAX has no 64 bits.
+            return numbers.astype("int32") if numbers.dtype == "int64" else numbers
+
+        args, kwargs = keras.tree.map_structure(known, (args, kwargs))
+        result = operation.call(*args, **kwargs)
+        return keras.tree.map_structure(lambda y: Cells(self.constant(_numbers(y))), result)
+
+    def moved(self, node: Any, args: list, kwargs: dict) -> Any:
+        """Moves addresses by the operation itself."""
+        dtype, old = node.outputs[0].dtype, node.arguments
+
+        def at(value, symbol):
+            if isinstance(value, Cells):
+                return self.cast(value.at, symbol.dtype, dtype)
+            is_tensor = hasattr(value, "dtype") and "float" in str(value.dtype)
+            return self.cells(value) if is_tensor else value
+
+        given = keras.tree.map_structure(at, (args, kwargs), (list(old.args), dict(old.kwargs)))
+        if type(node.operation).__name__ == "Pad":
+            given = _padded_args(self, node.operation, *given)
+        result = node.operation.call(*given[0], **given[1])
+        return keras.tree.map_structure(lambda y: Cells(_numbers(y)), result)
+
+    def cast(self, at: np.ndarray, before: str, after: str) -> np.ndarray:
+        """Returns numbers in another dtype."""
+        if self.program.element_type(before) == self.program.element_type(after):
+            return at
+        if self.program.element_type(after) == "bool":
+            return self.mapped("NotEqual", [Cells(at), 0], "bool")
+        return self.add("map", "Cast", at.shape, after, [at.reshape(-1)])
+
+    # Maps
+
+    def mapped(self, name: str, args: list, dtype: str) -> np.ndarray:
+        """Adds a map, unless it is an identity."""
+        if self.program.element_type(dtype) == "bool" and name in ("Maximum", "Minimum"):
+            name = {"Maximum": "LogicalOr", "Minimum": "LogicalAnd"}[name]
+        arrays = np.broadcast_arrays(*(self.cells(v) for v in args))
+        neutral = {"Add": 0, "Multiply": 1, "Subtract": 0, "Divide": 1}.get(name)
+        for one, other in ((1, 0), (0, 1)) if neutral is not None else ():
+            known = self.program.values(arrays[one])
+            same = (
+                self.program.element_type(dtype)
+                == self.program.owner(int(arrays[other].flat[0])).dtype
+            )
+            if known is None or not np.all(known == neutral) or not same:
+                continue
+            if one == 1 or name in ("Add", "Multiply"):
+                return arrays[other]
+        return self.add("map", name, arrays[0].shape, dtype, [a.reshape(-1) for a in arrays])
+
+    # Reductions and rows
+
+    def reduced(self, operation: Any, name: str, at: np.ndarray, dtype: str) -> Cells:
+        axes = operation.axis
+        axes = range(at.ndim) if axes is None else [a % at.ndim for a in np.atleast_1d(axes)]
+        rest = [a for a in range(at.ndim) if a not in axes]
+        terms = at.transpose(*axes, *rest).reshape(math.prod(at.shape[a] for a in axes), -1)
+        shape = [1 if a in axes else n for a, n in enumerate(at.shape)]
+        shape = shape if operation.keepdims else [at.shape[a] for a in rest]
+        out = terms[0] if len(terms) == 1 else None
+        if out is None:
+            out = self.add("reduce", name, terms.shape[1:], dtype, [terms])
+        return Cells(out.reshape(shape))
+
+    def rows(self, operation: Any, table: Any, index: Cells) -> Cells:
+        """Adds rows of a constant table, at variable indices."""
+        if isinstance(table, Cells) or operation.axis not in (0, -np.ndim(_numbers(table))):
+            raise NotImplementedError("Only the first axis of a constant has variable indices.")
+        array = _numbers(table)
+        flat, shape = array.reshape(len(array), -1), array.shape[1:]
+        name = array.dtype.name
+        rows = [self.add("gather", "", shape, name, [i.reshape(1)], [flat]) for i in index.at.flat]
+        return Cells(np.stack(rows).reshape(*index.at.shape, *shape))
+
+    # Products
+
+    def contracted(self, subscripts: str, x: Any, y: Any, dtype: str) -> np.ndarray:
+        """Adds an einsum of two operands."""
+        (left, right), out = _letters(subscripts, _shape(x), _shape(y))
+        if not isinstance(x, Cells):
+            x, y, left, right = y, x, right, left
+        size = {
+            **dict(zip(left, _shape(x), strict=True)),
+            **dict(zip(right, _shape(y), strict=True)),
+        }
+        shared = [c for c in left if c in right and c in out]
+        inner = [c for c in left if c in right and c not in out]
+        rows, columns = (
+            [c for c in one if c not in other] for one, other in ((left, right), (right, left))
+        )
+        if any(c not in out for c in rows + columns) or len({*left}) < len(left):
+            raise NotImplementedError("Sum over the other axes before the product.")
+        n_shared, n_rows, n_inner, n_columns = (
+            math.prod(size[c] for c in letters) for letters in (shared, rows, inner, columns)
+        )
+        a = x.at.transpose([left.index(c) for c in shared + rows + inner])
+        a = a.reshape(n_shared, n_rows, n_inner)
+        b = y.at if isinstance(y, Cells) else _numbers(y)
+        b = b.transpose([right.index(c) for c in shared + inner + columns])
+        b = b.reshape(n_shared, n_inner, n_columns)
+        if isinstance(y, Cells):
+            found = self.products_of_variables(a, b, dtype)
+        elif n_shared > 1 and n_columns <= _NARROW:
+            found = self.element_products(a, self.program.constant(b, self.scope, "kernel"), dtype)
+        else:
+            zeros = np.zeros((n_rows, n_columns), "int32")
+            found = np.stack([
+                self.add("product", "", zeros.shape, dtype, [zeros, part], [matrix])
+                for part, matrix in zip(a, b, strict=True)
+            ])  # fmt: skip
+        found = found.reshape([size[c] for c in shared + rows + columns])
+        return found.transpose([(shared + rows + columns).index(c) for c in out])
+
+    def products_of_variables(self, a: np.ndarray, b: np.ndarray, dtype: str) -> np.ndarray:
+        if b.shape[2] <= _NARROW or a.shape[0] * a.shape[1] > _MOST_ROWS:
+            return self.element_products(a, b, dtype)
+        found = [
+            self.add("dot", "", b.shape[2:], dtype, [np.broadcast_to(row[:, None], y.shape), y])
+            for x, y in zip(a, b, strict=True)
+            for row in x
+        ]
+        return np.stack(found)
+
+    def element_products(self, a: np.ndarray, b: np.ndarray, dtype: str) -> np.ndarray:
+        """Adds all sums at once: (shared, row, inner) by (shared, inner, column)."""
+        a, b = np.broadcast_arrays(a[:, :, None], b.transpose(0, 2, 1)[:, None])
+        terms = a.shape[-1]
+        a, b = (np.moveaxis(z, -1, 0).reshape(terms, -1) for z in (a, b))
+        return self.add("dot", "", a.shape[1:], dtype, [a, b])
+
+    # Composites
+
+    def inlined(self, call: Callable, node: Any, args: list, kwargs: dict) -> Any:
+        """Traces a function of tensors with new symbols in place of a node's, and lowers it."""
+        fresh: dict[int, tuple[keras.KerasTensor, Cells]] = {}
+
+        def symbol(value, old):
+            if not isinstance(value, Cells):
+                return value
+            if id(value) not in fresh:
+                fresh[id(value)] = keras.KerasTensor(old.shape, old.dtype), value
+            return fresh[id(value)][0]
+
+        old = list(node.arguments.args), dict(node.arguments.kwargs)
+        args, kwargs = keras.tree.map_structure(symbol, (args, kwargs), old)
+        with recorded() as nodes:
+            outputs = call(*args, **kwargs)
+        self.env.update((id(symbol), value) for symbol, value in fresh.values())
+        self.run([(node, self.scope) for node, _ in nodes])
+        found = keras.tree.map_structure(self.value, outputs)
+        # The ids of symbols may be those of later ones.
+        self._kept = [*getattr(self, "_kept", []), args, kwargs, nodes, outputs]
+        return found
+
+
+_NARROW = 4  # columns; fewer are computed for all shared axes at once
+_MOST_ROWS = 64  # of separate products of variables
+
+
+def _numbers(value):
+    if isinstance(value, (bool, int, float)):
+        return np.asarray(value)  # Keras would round a float to 32 bits
+    return np.asarray(ops.convert_to_numpy(value))
+
+
+def _shape(value):
+    return value.at.shape if isinstance(value, Cells) else np.shape(_numbers(value))
+
+
+def _letters(subscripts, left_shape, right_shape):
+    """Returns the letters of two operands and of the output, without an ellipsis."""
+    operands, out = subscripts.replace(" ", "").split("->")
+    parts = operands.split(",")
+    if len(parts) != 2:
+        raise NotImplementedError("An einsum has two operands.")
+    unused = [c for c in "ZYXWVUTSRQ" if c not in subscripts]
+    counts = [
+        len(shape) - len(part.replace("...", ""))
+        for part, shape in zip(parts, (left_shape, right_shape), strict=True)
+    ]
+    more = unused[: max(counts)]
+
+    def expanded(part, count):
+        return part.replace("...", "".join(more[len(more) - count :]))
+
+    parts = [expanded(part, count) for part, count in zip(parts, counts, strict=True)]
+    return [list(part) for part in parts], list(expanded(out, len(more)))
+
+
+def _matmul_subscripts(left, right):
+    """Returns the subscripts of a matmul of operands of these ranks."""
+    batch = "abcdefg"[: max(left, right) - 2]
+    rows, columns = "y" * (left > 1), "z" * (right > 1)
+    a, b = batch[len(batch) - max(left - 2, 0) :], batch[len(batch) - max(right - 2, 0) :]
+    return f"{a}{rows}x,{b}x{columns}->{batch}{rows}{columns}"
+
+
+def _tensordot_subscripts(left, right, axes):
+    """Returns the subscripts of a tensordot of operands of these ranks."""
+    if isinstance(axes, int):
+        axes = range(left - axes, left), range(axes)
+    a, b = list("abcdefgh"[:left]), list("ijklmnop"[:right])
+    for i, j in zip(
+        *(np.atleast_1d(list(of) if not isinstance(of, int) else of) for of in axes), strict=True
+    ):
+        b[j] = a[i]
+    shared = set(a) & set(b)
+    out = [c for c in a + b if c not in shared]
+    return f"{''.join(a)},{''.join(b)}->{''.join(out)}"
+
+
+def _padded_args(lowering, operation, args, kwargs):
+    """Returns the arguments of `ops.pad`, with the address of the padding's number."""
+    value = getattr(operation, "constant_values", None)
+    args = list(args)
+    for i, item in enumerate(args[1:], 1):
+        if item is not None:
+            value = args[i]
+    if value is None or np.all(_numbers(value) == 0):
+        return args[:1], {}
+    address = int(lowering.constant(np.full(1, _numbers(value), "float32"))[0])
+    return [args[0], address], {}
+
+
+# Composites: operations in terms of others. Each takes the operation, for its options.
+
+
+def _moments(o, x, axes=None):
+    share = float(1 / math.prod(x.shape[a] for a in np.atleast_1d(axes)))
+    mean = ops.sum(x, axes, keepdims=True) * share
+    return mean, ops.sum(ops.square(x - mean), axes, keepdims=True) * share
+
+
+def _moments_operation(o, x):
+    found = _moments(o, x, o.axes)
+    return found if o.keepdims else tuple(ops.squeeze(y, o.axes) for y in found)
+
+
+def _along(o, x, parameter):
+    """Returns a parameter that broadcasts along the axes of a normalization."""
+    if parameter is None:
+        return None
+    axes = [a % len(x.shape) for a in np.atleast_1d(o.axis)]
+    return ops.reshape(parameter, [n if a in axes else 1 for a, n in enumerate(x.shape)])
+
+
+def _scaled(x, scale, offset):
+    x = x if scale is None else x * scale
+    return x if offset is None else x + offset
+
+
+def _layer_norm(o, x, gamma=None, beta=None):
+    axes = [o.axis] if isinstance(o.axis, int) else list(o.axis)
+    epsilon = keras.config.epsilon() if o.epsilon is None else o.epsilon
+    mean, variance = _moments(o, x, axes)
+    centered = x if o.rms_scaling else x - mean
+    return _scaled(
+        centered * ops.rsqrt(variance + epsilon), _along(o, x, gamma), _along(o, x, beta)
+    )
+
+
+def _rms_norm(o, x, scale=None):
+    axes = [o.axis] if isinstance(o.axis, int) else list(o.axis)
+    epsilon = keras.config.epsilon() if o.epsilon is None else o.epsilon
+    share = float(1 / math.prod(x.shape[a] for a in axes))
+    square = ops.sum(ops.square(x), axes, keepdims=True) * share
+    return _scaled(x * ops.rsqrt(square + epsilon), _along(o, x, scale), None)
+
+
+def _batch_norm(o, x, mean, variance, offset=None, scale=None):
+    factor = ops.rsqrt(variance + o.epsilon)
+    factor = factor if scale is None else factor * scale
+    moved = -mean * factor if offset is None else offset - mean * factor
+    return x * _along(o, x, factor) + _along(o, x, moved)
+
+
+def _relu(o, x):
+    y = ops.where(x > o.threshold, x, 0.0) if o.threshold else ops.maximum(x, 0.0)
+    if o.negative_slope:
+        y = ops.where(x < o.threshold, o.negative_slope * (x - o.threshold), y)
+    return y if o.max_value is None else ops.minimum(y, o.max_value)
+
+
+def _mean(o, x):
+    axes = range(len(x.shape)) if o.axis is None else np.atleast_1d(o.axis)
+    share = float(1 / math.prod(x.shape[a] for a in axes))
+    return ops.sum(x, o.axis, keepdims=o.keepdims) * share
+
+
+def _var(o, x):
+    variance = _moments(o, x, o.axis if o.axis is not None else list(range(len(x.shape))))[1]
+    return variance if o.keepdims else ops.squeeze(variance, o.axis)
+
+
+def _softmax(o, x):
+    e = ops.exp(x - ops.max(x, o.axis, keepdims=True))
+    return e / ops.sum(e, o.axis, keepdims=True)
+
+
+def _log_softmax(o, x):
+    x = x - ops.max(x, o.axis, keepdims=True)
+    return x - ops.log(ops.sum(ops.exp(x), o.axis, keepdims=True))
+
+
+def _logsumexp(o, x):
+    largest = ops.max(x, o.axis, keepdims=True)
+    y = ops.log(ops.sum(ops.exp(x - largest), o.axis, keepdims=True)) + largest
+    return y if o.keepdims else ops.squeeze(y, o.axis)
+
+
+def _softplus(o, x):
+    return ops.maximum(x, 0.0) + ops.log1p(ops.exp(-ops.absolute(x)))
+
+
+def _elu(o, x, alpha=None):
+    alpha = o.alpha if alpha is None else alpha
+    return ops.where(x > 0, x, alpha * ops.expm1(ops.minimum(x, 0.0)))
+
+
+def _hard_sigmoid(o, x):
+    return ops.minimum(ops.maximum(x / 6.0 + 0.5, 0.0), 1.0)
+
+
+def _gelu(o, x):
+    if o.approximate:
+        return x * ops.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    return 0.5 * x * (1.0 + ops.erf(x * math.sqrt(0.5)))
+
+
+def _clip(o, x, low=None, high=None):
+    return ops.minimum(ops.maximum(x, o.x_min), o.x_max)
+
+
+def _cumsum(o, x):
+    if o.axis is None:
+        raise NotImplementedError("Choose an axis.")
+    total, sums = None, []
+    for part in ops.split(x, x.shape[o.axis], o.axis):
+        total = part if total is None else total + part
+        sums.append(total)
+    return ops.concatenate(sums, o.axis)
+
+
+def _glu(o, x):
+    a, gate = ops.split(x, 2, o.axis)
+    return a * ops.sigmoid(gate)
+
+
+def _threshold(o, x):
+    return ops.where(x > o.threshold, x, o.default_value)
+
+
+def _windows(x, size, stride, dilation, padding, fill=0.0):
+    """Returns windows (batch, *outputs, *taps, channels) along the spatial axes of x."""
+    rank, pads = len(size), [(0, 0)]
+    for n, k, s, d in zip(x.shape[1:-1], size, stride, dilation, strict=True):
+        span = (k - 1) * d + 1
+        total = max((-(-n // s) - 1) * s + span - n, 0) if padding == "same" else 0
+        pads.append((span - 1, 0) if padding == "causal" else (total // 2, total - total // 2))
+    for axis, (before, after) in enumerate(pads[1:], 1):
+        shape = list(x.shape)
+        sides = []
+        for width in (before, after):
+            shape[axis] = width
+            sides.append([ops.full(shape, fill, dtype=x.dtype)] if width else [])
+        x = ops.concatenate([*sides[0], x, *sides[1]], axis) if before or after else x
+    for axis, (k, s, d) in enumerate(zip(size, stride, dilation, strict=True)):
+        at = 1 + 2 * axis
+        outputs = (x.shape[at] - (k - 1) * d - 1) // s + 1
+        x = ops.take(x, s * np.arange(outputs)[:, None] + d * np.arange(k), axis=at)
+    order = [0, *range(1, 2 * rank, 2), *range(2, 2 * rank + 1, 2), 2 * rank + 1]
+    return ops.transpose(x, order)
+
+
+def _sizes(value, rank):
+    return (value,) * rank if isinstance(value, int) else tuple(value)
+
+
+def _spatial(o, x, size):
+    """Returns windows as `o` reads them."""
+    if getattr(o, "data_format", None) == "channels_first":
+        raise NotImplementedError('Use data_format="channels_last".')
+    rank = len(x.shape) - 2
+    stride = _sizes(o.strides or size, rank)
+    dilation = _sizes(getattr(o, "dilation_rate", 1), rank)
+    fill = -math.inf if type(o).__name__ == "MaxPool" else 0.0
+    return _windows(x, _sizes(size, rank), stride, dilation, o.padding, fill)
+
+
+def _conv(o, x, kernel):
+    taps, (width, filters) = kernel.shape[:-2], kernel.shape[-2:]
+    seen = _spatial(o, x, taps)
+    outputs, groups = seen.shape[: len(taps) + 1], x.shape[-1] // width
+    seen = ops.reshape(seen, (*outputs, math.prod(taps), groups, width))
+    kernel = ops.reshape(kernel, (math.prod(taps), width, groups, filters // groups))
+    y = ops.einsum("...kgc,kcgf->...gf", seen, kernel)
+    return ops.reshape(y, (*outputs, filters))
+
+
+def _depthwise_conv(o, x, kernel):
+    taps, (width, multiplier) = kernel.shape[:-2], kernel.shape[-2:]
+    seen = _spatial(o, x, taps)
+    outputs = seen.shape[: len(taps) + 1]
+    seen = ops.reshape(seen, (*outputs, math.prod(taps), width))
+    kernel = ops.reshape(kernel, (math.prod(taps), width, multiplier))
+    y = ops.einsum("...kc,kcm->...cm", seen, kernel)
+    return ops.reshape(y, (*outputs, width * multiplier))
+
+
+def _separable_conv(o, x, depthwise_kernel, pointwise_kernel):
+    y = _depthwise_conv(o, x, depthwise_kernel)
+    return ops.matmul(y, ops.reshape(pointwise_kernel, pointwise_kernel.shape[-2:]))
+
+
+def _pooled(o, x, reduce):
+    seen = _spatial(o, x, o.pool_size)
+    rank = len(x.shape) - 2
+    return reduce(seen, axis=tuple(range(rank + 1, 2 * rank + 1)))
+
+
+def _average_pool(o, x):
+    y = _pooled(o, x, ops.sum)
+    ones = np.ones(x.shape, "float32")
+    return y / _numbers(_count(o, ones))
+
+
+def _count(o, ones):
+    """Returns the number of samples in each window, without padding."""
+    rank = ones.ndim - 2
+    seen = _spatial(o, ops.convert_to_tensor(ones), o.pool_size)
+    return ops.sum(seen, axis=tuple(range(rank + 1, 2 * rank + 1)))
+
+
+def _one_hot(o, x):
+    classes = np.arange(o.num_classes)
+    return ops.cast(ops.equal(ops.expand_dims(x, o.axis), classes), o.dtype)
+
+
+def _argmax(o, x, compare=ops.greater):
+    """Finds the first largest element."""
+    axis = o.axis
+    if axis is None:
+        x, axis = ops.reshape(x, (-1,)), 0
+    best, at = None, None
+    for i, part in enumerate(ops.split(x, x.shape[axis], axis)):
+        if best is None:
+            best, at = part, ops.zeros_like(part, dtype="int32")
+        else:
+            better = compare(part, best)
+            best, at = ops.where(better, part, best), ops.where(better, i, at)
+    return at if o.keepdims else ops.squeeze(at, axis)
+
+
+COMPOSITES: dict[str, Callable] = {
+    "Argmax": _argmax,
+    "Argmin": lambda o, x: _argmax(o, x, ops.less),
+    "AveragePool": _average_pool,
+    "BatchNorm": _batch_norm,
+    "Celu": lambda o, x: ops.where(x > 0, x, o.alpha * ops.expm1(ops.minimum(x, 0.0) / o.alpha)),
+    "Clip": _clip,
+    "Conv": _conv,
+    "Cumsum": _cumsum,
+    "DepthwiseConv": _depthwise_conv,
+    "Elu": _elu,
+    "FloorDivide": lambda o, a, b: ops.floor(a / b),
+    "Gelu": _gelu,
+    "Glu": _glu,
+    "HardSigmoid": _hard_sigmoid,
+    "HardSilu": lambda o, x: x * _hard_sigmoid(o, x),
+    "HardTanh": lambda o, x: ops.minimum(ops.maximum(x, -1.0), 1.0),
+    "LayerNorm": _layer_norm,
+    "LeakyRelu": lambda o, x: ops.where(x > 0, x, o.negative_slope * x),
+    "LogSigmoid": lambda o, x: -_softplus(o, -x),
+    "LogSoftmax": _log_softmax,
+    "Logaddexp": lambda o, a, b: ops.maximum(a, b) + ops.log1p(ops.exp(-ops.absolute(a - b))),
+    "Logsumexp": _logsumexp,
+    "MaxPool": lambda o, x: _pooled(o, x, ops.max),
+    "Mean": _mean,
+    "Moments": _moments_operation,
+    "OneHot": _one_hot,
+    "RMSNorm": _rms_norm,
+    "ReLU": _relu,
+    "Relu": lambda o, x: ops.maximum(x, 0.0),
+    "Relu6": lambda o, x: ops.minimum(ops.maximum(x, 0.0), 6.0),
+    "Selu": lambda o, x: 1.0507009873554805 * _elu(o, x, 1.6732632423543772),
+    "SeparableConv": _separable_conv,
+    "Sign": lambda o, x: ops.where(x > 0, 1.0, ops.where(x < 0, -1.0, 0.0)),
+    "Silu": lambda o, x: x * ops.sigmoid(x),
+    "Softmax": _softmax,
+    "Softplus": _softplus,
+    "Softsign": lambda o, x: x / (1.0 + ops.absolute(x)),
+    "Squareplus": lambda o, x: 0.5 * (x + ops.sqrt(x * x + o.b)),
+    "Std": lambda o, x: ops.sqrt(_var(o, x)),
+    "TanhShrink": lambda o, x: x - ops.tanh(x),
+    "Threshold": _threshold,
+    "Var": _var,
+}
