@@ -109,22 +109,22 @@ def _row(name, setting, run, costs):
     ]
 
 
-def published_value(name: str, recipe: dict[str, Any]) -> results.Published | None:
-    """Returns the row of published.csv that matches a model's recipe, or None.
+def published_value(recipe: dict[str, Any], own: dict[str, Any]) -> results.Published | None:
+    """Returns the row of published.csv that matches a recipe, or None.
 
     Its setting and the recipe agree in metric, data, data options, and all other options named in
     the settings of the model's rows. `files` does not count: the LRU paper does not say which files
     of Penn Treebank it used.
+
+    Args:
+        recipe: A recipe, as `Recipe.to_dict` returns it.
+        own: The recipe of the model and setting without changes, to which the rows add theirs.
     """
-    rows = [row for row in results.published() if row.model == name]
-    if not rows:
-        return None
-    own, ours = _flat(models()[name]), _flat(recipe)
+    rows = [row for row in results.published() if row.model == recipe["name"]]
     names = {"metric", "data"}.union(
-        models()[name].get("data_options", ()),
-        recipe.get("data_options", ()),
-        *(row.setting for row in rows),
+        own["data_options"], recipe["data_options"], *(row.setting for row in rows)
     ) - {"files"}
+    own, ours = _flat(own), _flat(recipe)
     for row in rows:
         theirs = own | row.setting
         if all(theirs.get(name) == ours.get(name) for name in names):

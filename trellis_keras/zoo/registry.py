@@ -227,8 +227,12 @@ def published_recipe(name: str, setting: str = "") -> Recipe:
 
 
 def published_value(recipe: Recipe) -> results.Published | None:
-    """Returns the published result for a recipe's model, data and metric, or None."""
-    return catalog.published_value(recipe.name, recipe.to_dict())
+    """Returns the published result for a recipe's model, data and metric, or None.
+
+    What the recipe's setting changes does not count: a fast recipe may have another dropout.
+    """
+    own = Recipe.published(recipe.entry).replace(setting=recipe.setting).to_dict()
+    return catalog.published_value(recipe.to_dict(), own)
 
 
 def _entry(name):
