@@ -91,7 +91,7 @@ def publish(
         FileNotFoundError: There is no run, or it has not finished an epoch.
     """
     paths = [pathlib.Path(path).expanduser() for path in (run, *other_seeds)]
-    recipes = [_recipe(path) for path in paths]
+    recipes = [read_any_recipe(path) for path in paths]
     _check_same(paths, recipes)
     folder = pathlib.Path(folder).expanduser() if folder else zoo_folder(recipes[0])
     fresh = [path for path in paths if not (path / RESULTS).is_file()]
@@ -170,7 +170,7 @@ def _read(folder):
     return json.loads((folder / RESULTS).read_text(encoding="utf-8"))
 
 
-def _recipe(path):
+def read_any_recipe(path):
     """Returns the recipe of a run, or of a published run."""
     published = (path / RESULTS).is_file()
     return recipe_from_dict(_read(path)["recipe"]) if published else read_recipe(path)
