@@ -354,6 +354,13 @@ def test_bad_arguments(message):
         TCN(**({"filters": 4, "kernel_size": 3, "depth": 3} | BAD[message]))
 
 
+def test_arguments_of_keras_tcn_alone():
+    with pytest.raises(ValueError, match="no argument `nb_filters`. Use `filters`.*nb_filters=64"):
+        TCN(nb_filters=64)
+    with pytest.raises(TypeError, match="filters"):
+        TCN()
+
+
 def test_bad_calls():
     def tcn(**options):
         return made(functools.partial(TCN, 5, 3, depth=2, **options), (1, 9, 4))

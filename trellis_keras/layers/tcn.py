@@ -652,6 +652,15 @@ class TCN(
     61
     """
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> "TCN":
+        # Before Python finds that `filters` is missing.
+        for name in kwargs.keys() & _ARGUMENTS_ELSEWHERE.keys():
+            raise ValueError(
+                f"TCN has no argument `{name}`. {_ARGUMENTS_ELSEWHERE[name]} "
+                f"Received: {name}={kwargs[name]!r}"
+            )
+        return super().__new__(cls, *args, **kwargs)
+
     def __init__(
         self,
         filters: int | Sequence[int],
@@ -679,12 +688,6 @@ class TCN(
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        for name in kwargs:
-            if name in _ARGUMENTS_ELSEWHERE:
-                raise ValueError(
-                    f"TCN has no argument `{name}`. {_ARGUMENTS_ELSEWHERE[name]} "
-                    f"Received: {name}={kwargs[name]!r}"
-                )
         super().__init__(**kwargs)
         if sum(given is not None for given in (depth, dilations, receptive_field)) != 1:
             raise ValueError(

@@ -51,6 +51,11 @@ class Call:
 
     def refusal(self, reason: str) -> ValueError:
         """Returns the error for an operation that does not stream."""
+        if hasattr(self.operation, "nb_filters"):
+            reason = (
+                "layers of keras-tcn do not. trellis_keras.interop.from_keras_tcn converts them, "
+                "with their weights, to layers that do."
+            )
         return ValueError(f"{self.place} does not stream: {reason}")
 
 

@@ -391,6 +391,20 @@ def test_what_does_not_stream_is_named(match):
         to_stream(model)
 
 
+def test_layers_of_keras_tcn_are_to_be_converted():
+    class TCN(layers.Layer):
+        nb_filters = 4
+
+        def call(self, x):
+            return ops.cumsum(x, axis=1)
+
+    for make in (TCN, lambda: keras.Sequential([keras.Input((None, 3)), TCN()])):
+        model = make()
+        model.build((None, None, 3))
+        with pytest.raises(ValueError, match="trellis_keras.interop.from_keras_tcn converts them"):
+            to_stream(model)
+
+
 def test_models_without_time_or_weights_are_refused():
     with pytest.raises(ValueError, match=r"net has no time axis.*Received: .* \(None, 4\)"):
         to_stream(keras.Sequential([keras.Input((4,)), layers.Dense(2)], name="net"))
