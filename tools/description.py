@@ -73,44 +73,32 @@ class Description:
 
     @property
     def seeds(self):
-        """The results of each seed; the first seed's weights are published."""
-        return [self.results, *self.results["other_seeds"]]
-
-    @property
-    def values(self):
-        """The test result of each seed, for generated tasks the mean over ten test sets."""
-        if self._has_test_sets:
-            return [seed["test_sets"]["mean"] for seed in self.seeds]
-        return [seed["test"] for seed in self.seeds]
-
-    @property
-    def mean(self):
-        return statistics.fmean(self.values)
+        return self.run.seeds
 
     @property
     def deviation(self):
         """The standard deviation over the seeds, 0 for one seed."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
+        return statistics.stdev(self.run.values) if len(self.run.values) > 1 else 0.0
 
     @property
     def ours(self):
         """The result as text, with the deviation over seeds or test sets."""
         deviation, over = self.deviation, f"{len(self.seeds)} seeds"
-        if len(self.seeds) == 1 and not self._has_test_sets:
-            return f"{self.mean:.4g}"
+        if len(self.seeds) == 1 and "test_sets" not in self.results:
+            return f"{self.run.mean:.4g}"
         if len(self.seeds) == 1:
             deviation, over = self.results["test_sets"]["deviation"], "ten test sets"
-        return f"{self.mean:.4g} ± {deviation:.2g} ({over})"
+        return f"{self.run.mean:.4g} ± {deviation:.2g} ({over})"
 
     @property
     def difference(self):
         """By how much the result is above the published one, as text."""
-        return f"{self.mean - self.value.value:+.3g}"
+        return f"{self.run.mean - self.value.value:+.3g}"
 
     @property
     def verdict(self):
         """How the result compares with the published one, one of `VERDICTS`."""
-        found, wanted = self._error(self.mean), self._error(self.value.value)
+        found, wanted = self._error(self.run.mean), self._error(self.value.value)
         floor = _floor(self.recipe)
         if floor is not None and found > _FLOOR * floor:
             return "at the floor"
@@ -146,10 +134,6 @@ class Description:
     def remark(self):
         """What sets the data apart from the paper's, or None."""
         return None if self.value is None else remark(self.value)
-
-    @property
-    def _has_test_sets(self):
-        return all("test_sets" in seed for seed in self.seeds)
 
     def _error(self, value):
         return 1 - value if self.recipe.metric == "accuracy" else value

@@ -84,6 +84,17 @@ def test_every_published_run_is_a_recipe_of_the_zoo():
         assert again == recipe.replace(data_checksum=None)
 
 
+def test_the_result_of_a_generated_task_is_the_mean_over_test_sets():
+    one = {"test": 1.0, "test_sets": {"mean": 2.0}}
+    alone = results.Run(None, "", {**one, "other_seeds": []})
+    assert alone.mean == 2.0
+    two = results.Run(None, "", {**one, "other_seeds": [{"test": 3.0, "test_sets": {"mean": 4.0}}]})
+    assert (two.values, two.mean) == ([2.0, 4.0], 3.0)
+    # Of all seeds or none.
+    mixed = results.Run(None, "", {**one, "other_seeds": [{"test": 3.0}]})
+    assert mixed.values == [1.0, 3.0]
+
+
 def test_settings_of_a_published_run():
     recipe = zoo.published_recipe("tcn_adding", "T=400")
     assert (recipe.data_options, recipe.seed, recipe.training.epochs) == ({"T": 400}, 1, 25)

@@ -73,10 +73,21 @@ class Run:
         return f"{self.model} ({self.setting})" if self.setting else self.model
 
     @property
+    def seeds(self) -> list[dict[str, Any]]:
+        """The results of each seed, of which the first one's weights are published."""
+        return [self.results, *self.results["other_seeds"]]
+
+    @property
+    def values(self) -> list[float]:
+        """The test result of each seed, for generated tasks the mean over several test sets."""
+        if all("test_sets" in seed for seed in self.seeds):
+            return [seed["test_sets"]["mean"] for seed in self.seeds]
+        return [seed["test"] for seed in self.seeds]
+
+    @property
     def mean(self) -> float:
-        """The mean of the test results of all seeds."""
-        values = [run["test"] for run in (self.results, *self.results["other_seeds"])]
-        return sum(values) / len(values)
+        """The mean over all seeds."""
+        return sum(self.values) / len(self.values)
 
     @property
     def has_weights(self) -> bool:
