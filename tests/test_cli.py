@@ -79,6 +79,13 @@ assert not {"keras", "numpy"} & set(sys.modules)
         "recipe tcn_jbs": "Unknown model 'tcn_jbs'. Did you mean 'tcn_jsb'?",
         "train tcn_jsb --epoch 3 --output run": "no option 'epoch'. Did you mean 'epochs'?",
         "train tcn_jsb --epochs 3": "Missing option '--output'",
+        "train trellisnet_char --text no.txt --output run": "There is no file no.txt.",
+        "train --output no": "no holds no run: recipe.json is missing. Pass a model",
+        "evaluate no": "no holds no run",
+        "compare no": "no holds no run",
+        "generate no": "no holds no run",
+        "export no model": "no holds no run",
+        "score no text.txt --output scores.csv": "no holds no run",
     }
     done = subprocess.run(
         [sys.executable, "-c", script, *answers],
@@ -220,14 +227,19 @@ def test_an_interrupted_run_says_how_to_go_on(command, tmp_path, monkeypatch, ha
         ),
     ],
 )
-def test_wrong_options_are_refused_before_data_are_loaded(refused, tmp_path, words, message):
+def test_wrong_options_are_refused_before_data_are_loaded(
+    refused, tmp_path, monkeypatch, words, message
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").touch()
     output = tmp_path / "run"
     assert message in refused("train", "trellisnet_char", *words, "--output", output)
     assert not output.exists()
 
 
 def test_a_model_of_sequences_reads_no_text(refused, no_data, tmp_path):
-    words = ["tcn_seq_mnist", "--text", tmp_path / "missing.txt", "--output", tmp_path / "run"]
+    text = write_text(tmp_path / "text.txt")
+    words = ["tcn_seq_mnist", "--text", text, "--output", tmp_path / "run"]
     assert "--text is for language models. tcn_seq_mnist reads" in refused("train", *words)
 
 
@@ -282,7 +294,8 @@ def test_a_text_that_is_too_short_starts_no_run(refused, tmp_path):
 
 
 def test_text_options(command, chosen, tmp_path):
-    words = ["--text", tmp_path / "text.txt", "--data-options", '{"unit": "word"}']
+    text = write_text(tmp_path / "text.txt")
+    words = ["--text", text, "--data-options", '{"unit": "word"}']
     command("train", "trellisnet_char", *words, "--output", tmp_path / "run")
     (recipe,) = chosen
     assert recipe.data == "text"

@@ -335,7 +335,8 @@ def _save_weights(run, results, data_dir, path):
     """Saves a run's weights if they are to be published, and returns what describes them."""
     recipe, model = read_recipe(run), runs.load_best(run)  # uncompiled: without an optimizer
     vocabulary = getattr(model, "vocabulary", None)
-    if not keeps_weights(recipe, vocabulary):
+    too_large = 2 * results["parameters"] > cards.LARGEST_WEIGHTS  # even in half precision
+    if too_large or not keeps_weights(recipe, vocabulary):
         return {}
     whole, half = (path.with_name(f"{dtype}.{WEIGHTS}") for dtype in ("float32", "float16"))
     model.save_weights(whole)

@@ -14,6 +14,7 @@ import typer
 
 from trellis_keras.terminal import printable
 from trellis_keras.zoo import catalog, results
+from trellis_keras.zoo.run_folder import recipe_path
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -66,12 +67,16 @@ def list_command(
     _echo_table([header, *catalog.rows(pattern, pretrained)], numbers={2, 4, 5})
 
 
-def _load():
+def _load(*runs, files=(), data_dir=None):
     """Imports the package, hiding what TensorFlow's libraries log while they look for devices.
 
     They log at every log level. The output is shown if TF_CPP_MIN_LOG_LEVEL is set, or the import
-    fails.
+    fails. As the import takes seconds, runs and files that are not there are noticed before.
     """
+    for folder in runs:
+        recipe_path(folder)
+    for file in files:
+        _check_file(file, data_dir)
     if hasattr(sys.modules["trellis_keras"], "__version__"):
         return
     for name in ("trellis_keras.zoo", "trellis_keras"):  # bare packages of `trellis_keras_cli`
@@ -99,6 +104,15 @@ def _load():
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
+
+
+def _check_file(path, data_dir):
+    """Raises FileNotFoundError unless a file, or its compressed form, exists."""
+    places = [os.path.expanduser(path)]
+    if data_dir is not None:
+        places.append(os.path.join(os.path.expanduser(data_dir), os.path.basename(path)))
+    if not any(os.path.isfile(place + suffix) for place in places for suffix in ("", ".gz")):
+        raise FileNotFoundError(f"There is no file {' or '.join(places)}.")
 
 
 def _echo(text="", *, newline=True, err=False):
@@ -233,7 +247,9 @@ def train(
     names, options = _parse(settings)
     for name in names[:1]:
         catalog.check(name, options)
-    _load()
+    if not (names or as_published or coordinator):
+        _check_run_to_resume(output)
+    _load(files=[] if text is None else [text], data_dir=data_dir)
     from trellis_keras import zoo
     from trellis_keras.forecasting.report import describe_report
     from trellis_keras.training import devices as parallel
@@ -334,7 +350,7 @@ def evaluate(
     --dynamic and --cache tune their hyper-parameters on the start of the validation split, which
     takes as long as several evaluations of it, and then score the split once.
     """
-    _load()
+    _load(run)
     from trellis_keras import zoo
     from trellis_keras.zoo.adapting import evaluate_cache, evaluate_dynamic
     from trellis_keras.zoo.run import evaluate, load_best
@@ -377,7 +393,7 @@ def forecast(
 
     Columns known in the future are read from the rows after the last value of the target.
     """
-    _load()
+    _load(run)
     from trellis_keras.zoo import forecasts
 
     written = forecasts.forecast(run, file, output, steps, overwrite)
@@ -401,7 +417,7 @@ def classify(
 
     Each row of the output is a series, with its class and the probability of each class.
     """
-    _load()
+    _load(run, *average_with or ())
     from trellis_keras.zoo import classes
 
     written = classes.classify(run, file, output, overwrite, average_with or ())
@@ -429,7 +445,7 @@ def backtest(
     target, step and series. Next to the output are a plot of the errors by step ahead (.png) and
     all scores (_scores.csv).
     """
-    _load()
+    _load(run)
     from trellis_keras.forecasting.backtest import backtest_tables
     from trellis_keras.zoo import forecasts
 
@@ -453,7 +469,7 @@ def compare(
     overwrite: Overwrite = False,
 ):
     """Compare runs: epochs, lowest validation loss, and the metrics of that epoch."""
-    _load()
+    _load(*runs)
     from trellis_keras.zoo import comparison
 
     if output is not None:
@@ -543,7 +559,7 @@ def export(
     overwrite: Overwrite = False,
 ):
     """Export the best model of a run for TensorFlow Serving, or for another runtime."""
-    _load()
+    _load(run)
     from trellis_keras import zoo
     from trellis_keras.export import export as export_model
     from trellis_keras.zoo import forecasts
@@ -597,7 +613,7 @@ def score(
     overwrite: Overwrite = False,
 ):
     """Write the log-probability of each line of a text under the best model of a run."""
-    _load()
+    _load(run, files=[file])
     from trellis_keras import scoring, zoo
     from trellis_keras.zoo.run import check_output
 
@@ -623,7 +639,7 @@ def score(
 
 def _language_model(run, command):
     """Returns the best model of a run of a language model."""
-    _load()
+    _load(run)
     from trellis_keras import zoo
     from trellis_keras.models import LanguageModel
     from trellis_keras.zoo.run import load_best
@@ -687,10 +703,15 @@ def _recipe_to_resume(zoo, output, parallel):
     """Returns the recipe of the run in a folder; all processes get that of process 0."""
     if parallel.process_index():
         return zoo.registry.recipe_from_dict(json.loads(parallel.broadcast(b"")))
+    _check_run_to_resume(output)
+    recipe = zoo.read_recipe(output)
+    parallel.broadcast(recipe.to_json().encode())
+    return recipe
+
+
+def _check_run_to_resume(output):
     try:
-        recipe = zoo.read_recipe(output)
-        parallel.broadcast(recipe.to_json().encode())
-        return recipe
+        recipe_path(output)
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"{error} Pass a model (`trellis-keras list` shows them) to start one. To restart a "

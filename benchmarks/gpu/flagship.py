@@ -22,8 +22,9 @@ import keras
 import numpy as np
 import typer
 
-from benchmarks.gpu.cell import PRODUCT, TINY_PRODUCT, product_figures
+from benchmarks.cases import gemm
 from benchmarks.gpu.work import operations
+from benchmarks.worker import timed
 from trellis_keras import zoo
 from trellis_keras.data import EpochOrder
 from trellis_keras.training import BestModel, Checkpoint, HistoryCSV, StopOnNaN, set_seeds
@@ -31,7 +32,10 @@ from trellis_keras.zoo import environment
 from trellis_keras.zoo import run as runs
 
 WARM_UP, COUNTED = 4, 12  # steps of a measurement
-REHEARSED = 20_000  # tokens of each split
+PRODUCT = (16_384, 8_192, 8_192)  # 2.2 TFLOP
+# A rehearsal takes a tiny product, and the start of each split.
+TINY_PRODUCT = (64, 64, 64)
+REHEARSED_TOKENS, REHEARSED_ROWS = 20_000, 256
 PIECE = 15 * 2**20  # bytes
 SAVE_S = 60.0  # seconds between two copies of the best weights
 # Fraction of the time for validation, copies of the weights, building and loading.
@@ -60,7 +64,7 @@ def train(
     start: Annotated[
         str | None, typer.Option(help="Output of an earlier call, whose weights to continue from.")
     ] = None,
-    rehearsal: Annotated[bool, typer.Option(help="Read the first tokens alone.")] = False,
+    rehearsal: Annotated[bool, typer.Option(help="Read the start of the data only.")] = False,
 ):
     """Train by the fast recipe, evaluate the best epoch on the test split, pack the weights."""
     begin = time.monotonic()
@@ -68,8 +72,7 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     recipe, loaded = prepare(model, settings)
     if rehearsal:
-        parts = {name: getattr(loaded, name)[:REHEARSED] for name in runs.SPLITS}
-        loaded = dataclasses.replace(loaded, **parts)
+        loaded = beginning(loaded)
     write(folder / "recipe.json", recipe.to_dict())
     environment.record(folder / "environment.json", recipe.dtype_policy, 1)
     print(f"{recipe.training}", flush=True)
@@ -107,7 +110,8 @@ def train(
     }
     write(folder / "figures.json", figures)
     print(json.dumps(figures, indent=1), flush=True)
-    figures |= product_figures(net.dtype_policy.name, TINY_PRODUCT if rehearsal else PRODUCT)
+    sizes = TINY_PRODUCT if rehearsal else PRODUCT
+    figures |= {"product": sizes, "product_rate": product_rate(net.compute_dtype, sizes)}
     write(folder / "figures.json", figures)
     print(json.dumps(figures, indent=1), flush=True)
 
@@ -141,6 +145,18 @@ def prepare(model, settings):
     recipe = zoo.recipe(model, **options)
     loaded = recipe.load_data()
     return recipe.with_data(loaded), loaded
+
+
+def beginning(loaded):
+    """Returns a data set of the first tokens or rows of each split."""
+
+    def first(part):
+        if isinstance(part, tuple):
+            return tuple(array[:REHEARSED_ROWS] for array in part)
+        return part[:REHEARSED_TOKENS]
+
+    parts = {name: first(getattr(loaded, name)) for name in runs.SPLITS}
+    return dataclasses.replace(loaded, **parts)
 
 
 def measured(recipe, loaded):
@@ -179,6 +195,15 @@ def planned(recipe, figures, seconds):
     shallow = int(SHALLOW * seconds / epoch_s["shallow"])
     deep = int((seconds - shallow * epoch_s["shallow"]) / epoch_s["deep"])
     return {"epochs": shallow + deep, "shallow_epochs": shallow}
+
+
+def product_rate(dtype, sizes):
+    """Returns the operations per second of a matrix product, as the limit of the machine."""
+    product = gemm(dtype, *sizes)()
+    product()
+    return statistics.median(
+        amount / seconds for seconds, amount in (timed(product) for _ in range(3))
+    )
 
 
 class Few(keras.utils.PyDataset):

@@ -45,6 +45,8 @@ def _corpus(model):
     ("name", "options", "value"),
     [
         ("trellisnet_ptb", {"epochs": 3, "seed": 2}, 56.97),
+        ("trellisnet_ptb", {"setting": "fast"}, 56.97),  # with segments of its own
+        ("trellisnet_ptb", {"sequence_length": 275}, None),
         ("trellisnet_ptb", {"injection_every": 5}, 59.75),
         ("trellisnet_ptb", {"injection_every": 5, "hidden_dropout": 0.0}, None),
         ("trellisnet_ptb", {"data": "pydoc"}, None),
@@ -53,6 +55,7 @@ def _corpus(model):
         ("tcn_jsb", {"activation": "glu"}, None),
         ("tcn_jsb", {"activation": "glu", "filters": 104}, 8.13),
         ("lru_char_ptb", {}, 0.965),
+        ("lru_char_ptb", {"files": "train"}, 0.965),
         ("lru_char_ptb", {"variant": "ps", "hidden_units": 1221}, 0.969),
         ("lru_char_ptb", {"split": None}, None),  # the usual split of PTB
         ("lru_text8", {"data_options": {"train_fraction": 0.2}}, None),

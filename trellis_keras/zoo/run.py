@@ -67,8 +67,8 @@ from trellis_keras.training.monitors import (
     write_hparams,
 )
 from trellis_keras.zoo.environment import record
+from trellis_keras.zoo.run_folder import RECIPE, recipe_path
 
-RECIPE = "recipe.json"
 PATHS = "paths.json"
 ENVIRONMENT = "environment.json"
 BEST = "best.keras"
@@ -493,20 +493,6 @@ def _without_path(value):
 def has_run(folder: str | os.PathLike) -> bool:
     """Returns whether there is a run in `folder` that can be resumed."""
     return latest(pathlib.Path(folder).expanduser() / "checkpoints") is not None
-
-
-def recipe_path(folder: str | os.PathLike) -> pathlib.Path:
-    """Returns the path of a run's recipe.
-
-    Raises:
-        FileNotFoundError: There is no run.
-    """
-    path = pathlib.Path(folder).expanduser() / RECIPE
-    if not path.is_file():
-        within = sorted(path.parent.glob(f"*/{RECIPE}"))
-        hint = f" There is one in {within[0].parent}." if within else ""
-        raise FileNotFoundError(f"{folder} holds no run: {RECIPE} is missing.{hint}")
-    return path
 
 
 def read_settings(folder: str | os.PathLike) -> dict[str, Any]:

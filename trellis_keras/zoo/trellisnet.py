@@ -139,26 +139,37 @@ _PTB = Training(
 )
 
 
-# `setting="fast"`: AdamW, one cycle of the learning rate, and 16 levels in the first epochs. Longer
-# segments, of which a fifth is context, cost less per scored token.
+# `setting="fast"`: AdamW, one cycle of the learning rate, 16 levels in the first epochs, and less
+# dropout. Longer segments, of which a fifth is context, cost less per scored token.
 _FAST_PTB = Training(  # 265 steps an epoch
     optimizer="adamw",
     learning_rate=1.5e-3,
     weight_decay=0.05,
     clip_norm=0.25,
     batch_size=16,
-    epochs=40,
+    epochs=52,
     sequence_length=275,
     context_length=55,
     shallow_depth=16,
-    shallow_epochs=24,
+    shallow_epochs=36,
     schedule="cosine",
     warmup_steps=265,
-    decay_steps=10_335,
+    decay_steps=13_515,
 )
 
 
-@register(data="ptb", metric="perplexity", training=_PTB, fast=_FAST_PTB)
+@register(
+    data="ptb",
+    metric="perplexity",
+    training=_PTB,
+    fast=_FAST_PTB,
+    fast_arguments={
+        "input_dropout": 0.4,
+        "hidden_dropout": 0.24,
+        "output_dropout": 0.4,
+        "weight_dropout": 0.45,
+    },
+)
 def trellisnet_ptb(
     depth: int = 55,
     hidden_units: int = 1000,

@@ -206,7 +206,9 @@ class GraphStream(StreamingMixin):
             part = planned.part
             state = next(states) if part.keeps else None
             inputs = [values[n] for n in planned.inputs]
-            outputs, state = part.advance(inputs, state, active)
+            # As within the model: at the outermost level TensorFlow takes fewer names of layers.
+            with keras.name_scope("stream"):
+                outputs, state = part.advance(inputs, state, active)
             values.update(zip(planned.outputs, outputs, strict=True))
             if part.keeps:
                 after.append(state)

@@ -74,6 +74,7 @@ def _output(call, signal, **changes):
     return dataclasses.replace(signal, **_sample(call.specs[0], has_time), **changes)
 
 
+_MANY_STEPS = 64  # for most operations that need several
 _LARGEST_COUNT = 2**30  # of steps, in a running mean
 _CAUSAL = (
     'a causal layer such as keras.layers.Conv1D(padding="causal"), keras.layers.LSTM, '
@@ -176,7 +177,11 @@ class Pointwise(Part):
         try:
             return self._call(xs), state
         except Exception as error:
-            raise self._call.refusal(self.difference) from error
+            # Another error than that of a single step is the operation's own.
+            more = self.outputs[0].length or _MANY_STEPS
+            self._call([ops.repeat(x, more, axis=1) for x in xs])
+            text = f"{self.difference} It raised {type(error).__name__} for a single step: {error}"
+            raise self._call.refusal(text) from error
 
 
 def _largest(backs):

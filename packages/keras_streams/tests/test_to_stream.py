@@ -405,6 +405,28 @@ def test_layers_of_keras_tcn_are_to_be_converted():
             to_stream(model)
 
 
+def test_an_error_of_a_layer_is_not_taken_for_one_of_streams():
+    class Away(layers.Layer):
+        is_away = False
+
+        def call(self, x):
+            if self.is_away:
+                raise OSError("the server is away")
+            return 2.0 * x
+
+    away = Away()
+    stream = to_stream(stack(away))
+    away.is_away = True
+    with pytest.raises(OSError, match="the server is away"):
+        stream.step(noise(1, 3), stream.initial_cache(1))
+
+
+def test_a_stream_takes_the_names_that_a_model_takes():
+    stream = to_stream(stack(layers.Dense(2, name="-x")))
+    y, _ = compiled_step(stream)(noise(1, 3), stream.initial_cache(1))
+    assert y.shape == (1, 2)
+
+
 def test_models_without_time_or_weights_are_refused():
     with pytest.raises(ValueError, match=r"net has no time axis.*Received: .* \(None, 4\)"):
         to_stream(keras.Sequential([keras.Input((4,)), layers.Dense(2)], name="net"))
