@@ -97,7 +97,11 @@ def rows(pattern: str = "*", pretrained: bool = False) -> Iterator[list[str]]:
 def _row(name, setting, run, costs):
     known = models()[name]
     parameters = run.results["parameters"] if run else costs.get("parameters")
-    published = published_value(name, run.recipe if run else known)
+    own = {"data_options": {}, **recipe(name)}
+    if run and run.recipe.get("setting"):
+        arguments = own["arguments"] | known.get("fast_arguments", {})
+        own |= {"arguments": arguments, "training": known["fast"]}
+    published = published_value(run.recipe if run else own, own)
     return [
         f"{name} {setting}".strip(),
         known["data"],
