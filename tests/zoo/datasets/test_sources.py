@@ -323,15 +323,21 @@ def test_data_sets_of_tensorflow_datasets_come_as_arrays(tmp_path, monkeypatch):
                 yield i, {"image": np.full((2, 3, 1), 10 * i, "uint8"), "label": i}
 
     made = TinyDigits(data_dir=tmp_path)
-    monkeypatch.setattr(tfds, "builder", lambda name: {"tiny_digits": made}[name])
-    arrays = sources.read_tfds("tiny_digits")
+    monkeypatch.setattr(tfds, "builder", lambda name: {"mnist": made}[name])
+    # Nobody listens there; with a connection, tensorflow-datasets would download.
+    monkeypatch.setitem(sources._SERVERS, "mnist", "http://127.0.0.1:9")
+    with pytest.raises(OSError, match="tensorflow-datasets' 'mnist' .*refused.*TRELLIS_KERAS_DATA"):
+        sources.read_tfds("mnist")
+    assert not list(tmp_path.iterdir())
+    made.download_and_prepare()
+    arrays = sources.read_tfds("mnist")
     assert set(arrays) == {"train", "test"}
     images, labels = arrays["train"]["image"], arrays["train"]["label"]
     assert (images.shape, images.dtype) == ((4, 2, 3, 1), "uint8")
     assert sorted(labels) == [0, 1, 2, 3]
     np.testing.assert_array_equal(images[:, 0, 0, 0], 10 * labels)
-    with pytest.raises(OSError, match="tensorflow-datasets' 'mnist' .*TRELLIS_KERAS_DATA"):
-        sources.read_tfds("mnist")
+    with pytest.raises(OSError, match="tensorflow-datasets' 'cifar10' .*TRELLIS_KERAS_DATA"):
+        sources.read_tfds("cifar10")
 
 
 def test_the_cache_is_beside_keras_data_sets(monkeypatch):

@@ -15,6 +15,8 @@ import os
 import re
 import shutil
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -211,6 +213,8 @@ def read_tfds(name: str) -> dict[str, dict[str, np.ndarray]]:
 
         with locked(cache_folder() / name):
             builder = tfds.builder(name)
+            if not os.path.isdir(builder.data_dir):
+                _check_connection(name)
             builder.download_and_prepare()
         return {
             split: tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1))
@@ -225,6 +229,20 @@ def read_tfds(name: str) -> dict[str, dict[str, np.ndarray]]:
         raise OSError(
             f"Could not download tensorflow-datasets' {name!r} ({error}). {LOCAL_COPY_HINT}"
         ) from error
+
+
+# The servers of tensorflow-datasets' files, which it tries for minutes without a connection.
+_SERVERS = {
+    "mnist": "https://storage.googleapis.com",
+    "cifar10": "https://www.cs.toronto.edu",
+    "lambada": "https://zenodo.org",
+}
+
+
+def _check_connection(name):
+    """Raises OSError unless the server of a data set answers, whatever it says."""
+    with contextlib.suppress(urllib.error.HTTPError):
+        urllib.request.urlopen(_SERVERS[name], timeout=10).close()
 
 
 def plain_lines(text: str) -> str:
