@@ -125,6 +125,11 @@ def test_models_of_the_zoo_are_presets():
     np.testing.assert_array_equal(model.get_weights()[-2], published.get_weights()[-2])
 
 
+def test_a_model_without_weights_of_its_own_has_those_of_a_better_run():
+    model, better = zoo.from_preset("tcn_jsb"), zoo.from_preset("tcn_jsb/fast")
+    np.testing.assert_array_equal(model.get_weights()[0], better.get_weights()[0])
+
+
 @pytest.mark.parametrize("preset", ["tcn_ptb", "tcn_adding/T=3", "nothing/here"])
 def test_unknown_presets(preset):
     with pytest.raises(ValueError, match=f"or one of .*tcn_adding/T=200, .*Received: '{preset}'"):
