@@ -56,7 +56,9 @@ class _Graph:
             values[n] = x if program.takes_token else x.part(start, size)
             start += size
         for planned in plan.parts:
-            emitter = _PARTS[type(planned.part)]
+            emitter = _PARTS.get(type(planned.part))
+            if emitter is None:
+                raise self.refusal(planned, "its class has no C implementation")
             signals = [plan.signals[n] for n in planned.inputs]
             if any(s.block > 1 for s in (*signals, *planned.part.outputs)):
                 raise self.refusal(planned, "it has several samples per step")
@@ -293,13 +295,15 @@ def _elementwise(program, function, xs, name):
 def _window(graph, planned, xs):
     program, part, (x,) = graph.program, planned.part, xs
     signal, (output,), layer = part.signal, part.outputs, planned.call.operation
-    if part.taps == 1 and output.offset < signal.offset:  # padding
+    if isinstance(layer, keras.layers.ZeroPadding1D):
         y = program.fill(x.size, 0.0, "padded")
         with graph.part(planned, signal):
             program.assign(y, x)
         return [y]
     emitter = _WINDOWS.get(type(layer))
-    if emitter is None:  # cropping and slices
+    if emitter is None and not isinstance(layer, (keras.layers.Cropping1D, numpy_ops.GetItem)):
+        raise graph.refusal(planned, "its class has no C implementation")
+    if emitter is None:
         places = np.arange(x.size, dtype="float32").reshape((1, 1, 1, *signal.shape))
         places = e.array(part.function(ops.convert_to_tensor(places)))
         with graph.part(planned, output):

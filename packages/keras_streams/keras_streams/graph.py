@@ -49,6 +49,13 @@ class Call:
         arguments, named = self.fill(values)
         return keras.tree.flatten(self.operation(*arguments, **named))
 
+    @property
+    def is_of_keras(self) -> bool:
+        """Whether the operation is one of Keras' that computes what its class says."""
+        kinds = keras.layers.Lambda, keras.layers.Wrapper, keras.Model
+        is_own = not type(self.operation).__module__.startswith("keras.")
+        return not is_own and not isinstance(self.operation, kinds)
+
     def refusal(self, reason: str) -> ValueError:
         """Returns the error for an operation that does not stream."""
         if hasattr(self.operation, "nb_filters"):

@@ -1,4 +1,4 @@
-"""Keras models as streams: `to_stream`, and its proof."""
+"""Keras models as streams: `to_stream`."""
 
 import dataclasses
 import math
@@ -6,11 +6,11 @@ import operator
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
 
 from keras_streams.graph import Call, Graph, functional_of, graph_of
-from keras_streams.parts import Delay, Part, Signal, at_each, make_part, select
+from keras_streams.parts import Delay, Part, Signal, make_part, run_part, select
+from keras_streams.proof import Proof, prove
 from keras_streams.protocol import (
     StreamingMixin,
     check_built,
@@ -19,13 +19,11 @@ from keras_streams.protocol import (
     check_streams,
     has_protocol,
     step_through,
-    without_carried_states,
 )
 from keras_streams.types import Cache, Tensor
-from keras_streams.xla import compile_xla
 
 
-def to_stream(model: Any) -> Any:
+def to_stream(model: Any, *, example: Any = None) -> Any:
     """Converts a model or layer to a stream, and checks that both are equal.
 
     The stream computes `model(x)` one step at a time:
@@ -53,10 +51,13 @@ def to_stream(model: Any) -> Any:
         model: Built functional model, `keras.Sequential`, or layer, with Keras layers, operations
             of `keras.ops`, and layers that follow `StreamingMixin`. An object that already follows
             it is returned unchanged.
+        example: Arrays (batch, time, channels) with the structure of the model's inputs, on which
+            the stream is compared with the model. Defaults to `None`, random numbers. Give data
+            where random numbers have no outputs: for a logarithm of counts, for instance.
 
     Returns:
-        An object with `initial_cache`, `step`, `prefill`, and the attributes `delay` and `rate`.
-        It always uses the model's current weights.
+        An object with `initial_cache`, `step`, `prefill`, and the attributes `delay`, `rate` and
+        `proof`. It always uses the model's current weights.
 
     Raises:
         ValueError: If the model is not built, has no time axis, or has a layer that does not
@@ -83,7 +84,7 @@ def to_stream(model: Any) -> Any:
         raise ValueError(f"`model` must be a Keras model or layer. Received: {model!r}")
     check_built(model)
     stream = GraphStream(model)
-    stream.prove()
+    stream.proof = prove(stream, example)
     return stream
 
 
@@ -91,11 +92,13 @@ class GraphStream(StreamingMixin):
     """A model's graph as a stream, the result of `to_stream`."""
 
     built = True
+    proof: Proof | None = None
 
     def __init__(self, model: keras.Layer):
         self.model, self.name = model, model.name
         self.graph = graph_of(model)
-        self.plan = Plan(self.graph, _known_length(self.graph))
+        self.length = known_length(self.graph)
+        self.plan = self.plan_for(self.length)
         signals = self.plan.signals
         outputs = self.graph.outputs
         self.is_clocked = any(s.offset > 0 or s.period > 1 for s in signals.values())
@@ -110,6 +113,31 @@ class GraphStream(StreamingMixin):
         self._shapes = keras.tree.map_structure(
             lambda leaf: [None, *leaf.shape[1:]], self.initial_cache(1)
         )
+
+    def plan_for(self, length: int | None) -> "Plan":
+        """Returns the plan for a number of steps."""
+        return Plan(self.graph, length)
+
+    @property
+    def embeddings(self) -> list[keras.layers.Embedding]:
+        """The embeddings of the model."""
+        operations = [call.operation for call in self.graph.calls]
+        return [layer for layer in operations if isinstance(layer, keras.layers.Embedding)]
+
+    @property
+    def input_specs(self) -> list[tuple[keras.KerasTensor, Signal, bool]]:
+        """The symbolic inputs, their signals, and whether they are tokens."""
+        tensors = enumerate(keras.tree.flatten(self.graph.inputs))
+        return [(x, self.plan.inputs[n], takes_tokens(self.graph, n, x)) for n, x in tensors]
+
+    @property
+    def has_fixed_rows(self) -> bool:
+        """Whether the model takes a fixed number of rows."""
+        return any(x.shape[0] is not None for x in keras.tree.flatten(self.graph.inputs))
+
+    def flatten(self, x: Any) -> list[Tensor]:
+        """Returns the tensors of x, which must have the structure of the inputs."""
+        return flatten_inputs(x, self.graph.inputs)
 
     @property
     def compute_dtype(self) -> str:
@@ -146,12 +174,12 @@ class GraphStream(StreamingMixin):
                 f"`batch_size` must be a positive integer. Received: batch_size={batch_size}"
             )
         states = [p.part.initial_state(batch_size) for p in self.plan.parts if p.part.keeps]
-        for tick in range(self.plan.first_offset, 0):  # the padding before the first step
+        if self.plan.first_offset < 0:  # the padding before the first step
             xs = [
-                ops.zeros((batch_size, 1, *signal.shape), dtype=signal.dtype)
+                ops.zeros((batch_size, 0, *signal.shape), dtype=signal.dtype)
                 for signal in self.plan.inputs
             ]
-            _, states = self._run(xs, states, tick)
+            _, states = self._run(xs, states, self.plan.first_offset, 0)
         if self.is_clocked:
             # Of the states' usual dtype: one tensor of a `PackedCache` holds both.
             states.append(ops.zeros((batch_size, 1), dtype="float32"))
@@ -164,27 +192,41 @@ class GraphStream(StreamingMixin):
         )
 
     def prefill(self, x: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        if self.is_clocked or not all(p.part.in_blocks for p in self.plan.parts):
+        if self.is_clocked and cache is not None:  # the rows may be at different steps
             return step_through(self, x, cache)
         xs = self._read(x, steps=None)
-        cache = self.initial_cache(ops.shape(xs[0])[0]) if cache is None else cache
-        self._check_cache(cache, xs[0])
-        values, cache = self._run(xs, cache, None)
+        rows, steps = ops.shape(xs[0])[:2]
+        states = self.initial_cache(rows) if cache is None else cache
+        self._check_cache(states, xs[0])
+        states = states[:-1] if self.is_clocked else states
+        values, states = self._run(xs, states, 0, steps)
+        if self.is_clocked:
+            states.append(self._counter(rows, steps))
+        return keras.tree.map_structure(
+            lambda n: self._at_steps(n, values[n], steps), self.graph.outputs
+        ), states
 
-        def output(n):
-            block, y = self.plan.signals[n].block, values[n]
-            if block == 1:
-                return y
-            return ops.reshape(y, (-1, ops.shape(xs[0])[1], block, *y.shape[2:]))
-
-        return keras.tree.map_structure(output, self.graph.outputs), cache
+    def _at_steps(self, n, y, steps):
+        """Returns the samples of an output at each step, NaN where none are due."""
+        signal = self.plan.signals[n]
+        if signal.block > 1:
+            y = ops.reshape(y, (-1, ops.shape(y)[1] // signal.block, signal.block, *signal.shape))
+        if not self.is_clocked:
+            return y
+        step = ops.arange(steps) - signal.offset
+        due = (step >= 0) & (step % signal.pause == 0)
+        first = signal.before(0)
+        row = ops.where(due, step // signal.pause - first + 1, 0)
+        shape = [ops.shape(y)[0], 1, *y.shape[2:]]
+        nothing = ops.full(shape, math.nan, dtype=y.dtype)
+        return ops.take(ops.concatenate([nothing, y], axis=1), row, axis=1)
 
     def trace(self, x: Tensor, cache: Cache) -> tuple[dict[int, Tensor], Cache]:
         """Returns the samples of all tensors at a step, (batch, samples, ...), and the cache."""
         xs = self._read(x, steps=1)
         self._check_cache(cache, xs[0])
         *states, tick = cache if self.is_clocked else [*cache, None]
-        values, states = self._run(xs, states, tick)
+        values, states = self._advance(xs, states, tick)
         outputs = set(keras.tree.flatten(self.graph.outputs))
         for n in outputs if self.is_clocked else ():
             is_active = self._active(tick)(self.plan.signals[n])
@@ -198,19 +240,25 @@ class GraphStream(StreamingMixin):
     def _step_of(self, n, values):
         return values[n] if self.plan.signals[n].block > 1 else values[n][:, 0]
 
-    def _run(self, xs, states, tick):
-        """Returns the samples of all tensors, and the next states."""
-        values, states, after = dict(enumerate(xs)), iter(states), []
+    def _advance(self, xs, states, tick):
+        """Returns the samples of all tensors at a step, and the next states."""
         active = self._active(tick)
+        return self._each(xs, states, lambda part, xs, state: part.advance(xs, state, active))
+
+    def _run(self, xs, states, begin, end):
+        """Returns the samples of all tensors from `begin` to before `end`, and the states."""
+        return self._each(xs, states, lambda part, xs, state: run_part(part, xs, state, begin, end))
+
+    def _each(self, xs, states, function):
+        values, states, after = dict(enumerate(xs)), iter(states), []
         for planned in self.plan.parts:
-            part = planned.part
-            state = next(states) if part.keeps else None
+            state = next(states) if planned.part.keeps else None
             inputs = [values[n] for n in planned.inputs]
             # As within the model: at the outermost level TensorFlow takes fewer names of layers.
             with keras.name_scope("stream"):
-                outputs, state = part.advance(inputs, state, active)
+                outputs, state = function(planned.part, inputs, state)
             values.update(zip(planned.outputs, outputs, strict=True))
-            if part.keeps:
+            if planned.part.keeps:
                 after.append(state)
         return values, after
 
@@ -218,12 +266,10 @@ class GraphStream(StreamingMixin):
         """Returns a function that says whether a signal has samples at a step.
 
         Args:
-            tick: Integer, tensor (batch, 1), or None for a step at which all signals do.
+            tick: Tensor (batch, 1), or None for a step at which all signals do.
         """
         if tick is None:
             return lambda signal: True
-        if isinstance(tick, int):
-            return lambda signal: signal.is_due(tick)
         known = {}
 
         def active(signal):
@@ -242,6 +288,12 @@ class GraphStream(StreamingMixin):
         end = self.plan.last_offset + self.plan.cycle
         return ops.where(tick + 1 < end, tick + 1, tick + 1 - self.plan.cycle)
 
+    def _counter(self, rows, steps):
+        """Returns the step counter after a number of steps."""
+        start, cycle = self.plan.last_offset, self.plan.cycle
+        tick = ops.where(steps < start, steps, start + (steps - start) % cycle)
+        return ops.full((rows, 1), ops.cast(tick, "float32"), dtype="float32")
+
     def _read(self, x, steps):
         """Returns the inputs as samples (batch, steps, ...), of one step or of several."""
         xs = flatten_inputs(x, self.graph.inputs)
@@ -258,119 +310,6 @@ class GraphStream(StreamingMixin):
                 lambda shape: [x.shape[0], *shape[1:]], self._shapes
             )
             check_cache(self, cache, shapes)
-
-    # The proof
-
-    def prove(self) -> None:
-        """Raises ValueError if the stream of a random sequence differs from the model's outputs."""
-        graph, plan = self.graph, self.plan
-        wanted = plan.last_offset - plan.first_offset + 3 * plan.cycle
-        wanted += min(plan.reach, _LONGEST_REACH)
-        length = _known_length(graph)
-        if length is None:
-            length = self._length_for_proof(wanted)
-        steps = min(wanted, length)
-        if steps <= plan.last_offset:
-            raise ValueError(
-                f"{self.name} was built for {length} steps, but the stream's first output comes "
-                f"at step {plan.last_offset + 1}. Build it for longer sequences, or for any "
-                "length: keras.Input((None, channels))."
-            )
-        xs = _random_inputs(graph, plan.inputs, length)
-        with without_carried_states(self.model):
-            expected = self._expected(xs, steps)
-        found = self._found(xs, steps)
-        whole = Plan(graph, length)
-        for planned in plan.parts:
-            for n in planned.outputs if planned.call else ():
-                self._compare(planned, n, found, expected, whole)
-
-    def _length_for_proof(self, wanted):
-        """Returns a sequence length whose padding equals that of the stream."""
-        signals, cycle = self.plan.signals, self.plan.cycle
-        wanted = -(-wanted // cycle) * cycle
-        for length in range(wanted, wanted + _LENGTHS):
-            other = Plan(self.graph, length)
-            differ = [n for n in signals if other.signals[n].offset != signals[n].offset]
-            if not differ and other.uneven is None:
-                return length
-        calls = [p.call for p in self.plan.parts for n in p.outputs if n in differ]
-        raise (calls[0] if calls else other.uneven).refusal(
-            "its padding depends on the length of the sequence, which is unknown. Build the model "
-            'with keras.Input((length, channels)), or use padding="causal" or "valid".'
-        )
-
-    def _expected(self, xs, steps):
-        """Returns the values of all tensors: all samples, or a few if there is no time axis.
-
-        Tensors without a time axis have the samples `self.plan.endings(signal, steps)`.
-        """
-        values = dict(enumerate(map(ops.convert_to_tensor, xs)))
-        for planned in self.plan.parts:
-            call, signals = planned.call, self.plan.signals
-            if call is None:  # a delay
-                values[planned.outputs[0]] = values[planned.inputs[0]]
-                continue
-            inputs = [values[n] for n in planned.inputs]
-            outputs = [signals[n] for n in planned.outputs]
-            if not signals[planned.inputs[0]].has_time:
-                found = at_each(call, inputs)
-            else:
-                found = call(inputs)
-                ends = [i for i, signal in enumerate(outputs) if not signal.has_time]
-                if ends:
-                    block = signals[planned.inputs[0]].block
-                    shorter = [
-                        call([x[:, : block * (n + 1)] for x in inputs])
-                        for n in self.plan.endings(outputs[ends[0]], steps)
-                    ]
-                    for i in ends:
-                        found[i] = ops.stack([of_end[i] for of_end in shorter], axis=1)
-            values.update(zip(planned.outputs, found, strict=True))
-        return values
-
-    def _found(self, xs, steps):
-        """Returns the samples of all tensors at each step, as dicts."""
-        cache = self.initial_cache(len(xs[0]))
-        numbers = sorted(self.plan.signals)
-
-        def step(*arguments):
-            x = keras.tree.pack_sequence_as(self.graph.inputs, arguments[: len(xs)])
-            values, after = self.trace(x, keras.tree.pack_sequence_as(cache, arguments[len(xs) :]))
-            return [*(values[n] for n in numbers), *keras.tree.flatten(after)]
-
-        # For so few steps eager execution is faster on TensorFlow.
-        compiled = compile_xla(step, self.variables) if _ON_JAX else step
-        leaves, found = keras.tree.flatten(cache), []
-        for t in range(steps):
-            outputs = compiled(*(ops.convert_to_tensor(x[:, t]) for x in xs), *leaves)
-            count = len(outputs) - len(leaves)
-            leaves = outputs[count:]
-            found.append([_to_numpy(y) for y in outputs[:count]])
-        return dict(zip(numbers, zip(*found, strict=True), strict=True))
-
-    def _compare(self, planned, n, found, expected, plan):
-        """Compares a tensor at all steps, using the plan for the sequence's length."""
-        signal, y = plan.signals[n], _to_numpy(expected[n])
-        if signal.has_time:
-            due = [t for t in range(len(found[n])) if signal.is_due(t)]
-            first = [signal.block * ((t - signal.offset) // signal.pause) for t in due]
-            if y.shape[1] != signal.length:
-                raise planned.call.refusal(planned.part.difference)
-        else:
-            ends = self.plan.endings(signal, len(found[n]))
-            due, first = [signal.offset + signal.pause * end for end in ends], range(len(ends))
-        scale = max(_largest(y), *(_largest(_to_numpy(expected[i])) for i in planned.inputs))
-        tolerance = _TOLERANCES.get(signal.dtype, 0) * scale
-        for t, start in zip(due, first, strict=True):
-            if t >= plan.ends[n]:
-                continue
-            other = y[:, start : start + signal.block]
-            one = found[n][t][:, : other.shape[1]]  # the last block may be longer
-            if one.shape != other.shape or not np.allclose(
-                one, other, rtol=0, atol=tolerance, equal_nan=True
-            ):
-                raise planned.call.refusal(planned.part.difference)
 
 
 @dataclasses.dataclass
@@ -447,16 +386,10 @@ class Plan:
             numbers.append(n)
         return numbers
 
-    def endings(self, signal: Signal, steps: int) -> list[int]:
-        """Returns the first, a middle and the last sample shared by all tensors of a period."""
-        first = -(self.first_offset // signal.pause)
-        last = (steps - 1 - self.last_offset) // signal.pause
-        return sorted({first, (first + last) // 2, last})
-
 
 def _input_signal(graph, n, tensor, length):
     shape = tensor.shape
-    of_tokens = _takes_tokens(graph, n, tensor)
+    of_tokens = takes_tokens(graph, n, tensor)
     if len(shape) < 2 or (len(shape) == 2 and shape[1] is not None and not of_tokens):
         raise ValueError(
             f"{graph.name} has no time axis to stream along: an input needs the shape (batch, "
@@ -485,13 +418,13 @@ def flatten_inputs(x, inputs):
     return xs
 
 
-def _takes_tokens(graph, n, tensor):
+def takes_tokens(graph, n, tensor):
     embeds = (isinstance(call.operation, keras.layers.Embedding) for call in graph.calls)
     reads = (n in call.inputs for call in graph.calls)
     return keras.backend.is_int_dtype(tensor.dtype) or any(map(operator.and_, embeds, reads))
 
 
-def _known_length(graph):
+def known_length(graph):
     """Returns the number of steps of a model's inputs, None if it is unknown."""
     lengths = {x.shape[1] for x in keras.tree.flatten(graph.inputs) if len(x.shape) > 1} - {None}
     if len(lengths) > 1:
@@ -502,42 +435,5 @@ def _known_length(graph):
     return lengths.pop() if lengths else None
 
 
-def _random_inputs(graph, signals, length):
-    """Returns random sequences for the inputs of a graph, of two rows if any number will do."""
-    rng = np.random.default_rng(0)
-    embeddings = [
-        c.operation for c in graph.calls if isinstance(c.operation, keras.layers.Embedding)
-    ]
-    tokens = min((layer.input_dim for layer in embeddings), default=2)
-    inputs = []
-    for n, tensor in enumerate(keras.tree.flatten(graph.inputs)):
-        shape = (tensor.shape[0] or 2, length, *signals[n].shape)
-        is_tokens = _takes_tokens(graph, n, tensor)
-        x = rng.integers(0, tokens, shape) if is_tokens else rng.normal(size=shape)
-        inputs.append(ops.cast(x, tensor.dtype))
-    return inputs
-
-
-def _to_numpy(tensor):
-    return np.asarray(ops.convert_to_numpy(tensor)).astype("float64")
-
-
-def _largest(array):
-    """Returns the largest absolute value of the finite ones."""
-    return np.max(np.abs(array[np.isfinite(array)]), initial=0)
-
-
 def _whole(period):
     return int(period) if period.denominator == 1 else period
-
-
-_ON_JAX = keras.backend.backend() == "jax"
-# Largest difference of a stream from its model, relative to the largest value.
-_TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 0.05, "bfloat16": 0.1}
-# Largest number of past steps that the check covers, for outputs that depend on more.
-_LONGEST_REACH = 200
-# Number of lengths that the check tries to find one with the padding of a stream.
-_LENGTHS = 256
-
-
-# Checks

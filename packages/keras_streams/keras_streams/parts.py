@@ -1,9 +1,9 @@
 """Streaming versions of Keras layers and operations, with their states.
 
-`to_stream` walks the graph of a model and creates a `Part` with `make_part` for
-each call of a layer or operation. `Part.advance` takes the samples of one step of the model's
-input, (batch, samples, ...), usually one. The `Signal` of each tensor describes when samples come,
-and how many.
+`to_stream` walks the graph of a model and creates a `Part` with `make_part` for each call of a
+layer or operation. The `Signal` of each tensor describes when its samples come, and how many.
+`Part.advance` takes the samples of one step of the model's input, (batch, samples, ...), usually
+one; `Part.run` takes those of many steps.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from fractions import Fraction
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 from keras.src.ops import numpy as numpy_ops  # the classes of the operations in a graph
 
@@ -63,6 +64,15 @@ class Signal:
         """Returns whether samples come with a step."""
         return step >= self.offset and (step - self.offset) % self.pause == 0
 
+    def before(self, step: Any) -> Any:
+        """Returns the number of steps with samples before a step, an integer or a tensor."""
+        steps = -((self.offset - step) // self.pause)
+        return max(steps, 0) if isinstance(steps, int) else ops.maximum(steps, 0)
+
+    def count(self, begin: int, end: Any) -> Any:
+        """Returns the number of samples that come from step `begin` to before step `end`."""
+        return (self.before(end) - self.before(begin)) * self.block
+
 
 def _sample(spec, has_time):
     return {"shape": tuple(spec.shape[1 + has_time :]), "dtype": spec.dtype}
@@ -74,7 +84,6 @@ def _output(call, signal, **changes):
     return dataclasses.replace(signal, **_sample(call.specs[0], has_time), **changes)
 
 
-_MANY_STEPS = 64  # for most operations that need several
 _LARGEST_COUNT = 2**30  # of steps, in a running mean
 _CAUSAL = (
     'a causal layer such as keras.layers.Conv1D(padding="causal"), keras.layers.LSTM, '
@@ -104,37 +113,64 @@ class Part:
     """A call as a stream.
 
     Attributes:
+        signal: The `Signal` of the first input; all inputs come with the same steps.
         outputs: List of the `Signal`s of the outputs.
         keeps: Whether it has a state.
-        in_blocks: Whether `advance` takes the samples of many steps at once.
         difference: Error text for a stream that differs from the model.
     """
 
     keeps = False
-    in_blocks = True
     difference = (
         "its stream differs from it. Use a layer of Keras, or one that follows "
         "keras_streams.StreamingMixin."
     )
 
-    def __init__(self, outputs: list[Signal]):
-        self.outputs = outputs
+    def __init__(self, signal: Signal, outputs: list[Signal]):
+        self.signal, self.outputs = signal, outputs
 
     def initial_state(self, batch_size: int) -> Any:
         """Returns the state before the first sample, a structure of tensors (batch, ...)."""
         raise NotImplementedError(f"{type(self).__name__} must define `initial_state(batch_size)`.")
 
+    def run(
+        self, xs: list[Tensor], state: Any, begin: int = 0, end: Any = None
+    ) -> tuple[list[Tensor], Any]:
+        """Returns the outputs and the state of the steps from `begin` to before `end`.
+
+        Args:
+            xs: The samples of the inputs that come with these steps, (batch, samples, ...).
+            state: The state before them, or `None`.
+            begin, end: Integers. If samples come with every step, only their number matters, and
+                `end` may be a tensor.
+
+        Returns:
+            The samples of the outputs that come with these steps, and the state after them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define `run(xs, state, ...)`.")
+
     def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
-        """Returns the outputs and the next state.
+        """Returns the outputs and the next state of one step.
 
         Args:
             xs: Inputs (batch, samples, ...), arbitrary where no samples have come.
             state: The state, or `None`.
             active: Function that says whether samples of a `Signal` have come, as for `select`.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} must define `advance(xs, state, active)`."
-        )
+        ys, new = self.run(xs, state)
+        return ys, select(active(self.signal), new, state) if self.keeps else state
+
+
+def run_part(part: Part, xs: list[Tensor], state: Any, begin: int, end: Any) -> tuple[list, Any]:
+    """Returns `part.run`, also for steps with which no samples come."""
+    counts = [output.count(begin, end) for output in part.outputs]
+    if any(x.shape[1] != 0 for x in xs) or any(count != 0 for count in map(_static, counts)):
+        return part.run(xs, state, begin, end)
+    rows = ops.shape(xs[0])[0]
+    return [ops.zeros((rows, 0, *y.shape), dtype=y.dtype) for y in part.outputs], state
+
+
+def _static(count):
+    return count if isinstance(count, int) else None
 
 
 class Pointwise(Part):
@@ -143,9 +179,8 @@ class Pointwise(Part):
     def __init__(self, call: Call, signals: list[Signal]):
         signal = dataclasses.replace(signals[0], back=_largest([s.back for s in signals]))
         has_time = signal.has_time
-        super().__init__(
-            [dataclasses.replace(signal, **_sample(spec, has_time)) for spec in call.specs]
-        )
+        outputs = [dataclasses.replace(signal, **_sample(spec, has_time)) for spec in call.specs]
+        super().__init__(signal, outputs)
         self._call, self._has_time = call, has_time
         if isinstance(call.operation, keras.Model):
             self.difference = (
@@ -171,17 +206,10 @@ class Pointwise(Part):
         f"separately, or {_CAUSAL}."
     )
 
-    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+    def run(self, xs, state, begin=0, end=None):
         if not self._has_time:
             return at_each(self._call, xs), state
-        try:
-            return self._call(xs), state
-        except Exception as error:
-            # Another error than that of a single step is the operation's own.
-            more = self.outputs[0].length or _MANY_STEPS
-            self._call([ops.repeat(x, more, axis=1) for x in xs])
-            text = f"{self.difference} It raised {type(error).__name__} for a single step: {error}"
-            raise self._call.refusal(text) from error
+        return self._call(xs), state
 
 
 def _largest(backs):
@@ -202,14 +230,14 @@ class Reshape(Part):
     """`Reshape` of each step."""
 
     def __init__(self, call: Call, signal: Signal):
-        super().__init__([_output(call, signal)])
+        super().__init__(signal, [_output(call, signal)])
         if math.prod(signal.shape) != math.prod(self.outputs[0].shape):
             raise call.refusal(
                 "it mixes the time axis with other axes. Reshape each step separately: "
                 f"keras.layers.Reshape((-1, ...)) of steps of shape {signal.shape}."
             )
 
-    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+    def run(self, xs, state, begin=0, end=None):
         return [ops.reshape(xs[0], (-1, ops.shape(xs[0])[1], *self.outputs[0].shape))], state
 
 
@@ -246,7 +274,7 @@ class Window(Part):
         padding: float = 0.0,
         dtype: str | None = None,
     ):
-        self.function, self.signal = function, signal
+        self.function = function
         self.taps, self.dilation, self._stride = taps, dilation, stride
         self.padding, self._dtype = padding, dtype or signal.dtype
         span, block = (taps - 1) * dilation + 1, signal.block
@@ -273,45 +301,74 @@ class Window(Part):
             back=None if signal.back is None else signal.back + signal.period * left,
             length=length,
         )
-        super().__init__([output])
+        super().__init__(signal, [output])
 
     def initial_state(self, batch_size: int) -> Any:
         shape = (batch_size, self._past, *self.signal.shape)
         return ops.full(shape, self.padding, dtype=self._dtype)
 
-    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+    def run(self, xs, state, begin=0, end=None):
+        x, (output,) = ops.cast(xs[0], self._dtype), self.outputs
+        come = self.signal
+        if output.offset < come.offset:  # padding comes before the first sample
+            come = dataclasses.replace(come, offset=output.offset)
+            padding = come.count(begin, self.signal.offset)
+            shape = (ops.shape(x)[0], padding, *self.signal.shape)
+            x = ops.concatenate([ops.full(shape, self.padding, dtype=self._dtype), x], axis=1)
+            x = x[:, : come.count(begin, end)]
+        first = output.offset + output.before(begin) * output.pause
+        seen = ops.concatenate([state, x], axis=1) if self.keeps else x
+        start = self._start + come.count(begin, first)
+        y = self._of_windows(seen, start, output.count(begin, end))
+        return [y], seen[:, ops.shape(seen)[1] - self._past :] if self.keeps else state
+
+    def _of_windows(self, seen, start, count):
+        """Returns the function of `count` windows, the first of which begins at sample `start`."""
+        if isinstance(count, int) and count == 0:
+            return ops.zeros((ops.shape(seen)[0], 0, *self.outputs[0].shape), self.outputs[0].dtype)
+        if self.taps == self._stride == 1:
+            return self.function(seen[:, start : start + count, None])
+        starts = start + self._stride * ops.arange(count)
+        taps = self.dilation * ops.arange(self.taps)
+        return self.function(ops.take(seen, starts[:, None] + taps, axis=1))
+
+    def advance(self, xs, state, active):
         x, is_active = ops.cast(xs[0], self._dtype), active(self.signal)
         if self.outputs[0].offset < self.signal.offset:  # padding comes before the first sample
             x = select(is_active, x, ops.full_like(x, self.padding))
-        samples = ops.shape(x)[1]
+        samples = x.shape[1]
         seen = ops.concatenate([state, x], axis=1) if self.keeps else x
-        if x.shape[1] == 1:
-            windows = seen[:, None, self._start :: self.dilation]
+        if samples == 1:
+            y = self.function(seen[:, None, self._start :: self.dilation])
         else:
-            ends = self._start + self._stride * ops.arange(-(-samples // self._stride))
-            taps = self.dilation * ops.arange(self.taps)
-            windows = ops.take(seen, ends[:, None] + taps, axis=1)
-        y = self.function(windows)
+            y = self._of_windows(seen, self._start, -(-samples // self._stride))
         return [y], select(is_active, seen[:, samples:], state) if self.keeps else state
 
 
 class AveragePool(Window):
     """Average pooling, which does not count padding."""
 
-    def __init__(self, call: Call, signal: Signal, **options: Any):
-        (channels,) = signal.shape
-        counted = dataclasses.replace(signal, shape=(channels + 1,))
+    def __init__(
+        self, call: Call, signal: Signal, sums: Callable[[Tensor], Tensor], **options: Any
+    ):
+        *space, channels = signal.shape
+        counted = dataclasses.replace(signal, shape=(*space, channels + 1))
 
         def mean(windows):
-            total = ops.sum(windows, axis=2)
+            total = sums(windows)
             return total[..., :channels] / total[..., channels:]
 
         super().__init__(call, counted, mean, **options)
 
-    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
-        (x,) = xs
-        counted = ops.concatenate([x, ops.ones_like(x[..., :1])], axis=-1)
-        return super().advance([counted], state, active)
+    def run(self, xs, state, begin=0, end=None):
+        return super().run(_counted(xs), state, begin, end)
+
+    def advance(self, xs, state, active):
+        return super().advance(_counted(xs), state, active)
+
+
+def _counted(xs):
+    return [ops.concatenate([xs[0], ops.ones_like(xs[0][..., :1])], axis=-1)]
 
 
 class Delay(Part):
@@ -320,8 +377,7 @@ class Delay(Part):
     keeps = True
 
     def __init__(self, signal: Signal, offset: int):
-        super().__init__([dataclasses.replace(signal, offset=offset)])
-        self.signal = signal
+        super().__init__(signal, [dataclasses.replace(signal, offset=offset)])
         self.lag, between = divmod(offset - signal.offset, signal.pause)
         self._holds = between > 0  # the newest sample came some steps ago
         self._past = (self.lag + self._holds) * signal.block
@@ -330,9 +386,16 @@ class Delay(Part):
         shape = (batch_size, self._past, *self.signal.shape)
         return ops.zeros(shape, dtype=self.signal.dtype)
 
-    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+    def run(self, xs, state, begin=0, end=None):
+        seen, (output,) = ops.concatenate([state, xs[0]], axis=1), self.outputs
+        earlier = self.signal.before(begin) - output.before(begin)
+        start = self._past - earlier * self.signal.block
+        y = seen[:, start : start + output.count(begin, end)]
+        return [y], seen[:, ops.shape(seen)[1] - self._past :]
+
+    def advance(self, xs, state, active):
         (x,) = xs
-        samples = ops.shape(x)[1]
+        samples = x.shape[1]
         seen = ops.concatenate([state, x], axis=1)
         past = select(active(self.signal), seen[:, samples:], state)
         return [past[:, :1] if self._holds else seen[:, :samples]], past
@@ -350,44 +413,69 @@ class UpSample(Part):
             )
         length = None if signal.length is None else signal.length * size
         back = None if signal.back is None else signal.back + signal.pause - 1
-        super().__init__(
-            [dataclasses.replace(signal, period=period, back=back, length=length)],
-        )
-        self.signal, self.zeros = signal, zeros
+        output = dataclasses.replace(signal, period=period, back=back, length=length)
+        super().__init__(signal, [output])
+        self.zeros = zeros
         # Number of samples that each sample becomes per step.
         self._times = size if signal.period < 1 else self.outputs[0].block
-        self.keeps = signal.period > 1 and not zeros
+        # Number of steps with outputs for each step with inputs.
+        self._turns = signal.pause // output.pause
+        self.keeps = self._turns > 1 and not zeros
 
     def initial_state(self, batch_size: int) -> Any:
         return ops.zeros((batch_size, 1, *self.signal.shape), dtype=self.signal.dtype)
 
-    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+    def run(self, xs, state, begin=0, end=None):
+        (x,), (output,) = xs, self.outputs
+        turns = self._turns
+        if turns > 1:
+            at = output.before(begin) + ops.arange(output.count(begin, end) // output.block)
+            nothing = ops.zeros((ops.shape(x)[0], 1, *self.signal.shape), x.dtype)
+            seen = ops.concatenate([nothing if self.zeros else state, x], axis=1)
+            source = at // turns - self.signal.before(begin) + 1
+            if self.zeros:
+                source = ops.where(at % turns == 0, source, 0)
+            x, last = ops.take(seen, source, axis=1), seen[:, ops.shape(seen)[1] - 1 :]
+        return [self._spread(x)], last if self.keeps else state
+
+    def advance(self, xs, state, active):
         (x,), is_active = xs, active(self.signal)
+        if self.zeros:
+            return [self._spread(select(is_active, x, ops.zeros_like(x)))], state
+        x = select(is_active, x, state) if self.keeps else x
+        return [self._spread(x)], x if self.keeps else state
+
+    def _spread(self, x):
+        """Returns the samples of each step, made of one for each input."""
+        if self._times == 1:
+            return x
         if not self.zeros:
-            x = select(is_active, x, state) if self.keeps else x
-            y = ops.repeat(x, self._times, axis=1) if self._times > 1 else x
-            return [y], x if self.keeps else state
-        x = select(is_active, x, ops.zeros_like(x))
-        rest = [ops.zeros_like(x)] * (self._times - 1)
-        y = ops.stack([x, *rest], axis=2)
-        return [ops.reshape(y, (-1, ops.shape(x)[1] * self._times, *self.signal.shape))], state
+            return ops.repeat(x, self._times, axis=1)
+        y = ops.stack([x, *[ops.zeros_like(x)] * (self._times - 1)], axis=2)
+        return ops.reshape(y, (-1, ops.shape(x)[1] * self._times, *self.signal.shape))
 
 
 class Chain(Part):
     """A sequence of parts that make up one layer."""
 
     def __init__(self, parts: list[Part]):
-        super().__init__(parts[-1].outputs)
+        super().__init__(parts[0].signal, parts[-1].outputs)
         self.parts = parts
         self.keeps = any(part.keeps for part in parts)
 
     def initial_state(self, batch_size: int) -> Any:
         return [part.initial_state(batch_size) for part in self.parts if part.keeps]
 
-    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+    def run(self, xs, state, begin=0, end=None):
+        return self._each(xs, state, lambda part, xs, state: run_part(part, xs, state, begin, end))
+
+    def advance(self, xs, state, active):
+        return self._each(xs, state, lambda part, xs, state: part.advance(xs, state, active))
+
+    def _each(self, xs, state, function):
         states, after = iter(state or []), []
         for part in self.parts:
-            xs, new = part.advance(xs, next(states) if part.keeps else None, active)
+            xs, new = function(part, xs, next(states) if part.keeps else None)
             if part.keeps:
                 after.append(new)
         return xs, after
@@ -401,8 +489,7 @@ class Ending(Part):
         output = _output(
             call, signal, period=Fraction(signal.pause), back=back, length=None, has_time=False
         )
-        super().__init__([output])
-        self.signal = signal
+        super().__init__(signal, [output])
 
     def last(self, y: Tensor) -> Tensor:
         """Returns the last sample of each step."""
@@ -417,7 +504,7 @@ class Last(Ending):
         super().__init__(call, signal, signal.back)
         self.function = function
 
-    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+    def run(self, xs, state, begin=0, end=None):
         return [self.function(self.last(xs[0]))], state
 
 
@@ -437,7 +524,7 @@ class RunningMean(Ending):
         mean = ops.zeros((batch_size, *self.signal.shape), dtype=dtype)
         return [mean, ops.zeros_like(mean), ops.zeros((batch_size, 1), dtype="int32")]
 
-    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+    def run(self, xs, state, begin=0, end=None):
         mean, error, count = (ops.expand_dims(part, 1) for part in state)
         x = ops.cast(xs[0], mean.dtype)
         counts = ops.cumsum(ops.ones_like(x[..., :1], dtype="int32"), axis=1)
@@ -449,7 +536,7 @@ class RunningMean(Ending):
         new = [part[:, -1] for part in (means, errors, counts)]
         y = ops.cast(self.last(means), self.outputs[0].dtype)
         y = ops.reshape(y, (-1, ops.shape(y)[1], *self.outputs[0].shape))
-        return [y], select(active(self.signal), new, state)
+        return [y], new
 
 
 def _cumsum(x):
@@ -472,7 +559,7 @@ class RunningMax(Ending):
         largest = ops.zeros((batch_size, *self.signal.shape), dtype=dtype)
         return [largest, ops.zeros((batch_size, 1), dtype=dtype)]
 
-    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+    def run(self, xs, state, begin=0, end=None):
         (x,), (largest, seen) = xs, state
         if x.shape[1] != 1:  # the scan forgets sizes
             scanned = ops.associative_scan(ops.maximum, x, axis=1)
@@ -480,9 +567,9 @@ class RunningMax(Ending):
         # Arithmetic, as tf2onnx selects by multiplication: nothing seen is far below all numbers.
         below = ops.reshape(1 - seen, (-1,) + (1,) * len(self.signal.shape)) * _huge(largest.dtype)
         largest = ops.maximum(x, (largest - below)[:, None])
-        state = select(active(self.signal), [largest[:, -1], ops.ones_like(seen)], state)
         y = self.last(largest)
-        return [ops.reshape(y, (-1, ops.shape(y)[1], *self.outputs[0].shape))], state
+        y = ops.reshape(y, (-1, ops.shape(y)[1], *self.outputs[0].shape))
+        return [y], [largest[:, -1], ops.ones_like(seen)]
 
 
 def _huge(dtype):
@@ -505,15 +592,17 @@ class Recurrent(Ending):
         )
         for spec in call.specs[1:]:
             self.outputs.append(dataclasses.replace(ending, **_sample(spec, has_time=False)))
-        self.in_blocks = not layer.return_state  # of many steps only the last state is known
         self._layer = layer
 
     @functools.cached_property
     def _whole(self):
-        """The layer applied to several steps, with all outputs and the last states."""
+        """The layer applied to several steps, with the states of each."""
         layer = self._layer
         whole = keras.layers.RNN(
-            layer.cell, return_sequences=True, return_state=True, dtype=layer.dtype_policy
+            _WithStates(layer.cell, dtype=layer.dtype_policy),
+            return_sequences=True,
+            return_state=True,
+            dtype=layer.dtype_policy,
         )
         whole.build((None, None, *self.signal.shape))
         return whole
@@ -521,19 +610,36 @@ class Recurrent(Ending):
     def initial_state(self, batch_size: int) -> Any:
         return keras.tree.flatten(self._layer.get_initial_state(batch_size))
 
-    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+    def run(self, xs, state, begin=0, end=None):
         (x,), states = xs, take(self._layer.state_size, iter(state))
         with without_dropout([self._layer.cell]):
             if x.shape[1] == 1:
                 y, new = cell_step(self._layer.cell, x[:, 0], states)
-                y = y[:, None]
+                y, after = y[:, None], [s[:, None] for s in keras.tree.flatten(new)]
             else:
                 y, *new = self._whole(x, initial_state=states)
+                sizes = [s.shape[-1] for s in state]
+                ends = np.cumsum([y.shape[-1] - sum(sizes), *sizes])
+                y, *after = ops.split(y, ends[:-1], axis=-1)
         new = [ops.cast(a, b.dtype) for a, b in zip(keras.tree.flatten(new), state, strict=True)]
-        after = [s[:, None] for s in new[: len(self.outputs) - 1]]
         if not self._layer.return_sequences:
             y = self.last(y)
-        return [ops.cast(y, self.outputs[0].dtype), *after], select(active(self.signal), new, state)
+        ys = [y, *map(self.last, after[: len(self.outputs) - 1])]
+        ys = [ops.cast(y, output.dtype) for y, output in zip(ys, self.outputs, strict=True)]
+        return ys, new
+
+
+class _WithStates(keras.layers.Layer):
+    """A cell whose outputs are followed by its next states."""
+
+    def __init__(self, cell, **kwargs):
+        super().__init__(**kwargs)
+        self.cell, self.state_size = cell, cell.state_size
+        self.built = True
+
+    def call(self, inputs, states):
+        y, new = cell_step(self.cell, inputs, states)
+        return ops.concatenate([y, *keras.tree.flatten(new)], axis=-1), new
 
 
 class Protocol(Ending):
@@ -566,7 +672,7 @@ class Protocol(Ending):
     def initial_state(self, batch_size: int) -> Any:
         return self._layer.initial_cache(batch_size)
 
-    def advance(self, xs: list[Tensor], state: Any, active: Active) -> tuple[list[Tensor], Any]:
+    def run(self, xs, state, begin=0, end=None):
         (x,) = xs
         if x.shape[1] == 1:
             y, new = self._layer.step(x[:, 0], state)
@@ -574,7 +680,7 @@ class Protocol(Ending):
         else:
             y, new = self._layer.prefill(x, state)
         y = y if self.outputs[0].has_time else self.last(y)
-        return [y], select(active(self.signal), new, state)
+        return [y], new
 
 
 # Keras' cells
@@ -715,121 +821,215 @@ def windowed_length(
     return max(span - (last or stride), 0) // 2, outputs
 
 
-def _convolution(call, signal, function):
-    layer = call.operation
-    (taps,), (dilation,), (stride,) = layer.kernel_size, layer.dilation_rate, layer.strides
-    left, length = windowed_length(signal.length, (taps - 1) * dilation + 1, stride, layer.padding)
+# Windows of time, and of the axes between time and channels: the axes of an image, or none
 
-    def output(windows):
-        y = function(windows, lambda kernel: ops.cast(kernel, layer.compute_dtype))
-        if layer.use_bias:
-            y = y + ops.cast(layer.bias, y.dtype)
-        return layer.activation(y)
 
-    return Window(
-        call,
-        signal,
-        output,
-        taps=taps,
-        dilation=dilation,
-        stride=stride,
-        left=left,
-        length=length,
-        dtype=layer.compute_dtype,
+def _neighbors(size, taps, stride, dilation, padding):
+    """Returns the places (outputs, taps) that a window reads on an axis, `size` for padding."""
+    left, outputs = windowed_length(size, (taps - 1) * dilation + 1, stride, padding)
+    at = stride * np.arange(outputs)[:, None] - left + dilation * np.arange(taps)
+    return np.where((at >= 0) & (at < size), at, size)
+
+
+def _patches(windows: Tensor, axes: Sequence[np.ndarray], padding: float = 0.0) -> Tensor:
+    """Returns patches (batch, samples, *outputs, taps, channels) of windows.
+
+    Args:
+        windows: Tensor (batch, samples, taps, ..., channels).
+        axes: The places that are read on each axis between taps and channels, as of `_neighbors`.
+        padding: Value of the padding.
+    """
+    for n, places in enumerate(axes):
+        axis = 3 + 2 * n  # each of those before has become two
+        if np.any(places == windows.shape[axis]):
+            shape = [
+                ops.shape(windows)[i] if i < 2 else windows.shape[i] for i in range(windows.ndim)
+            ]
+            shape[axis] = 1
+            edge = ops.full(shape, padding, dtype=windows.dtype)
+            windows = ops.concatenate([windows, edge], axis=axis)
+        windows = ops.take(windows, places, axis=axis)
+    if not axes:
+        return windows
+    outputs, taps = range(3, 3 + 2 * len(axes), 2), range(4, 4 + 2 * len(axes), 2)
+    patches = ops.transpose(windows, (0, 1, *outputs, 2, *taps, 3 + 2 * len(axes)))
+    sizes = [len(places) for places in axes]
+    return ops.reshape(
+        patches, (-1, ops.shape(patches)[1], *sizes, _size(patches), windows.shape[-1])
     )
 
 
-def _product(windows, kernel, groups=1):
-    """Returns the convolution of windows (batch, samples, taps, channels)."""
+def _size(patches):
+    return math.prod(patches.shape[2 + (patches.ndim - 4) // 2 : -1])
+
+
+def _axes(layer, signal, sizes):
+    """Returns what a layer reads on the axes between time and channels."""
+    strides = keras.tree.flatten(layer.strides)
+    dilations = keras.tree.flatten(getattr(layer, "dilation_rate", 1))
+    dilations = dilations * len(sizes) if len(dilations) == 1 else dilations
+    options = zip(signal.shape[:-1], sizes[1:], strides[1:], dilations[1:], strict=True)
+    return [_neighbors(*numbers, layer.padding) for numbers in options]
+
+
+def _window(call, signal, function, sizes, kind=Window, **options):
+    """Returns the part of a layer with windows of `sizes`, the first of them along time."""
+    layer = call.operation
+    if len(sizes) != len(signal.shape):
+        raise call.refusal(
+            f"its time axis is not the first axis after the batch: its steps have the shape "
+            f"{signal.shape}."
+        )
+    strides = keras.tree.flatten(layer.strides)
+    dilation = keras.tree.flatten(getattr(layer, "dilation_rate", 1))[0]
+    span = (sizes[0] - 1) * dilation + 1
+    left, length = windowed_length(signal.length, span, strides[0], layer.padding)
+    options |= {"taps": sizes[0], "stride": strides[0], "dilation": dilation, "left": left}
+    return kind(call, signal, function, length=length, **options)
+
+
+def _convolution(call, signal, function):
+    """Returns a convolution; `function` takes patches, and a cast to the compute dtype."""
+    layer = call.operation
+    sizes = keras.tree.flatten(layer.kernel_size)
+    axes = _axes(layer, signal, sizes)
+
+    def output(windows):
+        y = function(_patches(windows, axes), lambda kernel: _flat(kernel, layer))
+        return _activated(layer, y)
+
+    return _window(call, signal, output, sizes, dtype=layer.compute_dtype)
+
+
+def _flat(kernel, layer):
+    """Returns a kernel (taps, input, output) in the compute dtype, with the taps of all axes."""
+    kernel = ops.cast(kernel, layer.compute_dtype)
+    return ops.reshape(kernel, (-1, *kernel.shape[-2:])) if kernel.ndim > 3 else kernel
+
+
+def _activated(layer, y):
+    if layer.use_bias:
+        y = y + ops.cast(layer.bias, y.dtype)
+    return layer.activation(y)
+
+
+def _product(patches, kernel, groups=1):
+    """Returns the convolution of patches (batch, samples, ..., taps, channels)."""
     taps, width, filters = kernel.shape
-    samples = ops.shape(windows)[1]
+    outer = (-1, *ops.shape(patches)[1:2], *patches.shape[2:-2])
     if groups == 1:
-        rows = ops.reshape(windows, (-1, samples, taps * width))
+        rows = ops.reshape(patches, (*outer, taps * width))
         return ops.matmul(rows, ops.reshape(kernel, (taps * width, filters)))
-    grouped = ops.reshape(windows, (-1, samples, taps, groups, width))
+    grouped = ops.reshape(patches, (*outer, taps, groups, width))
     kernel = ops.reshape(kernel, (taps, width, groups, filters // groups))
-    y = ops.einsum("bnkgc,kcgf->bngf", grouped, kernel)
-    return ops.reshape(y, (-1, samples, filters))
+    axes = "xyz"[: len(outer) - 2]
+    y = ops.einsum(f"bn{axes}kgc,kcgf->bn{axes}gf", grouped, kernel)
+    return ops.reshape(y, (*outer, filters))
 
 
-def _depthwise(windows, kernel):
-    y = ops.einsum("bnkc,kcm->bncm", windows, kernel)
-    return ops.reshape(y, (-1, ops.shape(windows)[1], kernel.shape[1] * kernel.shape[2]))
+def _depthwise(patches, kernel):
+    axes = "xyz"[: patches.ndim - 4]
+    y = ops.einsum(f"bn{axes}kc,kcm->bn{axes}cm", patches, kernel)
+    outer = (-1, *ops.shape(patches)[1:2], *patches.shape[2:-2])
+    return ops.reshape(y, (*outer, kernel.shape[1] * kernel.shape[2]))
 
 
-@_streams(keras.layers.Conv1D)
+@_streams(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 def _conv(call, signal):
     layer = call.operation
     return _convolution(
-        call, signal, lambda windows, cast: _product(windows, cast(layer.kernel), layer.groups)
+        call, signal, lambda patches, flat: _product(patches, flat(layer.kernel), layer.groups)
     )
 
 
-@_streams(keras.layers.DepthwiseConv1D)
+@_streams(keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 def _depthwise_conv(call, signal):
     layer = call.operation
-    return _convolution(call, signal, lambda windows, cast: _depthwise(windows, cast(layer.kernel)))
+    return _convolution(call, signal, lambda patches, flat: _depthwise(patches, flat(layer.kernel)))
 
 
-@_streams(keras.layers.SeparableConv1D)
+@_streams(keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)
 def _separable_conv(call, signal):
     layer = call.operation
 
-    def function(windows, cast):
-        between = _depthwise(windows, cast(layer.depthwise_kernel))
-        return ops.matmul(between, cast(layer.pointwise_kernel)[0])
+    def function(patches, flat):
+        between = _depthwise(patches, flat(layer.depthwise_kernel))
+        return ops.matmul(between, flat(layer.pointwise_kernel)[0])
 
     return _convolution(call, signal, function)
 
 
-@_streams(keras.layers.Conv1DTranspose)
-def _transposed_conv(call, signal):
-    layer = call.operation
-    (taps,), (dilation,), (stride,) = layer.kernel_size, layer.dilation_rate, layer.strides
+def _transposed_size(size, taps, stride, dilation, padding, extra):
+    """Returns the outputs that a transposed convolution crops at the start, and their number."""
     span = (taps - 1) * dilation + 1
-    extra = None if layer.output_padding is None else layer.output_padding[0]
     left = span - 1
-    if layer.padding == "same":
+    if padding == "same":
         width = stride + span - 2 if extra is None else span + span % 2 - 2 + extra
         left = min(-(-width // 2), span - 1)
-    length = signal.length
-    if length is not None and extra is None:
-        length = length * stride + (max(span - stride, 0) if layer.padding == "valid" else 0)
-    elif length is not None:
-        cropped = 2 * (span // 2) if layer.padding == "same" else 0
-        length = (length - 1) * stride + span - cropped + extra
+    if size is not None and extra is None:
+        size = size * stride + (max(span - stride, 0) if padding == "valid" else 0)
+    elif size is not None:
+        cropped = 2 * (span // 2) if padding == "same" else 0
+        size = (size - 1) * stride + span - cropped + extra
+    return span - 1 - left, size
+
+
+@_streams(keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose)
+def _transposed_conv(call, signal):
+    layer = call.operation
+    names = layer.kernel_size, layer.strides, layer.dilation_rate
+    extra = layer.output_padding or [None] * len(layer.kernel_size)
+    numbers = zip(*names, [layer.padding] * len(extra), extra, strict=True)
+    (taps, stride, dilation, *rest), *others = numbers
+    crop, length = _transposed_size(signal.length, taps, stride, dilation, *rest)
+    axes = [_sources(n, *options) for n, options in zip(signal.shape[:-1], others, strict=True)]
 
     def function(windows):
-        kernel = ops.transpose(ops.cast(layer.kernel, layer.compute_dtype)[::-1], (0, 2, 1))
-        y = _product(windows, kernel)
-        if layer.use_bias:
-            y = y + ops.cast(layer.bias, y.dtype)
-        return layer.activation(y)
+        kernel = ops.cast(layer.kernel, layer.compute_dtype)
+        kernel = ops.swapaxes(kernel[::-1], -1, -2)
+        y = _product(_patches(windows, axes), ops.reshape(kernel, (-1, *kernel.shape[-2:])))
+        return _activated(layer, y)
 
     spread = UpSample(call, signal, stride, zeros=True)
-    window = Window(
-        call,
-        spread.outputs[0],
-        function,
-        taps=taps,
-        dilation=dilation,
-        left=left,
-        length=length,
-        dtype=layer.compute_dtype,
-    )
+    left = (taps - 1) * dilation - crop
+    options = {"taps": taps, "dilation": dilation, "left": left, "length": length}
+    window = Window(call, spread.outputs[0], function, dtype=layer.compute_dtype, **options)
     return Chain([spread, window])
 
 
-@_streams(keras.layers.MaxPooling1D, keras.layers.AveragePooling1D)
+def _sources(size, taps, stride, dilation, padding, extra):
+    """Returns the places (outputs, taps) that a transposed convolution reads on an axis."""
+    crop, outputs = _transposed_size(size, taps, stride, dilation, padding, extra)
+    at = np.arange(outputs)[:, None] + crop - dilation * np.arange(taps)
+    is_place = (at % stride == 0) & (at >= 0) & (at < size * stride)
+    return np.where(is_place, at // stride, size)
+
+
+@_streams(
+    *(keras.layers.MaxPooling1D, keras.layers.AveragePooling1D),
+    *(keras.layers.MaxPooling2D, keras.layers.AveragePooling2D),
+)
 def _pooling(call, signal):
     layer = call.operation
-    (taps,), (stride,) = layer.pool_size, layer.strides
-    left, length = windowed_length(signal.length, taps, stride, layer.padding)
-    options = {"taps": taps, "stride": stride, "left": left, "length": length}
-    if isinstance(layer, keras.layers.AveragePooling1D):
-        return AveragePool(call, signal, **options)
-    largest = functools.partial(ops.max, axis=2)
-    return Window(call, signal, largest, padding=-math.inf if left else 0.0, **options)
+    sizes = keras.tree.flatten(layer.pool_size)
+    axes = _axes(layer, signal, sizes)
+    if isinstance(layer, (keras.layers.AveragePooling1D, keras.layers.AveragePooling2D)):
+        sums = lambda windows: ops.sum(_patches(windows, axes), axis=-2)  # noqa: E731
+        return _window(call, signal, sums, sizes, AveragePool)
+    largest = lambda windows: ops.max(_patches(windows, axes, -math.inf), axis=-2)  # noqa: E731
+    padding = 0.0 if layer.padding == "valid" else -math.inf
+    return _window(call, signal, largest, sizes, padding=padding)
+
+
+class Each(Part):
+    """A function of each sample, of samples (batch, samples, ...)."""
+
+    def __init__(self, signal: Signal, shape: Sequence[int], function: Callable[[Tensor], Tensor]):
+        super().__init__(signal, [dataclasses.replace(signal, shape=tuple(shape))])
+        self.function = function
+
+    def run(self, xs, state, begin=0, end=None):
+        return [self.function(xs[0])], state
 
 
 @_streams(keras.layers.UpSampling1D)
@@ -837,22 +1037,57 @@ def _up_sampling(call, signal):
     return UpSample(call, signal, call.operation.size)
 
 
+@_streams(keras.layers.UpSampling2D)
+def _up_sampling_2d(call, signal):
+    layer = call.operation
+    if layer.interpolation != "nearest":
+        raise call.refusal('its samples depend on later steps. Use interpolation="nearest".')
+    times, (size, channels) = UpSample(call, signal, layer.size[0]), signal.shape
+    of_sample = lambda x: ops.repeat(x, layer.size[1], axis=2)  # noqa: E731
+    return Chain([times, Each(times.outputs[0], (size * layer.size[1], channels), of_sample)])
+
+
 def _only(windows):
     return windows[:, :, 0]
 
 
-@_streams(keras.layers.ZeroPadding1D)
+@_streams(keras.layers.ZeroPadding1D, keras.layers.ZeroPadding2D)
 def _zero_padding(call, signal):
-    left, right = call.operation.padding
+    (left, right), *others = _pairs(call.operation.padding, signal)
     length = None if signal.length is None else signal.length + left + right
-    return Window(call, signal, _only, left=left, length=length)
+    widths = [(0, 0), (0, 0), *others, (0, 0)]
+    function = (lambda windows: ops.pad(_only(windows), widths)) if others else _only
+    return Window(call, signal, function, left=left, length=length)
 
 
-@_streams(keras.layers.Cropping1D)
+@_streams(keras.layers.Cropping1D, keras.layers.Cropping2D)
 def _cropping(call, signal):
-    left, right = call.operation.cropping
+    (left, right), *others = _pairs(call.operation.cropping, signal)
     length = None if signal.length is None else signal.length - left - right
-    return Window(call, signal, _only, left=-left, length=length)
+    sizes = zip(signal.shape[:-1], others, strict=True)
+    kept = tuple(slice(a, size - b) for size, (a, b) in sizes)
+    return Window(
+        call,
+        signal,
+        lambda w: _only(w)[(slice(None), slice(None), *kept)],
+        left=-left,
+        length=length,
+    )
+
+
+def _pairs(pairs, signal):
+    """Returns the numbers before and after each axis but the channels."""
+    return pairs if len(signal.shape) > 1 else [pairs]
+
+
+@_streams(keras.layers.GlobalAveragePooling2D, keras.layers.GlobalMaxPooling2D)
+def _global_pooling_2d(call, signal):
+    kinds = {keras.layers.GlobalAveragePooling2D: (ops.mean, RunningMean)}
+    function, kind = next(
+        (v for k, v in kinds.items() if isinstance(call.operation, k)), (ops.max, RunningMax)
+    )
+    each = Each(signal, signal.shape[-1:], lambda x: function(x, axis=2))
+    return Chain([each, kind(call, each.outputs[0])])
 
 
 @_streams(keras.layers.GlobalAveragePooling1D)

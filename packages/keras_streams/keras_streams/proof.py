@@ -1,0 +1,330 @@
+"""The proof that a stream equals its model."""
+
+import dataclasses
+import math
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_streams.graph import Call
+from keras_streams.parts import Part, Pointwise, run_part
+from keras_streams.protocol import without_carried_states
+from keras_streams.xla import compile_xla
+
+_ON_JAX = keras.backend.backend() == "jax"
+# Largest difference of a stream from its model, relative to the largest value.
+_TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 0.05, "bfloat16": 0.1}
+# Fewest steps of a proof, if the model takes any number, and the largest reach that it covers.
+_STEPS = 256
+_LONGEST_REACH = 1024
+# Number of lengths that are tried to find one with the padding of a stream.
+_LENGTHS = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Proof:
+    """What a stream was compared with when it was made.
+
+    Attributes:
+        steps: Number of steps.
+        difference: Largest difference of a tensor of the model, relative to its largest value.
+    """
+
+    steps: int
+    difference: float
+
+
+def prove(stream: Any, example: Any = None) -> Proof:
+    """Compares a stream with its model.
+
+    Each part of the stream is compared with the layer's outputs for a whole sequence: over all
+    steps at once, and at a single step. An operation that treats each step separately, or should,
+    gets all steps of a sequence as a batch of sequences of one step; and so do numbers of its own,
+    positive ones, and, if it is not one of Keras', missing ones.
+
+    Args:
+        stream: `GraphStream`.
+        example: Inputs, or `None` for random ones.
+
+    Raises:
+        ValueError: They differ, or there is no finite number to compare. The message names the
+            first operation.
+    """
+    steps, length = _lengths(stream)
+    known: dict[int, float] = {}
+    examples = [] if example is None else [_inputs_of(stream, example, length)]
+    for xs in (*examples, *_random_inputs(stream, length)):
+        known = _compare(stream, xs, steps, length) | known
+        missing = [p for p in stream.plan.parts if p.call and not known.keys() >= {*p.outputs}]
+        if not missing:
+            return Proof(steps, max(known.values(), default=0.0))
+    raise missing[0].call.refusal(
+        "no output of it is a finite number, so there is nothing to compare. Give data: "
+        "to_stream(model, example=x)."
+    )
+
+
+def _lengths(stream):
+    """Returns the number of steps to compare, and the length of the sequence."""
+    plan, length = stream.plan, stream.length
+    wanted = plan.last_offset - plan.first_offset + 3 * plan.cycle
+    wanted = max(wanted + min(plan.reach, _LONGEST_REACH), _STEPS)
+    if length is None:
+        length = _length_for_proof(stream, wanted)
+    steps = min(wanted, length)
+    if steps <= plan.last_offset:
+        raise ValueError(
+            f"{stream.name} was built for {length} steps, but the stream's first output comes at "
+            f"step {plan.last_offset + 1}. Build it for longer sequences, or for any length: "
+            "keras.Input((None, channels))."
+        )
+    return steps, length
+
+
+def _length_for_proof(stream, wanted):
+    """Returns a sequence length whose padding equals that of the stream."""
+    signals, cycle = stream.plan.signals, stream.plan.cycle
+    wanted = -(-wanted // cycle) * cycle
+    for length in range(wanted, wanted + _LENGTHS):
+        other = stream.plan_for(length)
+        differ = [n for n in signals if other.signals[n].offset != signals[n].offset]
+        if not differ and other.uneven is None:
+            return length
+    calls = [p.call for p in stream.plan.parts for n in p.outputs if n in differ]
+    raise (calls[0] if calls else other.uneven).refusal(
+        "its padding depends on the length of the sequence, which is unknown. Build the model "
+        'with keras.Input((length, channels)), or use padding="causal" or "valid".'
+    )
+
+
+# The inputs
+
+
+def _random_inputs(stream, length):
+    """Yields random sequences for the inputs, of two rows if any number will do."""
+    rng = np.random.default_rng(0)
+    tokens = min((layer.input_dim for layer in stream.embeddings), default=2)
+    first = int(any(layer.mask_zero for layer in stream.embeddings))  # no masked steps
+    for change in (np.asarray, np.abs):
+        inputs = []
+        for tensor, signal, takes_tokens in stream.input_specs:
+            shape = (tensor.shape[0] or 2, length, *signal.shape)
+            x = rng.integers(first, tokens, shape) if takes_tokens else rng.normal(size=shape)
+            inputs.append(ops.cast(change(x), tensor.dtype))
+        yield inputs
+
+
+def _inputs_of(stream, example, length):
+    """Returns the user's sequences, cut or repeated to a length."""
+    xs = stream.flatten(example)
+    inputs = []
+    for x, (tensor, signal, _) in zip(xs, stream.input_specs, strict=True):
+        x = np.asarray(ops.convert_to_numpy(x))
+        if x.ndim != 2 + len(signal.shape) or x.shape[2:] != signal.shape or 0 in x.shape:
+            raise ValueError(
+                f"`example` must have the shape (batch, time, {', '.join(map(str, signal.shape))})."
+                f" Received: shape {x.shape}"
+            )
+        x = np.take(x, np.arange(length) % x.shape[1], axis=1)
+        rows = np.arange(tensor.shape[0] or len(x)) % len(x)
+        inputs.append(ops.cast(x[rows], tensor.dtype))
+    return inputs
+
+
+# The comparison
+
+
+@dataclasses.dataclass
+class _Pair:
+    """Two tensors that must be equal: of a call, and the number of its output if it has one."""
+
+    call: Call | None
+    part: Part | None
+    number: int | None
+    dtype: str
+    found: Any
+    expected: Any
+
+
+def _compare(stream, xs, steps, length):
+    """Returns the largest difference of each tensor that has a finite number."""
+    whole, pairs = stream.plan_for(length), []
+
+    def evidence(*xs):
+        pairs[:] = _pairs(stream, whole, list(xs), steps)
+        return [tensor for pair in pairs for tensor in (pair.found, pair.expected)]
+
+    # On TensorFlow eager execution is faster, on JAX it compiles every operation.
+    compiled = compile_xla(evidence, stream.variables) if _ON_JAX else evidence
+    with without_carried_states(stream.model):
+        tensors = [_to_numpy(tensor) for tensor in compiled(*xs)]
+    known: dict[int, float] = {}
+    for pair, found, expected in zip(pairs, tensors[::2], tensors[1::2], strict=True):
+        scale = max(_largest(expected), _largest(found)) or 1.0
+        tolerance = _TOLERANCES.get(pair.dtype, 0)
+        if found.shape != expected.shape or not np.allclose(
+            found, expected, rtol=0, atol=tolerance * scale, equal_nan=True
+        ):
+            raise _refusal(stream, pair)
+        finite = np.isfinite(expected)
+        if pair.number is not None and np.any(finite):
+            difference = float(np.max(np.abs(found - expected)[finite]) / scale)
+            known[pair.number] = max(difference, known.get(pair.number, 0.0))
+    return known
+
+
+def _refusal(stream, pair):
+    if pair.call is None:
+        return ValueError(
+            f"{stream.name} does not stream: its outputs differ from those of its layers, one "
+            "after another. Do not change the outputs of a layer outside `call`."
+        )
+    return pair.call.refusal(pair.part.difference)
+
+
+def _pairs(stream, whole, xs, steps):
+    """Returns the pairs of all parts in order, then those of the model's outputs."""
+    plan, values, pairs = stream.plan, dict(enumerate(xs)), []
+    rows, begin = xs[0].shape[0], plan.first_offset
+    for planned in plan.parts:
+        part, call = planned.part, planned.call
+        inputs = [values[n] for n in planned.inputs]
+        if call is None:  # a delay
+            values[planned.outputs[0]] = inputs[0]
+            continue
+        end = math.ceil(min(steps, *(whole.ends[n] for n in planned.inputs)))
+        signals = [plan.signals[n] for n in planned.inputs]
+
+        def until(step, inputs=inputs, signals=signals):
+            pairs = zip(inputs, signals, strict=True)
+            return [x[:, : signal.count(begin, step)] for x, signal in pairs]
+
+        state = part.initial_state(rows) if part.keeps else None
+        found, _ = run_part(part, until(end), state, begin, end)
+        expected = _whole(call, inputs, part, found)
+        for n, y, wanted in zip(planned.outputs, found, expected, strict=True):
+            signal = whole.signals[n]
+            values[n] = wanted
+            if signal.has_time:
+                if wanted.shape[1] != signal.length:
+                    raise call.refusal(part.difference)
+                count = min(y.shape[1], wanted.shape[1])  # a stream has no end to crop
+                pairs.append(_Pair(call, part, n, signal.dtype, y[:, :count], wanted[:, :count]))
+            else:
+                values[n] = y
+                pairs.append(
+                    _Pair(call, part, n, signal.dtype, *_at_ends(call, inputs, part, n, y))
+                )
+        if isinstance(part, Pointwise) and signals[0].has_time:
+            pairs += _each_step_alone(stream, planned, inputs)
+        pairs += _one_step(planned, until, found, state, begin, end)
+    return [*pairs, *_of_outputs(stream, values, xs, steps)]
+
+
+def _whole(call, inputs, part, found):
+    """Returns the outputs of a call for all steps; `found` for those without a time axis."""
+    return call(inputs) if part.signal.has_time else found
+
+
+def _at_ends(call, inputs, part, n, found):
+    """Returns three samples of an output without a time axis, of the stream and of the call."""
+    count, index = found.shape[1], call.outputs.index(n)
+    if not part.signal.has_time or count == 0:
+        return found, found
+    ends = sorted({0, count // 2, count - 1})
+    block = part.signal.block
+    wanted = [call([x[:, : block * (end + 1)] for x in inputs])[index] for end in ends]
+    return ops.take(found, ends, axis=1), ops.stack(wanted, axis=1)
+
+
+def _one_step(planned, until, found, state, begin, end):
+    """Yields the pairs of the last step with outputs, as `advance` and `run` compute them."""
+    part = planned.part
+    last = part.outputs[0].before(end) - 1
+    if last < 0:
+        return
+    step = part.outputs[0].offset + last * part.outputs[0].pause
+    before, upto = until(step), until(step + 1)
+    _, state = run_part(part, before, state, begin, step)
+    xs = [
+        b[:, a.shape[1] :] if a.shape[1] < b.shape[1] else ops.zeros_like(_block(part, b))
+        for a, b in zip(before, upto, strict=True)
+    ]
+    ys, _ = part.advance(xs, state, lambda signal: signal.is_due(step))
+    for n, output, y, of_run in zip(planned.outputs, part.outputs, ys, found, strict=True):
+        expected = of_run[:, output.count(begin, step) : output.count(begin, step + 1)]
+        yield _Pair(planned.call, part, n, output.dtype, y[:, : output.block], expected)
+
+
+def _block(part, x):
+    """Returns as many samples as come with a step."""
+    return x[:, : part.signal.block]
+
+
+def _each_step_alone(stream, planned, inputs):
+    """Yields the pairs of an operation that gets all steps together, and each of them alone."""
+    call, part, rng = planned.call, planned.part, np.random.default_rng(1)
+    changes = [lambda x: x]
+    if not isinstance(call.operation, keras.layers.Embedding):
+        noise = [rng.normal(size=x.shape) for x in inputs]
+        changes += [np.asarray, np.abs]
+    if not call.is_of_keras:
+        missing = rng.random(size=(1, inputs[0].shape[1])) < 0.1
+        changes.append(lambda x: np.where(missing.reshape(1, -1, *[1] * (x.ndim - 2)), np.nan, x))
+    for change in changes:
+        xs = inputs
+        if change is not changes[0]:
+            pairs = zip(inputs, noise, strict=True)
+            is_float = keras.backend.is_float_dtype
+            xs = [ops.cast(change(z), x.dtype) if is_float(x.dtype) else x for x, z in pairs]
+        together = call(xs)
+        try:
+            alone = _alone(stream, call, part, xs)
+        except Exception as error:  # whatever an operation raises that needs more than one step
+            text = f"{part.difference} It raised {type(error).__name__} for a single step: {error}"
+            raise call.refusal(text) from error
+        for y, wanted in zip(alone, together, strict=True):
+            dtype = keras.backend.standardize_dtype(wanted.dtype)
+            yield _Pair(call, part, None, dtype, y, wanted)
+
+
+def _alone(stream, call, part, xs):
+    """Returns the outputs of an operation that gets each step as a sequence of one step."""
+    rows, steps = xs[0].shape[:2]
+    if stream.has_fixed_rows:
+        each = [call([x[:, t : t + 1] for x in xs]) for t in range(steps)]
+        return [ops.concatenate(ys, axis=1) for ys in zip(*each, strict=True)]
+    folded = [ops.reshape(x, (rows * steps, 1, *x.shape[2:])) for x in xs]
+    ys = call(folded)
+    return [ops.reshape(y, (rows, steps, *y.shape[2:])) for y in ys]
+
+
+def _of_outputs(stream, values, xs, steps):
+    """Yields the pairs of the model's outputs: of the stream, the model, and its layers."""
+    pack = keras.tree.pack_sequence_as
+    numbers = keras.tree.flatten(stream.graph.outputs)
+    signals = [stream.plan.signals[n] for n in numbers]
+    of_model = keras.tree.flatten(stream.model(pack(stream.inputs, xs)))
+    ys, _ = stream.prefill(pack(stream.inputs, [x[:, :steps] for x in xs]))
+    for n, signal, y, whole in zip(numbers, signals, keras.tree.flatten(ys), of_model, strict=True):
+        if signal.has_time:
+            yield _Pair(None, None, None, signal.dtype, values[n], whole)
+        due = [t for t in range(steps) if signal.is_due(t)]
+        first = signal.before(0) * signal.block
+        y = ops.take(y, due, axis=1)
+        if signal.block > 1:
+            y = ops.reshape(y, (-1, len(due) * signal.block, *signal.shape))
+        expected = values[n][:, first : first + len(due) * signal.block]
+        count = expected.shape[1]
+        yield _Pair(None, None, None, signal.dtype, y[:, :count], expected)
+
+
+def _to_numpy(tensor):
+    return np.asarray(ops.convert_to_numpy(tensor)).astype("float64")
+
+
+def _largest(array):
+    """Returns the largest absolute value of the finite ones."""
+    return np.max(np.abs(array[np.isfinite(array)]), initial=0)

@@ -1,0 +1,89 @@
+"""`to_stream` compares a stream with its model, and refuses what is not equal."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+from keras_streams import to_stream
+
+pytestmark = pytest.mark.both_backends
+
+
+def model(function, length=None):
+    x = keras.Input((length, 3))
+    return keras.Model(x, function(x), name="net")
+
+
+class Shift(layers.Layer):
+    """Delays a sequence by 24 steps."""
+
+    def call(self, x):
+        return ops.concatenate([ops.zeros_like(x[:, :24]), x[:, :-24]], axis=1)
+
+
+class Dilated(layers.Layer):
+    """A causal convolution with a dilation rate of 8."""
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight(shape=(3, input_shape[-1], 4), name="kernel")
+
+    def call(self, x):
+        padded = ops.pad(x, [[0, 0], [16, 0], [0, 0]])
+        return ops.conv(padded, self.kernel, padding="valid", dilation_rate=8)
+
+
+def fill(x):
+    """Replaces missing numbers by the mean of the others."""
+    missing = ops.isnan(x)
+    mean = ops.mean(ops.where(missing, 0.0, x), axis=1, keepdims=True)
+    return ops.where(missing, mean, x)
+
+
+def attend(x):
+    y = ops.log(x)
+    return layers.MultiHeadAttention(1, 2)(y, y)
+
+
+UNEQUAL = {
+    "roll": lambda x: ops.roll(x, 24, axis=1),
+    "flip": lambda x: ops.flip(ops.log(x), axis=1),  # no finite number on either side
+    "flip_": lambda x: ops.flip(ops.sqrt(x), axis=1),
+    "flip_1": lambda x: ops.flip(ops.relu(x - 100.0), axis=1),  # zeros on both sides
+    "attention": attend,
+    "lambda": lambda x: layers.Lambda(fill)(x),  # equal unless numbers are missing
+}
+
+
+@pytest.mark.parametrize("length", [None, 128])
+@pytest.mark.parametrize("name", UNEQUAL)
+def test_operations_across_steps_are_refused(name, length):
+    with pytest.raises(ValueError, match=f"{name.split('_')[0]}.*in net, does not stream"):
+        to_stream(model(UNEQUAL[name], length))
+
+
+@pytest.mark.parametrize("length", [None, 128])
+def test_layers_of_ones_own_that_look_back_far_are_refused(length):
+    before = layers.Conv1D(3, 3, padding="causal")
+    for layer in (Shift(), Dilated()):
+        with pytest.raises(ValueError, match="does not stream"):
+            to_stream(model(lambda x, layer=layer: layer(before(x)), length))
+
+
+def test_a_model_whose_outputs_are_never_finite_needs_an_example():
+    net = model(lambda x: layers.Conv1D(2, 3)(ops.log(-50.0 - x)))
+    with pytest.raises(ValueError, match=r"log.*no output of it is a finite number.*example=x"):
+        to_stream(net)
+    x = -60 - np.random.default_rng(0).random((1, 40, 3))
+    assert to_stream(net, example=x).proof.difference < 1e-5
+    for wrong in (x[..., :2], x[0], x[:0]):
+        with pytest.raises(ValueError, match=r"`example` must have the shape \(batch, time, 3\)"):
+            to_stream(net, example=wrong)
+
+
+def test_a_stream_has_its_proof():
+    net = model(lambda x: layers.GRU(4)(layers.Conv1D(4, 3, padding="same")(x)))
+    proof = to_stream(net).proof
+    assert proof.steps >= 256 and proof.difference < 1e-5
+    stream = to_stream(net)
+    assert to_stream(stream) is stream
