@@ -611,15 +611,17 @@ class Recurrent(Ending):
         return keras.tree.flatten(self._layer.get_initial_state(batch_size))
 
     def run(self, xs, state, begin=0, end=None):
-        (x,), states = xs, take(self._layer.state_size, iter(state))
+        # Keras' convolutional cell does not say that it has two states.
+        sizes = [-1, -1] if self._layer.state_size == [-1] else self._layer.state_size
+        (x,), states = xs, take(sizes, iter(state))
         with without_dropout([self._layer.cell]):
             if x.shape[1] == 1:
                 y, new = cell_step(self._layer.cell, x[:, 0], states)
                 y, after = y[:, None], [s[:, None] for s in keras.tree.flatten(new)]
             else:
                 y, *new = self._whole(x, initial_state=states)
-                sizes = [s.shape[-1] for s in state]
-                ends = np.cumsum([y.shape[-1] - sum(sizes), *sizes])
+                widths = [s.shape[-1] for s in state]
+                ends = np.cumsum([y.shape[-1] - sum(widths), *widths])
                 y, *after = ops.split(y, ends[:-1], axis=-1)
         new = [ops.cast(a, b.dtype) for a, b in zip(keras.tree.flatten(new), state, strict=True)]
         if not self._layer.return_sequences:
@@ -1103,14 +1105,8 @@ def _running_max(call, signal):
 @_streams(keras.layers.RNN)
 def _recurrent(call, signal):
     layer = call.operation
-    for option, instead in (
-        ("go_backwards", "it reads the sequence from its end."),
-        ("stateful", "it carries states between batches; a stream keeps them in its cache."),
-    ):
-        if getattr(layer, option):
-            raise call.refusal(f"{instead} Use {option}=False.")
-    if len(signal.shape) != 1:
-        raise call.refusal(f"its steps have the shape {signal.shape}, not (channels,).")
+    if layer.go_backwards:
+        raise call.refusal("it reads the sequence from its end. Use go_backwards=False.")
     return Recurrent(call, signal)
 
 

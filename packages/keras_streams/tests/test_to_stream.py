@@ -102,6 +102,29 @@ def test_a_layer():
     assert check(layer, 1).receptive_field == 3
 
 
+IMAGES = {
+    "convolution": ([layers.Conv2D(4, (3, 2), strides=(1, 2), padding="same")], 1, 1),
+    "dilation": ([layers.Conv2D(4, 3, dilation_rate=(2, 2), groups=2)], 4, 1),
+    "strides": ([layers.Conv2D(3, 3, strides=(2, 1)), layers.DepthwiseConv2D(2)], 4, 2),
+    "separable": ([layers.SeparableConv2D(3, (3, 2), padding="same", activation="relu")], 1, 1),
+    "pooling": ([layers.MaxPooling2D(3, strides=1, padding="same"), layers.AveragePooling2D(2)],
+        2, 2),
+    "average": ([layers.AveragePooling2D(3, strides=(1, 2), padding="same")], 1, 1),
+    "transposed": ([layers.Conv2DTranspose(3, (2, 3), strides=(2, 3), padding="same")], 0, 0.5),
+    "transposed, cropped": ([layers.Conv2DTranspose(3, 4, strides=(1, 2), dilation_rate=1)], 0, 1),
+    "up": ([layers.UpSampling2D(2), layers.Cropping2D((1, 2))], 1, 0.5),
+    "padding": ([layers.ZeroPadding2D(((2, 0), (0, 1))), layers.Conv2D(2, 3)], 0, 1),
+    "three axes": ([layers.Reshape((-1, 3, 2, 2)), layers.Conv3D(2, 2, padding="same")], 1, 1),
+    "recurrent": ([layers.ConvLSTM1D(2, 3, padding="same", return_sequences=True)], 0, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_images_stream_along_their_first_axis(name):
+    parts, delay, rate = IMAGES[name]
+    check(keras.Sequential([keras.Input((None, 6, 2)), *parts]), delay, rate)
+
+
 def test_branches_wait_for_the_latest_and_outputs_keep_their_own_clock():
     x, z = keras.Input((None, 3), name="x"), keras.Input((None, 2), name="z")
     early = layers.Conv1D(4, 3, padding="causal")(x)
