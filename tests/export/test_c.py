@@ -200,6 +200,22 @@ def built(layer):
     return layer
 
 
+def quantized():
+    model = built(keras.Sequential([keras.layers.Dense(2, name="narrow"), LRU(3)]))
+    model.layers[0].quantize("int8")
+    return model
+
+
+def test_a_model_whose_outputs_are_zero_on_random_inputs(tmp_path):
+    bias = keras.initializers.Constant(-50.0)
+    layer = keras.layers.Dense(1, activation="relu", bias_initializer=bias)
+    model = built(keras.Sequential([layer]))
+    x = np.zeros((20, CHANNELS), "float32")
+    for options in ({}, {"quantization": "int8", "representative_data": x}):
+        export(model, tmp_path / "model.c", format="c", overwrite=True, **options)
+        assert "nan" not in (tmp_path / "model.h").read_text()
+
+
 REFUSED = {
     "model.txt": (classifier, "must end in .c"),
     "2nd.c": (classifier, "must be a C identifier"),
@@ -218,6 +234,7 @@ REFUSED = {
         lambda: TrellisLayer(4, 2, stateful=True, name="trellis"),
         "stateful=True of trellis",
     ),
+    "quantized.c": (quantized, "Keras has quantized.*Received: narrow"),
     "half.c": (lambda: built(TCN(4, 2, depth=1, dtype="mixed_bfloat16")), "computes in bfloat16"),
     "mixed.c": (
         lambda: built(keras.Sequential([TCN(4, 2, depth=1), LRU(4, dtype="float64")])),

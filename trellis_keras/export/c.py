@@ -145,7 +145,7 @@ def fixed_source(
             "model without `quantization`, and please report it."
         )
     difference = np.abs(found - expected)
-    largest = np.nanmax(np.abs(expected))
+    largest = floats.largest_output(expected)
     notes = [
         *_describe(model, program, source, series),
         "",
@@ -234,6 +234,13 @@ def _checked(model):
             "A layer with stateful=True carries its state from batch to batch, but a stream in C "
             "starts from zeros. Build the model with stateful=False and load its weights. "
             f"Received: stateful=True of {', '.join(stateful)}"
+        )
+    quantized = [layer.name for layer in layers if layer.quantization_mode is not None]
+    if quantized:
+        raise ValueError(
+            "A model that Keras has quantized has no version in C. Export the model as it was "
+            "before `quantize`, for integer C with `quantization` and `representative_data`. "
+            f"Received: {', '.join(quantized)}, quantized"
         )
     dtypes = {layer.compute_dtype for layer in layers} | {w.dtype for w in model.weights}
     real = _REAL.get(dtypes.pop()) if len(dtypes) == 1 else None

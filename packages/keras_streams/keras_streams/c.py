@@ -160,6 +160,13 @@ def _real_type(stream):
     model = stream.model
     layers = [model, *model._flatten_layers()]
     layers = [layer for layer in layers if not isinstance(layer, keras.layers.InputLayer)]
+    quantized = [layer.name for layer in layers if layer.quantization_mode is not None]
+    if quantized:
+        raise ValueError(
+            "A model that Keras has quantized has no version in C. Export the model as it was "
+            "before `quantize`, for integer C with `quantization` and `representative_data`. "
+            f"Received: {', '.join(quantized)}, quantized"
+        )
     dtypes = {layer.compute_dtype for layer in layers} | {w.dtype for w in model.weights}
     if len(dtypes) > 1 or not dtypes <= set(_REAL):
         raise ValueError(
@@ -177,8 +184,9 @@ def check_equal(name: str, source: Source, found: np.ndarray, expected: np.ndarr
         RuntimeError: If it is too large.
     """
     same_steps = np.array_equal(np.isnan(found), np.isnan(expected))  # NaN where there is no output
-    largest = np.nanmax(np.abs(expected))
-    difference = float(np.nanmax(np.abs(found - expected)) / largest) if same_steps else math.inf
+    difference = math.inf
+    if same_steps:
+        difference = float(np.nanmax(np.abs(found - expected)) / largest_output(expected))
     if not difference <= _TOLERANCE[source.real]:
         raise RuntimeError(
             f"The C code of {name} differs from Keras by {difference:.1e} of the "
@@ -187,6 +195,11 @@ def check_equal(name: str, source: Source, found: np.ndarray, expected: np.ndarr
             'dtype="float64".'
         )
     return difference
+
+
+def largest_output(outputs: np.ndarray) -> float:
+    """Returns the unit of differences: the largest output, or 1 if all are 0."""
+    return float(np.nanmax(np.abs(outputs))) or 1.0
 
 
 def _round_up(number):
@@ -280,7 +293,7 @@ int main(void)
                 difference = fabs{f}(y[k] - wanted);
         }}
     }}
-    difference /= largest;
+    difference /= largest > 0 ? largest : 1;
     printf("largest difference from Keras: %.1e of the largest output\\n", (double)difference);
     return difference <= {_TOLERANCE[real]}{f} ? 0 : 1;
 }}
