@@ -13,9 +13,11 @@ import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+from trellis_keras import zoo  # hides what TensorFlow logs while it is imported
+
+# isort: split
 from keras_nlp.samplers import TopPSampler
 
-from trellis_keras import zoo
 from trellis_keras.export import export
 from trellis_keras.zoo import run
 

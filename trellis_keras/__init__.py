@@ -3,7 +3,12 @@
 import importlib
 import importlib.util
 
+from trellis_keras.startup import hidden_logs
+
 __version__ = "0.1.0"
+
+with hidden_logs():
+    import keras  # noqa: F401
 
 # These imports register all classes with `keras.saving.load_model`.
 from trellis_keras import (

@@ -5,13 +5,13 @@ import json
 import os
 import re
 import sys
-import tempfile
 import traceback
 import warnings
 from typing import Annotated
 
 import typer
 
+from trellis_keras.startup import hidden_logs
 from trellis_keras.terminal import printable
 from trellis_keras.zoo import catalog, results
 from trellis_keras.zoo.run_folder import recipe_path
@@ -68,10 +68,9 @@ def list_command(
 
 
 def _load(*runs, files=(), data_dir=None):
-    """Imports the package, hiding what TensorFlow's libraries log while they look for devices.
+    """Imports the package, without what TensorFlow logs while it looks for devices.
 
-    They log at every log level. The output is shown if TF_CPP_MIN_LOG_LEVEL is set, or the import
-    fails. As the import takes seconds, runs and files that are not there are noticed before.
+    As the import takes seconds, runs and files that are not there are noticed before.
     """
     for folder in runs:
         recipe_path(folder)
@@ -81,29 +80,16 @@ def _load(*runs, files=(), data_dir=None):
         return
     for name in ("trellis_keras.zoo", "trellis_keras"):  # bare packages of `trellis_keras_cli`
         del sys.modules[name]
-    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
-        return
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "1"
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    with tempfile.TemporaryFile() as log:
-        os.dup2(log.fileno(), 2)
-        try:
-            import keras
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    with hidden_logs():
+        import keras
 
-            import trellis_keras  # noqa: F401
+        import trellis_keras  # noqa: F401
 
-            if keras.backend.backend() == "tensorflow":
-                import tensorflow as tf
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
 
-                tf.config.list_physical_devices()
-        except BaseException:
-            log.seek(0)
-            os.write(stderr, log.read())
-            raise
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
+            tf.config.list_physical_devices()
 
 
 def _check_file(path, data_dir):
