@@ -56,6 +56,31 @@ class Call:
         is_own = not type(self.operation).__module__.startswith("keras.")
         return not is_own and not isinstance(self.operation, kinds)
 
+    def without_mask(self) -> "Call":
+        """Returns the call without its argument `mask`."""
+        args, named = self.arguments
+        if named.get("mask") is None:
+            return self
+        tensors = [
+            x for x in keras.tree.flatten(self.arguments) if isinstance(x, keras.KerasTensor)
+        ]
+        masks = {id(x) for x in keras.tree.flatten(named["mask"])}
+        kept = [i for i, x in enumerate(tensors) if id(x) not in masks]
+
+        def fill(values):
+            all_values = [values[0]] * len(tensors)
+            for i, value in zip(kept, values, strict=True):
+                all_values[i] = value
+            args, named = self.fill(all_values)
+            return args, {**named, "mask": None}
+
+        return dataclasses.replace(
+            self,
+            inputs=[self.inputs[i] for i in kept],
+            arguments=(args, {**named, "mask": None}),
+            fill=fill,
+        )
+
     def refusal(self, reason: str) -> ValueError:
         """Returns the error for an operation that does not stream."""
         if hasattr(self.operation, "nb_filters"):

@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from keras_streams.graph import Call, Graph, functional_of, graph_of
-from keras_streams.parts import Delay, Part, Signal, make_part, run_part, select
+from keras_streams.parts import Delay, Options, Part, Signal, make_part, run_part, select
 from keras_streams.proof import Proof, prove
 from keras_streams.protocol import (
     StreamingMixin,
@@ -22,8 +22,12 @@ from keras_streams.protocol import (
 )
 from keras_streams.types import Cache, Tensor
 
+_NO_OPTIONS = Options()
 
-def to_stream(model: Any, *, example: Any = None) -> Any:
+
+def to_stream(
+    model: Any, *, window: int | None = None, ignore_masks: bool = False, example: Any = None
+) -> Any:
     """Converts a model or layer to a stream, and checks that both are equal.
 
     The stream computes `model(x)` one step at a time:
@@ -51,6 +55,13 @@ def to_stream(model: Any, *, example: Any = None) -> Any:
         model: Built functional model, `keras.Sequential`, or layer, with Keras layers, operations
             of `keras.ops`, and layers that follow `StreamingMixin`. An object that already follows
             it is returned unchanged.
+        window: Positive integer, the number of steps that the model was trained on. At each step
+            the outputs are then those of the model for the last `window` steps; with strides, at
+            every so many steps. The model may end with a `Flatten` or any other layer that joins
+            all steps; the layers before it may not pad. Defaults to `None`: outputs without a time
+            axis cover all steps so far.
+        ignore_masks: Boolean, whether to ignore `Masking` and `Embedding(mask_zero=True)`, because
+            the stream never gets padding. Defaults to `False`: they are errors.
         example: Arrays (batch, time, channels) with the structure of the model's inputs, on which
             the stream is compared with the model. Defaults to `None`, random numbers. Give data
             where random numbers have no outputs: for a logarithm of counts, for instance.
@@ -83,7 +94,7 @@ def to_stream(model: Any, *, example: Any = None) -> Any:
     if not isinstance(model, keras.Layer):
         raise ValueError(f"`model` must be a Keras model or layer. Received: {model!r}")
     check_built(model)
-    stream = GraphStream(model)
+    stream = GraphStream(model, Options(window, ignore_masks))
     stream.proof = prove(stream, example)
     return stream
 
@@ -94,11 +105,20 @@ class GraphStream(StreamingMixin):
     built = True
     proof: Proof | None = None
 
-    def __init__(self, model: keras.Layer):
-        self.model, self.name = model, model.name
+    def __init__(self, model: keras.Layer, options: Options = _NO_OPTIONS):
+        self.model, self.name, self.options = model, model.name, options
         self.graph = graph_of(model)
+        if options.ignore_masks:
+            self.graph.calls = [call.without_mask() for call in self.graph.calls]
         self.length = known_length(self.graph)
+        if options.window is not None and self.length not in (None, options.window):
+            raise ValueError(
+                f"`window` must be the length of the model's inputs, {self.length}, if they have "
+                f"one. Received: window={options.window}"
+            )
+        self.length = options.window or self.length
         self.plan = self.plan_for(self.length)
+        self.graph = dataclasses.replace(self.graph, outputs=self.plan.outputs)
         signals = self.plan.signals
         outputs = self.graph.outputs
         self.is_clocked = any(s.offset > 0 or s.period > 1 for s in signals.values())
@@ -116,7 +136,7 @@ class GraphStream(StreamingMixin):
 
     def plan_for(self, length: int | None) -> "Plan":
         """Returns the plan for a number of steps."""
-        return Plan(self.graph, length)
+        return Plan(self.graph, length, self.options)
 
     @property
     def embeddings(self) -> list[keras.layers.Embedding]:
@@ -328,6 +348,7 @@ class Plan:
     Args:
         graph: The graph.
         length: Number of steps of the model's inputs, None if unknown.
+        options: Those of the stream.
 
     Attributes:
         inputs: List of the `Signal`s of the inputs.
@@ -337,22 +358,26 @@ class Plan:
             first sample of a tensor comes.
         cycle: Number of steps after which the pattern of samples repeats.
         reach: Number of steps that an output depends on, where it is known.
-        ends: Dict of the first step at which a tensor differs from that of a finite sequence,
-            because the stream has samples that the sequence does not have.
+        outputs: Structure of the numbers of the outputs.
         uneven: The first call whose inputs have different numbers of samples, or None.
     """
 
-    def __init__(self, graph: Graph, length: int | None):
+    def __init__(self, graph: Graph, length: int | None, options: Options):
         tensors = enumerate(keras.tree.flatten(graph.inputs))
         self.inputs = [_input_signal(graph, n, tensor, length) for n, tensor in tensors]
         self.signals = dict(enumerate(self.inputs))
-        self.ends = dict.fromkeys(self.signals, math.inf if length is None else length)
         self.parts: list[Planned] = []
         self.uneven: Call | None = None
         for call in graph.calls:
             inputs = self._aligned(call)
-            part = make_part(call, [self.signals[n] for n in inputs])
+            part = make_part(call, [self.signals[n] for n in inputs], options)
             self._add(part, call, inputs, call.outputs)
+        self.outputs = graph.outputs
+        if options.window is not None:
+            last = options.window - 1
+            self.outputs = keras.tree.map_structure(
+                lambda n: self._at_the_end(graph, n, last), self.outputs
+            )
         signals = self.signals.values()
         self.first_offset = min(0, *(signal.offset for signal in signals))
         self.last_offset = max(0, *(signal.offset for signal in signals))
@@ -362,10 +387,25 @@ class Plan:
     def _add(self, part, call, inputs, outputs):
         self.parts.append(Planned(part, call, inputs, outputs))
         self.signals.update(zip(outputs, part.outputs, strict=True))
-        end = min(self.ends[n] for n in inputs)
-        for n, signal in zip(outputs, part.outputs, strict=True):
-            known = signal.length is not None
-            self.ends[n] = min(end, signal.offset + signal.period * signal.length) if known else end
+
+    def _at_the_end(self, graph, n, last):
+        """Returns an output, delayed to the last step of the window, of which it is a function."""
+        signal = self.signals[n]
+        if signal.has_time:
+            raise ValueError(
+                f"{graph.name} has an output with a time axis, of shape (batch, time, "
+                f"{', '.join(map(str, signal.shape))}), and needs no `window`: pass window=None."
+            )
+        return self._delayed(n, max(signal.offset, last))
+
+    def _delayed(self, n, offset):
+        """Returns a tensor that comes at an offset or later."""
+        signal = self.signals[n]
+        if signal.offset >= offset:
+            return n
+        delayed = -1 - len(self.parts)
+        self._add(Delay(signal, offset), None, [n], [delayed])
+        return delayed
 
     def _aligned(self, call):
         """Returns the inputs of a call, delayed so that they are aligned."""
@@ -377,14 +417,8 @@ class Plan:
             )
         if len({signal.length for signal in signals}) > 1:
             self.uneven = self.uneven or call
-        offset, numbers = max(signal.offset for signal in signals), []
-        for n, signal in zip(call.inputs, signals, strict=True):
-            if signal.offset < offset:
-                delayed = -1 - len(self.parts)
-                self._add(Delay(signal, offset), None, [n], [delayed])
-                n = delayed
-            numbers.append(n)
-        return numbers
+        offset = max(signal.offset for signal in signals)
+        return [self._delayed(n, offset) for n in call.inputs]
 
 
 def _input_signal(graph, n, tensor, length):

@@ -93,6 +93,19 @@ _CAUSAL = (
 Active = Callable[[Signal], Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of `to_stream`.
+
+    Attributes:
+        window: Number of last steps of which each output is the model's output, or `None`.
+        ignore_masks: Whether layers that mask steps are taken as if they masked none.
+    """
+
+    window: int | None = None
+    ignore_masks: bool = False
+
+
 def select(is_active: Any, new: Any, old: Any) -> Any:
     """Returns a structure of `new` where samples have come, of `old` elsewhere.
 
@@ -116,10 +129,12 @@ class Part:
         signal: The `Signal` of the first input; all inputs come with the same steps.
         outputs: List of the `Signal`s of the outputs.
         keeps: Whether it has a state.
+        keeps_windows: Whether the outputs for a part of a sequence are a part of the outputs.
         difference: Error text for a stream that differs from the model.
     """
 
     keeps = False
+    keeps_windows = False
     difference = (
         "its stream differs from it. Use a layer of Keras, or one that follows "
         "keras_streams.StreamingMixin."
@@ -174,7 +189,9 @@ def _static(count):
 
 
 class Pointwise(Part):
-    """An operation that treats each step separately, which the stream's check verifies."""
+    """An operation that treats each step separately, which the stream's proof verifies."""
+
+    keeps_windows = True
 
     def __init__(self, call: Call, signals: list[Signal]):
         signal = dataclasses.replace(signals[0], back=_largest([s.back for s in signals]))
@@ -229,6 +246,8 @@ def at_each(call: Call, xs: list[Tensor]) -> list[Tensor]:
 class Reshape(Part):
     """`Reshape` of each step."""
 
+    keeps_windows = True
+
     def __init__(self, call: Call, signal: Signal):
         super().__init__(signal, [_output(call, signal)])
         if math.prod(signal.shape) != math.prod(self.outputs[0].shape):
@@ -258,6 +277,7 @@ class Window(Part):
         length: Number of outputs for the whole sequence, `None` if unknown.
         padding: Value of the samples before the first one.
         dtype: Dtype of the windows.
+        has_time: Whether the output has a time axis.
     """
 
     def __init__(
@@ -273,6 +293,7 @@ class Window(Part):
         length: int | None = None,
         padding: float = 0.0,
         dtype: str | None = None,
+        has_time: bool = True,
     ):
         self.function = function
         self.taps, self.dilation, self._stride = taps, dilation, stride
@@ -300,8 +321,12 @@ class Window(Part):
             offset=signal.offset + steps * signal.pause,
             back=None if signal.back is None else signal.back + signal.period * left,
             length=length,
+            has_time=has_time,
         )
         super().__init__(signal, [output])
+        if length is not None and signal.length is not None:
+            reads = (length - 1) * stride + span - left
+            self.keeps_windows = left <= 0 and reads <= signal.length
 
     def initial_state(self, batch_size: int) -> Any:
         shape = (batch_size, self._past, *self.signal.shape)
@@ -759,22 +784,21 @@ _REFUSED = {
     keras.layers.GroupQueryAttention: f"it attends to all steps. Use {_CAUSAL}.",
     keras.layers.Attention: f"it attends to all steps. Use {_CAUSAL}.",
     keras.layers.AdditiveAttention: f"it attends to all steps. Use {_CAUSAL}.",
-    keras.layers.Masking: (
-        "a stream has no masked steps. Remove the layer, and do not stream padding."
-    ),
     keras.layers.Flatten: (
-        "it joins all steps. Use GlobalAveragePooling1D, GlobalMaxPooling1D, or a recurrent layer "
-        "with return_sequences=False."
+        "it joins all steps. If the model was trained on windows, pass their length, as in "
+        "to_stream(model, window=128); or use GlobalAveragePooling1D or a recurrent layer with "
+        "return_sequences=False."
     ),
 }
 
 
-def make_part(call: Call, signals: list[Signal]) -> Part:
+def make_part(call: Call, signals: list[Signal], options: Options) -> Part:
     """Returns the part for a call of a Keras layer or operation.
 
     Args:
         call: The call.
         signals: Its inputs, at the same steps.
+        options: Those of the stream.
 
     Raises:
         ValueError: If the call is not supported.
@@ -782,6 +806,22 @@ def make_part(call: Call, signals: list[Signal]) -> Part:
     operation, (signal, *others) = call.operation, signals
     if call.arguments[1].get("training"):
         raise call.refusal("it is called with training=True, but streaming is inference.")
+    masks = getattr(operation, "mask_zero", False) or isinstance(operation, keras.layers.Masking)
+    if masks and not options.ignore_masks:
+        raise call.refusal(
+            "a stream has no masked steps. If it never gets padding, pass ignore_masks=True."
+        )
+    if options.window and signal.has_time:
+        if not others and _ends_time(call, signal):
+            return whole_window(call, signal)
+        part = make_part(call, signals, dataclasses.replace(options, window=None))
+        if not part.keeps_windows:
+            raise call.refusal(
+                "its outputs for a window alone differ from those in a longer sequence, whose past "
+                'is not zero. Train the model with padding="valid", and with layers before the '
+                "pooling that start from no state."
+            )
+        return part
     if signal.has_time:
         kinds = type(operation).__mro__
         for kind in kinds:
@@ -804,6 +844,40 @@ def make_part(call: Call, signals: list[Signal]) -> Part:
             f"Use {_CAUSAL} for that value as well."
         )
     return Pointwise(call, signals)
+
+
+def _ends_time(call, signal):
+    """Returns whether an operation makes one output of a whole sequence."""
+    operation, layers = call.operation, keras.layers
+    if isinstance(operation, (layers.RNN, layers.Bidirectional)):
+        return not operation.return_sequences
+    if isinstance(operation, numpy_ops.GetItem):
+        key = _key(call, signal)
+        return len(key) > 1 and isinstance(key[1], int)
+    if isinstance(operation, (layers.Flatten, *_GLOBAL_POOLING)):
+        return True
+    shape = call.specs[0].shape
+    is_known = has_protocol(operation) or any(kind in _MAKERS for kind in type(operation).__mro__)
+    return not is_known and (len(shape) < 2 or shape[1] not in (None, signal.length))
+
+
+_GLOBAL_POOLING = (
+    *(keras.layers.GlobalAveragePooling1D, keras.layers.GlobalMaxPooling1D),
+    *(keras.layers.GlobalAveragePooling2D, keras.layers.GlobalMaxPooling2D),
+)
+
+
+def whole_window(call: Call, signal: Signal) -> "Window":
+    """Returns the part of an operation that gets all samples of a window."""
+    if signal.length is None or signal.block > 1:
+        raise call.refusal("it has several samples for each step of the window.")
+
+    def function(windows):
+        samples = ops.shape(windows)[1]
+        (y,) = call([ops.reshape(windows, (-1, signal.length, *signal.shape))])
+        return ops.reshape(y, (-1, samples, *y.shape[1:]))
+
+    return Window(call, signal, function, taps=signal.length, has_time=False)
 
 
 def windowed_length(
@@ -1026,6 +1100,8 @@ def _pooling(call, signal):
 class Each(Part):
     """A function of each sample, of samples (batch, samples, ...)."""
 
+    keeps_windows = True
+
     def __init__(self, signal: Signal, shape: Sequence[int], function: Callable[[Tensor], Tensor]):
         super().__init__(signal, [dataclasses.replace(signal, shape=tuple(shape))])
         self.function = function
@@ -1112,10 +1188,6 @@ def _recurrent(call, signal):
 
 @_streams(keras.layers.Embedding)
 def _embedding(call, signal):
-    if call.operation.mask_zero:
-        raise call.refusal(
-            "a stream has no masked steps. Use mask_zero=False, and do not stream padding."
-        )
     return Pointwise(call, [signal])
 
 
@@ -1124,8 +1196,8 @@ def _reshape(call, signal):
     return Reshape(call, signal)
 
 
-@_streams(numpy_ops.GetItem)
-def _slice(call, signal):
+def _key(call, signal):
+    """Returns the indices of a slice, one for each axis but the last ones."""
     arguments, named = call.arguments
     key = named["key"] if "key" in named else arguments[1]
     key = list(key) if isinstance(key, (list, tuple)) else [key]
@@ -1133,6 +1205,12 @@ def _slice(call, signal):
         at = key.index(Ellipsis)
         missing = 2 + len(signal.shape) - sum(k is not None for k in key) + 1
         key[at : at + 1] = [slice(None)] * missing
+    return key
+
+
+@_streams(numpy_ops.GetItem)
+def _slice(call, signal):
+    key = _key(call, signal)
     batch, time, *rest = [*key, slice(None), slice(None)][: max(len(key), 2)]
     if batch != slice(None):
         raise call.refusal(f"it selects rows of a batch. Received: {key[0]}")

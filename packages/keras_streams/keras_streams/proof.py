@@ -1,7 +1,6 @@
 """The proof that a stream equals its model."""
 
 import dataclasses
-import math
 from typing import Any
 
 import keras
@@ -56,7 +55,7 @@ def prove(stream: Any, example: Any = None) -> Proof:
     known: dict[int, float] = {}
     examples = [] if example is None else [_inputs_of(stream, example, length)]
     for xs in (*examples, *_random_inputs(stream, length)):
-        known = _compare(stream, xs, steps, length) | known
+        known = _compare(stream, xs, steps) | known
         missing = [p for p in stream.plan.parts if p.call and not known.keys() >= {*p.outputs}]
         if not missing:
             return Proof(steps, max(known.values(), default=0.0))
@@ -68,7 +67,7 @@ def prove(stream: Any, example: Any = None) -> Proof:
 
 def _lengths(stream):
     """Returns the number of steps to compare, and the length of the sequence."""
-    plan, length = stream.plan, stream.length
+    plan, length = stream.plan, None if stream.options.window else stream.length
     wanted = plan.last_offset - plan.first_offset + 3 * plan.cycle
     wanted = max(wanted + min(plan.reach, _LONGEST_REACH), _STEPS)
     if length is None:
@@ -87,6 +86,8 @@ def _length_for_proof(stream, wanted):
     """Returns a sequence length whose padding equals that of the stream."""
     signals, cycle = stream.plan.signals, stream.plan.cycle
     wanted = -(-wanted // cycle) * cycle
+    if stream.options.window:
+        return wanted
     for length in range(wanted, wanted + _LENGTHS):
         other = stream.plan_for(length)
         differ = [n for n in signals if other.signals[n].offset != signals[n].offset]
@@ -148,12 +149,12 @@ class _Pair:
     expected: Any
 
 
-def _compare(stream, xs, steps, length):
+def _compare(stream, xs, steps):
     """Returns the largest difference of each tensor that has a finite number."""
-    whole, pairs = stream.plan_for(length), []
+    pairs: list[_Pair] = []
 
     def evidence(*xs):
-        pairs[:] = _pairs(stream, whole, list(xs), steps)
+        pairs[:] = _pairs(stream, list(xs), steps)
         return [tensor for pair in pairs for tensor in (pair.found, pair.expected)]
 
     # On TensorFlow eager execution is faster, on JAX it compiles every operation.
@@ -184,18 +185,20 @@ def _refusal(stream, pair):
     return pair.call.refusal(pair.part.difference)
 
 
-def _pairs(stream, whole, xs, steps):
+def _pairs(stream, xs, steps):
     """Returns the pairs of all parts in order, then those of the model's outputs."""
     plan, values, pairs = stream.plan, dict(enumerate(xs)), []
+    ends = dict.fromkeys(values, steps)  # the first steps that lack a sample of a tensor
     rows, begin = xs[0].shape[0], plan.first_offset
     for planned in plan.parts:
         part, call = planned.part, planned.call
         inputs = [values[n] for n in planned.inputs]
+        signals = [plan.signals[n] for n in planned.inputs]
+        end = min(ends[n] for n in planned.inputs)
+        ends.update(dict.fromkeys(planned.outputs, end))
         if call is None:  # a delay
             values[planned.outputs[0]] = inputs[0]
             continue
-        end = math.ceil(min(steps, *(whole.ends[n] for n in planned.inputs)))
-        signals = [plan.signals[n] for n in planned.inputs]
 
         def until(step, inputs=inputs, signals=signals):
             pairs = zip(inputs, signals, strict=True)
@@ -203,35 +206,52 @@ def _pairs(stream, whole, xs, steps):
 
         state = part.initial_state(rows) if part.keeps else None
         found, _ = run_part(part, until(end), state, begin, end)
-        expected = _whole(call, inputs, part, found)
-        for n, y, wanted in zip(planned.outputs, found, expected, strict=True):
-            signal = whole.signals[n]
-            values[n] = wanted
-            if signal.has_time:
-                if wanted.shape[1] != signal.length:
-                    raise call.refusal(part.difference)
-                count = min(y.shape[1], wanted.shape[1])  # a stream has no end to crop
-                pairs.append(_Pair(call, part, n, signal.dtype, y[:, :count], wanted[:, :count]))
-            else:
-                values[n] = y
-                pairs.append(
-                    _Pair(call, part, n, signal.dtype, *_at_ends(call, inputs, part, n, y))
-                )
-        if isinstance(part, Pointwise) and signals[0].has_time:
-            pairs += _each_step_alone(stream, planned, inputs)
+        values.update(zip(planned.outputs, found, strict=True))
+        if not part.signal.has_time:  # each sample is a call of the operation
+            pairs += [
+                _Pair(call, part, n, plan.signals[n].dtype, y, y)
+                for n, y in zip(planned.outputs, found, strict=True)
+            ]
+        elif stream.options.window:
+            pairs += _of_windows(stream, planned, inputs, found, steps)
+        else:
+            for n, y, wanted in zip(planned.outputs, found, call(inputs), strict=True):
+                signal = plan.signals[n]
+                if signal.has_time:
+                    values[n] = wanted
+                    samples = wanted.shape[1] // signal.block
+                    ends[n] = min(end, signal.offset + signal.pause * samples)
+                    count = min(y.shape[1], wanted.shape[1])  # a stream has no end to crop
+                    y, wanted = y[:, :count], wanted[:, :count]
+                else:
+                    y, wanted = _at_ends(call, inputs, part, n, y)
+                pairs.append(_Pair(call, part, n, signal.dtype, y, wanted))
+        if isinstance(part, Pointwise) and part.signal.has_time:
+            length = part.signal.length if stream.options.window else None
+            pairs += _each_step_alone(stream, planned, [x[:, :length] for x in inputs])
         pairs += _one_step(planned, until, found, state, begin, end)
     return [*pairs, *_of_outputs(stream, values, xs, steps)]
 
 
-def _whole(call, inputs, part, found):
-    """Returns the outputs of a call for all steps; `found` for those without a time axis."""
-    return call(inputs) if part.signal.has_time else found
+def _of_windows(stream, planned, inputs, found, steps):
+    """Yields the pairs of a part, and of its operation on windows alone."""
+    signals, cycle = stream.plan.signals, stream.plan.cycle
+    last = (steps - stream.options.window) // cycle
+    for start in sorted({0, last // 2 * cycle, last * cycle}):
+        xs = []
+        for n, x in zip(planned.inputs, inputs, strict=True):
+            first = int(start / signals[n].period)
+            xs.append(x[:, first : first + signals[n].length])
+        for n, y, wanted in zip(planned.outputs, found, planned.call(xs), strict=True):
+            first, signal = int(start / signals[n].period), signals[n]
+            y = y[:, first : first + signal.length] if signal.has_time else y[:, first]
+            yield _Pair(planned.call, planned.part, n, signal.dtype, y, wanted)
 
 
 def _at_ends(call, inputs, part, n, found):
     """Returns three samples of an output without a time axis, of the stream and of the call."""
     count, index = found.shape[1], call.outputs.index(n)
-    if not part.signal.has_time or count == 0:
+    if count == 0:
         return found, found
     ends = sorted({0, count // 2, count - 1})
     block = part.signal.block
@@ -305,13 +325,20 @@ def _of_outputs(stream, values, xs, steps):
     """Yields the pairs of the model's outputs: of the stream, the model, and its layers."""
     pack = keras.tree.pack_sequence_as
     numbers = keras.tree.flatten(stream.graph.outputs)
-    signals = [stream.plan.signals[n] for n in numbers]
-    of_model = keras.tree.flatten(stream.model(pack(stream.inputs, xs)))
+    window = stream.options.window
     ys, _ = stream.prefill(pack(stream.inputs, [x[:, :steps] for x in xs]))
-    for n, signal, y, whole in zip(numbers, signals, keras.tree.flatten(ys), of_model, strict=True):
-        if signal.has_time:
-            yield _Pair(None, None, None, signal.dtype, values[n], whole)
+    whole = None if window else keras.tree.flatten(stream.model(pack(stream.inputs, xs)))
+    for i, (n, y) in enumerate(zip(numbers, keras.tree.flatten(ys), strict=True)):
+        signal = stream.plan.signals[n]
         due = [t for t in range(steps) if signal.is_due(t)]
+        if window:
+            for t in sorted({due[0], due[-1]}):
+                x = [x[:, t + 1 - window : t + 1] for x in xs]
+                wanted = keras.tree.flatten(stream.model(pack(stream.inputs, x)))[i]
+                yield _Pair(None, None, None, signal.dtype, y[:, t], wanted)
+            continue
+        if signal.has_time:
+            yield _Pair(None, None, None, signal.dtype, values[n], whole[i])
         first = signal.before(0) * signal.block
         y = ops.take(y, due, axis=1)
         if signal.block > 1:

@@ -1,0 +1,104 @@
+"""`to_stream(model, window=T)`: at each step the model's output for the last T steps."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+from random_graphs import noise
+
+from keras_streams import to_stream
+
+pytestmark = pytest.mark.both_backends
+
+WINDOW = 20
+
+
+def stack(*parts, length=WINDOW, shape=(3,)):
+    return keras.Sequential([keras.Input((length, *shape)), *parts])
+
+
+def mean(x):
+    return layers.Dense(2)(ops.mean(layers.Conv1D(4, 3)(x), axis=1))
+
+
+CASES = {
+    "average": (stack(layers.Conv1D(4, 3), layers.GlobalAveragePooling1D(), layers.Dense(2)), 1),
+    "any length": (stack(layers.Conv1D(4, 3), layers.GlobalMaxPooling1D(), length=None), 1),
+    "joined": (stack(layers.Conv1D(4, 3), layers.Flatten(), layers.Dense(2)), 1),
+    "one channel": (stack(layers.Conv1D(1, 3), layers.Flatten(), layers.Dense(2)), 1),
+    "strides": (
+        stack(layers.Conv1D(4, 4, strides=2), layers.MaxPooling1D(3), layers.GlobalMaxPooling1D()),
+        6,
+    ),
+    "strides, joined": (stack(layers.AveragePooling1D(3), layers.Flatten(), layers.Dense(2)), 3),
+    "recurrent": (stack(layers.Conv1D(4, 3), layers.LSTM(3), layers.Dense(2)), 1),
+    "both directions": (stack(layers.BatchNormalization(), layers.Bidirectional(layers.GRU(2))), 1),
+    "image": (
+        stack(layers.Conv2D(2, 3), layers.Reshape((18, 8)), layers.Flatten(), shape=(6, 1)), 1,
+    ),
+    "image, average": (
+        stack(layers.Conv2D(2, 3, strides=2), layers.GlobalAveragePooling2D(), shape=(6, 1)), 2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_output_is_that_of_the_last_steps(name):
+    model, rate = CASES[name]
+    stream = to_stream(model, window=WINDOW)
+    assert (stream.delay, stream.rate) == (WINDOW - 1, rate)
+    x, cache = noise(2, 3 * WINDOW, *model.input_shape[2:]), stream.initial_cache(2)
+    whole, _ = stream.prefill(x)
+    for t in range(WINDOW + 8):
+        y, cache = stream.step(x[:, t], cache)
+        np.testing.assert_allclose(y, whole[:, t], atol=1e-5)
+        if t < WINDOW - 1 or (t + 1 - WINDOW) % rate:
+            assert np.all(np.isnan(y))
+        else:
+            np.testing.assert_allclose(y, model(x[:, t + 1 - WINDOW : t + 1]), atol=1e-5)
+
+
+def test_an_operation_that_joins_all_steps():
+    x = keras.Input((WINDOW, 3))
+    y = layers.Conv1D(4, 3)(x)
+    model = keras.Model(x, [ops.mean(y, axis=1), y[:, -1], ops.max(y[:, 2:], axis=(1, 2))])
+    stream, x = to_stream(model, window=WINDOW), noise(1, 2 * WINDOW, 3)
+    found, _ = stream.prefill(x)
+    for y, expected in zip(found, model(x[:, 5 : 5 + WINDOW]), strict=True):
+        np.testing.assert_allclose(y[:, 4 + WINDOW], expected, atol=1e-6)
+
+
+REFUSED = {
+    'conv1d.*padding="valid"': [layers.Conv1D(4, 3, padding="same"), layers.Flatten()],
+    'conv1d.*whose past is not zero.*padding="valid"':
+        [layers.Conv1D(4, 3, padding="causal"), layers.GlobalAveragePooling1D()],
+    "gru.*start from no state": [layers.GRU(4, return_sequences=True), layers.GRU(3)],
+    "softmax.*depends on other steps": [layers.Softmax(axis=1), layers.Flatten()],
+    "has an output with a time axis": [layers.Conv1D(4, 3)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("match", REFUSED)
+def test_what_a_window_alone_computes_differently_is_refused(match):
+    with pytest.raises(ValueError, match=match):
+        to_stream(stack(*REFUSED[match]), window=WINDOW)
+
+
+def test_the_window_is_that_of_the_model():
+    with pytest.raises(ValueError, match="`window` must be the length.*20.*Received: window=21"):
+        to_stream(stack(layers.Flatten()), window=21)
+    with pytest.raises(ValueError, match=r"flatten.*to_stream\(model, window=128\)"):
+        to_stream(stack(layers.Flatten()))
+
+
+def test_masks_are_ignored_on_request():
+    tokens = keras.Input((None,), dtype="int32")
+    model = keras.Model(tokens, layers.LSTM(3)(layers.Embedding(9, 4, mask_zero=True)(tokens)))
+    with pytest.raises(ValueError, match="embedding.*no masked steps.*pass ignore_masks=True"):
+        to_stream(model)
+    ids = np.random.default_rng(0).integers(1, 9, (2, 7))
+    y, _ = to_stream(model, ignore_masks=True).prefill(ids)
+    np.testing.assert_allclose(y[:, -1], model(ids), atol=1e-6)
+    model = stack(layers.Masking(), layers.GRU(3), length=None)
+    y, _ = to_stream(model, ignore_masks=True).prefill(noise(2, 7, 3))
+    np.testing.assert_allclose(y[:, -1], model(noise(2, 7, 3)), atol=1e-6)
