@@ -9,6 +9,7 @@ of the turns. A way is skipped if its program or package is missing.
 import dataclasses
 import importlib.util
 import json
+import math
 import pathlib
 import re
 import shutil
@@ -377,7 +378,7 @@ def _integers(net):
 
     found = {}
     for quantization in ("int8", "int8_rings"):
-        source = fixed_source(net.model, "model", quantization, net.x)
+        source = fixed_source(net.model, "model", quantization, net.x, tolerance=math.inf)
         instructions = None
         if cortex_m.is_installed():
             write_source(source, net.folder)

@@ -539,6 +539,10 @@ def export(
             help="litert: int8; c: int8 or int8_rings, with ranges from the training data."
         ),
     ] = None,
+    quantization_tolerance: Annotated[
+        float,
+        typer.Option(help="c: largest difference from Keras, in units of the largest output."),
+    ] = 0.05,
     warmup: Annotated[
         bool, typer.Option("--warmup", help="Add warmup requests for TensorFlow Serving.")
     ] = False,
@@ -571,6 +575,7 @@ def export(
         series=series,
         overwrite=overwrite,
         representative_data=representative_data(recipe) if is_fixed else None,
+        quantization_tolerance=quantization_tolerance,
     )
     _echo(f"Written: {written}")
 

@@ -6,7 +6,7 @@ import subprocess
 import keras
 import numpy as np
 import pytest
-from keras import layers
+from keras import layers, ops
 
 from benchmarks import cortex_m
 from keras_streams import to_stream
@@ -40,8 +40,11 @@ def test_random_nets_are_close_to_keras(seed):
     np.testing.assert_allclose(exact, keras_steps(net, X), rtol=0, atol=1e-4)
     if any(getattr(operation, "log", False) for operation in program.operations):
         pytest.skip("log-probabilities have no integer version")
-    # Of 60 nets half are below 0.001. A normalization of small numbers amplifies their rounding.
-    assert difference(net) < 0.06
+    if seed == 53:  # exponentials of up to 35, one after the other
+        with pytest.raises(ValueError, match="differs from Keras by up to"):
+            difference(net)
+        return
+    assert difference(net) < 0.01  # and nowhere above 0.05, or it would be refused
 
 
 def test_models_are_close_to_keras():
@@ -87,6 +90,81 @@ def test_delays_and_strides_are_close_to_keras(quantization):
         found = np.stack([stream.step(row) for row in X])
         np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
         assert np.nanmean(np.abs(found - expected)) < 0.02 * np.nanmax(np.abs(expected))
+
+
+def test_sums_of_many_products_do_not_overflow():
+    model = keras.Sequential(
+        [keras.Input((None, 1200)), layers.Dense(2, kernel_initializer="ones")]
+    )
+    x = np.ones((3, 1200), "float32")
+    x[1], x[2, ::2] = -1, 0.5
+    for quantization in ("int8", "int8_rings"):
+        stream = native(model, quantization=quantization, representative_data=x)
+        for row, total in zip(x, (1200, -1200, 900), strict=True):
+            np.testing.assert_allclose(stream.step(row), total, rtol=0.02)
+
+
+FUNCTIONS = {
+    "log": ops.log,
+    "log1p": ops.log1p,
+    "sqrt": ops.sqrt,
+    "exp": lambda x: ops.exp(x / 40),
+    "reciprocal": lambda x: 1 / x,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_large_and_small_values(name):
+    """Values from 0.06 to 460, on which a table of equidistant values is off by 12."""
+    x = np.geomspace(0.06, 460, 200, dtype="float32")[:, None]
+    inputs = keras.Input((None, 1))
+    # The exporter computes a function of the inputs themselves in floating point.
+    hidden = layers.Dense(1, kernel_initializer="ones")(inputs)
+    model = keras.Model(inputs, FUNCTIONS[name](hidden))
+    options = {"quantization": "int8", "representative_data": x}
+    try:
+        stream = native(model, **options)
+    except ValueError as error:
+        assert "differs from Keras" in str(error)
+        stream = native(model, quantization_tolerance=0.3, **options)
+    expected = keras_steps(model, x)
+    found = np.stack([stream.step(row) for row in x])
+    # An input is off by up to half of its unit of 1/32.
+    apart = np.abs(FUNCTIONS[name](x + 1 / 32) - FUNCTIONS[name](np.maximum(x - 1 / 32, 1 / 64)))
+    assert np.all(np.abs(found - expected) <= apart + 0.01 * np.max(np.abs(expected)))
+
+
+def test_the_stated_differences_are_those_of_all_data(tmp_path):
+    model = classifier()
+    model.adapt(X)
+    rows = np.stack([0 * X, X])
+    export(model, tmp_path / "model.c", format="c", quantization="int8", representative_data=rows)
+    header = (tmp_path / "model.h").read_text()
+    stated = float(re.search(r"on average, (\S+) at most", header)[1])
+    stream, differences, largest = (
+        native(model, quantization="int8", representative_data=rows),
+        [],
+        0,
+    )
+    for row in rows:
+        stream.reset()
+        expected = keras_steps(model, row)
+        found = np.stack([stream.step(x) for x in row])
+        differences.append(np.max(np.abs(found - expected)))
+        largest = max(largest, np.max(np.abs(expected)))
+    assert differences[1] > differences[0]
+    assert stated == pytest.approx(differences[1] / largest, rel=0.05)
+
+
+def test_a_large_difference_is_an_error_unless_it_is_accepted(tmp_path):
+    model = sequential(layers.LayerNormalization())
+    x = 1000 + np.random.default_rng(0).normal(size=(50, CHANNELS)).astype("float32") / 20
+    options = {"format": "c", "quantization": "int8", "representative_data": x}
+    with pytest.raises(ValueError, match="`quantization_tolerance`"):
+        export(model, tmp_path / "model.c", **options)
+    assert not list(tmp_path.iterdir())
+    export(model, tmp_path / "model.c", quantization_tolerance=2.0, **options)
+    assert "at most" in (tmp_path / "model.h").read_text()
 
 
 def write(folder, quantization, make=classifier):
@@ -138,6 +216,21 @@ def test_errors(tmp_path):
     ids = np.zeros(9, "int32")
     with pytest.raises(ValueError, match="Log-probabilities have no integer version"):
         export(mixture, tmp_path / "model.c", representative_data=ids, **options)
+    wrong = X.copy()
+    for value in (np.nan, np.inf, -np.inf):
+        wrong[5, 1] = value
+        with pytest.raises(ValueError, match="`representative_data` must be finite"):
+            export(clocked(), tmp_path / "model.c", representative_data=wrong, **options)
+    for data in (np.array([1, 9]), np.array([1.0, 2.0])):
+        with pytest.raises(ValueError, match="Token ids"):
+            export(language_model(), tmp_path / "model.c", representative_data=data, **options)
+    for tolerance in (0, np.nan):
+        with pytest.raises(ValueError, match="`quantization_tolerance` must be positive"):
+            native(
+                model, quantization="int8", representative_data=X, quantization_tolerance=tolerance
+            )
+    with pytest.raises(ValueError, match="`quantization_tolerance` needs `quantization`"):
+        native(model, quantization_tolerance=1.0)
     for model, data, message in (
         (clocked(), X[:6], r"must have more than 6 steps.*Received: shape \(1, 6, 3\)"),
         (sequential(layers.GlobalAveragePooling1D()), X, "An average over all steps"),

@@ -15,7 +15,7 @@ from keras_streams.files import atomic_write, check_output
 from keras_streams.graph_stream import GraphStream, to_stream
 from keras_streams.wasm import write_wasm
 from trellis_keras import kernels
-from trellis_keras.export.c import check_quantization, native, stream_of, write_c
+from trellis_keras.export.c import FIXED_TOLERANCE, check_quantization, native, stream_of, write_c
 from trellis_keras.export.endpoints import endpoints_of
 from trellis_keras.export.litert import to_litert
 from trellis_keras.export.onnx import to_onnx
@@ -37,6 +37,7 @@ def export(
     series: dict[str, Any] | None = None,
     overwrite: bool = False,
     representative_data: np.ndarray | None = None,
+    quantization_tolerance: float = FIXED_TOLERANCE,
 ) -> pathlib.Path:
     """Exports a model to a SavedModel, LiteRT, ONNX, C or WebAssembly.
 
@@ -76,6 +77,9 @@ def export(
             replaced. Defaults to `False`.
         representative_data: Array (steps, channels) or (rows, steps, channels), without channels
             for tokens, used to choose the integer ranges for quantized C. Defaults to `None`.
+        quantization_tolerance: Positive float, the largest difference between quantized C and Keras
+            on `representative_data` with which a file is written, in units of the largest output.
+            Defaults to 0.05.
 
     Returns:
         The path that was written: for a SavedModel, the folder of the version.
@@ -83,8 +87,8 @@ def export(
     Raises:
         ValueError: `path` or the version exists or has the wrong type; an option does not apply
             to the format; the model's class is not supported, the model is not built, or it draws
-            random numbers at inference; or the format is not C or WebAssembly and Keras' backend
-            is not TensorFlow.
+            random numbers at inference; the format is not C or WebAssembly and Keras' backend
+            is not TensorFlow; or quantized C differs from Keras by more than the tolerance.
         ImportError: The format or the warm-up needs a package that is not installed.
         RuntimeError: The C code differs from Keras.
 
@@ -118,14 +122,25 @@ def export(
             "`quantization` must be None, or 'int8' with format='litert' or 'c'. "
             f"Received: quantization={quantization!r}, format={format!r}"
         )
-    if format != "c" and representative_data is not None:
+    if format != "c" and (
+        representative_data is not None or quantization_tolerance != FIXED_TOLERANCE
+    ):
         raise ValueError(
-            f"`representative_data` is only for format='c'. Received: format={format!r}"
+            "`representative_data` and `quantization_tolerance` are only for format='c'. Received: "
+            f"format={format!r}"
         )
     path = pathlib.Path(path).expanduser()
     if format == "c":
-        check_quantization(quantization, representative_data)
-        return write_c(model, path, series, overwrite, quantization, representative_data)
+        check_quantization(quantization, representative_data, quantization_tolerance)
+        return write_c(
+            model,
+            path,
+            series,
+            overwrite,
+            quantization,
+            representative_data,
+            quantization_tolerance,
+        )
     if format == "wasm":
         return write_wasm(model, path, series, overwrite)
     if keras.backend.backend() != "tensorflow":

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pathlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -21,11 +22,14 @@ from keras_streams.xla import compile_xla
 from trellis_keras.export.emit import emit_model
 from trellis_keras.export.emit_graph import emit_graph
 from trellis_keras.layers import DenseHead
+from trellis_keras.layers.base import check_tokens
 from trellis_keras.models import LanguageModel, PolyphonicModel, SequenceClassifier
 from trellis_keras.models.base import BackboneModel
 from trellis_keras.models.sequence_models import SequenceModel
 
 _REAL = {"float32": "float", "float64": "double"}
+# Largest difference of integers from Keras, relative to the largest output.
+FIXED_TOLERANCE = 0.05
 
 
 def write_c(
@@ -35,6 +39,7 @@ def write_c(
     overwrite: bool = False,
     quantization: str | None = None,
     representative_data: np.ndarray | None = None,
+    quantization_tolerance: float = FIXED_TOLERANCE,
 ) -> pathlib.Path:
     """Writes a model as C and returns the path; see `export`."""
     prefix = floats.checked_prefix(path)
@@ -44,13 +49,15 @@ def write_c(
     if quantization is None:
         return floats.write_c(model, path, series, overwrite)
     assert representative_data is not None  # by `check_quantization`
-    source = fixed_source(model, prefix, quantization, representative_data, series)
+    source = fixed_source(
+        model, prefix, quantization, representative_data, series, quantization_tolerance
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_files(source_files(source, path.parent))
     return path
 
 
-def check_quantization(quantization: str | None, data: np.ndarray | None) -> None:
+def check_quantization(quantization: str | None, data: np.ndarray | None, tolerance: float) -> None:
     """Raises ValueError unless the options for integer C are valid."""
     if quantization not in (None, "int8", "int8_rings"):
         raise ValueError(
@@ -61,6 +68,13 @@ def check_quantization(quantization: str | None, data: np.ndarray | None) -> Non
             "`quantization` and `representative_data` must be given together. Received: "
             f"quantization={quantization!r} and {'no data' if data is None else 'data'}"
         )
+    if not tolerance > 0:
+        raise ValueError(f"`quantization_tolerance` must be positive. Received: {tolerance}")
+    if quantization is None and tolerance != FIXED_TOLERANCE:
+        raise ValueError(
+            "`quantization_tolerance` needs `quantization` and `representative_data`. Received: "
+            f"quantization_tolerance={tolerance}"
+        )
 
 
 def native(
@@ -68,6 +82,7 @@ def native(
     *,
     quantization: str | None = None,
     representative_data: np.ndarray | None = None,
+    quantization_tolerance: float = FIXED_TOLERANCE,
 ) -> NativeStream:
     """Compiles a model's step to machine code and returns a stream that runs without Keras.
 
@@ -76,8 +91,9 @@ def native(
 
     Args:
         model: Built model or layer that streams.
-        quantization, representative_data: As in `export`: with `"int8"` the stream computes with
-            integers, as a microcontroller would. Default to `None`.
+        quantization, representative_data, quantization_tolerance: As in `export`: with `"int8"`
+            the stream computes with integers, as a microcontroller would. `quantization` defaults
+            to `None`.
 
     Returns:
         A `NativeStream` with `step(x)`, `reset()` and `clone()`.
@@ -95,11 +111,14 @@ def native(
     >>> stream.step([0.1, 0.2]).shape
     (4,)
     """
-    check_quantization(quantization, representative_data)
+    check_quantization(quantization, representative_data, quantization_tolerance)
     if quantization is None:
         return floats.native(model)
     assert representative_data is not None
-    return FixedStream(fixed_source(model, "model", quantization, representative_data))
+    source = fixed_source(
+        model, "model", quantization, representative_data, tolerance=quantization_tolerance
+    )
+    return FixedStream(source)
 
 
 def fixed_source(
@@ -108,6 +127,7 @@ def fixed_source(
     quantization: str,
     data: np.ndarray,
     series: dict[str, Any] | None = None,
+    tolerance: float = FIXED_TOLERANCE,
 ) -> Source:
     """Returns a model as integer-only C, compared with Keras on the data.
 
@@ -118,13 +138,53 @@ def fixed_source(
         data: Representative inputs (steps, inputs) or (rows, steps, inputs), or token ids (steps,)
             or (rows, steps).
         series: As in `export`.
+        tolerance: As `quantization_tolerance` in `export`.
 
     Raises:
-        ValueError: If the model cannot be exported as integer C, or the data do not match it.
+        ValueError: If the model cannot be exported as integer C, the data do not match it, or the
+            C code differs from Keras by more than the tolerance.
         ImportError: If there is no C compiler to compare it.
     """
     model, _ = _checked(model)
     program = stream_program(model, prefix)
+    data = _representative(model, program, data)
+    small_rings = quantization == "int8_rings"
+    source = print_fixed(program, prefix, data, small_rings)
+    stream, total, count, most, largest = FixedStream(source), 0.0, 0, 0.0, 0.0
+    for row, expected in zip(data, keras_outputs(model, data), strict=True):
+        if np.any(np.isinf(expected)) or (program.counter is None and np.any(np.isnan(expected))):
+            raise ValueError("Keras' outputs for `representative_data` are not finite.")
+        stream.reset()
+        found = np.stack([stream.step(x) for x in row])
+        if not np.array_equal(np.isnan(found), np.isnan(expected)):
+            raise RuntimeError(
+                f"The integer C code of {model.name} has outputs at other steps than Keras. Export "
+                "the model without `quantization`, and please report it."
+            )
+        difference = np.abs(found - expected)
+        total, count = total + np.nansum(difference), count + np.sum(~np.isnan(difference))
+        most = max(most, np.nanmax(difference))
+        largest = max(largest, np.nanmax(np.abs(expected)))
+    average, most = total / count / (largest or 1.0), most / (largest or 1.0)
+    if not most <= tolerance:
+        raise ValueError(
+            f"The integer C code of {model.name} differs from Keras by up to {most:.1e} of the "
+            f"largest output on `representative_data`, {average:.1e} on average; the tolerance is "
+            f"{tolerance}. Export the model without `quantization`, or accept the difference with "
+            "`quantization_tolerance`."
+        )
+    notes = [
+        *_describe(model, program, source, series),
+        "",
+        f"Integers only: int8 weights, int16 values{', int8 rings' if small_rings else ''}. "
+        "Differences from Keras on representative data, relative to the largest output:",
+        f"{average:.1e} on average, {most:.1e} at most.",
+    ]
+    return dataclasses.replace(source, comment=floats.comment_of(notes))
+
+
+def _representative(model, program, data):
+    """Returns checked representative data: (rows, steps, inputs), or tokens (rows, steps)."""
     data = np.asarray(data)
     rank = 2 if program.takes_token else 3
     data = data[None] if data.ndim == rank - 1 else data
@@ -134,27 +194,19 @@ def fixed_source(
             f"`representative_data` must have shape (steps{inputs}) or (rows, steps{inputs}). "
             f"Received: shape {data.shape}"
         )
-    small_rings = quantization == "int8_rings"
-    source = print_fixed(program, prefix, data, small_rings)
-    row = data[0].astype("int32" if program.takes_token else model.compute_dtype)
-    stream, expected = FixedStream(source), keras_steps(model, row)
-    found = np.stack([stream.step(x) for x in row])
-    if not np.array_equal(np.isnan(found), np.isnan(expected)):
-        raise RuntimeError(
-            f"The integer C code of {model.name} has outputs at other steps than Keras. Export the "
-            "model without `quantization`, and please report it."
+    if program.takes_token:
+        check_tokens(data, program.inputs)
+        return data.astype("int32")
+    with np.errstate(over="ignore"):
+        data = data.astype(model.compute_dtype)
+    # Standardization replaces missing values.
+    is_wrong = np.isinf(data) if getattr(model, "normalize", False) else ~np.isfinite(data)
+    if np.any(is_wrong):
+        raise ValueError(
+            "`representative_data` must be finite. Received: "
+            f"{np.count_nonzero(is_wrong)} of {data.size} values are NaN or infinite"
         )
-    difference = np.abs(found - expected)
-    largest = floats.largest_output(expected)
-    notes = [
-        *_describe(model, program, source, series),
-        "",
-        f"Integers only: int8 weights, int16 values{', int8 rings' if small_rings else ''}. "
-        "Differences from Keras on representative data, relative to the largest output:",
-        f"{np.nanmean(difference) / largest:.1e} on average, "
-        f"{np.nanmax(difference) / largest:.1e} at most.",
-    ]
-    return dataclasses.replace(source, comment=floats.comment_of(notes))
+    return data
 
 
 # Models
@@ -290,6 +342,11 @@ def _kind(model):
 
 def keras_steps(model: keras.Layer, x: np.ndarray) -> np.ndarray:
     """Returns Keras' outputs for a stream, (steps, outputs), in one forward pass."""
+    return next(keras_outputs(model, [x]))
+
+
+def keras_outputs(model: keras.Layer, rows: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yields Keras' outputs for the stream of each row, (steps, outputs)."""
     stream = stream_of(model)
 
     def read(x):
@@ -309,7 +366,9 @@ def keras_steps(model: keras.Layer, x: np.ndarray) -> np.ndarray:
         return y
 
     compiled = compile_xla(read, model.variables, any_shape=True)
-    return ops.convert_to_numpy(compiled(ops.convert_to_tensor(x[None]))).reshape(len(x), -1)
+    for x in rows:
+        y = compiled(ops.convert_to_tensor(x[None]))
+        yield ops.convert_to_numpy(y).reshape(len(x), -1)
 
 
 def _outputs_of(stream, x):

@@ -4,7 +4,8 @@ The rings of convolutions may keep only the upper 8 bits of the values.
 
 A vector is in fixed point: q stands for q / 2**bits, with as many fractional bits as the largest
 value on representative inputs allows. Each column of weights has its own scale. Functions of one
-variable, such as tanh, are tables of 513 values with linear interpolation.
+variable, such as tanh, are tables with linear interpolation: of 513 equidistant values, or, where
+that is closer, of 32 values for each power of two, as for a logarithm.
 """
 
 import math
@@ -19,6 +20,8 @@ from keras_streams.interpreter import evaluate, interpret
 from keras_streams.program import Expression, Program, Vector, Weight
 
 _SEGMENTS = 512  # in a table
+_PER_POWER = 32  # segments for each power of two, in the other kind of table
+_GOOD_ENOUGH = 32  # of 32767, error of a table
 _SCALE_BITS = 24  # of the largest scale in a matrix
 _HEADROOM = 1.25  # for inputs larger than the representative ones
 # These saturate beyond +-8, so their tables cover that range, whatever the range of the variable.
@@ -104,6 +107,19 @@ static int32_t function(const int16_t *table, int32_t x)
 {
     int32_t place = clip16(x) + 32768, i = place >> 7;
     return table[i] + (((table[i + 1] - table[i]) * (place & 127) + 64) >> 7);
+}
+""",
+    "function_by_powers": """
+/* Interpolates a function of x in a table of 705 values, 32 for each power of two. */
+static int32_t function_by_powers(const int16_t *table, int32_t x)
+{
+    int32_t size = clip16(x), sign = size < 0 ? -1 : 1, shift = 0;
+    size *= sign;
+    while (size >> shift >= 64)
+        shift++;
+    const int16_t *at = table + 352 + sign * (32 * shift + (size >> shift));
+    int32_t part = size & ((1 << shift) - 1);
+    return at[0] + (((at[sign] - at[0]) * part + (1 << shift >> 1)) >> shift);
 }
 """,
     "softmax": """
@@ -194,6 +210,7 @@ _NEEDS = {
     "convolution_8": ["clip16", "align", "rescale", "tap_8"],
     "push_8": ["align"],
     "function": ["clip16"],
+    "function_by_powers": ["clip16"],
     "softmax": ["clip16", "align", "function"],
     "normalize": ["clip16", "root"],
     "spread": ["clip16", "align"],
@@ -252,6 +269,7 @@ class _FixedPrinter(Printer):
     def _calibrate(self, x):
         """Chooses the fractional bits of all vectors and expressions."""
         largest: dict[int, float] = {}
+        self.ranges: dict[int, tuple[float, float]] = {}
         self.group = _Groups()
         for operation in self.program.operations:
             if isinstance(operation, p.Copy):
@@ -263,9 +281,13 @@ class _FixedPrinter(Printer):
 
         def observe(of, value):
             key = self.group.of(_key(of)) if isinstance(of, Vector) else _node_key(*of)
-            value = np.abs(value)  # infinite for a running maximum before its first sample
-            value = float(np.max(value, initial=0.0, where=np.isfinite(value)))
-            largest[key] = max(largest.get(key, 0.0), value)
+            is_finite = np.isfinite(value)  # not so a running maximum before its first sample
+            if not np.any(is_finite):
+                value, is_finite = 0.0, True
+            low, high = self.ranges.get(key, (math.inf, -math.inf))
+            low = float(np.min(value, initial=low, where=is_finite))
+            high = float(np.max(value, initial=high, where=is_finite))
+            self.ranges[key], largest[key] = (low, high), max(-low, high)
 
         interpret(self.program, x, observe)
         for weight in self.program.weights:
@@ -558,17 +580,58 @@ class _Body:
         x_bits = self._value(variable)[1]
         if node.operator in _SATURATING:
             bits, x_bits = 15, _SATURATING_BITS
-        with np.errstate(all="ignore"):
-            values = evaluate(node, {name: _places(x_bits)})
         what = node.operator if node.operator in _FUNCTIONS else self._operation.function.name
-        table = self._printer._constant(f"{what}_table", "int16_t", _table(values, bits))
+        function, places = "function", _places(x_bits)
+        if node.operator not in _SATURATING:
+            key = self._key_of(variable)
+            function, places = _best_table(node, name, x_bits, bits, *self._printer.ranges[key])
+        with np.errstate(all="ignore"):
+            values = _table(evaluate(node, {name: places}), bits)
+        table = self._printer._constant(f"{what}_table", "int16_t", values)
         x = self._aligned(variable, x_bits)
-        return self._local(f"{self._printer._use('function')}({table}, {x})", bits)
+        return self._local(f"{self._printer._use(function)}({table}, {x})", bits)
+
+    def _key_of(self, node):
+        if not p.is_parameter(node):
+            return _node_key(self._operation, node)
+        return self._printer.group.of(_key(self._vectors[node.operands[0]]))
+
+
+def _best_table(node, name, x_bits, bits, low, high):
+    """Returns the function that interpolates, and the points of its table.
+
+    Args:
+        node: Expression of one parameter.
+        name: The parameter's name.
+        x_bits, bits: Fractional bits of the parameter and of the node.
+        low, high: The parameter's range on representative inputs.
+    """
+    first, last = (int(np.clip(np.rint(end * 2.0**x_bits), -32767, 32767)) for end in (low, high))
+    x = np.arange(first, last + 1) / 2.0**x_bits
+
+    def error(places):
+        with np.errstate(all="ignore"):
+            at_places, at_x = (_table(evaluate(node, {name: v}), bits) for v in (places, x))
+        return np.max(np.abs(np.interp(x, places, at_places) - at_x))
+
+    even, by_powers = _places(x_bits), _places_by_powers(x_bits)
+    # A table of powers is larger, and slower to read.
+    if error(even) <= max(4 * error(by_powers), _GOOD_ENOUGH):
+        return "function", even
+    return "function_by_powers", by_powers
 
 
 def _places(bits):
     """Returns the grid points of a table whose variable has `bits` fractional bits."""
     return np.linspace(-32768, 32768, _SEGMENTS + 1) / 2.0**bits
+
+
+def _places_by_powers(bits):
+    """Returns the grid points of a table with as many segments for each power of two."""
+    q = np.arange(11 * _PER_POWER + 1)
+    shift = np.maximum(q // _PER_POWER - 1, 0)
+    q = (q - _PER_POWER * shift) << shift
+    return np.concatenate([-q[:0:-1], q]) / 2.0**bits
 
 
 def _table(values, bits):
