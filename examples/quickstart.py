@@ -36,7 +36,9 @@ def main(folder="runs/quickstart"):
     text = model.generate(prompt, max_length=len(prompt) + 300, sampler=sampler, seed=4)
     print(f"\nA sample:\n{text}")
 
-    print(f"\nSavedModel: {export(model, folder / 'serving')}")
+    print(f"\nSavedModel: {export(model, folder / 'serving')} (see docs/serving.md)")
+    print("Next, on a text of your own:")
+    print("    trellis-keras train trellisnet_char --text FILE --output runs/own")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -105,7 +106,7 @@ def test_options_of_another_published_run(refused, tmp_path):
 # list, recipe
 
 
-def test_list(command):
+def test_list(command, refused):
     status, out, _ = command("list")
     assert status == 0
     header, *rows = out.splitlines()
@@ -120,7 +121,9 @@ def test_list(command):
     trained = command("list", "--pretrained")[1].splitlines()[1:]
     published = list((ROOT / "zoo").rglob("weights.weights.h5"))
     assert len(trained) == len(published) and all(row.endswith("yes") for row in trained)
-    assert command("list", "transformer_*")[1].count("\n") == 1
+    assert "No model matches 'tcn_jbs'. Did you mean 'tcn_jsb'?" in refused("list", "tcn_jbs")
+    message = refused("list", "lstm_lambada", "--pretrained")
+    assert message.startswith("No model with published weights matches 'lstm_lambada'.")
 
 
 def test_recipe(command):
@@ -181,11 +184,40 @@ def test_train_and_go_on(command, tmp_path):
     assert status == 0, err
     assert "trellisnet_char: 835 parameters (depth=3, hidden_units=4, " in out
     assert "val_bpc" in out and "\b" not in out and "\r" not in out  # no progress bar in a file
+    assert f"{folder} has the best model, best.keras, and checkpoints, " in out
+    commands = [f"trellis-keras {c} {folder}" for c in ("evaluate", "generate", "export")]
+    assert all(command in out for command in commands)
     status, out, err = command("train", "--output", folder, "--epochs", "2", *UNOBSERVED)
     assert status == 0, err
     assert "Resuming after epoch 1" in out
     assert zoo.read_recipe(folder).training.epochs == 2
     assert zoo.read_recipe(folder).arguments["depth"] == 3
+    assert "pass a larger number of `epochs` (--epochs)" in command("train", "--output", folder)[1]
+
+
+@pytest.mark.slow
+def test_nothing_follows_the_message_of_an_interrupt(tmp_path):
+    environment = child_environment()
+    del environment["TF_CPP_MIN_LOG_LEVEL"]
+    words = [
+        "trellisnet_char",
+        *SMALL,
+        "--text",
+        write_text(tmp_path / "text.txt"),
+        "--epochs",
+        500,
+    ]
+    words = ["train", *words, "--output", tmp_path / "run"]
+    script = "import trellis_keras_cli; trellis_keras_cli.main()"
+    command = [sys.executable, "-c", script, *map(str, words)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, cwd=ROOT, **pipes) as process:
+        while not process.stdout.readline().startswith("Epoch 3/"):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    resume = f"To resume: trellis-keras train --output {tmp_path / 'run'}"
+    assert process.returncode == 130 and err == f"\nInterrupted. {resume}\n"
 
 
 def test_settings_of_a_published_run(command, refused, chosen, tmp_path):

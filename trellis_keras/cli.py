@@ -64,7 +64,12 @@ def list_command(
 ):
     """List the zoo's models: parameters, published result, our result, and available weights."""
     header = ["model", "data", "parameters", "metric", "published", "ours", "weights"]
-    _echo_table([header, *catalog.rows(pattern, pretrained)], numbers={2, 4, 5})
+    rows = list(catalog.rows(pattern, pretrained))
+    if not rows:
+        kind = "model with published weights" if pretrained else "model"
+        hint = catalog.suggestion(pattern, catalog.models())
+        raise ValueError(f"No {kind} matches {pattern!r}.{hint} `trellis-keras list` shows all.")
+    _echo_table([header, *rows], numbers={2, 4, 5})
 
 
 def _load(*runs, files=(), data_dir=None):
@@ -286,12 +291,9 @@ def train(
         profile=_range(profile),
     )
     try:
-        # A progress bar on a terminal; in a file, a line per epoch.
-        verbose = 1 if sys.stdout.isatty() else 2
         run.train(
             recipe,
             output,
-            verbose=verbose,
             observation=observation,
             max_minutes=max_minutes,
             save_minutes=save_minutes,

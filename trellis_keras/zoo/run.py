@@ -205,7 +205,8 @@ def train(
         recipe: A `zoo.Recipe`. If `folder` contains a run, it must be that run's recipe; epochs,
             data paths, precision and `jit_compile` may differ.
         folder: The run's folder, created if necessary. Only one process can train in it.
-        verbose: As in `keras.Model.fit`.
+        verbose: As in `keras.Model.fit`, but `"auto"` is 1 only where there is a terminal or a
+            notebook, and a line per epoch (2) elsewhere, such as in a file. Defaults to `"auto"`.
         callbacks: Callbacks in addition to the recipe's. Their state is saved with the run (see
             `training.Checkpoint`).
         observation: `Observation`, additional logs for TensorBoard; it may differ when a run is
@@ -243,12 +244,26 @@ def train(
     # Before loading the data, which also takes time.
     limit = max_minutes and TimeLimit(60 * max_minutes, command=resuming(folder))
     observation = observation or Observation()
+    if verbose == "auto":
+        verbose = 1 if sys.stdout.isatty() or "ipykernel" in sys.modules else 2
     _check_processes(recipe, observation, limit)
     if parallel.process_index():
         with tempfile.TemporaryDirectory() as copy:
             options = 0, callbacks, observation, None, save_minutes, devices
             return _train(recipe, pathlib.Path(copy), *options)
-    return _train(recipe, folder, verbose, callbacks, observation, limit, save_minutes, devices)
+    model = _train(recipe, folder, verbose, callbacks, observation, limit, save_minutes, devices)
+    if verbose and (folder / BEST).is_file():
+        print(printable(_describe_end(recipe, folder)), flush=True)
+    return model
+
+
+def _describe_end(recipe, folder):
+    """Returns lines that say what a run has written, and how to go on from it."""
+    others = sorted(path.name for path in folder.iterdir() if path.name in FILES - {BEST})
+    commands = ["evaluate {}", *["generate {}"] * recipe.reads_text, "export {} {}/serving"]
+    quoted = shlex.quote(str(folder))
+    next_steps = "\n      ".join(f"trellis-keras {c.format(quoted, quoted)}" for c in commands)
+    return f"{folder} has the best model, {BEST}, and {', '.join(others)}.\nNext: {next_steps}"
 
 
 def _check_processes(recipe, observation, limit):
