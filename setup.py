@@ -39,7 +39,7 @@ setup(
         *find_packages(include=["trellis_keras", "trellis_keras.*"]),
         "trellis_keras.zoo._assets",
     ],
-    py_modules=["trellis_keras_cli"],
+    py_modules=["trellis_keras_command"],
     # Model cards, results and small weights live in zoo/ and travel inside the wheel.
     package_dir={"trellis_keras.zoo._assets": "zoo"},
     package_data={
@@ -78,7 +78,7 @@ setup(
         "batch": ["ray[data]>=2.51"],  # examples/batch
         "onnx": ["tf2onnx>=1.17", "onnx>=1.16", "onnxruntime>=1.18"],
     },
-    entry_points={"console_scripts": ["trellis-keras = trellis_keras_cli:main"]},
+    entry_points={"console_scripts": ["trellis-keras = trellis_keras_command:main"]},
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Developers",

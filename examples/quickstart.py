@@ -7,11 +7,8 @@ split, generates a sample and writes a SavedModel. Run it again with the same fo
 interrupted training.
 """
 
-import os
 import pathlib
 import sys
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from trellis_keras import zoo  # hides what TensorFlow logs while it is imported
 

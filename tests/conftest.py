@@ -81,7 +81,7 @@ def assert_close(floatx, tolerance):
 @pytest.fixture
 def command(monkeypatch, capsys):
     """`command("list", ...)`: exit status, standard output and errors of `trellis-keras`."""
-    from trellis_keras import cli
+    import trellis_keras_command as cli
 
     def command(*arguments):
         monkeypatch.setattr(sys, "argv", ["trellis-keras", *map(str, arguments)])

@@ -19,7 +19,6 @@ LEVELS = [
     {"theorem1", "export", "interop", "scoring", "torch_weights"},
     {"forecasting"},
     {"zoo"},
-    {"cli"},
     {"__main__"},
 ]
 HEIGHT = {name: height for height, level in enumerate(LEVELS) for name in level}

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.processes import ROOT, child_environment
 
-APPLICATIONS = ("trellis_keras/forecasting/", "trellis_keras/zoo/", "trellis_keras/cli.py")
+APPLICATIONS = ("trellis_keras/forecasting/", "trellis_keras/zoo/", "trellis_keras_command.py")
 
 USE = """
 import pathlib, sys

@@ -6,7 +6,7 @@ import re
 from typer.testing import CliRunner
 
 from tests.support.processes import run_script
-from trellis_keras.cli import app
+from trellis_keras_command import app
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -33,9 +33,9 @@ def test_lines_of_others_are_shown(monkeypatch, capfd):
     assert capfd.readouterr().err == LOGS
 
 
-def test_an_import_prints_nothing():
+def test_import_and_first_operation_print_nothing():
     environment = child_environment()
     del environment["TF_CPP_MIN_LOG_LEVEL"]
-    command = [sys.executable, "-c", "import trellis_keras"]
+    command = [sys.executable, "-c", "import trellis_keras, keras; keras.ops.ones(1)"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

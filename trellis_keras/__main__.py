@@ -1,3 +1,3 @@
-from trellis_keras.cli import main
+from trellis_keras_command import main
 
 main()

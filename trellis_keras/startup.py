@@ -1,4 +1,4 @@
-"""Hides what TensorFlow logs while it is imported."""
+"""Hides what TensorFlow logs while it is imported, and below the level of fatal errors later."""
 
 import contextlib
 import os
@@ -7,6 +7,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+# What fails raises an exception in Python, too.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Lines of TensorFlow's libraries in C++, with and without absl's format.
 _LOGGED = re.compile(
     rb"[IWE]\d{4} [\d:.]+ |\d{4}-\d\d-\d\d [\d:.]+: [IWE] |"

@@ -6,13 +6,16 @@ Random stacks of Keras layers with biases are converted and compared with the or
 separately on every window. It reports the largest difference of any output (all lie in (-1, 1)).
 """
 
-import os
 from typing import Annotated
 
 import numpy as np
 import typer
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+from trellis_keras.layers import TrellisLayer
+from trellis_keras.theorem1 import to_trellis
+
+# isort: split
+import keras
 
 BATCH, TIME, CHANNELS = 2, 48, 5
 
@@ -24,8 +27,6 @@ def main(
     draws: Annotated[int, typer.Option(min=1, help="Random stacks of each kind and depth.")] = 3,
 ):
     """Prints the largest errors as a Markdown table."""
-    import keras
-
     keras.config.set_floatx(floatx)
     kinds = (keras.layers.SimpleRNN, keras.layers.LSTM, keras.layers.GRU)
     typer.echo(f"| {floatx} | layers | largest error | without start levels |\n|---|---|---|---|")
@@ -38,8 +39,6 @@ def main(
 
 def errors_of(kind, depth, seed):
     """The errors of one random stack with start levels and without."""
-    from trellis_keras.theorem1 import to_trellis
-
     rng = np.random.default_rng(seed)
     truncation = int(rng.integers(2, 33))
     layers = random_layers(kind, rng.integers(8, 65, depth), rng)
@@ -75,8 +74,6 @@ def every_window(layers, x, truncation):
 
 
 def without_start_levels(trellis):
-    from trellis_keras.layers import TrellisLayer
-
     net = TrellisLayer.from_config({**trellis.get_config(), "group_starts": None})
     net.build((None, None, CHANNELS))
     net.set_weights(trellis.get_weights())

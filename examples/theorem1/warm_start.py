@@ -15,7 +15,6 @@ Writes bits.csv, curve.csv, curve.png and run.json to `--output`.
 import csv
 import dataclasses
 import json
-import os
 import pathlib
 import sys
 import time
@@ -23,8 +22,6 @@ from typing import Annotated
 
 import numpy as np
 import typer
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from trellis_keras import cli
+import trellis_keras_command as cli
 from trellis_keras.data.vocabulary import Vocabulary
 
 samplers = pytest.importorskip("keras_nlp").samplers

@@ -37,8 +37,8 @@ from trellis_keras.training import (
     StepDecay,
 )
 from trellis_keras.zoo import datasets, pretrained
-from trellis_keras.zoo.catalog import suggestion
 from trellis_keras.zoo.datasets import Dataset
+from trellis_keras.zoo.datasets.registry import suggestion
 from trellis_keras.zoo.run import FILE_OPTIONS
 
 OPTIMIZERS = {

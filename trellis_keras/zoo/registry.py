@@ -4,14 +4,14 @@ import fnmatch
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 
 from trellis_keras.layers import base
-from trellis_keras.zoo import catalog, results, run
-from trellis_keras.zoo.catalog import suggestion
+from trellis_keras.zoo import results, run
+from trellis_keras.zoo.datasets.registry import suggestion
 from trellis_keras.zoo.recipe import Entry, Recipe, Training
 
 _ENTRIES: dict[str, Entry] = {}
@@ -227,16 +227,64 @@ def published_recipe(name: str, setting: str = "") -> Recipe:
 
 
 def published_value(recipe: Recipe) -> results.Published | None:
-    """Returns the published result for a recipe's model, data and metric, or None.
+    """Returns the row of published.csv that matches a recipe, or None.
 
-    What the recipe's setting changes does not count: a fast recipe may have another dropout.
+    Its setting and the recipe agree in metric, data, data options, and all other options named in
+    the settings of the model's rows. What the recipe's `setting` changes does not count: a fast
+    recipe may have another dropout. Neither does `files`: the LRU paper does not say which files of
+    Penn Treebank it used.
     """
-    own = Recipe.published(recipe.entry).replace(setting=recipe.setting).to_dict()
-    return catalog.published_value(recipe.to_dict(), own)
+    own = Recipe.published(recipe.entry).replace(setting=recipe.setting)
+    rows = [row for row in results.published() if row.model == recipe.name]
+    names = {"metric", "data"}.union(
+        own.data_options, recipe.data_options, *(row.setting for row in rows)
+    ) - {"files"}
+    theirs, ours = _flat(own), _flat(recipe)
+    for row in rows:
+        if all((theirs | row.setting).get(name) == ours.get(name) for name in names):
+            return row
+    return None
+
+
+def _flat(recipe):
+    flat = recipe.to_dict()
+    for part in ("arguments", "training", "data_options"):
+        flat |= flat.pop(part)
+    return flat
+
+
+def table(pattern: str = "*", pretrained: bool = False) -> Iterator[list[str]]:
+    """Yields the rows of `trellis-keras list`: one per model and published run.
+
+    Args:
+        pattern: Shell-style pattern of the models' names.
+        pretrained: Whether to list only entries with weights.
+    """
+    trained = {(run.model, run.setting): run for run in results.all_runs()}
+    costs = results.read_costs()["models"]
+    for name in list_models(pattern):
+        settings = [setting for model, setting in trained if model == name]
+        for setting in dict.fromkeys(["", *settings]):
+            own = trained.get((name, setting))
+            has_weights = own is not None and own.has_weights
+            if pretrained and not has_weights:
+                continue
+            shown = recipe_from_dict(own.recipe) if own else recipe(name)
+            size = own.results["parameters"] if own else costs.get(name, {}).get("parameters")
+            value = published_value(shown)
+            yield [
+                f"{name} {setting}".strip(),
+                shown.data,
+                "-" if size is None else f"{size:,}",
+                shown.metric,
+                "-" if value is None else f"{value.value:.4g}",
+                f"{own.mean:.4g}" if own else "-",
+                "yes" if has_weights else "-",
+            ]
 
 
 def _entry(name):
     if name not in _ENTRIES:
         near = suggestion(name, _ENTRIES)
-        raise ValueError(f"Unknown model {name!r}.{near or ' See `zoo.list_models()`.'}")
+        raise ValueError(f"Unknown model {name!r}.{near or ' `trellis-keras list` shows them.'}")
     return _ENTRIES[name]

@@ -1,4 +1,4 @@
-"""What the command line looks at before Keras is imported: whether there is a run, or a file."""
+"""Where a run keeps its recipe."""
 
 import os
 import pathlib

@@ -1,15 +1,15 @@
 """Data sets by name: `load("ptb")`, `load("adding", T=600)`, ..."""
 
 import dataclasses
+import difflib
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
 
 from trellis_keras.data.vocabulary import Vocabulary
-from trellis_keras.zoo.catalog import suggestion
 from trellis_keras.zoo.datasets.sources import Source
 
 SPLITS = ("train", "valid", "test")
@@ -251,3 +251,9 @@ def load(name: str, data_dir: DataDir = None, **options) -> Dataset:
 
 def _unknown(what, name, known):
     return f"Unknown {what}. Received: {name!r}; known: {known}.{suggestion(str(name), known)}"
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Returns " Did you mean ...?" if a known name is close, else an empty string."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {near[0]!r}?" if near else ""

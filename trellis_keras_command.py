@@ -1,4 +1,8 @@
-"""The command line interface; `trellis-keras --help` lists its commands."""
+"""The command line; `trellis-keras --help` lists its commands.
+
+Importing anything in `trellis_keras` imports Keras, which takes seconds. Help, `--version` and
+mistyped commands need neither: this module lies beside the package, and its commands import it.
+"""
 
 import importlib.metadata
 import json
@@ -10,11 +14,6 @@ import warnings
 from typing import Annotated
 
 import typer
-
-from trellis_keras.startup import hidden_logs
-from trellis_keras.terminal import printable
-from trellis_keras.zoo import catalog, results
-from trellis_keras.zoo.run_folder import recipe_path
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -63,57 +62,32 @@ def list_command(
     ] = False,
 ):
     """List the zoo's models: parameters, published result, our result, and available weights."""
+    from trellis_keras import zoo
+    from trellis_keras.zoo.datasets.registry import suggestion
+
     header = ["model", "data", "parameters", "metric", "published", "ours", "weights"]
-    rows = list(catalog.rows(pattern, pretrained))
+    rows = list(zoo.registry.table(pattern, pretrained))
     if not rows:
         kind = "model with published weights" if pretrained else "model"
-        hint = catalog.suggestion(pattern, catalog.models())
+        hint = suggestion(pattern, zoo.list_models())
         raise ValueError(f"No {kind} matches {pattern!r}.{hint} `trellis-keras list` shows all.")
     _echo_table([header, *rows], numbers={2, 4, 5})
 
 
-def _load(*runs, files=(), data_dir=None):
-    """Imports the package, without what TensorFlow logs while it looks for devices.
+def _printable(text, lines=True):
+    """Returns a text, which may contain names from files, without control characters."""
+    from trellis_keras.terminal import printable
 
-    As the import takes seconds, runs and files that are not there are noticed before.
-    """
-    for folder in runs:
-        recipe_path(folder)
-    for file in files:
-        _check_file(file, data_dir)
-    if hasattr(sys.modules["trellis_keras"], "__version__"):
-        return
-    for name in ("trellis_keras.zoo", "trellis_keras"):  # bare packages of `trellis_keras_cli`
-        del sys.modules[name]
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    with hidden_logs():
-        import keras
-
-        import trellis_keras  # noqa: F401
-
-        if keras.backend.backend() == "tensorflow":
-            import tensorflow as tf
-
-            tf.config.list_physical_devices()
-
-
-def _check_file(path, data_dir):
-    """Raises FileNotFoundError unless a file, or its compressed form, exists."""
-    places = [os.path.expanduser(path)]
-    if data_dir is not None:
-        places.append(os.path.join(os.path.expanduser(data_dir), os.path.basename(path)))
-    if not any(os.path.isfile(place + suffix) for place in places for suffix in ("", ".gz")):
-        raise FileNotFoundError(f"There is no file {' or '.join(places)}.")
+    return printable(text, lines)
 
 
 def _echo(text="", *, newline=True, err=False):
-    """Prints a text that may contain names from files."""
-    typer.echo(printable(text), nl=newline, err=err)
+    typer.echo(_printable(text), nl=newline, err=err)
 
 
 def _echo_table(rows, numbers):
     """Prints rows of text in columns, with numbers right-aligned."""
-    rows = [[printable(cell, lines=False) for cell in row] for row in rows]
+    rows = [[_printable(cell, False) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         pairs = enumerate(zip(row, widths, strict=True))
@@ -127,14 +101,9 @@ def recipe_command(settings: Settings = None):
     names, options = _parse(settings)
     if len(names) != 1:
         raise ValueError("Pass the name of a model. `trellis-keras list` shows them.")
-    catalog.check(names[0], options)
-    recipe = catalog.recipe(names[0])
-    if options:
-        _load()
-        from trellis_keras import zoo
+    from trellis_keras import zoo
 
-        recipe = zoo.recipe(names[0], **options).to_dict()
-    typer.echo(json.dumps(recipe, indent=2))
+    typer.echo(zoo.recipe(names[0], **options).to_json(), nl=False)
 
 
 @app.command(context_settings=_ANY_OPTION)
@@ -236,11 +205,6 @@ def train(
     To monitor training: tensorboard --logdir OUTPUT/tensorboard
     """
     names, options = _parse(settings)
-    for name in names[:1]:
-        catalog.check(name, options)
-    if not (names or as_published or coordinator):
-        _check_run_to_resume(output)
-    _load(files=[] if text is None else [text], data_dir=data_dir)
     from trellis_keras import zoo
     from trellis_keras.forecasting.report import describe_report
     from trellis_keras.training import devices as parallel
@@ -338,7 +302,6 @@ def evaluate(
     --dynamic and --cache tune their hyper-parameters on the start of the validation split, which
     takes as long as several evaluations of it, and then score the split once.
     """
-    _load(run)
     from trellis_keras import zoo
     from trellis_keras.zoo.adapting import evaluate_cache, evaluate_dynamic
     from trellis_keras.zoo.run import evaluate, load_best
@@ -381,7 +344,6 @@ def forecast(
 
     Columns known in the future are read from the rows after the last value of the target.
     """
-    _load(run)
     from trellis_keras.zoo import forecasts
 
     written = forecasts.forecast(run, file, output, steps, overwrite)
@@ -405,7 +367,6 @@ def classify(
 
     Each row of the output is a series, with its class and the probability of each class.
     """
-    _load(run, *average_with or ())
     from trellis_keras.zoo import classes
 
     written = classes.classify(run, file, output, overwrite, average_with or ())
@@ -433,7 +394,6 @@ def backtest(
     target, step and series. Next to the output are a plot of the errors by step ahead (.png) and
     all scores (_scores.csv).
     """
-    _load(run)
     from trellis_keras.forecasting.backtest import backtest_tables
     from trellis_keras.zoo import forecasts
 
@@ -457,7 +417,6 @@ def compare(
     overwrite: Overwrite = False,
 ):
     """Compare runs: epochs, lowest validation loss, and the metrics of that epoch."""
-    _load(*runs)
     from trellis_keras.zoo import comparison
 
     if output is not None:
@@ -551,7 +510,6 @@ def export(
     overwrite: Overwrite = False,
 ):
     """Export the best model of a run for TensorFlow Serving, or for another runtime."""
-    _load(run)
     from trellis_keras import zoo
     from trellis_keras.export import export as export_model
     from trellis_keras.zoo import forecasts
@@ -606,7 +564,6 @@ def score(
     overwrite: Overwrite = False,
 ):
     """Write the log-probability of each line of a text under the best model of a run."""
-    _load(run, files=[file])
     from trellis_keras import scoring, zoo
     from trellis_keras.zoo.run import check_output
 
@@ -632,7 +589,6 @@ def score(
 
 def _language_model(run, command):
     """Returns the best model of a run of a language model."""
-    _load(run)
     from trellis_keras import zoo
     from trellis_keras.models import LanguageModel
     from trellis_keras.zoo.run import load_best
@@ -703,6 +659,8 @@ def _recipe_to_resume(zoo, output, parallel):
 
 
 def _check_run_to_resume(output):
+    from trellis_keras.zoo.run import recipe_path
+
     try:
         recipe_path(output)
     except FileNotFoundError as error:
@@ -715,6 +673,8 @@ def _check_run_to_resume(output):
 def _check_published(names, options):
     """Raises ValueError if the options select a published run other than the named one."""
     asked = {f"{name}={value}" for name, value in options.items()} | {options.get("setting")}
+    from trellis_keras.zoo import results
+
     for run in results.all_runs():
         if run.model == names[0] and run.setting and [run.setting] != names[1:]:
             if asked.issuperset(run.setting.split(",")):
@@ -809,8 +769,7 @@ def _value(text):
 
 def main():
     """Runs the command line. Warnings and usage errors take one line; errors exit with status 2."""
-    # Names of columns, series and files may contain any characters.
-    warnings.formatwarning = lambda message, *_: f"Warning: {printable(str(message), False)}\n"
+    warnings.formatwarning = lambda message, *_: f"Warning: {_printable(str(message), False)}\n"
     devices = "trellis_keras.training.devices"
     try:
         _run()
@@ -824,7 +783,7 @@ def _run():
     try:
         app()
     except (ValueError, OSError, ImportError, FloatingPointError) as error:
-        typer.echo(f"Error: {printable(str(error), lines=False)}", err=True)
+        typer.echo(f"Error: {_printable(str(error), False)}", err=True)
         sys.exit(2)
     except MemoryError as error:
         _echo(f"Error: There is not enough memory. {error}".rstrip(), err=True)
