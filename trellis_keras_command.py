@@ -440,7 +440,7 @@ def generate(
     ] = "top_p",
     temperature: Annotated[
         float | None,
-        typer.Option(help="Temperature of random, top_k and top_p (default: 0.8)."),
+        typer.Option(help="Temperature of random, top_k and top_p (default: 0.8); 0 is greedy."),
     ] = None,
     top_k: Annotated[
         int | None,
@@ -620,8 +620,6 @@ def _sampler(name, vocabulary_size, options):
         if option not in settings:
             raise ValueError(f"The sampler {name} does not take --{option.replace('_', '-')}.")
         settings[option] = value
-    if settings.get("temperature", 1) <= 0:
-        raise ValueError(f"--temperature must be positive. Received: {settings['temperature']}")
     names = {"top_k": "k", "top_p": "p", "beams": "num_beams"}
     return kind(**{names.get(option, option): value for option, value in settings.items()})
 

@@ -141,7 +141,20 @@ def test_greedy_equals_rerunning_the_window():
         assert (row[len(expected) :] == stop).all()
 
 
-@pytest.mark.parametrize("sampler", [samplers.TopKSampler(k=1), samplers.BeamSampler(num_beams=1)])
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        samplers.TopKSampler(k=1),
+        samplers.BeamSampler(num_beams=1),
+        samplers.TopPSampler(p=0.0),
+        samplers.GreedySampler(temperature=0.0),
+        samplers.TopKSampler(temperature=0),
+        samplers.TopPSampler(p=0.9, temperature=1e-40),
+        samplers.BeamSampler(temperature=0.0),
+        samplers.RandomSampler(temperature=1e-10),
+        samplers.RandomSampler(temperature=1e-30),
+    ],
+)
 def test_samplers_that_come_down_to_greedy(model, sampler):
     ids = model.generate(SAME_LENGTH, 12, sampler=sampler)
     np.testing.assert_array_equal(ids, rerun_greedily(model, SAME_LENGTH, 12))
@@ -294,7 +307,7 @@ def test_seeds(speller):
     prompts = ["abc", "h g"]
     for sampler in ("random", TOP_P):
         first = speller.generate(prompts, 40, sampler=sampler, seed=1)
-        assert first == speller.generate(prompts, 40, sampler=sampler, seed=1)
+        assert first == speller.generate(prompts, 40, sampler=sampler, seed=np.int64(1))
         assert first != speller.generate(prompts, 40, sampler=sampler, seed=2)
     # Without a seed, a second text is another one, unless the samplers have the same.
     assert len({speller.generate("a", 40, sampler="random") for _ in range(2)}) == 2
@@ -492,7 +505,26 @@ def test_characters_and_words_are_whole(unit, pieces):
         ({"max_length": 3}, "greater than its 3 tokens. Received: max_length=3"),
         ({"sampler": "speculative"}, "draft model.*a streaming cache cannot"),
         ({"sampler": "nucleus"}, r"'top_p'\].*Received: sampler='nucleus'"),
-        ({"sampler": samplers.TopKSampler(k=12)}, "k=12 tokens, but the vocabulary has 11"),
+        ({"sampler": samplers.TopKSampler(k=12)}, r"`k`.*\[1, 11\].*k=12"),
+        ({"sampler": samplers.TopKSampler(k=0)}, "`k`"),
+        ({"sampler": samplers.TopKSampler(k=2.0)}, "`k`"),
+        ({"sampler": samplers.TopPSampler(k=0)}, "`k`"),
+        ({"sampler": samplers.ContrastiveSampler(k=0)}, "`k`"),
+        ({"sampler": samplers.ContrastiveSampler(alpha=1.5)}, "`alpha`"),
+        (
+            {"sampler": samplers.ContrastiveSampler(temperature=0)},
+            "ContrastiveSampler.*temperature",
+        ),
+        ({"sampler": samplers.BeamSampler(num_beams=0)}, "`num_beams`"),
+        ({"sampler": samplers.TopPSampler(p=1.5)}, "`p`"),
+        ({"sampler": samplers.TopPSampler(p=np.nan)}, "`p`"),
+        ({"sampler": samplers.GreedySampler(temperature=-1.0)}, "`temperature`"),
+        ({"sampler": samplers.RandomSampler(temperature=np.nan)}, "`temperature`"),
+        ({"sampler": samplers.RandomSampler(temperature=np.inf)}, "`temperature`"),
+        ({"sampler": samplers.RandomSampler(temperature="1")}, "`temperature`"),
+        ({"seed": 1.5}, "`seed`"),
+        ({"seed": "1"}, "`seed`"),
+        ({"max_length": 6.5}, "`max_length`"),
         ({"sampler": samplers.BeamSampler(return_all_beams=True)}, "return_all_beams"),
         ({"stop_tokens": SIZE}, r"\[0, 11\)"),
         ({"stop_tokens": "a"}, "no vocabulary"),

@@ -63,7 +63,8 @@ def train(folder, *stops, optimizer, callbacks=list):
     for epochs in stops:
         model, rules = make_model(optimizer=optimizer()), callbacks()
         memories = [rule for rule in rules if has_memory(rule)]
-        history = fit(model, epochs, *rules, Checkpoint(folder, seed=7, callbacks=memories))
+        checkpoint = Checkpoint(folder, seed=np.int64(7), callbacks=memories)
+        history = fit(model, epochs, *rules, checkpoint)
     return values(model), history.history
 
 

@@ -8,6 +8,8 @@ scores of the token at `index` with `next(prompt, cache, index)`, and may reorde
 import codecs
 import functools
 import json
+import math
+import numbers
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
@@ -29,6 +31,8 @@ _LOCK = threading.Lock()
 # Shortest lengths in tokens for which functions are compiled; longer ones are powers of two.
 _SHORTEST_SEGMENT = 32
 _LEAST_ROOM = 64
+# Below, a sampler is greedy: quotients of log-probabilities exceed float32.
+_LEAST_TEMPERATURE = 1e-30
 
 
 def generate(
@@ -40,6 +44,7 @@ def generate(
     given = _pad(rows, max_length)
     stop = _stop_ids(model, stop_tokens)
     sampler = get_sampler(sampler, model.vocabulary_size)
+    seed = _checked_seed(seed)
     _set_seed(sampler, seed)
     ids = _write_all(model, given, sampler, stop)
     lengths = row_lengths(ids, given, stop)
@@ -61,6 +66,7 @@ def generate_stream(
     given = _pad([row], max_length)
     stop = _stop_ids(model, stop_tokens)
     sampler = get_sampler(sampler, model.vocabulary_size)
+    seed = _checked_seed(seed)
 
     def tokens():
         # Two iterators may share a sampler: its seed is set when the first token is requested.
@@ -235,7 +241,7 @@ def _compiled(make, model, sampler, shape, *settings):
 
     Each shape of the arguments has its own function, so that unused ones can be evicted.
     """
-    is_own = type(sampler) not in vars(_library()).values()
+    is_own = _is_custom(sampler)
 
     def build():
         # A copy, because the user may change the attributes of the original.
@@ -316,25 +322,76 @@ def get_sampler(sampler: Any, vocabulary_size: int) -> Any:
         )
     if getattr(sampler, "return_all_beams", False):
         raise ValueError("`generate` returns the best beam: `return_all_beams` must be False.")
-    k = getattr(sampler, "k", None)
-    if k is not None and k > vocabulary_size:
+    _check_settings(sampler, vocabulary_size)
+    if getattr(sampler, "temperature", 1.0) >= _LEAST_TEMPERATURE:
+        return sampler
+    if _is_custom(sampler) or isinstance(sampler, samplers.ContrastiveSampler):
         raise ValueError(
-            f"The sampler chooses among k={k} tokens, but the vocabulary has {vocabulary_size}."
+            f"A {type(sampler).__name__} needs a `temperature` of {_LEAST_TEMPERATURE} or more. "
+            f"Received: temperature={sampler.temperature}"
         )
-    return sampler
+    return samplers.GreedySampler()
+
+
+def _check_settings(sampler, vocabulary_size):
+    samplers = _library()
+
+    def is_positive(n):
+        return isinstance(n, numbers.Integral) and n >= 1
+
+    def is_count(k):
+        return is_positive(k) and k <= vocabulary_size
+
+    def is_fraction(p):
+        return isinstance(p, numbers.Real) and 0 <= p <= 1
+
+    def is_temperature(t):
+        return isinstance(t, numbers.Real) and 0 <= t < math.inf
+
+    count = f"an integer in [1, {vocabulary_size}], the size of the vocabulary"
+    for kind, name, needed, is_valid in (
+        (samplers.Sampler, "temperature", "finite and at least 0", is_temperature),
+        (samplers.TopKSampler, "k", count, is_count),
+        (samplers.TopPSampler, "k", count, lambda k: k is None or is_count(k)),
+        (samplers.TopPSampler, "p", "in [0, 1]", is_fraction),
+        (samplers.ContrastiveSampler, "k", count, is_count),
+        (samplers.ContrastiveSampler, "alpha", "in [0, 1]", is_fraction),
+        (samplers.BeamSampler, "num_beams", "a positive integer", is_positive),
+    ):
+        if not isinstance(sampler, kind):
+            continue
+        value = getattr(sampler, name)
+        if not is_valid(value):
+            raise ValueError(f"`{name}` of a sampler must be {needed}. Received: {name}={value!r}")
+
+
+def _is_custom(sampler):
+    return type(sampler) not in vars(_library()).values()
 
 
 def _copy(sampler):
-    """Returns a copy of a Keras-NLP sampler that draws one number per row.
+    """Returns a copy of a Keras-NLP sampler that takes low temperatures and draws fast.
 
-    The original draws one per token of the vocabulary, which may take longer than the rest of a
-    step.
+    The original draws one number per token of the vocabulary, which may take longer than the rest
+    of a step; the copy draws one per row.
     """
     copy = sampler.from_config(sampler.get_config())
+    copy.compute_probabilities = functools.partial(_probabilities, float(sampler.temperature))
     draws = {_library().RandomSampler: _draw_token, _library().TopPSampler: _draw_likely_token}
     if type(sampler) in draws:
         copy.get_next_token = functools.partial(draws[type(sampler)], copy)
     return copy
+
+
+def _probabilities(temperature, log_probs):
+    """Returns the probabilities at a temperature; the most probable token keeps exactly exp(0).
+
+    Divided by a low temperature first, log-probabilities are so large that the softmax may round
+    all of its terms to 0.
+    """
+    log_probs = ops.cast(log_probs, "float32")
+    best = ops.max(log_probs, axis=-1, keepdims=True)
+    return ops.softmax((log_probs - best) / temperature)
 
 
 def _draw_token(sampler, probabilities):
@@ -355,6 +412,15 @@ def _draw(weights, seed_generator):
     sums = ops.cumsum(weights, axis=-1)
     number = keras.random.uniform((weights.shape[0], 1), dtype=sums.dtype, seed=seed_generator)
     return ops.sum(ops.cast(sums <= number * sums[:, -1:], "int32"), axis=-1)
+
+
+def _checked_seed(seed):
+    """Returns a seed as a Python integer or None (Keras takes no NumPy integers)."""
+    if seed is None:
+        return None
+    if not isinstance(seed, numbers.Integral):
+        raise ValueError(f"`seed` must be an integer. Received: seed={seed!r}")
+    return int(seed)
 
 
 def _set_seed(sampler, seed):
@@ -394,6 +460,8 @@ def _encode(model, text):
 def _pad(rows, max_length):
     """Returns int32 (batch, max_length): the rows, followed by `OPEN`."""
     longest = max(len(row) for row in rows)
+    if not isinstance(max_length, numbers.Integral):
+        raise ValueError(f"`max_length` must be an integer. Received: max_length={max_length!r}")
     if max_length <= longest:
         raise ValueError(
             "`max_length` includes the prompt, so it must be greater than its "

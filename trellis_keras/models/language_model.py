@@ -687,8 +687,9 @@ class LanguageModel(BackboneModel):
                 prompt, so it must be greater than the length of the longest prompt.
             sampler: `"greedy"`, `"random"`, `"top_k"`, `"top_p"`, `"beam"` or `"contrastive"`,
                 with Keras-NLP's defaults, or a `keras_nlp.samplers.Sampler`, such as
-                `TopPSampler(p=0.9, temperature=0.8)`. Beam search ranks texts by the sum of
-                their tokens' log-probabilities up to the first stop token. Defaults to `"top_p"`.
+                `TopPSampler(p=0.9, temperature=0.8)`. Temperature 0 is greedy. Beam search ranks
+                texts by the sum of their tokens' log-probabilities up to the first stop token.
+                Defaults to `"top_p"`.
             seed: Integer; the same seed gives the same text. Defaults to `None`: a sampler given by
                 name starts from a random seed, a sampler object continues from its state.
             stop_tokens: Token or list of tokens (ids, or strings of one token each) after which
@@ -701,8 +702,9 @@ class LanguageModel(BackboneModel):
 
         Raises:
             ValueError: If there are no prompts, or one is empty or has unknown tokens, if
-                `max_length` is not greater than the longest prompt, if the sampler is unknown or
-                unsupported (speculative decoding needs a draft model, and a cache that can return
+                `max_length` is not greater than the longest prompt, if the sampler is unknown, has
+                settings out of their range (such as a temperature of NaN) or is unsupported
+                (speculative decoding needs a draft model, and a cache that can return
                 to an earlier token), or if the backbone does not stream.
 
         Example:

@@ -119,7 +119,7 @@ class Checkpoint(keras.callbacks.Callback):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
-        if not isinstance(seed, int) or seed < 0:
+        if not isinstance(seed, (int, np.integer)) or seed < 0:
             raise ValueError(f"`seed` must be an integer >= 0. Received: seed={seed!r}")
         if keep < 1:
             raise ValueError(f"`keep` must be >= 1. Received: keep={keep}")
@@ -133,7 +133,7 @@ class Checkpoint(keras.callbacks.Callback):
         for callback in callbacks:
             _check_memory(callback)
         self.directory = make_writable(directory)
-        self.seed = seed
+        self.seed = int(seed)
         self.callbacks = list(callbacks)
         self.keep = keep
         self.save_freq = 1 if isinstance(save_freq, str) else save_freq
