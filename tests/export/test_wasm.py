@@ -72,6 +72,7 @@ def test_tokens(tmp_path):
     ids = np.random.default_rng(1).integers(0, 9, 40)
     found = run_node(tmp_path, "text", ids)
     np.testing.assert_allclose(found["first"] + found["rest"], keras_steps(model, ids), atol=1e-6)
+    assert found["error"] == "x must be a token id below 9. Received: 1"
 
 
 @pytest.mark.slow

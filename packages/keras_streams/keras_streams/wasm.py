@@ -98,7 +98,11 @@ _READ_NUMBERS = """\
     }
     this.x.set(x);
     this.engine.step();"""
-_READ_TOKEN = "    this.engine.step(x);"
+_READ_TOKEN = """\
+    if (!Number.isInteger(x) || x < 0 || x >= inputs) {
+      throw new RangeError(`x must be a token id below ${inputs}. Received: ${x}`);
+    }
+    this.engine.step(x);"""
 
 
 def write_wasm(
