@@ -1,6 +1,7 @@
 """The graph of a Keras model as a list of calls, nested models included."""
 
 import dataclasses
+import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 import keras
 from keras import ops
 from keras.src.models.functional import Functional
+from keras.src.ops.function import Function
 from keras.src.ops.numpy import Add
 
+from keras_streams.protocol import has_protocol
 from keras_streams.types import Tensor
 
 
@@ -108,8 +111,13 @@ class Graph:
     calls: list[Call]
 
 
-def graph_of(model: keras.Layer) -> Graph:
+def graph_of(model: keras.Layer, traced: bool = True) -> Graph:
     """Returns the graph of a built functional model, `keras.Sequential` or layer.
+
+    Args:
+        model: The model.
+        traced: Whether layers that are not Keras' own become the operations of their `call`, where
+            it can be traced with symbolic tensors.
 
     Raises:
         ValueError: If a layer was built for several inputs; wrap it in a model first.
@@ -118,12 +126,16 @@ def graph_of(model: keras.Layer) -> Graph:
     functional = functional_of(model)
     if functional is None:
         graph = _graph_of_layer(model)
+        functional = _traced(graph.calls[0]) if traced else None
+        inputs = graph.inputs
     else:
-        inputs = [next(numbers) for _ in functional.inputs]
+        inputs = functional._inputs_struct
+    if functional is not None:
         calls: list[Call] = []
-        outputs = _walk(functional, inputs, model.name, numbers, calls)
+        first = [next(numbers) for _ in functional.inputs]
+        outputs = _walk(functional, first, model.name, numbers, calls, traced)
         outputs = keras.tree.pack_sequence_as(functional._outputs_struct, outputs)
-        graph = Graph(model.name, functional._inputs_struct, outputs, calls)
+        graph = Graph(model.name, inputs, outputs, calls)
     for i, call in enumerate(graph.calls, 1):
         operation = call.operation
         call.place = f"{operation.name} ({type(operation).__name__})"
@@ -165,7 +177,52 @@ def _graph_of_layer(layer):
     return Graph(layer.name, x, outputs if len(outputs) > 1 else outputs[0], [call])
 
 
-def _walk(functional, inputs, path, numbers: Iterator[int], calls: list[Call]) -> list[int]:
+def _traced(call):
+    """Returns the `Function` of the operations of a layer's `call`, or `None`.
+
+    A layer that computes with its weights by itself has `None`: the results would be constants.
+    """
+    layer = call.operation
+    if call.is_of_keras or not isinstance(layer, keras.Layer) or has_protocol(layer):
+        return None
+    layers = [layer, *layer._flatten_layers()]
+    dtypes = {each.compute_dtype for each in layers} | {each.variable_dtype for each in layers}
+    if (
+        isinstance(layer, keras.layers.Wrapper)
+        or len(dtypes) > 1
+        or not all(x.built for x in layers)
+    ):
+        return None
+    counts = [len(each._inbound_nodes) for each in layers]
+    inputs: list[keras.KerasTensor] = []
+
+    def symbol(x):
+        if isinstance(x, keras.KerasTensor):
+            inputs.append(keras.Input(batch_shape=x.shape, dtype=x.dtype))
+            return inputs[-1]
+        return x
+
+    args, named = keras.tree.map_structure(symbol, call.arguments)
+    if "training" in inspect.signature(layer.call).parameters:
+        named = {**named, "training": False}
+    try:
+        function = Function(inputs, layer.call(*args, **named))
+    except Exception:  # whatever code that needs numbers raises for symbolic tensors
+        return None
+    finally:
+        for each, count in zip(layers, counts, strict=True):
+            del each._inbound_nodes[count:]
+    nodes = [node for of_depth in function._nodes_by_depth.values() for node in of_depth]
+    values = [x for node in nodes for x in keras.tree.flatten(node.arguments._flat_arguments)]
+    is_constant = [
+        ops.is_tensor(x) and not isinstance(x, keras.KerasTensor | keras.Variable) for x in values
+    ]
+    return None if any(is_constant) else function
+
+
+def _walk(
+    functional, inputs, path, numbers: Iterator[int], calls: list[Call], traced: bool
+) -> list[int]:
     """Adds the calls of a functional model and returns the numbers of its outputs."""
     known = dict(zip(map(id, functional.inputs), inputs, strict=True))
     # As in `keras.Function`, from the deepest nodes to the outputs.
@@ -180,12 +237,15 @@ def _walk(functional, inputs, path, numbers: Iterator[int], calls: list[Call]) -
         given = None if inner is None else _given(inner, node)
         if given is not None:
             inputs = [known[id(x)] for x in given]
-            outputs = _walk(inner, inputs, f"{path}/{operation.name}", numbers, calls)
         else:
-            outputs = [next(numbers) for _ in node.outputs]
             arguments = node.arguments.args, node.arguments.kwargs
-            fill = _filler(node)
-            calls.append(Call(operation, inputs, outputs, node.outputs, arguments, fill, path))
+            call = Call(operation, inputs, [], node.outputs, arguments, _filler(node), path)
+            inner = _traced(call) if traced else None
+        if inner is not None:
+            outputs = _walk(inner, inputs, f"{path}/{operation.name}", numbers, calls, traced)
+        else:
+            call.outputs = outputs = [next(numbers) for _ in node.outputs]
+            calls.append(call)
         known.update(zip(map(id, node.outputs), outputs, strict=True))
     return [known[id(x)] for x in functional.outputs]
 

@@ -94,7 +94,19 @@ def to_stream(
     if not isinstance(model, keras.Layer):
         raise ValueError(f"`model` must be a Keras model or layer. Received: {model!r}")
     check_built(model)
-    stream = GraphStream(model, Options(window, ignore_masks))
+    options = Options(window, ignore_masks)
+    try:
+        return _proven(GraphStream(model, options), example)
+    except ValueError:
+        whole = graph_of(model, traced=False)
+        if len(whole.calls) == len(graph_of(model).calls):
+            raise
+        # A layer may treat each step separately, though its operations do not.
+        stream = GraphStream(model, options, traced=False)
+    return _proven(stream, example)
+
+
+def _proven(stream, example):
     stream.proof = prove(stream, example)
     return stream
 
@@ -105,9 +117,9 @@ class GraphStream(StreamingMixin):
     built = True
     proof: Proof | None = None
 
-    def __init__(self, model: keras.Layer, options: Options = _NO_OPTIONS):
+    def __init__(self, model: keras.Layer, options: Options = _NO_OPTIONS, traced: bool = True):
         self.model, self.name, self.options = model, model.name, options
-        self.graph = graph_of(model)
+        self.graph = graph_of(model, traced)
         if options.ignore_masks:
             self.graph.calls = [call.without_mask() for call in self.graph.calls]
         self.length = known_length(self.graph)

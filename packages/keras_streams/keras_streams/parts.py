@@ -19,7 +19,8 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
-from keras.src.ops import numpy as numpy_ops  # the classes of the operations in a graph
+from keras.src.ops import nn as nn_ops  # like it, the classes of the operations in a graph
+from keras.src.ops import numpy as numpy_ops
 
 from keras_streams.graph import Call
 from keras_streams.protocol import at_least_float32, has_protocol
@@ -201,8 +202,8 @@ class Pointwise(Part):
         self._call, self._has_time = call, has_time
         if isinstance(call.operation, keras.Model):
             self.difference = (
-                "its output at one step depends on other steps, and `to_stream` sees only the "
-                "layers of functional and sequential models that are called with inputs alone."
+                "its output at one step depends on other steps, and its `call` cannot be traced "
+                "with symbolic tensors. Build a functional model: keras.Model(inputs, outputs)."
             )
         elif has_time:
             self._check_time()
@@ -941,11 +942,16 @@ def _size(patches):
 
 def _axes(layer, signal, sizes):
     """Returns what a layer reads on the axes between time and channels."""
-    strides = keras.tree.flatten(layer.strides)
-    dilations = keras.tree.flatten(getattr(layer, "dilation_rate", 1))
-    dilations = dilations * len(sizes) if len(dilations) == 1 else dilations
+    strides, dilations = _strides(layer, sizes)
     options = zip(signal.shape[:-1], sizes[1:], strides[1:], dilations[1:], strict=True)
     return [_neighbors(*numbers, layer.padding) for numbers in options]
+
+
+def _strides(layer, sizes):
+    """Returns the strides and the dilation rates of each axis."""
+    numbers = [layer.strides or sizes, getattr(layer, "dilation_rate", 1)]
+    lists = [keras.tree.flatten(each) for each in numbers]
+    return [each * len(sizes) if len(each) == 1 else each for each in lists]
 
 
 def _window(call, signal, function, sizes, kind=Window, **options):
@@ -956,8 +962,7 @@ def _window(call, signal, function, sizes, kind=Window, **options):
             f"its time axis is not the first axis after the batch: its steps have the shape "
             f"{signal.shape}."
         )
-    strides = keras.tree.flatten(layer.strides)
-    dilation = keras.tree.flatten(getattr(layer, "dilation_rate", 1))[0]
+    strides, (dilation, *_) = _strides(layer, sizes)
     span = (sizes[0] - 1) * dilation + 1
     left, length = windowed_length(signal.length, span, strides[0], layer.padding)
     options |= {"taps": sizes[0], "stride": strides[0], "dilation": dilation, "left": left}
@@ -1033,6 +1038,23 @@ def _separable_conv(call, signal):
         return ops.matmul(between, flat(layer.pointwise_kernel)[0])
 
     return _convolution(call, signal, function)
+
+
+@_streams(nn_ops.Conv, nn_ops.DepthwiseConv)
+def _conv_operation(call, signal):
+    arguments, named = call.arguments
+    kernel = named["kernel"] if "kernel" in named else arguments[1]
+    sizes = list(kernel.shape[:-2])
+    axes = _axes(call.operation, signal, sizes)
+    groups = signal.shape[-1] // kernel.shape[-2]
+    is_depthwise = isinstance(call.operation, nn_ops.DepthwiseConv)
+
+    def function(windows):
+        flat = ops.reshape(ops.cast(kernel, signal.dtype), (-1, *kernel.shape[-2:]))
+        patches = _patches(windows, axes)
+        return _depthwise(patches, flat) if is_depthwise else _product(patches, flat, groups)
+
+    return _window(call, signal, function, sizes)
 
 
 def _transposed_size(size, taps, stride, dilation, padding, extra):
@@ -1138,6 +1160,22 @@ def _zero_padding(call, signal):
     return Window(call, signal, function, left=left, length=length)
 
 
+@_streams(numpy_ops.Pad)
+def _pad(call, signal):
+    widths = [tuple(pair) for pair in call.operation.pad_width]
+    widths = widths * (2 + len(signal.shape)) if len(widths) == 1 else widths
+    rows, (left, right), *others = widths
+    if rows != (0, 0) or (call.operation.mode != "constant" and (left or right)):
+        raise call.refusal('it pads with other samples or rows. Use mode="constant" over time.')
+    (_, *value), named = call.arguments
+    padding = float(next(iter([*value, named.get("constant_values")])) or 0.0)
+    length = None if signal.length is None else signal.length + left + right
+    of_sample = [(0, 0), (0, 0), *others]
+    mode = {"mode": call.operation.mode, **({"constant_values": padding} if padding else {})}
+    function = (lambda w: ops.pad(_only(w), of_sample, **mode)) if any(map(any, others)) else _only
+    return Window(call, signal, function, left=left, length=length, padding=padding)
+
+
 @_streams(keras.layers.Cropping1D, keras.layers.Cropping2D)
 def _cropping(call, signal):
     (left, right), *others = _pairs(call.operation.cropping, signal)
@@ -1193,7 +1231,23 @@ def _embedding(call, signal):
 
 @_streams(keras.layers.Reshape, numpy_ops.Reshape)
 def _reshape(call, signal):
-    return Reshape(call, signal)
+    _, time, *shape = call.specs[0].shape
+    ratio, rest = divmod(math.prod(shape), math.prod(signal.shape))
+    if ratio < 2 or rest or (signal.length and time and time * ratio != signal.length):
+        return Reshape(call, signal)
+
+    def function(frames):
+        return ops.reshape(frames, (-1, ops.shape(frames)[1], *shape))
+
+    length = None if signal.length is None else signal.length // ratio
+    return Window(call, signal, function, taps=ratio, stride=ratio, length=length)
+
+
+@_streams(keras.layers.PReLU)
+def _prelu(call, signal):
+    if 1 not in (call.operation.shared_axes or ()):
+        raise call.refusal("it has a slope for each step. Use shared_axes=[1].")
+    return Pointwise(call, [signal])
 
 
 def _key(call, signal):

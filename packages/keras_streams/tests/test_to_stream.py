@@ -329,6 +329,68 @@ def test_masks_that_act_on_each_step():
         check(keras.Model(x, y))
 
 
+# Layers of one's own
+
+
+class Subclassed(keras.Model):
+    def build(self, input_shape):
+        self.layer = layers.Conv1D(3, 2)
+        self.layer.build(input_shape)
+
+    def call(self, inputs, training=None):
+        return self.layer(inputs) * 2.0
+
+
+class Causal(layers.Layer):
+    """A causal, depthwise and pointwise convolution, by operations."""
+
+    def build(self, input_shape):
+        channels = input_shape[-1]
+        self.depthwise = self.add_weight(shape=(3, channels, 2), name="depthwise")
+        self.pointwise = self.add_weight(shape=(1, 2 * channels, 4), name="pointwise")
+
+    def call(self, x):
+        padded = ops.pad(x, [[0, 0], [4, 0], [0, 0]])
+        y = ops.depthwise_conv(padded, self.depthwise, padding="valid", dilation_rate=2)
+        return ops.tanh(ops.conv(y, self.pointwise))
+
+
+class Separated(layers.Layer):
+    """Treats each step separately, by operations that do not."""
+
+    def call(self, x):
+        return ops.transpose(ops.relu(ops.transpose(x, (0, 2, 1))), (0, 2, 1))
+
+
+def shift(x):
+    return ops.pad(x, [[0, 0], [2, 0], [0, 0]], constant_values=1.0)[:, :-2]
+
+
+def test_layers_of_ones_own_become_their_operations():
+    for parts, delay, rate in (
+        ([Subclassed()], 1, 1),
+        ([layers.Dense(4), Causal(), Causal()], 0, 1),
+        ([layers.Conv1D(2, 3, padding="same"), Separated()], 1, 1),
+        ([layers.Lambda(lambda x: x[:, 1:] - x[:, :-1])], 1, 1),
+        ([layers.Lambda(shift), layers.PReLU(shared_axes=[1])], -2, 1),
+        ([layers.Reshape((-1, 6)), layers.Dense(2)], 1, 2),
+        ([layers.Reshape((-1, 2, 3)), layers.TimeDistributed(layers.LSTM(2))], 1, 2),
+    ):
+        check(stack(*parts), delay, rate)
+    layer = Causal()
+    layer.build((None, None, 3))
+    stream = check(layer)
+    for weight in layer.weights:  # those of the moment
+        weight.assign(2.0 * weight)
+    np.testing.assert_allclose(stream.prefill(noise(1, 5, 3))[0], layer(noise(1, 5, 3)), rtol=1e-5)
+
+
+def test_a_vector_is_repeated_for_each_step():
+    model = stack(layers.LSTM(3), layers.RepeatVector(4), layers.GRU(2, return_sequences=True))
+    y, _ = to_stream(model).prefill(noise(2, 6, 3))
+    np.testing.assert_allclose(y[:, -1], model(noise(2, 6, 3)), rtol=1e-5)
+
+
 # Errors
 
 
@@ -352,14 +414,6 @@ def normalize_batch(x):
     return inner(x, training=True)
 
 
-class Subclassed(keras.Model):
-    def build(self, input_shape):
-        self.layer = layers.Conv1D(3, 2)
-
-    def call(self, inputs):
-        return self.layer(inputs)
-
-
 def attend(x):
     return layers.MultiHeadAttention(2, 2, name="attend")(x, x)
 
@@ -377,7 +431,7 @@ REFUSED = {
         lambda x: layers.LSTM(2)(x, initial_state=layers.LSTM(2, return_state=True)(x)[1:]),
     "inner .Sequential.*called with training=True, but streaming is inference": normalize_batch,
     "dropout.*called with training=True": lambda x: layers.Dropout(0.5)(x, training=True),
-    "subclassed.*sees only the layers of functional": lambda x: Subclassed()(x),
+    r"p_re_lu.*Use shared_axes=.1.": layers.PReLU(),
     r"max .Max.*its output of shape \(\) depends on other steps": ops.max,
     "mean.*its output of shape .None, 3. depends.*To pool all steps, use keras.layers.Global":
         lambda x: layers.Flatten()(ops.mean(x, axis=1)),
@@ -390,9 +444,9 @@ REFUSED = {
     "add.*come every 1, 2 steps. Give all branches the same strides":
         lambda x: layers.Add()([x[:, 4:], layers.Conv1D(3, 1, strides=2)(x)]),
     "it reads the sequence from its end. Use go_backwards=False": layers.GRU(2, go_backwards=True),
-    "Remove the layer, and do not stream padding": layers.Masking(),
-    "flatten.*joins all steps. Use GlobalAveragePooling1D": lambda x: layers.Flatten()(x),
-    "reshape.*mixes the time axis": lambda x: layers.Reshape((4, 6))(x),
+    "masking.*pass ignore_masks=True": layers.Masking(),
+    "flatten.*joins all steps.*window=128": lambda x: layers.Flatten()(x),
+    "reshape.*mixes the time axis": lambda x: layers.Reshape((6, 4))(x),
     "takes step 0 of the sequence. A stream supports only the last": lambda x: x[:, 0],
     "depends on where the sequence ends.*Received: -3:None:1": lambda x: x[:, -3:],
     "channels_first.*|time axis is the last axis": lambda x: layers.GlobalMaxPooling1D(
@@ -432,10 +486,13 @@ def test_an_error_of_a_layer_is_not_taken_for_one_of_streams():
     class Away(layers.Layer):
         is_away = False
 
+        def build(self, input_shape):
+            self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+
         def call(self, x):
             if self.is_away:
                 raise OSError("the server is away")
-            return 2.0 * x
+            return ops.square(self.scale) * x  # of a weight, so it stays one operation
 
     away = Away()
     stream = to_stream(stack(away))
