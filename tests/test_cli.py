@@ -424,8 +424,12 @@ def test_export_chooses_the_format_by_suffix(command, refused, shared, tmp_path)
     assert "must be a C identifier" in refused("export", shared, tmp_path / "1.c")
 
 
-def test_export_takes_the_ranges_of_integers_from_the_training_data(command, shared, tmp_path):
-    status, _, err = command("export", shared, tmp_path / "model.c", "--quantization", "int8_rings")
+def test_export_takes_the_ranges_of_integers_from_the_training_data(
+    command, refused, shared, tmp_path
+):
+    words = ["export", shared, tmp_path / "model.c", "--quantization", "int8_rings"]
+    assert "quantization_tolerance" in refused(*words, "--quantization-tolerance", "1e-9")
+    status, _, err = command(*words, "--quantization-tolerance", "0.5")
     assert status == 0, err
     assert "int8 rings" in (tmp_path / "model.h").read_text()
 
