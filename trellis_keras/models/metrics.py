@@ -11,6 +11,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_streams.parts import two_sum
 from trellis_keras.models.losses import expand_to_rank, frame_nll
 from trellis_keras.types import Tensor
 
@@ -226,11 +227,7 @@ class DigitsRecalled(ExactMean):
 
 
 def _add(total, remainder, value):
-    """Compensated addition: total + remainder has twice a float's precision (Knuth's two-sum)."""
-    old = ops.convert_to_tensor(total)
-    value = ops.add(value, remainder)
-    new = ops.add(old, value)
-    seen = ops.subtract(new, old)
-    lost = ops.add(ops.subtract(old, ops.subtract(new, seen)), ops.subtract(value, seen))
+    """Compensated addition: total + remainder has twice a float's precision."""
+    new, lost = two_sum(ops.convert_to_tensor(total), ops.add(value, remainder))
     total.assign(new)
     remainder.assign(lost)

@@ -556,13 +556,18 @@ class RunningMean(Ending):
         counts = ops.cumsum(ops.ones_like(x[..., :1], dtype="int32"), axis=1)
         counts = counts + ops.minimum(count, _LARGEST_COUNT)
         change = error + _cumsum((x - mean) - error) / ops.cast(counts, mean.dtype)
-        means = mean + change
-        seen = means - mean
-        errors = (mean - (means - seen)) + (change - seen)  # Knuth's two-sum
+        means, errors = two_sum(mean, change)
         new = [part[:, -1] for part in (means, errors, counts)]
         y = ops.cast(self.last(means), self.outputs[0].dtype)
         y = ops.reshape(y, (-1, ops.shape(y)[1], *self.outputs[0].shape))
         return [y], new
+
+
+def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns a + b and its rounding error (Knuth)."""
+    total = a + b
+    seen = total - a
+    return total, (a - (total - seen)) + (b - seen)
 
 
 def _cumsum(x):
