@@ -26,7 +26,12 @@ _NO_OPTIONS = Options()
 
 
 def to_stream(
-    model: Any, *, window: int | None = None, ignore_masks: bool = False, example: Any = None
+    model: Any,
+    *,
+    window: int | None = None,
+    ignore_masks: bool = False,
+    max_context: int | None = None,
+    example: Any = None,
 ) -> Any:
     """Converts a model or layer to a stream, and checks that both are equal.
 
@@ -62,6 +67,9 @@ def to_stream(
             axis cover all steps so far.
         ignore_masks: Boolean, whether to ignore `Masking` and `Embedding(mask_zero=True)`, because
             the stream never gets padding. Defaults to `False`: they are errors.
+        max_context: Positive integer, the number of steps that causal attention keeps,
+            `MultiHeadAttention` called with `use_causal_mask=True`. A longer stream has outputs of
+            NaN after them, unless the layers have a sliding window. Defaults to `None`.
         example: Arrays (batch, time, channels) with the structure of the model's inputs, on which
             the stream is compared with the model. Defaults to `None`, random numbers. Give data
             where random numbers have no outputs: for a logarithm of counts, for instance.
@@ -94,7 +102,10 @@ def to_stream(
     if not isinstance(model, keras.Layer):
         raise ValueError(f"`model` must be a Keras model or layer. Received: {model!r}")
     check_built(model)
-    options = Options(window, ignore_masks)
+    for name, value in (("window", window), ("max_context", max_context)):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
+    options = Options(window, ignore_masks, max_context)
     try:
         return _proven(GraphStream(model, options), example)
     except ValueError:

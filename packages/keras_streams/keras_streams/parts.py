@@ -19,7 +19,8 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
-from keras.src.ops import nn as nn_ops  # like it, the classes of the operations in a graph
+from keras.src.ops import math as math_ops  # the classes of the operations in a graph
+from keras.src.ops import nn as nn_ops
 from keras.src.ops import numpy as numpy_ops
 
 from keras_streams.graph import Call
@@ -101,10 +102,12 @@ class Options:
     Attributes:
         window: Number of last steps of which each output is the model's output, or `None`.
         ignore_masks: Whether layers that mask steps are taken as if they masked none.
+        max_context: Number of steps that causal attention keeps, or `None`.
     """
 
     window: int | None = None
     ignore_masks: bool = False
+    max_context: int | None = None
 
 
 def select(is_active: Any, new: Any, old: Any) -> Any:
@@ -675,6 +678,47 @@ class _WithStates(keras.layers.Layer):
         return ops.concatenate([y, *keras.tree.flatten(new)], axis=-1), new
 
 
+class CausalAttention(Part):
+    """`MultiHeadAttention` with a causal mask.
+
+    Without a sliding window it attends to all past steps, and has no more outputs once there are
+    more of them than it keeps.
+    """
+
+    keeps = True
+
+    def __init__(self, call: Call, signal: Signal, context: int):
+        super().__init__(signal, [_output(call, signal, back=None)])
+        self._layer, self._context = call.operation, context
+
+    def initial_state(self, batch_size: int) -> Any:
+        layer, dtype = self._layer, self._layer.compute_dtype
+        shape = batch_size, self._context, layer._num_heads
+        keys, values = (ops.zeros((*shape, n), dtype) for n in (layer._key_dim, layer._value_dim))
+        return [keys, values, ops.zeros((batch_size, 1), "float32")]
+
+    def run(self, xs, state, begin=0, end=None):
+        layer, context, x = self._layer, self._context, ops.cast(xs[0], self._layer.compute_dtype)
+        keys = ops.concatenate([state[0], layer._key_dense(x)], axis=1)
+        values = ops.concatenate([state[1], layer._value_dense(x)], axis=1)
+        steps, count = ops.shape(x)[1], state[2]
+        at = count + ops.cast(ops.arange(steps), count.dtype)  # of the queries, (batch, steps)
+        kept = count - context + ops.cast(ops.arange(context + steps), count.dtype)
+        distance = at[:, :, None] - kept[:, None, :]
+        mask = (distance >= 0) & (distance < context) & (kept >= 0)[:, None, :]
+        y, _ = layer._compute_attention(layer._query_dense(x), keys, values, mask)
+        if layer._use_gate:
+            y = y * layer._gate_dense(x)
+        y = layer._output_dense(y)
+        if layer._sliding_window is None:
+            y = ops.where((at < context)[:, :, None], y, ops.convert_to_tensor(math.nan, y.dtype))
+        return [y], [
+            keys[:, steps:],
+            values[:, steps:],
+            ops.minimum(count + ops.cast(steps, count.dtype), float(context)),
+        ]
+
+
 class Protocol(Ending):
     """A layer that follows `StreamingMixin`."""
 
@@ -786,7 +830,6 @@ _REFUSED = {
         "one of its layers reads the sequence from its end. Use a forward layer with the units of "
         "both, such as keras.layers.LSTM."
     ),
-    keras.layers.MultiHeadAttention: f"it attends to all steps. Use {_CAUSAL}.",
     keras.layers.GroupQueryAttention: f"it attends to all steps. Use {_CAUSAL}.",
     keras.layers.Attention: f"it attends to all steps. Use {_CAUSAL}.",
     keras.layers.AdditiveAttention: f"it attends to all steps. Use {_CAUSAL}.",
@@ -829,6 +872,8 @@ def make_part(call: Call, signals: list[Signal], options: Options) -> Part:
             )
         return part
     if signal.has_time:
+        if isinstance(operation, keras.layers.MultiHeadAttention):
+            return _attention(call, signal, options)
         kinds = type(operation).__mro__
         for kind in kinds:
             if kind in _REFUSED:
@@ -850,6 +895,25 @@ def make_part(call: Call, signals: list[Signal], options: Options) -> Part:
             f"Use {_CAUSAL} for that value as well."
         )
     return Pointwise(call, signals)
+
+
+def _attention(call, signal, options):
+    layer, (_, named) = call.operation, call.arguments
+    others = {**named, "use_causal_mask": None}
+    if not named.get("use_causal_mask") or any(x not in (None, False) for x in others.values()):
+        raise call.refusal(
+            "it attends to all steps. Train it with causal attention, layer(x, x, "
+            f"use_causal_mask=True), or use {_CAUSAL}."
+        )
+    if len(set(call.inputs)) > 1 or len(signal.shape) > 1:
+        raise call.refusal("it attends to another sequence than its own: layer(x, x).")
+    context = layer._sliding_window or options.max_context
+    if context is None:
+        raise call.refusal(
+            "it attends to all past steps. Pass the largest number of steps of a stream, as in "
+            "to_stream(model, max_context=512)."
+        )
+    return CausalAttention(call, signal, context)
 
 
 def _ends_time(call, signal):
@@ -877,13 +941,19 @@ def whole_window(call: Call, signal: Signal) -> "Window":
     """Returns the part of an operation that gets all samples of a window."""
     if signal.length is None or signal.block > 1:
         raise call.refusal("it has several samples for each step of the window.")
+    function = _of_each_window(call, signal, signal.length, call.specs[0].shape[1:])
+    return Window(call, signal, function, taps=signal.length, has_time=False)
+
+
+def _of_each_window(call, signal, taps, shape):
+    """Returns the function that calls an operation for each window."""
 
     def function(windows):
         samples = ops.shape(windows)[1]
-        (y,) = call([ops.reshape(windows, (-1, signal.length, *signal.shape))])
-        return ops.reshape(y, (-1, samples, *y.shape[1:]))
+        (y,) = call([ops.reshape(windows, (-1, taps, *signal.shape))])
+        return ops.reshape(y, (-1, samples, *shape))
 
-    return Window(call, signal, function, taps=signal.length, has_time=False)
+    return function
 
 
 def windowed_length(
@@ -1246,6 +1316,36 @@ def _reshape(call, signal):
 
     length = None if signal.length is None else signal.length // ratio
     return Window(call, signal, function, taps=ratio, stride=ratio, length=length)
+
+
+@_streams(keras.layers.STFTSpectrogram)
+def _spectrogram(call, signal):
+    layer = call.operation
+    if layer.padding != "valid":
+        raise call.refusal('it pads at both ends. Use padding="valid".')
+    taps, stride = layer.frame_length, layer._frame_step
+    _, length = windowed_length(signal.length, taps, stride, "valid")
+    function = _of_each_window(call, signal, taps, call.specs[0].shape[2:])
+    return Window(call, signal, function, taps=taps, stride=stride, length=length)
+
+
+@_streams(keras.layers.MelSpectrogram)
+def _mel_spectrogram(call, signal):
+    raise call.refusal(
+        "it mirrors the sequence at its ends, and its time axis is the last. Use "
+        'keras.layers.STFTSpectrogram(mode="magnitude", padding="valid") and a Dense layer with '
+        "the mel filters."
+    )
+
+
+@_streams(math_ops.ExtractSequences)
+def _frames(call, signal):
+    if signal.shape:  # frames of the last axis
+        return Pointwise(call, [signal])
+    taps, stride = call.operation.sequence_length, call.operation.sequence_stride
+    _, length = windowed_length(signal.length, taps, stride, "valid")
+    whole = lambda windows: windows  # noqa: E731
+    return Window(call, signal, whole, taps=taps, stride=stride, length=length)
 
 
 @_streams(keras.layers.PReLU)

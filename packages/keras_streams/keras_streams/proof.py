@@ -70,6 +70,7 @@ def _lengths(stream):
     plan, length = stream.plan, None if stream.options.window else stream.length
     wanted = plan.last_offset - plan.first_offset + 3 * plan.cycle
     wanted = max(wanted + min(plan.reach, _LONGEST_REACH), _STEPS)
+    wanted = min(wanted, plan.last_offset + (stream.options.max_context or wanted))
     if length is None:
         length = _length_for_proof(stream, wanted)
     steps = min(wanted, length)

@@ -1,0 +1,48 @@
+"""Causal attention as a stream."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from random_graphs import noise
+
+from keras_streams import to_stream
+
+pytestmark = pytest.mark.both_backends
+
+
+def model(causal=True, **options):
+    x = keras.Input((None, 6))
+    y = layers.Conv1D(6, 3, padding="same")(x)
+    attention = layers.MultiHeadAttention(2, 3, value_dim=4, dropout=0.1, **options)
+    y = layers.LayerNormalization()(y + attention(y, y, use_causal_mask=causal))
+    return keras.Model(x, layers.Dense(2)(y))
+
+
+def test_causal_attention_is_equal_as_long_as_it_keeps_all_steps():
+    net, x = model(), noise(2, 20, 6)
+    stream, expected = to_stream(net, max_context=16), net(x)
+    whole, _ = stream.prefill(x)
+    cache = stream.initial_cache(2)
+    for t in range(20):
+        y, cache = stream.step(x[:, t], cache)
+        np.testing.assert_allclose(y, whole[:, t], atol=1e-5)
+        if 0 < t <= 16:  # the convolution delays them by a step
+            np.testing.assert_allclose(y, expected[:, t - 1], atol=1e-5)
+        else:
+            assert np.all(np.isnan(y))
+
+
+def test_attention_to_a_sliding_window_is_equal_for_ever():
+    net, x = model(sliding_window=4), noise(2, 20, 6)
+    found, _ = to_stream(net).prefill(x)
+    np.testing.assert_allclose(found[:, 1:], net(x)[:, :-1], atol=1e-5)
+
+
+def test_attention_to_later_or_all_steps_is_refused():
+    with pytest.raises(ValueError, match="attention.*attends to all steps.*use_causal_mask=True"):
+        to_stream(model(causal=False), max_context=8)
+    with pytest.raises(ValueError, match="attention.*all past steps.*max_context=512"):
+        to_stream(model())
+    with pytest.raises(ValueError, match="`max_context` must be a positive integer.*=0"):
+        to_stream(model(), max_context=0)
