@@ -118,29 +118,6 @@ def train(
         ),
     ] = False,
     text: Annotated[str | None, typer.Option(help="Train on your own text file.")] = None,
-    csv: Annotated[
-        str | None,
-        typer.Option(
-            help="Train on time series in a CSV file, or on whole series in a .ts, .arff or .tsv "
-            "file of the UCR and UEA archives."
-        ),
-    ] = None,
-    test: Annotated[str | None, typer.Option(help="For whole series: the test file.")] = None,
-    target: Annotated[
-        list[str] | None,
-        typer.Option(help="Column to forecast (repeat for several), or column of class names."),
-    ] = None,
-    past: Annotated[
-        list[str] | None, typer.Option(help="Column known only up to the present.")
-    ] = None,
-    future: Annotated[
-        list[str] | None, typer.Option(help="Column also known in the future.")
-    ] = None,
-    static: Annotated[
-        list[str] | None, typer.Option(help="Column constant within each series.")
-    ] = None,
-    time: Annotated[str | None, typer.Option(help="Column of times, ISO 8601 or integers.")] = None,
-    series: Annotated[str | None, typer.Option(help="Column that identifies the series.")] = None,
     data_dir: DataDir = None,
     precision: Annotated[
         str | None,
@@ -193,22 +170,12 @@ def train(
     `recipe`. The recipe is the paper's; --setting fast uses this zoo's fast recipe for the same
     network, if there is one. Without a model, the run in the output folder is resumed.
 
-    A forecaster reads a CSV file: train tcn_forecaster --csv load.csv --target load --time time.
-    --window and --horizon are the steps that it reads (three seasons, found in the data) and
-    forecasts (24), --quantiles '[0.1, 0.5, 0.9]' its bands. At its end there are a report against
-    the best naive forecast, forecast.png, and a SavedModel in `serving`.
-
-    To classify whole series, as in the UCR and UEA archives: train rocket_classifier
-    --csv X_TRAIN.ts --test X_TEST.ts. To classify windows: train tcn_classifier --csv f.csv
-    --target class --past x --past y --series person --window 50.
-
     To monitor training: tensorboard --logdir OUTPUT/tensorboard
     """
     names, options = _parse(settings)
     from trellis_keras import zoo
-    from trellis_keras.forecasting.report import describe_report
     from trellis_keras.training import devices as parallel
-    from trellis_keras.zoo import forecasts, run
+    from trellis_keras.zoo import run
 
     if coordinator is not None:
         parallel.join(coordinator, processes, process)
@@ -231,23 +198,8 @@ def train(
     if text is not None:
         if not recipe.reads_text:
             raise ValueError(f"--text is for language models. {recipe.name} reads sequences.")
-        _add_file(options, "--text", "text", {"path": text})
-    roles = {"targets": target, "past": past, "future": future, "static": static}
-    given: dict[str, object] = {"path": csv, "time": time, "series": series, **roles}
-    given = {name: value for name, value in given.items() if value is not None}
-    if _is_of_whole_series(recipe, csv, target, test):
-        _add_file(options, "--csv", "whole_series", _whole_series(recipe, given, test))
-    elif given:
-        kind = recipe.data if recipe.data == "labelled_series" else "series"
-        _add_file(options, "--csv", kind, given)
+        _add_text(options, text)
     recipe = recipe.replace(**options)
-    if forecasts.is_forecaster(recipe) and not {"path", "targets"} <= recipe.data_options.keys():
-        raise ValueError(f"{recipe.name} needs --csv FILE and --target COLUMN.")
-    is_classifier = recipe.data == "labelled_series"
-    if is_classifier and not {"path", "targets", "past", "series"} <= recipe.data_options.keys():
-        raise ValueError(
-            f"{recipe.name} needs --csv FILE, --target COLUMN, --past COLUMN and --series COLUMN."
-        )
     observation = run.Observation(
         (2 if alone else 0) if gradient_norms is None else gradient_norms,
         (200 if alone else 0) if sample_length is None else sample_length,
@@ -268,15 +220,6 @@ def train(
         then = f"To resume: {run.resuming(output)}" if saved else "Nothing was saved yet."
         _echo(f"\nInterrupted. {then}", err=True)
         raise
-    if parallel.process_index():
-        return  # process 0 has written the run
-    if forecasts.is_forecaster(recipe) and run.is_finished(output):
-        _echo(describe_report(forecasts.finish(output)))
-    is_whole = recipe.data == "whole_series"
-    if (is_classifier or is_whole) and run.is_finished(output):
-        found = run.evaluate(zoo.read_recipe(output), output)
-        what = "series" if is_whole else "windows"
-        typer.echo(f"{found['accuracy']:.1%} of {found['sequences']:,} test {what} are right")
 
 
 @app.command()
@@ -328,84 +271,6 @@ def evaluate(
         )
     asked = {"run": run, "split": split, "target_counting": target_counting}
     typer.echo(json.dumps({**asked, **found}))
-
-
-@app.command()
-def forecast(
-    run: Run,
-    file: Annotated[str, typer.Argument(help="CSV file with the columns of the training data.")],
-    output: Annotated[str, typer.Option(help="The CSV file to write.")],
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Number of steps (default: the model's horizon).")
-    ] = None,
-    overwrite: Overwrite = False,
-):
-    """Forecast the steps after the rows of a CSV file, with the best model of a run.
-
-    Columns known in the future are read from the rows after the last value of the target.
-    """
-    from trellis_keras.zoo import forecasts
-
-    written = forecasts.forecast(run, file, output, steps, overwrite)
-    typer.echo(json.dumps({"run": run, "file": file, "output": output, **written}))
-
-
-@app.command()
-def classify(
-    run: Run,
-    file: Annotated[
-        str, typer.Argument(help="File of whole series: .ts, .arff, .tsv or .txt, optionally .gz.")
-    ],
-    output: Annotated[str, typer.Option(help="The CSV file to write.")],
-    average_with: Annotated[
-        list[str] | None,
-        typer.Option(help="Another run to average with; may be repeated."),
-    ] = None,
-    overwrite: Overwrite = False,
-):
-    """Classify the series in a UCR or UEA archive file with the best model of a run.
-
-    Each row of the output is a series, with its class and the probability of each class.
-    """
-    from trellis_keras.zoo import classes
-
-    written = classes.classify(run, file, output, overwrite, average_with or ())
-    typer.echo(json.dumps({"run": run, "file": file, "output": output, **written}))
-
-
-@app.command()
-def backtest(
-    run: Run,
-    file: Annotated[str, typer.Argument(help="CSV file with the columns of the training data.")],
-    output: Annotated[
-        str,
-        typer.Option(help="The .csv or .parquet file to write. An interrupted job is resumed."),
-    ],
-    origins: Annotated[int, typer.Option(min=1, help="Number of forecasts of each series.")] = 20,
-    refit: Annotated[
-        int | None, typer.Option(min=1, help="Retrain after this many origins (default: never).")
-    ] = None,
-    overwrite: Overwrite = False,
-):
-    """Backtest a run on a CSV file from many forecast origins, against simple baselines.
-
-    The origins are spread over the rows that the run was not trained on. A row of the output is an
-    origin, a series, a target and a step ahead. The tables show the accuracy of the forecasts by
-    target, step and series. Next to the output are a plot of the errors by step ahead (.png) and
-    all scores (_scores.csv).
-    """
-    from trellis_keras.forecasting.backtest import backtest_tables
-    from trellis_keras.zoo import forecasts
-
-    try:
-        rows = forecasts.backtest(run, file, output, origins, refit, overwrite, verbose=1)
-    except KeyboardInterrupt:
-        typer.echo("\nInterrupted. To resume, give the same command again.", err=True)
-        raise
-    for table in backtest_tables(rows):
-        _echo_table(table, numbers=set(range(2, len(table[0]))))
-        typer.echo()
-    _echo(f"Written: {output}")
 
 
 @app.command()
@@ -512,7 +377,6 @@ def export(
     """Export the best model of a run for TensorFlow Serving, or for another runtime."""
     from trellis_keras import zoo
     from trellis_keras.export import export as export_model
-    from trellis_keras.zoo import forecasts
     from trellis_keras.zoo.run import check_no_file_of_a_run, load_best, representative_data
 
     if format is None:
@@ -521,9 +385,7 @@ def export(
     if format != "saved_model":  # SavedModel versions may be in the run's folder
         check_no_file_of_a_run(path)
     model = load_best(run)
-    takes_series = format in ("saved_model", "c", "wasm")
     recipe = zoo.read_recipe(run)
-    series = forecasts.describe_series(recipe) if takes_series else None
     is_fixed = format == "c" and quantization is not None
     written = export_model(
         model,
@@ -532,7 +394,6 @@ def export(
         format=format,
         quantization=quantization,
         warmup=warmup,
-        series=series,
         overwrite=overwrite,
         representative_data=representative_data(recipe) if is_fixed else None,
         quantization_tolerance=quantization_tolerance,
@@ -682,45 +543,17 @@ def _check_published(names, options):
                 )
 
 
-def _is_of_whole_series(recipe, csv, target, test):
-    """Returns whether the options of `train` select files of the UCR and UEA archives."""
-    from trellis_keras.forecasting.archive_file import has_archive_name
-
-    if test is not None and not recipe.reads_whole_series:
-        raise ValueError(
-            f"--test is only for classifiers of whole series, with --csv X_TRAIN.ts. "
-            f"Received: model {recipe.name}"
-        )
-    is_archive = csv is not None and has_archive_name(csv) and target is None
-    return test is not None or recipe.reads_whole_series and is_archive
-
-
-def _whole_series(recipe, given, test):
-    """Returns the data options for whole series, from those of `train`."""
-    others = [f"--{name.removesuffix('s')}" for name in given if name != "path"]
-    if others:
-        raise ValueError(
-            f"Options for columns cannot be used with --test. Received: {', '.join(others)}"
-        )
-    if "path" not in given or test is None:
-        raise ValueError(f"{recipe.name} needs --csv X_TRAIN.ts and --test X_TEST.ts.")
-    return {**given, "test": test}
-
-
-def _add_file(options, flag, name, values):
-    """Adds the data options for --text or --csv."""
-    given_by = f"{flag} {values['path']}" if "path" in values else flag
-    data = options.setdefault("data", name)
-    if data != name:
-        raise ValueError(f"{given_by} and --data {data} are mutually exclusive.")
+def _add_text(options, path):
+    """Adds the data options for --text."""
+    data = options.setdefault("data", "text")
+    if data != "text":
+        raise ValueError(f"--text {path} and --data {data} are mutually exclusive.")
     given = options.setdefault("data_options", {})
-    if not isinstance(given, dict):
-        return  # the recipe raises an error
-    for key, value in values.items():
-        if given.setdefault(key, value) != value:
-            raise ValueError(
-                f"{given_by} and --data-options '{json.dumps(given)}' are mutually exclusive."
-            )
+    # The recipe raises an error for other types.
+    if isinstance(given, dict) and given.setdefault("path", path) != path:
+        raise ValueError(
+            f"--text {path} and --data-options '{json.dumps(given)}' are mutually exclusive."
+        )
 
 
 def _range(text):

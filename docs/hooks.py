@@ -38,7 +38,7 @@ REFERENCE = {
     ),
     "data": ("Data", ["trellis_keras.data"]),
     "training": ("Training", ["trellis_keras.training"]),
-    "forecasting": ("Forecasting", ["trellis_keras.forecasting"]),
+    "series": ("Time series", ["trellis_series"]),
     "zoo": (
         "Zoo",
         [
@@ -47,7 +47,6 @@ REFERENCE = {
                 "trellis_keras.zoo.trellisnet",
                 "trellis_keras.zoo.tcn",
                 "trellis_keras.zoo.lru",
-                "trellis_keras.zoo.series",
             ),
             "trellis_keras.zoo.run:train,evaluate,load_best,Observation",
             "trellis_keras.zoo.datasets",

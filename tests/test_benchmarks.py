@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as main
-from benchmarks import classification, compiled, edge, forecast_parts, forecasts, rivals
+from benchmarks import classification, compiled, edge, forecasts, rivals
 from benchmarks.cases import CASES
 from tests.support.processes import ROOT, child_environment, run_module
-from trellis_keras.forecasting import linear
 from trellis_keras.layers import TCN
 
 
@@ -103,107 +102,47 @@ def test_the_edge_table_says_what_is_left_out(monkeypatch, tmp_path):
 
 
 def test_the_table_of_forecasts():
-    """The half that did not choose counts; a series on which a simple forecast is better stands."""
+    """The half that did not choose counts, and the series that both forecasters have."""
     rows = []
-    for series, maes in {"a": (2.0, 4.0, 3.0, 1.0), "b": (2.0, 1.0, 3.0, 1.5)}.items():
-        kinds = ("seasonal naive", "last value", "drift", "ours")
-        for kind, mae in zip(kinds, maes, strict=True):
-            row = {"half": "held out", "series": series, "forecaster": kind, "seconds": "1"}
-            row |= {"step": "year", "rows": "40", "spread": "0.485"}
-            row |= {"mae": str(mae), "ratio": str(mae / 2), "coverage": "0.7" * (kind == "ours")}
-            rows += [row, row | {"half": "choosing", "mae": "9", "series": "c"}]
-    for series, mae in (("a", 2.0), ("b", 1.6)):
-        row = {"half": "held out", "series": series, "forecaster": "ETS", "seconds": "1"}
-        row |= {"step": "year", "rows": "40", "mae": str(mae), "ratio": "1", "coverage": ""}
-        rows.append(row)
+    for series, errors in {"a": (4.0, 2.0, 4.0), "b": (2.0, 1.0, "")}.items():
+        for kind, mae in zip(("seasonal naive", "ours", "AutoETS"), errors, strict=True):
+            row = {"half": "held out", "series": series, "forecaster": kind, "mae": str(mae)}
+            band = {"coverage": "0.5", "score": str(mae)} if kind == "ours" else {}
+            row |= {"seconds": "1", "coverage": "", "score": ""} | band
+            rows += [row, row | {"half": "choosing", "mae": "9"}] if mae else []
     table = forecasts.table(rows)
-    assert "| ETS | 2 | 0.685 | 0.215 | 2 |" in table  # of 1 / 2 and 1.5 / 1.6
-    assert "| ours | 2 | 1.50 | 1 | 0.612 | 0.75 | 0.70 | 0.70 | 1.0 |" in table
-    assert table.endswith("| b | 1.50 | last value |")
-    # Two forecasts each. Steps that hold or fail together: a probability of 0.36.
-    assert "below 0.60 on 0 series" in table and "correlated by 1.00" in table
-    assert "expected number would be 0.7." in table
+    assert "| ours | 2 | 0.500 | 1.000 | 0.000 | 1.000 | 0.50 | 0.50 | 2 | 2 |" in table
+    assert "| AutoETS | 1 | 1.000 | 0.500 | 0.000 | - | - | - | - | 1 |" in table
 
 
-def test_ratio_of_errors_over_windows():
-    """Two blocks of two windows; equal ratios have no error."""
-    map_, net = np.array([2.0, 2.0, 4.0, 4.0]), np.array([1.0, 1.0, 3.0, 3.0])
-    assert forecasts.ratio_of_means(net, map_, 2) == (2 / 3, pytest.approx(1 / 9), 2)
-    assert forecasts.ratio_of_means(map_ / 2, map_, 2) == (0.5, 0, 2)
-
-
-def test_parts_of_forecasters_that_are_left_out(monkeypatch):
-    monkeypatch.setitem(forecast_parts.estimator.TRAINING, "epochs", 1)
-    values = np.sin(np.arange(200)) + 0.3 * np.random.default_rng(0).normal(size=200)
-    errors = forecast_parts._out_of_fold(values, 4, seed=0)
-    assert errors.shape == (27,) and np.isfinite(errors).all()
-    maps = len(linear._smoothings(30, 4, 4))
-    with forecast_parts._two_seasons(4):
-        assert len(linear._smoothings(30, 4, 4)) == 2 * maps
-        assert len(linear._smoothings(28, 4, 4)) == maps  # a week is not within the window
-    waves = forecast_parts._calendar(8, 4)
-    assert list(waves) == ["day_sin", "day_cos", "week_sin", "week_cos"]
-    np.testing.assert_allclose(waves["day_sin"], [0, 1, 0, -1] * 2, atol=1e-9)
-
-
-def test_nets_read_no_row_of_the_test_part():
-    values = np.arange(200.0)
-    task = forecasts.Task(values, "month")
-    assert task.valid_rows == 30 and task.ends[0] == 170
-    assert task.standards() == (pytest.approx(69.5), pytest.approx(values[:140].std()))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("package", "name"), [("tcn", "keras-tcn"), ("neuralforecast", "N-HiTS")])
-def test_nets_of_other_packages_find_a_season(package, name):
-    pytest.importorskip(package)
-    time = np.arange(150)
-    noise = np.random.default_rng(0).normal(size=150)
-    task = forecasts.Task(500 + 100 * np.sin(2 * np.pi * time / 12) + noise, "month")
-    found, inside = forecasts.FORECASTERS[name](task)
-    assert found.shape == task.actual.shape and inside is None
-    assert forecasts._error(task, found) < 50  # the mean is wrong by 64
-
-
-def test_the_chance_of_a_low_coverage():
-    """Correlated steps leave the mean of the share inside, and widen it."""
-    rows = [{"step": "month", "rows": "144", "coverage": "0.75", "spread": s} for s in ("0.2", "")]
-    # 0.04 = 0.1915 (1 + 11 r) / 12, of the first row
-    assert forecasts._correlation(rows) == pytest.approx(0.137, abs=1e-3)
-    for correlation in (0, 0.137, 0.5, 1):
-        inside = forecasts._inside(12, 0.8, correlation)
-        steps = np.arange(13)
-        mean, square = inside @ steps, inside @ steps**2
-        assert inside.sum() == pytest.approx(1) and mean == pytest.approx(0.8 * 12)
-        variance = 12 * 0.16 * (1 + 11 * correlation)
-        assert square - mean**2 == pytest.approx(variance)
+@pytest.mark.parametrize("name", ["ours", "seasonal naive", "ridge", "without ridge"])
+def test_forecasters_find_a_season(name):
+    y = 100 + 10 * np.sin(np.arange(150) * np.pi / 6)
+    y = y + np.random.default_rng(0).normal(size=150)
+    mae, coverage, score, _ = forecasts.measure(y, "month", forecasts.FORECASTERS[name])
+    assert float(mae) < 2
+    assert bool(coverage and score) == (name in ("ours", "without ridge"))
 
 
 def test_the_table_of_classification(tmp_path):
-    """Halves stand apart; equal accuracies share a rank; a set that lacks a classifier has none."""
+    """Equal accuracies share a rank; a set that lacks a classifier has none."""
     path = tmp_path / "own.csv"
     rows = [",".join(classification.FIELDS)]
     for half, name, kind, seed, accuracy in [
-        ("reported", "b", "TCN", 0, 0.8),
-        ("reported", "b", "TCN", 1, 0.9),
+        ("reported", "b", "ours", 0, 0.8),
+        ("reported", "b", "ours", 1, 0.9),
         ("reported", "b", "MiniRocket", 0, 0.85),
-        ("reported", "a", "TCN", 0, 1.0),
+        ("reported", "a", "ours", 0, 1.0),
         ("reported", "a", "MiniRocket", 0, 0.5),
-        ("reported", "c", "TCN", 0, 0.3),
-        ("choosing", "d", "TCN", 0, 0.5),
-        ("choosing", "d", "three blocks only", 0, 0.4),
-        ("reported", "b", "three blocks only", 0, 0.2),
+        ("reported", "c", "ours", 0, 0.3),
+        ("choosing", "d", "ours", 0, 0.5),
     ]:
         rows.append(f"{half},{name},{kind},{seed},{accuracy},1.0")
     path.write_text("\n".join(rows) + "\n")
     table = classification.table(classification.read(path))
     assert "| b | 85.0 | 85.0 ± 7.1 |" in table and "| c | - | 30.0 |" in table
     assert "| **mean**, 2 sets | 67.5 | 92.5 |\n| **mean rank**, 2 sets | 1.75 | 1.25 |" in table
-    assert table.index("| a |") < table.index("| b |") < table.index("| choosing |")
-    assert "| choosing | TCN | three blocks only |" in table and "| d | 50.0 | 40.0 |" in table
-    assert table.endswith(
-        "| **mean**, 1 sets | 85.0 | 20.0 |\n| **mean rank**, 1 sets | 1.00 | 2.00 |"
-    )
+    assert table.index("| a |") < table.index("| b |") and "| d |" not in table
     assert not set(classification.CHOOSING) & set(classification.REPORTED)
 
 
@@ -220,12 +159,6 @@ def test_features_and_gaps_of_series():
     assert classification._stretched(filled, 7)[:, 0].tolist() == [1, 1.5, 2, 2.5, 3, 3.5, 4]
     features = classification._features(filled)
     assert len(features) == 1 + 10 + 16 and features[:2] == [4, 2.5] and np.isfinite(features).all()
-
-
-def test_the_guide_has_the_tables_of_the_last_comparison():
-    written = (ROOT / "benchmarks/results/forecasts.md").read_text()
-    lines = set((ROOT / "docs/forecasting.md").read_text().splitlines())
-    assert {line for line in written.splitlines() if line.startswith("|")} <= lines
 
 
 @pytest.mark.parametrize("name", ["OursTensorFlow", "KerasGRU"])

@@ -163,7 +163,7 @@ def test_option_values(command, words, field, value):
         (["trellisnet_char", "--deep", "8"], "no option 'deep'. Did you mean 'depth'"),
         (["trellisnet_char", "--depth"], "--depth needs a value"),
         (["trellisnet_char", "-d", "8"], "Expected an option such as --epochs 3. Received: '-d'"),
-        (["trellisnet_char", "--epochs", "-8"], "`epochs` must be 0 or more. Received: -8"),
+        (["trellisnet_char", "--epochs", "-8"], "`epochs` must be 1 or more. Received: -8"),
         (["trellisnet_char", "--depth", "true"], "`depth` must be an integer. Received: True"),
         (["trellisnet_char", "--l2", "NaN"], "`l2` must be a number. Received: nan"),
     ],
@@ -403,7 +403,7 @@ def test_a_model_of_sequences(command, refused, tmp_path):
 def test_export(command, refused, shared, tmp_path):
     pytest.importorskip("tensorflow")
     shared = shutil.copytree(shared, tmp_path / "run")
-    path = shared / "serving"  # where `train` puts that of a forecaster
+    path = shared / "serving"
     status, out, err = command("export", shared, path)
     assert status == 0, err
     assert out == f"Written: {path / '1'}\n"
@@ -453,9 +453,8 @@ def test_no_command_replaces_its_input_or_a_file_of_a_run(refused, shared, tmp_p
     own.write_text("load\n1\n")
     (tmp_path / "link.onnx").symlink_to(model)
     before = own.read_bytes(), model.read_bytes()
-    for command in ("forecast", "score"):
-        words = [command, shared, own, "--output", own]
-        assert "own.csv is an input file" in refused(*words, "--overwrite")
+    words = ["score", shared, own, "--output", own]
+    assert "own.csv is an input file" in refused(*words, "--overwrite")
     words = ["compare", shared, "--output", model]
     assert "best.keras is a file of the run" in refused(*words, "--overwrite")
     words = ["export", shared, tmp_path / "link.onnx", "--format", "onnx"]
@@ -472,12 +471,8 @@ def test_a_run_does_not_replace_its_data(refused, tmp_path):
 
 
 def test_an_error_is_one_line_without_control_characters(refused, tmp_path):
-    path = tmp_path / "own\n.csv"
-    path.write_text("load\x1b[31m,a\x07\u202e\n1,2\n")
-    words = ["--csv", path, "--target", "load", "--output", tmp_path / "run"]
-    message = refused("train", "tcn_forecaster", *words)
-    assert r"own\n.csv has no column 'load'" in message
-    assert message.endswith(r"Its columns: load\x1b[31m, a\x07\u202e")
+    words = ["--text", tmp_path / "own\n\x1b[31m\x07\u202e.txt", "--output", tmp_path / "run"]
+    assert r"own\n\x1b[31m\x07\u202e.txt" in refused("train", "trellisnet_char", *words)
 
 
 def test_a_table_has_no_control_characters_of_a_file(command, shared, tmp_path):
@@ -499,65 +494,3 @@ def test_a_traceback_has_no_control_characters(command, shared, monkeypatch):
     monkeypatch.setattr(runs, "evaluate", fail)
     status, _, err = command("evaluate", shared)
     assert status == 1 and r"RuntimeError: the layer \x1b]0;title\x07 is at fault" in err
-
-
-# Time series
-
-
-def test_a_csv_file_and_a_window(command, chosen, tmp_path):
-    """The window is the model's and the data's, and the default of neither counts."""
-    words = ["--csv", tmp_path / "load.csv", "--target", "load", "--window", "8", "--horizon", "4"]
-    command("train", "tcn_forecaster", *words, "--output", tmp_path / "run")
-    (recipe,) = chosen
-    for found in (recipe.arguments, recipe.data_options):
-        assert (found["window"], found["horizon"]) == (8, 4)
-
-
-@pytest.mark.slow
-def test_a_csv_file_is_trained_on_forecast_and_compared(command, refused, tmp_path):
-    path, output = tmp_path / "load.csv", tmp_path / "run"
-    path.write_text("load,t\n" + "".join(f"{i % 6},{i}\n" for i in range(120)))
-    words = ["tcn_forecaster", "--csv", path, "--target", "load", "--time", "t", "--output", output]
-    small = ["--window", "8", "--horizon", "4", "--filters", "2", "--epochs", "1", *UNOBSERVED]
-    status, out, err = command("train", *words, *small)
-    assert status == 0, err
-    assert "load: mean absolute error " in out
-    assert {"report.json", "forecast.png", "best.keras"} <= {p.name for p in output.iterdir()}
-    forecast = tmp_path / "forecast.csv"
-    assert command("forecast", output, path, "--output", forecast)[0] == 0
-    header, *rows = forecast.read_text().splitlines()
-    assert header == "t,load_q10,load_q50,load_q90"
-    assert [row.split(",")[0] for row in rows] == ["120", "121", "122", "123"]
-    backtest = tmp_path / "b.parquet"
-    status, out, _ = command("backtest", output, path, "--output", backtest, "--origins", "2")
-    assert status == 0 and "seasonal naive" in out and "MAE: forecast" in out
-    assert backtest.is_file() and backtest.with_suffix(".png").is_file()
-    status, out, _ = command("compare", output, "--output", tmp_path / "compare.png")
-    assert status == 0 and "tcn_forecaster" in out and (tmp_path / "compare.png").is_file()
-    path.write_text("lod,t\n1,0\n")
-    assert "has no column 'load'. Did you mean 'lod'" in refused(
-        "forecast", output, path, "--output", forecast, "--overwrite"
-    )
-
-
-def test_a_forecaster_needs_a_file_and_a_target(refused, tmp_path):
-    words = ["train", "tcn_forecaster", "--output", tmp_path / "run"]
-    assert refused(*words) == "tcn_forecaster needs --csv FILE and --target COLUMN."
-    assert "needs --csv FILE and --target" in refused(*words, "--csv", "load.csv")
-
-
-def test_a_classifier_of_whole_series_needs_two_files(refused, shared, tmp_path):
-    words = ["train", "tcn_classifier", "--output", tmp_path / "run", "--csv", "X_TRAIN.ts"]
-    assert refused(*words) == "tcn_classifier needs --csv X_TRAIN.ts and --test X_TEST.ts."
-    words += ["--test", "X_TEST.ts"]
-    assert "cannot be used with --test. Received: --past" in refused(*words, "--past", "x")
-    assert "no file" in refused(*words) and "X_TRAIN.ts" in refused(*words)
-    words = ["train", "tcn_forecaster", "--output", tmp_path / "run", "--csv", "load.csv"]
-    assert "--test is only for classifiers" in refused(*words, "--test", "X_TEST.ts")
-    message = refused("classify", shared, "X_TEST.ts", "--output", tmp_path / "classes.csv")
-    assert "does not classify whole series" in message
-
-
-def test_only_forecasters_forecast(refused, shared):
-    message = refused("forecast", shared, "new.csv", "--output", "forecast.csv")
-    assert "is a run of trellisnet_char, which does not forecast series" in message

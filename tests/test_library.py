@@ -1,4 +1,4 @@
-"""The library works without what is built on it: the forecasts, the zoo and the command line."""
+"""The library works without what is built on it: the zoo and the command line."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.processes import ROOT, child_environment
 
-APPLICATIONS = ("trellis_keras/forecasting/", "trellis_keras/zoo/", "trellis_keras_command.py")
+APPLICATIONS = ("trellis_keras/zoo/", "trellis_keras_command.py")
 
 USE = """
 import pathlib, sys
@@ -22,7 +22,7 @@ from keras_streams import compiled_step
 
 folder = pathlib.Path(sys.argv[1])
 assert folder in pathlib.Path(trellis_keras.__file__).parents
-assert not hasattr(trellis_keras, "forecasting") and not hasattr(trellis_keras, "zoo")
+assert not hasattr(trellis_keras, "zoo")
 
 x = np.random.RandomState(0).normal(size=(8, 12, 3)).astype("float32")
 model = models.SequenceClassifier(layers.TCN(4, 2, 2, return_sequences=False), 2)

@@ -16,7 +16,7 @@ import PIL.Image
 import pytest
 
 from tests.support.processes import ROOT, child_environment
-from trellis_keras import files, forecasting, zoo
+from trellis_keras import files, zoo
 from trellis_keras.data import Vocabulary
 from trellis_keras.layers import LRU, TCN
 from trellis_keras.models import LanguageModel
@@ -188,12 +188,6 @@ def test_what_is_refused_takes_little_memory_and_time(sound, tmp_path):
         assert path.name in (answer := answers[path.name])[:500] and message in answer
 
 
-def _forecaster(path):
-    """Makes the other file of a saved forecaster."""
-    (path.parent / "forecaster.json").write_text("{}")
-    return forecasting.FittedForecaster.load(path.parent)
-
-
 _READERS = {
     "a.keras": load_model,
     "b.keras": check_file,
@@ -209,7 +203,6 @@ _READERS = {
     "l.bin": zoo.pretrained.checksum,
     "history.csv": read_history,
     "recipe.json": lambda path: zoo.read_recipe(path.parent),
-    "model.keras": _forecaster,
 }
 
 

@@ -48,11 +48,7 @@ def main(
     core: Annotated[int, typer.Option(help="Core to measure on.")] = 0,
 ):
     """Measure the models that are not yet in the file."""
-    names = names or [
-        name
-        for name in zoo.list_models()
-        if not zoo.recipe(name).data.endswith("series")  # the user's own data
-    ]
+    names = names or zoo.list_models()
     path = assets_folder() / COSTS if output is None else pathlib.Path(output)
     machine = environment()
     commit = machine.pop("commit")

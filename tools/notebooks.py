@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-EXAMPLES = ("forecasting", "sensor_classification", "anomaly_detection", "streaming_forecast")
+EXAMPLES = ("forecasting", "sensor_classification", "streaming_forecast")
 
 
 def main(

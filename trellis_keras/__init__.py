@@ -37,8 +37,7 @@ __all__ = [
     "training",
 ]
 
-# Applications of the library, which may be missing from a build.
-for _name in ("forecasting", "zoo"):
-    if importlib.util.find_spec(f"{__name__}.{_name}") is not None:
-        importlib.import_module(f"{__name__}.{_name}")
-        __all__.append(_name)
+# The papers' models and runs may be missing from a build.
+if importlib.util.find_spec(f"{__name__}.zoo") is not None:
+    importlib.import_module(f"{__name__}.zoo")
+    __all__.append("zoo")

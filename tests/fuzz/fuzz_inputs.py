@@ -60,26 +60,6 @@ def damaged(draw, contents):
     return bytes(content)
 
 
-_FIELDS = [
-    *[b"", b"1", b" 2 ", b"-3.5e1", b"NA", b"2024-01-01", b"20240102", b"a", b"inf", b"1_0", b"\0"],
-    *[b'"', b'"4"', b'"x ""y"""', b'"x\ny"', "é".encode(), "é".encode("latin-1"), b"9" * 200_000],
-]
-
-
-@st.composite
-def csv_files(draw, header):
-    """CSV of most kinds that there are: separators, line ends, quotes, encodings; rarely right."""
-    random = draw(_randoms)
-    fields = random.choices(_FIELDS, k=random.randint(1, 4))  # few, so that columns may be right
-    lines = [[name.encode() for name in header]]
-    for _ in range(random.randint(0, 9)):
-        count = random.choice([len(header)] * 9 + [0, 1, len(header) + 1])
-        lines.append(random.choices(fields, k=count))
-    separator = random.choice([b",", b";", b"\t", b"|"])
-    content = random.choice([b"\n", b"\r\n", b"\r", b"\n\n"]).join(map(separator.join, lines))
-    return random.choice([b"", b"", b"\xef\xbb\xbf", b"\xff\xfe", b"\n"]) + content
-
-
 # Stands for a value nested so deeply that a recursive reader runs out of stack.
 _DEEP = "stands for many brackets"
 _VALUES = [

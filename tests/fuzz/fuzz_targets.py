@@ -18,11 +18,11 @@ from unittest import mock
 import numpy as np
 from hypothesis import strategies as st
 
-from tests.fuzz.fuzz_inputs import csv_files, damaged, damaged_json
+from tests.fuzz.fuzz_inputs import damaged, damaged_json
 from tests.support.hostile_hdf5 import HOSTILE, SECRET, replace_array
 from tests.support.processes import ROOT
 from tests.support.small_runs import tiny_run
-from trellis_keras import forecasting, layers, scoring, training, zoo
+from trellis_keras import layers, scoring, training, zoo
 from trellis_keras.data import Vocabulary
 from trellis_keras.models import LanguageModel
 from trellis_keras.torch_weights import load_torch_state_dict
@@ -322,50 +322,6 @@ def environment(folder):
     text = path.read_bytes()
     inputs = damaged_json([json.loads(text)]) | damaged([text])
     yield Target(path, inputs, lambda: environments.read(path))
-
-
-def _series(folder, name, pack=bytes):
-    text = "time,load,wind,site\n2024-01-01,1.5,NA,a\n2024-01-02,2,1e3,a\n2024-01-01,,0,b\n"
-    contents = [
-        text,
-        text.replace(",", ";"),
-        text.replace("\n", "\r\n"),
-        'time,load,wind,site\n"2024-01-01",1,"2\n","say ""a"""\n',
-        "load\n" + "9" * 200_000,
-    ]
-    columns = forecasting.Columns("load", past="wind", time="time", series="site")
-    path = folder / name
-    plain = csv_files(columns.all) | damaged([content.encode() for content in contents])
-    yield Target(path, plain.map(pack), lambda: forecasting.TimeSeries.from_csv(path, columns))
-
-
-@target
-def series_csv(folder):
-    yield from _series(folder, "series.csv")
-
-
-@target
-def archive_ts(folder):
-    path = folder / "own.ts"
-    text = "@univariate false\n@classLabel true a b\n@data\n1,2,?:3,4,5:a\n6,7:8,9:b\n"
-    contents = [text, text.replace("true a b", "false"), text.replace("@data", "@timeStamps true")]
-    inputs = damaged([content.encode() for content in contents])
-    yield Target(path, inputs, lambda: forecasting.LabelledSeries.from_file(path))
-
-
-@target
-def archive_arff(folder):
-    path = folder / "own.arff"
-    head = "@relation own\n@attribute {} \n@attribute class {{a, 'b c'}}\n@data\n"
-    flat = head.format("x real\n@attribute y real") + "1,?,a\n2,3,'b c'\n"
-    nested = head.format("s relational\n@attribute x real\n@end s") + "'1,2\\n3,4',a\n"
-    inputs = damaged([flat.encode(), nested.encode()])
-    yield Target(path, inputs, lambda: forecasting.LabelledSeries.from_file(path))
-
-
-@target
-def series_csv_gz(folder):
-    yield from _series(folder, "series.csv.gz", gzip.compress)
 
 
 # Checkpoints

@@ -8,7 +8,6 @@ import pytest
 
 from tests.support.model_checks import check_float64, check_stream, fit_on_stream
 from tests.support.processes import run_script
-from trellis_keras.forecasting import Forecaster
 from trellis_keras.layers import TCN
 from trellis_keras.models import (
     LanguageModel,
@@ -32,11 +31,6 @@ def classifier(per_step=False, **options):
     )
 
 
-def forecaster(per_step=False, quantiles=QUANTILES, **options):
-    backbone, options = tcn(per_step, **options), {"quantiles": quantiles, "seed": 2} | options
-    return Forecaster(backbone, HORIZON, TARGETS, per_step=per_step, **options)
-
-
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(3 * ROWS, TIME, CHANNELS)).astype("float32")
 Y = RANDOM.normal(size=(3 * ROWS, TIME, HORIZON, TARGETS)).astype("float32")
@@ -47,9 +41,6 @@ MODELS = {
     "classifier": (classifier, X, LABELS[:, 0]),
     "classifier of steps": (functools.partial(classifier, True), X, LABELS),
     "regressor": (lambda **o: SequenceRegressor(tcn(**o), TARGETS, seed=2, **o), X, Y[:, 0, 0]),
-    "forecaster": (forecaster, X, Y[:, 0]),
-    "forecaster of steps": (functools.partial(forecaster, True), X, Y),
-    "point forecaster": (functools.partial(forecaster, quantiles=None), X, Y[:, 0]),
     "polyphonic": (
         lambda **o: PolyphonicModel(tcn(True, **o), CHANNELS, seed=2, **o),
         1.0 * (X > 0),
@@ -103,7 +94,7 @@ with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="tf.distribute")
 def test_two_replicas_train_as_one_device(tmp_path):
-    names = ["forecaster", "language model"]
+    names = ["classifier", "language model"]
     run_script(REPLICAS, *(tmp_path / f"{name}.npz" for name in names))
     for name in names:
         expected = fit(name)

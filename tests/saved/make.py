@@ -11,7 +11,6 @@ import numpy as np
 
 from trellis_keras import layers, models, training
 from trellis_keras.data import Vocabulary
-from trellis_keras.forecasting import MASE, Forecaster
 from trellis_keras.layers.rnn import GateInitializer
 from trellis_keras.theorem1 import to_trellis
 
@@ -123,25 +122,11 @@ MODELS = {
         ),
         weighted_metrics=[models.DigitsRecalled(2)],
     ),
-    "rocket": lambda: _compiled(models.RocketClassifier(TIME, CHANNELS, 2, features=84, seed=0)),
     "regressor": lambda: _compiled(
         models.SequenceRegressor(layers.TCN(4, 3, 2, return_sequences=False, seed=0), 2, seed=0)
     ),
     "polyphonic": lambda: _compiled(
         models.PolyphonicModel(layers.TCN(4, 3, 2, seed=0), CHANNELS, seed=0)
-    ),
-    "forecaster": lambda: _compiled(
-        Forecaster(
-            layers.TCN(4, 3, 2, return_sequences=False, seed=0),
-            horizon=2,
-            quantiles=(0.1, 0.5, 0.9),
-            normalize=True,
-            seed=0,
-        )
-    ),
-    "point_forecaster": lambda: _compiled(
-        Forecaster(layers.TCN(4, 3, 2, return_sequences=False, seed=0), horizon=2, seed=0),
-        weighted_metrics=["mae", MASE(2.0)],
     ),
 }
 
@@ -166,8 +151,7 @@ def main():
             continue
         model = make()
         if getattr(model, "normalize", False):
-            labels = [range(BATCH)] if isinstance(model, models.RocketClassifier) else []
-            model.adapt(sequences(), *labels)
+            model.adapt(sequences())
         outputs = outputs_of(model)
         model.save(path)
         np.save(path.with_suffix(".npy"), outputs)

@@ -9,7 +9,6 @@ from keras import ops
 
 from tests.support.processes import run_script
 from trellis_keras.data import Vocabulary
-from trellis_keras.forecasting import Forecaster
 from trellis_keras.layers import (
     LRU,
     TCN,
@@ -61,14 +60,6 @@ MODELS = LANGUAGE | {
     "tagger": lambda: SequenceClassifier(TCN(3, kernel_size=2, depth=2), 3, per_step=True),
     "regressor": lambda: SequenceRegressor(
         TCN(3, kernel_size=3, depth=2, return_sequences=False), 1
-    ),
-    "forecaster": lambda: Forecaster(
-        keras.Sequential(
-            [keras.layers.Dense(4), TCN(4, kernel_size=2, depth=2, return_sequences=False)]
-        ),
-        horizon=2,
-        quantiles=(0.1, 0.5, 0.9),
-        normalize=True,
     ),
     "music": lambda: PolyphonicModel(
         StackedRNN([keras.layers.GRU(4, return_sequences=True, return_state=True)]), 2

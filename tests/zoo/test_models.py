@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.parameters import slow_but
 from tests.support.served import CHARACTERS
-from trellis_keras import forecasting, zoo
+from trellis_keras import zoo
 from trellis_keras.data import Vocabulary
 from trellis_keras.layers import AdaptiveSoftmax
 from trellis_keras.models import SequenceRegressor
@@ -31,7 +31,7 @@ def tcn_parameters(widths, kernel_size):
 
 
 def test_list_models():
-    modules = zoo.trellisnet, zoo.tcn, zoo.lru, zoo.series
+    modules = zoo.trellisnet, zoo.tcn, zoo.lru
     assert zoo.list_models() == sorted(name for module in modules for name in module.__all__)
     assert zoo.list_models("trellisnet_*_ptb") == ["trellisnet_char_ptb"]
     assert zoo.list_models("transformer_*") == []
@@ -47,7 +47,7 @@ def test_help_shows_every_published_value():
     assert (parameters["hidden_units"].default, parameters["aux_weight"].default) == (1000, 0.05)
     for name in zoo.list_models():
         text = pydoc.plain(pydoc.render_doc(getattr(zoo, name)))
-        assert "parameters" in text or name in ("trellisnet_char", "rocket_classifier"), name
+        assert "parameters" in text or name == "trellisnet_char", name
         assert "seed: int | None = 0" in text, name
         assert max(map(len, getattr(zoo, name).__doc__.splitlines())) <= 100, name
 
@@ -357,20 +357,10 @@ def small_recipe(name):
         return recipe, zoo.datasets.adding_examples(12, 4, 0)
     if recipe.metric == "cross_entropy":
         return recipe, zoo.datasets.copy_memory_examples(12, 4, 0)
-    if recipe.data in ("series", "labelled_series"):
-        return recipe, _own_windows(recipe, rng)
     if recipe.metric == "accuracy":
         x = rng.rand(4, 12, recipe.entry.channels).astype("float32")
         return recipe, (x, rng.randint(0, 10, 4))
     return recipe, [rng.randint(0, 2, (frames, 88)) for frames in (5, 9)]
-
-
-def _own_windows(recipe, rng):
-    series, window = forecasting.TimeSeries(rng.rand(400, 1)), recipe.arguments["window"]
-    if recipe.data == "labelled_series":
-        labels = np.repeat([0, 1], 200).astype("int32")
-        return forecasting.LabelledWindows(series, labels, window, 50, [0])
-    return series.split(window, recipe.arguments["horizon"], stride=40)[0]
 
 
 @pytest.mark.parametrize(
@@ -379,8 +369,6 @@ def _own_windows(recipe, rng):
 def test_a_step(name):
     recipe, part = small_recipe(name)
     model = recipe.build()
-    if hasattr(part, "rows"):
-        model.adapt(part.rows())
     before = [weight.copy() for weight in model.get_weights()]
     options = {"steps_per_epoch": 1} if recipe.reads_text else {"shuffle": False}
     history = model.fit(recipe.stream(part), **options, verbose=0).history

@@ -16,7 +16,6 @@ from tests.support.disks import NO_SPACE, small_disk
 from tests.support.hostile_hdf5 import HOSTILE, replace_array
 from trellis_keras import zoo
 from trellis_keras.data import Vocabulary
-from trellis_keras.forecasting import Forecaster
 from trellis_keras.layers import TCN, TrellisLayer
 from trellis_keras.models import LanguageModel, SequenceClassifier, SequenceRegressor
 
@@ -32,9 +31,9 @@ def language_model(seed=0):
     return model
 
 
-def forecaster():
+def regressor():
     backbone = TCN(4, 2, 2, return_sequences=False)
-    model = Forecaster(backbone, 2, quantiles=(0.1, 0.5, 0.9), normalize=True)
+    model = SequenceRegressor(backbone, 2, normalize=True)
     model.adapt(SERIES)
     return model
 
@@ -51,7 +50,7 @@ def text_classifier(seed=0):
 
 @pytest.mark.parametrize(
     ("make", "inputs"),
-    [(language_model, TOKENS), (forecaster, SERIES), (text_classifier, TOKENS)],
+    [(language_model, TOKENS), (regressor, SERIES), (text_classifier, TOKENS)],
 )
 @pytest.mark.both_backends(slow=True)
 def test_a_preset_is_the_model(tmp_path, make, inputs):
@@ -236,7 +235,7 @@ def test_a_classifier_on_a_language_model(tmp_path):
 
 
 def test_a_classifier_on_a_normalized_series(tmp_path):
-    model = forecaster()
+    model = regressor()
     model.save_to_preset(tmp_path)
     classifier = zoo.from_preset(tmp_path, num_classes=5)
     assert classifier(SERIES).shape == (2, 5)

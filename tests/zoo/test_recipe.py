@@ -277,9 +277,8 @@ def test_the_rates_of_fast_recipes_fall_to_0_when_training_ends():
 
 
 def test_the_cosine_falls_by_epochs():
-    training = zoo.recipe(
-        "tcn_classifier", data="whole_series", epochs=4, learning_rate=0.4
-    ).training
+    recipe = zoo.recipe("tcn_adding", schedule="cosine", epochs=4, learning_rate=0.4)
+    training = recipe.training
     (schedule,) = training.callbacks()
     assert float(training.make_optimizer().learning_rate) == pytest.approx(0.4)
     rates = [schedule.schedule(epoch, 1.0) for epoch in range(4)]
@@ -316,10 +315,6 @@ def test_options_of_the_data_are_options_of_the_recipe():
     recipe = zoo.recipe("tcn_adding", T=8, data_options={"train": 11})
     assert recipe.data_options == {"T": 8, "train": 11}
     assert zoo.recipe("tcn_adding", data_options={"T": 8, "train": 11}) == recipe
-    # What the model's function takes too goes to both.
-    for options in ({"window": 48}, {"data_options": {"window": 48}}):
-        recipe = zoo.recipe("tcn_forecaster", **options)
-        assert recipe.arguments["window"] == recipe.data_options["window"] == 48
 
 
 def test_changes_are_the_fewest_options():

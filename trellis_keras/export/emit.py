@@ -38,7 +38,6 @@ from trellis_keras.layers.rnn import DROPOUTS
 from trellis_keras.models import (
     LanguageModel,
     PolyphonicModel,
-    RocketClassifier,
     SequenceClassifier,
     SequenceRegressor,
 )
@@ -855,7 +854,7 @@ def emit_sequence_model(program: Program, model: SequenceModel, x: Vector) -> Ve
     return emit(program, model.head, emit(program, model.backbone, x))
 
 
-@emits(SequenceClassifier, RocketClassifier)
+@emits(SequenceClassifier)
 def _classifier(program, model, x):
     outputs = emit_sequence_model(program, model, x)
     program.notes.append("Outputs: the probabilities of the classes")

@@ -11,7 +11,6 @@ from trellis_keras.models.metrics import (
     Perplexity,
 )
 from trellis_keras.models.neural_cache import NeuralCache
-from trellis_keras.models.rocket import RocketClassifier
 from trellis_keras.models.sequence_models import (
     PolyphonicModel,
     SequenceClassifier,
@@ -29,7 +28,6 @@ __all__ = [
     "NeuralCache",
     "Perplexity",
     "PolyphonicModel",
-    "RocketClassifier",
     "SequenceClassifier",
     "SequenceRegressor",
     "SquaredError",

@@ -812,7 +812,7 @@ class SequenceRegressor(SequenceModel):
     """Predicts real values for a sequence, or for each of its steps, with any causal backbone.
 
     With a last-step backbone and one unit, it is the adding-problem model of the TCN paper (Bai et
-    al. 2018). To forecast time series, use `forecasting.Forecaster`.
+    al. 2018). To forecast time series, use `trellis_series`.
 
     `compile` defaults to the mean squared error, without metrics. See `SequenceModel` for the mean.
 

@@ -1,6 +1,6 @@
 """The model zoo: a function for each published benchmark, its recipe, results and weights."""
 
-from trellis_keras.zoo import lru, series, tcn, trellisnet
+from trellis_keras.zoo import lru, tcn, trellisnet
 from trellis_keras.zoo.lru import *  # noqa: F403
 from trellis_keras.zoo.presets import from_preset
 from trellis_keras.zoo.recipe import Recipe, Training
@@ -13,7 +13,6 @@ from trellis_keras.zoo.registry import (
     register,
 )
 from trellis_keras.zoo.run import train
-from trellis_keras.zoo.series import *  # noqa: F403
 from trellis_keras.zoo.tcn import *  # noqa: F403
 from trellis_keras.zoo.trellisnet import *  # noqa: F403
 
@@ -31,5 +30,4 @@ __all__ = [
     *trellisnet.__all__,
     *tcn.__all__,
     *lru.__all__,
-    *series.__all__,
 ]

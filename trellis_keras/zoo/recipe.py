@@ -15,15 +15,8 @@ import keras
 
 import trellis_keras
 from trellis_keras.data import PianoRollStream, SequenceStream, TokenStream, Vocabulary
-from trellis_keras.forecasting import (
-    LabelledSeries,
-    LabelledWindows,
-    SeriesStream,
-    Windows,
-    WindowStream,
-)
 from trellis_keras.layers.base import default_policy
-from trellis_keras.models import BitsPerCharacter, CrossEntropy, Perplexity, RocketClassifier
+from trellis_keras.models import BitsPerCharacter, CrossEntropy, Perplexity
 from trellis_keras.training import (
     ASGD,
     SGD,
@@ -76,21 +69,9 @@ _TEXT_FIELDS = ("sequence_length", "context_length")
 _DEPTH_FIELDS = ("shallow_depth", "shallow_epochs")
 _MUSIC_FIELDS = ("transpose", "note_dropout")
 _IMAGE_FIELDS = ("shift",)
-_SERIES_FIELDS = ("stretch",)
 _IMAGES = ("seq_mnist", "permuted_mnist", "seq_cifar10")
 # Arguments of models that a run takes from its data.
-_FROM_DATA = (
-    "vocabulary_size",
-    "channels",
-    "targets",
-    "future_channels",
-    "num_classes",
-    "class_names",
-)
-_WINDOWS = (Windows, LabelledWindows)
-# Each epoch reads every whole series four times, or more often until it has read 512: checkpoints
-# and validation would otherwise take longer than training on a small set.
-_TIMES, _EPOCH = 4, 512
+_FROM_DATA = ("vocabulary_size",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,8 +90,7 @@ class Training:
         weight_decay: Float, decoupled decay of the kernels (biases and gains do not decay). Only
             for `"adamw"`.
         batch_size: Positive integer, number of rows per batch.
-        epochs: Integer, 0 or more, maximum number of epochs. With 0, the run ends when
-            `Recipe.adapt` has fitted the model.
+        epochs: Positive integer, maximum number of epochs.
         sequence_length: Positive integer, number of tokens per row of a batch. Language models
             only.
         context_length: Integer, number of these tokens that are read but not scored. Language
@@ -119,8 +99,6 @@ class Training:
         note_dropout: Float in [0, 1), fraction of notes dropped from the input but still predicted.
             Music only.
         shift: Positive integer, maximum shift of an image in pixels. Images only.
-        stretch: Positive float, amount of random time stretching, see `SeriesStream`. Whole series
-            only.
         shallow_depth: Positive integer, number of levels in the first `shallow_epochs` epochs, see
             `training.GrowingDepth`. Language models of TrellisNets only.
         shallow_epochs: Positive integer, less than `epochs`.
@@ -158,7 +136,6 @@ class Training:
     transpose: float | None = None
     note_dropout: float | None = None
     shift: int | None = None
-    stretch: float | None = None
     shallow_depth: int | None = None
     shallow_epochs: int | None = None
     schedule: str | None = None
@@ -175,12 +152,12 @@ class Training:
 
     def __post_init__(self) -> None:
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
-        for name in ("learning_rate", "clip_norm", "stretch"):
+        for name in ("learning_rate", "clip_norm"):
             _check(name, getattr(self, name), lambda value: 0 < value < math.inf, "positive")
-        amounts = ("epochs", "l2", "weight_decay", "context_length", "min_learning_rate")
+        amounts = ("l2", "weight_decay", "context_length", "min_learning_rate")
         for name in (*amounts, "stop_min_delta"):
             _check(name, getattr(self, name), lambda value: 0 <= value < math.inf, "0 or more")
-        counts = ("batch_size", "sequence_length", "decay_window", "stop_patience")
+        counts = ("epochs", "batch_size", "sequence_length", "decay_window", "stop_patience")
         for name in (*counts, *_DEPTH_FIELDS, "shift", "warmup_steps", "decay_steps"):
             _check(name, getattr(self, name), lambda value: value >= 1, "1 or more")
         _check("decay_factor", self.decay_factor, lambda value: 0 < value < 1, "between 0 and 1")
@@ -350,7 +327,6 @@ class Entry:
         training: `Training` of the paper.
         fast: `Training` of this zoo's fast recipe, or None.
         fast_arguments: {argument: value} of the fast recipe where it differs from the default.
-        on: {name of another data set: options that differ on it}.
     """
 
     function: Callable[..., keras.Model]
@@ -362,7 +338,6 @@ class Entry:
     training: Training
     fast: Training | None
     fast_arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
-    on: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def training_by(self, setting: str | None) -> Training:
         """Returns the `Training` of a setting: None (the paper's) or `"fast"` (this zoo's).
@@ -401,7 +376,6 @@ class Entry:
             (_DEPTH_FIELDS, "aux_every" in self.arguments),
             (_MUSIC_FIELDS, self.metric == "frame_nll"),
             (_IMAGE_FIELDS, self.data in _IMAGES),
-            (_SERIES_FIELDS, "whole_series" in (self.data, *self.on)),
         )
         return sum((fields for fields, are_own in own if not are_own), ())
 
@@ -482,11 +456,6 @@ class Recipe:
     def __post_init__(self) -> None:
         check_choice("data", self.data, datasets.list_datasets())
         _check("seed", self.seed, lambda value: value >= 0, "0 or more")
-        if not (self.training.epochs or self._needs_no_training):
-            raise ValueError(
-                "`epochs` must be 1 or more: only a rocket_classifier, and a forecaster with "
-                f"linear=True, are fitted without training. Received: epochs=0 for {self.name}"
-            )
         if self.reads_text:
             check_choice("metric", self.metric, TEXT_METRICS)
             if self.training.sequence_length is None or self.training.context_length is None:
@@ -496,8 +465,6 @@ class Recipe:
                     "`context_length` must be 0 with stateful=True: a stateful model carries its "
                     f"states instead. Received: {self.training.context_length}"
                 )
-        elif self.training.stretch is not None and self.data != "whole_series":
-            raise ValueError(f"`stretch` needs data='whole_series'. Received: data={self.data!r}")
         elif self.metric != self.entry.metric:
             raise ValueError(f"`metric` must be {self.entry.metric!r}. Received: {self.metric!r}")
         if self.dtype_policy is not None:
@@ -506,16 +473,14 @@ class Recipe:
     def replace(self, **options: Any) -> "Recipe":
         """Returns a recipe with some options replaced, see `zoo.recipe`.
 
-        An option applies wherever it is known: a forecaster's `window` to both the model and its
-        data. A different `setting` replaces the whole training, and the arguments that it sets.
+        An option applies wherever it is known, to the model, its training and its data. A different
+        `setting` replaces the whole training, and the arguments that it sets.
         `stateful=True` sets `context_length=0`, because the state is the context.
 
         Raises:
             ValueError: An unknown option, an invalid value, or inconsistent options.
         """
         options = _typed(self.entry, options)
-        if options.get("data", self.data) != self.data:
-            options = self.entry.on.get(options["data"], {}) | options
         given = options.pop("data_options", {})
         for name in self.entry.data_options:
             if name in given and options.setdefault(name, given[name]) != given[name]:
@@ -552,27 +517,14 @@ class Recipe:
         return self.entry.reads_text
 
     @property
-    def reads_whole_series(self) -> bool:
-        """Whether the model classifies series and may be given whole ones."""
-        return "whole_series" in (self.entry.data, *self.entry.on)
-
-    @property
-    def _needs_no_training(self):
-        return not self.entry.training.epochs or self.arguments.get("linear", False)
-
-    @property
     def channels(self) -> int | None:
         """Number of input channels, or None for a language model."""
-        return self.arguments.get("channels", self.entry.channels)
+        return self.entry.channels
 
     @property
     def from_data(self) -> tuple[str, ...]:
         """Names of the arguments that a run takes from its data."""
-        window = ("window",) if self.data in ("series", "whole_series") else ()
-        # Only the linear map knows the scale of a window.
-        has_default = self.arguments.get("linear") and self.arguments["scale"] is None
-        scale = ("scale",) if has_default else ()
-        return tuple(name for name in _FROM_DATA + window + scale if name in self.arguments)
+        return tuple(name for name in _FROM_DATA if name in self.arguments)
 
     @property
     def stateful(self) -> bool:
@@ -662,10 +614,7 @@ class Recipe:
 
     def with_data(self, loaded: Dataset) -> "Recipe":
         """Returns the recipe with the checksum and the arguments derived from loaded data."""
-        follow = dict(loaded.model_arguments)
-        if loaded.vocabulary is not None:
-            follow["vocabulary_size"] = len(loaded.vocabulary)
-        follow = {name: follow[name] for name in self.from_data if name in follow}
+        follow = {name: len(loaded.vocabulary or ()) for name in self.from_data}
         return self.replace(data_checksum=loaded.checksum, **follow)
 
     def stream(
@@ -698,14 +647,7 @@ class Recipe:
             raise ValueError(f"`target_counting` is for text. Received: {target_counting!r}")
         order: dict[str, Any] = {"seed": self.seed or 0, "shuffle": shuffle}
         stream: keras.utils.PyDataset
-        if isinstance(part, _WINDOWS):
-            stream = WindowStream(part, batch_size, **order)
-        elif isinstance(part, LabelledSeries):
-            if shuffle:
-                order["times"] = max(_TIMES, -(-_EPOCH // len(part)))
-                order["stretch"] = self.training.stretch or 0.0
-            stream = SeriesStream(part, batch_size, **order)
-        elif isinstance(part, list):
+        if isinstance(part, list):
             if shuffle:
                 order |= {name: getattr(self.training, name) or 0.0 for name in _MUSIC_FIELDS}
             stream = PianoRollStream(part, batch_size, **order)
@@ -722,15 +664,6 @@ class Recipe:
                 f"{self.channels}."
             )
         return stream
-
-    def adapt(self, model: keras.Model, loaded: Dataset) -> None:
-        """Fits the parts of a model without gradients: statistics, and maps in closed form."""
-        if isinstance(loaded.train, Windows):
-            model.adapt(loaded.train, loaded.valid)
-        elif isinstance(model, RocketClassifier):
-            model.adapt(loaded.train.rows(), loaded.train.labels)
-        elif isinstance(loaded.train, (LabelledWindows, LabelledSeries)):
-            model.adapt(loaded.train.rows())
 
     def callbacks(self) -> list[keras.callbacks.Callback]:
         """Returns the schedule and the stopping rule as callbacks for `fit`."""
@@ -805,7 +738,7 @@ def _unknown(entry, name):
         return f"`{name}` is an option of language models; {entry.name} reads whole sequences."
     if name in _DEPTH_FIELDS:
         return f"`{name}` is an option of TrellisNets of text. Received: {entry.name}"
-    kinds = ((_MUSIC_FIELDS, "music"), (_IMAGE_FIELDS, "images"), (_SERIES_FIELDS, "whole series"))
+    kinds = ((_MUSIC_FIELDS, "music"), (_IMAGE_FIELDS, "images"))
     for fields, kind in kinds:
         if name in fields:
             return f"`{name}` is an option of models of {kind}. {entry.name} reads {entry.data}."

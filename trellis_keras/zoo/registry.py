@@ -27,7 +27,6 @@ def register(
     data_options: dict[str, Any] | None = None,
     channels: int | None = None,
     metrics: Callable[[], list] | None = None,
-    on: dict[str, dict[str, Any]] | None = None,
 ) -> Callable[[Callable], Callable[..., keras.Model]]:
     """Registers a function that returns a model as a model of the zoo.
 
@@ -43,13 +42,10 @@ def register(
         fast_arguments: {argument: value} of `setting="fast"` where it differs from the function's
             default, such as initial biases. Defaults to None.
         data_options: Published options of the data set. `zoo.recipe` takes them like the
-            arguments; an option that is also an argument, such as a forecaster's `window`, is
-            passed to both.
+            arguments; an option that is also an argument is passed to both.
         channels: Number of input channels. Defaults to None, a language model.
         metrics: Function that returns the metrics of a sequence model. Defaults to the model's
             default metrics.
-        on: {name of another data set: recipe options that differ on it}, arguments of the
-            function and fields of its training. Defaults to None.
 
     Raises:
         ValueError: A model with this name already exists.
@@ -80,7 +76,6 @@ def register(
             training=training,
             fast=fast,
             fast_arguments=fast_arguments or {},
-            on=on or {},
         )
         if entry.name in _ENTRIES:
             raise ValueError(f"The zoo already has a model {entry.name!r}.")

@@ -73,11 +73,10 @@ PATHS = "paths.json"
 ENVIRONMENT = "environment.json"
 BEST = "best.keras"
 SPLITS = ("train", "valid", "test")
-FILE_OPTIONS = ("path", "test")  # options of data sets that are paths if they are strings
+FILE_OPTIONS = ("path",)  # options of data sets that are paths if they are strings
 
 # The files and folders that a run writes.
 FILES = {RECIPE, PATHS, ENVIRONMENT, BEST, "history.csv", "checkpoints", "tensorboard"}
-FILES |= {"report.json", "forecast.png", "serving"}
 
 # Settings that may change when a run is resumed: its length, the location of the data, and how
 # the machine computes.
@@ -355,7 +354,6 @@ def _files_of(data_options):
 def _fit(recipe, loaded, folder, building, verbose, callbacks, observation, limit, save_minutes):
     with building:
         model = recipe.build(vocabulary=loaded.vocabulary if recipe.reads_text else None)
-    recipe.adapt(model, loaded)
     train_stream = recipe.stream(loaded.train, shuffle=True)
     valid_stream = recipe.stream(loaded.valid)
     epochs, batches = progress(folder / "checkpoints")
@@ -394,10 +392,6 @@ def _fit(recipe, loaded, folder, building, verbose, callbacks, observation, limi
         limit.checkpoint = checkpoint if save_minutes is not None else None
         last.append(limit)
 
-    if not recipe.training.epochs:
-        _save_untrained(model, valid_stream, checkpoint, [*remembering, checkpoint, *last])
-        return model
-
     def fit(stream, *more):
         model.fit(
             parallel.own_rows(stream),
@@ -421,17 +415,6 @@ def _fit(recipe, loaded, folder, building, verbose, callbacks, observation, limi
         if not (batches and limit is not None and limit.stopped):
             fit(train_stream)
     return model
-
-
-def _save_untrained(model, valid_stream, checkpoint, callbacks):
-    """Saves a model of a run without epochs, unless an earlier process has saved it."""
-    steps = len(valid_stream)
-    calls = keras.callbacks.CallbackList(callbacks, model=model, epochs=0, steps=steps)
-    calls.on_train_begin()
-    if latest(checkpoint.directory) is None:
-        found = model.evaluate(parallel.own_rows(valid_stream), return_dict=True, verbose=0)
-        calls.on_epoch_end(-1, {f"val_{name}": value for name, value in found.items()})
-    calls.on_train_end()
 
 
 def _record(recipe, folder):
@@ -467,11 +450,7 @@ def _continued(recipe, folder):
     there = read_settings(folder)
     name = there["name"]
     if name == recipe.name:
-        known = {
-            key: there["arguments"].get(key)
-            for key in recipe.from_data
-            if key != "window" or recipe.arguments[key] is None  # one may be given
-        }
+        known = {key: there["arguments"].get(key) for key in recipe.from_data}
         recipe = recipe.replace(**{k: v for k, v in known.items() if v is not None})
     old, new = _flat(there), _flat(recipe.to_dict())
     different = [

@@ -97,23 +97,22 @@ class Fitting:
         self.banks: list[Filters] = []
         self.states: list[smoothing.State] = []
 
-        def add(name, season, is_log):
+        def add(name, season, is_log, bank):
             x = np.log(values) if is_log else values
-            bank = smoothing.bank(season)
             found, state = smoothing.rolling(bank, x, season, self.horizon, origins.tolist())
             filters, state = smoothing.largest(bank, state)
             self.experts[name] = self._exp(found) if is_log else found
             self.banks.append(Filters(season, is_log, filters))
             self.states.append(state)
 
-        add("smoothing", m, False)
+        add("smoothing", m, False, smoothing.bank(m))
         self.is_log = False
         if self.y.min() > 0:
-            add("log smoothing", m, True)
+            add("log smoothing", m, True, smoothing.bank(m))
             log, plain = (self.miss(self.experts[name]) for name in ("log smoothing", "smoothing"))
             self.is_log = bool(log < plain)
         if self.naive_season > m:
-            add("long smoothing", self.naive_season, self.is_log)
+            add("long season", self.naive_season, self.is_log, smoothing.long_bank())
 
     def _exp(self, logs):
         return np.exp(np.minimum(logs, np.log(self.limits[1])))

@@ -418,6 +418,13 @@ class Forecaster(SequenceModel):
             return super().outputs_at_each_step(x, cache)
         return step_through(self, x, cache)
 
+    def _export_notes(self):
+        axes = "[step][target][quantile]" if self.quantiles else "[step][target]"
+        notes = [f"Outputs: y{axes} of shape {list(self._forecast_shape)}, in row-major order."]
+        if self.quantiles:
+            notes.append(f"Quantiles: {', '.join(map(str, self.quantiles))}.")
+        return notes
+
     # Forecasts
 
     def forecast(

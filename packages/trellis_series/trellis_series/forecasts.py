@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from utilsforecast.plotting import plot_series
 
 from trellis_series import ensemble, seasons
-from trellis_series.calendars import Calendar
+from trellis_series.calendars import Calendar, parse_times
 from trellis_series.ensemble import Ensemble, widths
 from trellis_series.fitting import Fitting, is_worth_trying
 from trellis_series.panel import Columns, Encoder, History, read_future, read_panel, to_frame
@@ -428,10 +428,13 @@ class Forecasts:
         forecasts = self.predict() if forecasts is None else forecasts
         frame = self._recent() if df is None else to_frame(df, columns)
         names = list(dict.fromkeys(forecasts[columns.id]))[:max_ids] if ids is None else list(ids)
-        frame = frame.sort_values([columns.id, columns.time])
+        tables = [frame[[columns.id, columns.time, columns.target]]]
+        tables.append(forecasts.drop(columns=["cutoff", columns.target], errors="ignore"))
+        for i, each in enumerate(tables):  # periods, durations and strings cannot be drawn
+            times = self.calendar.plain(parse_times(each[columns.time]))
+            tables[i] = each.assign(**{columns.time: times}).sort_values([columns.id, columns.time])
         return plot_series(
-            frame[[columns.id, columns.time, columns.target]],
-            forecasts.drop(columns=["cutoff", columns.target], errors="ignore"),
+            *tables,
             ids=names,
             max_ids=max_ids,
             models=list(models),

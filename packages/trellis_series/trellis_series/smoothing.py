@@ -24,9 +24,7 @@ _LEVELS = (0.03, 0.1, 0.2, 0.35, 0.5, 0.7, 0.95)  # alpha
 # beta, phi and d
 _TRENDS = ((0, 1, 0), (0, 1, 0.5), (0, 1, 1), (0.05, 0.98, 0), (0.1, 0.9, 0), (0.3, 0.9, 0))
 _SEASONS = (-1, 0, 0.1, 0.3)  # gamma; -1 is no season
-# Of a long season.
-_LONG = 100
-_FEWER_LEVELS, _FEWER_TRENDS = (0.03, 0.2, 0.5, 0.95), ((0, 1, 0), (0.1, 0.9, 0))
+_LONG_SEASONS = (0.1, 0.2, 0.35, 0.6, 1)  # gamma without a level, the last one is naive
 _LEAST_LOSS = 1e-9
 
 
@@ -58,8 +56,13 @@ class State(NamedTuple):
 def bank(season: int) -> Bank:
     """Returns all filters for a season."""
     seasons = _SEASONS if season > 1 else _SEASONS[:1]
-    levels, trends = (_FEWER_LEVELS, _FEWER_TRENDS) if season > _LONG else (_LEVELS, _TRENDS)
-    grid = [(a, *trend, g) for a, trend, g in itertools.product(levels, trends, seasons)]
+    grid = [(a, *trend, g) for a, trend, g in itertools.product(_LEVELS, _TRENDS, seasons)]
+    return Bank(*np.array(grid, "float64").T)
+
+
+def long_bank() -> Bank:
+    """Returns filters of a season alone, each step of which is a moving mean over cycles."""
+    grid = [(0, *_TRENDS[0], g) for g in _LONG_SEASONS]
     return Bank(*np.array(grid, "float64").T)
 
 

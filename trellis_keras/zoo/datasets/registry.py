@@ -20,8 +20,8 @@ class Dataset:
     """A data set in three splits.
 
     A split holds the input of its stream: an int32 array of token ids for text, a tuple `(x, y)` of
-    arrays for sequences of equal length, a list of piano rolls for music, a list of passages for
-    LAMBADA, and `Windows`, `LabelledWindows` or `LabelledSeries` for time series.
+    arrays for sequences of equal length, a list of piano rolls for music, and a list of passages
+    for LAMBADA.
 
     Attributes:
         name: The name under which it was loaded.
@@ -32,7 +32,6 @@ class Dataset:
         make_stream: The class of the streams, or a function that returns one. Called with a split,
             `batch_size`, and options.
         vocabulary: The `Vocabulary` of a text, else `None`.
-        model_arguments: Model arguments derived from the data, such as `channels`.
     """
 
     name: str
@@ -42,7 +41,6 @@ class Dataset:
     checksum: str
     make_stream: Callable = dataclasses.field(repr=False)
     vocabulary: Vocabulary | None = None
-    model_arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def stream(self, split: str, batch_size: int, **options) -> keras.utils.PyDataset:
         """Returns a split as batches `(x, y, weight)` for `fit` or `evaluate`.
@@ -190,17 +188,6 @@ def load(name: str, data_dir: DataDir = None, **options) -> Dataset:
     - `unit`: `"character"`, `"word"` (both UTF-8) or `"byte"`. Defaults to `"character"`.
     - `unknown`: String, the token for words that do not occur in this text, such as `"<unk>"`.
       Defaults to `None`: such words raise an error.
-
-    Time series:
-
-    - `"series"`: windows of a CSV file of your own. Options: `path`, `window`, `horizon`, `stride`,
-      `split` (three shares of the time), and names of columns: `targets`, `past`, `future`,
-      `static`, `time` and `series`, see `Columns`.
-    - `"labelled_series"`: windows of a CSV file of your own, with a class each. Options: `path`,
-      `window`, `stride`, `split` (three shares of the series), and names of columns: `targets` (the
-      one of the classes), `past` (those of the inputs) and `series`.
-    - `"whole_series"`: whole series with a class each, from two `.ts`, `.arff` or `.tsv` files of
-      the UCR and UEA archives. Options: `path`, `test` (the files), `window`, `valid`.
 
     Separate sequences:
 

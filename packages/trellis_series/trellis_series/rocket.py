@@ -147,6 +147,7 @@ class RocketClassifier(SequenceClassifier):
                 f"`labels` must have the shape ({len(series)},). Received: shape {labels.shape}"
             )
         self._check_targets(labels)
+        labels = labels.astype(int)
         if len(np.unique(labels)) < 2:
             raise ValueError("`labels` must have at least two classes. Received: one class")
         super().adapt(series)

@@ -6,8 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from trellis_keras.models import RocketClassifier
-from trellis_keras.models.rocket import ridge
+from trellis_series.rocket import RocketClassifier, ridge
 
 
 def sines(count=12, steps=40, channels=1, seed=0):
@@ -25,7 +24,6 @@ def fitted(x, y, **options):
     return model
 
 
-@pytest.mark.both_backends
 def test_features_are_fractions_of_time_above_thresholds():
     """The plain formulation: MiniRocket's kernels, dilated, with zeros before the first step."""
     x, y = sines(channels=2)
@@ -91,7 +89,6 @@ def test_ridge_is_the_best_penalty_by_leaving_one_out():
     assert near[1] == min(near) and 0.1 <= scale < 40
 
 
-@pytest.mark.both_backends
 def test_series_of_different_lengths_stream():
     """Padding does not count, and a stream has the classes of the steps so far."""
     x, y = sines(20, channels=3)
@@ -111,7 +108,6 @@ def test_series_of_different_lengths_stream():
     assert np.mean(model.predict_proba(unseen, verbose=0).argmax(axis=-1) == classes) > 0.9
 
 
-@pytest.mark.both_backends
 def test_it_is_saved_and_reproducible(tmp_path):
     x, y = sines()
     names = np.array(["slow", "fast"])
@@ -162,3 +158,11 @@ def test_bad_input():
         ValueError, match=r"`inputs` must be series \(steps, 1\). Received: .*40, 2"
     ):
         model.adapt(sines(channels=2)[0], y)
+
+
+@pytest.mark.parametrize("kind", ["int64", "float64", "bool", "str"])
+def test_labels_of_any_type_are_classes(kind):
+    x, y = sines()
+    names = {"class_names": ["0", "1"]} if kind == "str" else {}
+    model = fitted(x, y.astype(kind), **names)
+    np.testing.assert_array_equal(model.predict_proba(x, verbose=0).argmax(axis=-1), y)
