@@ -156,6 +156,13 @@ def test_the_stated_differences_are_those_of_all_data(tmp_path):
     assert stated == pytest.approx(differences[1] / largest, rel=0.05)
 
 
+def test_missing_values_may_be_representative_of_a_model_that_fills_them():
+    model, x = classifier(), X.copy()
+    x[5, 1] = x[20:23] = np.nan
+    model.adapt(x)
+    assert difference(model, x) < 2e-3
+
+
 def test_a_large_difference_is_an_error_unless_it_is_accepted(tmp_path):
     model = sequential(layers.LayerNormalization())
     x = 1000 + np.random.default_rng(0).normal(size=(50, CHANNELS)).astype("float32") / 20
