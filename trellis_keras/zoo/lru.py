@@ -20,7 +20,7 @@ from trellis_keras.layers import LRU, DenseHead, GridLSTMCell, RHNCell, StackedR
 from trellis_keras.layers.rnn import GateInitializer
 from trellis_keras.models import LanguageModel
 from trellis_keras.zoo.recipe import Training, check_choice
-from trellis_keras.zoo.registry import register, sub_seed
+from trellis_keras.zoo.registry import register, sub_seed, with_defaults
 
 __all__ = [
     "grid_lstm_char_ptb",
@@ -73,23 +73,30 @@ _FAST_WAR_AND_PEACE = _TRAINING.replace(
     stop_patience=None,
 )
 _FAST_CHAR_PTB = _FAST_WAR_AND_PEACE.replace(epochs=3, decay_steps=4_480)
-_ALL: dict[str, Any] = {"metric": "cross_entropy", "training": _TRAINING}
+_SHARED: dict[str, Any] = {"metric": "cross_entropy", "training": _TRAINING}
 # "first 90% for training, next 5% for validation and last 5% for testing for all datasets": for
 # Penn Treebank this is not the usual split, so results of other papers are not comparable.
 _SPLIT = {"split": [0.9, 0.05, 0.05]}
-
-# "around 5 million characters": the three files have 5.9 million, the training file alone
-# (`files="train"`) 5.06 million. A 7-gram model differs by 0.028 nats between the two test splits.
-_on_char_ptb = register(
-    data="char_ptb", data_options={**_SPLIT, "files": "all"}, fast=_FAST_CHAR_PTB, **_ALL
+# (text, its symbols, data and fast recipe)
+_TEXTS: tuple[tuple[str, int, dict[str, Any]], ...] = (
+    # "around 5 million characters": the three files have 5.9 million, the training file alone
+    # (`files="train"`) 5.06 million. A 7-gram model differs by 0.028 nats between the two test
+    # splits.
+    (
+        "character-level Penn Treebank",
+        50,
+        {"data": "char_ptb", "data_options": {**_SPLIT, "files": "all"}, "fast": _FAST_CHAR_PTB},
+    ),
+    # The paper says "around 5 million characters"; the commonly used text, also used here, has 3.2
+    # million, so the published result may be for another text.
+    (
+        "War and Peace by characters",
+        82,
+        {"data": "war_and_peace", "data_options": _SPLIT, "fast": _FAST_WAR_AND_PEACE},
+    ),
+    ("enwik8 by bytes", 205, {"data": "enwik8"}),  # the paper's 205 symbols are the distinct bytes
+    ("text8", 27, {"data": "text8"}),
 )
-# The paper says "around 5 million characters"; the commonly used text, also used here, has 3.2
-# million, so the published result may be for another text.
-_on_war_and_peace = register(
-    data="war_and_peace", data_options=_SPLIT, fast=_FAST_WAR_AND_PEACE, **_ALL
-)
-_on_enwik8 = register(data="enwik8", **_ALL)  # the paper's 205 symbols are the distinct bytes
-_on_text8 = register(data="text8", **_ALL)
 
 
 def _language_model(backbone, hidden_units, vocabulary_size, seed):
@@ -110,22 +117,23 @@ def _language_model(backbone, hidden_units, vocabulary_size, seed):
     )
 
 
-def _lru(variant, convention, layers, hidden_units, stateful, vocabulary_size, seed):
-    backbone = LRU(
-        hidden_units,
-        depth=layers,
-        variant=variant,
-        convention=convention,
-        return_sequences=True,
-        stateful=stateful,
-        seed=sub_seed(seed, 10),
-        name="lru",
-    )
-    return _language_model(backbone, hidden_units, vocabulary_size, seed)
+def _on_texts(builder, names, widths):
+    """Registers a language model for each of the four texts, and returns the functions.
+
+    Args:
+        builder: Function with the arguments of all four, and a docstring with `{text}`.
+        names: Names of the functions.
+        widths: Their `hidden_units`.
+    """
+    functions = []
+    for name, units, (text, symbols, entry) in zip(names, widths, _TEXTS, strict=True):
+        doc = builder.__doc__.replace("{text}", text)
+        made = with_defaults(builder, name, doc, hidden_units=units, vocabulary_size=symbols)
+        functions.append(register(**_SHARED, **entry)(made))
+    return functions
 
 
-@_on_char_ptb
-def lru_char_ptb(
+def _lru(
     variant: str = "ug",
     convention: str = "paper",
     layers: int = 2,
@@ -134,7 +142,7 @@ def lru_char_ptb(
     vocabulary_size: int = 50,
     seed: int | None = 0,
 ) -> LanguageModel:
-    """Lattice Recurrent Unit on character-level Penn Treebank, 10M parameters (LRU paper, Table 1).
+    """Lattice Recurrent Unit on {text}, 10M parameters (LRU paper, Table 1).
 
     Args:
         variant: `"ug"` (the full LRU), `"rg"` or `"ps"`, see `layers.LRUCell`.
@@ -153,58 +161,24 @@ def lru_char_ptb(
     Returns:
         A compiled `LanguageModel`.
     """
-    return _lru(**locals())
+    backbone = LRU(
+        hidden_units,
+        depth=layers,
+        variant=variant,
+        convention=convention,
+        return_sequences=True,
+        stateful=stateful,
+        seed=sub_seed(seed, 10),
+        name="lru",
+    )
+    return _language_model(backbone, hidden_units, vocabulary_size, seed)
 
 
-@_on_war_and_peace
-def lru_war_and_peace(
-    variant: str = "ug",
-    convention: str = "paper",
-    layers: int = 2,
-    hidden_units: int = 642,
-    stateful: bool = True,
-    vocabulary_size: int = 82,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """Lattice Recurrent Unit on War and Peace by characters, 10M parameters (LRU paper, Table 1).
-
-    Arguments as in `lru_char_ptb`.
-    """
-    return _lru(**locals())
-
-
-@_on_enwik8
-def lru_enwik8(
-    variant: str = "ug",
-    convention: str = "paper",
-    layers: int = 2,
-    hidden_units: int = 637,
-    stateful: bool = True,
-    vocabulary_size: int = 205,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """Lattice Recurrent Unit on enwik8 by bytes, 10M parameters (LRU paper, Table 1).
-
-    Arguments as in `lru_char_ptb`.
-    """
-    return _lru(**locals())
-
-
-@_on_text8
-def lru_text8(
-    variant: str = "ug",
-    convention: str = "paper",
-    layers: int = 2,
-    hidden_units: int = 644,
-    stateful: bool = True,
-    vocabulary_size: int = 27,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """Lattice Recurrent Unit on text8, 10M parameters (LRU paper, Table 1).
-
-    Arguments as in `lru_char_ptb`.
-    """
-    return _lru(**locals())
+lru_char_ptb, lru_war_and_peace, lru_enwik8, lru_text8 = _on_texts(
+    _lru,
+    ("lru_char_ptb", "lru_war_and_peace", "lru_enwik8", "lru_text8"),
+    (643, 642, 637, 644),
+)
 
 
 _KERAS_LAYERS = {"lstm": (keras.layers.LSTM, 4), "gru": (keras.layers.GRU, 3)}
@@ -235,129 +209,51 @@ def _keras_rnn(cell, layers, hidden_units, stateful, vocabulary_size, seed):
     return _language_model(backbone, hidden_units, vocabulary_size, seed)
 
 
-@_on_char_ptb
-def lstm_char_ptb_lru_paper(
+def _lstm(
     layers: int = 2,
     hidden_units: int = 787,
     stateful: bool = True,
     vocabulary_size: int = 50,
     seed: int | None = 0,
 ) -> LanguageModel:
-    """LSTM on character-level Penn Treebank, 10M parameters (LRU paper, Table 1).
+    """LSTM on {text}, 10M parameters (LRU paper, Table 1).
 
     It uses Keras' LSTM, with a forget gate bias of 1.
 
     Arguments as in `lru_char_ptb`.
     """
-    return _keras_rnn("lstm", **locals())
+    return _keras_rnn("lstm", layers, hidden_units, stateful, vocabulary_size, seed)
 
 
-@_on_war_and_peace
-def lstm_war_and_peace(
-    layers: int = 2,
-    hidden_units: int = 785,
-    stateful: bool = True,
-    vocabulary_size: int = 82,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """LSTM on War and Peace by characters, 10M parameters (LRU paper, Table 1).
-
-    Arguments as in `lstm_char_ptb_lru_paper`.
-    """
-    return _keras_rnn("lstm", **locals())
+lstm_char_ptb_lru_paper, lstm_war_and_peace, lstm_enwik8, lstm_text8_lru_paper = _on_texts(
+    _lstm,
+    ("lstm_char_ptb_lru_paper", "lstm_war_and_peace", "lstm_enwik8", "lstm_text8_lru_paper"),
+    (787, 785, 778, 789),
+)
 
 
-@_on_enwik8
-def lstm_enwik8(
-    layers: int = 2,
-    hidden_units: int = 778,
-    stateful: bool = True,
-    vocabulary_size: int = 205,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """LSTM on enwik8 by bytes, 10M parameters (LRU paper, Table 1).
-
-    Arguments as in `lstm_char_ptb_lru_paper`.
-    """
-    return _keras_rnn("lstm", **locals())
-
-
-@_on_text8
-def lstm_text8_lru_paper(
-    layers: int = 2,
-    hidden_units: int = 789,
-    stateful: bool = True,
-    vocabulary_size: int = 27,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """LSTM on text8, 10M parameters (LRU paper, Table 1).
-
-    Arguments as in `lstm_char_ptb_lru_paper`.
-    """
-    return _keras_rnn("lstm", **locals())
-
-
-@_on_char_ptb
-def gru_char_ptb_lru_paper(
+def _gru(
     layers: int = 2,
     hidden_units: int = 908,
     stateful: bool = True,
     vocabulary_size: int = 50,
     seed: int | None = 0,
 ) -> LanguageModel:
-    """GRU on character-level Penn Treebank, 10M parameters (LRU paper, Table 1).
+    """GRU on {text}, 10M parameters (LRU paper, Table 1).
 
     It uses Keras' GRU, with the reset gate after the product. In the paper's Eq. 3 it comes before
     the product, but the paper trained PyTorch's GRU (footnote 6), where it comes after.
 
     Arguments as in `lru_char_ptb`.
     """
-    return _keras_rnn("gru", **locals())
+    return _keras_rnn("gru", layers, hidden_units, stateful, vocabulary_size, seed)
 
 
-@_on_war_and_peace
-def gru_war_and_peace(
-    layers: int = 2,
-    hidden_units: int = 906,
-    stateful: bool = True,
-    vocabulary_size: int = 82,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """GRU on War and Peace by characters, 10M parameters (LRU paper, Table 1).
-
-    Arguments as in `gru_char_ptb_lru_paper`.
-    """
-    return _keras_rnn("gru", **locals())
-
-
-@_on_enwik8
-def gru_enwik8(
-    layers: int = 2,
-    hidden_units: int = 895,
-    stateful: bool = True,
-    vocabulary_size: int = 205,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """GRU on enwik8 by bytes, 10M parameters (LRU paper, Table 1).
-
-    Arguments as in `gru_char_ptb_lru_paper`.
-    """
-    return _keras_rnn("gru", **locals())
-
-
-@_on_text8
-def gru_text8_lru_paper(
-    layers: int = 2,
-    hidden_units: int = 910,
-    stateful: bool = True,
-    vocabulary_size: int = 27,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """GRU on text8, 10M parameters (LRU paper, Table 1).
-
-    Arguments as in `gru_char_ptb_lru_paper`.
-    """
-    return _keras_rnn("gru", **locals())
+gru_char_ptb_lru_paper, gru_war_and_peace, gru_enwik8, gru_text8_lru_paper = _on_texts(
+    _gru,
+    ("gru_char_ptb_lru_paper", "gru_war_and_peace", "gru_enwik8", "gru_text8_lru_paper"),
+    (908, 906, 895, 910),
+)
 
 
 def _of_cell(cell, hidden_units, stateful, vocabulary_size, seed):
@@ -367,8 +263,23 @@ def _of_cell(cell, hidden_units, stateful, vocabulary_size, seed):
 
 
 def _grid_lstm(
-    convention, share_depth_weights, layers, hidden_units, stateful, vocabulary_size, seed
-):
+    convention: str = "paper",
+    share_depth_weights: bool = True,
+    layers: int = 2,
+    hidden_units: int = 787,
+    stateful: bool = True,
+    vocabulary_size: int = 50,
+    seed: int | None = 0,
+) -> LanguageModel:
+    """Grid-LSTM on {text}, 10M parameters (LRU paper, Table 1).
+
+    Args:
+        convention: `"paper"` (both LSTMs of a node read the old states) or `"authors"` (the time
+            LSTM reads the new output of the depth LSTM), see `layers.GridLSTMCell`.
+        share_depth_weights: Whether the layers share their weights (the paper's footnote 3), or
+            have separate weights (the authors' code, without published results).
+        **: As in `lru_char_ptb`.
+    """
     check_choice("convention", convention, ("paper", "authors"))
     cell = GridLSTMCell(
         hidden_units,
@@ -381,80 +292,31 @@ def _grid_lstm(
     return _of_cell(cell, hidden_units, stateful, vocabulary_size, seed)
 
 
-@_on_char_ptb
-def grid_lstm_char_ptb(
-    convention: str = "paper",
-    share_depth_weights: bool = True,
-    layers: int = 2,
-    hidden_units: int = 787,
+grid_lstm_char_ptb, grid_lstm_war_and_peace, grid_lstm_enwik8, grid_lstm_text8 = _on_texts(
+    _grid_lstm,
+    ("grid_lstm_char_ptb", "grid_lstm_war_and_peace", "grid_lstm_enwik8", "grid_lstm_text8"),
+    (787, 785, 778, 789),
+)
+
+
+def _rhn(
+    transition_depth: int = 5,
+    transform_bias: float = 0.0,
+    hidden_units: int = 908,
     stateful: bool = True,
     vocabulary_size: int = 50,
     seed: int | None = 0,
 ) -> LanguageModel:
-    """Grid-LSTM on character-level Penn Treebank, 10M parameters (LRU paper, Table 1).
+    """RHN on {text}, 10M parameters (LRU paper, Table 1).
+
+    The Recurrent Highway Network has one layer, whose transition depth is 5.
 
     Args:
-        convention: `"paper"` (both LSTMs of a node read the old states) or `"authors"` (the time
-            LSTM reads the new output of the depth LSTM), see `layers.GridLSTMCell`.
-        share_depth_weights: Whether the layers share their weights (the paper's footnote 3), or
-            have separate weights (the authors' code, without published results).
+        transition_depth: Positive integer, number of highway layers per step.
+        transform_bias: Initial bias of the transform gates. The paper does not state it; the
+            RHN authors use -2 to -4.
         **: As in `lru_char_ptb`.
     """
-    return _grid_lstm(**locals())
-
-
-@_on_war_and_peace
-def grid_lstm_war_and_peace(
-    convention: str = "paper",
-    share_depth_weights: bool = True,
-    layers: int = 2,
-    hidden_units: int = 785,
-    stateful: bool = True,
-    vocabulary_size: int = 82,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """Grid-LSTM on War and Peace by characters, 10M parameters (LRU paper, Table 1).
-
-    Arguments as in `grid_lstm_char_ptb`.
-    """
-    return _grid_lstm(**locals())
-
-
-@_on_enwik8
-def grid_lstm_enwik8(
-    convention: str = "paper",
-    share_depth_weights: bool = True,
-    layers: int = 2,
-    hidden_units: int = 778,
-    stateful: bool = True,
-    vocabulary_size: int = 205,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """Grid-LSTM on enwik8 by bytes, 10M parameters (LRU paper, Table 1).
-
-    Arguments as in `grid_lstm_char_ptb`.
-    """
-    return _grid_lstm(**locals())
-
-
-@_on_text8
-def grid_lstm_text8(
-    convention: str = "paper",
-    share_depth_weights: bool = True,
-    layers: int = 2,
-    hidden_units: int = 789,
-    stateful: bool = True,
-    vocabulary_size: int = 27,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """Grid-LSTM on text8, 10M parameters (LRU paper, Table 1).
-
-    Arguments as in `grid_lstm_char_ptb`.
-    """
-    return _grid_lstm(**locals())
-
-
-def _rhn(transition_depth, transform_bias, hidden_units, stateful, vocabulary_size, seed):
     cell = RHNCell(
         hidden_units,
         transition_depth,
@@ -465,71 +327,8 @@ def _rhn(transition_depth, transform_bias, hidden_units, stateful, vocabulary_si
     return _of_cell(cell, hidden_units, stateful, vocabulary_size, seed)
 
 
-@_on_char_ptb
-def rhn_char_ptb(
-    transition_depth: int = 5,
-    transform_bias: float = 0.0,
-    hidden_units: int = 908,
-    stateful: bool = True,
-    vocabulary_size: int = 50,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """RHN on character-level Penn Treebank, 10M parameters (LRU paper, Table 1).
-
-    The Recurrent Highway Network has one layer, whose transition depth is 5.
-
-    Args:
-        transition_depth: Positive integer, number of highway layers per step.
-        transform_bias: Initial bias of the transform gates. The paper does not state it; the
-            RHN authors use -2 to -4.
-        **: As in `lru_char_ptb`.
-    """
-    return _rhn(**locals())
-
-
-@_on_war_and_peace
-def rhn_war_and_peace(
-    transition_depth: int = 5,
-    transform_bias: float = 0.0,
-    hidden_units: int = 906,
-    stateful: bool = True,
-    vocabulary_size: int = 82,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """RHN on War and Peace by characters, 10M parameters (LRU paper, Table 1).
-
-    Arguments as in `rhn_char_ptb`.
-    """
-    return _rhn(**locals())
-
-
-@_on_enwik8
-def rhn_enwik8(
-    transition_depth: int = 5,
-    transform_bias: float = 0.0,
-    hidden_units: int = 896,
-    stateful: bool = True,
-    vocabulary_size: int = 205,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """RHN on enwik8 by bytes, 10M parameters (LRU paper, Table 1).
-
-    Arguments as in `rhn_char_ptb`.
-    """
-    return _rhn(**locals())
-
-
-@_on_text8
-def rhn_text8(
-    transition_depth: int = 5,
-    transform_bias: float = 0.0,
-    hidden_units: int = 910,
-    stateful: bool = True,
-    vocabulary_size: int = 27,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """RHN on text8, 10M parameters (LRU paper, Table 1).
-
-    Arguments as in `rhn_char_ptb`.
-    """
-    return _rhn(**locals())
+rhn_char_ptb, rhn_war_and_peace, rhn_enwik8, rhn_text8 = _on_texts(
+    _rhn,
+    ("rhn_char_ptb", "rhn_war_and_peace", "rhn_enwik8", "rhn_text8"),
+    (908, 906, 896, 910),
+)

@@ -109,6 +109,49 @@ def _function(entry):
     return build
 
 
+def with_defaults(
+    builder: Callable[..., keras.Model],
+    name: str,
+    doc: str | None,
+    fixed: dict[str, Any] | None = None,
+    **defaults: Any,
+) -> Callable[..., keras.Model]:
+    """Returns a function that builds a model of a family: a row of a paper's table.
+
+    Args:
+        builder: Function with the arguments of the whole family.
+        name: Name of the function.
+        doc: Its docstring.
+        fixed: {argument: value} of the builder's arguments that the function does not take.
+            Defaults to None, it takes all.
+        **defaults: Defaults that differ from the builder's.
+
+    Example:
+
+    >>> def mlp(kind, units: int = 2):
+    ...     return f"{kind} of {units} units"
+    >>> wide = with_defaults(mlp, "wide_mlp", "A wide MLP.", {"kind": "MLP"}, units=9)
+    >>> inspect.signature(wide), wide(units=8)
+    (<Signature (units: int = 9)>, 'MLP of 8 units')
+    """
+    fixed = fixed or {}
+    signature = inspect.signature(builder)
+    parameters = [
+        parameter.replace(default=defaults.get(parameter.name, parameter.default))
+        for parameter in signature.parameters.values()
+        if parameter.name not in fixed
+    ]
+
+    def function(**arguments):
+        return builder(**fixed, **defaults | arguments)
+
+    function.__name__ = function.__qualname__ = name
+    function.__module__, function.__doc__ = builder.__module__, doc
+    function.__annotations__ = {k: v for k, v in builder.__annotations__.items() if k not in fixed}
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return function
+
+
 def sub_seed(seed: int | None, offset: int) -> int | None:
     """Returns an independent seed for one part of a model."""
     return base.sub_seed(seed, "zoo", offset)

@@ -15,7 +15,7 @@ from trellis_keras.models import (
 )
 from trellis_keras.types import Tensor
 from trellis_keras.zoo.recipe import Training, check_choice
-from trellis_keras.zoo.registry import register, sub_seed
+from trellis_keras.zoo.registry import register, sub_seed, with_defaults
 from trellis_keras.zoo.trellisnet import adaptive_softmax
 
 __all__ = [
@@ -152,7 +152,7 @@ def _music(backbone, seed):
 
 
 def _tcn(
-    kernel_size, depth, filters, dropout, dropout_kind, activation, seed, return_sequences=True
+    filters, kernel_size, depth, dropout, dropout_kind, activation, seed, return_sequences=True
 ):
     return TCN(
         filters,
@@ -210,7 +210,10 @@ def tcn_adding(
     Returns:
         A compiled `SequenceRegressor`.
     """
-    return _sum(_tcn(**locals(), return_sequences=False), seed)
+    backbone = _tcn(
+        filters, kernel_size, depth, dropout, dropout_kind, activation, seed, return_sequences=False
+    )
+    return _sum(backbone, seed)
 
 
 # Table 3 says "RMSprop/Adam" for the recurrent networks, without a rate: they use the TCN's.
@@ -230,7 +233,6 @@ _COPY_MEMORY: dict[str, Any] = {
 _FAST_COPY_MEMORY = _FAST_SYNTHETIC.replace(  # 313 steps an epoch
     epochs=50, warmup_steps=600, decay_steps=15_050
 )
-_on_copy_memory = register(**_COPY_MEMORY)
 
 
 @register(**_COPY_MEMORY, fast=_FAST_COPY_MEMORY)
@@ -258,7 +260,8 @@ def tcn_copy_memory(
 
     Arguments as in `tcn_adding`.
     """
-    return _copy(_tcn(**locals()), seed)
+    backbone = _tcn(filters, kernel_size, depth, dropout, dropout_kind, activation, seed)
+    return _copy(backbone, seed)
 
 
 _TCN_MNIST = Training(optimizer="adam", learning_rate=2e-3, **_MNIST_BATCHES)
@@ -297,7 +300,10 @@ def tcn_seq_mnist(
 
     Arguments as in `tcn_adding`.
     """
-    return _digit(_tcn(**locals(), return_sequences=False), seed)
+    backbone = _tcn(
+        filters, kernel_size, depth, dropout, dropout_kind, activation, seed, return_sequences=False
+    )
+    return _digit(backbone, seed)
 
 
 @register(**_PERMUTED_MNIST, training=_TCN_MNIST)
@@ -317,7 +323,10 @@ def tcn_permuted_mnist(
 
     Arguments as in `tcn_adding`.
     """
-    return _digit(_tcn(**locals(), return_sequences=False), seed)
+    backbone = _tcn(
+        filters, kernel_size, depth, dropout, dropout_kind, activation, seed, return_sequences=False
+    )
+    return _digit(backbone, seed)
 
 
 _TCN_MUSIC = Training(optimizer="adam", learning_rate=2e-3, clip_norm=0.4, **_MUSIC_BATCHES)
@@ -352,7 +361,8 @@ def tcn_jsb(
 
     Arguments as in `tcn_adding`.
     """
-    return _music(_tcn(**locals()), seed)
+    backbone = _tcn(filters, kernel_size, depth, dropout, dropout_kind, activation, seed)
+    return _music(backbone, seed)
 
 
 @register(
@@ -378,37 +388,25 @@ def tcn_nottingham(
 
     Arguments as in `tcn_adding`.
     """
-    return _music(_tcn(**locals()), seed)
+    backbone = _tcn(filters, kernel_size, depth, dropout, dropout_kind, activation, seed)
+    return _music(backbone, seed)
 
 
 # TCN language models
 
 
-def _tcn_language_model(
-    kernel_size,
-    depth,
-    filters,
-    embedding_dim,
-    dropout,
-    dropout_kind,
-    input_dropout,
-    activation,
-    initial_embedding,
-    vocabulary_size,
-    seed,
-    cutoffs=(),
+def _text(
+    backbone, embedding_dim, input_dropout, initial_embedding, vocabulary_size, seed, cutoffs=()
 ):
-    """Returns a language model. The models below pass all of their arguments on."""
     check_choice("initial_embedding", initial_embedding, ("normal", "uniform"))
     if initial_embedding == "normal":
         embeddings = keras.initializers.RandomNormal(stddev=0.01, seed=seed)
     else:
         embeddings = keras.initializers.RandomUniform(-0.1, 0.1, seed=seed)
-    widths = [filters] * (depth - 1) + [embedding_dim]
     return LanguageModel(
         vocabulary_size,
         embedding_dim,
-        _tcn(kernel_size, depth, widths, dropout, dropout_kind, activation, seed),
+        backbone,
         head=adaptive_softmax(vocabulary_size, cutoffs, seed),
         input_dropout=input_dropout,
         input_dropout_kind="element",
@@ -476,7 +474,9 @@ def tcn_ptb(
     Returns:
         A compiled `LanguageModel`.
     """
-    return _tcn_language_model(**locals())
+    widths = [filters] * (depth - 1) + [embedding_dim]
+    backbone = _tcn(widths, kernel_size, depth, dropout, dropout_kind, activation, seed)
+    return _text(backbone, embedding_dim, input_dropout, initial_embedding, vocabulary_size, seed)
 
 
 @register(data="wt103", metric="perplexity", training=Training(**_SGD, **_WORD_BATCHES))
@@ -506,7 +506,11 @@ def tcn_wt103(
             words sorted by decreasing frequency; `()` is a full softmax.
         **: As in `tcn_ptb`.
     """
-    return _tcn_language_model(**locals())
+    widths = [filters] * (depth - 1) + [embedding_dim]
+    backbone = _tcn(widths, kernel_size, depth, dropout, dropout_kind, activation, seed)
+    return _text(
+        backbone, embedding_dim, input_dropout, initial_embedding, vocabulary_size, seed, cutoffs
+    )
 
 
 @register(
@@ -543,7 +547,9 @@ def tcn_lambada(
 
     Arguments as in `tcn_ptb`.
     """
-    return _tcn_language_model(**locals())
+    widths = [filters] * (depth - 1) + [embedding_dim]
+    backbone = _tcn(widths, kernel_size, depth, dropout, dropout_kind, activation, seed)
+    return _text(backbone, embedding_dim, input_dropout, initial_embedding, vocabulary_size, seed)
 
 
 _TCN_CHARACTERS = Training(optimizer="adam", learning_rate=2e-3, clip_norm=0.15, **_CHAR_BATCHES)
@@ -583,7 +589,9 @@ def tcn_char_ptb(
 
     Arguments as in `tcn_ptb`.
     """
-    return _tcn_language_model(**locals())
+    widths = [filters] * (depth - 1) + [embedding_dim]
+    backbone = _tcn(widths, kernel_size, depth, dropout, dropout_kind, activation, seed)
+    return _text(backbone, embedding_dim, input_dropout, initial_embedding, vocabulary_size, seed)
 
 
 @register(**_TEXT8, training=_TCN_CHARACTERS)
@@ -608,7 +616,9 @@ def tcn_text8(
 
     Arguments as in `tcn_ptb`.
     """
-    return _tcn_language_model(**locals())
+    widths = [filters] * (depth - 1) + [embedding_dim]
+    backbone = _tcn(widths, kernel_size, depth, dropout, dropout_kind, activation, seed)
+    return _text(backbone, embedding_dim, input_dropout, initial_embedding, vocabulary_size, seed)
 
 
 # Recurrent baselines
@@ -687,27 +697,19 @@ class ChronoBias(keras.initializers.Initializer):
 
 def _gate_bias(forget_bias, steps, seed):
     """Returns the initializer of an LSTM's biases."""
-    if forget_bias == "chrono" and steps:
+    if forget_bias == "chrono":
         return ChronoBias(steps, seed)
     if isinstance(forget_bias, str):
-        choices = 'a number or "chrono"' if steps else "a number"
-        raise ValueError(f"`forget_bias` must be {choices}. Received: {forget_bias!r}")
+        raise ValueError(f'`forget_bias` must be a number or "chrono". Received: {forget_bias!r}')
     return ForgetBias(forget_bias)
 
 
 def _recurrent(
-    cell,
-    layers,
-    hidden_units,
-    dropout,
-    seed,
-    forget_bias=1.0,
-    steps=None,
-    return_sequences=True,
+    cell, layers, hidden_units, dropout, forget_bias, seed, steps=None, return_sequences=True
 ):
     """Layers of Keras' own LSTM, GRU (reset gate after the product) or SimpleRNN, with dropout.
 
-    `steps` is the length of the sequences for `forget_bias="chrono"`, None if that is not offered.
+    `steps` is the length of the sequences for `forget_bias="chrono"`.
     """
     stack = []
     for i in range(layers):
@@ -730,22 +732,17 @@ def _recurrent(
     return StackedRNN(stack, return_sequences=return_sequences, name="recurrent")
 
 
-def _last(*arguments, **options):
-    return _recurrent(*arguments, **options, return_sequences=False)
-
-
 def _recurrent_language_model(
     cell,
     layers,
     hidden_units,
     embedding_dim,
     dropout,
+    forget_bias,
     vocabulary_size,
     seed,
-    forget_bias=1.0,
     tie_embeddings=False,
 ):
-    """Returns a language model. The models below pass all of their arguments on."""
     head = None
     if not tie_embeddings:
         kernel = keras.initializers.RandomUniform(-0.1, 0.1, seed=sub_seed(seed, 5))
@@ -753,7 +750,7 @@ def _recurrent_language_model(
     return LanguageModel(
         vocabulary_size,
         embedding_dim,
-        _recurrent(cell, layers, hidden_units, dropout, seed, forget_bias),
+        _recurrent(cell, layers, hidden_units, dropout, forget_bias, seed),
         head=head,
         tie_embeddings=tie_embeddings,
         embeddings_initializer=keras.initializers.RandomUniform(-0.1, 0.1, seed=seed),
@@ -761,15 +758,36 @@ def _recurrent_language_model(
     )
 
 
-_RNN_ADDING = Training(optimizer="adam", learning_rate=2e-3, clip_norm=5.0, **_ADDING_BATCHES)
+def _baselines(lstm, benchmark, gru, rnn, fast=(None, None, None), fast_forget_bias=None, **entry):
+    """Registers the LSTM, GRU and RNN of a benchmark, and returns their functions.
+
+    Args:
+        lstm: Function with the LSTM's arguments and docstring, and the argument `cell`.
+        benchmark: (end of the models' names, benchmark as in their docstrings).
+        gru, rnn: (number of parameters, {argument: value} where it differs from the LSTM's).
+        fast: `Training` of `setting="fast"` for each of the three cells, or None.
+        fast_forget_bias: `forget_bias` of the LSTM with `setting="fast"`. Defaults to the same.
+        **entry: As in `register`.
+    """
+    task, words = benchmark
+    bias = {} if fast_forget_bias is None else {"forget_bias": fast_forget_bias}
+    made = with_defaults(lstm, f"lstm_{task}", lstm.__doc__, {"cell": "lstm"})
+    functions = [register(**entry, fast=fast[0], fast_arguments=bias)(made)]
+    for cell, (size, widths), training in (("gru", gru, fast[1]), ("rnn", rnn, fast[2])):
+        doc = f"""{cell.upper()} on {words}, {size} parameters (Bai et al. 2018, Table 1).
+
+    No settings are published: these are the LSTM's, with the width for the published size.
+
+    Arguments as in `lstm_{task}`.
+    """
+        fixed = {"cell": cell, "forget_bias": None}
+        made = with_defaults(lstm, f"{cell}_{task}", doc, fixed, **widths)
+        functions.append(register(**entry, fast=training)(made))
+    return functions
 
 
-@register(
-    **_ADDING,
-    training=_RNN_ADDING,
-    fast=_FAST_SYNTHETIC.replace(epochs=10, decay_steps=14_130),
-)
-def lstm_adding(
+def _adding_baseline(
+    cell,
     layers: int = 1,
     hidden_units: int = 130,
     dropout: float = 0.0,
@@ -797,37 +815,24 @@ def lstm_adding(
     Returns:
         A compiled `SequenceRegressor`.
     """
-    return _sum(_last("lstm", layers, hidden_units, dropout, seed, forget_bias, 600), seed)
+    return _sum(
+        _recurrent(cell, layers, hidden_units, dropout, forget_bias, seed, 600, False), seed
+    )
 
 
-@register(
+lstm_adding, gru_adding, rnn_adding = _baselines(
+    _adding_baseline,
+    ("adding", "the adding problem, T=600"),
+    gru=("70K", {"hidden_units": 151}),
+    rnn=("70K", {"hidden_units": 263}),
+    fast=(_FAST_SYNTHETIC.replace(epochs=10, decay_steps=14_130), _FAST_SYNTHETIC, None),
     **_ADDING,
-    training=_RNN_ADDING,
-    fast=_FAST_SYNTHETIC,
+    training=Training(optimizer="adam", learning_rate=2e-3, clip_norm=5.0, **_ADDING_BATCHES),
 )
-def gru_adding(
-    layers: int = 1, hidden_units: int = 151, dropout: float = 0.0, seed: int | None = 0
-) -> SequenceRegressor:
-    """GRU on the adding problem, T=600, 70K parameters (Bai et al. 2018, Table 1).
-
-    No settings are published: these are the LSTM's, with the width for the published size.
-    """
-    return _sum(_last("gru", layers, hidden_units, dropout, seed), seed)
 
 
-@register(**_ADDING, training=_RNN_ADDING)
-def rnn_adding(
-    layers: int = 1, hidden_units: int = 263, dropout: float = 0.0, seed: int | None = 0
-) -> SequenceRegressor:
-    """RNN on the adding problem, T=600, 70K parameters (Bai et al. 2018, Table 1).
-
-    No settings are published: these are the LSTM's, with the width for the published size.
-    """
-    return _sum(_last("rnn", layers, hidden_units, dropout, seed), seed)
-
-
-@register(**_COPY_MEMORY, fast=_FAST_COPY_MEMORY)
-def lstm_copy_memory(
+def _copy_memory_baseline(
+    cell,
     layers: int = 1,
     hidden_units: int = 50,
     dropout: float = 0.05,
@@ -842,29 +847,17 @@ def lstm_copy_memory(
 
     Arguments as in `lstm_adding`; `"chrono"` is for 1,020 steps.
     """
-    return _copy(_recurrent("lstm", layers, hidden_units, dropout, seed, forget_bias, 1_020), seed)
+    return _copy(_recurrent(cell, layers, hidden_units, dropout, forget_bias, seed, 1_020), seed)
 
 
-@_on_copy_memory
-def gru_copy_memory(
-    layers: int = 1, hidden_units: int = 70, dropout: float = 0.05, seed: int | None = 0
-) -> SequenceClassifier:
-    """GRU on copy memory, T=1000, 16K parameters (Bai et al. 2018, Table 1).
-
-    No settings are published: these are the LSTM's, with the width for the published size.
-    """
-    return _copy(_recurrent("gru", layers, hidden_units, dropout, seed), seed)
-
-
-@_on_copy_memory
-def rnn_copy_memory(
-    layers: int = 1, hidden_units: int = 121, dropout: float = 0.05, seed: int | None = 0
-) -> SequenceClassifier:
-    """RNN on copy memory, T=1000, 16K parameters (Bai et al. 2018, Table 1).
-
-    No settings are published: these are the LSTM's, with the width for the published size.
-    """
-    return _copy(_recurrent("rnn", layers, hidden_units, dropout, seed), seed)
+lstm_copy_memory, gru_copy_memory, rnn_copy_memory = _baselines(
+    _copy_memory_baseline,
+    ("copy_memory", "copy memory, T=1000"),
+    gru=("16K", {"hidden_units": 70}),
+    rnn=("16K", {"hidden_units": 121}),
+    fast=(_FAST_COPY_MEMORY, None, None),
+    **_COPY_MEMORY,
+)
 
 
 _MNIST = Training(optimizer="rmsprop", learning_rate=1e-3, clip_norm=1.0, **_MNIST_BATCHES)
@@ -880,8 +873,8 @@ _FAST_MNIST = Training(  # 860 steps an epoch
 _FAST_RNN_MNIST = _FAST_MNIST.replace(learning_rate=3e-4, epochs=2, decay_steps=1_290)
 
 
-@register(**_SEQ_MNIST, training=_MNIST, fast=_FAST_MNIST, fast_arguments={"forget_bias": "chrono"})
-def lstm_seq_mnist(
+def _seq_mnist_baseline(
+    cell,
     layers: int = 1,
     hidden_units: int = 130,
     dropout: float = 0.0,
@@ -894,38 +887,25 @@ def lstm_seq_mnist(
 
     Arguments as in `lstm_adding`.
     """
-    return _digit(_last("lstm", layers, hidden_units, dropout, seed, forget_bias, 28 * 28), seed)
+    return _digit(
+        _recurrent(cell, layers, hidden_units, dropout, forget_bias, seed, 28 * 28, False), seed
+    )
 
 
-@register(**_SEQ_MNIST, training=_MNIST)
-def gru_seq_mnist(
-    layers: int = 1, hidden_units: int = 150, dropout: float = 0.0, seed: int | None = 0
-) -> SequenceClassifier:
-    """GRU on sequential MNIST, 70K parameters (Bai et al. 2018, Table 1).
-
-    No settings are published: these are the LSTM's, with the width for the published size.
-    """
-    return _digit(_last("gru", layers, hidden_units, dropout, seed), seed)
-
-
-@register(**_SEQ_MNIST, training=_MNIST, fast=_FAST_RNN_MNIST)
-def rnn_seq_mnist(
-    layers: int = 1, hidden_units: int = 259, dropout: float = 0.0, seed: int | None = 0
-) -> SequenceClassifier:
-    """RNN on sequential MNIST, 70K parameters (Bai et al. 2018, Table 1).
-
-    No settings are published: these are the LSTM's, with the width for the published size.
-    """
-    return _digit(_last("rnn", layers, hidden_units, dropout, seed), seed)
-
-
-@register(
-    **_PERMUTED_MNIST,
+lstm_seq_mnist, gru_seq_mnist, rnn_seq_mnist = _baselines(
+    _seq_mnist_baseline,
+    ("seq_mnist", "sequential MNIST"),
+    gru=("70K", {"hidden_units": 150}),
+    rnn=("70K", {"hidden_units": 259}),
+    fast=(_FAST_MNIST, None, _FAST_RNN_MNIST),
+    fast_forget_bias="chrono",
+    **_SEQ_MNIST,
     training=_MNIST,
-    fast=_FAST_MNIST.replace(learning_rate=5e-3),
-    fast_arguments={"forget_bias": 1.0},
 )
-def lstm_permuted_mnist(
+
+
+def _permuted_mnist_baseline(
+    cell,
     layers: int = 1,
     hidden_units: int = 130,
     dropout: float = 0.0,
@@ -939,33 +919,23 @@ def lstm_permuted_mnist(
 
     Arguments as in `lstm_adding`.
     """
-    return _digit(_last("lstm", layers, hidden_units, dropout, seed, forget_bias, 28 * 28), seed)
+    return _digit(
+        _recurrent(cell, layers, hidden_units, dropout, forget_bias, seed, 28 * 28, False), seed
+    )
 
 
-@register(**_PERMUTED_MNIST, training=_MNIST, fast=_FAST_MNIST)
-def gru_permuted_mnist(
-    layers: int = 1, hidden_units: int = 150, dropout: float = 0.0, seed: int | None = 0
-) -> SequenceClassifier:
-    """GRU on permuted MNIST, 70K parameters (Bai et al. 2018, Table 1).
-
-    No settings are published: these are the LSTM's, with the width for the published size.
-    """
-    return _digit(_last("gru", layers, hidden_units, dropout, seed), seed)
-
-
-@register(**_PERMUTED_MNIST, training=_MNIST, fast=_FAST_RNN_MNIST)
-def rnn_permuted_mnist(
-    layers: int = 1, hidden_units: int = 259, dropout: float = 0.0, seed: int | None = 0
-) -> SequenceClassifier:
-    """RNN on permuted MNIST, 70K parameters (Bai et al. 2018, Table 1).
-
-    No settings are published: these are the LSTM's, with the width for the published size.
-    """
-    return _digit(_last("rnn", layers, hidden_units, dropout, seed), seed)
+lstm_permuted_mnist, gru_permuted_mnist, rnn_permuted_mnist = _baselines(
+    _permuted_mnist_baseline,
+    ("permuted_mnist", "permuted MNIST"),
+    gru=("70K", {"hidden_units": 150}),
+    rnn=("70K", {"hidden_units": 259}),
+    fast=(_FAST_MNIST.replace(learning_rate=5e-3), _FAST_MNIST, _FAST_RNN_MNIST),
+    fast_forget_bias=1.0,
+    **_PERMUTED_MNIST,
+    training=_MNIST,
+)
 
 
-# "SGD/Adam" without a rate: the paper's Adam.
-_RECURRENT_JSB = Training(optimizer="adam", learning_rate=2e-3, clip_norm=1.0, **_MUSIC_BATCHES)
 # One piece per batch: these networks need over a thousand steps before they learn anything.
 _FAST_RECURRENT_JSB = Training(
     **_FAST,
@@ -980,12 +950,8 @@ _FAST_RECURRENT_JSB = Training(
 )
 
 
-@register(
-    **_JSB,
-    training=_RECURRENT_JSB,
-    fast=_FAST_RECURRENT_JSB.replace(epochs=120, decay_steps=26_480),
-)
-def lstm_jsb(
+def _jsb_baseline(
+    cell,
     layers: int = 2,
     hidden_units: int = 200,
     dropout: float = 0.2,
@@ -999,34 +965,25 @@ def lstm_jsb(
 
     Arguments as in `lstm_adding`, but `forget_bias` is a number.
     """
-    return _music(_recurrent("lstm", layers, hidden_units, dropout, seed, forget_bias), seed)
+    return _music(_recurrent(cell, layers, hidden_units, dropout, forget_bias, seed), seed)
 
 
-@register(**_JSB, training=_RECURRENT_JSB, fast=_FAST_RECURRENT_JSB)
-def gru_jsb(
-    layers: int = 2, hidden_units: int = 163, dropout: float = 0.2, seed: int | None = 0
-) -> PolyphonicModel:
-    """GRU on JSB Chorales, 300K parameters (Bai et al. 2018, Table 1).
-
-    No settings are published: these are the LSTM's, with the width for the published size.
-    """
-    return _music(_recurrent("gru", layers, hidden_units, dropout, seed), seed)
-
-
-@register(**_JSB, training=_RECURRENT_JSB, fast=_FAST_RECURRENT_JSB.replace(learning_rate=7e-4))
-def rnn_jsb(
-    layers: int = 2, hidden_units: int = 288, dropout: float = 0.2, seed: int | None = 0
-) -> PolyphonicModel:
-    """RNN on JSB Chorales, 300K parameters (Bai et al. 2018, Table 1).
-
-    No settings are published: these are the LSTM's, with the width for the published size.
-    """
-    return _music(_recurrent("rnn", layers, hidden_units, dropout, seed), seed)
-
-
-_RECURRENT_NOTTINGHAM = Training(
-    optimizer="adam", learning_rate=4e-3, clip_norm=1.0, **_MUSIC_BATCHES
+lstm_jsb, gru_jsb, rnn_jsb = _baselines(
+    _jsb_baseline,
+    ("jsb", "JSB Chorales"),
+    gru=("300K", {"hidden_units": 163}),
+    rnn=("300K", {"hidden_units": 288}),
+    fast=(
+        _FAST_RECURRENT_JSB.replace(epochs=120, decay_steps=26_480),
+        _FAST_RECURRENT_JSB,
+        _FAST_RECURRENT_JSB.replace(learning_rate=7e-4),
+    ),
+    **_JSB,
+    # "SGD/Adam" without a rate: the paper's Adam.
+    training=Training(optimizer="adam", learning_rate=2e-3, clip_norm=1.0, **_MUSIC_BATCHES),
 )
+
+
 # One piece per batch: on JAX and a CPU, a step takes a fifth of the time of one with four pieces.
 _FAST_RECURRENT_NOTTINGHAM = Training(  # 694 steps an epoch
     **_FAST,
@@ -1040,12 +997,8 @@ _FAST_RECURRENT_NOTTINGHAM = Training(  # 694 steps an epoch
 )
 
 
-@register(
-    **_NOTTINGHAM,
-    training=_RECURRENT_NOTTINGHAM,
-    fast=_FAST_RECURRENT_NOTTINGHAM.replace(learning_rate=3e-3, epochs=30, decay_steps=19_820),
-)
-def lstm_nottingham(
+def _nottingham_baseline(
+    cell,
     layers: int = 1,
     hidden_units: int = 500,
     dropout: float = 0.1,
@@ -1059,43 +1012,27 @@ def lstm_nottingham(
 
     Arguments as in `lstm_adding`, but `forget_bias` is a number.
     """
-    return _music(_recurrent("lstm", layers, hidden_units, dropout, seed, forget_bias), seed)
+    return _music(_recurrent(cell, layers, hidden_units, dropout, forget_bias, seed), seed)
 
 
-@register(
+lstm_nottingham, gru_nottingham, rnn_nottingham = _baselines(
+    _nottingham_baseline,
+    ("nottingham", "Nottingham"),
+    gru=("1M", {"hidden_units": 521}),
+    rnn=("1M", {"hidden_units": 915}),
+    fast=(
+        _FAST_RECURRENT_NOTTINGHAM.replace(learning_rate=3e-3, epochs=30, decay_steps=19_820),
+        # 30 epochs with a peak of 3e-3 or 1e-2 end above 30 at constant 1e-3, which still improve.
+        _FAST_RECURRENT_NOTTINGHAM.replace(learning_rate=1e-3, epochs=100, decay_steps=68_400),
+        _FAST_RECURRENT_NOTTINGHAM,
+    ),
     **_NOTTINGHAM,
-    training=_RECURRENT_NOTTINGHAM,
-    # 30 epochs with a peak of 3e-3 or 1e-2 end above 30 at constant 1e-3, which still improve.
-    fast=_FAST_RECURRENT_NOTTINGHAM.replace(learning_rate=1e-3, epochs=100, decay_steps=68_400),
-)
-def gru_nottingham(
-    layers: int = 1, hidden_units: int = 521, dropout: float = 0.1, seed: int | None = 0
-) -> PolyphonicModel:
-    """GRU on Nottingham, 1M parameters (Bai et al. 2018, Table 1).
-
-    No settings are published: these are the LSTM's, with the width for the published size.
-    """
-    return _music(_recurrent("gru", layers, hidden_units, dropout, seed), seed)
-
-
-@register(**_NOTTINGHAM, training=_RECURRENT_NOTTINGHAM, fast=_FAST_RECURRENT_NOTTINGHAM)
-def rnn_nottingham(
-    layers: int = 1, hidden_units: int = 915, dropout: float = 0.1, seed: int | None = 0
-) -> PolyphonicModel:
-    """RNN on Nottingham, 1M parameters (Bai et al. 2018, Table 1).
-
-    No settings are published: these are the LSTM's, with the width for the published size.
-    """
-    return _music(_recurrent("rnn", layers, hidden_units, dropout, seed), seed)
-
-
-_on_ptb = register(
-    **_PTB, training=Training(optimizer="sgd", learning_rate=30.0, clip_norm=0.3, **_WORD_BATCHES)
+    training=Training(optimizer="adam", learning_rate=4e-3, clip_norm=1.0, **_MUSIC_BATCHES),
 )
 
 
-@_on_ptb
-def lstm_ptb(
+def _ptb_baseline(
+    cell,
     layers: int = 3,
     hidden_units: int = 700,
     embedding_dim: int = 700,
@@ -1126,49 +1063,23 @@ def lstm_ptb(
     Returns:
         A compiled `LanguageModel`.
     """
-    return _recurrent_language_model("lstm", **locals(), tie_embeddings=True)
+    return _recurrent_language_model(
+        cell, layers, hidden_units, embedding_dim, dropout, forget_bias, vocabulary_size, seed, True
+    )
 
 
-@_on_ptb
-def gru_ptb(
-    layers: int = 3,
-    hidden_units: int = 616,
-    embedding_dim: int = 616,
-    dropout: float = 0.4,
-    vocabulary_size: int = 10_000,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """GRU on word-level Penn Treebank, 13M parameters (Bai et al. 2018, Table 1).
-
-    No settings are published: these are the LSTM's, with the width for the published size.
-    """
-    return _recurrent_language_model("gru", **locals(), tie_embeddings=True)
-
-
-@_on_ptb
-def rnn_ptb(
-    layers: int = 3,
-    hidden_units: int = 858,
-    embedding_dim: int = 858,
-    dropout: float = 0.4,
-    vocabulary_size: int = 10_000,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """RNN on word-level Penn Treebank, 13M parameters (Bai et al. 2018, Table 1).
-
-    No settings are published: these are the LSTM's, with the width for the published size.
-    """
-    return _recurrent_language_model("rnn", **locals(), tie_embeddings=True)
-
-
-_on_char_ptb = register(
-    **_CHAR_PTB,
-    training=Training(optimizer="adam", learning_rate=2e-3, clip_norm=0.5, **_CHAR_BATCHES),
+lstm_ptb, gru_ptb, rnn_ptb = _baselines(
+    _ptb_baseline,
+    ("ptb", "word-level Penn Treebank"),
+    gru=("13M", {"hidden_units": 616, "embedding_dim": 616}),
+    rnn=("13M", {"hidden_units": 858, "embedding_dim": 858}),
+    **_PTB,
+    training=Training(optimizer="sgd", learning_rate=30.0, clip_norm=0.3, **_WORD_BATCHES),
 )
 
 
-@_on_char_ptb
-def lstm_char_ptb(
+def _char_ptb_baseline(
+    cell,
     layers: int = 2,
     hidden_units: int = 600,
     embedding_dim: int = 120,
@@ -1184,49 +1095,23 @@ def lstm_char_ptb(
 
     Arguments as in `lstm_ptb`.
     """
-    return _recurrent_language_model("lstm", **locals())
+    return _recurrent_language_model(
+        cell, layers, hidden_units, embedding_dim, dropout, forget_bias, vocabulary_size, seed
+    )
 
 
-@_on_char_ptb
-def gru_char_ptb(
-    layers: int = 2,
-    hidden_units: int = 554,
-    embedding_dim: int = 120,
-    dropout: float = 0.1,
-    vocabulary_size: int = 50,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """GRU on character-level Penn Treebank, 3M parameters (Bai et al. 2018, Table 1).
-
-    No settings are published: these are the LSTM's, with the width for the published size.
-    """
-    return _recurrent_language_model("gru", **locals())
-
-
-@_on_char_ptb
-def rnn_char_ptb(
-    layers: int = 2,
-    hidden_units: int = 971,
-    embedding_dim: int = 120,
-    dropout: float = 0.1,
-    vocabulary_size: int = 50,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """RNN on character-level Penn Treebank, 3M parameters (Bai et al. 2018, Table 1).
-
-    No settings are published: these are the LSTM's, with the width for the published size.
-    """
-    return _recurrent_language_model("rnn", **locals())
-
-
-_on_text8 = register(
-    **_TEXT8,
-    training=Training(optimizer="adam", learning_rate=1e-2, clip_norm=0.5, **_CHAR_BATCHES),
+lstm_char_ptb, gru_char_ptb, rnn_char_ptb = _baselines(
+    _char_ptb_baseline,
+    ("char_ptb", "character-level Penn Treebank"),
+    gru=("3M", {"hidden_units": 554}),
+    rnn=("3M", {"hidden_units": 971}),
+    **_CHAR_PTB,
+    training=Training(optimizer="adam", learning_rate=2e-3, clip_norm=0.5, **_CHAR_BATCHES),
 )
 
 
-@_on_text8
-def lstm_text8(
+def _text8_baseline(
+    cell,
     layers: int = 1,
     hidden_units: int = 1024,
     embedding_dim: int = 120,
@@ -1242,36 +1127,16 @@ def lstm_text8(
 
     Arguments as in `lstm_ptb`.
     """
-    return _recurrent_language_model("lstm", **locals())
+    return _recurrent_language_model(
+        cell, layers, hidden_units, embedding_dim, dropout, forget_bias, vocabulary_size, seed
+    )
 
 
-@_on_text8
-def gru_text8(
-    layers: int = 1,
-    hidden_units: int = 1174,
-    embedding_dim: int = 120,
-    dropout: float = 0.15,
-    vocabulary_size: int = 27,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """GRU on text8, 4.6M parameters (Bai et al. 2018, Table 1).
-
-    No settings are published: these are the LSTM's, with the width for the published size.
-    """
-    return _recurrent_language_model("gru", **locals())
-
-
-@_on_text8
-def rnn_text8(
-    layers: int = 1,
-    hidden_units: int = 2071,
-    embedding_dim: int = 120,
-    dropout: float = 0.15,
-    vocabulary_size: int = 27,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """RNN on text8, 4.6M parameters (Bai et al. 2018, Table 1).
-
-    No settings are published: these are the LSTM's, with the width for the published size.
-    """
-    return _recurrent_language_model("rnn", **locals())
+lstm_text8, gru_text8, rnn_text8 = _baselines(
+    _text8_baseline,
+    ("text8", "text8"),
+    gru=("4.6M", {"hidden_units": 1174}),
+    rnn=("4.6M", {"hidden_units": 2071}),
+    **_TEXT8,
+    training=Training(optimizer="adam", learning_rate=1e-2, clip_norm=0.5, **_CHAR_BATCHES),
+)

@@ -52,7 +52,6 @@ def _language_model(
     initial_stddev=0.01,
     initial_embedding=0.1,
 ):
-    """Returns a language model. The models below pass on all their arguments."""
     output_units = embedding_dim if output_units is None else output_units
     units = hidden_units + output_units
     aux_every = aux_every if aux_weight else None
@@ -231,7 +230,28 @@ def trellisnet_ptb(
     Returns:
         A compiled `LanguageModel`.
     """
-    return _language_model(**locals())
+    return _language_model(
+        depth=depth,
+        hidden_units=hidden_units,
+        output_units=output_units,
+        embedding_dim=embedding_dim,
+        kernel_size=kernel_size,
+        injection_every=injection_every,
+        groups=groups,
+        stateful=stateful,
+        aux_every=aux_every,
+        aux_weight=aux_weight,
+        embedding_dropout=embedding_dropout,
+        input_dropout=input_dropout,
+        hidden_dropout=hidden_dropout,
+        output_dropout=output_dropout,
+        weight_dropout=weight_dropout,
+        activation_reg=activation_reg,
+        temporal_activation_reg=temporal_activation_reg,
+        rematerialize=rematerialize,
+        vocabulary_size=vocabulary_size,
+        seed=seed,
+    )
 
 
 @register(data="ptb", metric="perplexity", training=_PTB)
@@ -262,7 +282,26 @@ def trellisnet_ptb_large(
 
     Arguments as in `trellisnet_ptb`.
     """
-    return _language_model(**locals())
+    return _language_model(
+        depth=depth,
+        hidden_units=hidden_units,
+        output_units=output_units,
+        embedding_dim=embedding_dim,
+        kernel_size=kernel_size,
+        stateful=stateful,
+        aux_every=aux_every,
+        aux_weight=aux_weight,
+        embedding_dropout=embedding_dropout,
+        input_dropout=input_dropout,
+        hidden_dropout=hidden_dropout,
+        output_dropout=output_dropout,
+        weight_dropout=weight_dropout,
+        activation_reg=activation_reg,
+        temporal_activation_reg=temporal_activation_reg,
+        rematerialize=rematerialize,
+        vocabulary_size=vocabulary_size,
+        seed=seed,
+    )
 
 
 @register(data="ptb", metric="perplexity", training=_PTB.replace(clip_norm=0.2))
@@ -299,7 +338,28 @@ def trellisnet_ptb_mos(
         latent_dropout: Variational dropout rate of the mixture's latent vectors.
         **: As in `trellisnet_ptb`.
     """
-    return _language_model(**locals())
+    return _language_model(
+        depth=depth,
+        hidden_units=hidden_units,
+        output_units=output_units,
+        embedding_dim=embedding_dim,
+        experts=experts,
+        kernel_size=kernel_size,
+        stateful=stateful,
+        aux_every=aux_every,
+        aux_weight=aux_weight,
+        embedding_dropout=embedding_dropout,
+        input_dropout=input_dropout,
+        hidden_dropout=hidden_dropout,
+        output_dropout=output_dropout,
+        latent_dropout=latent_dropout,
+        weight_dropout=weight_dropout,
+        activation_reg=activation_reg,
+        temporal_activation_reg=temporal_activation_reg,
+        rematerialize=rematerialize,
+        vocabulary_size=vocabulary_size,
+        seed=seed,
+    )
 
 
 @register(data="ptb", metric="perplexity", training=_PTB.replace(clip_norm=0.2))
@@ -331,7 +391,28 @@ def trellisnet_ptb_mos_large(
 
     Arguments as in `trellisnet_ptb_mos`.
     """
-    return _language_model(**locals())
+    return _language_model(
+        depth=depth,
+        hidden_units=hidden_units,
+        output_units=output_units,
+        embedding_dim=embedding_dim,
+        experts=experts,
+        kernel_size=kernel_size,
+        stateful=stateful,
+        aux_every=aux_every,
+        aux_weight=aux_weight,
+        embedding_dropout=embedding_dropout,
+        input_dropout=input_dropout,
+        hidden_dropout=hidden_dropout,
+        output_dropout=output_dropout,
+        latent_dropout=latent_dropout,
+        weight_dropout=weight_dropout,
+        activation_reg=activation_reg,
+        temporal_activation_reg=temporal_activation_reg,
+        rematerialize=rematerialize,
+        vocabulary_size=vocabulary_size,
+        seed=seed,
+    )
 
 
 @register(
@@ -393,7 +474,26 @@ def trellisnet_wt103(
             words sorted by decreasing frequency; `()` is a full softmax.
         **: As in `trellisnet_ptb`.
     """
-    return _language_model(**locals())
+    return _language_model(
+        depth=depth,
+        hidden_units=hidden_units,
+        output_units=output_units,
+        embedding_dim=embedding_dim,
+        kernel_size=kernel_size,
+        weight_norm=weight_norm,
+        cutoffs=cutoffs,
+        stateful=stateful,
+        aux_every=aux_every,
+        aux_weight=aux_weight,
+        embedding_dropout=embedding_dropout,
+        input_dropout=input_dropout,
+        hidden_dropout=hidden_dropout,
+        output_dropout=output_dropout,
+        weight_dropout=weight_dropout,
+        rematerialize=rematerialize,
+        vocabulary_size=vocabulary_size,
+        seed=seed,
+    )
 
 
 @register(
@@ -440,7 +540,25 @@ def trellisnet_char_ptb(
         weight_norm: Whether the kernels are weight-normalized.
         **: As in `trellisnet_ptb`.
     """
-    return _language_model(**locals())
+    return _language_model(
+        depth=depth,
+        hidden_units=hidden_units,
+        output_units=output_units,
+        embedding_dim=embedding_dim,
+        kernel_size=kernel_size,
+        weight_norm=weight_norm,
+        stateful=stateful,
+        aux_every=aux_every,
+        aux_weight=aux_weight,
+        embedding_dropout=embedding_dropout,
+        input_dropout=input_dropout,
+        hidden_dropout=hidden_dropout,
+        output_dropout=output_dropout,
+        weight_dropout=weight_dropout,
+        rematerialize=rematerialize,
+        vocabulary_size=vocabulary_size,
+        seed=seed,
+    )
 
 
 @register(
@@ -491,7 +609,27 @@ def trellisnet_char(
         initial_embedding: Bound of the uniform initial embedding.
         **: As in `trellisnet_ptb`.
     """
-    return _language_model(**locals())
+    return _language_model(
+        depth=depth,
+        hidden_units=hidden_units,
+        embedding_dim=embedding_dim,
+        kernel_size=kernel_size,
+        injection_every=injection_every,
+        groups=groups,
+        weight_norm=weight_norm,
+        stateful=stateful,
+        aux_every=aux_every,
+        aux_weight=aux_weight,
+        embedding_dropout=embedding_dropout,
+        input_dropout=input_dropout,
+        hidden_dropout=hidden_dropout,
+        output_dropout=output_dropout,
+        weight_dropout=weight_dropout,
+        initial_stddev=initial_stddev,
+        initial_embedding=initial_embedding,
+        vocabulary_size=vocabulary_size,
+        seed=seed,
+    )
 
 
 # Pixels
@@ -536,7 +674,6 @@ def _classifier(
     weight_norm,
     seed,
 ):
-    """Returns an image classifier. The models below pass on all their arguments."""
     backbone = TrellisLayer(
         hidden_units + output_units,
         len(dilations),
@@ -606,7 +743,18 @@ def trellisnet_seq_mnist(
     Returns:
         A compiled `SequenceClassifier`.
     """
-    return _classifier(**locals())
+    return _classifier(
+        hidden_units=hidden_units,
+        output_units=output_units,
+        kernel_size=kernel_size,
+        dilations=dilations,
+        input_dropout=input_dropout,
+        hidden_dropout=hidden_dropout,
+        output_dropout=output_dropout,
+        weight_dropout=weight_dropout,
+        weight_norm=weight_norm,
+        seed=seed,
+    )
 
 
 @register(data="permuted_mnist", metric="accuracy", channels=1, training=_PIXELS, fast=_FAST_PIXELS)
@@ -629,7 +777,18 @@ def trellisnet_permuted_mnist(
 
     Arguments as in `trellisnet_seq_mnist`.
     """
-    return _classifier(**locals())
+    return _classifier(
+        hidden_units=hidden_units,
+        output_units=output_units,
+        kernel_size=kernel_size,
+        dilations=dilations,
+        input_dropout=input_dropout,
+        hidden_dropout=hidden_dropout,
+        output_dropout=output_dropout,
+        weight_dropout=weight_dropout,
+        weight_norm=weight_norm,
+        seed=seed,
+    )
 
 
 @register(
@@ -659,4 +818,15 @@ def trellisnet_seq_cifar10(
 
     Arguments as in `trellisnet_seq_mnist`.
     """
-    return _classifier(**locals())
+    return _classifier(
+        hidden_units=hidden_units,
+        output_units=output_units,
+        kernel_size=kernel_size,
+        dilations=dilations,
+        input_dropout=input_dropout,
+        hidden_dropout=hidden_dropout,
+        output_dropout=output_dropout,
+        weight_dropout=weight_dropout,
+        weight_norm=weight_norm,
+        seed=seed,
+    )
