@@ -60,6 +60,22 @@ def damaged(draw, contents):
     return bytes(content)
 
 
+# What could end a name in C, in JavaScript or on a terminal, or begin something else there.
+_IN_NAMES = [
+    *["*/", "/*", "*", "/", "//", "\\", "??/", "??'", "?", '"', "'", "`", "${", "}", "#", "<", "a"],
+    *["\n", "\r", "\0", "\v", "\x85", "\u2028", "\u2029", "\x1b]0;", "\x07", "\x9b", "\u202e"],
+    *["é", "\U0001f600", "\ud800", "\\u000a", "\\x41", "\\101", "%n", "__FILE__", " ", "\t", "1"],
+]
+
+
+@st.composite
+def hostile_names(draw, count):
+    """A list of names as JSON, in bytes."""
+    random = draw(_randoms)
+    names = ["".join(random.choices(_IN_NAMES, k=random.randint(0, 9))) for _ in range(count)]
+    return json.dumps(names).encode()
+
+
 # Stands for a value nested so deeply that a recursive reader runs out of stack.
 _DEEP = "stands for many brackets"
 _VALUES = [

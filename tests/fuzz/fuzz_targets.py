@@ -15,16 +15,24 @@ import shutil
 import zipfile
 from unittest import mock
 
+import keras
 import numpy as np
 from hypothesis import strategies as st
 
-from tests.fuzz.fuzz_inputs import damaged, damaged_json
+from keras_streams import passes
+from keras_streams.c import comment_of, step_program
+from keras_streams.c_code import print_c
+from keras_streams.exported import exported_stream
+from keras_streams.wasm import es_module
+from tests.fuzz.fuzz_inputs import damaged, damaged_json, hostile_names
 from tests.support.hostile_hdf5 import HOSTILE, SECRET, replace_array
 from tests.support.processes import ROOT
 from tests.support.small_runs import tiny_run
 from trellis_keras import layers, scoring, training, zoo
 from trellis_keras.data import Vocabulary
 from trellis_keras.models import LanguageModel
+from trellis_keras.models.saved_files import load_model
+from trellis_keras.terminal import printable
 from trellis_keras.torch_weights import load_torch_state_dict
 from trellis_keras.training.monitors import read_history
 from trellis_keras.zoo import comparison, datasets
@@ -328,7 +336,6 @@ def environment(folder):
 
 
 def _small_model():
-    import keras
 
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
     model.compile(training.Adam(0.1), loss="mse")
@@ -501,7 +508,6 @@ _MODULES = "layers losses metrics ops optimizers random saving utils visualizati
 
 def _every_class():
     """Configurations of all that Keras exports, as classes and as functions, and of all of ours."""
-    import keras
 
     names = [(module, name) for module in _MODULES for name in vars(getattr(keras, module))]
     kinds = [
@@ -640,6 +646,90 @@ def preset_weights(folder):
         return damaged(_leading_elsewhere(folder, content))
 
     yield from _preset(folder, "model.weights.h5", inputs)
+
+
+@target
+def polyglots(folder):
+    """Archives and HDF5 files behind each other, under any name: only our models are loaded."""
+    model = _saved_model(folder)
+    net = keras.Sequential([keras.Input((1,)), keras.layers.Discretization([0.5])])
+    net.save(folder / "legacy.h5")
+    model.save_weights(folder / "some.weights.h5")
+    files = (folder / runs.BEST, folder / "legacy.h5", folder / "some.weights.h5")
+    contents = [file.read_bytes() for file in files]
+    calls = {"load_model": load_model, "load_weights": model.load_weights}
+    names = ["a.keras", ".keras", "a.h5", ".h5", "a.hdf5", "a.weights.h5", "a"]
+    inside, chosen = folder / "polyglots", []
+    pieces = st.lists(st.sampled_from(contents) | damaged(contents), min_size=1, max_size=3)
+    inputs = st.tuples(st.sampled_from([*calls]), st.sampled_from(names), pieces.map(b"".join))
+
+    def write(content):
+        head, _, content = content.partition(b"\0")
+        chosen[:] = head.decode().split()
+        shutil.rmtree(inside, ignore_errors=True)
+        inside.mkdir()
+        (inside / chosen[1]).write_bytes(content)
+
+    def load():
+        call, name = chosen
+        found = calls[call](inside / name)
+        assert found is None or isinstance(found, LanguageModel), "a foreign model was loaded"
+
+    inputs = inputs.map(lambda parts: f"{parts[0]} {parts[1]}\0".encode() + parts[2])
+    yield Target(inside / "a.keras", inputs, load, write)
+
+
+# Names
+
+# A comment or a string, after C has replaced trigraphs and spliced lines.
+_IN_C = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+_IN_JS = re.compile(r'/\*.*?\*/|//[^\n\r\u2028\u2029]*|"(?:\\.|[^"\\\n\r])*"', re.DOTALL)
+_TRIGRAPHS = str.maketrans("=()/'<>!-", "#[]\\^{}|~")
+_CONTROLS = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def _without(found):
+    return '""' if found[0].startswith('"') else ""
+
+
+def _code_of_c(text):
+    """The text of a program without its comments, strings, identifiers, and white space."""
+    text = re.sub(r"\?\?([=()/'<>!-])", lambda found: found[1].translate(_TRIGRAPHS), text)
+    text = _IN_C.sub(_without, text.replace("\\\n", ""))
+    return "".join(re.sub(r"\w+", "w", text).split())
+
+
+@target
+def names(folder):
+    """Of classes, columns, layers and files: the code around them stays the same."""
+    net = keras.Sequential([keras.Input((None, 2)), keras.layers.Dense(2, "tanh")])
+    stream = exported_stream(net)
+
+    def generated(names):
+        *classes, column, layer, file = names
+        program = step_program(stream)
+        for operation in program.ops:
+            operation.scope = operation.buffer.scope = layer
+        about = dataclasses.replace(stream, names=classes)
+        source = print_c(program, passes.optimize(program), "model", "float", about)
+        source = dataclasses.replace(source, comment=comment_of([column, f"columns: {column}"]))
+        module = es_module(source, file)
+        parts = [_code_of_c(source.comment + source.header), _code_of_c(source.code)]
+        (shown,) = re.findall("^export const names = (.*); // ", module, re.MULTILINE)
+        return [*parts, _IN_JS.sub(_without, module)], json.loads(shown)
+
+    path, plain = folder / "names.json", generated(["a", "b", "column", "layer", "file"])[0]
+
+    def load():
+        given = json.loads(path.read_bytes())
+        code, shown = generated(given)
+        assert code == plain and shown == given[:2], "a name has become code"
+        for name in given:
+            lines, line = printable(name), printable(name, lines=False)
+            assert not _CONTROLS.search(lines + line), "a terminal would obey"
+            assert len(f"({line})".splitlines()) == 1, "a name has several lines"
+
+    yield Target(path, hostile_names(5), load)
 
 
 # Runs
