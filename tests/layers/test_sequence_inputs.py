@@ -1,4 +1,4 @@
-"""What layers for sequences share: `output_length`, any length, sizes, rates, seeds, freezing."""
+"""What layers for sequences share: `output_length`, any length, sizes, seeds, freezing."""
 
 import functools
 import json
@@ -15,15 +15,12 @@ from trellis_keras.layers import (
     TCN,
     AdaptiveSoftmax,
     DenseHead,
-    DropConnect,
-    Dropout,
     GridLSTMCell,
     LRUCell,
     RHNCell,
     StackedRNN,
     TCNBlock,
     TrellisLayer,
-    VariationalDropout,
 )
 from trellis_keras.layers.base import sub_seed
 from trellis_keras.models import LanguageModel, SequenceClassifier
@@ -147,28 +144,6 @@ def test_sizes_of_numpy(name):
     layer = kind(**options)
     assert kind.from_config(json.loads(json.dumps(layer.get_config()))).name == layer.name
     layer.build((None, 4) if name.endswith("Cell") else (None, None, 4))
-
-
-@pytest.mark.parametrize(
-    ("layer", "name"),
-    [
-        (TrellisLayer(4, 2), "dropout"),
-        (TrellisLayer(4, 2, weight_dropout=0.5), "weight_dropout"),
-        (TCN(4, 2, 2), "dropout"),
-        (LRU(4), "recurrent_dropout"),
-        (Dropout(0.2), "rate"),
-        (VariationalDropout(0.2), "rate"),
-        (DropConnect(0.2), "rate"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
-)
-def test_rates_cannot_change(layer, name):
-    rate = getattr(layer, name)
-    with pytest.raises(AttributeError, match=f"`{name}`.*cannot change.*Received: {name}=0.3"):
-        setattr(layer, name, 0.3)
-    setattr(layer, name, rate)
-    other = type(layer).from_config({**layer.get_config(), name: 0.3})
-    assert getattr(other, name) == 0.3
 
 
 def test_seeds_are_unrelated():

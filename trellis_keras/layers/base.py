@@ -1,6 +1,5 @@
-"""Code shared by the layers: argument checks, seeds, precision, and four mixins.
+"""Code shared by the layers: argument checks, seeds, precision, and three mixins.
 
-- `FixedRatesMixin`: forbids changing a dropout rate after construction;
 - `OutputLengthMixin`: the arguments `return_sequences` and `output_length`;
 - `StatefulMixin`: `initial_state` and `stateful`, with a `StateCache` for the carried states;
 - `SublayersMixin`: saves which sublayers have `trainable=False` or were quantized.
@@ -170,25 +169,6 @@ def default_policy(name: str | None) -> Iterator[None]:
 
 
 # Mixins
-
-
-class FixedRatesMixin:
-    """Forbids changing a dropout rate after construction.
-
-    A layer passes its rates on to sublayers, and compiled functions contain them as constants, so
-    a new value of the attribute would have no effect.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        is_rate = name in ("dropout", "recurrent_dropout", "weight_dropout", "rate")
-        if is_rate and value != vars(self).get(name, value):
-            kind = type(self).__name__
-            raise AttributeError(
-                f"`{name}` of a {kind} cannot change after construction. Create a new layer: "
-                f"{kind}.from_config({{**layer.get_config(), {name!r}: {value!r}}}), then build it "
-                f"and call `set_weights(layer.get_weights())`. Received: {name}={value!r}"
-            )
-        super().__setattr__(name, value)
 
 
 class OutputLengthMixin:

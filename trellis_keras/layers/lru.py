@@ -13,7 +13,6 @@ from trellis_keras.kernels.lattice_loop import lattice_loop
 from trellis_keras.kernels.products import linear, matmul
 from trellis_keras.kernels.scan import scan
 from trellis_keras.layers.base import (
-    FixedRatesMixin,
     StatefulMixin,
     SublayersMixin,
     check_has_steps,
@@ -226,7 +225,7 @@ _CELL_ARGUMENTS = (
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class LRU(FixedRatesMixin, SublayersMixin, StatefulMixin, StreamingMixin, keras.layers.Layer):
+class LRU(SublayersMixin, StatefulMixin, StreamingMixin, keras.layers.Layer):
     """Lattice Recurrent Unit of `depth` cells (Ahuja & Morency 2018), not the Linear one.
 
     It computes the same function as `keras.layers.RNN([LRUCell(units), ...])`: h1 passes up from

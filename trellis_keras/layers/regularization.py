@@ -9,11 +9,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from trellis_keras.layers.base import FixedRatesMixin, check_positive
+from trellis_keras.layers.base import check_positive
 from trellis_keras.types import Initializer, Regularizer, Shape, Tensor
 
 
-class _MaskDropout(FixedRatesMixin, keras.layers.Layer):
+class _MaskDropout(keras.layers.Layer):
     """Base class: a rate, a seed and an inverted-dropout mask."""
 
     def __init__(self, rate: float, seed: int | None = None, **kwargs: Any) -> None:
@@ -43,7 +43,7 @@ class _MaskDropout(FixedRatesMixin, keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class Dropout(FixedRatesMixin, keras.layers.Dropout):
+class Dropout(keras.layers.Dropout):
     """`keras.layers.Dropout`, with masks that XLA draws fast and whose rate is exact.
 
     On TensorFlow, XLA draws the mask of `keras.layers.Dropout` so slowly on a CPU that the mask may

@@ -26,7 +26,6 @@ from trellis_keras import kernels
 from trellis_keras.kernels import recurrent_loop
 from trellis_keras.kernels.activations import tanh
 from trellis_keras.layers.base import (
-    FixedRatesMixin,
     StatefulMixin,
     check_has_steps,
     check_positive,
@@ -102,7 +101,7 @@ def _blockwise(*initializers):
     return initial
 
 
-class RecurrentCell(FixedRatesMixin, DropoutRNNCell, keras.layers.Layer):
+class RecurrentCell(DropoutRNNCell, keras.layers.Layer):
     """Base class of cells for `keras.layers.RNN`.
 
     A subclass creates its weights with `add_gate_weight` in `build`, and gets its dropout masks

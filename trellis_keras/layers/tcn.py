@@ -21,7 +21,6 @@ from trellis_keras.kernels.cone import Cone, offsets, read
 from trellis_keras.kernels.convolution import convolve, gather, product
 from trellis_keras.kernels.products import linear
 from trellis_keras.layers.base import (
-    FixedRatesMixin,
     OutputLengthMixin,
     SublayersMixin,
     check_condition,
@@ -71,7 +70,7 @@ _NORMALIZATIONS: dict[str | None, Callable | None] = {
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class TCNBlock(FixedRatesMixin, SublayersMixin, StreamingMixin, keras.layers.Layer):
+class TCNBlock(SublayersMixin, StreamingMixin, keras.layers.Layer):
     """Residual block of two dilated causal convolutions (Bai et al. 2018, Fig. 1b).
 
     With * a causal convolution with dilation rate `dilation_rate`,
@@ -586,7 +585,6 @@ def depth_for(receptive_field: int, kernel_size: int) -> int:
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class TCN(
-    FixedRatesMixin,
     SublayersMixin,
     OutputLengthMixin,
     StreamingMixin,

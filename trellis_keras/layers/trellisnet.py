@@ -28,7 +28,6 @@ from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.convolution import gather, gather_taps, product, shift
 from trellis_keras.kernels.level_buffers import LevelBuffers
 from trellis_keras.layers.base import (
-    FixedRatesMixin,
     OutputLengthMixin,
     StatefulMixin,
     SublayersMixin,
@@ -235,7 +234,6 @@ class _Weights(NamedTuple):
 
 @keras.saving.register_keras_serializable("trellis_keras")
 class TrellisLayer(
-    FixedRatesMixin,
     SublayersMixin,
     OutputLengthMixin,
     StatefulMixin,
