@@ -3,6 +3,7 @@
 import pickle
 import threading
 
+import keras
 import numpy as np
 import pytest
 
@@ -11,6 +12,7 @@ from keras_streams.c import keras_steps
 from tests.export.random_nets import CHANNELS
 from tests.export.test_c import classifier, language_model
 from trellis_keras.export import native
+from trellis_keras.layers import TCN
 
 X = np.random.default_rng(0).normal(size=(300, CHANNELS)).astype("float32")
 
@@ -96,3 +98,33 @@ def test_zig_compiles_too(model, stream, monkeypatch):
     monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
     assert "ziglang" in compiled.find_compiler()
     np.testing.assert_array_equal(steps(native(model)), steps(stream))
+
+
+def test_threads_trace_side_by_side_with_other_work(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # a cold cache
+    models = [
+        keras.Sequential([keras.Input((None, 2)), TCN(4, 2, depth=1, seed=n)]) for n in range(3)
+    ]
+    x = np.ones((1, 5, 2), "float32")
+    expected = [model.predict(x, verbose=0)[0, -1] for model in models]
+    found = {}
+
+    def stream(n):
+        native_stream = native(models[n])
+        for row in x[0]:
+            found[n] = native_stream.step(row)
+
+    def build():
+        for _ in range(20):
+            keras.Sequential([keras.Input((None, 2)), keras.layers.LSTM(3)])(x)
+        found["built"] = True
+
+    threads = [threading.Thread(target=stream, args=(n,)) for n in range(3)]
+    threads.append(threading.Thread(target=build))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found["built"]
+    for n in range(3):
+        np.testing.assert_allclose(found[n], expected[n], rtol=1e-5, atol=1e-6)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import sys
+import threading
 import unittest.mock
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +14,8 @@ from keras import ops
 from keras.src import backend
 from keras.src.ops.node import Node
 from keras.src.utils.backend_utils import DynamicBackend
+
+_ONE_AT_A_TIME = threading.RLock()  # the threads that trace
 
 
 @dataclasses.dataclass
@@ -52,13 +55,15 @@ def trace(stream: Any, inputs: Any) -> Trace:
 
 @contextlib.contextmanager
 def recorded(outer: Any = None) -> Iterator[list[tuple[Node, str]]]:
-    """Context that records all calls of Keras operations with symbolic tensors.
+    """Context that records this thread's calls of Keras operations with symbolic tensors.
 
-    Layers are traced through their `call`.
+    Layers are traced through their `call`. Keras is patched meanwhile; other threads see it as it
+    is, and wait to trace.
 
     Args:
         outer: Object whose methods belong to no layer.
     """
+    thread = threading.get_ident()
     nodes: list[tuple[Node, str]] = []
     create, whole, get = Node.__init__, keras.Layer.__call__, keras.KerasTensor.__getitem__
 
@@ -73,8 +78,19 @@ def recorded(outer: Any = None) -> Iterator[list[tuple[Node, str]]]:
     def get_item(x, key):  # Keras fails for keys such as x[:1] and x[None]
         return get(x, key if isinstance(key, tuple) else (key,))
 
-    patch = unittest.mock.patch.object
+    def patch(owner, name, replacement):
+        original = getattr(owner, name)
+        if isinstance(replacement, _Namespace):
+            return unittest.mock.patch.object(owner, name, replacement)
+
+        def here(*args, **kwargs):
+            function = replacement if threading.get_ident() == thread else original
+            return function(*args, **kwargs)
+
+        return unittest.mock.patch.object(owner, name, here)
+
     with (
+        _ONE_AT_A_TIME,
         patch(backend, "numpy", _Namespace(backend.numpy)),
         patch(backend, "nn", _Namespace(backend.nn)),
         patch(backend, "math", _Namespace(backend.math)),
