@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from keras_streams import compiled_step
+from keras_streams.c import native
 from trellis_series import Forecasts
 
 N = 260
@@ -80,3 +81,24 @@ def test_streams_that_cannot_start_are_refused():
     forecasts.fit(numbered(SERIES["day"]).assign(x=SERIES["walk"]))
     with pytest.raises(ValueError, match="'x'"):
         forecasts.stream()
+
+
+def test_exports_equal_the_stream(tmp_path):
+    forecasts = Forecasts(6, season=24).fit(numbered(SERIES["day"][:200]))
+    new = SERIES["day"][200:220].astype("float32")
+    expected = streamed(forecasts, new, "float32")[0]
+    forecasts.export(tmp_path / "load.c")  # compares 200 steps with Keras
+    assert "the forecast, the lower end of the 80 % band" in (tmp_path / "load.h").read_text()
+    found = native(forecasts.stream(dtype="float32"))
+    for value in new:
+        y = found.step([value])
+    np.testing.assert_allclose(np.reshape(y, (6, 3)), expected, rtol=1e-4)
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        forecasts.export(tmp_path / "served")
+        serve = tf.saved_model.load(str(tmp_path / "served")).signatures["serving_default"]
+        served = serve(values=tf.constant(new[None, :, None]))["forecast"]
+        np.testing.assert_allclose(served[0], expected, rtol=1e-4)
+        with pytest.raises(ValueError, match="exists"):
+            forecasts.export(tmp_path / "served")

@@ -10,6 +10,7 @@ import numpy as np
 
 from trellis_series import bands, ridge, smoothing
 
+_LARGEST = 1e30  # value, in units of the scale
 RECENT = 1_000  # values, or five seasons, that the smoothing runs over
 FEW = 3.0  # independent origins below which a band is also at least the naive forecast's
 
@@ -128,13 +129,14 @@ class Ensemble:
             xp: `numpy`, or `keras.ops` for tensors.
         """
         y = y / self.scale
-        known = xp.isfinite(y)
+        known = xp.less(xp.abs(y), _LARGEST)  # neither NaN nor infinite
+        seen = xp.where(known, y, np.nan)
         before = state.values[..., -self.season :][..., :1]
         rate = bands.rate_of(self.season, self.horizon)
         moved = state.local + rate * (xp.abs(y - before) - state.local)
         values = xp.concatenate([state.values[..., 1:], xp.where(known, y, before)], axis=-1)
         filters = tuple(
-            smoothing.step(bank, old, self._log(y, xp) if is_log else y, xp)
+            smoothing.step(bank, old, self._log(seen, xp) if is_log else seen, xp)
             for (_, is_log, bank), old in zip(self.banks, state.filters, strict=True)
         )
         if future is not None:
@@ -176,7 +178,7 @@ class Ensemble:
         return xp.maximum(mean, self.low)
 
     def _log(self, y, xp=np):
-        return xp.log(xp.where(xp.isfinite(y), xp.maximum(y, self.limits[0]), np.nan))
+        return xp.log(xp.where(xp.isnan(y), np.nan, xp.maximum(y, self.limits[0])))
 
     def _exp(self, y, xp):
         return xp.exp(xp.minimum(y, math.log(self.limits[1])))
@@ -220,7 +222,7 @@ def widths(factors: Any, least: Any, local: Any, xp: Any = np) -> Any:
         xp: `numpy`, or `keras.ops` for tensors.
     """
     v = xp.maximum(local, bands.LEAST_LOCAL)[..., None]
-    found = sum(f * v**power for f, power in zip(factors, bands.POWERS, strict=True))
+    found = sum(v**power * f for f, power in zip(factors, bands.POWERS, strict=True))
     return xp.maximum(found, least)
 
 

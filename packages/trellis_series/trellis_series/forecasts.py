@@ -428,13 +428,11 @@ class Forecasts:
         forecasts = self.predict() if forecasts is None else forecasts
         frame = self._recent() if df is None else to_frame(df, columns)
         names = list(dict.fromkeys(forecasts[columns.id]))[:max_ids] if ids is None else list(ids)
-        tables = [frame[[columns.id, columns.time, columns.target]]]
-        tables.append(forecasts.drop(columns=["cutoff", columns.target], errors="ignore"))
-        for i, each in enumerate(tables):  # periods, durations and strings cannot be drawn
-            times = self.calendar.plain(parse_times(each[columns.time]))
-            tables[i] = each.assign(**{columns.time: times}).sort_values([columns.id, columns.time])
+        seen = frame[[columns.id, columns.time, columns.target]]
+        drawn = forecasts.drop(columns=["cutoff", columns.target], errors="ignore")
         return plot_series(
-            *tables,
+            self._drawable(seen),
+            self._drawable(drawn),
             ids=names,
             max_ids=max_ids,
             models=list(models),
@@ -445,6 +443,12 @@ class Forecasts:
             target_col=columns.target,
             ax=ax,
         )
+
+    def _drawable(self, table):
+        """Returns a sorted table with plain times: periods and durations cannot be drawn."""
+        times = self.calendar.plain(parse_times(table[self.columns.time]))
+        table = table.assign(**{self.columns.time: times})
+        return table.sort_values([self.columns.id, self.columns.time])
 
     def _recent(self):
         """Returns the values in the states as a table."""
@@ -483,6 +487,34 @@ class Forecasts:
             raise ValueError(f"There is no series {unique_id!r}.")
         model = models[next(iter(models)) if unique_id is None else unique_id].model
         return ForecastStream(model, self.levels, self.net if model.net_share else None, dtype)
+
+    def export(
+        self,
+        path: str | os.PathLike,
+        unique_id: Any = None,
+        dtype: str = "float32",
+        overwrite: bool = False,
+    ) -> None:
+        """Writes the forecast of a series for programs without Python.
+
+        A file `name.c` becomes C99 with a header: `name_reset` starts after the last value that was
+        read, and `name_step` reads one value and writes the forecast and the ends of the bands. It
+        is compared with Keras before it is written (docs/edge.md). Any other path becomes a
+        SavedModel that takes the values after the last one that was read, (batch, time, 1), and
+        returns the forecast after them, (batch, horizon, 1 + 2 levels).
+
+        Args:
+            path: The C file, or the folder of the SavedModel.
+            unique_id: The name of the series. Defaults to `None`, the only one.
+            dtype: String, `"float32"` or `"float64"`. Defaults to `"float32"`.
+            overwrite: Boolean, whether to replace an earlier export. Defaults to `False`.
+
+        Raises:
+            ValueError: As in `stream`, or if the path exists.
+        """
+        from trellis_series.stream import export  # imports Keras
+
+        export(self.stream(unique_id, dtype), path, overwrite)
 
     def save(self, path: str | os.PathLike, overwrite: bool = False) -> None:
         """Saves the forecasts to a folder, which `load` reads.

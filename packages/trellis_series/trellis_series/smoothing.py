@@ -10,7 +10,10 @@ Each filter is a recursion over the values y_t of a series with a season of m st
 
 The forecast of a filter is l + (phi + ... + phi^k) b + s_{t+k}; that of the bank is the mean over
 the filters with weights L_j^(-n/2) for a sum L_j of squared errors e_t over n steps, the likelihood
-of normal errors. Functions take arrays of NumPy or, in a stream, tensors and `keras.ops` as `xp`.
+of normal errors.
+
+Functions take arrays of NumPy or, in a stream, tensors and `keras.ops` as `xp`. (Constants come
+second in products, because NumPy would not multiply a symbolic tensor.)
 """
 
 import itertools
@@ -81,15 +84,15 @@ def step(filters: Bank, state: State, y: Any, xp: Any = np) -> State:
     alpha, beta, phi, drift, gamma = filters
     level, trend, seasons, loss, seen, steps = state
     season = seasons.shape[-2]
-    now = level + phi * trend
+    now = level + trend * phi
     error = y - now - seasons[..., 0, :]
     missing = xp.isnan(error)
     error = xp.where(missing, 0.0, error)
-    new = now + alpha * error
-    mean_change = trend + (drift * (new - level) - trend) / (steps + 5)
-    trend = xp.where(drift > 0, mean_change, phi * trend + alpha * beta * error)
+    new = now + error * alpha
+    mean_change = trend + ((new - level) * drift - trend) / (steps + 5)
+    trend = xp.where(drift > 0, mean_change, trend * phi + error * (alpha * beta))
     gain = xp.where(gamma < 0, 0.0, xp.maximum(gamma, season / (steps + season)))
-    term = seasons[..., 0, :] + gain * (1 - alpha) * error
+    term = seasons[..., 0, :] + gain * error * (1 - alpha)
     seasons = xp.concatenate([seasons[..., 1:, :], term[..., None, :]], axis=-2)
     loss = (1 - 1 / MEMORY) * loss + error**2
     counts = xp.where(missing[..., :1], xp.zeros_like(seen), xp.ones_like(seen))
@@ -101,7 +104,7 @@ def forecast(filters: Bank, state: State, horizon: int, xp: Any = np) -> Any:
     """Returns the weighted forecasts of the next steps, (..., horizon)."""
     damping = np.cumsum(np.asarray(filters.phi) ** np.arange(1, horizon + 1)[:, None], axis=0)
     ahead = xp.take(state.seasons, np.arange(horizon) % state.seasons.shape[-2], axis=-2)
-    paths = state.level[..., None, :] + damping * state.trend[..., None, :] + ahead
+    paths = state.level[..., None, :] + state.trend[..., None, :] * damping + ahead
     return xp.sum(paths * likelihoods(state, xp)[..., None, :], axis=-1)
 
 
