@@ -237,6 +237,12 @@ REFUSED = {
 }
 
 
+def test_model_of_float64_layers_is_written_whatever_its_own_dtype(tmp_path):
+    model = keras.Sequential([keras.Input((None, 2)), keras.layers.Dense(3, dtype="float64")])
+    assert model.compute_dtype == "float32"
+    assert "double" in export(model, tmp_path / "model.c", format="c").read_text()
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_written_is_refused_before_a_file_is(name, tmp_path):
     make, message = REFUSED[name]

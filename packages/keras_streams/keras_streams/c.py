@@ -18,6 +18,7 @@ from keras_streams.c_code import Source, comment_text, print_c
 from keras_streams.compiled import NativeStream, find_compiler, source_files
 from keras_streams.exported import ExportedStream, exported_stream
 from keras_streams.files import check_output, write_files
+from keras_streams.graph import functional_of
 from keras_streams.xla import compile_xla
 
 _STEPS = 200  # of random inputs, or more for models with few outputs
@@ -159,7 +160,12 @@ def step_program(stream: ExportedStream) -> lower.Program:
 def _real_type(stream):
     model = stream.model
     layers = [model, *model._flatten_layers()]
-    layers = [layer for layer in layers if not isinstance(layer, keras.layers.InputLayer)]
+    # A graph of layers computes nothing itself, so its own dtype does not matter.
+    layers = [
+        layer
+        for layer in layers
+        if not isinstance(layer, keras.layers.InputLayer) and functional_of(layer) is None
+    ]
     quantized = [layer.name for layer in layers if layer.quantization_mode is not None]
     if quantized:
         raise ValueError(
