@@ -421,7 +421,7 @@ def attend(x):
 REFUSED = {
     "both .Bidirectional., operation 2 of 2, in net, does not stream.*Use a forward layer":
         lambda x: layers.Bidirectional(layers.LSTM(2), name="both")(layers.Dense(2)(x)),
-    "attend .MultiHeadAttention.*attends to all steps. Use a causal layer such as": attend,
+    "attend .MultiHeadAttention.*attends to all steps.*use_causal_mask=True": attend,
     "global_average.*Call it with its inputs only, without `mask`":
         with_mask(layers.GlobalAveragePooling1D()),
     "lstm.*Call it with its inputs only, without `mask`": with_mask(layers.LSTM(2)),
