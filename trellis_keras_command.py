@@ -200,17 +200,14 @@ def train(
             raise ValueError(f"--text is for language models. {recipe.name} reads sequences.")
         _add_text(options, text)
     recipe = recipe.replace(**options)
-    observation = run.Observation(
-        (2 if alone else 0) if gradient_norms is None else gradient_norms,
-        (200 if alone else 0) if sample_length is None else sample_length,
-        graph=alone,
-        profile=_range(profile),
-    )
     try:
         run.train(
             recipe,
             output,
-            observation=observation,
+            gradient_norms=(2 if alone else 0) if gradient_norms is None else gradient_norms,
+            sample_length=(200 if alone else 0) if sample_length is None else sample_length,
+            graph=alone,
+            profile=_range(profile),
             max_minutes=max_minutes,
             save_minutes=save_minutes,
             devices=devices,

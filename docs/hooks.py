@@ -48,7 +48,7 @@ REFERENCE = {
                 "trellis_keras.zoo.tcn",
                 "trellis_keras.zoo.lru",
             ),
-            "trellis_keras.zoo.run:train,evaluate,load_best,Observation",
+            "trellis_keras.zoo.run:train,evaluate,load_best",
             "trellis_keras.zoo.datasets",
         ],
     ),

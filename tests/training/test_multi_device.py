@@ -75,11 +75,10 @@ if keras.backend.backend() == "tensorflow":
 model, settings = sys.argv[2], json.loads(sys.argv[3])
 recipe = zoo.recipe(model, **settings)
 folder = pathlib.Path(sys.argv[1])
-observation = zoo.run.Observation(gradient_norms=2)
-zoo.train(recipe, folder / "alone", 0, observation=observation, devices=1)
+zoo.train(recipe, folder / "alone", 0, gradient_norms=2, devices=1)
 for epochs, devices in enumerate(json.loads(sys.argv[4]), start=1):
     part = recipe.replace(epochs=epochs)
-    zoo.train(part, folder / "several", 0, observation=observation, devices=devices)
+    zoo.train(part, folder / "several", 0, gradient_norms=2, devices=devices)
 for wrong in ({"devices": 3}, {"devices": 2, "batch_size": 3}):
     devices = wrong.pop("devices")
     try:

@@ -16,9 +16,9 @@ from tests.support.small_runs import STATEFUL, tiny_recipe
 from trellis_keras import zoo
 from trellis_keras.training.monitors import read_history
 from trellis_keras.zoo import run as runs
-from trellis_keras.zoo.run import Observation
+from trellis_keras.zoo.run.observers import observers
 
-EVERYTHING = Observation(gradient_norms=1, sample_length=12, graph=True, profile=(2, 3))
+EVERYTHING = {"gradient_norms": 1, "sample_length": 12, "graph": True, "profile": (2, 3)}
 SETTINGS = STATEFUL | {"aux_every": 2}
 
 
@@ -27,7 +27,7 @@ def observed(tmp_path_factory):
     """A run of two epochs, with every source of randomness."""
     folder = tmp_path_factory.mktemp("observed")
     recipe = tiny_recipe(folder, **SETTINGS | {"epochs": 2})
-    runs.train(recipe, folder / "run", verbose=0, observation=EVERYTHING)
+    runs.train(recipe, folder / "run", verbose=0, **EVERYTHING)
     return folder / "run"
 
 
@@ -85,7 +85,7 @@ def test_the_blocks_of_a_tcn(tmp_path):
         "tcn_adding", T=8, depth=3, filters=4, batch_size=4, epochs=1, jit_compile=False,
         data_options=sizes,
     )  # fmt: skip
-    runs.train(recipe, tmp_path, verbose=0, observation=Observation(5, 12, graph=True))
+    runs.train(recipe, tmp_path, verbose=0, gradient_norms=5, sample_length=12, graph=True)
     values, _ = read_events(tmp_path / "tensorboard" / "train")
     blocks = {f"epoch_gradient_norm/{i}_block" for i in (1, 2, 3)}
     assert read_events(tmp_path / "tensorboard" / "graph")[1]
@@ -96,15 +96,15 @@ def test_the_blocks_of_a_tcn(tmp_path):
 # What is missing or wrong
 
 
-def callbacks(folder, observation):
+def callbacks(folder, **options):
     """Those of a language model that is never trained."""
     model = SimpleNamespace(vocabulary="abc", backbone=None)
-    return observation.callbacks(folder, model, [], SimpleNamespace(valid=[1, 2]), batches=50)
+    return observers(folder, model, [], SimpleNamespace(valid=[1, 2]), batches=50, **options)
 
 
 def test_without_keras_nlp(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "keras_nlp", None)
-    (metrics,) = callbacks(tmp_path, Observation(sample_length=3))
+    (metrics,) = callbacks(tmp_path, sample_length=3)
     assert type(metrics).__name__ == "TensorBoard"
     shown = capsys.readouterr().out
     assert shown.startswith("No text samples are written.") and "pip install keras-nlp" in shown
@@ -112,28 +112,31 @@ def test_without_keras_nlp(tmp_path, monkeypatch, capsys):
 
 def test_without_tensorflow(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    (norms,) = callbacks(tmp_path, Observation(1, 3, graph=True))
+    (norms,) = callbacks(tmp_path, gradient_norms=1, sample_length=3, graph=True)
     assert type(norms).__name__ == "GradientNorms"
     assert "no TensorBoard logs are written" in capsys.readouterr().out
     with pytest.raises(ValueError, match="Profiling requires TensorFlow, which is not"):
-        callbacks(tmp_path, Observation(profile=(1, 2)))
+        callbacks(tmp_path, profile=(1, 2))
 
 
 def test_a_profile_that_keras_would_leave_out(tmp_path, monkeypatch):
     monkeypatch.setattr("keras.backend.backend", lambda: "jax")
-    monkeypatch.setattr("trellis_keras.zoo.run.sys", SimpleNamespace(version_info=(3, 11)))
+    monkeypatch.setattr(
+        "trellis_keras.zoo.run.observers.sys", SimpleNamespace(version_info=(3, 11))
+    )
     with pytest.raises(ValueError, match="Python 3.12 or newer: omit `profile`"):
-        callbacks(tmp_path, Observation(gradient_norms=0, profile=(1, 2)))
+        callbacks(tmp_path, profile=(1, 2))
 
 
 def test_wrong_settings(tmp_path, refused):
+    recipe = tiny_recipe(tmp_path)
     with pytest.raises(ValueError, match="`sample_length` must be 0 or more. Received: -1"):
-        Observation(sample_length=-1)
+        runs.train(recipe, tmp_path, sample_length=-1)
     for profile in ((0, 3), (3, 2)):
         with pytest.raises(ValueError, match="`profile` must be the first and the last batch"):
-            Observation(profile=profile)
+            runs.train(recipe, tmp_path, profile=profile)
     with pytest.raises(ValueError, match="The last batch to profile, 51, is beyond the 50"):
-        callbacks(tmp_path, Observation(profile=(40, 51)))
+        callbacks(tmp_path, profile=(40, 51))
     message = refused("train", "trellisnet_char", "--output", tmp_path, "--profile", "5")
     assert "--profile takes two batches, such as 10:15. Received: '5'" in message
 
@@ -145,10 +148,10 @@ def test_on_jax(tmp_path, block):
 import pathlib, sys
 from tests.support.small_runs import tiny_recipe
 from trellis_keras.zoo import run as runs
-from trellis_keras.zoo.run import Observation
 folder = pathlib.Path(sys.argv[1])
 recipe = tiny_recipe(folder, epochs=2, jit_compile=True)
-runs.train(recipe, folder / "run", verbose=0, observation=Observation(1, 12, graph=True))
+options = {"gradient_norms": 1, "sample_length": 12, "graph": True}
+runs.train(recipe, folder / "run", verbose=0, **options)
 """
     output = run_script(source, tmp_path, backend="jax", block=block)
     rows = read_history(tmp_path / "run" / "history.csv")

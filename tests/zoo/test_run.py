@@ -130,7 +130,7 @@ def test_a_run_that_ends_within_epochs_goes_on(name, minutes, tmp_path, monkeypa
         recipe = zoo.recipe("tcn_jsb", setting="fast", **small)
     clock = itertools.count(step=60)  # each look at it takes a minute
     limit = functools.partial(TimeLimit, clock=lambda: next(clock))
-    monkeypatch.setattr(runs, "TimeLimit", limit)
+    monkeypatch.setattr("trellis_keras.zoo.run.training.TimeLimit", limit)
     run, processes = tmp_path / "run", 0
     while not (run.exists() and runs.is_finished(run)):
         runs.train(recipe, run, verbose=0, max_minutes=minutes)
