@@ -232,7 +232,6 @@ def ours(y, candidates, horizon, without=""):
     nothing = np.zeros((len(y), 0))
     candidates = candidates or seasons.correlated_season(y)
     model = fitting.Fitting(y, candidates, horizon, nothing, nothing)
-    model.add_ridge("ridge", model.moments())
     names = [name for name in model.experts if name in without.split(" and ")]
     for name in names:
         if name == "ridge":

@@ -108,7 +108,7 @@ def forecast(
             raise ValueError("Name the column to forecast: --target.")
         forecasts = Forecasts(
             horizon,
-            freq,
+            int(freq) if freq and freq.isdecimal() else freq,
             level or (80,),
             past or (),
             future or (),

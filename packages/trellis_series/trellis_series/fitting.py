@@ -4,6 +4,7 @@ No expert has seen what followed an origin. The weights of the experts, the pena
 regressions and the width of the band come from those errors.
 """
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -74,6 +75,7 @@ class Fitting:
         self.naive_season = seasons.naive_season(y, candidates, horizon)
         self._smooth()
         self._prepare_ridge(candidates)
+        self.add_ridge("ridge", self.moments)
 
     def _choose_origins(self):
         n, h = len(self.y), self.horizon
@@ -145,8 +147,9 @@ class Fitting:
         x, dz = (((v[m:] - v[:-m])[: len(known)])[known] for v in (self.future, self.z))
         return np.linalg.solve(x.T @ x + _SLOPE_PENALTY * np.eye(x.shape[1]), x.T @ dz)
 
+    @functools.cached_property
     def moments(self) -> ridge.Moments:
-        """Returns the sums of the ridge regression at each refit; those of a panel may be added."""
+        """The sums of the ridge regression at each refit, to which those of others may be added."""
         sums = (self.known, self.extra, self.lags, self.horizon)
         if not self.future.shape[1]:
             return ridge.moments(self.z, *sums, self.bounds)

@@ -138,7 +138,7 @@ class Forecasts:
         for group in groups.values():
             if len(group) > 1:
                 shared = Moments(
-                    *(sum(part) for part in zip(*(f.sums for f in group), strict=True))
+                    *(sum(part) for part in zip(*(f.moments for f in group), strict=True))
                 )
                 for fitting in group:
                     fitting.add_ridge("ridge of all", shared)
@@ -178,10 +178,7 @@ class Forecasts:
         return seasons.correlated_season(ensemble.fill(longest.y, 1))
 
     def _fitting(self, series):
-        fitting = Fitting(series.y, self._candidates, self.horizon, series.future, series.past)
-        fitting.sums = fitting.moments()
-        fitting.add_ridge("ridge", fitting.sums)
-        return fitting
+        return Fitting(series.y, self._candidates, self.horizon, series.future, series.past)
 
     # Forecasts
 

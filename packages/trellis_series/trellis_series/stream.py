@@ -38,7 +38,7 @@ class ForecastStream(StreamingMixin, keras.layers.Layer):
     >>> stream = Forecasts(horizon=6).fit(series).stream()
     >>> cache = stream.initial_cache(1)
     >>> y, cache = stream.step(np.array([[np.sin(25.0)]]), cache)
-    >>> np.shape(y)  # forecast, and the ends of the band
+    >>> tuple(y.shape)  # forecast, and the ends of the band
     (1, 6, 3)
     """
 
