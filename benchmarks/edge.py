@@ -373,8 +373,8 @@ def measure(model, folder, turns, size=None, receptive_field=None):
 
 def _integers(net):
     """Returns {quantization: bytes of integer-only C, and instructions per Cortex-M4 step}."""
+    from keras_streams.c import fixed_source
     from keras_streams.compiled import write_source
-    from trellis_keras.export.c import fixed_source
 
     found = {}
     for quantization in ("int8", "int8_rings"):

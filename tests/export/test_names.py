@@ -11,7 +11,7 @@ import pytest
 
 from keras_streams import compiled, passes
 from keras_streams.c import c_source, proven_source, step_program
-from keras_streams.c_code import print_c
+from keras_streams.c_source import print_c
 from keras_streams.exported import exported_stream
 from keras_streams.wasm import es_module
 from tests.export.test_c import WARNINGS, ZIG

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from keras_streams import passes
 from keras_streams.c import comment_of, step_program
-from keras_streams.c_code import print_c
+from keras_streams.c_source import print_c
 from keras_streams.exported import exported_stream
 from keras_streams.wasm import es_module
 from tests.fuzz.fuzz_inputs import damaged, damaged_json, hostile_names

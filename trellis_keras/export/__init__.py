@@ -1,7 +1,6 @@
 """Export models to SavedModel, LiteRT, ONNX, C and WebAssembly.
 
-`emit` turns a streaming model into a `keras_streams.program.Program`, from which `c` generates C;
-`native` calls that C from Python. The other formats contain the `endpoints` of a model.
+C and WebAssembly are those of `keras_streams`. The other formats contain a model's `endpoints`.
 """
 
 import os
@@ -11,11 +10,12 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_streams.c import FIXED_TOLERANCE, native, write_c
+from keras_streams.exported import exported_stream
 from keras_streams.files import atomic_write, check_output
 from keras_streams.graph_stream import GraphStream, to_stream
 from keras_streams.wasm import write_wasm
 from trellis_keras import kernels
-from trellis_keras.export.c import FIXED_TOLERANCE, check_quantization, native, stream_of, write_c
 from trellis_keras.export.endpoints import endpoints_of
 from trellis_keras.export.litert import to_litert
 from trellis_keras.export.onnx import to_onnx
@@ -131,7 +131,6 @@ def export(
         )
     path = pathlib.Path(path).expanduser()
     if format == "c":
-        check_quantization(quantization, representative_data, quantization_tolerance)
         return write_c(
             model,
             path,
@@ -168,7 +167,7 @@ def _write_step(model, path, format, quantization, overwrite):
     suffix = ".tflite" if format == "litert" else ".onnx"
     if path.suffix != suffix:
         raise ValueError(f"`path` must end in {suffix} with format={format!r}. Received: {path}")
-    stream_of(model)  # raises if the model does not stream
+    exported_stream(model)  # raises if the model does not stream
     dtypes = {model.compute_dtype, getattr(model, "backbone", model).compute_dtype}
     if dtypes != {"float32"}:
         raise ValueError(

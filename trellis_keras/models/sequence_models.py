@@ -557,6 +557,7 @@ class SequenceModel(BackboneModel):
             receptive_field=getattr(stream, "receptive_field", None),
             example=None if embedding is not None else self._random_inputs,
             notes=self._export_notes(),
+            fills_missing_values=self.normalize,
         )
 
     def _read_out(self, outputs):

@@ -6,7 +6,7 @@ import pathlib
 import re
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -14,10 +14,11 @@ import numpy as np
 from keras import ops
 
 from keras_streams import lower, passes, trace
-from keras_streams.c_code import Source, comment_text, print_c
-from keras_streams.compiled import NativeStream, find_compiler, source_files
+from keras_streams.c_source import Source, comment_text, print_c
+from keras_streams.compiled import FixedStream, NativeStream, find_compiler, source_files
 from keras_streams.exported import ExportedStream, exported_stream
 from keras_streams.files import check_output, write_files
+from keras_streams.fixed_point import print_fixed
 from keras_streams.graph import functional_of
 from keras_streams.xla import compile_xla
 
@@ -26,6 +27,8 @@ _REAL = {"float32": "float", "float64": "double"}
 # Largest difference from Keras, relative to the largest output. (Some Keras operations round
 # float64 to float32, such as TensorFlow's leaky_relu and JAX's tanh.)
 _TOLERANCE = {"float": 1e-5, "double": 1e-6}
+# Largest difference of integers from Keras, relative to the largest output.
+FIXED_TOLERANCE = 0.05
 
 
 def write_c(
@@ -33,6 +36,9 @@ def write_c(
     path: pathlib.Path,
     series: dict[str, Any] | None = None,
     overwrite: bool = False,
+    quantization: str | None = None,
+    representative_data: np.ndarray | None = None,
+    quantization_tolerance: float = FIXED_TOLERANCE,
 ) -> pathlib.Path:
     """Writes a model as C and returns the path.
 
@@ -43,20 +49,30 @@ def write_c(
         path: Path of the C file, whose name is the prefix of all functions.
         series: Dict with the names of the columns `"inputs"` and `"targets"`. Defaults to `None`.
         overwrite: Boolean, whether to replace existing files. Defaults to `False`.
+        quantization: `None`, or for integer-only C `"int8"` or `"int8_rings"`. Defaults to `None`.
+        representative_data, quantization_tolerance: As `data` and `tolerance` in `fixed_source`,
+            for integer-only C.
 
     Raises:
         ValueError: If the model cannot be exported as C, or a file exists.
         RuntimeError: If its C code differs from Keras.
     """
-    prefix = checked_prefix(path)
+    _check_quantization(quantization, representative_data, quantization_tolerance)
+    prefix = _checked_prefix(path)
+    is_unproven = find_compiler() is None and quantization is None
     test_path = path.with_name(f"{prefix}_test.c")
     if path.parent.is_dir():
-        for file in (path, path.with_suffix(".h"), *([] if find_compiler() else [test_path])):
+        for file in (path, path.with_suffix(".h"), *([test_path] if is_unproven else [])):
             check_output(file, overwrite=overwrite)
-    source, x, expected = proven_source(model, prefix, series)
+    if quantization is None:
+        source, x, expected = proven_source(model, prefix, series)
+    else:
+        assert representative_data is not None  # by `_check_quantization`
+        source = fixed_source(
+            model, prefix, quantization, representative_data, series, quantization_tolerance
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     files = source_files(source, path.parent)
-    is_unproven = find_compiler() is None
     if is_unproven:
         files[test_path] = _test_program(source, x, expected).encode()
     write_files(files)
@@ -70,7 +86,27 @@ def write_c(
     return path
 
 
-def checked_prefix(path: pathlib.Path) -> str:
+def _check_quantization(quantization, data, tolerance):
+    """Raises ValueError unless the options for integer C are valid."""
+    if quantization not in (None, "int8", "int8_rings"):
+        raise ValueError(
+            f"`quantization` must be None, 'int8' or 'int8_rings' for C. Received: {quantization!r}"
+        )
+    if (quantization is None) != (data is None):
+        raise ValueError(
+            "`quantization` and `representative_data` must be given together. Received: "
+            f"quantization={quantization!r} and {'no data' if data is None else 'data'}"
+        )
+    if not tolerance > 0:
+        raise ValueError(f"`quantization_tolerance` must be positive. Received: {tolerance}")
+    if quantization is None and tolerance != FIXED_TOLERANCE:
+        raise ValueError(
+            "`quantization_tolerance` needs `quantization` and `representative_data`. Received: "
+            f"quantization_tolerance={tolerance}"
+        )
+
+
+def _checked_prefix(path):
     """Returns the prefix of the functions in a C file, or raises ValueError."""
     if path.suffix != ".c" or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", path.stem):
         raise ValueError(
@@ -80,7 +116,107 @@ def checked_prefix(path: pathlib.Path) -> str:
     return path.stem
 
 
-def native(model: Any) -> NativeStream:
+def fixed_source(
+    model: Any,
+    prefix: str,
+    quantization: str,
+    data: np.ndarray,
+    series: dict[str, Any] | None = None,
+    tolerance: float = FIXED_TOLERANCE,
+) -> Source:
+    """Returns a model as integer-only C, compared with Keras on the data.
+
+    Args:
+        model: Built model or layer that streams.
+        prefix: Prefix of the public names.
+        quantization: `"int8"`, or `"int8_rings"` to also use 8 bits for ring buffers.
+        data: Representative inputs (steps, inputs) or (rows, steps, inputs), or token ids (steps,)
+            or (rows, steps).
+        series: As in `write_c`.
+        tolerance: Positive float, the largest difference from Keras on the data, in units of the
+            largest output.
+
+    Raises:
+        ValueError: If the model cannot be exported as integer C, the data do not match it, or the
+            C code differs from Keras by more than the tolerance.
+        ImportError: If there is no C compiler to compare it.
+    """
+    stream = exported_stream(model)
+    name = stream.model.name
+    program = step_program(stream)
+    data = _representative(stream, data)
+    groups = passes.optimize(program, contiguous=True)
+    small_rings = quantization == "int8_rings"
+    source = print_fixed(program, groups, prefix, stream, data, small_rings)
+    native, total, count, most, largest = FixedStream(source), 0.0, 0, 0.0, 0.0
+    for row, expected in zip(data, keras_outputs(stream, data), strict=True):
+        is_wrong = np.isinf(expected) | (np.isnan(expected) & (not is_clocked(stream)))
+        if np.any(is_wrong):
+            raise ValueError("Keras' outputs for `representative_data` are not finite.")
+        native.reset()
+        found = np.stack([native.step(x) for x in row])
+        if not np.array_equal(np.isnan(found), np.isnan(expected)):
+            raise RuntimeError(
+                f"The integer C code of {name} has outputs at other steps than Keras. Export the "
+                "model without `quantization`, and please report it."
+            )
+        difference = np.abs(found - expected)
+        total, count = total + np.nansum(difference), count + np.sum(~np.isnan(difference))
+        most = max(most, np.nanmax(difference))
+        largest = max(largest, np.nanmax(np.abs(expected)))
+    average, most = total / count / (largest or 1.0), most / (largest or 1.0)
+    if not most <= tolerance:
+        raise ValueError(
+            f"The integer C code of {name} differs from Keras by up to {most:.1e} of the largest "
+            f"output on `representative_data`, {average:.1e} on average; the tolerance is "
+            f"{tolerance}. Export the model without `quantization`, or accept the difference with "
+            "`quantization_tolerance`."
+        )
+    notes = [
+        *describe(stream, source, series),
+        "",
+        f"Integers only: int8 weights, int16 values{', int8 rings' if small_rings else ''}. "
+        "Differences from Keras on representative data, relative to the largest output:",
+        f"{average:.1e} on average, {most:.1e} at most.",
+    ]
+    return dataclasses.replace(source, comment=comment_of(notes))
+
+
+def _representative(stream, data):
+    """Returns checked representative data: (rows, steps, inputs), or tokens (rows, steps)."""
+    data = np.asarray(data)
+    rank = 2 if stream.takes_token else 3
+    data = data[None] if data.ndim == rank - 1 else data
+    if data.ndim != rank or 0 in data.shape or (rank == 3 and data.shape[-1] != stream.inputs):
+        inputs = "" if stream.takes_token else f", {stream.inputs}"
+        raise ValueError(
+            f"`representative_data` must have shape (steps{inputs}) or (rows, steps{inputs}). "
+            f"Received: shape {data.shape}"
+        )
+    if stream.takes_token:
+        if data.dtype.kind not in "iu" or np.any((data < 0) | (data >= stream.inputs)):
+            raise ValueError(
+                f"Token ids of `representative_data` must be integers in [0, {stream.inputs})."
+            )
+        return data.astype("int32")
+    with np.errstate(over="ignore"):
+        data = data.astype(stream.model.compute_dtype)
+    is_wrong = np.isinf(data) if stream.fills_missing_values else ~np.isfinite(data)
+    if np.any(is_wrong):
+        raise ValueError(
+            "`representative_data` must be finite. Received: "
+            f"{np.count_nonzero(is_wrong)} of {data.size} values are NaN or infinite"
+        )
+    return data
+
+
+def native(
+    model: Any,
+    *,
+    quantization: str | None = None,
+    representative_data: np.ndarray | None = None,
+    quantization_tolerance: float = FIXED_TOLERANCE,
+) -> NativeStream:
     """Compiles a model's step to machine code and returns a stream that runs without Keras.
 
     The model is exported as C, compared with Keras, compiled, and cached by content in the user's
@@ -88,6 +224,12 @@ def native(model: Any) -> NativeStream:
 
     Args:
         model: Built model or layer that streams.
+        quantization: With `"int8"` or `"int8_rings"` the stream computes with integers, as a
+            microcontroller would. Defaults to `None`.
+        representative_data: Array (steps, channels) or (rows, steps, channels), or token ids,
+            used to choose the ranges of integers. Defaults to `None`.
+        quantization_tolerance: Positive float, the largest difference of integers from Keras on
+            `representative_data`, in units of the largest output. Defaults to 0.05.
 
     Returns:
         A `NativeStream` with `step(x)`, `reset()` and `clone()`.
@@ -96,13 +238,27 @@ def native(model: Any) -> NativeStream:
         ValueError: If the model cannot be exported as C.
         ImportError: If there is no C compiler.
         RuntimeError: If the C code differs from Keras.
+
+    Example:
+
+    >>> model = keras.Sequential([keras.Input((None, 2)), keras.layers.GRU(4)])
+    >>> stream = native(model)
+    >>> stream.step([0.1, 0.2]).shape
+    (4,)
     """
     if find_compiler() is None:
         raise ImportError(
             "`native` needs a C compiler: pip install ziglang, or use "
             "keras_streams.compiled_step instead."
         )
-    return NativeStream(proven_source(model, "model")[0])
+    _check_quantization(quantization, representative_data, quantization_tolerance)
+    if quantization is None:
+        return NativeStream(proven_source(model, "model")[0])
+    assert representative_data is not None  # by `_check_quantization`
+    source = fixed_source(
+        model, "model", quantization, representative_data, tolerance=quantization_tolerance
+    )
+    return FixedStream(source)
 
 
 def proven_source(
@@ -122,8 +278,7 @@ def proven_source(
     delay, rate = (max(keras.tree.flatten(values)) for values in (stream.delay, stream.rate))
     x = stream.random_inputs(max(_STEPS, math.ceil(delay + 20 * rate)))
     expected = keras_steps(stream, x)
-    is_clocked = delay > 0 or rate > 1
-    if np.any(np.isinf(expected)) or (not is_clocked and np.any(np.isnan(expected))):
+    if np.any(np.isinf(expected)) or (not is_clocked(stream) and np.any(np.isnan(expected))):
         raise ValueError(
             f"The C code of {stream.model.name} cannot be verified: Keras' outputs for {len(x)} "
             "random steps are not finite."
@@ -140,6 +295,12 @@ def proven_source(
         )
     notes = [*describe(stream, source, series), "", proof]
     return dataclasses.replace(source, comment=comment_of(notes)), x, expected
+
+
+def is_clocked(stream: ExportedStream) -> bool:
+    """Returns whether a stream has steps without an output."""
+    delay, rate = (max(keras.tree.flatten(values)) for values in (stream.delay, stream.rate))
+    return delay > 0 or rate > 1
 
 
 def c_source(stream: ExportedStream, prefix: str) -> Source:
@@ -251,6 +412,11 @@ def describe(stream: ExportedStream, source: Source, series: dict[str, Any] | No
 
 def keras_steps(model: Any, x: np.ndarray) -> np.ndarray:
     """Returns Keras' outputs for a stream, (steps, outputs), in one forward pass."""
+    return next(keras_outputs(model, [x]))
+
+
+def keras_outputs(model: Any, rows: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yields Keras' outputs for the stream of each row, (steps, outputs)."""
     stream = exported_stream(model)
 
     def read(x):
@@ -259,7 +425,8 @@ def keras_steps(model: Any, x: np.ndarray) -> np.ndarray:
         return ops.concatenate([ops.cast(y, ys[0].dtype) for y in ys], axis=-1)
 
     compiled = compile_xla(read, stream.model.variables, any_shape=True)
-    return ops.convert_to_numpy(compiled(ops.convert_to_tensor(x[None])))
+    for x in rows:
+        yield ops.convert_to_numpy(compiled(ops.convert_to_tensor(x[None])))
 
 
 def _test_program(source, x, expected):

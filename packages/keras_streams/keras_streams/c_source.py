@@ -1,320 +1,904 @@
-"""Prints a `Program` as C99, with a function per kind of operation and a table per weight."""
+"""Prints a program as C99: tables of weights, a function for each kind of operation, and a step."""
 
-import collections
 import dataclasses
-import math
+import itertools
 import re
-import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any
 
+import keras
 import numpy as np
 
-from keras_streams import program as p
-from keras_streams.c_code import Source, _string, comment_text
-from keras_streams.program import Expression, Part, Program, Vector
+from keras_streams import passes
+from keras_streams.cells import Buffer, Op, Program, grid, pieces, taps
+from keras_streams.lower import MAPS
 
-# The operations in C, for float; `Printer` substitutes its own type. OUTPUTS becomes a constant, so
-# that compilers know the length of the inner loops. These run over outputs, so they vectorize
-# without reordering sums.
-TEMPLATES = {
-    "push": """
-static void push(float *ring, int *newest, int steps, int channels, const float *x)
+TYPES = {"float32": "float", "float64": "double", "int64": "int64_t", "bool": "int"}
+TYPES |= {name: f"{name}_t" for name in ("int8", "int16", "int32")}
+_BYTES = {"float": 4, "double": 8, "int64_t": 8, "int": 4, "int8_t": 1, "int16_t": 2, "int32_t": 4}
+_MATH = "fabs sqrt expm1 log log1p pow erf sin cos floor ceil rint exp tanh fmod".split()
+
+HELPERS = {
+    "row": """
+/* The place of a row in a ring. */
+static inline int row(int i, int rows) { return i < rows ? i : i - rows; }
+""",
+    "power": """
+/* e^x - less for |x| < 88, without branches, so that loops vectorize. */
+static inline float power(float x, float less)
 {
-    *newest = *newest + 1 == steps ? 0 : *newest + 1;
-    memcpy(ring + *newest * channels, x, (size_t)channels * sizeof *x);
+    union { float f; uint32_t i; } two;
+    const float bounded = x > 88.0f ? 88.0f : x < -87.0f ? -87.0f : x;
+    const float shifted = bounded * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
+    const float r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
+    const float p =
+        ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r
+          + 4.1665795894e-2f) * r + 1.6666665459e-1f) * r + 5.0000001201e-1f;
+    two.f = shifted;
+    two.i = (two.i - 0x4b400000u + 127u) << 23;
+    return (p * r * r + r) * two.f + (two.f - less);
 }
 """,
-    "tap": """
-/* Returns the vector pushed `delay` steps ago. */
-static const float *tap(const float *ring, int newest, int steps, int channels, int delay)
+    "exponential": """
+static inline float exponential(float x)
 {
-    int step = newest - delay;
-    return ring + (step < 0 ? step + steps : step) * channels;
+    return x > 88.72f ? INFINITY : x < -87.0f ? 0.0f : power(x, 0.0f);
 }
 """,
-    "dense": """
-/* y = start + x kernel; a start of NULL means zeros. */
-static void dense_OUTPUTS(
-    int inputs, const float *x, const float *kernel, const float *start, float *y)
+    "exponential_minus_1": """
+static inline float exponential_minus_1(float x)
 {
-    float sum[OUTPUTS] = {0};
-    if (start)
-        memcpy(sum, start, sizeof sum);
-    for (int i = 0; i < inputs; i++)
-        for (int o = 0; o < OUTPUTS; o++)
-            sum[o] += x[i] * kernel[i * OUTPUTS + o];
-    memcpy(y, sum, sizeof sum);
+    return x > 88.72f ? INFINITY : power(x, 1.0f);
 }
 """,
-    "convolution": """
-/* y = start + x kernel, summed over the taps of a ring. */
-static void convolution_OUTPUTS(
-    const float *ring, int newest, int steps, int inputs,
-    int taps, int dilation, const float *kernel, const float *start, float *y)
+    "sigmoid": "static inline float sigmoid(float x) { return 1.0f / (1.0f + power(-x, 0.0f)); }",
+    "hyperbolic": """
+/* tanh(x): a polynomial near 0, where 1 - 2 / (e^2x + 1) would cancel. */
+static inline float hyperbolic(float x)
 {
-    float sum[OUTPUTS] = {0};
-    if (start)
-        memcpy(sum, start, sizeof sum);
-    for (int j = taps - 1; j >= 0; j--, kernel += inputs * OUTPUTS) {
-        const float *x = tap(ring, newest, steps, inputs, j * dilation);
-        for (int i = 0; i < inputs; i++)
-            for (int o = 0; o < OUTPUTS; o++)
-                sum[o] += x[i] * kernel[i * OUTPUTS + o];
-    }
-    memcpy(y, sum, sizeof sum);
+    const float z = x * x, far = 1.0f - 2.0f / (power(2.0f * x, 0.0f) + 1.0f);
+    const float near =
+        ((((-5.70498872745e-3f * z + 2.06390887954e-2f) * z - 5.37397155531e-2f) * z
+          + 1.33314422036e-1f) * z - 3.33332819422e-1f) * z * x + x;
+    return z < 0.390625f ? near : far;
 }
 """,
-    "softmax": """
-static void softmax(int n, const float *x, float *y)
+    "logarithm": """
+static inline float logarithm(float x)
 {
-    float largest = x[0], sum = 0;
-    for (int k = 1; k < n; k++)
-        largest = x[k] > largest ? x[k] : largest;
-    for (int k = 0; k < n; k++) {
-        y[k] = expf(x[k] - largest);
-        sum += y[k];
-    }
-    for (int k = 0; k < n; k++)
-        y[k] /= sum;
+    union { float f; uint32_t i; } m;
+    m.f = x < 1.17549435e-38f ? x * 8388608.0f : x;
+    const float scale = x < 1.17549435e-38f ? -149.0f : -126.0f;
+    float e = (float)(int)(m.i >> 23) + scale;
+    m.i = (m.i & 0x007fffffu) | 0x3f000000u;
+    const int low = m.f < 0.707106781f;
+    e = low ? e - 1.0f : e;
+    const float z = low ? m.f + m.f - 1.0f : m.f - 1.0f, z2 = z * z;
+    float p =
+        ((((((((7.0376836292e-2f * z - 1.1514610310e-1f) * z + 1.1676998740e-1f) * z
+               - 1.2420140846e-1f) * z + 1.4249322787e-1f) * z - 1.6668057665e-1f) * z
+            + 2.0000714765e-1f) * z - 2.4999993993e-1f) * z + 3.3333331174e-1f) * z * z2;
+    p = (p - 2.12194440e-4f * e - 0.5f * z2) + z + 0.693359375f * e;
+    p = x < INFINITY ? p : x;
+    return x > 0.0f ? p : x == 0.0f ? -INFINITY : NAN;
 }
 """,
-    "log_softmax": """
-static void log_softmax(int n, const float *x, float *y)
+    "logarithm_of_1_plus": """
+static inline float logarithm_of_1_plus(float x)
 {
-    float largest = x[0], sum = 0;
-    for (int k = 1; k < n; k++)
-        largest = x[k] > largest ? x[k] : largest;
-    for (int k = 0; k < n; k++)
-        sum += expf(x[k] - largest);
-    for (int k = 0; k < n; k++)
-        y[k] = x[k] - largest - logf(sum);
+    const float y = 1.0f + x, d = y - 1.0f, z = logarithm(y);
+    return d == 0.0f ? x : y < INFINITY ? z * (x / d) : z;
 }
 """,
-    "normalize": """
-static void normalize(int n, const float *x, float epsilon, int is_centered, float *y)
+    "modulo": """
+/* The remainder with the sign of b. */
+static inline REAL modulo(REAL a, REAL b)
 {
-    float mean = 0, variance = 0;
-    for (int k = 0; k < n && is_centered; k++)
-        mean += x[k] / (float)n;
-    for (int k = 0; k < n; k++)
-        variance += (x[k] - mean) * (x[k] - mean) / (float)n;
-    for (int k = 0; k < n; k++)
-        y[k] = (x[k] - mean) / sqrtf(variance + epsilon);
+    const REAL r = fmodf(a, b);
+    return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+}
+""",
+    "remainder_of": """
+/* The remainder with the sign of b. */
+static inline int64_t remainder_of(int64_t a, int64_t b)
+{
+    const int64_t r = a % b;
+    return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+}
+""",
+    "copy": """
+static void copy(REAL *y, int n, const REAL *x, int stride)
+{
+    for (int i = 0; i < n; i++)
+        y[i] = x[i * stride];
+}
+""",
+    "pick": """
+static void pick(REAL *y, int n, const REAL *x, const int *places)
+{
+    for (int i = 0; i < n; i++)
+        y[i] = x[places[i]];
 }
 """,
     "lookup": """
-/* Looks up the embedding of a token; NAN if the token is out of range. */
-static void lookup(
-    int token, int tokens, int channels, const float *table, int row, int stride, float *y)
+/* A row of a table, NAN for an index outside of it. */
+static void lookup(REAL *y, int n, int64_t index, int rows, const REAL *table)
 {
-    for (int k = 0; k < channels; k++)
-        y[k] = token < 0 || token >= tokens ? NAN : table[token * row + k * stride];
+    for (int i = 0; i < n; i++)
+        y[i] = index < 0 || index >= rows ? NAN : table[(int)index * n + i];
 }
 """,
-    "spread": """
-/* Builds increasing rows from their middle values in x and the gaps between values. */
-static void spread(int rows, int columns, int middle, const float *x, const float *gap, float *y)
+    "lookup_in_columns": """
+/* A column of a matrix in blocks of columns, NAN for an index outside of it. */
+static void lookup_in_columns(REAL *y, int n, int64_t index, int columns, const REAL *w, int width)
 {
-    for (int r = 0; r < rows; r++, x += columns, gap += columns, y += columns) {
-        y[middle] = x[middle];
-        for (int k = middle + 1; k < columns; k++)
-            y[k] = y[k - 1] + gap[k];
-        for (int k = middle - 1; k >= 0; k--)
-            y[k] = y[k + 1] - gap[k];
-    }
+    const int is_inside = index >= 0 && index < columns, at = is_inside ? (int)index : 0;
+    const int first = at - at % width, rest = columns - first, size = rest < width ? rest : width;
+    for (int i = 0; i < n; i++)
+        y[i] = is_inside ? w[first * n + i * size + at - first] : NAN;
 }
 """,
-    "fill": """
-static void fill(int n, float value, float *y)
+    "add_products": """
+/* y += the sum of the terms a * b. */
+static void add_products(
+    REAL *restrict y, int n, int terms,
+    const REAL *a, int a_term, int a_step, const REAL *b, int b_term, int b_step)
 {
-    for (int k = 0; k < n; k++)
-        y[k] = value;
+    for (int k = 0; k < terms; k++, a += a_term, b += b_term)
+        for (int i = 0; i < n; i++)
+            y[i] += a[i * a_step] * b[i * b_step];
 }
 """,
-    "sigmoid": "static float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }",
-    # NaN propagates, as in Keras.
-    "maximum": "static float maximum(float a, float b) { return a < b ? b : a; }",
-    "minimum": "static float minimum(float a, float b) { return b < a ? b : a; }",
 }
-# Rounding errors of a running mean are computed as differences that algebra would set to 0.
+_NEEDS = {
+    "logarithm_of_1_plus": ["logarithm"],
+    "exponential": ["power"],
+    "exponential_minus_1": ["power"],
+    "sigmoid": ["power"],
+    "hyperbolic": ["power"],
+}
+# With a count, rounding errors are computed as differences that algebra would set to 0.
 _EXACT = """\
 #if defined __FAST_MATH__ || defined __ASSOCIATIVE_MATH__ || defined _M_FP_FAST
 #error "A mean over all steps cannot be compiled with -ffast-math or /fp:fast."
 #endif"""
-_NEEDS = {"convolution": ["tap"]}
-_MATH = {"absolute": "fabsf", "is_nan": "isnan"} | {
-    name: f"{name}f" for name in ("exp", "log", "log1p", "sqrt", "tanh", "erf")
+_IN_DOUBLE = {  # float64 has the functions of the C library
+    "logarithm": "static inline double logarithm(double x) { return log(x); }",
+    "logarithm_of_1_plus": "static inline double logarithm_of_1_plus(double x) {return log1p(x);}",
+    "exponential": "static inline double exponential(double x) { return exp(x); }",
+    "exponential_minus_1": "static inline double exponential_minus_1(double x) {return expm1(x);}",
+    "sigmoid": "static inline double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }",
+    "hyperbolic": "static inline double hyperbolic(double x) { return tanh(x); }",
 }
-BYTES = {"int8_t": 1, "int16_t": 2, "int32_t": 4, "float": 4, "double": 8}
-_IN_DOUBLE = re.compile(r"\b(exp|log|log1p|sqrt|tanh|erf|fabs)f\b")
+_FUNCTIONS = (
+    *("exponential_minus_1", "exponential", "sigmoid", "hyperbolic"),
+    *("logarithm_of_1_plus", "logarithm", "modulo", "remainder_of"),
+)
+_PRODUCT = """
+/* y = start + x w; a start of NULL means zeros. */
+static void product_{n}({T} *y, const {T} *start, const {T} *x, const {T} *w, int rows)
+{{
+    {T} sum[{n}] = {{0}};
+    if (start)
+        memcpy(sum, start, sizeof sum);
+    for (int i = 0; i < rows; i++)
+        for (int k = 0; k < {n}; k++)
+            sum[k] += x[i] * w[i * {n} + k];
+    memcpy(y, sum, sizeof sum);
+}}
+"""
+_WIDE_PRODUCT = """
+/* y = start + x w, with a w in blocks of {width} columns. */
+static void product_{n}({T} *y, const {T} *start, const {T} *x, const {T} *w, int rows)
+{{
+    for (int k = 0; k < {whole}; k += {width})
+        product_{width}(y + k, start ? start + k : NULL, x, w + k * rows, rows);
+{rest}}}
+"""
+_WIDE_REST = "    product_{n}(y + {at}, start ? start + {at} : NULL, x, w + {at} * rows, rows);\n"
+_WIDE_CONVOLUTION = """
+/* As convolution_{width}, with a w in blocks of {width} columns. */
+static void convolution_{n}(
+    {T} *y, const {T} *start, const {T} *ring, int first, int step, int taps, int rows, int width,
+    const {T} *z, const {T} *w, int inputs)
+{{
+    const int all = (taps + (z != NULL)) * inputs;
+    for (int k = 0; k < {whole}; k += {width})
+        convolution_{width}(
+            y + k, start ? start + k : NULL, ring, first, step, taps, rows, width, z,
+            w + k * all, inputs);
+{rest}}}
+"""
+_WIDE_CONVOLUTION_REST = """
+    convolution_{n}(
+        y + {at}, start ? start + {at} : NULL, ring, first, step, taps, rows, width, z,
+        w + {at} * all, inputs);
+"""
+_CONVOLUTION = """
+/* y = start + x w, where x consists of rows of a ring, `step` apart, and of z unless it is NULL. */
+static void convolution_{n}(
+    {T} *y, const {T} *start, const {T} *ring, int first, int step, int taps, int rows, int width,
+    const {T} *z, const {T} *w, int inputs)
+{{
+    {T} sum[{n}] = {{0}};
+    if (start)
+        memcpy(sum, start, sizeof sum);
+    for (int t = 0; t < taps + (z != NULL); t++, w += inputs * {n}) {{
+        const {T} *x = t < taps ? ring + row(first + t * step, rows) * width : z;
+        for (int i = 0; i < inputs; i++)
+            for (int k = 0; k < {n}; k++)
+                sum[k] += x[i] * w[i * {n} + k];
+    }}
+    memcpy(y, sum, sizeof sum);
+}}
+"""
+_PRODUCTS = "product", _PRODUCT, _WIDE_PRODUCT, _WIDE_REST
+_CONVOLUTIONS = "convolution", _CONVOLUTION, _WIDE_CONVOLUTION, _WIDE_CONVOLUTION_REST
+_FOLDS = {  # first value, and step
+    "sum": ("0", "{0} + {1}"),
+    "prod": ("1", "{0} * {1}"),
+    "max": ("-INFINITY", "{0} < {1} || {1} != {1} ? {1} : {0}"),
+    "min": ("INFINITY", "{1} < {0} || {1} != {1} ? {1} : {0}"),
+}
+_REDUCE = """
+/* The {name} of n numbers, in eight parts that vectorize. */
+static {T} reduce_{name}({T} first, const {T} *x, int n, int stride)
+{{
+    {T} part[8] = {{{starts}}};
+    int i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (int k = 0; k < 8; k++)
+            part[k] = {each};
+    for (; i < n; i++)
+        part[0] = {rest};
+    for (i = 0; i < 8; i++)
+        first = {both};
+    return first;
+}}
+"""
+_FOLD = """
+/* The {name} of y and x, element by element. */
+static void fold_{name}({T} *restrict y, int n, int terms, const {T} *x, int term, int step)
+{{
+    for (int k = 0; k < terms; k++, x += term)
+        for (int i = 0; i < n; i++)
+            y[i] = {both};
+}}
+"""
 
 
-def print_c(program: Program, prefix: str, real: str) -> Source:
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A program as C.
+
+    Attributes:
+        prefix: Prefix of the public names.
+        comment: Description of the model, the first lines of `prefix.h`.
+        header, code: Contents of `prefix.h` and `prefix.c`.
+        real: `"float"` or `"double"`, or `"int16_t"` for integer-only C.
+        names: Names of the outputs; may be empty.
+        takes_token: Whether the input is a token id.
+        inputs, outputs: Numbers of channels, or with `takes_token` the vocabulary size.
+        state_bytes, weight_bytes: Sizes of the state and of all weights.
+        stack_bytes: Size of all arrays on the stack during a step.
+        is_unconditional: Whether all steps do the same work.
+    """
+
+    prefix: str
+    comment: str
+    header: str
+    code: str
+    real: str
+    names: list[str]
+    takes_token: bool
+    inputs: int
+    outputs: int
+    state_bytes: int
+    weight_bytes: int
+    stack_bytes: int
+    is_unconditional: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Statement:
+    """A statement of C: a text with %s for pointers and numbers."""
+
+    text: str
+    values: tuple[Any, ...]
+    scope: str
+    guard: frozenset[int]
+
+    def __str__(self):
+        return self.text % self.values
+
+
+def print_c(program: Program, groups: list[passes.Group], prefix: str, real: str, about: Any):
     """Prints a program.
 
     Args:
-        program: `Program` with an output.
+        program: `Program`.
+        groups: Its operations, from `passes.optimize`.
         prefix: Prefix of the public names, a C identifier.
         real: `"float"` or `"double"`.
+        about: Object with `inputs`, `takes_token`, `names`, `delay` and `rate` of the stream.
+
+    Returns:
+        A `Source`.
     """
-    return Printer(program, prefix, real).print()
+    return Printer(program, groups, prefix, real, about).print()
 
 
 class Printer:
-    """Prints a program that computes in a single type.
+    """Prints a program that computes in one type.
 
     Args:
-        program: `Program` with an output.
-        prefix: Prefix of the public names.
-        real: The C type of all values.
+        program, groups, prefix, real, about: As in `print_c`.
     """
 
-    templates, needs = TEMPLATES, _NEEDS
+    helpers, needs = HELPERS, _NEEDS
     nothing = "NAN"  # outputs at steps without an output
 
-    def __init__(self, program: Program, prefix: str, real: str) -> None:
-        self.program, self.prefix, self.real = program, prefix, real
-        self.f = "f" if real == "float" else ""  # suffix of constants and math.h functions
-        self.bytes = BYTES[real]
+    def __init__(
+        self,
+        program: Program,
+        groups: list[passes.Group],
+        prefix: str,
+        real: str,
+        about: Any,
+    ) -> None:
+        self.program, self.groups, self.about = program, groups, about
+        self.prefix, self.real = prefix, real
+        self.tables: dict[tuple, str] = {}  # content: name
+        self.arrays: dict[str, tuple] = {}  # name: (type, array)
         self.functions: dict[str, str] = {}  # name: text, in the order of first use
-        self.elementwise: dict[p.Function, str] = {}  # Function: name in C
-        self.names = collections.defaultdict(str)  # id of a value: name in C
-        self.given: set[int] = set()  # ids of values that are arguments
-        self.skipped: set[int] = set()  # ids of operations that are not printed
-        # The value that would be copied to the output is written there directly.
-        copy = program.operations[-1]
-        assert isinstance(copy, p.Copy) and program.output is not None  # by `finish`
-        self.outputs = program.output.size
-        if copy.x.kind == "value" and copy.x.whole is None:
-            self.names[id(copy.x)] = "y"
-            self.given.add(id(copy.x))
-            self.skipped.add(id(copy))
+        self.loops: dict[str, str] = {}  # body of a map: name of its function
+        self.taken = {"s", "x", "y", "token", "weights"}
+        self.statements: list[Statement] = []
+        self.offsets, self.sizes = passes.allocate(program, groups)
+        self.kept = passes.kept(program, groups)
+        products = [op for group in groups for op in group if op.kind == "product"]
+        self.matrices = [m for op in products for m in op.matrices]
+        self.names = self._named_states()
+        self.input_offsets: dict[Buffer, int] = {}
+        for b in program.inputs:
+            self.input_offsets[b] = sum(o.size for o in self.input_offsets)
 
-    def print(self) -> Source:
-        """Returns the program as C."""
-        program = self.program
-        for operation in program.operations:
-            if id(operation) not in self.skipped:
-                self._call(operation)  # collects the functions, whose names values must avoid
-        reset = "\n".join(f"    {line}" for line in self._reset())
-        self._place_values()
-        step = "\n".join(self._part(self.program.body, 1))
-        members = list(self._members())
-        counters = len(self.program.rings) + (self.program.counter is not None)
-        arrays = sum(BYTES[kind] * math.prod(shape) for kind, _, shape in self._arrays())
-        state_bytes = self._aligned(arrays, counters)
-        widest = max(
-            (o.y.size for o in program.operations if isinstance(o, (p.Dense, p.Convolution))),
-            default=0,
+    # Names
+
+    def _named_states(self):
+        readers: dict[Buffer, str] = {}
+        for group in self.groups:
+            for op in group:
+                for b in self.program.reads([op]):
+                    readers.setdefault(b, op.scope)
+        names = {}
+        for b in self.program.states:
+            scope = readers.get(b, "")
+            names[b] = self._unique(scope, "ring" if b.ring else "state")
+        return names
+
+    def _unique(self, scope, name):
+        wanted = identifier(f"{scope.rpartition('/')[2]}_{name}" if scope else name)
+        name, number = wanted, 1
+        while name in self.taken:
+            number += 1
+            name = f"{wanted}_{number}"
+        self.taken.add(name)
+        return name
+
+    def table(self, array, scope, name, kind=None):
+        """Returns the name of a table of constants."""
+        kind = kind or TYPES[np.asarray(array).dtype.name]
+        array = np.ascontiguousarray(array)
+        key = kind, array.tobytes()
+        if key not in self.tables:
+            self.tables[key] = self._unique(scope, name)
+            self.arrays[self.tables[key]] = kind, array.reshape(-1)
+        return self.tables[key]
+
+    def use(self, name, **values):
+        """Adds a helper function and returns its name."""
+        kind = values.get("T", self.real)
+        for needed in (
+            self.needs.get(name, []) if kind != "double" or name not in _IN_DOUBLE else []
+        ):
+            self.use(needed)
+        text = self.helpers[name].strip()
+        if kind == "double" and name in _IN_DOUBLE:
+            text = _IN_DOUBLE[name]
+        full = name if kind == self.real or "REAL" not in text else f"{name}_{kind}"
+        if full not in self.functions:
+            text = text.replace("REAL", kind)
+            self.functions[full] = self.typed(text.replace(f" {name}(", f" {full}("))
+            self.functions[full] = re.sub(rf"\b{name}\(", f"{full}(", self.functions[full])
+        return full
+
+    def typed(self, text):
+        """Returns C code for float in the real type."""
+        if self.real == "float":
+            return text
+        return re.sub(rf"\b({'|'.join(_MATH)})f\b", r"\1", text)
+
+    # Addresses
+
+    def pointer(self, b: Buffer, offset: int) -> str:
+        """Returns a pointer to an element of a buffer."""
+        if b.ring is not None:
+            at, column = divmod(offset, b.ring.width)
+            return self.ring_pointer(b, str(at) if at else "", column)
+        if b.kind == "input":
+            name = "ids" if b.dtype == "int64" else "x"
+            offset += 0 if b.dtype == "int64" else self.input_offsets[b]
+        elif b.kind == "state":
+            name = f"s->{self.names[b]}"
+        elif b.kind == "work":
+            name, offset = f"s->{_WORK[b.dtype]}", offset + self.offsets[b]
+        else:
+            name = self.table(b.data, b.scope, b.name)
+        return f"{name} + {offset}" if offset else name
+
+    def ring_pointer(self, b, at, column):
+        ring = b.ring
+        head = f"s->head_{ring.head}"
+        place = f"{self.use('row')}({head} + {at}, {ring.rows})" if at else head
+        place = f"{place} * {ring.width}" if ring.width > 1 else place
+        return f"s->{self.names[b]} + {place}" + (f" + {column}" if column else "")
+
+    def say(self, text, *values, like):
+        self.statements.append(Statement(text, values, like.scope, like.guard))
+
+    # Operations
+
+    def product(self, op):
+        start, *operands = op.args
+        for values in (self.program.values(start), *op.matrices):
+            if values is not None and not np.all(np.isfinite(values)):
+                raise ValueError(f"The weights of {op.scope} have values that are not finite.")
+        rows, n = start.shape
+        y = self.pointer(op.buffer, 0)
+        begin = self.start(op, start, y, n)
+        for cells, matrix in zip(operands, op.matrices, strict=True):
+            found = passes.rows_of(self.program, cells, n)
+            assert found is not None  # by `copy_scattered`
+            parts, step = found
+            w = self.table(in_blocks(matrix.astype(op.buffer.dtype)), op.scope, "kernel")
+            runs = list(taps(parts))
+            while runs:
+                i, count = runs.pop(0)
+                p = parts[i]
+                weights = f"{w} + {p.start * n}" if p.start else w
+                if p.buffer.ring is None:
+                    name, x = self.product_function(n), self.pointer(p.buffer, p.offset)
+                    text = f"{name}(%s, %s, %s, {weights}, {p.size});"
+                    self.rows_loop(op, rows, text, (y, n), begin, (x, step))
+                else:
+                    newest = ("NULL", 0)
+                    if runs and runs[0][1] == 1 and parts[runs[0][0]].size == p.size:
+                        q = parts[runs.pop(0)[0]]
+                        newest = self.pointer(q.buffer, q.offset), step
+                    self.convolution(op, rows, n, parts[i : i + count], weights,
+                                     (y, n), begin, newest, step)  # fmt: skip
+                begin = (y, n)
+
+    def convolution(self, op, rows, n, parts, weights, y, begin, newest, step):
+        """Adds a product with rows of a ring, and with the newest row."""
+        self.use("row")
+        name, p = self.product_function(n, _CONVOLUTIONS), parts[0]
+        ring = p.buffer.ring
+        at, column = divmod(p.offset, ring.width)
+        first = f"s->head_{ring.head}" + (f" + {at}" if at else "")
+        apart = (parts[1].offset - p.offset) // ring.width if len(parts) > 1 else 0
+        pointer = f"s->{self.names[p.buffer]}" + (f" + {column}" if column else "")
+        text = (
+            f"{name}(%s, %s, %s, {first}, {apart}, {len(parts)}, {ring.rows}, {ring.width}, "
+            f"%s, {weights}, {p.size});"
         )
-        stack_bytes = (self._stack(self.program.body) + widest) * self.bytes
-        tables, weight_bytes = self._tables()
-        header = self._header(members, state_bytes, weight_bytes, stack_bytes)
-        functions = "\n\n".join(self.functions.values())
+        self.rows_loop(op, rows, text, y, begin, (pointer, step), newest)
+
+    def rows_loop(self, op, rows, call, *pointers):
+        """Adds a call for each row, with pointers (first, step)."""
+        if rows == 1:
+            self.say(call, *(p for p, _ in pointers), like=op)
+            return
+        values = [p if not step or p == "NULL" else f"{p} + r * {step}" for p, step in pointers]
+        self.say(f"for (int r = 0; r < {rows}; r++)\n    {call}", *values, like=op)
+
+    def start(self, op, cells, y, n):
+        """Returns a pointer to the start of a product, and its step from row to row."""
+        values = self.program.values(cells)
+        if values is not None and not np.any(values):
+            return "NULL", 0
+        if values is not None:
+            same = np.all(values == values[0])
+            rows = values[0] if same else values
+            table = self.table(rows.astype(op.buffer.dtype), op.scope, "bias")
+            return table, 0 if same else n
+        found = pieces(self.program, cells)
+        if len(found) == 1 and found[0].stride == 1:
+            return self.pointer(found[0].buffer, found[0].offset), n
+        self.copied(y, cells, op)
+        return y, n
+
+    def product_function(self, n, templates=None):
+        """Adds the function of a product with n columns and returns its name."""
+        kind, text, wide, wide_rest = templates or _PRODUCTS
+        name, width = f"{kind}_{n}", block_width(n)
+        if name not in self.functions:
+            if n <= width:
+                self.functions[name] = text.strip().format(n=n, T=self.real)
+            else:
+                self.product_function(width, templates)
+                whole, rest = n - n % width, ""
+                if n % width:
+                    self.product_function(n % width, templates)
+                    rest = wide_rest.lstrip("\n").format(n=n % width, at=whole)
+                self.functions[name] = wide.strip().format(
+                    n=n, T=self.real, width=width, whole=whole, rest=rest
+                )
+        return name
+
+    def dot(self, op):
+        y, n = self.pointer(op.buffer, 0), op.size
+        self.say(f"memset(%s, 0, {n} * sizeof *(%s));", y, y, like=op)
+        name = self.use("add_products", T=TYPES[op.buffer.dtype])
+        grids = [grid(self.program, cells) for cells in op.args]
+        terms = len(op.args[0])
+        if all(g is not None for g in grids):
+            pointers = [self.pointer(g.buffer, g.offset) for g in grids]
+            (a_term, a_step), (b_term, b_step) = (g.strides for g in grids)
+            text = f"{name}(%s, {n}, {terms}, %s, {a_term}, {a_step}, %s, {b_term}, {b_step});"
+            self.say(text, y, *pointers, like=op)
+            return
+        for rows in zip(*op.args, strict=True):
+            (a,), (b,) = (pieces(self.program, row) for row in rows)
+            pointers = [self.pointer(p.buffer, p.offset) for p in (a, b)]
+            self.say(
+                f"{name}(%s, {n}, 1, %s, 0, {a.stride}, %s, 0, {b.stride});", y, *pointers, like=op
+            )
+
+    def reduce(self, op):
+        (cells,) = op.args
+        y, n, kind = self.pointer(op.buffer, 0), op.size, TYPES[op.buffer.dtype]
+        found = grid(self.program, cells)
+        if n == 1 or (found is not None and found.strides[0] == 1):
+            name = self.reduction(_REDUCE, "reduce", op.name, kind)
+            if n > 1:
+                x = self.pointer(found.buffer, found.offset)
+                first, step = self.first(op.name, kind), found.strides[1]
+                call = f"(%s)[i] = {name}({first}, %s + i * {step}, {len(cells)}, 1);"
+                self.say(f"for (int i = 0; i < {n}; i++)\n    {call}", y, x, like=op)
+                return
+            first = self.first(op.name, kind)
+            for p in pieces(self.program, cells[:, 0]):
+                x = self.pointer(p.buffer, p.offset)
+                text = f"*(%s) = {name}({'*(%s)' if p.start else first}, %s, {p.size}, {p.stride});"
+                self.say(text, *([y, y, x] if p.start else [y, x]), like=op)
+            return
+        self.copied(y, cells[0], op)
+        name = self.reduction(_FOLD, "fold", op.name, kind)
+        if found is not None:
+            term, step = found.strides
+            x = self.pointer(found.buffer, found.offset + term)
+            text = f"{name}(%s, {n}, {len(cells) - 1}, %s, {term}, {step});"
+            self.say(text, y, x, like=op)
+            return
+        for row in cells[1:]:
+            (p,) = pieces(self.program, row)
+            x = self.pointer(p.buffer, p.offset)
+            self.say(f"{name}(%s, {n}, 1, %s, 0, {p.stride});", y, x, like=op)
+
+    def first(self, name, kind):
+        first = _FOLDS[name][0]
+        if "INFINITY" in first and kind in ("int", "int64_t"):
+            return first.replace("INFINITY", "INT32_MAX" if kind == "int" else "INT64_MAX")
+        return first
+
+    def reduction(self, template, verb, name, kind):
+        full = f"{verb}_{name}" + ("" if kind == self.real else f"_{kind}")
+        if full not in self.functions:
+            first, text = self.first(name, kind), _FOLDS[name][1]
+            if kind in ("int", "int64_t"):
+                text = text.replace(" || {1} != {1}", "")
+            one = "x[i * stride]" if verb == "reduce" else "x[i * step]"
+            parts = {
+                "each": text.format("part[k]", "x[(i + k) * stride]"),
+                "rest": text.format("part[0]", one),
+                "both": text.format("first", "part[i]") if verb == "reduce"
+                else text.format("y[i]", one),
+            }  # fmt: skip
+            starts = ", ".join([first] * 8)
+            text = template.strip().format(name=name, T=kind, starts=starts, **parts)
+            self.functions[full] = text.replace(f"{verb}_{name}(", f"{full}(")
+        return full
+
+    def gather(self, op):
+        y, n = self.pointer(op.buffer, 0), op.size
+        (p,) = pieces(self.program, op.args[0])
+        index = f"*({self.pointer(p.buffer, p.offset)})"
+        (table,) = op.matrices
+        kind = op.buffer.dtype
+        tied = [m for m in self.matrices if m.shape == table.T.shape and np.array_equal(m, table.T)]
+        if tied:  # a column of the matrix of a product
+            name = self.use("lookup_in_columns", T=TYPES[kind])
+            w = self.table(in_blocks(tied[0].astype(kind)), op.scope, "kernel")
+            text = f"{name}(%s, {n}, {index}, {len(table)}, {w}, {block_width(len(table))});"
+        else:
+            name = self.use("lookup", T=TYPES[kind])
+            w = self.table(table.astype(kind), op.scope, "table")
+            text = f"{name}(%s, {n}, {index}, {len(table)}, {w});"
+        self.say(text, y, like=op)
+
+    def copy(self, op):
+        self.copied(self.pointer(op.buffer, 0), op.args[0], op)
+
+    def copied(self, target, cells, op):
+        """Copies numbers to consecutive ones."""
+        cells = cells.reshape(-1)
+        found = pieces(self.program, cells)
+        if len(found) > 8 and all(p.buffer is found[0].buffer for p in found):
+            b = found[0].buffer
+            if b.ring is None:
+                places = self.table((cells - b.base).astype("int32"), op.scope, "places", "int")
+                name = self.use("pick", T=TYPES[b.dtype])
+                self.say(f"{name}(%s, {len(cells)}, %s, {places});", target, self.pointer(b, 0),
+                         like=op)  # fmt: skip
+                return
+        for p in found:
+            to = f"{target} + {p.start}" if p.start else target
+            x = self.pointer(p.buffer, p.offset)
+            if p.stride == 1:
+                self.say(f"memcpy(%s, %s, {p.size} * sizeof *(%s));", to, x, to, like=op)
+            else:
+                name = self.use("copy", T=TYPES[p.buffer.dtype])
+                self.say(f"{name}(%s, {p.size}, %s, {p.stride});", to, x, like=op)
+
+    def store(self, op):
+        b = op.buffer
+        target = self.pointer(b, 0)  # of a ring: its oldest row
+        self.copied(target, op.args[0], op)
+
+    # Maps
+
+    def map(self, group):
+        """Adds a loop for each range in which all operands have one stride."""
+        mine = {op.buffer: f"v{i}" for i, op in enumerate(group)}
+        cuts = {0, group[0].size}
+        for op in group:
+            for cells in op.args:
+                if not passes._is_uniform(self.program, cells):
+                    cuts.update(
+                        p.start for p in pieces(self.program, cells) if p.buffer not in mine
+                    )
+        for a, b in itertools.pairwise(sorted(cuts)):
+            self.loop(group, mine, a, b)
+
+    def loop(self, group, mine, a, b):
+        parameters: dict[tuple, str] = {}  # (pointer, type, stride): name
+        lines, outputs = self.statements_of(group, mine, parameters, (a, b))
+        heads = [f"{kind} *restrict {name}" for name, (kind, _) in outputs.items()]
+        values = [pointer for _, pointer in outputs.values()]
+        for (pointer, kind, _), name in parameters.items():
+            heads.append(f"const {kind} *{name}")
+            values.append(pointer)
+        n = b - a
+        loop = (
+            f"    for (int i = 0; i < {n}; i++) {{\n" if n > 1 else "    const int i = 0;\n    {\n"
+        )
+        body = "".join(f"        {line}\n" for line in lines)
+        body = f"({', '.join(heads)})\n{{\n{loop}{body}    }}\n}}"
+        if body not in self.loops:
+            kinds = list(dict.fromkeys(op.name.lower() for op in group))
+            name = self._unique("", "_".join(["each", *kinds[:3], str(n)]))
+            self.loops[body] = name
+            self.functions[name] = wrapped_head(f"static void {name}", body)
+        self.say(f"{self.loops[body]}({', '.join(['%s'] * len(values))});", *values, like=group[-1])
+
+    def statements_of(self, group, mine, parameters, cut):
+        """Returns the lines for one element of a group, and {name: (type, pointer)} of results."""
+        a, b = cut
+        outputs, lines = {}, []
+        for op in group:
+            whole = self.reads_integers(op)
+            operands = [
+                self.operand(cells[a:b], mine, parameters, b - a, whole) for cells in op.args
+            ]
+            kind = TYPES[op.buffer.dtype]
+            text = self.expression(op, operands, kind)
+            lines.append(f"const {kind} {mine[op.buffer]} = {text};")
+            if op.buffer in self.kept:
+                name = f"y{len(outputs)}"
+                outputs[name] = kind, self.pointer(op.buffer, a)
+                lines.append(f"{name}[i] = {mine[op.buffer]};")
+        return lines, outputs
+
+    def expression(self, op, operands, kind):
+        text = MAPS[op.name].c
+        if op.name == "Mod" and kind == "int64_t":
+            text = text.replace("modulo", "remainder_of")
+        for name in _FUNCTIONS:
+            if f"{name}(" in text:
+                text = text.replace(f"{name}(", f"{self.use(name)}(")
+        if op.name == "Cast" and kind != "int":
+            text = f"({kind}){{0}}"
+        if op.name == "Divide" and kind in ("float", "double"):
+            text = f"({kind}){{0}} / {{1}}" if self.is_integer(op) else text
+        return self.typed(text.format(*operands))
+
+    def is_integer(self, op):
+        return self.program.owner(int(op.args[0][0])).dtype in ("int64", "bool")
+
+    def reads_integers(self, op):
+        """Returns whether all variable operands of a map are integers."""
+        owners = [b for cells in op.args for b in self.program.owners(cells)]
+        return all(b.dtype in ("int64", "bool") for b in owners if b.kind != "constant")
+
+    def operand(self, cells, mine, parameters, n, whole=False):
+        """Returns an operand of a map as C."""
+        values = self.program.values(cells)
+        if values is not None and (np.all(values == values[0]) or np.all(values != values)):
+            is_whole = whole and values[0] == np.rint(values[0])
+            text = str(int(values[0])) if is_whole else self.literal(values[0])
+            return f"({text})" if text.startswith("-") else text
+        (p,) = pieces(self.program, cells)
+        if p.buffer in mine:
+            return mine[p.buffer]
+        stride = p.stride if n > 1 else 0
+        kind = TYPES[p.buffer.dtype]
+        key = self.pointer(p.buffer, p.offset), kind, stride
+        name = parameters.setdefault(key, f"x{len(parameters)}")
+        index = {0: "0", 1: "i"}.get(stride, f"{stride} * i")
+        return f"{name}[{index}]"
+
+    def literal(self, value):
+        if value.dtype.kind in "iub":
+            return str(int(value))
+        if not np.isfinite(value):
+            return "NAN" if np.isnan(value) else "-INFINITY" if value < 0 else "INFINITY"
+        kind = np.float32 if self.real == "float" else np.float64
+        return str(kind(value)) + ("f" if self.real == "float" else "")
+
+    # The whole
+
+    def print(self):
+        for group in self.groups:
+            if group[0].kind == "map":
+                self.map(group)
+            else:
+                getattr(self, group[0].kind)(group[0])
+        self.copied("y", self.program.output, Op("copy", "", self.program.inputs[0], []))
+        reset = list(self.reset())
+        step = list(self.step())
+        more_code = self.more_code()
+        members, state_bytes = self.members()
+        weight_bytes = sum(array.size * _BYTES[kind] for kind, array in self.arrays.values())
+        widest = max([int(n[8:]) for n in self.functions if n.startswith("product_")] or [0])
+        stack_bytes = min(widest, passes.WIDTH) * _BYTES[self.real]
+        header = self.header(members, state_bytes, weight_bytes, stack_bytes)
+        indent = "\n".join
         texts = [
             f'#include "{self.prefix}.h"',
             "#include <math.h>\n#include <string.h>",
-            _EXACT if any(state.grows for state in program.states) else "",
+            _EXACT if any(_is_count(b) for b in self.program.states) else "",
             "/* Weights */",
-            tables,
+            "\n\n".join(self.table_text(name) for name in self.arrays),
             "/* Operations */",
-            functions,
+            "\n\n".join(self.functions.values()),
             "/* The model */",
-            f"void {self.prefix}_reset({self.prefix}_state *s)\n{{\n{reset}\n}}",
-            f"{self._signature()}\n{{\n{step}\n}}",
-            self._more_code(),
+            f"void {self.prefix}_reset({self.prefix}_state *s)\n{{\n{indent(reset)}\n}}",
+            f"{self.signature(restrict=True)}\n{{\n{indent(step)}\n}}",
+            more_code,
         ]
         code = "\n\n".join(text for text in texts if text) + "\n"
+        about = self.about
         return Source(
-            self.prefix,
-            "",
-            header,
-            code,
-            self.real,
-            program.names,
-            program.takes_token,
-            program.inputs,
-            self.outputs,
-            state_bytes,
-            weight_bytes,
-            stack_bytes,
-        )
+            self.prefix, "", header, code, self.real, list(about.names), about.takes_token,
+            about.inputs, self.program.output.size, state_bytes, weight_bytes, stack_bytes,
+            not any(statement.guard for statement in self.statements),
+        )  # fmt: skip
 
-    def _reset(self):
-        """Yields the statements that start a stream."""
-        yield "memset(s, 0, sizeof *s);"
-        for ring in (r for r in self.program.rings if r.fill):
-            size = ring.steps * ring.channels
-            yield statement(self._use("fill"), size, self._number(ring.fill), f"s->{ring.name}[0]")
-        for state in (s for s in self.program.states if s.fill):
-            yield statement(
-                self._use("fill"), state.size, self._number(state.fill), f"s->{state.name}"
-            )
-        counter = self.program.counter
-        if counter is not None and counter.first:  # the padding before the first step
-            x = "" if self.program.takes_token else f"x[{self.program.inputs}] = {{0}}, "
-            yield f"{self.real} {x}y[{self.outputs}];"
-            yield f"for (s->step = {counter.first}; s->step < 0;)"
-            argument = "0" if self.program.takes_token else "x"
-            yield f"    {self.prefix}_step(s, {argument}, y);"
+    def step(self) -> Iterator[str]:
+        if any(b.dtype == "int64" for b in self.program.inputs):
+            yield "    const int64_t ids[1] = {token};"
+        scope, guard = None, frozenset[int]()
+        for statement in self.statements:
+            if statement.guard != guard:
+                if guard:
+                    yield "    }"
+                guard = statement.guard
+                scope = None
+                if guard:
+                    yield f"    if ({self.condition(guard)}) {{"
+            indent = "        " if guard else "    "
+            if statement.scope != scope:
+                scope = statement.scope
+                if scope:
+                    yield f"{indent}/* {comment_text(scope)} */"
+            for line in str(statement).splitlines():
+                yield wrapped(indent, line)
+        if guard:
+            yield "    }"
+        for head, (rows, guard) in self.heads().items():
+            test = f"if ({self.condition(guard)}) " if guard else ""
+            yield f"    {test}s->head_{head} = row(s->head_{head} + 1, {rows});"
 
-    def _aligned(self, size, counters):
-        """Returns the size of the state: its arrays and 4-byte counters, with padding."""
-        if counters:
-            size = -(-size // 4) * 4 + 4 * counters
-            return -(-size // self.bytes) * self.bytes
-        return size or 4  # `int nothing`
+    def condition(self, guard):
+        found = []
+        for address in sorted(guard):
+            b = self.program.owner(address)
+            found.append(f"*({self.pointer(b, address - b.base)})")
+        return " && ".join(found)
 
-    def _stack(self, part):
-        """Returns the most elements on the stack at once within a part."""
-        inner = (self._stack(item) for item in part.items if isinstance(item, Part))
-        return sum(v.size for v in self.declared[id(part)]) + max(inner, default=0)
+    def heads(self):
+        found = {}
+        for store in self.program.stores:
+            if store.buffer.ring is not None:
+                found[store.buffer.ring.head] = store.buffer.ring.rows, store.guard
+                self.use("row")
+        return found
 
-    def _tables(self):
-        """Returns the tables of the weights, and their size in bytes."""
-        tables = [
-            self.table(w.name, self.real, map(self._number, w.array.flat), w.array.shape, w.axes)
-            for w in self.program.weights
-        ]
-        return "\n\n".join(tables), sum(w.size for w in self.program.weights) * self.bytes
+    def reset(self) -> Iterator[str]:
+        yield "    memset(s, 0, sizeof *s);"
+        for b in self.program.states:
+            if b.data is None or not np.any(b.data):
+                continue
+            data = self.initial(b, np.asarray(b.data).reshape(-1))
+            target = f"s->{self.names[b]}"
+            if np.all(data == data[0]):
+                yield f"    for (int i = 0; i < {b.size}; i++)"
+                yield f"        {target}[i] = {self.literal(data[0])};"
+            else:
+                table = self.table(data, "", f"{self.names[b]}_first")
+                yield f"    memcpy({target}, {table}, sizeof {target});"
 
-    def table(
-        self, name: str, kind: str, numbers: Iterable[str], shape: Sequence[int], axes: str = ""
-    ) -> str:
-        """Returns a table of constants."""
-        comment = f" /* {axes} */" if axes else ""
-        text = textwrap.fill(
-            ", ".join(numbers),
-            98,
-            initial_indent="    ",
-            subsequent_indent="    ",
-            break_on_hyphens=False,
-        )
-        size = " * ".join(map(str, shape))
-        return f"static const {kind} {name}[{size}] = {{{comment}\n{text}\n}};"
+    def initial(self, b, data):
+        """Returns the initial values of a state in its type."""
+        return data.astype(b.dtype)
 
-    # The header
-
-    def _header_includes(self):
+    def more_declarations(self):
         return ""
 
-    def _more_declarations(self):
+    def more_code(self):
         return ""
 
-    def _more_code(self):
-        return ""
+    def members(self):
+        """Returns the members of the state's struct, and its size."""
+        found = [(TYPES[b.dtype], self.names[b], b.size) for b in self.program.states]
+        found += [(TYPES[dtype], _WORK[dtype], size) for dtype, size in self.sizes.items()]
+        found += [("int", f"head_{head}", 0) for head in self.heads()]
+        found = found or [("int", "nothing", 0)]
+        found.sort(key=lambda member: -_BYTES[member[0]])
+        size = sum(_BYTES[kind] * (count or 1) for kind, _, count in found)
+        unit = max(_BYTES[kind] for kind, _, _ in found)
+        lines = [f"{kind} {name}{f'[{count}]' if count else ''};" for kind, name, count in found]
+        return lines, -(-size // unit) * unit
 
-    def _signature(self):
-        x = "int token" if self.program.takes_token else f"const {self.real} *x"
-        return f"void {self.prefix}_step({self.prefix}_state *s, {x}, {self.real} *y)"
+    def signature(self, restrict=False):
+        word = " restrict " if restrict else " "
+        pointer = f"*{word.strip()} " if restrict else "*"
+        x = "int token" if self.about.takes_token else f"const {self.real} {pointer}x"
+        y = f"{self.real} {pointer}y"
+        return f"void {self.prefix}_step({self.prefix}_state *s, {x}, {y})"
 
-    def _header(self, members, state_bytes, weight_bytes, stack_bytes):
-        upper = self.prefix.upper()
-        inputs = "TOKENS" if self.program.takes_token else "INPUTS"
+    def table_text(self, name):
+        kind, array = self.arrays[name]
+        if array.dtype.kind == "f":
+            numbers = array.astype("U")
+            f = "f" if kind == "float" else ""
+            numbers = [self.literal(array[i]) if not np.isfinite(array[i]) else f"{n}{f}"
+                       for i, n in enumerate(numbers)]  # fmt: skip
+        else:
+            numbers = [str(int(n)) for n in array]
+        rows = [", ".join(numbers[i : i + 8]) for i in range(0, len(numbers), 8)]
+        text = ",\n    ".join(rows)
+        return f"static const {kind} {name}[{len(numbers)}] = {{\n    {text}\n}};"
+
+    def header(self, members, state_bytes, weight_bytes, stack_bytes):
+        upper, about = self.prefix.upper(), self.about
+        inputs = "TOKENS" if about.takes_token else "INPUTS"
         lines = "\n".join(f"    {member}" for member in members)
-        names = ", ".join(map(_string, self.program.names))
+        names = ", ".join(map(_string, about.names))
         names = f"#define {upper}_NAMES {names} /* of the outputs */\n" if names else ""
-        delay, rate = self.program.delay, self.program.rate
+        delay, rate = map(_common, (about.delay, about.rate))
         if (delay, rate) != (0, 1):
             names = (
                 "/* Step DELAY + RATE * n writes output n of the model; other steps write "
@@ -324,18 +908,20 @@ class Printer:
         return f"""\
 #ifndef {upper}_H
 #define {upper}_H
-{self._header_includes()}
+
+#include <stdint.h>
+
 #ifdef __cplusplus
 extern "C" {{
 #endif
 
-#define {upper}_{inputs} {self.program.inputs}
-#define {upper}_OUTPUTS {self.outputs}
+#define {upper}_{inputs} {about.inputs}
+#define {upper}_OUTPUTS {self.program.output.size}
 #define {upper}_STATE_BYTES {state_bytes} /* sizeof({self.prefix}_state) if int has 4 bytes */
 #define {upper}_WEIGHT_BYTES {weight_bytes}
 #define {upper}_STACK_BYTES {stack_bytes} /* arrays of a step, without call frames */
 {names}
-/* The state of one stream. */
+/* The state of one stream, and the memory of a step. */
 typedef struct {{
 {lines}
 }} {self.prefix}_state;
@@ -344,8 +930,8 @@ typedef struct {{
 void {self.prefix}_reset({self.prefix}_state *s);
 
 /* Reads one time step x and writes the outputs y; x and y must not overlap. */
-{self._signature()};
-{self._more_declarations()}
+{self.signature()};
+{self.more_declarations()}
 #ifdef __cplusplus
 }}
 #endif
@@ -353,334 +939,87 @@ void {self.prefix}_reset({self.prefix}_state *s);
 #endif
 """
 
-    def _members(self):
-        for kind, name, shape in self._arrays():
-            yield f"{kind} {name}{''.join(f'[{size}]' for size in shape)};"
-        for ring in self.program.rings:
-            yield f"int {ring.name}_newest;"
-        if self.program.counter is not None:
-            yield "int step; /* cyclic */"
-        elif not self.program.rings and not self.program.states:
-            yield "int nothing;"
 
-    def _arrays(self):
-        """Returns the arrays of the state as (type, name, shape), widest types first."""
-        rings = [(self._ring_type(r), r.name, (r.steps, r.channels)) for r in self.program.rings]
-        states = [(self.real, state.name, (state.size,)) for state in self.program.states]
-        return sorted([*rings, *states], key=lambda array: -BYTES[array[0]])
-
-    def _ring_type(self, ring):
-        return self.real
-
-    def _for_ring(self, function, ring):
-        """Returns the name of a function in its version for the ring's type."""
-        return function
-
-    def _number(self, value):
-        if not np.isfinite(value):
-            return "NAN" if np.isnan(value) else "-INFINITY" if value < 0 else "INFINITY"
-        text = str(np.float32(value) if self.real == "float" else np.float64(value))
-        return text + self.f
-
-    # The step
-
-    def _place_values(self):
-        """Declares each value in the innermost part that contains all of its uses."""
-        self.declared = collections.defaultdict(list)  # id of a part: values
-        seen = {}  # id of a value: (value, path of parts)
-
-        def visit(part, path):
-            path = [*path, part]
-            for item in part.items:
-                if isinstance(item, Part):
-                    visit(item, path)
-                elif id(item) not in self.skipped:
-                    for vector in _vectors(item):
-                        use(vector if vector.whole is None else vector.whole, path)
-
-        def use(value, path):
-            if value.kind != "value" or id(value) in self.given:
-                return
-            _, common, first = seen.setdefault(id(value), (value, path, path))
-            same = [a for a, b in zip(common, path, strict=False) if a is b]
-            seen[id(value)] = value, same, first
-
-        visit(self.program.body, [])
-        self.wanted = {}  # id of a value: preferred name
-        self.clocked = set()  # ids of values that look uninitialized to a compiler
-        for value, path, first in seen.values():
-            self.declared[id(path[-1])].append(value)
-            if any(part.clock is not None for part in first[len(path) :]):
-                self.clocked.add(id(value))
-            # A value used outside its part is named after the part.
-            leaves = len(first) > len(path)
-            self.wanted[id(value)] = p.identifier(first[len(path)].name) if leaves else value.name
-        taken = {"s", "x", "y", "token", "memcpy", *_KEYWORDS, *self.functions}
-        taken.update(weight.name for weight in self.program.weights)
-        self._name_values(self.program.body, frozenset(taken))
-
-    def _name_values(self, part, taken):
-        """Names the values of a part; an inner part never shadows a name."""
-        taps = [o.y for o in part.items if isinstance(o, p.Tap)]
-        for value in [*self.declared[id(part)], *taps]:
-            name = wanted = self.wanted.get(id(value), value.name)
-            number = 1
-            while name in taken:
-                number += 1
-                name = f"{wanted}_{number}"
-            taken = taken | {name}
-            self.names[id(value)] = name
-        for item in part.items:
-            if isinstance(item, Part):
-                self._name_values(item, taken)
-
-    def _part(self, part, depth):
-        """Yields the lines of C for a part."""
-        indent = "    " * depth
-        values, counter = self.declared[id(part)], self.program.counter
-        is_pure = not (self.program.rings or self.program.states or counter)
-        if not values and depth == 1 and is_pure:
-            yield f"{indent}(void)s;"
-        for value in values:
-            zero = " = {0}" if id(value) in self.clocked else ""
-            yield f"{indent}{self.real} {self.names[id(value)]}[{value.size}]{zero};"
-        if depth == 1 and is_pure and values:
-            yield f"{indent}(void)s;"
-        if values:
-            yield ""
-        for item in part.items:
-            if isinstance(item, Part):
-                comment = f"/* {comment_text(f'{item.name}: {item.comment}')} */"
-                lines = list(self._part(item, depth + 1))
-                if lines:
-                    yield f"{indent}{self._when(item.clock)}{{ {comment}"
-                    yield from lines
-                    yield f"{indent}}}"
-            elif id(item) not in self.skipped:
-                yield wrapped(indent, self._call(item))
-        if depth == 1 and counter is not None:
-            yield f"{indent}s->step += s->step + 1 < {counter.end} ? 1 : {1 - counter.cycle};"
-
-    def _when(self, clock):
-        """Returns the `if` for a clock, or an empty string."""
-        if clock is None:
-            return ""
-        offset, pause = clock.offset, clock.pause
-        since = (
-            "s->step" if offset == 0 else f"(s->step {'-' if offset > 0 else '+'} {abs(offset)})"
-        )
-        conditions = [f"s->step >= {offset}"] if offset > self.program.counter.first else []
-        conditions += [f"{since} % {pause} == 0"] if pause > 1 else []
-        return f"if ({' && '.join(conditions)}) "
-
-    def _call(self, operation):
-        return getattr(self, f"_{type(operation).__name__.lower()}")(operation)
-
-    def _at(self, vector):
-        """Returns a vector as a pointer."""
-        if vector is None:
-            return "NULL"
-        whole = vector if vector.whole is None else vector.whole
-        name = {"input": "x", "output": "y", "state": f"s->{whole.name}"}.get(vector.kind)
-        if name is None:
-            name = whole.name if vector.kind == "weight" else self.names[id(whole)]
-        return f"{name} + {vector.start}" if vector.start else name
-
-    # Operations: each returns a call and adds the function that it calls
-
-    def _use(self, name, outputs=None):
-        """Adds a template's function and returns its name."""
-        for needed in self.needs.get(name, []):
-            self._use(needed)
-        text = self.templates[name]
-        if outputs is not None:
-            name, text = f"{name}_{outputs}", text.replace("OUTPUTS", str(outputs))
-        self.functions[name] = self._typed(text.strip())
-        return name
-
-    def _typed(self, text):
-        if self.real == "float":
-            return text
-        return _IN_DOUBLE.sub(r"\1", re.sub(r"\bfloat\b", self.real, text)).replace(".0f", ".0")
-
-    def _push(self, push):
-        ring, name = push.ring, self._use(self._for_ring("push", push.ring))
-        at = f"s->{ring.name}[0]", f"&s->{ring.name}_newest", ring.steps, ring.channels
-        return statement(name, *at, self._at(push.x))
-
-    def _ring(self, ring):
-        return f"s->{ring.name}[0]", f"s->{ring.name}_newest", ring.steps, ring.channels
-
-    def _tap(self, tap):
-        call = statement(self._use("tap"), *self._ring(tap.ring), tap.delay)
-        return f"const {self.real} *{self.names[id(tap.y)]} = {call}"
-
-    def _dense(self, dense):
-        name = self._use("dense", dense.y.size)
-        vectors = dense.x, dense.kernel, dense.start, dense.y
-        return statement(name, dense.x.size, *map(self._at, vectors))
-
-    def _convolution(self, convolution):
-        name = self._use("convolution", convolution.y.size)
-        taps = convolution.kernel.array.shape[0]
-        vectors = convolution.kernel, convolution.start, convolution.y
-        ring = self._ring(convolution.ring)
-        return statement(name, *ring, taps, convolution.dilation, *map(self._at, vectors))
-
-    def _softmax(self, softmax):
-        name = self._use("log_softmax" if softmax.log else "softmax")
-        return statement(name, softmax.x.size, self._at(softmax.x), self._at(softmax.y))
-
-    def _normalize(self, normalize):
-        options = self._number(normalize.epsilon), int(normalize.centered), self._at(normalize.y)
-        name, n = self._use("normalize"), normalize.x.size
-        return statement(name, n, self._at(normalize.x), *options)
-
-    def _lookup(self, lookup):
-        channels = lookup.y.size
-        strides = (1, lookup.tokens) if lookup.transposed else (channels, 1)
-        table, y = self._at(lookup.table), self._at(lookup.y)
-        return statement(self._use("lookup"), "token", lookup.tokens, channels, table, *strides, y)
-
-    def _fill(self, fill):
-        value = self._number(fill.value)
-        return statement(self._use("fill"), fill.y.size, value, self._at(fill.y))
-
-    def _spread(self, spread):
-        sizes = spread.x.size // spread.columns, spread.columns, spread.middle
-        return statement(
-            self._use("spread"), *sizes, *map(self._at, (spread.x, spread.gap, spread.y))
-        )
-
-    def _copy(self, copy):
-        return statement("memcpy", self._at(copy.y), self._at(copy.x), f"{copy.x.size} * sizeof *y")
-
-    def _elementwise(self, elementwise):
-        name, n = self._function(elementwise.function), elementwise.ys[0].size
-        return statement(name, n, *map(self._at, (*elementwise.xs, *elementwise.ys)))
-
-    # Elementwise functions
-
-    def _function(self, function):
-        """Adds an elementwise function and returns its name."""
-        if function not in self.elementwise:
-            self.elementwise[function] = self._add_loop(function, list(self._lines(function)))
-        return self.elementwise[function]
-
-    def _add_loop(self, function, lines):
-        """Adds a function that runs statements for each element, and returns its name."""
-        name, number = function.name, 1
-        while name in self.functions or name in self.templates:
-            number += 1
-            name = f"{function.name}_{number}"
-        xs = [f"const {self.real} *{parameter}" for parameter in function.parameters]
-        ys = [f"{self.real} *restrict {key}" for key in function.outputs]
-        head = wrapped("", f"static void {name}({', '.join(['int n', *xs, *ys])})")
-        body = "\n".join(f"        {line}" for line in lines)
-        begin, end = (" {", "\n    }") if len(lines) > 1 else ("", "")
-        loop = f"    for (int k = 0; k < n; k++){begin}\n{body}{end}"
-        self.functions[name] = f"{head}\n{{\n{loop}\n}}"
-        return name
-
-    def _lines(self, function):
-        """Yields the statements for one element."""
-        uses = collections.Counter(id(n) for n in _distinct(function.outputs.values()))
-        uses.update(
-            id(o)
-            for n in _distinct(function.outputs.values())
-            for o in n.operands
-            if isinstance(o, Expression)
-        )
-        written = {}
-        for node in _distinct(function.outputs.values()):  # operands first
-            keys = [key for key, output in function.outputs.items() if output is node]
-            text = self._expression(node, written, function)
-            if keys:
-                yield f"{keys[0]}[k] = {text};"
-                text = f"{keys[0]}[k]"
-                for key in keys[1:]:
-                    yield f"{key}[k] = {text};"
-            elif uses[id(node)] > 2 and node.operator not in ("parameter", "number"):
-                name = f"t{len([w for w in written.values() if w[0][:1] == 't'])}"
-                yield f"const {self.real} {name} = {text};"
-                text = name
-            else:
-                written[id(node)] = text, _PRECEDENCE.get(node.operator, 9)
-                continue
-            written[id(node)] = text, 9
-
-    def _expression(self, node, written, function):
-        operator, operands = node.operator, node.operands
-        if operator == "parameter":
-            return f"{operands[0]}[{0 if function.parameters[operands[0]] else 'k'}]"
-        if operator == "number":
-            return self._number(operands[0])
-        texts = [written[id(operand)] for operand in operands]
-        if operator in _PRECEDENCE:
-            own, parts = _PRECEDENCE[operator], []
-            for i, (text, precedence) in enumerate(texts):
-                # A right operand needs parentheses at equal precedence too: a - (b - c).
-                parts.append(f"({text})" if precedence < own + (i > 0) else text)
-            if operator == "negative":
-                return f"-{parts[0]}" if texts[0][1] == 9 else f"-({texts[0][0]})"
-            if operator == "where":
-                return f"{parts[0]} ? {texts[1][0]} : {texts[2][0]}"
-            return f" {operator} ".join(parts)
-        arguments = ", ".join(text for text, _ in texts)
-        if operator in _MATH:
-            return f"{self._typed(_MATH[operator])}({arguments})"
-        return f"{self._use(operator)}({arguments})"
+_WORK = {"float32": "work", "float64": "work", "int64": "integers", "bool": "flags"}
+_WORK |= {"int16": "work", "int32": "sums"}
 
 
-_KEYWORDS = (
-    "auto break case char const continue default do double else enum extern float for goto if "
-    "inline int long register restrict return short signed sizeof static struct switch typedef "
-    "union unsigned void volatile while"
-).split()
-
-_PRECEDENCE = {"where": 1, "<": 2, "+": 3, "-": 3, "*": 4, "/": 4, "negative": 5}
+def _is_count(state):
+    return state.data is not None and state.data.dtype.kind == "i"
 
 
-def _distinct(expressions: Iterable[Expression]) -> list[Expression]:
-    """Returns the nodes of expressions, each once and after its operands."""
-    found: dict[int, Expression] = {}
-
-    def visit(node):
-        if id(node) not in found:
-            for operand in node.operands:
-                if isinstance(operand, Expression):
-                    visit(operand)
-            found[id(node)] = node
-
-    for expression in expressions:
-        visit(expression)
-    return list(found.values())
+def _common(values):
+    """Returns the common value of all outputs, or the value for each of them."""
+    values = keras.tree.flatten(values)
+    return values[0] if len(set(values)) == 1 else ", ".join(map(str, values))
 
 
-def _vectors(operation: p.Operation) -> Iterator[Vector]:
-    """Yields the vectors that an operation reads or writes."""
-    for field in dataclasses.fields(operation):
-        value = getattr(operation, field.name)
-        yield from (v for v in (value if isinstance(value, tuple) else [value]) if _is_vector(v))
+def block_width(columns: int) -> int:
+    """Returns the number of columns in each block of a product: at most `passes.WIDTH`."""
+    blocks = -(-columns // passes.WIDTH)
+    return min(-(-columns // blocks // 8) * 8, passes.WIDTH)
 
 
-def _is_vector(value):
-    return isinstance(value, Vector)
+def in_blocks(matrix: np.ndarray) -> np.ndarray:
+    """Returns a matrix as blocks of columns, one after another."""
+    width = block_width(matrix.shape[1])
+    if matrix.shape[1] <= width:
+        return matrix
+    blocks = [matrix[:, i : i + width].reshape(-1) for i in range(0, matrix.shape[1], width)]
+    return np.concatenate(blocks)
 
 
-def statement(name: str, *arguments: object) -> str:
-    """Returns a call as a statement."""
-    return f"{name}({', '.join(map(str, arguments))});"
+def identifier(name: str) -> str:
+    """Returns a name as a C identifier, with underscores for all other characters."""
+    name = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in name)
+    return f"_{name}" if name[:1].isdigit() else name
+
+
+def _string(text):
+    """Returns the UTF-8 of a text as a C string literal.
+
+    A raw `\\n`, `\\r` or `??/` would end the literal, and the rest of a name would be code. So all
+    but printable ASCII are octal escapes.
+    """
+    octets = text.encode("utf-8", "backslashreplace")
+    plain = set(range(0x20, 0x7F)) - set(b'"?\\')
+    return '"' + "".join(chr(o) if o in plain else f"\\{o:03o}" for o in octets) + '"'
+
+
+# Ends or nests a comment, splices lines, or is half of a trigraph.
+_NOT_IN_COMMENTS = re.compile(r"[^ -~]|\\|(?<=\*)/|(?<=/)\*|(?<=\?)\?")
+
+
+def comment_text(text: str) -> str:
+    """Returns a text, such as a name, as a line of a comment in C or JavaScript.
+
+    Example:
+
+    >>> comment_text("a*/ é")
+    'a*\\\\x2f \\\\xe9'
+    """
+    return _NOT_IN_COMMENTS.sub(lambda found: _escaped(ord(found[0])), text)
+
+
+def _escaped(code_point):
+    if code_point < 2**8:
+        return f"\\x{code_point:02x}"
+    return f"\\u{code_point:04x}" if code_point < 2**16 else f"\\U{code_point:08x}"
+
+
+def wrapped_head(head: str, body: str) -> str:
+    """Returns a function whose line of parameters is wrapped."""
+    line, rest = body.split("\n", 1)
+    return f"{wrapped('', head + line)}\n{rest}"
 
 
 def wrapped(indent: str, line: str) -> str:
     """Returns a line of C, wrapped after commas."""
-    text = textwrap.fill(
-        line.replace(" ", "\0").replace(",\0", ", "),
-        100,
-        initial_indent=indent,
-        subsequent_indent=f"{indent}    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return text.replace("\0", " ")
+    indent += " " * (len(line) - len(line.lstrip()))
+    parts, lines = line.strip().split(", "), [indent]
+    for i, part in enumerate(parts):
+        part += ", " if i + 1 < len(parts) else ""
+        if len(lines[-1]) + len(part.rstrip()) > 100 and lines[-1].strip():
+            lines.append(indent + "    ")
+        lines[-1] += part
+    return "\n".join(text.rstrip() for text in lines)

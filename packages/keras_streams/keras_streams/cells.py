@@ -132,6 +132,11 @@ class Program:
         self.constant(np.zeros(1, "float32"))  # address 0 is the number 0, as `ops.pad` writes it
 
     @property
+    def buffers(self) -> list[Buffer]:
+        """All buffers, by address."""
+        return self._buffers
+
+    @property
     def states(self) -> list[Buffer]:
         """The state buffers."""
         return [b for b in self._buffers if b.kind == "state"]

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_streams.c_code import Source
+from keras_streams.c_source import Source
 from keras_streams.files import write_files
 
 # These neither reorder nor fuse sums, nor ignore NaN, so results do not depend on the compiler.

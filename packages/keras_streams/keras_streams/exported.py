@@ -34,6 +34,7 @@ class ExportedStream:
             Defaults to normal numbers, or tokens.
         names: Names of the outputs; may be empty.
         notes: Lines that describe inputs and outputs.
+        fills_missing_values: Boolean, whether the model replaces NaN in its inputs.
     """
 
     model: keras.Layer
@@ -49,6 +50,7 @@ class ExportedStream:
     example: Callable[[np.random.Generator, int], np.ndarray] | None = None
     names: Sequence[str] = ()
     notes: Sequence[str] = ()
+    fills_missing_values: bool = False
 
     def __post_init__(self) -> None:
         if self.symbols is None and self.takes_token:

@@ -125,7 +125,10 @@ def lower(traced: Trace, real: str = "float32") -> Program:
         lowering.env[id(tensor)] = Cells(state.cells)
     states = program.states
     lowering.run(traced.nodes)
-    flat = [lowering.cells(lowering.value(t)).reshape(-1) for t in traced.outputs]
+    flat = []
+    for tensor in traced.outputs:
+        at = lowering.cells(lowering.value(tensor))
+        flat.append(lowering.cast(at, str(tensor.dtype), real).reshape(-1))
     program.output = np.concatenate(flat)
     for state, tensor in zip(states, traced.following, strict=True):
         after = lowering.cells(lowering.value(tensor)).reshape(-1)
@@ -139,6 +142,8 @@ class _Lowering:
     def __init__(self, program: Program):
         self.program, self.scope = program, ""
         self.env: dict[int, Cells] = {}
+        self.known: dict[tuple, np.ndarray] = {}
+        self.kept: list = []  # objects whose ids are keys
 
     def run(self, nodes: Sequence[tuple[Any, str]]) -> None:
         for node, scope in nodes:
@@ -215,9 +220,14 @@ class _Lowering:
         return self.program.constant(value, self.scope)
 
     def add(self, kind: str, name: str, shape: Any, dtype: str, args: list, matrices: Any = ()):
-        """Adds an operation and returns the addresses of its results."""
-        buffer = self.program.buffer("work", shape, dtype, scope=self.scope)
-        return self.program.add(Op(kind, name, buffer, args, list(matrices), self.scope))
+        """Adds an operation, unless an equal one exists, and returns the addresses of results."""
+        key = kind, name, tuple(shape), dtype, *(a.tobytes() for a in args), *map(id, matrices)
+        if key not in self.known:
+            buffer = self.program.buffer("work", shape, dtype, scope=self.scope)
+            op = Op(kind, name, buffer, args, list(matrices), self.scope)
+            self.known[key] = self.program.add(op)
+            self.kept.append(matrices)  # their ids are those of no others
+        return self.known[key]
 
     # Operations without work
 
@@ -379,8 +389,7 @@ class _Lowering:
         self.env.update((id(symbol), value) for symbol, value in fresh.values())
         self.run([(node, self.scope) for node, _ in nodes])
         found = keras.tree.map_structure(self.value, outputs)
-        # The ids of symbols may be those of later ones.
-        self._kept = [*getattr(self, "_kept", []), args, kwargs, nodes, outputs]
+        self.kept += [args, kwargs, nodes, outputs]
         return found
 
 

@@ -598,17 +598,11 @@ class RunningMax(Ending):
         if x.shape[1] != 1:  # the scan forgets sizes
             scanned = ops.associative_scan(ops.maximum, x, axis=1)
             x = ops.reshape(scanned, (-1, ops.shape(x)[1], *self.signal.shape))
-        # Arithmetic, as tf2onnx selects by multiplication: nothing seen is far below all numbers.
-        below = ops.reshape(1 - seen, (-1,) + (1,) * len(self.signal.shape)) * _huge(largest.dtype)
-        largest = ops.maximum(x, (largest - below)[:, None])
+        has_seen = ops.reshape(seen > 0, (-1,) + (1,) * (len(self.signal.shape) + 1))
+        largest = ops.where(has_seen, ops.maximum(x, largest[:, None]), x)
         y = self.last(largest)
         y = ops.reshape(y, (-1, ops.shape(y)[1], *self.outputs[0].shape))
         return [y], [largest[:, -1], ops.ones_like(seen)]
-
-
-def _huge(dtype):
-    """A number larger than practically all values of a dtype."""
-    return 6e4 if keras.backend.standardize_dtype(dtype) == "float16" else 1e38
 
 
 class Recurrent(Ending):

@@ -12,15 +12,23 @@ WIDTH = 96  # the widest block of sums that a product keeps in registers: 12 of 
 _MOST_PIECES = 8  # of an operand that is read without a copy
 
 
-def optimize(program: Program) -> list[Group]:
-    """Applies all passes and returns the operations in groups, in the order of execution."""
+def optimize(program: Program, contiguous: bool = False) -> list[Group]:
+    """Applies all passes and returns the operations in groups, in the order of execution.
+
+    Args:
+        program: The program, which is changed.
+        contiguous: Boolean, whether products read only vectors outside of rings. Defaults to
+            `False`.
+    """
+    fold_states(program)
     remove_dead(program)
+    find_integers(program)
     find_rings(program)
     remove_dead(program)
     merge_sums(program)
     remove_dead(program)
     find_guards(program)
-    copy_scattered(program)
+    copy_scattered(program, contiguous)
     return schedule(program, fuse(program))
 
 
@@ -34,6 +42,52 @@ def remove_dead(program: Program) -> None:
             kept.append(op)
             used |= program.reads([op])
     program.ops = kept[::-1]
+
+
+def fold_states(program: Program) -> None:
+    """Makes constants of states that keep their initial value, such as the zeros below a level."""
+    for store in list(program.stores):
+        state, after = store.buffer, store.args[0]
+        if state.data is None or not state.size or np.any(state.data != state.data.flat[0]):
+            continue
+        new = after[(after < state.base) | (after >= state.base + state.size)]
+        values = program.values(new)
+        if values is not None and np.all(values == state.data.flat[0]):
+            state.kind = state.name = "constant"
+            program.stores.remove(store)
+
+
+_WHOLE = {"Add", "Subtract", "Multiply", "Negative", "Maximum", "Minimum", "Mod", "Where", "Cast"}
+
+
+def find_integers(program: Program) -> None:
+    """Makes integers of floating-point numbers that are always whole, such as counters of steps."""
+    whole = {b for b in program.states if b.data is not None and np.all(b.data == np.rint(b.data))}
+    whole |= {op.buffer for op in program.ops if op.kind == "map" and op.name in _WHOLE}
+    whole -= set(program.owners(program.output))
+
+    def is_whole(cells):
+        for b in program.owners(cells):
+            if b.kind == "constant":
+                values = program.values(cells[(cells >= b.base) & (cells < b.base + b.size)])
+                if not np.all(values == np.rint(values)):
+                    return False
+            elif b not in whole and b.dtype not in ("int64", "bool"):
+                return False
+        return True
+
+    before = None
+    while len(whole) != before:
+        before = len(whole)
+        for op in [*program.ops, *program.stores]:
+            if op.buffer in whole and not all(map(is_whole, op.args)):
+                whole.remove(op.buffer)
+            for cells in op.args:  # no operand mixes both, and only maps read integers
+                if op.kind not in ("map", "gather", "store") or not is_whole(cells):
+                    whole.difference_update(program.owners(cells))
+    for b in whole:
+        if b.dtype == program.real:
+            b.dtype = "int64"
 
 
 def condition(program: Program, op: Op) -> int | None:
@@ -201,13 +255,16 @@ def find_guards(program: Program) -> None:
     program.ops = [*reversed(first), *reversed(rest)]
 
 
-def copy_scattered(program: Program) -> None:
+def copy_scattered(program: Program, contiguous: bool = False) -> None:
     """Copies operands that are too scattered to be read in place."""
     before, program.ops = program.ops, []
     for op in before:
         for i, cells in enumerate(op.args):
             if op.kind in ("copy", "gather") or _is_readable(program, op, i, cells):
-                continue
+                if not contiguous or op.kind in ("copy", "gather", "map"):
+                    continue
+                if _is_contiguous(program, op, i, cells):
+                    continue
             values = program.values(cells)
             if values is not None:
                 op.args[i] = program.constant(values, op.scope).reshape(cells.shape)
@@ -225,6 +282,16 @@ def _is_readable(program, op, i, cells):
     if cells.shape[1] == 1:
         return len(pieces(program, cells)) <= _MOST_PIECES
     return grid(program, cells) is not None or all(len(pieces(program, row)) == 1 for row in cells)
+
+
+def _is_contiguous(program, op, i, cells):
+    if program.values(cells) is not None:
+        return True
+    if op.kind == "product":
+        found = pieces(program, cells if i == 0 else cells[0])
+        return len(found) == 1 and found[0].stride == 1 and found[0].buffer.ring is None
+    found = grid(program, cells)
+    return found is not None and found.buffer.ring is None
 
 
 def _is_uniform(program, cells):
@@ -328,7 +395,7 @@ def allocate(program: Program, groups: list[Group]) -> tuple[dict[Buffer, int], 
     offsets: dict[Buffer, int] = {}
     sizes: dict[str, int] = {}
     live: dict[str, list[Buffer]] = collections.defaultdict(list)
-    for b in sorted(buffers, key=lambda b: born[b]):
+    for b in sorted(buffers & set(born), key=lambda b: born[b]):
         others = live[b.dtype] = [o for o in live[b.dtype] if last[o] >= born[b]]
         unit = 16 if b.size >= 16 else 4 if b.size >= 4 else 1
         offset = 0

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from keras_streams.c import check_equal, proven_source
-from keras_streams.c_code import Source, comment_text
+from keras_streams.c_source import Source, comment_text
 from keras_streams.compiled import OPTIONS, ZIG, has_zig, write_source
 from keras_streams.files import check_output, write_files
 

@@ -5,13 +5,14 @@ import pathlib
 import shutil
 import stat
 
+import keras
 import numpy as np
 import pytest
 
 from keras_streams import compiled
-from keras_streams.c_source import print_c
+from keras_streams.c import c_source
 from keras_streams.compiled import NativeStream, compile_library, find_compiler
-from keras_streams.program import Program
+from keras_streams.exported import exported_stream
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 posix = pytest.mark.skipif(os.name != "posix", reason="owners and permissions")
@@ -30,9 +31,15 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def source():
-    program = Program("model", 2)
-    program.finish(program.dense(program.input, program.weight("kernel", KERNEL)))
-    return print_c(program, "model", "float")
+    return dense(KERNEL, np.zeros(3))
+
+
+def dense(kernel, bias):
+    """A product as C."""
+    layer = keras.layers.Dense(len(bias))
+    model = keras.Sequential([keras.Input((None, len(kernel))), layer])
+    layer.set_weights([kernel, bias])
+    return c_source(exported_stream(model), "model")
 
 
 def is_right(source):
@@ -130,10 +137,7 @@ def test_the_path_of_a_compiler_may_have_spaces(source, tmp_path, monkeypatch):
 def test_compilers_do_not_fuse_products_and_sums(monkeypatch):
     """Fused, x * y + z is rounded once."""
     rng = np.random.default_rng(0)
-    program = Program("model", 64)
-    kernel, start = (program.weight("w", rng.normal(size=size)) for size in ((64, 64), 64))
-    program.finish(program.dense(program.input, kernel, start))
-    source = print_c(program, "model", "float")
+    source = dense(rng.normal(size=(64, 64)), rng.normal(size=64))
     x = rng.normal(size=64).astype("float32")
     wanted = NativeStream(source).step(x)
     monkeypatch.setenv("CC", " ".join(map(str, compiled.ZIG)))
