@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import sys
 
 import keras
 import numpy as np
@@ -420,8 +421,11 @@ def test_wrong_models_and_paths(model, tmp_path):
     assert not table.with_name("scores.csv.unfinished").exists()  # nothing was scored yet
 
 
-def test_the_progress_bar_counts_bytes(model, tmp_path, capsys):
+def test_the_progress_bar_counts_bytes_on_a_terminal(model, tmp_path, capsys, monkeypatch):
     path = write(tmp_path, text([40] * 25))
+    scoring.score(model, path, tmp_path / "quiet.csv", verbose=1, batch_tokens=BATCH)
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     scoring.score(model, path, tmp_path / "scores.csv", verbose=1, batch_tokens=BATCH)
     shown = capsys.readouterr()
     kilobytes = path.stat().st_size / 1000

@@ -90,7 +90,7 @@ def score(
             1024 for a `NeuralCache`.
         overwrite: Boolean, whether to replace an existing output once the new one is complete.
             Defaults to `False`.
-        verbose: 0 or 1. 1 shows a progress bar on standard error. Defaults to 0.
+        verbose: 0 or 1. 1 shows a progress bar on a terminal. Defaults to 0.
 
     Returns:
         A dict with the totals of the file: `lines`, `num_tokens`, `log_probability` and the metric
@@ -132,7 +132,7 @@ def score(
     job.folder.mkdir(exist_ok=True)
     kept = True  # whether there is progress to resume from
     try:
-        with folder_lock(job.folder):
+        with annotate_error(output, job.folder), folder_lock(job.folder):
             check_output(output, [path], overwrite)  # another process may have finished it
             remove_unfinished(job.folder)
             try:
@@ -275,8 +275,8 @@ class _Job:
                 initial=self.reader.offset,
                 unit="B",
                 unit_scale=True,
-                disable=not self.verbose,
-                mininterval=0.5 if sys.stderr.isatty() else 60,
+                disable=None if self.verbose else True,  # None: shown on a terminal only
+                mininterval=0.5,
             ) as self.bar,
         ):
             if not resumed and self.output.suffix == ".csv":

@@ -16,8 +16,8 @@ from trellis_keras.zoo import run as runs
 def table(folders: Sequence[str | os.PathLike]) -> list[tuple[str, ...]]:
     """Returns a header, and one row per run.
 
-    The columns are epochs, parameters, the metrics of the best epoch ("-" for a model that was
-    fitted in closed form, without epochs), and the settings in which the runs differ.
+    The columns are epochs, parameters, the metrics of the best epoch, and the settings in which the
+    runs differ.
 
     Args:
         folders: Folders of runs.
@@ -29,7 +29,8 @@ def table(folders: Sequence[str | os.PathLike]) -> list[tuple[str, ...]]:
     found = []
     for folder in folders:
         settings, history = runs.flat_settings(folder), _history(folder)
-        found.append((folder, settings, history, _best(history)))
+        best = min(history, key=lambda row: (math.isnan(row["val_loss"]), row["val_loss"]))
+        found.append((folder, settings, history, best))
     metrics = dict.fromkeys(
         key for *_, best in found for key in best if key.startswith("val_") and key != "val_loss"
     )
@@ -43,19 +44,13 @@ def table(folders: Sequence[str | os.PathLike]) -> list[tuple[str, ...]]:
             own["model"],
             f"{runs.load_best(folder).count_params():,}",
             str(len(history)),
-            f"{best['epoch']:.0f}" if best else "-",
+            f"{best['epoch']:.0f}",
             *(f"{best[key]:.5g}" if key in best else "-" for key in ("val_loss", *metrics)),
             *(_text(own, name) for name in shown),
         )
         for folder, own, history, best in found
     ]
     return [header, *rows]
-
-
-def _best(history):
-    """Returns the row of the lowest validation loss, empty without rows."""
-    key = lambda row: (math.isnan(row["val_loss"]), row["val_loss"])  # noqa: E731
-    return min(history, key=key, default={})
 
 
 def _text(settings, name):
@@ -75,10 +70,8 @@ def draw(
     path = runs.check_output(path, overwrite=overwrite)
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    histories = {folder: rows for folder in folders if (rows := _history(folder))}
-    if not histories:
-        raise ValueError("None of these runs has epochs, whose losses could be drawn.")
-    for folder, history in histories.items():
+    for folder in folders:
+        history = _history(folder)
         epochs = [row["epoch"] for row in history]
         marker = "o" if len(history) == 1 else None
         axes.plot(epochs, [row["val_loss"] for row in history], label=str(folder), marker=marker)
@@ -93,11 +86,9 @@ def draw(
 
 
 def _history(folder):
-    """Returns the rows of a run's history, with NaN for missing values; none without epochs."""
+    """Returns the rows of a run's history, with NaN for missing values."""
     path = runs.recipe_path(folder).with_name("history.csv")
     rows = read_history(path)
-    if not rows and runs.flat_settings(folder).get("epochs") == 0:
-        return []
     if not rows:
         raise FileNotFoundError(
             f"{folder} has no history.csv: the run has not finished an epoch yet."

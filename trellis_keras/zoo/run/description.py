@@ -40,7 +40,7 @@ def describe(recipe: Any, model: keras.Model, loaded: Any) -> str:
     lines = [
         f"{recipe.name}: {model.count_params():,} parameters ({chosen})",
         data_line,
-        *(training_lines if training.epochs else ["no epochs: fitted in closed form"]),
+        *training_lines,
         _describe_arithmetic(recipe, model),
     ]
     return "\n".join(lines)
