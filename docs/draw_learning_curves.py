@@ -13,7 +13,7 @@ import pathlib
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from trellis_keras.training.monitors import read_history
+from trellis_keras.training.history import read_history
 from trellis_keras.zoo import registry
 from trellis_keras.zoo.results import Run, all_runs
 

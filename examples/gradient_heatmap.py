@@ -20,7 +20,7 @@ from keras import ops
 from trellis_keras import kernels
 from trellis_keras.layers import TrellisLayer
 from trellis_keras.training import GradientNorms
-from trellis_keras.training.monitors import LossGradient
+from trellis_keras.training.gradient_norms import LossGradient
 
 
 class LevelNorms(keras.callbacks.Callback):

@@ -21,7 +21,7 @@ from trellis_keras.data import Vocabulary
 from trellis_keras.layers import LRU, TCN
 from trellis_keras.models import LanguageModel
 from trellis_keras.models.saved_files import check_file, load_model
-from trellis_keras.training.monitors import read_history
+from trellis_keras.training.history import read_history
 from trellis_keras.zoo.datasets import images
 
 MEMORY, SECONDS = 2**28, 10

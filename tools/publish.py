@@ -29,7 +29,7 @@ from keras_streams.files import atomic_write
 from tools import cards
 from tools.description import Description
 from trellis_keras.files import check_no_links, folder_lock
-from trellis_keras.training.monitors import read_history
+from trellis_keras.training.history import read_history
 from trellis_keras.zoo import datasets, environment, pretrained, read_recipe
 from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.registry import recipe_from_dict

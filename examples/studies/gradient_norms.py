@@ -78,7 +78,7 @@ def measure(settings, work, data_dir, net, seed):
     from study import lattice
 
     from trellis_keras.training import GradientNorms
-    from trellis_keras.training.monitors import read_history
+    from trellis_keras.training.history import read_history
     from trellis_keras.zoo.run import train
 
     keras.utils.clear_session()  # frees the previous cell

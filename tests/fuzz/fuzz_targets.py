@@ -34,7 +34,7 @@ from trellis_keras.models import LanguageModel
 from trellis_keras.models.saved_files import load_model
 from trellis_keras.terminal import printable
 from trellis_keras.torch_weights import load_torch_state_dict
-from trellis_keras.training.monitors import read_history
+from trellis_keras.training.history import read_history
 from trellis_keras.zoo import comparison, datasets
 from trellis_keras.zoo import environment as environments
 from trellis_keras.zoo import run as runs

@@ -14,7 +14,10 @@ LAYERS = [
     "tests/layers/test_rnn.py::test_stacked_rnn",
     "tests/layers/test_heads.py",
     "tests/layers/test_stateful.py",
-    "tests/training/test_monitors.py",
+    "tests/training/test_gradient_norms.py",
+    "tests/training/test_history.py",
+    "tests/training/test_stopping.py",
+    "tests/training/test_text_samples.py",
 ]
 # With their slow tests. Generation is skipped without Keras-NLP.
 RUNS = ["tests/models/test_generation.py", "tests/training/test_checkpoint.py"]

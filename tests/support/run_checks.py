@@ -10,7 +10,7 @@ import time
 import numpy as np
 
 from tests.support.processes import ROOT, child_environment
-from trellis_keras.training.monitors import read_history
+from trellis_keras.training.history import read_history
 from trellis_keras.zoo.run import load_best
 
 

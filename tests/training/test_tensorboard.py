@@ -14,7 +14,7 @@ from tests.support.processes import run_script
 from tests.support.run_checks import assert_same_end
 from tests.support.small_runs import STATEFUL, tiny_recipe
 from trellis_keras import zoo
-from trellis_keras.training.monitors import read_history
+from trellis_keras.training.history import read_history
 from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.run.observers import observers
 

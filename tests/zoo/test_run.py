@@ -15,7 +15,7 @@ from tests.support.small_runs import STATEFUL, TINY, tiny_recipe, tiny_run, writ
 from trellis_keras import data, zoo
 from trellis_keras.models import SequenceRegressor
 from trellis_keras.training import TimeLimit
-from trellis_keras.training.monitors import read_history
+from trellis_keras.training.history import read_history
 from trellis_keras.zoo import datasets
 from trellis_keras.zoo import run as runs
 from trellis_keras.zoo.run import explained

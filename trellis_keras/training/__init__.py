@@ -1,5 +1,6 @@
-"""Optimizers, schedules, checkpoints and monitors of the published recipes."""
+"""Optimizers, schedules and callbacks of the published recipes."""
 
+from trellis_keras.training.best_model import BestModel
 from trellis_keras.training.checkpoint import (
     Checkpoint,
     RestOfEpoch,
@@ -8,14 +9,8 @@ from trellis_keras.training.checkpoint import (
     restore,
     set_seeds,
 )
-from trellis_keras.training.monitors import (
-    BestModel,
-    GradientNorms,
-    HistoryCSV,
-    StopOnNaN,
-    TextSamples,
-    TimeLimit,
-)
+from trellis_keras.training.gradient_norms import GradientNorms
+from trellis_keras.training.history import HistoryCSV
 from trellis_keras.training.optimizers import ASGD, SGD, Adam, RMSprop
 from trellis_keras.training.schedules import (
     ASGDSwitch,
@@ -25,6 +20,8 @@ from trellis_keras.training.schedules import (
     PlateauDecay,
     StepDecay,
 )
+from trellis_keras.training.stopping import StopOnNaN, TimeLimit
+from trellis_keras.training.tensorboard import TextSamples
 
 __all__ = [
     "ASGD",

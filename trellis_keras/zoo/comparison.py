@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from keras_streams.files import atomic_write
-from trellis_keras.training.monitors import read_history
+from trellis_keras.training.history import read_history
 from trellis_keras.zoo import run as runs
 
 

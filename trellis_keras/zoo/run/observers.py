@@ -8,12 +8,8 @@ from typing import Any
 
 import keras
 
-from trellis_keras.training.monitors import (
-    GradientNorms,
-    TextSamples,
-    write_graph,
-    write_hparams,
-)
+from trellis_keras.training.gradient_norms import GradientNorms
+from trellis_keras.training.tensorboard import TextSamples, write_graph, write_hparams
 from trellis_keras.zoo.run.folder import TENSORBOARD, flat, without_paths
 
 _PROMPT = 64  # tokens

@@ -26,6 +26,7 @@ from trellis_keras.files import (
 )
 from trellis_keras.terminal import printable
 from trellis_keras.training import devices as parallel
+from trellis_keras.training.best_model import BestModel
 from trellis_keras.training.checkpoint import (
     Checkpoint,
     RestOfEpoch,
@@ -33,15 +34,9 @@ from trellis_keras.training.checkpoint import (
     latest,
     progress,
 )
-from trellis_keras.training.monitors import (
-    BatchProgress,
-    BestModel,
-    EpochInterrupted,
-    HistoryCSV,
-    ProgressBar,
-    StopOnNaN,
-    TimeLimit,
-)
+from trellis_keras.training.history import HistoryCSV
+from trellis_keras.training.progress_bar import BatchProgress, ProgressBar
+from trellis_keras.training.stopping import EpochInterrupted, StopOnNaN, TimeLimit
 from trellis_keras.zoo.environment import record
 from trellis_keras.zoo.run.description import describe, describe_end
 from trellis_keras.zoo.run.failures import explained

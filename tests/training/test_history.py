@@ -1,0 +1,80 @@
+"""What is printed and recorded of an epoch: lines, the history, the best model."""
+
+import math
+
+import pytest
+
+from tests.support.checkpoints import make_model
+from trellis_keras.training import BestModel, HistoryCSV
+from trellis_keras.training.history import read_history
+from trellis_keras.training.progress_bar import BatchProgress, ProgressBar
+
+
+def test_lines_within_a_long_epoch(capsys):
+    times = iter([0, 10, 65, 66, 80, 200, 201])
+    progress = BatchProgress(60, clock=lambda: next(times))
+    progress.set_params({"epochs": 3, "steps": 1200})
+    progress.on_epoch_begin(1)
+    for batch, loss in ((0, 3.0), (1, 2.0), (2, 1.5), (1199, 1.0)):
+        progress.on_train_batch_end(batch, {"loss": loss})
+    assert capsys.readouterr().out.splitlines() == [
+        "Epoch 2/3: batch 2/1,200 - loss: 2.0000",
+        "Epoch 2/3: batch 1,200/1,200 - loss: 1.0000",
+    ]
+
+
+def test_the_line_of_an_epoch_names_no_single_layers(capsys):
+    progress = ProgressBar()
+    progress.set_params({"verbose": 2, "epochs": 3, "steps": 2})
+    progress.on_epoch_begin(0)
+    progress.on_epoch_end(0, {"loss": 3.0, "gradient_norm": 1.5, "gradient_norm/tcn": 0.5})
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert "gradient_norm: 1.5" in line and "loss: 3" in line and "tcn" not in line
+
+
+def test_history_and_best_model_in_a_new_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    history, best = HistoryCSV("~/new/history.csv"), BestModel("~/new/best.keras")
+    for callback in (history, best):
+        callback.set_model(make_model())
+        callback.on_train_begin()
+    history.on_epoch_begin(0)
+    assert read_history("~/new/history.csv") == []
+    for epoch, loss in enumerate([math.nan, 3.0, 4.0]):
+        history.on_epoch_end(epoch, {"loss": loss})
+        best.on_epoch_end(epoch, {"val_loss": loss})
+        assert (tmp_path / "new" / "best.keras").exists() == (epoch > 0)
+    assert best.get_state() == {"best": 3.0}
+    # The second epoch anew, after a kill before its checkpoint.
+    history.on_train_begin()
+    history.on_epoch_begin(1)
+    history.on_epoch_end(1, {"loss": 2.5, "bpc": 1})
+    rows = read_history("~/new/history.csv")
+    first, second = dict(epoch="1", loss="nan", bpc=""), dict(epoch="2", loss="2.5", bpc="1")
+    assert rows == [first, second]
+    with pytest.raises(ValueError, match=r"BestModel monitors 'val_loss'.*\['loss'\]"):
+        best.on_epoch_end(3, {"loss": 1.0})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"epoch,loss\n1,a\n",
+        b"epoch,loss\n0,1\n",
+        b"epoch,loss\n1,2,3\n",
+        b"epoch,loss\n1,2\n2,3",
+        b"epoch,lo",
+        b"",
+        b"loss\n1\n",
+        b'epoch\n"1\n',
+        b"epoch\n" + b"1" * 200_000,
+    ],
+)
+def test_a_damaged_history_is_named(tmp_path, content):
+    path = tmp_path / "history.csv"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="history.csv is not a history, or damaged"):
+        read_history(path)
+    path.write_bytes(b"epoch\n\xff\n")
+    with pytest.raises(ValueError, match="history.csv is not text in UTF-8"):
+        read_history(path)

@@ -1,0 +1,172 @@
+"""Training that stops at a lost loss, or at a time limit."""
+
+import math
+import types
+
+import keras
+import numpy as np
+import pytest
+
+from tests.support.checkpoints import assert_same, data, fit, make_model, values
+from trellis_keras.training import (
+    BestModel,
+    Checkpoint,
+    HistoryCSV,
+    StopOnNaN,
+    TimeLimit,
+    latest,
+    restore,
+)
+from trellis_keras.training.history import read_history
+
+# A lost loss
+
+
+class Batches(keras.utils.PyDataset):
+    """Four batches; `spoil(x, y)` changes the third one of the second epoch."""
+
+    def __init__(self, spoil=None):
+        super().__init__()
+        self.spoil = spoil
+        self.epoch = 0
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        x, y = (array[8 * index : 8 * index + 8].copy() for array in data())
+        if self.spoil and (self.epoch, index) == (1, 2):
+            self.spoil(x, y)
+        return x, y
+
+
+def train(folder, spoil=None, validation=None):
+    model, batches = make_model(), Batches(spoil)
+    best = BestModel(folder / "best.keras")
+    counting = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: setattr(batches, "epoch", epoch)
+    )
+    checkpoint = Checkpoint(folder / "checkpoints", callbacks=[best])
+    callbacks = [StopOnNaN(), counting, HistoryCSV(folder / "history.csv"), best, checkpoint]
+    model.fit(
+        batches,
+        validation_data=validation or data(),
+        epochs=3,
+        shuffle=False,
+        verbose=0,
+        callbacks=callbacks,
+    )
+    return model
+
+
+def make_nan(x, y):
+    x[5] = np.nan
+
+
+def cannot_read(x, y):
+    raise OSError(5, "Input/output error", "numbers.npy")
+
+
+@pytest.mark.both_backends(slow=True)
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (make_nan, (FloatingPointError, "The loss is nan at step 3 of epoch 2.$")),
+        (cannot_read, (Exception, "Input/output error")),  # TensorFlow has its own
+    ],
+)
+def test_a_lost_epoch_leaves_what_the_one_before_has_saved(tmp_path, spoil, error):
+    with pytest.raises(error[0], match=error[1]):
+        train(tmp_path, spoil)
+    assert latest(tmp_path / "checkpoints").name == "epoch-0001.npz"
+    assert [row["epoch"] for row in read_history(tmp_path / "history.csv")] == ["1"]
+    best, checkpoint = keras.saving.load_model(tmp_path / "best.keras"), make_model()
+    restore(checkpoint, tmp_path / "checkpoints")
+    assert_same(best.get_weights(), checkpoint.get_weights())
+    if spoil is cannot_read:  # resumed, the run ends as one without the error
+        assert_same(values(train(tmp_path)), values(train(tmp_path / "whole")))
+
+
+@pytest.mark.both_backends(slow=True)
+def test_a_lost_validation_ends_training_before_anything_is_saved(tmp_path):
+    x, y = data()
+    with pytest.raises(FloatingPointError, match="The validation loss after epoch 1 is inf.$"):
+        train(tmp_path, validation=(x, y + np.inf))
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
+    assert latest(tmp_path / "checkpoints") is None
+
+
+# A time limit
+
+
+class Clock(keras.callbacks.Callback):
+    """A clock that advances in each epoch by its seconds."""
+
+    def __init__(self, *seconds):
+        super().__init__()
+        self.now = 100.0
+        self.seconds = seconds
+
+    def __call__(self):
+        return self.now
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.now += self.seconds[epoch]
+
+
+def epochs_until_stopped(limit, clock, stopped_by_others_after=None):
+    """The number of epochs of a loop without a model."""
+    limit.set_params({"epochs": len(clock.seconds)})
+    limit.set_model(types.SimpleNamespace(stop_training=False))
+    limit.on_train_begin()
+    for epoch in range(len(clock.seconds)):
+        clock.on_epoch_begin(epoch)
+        limit.model.stop_training = epoch + 1 == stopped_by_others_after
+        limit.on_epoch_end(epoch)
+        if limit.model.stop_training:
+            return epoch + 1
+    return len(clock.seconds)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "lost_before", "epochs", "expected"),
+    [
+        (39, 0, [10] * 6, 3),  # the fourth would end at 40
+        (40, 0, [10] * 6, 4),  # just in time
+        (40, 11, [10] * 6, 2),  # loading data counts
+        (44, 0, [20, 5, 5, 5, 5, 5], 5),  # the first, which compiles, does not count
+        (39, 0, [20, 5, 5, 5, 5, 5], 1),  # unless there is no other: the second might end at 40
+        (44, 0, [5, 20, 5, 5, 5, 5], 2),  # of the others, the longest counts
+        (45, 0, [5, 20, 5, 5, 5, 5], 3),
+        (1, 50, [10] * 6, 1),  # one is always trained
+        (60, 0, [10] * 6, 6),
+    ],
+)
+def test_the_next_epoch_must_fit(seconds, lost_before, epochs, expected):
+    clock = Clock(*epochs)
+    limit = TimeLimit(seconds, clock=clock)
+    clock.now += lost_before
+    assert epochs_until_stopped(limit, clock) == expected
+    assert limit.stopped == (expected < 6)
+
+
+@pytest.mark.parametrize(("epochs", "others"), [([10, 10], 1), ([10], None)])
+def test_finished_training_is_not_stopped(epochs, others):
+    clock = Clock(*epochs)
+    limit = TimeLimit(5, clock=clock)
+    assert epochs_until_stopped(limit, clock, others) == 1
+    assert not limit.stopped
+
+
+def test_training_resumes_after_the_limit(tmp_path, capsys):
+    clock = Clock(*[10] * 4)
+    limit = TimeLimit(20, clock=clock, command="train again")
+    assert fit(make_model(), 4, clock, Checkpoint(tmp_path), limit, verbose=2).epoch == [0, 1]
+    told = "Stopped by the time limit after 2 of 4 epochs. To resume: train again"
+    assert capsys.readouterr().out.splitlines()[-1] == told
+    assert latest(tmp_path).name == "epoch-0002.npz"
+    assert fit(make_model(), 3, Checkpoint(tmp_path), limit, verbose=2).epoch == [2]
+    assert not limit.stopped and "train again" not in capsys.readouterr().out
+    for seconds in (0, -1, math.nan):
+        with pytest.raises(ValueError, match="`seconds` must be positive. Received: seconds="):
+            TimeLimit(seconds)

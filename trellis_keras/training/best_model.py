@@ -1,0 +1,58 @@
+"""The model with the lowest validation loss."""
+
+import math
+from os import PathLike
+from pathlib import Path
+
+import keras
+
+from keras_streams.files import atomic_write
+from trellis_keras.types import Logs
+
+
+class BestModel(keras.callbacks.Callback):
+    """Saves the model whenever a metric is the lowest so far.
+
+    `keras.callbacks.ModelCheckpoint` overwrites its file in place, so a kill can lose both the
+    old and the new model. This callback replaces the file atomically. NaN is never the best.
+
+    Args:
+        path: The `.keras` file. Its folder is created when training begins.
+        monitor: String, name of the monitored value in the logs. Defaults to `"val_loss"`.
+
+    Raises:
+        ValueError: After the first epoch, if `monitor` is missing from the logs.
+
+    Example:
+
+    >>> model.fit(x, y, validation_split=0.1, callbacks=[BestModel("run/best.keras")])
+    """
+
+    def __init__(self, path: str | PathLike, monitor: str = "val_loss") -> None:
+        super().__init__()
+        self.path = Path(path).expanduser()
+        self.monitor = monitor
+        self.best = math.inf
+
+    def get_state(self) -> dict:
+        """Returns the best value so far as a JSON-serializable dict."""
+        return {"best": self.best}
+
+    def set_state(self, state: dict) -> None:
+        """Restores the result of `get_state`."""
+        self.best = state["best"]
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        if self.monitor not in (logs or {}):
+            raise ValueError(
+                f"BestModel monitors {self.monitor!r}, which is missing from the logs of this "
+                f"epoch: {sorted(logs or {})}."
+            )
+        value = float(logs[self.monitor])
+        if value < self.best:
+            self.best = value
+            with atomic_write(self.path) as temporary:
+                self.model.save(temporary)

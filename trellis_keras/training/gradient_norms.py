@@ -1,0 +1,236 @@
+"""Norms of the gradient in each layer."""
+
+import contextlib
+import itertools
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+import keras
+from keras import ops
+
+from keras_streams.protocol import at_least_float32, without_carried_states
+from trellis_keras.models.gradients import with_gradient
+from trellis_keras.types import Logs, Tensor
+
+
+class GradientNorms(keras.callbacks.Callback):
+    """Logs the norm of the gradient in each layer after every epoch.
+
+    As in Figure 7 of the LRU paper (Ahuja & Morency, 2018), this shows whether gradients reach the
+    lower layers of a deep stack. It is the gradient of the training loss, averaged over the given
+    batches, at the end of the epoch: before clipping and L2, with dropout, and with zero initial
+    states in stateful layers. (The paper's code sums the gradients of all batches of an epoch,
+    while the weights change.) Training is not affected: its random numbers, metrics and carried
+    states are the same as without this callback.
+
+    It adds `gradient_norm`, over all trainable variables, and `gradient_norm/<group>` to the logs.
+    Place callbacks that write logs after this one.
+
+    Args:
+        batches: A `keras.utils.PyDataset`, or a list of (x, y) or (x, y, sample_weight).
+        steps: Positive integer, number of batches to use. Defaults to `None`, all of them.
+        groups: Callable that takes the model and returns {name: list of trainable variables}.
+            Defaults to `layer_groups`: blocks, layers or cells.
+
+    Raises:
+        ValueError: If `steps` is not positive; when training begins, if a group is empty or
+            contains a non-trainable variable; after the first epoch, if there are no batches.
+
+    Example:
+
+    >>> norms = trellis_keras.training.GradientNorms([(x, y)])
+    >>> history = model.fit(x, y, epochs=2, callbacks=[norms])
+    >>> len(history.history["gradient_norm"])
+    2
+    """
+
+    def __init__(
+        self,
+        batches: Iterable,
+        *,
+        steps: int | None = None,
+        groups: Callable[[keras.Model], dict[str, list]] | None = None,
+    ) -> None:
+        super().__init__()
+        if steps is not None and steps < 1:
+            raise ValueError(f"`steps` must be positive or None. Received: steps={steps}")
+        self.batches = batches
+        self.steps = steps
+        self.groups = layer_groups if groups is None else groups
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        self._gradient = LossGradient(self.model)
+        self._indices = _group_indices(self.groups(self.model), self.model)
+        # Runs out of memory now, if at all, before an epoch's work can be lost.
+        for batch in itertools.islice(_each(self.batches), 1):
+            self._gradient(batch)
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        count, total = 0, None
+        for batch in itertools.islice(_each(self.batches), self.steps):
+            gradient = self._gradient(batch)
+            total = gradient if total is None else list(map(ops.add, total, gradient))
+            count += 1
+        if total is None:
+            raise ValueError("GradientNorms received no batches.")
+        logs["gradient_norm"] = _norm(total) / count
+        for name, indices in self._indices.items():
+            logs[f"gradient_norm/{name}"] = _norm([total[i] for i in indices]) / count
+
+
+def layer_groups(model: keras.Model) -> dict[str, list]:
+    """Returns the trainable variables of a model by block, layer or cell.
+
+    These are the blocks of a TCN, the layers of a stack, or the cells of a deep cell: the parts of
+    the first layer that has more than one, searching inwards from the backbone (or the model).
+
+    Args:
+        model: A built model.
+
+    Returns:
+        A dict {name: trainable variables}, in order.
+
+    Example:
+
+    >>> backbone = trellis_keras.layers.TCN(4, kernel_size=2, depth=3)
+    >>> model = trellis_keras.models.LanguageModel(7, 4, backbone)
+    >>> model.build((None, None))
+    >>> list(layer_groups(model))
+    ['1_block', '2_block', '3_block']
+    """
+    parts = _parts(getattr(model, "backbone", model))
+    width = len(str(len(parts)))
+    return {
+        # Without the number that Keras appends to a layer's name, which differs after a restart.
+        f"{i:0{width}}_{re.sub(r'_[0-9]+$', '', part.name)}": part.trainable_variables
+        for i, part in enumerate(parts, start=1)
+    }
+
+
+def _parts(layer):
+    while not layer._trainable_variables:
+        inner = layer._flatten_layers(include_self=False, recursive=False)
+        parts = [part for part in inner if part.trainable_variables]
+        if len(parts) != 1:
+            return parts
+        (layer,) = parts
+    return [layer]
+
+
+class LossGradient:
+    """The gradient of the loss that `fit` minimizes, computed without side effects.
+
+    Weights, random generators, metrics and carried states are unchanged; stateful layers start
+    from zero states. The optimizer's clipping, L2 and loss scale are not included. On
+    JAX it can be called between epochs, but not within one.
+
+    Args:
+        model: A built and compiled model.
+
+    Call arguments:
+        batch: (x, y) or (x, y, sample_weight), as a `PyDataset` returns them.
+
+    Returns:
+        A list of tensors, one per variable of `model.trainable_variables`, at least float32.
+
+    Example:
+
+    >>> gradients = LossGradient(model)((x, y))
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        if not (model.built and model.compiled):
+            raise ValueError("The gradient of the loss requires a built and compiled model.")
+        self.model = model
+        self._gradient = _compiled_gradient(self._loss, model)
+
+    def __call__(self, batch: Sequence) -> list[Tensor]:
+        batch = keras.tree.map_structure(_to_tensor, keras.utils.unpack_x_y_sample_weight(batch))
+        others = [_to_tensor(v.value) for v in self._other_variables()]
+        # Small gradients would be 0 in float16 without the optimizer's loss scale.
+        scale = ops.convert_to_tensor(self.model.optimizer.scale_loss(ops.ones(())))
+        with without_carried_states(self.model):
+            gradients = self._gradient(self._weights(), others, batch, scale)
+        return self._unscale(gradients, scale)
+
+    def _weights(self):
+        return [_to_tensor(v.value) for v in self.model.trainable_variables]
+
+    def _unscale(self, gradients, scale):
+        dtypes = [at_least_float32(keras.backend.standardize_dtype(g.dtype)) for g in gradients]
+        pairs = zip(gradients, dtypes, strict=True)
+        return [ops.cast(g, dtype) / ops.cast(scale, dtype) for g, dtype in pairs]
+
+    def _other_variables(self):
+        return [*self.model.non_trainable_variables, *self.model.metrics_variables]
+
+    def _loss(self, weights, others, batch, scale):
+        variables = [*self.model.trainable_variables, *self._other_variables()]
+        mapping = list(zip(variables, [*weights, *others], strict=True))
+        # Assignments to variables stay in the scope.
+        with (
+            keras.StatelessScope(state_mapping=mapping, collect_losses=True),
+            _training_outputs(self.model, batch),
+        ):
+            x, y, sample_weight = batch
+            y_pred = self.model(x, training=True)
+            loss = self.model.compute_loss(x, y, y_pred, sample_weight, training=True)
+            return loss * ops.cast(scale, loss.dtype)
+
+
+def _training_outputs(model, batch):
+    """Makes a `LanguageModel` return what its loss needs, as in its own `train_step`."""
+    loss_mode = getattr(model, "loss_mode", None)
+    return contextlib.nullcontext() if loss_mode is None else loss_mode(batch)
+
+
+def _compiled_gradient(loss, model):
+    """Differentiates with respect to the first argument, compiled like the model's train step."""
+    backend = keras.backend.backend()
+    if backend not in ("tensorflow", "jax", "torch"):
+        raise ValueError(
+            "Gradients require the TensorFlow, JAX or PyTorch backend. "
+            f"Received: backend={backend!r}"
+        )
+    differentiate = with_gradient(lambda *arguments: (loss(*arguments), ()))
+
+    def gradient(*arguments):
+        return differentiate(*arguments)[1]
+
+    if model.run_eagerly or backend == "torch":
+        return gradient
+    if backend == "jax":
+        import jax
+
+        return jax.jit(gradient)
+    import tensorflow as tf
+
+    return tf.function(gradient, jit_compile=bool(model.jit_compile), autograph=False)
+
+
+def _group_indices(groups, model):
+    """Returns {name: indices into the model's trainable variables}."""
+    index = {id(variable): i for i, variable in enumerate(model.trainable_variables)}
+    for name, variables in groups.items():
+        wrong = [v.path for v in variables if id(v) not in index]
+        if wrong or not variables:
+            raise ValueError(
+                "`groups` must return lists of trainable variables of the model. "
+                f"Received: {name!r}: {wrong or []}"
+            )
+    return {name: [index[id(v)] for v in variables] for name, variables in groups.items()}
+
+
+def _each(batches):
+    if isinstance(batches, keras.utils.PyDataset):
+        return (batches[i] for i in range(len(batches)))
+    return iter(batches)
+
+
+def _norm(gradients):
+    squares = [ops.sum(ops.square(gradient)) for gradient in gradients]
+    return float(ops.convert_to_numpy(ops.sqrt(sum(squares))))
+
+
+def _to_tensor(leaf):
+    return None if leaf is None else ops.convert_to_tensor(leaf)

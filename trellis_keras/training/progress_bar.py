@@ -1,0 +1,43 @@
+"""What is printed while a model trains."""
+
+import time
+from collections.abc import Callable
+
+import keras
+
+from trellis_keras.types import Logs
+
+
+class BatchProgress(keras.callbacks.Callback):
+    """Prints a progress line at intervals within long epochs, if there is no progress bar.
+
+    Args:
+        seconds: Positive number, the minimum time between two lines. Defaults to 60.
+        clock: Callable that returns the time in seconds. Defaults to `time.monotonic`.
+    """
+
+    def __init__(self, seconds: float = 60, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self._clock = clock
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        self._epoch, self._last = epoch, self._clock()
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        if self._clock() - self._last >= self.seconds:
+            self._last = self._clock()
+            figures = "".join(f" - {name}: {float(v):.4f}" for name, v in (logs or {}).items())
+            print(
+                f"Epoch {self._epoch + 1}/{self.params['epochs']}: batch "
+                f"{batch + 1:,}/{self.params['steps']:,}{figures}",
+                flush=True,
+            )
+
+
+class ProgressBar(keras.callbacks.ProgbarLogger):
+    """Keras' progress bar, without the gradient norms of individual layers."""
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        shown = {k: v for k, v in (logs or {}).items() if not k.startswith("gradient_norm/")}
+        super().on_epoch_end(epoch, shown)

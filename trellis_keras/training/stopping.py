@@ -1,0 +1,176 @@
+"""Callbacks that stop training: at a loss that is not finite, and at a time limit."""
+
+import math
+import time
+from collections.abc import Callable
+
+import keras
+
+from trellis_keras.training.checkpoint import Checkpoint
+from trellis_keras.types import Logs
+
+
+class StopOnNaN(keras.callbacks.Callback):
+    """Raises an error when the loss is NaN or infinite, before anything is saved.
+
+    `keras.callbacks.TerminateOnNaN` lets the epoch end as usual: the invalid weights are validated,
+    recorded and saved. Its `raise_error=True` leaves the model without variables on JAX. This
+    callback raises at the end of the epoch, before other callbacks run: place it first in the list.
+    A NaN or infinite validation loss also stops training, because the last step of an epoch may
+    corrupt the weights after its loss was computed.
+
+    Raises:
+        FloatingPointError: In `fit`, with the epoch and the step, both counted from 1. With
+            `steps_per_execution` the step is the last one of the execution.
+
+    Example:
+
+    >>> checkpoint = trellis_keras.training.Checkpoint("run/not_lost")
+    >>> model.fit(x, y, callbacks=[trellis_keras.training.StopOnNaN(), checkpoint])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._error: str | None = None
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        self._epoch = epoch
+        self._error = None
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        loss = logs["loss"]  # the mean of the epoch so far: once NaN, it stays NaN
+        if not math.isfinite(loss) and self._error is None:
+            self._error = f"The loss is {loss} at step {batch + 1} of epoch {self._epoch + 1}."
+            # Raised later: on JAX the model has no variables until the epoch ends.
+            self.model.stop_training = True
+
+    def on_test_begin(self, logs: Logs = None) -> None:
+        self._check()
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        self._check()
+        loss = (logs or {}).get("val_loss", 0.0)
+        if not math.isfinite(loss):
+            raise FloatingPointError(f"The validation loss after epoch {epoch + 1} is {loss}.")
+
+    def _check(self):
+        if self._error is not None:
+            raise FloatingPointError(self._error)
+
+
+class _Longest:
+    """The longest of several times, without the first one, which includes compilation."""
+
+    def __init__(self):
+        self._count = 0
+
+    def add(self, seconds):
+        """Counts a time, and returns the longest one (the first one, if it is the only one)."""
+        self._count += 1
+        self._seconds = seconds if self._count <= 2 else max(self._seconds, seconds)
+        return self._seconds
+
+
+class TimeLimit(keras.callbacks.Callback):
+    """Stops training before a time limit, after an epoch or within one.
+
+    For batch queues and notebooks with limited time: a later process resumes from the last
+    checkpoint. The time counts from the construction of this callback, so construct it before the
+    data and the model. Training stops after an epoch if another one would exceed the limit; an
+    epoch is expected to take as long as the longest one of this `fit`, including validation and
+    other callbacks. The first one, which includes compilation, counts only until the second has
+    ended. At least one epoch is trained.
+
+    With `checkpoint`, training also stops within an epoch: when another two batches would exceed
+    the limit, the state is saved and `EpochInterrupted` is raised. Batches are timed like epochs.
+
+    Place it after `Checkpoint`: a checkpoint that records stopped training would not be resumed.
+
+    Args:
+        seconds: Positive number, the limit in seconds.
+        checkpoint: The `Checkpoint` of the same `fit`, for its `save_within_epoch`. Defaults to
+            `None`.
+        command: String, the command that resumes training, for the final message. Defaults to
+            `None`.
+        clock: Callable that returns the time in seconds. Defaults to `time.monotonic`.
+
+    Attributes:
+        stopped: Boolean, whether the limit has stopped the last `fit`.
+
+    Raises:
+        ValueError: If `seconds` is not positive.
+        EpochInterrupted: Within an epoch, once its state has been saved.
+
+    Example:
+
+    >>> limit = trellis_keras.training.TimeLimit(3600)
+    >>> checkpoint = trellis_keras.training.Checkpoint("run/in_an_hour")
+    >>> model.fit(x, y, epochs=3, shuffle=False, callbacks=[checkpoint, limit])
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        *,
+        checkpoint: Checkpoint | None = None,
+        command: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        if not seconds > 0:
+            raise ValueError(f"`seconds` must be positive. Received: seconds={seconds}")
+        self.checkpoint = checkpoint
+        self.command = command
+        self.stopped = False
+        self._clock = clock
+        self._deadline = clock() + seconds
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        self.stopped = False
+        self._epochs = 0
+        self._epoch_end = self._clock()
+        self._epoch_times, self._batch_times = _Longest(), _Longest()
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        self._epochs = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
+        if self.checkpoint is not None:
+            self._batch_begin = self._clock()
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        if self.checkpoint is None:
+            return
+        now = self._clock()
+        longest = self._batch_times.add(now - self._batch_begin)
+        if batch + 1 < self.params["steps"] and now + 2 * longest > self._deadline:
+            self.checkpoint.save_within_epoch()
+            self.stopped = True
+            if self.params.get("verbose") == 1:
+                print()  # ends the line of the progress bar
+            self._say(f"in epoch {self._epochs + 1} of {self.params['epochs']}")
+            raise EpochInterrupted
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        now = self._clock()
+        # From end to end, which includes the other callbacks' `on_epoch_begin`.
+        longest = self._epoch_times.add(now - self._epoch_end)
+        self._epoch_end = now
+        self._epochs = epoch + 1
+        finished = self._epochs == self.params["epochs"] or self.model.stop_training
+        next_end = now + (longest if self.checkpoint is None else 0)
+        if not finished and next_end > self._deadline:
+            self.stopped = self.model.stop_training = True
+
+    def on_train_end(self, logs: Logs = None) -> None:
+        if self.stopped:
+            self._say(f"after {self._epochs} of {self.params['epochs']} epochs")
+
+    def _say(self, when):
+        if self.params.get("verbose"):
+            resume = f" To resume: {self.command}" if self.command else ""
+            print(f"Stopped by the time limit {when}.{resume}", flush=True)
+
+
+class EpochInterrupted(Exception):
+    """Training was interrupted within an epoch, and its state is saved. `run.train` raises it."""

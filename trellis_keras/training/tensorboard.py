@@ -1,0 +1,192 @@
+"""Samples of text, graphs and hyper-parameters for TensorBoard."""
+
+import json
+import math
+import textwrap
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_streams.protocol import without_carried_states
+from trellis_keras.types import Logs
+
+
+class TextSamples(keras.callbacks.Callback):
+    """Writes a text sample of a language model to TensorBoard after every epoch.
+
+    Prompt and seed are the same every time, so the samples show what the weights have learned.
+    Training is not affected: its random numbers, metrics and carried states are the same as without
+    this callback. An epoch with a NaN loss has no sample.
+
+    It costs one compilation of the model's step, and `length` steps of one row per epoch.
+
+    Args:
+        prompt: String, or integers, the token ids of the prompt.
+        directory: Folder for TensorBoard's logs.
+        length: Positive integer, number of tokens to generate. Defaults to `200`.
+        seed: Integer, seed of the sampler. Defaults to `0`.
+        temperature: Positive float, temperature of the sampler, which draws from all tokens: with
+            top-k or top-p a weak model does not leave a run of spaces. Defaults to `0.8`.
+
+    Raises:
+        ValueError: If an argument is out of range or TensorFlow is not installed; when training
+            begins, if the model has no vocabulary or does not stream, or the prompt is empty.
+        ImportError: If Keras-NLP is not installed.
+
+    Example:
+
+    >>> callbacks = [TextSamples("the ", "run/tensorboard", length=100)]
+    """
+
+    def __init__(
+        self,
+        prompt: str | Sequence[int],
+        directory: str | PathLike,
+        *,
+        length: int = 200,
+        seed: int = 0,
+        temperature: float = 0.8,
+    ) -> None:
+        super().__init__()
+        if length < 1 or temperature <= 0:
+            raise ValueError(
+                "`length` and `temperature` must be positive. "
+                f"Received: length={length}, temperature={temperature}"
+            )
+        try:
+            from keras_nlp import samplers
+        except ImportError as error:
+            raise ImportError(
+                "TextSamples requires Keras-NLP. Install it with `pip install keras-nlp`."
+            ) from error
+        self.prompt = prompt
+        self.directory = directory
+        self.length = length
+        self.seed = seed
+        self._sampler = samplers.RandomSampler(temperature=temperature)
+        self._description = f"Random sampling, temperature {temperature:g}, seed {seed}."
+        _summary()
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        vocabulary = getattr(self.model, "vocabulary", None)
+        if vocabulary is None:
+            raise ValueError(
+                "TextSamples requires a language model with a vocabulary. "
+                f"Received: {type(self.model).__name__} without one"
+            )
+        self.model.initial_cache(1)  # raises if the model does not stream
+        ids = self.prompt
+        if isinstance(ids, str):
+            ids = vocabulary.encode(ids, final_eos=False)
+        if not len(ids):
+            raise ValueError(f"`prompt` must not be empty. Received: prompt={self.prompt!r}")
+        self._ids = np.asarray(ids, "int32")[None]
+        self._writer: Any = None
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        if not math.isfinite((logs or {}).get("loss", 0.0)):
+            return
+        if self._writer is None:
+            self._writer = _summary_writer(self.directory)
+        with self._writer.as_default(step=epoch):
+            _summary().text("sample", self._markdown(), description=self._description)
+        self._writer.flush()
+
+    def _markdown(self):
+        prompt_length = self._ids.shape[1]
+        (ids,) = self.model.generate(
+            self._ids, prompt_length + self.length, sampler=self._sampler, seed=self.seed
+        )
+        decode = self.model.vocabulary.decode
+        prompt, added = decode(ids[:prompt_length]), decode(ids[prompt_length:])
+        return f"After the prompt\n\n{_code(prompt)}\n\nthe model writes\n\n{_code(added)}"
+
+
+_WRAPPER = textwrap.TextWrapper(
+    80, drop_whitespace=False, replace_whitespace=False, break_on_hyphens=False
+)
+
+
+def _code(text):
+    """Returns text as an indented Markdown block, displayed verbatim."""
+    lines = [part for line in text.splitlines() for part in _WRAPPER.wrap(line) or [""]]
+    return textwrap.indent("\n".join(lines), "    ", lambda line: True)
+
+
+def write_graph(model: keras.Model, batch: Sequence, directory: str | PathLike) -> None:
+    """Writes the TensorFlow graph of a model's forward pass for TensorBoard.
+
+    `keras.callbacks.TensorBoard(write_graph=True)` does not support subclassed models.
+
+    Args:
+        model: A built model.
+        batch: (x, ...), an example batch. The graph accepts any batch size.
+        directory: Folder for TensorBoard's logs.
+
+    Raises:
+        ValueError: If the backend is not TensorFlow.
+
+    Example:
+
+    >>> write_graph(model, train[0], "run/tensorboard")
+    """
+    backend = keras.backend.backend()
+    if backend != "tensorflow":
+        raise ValueError(f"Graphs require the TensorFlow backend. Received: backend={backend!r}")
+    import tensorflow as tf
+
+    x = keras.utils.unpack_x_y_sample_weight(batch)[0]
+    spec = keras.tree.map_structure(lambda x: tf.TensorSpec((None, *x.shape[1:]), x.dtype), x)
+    with without_carried_states(model):
+        # `__call__` would put everything in one node.
+        function = tf.function(lambda inputs: model.call(inputs, training=False), autograph=False)
+        graph = function.get_concrete_function(spec).graph
+    writer = _summary_writer(directory)
+    with writer.as_default(step=0):
+        tf.summary.graph(graph)
+    writer.close()
+
+
+def write_hparams(settings: dict[str, Any], name: str, directory: str | PathLike) -> None:
+    """Writes the hyperparameters of a run for TensorBoard's HParams tab, one row per run.
+
+    The metrics of the row come from the logs in the subfolders of `directory`.
+
+    Args:
+        settings: {name: value}. Values other than numbers, booleans and strings are written as
+            JSON; None is left out.
+        name: Name of the row. Runs with the same name share it.
+        directory: Folder for TensorBoard's logs of the run.
+
+    Example:
+
+    >>> write_hparams({"filters": 24, "dilations": [1, 2]}, "first run", "run/tensorboard")
+    """
+    from tensorboard.plugins.hparams import api
+
+    values = {
+        key: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
+        for key, value in settings.items()
+        if value is not None
+    }
+    writer = _summary_writer(directory)
+    with writer.as_default(step=0):
+        api.hparams(values, trial_id=name)
+    writer.close()
+
+
+def _summary():
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        message = "TensorBoard logs require TensorFlow, which is not installed."
+        raise ValueError(message) from error
+    return tf.summary
+
+
+def _summary_writer(directory):
+    return _summary().create_file_writer(str(Path(directory).expanduser()))
