@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 
+import keras_streams
 from keras_streams import compiled
 from keras_streams.c import c_source, keras_steps, proven_source
 from keras_streams.exported import exported_stream
@@ -164,6 +165,23 @@ def test_without_a_compiler_there_is_a_test_program(tmp_path, monkeypatch):
     (tmp_path / "model.c").write_text(code)
     compile_c(tmp_path, files=["model.c", "model_test.c"])
     assert subprocess.run(tmp_path / "a.out", capture_output=True).returncode == 1
+
+
+@GCC
+def test_weights_in_a_file_of_their_own(tmp_path, monkeypatch):
+    model = language_model(tie_embeddings=False)
+    for module in ("keras_streams.compiled", "keras_streams.c"):
+        monkeypatch.setattr(f"{module}.find_compiler", lambda: None)
+    with pytest.warns(UserWarning, match="model_test.c"):
+        keras_streams.export(model, tmp_path / "model.c", weights="file")
+    size = int(re.search(r"WEIGHT_BYTES (\d+)", (tmp_path / "model.h").read_text())[1])
+    assert (tmp_path / "model.bin").stat().st_size == size
+    assert "static const float" not in (tmp_path / "model.c").read_text()
+    compile_c(tmp_path, files=["model.c", "model_test.c"])
+    run = subprocess.run(tmp_path / "a.out", cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout
+    with pytest.raises(ValueError, match="`weights` must be 'code', or 'file'"):
+        keras_streams.export(model, tmp_path / "other.c", weights="bytes")
 
 
 def test_a_difference_from_keras_is_an_error(tmp_path, monkeypatch):

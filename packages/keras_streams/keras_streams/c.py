@@ -39,6 +39,7 @@ def write_c(
     quantization: str | None = None,
     representative_data: np.ndarray | None = None,
     quantization_tolerance: float = FIXED_TOLERANCE,
+    weights: str = "code",
 ) -> pathlib.Path:
     """Writes a model as C and returns the path.
 
@@ -52,17 +53,27 @@ def write_c(
         quantization: `None`, or for integer-only C `"int8"` or `"int8_rings"`. Defaults to `None`.
         representative_data, quantization_tolerance: As `data` and `tolerance` in `fixed_source`,
             for integer-only C.
+        weights: `"code"`, or `"file"` to write the weights to `prefix.bin`, which the program
+            loads: for millions of weights. Defaults to `"code"`.
 
     Raises:
         ValueError: If the model cannot be exported as C, or a file exists.
         RuntimeError: If its C code differs from Keras.
     """
     _check_quantization(quantization, representative_data, quantization_tolerance)
+    if weights not in ("code", "file") or (weights == "file" and quantization is not None):
+        raise ValueError(
+            "`weights` must be 'code', or 'file' without `quantization`. "
+            f"Received: weights={weights!r}, quantization={quantization!r}"
+        )
     prefix = _checked_prefix(path)
     is_unproven = find_compiler() is None and quantization is None
     test_path = path.with_name(f"{prefix}_test.c")
     if path.parent.is_dir():
-        for file in (path, path.with_suffix(".h"), *([test_path] if is_unproven else [])):
+        written = [path, path.with_suffix(".h")]
+        written += [test_path] if is_unproven else []
+        written += [path.with_suffix(".bin")] if weights == "file" else []
+        for file in written:
             check_output(file, overwrite=overwrite)
     if quantization is None:
         source, x, expected = proven_source(model, prefix, series)
@@ -71,8 +82,13 @@ def write_c(
         source = fixed_source(
             model, prefix, quantization, representative_data, series, quantization_tolerance
         )
+    if weights == "file":
+        other = c_source(exported_stream(model), prefix, in_file=True)
+        source = dataclasses.replace(other, comment=source.comment)
     path.parent.mkdir(parents=True, exist_ok=True)
     files = source_files(source, path.parent)
+    if source.weights is not None:
+        files[path.with_suffix(".bin")] = source.weights
     if is_unproven:
         files[test_path] = _test_program(source, x, expected).encode()
     write_files(files)
@@ -303,14 +319,20 @@ def is_clocked(stream: ExportedStream) -> bool:
     return delay > 0 or rate > 1
 
 
-def c_source(stream: ExportedStream, prefix: str) -> Source:
+def c_source(stream: ExportedStream, prefix: str, in_file: bool = False) -> Source:
     """Returns a stream as C, not yet compared with Keras.
+
+    Args:
+        stream: The stream.
+        prefix: Prefix of the public names.
+        in_file: Boolean, whether the weights are in a file of their own. Defaults to `False`.
 
     Raises:
         ValueError: If an operation of the step has no C code.
     """
     program = step_program(stream)
-    return print_c(program, passes.optimize(program), prefix, _REAL[program.real], stream)
+    groups = passes.optimize(program)
+    return print_c(program, groups, prefix, _REAL[program.real], stream, in_file)
 
 
 def step_program(stream: ExportedStream) -> lower.Program:
@@ -443,6 +465,15 @@ def _test_program(source, x, expected):
         text = textwrap.fill(values, 98, initial_indent="    ", subsequent_indent="    ")
         return f"static const {kind} {name}[] = {{\n{text}\n}};\n"
 
+    load = f"{prefix}_reset(&state);"
+    if source.weights is not None:
+        load = f"""\
+static {real} weights[{source.weight_bytes} / sizeof({real})];
+    FILE *file = fopen("{prefix}.bin", "rb");
+    if (!file || fread(weights, sizeof weights, 1, file) != 1)
+        return 1;
+    fclose(file);
+    {prefix}_reset(&state, weights);"""
     return f"""\
 /* Compares {prefix} with Keras: cc {prefix}.c {prefix}_test.c -lm && ./a.out */
 #include "{prefix}.h"
@@ -456,7 +487,7 @@ int main(void)
 {{
     static {prefix}_state state;
     {real} y[{upper}_OUTPUTS], largest = 0, difference = 0;
-    {prefix}_reset(&state);
+    {load}
     for (int t = 0; t < {len(x)}; t++) {{
         {prefix}_step(&state, {read}, y);
         for (int k = 0; k < {upper}_OUTPUTS; k++) {{

@@ -282,6 +282,7 @@ class Source:
         state_bytes, weight_bytes: Sizes of the state and of all weights.
         stack_bytes: Size of all arrays on the stack during a step.
         is_unconditional: Whether all steps do the same work.
+        weights: Content of `prefix.bin`, the weights if they are not in the code.
     """
 
     prefix: str
@@ -297,6 +298,7 @@ class Source:
     weight_bytes: int
     stack_bytes: int
     is_unconditional: bool = True
+    weights: bytes | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,7 +314,14 @@ class Statement:
         return self.text % self.values
 
 
-def print_c(program: Program, groups: list[passes.Group], prefix: str, real: str, about: Any):
+def print_c(
+    program: Program,
+    groups: list[passes.Group],
+    prefix: str,
+    real: str,
+    about: Any,
+    in_file: bool = False,
+) -> Source:
     """Prints a program.
 
     Args:
@@ -321,11 +330,11 @@ def print_c(program: Program, groups: list[passes.Group], prefix: str, real: str
         prefix: Prefix of the public names, a C identifier.
         real: `"float"` or `"double"`.
         about: Object with `inputs`, `takes_token`, `names`, `delay` and `rate` of the stream.
-
-    Returns:
-        A `Source`.
+        in_file: Boolean, whether the weights are in a file of their own. Defaults to `False`.
     """
-    return Printer(program, groups, prefix, real, about).print()
+    printer = Printer(program, groups, prefix, real, about)
+    printer.in_file = in_file
+    return printer.print()
 
 
 class Printer:
@@ -337,6 +346,7 @@ class Printer:
 
     helpers, needs = HELPERS, _NEEDS
     nothing = "NAN"  # outputs at steps without an output
+    in_file = False  # whether `weights`, an argument of reset, has all tables of the real type
 
     def __init__(
         self,
@@ -774,6 +784,10 @@ class Printer:
         widest = max([int(n[8:]) for n in self.functions if n.startswith("product_")] or [0])
         stack_bytes = min(widest, passes.WIDTH) * _BYTES[self.real]
         header = self.header(members, state_bytes, weight_bytes, stack_bytes)
+        in_file = [a for kind, a in self.arrays.values() if kind == self.real]
+        names = [name for name, (kind, _) in self.arrays.items() if kind == self.real]
+        starts = np.cumsum([0, *(array.size for array in in_file)])
+        self.places = dict(zip(names, starts.tolist(), strict=False))
         indent = "\n".join
         texts = [
             f'#include "{self.prefix}.h"',
@@ -784,7 +798,7 @@ class Printer:
             "/* Operations */",
             "\n\n".join(self.functions.values()),
             "/* The model */",
-            f"void {self.prefix}_reset({self.prefix}_state *s)\n{{\n{indent(reset)}\n}}",
+            f"{self.reset_signature()}\n{{\n{indent(reset)}\n}}",
             f"{self.signature(restrict=True)}\n{{\n{indent(step)}\n}}",
             more_code,
         ]
@@ -794,6 +808,7 @@ class Printer:
             self.prefix, "", header, code, self.real, list(about.names), about.takes_token,
             about.inputs, self.program.output.size, state_bytes, weight_bytes, stack_bytes,
             not any(statement.guard for statement in self.statements),
+            b"".join(array.tobytes() for array in in_file) if self.in_file else None,
         )  # fmt: skip
 
     def step(self) -> Iterator[str]:
@@ -838,6 +853,8 @@ class Printer:
 
     def reset(self) -> Iterator[str]:
         yield "    memset(s, 0, sizeof *s);"
+        if self.in_file:
+            yield "    s->weights = weights;"
         for b in self.program.states:
             if b.data is None or not np.any(b.data):
                 continue
@@ -865,12 +882,19 @@ class Printer:
         found = [(TYPES[b.dtype], self.names[b], b.size) for b in self.program.states]
         found += [(TYPES[dtype], _WORK[dtype], size) for dtype, size in self.sizes.items()]
         found += [("int", f"head_{head}", 0) for head in self.heads()]
+        if self.in_file:
+            found.append((f"const {self.real} *", "weights", 0))
         found = found or [("int", "nothing", 0)]
-        found.sort(key=lambda member: -_BYTES[member[0]])
-        size = sum(_BYTES[kind] * (count or 1) for kind, _, count in found)
-        unit = max(_BYTES[kind] for kind, _, _ in found)
+        found.sort(key=lambda member: -_size_of(member[0]))
+        size = sum(_size_of(kind) * (count or 1) for kind, _, count in found)
+        unit = max(_size_of(kind) for kind, _, _ in found)
         lines = [f"{kind} {name}{f'[{count}]' if count else ''};" for kind, name, count in found]
+        lines = [line.replace("* ", "*") for line in lines]
         return lines, -(-size // unit) * unit
+
+    def reset_signature(self):
+        weights = f", const {self.real} *weights" if self.in_file else ""
+        return f"void {self.prefix}_reset({self.prefix}_state *s{weights})"
 
     def signature(self, restrict=False):
         word = " restrict " if restrict else " "
@@ -881,6 +905,8 @@ class Printer:
 
     def table_text(self, name):
         kind, array = self.arrays[name]
+        if self.in_file and kind == self.real:
+            return f"#define {name} (s->weights + {self.places[name]})"
         if array.dtype.kind == "f":
             numbers = array.astype("U")
             f = "f" if kind == "float" else ""
@@ -899,6 +925,8 @@ class Printer:
         names = ", ".join(map(_string, about.names))
         names = f"#define {upper}_NAMES {names} /* of the outputs */\n" if names else ""
         delay, rate = map(_common, (about.delay, about.rate))
+        sizes = " if int has 4 bytes" + (" and a pointer 8" if self.in_file else "")
+        weights = f" `weights` has the content of {self.prefix}.bin." if self.in_file else ""
         if (delay, rate) != (0, 1):
             names = (
                 "/* Step DELAY + RATE * n writes output n of the model; other steps write "
@@ -917,7 +945,7 @@ extern "C" {{
 
 #define {upper}_{inputs} {about.inputs}
 #define {upper}_OUTPUTS {self.program.output.size}
-#define {upper}_STATE_BYTES {state_bytes} /* sizeof({self.prefix}_state) if int has 4 bytes */
+#define {upper}_STATE_BYTES {state_bytes} /* sizeof({self.prefix}_state){sizes} */
 #define {upper}_WEIGHT_BYTES {weight_bytes}
 #define {upper}_STACK_BYTES {stack_bytes} /* arrays of a step, without call frames */
 {names}
@@ -926,8 +954,8 @@ typedef struct {{
 {lines}
 }} {self.prefix}_state;
 
-/* Starts or restarts a stream. */
-void {self.prefix}_reset({self.prefix}_state *s);
+/* Starts or restarts a stream.{weights} */
+{self.reset_signature()};
 
 /* Reads one time step x and writes the outputs y; x and y must not overlap. */
 {self.signature()};
@@ -942,6 +970,10 @@ void {self.prefix}_reset({self.prefix}_state *s);
 
 _WORK = {"float32": "work", "float64": "work", "int64": "integers", "bool": "flags"}
 _WORK |= {"int16": "work", "int32": "sums"}
+
+
+def _size_of(kind):
+    return 8 if kind.endswith("*") else _BYTES[kind]  # a pointer has 8 bytes, or fewer
 
 
 def _is_count(state):

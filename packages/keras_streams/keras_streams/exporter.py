@@ -18,6 +18,7 @@ def export(
     quantization: str | None = None,
     representative_data: np.ndarray | None = None,
     quantization_tolerance: float = FIXED_TOLERANCE,
+    weights: str = "code",
     overwrite: bool = False,
 ) -> pathlib.Path:
     """Exports one step of a model as C or WebAssembly, compared with Keras.
@@ -39,6 +40,8 @@ def export(
             for tokens, used to choose the ranges of integers. Defaults to `None`.
         quantization_tolerance: Positive float, the largest difference of integers from Keras on
             `representative_data`, in units of the largest output. Defaults to 0.05.
+        weights: `"code"`, or for C `"file"`, to write the weights to `model.bin`, whose content the
+            program passes to `model_reset`: for millions of weights. Defaults to `"code"`.
         overwrite: Boolean, whether to replace existing files. Defaults to `False`.
 
     Returns:
@@ -54,11 +57,11 @@ def export(
         raise ValueError(f"`format` must be 'c' or 'wasm'. Received: {format!r}")
     path = pathlib.Path(path).expanduser()
     if format == "c":
-        options = quantization, representative_data, quantization_tolerance
+        options = quantization, representative_data, quantization_tolerance, weights
         return write_c(model, path, None, overwrite, *options)
-    if quantization is not None or representative_data is not None:
+    if quantization is not None or representative_data is not None or weights != "code":
         raise ValueError(
-            "`quantization` and `representative_data` are only for format='c'. Received: "
-            f"quantization={quantization!r} with format='wasm'"
+            "`quantization`, `representative_data` and `weights` are only for format='c'. "
+            f"Received: quantization={quantization!r}, weights={weights!r} with format='wasm'"
         )
     return write_wasm(model, path, overwrite=overwrite)
