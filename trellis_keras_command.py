@@ -17,9 +17,8 @@ import typer
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,  # errors in one line, like the commands' own
     help="Causal sequence models: train, evaluate, generate, export.",
 )
 
@@ -42,11 +41,14 @@ def options(
 
 Settings = Annotated[
     list[str] | None,
-    typer.Argument(metavar="MODEL|--OPTION VALUE", help="A zoo model, and its options."),
+    typer.Argument(metavar="MODEL [--depth 8 ...]", hidden=True),
 ]
-Run = Annotated[str, typer.Argument(help="Folder of a run of `train`.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run of `train`.")]
 DataDir = Annotated[
-    str | None, typer.Option(help="Folder of local copies of the data (or TRELLIS_KERAS_DATA).")
+    str | None,
+    typer.Option(
+        metavar="FOLDER", help="Folder of local copies of the data (or TRELLIS_KERAS_DATA)."
+    ),
 ]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace the output, if there is one.")
@@ -56,12 +58,14 @@ _ANY_OPTION = {"ignore_unknown_options": True}
 
 @app.command("list")
 def list_command(
-    pattern: Annotated[str, typer.Argument(help="Pattern such as 'trellisnet_*'.")] = "*",
+    pattern: Annotated[
+        str, typer.Argument(metavar="PATTERN", help="Pattern such as 'trellisnet_*'.")
+    ] = "*",
     pretrained: Annotated[
         bool, typer.Option("--pretrained", help="Only models with published weights.")
     ] = False,
 ):
-    """List the zoo's models: parameters, published result, our result, and available weights."""
+    """List the zoo's models, with published results and ours."""
     from trellis_keras import zoo
     from trellis_keras.zoo.datasets.registry import suggestion
 
@@ -97,7 +101,10 @@ def _echo_table(rows, numbers):
 
 @app.command("recipe", context_settings=_ANY_OPTION)
 def recipe_command(settings: Settings = None):
-    """Show a model's recipe. Each value is also an option of `train`: --depth 8, --epochs 3."""
+    """Show a model's recipe, whose values are options of `train`.
+
+    For example: recipe tcn_jsb --depth 8 --epochs 3
+    """
     names, options = _parse(settings)
     if len(names) != 1:
         raise ValueError("Pass the name of a model. `trellis-keras list` shows them.")
@@ -108,7 +115,9 @@ def recipe_command(settings: Settings = None):
 
 @app.command(context_settings=_ANY_OPTION)
 def train(
-    output: Annotated[str, typer.Option(help="Folder of the run; an existing run is resumed.")],
+    output: Annotated[
+        str, typer.Option(metavar="FOLDER", help="Folder of the run; an existing run is resumed.")
+    ],
     settings: Settings = None,
     as_published: Annotated[
         bool,
@@ -117,15 +126,21 @@ def train(
             help="Use the settings of the zoo's published run of MODEL [SETTING].",
         ),
     ] = False,
-    text: Annotated[str | None, typer.Option(help="Train on your own text file.")] = None,
+    text: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Train on your own text file.")
+    ] = None,
     data_dir: DataDir = None,
     precision: Annotated[
         str | None,
-        typer.Option(help="float32, bfloat16, or auto (bfloat16 if it is faster on this machine)."),
+        typer.Option(
+            metavar="NAME",
+            help="float32, bfloat16, or auto (bfloat16 if it is faster on this machine).",
+        ),
     ] = None,
     gradient_norms: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=0,
             help="Batches to measure gradient norms on after each epoch (default: 2, or 0 with "
             "several processes).",
@@ -134,6 +149,7 @@ def train(
     sample_length: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=0,
             help="Tokens to sample from a language model after each epoch (default: 200, or 0 with "
             "several processes).",
@@ -145,14 +161,16 @@ def train(
     ] = None,
     max_minutes: Annotated[
         float | None,
-        typer.Option(help="Time limit, even within an epoch; the same command resumes."),
+        typer.Option(
+            metavar="MINUTES", help="Time limit, even within an epoch; the same command resumes."
+        ),
     ] = None,
     save_minutes: Annotated[
-        float, typer.Option(help="Minutes between checkpoints within an epoch.")
+        float, typer.Option(metavar="MINUTES", help="Minutes between checkpoints within an epoch.")
     ] = 10,
     devices: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of devices on this machine to train on."),
+        typer.Option(metavar="N", min=1, help="Number of devices on this machine to train on."),
     ] = None,
     coordinator: Annotated[
         str | None,
@@ -161,8 +179,10 @@ def train(
             help="Address of process 0 of several (JAX), or auto (Slurm, Kubernetes, clouds).",
         ),
     ] = None,
-    processes: Annotated[int | None, typer.Option(help="Number of processes.")] = None,
-    process: Annotated[int | None, typer.Option(help="Index of this process, from 0.")] = None,
+    processes: Annotated[int | None, typer.Option(metavar="N", help="Number of processes.")] = None,
+    process: Annotated[
+        int | None, typer.Option(metavar="N", help="Index of this process, from 0.")
+    ] = None,
 ):
     """Train a model with its recipe, or resume an interrupted run.
 
@@ -222,10 +242,12 @@ def train(
 @app.command()
 def evaluate(
     run: Run,
-    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
+    split: Annotated[str, typer.Option(metavar="NAME", help="train, valid or test.")] = "test",
     target_counting: Annotated[
         str,
-        typer.Option(help="For text: all (each target once) or original (the authors' code)."),
+        typer.Option(
+            metavar="NAME", help="For text: all (each target once) or original (the authors' code)."
+        ),
     ] = "all",
     dynamic: Annotated[
         bool,
@@ -272,13 +294,17 @@ def evaluate(
 
 @app.command()
 def compare(
-    runs: Annotated[list[str], typer.Argument(help="Folders of runs.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", hidden=True)],
     output: Annotated[
-        str | None, typer.Option(help="PNG file for a plot of the validation losses.")
+        str | None,
+        typer.Option(metavar="FILE", help="PNG file for a plot of the validation losses."),
     ] = None,
     overwrite: Overwrite = False,
 ):
-    """Compare runs: epochs, lowest validation loss, and the metrics of that epoch."""
+    """Compare runs by their lowest validation loss.
+
+    Each RUN is a folder of `train`. The metrics are those of the epoch with that loss.
+    """
     from trellis_keras.zoo import comparison
 
     if output is not None:
@@ -294,32 +320,47 @@ def generate(
     run: Run,
     prompt: Annotated[
         list[str] | None,
-        typer.Option(help="Text to continue (default: 'the '); repeat for several texts."),
+        typer.Option(
+            metavar="TEXT", help="Text to continue (default: 'the '); repeat for several texts."
+        ),
     ] = None,
-    length: Annotated[int, typer.Option(min=1, help="Number of tokens to add.")] = 300,
+    length: Annotated[int, typer.Option(metavar="N", min=1, help="Number of tokens to add.")] = 300,
     sampler: Annotated[
-        str, typer.Option(help="greedy, random, top_k, top_p, beam or contrastive.")
+        str, typer.Option(metavar="NAME", help="greedy, random, top_k, top_p, beam or contrastive.")
     ] = "top_p",
     temperature: Annotated[
         float | None,
-        typer.Option(help="Temperature of random, top_k and top_p (default: 0.8); 0 is greedy."),
+        typer.Option(
+            metavar="X", help="Temperature of random, top_k and top_p (default: 0.8); 0 is greedy."
+        ),
     ] = None,
     top_k: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of candidates for top_k (default: 20), contrastive (5)."),
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Number of candidates for top_k (default: 20), contrastive (5).",
+        ),
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="Probability mass of top_p (default: 0.9)."),
+        typer.Option(metavar="P", min=0, max=1, help="Probability mass of top_p (default: 0.9)."),
     ] = None,
-    beams: Annotated[int | None, typer.Option(min=1, help="Number of beams (default: 5).")] = None,
+    beams: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Number of beams (default: 5).")
+    ] = None,
     stop: Annotated[
         list[str] | None,
-        typer.Option(help="Token that ends a text, such as `<eos>`; repeat for several."),
+        typer.Option(
+            metavar="TOKEN", help="Token that ends a text, such as `<eos>`; repeat for several."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the sampler.")] = 0,
 ):
-    """Continue texts with the best model of a run, and stream the output."""
+    """Continue texts with the best model of a run.
+
+    Tokens appear as they are drawn.
+    """
     model = _language_model(run, "generate")
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "beams": beams}
     chosen = _sampler(sampler, model.vocabulary_size, options)
@@ -344,34 +385,41 @@ def generate(
 def export(
     run: Run,
     path: Annotated[
-        str, typer.Argument(help="Folder of all versions of the model, or file in other formats.")
+        str,
+        typer.Argument(
+            metavar="PATH", help="Folder of all versions of the model, or file in other formats."
+        ),
     ],
     version: Annotated[
-        int | None, typer.Option(min=1, help="Version number (default: the next).")
+        int | None, typer.Option(metavar="N", min=1, help="Version number (default: the next).")
     ] = None,
     format: Annotated[
         str | None,
         typer.Option(
+            metavar="NAME",
             help="saved_model, litert, onnx, c or wasm (default: from the suffix .tflite, .onnx, "
-            ".c or .wasm of the path, else saved_model)."
+            ".c or .wasm of the path, else saved_model).",
         ),
     ] = None,
     quantization: Annotated[
         str | None,
         typer.Option(
-            help="litert: int8; c: int8 or int8_rings, with ranges from the training data."
+            metavar="NAME",
+            help="litert: int8; c: int8 or int8_rings, with ranges from the training data.",
         ),
     ] = None,
     quantization_tolerance: Annotated[
         float,
-        typer.Option(help="c: largest difference from Keras, in units of the largest output."),
+        typer.Option(
+            metavar="X", help="c: largest difference from Keras, in units of the largest output."
+        ),
     ] = 0.05,
     warmup: Annotated[
         bool, typer.Option("--warmup", help="Add warmup requests for TensorFlow Serving.")
     ] = False,
     overwrite: Overwrite = False,
 ):
-    """Export the best model of a run for TensorFlow Serving, or for another runtime."""
+    """Export the best model of a run for serving or another runtime."""
     from trellis_keras import zoo
     from trellis_keras.export import export as export_model
     from trellis_keras.zoo.run import check_no_file_of_a_run, load_best, representative_data
@@ -401,27 +449,38 @@ def export(
 @app.command()
 def score(
     run: Run,
-    file: Annotated[str, typer.Argument(help="Text file of any size, one document per line.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="Text file of any size, one document per line.")
+    ],
     output: Annotated[
         str,
-        typer.Option(help="The .csv or .jsonl file to write. An interrupted job is resumed."),
+        typer.Option(
+            metavar="FILE", help="The .csv or .jsonl file to write. An interrupted job is resumed."
+        ),
     ],
     whole: Annotated[
         bool, typer.Option("--whole", help="Treat the file as one text, continued across lines.")
     ] = False,
     field: Annotated[
-        str | None, typer.Option(help="For JSON lines: the key of the document.")
+        str | None, typer.Option(metavar="KEY", help="For JSON lines: the key of the document.")
     ] = None,
     start: Annotated[
         str | None,
-        typer.Option(help="Token before each document, such as `<eos>`, to score its first token."),
+        typer.Option(
+            metavar="TOKEN",
+            help="Token before each document, such as `<eos>`, to score its first token.",
+        ),
     ] = None,
     batch_tokens: Annotated[
-        int | None, typer.Option(help="Tokens per batch, a power of two; more take more memory.")
+        int | None,
+        typer.Option(metavar="N", help="Tokens per batch, a power of two; more take more memory."),
     ] = None,
     overwrite: Overwrite = False,
 ):
-    """Write the log-probability of each line of a text under the best model of a run."""
+    """Write the log-probability of each line of a text.
+
+    The probabilities are those of the best model of a run.
+    """
     from trellis_keras import scoring, zoo
     from trellis_keras.zoo.run import check_output
 

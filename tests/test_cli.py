@@ -61,8 +61,9 @@ assert not {"trellis_keras", "keras", "numpy"} & set(sys.modules)
     answers = {
         "--help": "Continue texts with the best model of a run",
         "--version": f"trellis-keras {__version__}",
-        "train --help": "Minutes between checkpoints",
-        "score --help": "such as <eos>,",
+        "score --help": "--start TOKEN",
+        "train --help": "[OPTIONS] [MODEL [--depth 8 ...]]",
+        "--show-completion bash": "complete -o default -F _trellis_keras_completion",
         "trian tcn_jsb": "No such command 'trian'",
         "export --folder x": "No such option: --folder",
         "train tcn_jsb --epochs 3": "Missing option '--output'",
