@@ -7,6 +7,8 @@ import pytest
 from trellis_keras.layers import LRU, TCN, TrellisLayer
 from trellis_series import MASE, Coverage, Forecaster, MeanPinball, PinballLoss, windows
 
+pytestmark = pytest.mark.both_backends(slow=True)
+
 WINDOW, HORIZON, SEASON = 24, 4, 8
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from trellis_series.rocket import RocketClassifier, ridge
 
+pytestmark = pytest.mark.both_backends
+
 
 def sines(count=12, steps=40, channels=1, seed=0):
     """Noisy sines of two rates, and their classes."""

@@ -9,6 +9,8 @@ import pytest
 import trellis_series.forecaster  # noqa: F401  # makes its classes known to Keras
 import trellis_series.rocket  # noqa: F401
 
+pytestmark = pytest.mark.both_backends
+
 FOLDER = pathlib.Path(__file__).parent / "saved"
 
 

@@ -9,6 +9,8 @@ from keras_streams import compiled_step
 from keras_streams.c import native
 from trellis_series import Forecasts
 
+pytestmark = pytest.mark.both_backends
+
 N = 260
 RNG = np.random.default_rng(0)
 SERIES = {
