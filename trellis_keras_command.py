@@ -4,10 +4,13 @@ Importing anything in `trellis_keras` imports Keras, which takes seconds. Help, 
 mistyped commands need neither: this module lies beside the package, and its commands import it.
 """
 
+import functools
 import importlib.metadata
 import json
 import os
+import pathlib
 import re
+import runpy
 import sys
 import traceback
 import warnings
@@ -78,11 +81,31 @@ def list_command(
     _echo_table([header, *rows], numbers={2, 4, 5})
 
 
+@functools.cache
+def _terminal():
+    """Returns the functions of `trellis_keras.terminal`, without importing the package."""
+    return runpy.run_path(os.path.join(os.path.dirname(__file__), "trellis_keras", "terminal.py"))
+
+
 def _printable(text, lines=True):
     """Returns a text, which may contain names from files, without control characters."""
-    from trellis_keras.terminal import printable
+    return _terminal()["printable"](text, lines)
 
-    return printable(text, lines)
+
+def _check_there(*runs, files=(), data_dir=None):
+    """Raises FileNotFoundError for missing runs and files, before the package is imported."""
+    for folder in runs:
+        path = pathlib.Path(folder).expanduser()
+        if not (path / "recipe.json").is_file():
+            within = sorted(path.glob("*/recipe.json"))
+            hint = f" There is one in {within[0].parent}." if within else ""
+            raise FileNotFoundError(f"{folder} holds no run: recipe.json is missing.{hint}")
+    for path in files:
+        places = [os.path.expanduser(path)]
+        if data_dir is not None:
+            places.append(os.path.join(os.path.expanduser(data_dir), os.path.basename(path)))
+        if not any(os.path.isfile(place + suffix) for place in places for suffix in ("", ".gz")):
+            raise FileNotFoundError(f"There is no file {' or '.join(places)}.")
 
 
 def _echo(text="", *, newline=True, err=False):
@@ -193,6 +216,9 @@ def train(
     To monitor training: tensorboard --logdir OUTPUT/tensorboard
     """
     names, options = _parse(settings)
+    if not (names or as_published or coordinator):
+        _check_run_to_resume(output)
+    _check_there(files=[] if text is None else [text], data_dir=data_dir)
     from trellis_keras import zoo
     from trellis_keras.training import devices as parallel
     from trellis_keras.zoo import run
@@ -264,6 +290,7 @@ def evaluate(
     --dynamic and --cache tune their hyper-parameters on the start of the validation split, which
     takes as long as several evaluations of it, and then score the split once.
     """
+    _check_there(run)
     from trellis_keras import zoo
     from trellis_keras.zoo.adapting import evaluate_cache, evaluate_dynamic
     from trellis_keras.zoo.run import evaluate, load_best
@@ -305,6 +332,7 @@ def compare(
 
     Each RUN is a folder of `train`. The metrics are those of the epoch with that loss.
     """
+    _check_there(*runs)
     from trellis_keras.zoo import comparison
 
     if output is not None:
@@ -420,6 +448,7 @@ def export(
     overwrite: Overwrite = False,
 ):
     """Export the best model of a run for serving or another runtime."""
+    _check_there(run)
     from trellis_keras import zoo
     from trellis_keras.export import export as export_model
     from trellis_keras.zoo.run import check_no_file_of_a_run, load_best, representative_data
@@ -481,6 +510,7 @@ def score(
 
     The probabilities are those of the best model of a run.
     """
+    _check_there(run, files=[file])
     from trellis_keras import scoring, zoo
     from trellis_keras.zoo.run import check_output
 
@@ -506,6 +536,7 @@ def score(
 
 def _language_model(run, command):
     """Returns the best model of a run of a language model."""
+    _check_there(run)
     from trellis_keras import zoo
     from trellis_keras.models import LanguageModel
     from trellis_keras.zoo.run import load_best
@@ -574,10 +605,8 @@ def _recipe_to_resume(zoo, output, parallel):
 
 
 def _check_run_to_resume(output):
-    from trellis_keras.zoo.run import recipe_path
-
     try:
-        recipe_path(output)
+        _check_there(output)
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"{error} Pass a model (`trellis-keras list` shows them) to start one. To restart a "
@@ -656,6 +685,7 @@ def _value(text):
 
 def main():
     """Runs the command line. Warnings and usage errors take one line; errors exit with status 2."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     warnings.formatwarning = lambda message, *_: f"Warning: {_printable(str(message), False)}\n"
     devices = "trellis_keras.training.devices"
     try:
