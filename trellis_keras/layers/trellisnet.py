@@ -1,7 +1,8 @@
 """TrellisNet (Bai, Kolter & Koltun 2019, Trellis Networks for Sequence Modeling).
 
 Contents: the gated activations f, then `TrellisLayer` (constructor, full pass, equation of a level,
-streaming, config), then `MixedGroupKernel`, the sparse kernel of Theorem 1.
+streaming, config), `LevelBuffers`, the layout of its cache, and `MixedGroupKernel`, the sparse
+kernel of Theorem 1.
 `TrellisLayer._run_levels` is the network as the paper defines it, `TrellisLayer._level` its
 equation. Everything from `trellis_keras.kernels` is a faster way to compute the same result.
 """
@@ -26,7 +27,6 @@ from trellis_keras import kernels
 from trellis_keras.kernels import cone, depth_loop, mixed_group
 from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.convolution import gather, gather_taps, product, shift
-from trellis_keras.kernels.level_buffers import LevelBuffers
 from trellis_keras.layers.base import (
     OutputLengthMixin,
     StatefulMixin,
@@ -1117,6 +1117,70 @@ def _window(x, steps, time):
     """Returns the `time` steps of x (batch, all, channels) that end `steps` before its last one."""
     batch, total, channels = ops.shape(x)
     return ops.slice(x, (0, total - time - steps, 0), (batch, time, channels))
+
+
+class LevelBuffers:
+    """Layout of the past states of every level in a streaming cache.
+
+    Level i reads the level below it up to some dilations earlier. Levels with the same dilation
+    share a tensor (batch, levels, steps, units) of the states below them, newest step last; the
+    dilations ascend. Each step shifts it by one: copying costs no more than writing at an index
+    (for which XLA would also copy), and there is no index to carry.
+
+    Args:
+        dilations: Dilation of every level, from level 1 on.
+    """
+
+    def __init__(self, dilations: Sequence[int]) -> None:
+        self.dilations = np.array(dilations, "int32")
+        # {dilation: indices of its levels, from 0}
+        self.levels = {
+            int(d): np.flatnonzero(self.dilations == d) for d in np.unique(self.dilations)
+        }
+
+    def shapes(self, batch_size: int | None, reach: int, units: int) -> list[list]:
+        """Returns the shapes of the buffers of a state that is read `reach` dilations back."""
+        return [[batch_size, len(i), reach * d, units] for d, i in self.levels.items()]
+
+    def earlier(self, buffers: list[Tensor], n: int) -> Tensor:
+        """Returns the states below every level, `n` dilations earlier, (batch, level, units)."""
+        pairs = zip(self.levels, buffers, strict=True)
+        return self._join([buffer[:, :, buffer.shape[2] - n * d] for d, buffer in pairs])
+
+    def append(self, buffers: list[Tensor], newest: Tensor) -> list[Tensor]:
+        """Drops the oldest step and appends the newest, (batch, level, units)."""
+        return [
+            ops.concatenate([buffer[:, :, 1:], _take_levels(newest, i, 1)[:, :, None]], axis=2)
+            for buffer, i in zip(buffers, self.levels.values(), strict=True)
+        ]
+
+    def stack(self, buffers: list[Tensor]) -> Tensor:
+        """Returns one tensor (level, batch, steps, units), padded before the oldest steps."""
+        longest = max(buffer.shape[2] for buffer in buffers)
+        widths = [[[0, 0], [0, 0], [longest - b.shape[2], 0], [0, 0]] for b in buffers]
+        padded = [ops.pad(b, w) for b, w in zip(buffers, widths, strict=True)]
+        return ops.moveaxis(self._join(padded), 1, 0)
+
+    def unstack(self, stacked: Tensor, like: list[Tensor]) -> list[Tensor]:
+        """Undoes `stack`, for buffers of the shapes of `like`."""
+        return [
+            ops.moveaxis(_take_levels(stacked, i, 0), 0, 1)[:, :, -old.shape[2] :]
+            for i, old in zip(self.levels.values(), like, strict=True)
+        ]
+
+    def _join(self, parts):
+        """Joins parts (batch, levels of a dilation, ...) along the level axis, level 1 first."""
+        if len(parts) == 1:
+            return parts[0]
+        order = np.argsort(np.concatenate(list(self.levels.values())))
+        return _take_levels(ops.concatenate(parts, axis=1), order, 1)
+
+
+def _take_levels(x, levels, axis):
+    """`ops.take` along the level axis, skipped if it would change nothing."""
+    if len(levels) == x.shape[axis] and np.all(np.diff(levels) == 1):
+        return x
+    return ops.take(x, levels.astype("int32"), axis=axis)
 
 
 # The sparse kernel of Theorem 1

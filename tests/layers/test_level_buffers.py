@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trellis_keras.kernels.level_buffers import LevelBuffers
+from trellis_keras.layers.trellisnet import LevelBuffers
 
 pytestmark = pytest.mark.both_backends
 
