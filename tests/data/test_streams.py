@@ -128,7 +128,7 @@ def test_batches_of_a_memory_map_read_only_their_part(tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"sequence_length": 0}, "`sequence_length` must be an integer >= 1.*_length=0"),
+        ({"sequence_length": 0}, "`sequence_length` must be a positive integer.*_length=0"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": 20}, "at most the number of targets, 19: .*batch_size=20"),
         ({"context_length": 4}, "smaller than `sequence.*context_length=4, sequence_length=4"),
@@ -249,7 +249,7 @@ def test_weights_of_examples_and_padding_multiply():
     [
         ({"x": np.zeros((3, 2))}, r"same number of examples.*\(3, 2\) and \(4,\)"),
         ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "at least one example"),
-        ({"batch_size": 0}, "`batch_size` must be an integer >= 1"),
+        ({"batch_size": 0}, "`batch_size` must be a positive integer"),
         ({"seed": -1}, "`seed` must be an integer >= 0"),
         ({"weight": np.ones(3)}, r"`weight` must have the shape.*\(3,\)"),
         ({"weight": np.array([1, 0, 1, 0])}, r"needs a nonzero weight.*example 1 \(2 in"),
@@ -361,7 +361,7 @@ def test_bad_piano_rolls(roll, message):
         PianoRollStream([np.zeros((4, 88)), roll], 2)
     with pytest.raises(ValueError, match="at least one piano roll"):
         PianoRollStream([], 2)
-    with pytest.raises(ValueError, match="`buckets` must be an integer >= 1"):
+    with pytest.raises(ValueError, match="`buckets` must be a positive integer"):
         PianoRollStream([np.zeros((4, 88))], 2, buckets=0)
 
 

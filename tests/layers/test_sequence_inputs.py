@@ -36,7 +36,7 @@ def test_output_length_of_a_call(make):
     x = np.random.default_rng(0).normal(size=(2, 6, 3)).astype("float32")
     layer = make(4, 2)
     np.testing.assert_allclose(layer(x, output_length=2), layer(x)[:, -2:], atol=1e-6)
-    for wrong in (0, -2, 2.5):
+    for wrong in (0, -2, 2.5, True):
         with pytest.raises(ValueError, match=f"positive integer. Received: output_length={wrong}"):
             layer(x, output_length=wrong)
     last = make(4, 2, return_sequences=False)

@@ -1,12 +1,13 @@
 """Batches for `fit` and `evaluate` from a long text, sequences of equal length, or piano rolls."""
 
 import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+
+from trellis_keras.layers.base import check_integer
 
 PIANO_KEYS = 88
 TARGET_COUNTING = ("all", "original")
@@ -409,17 +410,6 @@ class EpochOrder(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self.stream.epoch = epoch
-
-
-def check_integer(name: str, value: Any, minimum: int) -> int:
-    """Returns `value` as an integer; raises ValueError unless it is at least `minimum`."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < minimum:
-        raise ValueError(f"`{name}` must be an integer >= {minimum}. Received: {name}={value!r}")
-    return number
 
 
 def check_piano_roll(roll: np.ndarray, label: str) -> None:

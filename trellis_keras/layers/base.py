@@ -6,6 +6,7 @@
 """
 
 import contextlib
+import math
 import numbers
 import zlib
 from collections.abc import Iterator, Sequence
@@ -22,16 +23,32 @@ from trellis_keras.types import Initializer, Shape, Tensor
 # Argument checks
 
 
+def is_integer(value: Any, minimum: float = -math.inf) -> bool:
+    """Returns whether a value is an integer of Python or NumPy, and at least `minimum`."""
+    is_integral = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return is_integral and value >= minimum
+
+
+def check_integer(name: str, value: Any, minimum: float = -math.inf) -> int:
+    """Returns an argument as a Python integer (NumPy integers are not JSON serializable).
+
+    Raises:
+        ValueError: It is not an integer, or less than `minimum`.
+    """
+    if not is_integer(value, minimum):
+        wanted = {-math.inf: "an integer", 1: "a positive integer"}
+        wanted = wanted.get(minimum, f"an integer >= {minimum}")
+        raise ValueError(f"`{name}` must be {wanted}. Received: {name}={value!r}")
+    return int(value)
+
+
 def check_positive(**arguments: Any) -> tuple[int, ...]:
-    """Returns the arguments as Python integers (NumPy integers are not JSON serializable).
+    """Returns the arguments as Python integers.
 
     Raises:
         ValueError: An argument is not a positive integer.
     """
-    for name, value in arguments.items():
-        if not isinstance(value, numbers.Integral) or value < 1:
-            raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
-    return tuple(map(int, arguments.values()))
+    return tuple(check_integer(name, value, minimum=1) for name, value in arguments.items())
 
 
 def check_tokens(tokens: Any, vocabulary_size: int) -> None:
@@ -68,7 +85,7 @@ def sequence_spec(layer: keras.Layer, input_shape: Shape) -> keras.layers.InputS
 
 def dilation_cycle(dilation_rate: int | Sequence[int]) -> list[int]:
     """Returns the dilations as a list, from one positive integer or a sequence of them."""
-    if isinstance(dilation_rate, (int, np.integer)):
+    if is_integer(dilation_rate):
         dilation_rate = [dilation_rate]
     cycle = list(dilation_rate)
     if not cycle:

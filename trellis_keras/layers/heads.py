@@ -24,7 +24,7 @@ from trellis_keras import kernels
 from trellis_keras.kernels import blockwise, clusters
 from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.products import matmul
-from trellis_keras.layers.base import check_positive, seeded, sub_seed
+from trellis_keras.layers.base import check_positive, is_integer, seeded, sub_seed
 from trellis_keras.layers.regularization import VariationalDropout
 from trellis_keras.types import Initializer, Shape, Tensor
 
@@ -675,7 +675,7 @@ def check_cutoffs(cutoffs: Sequence[int], vocabulary_size: int) -> list[int]:
     """
     cutoffs = list(cutoffs)
     bounds = [0, *cutoffs, vocabulary_size]
-    integers = all(isinstance(c, numbers.Integral) for c in cutoffs)
+    integers = all(is_integer(c) for c in cutoffs)
     if not integers or any(a >= b for a, b in zip(bounds, bounds[1:], strict=False)):
         raise ValueError(
             "`cutoffs` must be increasing integers between 1 and vocabulary_size - 1 = "

@@ -8,7 +8,6 @@ equation. Everything from `trellis_keras.kernels` is a faster way to compute the
 """
 
 import functools
-import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -36,6 +35,7 @@ from trellis_keras.layers.base import (
     check_positive,
     dilation_cycle,
     flip_time,
+    is_integer,
     last_step,
     resolve_mask,
     seeded,
@@ -1364,6 +1364,4 @@ def _check_groups(units, depth, groups, kernel_structure, group_starts):
 
 
 def _are_positive(values):
-    return isinstance(values, (list, tuple)) and all(
-        isinstance(n, numbers.Integral) and n >= 1 for n in values
-    )
+    return isinstance(values, (list, tuple)) and all(is_integer(n, minimum=1) for n in values)

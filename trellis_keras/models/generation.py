@@ -20,7 +20,7 @@ from keras import ops
 
 from keras_streams.protocol import at_least_float32
 from keras_streams.xla import compile_xla
-from trellis_keras.layers.base import check_tokens
+from trellis_keras.layers.base import check_integer, check_tokens, is_integer
 
 # Marks positions that are still to be generated. It is not a token id.
 OPEN = -1
@@ -337,7 +337,7 @@ def _check_settings(sampler, vocabulary_size):
     samplers = _library()
 
     def is_positive(n):
-        return isinstance(n, numbers.Integral) and n >= 1
+        return is_integer(n, minimum=1)
 
     def is_count(k):
         return is_positive(k) and k <= vocabulary_size
@@ -416,11 +416,7 @@ def _draw(weights, seed_generator):
 
 def _checked_seed(seed):
     """Returns a seed as a Python integer or None (Keras takes no NumPy integers)."""
-    if seed is None:
-        return None
-    if not isinstance(seed, numbers.Integral):
-        raise ValueError(f"`seed` must be an integer. Received: seed={seed!r}")
-    return int(seed)
+    return None if seed is None else check_integer("seed", seed)
 
 
 def _set_seed(sampler, seed):
@@ -460,8 +456,7 @@ def _encode(model, text):
 def _pad(rows, max_length):
     """Returns int32 (batch, max_length): the rows, followed by `OPEN`."""
     longest = max(len(row) for row in rows)
-    if not isinstance(max_length, numbers.Integral):
-        raise ValueError(f"`max_length` must be an integer. Received: max_length={max_length!r}")
+    max_length = check_integer("max_length", max_length)
     if max_length <= longest:
         raise ValueError(
             "`max_length` includes the prompt, so it must be greater than its "

@@ -27,6 +27,7 @@ from trellis_keras.files import (
     reading,
     remove_unfinished,
 )
+from trellis_keras.layers.base import check_integer, check_positive, is_integer
 from trellis_keras.types import Logs
 
 _FORMAT = 3
@@ -119,11 +120,9 @@ class Checkpoint(keras.callbacks.Callback):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
-        if not isinstance(seed, (int, np.integer)) or seed < 0:
-            raise ValueError(f"`seed` must be an integer >= 0. Received: seed={seed!r}")
-        if keep < 1:
-            raise ValueError(f"`keep` must be >= 1. Received: keep={keep}")
-        if save_freq != "epoch" and not (isinstance(save_freq, int) and save_freq >= 1):
+        self.seed = check_integer("seed", seed, minimum=0)
+        (self.keep,) = check_positive(keep=keep)
+        if save_freq != "epoch" and not is_integer(save_freq, minimum=1):
             raise ValueError(
                 "`save_freq` must be 'epoch' or a positive number of epochs. "
                 f"Received: save_freq={save_freq!r}"
@@ -133,9 +132,7 @@ class Checkpoint(keras.callbacks.Callback):
         for callback in callbacks:
             _check_memory(callback)
         self.directory = make_writable(directory)
-        self.seed = int(seed)
         self.callbacks = list(callbacks)
-        self.keep = keep
         self.save_freq = 1 if isinstance(save_freq, str) else save_freq
         self.save_minutes = save_minutes
         self._clock = clock

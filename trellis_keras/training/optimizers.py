@@ -16,6 +16,7 @@ import keras
 from keras import ops
 
 from keras_streams.protocol import at_least_float32
+from trellis_keras.layers.base import is_integer
 from trellis_keras.types import Tensor
 
 _REPLACED_ARGUMENTS = {
@@ -346,7 +347,7 @@ class ASGD(SGD):
             raise ValueError(
                 f"`lambd` and `alpha` must be >= 0. Received: lambd={lambd}, alpha={alpha}"
             )
-        if t0 is not None and not (isinstance(t0, int) and 0 <= t0 < _NEVER):
+        if t0 is not None and not (is_integer(t0, minimum=0) and t0 < _NEVER):
             raise ValueError(f"`t0` must be None or an integer >= 0. Received: t0={t0!r}")
         super().__init__(learning_rate, l2=l2, clip_norm=clip_norm, name=name, **kwargs)
         self.lambd = lambd

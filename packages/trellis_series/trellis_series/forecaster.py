@@ -1,6 +1,5 @@
 """A model for time series forecasting with any causal backbone."""
 
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from keras_streams.protocol import (
     shapes_match,
     step_through,
 )
-from trellis_keras.layers.base import check_positive
+from trellis_keras.layers.base import check_integer, check_positive
 from trellis_keras.models.losses import SquaredError, expand_to_rank
 from trellis_keras.models.normalization import LARGEST, Standardization, arrays_of
 from trellis_keras.models.sequence_models import SequenceModel
@@ -129,11 +128,7 @@ class Forecaster(SequenceModel):
     ) -> None:
         horizon, targets = check_positive(horizon=horizon, targets=targets)
         quantiles = None if quantiles is None else check_quantiles(quantiles)
-        if not isinstance(future_channels, numbers.Integral) or future_channels < 0:
-            raise ValueError(
-                "`future_channels` must be a non-negative integer. "
-                f"Received: future_channels={future_channels!r}"
-            )
+        future_channels = check_integer("future_channels", future_channels, minimum=0)
         if linear_window is not None:
             (linear_window,) = check_positive(linear_window=linear_window)
             if linear_window < 2 or not kwargs.get("normalize"):
@@ -152,7 +147,7 @@ class Forecaster(SequenceModel):
         self.horizon = horizon
         self.targets = targets
         self.quantiles = quantiles
-        self.future_channels = int(future_channels)
+        self.future_channels = future_channels
         self.scale = scale
         self.target_normalization = None
         if self.normalize:

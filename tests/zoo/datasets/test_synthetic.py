@@ -88,9 +88,9 @@ def test_sizes_of_the_authors_programs(name, train):
     "name, options, message",
     [
         ("adding", {"T": 1}, r"`T` must be an integer >= 2. Received: T=1"),
-        ("copy_memory", {"T": 0}, r"`T` must be an integer >= 1. Received: T=0"),
+        ("copy_memory", {"T": 0}, r"`T` must be a positive integer. Received: T=0"),
         ("adding", {"T": 2.5}, r"Received: T=2.5"),
-        ("adding", {"T": 9, "valid": 0}, "`valid` must be an integer >= 1"),
+        ("adding", {"T": 9, "valid": 0}, "`valid` must be a positive integer"),
         ("copy_memory", {"T": 9, "seed": -1}, "`seed` must be an integer >= 0"),
     ],
 )

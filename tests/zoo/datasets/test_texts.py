@@ -216,7 +216,7 @@ def test_pydoc():
         ({"split": [0.9, 0.2, 0.1]}, "sum to 1"),
         ({"split": [1.0, 0.1, -0.1]}, "positive"),
         ({"split": 0.9}, "split=0.9"),
-        ({"first": 0}, "`first` must be an integer >= 1. Received: first=0"),
+        ({"first": 0}, "`first` must be a positive integer. Received: first=0"),
         ({"train_fraction": 0}, r"`train_fraction` must be a number in \(0, 1\].*_fraction=0"),
         ({"train_fraction": 1.5}, "train_fraction=1.5"),
         ({"train_fraction": "20%"}, "train_fraction='20%'"),
