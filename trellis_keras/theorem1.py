@@ -41,7 +41,7 @@ from trellis_keras.layers import (
     StackedRNN,
     TrellisLayer,
 )
-from trellis_keras.layers.base import check_positive
+from trellis_keras.layers.checks import check_positive
 from trellis_keras.layers.rnn import DROPOUTS
 from trellis_keras.models import LanguageModel
 from trellis_keras.models.sequence_models import SequenceModel

@@ -22,7 +22,7 @@ from trellis_keras.layers import (
     TCNBlock,
     TrellisLayer,
 )
-from trellis_keras.layers.base import sub_seed
+from trellis_keras.layers.seeds import sub_seed
 from trellis_keras.models import LanguageModel, SequenceClassifier
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from trellis_keras.layers.base import check_integer
+from trellis_keras.layers.checks import check_integer
 
 PIANO_KEYS = 88
 TARGET_COUNTING = ("all", "original")

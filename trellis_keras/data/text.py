@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Sequence
 from typing import Any
 
-from trellis_keras.layers.base import check_integer
+from trellis_keras.layers.checks import check_integer
 
 # Train, valid and test fractions of a text without a published split.
 DEFAULT_SHARES = (0.9, 0.05, 0.05)

@@ -24,8 +24,9 @@ from trellis_keras import kernels
 from trellis_keras.kernels import blockwise, clusters
 from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.products import matmul
-from trellis_keras.layers.base import check_positive, is_integer, seeded, sub_seed
+from trellis_keras.layers.checks import check_positive, is_integer
 from trellis_keras.layers.regularization import VariationalDropout
+from trellis_keras.layers.seeds import seeded, sub_seed
 from trellis_keras.types import Initializer, Shape, Tensor
 
 # Number of logits of a mixture of softmaxes in memory at once: 16 MiB in float32. More are not

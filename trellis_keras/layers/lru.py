@@ -12,18 +12,12 @@ from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.lattice_loop import lattice_loop
 from trellis_keras.kernels.products import linear, matmul
 from trellis_keras.kernels.scan import scan
-from trellis_keras.layers.base import (
-    StatefulMixin,
-    SublayersMixin,
-    check_has_steps,
-    check_positive,
-    flip_time,
-    resolve_mask,
-    seeded,
-    sequence_spec,
-    sub_seed,
-)
+from trellis_keras.layers.checks import check_has_steps, check_positive, sequence_spec
+from trellis_keras.layers.masks import flip_time, resolve_mask
 from trellis_keras.layers.rnn import UNITS_FOR_XLA, RecurrentCell, drop
+from trellis_keras.layers.seeds import seeded, sub_seed
+from trellis_keras.layers.stateful import StatefulMixin
+from trellis_keras.layers.sublayers import SublayersMixin
 from trellis_keras.types import Cache, Constraint, Initializer, Regularizer, Shape, Tensor
 
 # The gates in the order of their column blocks, before those of p1 and p2. Without z1 a cell uses

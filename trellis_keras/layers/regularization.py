@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from trellis_keras.layers.base import check_positive
+from trellis_keras.layers.checks import check_positive
 from trellis_keras.types import Initializer, Regularizer, Shape, Tensor
 
 

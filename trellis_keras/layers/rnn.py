@@ -25,17 +25,11 @@ from keras_streams.protocol import (
 from trellis_keras import kernels
 from trellis_keras.kernels import recurrent_loop
 from trellis_keras.kernels.activations import tanh
-from trellis_keras.layers.base import (
-    StatefulMixin,
-    check_has_steps,
-    check_positive,
-    last_step,
-    resolve_mask,
-    seeded,
-    sequence_spec,
-    sub_seed,
-)
+from trellis_keras.layers.checks import check_has_steps, check_positive, sequence_spec
+from trellis_keras.layers.masks import last_step, resolve_mask
 from trellis_keras.layers.regularization import VariationalDropout
+from trellis_keras.layers.seeds import seeded, sub_seed
+from trellis_keras.layers.stateful import StatefulMixin
 from trellis_keras.types import Cache, Constraint, Initializer, Regularizer, Shape, Tensor
 
 _KINDS = ("kernel", "recurrent", "bias")

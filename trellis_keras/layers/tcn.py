@@ -20,21 +20,18 @@ from trellis_keras.kernels.activations import activate
 from trellis_keras.kernels.cone import Cone, offsets, read
 from trellis_keras.kernels.convolution import convolve, gather, product
 from trellis_keras.kernels.products import linear
-from trellis_keras.layers.base import (
-    OutputLengthMixin,
-    SublayersMixin,
+from trellis_keras.layers.checks import (
     check_condition,
     check_has_steps,
     check_positive,
     dilation_cycle,
-    flip_time,
-    last_step,
-    resolve_mask,
-    seeded,
     sequence_spec,
-    sub_seed,
 )
+from trellis_keras.layers.masks import flip_time, last_step, resolve_mask
+from trellis_keras.layers.output_length import OutputLengthMixin
 from trellis_keras.layers.regularization import ConvolutionKernel, Dropout, VariationalDropout
+from trellis_keras.layers.seeds import seeded, sub_seed
+from trellis_keras.layers.sublayers import SublayersMixin
 from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Tensor
 
 _DEEPEST = 31  # the dilation doubles from block to block, and must be an int32

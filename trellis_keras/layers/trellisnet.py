@@ -26,23 +26,20 @@ from trellis_keras import kernels
 from trellis_keras.kernels import cone, depth_loop, mixed_group
 from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.convolution import gather, gather_taps, product, shift
-from trellis_keras.layers.base import (
-    OutputLengthMixin,
-    StatefulMixin,
-    SublayersMixin,
+from trellis_keras.layers.checks import (
     check_condition,
     check_has_steps,
     check_positive,
     dilation_cycle,
-    flip_time,
     is_integer,
-    last_step,
-    resolve_mask,
-    seeded,
     sequence_spec,
-    sub_seed,
 )
+from trellis_keras.layers.masks import flip_time, last_step, resolve_mask
+from trellis_keras.layers.output_length import OutputLengthMixin
 from trellis_keras.layers.regularization import ConvolutionKernel, VariationalDropout
+from trellis_keras.layers.seeds import seeded, sub_seed
+from trellis_keras.layers.stateful import StatefulMixin
+from trellis_keras.layers.sublayers import SublayersMixin
 from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Tensor
 
 # Gated activations

@@ -18,7 +18,8 @@ from keras.src.saving import saving_lib  # saves to a file in memory
 from keras_streams import to_stream
 from keras_streams.protocol import at_least_float32, check_built
 from trellis_keras.files import atomic_folder
-from trellis_keras.layers.base import SublayersMixin, check_tokens
+from trellis_keras.layers.checks import check_tokens
+from trellis_keras.layers.sublayers import SublayersMixin
 from trellis_keras.models.metrics import MeanLoss
 from trellis_keras.models.saved_files import README, check_file, check_preset_folder
 from trellis_keras.types import Cache, Tensor

@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_streams.protocol import at_least_float32, check_built
-from trellis_keras.layers.base import check_positive, check_tokens
+from trellis_keras.layers.checks import check_positive, check_tokens
 from trellis_keras.models import losses
 from trellis_keras.models.base import text_rows
 from trellis_keras.models.gradients import with_gradient

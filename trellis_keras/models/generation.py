@@ -20,7 +20,7 @@ from keras import ops
 
 from keras_streams.protocol import at_least_float32
 from keras_streams.xla import compile_xla
-from trellis_keras.layers.base import check_integer, check_tokens, is_integer
+from trellis_keras.layers.checks import check_integer, check_tokens, is_integer
 
 # Marks positions that are still to be generated. It is not a token id.
 OPEN = -1

@@ -14,9 +14,11 @@ from keras import ops
 
 from keras_streams.exported import ExportedStream
 from keras_streams.protocol import at_least_float32, check_shape
-from trellis_keras.layers.base import StatefulMixin, check_positive, check_tokens, sub_seed
+from trellis_keras.layers.checks import check_positive, check_tokens
 from trellis_keras.layers.heads import DenseHead, Head
 from trellis_keras.layers.regularization import Dropout, EmbeddingDropout, VariationalDropout
+from trellis_keras.layers.seeds import sub_seed
+from trellis_keras.layers.stateful import StatefulMixin
 from trellis_keras.models import generation, losses
 from trellis_keras.models.base import (
     BackboneModel,

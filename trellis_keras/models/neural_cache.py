@@ -10,7 +10,7 @@ from keras import ops
 
 from keras_streams.protocol import at_least_float32, check_built
 from keras_streams.xla import compile_xla
-from trellis_keras.layers.base import check_positive
+from trellis_keras.layers.checks import check_positive
 from trellis_keras.models import generation
 from trellis_keras.models.base import text_rows
 from trellis_keras.models.language_model import LanguageModel

@@ -11,8 +11,10 @@ from keras import ops
 
 from keras_streams.exported import ExportedStream
 from keras_streams.protocol import at_least_float32
-from trellis_keras.layers.base import check_positive, check_tokens, resolve_mask, sub_seed
+from trellis_keras.layers.checks import check_positive, check_tokens
+from trellis_keras.layers.masks import resolve_mask
 from trellis_keras.layers.regularization import Dropout
+from trellis_keras.layers.seeds import sub_seed
 from trellis_keras.models.base import (
     BackboneModel,
     check_no_class_weight,

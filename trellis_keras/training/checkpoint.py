@@ -27,7 +27,7 @@ from trellis_keras.files import (
     reading,
     remove_unfinished,
 )
-from trellis_keras.layers.base import check_integer, check_positive, is_integer
+from trellis_keras.layers.checks import check_integer, check_positive, is_integer
 from trellis_keras.types import Logs
 
 _FORMAT = 3

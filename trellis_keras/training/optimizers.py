@@ -16,7 +16,7 @@ import keras
 from keras import ops
 
 from keras_streams.protocol import at_least_float32
-from trellis_keras.layers.base import is_integer
+from trellis_keras.layers.checks import is_integer
 from trellis_keras.types import Tensor
 
 _REPLACED_ARGUMENTS = {

@@ -15,7 +15,7 @@ import keras
 
 import trellis_keras
 from trellis_keras.data import PianoRollStream, SequenceStream, TokenStream, Vocabulary
-from trellis_keras.layers.base import default_policy
+from trellis_keras.layers.precision import default_policy
 from trellis_keras.models import BitsPerCharacter, CrossEntropy, Perplexity
 from trellis_keras.training import (
     ASGD,

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from trellis_keras.layers import base
+from trellis_keras.layers import seeds
 from trellis_keras.zoo import results, run
 from trellis_keras.zoo.datasets.registry import suggestion
 from trellis_keras.zoo.recipe import Entry, Recipe, Training
@@ -154,7 +154,7 @@ def with_defaults(
 
 def sub_seed(seed: int | None, offset: int) -> int | None:
     """Returns an independent seed for one part of a model."""
-    return base.sub_seed(seed, "zoo", offset)
+    return seeds.sub_seed(seed, "zoo", offset)
 
 
 def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:

@@ -15,7 +15,7 @@ from keras_streams.protocol import (
     shapes_match,
     step_through,
 )
-from trellis_keras.layers.base import check_integer, check_positive
+from trellis_keras.layers.checks import check_integer, check_positive
 from trellis_keras.models.losses import SquaredError, expand_to_rank
 from trellis_keras.models.normalization import LARGEST, Standardization, arrays_of
 from trellis_keras.models.sequence_models import SequenceModel

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from trellis_keras.layers.base import check_positive
+from trellis_keras.layers.checks import check_positive
 from trellis_keras.models.normalization import Standardization, arrays_of
 from trellis_keras.models.sequence_models import SequenceClassifier
 

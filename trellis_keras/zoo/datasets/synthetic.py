@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from trellis_keras.data.streams import SequenceStream
-from trellis_keras.layers.base import check_integer
+from trellis_keras.layers.checks import check_integer
 from trellis_keras.zoo.datasets.registry import SPLITS, DataDir, Dataset, register
 from trellis_keras.zoo.datasets.sources import checksum
 

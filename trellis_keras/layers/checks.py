@@ -1,0 +1,106 @@
+"""Checks of arguments."""
+
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_streams.protocol import check_shape
+from trellis_keras.types import Shape, Tensor
+
+
+def is_integer(value: Any, minimum: float = -math.inf) -> bool:
+    """Returns whether a value is an integer of Python or NumPy, and at least `minimum`."""
+    is_integral = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return is_integral and value >= minimum
+
+
+def check_integer(name: str, value: Any, minimum: float = -math.inf) -> int:
+    """Returns an argument as a Python integer (NumPy integers are not JSON serializable).
+
+    Raises:
+        ValueError: It is not an integer, or less than `minimum`.
+    """
+    if not is_integer(value, minimum):
+        wanted = "an integer" if minimum == -math.inf else f"an integer >= {minimum}"
+        wanted = "a positive integer" if minimum == 1 else wanted
+        raise ValueError(f"`{name}` must be {wanted}. Received: {name}={value!r}")
+    return int(value)
+
+
+def check_positive(**arguments: Any) -> tuple[int, ...]:
+    """Returns the arguments as Python integers.
+
+    Raises:
+        ValueError: An argument is not a positive integer.
+    """
+    return tuple(check_integer(name, value, minimum=1) for name, value in arguments.items())
+
+
+def check_tokens(tokens: Any, vocabulary_size: int) -> None:
+    """Raises ValueError unless `tokens` is an array of integers in [0, vocabulary_size).
+
+    Embedding lookups outside this range are silent on some backends.
+    """
+    tokens = np.asanyarray(tokens)
+    if not np.issubdtype(tokens.dtype, np.integer):
+        raise ValueError(
+            f"Token ids must be integers in [0, {vocabulary_size}). "
+            f"Received: an array of type {tokens.dtype}"
+        )
+    if tokens.size == 0:
+        return
+    for value in (tokens.min(), tokens.max()):
+        if not 0 <= value < vocabulary_size:
+            raise ValueError(f"Token ids must lie in [0, {vocabulary_size}). Received: {value}")
+
+
+def sequence_spec(layer: keras.Layer, input_shape: Shape) -> keras.layers.InputSpec:
+    """Returns the input spec of a layer built for sequences (batch, time, channels).
+
+    Raises:
+        ValueError: `input_shape` is not of rank 3.
+    """
+    if len(input_shape) != 3:
+        raise ValueError(
+            f"{type(layer).__name__} needs inputs (batch, time, channels). "
+            f"Received: input_shape={tuple(input_shape)}"
+        )
+    return keras.layers.InputSpec(ndim=3, axes={-1: input_shape[-1]})
+
+
+def dilation_cycle(dilation_rate: int | Sequence[int]) -> list[int]:
+    """Returns the dilations as a list, from one positive integer or a sequence of them."""
+    if isinstance(dilation_rate, (int, np.integer)):
+        dilation_rate = [dilation_rate]
+    cycle = list(dilation_rate)
+    if not cycle:
+        raise ValueError("`dilation_rate` must not be empty.")
+    return [n for d in cycle for n in check_positive(dilation_rate=d)]
+
+
+def check_condition(condition: Tensor | None, condition_size: int | None) -> None:
+    """Raises ValueError unless a call's `condition` matches `condition_size`."""
+    if condition_size is None and condition is not None:
+        raise ValueError(
+            "`condition` needs a layer with `condition_size`, the number of its channels. "
+            f"Received: condition of shape {tuple(condition.shape)}, condition_size=None"
+        )
+    if condition_size is not None and condition is None:
+        raise ValueError(
+            f"A layer with condition_size={condition_size} needs `condition`, a tensor (batch, "
+            f"{condition_size}), in its call and in `initial_cache`. Received: condition=None"
+        )
+    if condition is not None:
+        check_shape("condition", condition, (None, condition_size))
+
+
+def check_has_steps(layer: keras.Layer, inputs: Tensor) -> None:
+    """Raises ValueError for inputs (batch, 0, channels)."""
+    if inputs.shape[1] == 0:
+        raise ValueError(
+            f"{layer.name} needs at least one time step. Received: shape {tuple(inputs.shape)}"
+        )
