@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from keras_streams.files import annotate_error, atomic_write, check_output, sync_folder
 from keras_streams.xla import compile_xla
+from trellis_keras._keras_internals import all_layers
 from trellis_keras.data import Vocabulary
 from trellis_keras.files import folder_lock, open_file, read_npz, remove_unfinished
 from trellis_keras.models import LanguageModel, NeuralCache
@@ -235,7 +236,7 @@ def _fingerprint(model):
     config = json.dumps(keras.saving.serialize_keras_object(model)["config"])
     # Keras numbers the layers of this process in their names.
     config = json.loads(config, object_hook=lambda d: {k: d[k] for k in d if k != "name"})
-    policies = [layer.dtype_policy.name for layer in model._flatten_layers()]
+    policies = [layer.dtype_policy.name for layer in all_layers(model)]
     digest = hashlib.sha256(json.dumps([config, policies], sort_keys=True).encode())
     for weight in model.weights:
         digest.update(np.ascontiguousarray(ops.convert_to_numpy(weight)).tobytes())

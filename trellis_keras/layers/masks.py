@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from keras import ops
-from keras.src.backend import get_keras_mask  # traced JAX arrays have no `_keras_mask`
 
+from trellis_keras._keras_internals import get_keras_mask
 from trellis_keras.types import Tensor
 
 

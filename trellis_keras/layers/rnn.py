@@ -11,9 +11,6 @@ from typing import Any
 import keras
 from keras import ops
 
-# Not public, but `keras.layers.RNN` requests dropout masks only from cells of this class.
-from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
-
 from keras_streams.parts import RATES_LOCK, cell_step, take, without_dropout
 from keras_streams.protocol import (
     StreamingMixin,
@@ -23,6 +20,7 @@ from keras_streams.protocol import (
     check_stream,
 )
 from trellis_keras import kernels
+from trellis_keras._keras_internals import DropoutRNNCell
 from trellis_keras.kernels import recurrent_loop
 from trellis_keras.kernels.activations import tanh
 from trellis_keras.layers.checks import check_has_steps, check_positive, sequence_spec

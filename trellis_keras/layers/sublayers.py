@@ -4,6 +4,8 @@ from typing import Any
 
 import keras
 
+from trellis_keras._keras_internals import all_layers
+
 
 class SublayersMixin(keras.layers.Layer):
     """Saves which sublayers of a layer or model have `trainable=False` or were quantized by Keras.
@@ -14,7 +16,7 @@ class SublayersMixin(keras.layers.Layer):
 
     def get_build_config(self) -> dict[str, Any] | None:
         config = super().get_build_config()
-        parts = list(enumerate(self._flatten_layers()))
+        parts = list(enumerate(all_layers(self)))
         frozen = [i for i, part in parts if not part.trainable]
         quantized = {
             str(i): keras.saving.serialize_keras_object(part.quantization_config)
@@ -29,7 +31,7 @@ class SublayersMixin(keras.layers.Layer):
         config = dict(config or {})
         frozen, quantized = config.pop("frozen", ()), config.pop("quantized", {})
         super().build_from_config(config)
-        parts = list(self._flatten_layers())
+        parts = all_layers(self)
         for i in frozen:
             parts[i].trainable = False
         for i, how in quantized.items():

@@ -13,10 +13,10 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
-from keras.src.saving import saving_lib  # saves to a file in memory
 
 from keras_streams import to_stream
 from keras_streams.protocol import at_least_float32, check_built
+from trellis_keras._keras_internals import save_to_file
 from trellis_keras.files import atomic_folder
 from trellis_keras.layers.checks import check_tokens
 from trellis_keras.layers.sublayers import SublayersMixin
@@ -220,7 +220,7 @@ class BackboneModel(SublayersMixin, keras.Model):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as temporary:
             # In memory first: HDF5 can neither close nor forget a file that the disk refused.
-            saving_lib.save_model(copy, saved := io.BytesIO())
+            save_to_file(copy, saved := io.BytesIO())
             with zipfile.ZipFile(saved) as archive:
                 archive.extractall(temporary)
             if (folder / README).exists():

@@ -14,6 +14,7 @@ from keras import ops
 
 from keras_streams.exported import ExportedStream
 from keras_streams.protocol import at_least_float32, check_shape
+from trellis_keras._keras_internals import all_layers
 from trellis_keras.layers.checks import check_positive, check_tokens
 from trellis_keras.layers.heads import DenseHead, Head
 from trellis_keras.layers.regularization import Dropout, EmbeddingDropout, VariationalDropout
@@ -848,7 +849,7 @@ def _check_backbone(backbone, aux_weight):
         raise ValueError("The backbone of a language model must have return_state=False.")
     if not getattr(backbone, "return_sequences", True):
         raise ValueError("The backbone of a language model must have return_sequences=True.")
-    parts = list(backbone._flatten_layers())
+    parts = all_layers(backbone)
     inner = [part for part in parts if part is not backbone]
     if any(_reads_later_steps(part) for part in parts):
         raise ValueError(

@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_streams.exported import ExportedStream
 from keras_streams.protocol import at_least_float32
+from trellis_keras._keras_internals import all_layers, set_loss_dtype
 from trellis_keras.layers.checks import check_positive, check_tokens
 from trellis_keras.layers.masks import resolve_mask
 from trellis_keras.layers.regularization import Dropout
@@ -81,7 +82,7 @@ class SequenceModel(BackboneModel):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        parts = list(backbone._flatten_layers())
+        parts = all_layers(backbone)
         if any(getattr(part, "stateful", False) for part in parts):
             raise ValueError(
                 "Sequences are independent, so the backbone must have stateful=False. "
@@ -293,7 +294,7 @@ class SequenceModel(BackboneModel):
             **kwargs,
         )
         # Keras would cast every loss to floatx.
-        self._compile_loss._dtype = self.head.compute_dtype
+        set_loss_dtype(self, self.head.compute_dtype)
         self._has_own_loss = loss is None
 
     def _own_loss(self, loss):

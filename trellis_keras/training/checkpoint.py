@@ -20,6 +20,12 @@ import numpy as np
 from keras import ops
 
 from keras_streams.files import atomic_write
+from trellis_keras._keras_internals import (
+    all_layers,
+    mark_as_seeded,
+    seed_generators,
+    set_initial_epoch,
+)
 from trellis_keras.files import (
     check_archive,
     make_writable,
@@ -156,7 +162,7 @@ class Checkpoint(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._check_order()
         # `fit` has read it; left in place, it would shorten the next `fit`.
-        self.model._initial_epoch = None
+        set_initial_epoch(self.model, None)
         set_seeds(self.model, self.seed, epoch)
         self._epoch, self._batches_done = epoch, self._batches_before
         self._last_time = self._clock()
@@ -184,7 +190,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Logs = None) -> None:
         self._check_order()
-        self.model._initial_epoch = None
+        set_initial_epoch(self.model, None)
 
     def _save(self, epoch, logs, batch=0):
         arrays, names = _collect(self.model, epoch, with_passing=batch > 0)
@@ -244,7 +250,7 @@ class Checkpoint(keras.callbacks.Callback):
         elif path != self._written:  # otherwise `fit` continues in this process
             part = f"batch {state['batch']} of epoch {epoch + 1}" if state["batch"] else ""
             self._say(f"Resuming after {part or f'epoch {epoch}'} from {path}.")
-        self.model._initial_epoch = epochs if is_complete(state, epochs) else epoch
+        set_initial_epoch(self.model, epochs if is_complete(state, epochs) else epoch)
 
     def _check_settings(self, path, state):
         if state["seed"] != self.seed:
@@ -425,9 +431,9 @@ def set_seeds(model: keras.Model, seed: int, epoch: int) -> None:
         generator.assign(np.array([value >> 1, 0]))
     if keras.backend.backend() == "torch":
         # There Keras' Dropout draws from its generator only if the generator was given a seed.
-        for layer in model._flatten_layers():
-            for generator in layer._seed_generators:
-                generator._initial_seed = seed
+        for layer in all_layers(model):
+            for generator in seed_generators(layer):
+                mark_as_seeded(generator, seed)
 
 
 # Files

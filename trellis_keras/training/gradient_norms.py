@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from keras_streams.protocol import at_least_float32, without_carried_states
+from trellis_keras._keras_internals import direct_layers, own_trainable_variables
 from trellis_keras.models.gradients import with_gradient
 from trellis_keras.types import Logs, Tensor
 
@@ -108,9 +109,8 @@ def layer_groups(model: keras.Model) -> dict[str, list]:
 
 
 def _parts(layer):
-    while not layer._trainable_variables:
-        inner = layer._flatten_layers(include_self=False, recursive=False)
-        parts = [part for part in inner if part.trainable_variables]
+    while not own_trainable_variables(layer):
+        parts = [part for part in direct_layers(layer) if part.trainable_variables]
         if len(parts) != 1:
             return parts
         (layer,) = parts

@@ -1,0 +1,59 @@
+"""What the package uses of Keras that has no public name, each with the name that is missing.
+
+Subclasses of Keras' classes also override or read private members of theirs, which
+`tests/test_keras_internals.py` lists.
+"""
+
+import keras
+
+# Missing: `keras.get_mask(tensor)`. Traced JAX arrays have no attribute `_keras_mask`.
+from keras.src.backend import get_keras_mask
+
+# Missing: `keras.layers.DropoutRNNCell`. `keras.layers.RNN` requests dropout masks from no others.
+from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
+
+# Missing: `keras.saving.save_model` to a file in memory.
+from keras.src.saving.saving_lib import save_model as save_to_file
+
+__all__ = ["DropoutRNNCell", "get_keras_mask", "save_to_file"]
+
+
+def all_layers(layer: keras.Layer) -> list[keras.Layer]:
+    """Returns a layer and all layers within it. Missing: `keras.Layer.flatten_layers`."""
+    return list(layer._flatten_layers())
+
+
+def direct_layers(layer: keras.Layer) -> list[keras.Layer]:
+    """Returns the layers directly within a layer. Missing: `keras.Layer.layers`."""
+    return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+def own_trainable_variables(layer: keras.Layer) -> list[keras.Variable]:
+    """Returns the trainable variables of a layer without those of the layers within it.
+
+    Missing: `keras.Layer.trainable_variables` without a recursion.
+    """
+    return layer._trainable_variables
+
+
+def seed_generators(layer: keras.Layer) -> list[keras.random.SeedGenerator]:
+    """Returns a layer's seed generators. Missing: `keras.Layer.seed_generators`."""
+    return layer._seed_generators
+
+
+def mark_as_seeded(generator: keras.random.SeedGenerator, seed: int) -> None:
+    """Notes that a generator has a seed, on which PyTorch's dropout depends.
+
+    Missing: `keras.random.SeedGenerator.seed`, which can be set.
+    """
+    generator._initial_seed = seed
+
+
+def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
+    """Sets the epoch with which `fit` starts. Missing: a way for callbacks to do so."""
+    model._initial_epoch = epoch
+
+
+def set_loss_dtype(model: keras.Model, dtype: str) -> None:
+    """Sets the dtype of a compiled model's losses. Missing: an argument of `compile`."""
+    model._compile_loss._dtype = dtype
