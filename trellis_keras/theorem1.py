@@ -436,7 +436,7 @@ def to_rnn(trellis: TrellisLayer) -> list[keras.layers.Layer]:
 # The weights
 
 
-class _Weights(NamedTuple):
+class _GateWeights(NamedTuple):
     """The weights of a cell of an RNN, or of all groups of a TrellisNet."""
 
     kernel: np.ndarray  # (in, blocks, units); in a TrellisNet (tap, in, blocks, units)
@@ -457,7 +457,7 @@ def _join(weights):
         recurrent_kernel[0, group, :, group] = w.recurrent_kernel
     for w, below, group in zip(weights[1:], groups, groups[1:], strict=False):
         recurrent_kernel[1, below, :, group] = w.kernel
-    return _Weights(kernel, recurrent_kernel, np.concatenate([w.bias for w in weights], axis=1))
+    return _GateWeights(kernel, recurrent_kernel, np.concatenate([w.bias for w in weights], axis=1))
 
 
 def _split(weights, widths):
@@ -471,7 +471,7 @@ def _split(weights, widths):
     for below, group in zip(groups, groups[1:], strict=False):
         kernels.append(weights.recurrent_kernel[1, below, :, group])
     parts = [
-        _Weights(kernel, weights.recurrent_kernel[0, group, :, group], weights.bias[:, group])
+        _GateWeights(kernel, weights.recurrent_kernel[0, group, :, group], weights.bias[:, group])
         for kernel, group in zip(kernels, groups, strict=True)
     ]
     pairs = zip(weights[:2], _join(parts)[:2], strict=True)
@@ -499,12 +499,12 @@ def _cell_weights(cell, blocks):
     if cell.use_bias:
         bias = ops.convert_to_numpy(cell.bias).reshape(bias.shape)
     if not is_gru:
-        return _Weights(kernel, recurrent_kernel, bias[0])
+        return _GateWeights(kernel, recurrent_kernel, bias[0])
     # Keras has an input bias and a recurrent bias per block. They add up except in the candidate,
     # where the reset gate multiplies the recurrent part, a separate block in `GRUGates`.
     (z, r, candidate), (z_state, r_state, past) = bias
     bias = np.stack([z + z_state, r + r_state, candidate, past])
-    return _Weights(kernel, recurrent_kernel, bias)
+    return _GateWeights(kernel, recurrent_kernel, bias)
 
 
 def _set_cell_weights(layer, weights):
@@ -523,7 +523,7 @@ def _trellis_weights(layer, blocks):
         ops.convert_to_numpy,
         (layer.kernel.effective_kernel(), layer.recurrent_kernel.effective_kernel(), layer.bias),
     )
-    return _Weights(
+    return _GateWeights(
         kernel.reshape(*kernel.shape[:2], blocks, layer.units),
         recurrent_kernel.reshape(*recurrent_kernel.shape[:2], blocks, layer.units),
         bias.reshape(-1, layer.units),

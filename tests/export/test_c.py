@@ -185,7 +185,9 @@ def test_weights_in_a_file_of_their_own(tmp_path, monkeypatch):
 
 
 def test_a_difference_from_keras_is_an_error(tmp_path, monkeypatch):
-    wrong = lambda model, x: keras_steps(model, x) * 1.001  # noqa: E731
+    def wrong(model, x):
+        return keras_steps(model, x) * 1.001
+
     monkeypatch.setattr("keras_streams.c.keras_steps", wrong)
     with pytest.raises(RuntimeError, match="differs from Keras by 1.0e-03"):
         export(classifier(), tmp_path / "model.c", format="c")

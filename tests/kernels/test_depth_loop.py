@@ -32,7 +32,10 @@ def test_repeat():
 
 def run(time, depth, output_length, every=1, output_levels=(), dilations=(1,), unroll=False):
     """{level: h} of the levels with outputs, and which levels ran in loops."""
-    dilation = lambda i: dilations[(i - 1) % len(dilations)]  # noqa: E731
+
+    def dilation(i):
+        return dilations[(i - 1) % len(dilations)]
+
     plan = cone.plan_levels(
         time,
         tuple(cone.offsets(2, dilation(i)) for i in range(1, depth + 1)),
@@ -112,7 +115,9 @@ def test_x_enters_once_for_all_levels_of_a_dilation():
         calls.append((positions.tolist(), d))
         return ops.ones((1, len(positions), 1))
 
-    dilation = lambda i: (1, 2)[(i - 1) % 2]  # noqa: E731
+    def dilation(i):
+        return (1, 2)[(i - 1) % 2]
+
     injection = depth_loop.SharedInjection(plan, inject, ops.zeros((1,)), dilation, 1)
     for i in range(1, 5):
         assert injection(i).shape == (1, len(plan.positions[i]), 1)

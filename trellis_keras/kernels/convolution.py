@@ -109,7 +109,7 @@ def product(seen: Tensor, kernel: Tensor, dtype: str) -> Tensor:
     return ops.cast(y, dtype)
 
 
-class Window(NamedTuple):
+class ConvolutionGeometry(NamedTuple):
     """A convolution in units of the spacing of the positions that it reads.
 
     Attributes:
@@ -165,19 +165,19 @@ def convolve(
 
 def find_window(
     wanted: np.ndarray | None, available: np.ndarray | None, taps: int, dilation_rate: int
-) -> Window | None:
-    """Returns the `Window` of a convolution between positions, or None if there is none.
+) -> ConvolutionGeometry | None:
+    """Returns the geometry of a convolution between positions, or None if there is none.
 
     Arguments as in `convolve`.
     """
     if wanted is None or available is None:
-        return Window(-(taps - 1) * dilation_rate, 1, dilation_rate, None)
+        return ConvolutionGeometry(-(taps - 1) * dilation_rate, 1, dilation_rate, None)
     spacing = _spacing(available) or dilation_rate
     stride = _spacing(wanted) or spacing
     first = wanted[0] - (taps - 1) * dilation_rate - available[0]
     if spacing < 0 or stride < 0 or any(n % spacing for n in (stride, dilation_rate, first)):
         return None
-    window = Window(
+    window = ConvolutionGeometry(
         int(first // spacing), int(stride // spacing), int(dilation_rate // spacing), len(wanted)
     )
     # Backends have no convolution with both.
