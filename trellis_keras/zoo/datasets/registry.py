@@ -81,14 +81,14 @@ class DatasetInfo:
         loader: Function `(data_dir, **options)` that returns the `Dataset`.
         source: `Source` of its files, or `None` if it needs none.
         citation: Description and publisher.
-        licence: The terms of use.
+        license: The terms of use.
     """
 
     name: str
     loader: Callable
     source: Source | None
     citation: str
-    licence: str
+    license: str
 
     @property
     def options(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ _REGISTRY: dict[str, DatasetInfo] = {}
 DataDir = str | os.PathLike | None
 
 
-def register(citation: str, licence: str, source: Source | None = None) -> Callable:
+def register(citation: str, license: str, source: Source | None = None) -> Callable:
     """Returns a decorator that makes a loader available to `load`.
 
     The name of the function is the name of the data set, its keyword-only arguments are the
@@ -110,13 +110,13 @@ def register(citation: str, licence: str, source: Source | None = None) -> Calla
 
     Args:
         citation: String, description and publisher of the data set.
-        licence: String, the terms of use.
+        license: String, the terms of use.
         source: `Source` of its files. Defaults to `None`, no files.
     """
 
     def decorate(loader):
         name = loader.__name__
-        _REGISTRY[name] = DatasetInfo(name, loader, source, citation, licence)
+        _REGISTRY[name] = DatasetInfo(name, loader, source, citation, license)
         return loader
 
     return decorate
@@ -128,7 +128,7 @@ def list_datasets() -> list[str]:
 
 
 def info(name: str) -> DatasetInfo:
-    """Returns files, options, citation and licence of a data set.
+    """Returns files, options, citation and license of a data set.
 
     Args:
         name: One of `list_datasets()`.
@@ -138,7 +138,7 @@ def info(name: str) -> DatasetInfo:
 
     Example:
 
-    >>> info("adding").licence
+    >>> info("adding").license
     'none needed: generated from a seed'
     >>> sorted(info("adding").options)
     ['T', 'seed', 'test', 'train', 'valid']

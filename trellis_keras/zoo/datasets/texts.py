@@ -121,13 +121,13 @@ LAMBADA_PASSAGES = (4_869, 5_153)
 
 _PTB_TERMS = {
     "citation": "Penn Treebank (Marcus et al. 1993) in Mikolov's preparation (2010)",
-    "licence": "Wall Street Journal text, licensed by the LDC (Treebank-3) for research; may not "
+    "license": "Wall Street Journal text, licensed by the LDC (Treebank-3) for research; may not "
     "be passed on",
 }
-_WIKITEXT_TERMS = {"citation": "Wikipedia articles (Merity et al. 2016)", "licence": "CC BY-SA 3.0"}
+_WIKITEXT_TERMS = {"citation": "Wikipedia articles (Merity et al. 2016)", "license": "CC BY-SA 3.0"}
 _WIKIPEDIA_TERMS = {
     "citation": "the start of a dump of Wikipedia (Mahoney 2006)",
-    "licence": "CC BY-SA 3.0 and GFDL",
+    "license": "CC BY-SA 3.0 and GFDL",
 }
 
 
@@ -233,7 +233,7 @@ def enwik8(
 
 @register(
     citation="Tolstoy's novel, translated by the Maudes (Project Gutenberg), from char-rnn",
-    licence="public domain",
+    license="public domain",
     source=WAR_AND_PEACE,
 )
 def war_and_peace(
@@ -254,7 +254,7 @@ def war_and_peace(
     return _whole_text("war_and_peace", path, text.encode(), text, cut)
 
 
-@register(citation="the help texts of the Python in use", licence="PSF licence")
+@register(citation="the help texts of the Python in use", license="PSF license")
 def pydoc(
     data_dir: DataDir,
     *,
@@ -269,7 +269,7 @@ def pydoc(
     return _cut_text("pydoc", "pydoc_data.topics", [text.encode()], text, vocabulary, cut)
 
 
-@register(citation="a file of your own", licence="the terms of the file")
+@register(citation="a file of your own", license="the terms of the file")
 def text(
     data_dir: DataDir,
     *,
@@ -473,7 +473,7 @@ def _whole_words(path, description):
 
 @register(
     citation="LAMBADA: passages of novels (Paperno et al. 2016), without the novels",
-    licence="CC BY 4.0",
+    license="CC BY 4.0",
     source=LAMBADA,
 )
 def lambada(data_dir: DataDir) -> Dataset:
