@@ -28,7 +28,13 @@ from trellis_keras.layers.checks import (
     sequence_spec,
 )
 from trellis_keras.layers.masks import flip_time, last_step, resolve_mask
-from trellis_keras.layers.output_length import OutputLengthMixin
+from trellis_keras.layers.output_length import (
+    check_output_length,
+    count_outputs,
+    last_steps,
+    output_mask,
+    time_axis,
+)
 from trellis_keras.layers.regularization import ConvolutionKernel, Dropout, VariationalDropout
 from trellis_keras.layers.seeds import seeded, sub_seed
 from trellis_keras.layers.sublayers import SublayersMixin
@@ -581,12 +587,7 @@ def depth_for(receptive_field: int, kernel_size: int) -> int:
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class TCN(
-    SublayersMixin,
-    OutputLengthMixin,
-    StreamingMixin,
-    keras.layers.Layer,
-):
+class TCN(SublayersMixin, StreamingMixin, keras.layers.Layer):
     """Temporal convolutional network: a stack of `TCNBlock`s (Bai et al. 2018, section 3).
 
     By default block i = 1..n has dilation 2^(i-1), so an output depends on
@@ -719,7 +720,10 @@ class TCN(
                 "`return_sequences=True` and take the step in the middle, `y[:, time // 2]`, or "
                 "an average over time. Received: padding='same', return_sequences=False"
             )
-        self._init_output_length(return_sequences, output_length, go_backwards)
+        check_output_length(output_length, return_sequences, go_backwards)
+        self.return_sequences = return_sequences
+        self.output_length = output_length
+        self.go_backwards = go_backwards
         self.filters = filters
         (self.kernel_size,) = check_positive(kernel_size=kernel_size)
         self.depth = depth
@@ -796,11 +800,10 @@ class TCN(
                 "Received: `initial_state` in the call"
             )
         check_has_steps(self, inputs)
-        self._check_time(inputs.shape[1], output_length)
+        steps = count_outputs(self, inputs.shape[1], output_length)
         mask = resolve_mask(inputs, mask)
         if self.go_backwards:
             inputs, mask = flip_time(inputs, mask)
-        steps = self._output_steps(output_length)
         if mask is not None and not self.return_sequences:
             steps = None  # The last valid step of a row can be anywhere.
         # Batch statistics need all steps.
@@ -824,7 +827,7 @@ class TCN(
     def _output(self, x, branches, steps=None):
         """The last block's output or the sum of the branches, at the last steps."""
         outputs = branches if self.skip_connections else [x]
-        return sum(self._last_steps(y, steps) for y in outputs)
+        return sum(last_steps(y, steps) for y in outputs)
 
     # Streaming
 
@@ -890,11 +893,11 @@ class TCN(
     # Keras
 
     def compute_mask(self, inputs: Tensor, mask: Tensor | None = None) -> Any:
-        return self._output_mask(mask)
+        return output_mask(self, mask)
 
     def compute_output_shape(self, input_shape: Shape, output_length: int | None = None) -> Any:
-        time_axis = self._time_axis(input_shape[1], output_length)
-        return (input_shape[0], *time_axis, self.blocks[-1].filters)
+        time = time_axis(self, input_shape[1], output_length)
+        return (input_shape[0], *time, self.blocks[-1].filters)
 
     def compute_output_spec(
         self,
@@ -905,7 +908,6 @@ class TCN(
         condition: Tensor | None = None,
         initial_state: None = None,
     ) -> keras.KerasTensor:
-        self._check_time(inputs.shape[1], output_length)
         shape = self.compute_output_shape(inputs.shape, output_length)
         return keras.KerasTensor(shape, self.compute_dtype)
 

@@ -35,7 +35,13 @@ from trellis_keras.layers.checks import (
     sequence_spec,
 )
 from trellis_keras.layers.masks import flip_time, last_step, resolve_mask
-from trellis_keras.layers.output_length import OutputLengthMixin
+from trellis_keras.layers.output_length import (
+    check_output_length,
+    count_outputs,
+    last_steps,
+    output_mask,
+    time_axis,
+)
 from trellis_keras.layers.regularization import ConvolutionKernel, VariationalDropout
 from trellis_keras.layers.seeds import seeded, sub_seed
 from trellis_keras.layers.stateful import StatefulMixin
@@ -230,13 +236,7 @@ class _Weights(NamedTuple):
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class TrellisLayer(
-    SublayersMixin,
-    OutputLengthMixin,
-    StatefulMixin,
-    StreamingMixin,
-    keras.layers.Layer,
-):
+class TrellisLayer(SublayersMixin, StatefulMixin, StreamingMixin, keras.layers.Layer):
     """Weight-tied, input-injected temporal convolution (Bai et al. 2019, Eqs. 1, 2 and 12).
 
     With k taps, d the dilation of level i, m a dropout mask and f the gated activation, every level
@@ -391,7 +391,7 @@ class TrellisLayer(
         if unroll not in (None, True, False):
             raise ValueError(f"`unroll` must be None, True or False. Received: unroll={unroll!r}")
         _check_groups(units, depth, groups, kernel_structure, group_starts)
-        self._init_output_length(return_sequences, output_length, go_backwards)
+        check_output_length(output_length, return_sequences, go_backwards)
         self.units = units
         self.depth = depth
         self.output_units = output_units
@@ -407,6 +407,9 @@ class TrellisLayer(
         self.weight_dropout = weight_dropout
         self.aux_every = aux_every
         self.aux_from = aux_from
+        self.return_sequences = return_sequences
+        self.output_length = output_length
+        self.go_backwards = go_backwards
         self.return_state = return_state
         self.return_aux = return_aux
         if return_aux and not self.aux_levels:
@@ -537,7 +540,7 @@ class TrellisLayer(
         check_has_steps(self, inputs)
         training = bool(training)
         mask = resolve_mask(inputs, mask)
-        self._check_time(inputs.shape[1], output_length)
+        steps = count_outputs(self, inputs.shape[1], output_length)
         if self.go_backwards:
             inputs, mask = flip_time(inputs, mask)
         x = ops.cast(inputs, self.compute_dtype)
@@ -546,7 +549,6 @@ class TrellisLayer(
             mask = ops.cast(mask, "bool")
             x = ops.where(mask[..., None], x, ops.zeros_like(x))
         needs_states = self.return_state or self.stateful
-        steps = self._output_steps(output_length)
         # The last valid step of a masked row may lie anywhere.
         any_step = mask is not None and (needs_states or not self.return_sequences)
 
@@ -739,7 +741,7 @@ class TrellisLayer(
         """Returns y, auxiliary outputs and states as `call` does."""
 
         def finish(h):
-            h = self._last_steps(h, steps) if self.return_sequences else h
+            h = last_steps(h, steps) if self.return_sequences else h
             return ops.cast(h[..., -self.output_units :], self.compute_dtype)
 
         result = [finish(outputs[self.depth])]
@@ -1042,12 +1044,12 @@ class TrellisLayer(
 
     def compute_mask(self, inputs: Tensor, mask: Tensor | None = None) -> Any:
         """Returns a mask for y, the only output with a time axis, and None for other outputs."""
-        mask = self._output_mask(mask)
+        mask = output_mask(self, mask)
         others = self.return_aux + self.return_state * len(self.cell.state_size)
         return (mask, *[None] * others) if others else mask
 
     def compute_output_shape(self, input_shape: Shape, output_length: int | None = None) -> Any:
-        batch, steps = input_shape[0], self._time_axis(input_shape[1], output_length)
+        batch, steps = input_shape[0], time_axis(self, input_shape[1], output_length)
         shapes = [(batch, *steps, self.output_units)]
         if self.return_aux:
             shapes.append((batch, len(self.aux_levels), *steps, self.output_units))
@@ -1064,7 +1066,6 @@ class TrellisLayer(
         output_length: int | None = None,
         condition: Tensor | None = None,
     ) -> Any:
-        self._check_time(inputs.shape[1], output_length)
         shapes = self.compute_output_shape(inputs.shape, output_length)
         if not isinstance(shapes[0], tuple):
             return keras.KerasTensor(shapes, self.compute_dtype)
