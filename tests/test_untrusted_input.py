@@ -200,7 +200,7 @@ _READERS = {
     "i.txt.gz": files.read_file,
     "j.txt": lambda path: list(files.read_blocks(path, "text")),
     "k.json": Vocabulary.load,
-    "l.bin": zoo.pretrained.checksum,
+    "l.bin": files.file_checksum,
     "history.csv": read_history,
     "recipe.json": lambda path: zoo.read_recipe(path.parent),
 }

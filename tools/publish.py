@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 from keras_streams.files import atomic_write
 from tools import cards
 from tools.description import Description
-from trellis_keras.files import check_no_links, folder_lock
+from trellis_keras.files import check_no_links, file_checksum, folder_lock
 from trellis_keras.training.history import read_history
 from trellis_keras.zoo import datasets, environment, pretrained, read_recipe
 from trellis_keras.zoo import run as runs
@@ -354,7 +354,7 @@ def _save_weights(run, results, data_dir, path):
     if path.stat().st_size > cards.LARGEST_WEIGHTS:
         path.unlink()
         return {}
-    described = {"weights_sha256": pretrained.checksum(path), "weights_dtype": dtype}
+    described = {"weights_sha256": file_checksum(path), "weights_dtype": dtype}
     return described | ({"vocabulary": vocabulary.get_config()} if recipe.reads_text else {})
 
 

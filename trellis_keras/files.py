@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import gzip
+import hashlib
 import io
 import json
 import math
@@ -401,6 +402,20 @@ def read_blocks(path: Path, description: str) -> Iterator[bytes]:
         content = gzip.open(file) if path.suffix == ".gz" else file
         while block := content.read(_BLOCK):
             yield block
+
+
+def checksum(contents: Iterable[Any]) -> str:
+    """Returns the hexadecimal SHA-256 of bytes or contiguous arrays, one after the other."""
+    digest = hashlib.sha256()
+    for content in contents:
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def file_checksum(path: str | os.PathLike) -> str:
+    """Returns the `checksum` of a file as it is stored."""
+    with reading(path), open_file(path) as file:
+        return checksum(iter(lambda: file.read(_BLOCK), b""))
 
 
 def check_gzip(path: Path) -> None:

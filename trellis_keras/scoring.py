@@ -4,6 +4,7 @@ import codecs
 import csv
 import hashlib
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -21,7 +22,7 @@ from keras_streams.files import annotate_error, atomic_write, check_output, sync
 from keras_streams.xla import compile_xla
 from trellis_keras._keras_internals import all_layers
 from trellis_keras.data import Vocabulary
-from trellis_keras.files import folder_lock, open_file, read_npz, remove_unfinished
+from trellis_keras.files import checksum, folder_lock, open_file, read_npz, remove_unfinished
 from trellis_keras.models import LanguageModel, NeuralCache
 from trellis_keras.models.generation import cached_function
 
@@ -232,15 +233,14 @@ def _fingerprint(model):
     """SHA-256 of the model's configuration, vocabulary, dtype policies and weights."""
     if isinstance(model, NeuralCache):
         parts = [_fingerprint(model.model), model.size, model.theta, model.mix]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return checksum([json.dumps(parts).encode()])
     config = json.dumps(keras.saving.serialize_keras_object(model)["config"])
     # Keras numbers the layers of this process in their names.
     config = json.loads(config, object_hook=lambda d: {k: d[k] for k in d if k != "name"})
     policies = [layer.dtype_policy.name for layer in all_layers(model)]
-    digest = hashlib.sha256(json.dumps([config, policies], sort_keys=True).encode())
-    for weight in model.weights:
-        digest.update(np.ascontiguousarray(ops.convert_to_numpy(weight)).tobytes())
-    return digest.hexdigest()
+    settings = json.dumps([config, policies], sort_keys=True).encode()
+    weights = (np.ascontiguousarray(ops.convert_to_numpy(weight)) for weight in model.weights)
+    return checksum(itertools.chain([settings], (weight.tobytes() for weight in weights)))
 
 
 # The job: windows of lines, and the progress on the disk

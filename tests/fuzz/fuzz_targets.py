@@ -30,6 +30,7 @@ from tests.support.processes import ROOT
 from tests.support.small_runs import tiny_run
 from trellis_keras import layers, scoring, training, zoo
 from trellis_keras.data import Vocabulary
+from trellis_keras.files import file_checksum
 from trellis_keras.models import LanguageModel
 from trellis_keras.models.saved_files import load_model
 from trellis_keras.terminal import printable
@@ -309,7 +310,7 @@ def results(folder):
     weights.write_bytes(b"no weights")
     document = {
         "recipe": zoo.recipe("tcn_adding", T=200, seed=3).to_dict(),
-        "weights_sha256": zoo.pretrained.checksum(weights),
+        "weights_sha256": file_checksum(weights),
     }
     path = folder / "some_model" / RESULTS
     with mock.patch.dict(os.environ, {"TRELLIS_KERAS_ZOO": str(folder)}):

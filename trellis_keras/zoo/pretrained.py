@@ -1,6 +1,5 @@
 """Weights for the zoo's models, from a file or a published run."""
 
-import hashlib
 import os
 import pathlib
 import warnings
@@ -9,7 +8,7 @@ from typing import Any
 import keras
 
 from trellis_keras.data import Vocabulary
-from trellis_keras.files import open_file, reading
+from trellis_keras.files import file_checksum
 from trellis_keras.models.saved_files import check_file
 from trellis_keras.zoo import results
 
@@ -74,12 +73,6 @@ def load_weights(model: keras.Model, name: str, path: pathlib.Path) -> keras.Mod
     return model
 
 
-def checksum(path: str | os.PathLike) -> str:
-    """Returns a file's SHA-256, as hexadecimal digits."""
-    with reading(path), open_file(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def differences(recipe: Any, trained: dict[str, Any]) -> dict[str, tuple]:
     """Returns {argument: (trained with, requested)} for arguments that affect the outputs.
 
@@ -127,9 +120,9 @@ def _pretrained(recipe):
         )
     path = run.folder / results.WEIGHTS
     expected = run.results.get("weights_sha256")
-    if checksum(path) != expected:
+    if file_checksum(path) != expected:
         raise ValueError(
-            f"{path} is not the published file: its checksum is {checksum(path)}, not "
+            f"{path} is not the published file: its checksum is {file_checksum(path)}, not "
             f"{expected}. Reinstall the package, or check out the file again."
         )
     return run

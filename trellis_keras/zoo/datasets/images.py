@@ -7,16 +7,15 @@ arrays. Pixels are normalized as in the code of the TrellisNet and TCN authors.
 
 import contextlib
 import dataclasses
-import hashlib
 import io
 import math
 
 import numpy as np
 
 from trellis_keras.data.streams import SequenceStream
-from trellis_keras.files import read_file, read_npz
+from trellis_keras.files import checksum, read_file, read_npz
 from trellis_keras.zoo.datasets.registry import SPLITS, DataDir, Dataset, register
-from trellis_keras.zoo.datasets.sources import Source, checksum, read_tfds
+from trellis_keras.zoo.datasets.sources import Source, read_tfds
 
 CLASSES = 10
 MNIST = Source(
@@ -211,7 +210,7 @@ def _pixel_dataset(name, images):
 def _content_order(images, labels):
     pairs = zip(images, labels.tolist(), strict=True)
     return np.argsort(
-        [hashlib.sha256(image.tobytes() + bytes([label])).hexdigest() for image, label in pairs],
+        [checksum([image.tobytes(), bytes([label])]) for image, label in pairs],
         kind="stable",
     )
 

@@ -3,9 +3,9 @@
 import io
 
 from trellis_keras.data.streams import PianoRollStream
-from trellis_keras.files import read_file
+from trellis_keras.files import checksum, read_file
 from trellis_keras.zoo.datasets.registry import SPLITS, DataDir, Dataset, register
-from trellis_keras.zoo.datasets.sources import Download, Source, checksum
+from trellis_keras.zoo.datasets.sources import Download, Source
 
 # SHA-256 of the .mat files published with the code of the TCN paper.
 CHECKSUMS = {

@@ -10,14 +10,13 @@ whatever the server sent.
 
 import contextlib
 import dataclasses
-import hashlib
 import os
 import re
 import shutil
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from trellis_keras.files import (
     BYTE_ORDER_MARK,
     MAX_UNPACKED,
     existing,
+    file_checksum,
     open_archive,
     remove_unfinished,
 )
@@ -250,14 +250,6 @@ def plain_lines(text: str) -> str:
     return re.sub(r"[ \t]*(\r\n|\r|\n)", "\n", text.removeprefix(BYTE_ORDER_MARK)).strip()
 
 
-def checksum(contents: Iterable[Any]) -> str:
-    """Returns the hexadecimal SHA-256 of bytes or contiguous arrays, one after the other."""
-    digest = hashlib.sha256()
-    for content in contents:
-        digest.update(content)
-    return digest.hexdigest()
-
-
 def check_count(path: Any, noun: str, expected: int, found: int, hint: str = "") -> None:
     """Raises ValueError if a file does not have the published size."""
     if found != expected:
@@ -266,7 +258,6 @@ def check_count(path: Any, noun: str, expected: int, found: int, hint: str = "")
 
 
 def _verify(path, expected):
-    with open(path, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = file_checksum(path)
     if found != expected:
         raise ValueError(f"expected sha256 {expected}, found {found}")

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from trellis_keras.data.streams import SequenceStream
+from trellis_keras.files import checksum
 from trellis_keras.layers.checks import check_integer
 from trellis_keras.zoo.datasets.registry import SPLITS, DataDir, Dataset, register
-from trellis_keras.zoo.datasets.sources import checksum
 
 COPIED = 10
 DELIMITER = 9

@@ -15,14 +15,13 @@ from keras_streams.files import atomic_write
 from trellis_keras.data.streams import SequenceStream, TokenStream
 from trellis_keras.data.text import Cut, Shares
 from trellis_keras.data.vocabulary import EOS, Vocabulary, check_unit
-from trellis_keras.files import BYTE_ORDER_MARK, decode, own_file, read_blocks, read_file
+from trellis_keras.files import BYTE_ORDER_MARK, checksum, decode, own_file, read_blocks, read_file
 from trellis_keras.zoo.datasets.registry import SPLITS, DataDir, Dataset, register
 from trellis_keras.zoo.datasets.sources import (
     Download,
     Source,
     cache_folder,
     check_count,
-    checksum,
     locked,
     plain_lines,
     read_tfds,

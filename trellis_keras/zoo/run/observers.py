@@ -1,6 +1,5 @@
 """Logs of a run for TensorBoard. They do not affect training."""
 
-import hashlib
 import os
 import pathlib
 import sys
@@ -8,6 +7,7 @@ from typing import Any
 
 import keras
 
+from trellis_keras.files import checksum
 from trellis_keras.training.gradient_norms import GradientNorms
 from trellis_keras.training.tensorboard import TextSamples, write_graph, write_hparams
 from trellis_keras.zoo.run.folder import TENSORBOARD, flat, without_paths
@@ -95,7 +95,7 @@ def write_settings(recipe: Any, folder: pathlib.Path) -> None:
     """Writes the recipe of a new run as TensorBoard's hyper-parameters, with TensorFlow."""
     if _has_tensorflow():
         settings, _ = without_paths(recipe.to_dict())
-        digest = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()
+        digest = checksum([os.fsencode(folder.resolve())])
         write_hparams(flat(settings), f"{folder.name} {digest[:8]}", folder / TENSORBOARD)
 
 
