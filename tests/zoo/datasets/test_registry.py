@@ -9,7 +9,7 @@ from trellis_keras.zoo.datasets.sources import Source
 NAMES = {
     *("ptb", "char_ptb", "wt2", "wt103", "text8", "enwik8", "war_and_peace", "lambada", "pydoc"),
     *("text", "seq_mnist", "permuted_mnist", "seq_cifar10", "jsb", "nottingham"),
-    *("adding", "copy_memory", "series", "labelled_series", "whole_series"),
+    *("adding", "copy_memory"),
 }
 
 
