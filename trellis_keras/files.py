@@ -192,6 +192,7 @@ def folder_lock(folder: str | os.PathLike) -> Iterator[None]:
 
     Example:
 
+    >>> from keras_streams.files import atomic_write
     >>> with folder_lock("."), atomic_write("notes.txt") as temporary:
     ...     _ = temporary.write_text("no other process writes here")
     """
