@@ -1,7 +1,15 @@
 """The papers' data sets by name: `load("ptb")`, `load("adding", T=600)`, ..."""
 
 from trellis_keras.zoo.datasets.images import pixel_permutation, pixel_sequences, shift_images
-from trellis_keras.zoo.datasets.registry import Dataset, DatasetInfo, info, list_datasets, load
+from trellis_keras.zoo.datasets.registry import (
+    Dataset,
+    DatasetInfo,
+    info,
+    list_datasets,
+    load,
+    register,
+)
+from trellis_keras.zoo.datasets.sources import checksum
 from trellis_keras.zoo.datasets.synthetic import adding_examples, copy_memory_examples
 from trellis_keras.zoo.datasets.texts import last_word_examples
 
@@ -12,6 +20,7 @@ __all__ = [
     "Dataset",
     "DatasetInfo",
     "adding_examples",
+    "checksum",
     "copy_memory_examples",
     "info",
     "last_word_examples",
@@ -19,5 +28,6 @@ __all__ = [
     "load",
     "pixel_permutation",
     "pixel_sequences",
+    "register",
     "shift_images",
 ]
