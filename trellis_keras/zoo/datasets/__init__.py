@@ -9,7 +9,6 @@ from trellis_keras.zoo.datasets.registry import (
     load,
     register,
 )
-from trellis_keras.zoo.datasets.sources import checksum
 from trellis_keras.zoo.datasets.synthetic import adding_examples, copy_memory_examples
 from trellis_keras.zoo.datasets.texts import last_word_examples
 
@@ -20,7 +19,6 @@ __all__ = [
     "Dataset",
     "DatasetInfo",
     "adding_examples",
-    "checksum",
     "copy_memory_examples",
     "info",
     "last_word_examples",
