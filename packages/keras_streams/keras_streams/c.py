@@ -357,6 +357,7 @@ def _real_type(stream):
             f"Received: {', '.join(quantized)}, quantized"
         )
     dtypes = {layer.compute_dtype for layer in layers} | {w.dtype for w in model.weights}
+    dtypes = dtypes or {model.compute_dtype}  # a graph of operations alone
     if len(dtypes) > 1 or not dtypes <= set(_REAL):
         raise ValueError(
             "C supports float and double. Build the model with dtype='float32' or 'float64' for "

@@ -907,13 +907,13 @@ class Printer:
         kind, array = self.arrays[name]
         if self.in_file and kind == self.real:
             return f"#define {name} (s->weights + {self.places[name]})"
-        if array.dtype.kind == "f":
-            numbers = array.astype("U")
-            f = "f" if kind == "float" else ""
-            numbers = [self.literal(array[i]) if not np.isfinite(array[i]) else f"{n}{f}"
-                       for i, n in enumerate(numbers)]  # fmt: skip
-        else:
+        if array.dtype.kind != "f":
             numbers = [str(int(n)) for n in array]
+        elif np.all(np.isfinite(array)):
+            f = "f" if kind == "float" else ""
+            numbers = [n + f for n in array.astype("U").tolist()]
+        else:
+            numbers = [self.literal(n) for n in array]
         rows = [", ".join(numbers[i : i + 8]) for i in range(0, len(numbers), 8)]
         text = ",\n    ".join(rows)
         return f"static const {kind} {name}[{len(numbers)}] = {{\n    {text}\n}};"

@@ -24,6 +24,7 @@ def optimize(program: Program, contiguous: bool = False) -> list[Group]:
     remove_dead(program)
     find_integers(program)
     find_rings(program)
+    add_negatives(program)
     remove_dead(program)
     merge_sums(program)
     remove_dead(program)
@@ -145,8 +146,10 @@ def find_rings(program: Program) -> None:
 
 def _parts(state: Buffer, after: np.ndarray) -> list[tuple[int, int, int]]:
     """Cuts a state into (start, stop, rows), with 0 rows for what is not a ring."""
-    shift = after.astype("int64") - state.cells.reshape(-1)
     n = state.size
+    inside = (after >= state.base) & (after < state.base + n)
+    # The numbers after a state may be what it stores: they shift by a row too.
+    shift = np.where(inside, after.astype("int64") - state.cells.reshape(-1), -1)
     if n == 0:
         return []
     ends = np.flatnonzero(np.diff(shift)) + 1
@@ -167,6 +170,17 @@ def _copy(program, cells, like):
     dtype = program.owner(int(cells.flat[0])).dtype
     buffer = program.buffer("work", cells.shape, dtype, scope=like.scope)
     return Op("copy", "", buffer, [cells.reshape(-1)], scope=like.scope, guard=like.guard)
+
+
+def add_negatives(program: Program) -> None:
+    """Makes sums of differences a - (-b), as which `to_stream` computes sums."""
+    writers = {op.buffer: op for op in program.ops if op.name == "Negative"}
+    for op in program.ops:
+        negative = writers.get(program.owner(int(op.args[-1].flat[0])))
+        if op.name == "Subtract" and negative is not None:
+            at = op.args[1] - negative.buffer.base
+            if np.all((at >= 0) & (at < negative.size)):
+                op.name, op.args[1] = "Add", negative.args[0][at]
 
 
 def merge_sums(program: Program) -> None:
