@@ -56,7 +56,6 @@ setup(
         "keras-nlp>=0.18",
         "tensorboard>=2.18",
         "numpy>=1.26",
-        "pyarrow>=20",  # reads CSV files; older ones crash on very long lines
         "scipy>=1.11",  # reads the .mat files of the music
         "pillow>=10",  # reads the PNG files of CIFAR-10
         "typer>=0.12",
