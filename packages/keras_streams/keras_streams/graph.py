@@ -185,6 +185,8 @@ def _traced(call):
     layer = call.operation
     if call.is_of_keras or not isinstance(layer, keras.Layer) or has_protocol(layer):
         return None
+    if hasattr(layer, "nb_filters"):  # of keras-tcn, which `refusal` knows
+        return None
     layers = [layer, *layer._flatten_layers()]
     dtypes = {each.compute_dtype for each in layers} | {each.variable_dtype for each in layers}
     if (

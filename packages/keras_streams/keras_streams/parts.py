@@ -700,7 +700,10 @@ class CausalAttention(Part):
         kept = count - context + ops.cast(ops.arange(context + steps), count.dtype)
         distance = at[:, :, None] - kept[:, None, :]
         mask = (distance >= 0) & (distance < context) & (kept >= 0)[:, None, :]
-        y, _ = layer._compute_attention(layer._query_dense(x), keys, values, mask)
+        queries = layer._query_dense(x) * layer._inverse_sqrt_key_dim
+        scores = ops.einsum("bthd,bshd->bhts", queries, keys)
+        scores = ops.where(mask[:, None], scores, ops.convert_to_tensor(-math.inf, scores.dtype))
+        y = ops.einsum("bhts,bshd->bthd", ops.softmax(scores), values)
         if layer._use_gate:
             y = y * layer._gate_dense(x)
         y = layer._output_dense(y)

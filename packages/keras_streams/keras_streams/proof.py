@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_streams.graph import Call
-from keras_streams.parts import Part, Pointwise, run_part
+from keras_streams.parts import Part, Pointwise, Protocol, Recurrent, run_part
 from keras_streams.protocol import without_carried_states
 from keras_streams.xla import compile_xla
 
@@ -18,6 +18,8 @@ _TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 0.05, "bfloat16": 0.
 # Fewest steps of a proof, if the model takes any number, and the largest reach that it covers.
 _STEPS = 256
 _LONGEST_REACH = 1024
+# Number of steps of all parts together, besides delays: each is compared over more.
+_FEW_STEPS = 32
 # Number of lengths that are tried to find one with the padding of a stream.
 _LENGTHS = 256
 
@@ -206,7 +208,7 @@ def _pairs(stream, xs, steps):
             return [x[:, : signal.count(begin, step)] for x, signal in pairs]
 
         state = part.initial_state(rows) if part.keeps else None
-        found, _ = run_part(part, until(end), state, begin, end)
+        found, _ = _fast(part, run_part, part, until(end), state, begin, end)
         values.update(zip(planned.outputs, found, strict=True))
         if not part.signal.has_time:  # each sample is a call of the operation
             pairs += [
@@ -216,7 +218,8 @@ def _pairs(stream, xs, steps):
         elif stream.options.window:
             pairs += _of_windows(stream, planned, inputs, found, steps)
         else:
-            for n, y, wanted in zip(planned.outputs, found, call(inputs), strict=True):
+            wholes = _fast(part, call, inputs)
+            for n, y, wanted in zip(planned.outputs, found, wholes, strict=True):
                 signal = plan.signals[n]
                 if signal.has_time:
                     values[n] = wanted
@@ -232,6 +235,13 @@ def _pairs(stream, xs, steps):
             pairs += _each_step_alone(stream, planned, [x[:, :length] for x in inputs])
         pairs += _one_step(planned, until, found, state, begin, end)
     return [*pairs, *_of_outputs(stream, values, xs, steps)]
+
+
+def _fast(part, function, *arguments):
+    """Calls a function, on TensorFlow as a graph if the part has loops."""
+    if keras.backend.backend() == "tensorflow" and isinstance(part, (Recurrent, Protocol)):
+        return compile_xla(lambda: function(*arguments), [], any_shape=True)()
+    return function(*arguments)
 
 
 def _of_windows(stream, planned, inputs, found, steps):
@@ -256,7 +266,8 @@ def _at_ends(call, inputs, part, n, found):
         return found, found
     ends = sorted({0, count // 2, count - 1})
     block = part.signal.block
-    wanted = [call([x[:, : block * (end + 1)] for x in inputs])[index] for end in ends]
+    shorter = [[x[:, : block * (end + 1)] for x in inputs] for end in ends]
+    wanted = [_fast(part, call, xs)[index] for xs in shorter]
     return ops.take(found, ends, axis=1), ops.stack(wanted, axis=1)
 
 
@@ -268,7 +279,7 @@ def _one_step(planned, until, found, state, begin, end):
         return
     step = part.outputs[0].offset + last * part.outputs[0].pause
     before, upto = until(step), until(step + 1)
-    _, state = run_part(part, before, state, begin, step)
+    _, state = _fast(part, run_part, part, before, state, begin, step)
     xs = [
         b[:, a.shape[1] :] if a.shape[1] < b.shape[1] else ops.zeros_like(_block(part, b))
         for a, b in zip(before, upto, strict=True)
@@ -323,14 +334,17 @@ def _alone(stream, call, part, xs):
 
 
 def _of_outputs(stream, values, xs, steps):
-    """Yields the pairs of the model's outputs: of the stream, the model, and its layers."""
-    pack = keras.tree.pack_sequence_as
-    numbers = keras.tree.flatten(stream.graph.outputs)
-    window = stream.options.window
+    """Yields the pairs of the model's outputs, of the stream and of the model."""
+    pack, plan, window = keras.tree.pack_sequence_as, stream.plan, stream.options.window
+    if stream.length is None:  # fewer steps, with the same padding
+        spare = xs[0].shape[1] - plan.last_offset - 2 * plan.cycle - _FEW_STEPS
+        length = xs[0].shape[1] - max(spare // plan.cycle, 0) * plan.cycle
+        xs, steps = [x[:, :length] for x in xs], min(steps, length)
     ys, _ = stream.prefill(pack(stream.inputs, [x[:, :steps] for x in xs]))
     whole = None if window else keras.tree.flatten(stream.model(pack(stream.inputs, xs)))
+    numbers = keras.tree.flatten(stream.graph.outputs)
     for i, (n, y) in enumerate(zip(numbers, keras.tree.flatten(ys), strict=True)):
-        signal = stream.plan.signals[n]
+        signal = plan.signals[n]
         due = [t for t in range(steps) if signal.is_due(t)]
         if window:
             for t in sorted({due[0], due[-1]}):
@@ -338,15 +352,13 @@ def _of_outputs(stream, values, xs, steps):
                 wanted = keras.tree.flatten(stream.model(pack(stream.inputs, x)))[i]
                 yield _Pair(None, None, None, signal.dtype, y[:, t], wanted)
             continue
-        if signal.has_time:
-            yield _Pair(None, None, None, signal.dtype, values[n], whole[i])
-        first = signal.before(0) * signal.block
         y = ops.take(y, due, axis=1)
         if signal.block > 1:
             y = ops.reshape(y, (-1, len(due) * signal.block, *signal.shape))
-        expected = values[n][:, first : first + len(due) * signal.block]
-        count = expected.shape[1]
-        yield _Pair(None, None, None, signal.dtype, y[:, :count], expected)
+        first = signal.before(0) * signal.block
+        expected = (whole[i] if signal.has_time else values[n])[:, first:]
+        count = min(y.shape[1], expected.shape[1])
+        yield _Pair(None, None, None, signal.dtype, y[:, :count], expected[:, :count])
 
 
 def _to_numpy(tensor):
