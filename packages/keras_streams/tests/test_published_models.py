@@ -6,6 +6,8 @@ import pytest
 from keras import layers, ops
 
 from keras_streams import to_stream
+from keras_streams.c import proven_source
+from keras_streams.compiled import find_compiler
 
 pytestmark = pytest.mark.both_backends(slow=True)
 
@@ -516,3 +518,11 @@ def test_it_streams(name):
         y, cache = stream.step(x, cache)
         for a, b in zip(keras.tree.flatten(y), keras.tree.flatten(whole), strict=True):
             np.testing.assert_allclose(a, b[:, t], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C compiler")
+@pytest.mark.parametrize("name", MODELS)
+def test_its_step_is_c(name):
+    source, _, _ = proven_source(stream_of(name), "model")  # raises where it differs from Keras
+    assert source.outputs > 0
