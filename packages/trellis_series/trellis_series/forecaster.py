@@ -20,7 +20,7 @@ from trellis_keras.models.losses import SquaredError, expand_to_rank
 from trellis_keras.models.normalization import LARGEST, Standardization, arrays_of
 from trellis_keras.models.sequence_models import SequenceModel
 from trellis_keras.types import Cache, Shape, Tensor
-from trellis_series.linear_map import LinearMap, fit_map
+from trellis_series.linear_map import LinearMap, fill_missing, fit_map
 from trellis_series.quantiles import (
     Coverage,
     ForecastMetric,
@@ -307,7 +307,7 @@ class Forecaster(SequenceModel):
         x, y = (
             np.concatenate([part[::every] for part in side]) for side in zip(*parts, strict=True)
         )
-        x = ops.convert_to_numpy(self._linear_inputs(x))
+        x = ops.convert_to_numpy(fill_missing(self._linear_inputs(x)))
         return x.astype("float64"), ops.convert_to_numpy(self.target_normalization.standardize(y))
 
     def _scale(self, x):

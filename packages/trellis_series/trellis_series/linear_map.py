@@ -54,15 +54,9 @@ class LinearMap(StreamingMixin, keras.layers.Layer):
         return self.outputs(self.last_steps(inputs))
 
     def last_steps(self, inputs: Tensor) -> Tensor:
-        """Returns the last steps (batch, window, channels), with missing values filled.
-
-        A missing value is replaced by the last known one, or before that by the first known one.
-        """
+        """Returns the last steps (batch, window, channels), with missing values filled."""
         before = self.initial_cache(ops.shape(inputs)[0])
-        first = ops.flip(_last_known(ops.flip(inputs, axis=1)), axis=1)
-        known = _last_known(inputs)
-        known = _zero_missing(ops.where(ops.isnan(known), first, known))
-        return ops.concatenate([before, known], axis=1)[:, -self.window :]
+        return ops.concatenate([before, fill_missing(inputs)], axis=1)[:, -self.window :]
 
     def compute_output_shape(self, input_shape: Shape) -> tuple[Shape, Shape]:
         return (input_shape[0], self.horizon, self.targets), (input_shape[0], 1, self.targets)
@@ -103,8 +97,16 @@ def _last_known(x):
     return x
 
 
-def _zero_missing(x):
-    return ops.where(ops.isnan(x), ops.zeros_like(x), x)
+def fill_missing(x: Tensor) -> Tensor:
+    """Returns steps (batch, time, channels) with missing values filled.
+
+    A missing value is replaced by the last known one, or before that by the first known one, and
+    in a channel without any by 0.
+    """
+    first = ops.flip(_last_known(ops.flip(x, axis=1)), axis=1)
+    known = _last_known(x)
+    known = ops.where(ops.isnan(known), first, known)
+    return ops.where(ops.isnan(known), ops.zeros_like(known), known)
 
 
 def fit_map(
@@ -117,19 +119,14 @@ def fit_map(
 
     Args:
         x, x_valid: Arrays (windows, W, channels) in chronological order, the targets first.
-            Covariates are standardized. Missing values are NaN.
-        y, y_valid: Arrays (windows, H, targets).
+            Covariates are standardized, missing values filled.
+        y, y_valid: Arrays (windows, H, targets). Missing values are NaN.
 
     Returns:
         The kernel (W, channels, H, targets), the least scales (targets,), and what is left of
         targets in units of the scale of their windows, (windows, H, targets).
     """
-    inputs = np.concatenate([x, x_valid])
-    for t in range(1, inputs.shape[1]):
-        np.copyto(inputs[:, t], inputs[:, t - 1], where=np.isnan(inputs[:, t]))
-    for t in reversed(range(inputs.shape[1] - 1)):
-        np.copyto(inputs[:, t], inputs[:, t + 1], where=np.isnan(inputs[:, t]))
-    inputs, targets = np.nan_to_num(inputs), np.concatenate([y, y_valid])
+    inputs, targets = np.concatenate([x, x_valid]), np.concatenate([y, y_valid])
     found = [_fit_target(inputs, targets, len(x), j) for j in range(y.shape[-1])]
     kernels, scales, residuals = zip(*found, strict=True)
     return np.stack(kernels, axis=-1), np.array(scales), np.stack(residuals, axis=-1)
