@@ -409,18 +409,15 @@ class Printer:
     def use(self, name, **values):
         """Adds a helper function and returns its name."""
         kind = values.get("T", self.real)
-        for needed in (
-            self.needs.get(name, []) if kind != "double" or name not in _IN_DOUBLE else []
-        ):
-            self.use(needed)
-        text = self.helpers[name].strip()
+        text, needed = self.helpers[name].strip(), self.needs.get(name, [])
         if kind == "double" and name in _IN_DOUBLE:
-            text = _IN_DOUBLE[name]
+            text, needed = _IN_DOUBLE[name], []
+        for other in needed:
+            self.use(other)
         full = name if kind == self.real or "REAL" not in text else f"{name}_{kind}"
         if full not in self.functions:
-            text = text.replace("REAL", kind)
-            self.functions[full] = self.typed(text.replace(f" {name}(", f" {full}("))
-            self.functions[full] = re.sub(rf"\b{name}\(", f"{full}(", self.functions[full])
+            text = re.sub(rf"\b{name}\(", f"{full}(", text.replace("REAL", kind))
+            self.functions[full] = self.typed(text)
         return full
 
     def typed(self, text):
@@ -486,8 +483,10 @@ class Printer:
                     if runs and runs[0][1] == 1 and parts[runs[0][0]].size == p.size:
                         q = parts[runs.pop(0)[0]]
                         newest = self.pointer(q.buffer, q.offset), step
-                    self.convolution(op, rows, n, parts[i : i + count], weights,
-                                     (y, n), begin, newest, step)  # fmt: skip
+                    rows_of_ring = parts[i : i + count]
+                    self.convolution(
+                        op, rows, n, rows_of_ring, weights, (y, n), begin, newest, step
+                    )
                 begin = (y, n)
 
     def convolution(self, op, rows, n, parts, weights, y, begin, newest, step):
@@ -675,7 +674,7 @@ class Printer:
         cuts = {0, group[0].size}
         for op in group:
             for cells in op.args:
-                if not passes._is_uniform(self.program, cells):
+                if not passes.is_uniform(self.program, cells):
                     cuts.update(
                         p.start for p in pieces(self.program, cells) if p.buffer not in mine
                     )

@@ -25,9 +25,6 @@ _SCALE_BITS = 24  # of the largest scale in a matrix
 _HEADROOM = 1.25  # for inputs larger than the representative ones
 _HUGE = 1e30  # larger numbers stand for infinity, and saturate
 _WIDE_BITS = 30  # of a number with 32 bits
-# These saturate beyond +-8, so their tables cover that range, whatever the range of the variable.
-_SATURATING = {"Sigmoid", "Tanh", "Erf"}
-_SATURATING_BITS = 12
 _TABULATED = {
     *("Sigmoid", "Tanh", "Erf", "Exp", "Expm1", "Log", "Log1p", "Sqrt", "Rsqrt", "Power"),
     *("Sin", "Cos", "Divide", "Reciprocal", "Mod"),
@@ -336,7 +333,6 @@ class _FixedPrinter(Printer):
         self.front: list[Op] = []
         self._find_front(program, groups)
         super().__init__(program, groups, prefix, "int16_t", about)
-        self.tables_of: dict[tuple, str] = {}
 
     # Ranges
 

@@ -290,7 +290,7 @@ def copy_scattered(program: Program, contiguous: bool = False) -> None:
 
 def _is_readable(program, op, i, cells):
     if op.kind == "map" or (op.kind == "product" and i == 0):
-        return len(pieces(program, cells)) <= _MOST_PIECES or _is_uniform(program, cells)
+        return len(pieces(program, cells)) <= _MOST_PIECES or is_uniform(program, cells)
     if op.kind == "product":
         return rows_of(program, cells, op.matrices[i - 1].shape[1]) is not None
     if cells.shape[1] == 1:
@@ -308,9 +308,10 @@ def _is_contiguous(program, op, i, cells):
     return found is not None and found.buffer.ring is None
 
 
-def _is_uniform(program, cells):
+def is_uniform(program: Program, cells: np.ndarray) -> bool:
+    """Returns whether an operand is one constant."""
     values = program.values(cells)
-    return values is not None and np.all(values == values.flat[0])
+    return values is not None and bool(np.all(values == values.flat[0]))
 
 
 def rows_of(program: Program, cells: np.ndarray, columns: int) -> tuple[list[Piece], int] | None:
