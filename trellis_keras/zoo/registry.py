@@ -119,7 +119,8 @@ def with_defaults(
     """Returns a function that builds a model of a family: a row of a paper's table.
 
     Args:
-        builder: Function with the arguments of the whole family.
+        builder: Function with the arguments of the whole family, or the model of the zoo that it
+            is registered as.
         name: Name of the function.
         doc: Its docstring.
         fixed: {argument: value} of the builder's arguments that the function does not take.
@@ -134,7 +135,7 @@ def with_defaults(
     >>> inspect.signature(wide), wide(units=8)
     (<Signature (units: int = 9)>, 'MLP of 8 units')
     """
-    fixed = fixed or {}
+    builder, fixed = inspect.unwrap(builder), fixed or {}
     signature = inspect.signature(builder)
     parameters = [
         parameter.replace(default=defaults.get(parameter.name, parameter.default))

@@ -5,7 +5,7 @@ import keras
 from trellis_keras.layers import AdaptiveSoftmax, MixtureOfSoftmaxes, TrellisLayer
 from trellis_keras.models import LanguageModel, SequenceClassifier
 from trellis_keras.zoo.recipe import Training
-from trellis_keras.zoo.registry import register, sub_seed
+from trellis_keras.zoo.registry import register, sub_seed, with_defaults
 
 __all__ = [
     "trellisnet_char",
@@ -254,54 +254,21 @@ def trellisnet_ptb(
     )
 
 
-@register(data="ptb", metric="perplexity", training=_PTB)
-def trellisnet_ptb_large(
-    depth: int = 55,
-    hidden_units: int = 1300,
-    output_units: int = 400,
-    embedding_dim: int = 400,
-    kernel_size: int = 2,
-    stateful: bool = False,
-    aux_every: int = 16,
-    aux_weight: float = 0.05,
-    embedding_dropout: float = 0.1,
-    input_dropout: float = 0.45,
-    hidden_dropout: float = 0.28,
-    output_dropout: float = 0.45,
-    weight_dropout: float = 0.5,
-    activation_reg: float = 2.0,
-    temporal_activation_reg: float = 1.0,
-    rematerialize: bool = False,
-    vocabulary_size: int = 10_000,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """A larger `trellisnet_ptb`, 32.6M parameters (Bai et al. 2019, Table 1).
+trellisnet_ptb_large = register(data="ptb", metric="perplexity", training=_PTB)(
+    with_defaults(
+        trellisnet_ptb,
+        "trellisnet_ptb_large",
+        """A larger `trellisnet_ptb`, 32.6M parameters (Bai et al. 2019, Table 1).
 
     The paper says "1.4x larger" without saying how; 1300 hidden units match the published sizes of
     this model (33M) and of `trellisnet_ptb_mos_large`.
 
     Arguments as in `trellisnet_ptb`.
-    """
-    return _language_model(
-        depth=depth,
-        hidden_units=hidden_units,
-        output_units=output_units,
-        embedding_dim=embedding_dim,
-        kernel_size=kernel_size,
-        stateful=stateful,
-        aux_every=aux_every,
-        aux_weight=aux_weight,
-        embedding_dropout=embedding_dropout,
-        input_dropout=input_dropout,
-        hidden_dropout=hidden_dropout,
-        output_dropout=output_dropout,
-        weight_dropout=weight_dropout,
-        activation_reg=activation_reg,
-        temporal_activation_reg=temporal_activation_reg,
-        rematerialize=rematerialize,
-        vocabulary_size=vocabulary_size,
-        seed=seed,
+    """,
+        {"injection_every": 1, "groups": None},
+        hidden_units=1300,
     )
+)
 
 
 @register(data="ptb", metric="perplexity", training=_PTB.replace(clip_norm=0.2))
@@ -362,57 +329,21 @@ def trellisnet_ptb_mos(
     )
 
 
-@register(data="ptb", metric="perplexity", training=_PTB.replace(clip_norm=0.2))
-def trellisnet_ptb_mos_large(
-    depth: int = 55,
-    hidden_units: int = 1300,
-    output_units: int = 480,
-    embedding_dim: int = 280,
-    experts: int = 15,
-    kernel_size: int = 2,
-    stateful: bool = False,
-    aux_every: int = 16,
-    aux_weight: float = 0.05,
-    embedding_dropout: float = 0.05,
-    input_dropout: float = 0.45,
-    hidden_dropout: float = 0.28,
-    output_dropout: float = 0.4,
-    latent_dropout: float = 0.29,
-    weight_dropout: float = 0.45,
-    activation_reg: float = 2.0,
-    temporal_activation_reg: float = 1.0,
-    rematerialize: bool = False,
-    vocabulary_size: int = 10_000,
-    seed: int | None = 0,
-) -> LanguageModel:
-    """A larger `trellisnet_ptb_mos`, 34.2M parameters (Bai et al. 2019, Table 1).
+trellisnet_ptb_mos_large = register(
+    data="ptb", metric="perplexity", training=_PTB.replace(clip_norm=0.2)
+)(
+    with_defaults(
+        trellisnet_ptb_mos,
+        "trellisnet_ptb_mos_large",
+        """A larger `trellisnet_ptb_mos`, 34.2M parameters (Bai et al. 2019, Table 1).
 
     It has 1300 hidden units, as `trellisnet_ptb_large` does.
 
     Arguments as in `trellisnet_ptb_mos`.
-    """
-    return _language_model(
-        depth=depth,
-        hidden_units=hidden_units,
-        output_units=output_units,
-        embedding_dim=embedding_dim,
-        experts=experts,
-        kernel_size=kernel_size,
-        stateful=stateful,
-        aux_every=aux_every,
-        aux_weight=aux_weight,
-        embedding_dropout=embedding_dropout,
-        input_dropout=input_dropout,
-        hidden_dropout=hidden_dropout,
-        output_dropout=output_dropout,
-        latent_dropout=latent_dropout,
-        weight_dropout=weight_dropout,
-        activation_reg=activation_reg,
-        temporal_activation_reg=temporal_activation_reg,
-        rematerialize=rematerialize,
-        vocabulary_size=vocabulary_size,
-        seed=seed,
+    """,
+        hidden_units=1300,
     )
+)
 
 
 @register(
@@ -757,41 +688,24 @@ def trellisnet_seq_mnist(
     )
 
 
-@register(data="permuted_mnist", metric="accuracy", channels=1, training=_PIXELS, fast=_FAST_PIXELS)
-def trellisnet_permuted_mnist(
-    hidden_units: int = 120,
-    output_units: int = 10,
-    kernel_size: int = 2,
-    dilations: tuple[int, ...] = _PIXEL_DILATIONS,
-    input_dropout: float = 0.2,
-    hidden_dropout: float = 0.2,
-    output_dropout: float = 0.2,
-    weight_dropout: float = 0.1,
-    weight_norm: bool = True,
-    seed: int | None = 0,
-) -> SequenceClassifier:
-    """TrellisNet on permuted MNIST, 138K parameters (Bai et al. 2019, Tables 4 and 5).
+trellisnet_permuted_mnist = register(
+    data="permuted_mnist", metric="accuracy", channels=1, training=_PIXELS, fast=_FAST_PIXELS
+)(
+    with_defaults(
+        trellisnet_seq_mnist,
+        "trellisnet_permuted_mnist",
+        """TrellisNet on permuted MNIST, 138K parameters (Bai et al. 2019, Tables 4 and 5).
 
     Published: 8M parameters, see `trellisnet_seq_mnist`. The paper's permutation is not published
     (see `zoo.datasets.pixel_permutation`).
 
     Arguments as in `trellisnet_seq_mnist`.
-    """
-    return _classifier(
-        hidden_units=hidden_units,
-        output_units=output_units,
-        kernel_size=kernel_size,
-        dilations=dilations,
-        input_dropout=input_dropout,
-        hidden_dropout=hidden_dropout,
-        output_dropout=output_dropout,
-        weight_dropout=weight_dropout,
-        weight_norm=weight_norm,
-        seed=seed,
+    """,
     )
+)
 
 
-@register(
+trellisnet_seq_cifar10 = register(
     data="seq_cifar10",
     metric="accuracy",
     channels=3,
@@ -799,34 +713,15 @@ def trellisnet_permuted_mnist(
     fast=_FAST_PIXELS.replace(  # 704 steps an epoch
         epochs=25, warmup_steps=1_408, decay_steps=16_192
     ),
-)
-def trellisnet_seq_cifar10(
-    hidden_units: int = 120,
-    output_units: int = 10,
-    kernel_size: int = 2,
-    dilations: tuple[int, ...] = _PIXEL_DILATIONS,
-    input_dropout: float = 0.2,
-    hidden_dropout: float = 0.2,
-    output_dropout: float = 0.2,
-    weight_dropout: float = 0.1,
-    weight_norm: bool = True,
-    seed: int | None = 0,
-) -> SequenceClassifier:
-    """TrellisNet on sequential CIFAR-10, 140K parameters (Bai et al. 2019, Tables 4 and 5).
+)(
+    with_defaults(
+        trellisnet_seq_mnist,
+        "trellisnet_seq_cifar10",
+        """TrellisNet on sequential CIFAR-10, 140K parameters (Bai et al. 2019, Tables 4 and 5).
 
     Published: 8M parameters, see `trellisnet_seq_mnist`; `hidden_units=990` gives 8,036,110.
 
     Arguments as in `trellisnet_seq_mnist`.
-    """
-    return _classifier(
-        hidden_units=hidden_units,
-        output_units=output_units,
-        kernel_size=kernel_size,
-        dilations=dilations,
-        input_dropout=input_dropout,
-        hidden_dropout=hidden_dropout,
-        output_dropout=output_dropout,
-        weight_dropout=weight_dropout,
-        weight_norm=weight_norm,
-        seed=seed,
+    """,
     )
+)
