@@ -2,11 +2,14 @@
 
 import keras
 import numpy as np
+import pytest
 from keras import layers, ops
 
 from keras_streams import passes
 from keras_streams.c import step_program
 from keras_streams.exported import exported_stream
+
+pytestmark = pytest.mark.both_backends
 
 
 def program_of(function, shape=(None, 3)):
