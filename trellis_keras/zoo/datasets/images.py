@@ -38,7 +38,7 @@ _MAX_STRIP = 1_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Published:
+class PublishedImages:
     """Shape of an image, numbers of images, and normalization of a data set."""
 
     shape: tuple[int, int, int]
@@ -50,8 +50,8 @@ class Published:
 
 
 PUBLISHED = {
-    "seq_mnist": Published((28, 28, 1), 60_000, 10_000, 0.1307, 0.3081),
-    "seq_cifar10": Published((32, 32, 3), 50_000, 10_000, 0.5, 0.5),
+    "seq_mnist": PublishedImages((28, 28, 1), 60_000, 10_000, 0.1307, 0.3081),
+    "seq_cifar10": PublishedImages((32, 32, 3), 50_000, 10_000, 0.5, 0.5),
 }
 
 _MNIST_TERMS = {
