@@ -259,12 +259,12 @@ class BackboneModel(SublayersMixin, keras.Model):
     @property
     def delay(self) -> Any:
         """Number of steps by which outputs are delayed, see `keras_streams.to_stream`."""
-        return self.stream().delay
+        return getattr(self.stream(), "delay", 0)
 
     @property
     def rate(self) -> Any:
         """Number of input steps per output, see `keras_streams.to_stream`."""
-        return self.stream().rate
+        return getattr(self.stream(), "rate", 1)
 
 
 def token_ids(tokens: Tensor) -> Tensor:

@@ -633,8 +633,8 @@ class LanguageModel(BackboneModel):
             lambda tokens: logits(self.hidden_prefill(tokens)[0]),
             inputs=self.vocabulary_size,
             takes_token=True,
-            delay=stream.delay,
-            rate=stream.rate,
+            delay=self.delay,
+            rate=self.rate,
             receptive_field=getattr(stream, "receptive_field", None),
         )
 
