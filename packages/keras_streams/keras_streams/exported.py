@@ -83,16 +83,15 @@ def exported_stream(model: Any) -> ExportedStream:
     if export_stream is not None:
         return export_stream()
     stream = to_stream(model)
-    parts = model.model if isinstance(model, GraphStream) else model
-    stateful = [part.name for part in parts._flatten_layers() if getattr(part, "stateful", False)]
+    if isinstance(stream, GraphStream):
+        return _of_graph(stream)
+    stateful = [part.name for part in model._flatten_layers() if getattr(part, "stateful", False)]
     if stateful:
         raise ValueError(
             "A layer with stateful=True carries its state from batch to batch, but a stream in C "
             "starts from zeros. Build the model with stateful=False and load its weights. "
             f"Received: stateful=True of {', '.join(stateful)}"
         )
-    if isinstance(stream, GraphStream):
-        return _of_graph(stream)
     return ExportedStream(
         stream,
         stream.initial_cache,

@@ -385,6 +385,13 @@ def test_layers_of_ones_own_become_their_operations():
     np.testing.assert_allclose(stream.prefill(noise(1, 5, 3))[0], layer(noise(1, 5, 3)), rtol=1e-5)
 
 
+def test_a_stream_of_a_stateful_layer_has_its_own_states():
+    x = keras.Input(batch_shape=(2, 8, 3))
+    layer = layers.GRU(3, stateful=True, return_sequences=True)
+    check(keras.Model(x, layer(x)))
+    assert np.any(layer.states[0])  # those of the call
+
+
 def test_a_vector_is_repeated_for_each_step():
     model = stack(layers.LSTM(3), layers.RepeatVector(4), layers.GRU(2, return_sequences=True))
     y, _ = to_stream(model).prefill(noise(2, 6, 3))
