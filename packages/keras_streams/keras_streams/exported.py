@@ -85,7 +85,7 @@ def exported_stream(model: Any) -> ExportedStream:
     stream = to_stream(model)
     if isinstance(stream, GraphStream):
         return _of_graph(stream)
-    stateful = [part.name for part in model._flatten_layers() if getattr(part, "stateful", False)]
+    stateful = [part.name for part in stream._flatten_layers() if getattr(part, "stateful", False)]
     if stateful:
         raise ValueError(
             "A layer with stateful=True carries its state from batch to batch, but a stream in C "
