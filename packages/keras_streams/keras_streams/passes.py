@@ -89,6 +89,20 @@ def find_integers(program: Program) -> None:
     for b in whole:
         if b.dtype == program.real:
             b.dtype = "int64"
+    for store in program.stores:  # copies numbers as they are, so constants must be integers too
+        if store.buffer.dtype == "int64":
+            store.args = [_as_integers(program, store.args[0])]
+
+
+def _as_integers(program, cells):
+    """Returns addresses with integers in place of floating-point constants."""
+    cells = cells.copy()
+    for b in program.owners(cells):
+        if b.kind == "constant" and b.dtype == program.real:
+            inside = (cells >= b.base) & (cells < b.base + b.size)
+            whole = program.constant(np.rint(b.data).astype("int64"), b.scope, b.name)
+            cells[inside] += whole.flat[0] - b.base
+    return cells
 
 
 def condition(program: Program, op: Op) -> int | None:

@@ -101,6 +101,13 @@ def test_counters_are_integers():
     assert {b.dtype for b in program.states} == {"float32"}
 
 
+def test_integers_are_stored_as_integers():
+    program, _ = program_of(layers.GlobalMaxPooling1D())
+    stores = [op for op in program.stores if op.buffer.dtype == "int64"]
+    assert stores  # whether there was a sample
+    assert {b.dtype for op in stores for b in program.owners(op.args[0])} == {"int64"}
+
+
 def test_memory_is_shared_over_time():
     def deep(x):
         for _ in range(20):
