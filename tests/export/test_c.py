@@ -247,7 +247,7 @@ REFUSED = {
     "condition.c": (lambda: built(TCN(4, 2, depth=1, condition_size=3)), "condition_size=3"),
     "unknown.c": (
         lambda: built(keras.Sequential([TCN(4, 2, depth=1), Odd(3)])),
-        "odd: the operation Erfinv has no C code",
+        "the operation Erfinv has no C code",
     ),
     "statistics.c": (
         lambda: built(SequenceClassifier(TCN(4, 2, depth=1), 2, per_step=True, normalize=True)),
