@@ -412,7 +412,8 @@ class TrellisLayer(SublayersMixin, StatefulMixin, StreamingMixin, keras.layers.L
         self.go_backwards = go_backwards
         self.return_state = return_state
         self.return_aux = return_aux
-        if return_aux and not self.aux_levels:
+        has_aux = bool(self.aux_levels)  # raises if `aux_every` or `aux_from` is wrong
+        if return_aux and not has_aux:
             raise ValueError("`return_aux=True` needs `aux_every`. Received: aux_every=None")
         self.unroll = unroll
         self.fused = fused
