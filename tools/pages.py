@@ -283,7 +283,7 @@ def results_page(found):
 
 
 def _runs_of(value, runs):
-    """Returns the runs of a value, after a None if none of them has the paper's recipe."""
+    """Returns the runs of a value, preceded by None unless one has the paper's recipe."""
     found = runs.get(key(value), [])
     return found if any(one.recipe.setting is None for one in found) else [None, *found]
 

@@ -35,7 +35,7 @@ def test_a_stream_resets_and_has_clones_of_its_state(model, stream):
     wanted = keras_steps(model, X)
     np.testing.assert_allclose(steps(stream, X[:100]), wanted[:100], rtol=0, atol=1e-6)
     others = [stream.clone(), pickle.loads(pickle.dumps(stream))]
-    for one in (stream, *others):  # each goes on from there, by itself
+    for one in (stream, *others):  # each continues from there, independently
         np.testing.assert_allclose(steps(one, X[100:]), wanted[100:], rtol=0, atol=1e-6)
     stream.reset()
     np.testing.assert_allclose(steps(stream), wanted, rtol=0, atol=1e-6)

@@ -297,7 +297,7 @@ class Batches(keras.utils.PyDataset):
 
 
 class Killed(keras.callbacks.Callback):
-    """Ends a process after so many batches."""
+    """Ends a process after the given number of batches."""
 
     def __init__(self, batches):
         super().__init__()

@@ -233,7 +233,7 @@ def switched_after(losses, **settings):
     [
         (1, [3, 2, 4], 3),  # worse than 3
         (1, [3, 2, 3, 2.5], 4),  # equal is not worse; 2.5 is worse than 2
-        (1, [3, 4, 5, 6], 3),  # after the second epoch there is none before the last
+        (1, [3, 4, 5, 6], 3),  # after the second epoch there is nothing yet to compare with
         (2, [5, 3, 4, 4, 4], 5),  # 4 is better than 5, then worse than 3
         (2, [5, 4, 3, 3.5, 2], None),  # better than 5; 4 and 3 are the last two
         (5, [9, 8, 7, 6, 5, 4, 3, 2, 1], None),

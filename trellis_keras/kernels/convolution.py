@@ -166,7 +166,7 @@ def convolve(
 def find_window(
     wanted: np.ndarray | None, available: np.ndarray | None, taps: int, dilation_rate: int
 ) -> ConvolutionGeometry | None:
-    """Returns the geometry of a convolution between positions, or None if there is none.
+    """Returns the geometry of a convolution between positions, or None if no convolution fits.
 
     Arguments as in `convolve`.
     """

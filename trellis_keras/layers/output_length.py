@@ -40,7 +40,7 @@ def count_outputs(layer: Any, time: int | None, output_length: int | None = None
         output_length: The call argument.
 
     Raises:
-        ValueError: The layer does not return so many steps, or the input is shorter.
+        ValueError: The layer returns fewer steps, or the input is shorter.
     """
     check_output_length(output_length, layer.return_sequences, layer.go_backwards)
     if not layer.return_sequences:

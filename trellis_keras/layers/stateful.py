@@ -153,7 +153,7 @@ class StateCache(keras.layers.Layer):
             ]
 
     def batch_size(self, training: bool) -> int | None:
-        """Returns the batch size of this phase's states, or None if none are allocated."""
+        """Returns the batch size of this phase's states, or None if they are unallocated."""
         return self._batch_sizes[training]
 
     def state_variables(self, training: bool) -> list[keras.Variable]:

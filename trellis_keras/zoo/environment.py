@@ -96,7 +96,7 @@ def vector_units() -> list[str]:
 
 
 def _cpu_info(field):
-    """Returns the value of a field of /proc/cpuinfo, or "" if there is none."""
+    """Returns the value of a field of /proc/cpuinfo, or "" if it is missing."""
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text(encoding="utf-8").splitlines():
@@ -130,7 +130,7 @@ def has_bfloat16_units() -> bool:
 
 
 def commit() -> str | None:
-    """Returns the commit of the running checkout, marked if modified, or None if there is none."""
+    """Returns the commit of the running checkout, marked if modified, or None outside of one."""
     root = pathlib.Path(trellis_keras.__file__).parent.parent
     if not (root / ".git").exists():
         return None

@@ -81,7 +81,7 @@ def config(endpoint, signature):
     lines = ['backend: "python"', "max_batch_size: 0"]
     for kind in ("input", "output"):
         for name, field in signature[f"{kind}s"].items():
-            # What stands in quotes below must not end them.
+            # The name is quoted below, so it must not contain quotes.
             if not re.fullmatch(r"\w+", name, re.ASCII):
                 raise ValueError(f"{name!r} is not the name of a tensor.")
             sizes = [_size(size) for size in field["shape"]]

@@ -104,7 +104,7 @@ def _differences(nets):
 
 
 def published(where, net):
-    """As `lattice.published`; there is none of a part of the training text."""
+    """As `lattice.published`; the paper has no result for a part of the training text."""
     corpus, size, percent = where
     return lattice.published(net, corpus, size) if percent == 100 else (None, None)
 

@@ -112,7 +112,7 @@ class JaxMemory:
 
 
 def device_memory():
-    """The memory of the GPU, or None where there is none."""
+    """The memory of the GPU, or None on a machine without one."""
     import keras
 
     if not keras.distribution.list_devices("gpu"):

@@ -271,7 +271,7 @@ class Grid:
 
 
 def grid(program: Program, cells: np.ndarray) -> Grid | None:
-    """Returns a matrix of addresses as a `Grid`, or None if it is none."""
+    """Returns a matrix of addresses as a `Grid`, or None if they do not form one."""
     rows, columns = cells.shape
     first = int(cells[0, 0])
     strides = (

@@ -120,7 +120,7 @@ def _find(record):
         library = record.with_name(name)
         is_complete = hashlib.sha256(library.read_bytes()).hexdigest() == checksum
         is_own = all(map(_is_own, (record.parent, record, library)))
-    except (OSError, ValueError):  # there is none, or it is damaged
+    except (OSError, ValueError):  # missing or damaged
         return None
     return library if is_complete and is_own else None
 

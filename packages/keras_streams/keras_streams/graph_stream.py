@@ -62,9 +62,9 @@ def to_stream(
             it is returned unchanged.
         window: Positive integer, the number of steps that the model was trained on. At each step
             the outputs are then those of the model for the last `window` steps; with strides, at
-            every so many steps. The model may end with a `Flatten` or any other layer that joins
-            all steps; the layers before it may not pad. Defaults to `None`: outputs without a time
-            axis cover all steps so far.
+            each step that has an output. The model may end with a `Flatten` or any other layer that
+            joins all steps; the layers before it may not pad. Defaults to `None`: outputs without a
+            time axis cover all steps so far.
         ignore_masks: Boolean, whether to ignore `Masking` and `Embedding(mask_zero=True)`, because
             the stream never gets padding. Defaults to `False`: they are errors.
         max_context: Positive integer, the number of steps that causal attention keeps,

@@ -227,7 +227,7 @@ def widths(factors: Any, least: Any, local: Any, xp: Any = np) -> Any:
 
 
 def first_origin(length: int, season: int, horizon: int) -> int:
-    """Returns the first origin, the number of values before it; `length` if there is none."""
+    """Returns the index of the first origin, or `length` if the series is too short for one."""
     first = max(length // 3, min(season + 4, length - horizon - 1), 2)
     return first if length - horizon > first else length
 

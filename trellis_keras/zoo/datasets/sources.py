@@ -1,4 +1,4 @@
-"""The files of data sets: local copies, or downloads if there are none.
+"""The files of data sets: local copies if they exist, otherwise downloads.
 
 Libraries do the downloading: `keras.utils.get_file` fetches and verifies files, and
 tensorflow-datasets prepares the sets that it has. This module adds three things. A download becomes

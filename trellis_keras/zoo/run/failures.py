@@ -49,7 +49,7 @@ def explained(folder: pathlib.Path) -> Iterator[None]:
 
 
 def _saved(folder):
-    """Returns a sentence that names the last checkpoint, or "" if there is none."""
+    """Returns a sentence that names the last checkpoint, or "" without checkpoints."""
     try:
         checkpoint = latest(folder / CHECKPOINTS)
     except (OSError, ValueError):  # possibly because of the same disk
