@@ -89,9 +89,6 @@ def find_integers(program: Program) -> None:
     for b in whole:
         if b.dtype == program.real:
             b.dtype = "int64"
-    for store in program.stores:  # copies numbers as they are, so constants must be integers too
-        if store.buffer.dtype == "int64":
-            store.args = [_as_integers(program, store.args[0])]
 
 
 def _as_integers(program, cells):
@@ -147,6 +144,8 @@ def find_rings(program: Program) -> None:
                 head = heads.setdefault((rows, guard), len(heads))
                 part.ring, new = Ring(rows, width, head), new[-width:]
             buffers.append(part)
+            if part.dtype == "int64":  # numbers are copied as they are
+                new = _as_integers(program, new)
             if not np.array_equal(new, part.cells):
                 stores.append(Op("store", "", part, [new], scope=store.scope, guard=guard))
         program.divide(state, buffers)
