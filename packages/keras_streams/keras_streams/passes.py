@@ -150,6 +150,8 @@ def find_rings(program: Program) -> None:
                 stores.append(Op("store", "", part, [new], scope=store.scope, guard=guard))
         program.divide(state, buffers)
     for store in stores:
+        if store.buffer.dtype == "int64":  # a store copies numbers as they are
+            store.args = [_as_integers(program, store.args[0])]
         if any(b.kind == "state" for b in program.owners(store.args[0])):
             copied = _copy(program, store.args[0], store)  # read before another store
             program.ops.append(copied)

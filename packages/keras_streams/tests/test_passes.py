@@ -101,8 +101,10 @@ def test_counters_are_integers():
     assert {b.dtype for b in program.states} == {"float32"}
 
 
-def test_integers_are_stored_as_integers():
-    program, _ = program_of(layers.GlobalMaxPooling1D())
+@pytest.mark.parametrize("strides", (1, 2))  # at every step, or only at some
+def test_integers_are_stored_as_integers(strides):
+    down = layers.Conv1D(2, 2, strides=strides, padding="causal")
+    program, _ = program_of(lambda x: layers.GlobalMaxPooling1D()(down(x)))
     stores = [op for op in program.stores if op.buffer.dtype == "int64"]
     assert stores  # whether there was a sample
     assert {b.dtype for op in stores for b in program.owners(op.args[0])} == {"int64"}
