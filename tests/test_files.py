@@ -142,6 +142,22 @@ def test_the_last_of_several_writers_of_a_folder_wins(tmp_path, monkeypatch):
     assert (tmp_path / "a" / "a.txt").read_text() == "new"
 
 
+def test_the_last_of_several_first_writers_of_a_folder_wins(tmp_path, monkeypatch):
+    rename = Path.rename
+
+    def interfere(self, target):
+        """Writes the folder before another writer's second rename."""
+        if self.exists():
+            monkeypatch.undo()
+            write_folder(tmp_path / "a", "first")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", interfere)
+    write_folder(tmp_path / "a", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a" / "a.txt").read_text() == "new"
+
+
 def test_a_read_only_folder_names_the_file(tmp_path):
     (tmp_path / "source").mkdir()
     with read_only(tmp_path / "source", tmp_path / "view") as folder:

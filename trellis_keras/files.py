@@ -84,7 +84,7 @@ def _replace_folder(path, new, old):
             return
         except OSError as error:
             if error.errno in (errno.EEXIST, errno.ENOTEMPTY):  # written by another process
-                shutil.rmtree(old)
+                shutil.rmtree(old, ignore_errors=True)  # there may have been none
                 continue
             with contextlib.suppress(FileNotFoundError):
                 old.rename(path)
