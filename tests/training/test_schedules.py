@@ -442,12 +442,14 @@ def test_growing_depth_trains_and_validates_shallow_epochs_with_fewer_levels():
         losses[depth] = net.evaluate(x, y, return_dict=True, verbose=0)["loss"]
     net.optimizer.learning_rate = 0.0
     grow = GrowingDepth(depth=2, epochs=2)
+    predict = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: net.predict(x, verbose=0))
     history = net.fit(
-        x, y, validation_data=(x, y), epochs=3, callbacks=[grow], shuffle=False, verbose=0
+        x, y, validation_data=(x, y), epochs=3, callbacks=[grow, predict], shuffle=False, verbose=0
     ).history
     for name in ("loss", "val_loss"):
         np.testing.assert_allclose(history[name], [losses[2], losses[2], losses[5]], rtol=1e-6)
     assert net.backbone.depth == 5
+    np.testing.assert_allclose(net.predict(x, verbose=0), net(x), rtol=1e-5, atol=1e-6)
 
 
 def test_growing_depth_needs_a_trellisnet_of_at_least_its_depth():

@@ -12,6 +12,7 @@ import keras
 from keras import ops
 
 from trellis_keras.layers import TrellisLayer
+from trellis_keras.layers.checks import check_positive
 from trellis_keras.training.optimizers import ASGD
 from trellis_keras.types import Logs
 
@@ -352,11 +353,7 @@ class GrowingDepth(keras.callbacks.Callback):
 
     def __init__(self, depth: int, epochs: int) -> None:
         super().__init__()
-        for name, value in (("depth", depth), ("epochs", epochs)):
-            if value < 1:
-                raise ValueError(f"`{name}` must be >= 1. Received: {name}={value}")
-        self.depth = depth
-        self.epochs = epochs
+        self.depth, self.epochs = check_positive(depth=depth, epochs=epochs)
 
     def on_train_begin(self, logs: Logs = None) -> None:
         backbone = getattr(self.model, "backbone", None)
@@ -379,3 +376,4 @@ class GrowingDepth(keras.callbacks.Callback):
             self.model.backbone.depth = depth
             self.model.make_train_function(force=True)
             self.model.make_test_function(force=True)
+            self.model.make_predict_function(force=True)
