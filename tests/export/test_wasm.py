@@ -12,6 +12,7 @@ import threading
 import numpy as np
 import pytest
 
+import keras_streams
 from keras_streams.c import keras_steps
 from tests.export.random_nets import CHANNELS
 from tests.export.test_c import classifier, language_model
@@ -99,6 +100,10 @@ def test_the_example_runs_in_a_browser(tmp_path):
 def test_errors(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="must end in .wasm"):
         export(classifier(), tmp_path / "model.c", format="wasm")
+    with pytest.raises(ValueError, match="only for format='c'.*quantization_tolerance=0.3"):
+        keras_streams.export(
+            classifier(), tmp_path / "model.wasm", format="wasm", quantization_tolerance=0.3
+        )
     monkeypatch.setattr("keras_streams.wasm.has_zig", lambda: False)
     with pytest.raises(ImportError, match="pip install ziglang"):
         export(classifier(), tmp_path / "model.wasm", format="wasm")

@@ -59,9 +59,12 @@ def export(
     if format == "c":
         options = quantization, representative_data, quantization_tolerance, weights
         return write_c(model, path, None, overwrite, *options)
-    if quantization is not None or representative_data is not None or weights != "code":
+    is_fixed = quantization is not None or representative_data is not None
+    if is_fixed or quantization_tolerance != FIXED_TOLERANCE or weights != "code":
         raise ValueError(
-            "`quantization`, `representative_data` and `weights` are only for format='c'. "
-            f"Received: quantization={quantization!r}, weights={weights!r} with format='wasm'"
+            "`quantization`, `representative_data`, `quantization_tolerance` and `weights` are "
+            f"only for format='c'. Received: quantization={quantization!r}, "
+            f"quantization_tolerance={quantization_tolerance}, weights={weights!r} with "
+            "format='wasm'"
         )
     return write_wasm(model, path, overwrite=overwrite)
