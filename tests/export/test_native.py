@@ -86,6 +86,15 @@ def test_wrong_inputs_are_refused(model, quantization):
     assert np.array_equal(first.step(3), second.step(np.uint8(3)))
 
 
+def test_missing_values_reach_the_outputs_that_depend_on_them():
+    x = keras.Input((None, 2))
+    a, b = x[..., :1], x[..., 1:]
+    y = [keras.ops.maximum(a, b), keras.ops.minimum(a, b), keras.ops.maximum(0.5, x)]
+    model = keras.Model(x, [*y, keras.layers.GlobalMaxPooling1D()(x)])
+    x = np.array([[1, 2], [3, np.nan], [np.nan, 4], [5, 1]], "float32")
+    np.testing.assert_array_equal(steps(native(model), x), keras_steps(model, x))
+
+
 def test_a_missing_compiler_is_named(model, monkeypatch):
     monkeypatch.setattr("keras_streams.c.find_compiler", lambda: None)
     with pytest.raises(ImportError, match="pip install ziglang, or use .*compiled_step"):

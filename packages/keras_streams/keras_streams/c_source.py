@@ -722,6 +722,9 @@ class Printer:
 
     def expression(self, op, operands, kind):
         text = MAPS[op.name].c
+        if op.name in ("Maximum", "Minimum") and kind in ("float", "double"):
+            if self.program.values(op.args[1]) is None:
+                text = _FOLDS[op.name[:3].lower()][1]
         if op.name == "Mod" and kind == "int64_t":
             text = text.replace("modulo", "remainder_of")
         for name in _FUNCTIONS:

@@ -61,7 +61,7 @@ MAPS = {
     "Multiply": Map("{0} * {1}", np.multiply),
     "Divide": Map("{0} / {1}", np.divide),
     "Negative": Map("-{0}", np.negative),
-    # NaN propagates, as in Keras.
+    # NaN of {0} propagates, as in Keras; `Printer.expression` adds that of {1}.
     "Maximum": Map("{0} < {1} ? {1} : {0}", np.maximum),
     "Minimum": Map("{1} < {0} ? {1} : {0}", np.minimum),
     "Absolute": Map("fabsf({0})", np.abs),
