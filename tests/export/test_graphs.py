@@ -299,6 +299,8 @@ STEPS = {
     "repeated": lambda x: ops.repeat(x, 2, axis=-1),
     "comparison": lambda x: ops.where(ops.logical_and(x > 0.1, x < 0.5), ops.sin(x), -x),
     "largest": lambda x: ops.cast(ops.argmax(x, axis=-1), "float32"),
+    "classes": lambda x: ops.one_hot(ops.argmax(x, axis=-1), 4, axis=2),
+    "logarithms": lambda x: ops.log10(ops.abs(x) + 0.1) - ops.log2(ops.abs(x) + 0.1),
     "powers": lambda x: ops.power(ops.abs(x) + 0.1, 1.5) - ops.floor(x) + ops.mod(x, 0.7),
     "spectrum": lambda x: ops.sqrt(ops.var(x, axis=-1)) + ops.mean(x, axis=-1),
     "convolution": layers.TimeDistributed(layers.Conv1D(4, 2, padding="same", groups=1)),

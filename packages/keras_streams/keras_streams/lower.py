@@ -101,7 +101,6 @@ _ALIASES = {
     "Abs": "Absolute",
     "Fabs": "Absolute",
     "Select": "Where",
-    "Log10": "",
 }
 
 
@@ -672,8 +671,8 @@ def _count(o, ones):
 
 
 def _one_hot(o, x):
-    classes = np.arange(o.num_classes)
-    return ops.cast(ops.equal(ops.expand_dims(x, o.axis), classes), o.dtype)
+    y = ops.equal(ops.expand_dims(x, -1), np.arange(o.num_classes))
+    return ops.cast(ops.moveaxis(y, -1, o.axis), o.dtype)
 
 
 def _argmax(o, x, compare=ops.greater):
@@ -710,6 +709,8 @@ COMPOSITES: dict[str, Callable] = {
     "HardTanh": lambda o, x: ops.minimum(ops.maximum(x, -1.0), 1.0),
     "LayerNorm": _layer_norm,
     "LeakyRelu": lambda o, x: ops.where(x > 0, x, o.negative_slope * x),
+    "Log10": lambda o, x: ops.log(x) * (1 / math.log(10)),
+    "Log2": lambda o, x: ops.log(x) * (1 / math.log(2)),
     "LogSigmoid": lambda o, x: -_softplus(o, -x),
     "LogSoftmax": _log_softmax,
     "Logaddexp": lambda o, a, b: ops.maximum(a, b) + ops.log1p(ops.exp(-ops.absolute(a - b))),
