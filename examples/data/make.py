@@ -32,7 +32,7 @@ def traffic(data):
     for row in rows:
         time = np.datetime64(row["datetime"], "h")
         celsius = row["temp"] and f"{float(row['temp']) - 273.15:.1f}"
-        # Not the rain: there is next to none in the file before June 2018.
+        # The rain is left out: the file has almost none before June 2018.
         measured = [row["traffic_volume"], celsius, row["clouds_all"]]
         out.append([minutes(time), *measured, *calendar(time)])
     names = ["time", "traffic", "temperature", "clouds"]

@@ -61,7 +61,7 @@ person = (table["person"] == 10) & (table["arm"] == "right")
 
 
 def accuracy(stream):
-    """Returns the share of the test windows that a stream tells right."""
+    """Returns the share of the test windows that a stream classifies correctly."""
     right = 0
     for window, wanted in zip(x[test], y[test], strict=True):
         stream.reset()

@@ -205,7 +205,7 @@ def bits(model, tokens):
 
 
 def bits_of_windows(model, tokens, truncation):
-    """The same for the truncated net: run anew for each, over the last `truncation` characters."""
+    """The same for the truncated net, run on the last `truncation` characters before each."""
     windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], truncation)
     outputs = model.predict(windows, batch_size=256, verbose=0)
     # There is nothing before the first character: the first windows are shorter.

@@ -95,7 +95,7 @@ class Checkpoint(keras.callbacks.Callback):
         save_freq: `"epoch"` or the number of epochs between checkpoints. The last epoch is always
             saved. Defaults to `"epoch"`.
         save_minutes: Positive number, minutes between checkpoints within an epoch. The newest is
-            kept until the epoch ends. Defaults to `None`, no such checkpoints.
+            kept until the epoch ends. Defaults to `None`, no checkpoints within an epoch.
         clock: Callable that returns the time in seconds. Defaults to `time.monotonic`.
 
     Raises:

@@ -79,8 +79,8 @@ def forecast(
     fallback: Annotated[
         bool, typer.Option(help="Write the naive forecast where it is better.")
     ] = True,
-    sep: Annotated[str | None, typer.Option(help="Separator. Found out by default.")] = None,
-    decimal: Annotated[str | None, typer.Option(help="Decimal sign. Found out by default.")] = None,
+    sep: Annotated[str | None, typer.Option(help="Separator. Detected by default.")] = None,
+    decimal: Annotated[str | None, typer.Option(help="Decimal sign. Detected by default.")] = None,
     dayfirst: Annotated[
         bool | None, typer.Option(help="Whether 01/02/2024 is the first of February.")
     ] = None,

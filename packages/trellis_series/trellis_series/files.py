@@ -27,7 +27,7 @@ def read_csv(path: str | os.PathLike, **options: Any) -> pd.DataFrame:
     """Reads a CSV file by `pandas.read_csv`, after checks of its size and its quotes.
 
     The encoding (UTF-8, or else Windows-1252), the separator (a comma, semicolon, tab or bar) and
-    the decimal sign are found out, unless they are given.
+    the decimal sign are detected, unless they are given.
 
     Args:
         path: File, which may be compressed (`.gz`).

@@ -1,4 +1,4 @@
-"""Fits the forecast of one series: experts that forecast from past origins, and what they missed.
+"""Fits the forecast of one series, from the errors of experts at past origins.
 
 No expert has seen what followed an origin. The weights of the experts, the penalty of the ridge
 regressions and the width of the band come from those errors.

@@ -335,7 +335,7 @@ class Forecaster(SequenceModel):
     def _own_loss(self, loss):
         if self.quantiles is not None and not isinstance(loss, PinballLoss):
             raise ValueError(
-                "A model with quantiles must use forecasting.PinballLoss, the default. "
+                "A model with quantiles must use trellis_series.PinballLoss, the default. "
                 f"Received: loss={loss!r}"
             )
         return loss

@@ -27,7 +27,7 @@ class Forecasts:
     A forecast is a weighted mean of experts: exponential smoothing of the values and of their
     logarithms, a ridge regression on the last values, in a panel another one that all series share,
     and for long or many series, or with covariates, a network. The experts forecast from past
-    origins; what they missed there determines their weights and the width of the bands.
+    origins; their errors there determine their weights and the width of the bands.
 
     Args:
         horizon: Positive integer, number of steps to forecast. Defaults to 24.

@@ -69,7 +69,7 @@ def _describe_arithmetic(recipe, model):
 
 
 def describe_end(recipe: Any, folder: pathlib.Path) -> str:
-    """Returns lines that say what a run has written, and how to go on from it."""
+    """Returns lines that say what a run has written, and how to continue."""
     others = sorted(path.name for path in folder.iterdir() if path.name in FILES - {BEST})
     commands = ["evaluate {}", *["generate {}"] * recipe.reads_text, "export {} {}/serving"]
     quoted = shlex.quote(str(folder))

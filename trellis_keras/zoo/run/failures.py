@@ -1,4 +1,4 @@
-"""Errors that say what a run has saved, and how to go on."""
+"""Errors that say what a run has saved, and how to continue."""
 
 import contextlib
 import pathlib
