@@ -132,10 +132,10 @@ def _stretched(series, steps):
 def _features(series):
     found = [float(len(series))]
     for column in series.T:
-        centred = column - column.mean()
+        centered = column - column.mean()
         found += [column.mean(), column.std(), *np.quantile(column, [0, 0.25, 0.5, 0.75, 1])]
         found += [np.abs(np.diff(column)).mean(), np.polyfit(np.arange(len(column)), column, 1)[0]]
-        found.append(float(centred[1:] @ centred[:-1] / (centred @ centred + 1e-9)))
+        found.append(float(centered[1:] @ centered[:-1] / (centered @ centered + 1e-9)))
         for part in np.array_split(column, 8):
             found += [part.mean(), part.std()] if len(part) else [0.0, 0.0]
     return found

@@ -270,8 +270,8 @@ def ridge(y, candidates, horizon):
     m = max(fitting, default=1)
     lags = max(min(max(2 * m, horizon, 8), len(y) // 4), m)
     view = np.lib.stride_tricks.sliding_window_view(y, lags + horizon)[-5_000:]
-    centre = view[:, lags - m : lags].mean(axis=1, keepdims=True)
-    x, targets = view[:, :lags] - centre, view[:, lags:] - centre
+    center = view[:, lags - m : lags].mean(axis=1, keepdims=True)
+    x, targets = view[:, :lags] - center, view[:, lags:] - center
     unit, last = x.std() + 1e-9, y[-m:].mean()
 
     def solve(rows, penalty):

@@ -17,9 +17,9 @@ CHANNELS, UNITS = 2, 3  # of x, and of each LSTM layer
 BLOCKS = ("i", "f", "c", "o")
 TIME, TRUNCATION = 8, 4
 DEPTH = TRUNCATION + 1
-BEGIN = 4  # of the window that is coloured
+BEGIN = 4  # of the window that is colored
 WIDTH, HEIGHT = 0.3, 0.34  # of a square
-# Okabe and Ito's palette, safe for the colour-blind.
+# Okabe and Ito's palette, safe for the color-blind.
 KERNELS = {
     "U¹: past h¹ to h¹": "#0072B2",
     "U²: past h² to h²": "#56B4E9",
@@ -63,14 +63,14 @@ def draw_kernels(panels):
 
 
 def draw_lattice(axes):
-    """Every state with the step at which its RNN began; one window is coloured."""
+    """Every state with the step at which its RNN began; one window is colored."""
     for t in range(1, TIME + 1):
         for level in range(1, DEPTH + 1):
             for layer in (1, 2):
                 draw_state(axes, t, level, layer)
     axes.annotate(
         f"h² of the LSTM over steps {BEGIN} to {BEGIN + TRUNCATION - 1}",
-        centre(BEGIN + TRUNCATION - 1, DEPTH, 2),
+        center(BEGIN + TRUNCATION - 1, DEPTH, 2),
         (TIME - 3.2, DEPTH + 0.7),
         arrowprops={"arrowstyle": "-", "shrinkB": 9},
     )
@@ -81,16 +81,16 @@ def draw_lattice(axes):
     axes.set_title(f"M = {TRUNCATION}: {DEPTH} levels. Squares: h¹, h², and the step they began at")
 
 
-def centre(t, level, layer):
+def center(t, level, layer):
     return t + (layer - 1.5) * WIDTH, level
 
 
 def draw_state(axes, t, level, layer):
-    """The square of a layer's state, with arrows from what it is made of if it is coloured."""
-    (x, y), began, asleep = centre(t, level, layer), t - level + layer, level < layer
+    """The square of a layer's state, with arrows from what it is made of if it is colored."""
+    (x, y), began, asleep = center(t, level, layer), t - level + layer, level < layer
     inside = began == BEGIN and t < BEGIN + TRUNCATION and not asleep
-    colour = (U1, U2)[layer - 1] if inside else "white"
-    style = {"facecolor": colour, "edgecolor": "0.6", "hatch": "////" if asleep else None}
+    color = (U1, U2)[layer - 1] if inside else "white"
+    style = {"facecolor": color, "edgecolor": "0.6", "hatch": "////" if asleep else None}
     axes.add_patch(Rectangle((x - WIDTH / 2, y - HEIGHT / 2), WIDTH, HEIGHT, zorder=2, **style))
     if not asleep:
         ink = ("white", "black")[layer - 1] if inside else "0.55"
@@ -102,13 +102,13 @@ def draw_state(axes, t, level, layer):
         draw_arrow(axes, (x, y - 0.52), (x, y), K1, shrink=0)
         axes.text(x - 0.05, y - 0.42, f"x{t}", ha="right", va="center", fontsize=8, color=K1)
     else:
-        draw_arrow(axes, centre(t, level - 1, 1), (x, y), K2)
+        draw_arrow(axes, center(t, level - 1, 1), (x, y), K2)
     if t > BEGIN:
-        draw_arrow(axes, centre(t - 1, level - 1, layer), (x, y), (U1, U2)[layer - 1])
+        draw_arrow(axes, center(t - 1, level - 1, layer), (x, y), (U1, U2)[layer - 1])
 
 
-def draw_arrow(axes, begin, end, colour, shrink=9):
-    style = {"arrowstyle": "-|>", "color": colour, "shrinkA": shrink, "shrinkB": 9, "lw": 1.4}
+def draw_arrow(axes, begin, end, color, shrink=9):
+    style = {"arrowstyle": "-|>", "color": color, "shrinkA": shrink, "shrinkB": 9, "lw": 1.4}
     axes.annotate("", end, begin, arrowprops=style)
 
 
@@ -117,7 +117,7 @@ if __name__ == "__main__":
     left, right = figure.subfigures(1, 2, width_ratios=(1, 1.1))
     draw_kernels(left.subplots(2, 1))
     draw_lattice(right.subplots())
-    handles = [Patch(color=colour, label=label) for label, colour in KERNELS.items()]
+    handles = [Patch(color=color, label=label) for label, color in KERNELS.items()]
     handles.append(Patch(facecolor="0.93", label="no weight"))
     handles.append(Patch(facecolor="white", edgecolor="0.6", hatch="////", label="held at zero"))
     figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False)

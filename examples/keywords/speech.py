@@ -164,7 +164,7 @@ def _in_room(wave, rng):
 
 
 def _noise(speech, rng):
-    """Returns noise whose colour and loudness change, and at times the talk of others."""
+    """Returns noise whose color and loudness change, and at times the talk of others."""
     pieces = speech.reshape(10, -1)
     size = pieces.shape[1]
     noise = []

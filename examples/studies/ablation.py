@@ -66,17 +66,17 @@ def measure(settings, task, splits, work, kernel_size, residual, seed):
 
 
 def plot(study):
-    """Draws a panel per task: a colour per filter size, dashes without residual connections."""
+    """Draws a panel per task: a color per filter size, dashes without residual connections."""
     from study import figures
 
     rows = [{**row, "variant": (row["kernel_size"], str(row["residual"]))} for row in study.rows()]
     kernels = sorted({row["kernel_size"] for row in rows})
-    colour = dict(zip(kernels, figures.SHADES, strict=False))
+    color = dict(zip(kernels, figures.SHADES, strict=False))
     style = {}
     for kernel in kernels:
-        style[kernel, "True"] = (f"k = {kernel}", {"color": colour[kernel]})
+        style[kernel, "True"] = (f"k = {kernel}", {"color": color[kernel]})
         label = f"k = {kernel}, no residual"
-        style[kernel, "False"] = (label, {"color": colour[kernel], "linestyle": "--"})
+        style[kernel, "False"] = (label, {"color": color[kernel], "linestyle": "--"})
     figures.save(figures.curves(rows, "task", "variant", style), study)
 
 

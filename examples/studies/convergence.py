@@ -73,7 +73,7 @@ def plot(study):
     from study import figures
     from study.nets import LABELS
 
-    style = {net: (LABELS[net], {"color": figures.COLOURS[net]}) for net in NETS}
+    style = {net: (LABELS[net], {"color": figures.COLORS[net]}) for net in NETS}
     figures.save(figures.curves(study.rows(), "task", "net", style), study)
 
 

@@ -80,7 +80,7 @@ def plot(study):
     for net in dict.fromkeys(row["net"] for row in rows):
         here = sorted((row for row in rows if row["net"] == net), key=lambda row: row["T"])
         delays = [row["T"] for row in here]
-        style = {"color": figures.COLOURS[net], "marker": figures.MARKERS[net]}
+        style = {"color": figures.COLORS[net], "marker": figures.MARKERS[net]}
         time.plot(delays, [row["step_s"] for row in here], label=LABELS[net], **style)
         used = [row["peak_mib"] - row["idle_mib"] for row in here]
         memory.plot(delays, used, label=LABELS[net], **style)

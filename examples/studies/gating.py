@@ -73,7 +73,7 @@ def plot(study):
     for axis, name in zip(axes, names, strict=True):
         here = [row for row in rows if row["task"] == name]
         places = [ACTIVATIONS.index(row["activation"]) for row in here]
-        style = {"color": figures.COLOURS["tcn"], "markersize": 7, "label": "Measured"}
+        style = {"color": figures.COLORS["tcn"], "markersize": 7, "label": "Measured"}
         axis.plot(places, [row["test"] for row in here], "o", **style)
         published = [(p, r["published"]) for p, r in zip(places, here, strict=True)
                      if r["published"] != ""]  # fmt: skip

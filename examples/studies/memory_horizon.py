@@ -92,7 +92,7 @@ def plot(study):
         points = [(row["T"], 100 * row["recall_accuracy"]) for row in rows if row["net"] == net]
         delays = sorted({T for T, _ in points})
         of = {T: [value for t, value in points if t == T] for T in delays}
-        style = {"color": figures.COLOURS[net]}
+        style = {"color": figures.COLORS[net]}
         axis.plot(*zip(*points, strict=True), figures.MARKERS[net], markersize=5, **style)
         axis.plot(
             delays,

@@ -79,7 +79,7 @@ def plot(study):
     levers = list(dict.fromkeys(row["lever"] for row in rows))
     figure, (axis,) = figures.panels(1, columns=1)
     places = [levers.index(row["lever"]) for row in rows]
-    axis.plot([row["valid"] for row in rows], places, "o", color=figures.COLOURS["tcn"])
+    axis.plot([row["valid"] for row in rows], places, "o", color=figures.COLORS["tcn"])
     axis.set(yticks=range(len(levers)), yticklabels=levers, xlabel="Frame NLL (validation)")
     axis.set(title=f"{MODEL} without ...", ylim=(len(levers) - 0.5, -0.5))
     figures.save(figure, study)

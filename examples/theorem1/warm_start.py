@@ -278,10 +278,10 @@ def plot(folder, settings, found, curves):
 
     figure = Figure(figsize=(10.4, 3.8), layout="constrained")
     whole, further = figure.subplots(1, 2)
-    # Okabe and Ito's palette, safe for the colour-blind.
-    colours = dict(zip(curves, ("black", "#D55E00", "#0072B2"), strict=True))
+    # Okabe and Ito's palette, safe for the color-blind.
+    colors = dict(zip(curves, ("black", "#D55E00", "#0072B2"), strict=True))
     for name, curve in curves.items():
-        style = {"color": colours[name], "marker": "o", "markersize": 4, "label": name}
+        style = {"color": colors[name], "marker": "o", "markersize": 4, "label": name}
         whole.plot(*zip(*curve, strict=True), **style)
         if name != "LSTM":
             further.plot(*zip(*curve, strict=True), **style)

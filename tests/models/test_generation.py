@@ -396,8 +396,8 @@ def test_a_users_sampler(model):
             allowed = ops.arange(SIZE) != self.token
             return ops.argmax(ops.where(allowed, probabilities, 0.0), axis=-1)
 
-    favourite = rerun_greedily(model, SAME_LENGTH, 4)[0, 3]
-    for token in (int(favourite), (int(favourite) + 1) % SIZE):
+    favorite = rerun_greedily(model, SAME_LENGTH, 4)[0, 3]
+    for token in (int(favorite), (int(favorite) + 1) % SIZE):
         ids = model.generate(SAME_LENGTH[:1], 12, sampler=Never(token))
         assert token not in ids[0, 3:]
 

@@ -93,7 +93,7 @@ def test_the_description_names_sizes_and_settings(tmp_path):
 @pytest.mark.slow
 def test_more_epochs_of_averaged_weights(tmp_path, capsys):
     """The average begins after the third epoch; the fifth takes it up."""
-    # What is learnt is wrong for the end of the text: the validation loss rises from the start.
+    # What is learned is wrong for the end of the text: the validation loss rises from the start.
     (tmp_path / "text.txt").write_text("ab" * 900 + "cd" * 100)
     for folder, epochs, begins in (("run", 4, True), ("run", 5, False), ("whole", 5, True)):
         recipe = tiny_recipe(tmp_path, **AVERAGING | {"learning_rate": 1.0, "epochs": epochs})

@@ -1,4 +1,4 @@
-"""Figures: one colour and one marker per net in all studies, safe for the colour-blind."""
+"""Figures: one color and one marker per net in all studies, safe for the color-blind."""
 
 import matplotlib
 
@@ -9,11 +9,11 @@ import matplotlib.pyplot as plt  # noqa: E402
 from keras_streams.files import atomic_write  # noqa: E402
 
 # Okabe and Ito's palette.
-COLOURS = {"tcn": "#0072B2", "lstm": "#D55E00", "gru": "#009E73", "rnn": "#CC79A7"}
+COLORS = {"tcn": "#0072B2", "lstm": "#D55E00", "gru": "#009E73", "rnn": "#CC79A7"}
 MARKERS = {"tcn": "o", "lstm": "s", "gru": "^", "rnn": "D"}
 # The LRU paper's nets.
-LATTICE_COLOURS = {
-    "lstm": COLOURS["lstm"], "gru": COLOURS["gru"], "grid_lstm": "#CC79A7", "rhn": "#000000",
+LATTICE_COLORS = {
+    "lstm": COLORS["lstm"], "gru": COLORS["gru"], "grid_lstm": "#CC79A7", "rhn": "#000000",
     "ps_lru": "#E69F00", "rg_lru": "#56B4E9", "lru": "#0072B2",
 }  # fmt: skip
 LATTICE_MARKERS = {
@@ -64,7 +64,7 @@ def save(figure, study):
 def lattice_style(net):
     """Matplotlib options of a line; dashed and hollow where the paper's program decides."""
     name = net.removesuffix("_authors")
-    style = {"color": LATTICE_COLOURS[name], "marker": LATTICE_MARKERS[name], "markersize": 5}
+    style = {"color": LATTICE_COLORS[name], "marker": LATTICE_MARKERS[name], "markersize": 5}
     return style if name == net else {**style, "linestyle": "--", "markerfacecolor": "white"}
 
 

@@ -151,7 +151,7 @@ class Music(Task):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Text(Task):
-    """Language modelling with tied embeddings (section 5.3); TCN only."""
+    """Language modeling with tied embeddings (section 5.3); TCN only."""
 
     recipe: Recipe  # embedding and dropouts
     segment: int

@@ -273,20 +273,20 @@ def ridge(x: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np.ndarray, 
     known = s > 1e-9 * max(s[0], 1.0)
     u, s, vt = u[:, known], s[known], vt[known]
     targets = 2.0 * (np.arange(classes) == labels[:, None]) - 1
-    centre = targets.mean(axis=0)
-    projected = u.T @ (targets - centre)
+    center = targets.mean(axis=0)
+    projected = u.T @ (targets - center)
     best = np.inf, None, None
     for penalty in _PENALTIES:
         kept = s**2 / (s**2 + penalty)
         leverage = 1 / len(x) + u**2 @ kept
-        left = (targets - centre - u @ (kept[:, None] * projected)) / (1 - leverage)[:, None]
+        left = (targets - center - u @ (kept[:, None] * projected)) / (1 - leverage)[:, None]
         error = np.mean(left**2)
         if error < best[0]:
             best = error, penalty, targets - left
     _, penalty, scores = best
     scale = min(_SCALES, key=lambda scale: _cross_entropy(scale * scores, labels))
     kernel = vt.T @ ((s / (s**2 + penalty))[:, None] * projected)
-    return scale * kernel, scale * centre
+    return scale * kernel, scale * center
 
 
 def _cross_entropy(logits, labels):
