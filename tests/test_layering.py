@@ -1,4 +1,4 @@
-"""Imports point one way: kernels <- layers <- models <- data, training <- zoo."""
+"""Imports point one way: kernels <- layers <- models <- data, training <- export <- zoo."""
 
 import ast
 import pathlib
@@ -46,7 +46,7 @@ def imported(source, package):
 
 
 def upward(module, source):
-    """Names that a module imports from its own height or above, but for its own package."""
+    """Names that a module imports from its own height or above, except from its own package."""
     own = module.split("/")[0]
     package = ".".join(["trellis_keras", *module.split("/")[:-1]])
     parts = (name.split(".") for name in imported(source, package))

@@ -134,7 +134,7 @@ def test_without_start_levels_biases_leak_in(cell):
 
 
 def test_weights_are_those_of_equation_5():
-    """Of a GRU of 2 layers: the sum of its biases but for the candidates', nothing elsewhere."""
+    """Of a GRU of 2 layers: the sum of its biases except the candidates', nothing elsewhere."""
     lower, upper = random_stack("gru", [2, 1])
     trellis = to_trellis([lower, upper], 4)
     K1, U1, b1 = lower.get_weights()

@@ -187,7 +187,7 @@ def _check_whole(run):
 
 
 def _check_same(paths, recipes):
-    """Raises unless all recipes are the same but for their seeds, which differ."""
+    """Raises unless all recipes differ in their seeds, and only in these."""
     ours, seeds = _identity(recipes[0]), []
     for path, recipe in zip(paths, recipes, strict=True):
         its = _identity(recipe)

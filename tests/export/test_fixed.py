@@ -18,7 +18,7 @@ from tests.export.test_c import GCC, classifier, compile_c, language_model
 from trellis_keras.export import export, native
 from trellis_keras.layers import TCN, MixtureOfSoftmaxes
 
-# A walk, as of a sensor: smooth, with large and small values.
+# A random walk, like the data of a sensor: smooth, with large and small values.
 X = np.random.default_rng(0).normal(size=(120, CHANNELS)).cumsum(axis=0).astype("float32") / 4
 QUICK = range(4)
 

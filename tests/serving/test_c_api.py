@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="needs a C compiler: gcc is not installed"),
     pytest.mark.skipif(
         not (TENSORFLOW / "libtensorflow_cc.so.2").is_file(),
-        reason="needs TensorFlow's C library, which this wheel has not",
+        reason="needs TensorFlow's C library, which this wheel lacks",
     ),
 ]
 

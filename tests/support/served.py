@@ -136,7 +136,7 @@ def call(endpoint, inputs):
     return {name: value.numpy() for name, value in outputs.items()}
 
 def stream(signatures, name, array, read=0):
-    # As a client does it: `read` steps at once, then one by one, with the cache going to and fro.
+    # As a client does it: `read` steps at once, then one by one, sending the cache each time.
     if read:
         answer = call(signatures["prefill"], {name: array[:, :read]})
     else:

@@ -42,7 +42,7 @@ def test_a_run_on_a_full_disk_resumes_when_there_is_room(tmp_path):
                 runs.train(recipe, view)
 
 
-# In a process of its own: TensorFlow's writers do not get over it.
+# In a process of its own: TensorFlow's writers do not recover from it.
 TENSORBOARD = """
 import pathlib, sys
 import keras, numpy as np

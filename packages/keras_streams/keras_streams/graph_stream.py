@@ -51,8 +51,9 @@ def to_stream(
     after the sequence. With strides, `padding="same"` depends on the sequence length. The stream
     then uses the model's own length or, if it is unknown, assumes a multiple of the rate.
 
-    Outputs without a time axis, as of `GlobalAveragePooling1D` or `return_sequences=False`, cover
-    the steps so far: y at step t is the output for the sequence that ends with step `t - delay`.
+    Outputs without a time axis, such as those of `GlobalAveragePooling1D` or
+    `return_sequences=False`, cover the steps so far: y at step t is the output for the sequence
+    that ends with step `t - delay`.
 
     Dropout is inactive. A layer that is called several times has one state per call.
 

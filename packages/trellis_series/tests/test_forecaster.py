@@ -99,7 +99,7 @@ def test_gaps_neither_hide_the_other_values_nor_count():
 
 
 def test_offsets_of_large_and_small_gaps_are_finite():
-    """A series that hardly changes, but for jumps of a thousand times its usual step."""
+    """A series that hardly changes, except for jumps of a thousand times its usual step."""
     rng = np.random.default_rng(0)
     x = np.repeat(rng.choice([0.0, 10, 20, 30], 40), 50) + 0.01 * rng.normal(size=2_000)
     x = x[:, None].astype("float32")

@@ -118,7 +118,7 @@ def _decimal(sample, separator):
 def check_output(
     path: pathlib.Path, inputs: Iterable[pathlib.Path], overwrite: bool
 ) -> pathlib.Path:
-    """Returns the path of a file to write, after checks that the work would not be in vain.
+    """Returns the path of a file to write, after checks that it can be written.
 
     Raises:
         ValueError: If it is an input file, not a file, or exists without `overwrite`.
