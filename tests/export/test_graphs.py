@@ -296,6 +296,7 @@ STEPS = {
     "scale of an axis": layers.Rescaling(np.arange(3.0).reshape(3, 1)),
     "sums": lambda x: ops.cumsum(x, axis=-1),
     "slopes": layers.PReLU(shared_axes=[1]),
+    "padded": lambda x: ops.pad(x, [[0, 0], [0, 0], [1, 0], [0, 2]], constant_values=1.5),
     "repeated": lambda x: ops.repeat(x, 2, axis=-1),
     "comparison": lambda x: ops.where(ops.logical_and(x > 0.1, x < 0.5), ops.sin(x), -x),
     "largest": lambda x: ops.cast(ops.argmax(x, axis=-1), "float32"),

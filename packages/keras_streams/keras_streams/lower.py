@@ -256,7 +256,7 @@ class _Lowering:
 
         given = keras.tree.map_structure(at, (args, kwargs), (list(old.args), dict(old.kwargs)))
         if type(node.operation).__name__ == "Pad":
-            given = _padded_args(self, node.operation, *given)
+            given = _padded_args(self, node, given[0][0])
         result = node.operation.call(*given[0], **given[1])
         return keras.tree.map_structure(lambda y: Cells(_numbers(y)), result)
 
@@ -448,17 +448,14 @@ def _tensordot_subscripts(left, right, axes):
     return f"{''.join(a)},{''.join(b)}->{''.join(out)}"
 
 
-def _padded_args(lowering, operation, args, kwargs):
-    """Returns the arguments of `ops.pad`, with the address of the padding's number."""
-    value = getattr(operation, "constant_values", None)
-    args = list(args)
-    for i, item in enumerate(args[1:], 1):
-        if item is not None:
-            value = args[i]
-    if value is None or np.all(_numbers(value) == 0):
-        return args[:1], {}
-    address = int(lowering.constant(np.full(1, _numbers(value), "float32"))[0])
-    return [args[0], address], {}
+def _padded_args(lowering, node, x):
+    """Returns the arguments of `ops.pad` for addresses, with that of the padding's number."""
+    args, kwargs = node.arguments.args, node.arguments.kwargs
+    value = args[1] if len(args) > 1 else kwargs.get("constant_values")
+    if value is None or _numbers(value) == 0:
+        return [x], {}
+    dtype = lowering.program.element_type(node.outputs[0].dtype)
+    return [x, int(lowering.constant(np.full(1, _numbers(value), dtype))[0])], {}
 
 
 # Composites: operations in terms of others. Each takes the operation, for its options.
@@ -583,6 +580,11 @@ def _cumsum(o, x):
 def _glu(o, x):
     a, gate = ops.split(x, 2, o.axis)
     return a * ops.sigmoid(gate)
+
+
+def _sign(o, x):
+    rest = ops.minimum(x, 0.0)  # 0, or NaN
+    return ops.where(x > 0, 1.0, ops.where(x < 0, -1.0, rest))
 
 
 def _threshold(o, x):
@@ -725,7 +727,7 @@ COMPOSITES: dict[str, Callable] = {
     "Relu6": lambda o, x: ops.minimum(ops.maximum(x, 0.0), 6.0),
     "Selu": lambda o, x: 1.0507009873554805 * _elu(o, x, 1.6732632423543772),
     "SeparableConv": _separable_conv,
-    "Sign": lambda o, x: ops.where(x > 0, 1.0, ops.where(x < 0, -1.0, 0.0)),
+    "Sign": _sign,
     "Silu": lambda o, x: x * ops.sigmoid(x),
     "Softmax": _softmax,
     "Softplus": _softplus,
