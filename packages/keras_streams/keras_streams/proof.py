@@ -313,7 +313,7 @@ def _each_step_alone(stream, planned, inputs):
             xs = [ops.cast(change(z), x.dtype) if is_float(x.dtype) else x for x, z in pairs]
         together = call(xs)
         try:
-            alone = _alone(stream, call, part, xs)
+            alone = _alone(stream, call, xs)
         except Exception as error:  # whatever an operation raises that needs more than one step
             text = f"{part.difference} It raised {type(error).__name__} for a single step: {error}"
             raise call.refusal(text) from error
@@ -322,7 +322,7 @@ def _each_step_alone(stream, planned, inputs):
             yield _Pair(call, part, None, dtype, y, wanted)
 
 
-def _alone(stream, call, part, xs):
+def _alone(stream, call, xs):
     """Returns the outputs of an operation that gets each step as a sequence of one step."""
     rows, steps = xs[0].shape[:2]
     if stream.has_fixed_rows:
