@@ -173,7 +173,7 @@ def test_weights_in_a_file_of_their_own(tmp_path, monkeypatch):
     for module in ("keras_streams.compiled", "keras_streams.c"):
         monkeypatch.setattr(f"{module}.find_compiler", lambda: None)
     with pytest.warns(UserWarning, match="model_test.c"):
-        keras_streams.export(model, tmp_path / "model.c", weights="file")
+        export(model, tmp_path / "model.c", format="c", weights="file")
     size = int(re.search(r"WEIGHT_BYTES (\d+)", (tmp_path / "model.h").read_text())[1])
     assert (tmp_path / "model.bin").stat().st_size == size
     assert "static const float" not in (tmp_path / "model.c").read_text()
@@ -182,6 +182,8 @@ def test_weights_in_a_file_of_their_own(tmp_path, monkeypatch):
     assert run.returncode == 0, run.stdout
     with pytest.raises(ValueError, match="`weights` must be 'code', or 'file'"):
         keras_streams.export(model, tmp_path / "other.c", weights="bytes")
+    with pytest.raises(ValueError, match="`weights`"):
+        export(model, tmp_path / "serving", weights="file")
 
 
 def test_a_difference_from_keras_is_an_error(tmp_path, monkeypatch):

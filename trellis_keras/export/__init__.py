@@ -38,6 +38,7 @@ def export(
     overwrite: bool = False,
     representative_data: np.ndarray | None = None,
     quantization_tolerance: float = FIXED_TOLERANCE,
+    weights: str = "code",
 ) -> pathlib.Path:
     """Exports a model to a SavedModel, LiteRT, ONNX, C or WebAssembly.
 
@@ -80,6 +81,8 @@ def export(
         quantization_tolerance: Positive float, the largest difference between quantized C and Keras
             on `representative_data` with which a file is written, in units of the largest output.
             Defaults to 0.05.
+        weights: `"code"`, or for C `"file"`, to write the weights to `model.bin` instead, as in
+            `keras_streams.export`. Defaults to `"code"`.
 
     Returns:
         The path that was written: for a SavedModel, the folder of the version.
@@ -123,11 +126,13 @@ def export(
             f"Received: quantization={quantization!r}, format={format!r}"
         )
     if format != "c" and (
-        representative_data is not None or quantization_tolerance != FIXED_TOLERANCE
+        representative_data is not None
+        or quantization_tolerance != FIXED_TOLERANCE
+        or weights != "code"
     ):
         raise ValueError(
-            "`representative_data` and `quantization_tolerance` are only for format='c'. Received: "
-            f"format={format!r}"
+            "`representative_data`, `quantization_tolerance` and `weights` are only for "
+            f"format='c'. Received: format={format!r}"
         )
     path = pathlib.Path(path).expanduser()
     if format == "c":
@@ -139,6 +144,7 @@ def export(
             quantization,
             representative_data,
             quantization_tolerance,
+            weights,
         )
     if format == "wasm":
         return write_wasm(model, path, series, overwrite)
