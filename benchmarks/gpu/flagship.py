@@ -27,7 +27,7 @@ from benchmarks.gpu.work import operations
 from benchmarks.worker import timed
 from trellis_keras import zoo
 from trellis_keras.data import EpochOrder
-from trellis_keras.training import BestModel, Checkpoint, HistoryCSV, StopOnNaN, set_seeds
+from trellis_keras.training import Checkpoint, HistoryCSV, StopOnNaN, set_seeds
 from trellis_keras.zoo import environment
 from trellis_keras.zoo import run as runs
 
@@ -91,7 +91,10 @@ def train(
             StopOnNaN(),
             EpochOrder(stream),
             *recipe.callbacks(),
-            Seeds(recipe.seed),
+            # As `Checkpoint` does.
+            keras.callbacks.LambdaCallback(
+                on_epoch_begin=lambda epoch, logs: set_seeds(net, recipe.seed, epoch)
+            ),
             HistoryCSV(folder / "history.csv"),
             best,
         ],
@@ -231,18 +234,7 @@ class StepTimes(keras.callbacks.Callback):
         self.ends.append(time.perf_counter())
 
 
-class Seeds(keras.callbacks.Callback):
-    """Seeds the random generators at each epoch, as `Checkpoint` does."""
-
-    def __init__(self, seed):
-        super().__init__()
-        self.seed = seed
-
-    def on_epoch_begin(self, epoch, logs=None):
-        set_seeds(self.model, self.seed, epoch)
-
-
-class Best(BestModel):
+class Best(keras.callbacks.Callback):
     """Keeps the best weights in memory, and copies them to the output once a minute.
 
     Args:
@@ -251,8 +243,9 @@ class Best(BestModel):
     """
 
     def __init__(self, folder, end):
-        super().__init__(folder / "unused")
+        super().__init__()
         self.folder, self.end = folder, end
+        self.best = math.inf
         self.weights, self.epoch = None, None
         self._saved, self._before = time.monotonic(), None
 

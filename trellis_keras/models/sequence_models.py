@@ -251,11 +251,11 @@ class SequenceModel(BackboneModel):
     _outputs_are_logits = False
 
     def _default_loss(self):
-        """Returns the loss that `compile` uses if none is given."""
+        """Returns the default loss of `compile`."""
         raise NotImplementedError(f"{type(self).__name__} must define `_default_loss()`.")
 
     def _default_metrics(self):
-        """Returns the list of metrics that `compile` uses if none are given."""
+        """Returns the default metrics of `compile`, a list."""
         raise NotImplementedError(f"{type(self).__name__} must define `_default_metrics()`.")
 
     def compile(
