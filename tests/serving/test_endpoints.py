@@ -1,19 +1,21 @@
-"""SavedModels of every kind of model give Keras' numbers, in a process without Keras."""
+"""SavedModels of every kind of model give Keras' numbers.
+
+`test_c_api.py` asks one in a process that has neither Python nor Keras.
+"""
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from tests.support.parameters import slow_but
 from tests.support.served import (
     LANGUAGE,
     MODELS,
     WITH_TEXT,
-    ask,
     inputs,
     scores,
     scores_so_far,
 )
-
-pytestmark = pytest.mark.slow  # the other files of this folder ask the same of some models
 
 SHAPES = [(1, 1), (3, 17)]
 STEPS = 40  # several times around every buffer of a stream
@@ -21,31 +23,38 @@ SOME = [1, 2, 7, STEPS]
 TEXTS = ["a", "a cab", "bad  ", "a\nb a"]
 
 
-def requests(model, name):
-    """{what is asked: (endpoint, inputs)}"""
-    what, array = inputs(model, 2, STEPS)
-    asked = {shape: ("serving_default", dict([inputs(model, *shape)])) for shape in SHAPES}
-    asked["stream"] = "stream", {"name": what, "array": array}
-    if name in LANGUAGE:
-        asked["prefill and stream"] = "stream", {"name": what, "array": array[:, :12], "read": 5}
-        prompts = {"tokens": inputs(model, 3, 4)[1], "max_length": 12}
-        asked["greedy"] = "generate", {**prompts, "temperature": 0.0, "seed": 7}
-        for again, seed in enumerate((7, 7, 8)):
-            asked["drawn", again] = "generate", {**prompts, "temperature": 1.0, "seed": seed}
-    if name in WITH_TEXT:
-        asked["score_text"] = "score_text", {"text": [*TEXTS, ""]}
-        options = {"max_new_tokens": 6, "temperature": 0.0, "seed": 0}
-        asked["generate_text"] = "generate_text", {"text": TEXTS, **options}
-    return asked
-
-
 @pytest.fixture(scope="module")
-def answers(exported, tmp_path_factory):
-    """{model: {what was asked: the answer}}"""
-    asked = {name: requests(exported(name)[0], name) for name in MODELS}
-    flat = [(exported(name)[1], *of) for name in asked for of in asked[name].values()]
-    found = iter(ask(flat, tmp_path_factory.mktemp("asked")))
-    return {name: dict(zip(of, found, strict=False)) for name, of in asked.items()}
+def served(exported):
+    """`served(name)`: a model, and a function that asks an endpoint of its SavedModel."""
+    loaded = {}
+
+    def get(name):
+        model, path = exported(name)
+        if name not in loaded:
+            loaded[name] = tf.saved_model.load(str(path)).signatures
+
+        def ask(endpoint, **inputs):
+            tensors = {key: tf.constant(value) for key, value in inputs.items()}
+            answer = loaded[name][endpoint](**tensors)
+            return {key: tensor.numpy() for key, tensor in answer.items()}
+
+        return model, ask
+
+    return get
+
+
+def stream(ask, name, array, read=0):
+    """The scores of a stream after `read` steps at once, by a client that sends the cache."""
+    if read:
+        answer = ask("prefill", **{name: array[:, :read]})
+    else:
+        answer = ask("initial_cache", batch_size=len(array))
+    found = []
+    for t in range(read, array.shape[1]):
+        cache = {key: value for key, value in answer.items() if key.startswith("cache_")}
+        answer = ask("step", **{name: array[:, t]}, **cache)
+        found += [value for key, value in answer.items() if not key.startswith("cache_")]
+    return np.stack(found, axis=1)
 
 
 def assert_equal(answer, expected):
@@ -53,46 +62,56 @@ def assert_equal(answer, expected):
     np.testing.assert_allclose(answer, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_any_batch_of_any_length(exported, answers, name):
-    model = exported(name)[0]
+@pytest.mark.parametrize("name", slow_but(MODELS, "trellisnet"))
+def test_any_batch_of_any_length(served, name):
+    model, ask = served(name)
     for shape in SHAPES:
-        expected_name, expected = scores(model, inputs(model, *shape)[1])
-        assert list(answers[name][shape]) == [expected_name]
-        assert_equal(answers[name][shape][expected_name], expected)
+        what, array = inputs(model, *shape)
+        ((found_name, found),) = ask("serving_default", **{what: array}).items()
+        expected_name, expected = scores(model, array)
+        assert found_name == expected_name
+        assert_equal(found, expected)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_stream_of_steps_equals_one_request(exported, answers, name):
-    model, stream = exported(name)[0], answers[name]["stream"]
-    expected = scores_so_far(model, inputs(model, 2, STEPS)[1], SOME)
-    assert_equal(stream[:, [time - 1 for time in SOME]], expected)
+@pytest.mark.parametrize("name", slow_but(MODELS, "trellisnet", "regressor"))
+def test_a_stream_of_steps_equals_one_request(served, name):
+    model, ask = served(name)
+    what, array = inputs(model, 2, STEPS)
+    found = stream(ask, what, array)[:, [time - 1 for time in SOME]]
+    assert_equal(found, scores_so_far(model, array, SOME))
 
 
-@pytest.mark.parametrize("name", LANGUAGE)
-def test_a_stream_continues_from_prefill(exported, answers, name):
-    model = exported(name)[0]
-    whole = scores(model, inputs(model, 2, STEPS)[1])[1]
-    assert_equal(answers[name]["prefill and stream"], whole[:, 5:12])
+@pytest.mark.parametrize("name", slow_but(LANGUAGE, "trellisnet"))
+def test_a_stream_continues_from_prefill(served, name):
+    model, ask = served(name)
+    what, array = inputs(model, 2, 12)
+    assert_equal(stream(ask, what, array, read=5), scores(model, array)[1][:, 5:])
 
 
-@pytest.mark.parametrize("name", LANGUAGE)
-def test_generate(exported, answers, name):
-    model, of = exported(name)[0], answers[name]
+@pytest.mark.parametrize("name", slow_but(LANGUAGE, "trellisnet"))
+def test_generate(served, name):
+    model, ask = served(name)
     prompts = inputs(model, 3, 4)[1]
-    for what in ("greedy", ("drawn", 0)):
-        assert of[what]["tokens"].dtype == "int32"
-        assert of[what]["tokens"].shape == (3, 12)
-        np.testing.assert_array_equal(of[what]["tokens"][:, :4], prompts)
-    best = scores(model, of["greedy"]["tokens"])[1].argmax(axis=-1)
-    np.testing.assert_array_equal(of["greedy"]["tokens"][:, 4:], best[:, 3:-1])
-    first, again, other = (of["drawn", i]["tokens"].tolist() for i in range(3))
-    assert first == again != other
+
+    def generate(temperature, seed):
+        asked = {"max_length": 12, "temperature": temperature, "seed": seed}
+        return ask("generate", tokens=prompts, **asked)["tokens"]
+
+    greedy, first, again, other = (
+        generate(t, s) for t, s in ((0.0, 7), (1.0, 7), (1.0, 7), (1.0, 8))
+    )
+    for tokens in (greedy, first):
+        assert (tokens.dtype, tokens.shape) == ("int32", (3, 12))
+        np.testing.assert_array_equal(tokens[:, :4], prompts)
+    best = scores(model, greedy)[1].argmax(axis=-1)
+    np.testing.assert_array_equal(greedy[:, 4:], best[:, 3:-1])
+    assert first.tolist() == again.tolist() != other.tolist()
 
 
-@pytest.mark.parametrize("name", WITH_TEXT)
-def test_score_text(exported, answers, name):
-    model, answer = exported(name)[0], answers[name]["score_text"]
+@pytest.mark.parametrize("name", slow_but(WITH_TEXT, "trellisnet"))
+def test_score_text(served, name):
+    model, ask = served(name)
+    answer = ask("score_text", text=[*TEXTS, ""])
     rows = [model.vocabulary.encode(text, final_eos=False) for text in TEXTS]
     log_p = [scores(model, row[None])[1][0] for row in rows]
     sums = [p[range(len(row) - 1), row[1:]].sum() for p, row in zip(log_p, rows, strict=True)]
@@ -100,10 +119,11 @@ def test_score_text(exported, answers, name):
     assert answer["num_tokens"].tolist() == [*(len(row) - 1 for row in rows), 0]
 
 
-@pytest.mark.parametrize("name", WITH_TEXT)
-def test_generate_text_continues_texts_of_any_length(exported, answers, name):
-    model = exported(name)[0]
-    for text, answer in zip(TEXTS, answers[name]["generate_text"]["text"], strict=True):
+@pytest.mark.parametrize("name", slow_but(WITH_TEXT, "trellisnet"))
+def test_generate_text_continues_texts_of_any_length(served, name):
+    model, ask = served(name)
+    answers = ask("generate_text", text=TEXTS, max_new_tokens=6, temperature=0.0, seed=0)["text"]
+    for text, answer in zip(TEXTS, answers, strict=True):
         ids = model.vocabulary.encode(text, final_eos=False)
         for _ in range(6):
             ids = np.append(ids, scores(model, ids[None])[1][0, -1].argmax())

@@ -89,7 +89,6 @@ def run_without_checks(path, endpoint, **inputs):
     [
         ("regressor", "serving_default", {"inputs": np.zeros((1, 10, 5), "float32")}),
         ("regressor", "serving_default", {"inputs": np.zeros((10, 2), "float32")}),
-        ("trellisnet", "serving_default", {"tokens": np.zeros(3, "int32")}),
         ("trellisnet", "prefill", {"tokens": np.zeros(3, "int32")}),
     ],
 )

@@ -99,35 +99,6 @@ def test_a_keras_model_with_a_delay_and_a_rate(format, tmp_path):
     np.testing.assert_allclose(np.concatenate(found), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_mean_over_millions_of_steps(tmp_path):
-    model = keras.Sequential([keras.Input((None, 1)), keras.layers.GlobalAveragePooling1D()])
-    stream, cache = to_stream(model), None
-    for _ in range(9):  # more than 2^24 steps, at which a float32 stops counting
-        _, cache = stream.prefill(tf.ones((1, 2**21, 1)), cache)
-    path = export(model, tmp_path / "mean.tflite", format="litert")
-    step = tf.lite.Interpreter(str(path)).get_signature_runner("step")
-    leaves = keras.tree.flatten_with_path(cache)
-    cache = {"_".join(["cache", *map(str, path)]): np.array(leaf) for path, leaf in leaves}
-    for _ in range(500):
-        answer = step(inputs=np.full((1, 1), 2.0, "float32"), **cache)
-        cache = {name: answer[name] for name in cache}
-    expected = 1 + 500 / (9 * 2**21 + 500)
-    np.testing.assert_allclose(answer["outputs"], [[expected]], rtol=1.5e-7)
-
-
-@pytest.mark.slow
-def test_int8_is_smaller_and_costs_little():
-    from benchmarks import int8
-
-    model = LanguageModel(11, 60, TCN(60, kernel_size=3, depth=2, seed=0), seed=0)
-    model.build((None, None))
-    rows = int8.compare(model, inputs(model, 1, STEPS)[1][0])
-    whole, quantized = (rows[name] for name in int8.FILES)
-    assert rows["Keras"]["bpc"] == pytest.approx(whole["bpc"], abs=1e-5)
-    assert 0 < abs(quantized["bpc"] - whole["bpc"]) < 0.05
-    assert quantized["bytes"] < 2 * model.count_params() < 4 * model.count_params() < whole["bytes"]
-
-
 def test_wrong_paths(tmp_path):
     model = small_model("adaptive")
     for format, suffix in (("litert", ".tflite"), ("onnx", ".onnx")):
@@ -188,18 +159,3 @@ def test_missing_packages_are_named(tmp_path, monkeypatch):
     monkeypatch.delattr(tf, "lite")
     with pytest.raises(ImportError, match="pip install tensorflow=="):
         export(model, tmp_path / "a.tflite", format="litert")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_openvino_reads_saved_models(exported, name):
-    core = pytest.importorskip("openvino", reason="needs OpenVINO: pip install openvino").Core()
-    model, path = exported(name)
-    # Its own default is less than float32 on some processors.
-    compiled = core.compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    for shape in ((1, 9), (3, 17)):
-        what, array = inputs(model, *shape)
-        (answer,) = compiled({what: array}).values()
-        expected = scores_so_far(model, array, [shape[1]])[:, 0]
-        answer = answer[:, -1] if answer.ndim == 3 else answer
-        np.testing.assert_allclose(answer, expected, rtol=0, atol=1e-5)

@@ -2,7 +2,6 @@
 
 import pathlib
 import sys
-import threading
 
 import keras
 import numpy as np
@@ -75,35 +74,22 @@ def test_wrong_paths_and_versions(quick, tmp_path, path, version, message):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_two_processes_at_once(quick, tmp_path, monkeypatch):
-    both = threading.Barrier(2)
-    rename = module._rename_to_version
+@pytest.mark.parametrize("version", [None, 1])
+def test_another_process_takes_the_version_meanwhile(quick, tmp_path, monkeypatch, version):
+    rename = pathlib.Path.rename
 
-    def together(folder, path, version):
-        both.wait(timeout=60)
-        return rename(folder, path, version)
+    def late(folder, target):
+        (tmp_path / "1").mkdir(exist_ok=True)
+        (tmp_path / "1" / "saved_model.pb").touch()
+        return rename(folder, target)
 
-    monkeypatch.setattr(module, "_rename_to_version", together)
-    threads = [threading.Thread(target=quick, args=(tmp_path / "model",)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert names(tmp_path / "model") == ["1", "2"]
-
-
-def test_another_process_takes_the_version_meanwhile(quick, tmp_path, monkeypatch):
-    rename = module._rename_to_version
-
-    def late(folder, path, version):
-        (path / "3").mkdir()
-        (path / "3" / "saved_model.pb").touch()
-        return rename(folder, path, version)
-
-    monkeypatch.setattr(module, "_rename_to_version", late)
-    with pytest.raises(ValueError, match="3 already exists"):
-        quick(tmp_path, 3)
-    assert names(tmp_path) == ["3"]
+    monkeypatch.setattr(pathlib.Path, "rename", late)
+    if version is None:
+        assert quick(tmp_path) == tmp_path / "2"
+    else:
+        with pytest.raises(ValueError, match="1 already exists"):
+            quick(tmp_path, version)
+    assert names(tmp_path) == (["1", "2"] if version is None else ["1"])
 
 
 def test_a_failed_export_leaves_nothing(model, tmp_path, monkeypatch):

@@ -1,13 +1,10 @@
-"""Small models of every kind, what Keras makes of requests, and a process that has no Keras."""
-
-import pickle
+"""Small models of every kind, and what Keras makes of requests."""
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from tests.support.processes import run_script
 from trellis_keras.data import Vocabulary
 from trellis_keras.layers import (
     LRU,
@@ -124,58 +121,3 @@ def scores_so_far(model, array, times):
     """Returns the scores (batch, len(times), ...) of rows that end at each of `times`."""
     found = [scores(model, array[:, :time])[1] for time in times]
     return np.stack([f[:, -1] if f.ndim == 3 else f for f in found], axis=1)
-
-
-_CLIENT = """
-import pickle
-import sys
-import tensorflow as tf
-
-def call(endpoint, inputs):
-    outputs = endpoint(**{name: tf.constant(value) for name, value in inputs.items()})
-    return {name: value.numpy() for name, value in outputs.items()}
-
-def stream(signatures, name, array, read=0):
-    # As a client does it: `read` steps at once, then one by one, sending the cache each time.
-    if read:
-        answer = call(signatures["prefill"], {name: array[:, :read]})
-    else:
-        answer = call(signatures["initial_cache"], {"batch_size": len(array)})
-    scores = []
-    for t in range(read, array.shape[1]):
-        cache = {key: value for key, value in answer.items() if key.startswith("cache_")}
-        answer = call(signatures["step"], {name: array[:, t], **cache})
-        scores += [value for key, value in answer.items() if not key.startswith("cache_")]
-    return tf.stack(scores, axis=1).numpy()
-
-answers = []
-with open(sys.argv[1], "rb") as file:
-    requests = pickle.load(file)
-models = {path: tf.saved_model.load(path) for path in {path for path, _, _ in requests}}
-for path, name, inputs in requests:
-    signatures = models[path].signatures
-    if name == "stream":
-        answers.append(stream(signatures, **inputs))
-    else:
-        answers.append(call(signatures[name], inputs))
-with open(sys.argv[2], "wb") as file:
-    pickle.dump(answers, file)
-"""
-
-
-def ask(requests, folder):
-    """Asks SavedModels in a process that has TensorFlow, but neither Keras nor this package.
-
-    Args:
-        requests: List of (path, endpoint, dict of inputs). The endpoint `"stream"` stands for
-            `initial_cache` or `prefill`, and a `step` for each further step.
-        folder: For the files that go there and back.
-
-    Returns:
-        The list of answers: dicts of arrays, or the scores of a stream (batch, time, ...).
-    """
-    requests = [(str(path), name, inputs) for path, name, inputs in requests]
-    (folder / "requests").write_bytes(pickle.dumps(requests))
-    files = folder / "requests", folder / "answers"
-    run_script(_CLIENT, *files, block=("keras", "trellis_keras"), timeout=3600)
-    return pickle.loads((folder / "answers").read_bytes())
