@@ -5,110 +5,119 @@
 The TCN paper's Fig. 5 (Bai et al. 2018, section 5.4): accuracy on the ten digits that must be
 recalled T steps later. Chance level is 1/8. A TCN has the smallest depth whose receptive field
 covers the sequence, and the width of each model is chosen to match the size. Training stops once
-every digit of the validation split is correct, or after the authors' 50 passes over 10,000
+every digit of the validation split is correct, or after the authors' 50 epochs of 10,000
 sequences. The paper does not list its T; here they are spread over the figure's range.
 """
 
+import math
+import statistics
 from typing import Annotated
 
+import keras
+import study
 import typer
-from study import cli
 
-COLUMNS = ["net", "T", "seed", "parameters", "steps", "seconds", "recall_accuracy"]
+from trellis_keras import zoo
+from trellis_keras.zoo import run
+from trellis_keras.zoo.datasets.synthetic import COPIED
+
+COLUMNS = ["net", "T", "seed", "parameters", "steps", "recall_accuracy"]
 KERNEL = 8
-FULL = {"size": 10_000, "epochs": 50, "train": 10_000, "records": 50}
-QUICK = {"size": 10_000, "epochs": 3, "train": 960, "records": 6}
-DELAYS = [5, 10, 20, 30, 50, 75, 100, 150, 200, 250]
-QUICK_DELAYS = [1, 40]
+LABELS = {"tcn": "TCN", "lstm": "LSTM", "gru": "GRU"}
+STYLES = {"tcn": ("#0072B2", "o"), "lstm": ("#D55E00", "s"), "gru": ("#009E73", "^")}
+DELAYS = (5, 10, 20, 30, 50, 75, 100, 150, 200, 250)
 
 
 def main(
-    quick: cli.Quick = False,
-    output: cli.Output = None,
-    seed: cli.Seeds = (0,),
-    T: Annotated[list[int] | None, typer.Option("--delay", min=1, help="T, in steps.")] = None,
-    epochs: cli.Epochs = None,
+    quick: study.Quick = False,
+    output: study.Output = None,
+    seed: study.Seeds = (0,),
+    delays: Annotated[list[int] | None, typer.Option("--delay", min=1, help="T, in steps.")] = None,
+    epochs: study.Epochs = None,
 ):
     """Accuracy of recall against T, for TCN, LSTM and GRU of 10,000 parameters (Fig. 5)."""
-    settings = cli.settings(quick, QUICK if quick else FULL, epochs)
-    delays = T or (QUICK_DELAYS if quick else DELAYS)
-    run(cli.folder(output, "memory_horizon", quick), settings, delays, seed)
+    settings = {
+        "quick": quick,
+        "size": 10_000,
+        "epochs": epochs or (3 if quick else 50),
+        "train": 960 if quick else 10_000,
+    }
+    cells = study.Study("memory_horizon", output, settings, COLUMNS)
+    for one in seed:
+        for T in delays or ((1, 40) if quick else DELAYS):
+            for net in LABELS:
+                cells.measure(
+                    lambda work, **cell: train(settings, work, **cell), net=net, T=T, seed=one
+                )
+    plot(cells)
 
 
-def run(folder, settings, delays, seeds, nets=("tcn", "lstm", "gru")):
-    """The study: every net at every delay."""
-    from study.table import Study
-
-    study = Study("memory_horizon", folder, settings, COLUMNS)
-    for seed in seeds:
-        for T in delays:
-            for net in nets:
-                cell = {"net": net, "T": T, "seed": seed}
-                study.run(cell, lambda work, cell=cell: measure(settings, work, **cell))
-    plot(study)
-    return study
-
-
-def measure(settings, work, net, T, seed):
-    """Trains one net on one T."""
-    from study import nets, tasks, training
-
-    from trellis_keras.zoo.datasets.synthetic import COPIED
-
-    task = tasks.copy_memory(
-        T,
-        kernel_size=KERNEL,
-        depth=nets.depth(T + 2 * COPIED, KERNEL),
-        dropout=0.0,
-        recurrent=tasks.Recurrent(clip=1.0),
-    )
-    splits = tasks.load(task, settings["train"])
-    model = nets.build(net, task, size=settings["size"], seed=seed)
-    records = training.train(
-        model, task, splits, work, seed=seed, epochs=settings["epochs"],
-        records=settings["records"],
-        stop=lambda record: record["valid_recall"] == 1, label=f"{net}, T = {T}",
-    )  # fmt: skip
-    test = model.evaluate(task.stream(splits, "test", 0), verbose=0, return_dict=True)
-    last = records[-1]
+def train(settings, work, net, T, seed):
+    """Trains one net on one T and returns its row."""
+    recipe = recipe_of(settings, net, T, seed)
+    run.train(recipe, work, verbose=0, callbacks=[StopWhenAllIsRecalled()])
+    model, data = run.load_best(work), recipe.load_data()
+    x, y = data.test
+    recalled = model.predict(x, verbose=0)[:, -COPIED:].argmax(axis=-1)
     return [
         {
             "parameters": model.count_params(),
-            "steps": last["step"],
-            "seconds": last["seconds"],
-            "recall_accuracy": test["recall"],
+            "steps": run.epochs_done(work) * len(recipe.stream(data.train)),
+            "recall_accuracy": float((recalled == y[:, -COPIED:]).mean()),
         }
     ]
 
 
-def plot(study):
-    """Draws Fig. 5: mean over the seeds, and each seed as a marker."""
-    from study import figures
-    from study.nets import LABELS
+def recipe_of(settings, net, T, seed):
+    """Returns the zoo's recipe with T, the size of the study and no dropout."""
+    name = f"{net}_copy_memory"
+    options = {"dropout": 0.0, "seed": seed}
+    width = "hidden_units"
+    if net == "tcn":
+        options |= {"kernel_size": KERNEL, "depth": depth(T + 2 * COPIED)}
+        width = "filters"
 
-    rows = study.rows()
-    figure, (axis,) = figures.panels(1)
+    def count_params(units):
+        return getattr(zoo, name)(**{width: units}, **options).count_params()
+
+    options[width] = study.fitted_width(count_params, settings["size"])
+    tenth = settings["train"] // 10
+    data = {"T": T, "train": settings["train"], "valid": tenth, "test": tenth}
+    return zoo.recipe(name, epochs=settings["epochs"], **options).replace(data_options=data)
+
+
+def depth(steps):
+    """Returns the smallest number of TCN blocks whose receptive field covers that many steps."""
+    return math.ceil(math.log2((steps - 1) / (2 * (KERNEL - 1)) + 1))
+
+
+class StopWhenAllIsRecalled(keras.callbacks.Callback):
+    """Stops once all ten digits of every validation sequence are right."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = logs["val_recalled"] == 1
+
+
+def plot(cells):
+    """Draws Fig. 5: the mean over the seeds, and each seed as a marker."""
+    figure, (axis,) = study.panels(1)
+    rows = cells.rows()
     for net in dict.fromkeys(row["net"] for row in rows):
-        points = [(row["T"], 100 * row["recall_accuracy"]) for row in rows if row["net"] == net]
-        delays = sorted({T for T, _ in points})
-        of = {T: [value for t, value in points if t == T] for T in delays}
-        style = {"color": figures.COLORS[net]}
-        axis.plot(*zip(*points, strict=True), figures.MARKERS[net], markersize=5, **style)
-        axis.plot(
-            delays,
-            [sum(of[T]) / len(of[T]) for T in delays],
-            label=LABELS[net],
-            marker=figures.MARKERS[net],
-            markersize=5,
-            **style,
-        )
+        color, marker = STYLES[net]
+        found = {}
+        for row in rows:
+            if row["net"] == net:
+                found.setdefault(row["T"], []).append(100 * row["recall_accuracy"])
+        for T, values in found.items():
+            axis.plot([T] * len(values), values, marker, color=color, markersize=5)
+        means = sorted((T, statistics.fmean(values)) for T, values in found.items())
+        axis.plot(*zip(*means, strict=True), color=color, marker=marker, label=LABELS[net])
     axis.axhline(100 / 8, color="gray", linestyle=":", label="Guessing")
     axis.set(xlabel="Delay T in steps", ylabel="Accuracy of the ten digits in %", ylim=(0, 103))
-    size = study.settings["size"]
-    axis.set_title(f"Copy memory, nets of {size:,} parameters")
+    axis.set_title(f"Copy memory, nets of {cells.settings['size']:,} parameters")
     axis.legend()
-    figures.save(figure, study)
+    cells.save(figure)
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    study.run(main)

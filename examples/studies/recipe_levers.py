@@ -6,7 +6,11 @@ The recipe is that of `trellis-keras train tcn_jsb --setting fast`. Each variant
 component and changes nothing else. Results are lowest validation losses; the test split is unused.
 """
 
-from study import cli
+import csv
+
+import study
+
+from trellis_keras import zoo
 
 COLUMNS = ["lever", "seed", "epochs", "best_epoch", "valid"]
 MODEL = "tcn_jsb"
@@ -19,71 +23,49 @@ WITHOUT = {
     "the cosine": {"schedule": None},
     "dropout": {"dropout": 0.0},
 }
-# None: the recipe's.
-FULL = {"epochs": None}
-QUICK = {"epochs": 1}
 
 
 def main(
-    quick: cli.Quick = False,
-    output: cli.Output = None,
-    seed: cli.Seeds = (0, 1),
-    epochs: cli.WholeEpochs = None,
-    data_dir: cli.DataDir = None,
+    quick: study.Quick = False,
+    output: study.Output = None,
+    seed: study.Seeds = (0, 1),
+    epochs: study.Epochs = None,
+    data_dir: study.DataDir = None,
 ):
     """The fast recipe of tcn_jsb without each of its levers."""
-    settings = cli.changed(quick, QUICK if quick else FULL, epochs=epochs)
-    levers = list(WITHOUT)[:2] if quick else list(WITHOUT)
-    seeds = seed[:1] if quick else seed
-    run(cli.folder(output, "recipe_levers", quick), settings, levers, seeds, data_dir)
-
-
-def run(folder, settings, levers, seeds, data_dir=None):
-    """The study: every variant with every seed."""
-    from study.table import Study
-
-    study = Study("recipe_levers", folder, settings, COLUMNS)
-    for seed in seeds:
-        for lever in levers:
-            study.run(
-                {"lever": lever, "seed": seed},
-                lambda work, lever=lever, seed=seed: measure(settings, work, data_dir, lever, seed),
+    settings = {"quick": quick, "epochs": epochs or (1 if quick else None)}
+    cells = study.Study("recipe_levers", output, settings, COLUMNS)
+    for one in seed[:1] if quick else seed:
+        for lever in list(WITHOUT)[: 2 if quick else None]:
+            cells.measure(
+                lambda work, **cell: train(settings["epochs"], data_dir, work, **cell),
+                lever=lever,
+                seed=one,
             )
-    plot(study)
-    return study
+    plot(cells)
 
 
-def measure(settings, work, data_dir, lever, seed):
-    """Trains one variant."""
-    import csv
-
-    from trellis_keras import zoo
-
-    options = dict(WITHOUT[lever])
-    if settings["epochs"] is not None:
-        options["epochs"] = settings["epochs"]
+def train(epochs, data_dir, work, lever, seed):
+    """Trains one variant and returns its row."""
+    options = WITHOUT[lever] | ({"epochs": epochs} if epochs else {})
     recipe = zoo.recipe(MODEL, setting="fast", seed=seed, data_dir=data_dir, **options)
-    zoo.train(recipe, work / "run", verbose=2)
-    with open(work / "run" / "history.csv", newline="") as file:
-        epochs = list(csv.DictReader(file))
-    best = min(range(len(epochs)), key=lambda n: float(epochs[n]["val_loss"]))
-    valid = float(epochs[best]["val_loss"])
-    return [{"epochs": len(epochs), "best_epoch": best + 1, "valid": valid}]
+    zoo.train(recipe, work, verbose=2)
+    with open(work / "history.csv", newline="") as file:
+        losses = [float(row["val_loss"]) for row in csv.DictReader(file)]
+    valid = min(losses)
+    return [{"epochs": len(losses), "best_epoch": losses.index(valid) + 1, "valid": valid}]
 
 
-def plot(study):
-    """Draws the validation losses of the variants, with a dot per seed."""
-    from study import figures
-
-    rows = study.rows()
+def plot(cells):
+    """Draws the validation losses of the variants, a dot per seed."""
+    rows = cells.rows()
     levers = list(dict.fromkeys(row["lever"] for row in rows))
-    figure, (axis,) = figures.panels(1, columns=1)
-    places = [levers.index(row["lever"]) for row in rows]
-    axis.plot([row["valid"] for row in rows], places, "o", color=figures.COLORS["tcn"])
+    figure, (axis,) = study.panels(1)
+    axis.plot([row["valid"] for row in rows], [levers.index(row["lever"]) for row in rows], "o")
     axis.set(yticks=range(len(levers)), yticklabels=levers, xlabel="Frame NLL (validation)")
     axis.set(title=f"{MODEL} without ...", ylim=(len(levers) - 0.5, -0.5))
-    figures.save(figure, study)
+    cells.save(figure)
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    study.run(main)
