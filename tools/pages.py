@@ -98,11 +98,9 @@ The validation losses of all published runs, by epoch:
 
 ## Studies
 
-[examples/studies](../examples/studies/README.md) has a command for each figure of the papers
-(memory horizon, gradient norms, statistical efficiency, epochs to converge, convergence, ablation)
-and the results of those that were run: the memory horizon of networks with 10,000 parameters
-(TCN paper, Fig. 5), and the test loss by epoch of recurrent units of equal size (LRU paper, Figs. 3
-and 4).
+[examples/studies](../examples/studies/README.md) repeats two of the papers' comparisons: the memory
+horizon of networks with 10,000 parameters (TCN paper, Fig. 5), and the test loss by epoch of
+recurrent units of equal size (LRU paper, Figs. 3 and 4).
 
 ![Accuracy of recall by delay](../examples/studies/results/memory_horizon/memory_horizon.png)
 
