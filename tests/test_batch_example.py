@@ -57,29 +57,3 @@ def test_a_killed_worker(tmp_path):
     sums, counts = scoring.score_documents(load_best(run), texts)
     assert found["num_tokens"] == counts.tolist()
     np.testing.assert_allclose(found["log_probability"], sums, rtol=1e-4, atol=1e-4)
-
-
-FORECASTS = """
-import ray
-import forecast, workers
-
-ray.init(num_cpus=4, include_dashboard=False)
-workers.run(forecast.Forecast, workers.arguments(""))
-"""
-
-
-@pytest.mark.slow
-def test_forecasts(tmp_path):
-    pytest.importorskip("trellis_series")
-    rng = np.random.default_rng(0)
-    times = np.arange("2024-01", "2028-01", dtype="datetime64[M]").astype("datetime64[ns]")
-    y = 100 + 10 * np.sin(np.arange(48) * np.pi / 6) + rng.normal(size=(50, 48))
-    table = {"row": list(range(50)), "ds": [list(times)] * 50, "y": y.tolist()}
-    pq.write_table(pa.table(table), tmp_path / "series.parquet")
-    words = 12, tmp_path / "series.parquet", tmp_path / "forecasts"
-    run_script(FORECASTS, *words, timeout=900, PYTHONPATH=PATH)
-    files = sorted((tmp_path / "forecasts").glob("*.parquet"))
-    found = pa.concat_tables(map(pq.read_table, files)).to_pydict()
-    assert found["row"] == list(range(50))
-    expected = 100 + 10 * np.sin(np.arange(12) * np.pi / 6)
-    np.testing.assert_allclose(found["ours"], np.tile(expected, (50, 1)), atol=3)

@@ -1,18 +1,13 @@
 """examples/breakdown.py: the parts add up, and each is what it says it is."""
 
-import csv
-
 import numpy as np
 import pytest
 
-from examples.breakdown import main, measure
+from examples.breakdown import measure
 from tests.support.parameters import slow_but
-from tests.support.small_runs import tiny_run
-from trellis_keras import zoo
 from trellis_keras.data import TokenStream
 from trellis_keras.layers import TrellisLayer
 from trellis_keras.models import LanguageModel, Perplexity
-from trellis_keras.zoo import run as runs
 
 SIZE = 30
 RNG = np.random.default_rng(0)
@@ -63,18 +58,3 @@ def check_positions(model, stream):
     for row, values in zip(measure(model, stream, TRAIN)["position"], nll, strict=True):
         assert (row["tokens"], row["counted"]) == (len(values), row["position"] > 4)
         np.testing.assert_allclose(row["cross_entropy"], np.mean(values), rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_the_tables_and_plots_of_a_run(tmp_path):
-    run = tiny_run(tmp_path)
-    main([str(run), str(tmp_path / "parts"), "--split", "valid"])
-    names = ["frequency.csv", "frequency.png", "position.csv", "position.png"]
-    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == names
-    with open(tmp_path / "parts" / "position.csv", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["counted"] == "True"]
-    tokens = [int(row["tokens"]) for row in rows]
-    bits = np.average([float(row["bpc"]) for row in rows], weights=tokens)
-    results = runs.evaluate(zoo.read_recipe(run), run, "valid")
-    assert sum(tokens) == results["targets"]
-    assert bits == pytest.approx(results["bpc"], rel=1e-6)

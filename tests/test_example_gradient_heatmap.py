@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from examples.gradient_heatmap import LevelGradient, draw, train
+from examples.gradient_heatmap import LevelGradient
 from tests.support.gradients import value_and_gradients
 from trellis_keras import kernels
 from trellis_keras.layers import TrellisLayer
@@ -73,21 +73,3 @@ def test_the_gradient_of_each_level(model):
     share = sum(ops.convert_to_numpy(g).sum(axis=(0, 1)) for g in expected)
     np.testing.assert_allclose(ops.convert_to_numpy(gradients[bias]), share, rtol=1e-3, atol=1e-6)
     assert layer.cell is cell
-
-
-class Batches(keras.utils.PyDataset):
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        return X[2 * index : 2 * index + 2], Y[2 * index : 2 * index + 2]
-
-
-@pytest.mark.slow
-@pytest.mark.both_backends(slow=True)
-def test_the_heatmap(model, tmp_path):
-    rows, norms = train(model, Batches(), epochs=2, batches=2)
-    assert rows == ["1", "2", "3", "4"]
-    assert norms.shape == (4, 2) and np.all(norms > 0)
-    draw(norms, rows, tmp_path / "norms.png")
-    assert (tmp_path / "norms.png").read_bytes().startswith(b"\x89PNG")

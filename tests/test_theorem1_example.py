@@ -17,8 +17,6 @@ sys.path[:0] = [str(ROOT), str(EXAMPLE)]
 import measure_error  # noqa: E402
 import warm_start  # noqa: E402
 
-from benchmarks import theorem1  # noqa: E402
-
 PAGE = (ROOT / "docs" / "theorem1.md").read_text(encoding="utf-8")
 TINY = dataclasses.replace(
     warm_start.QUICK,
@@ -97,14 +95,3 @@ def test_errors_with_and_without_start_levels(monkeypatch):
     monkeypatch.setattr(measure_error, "TIME", 34)
     error, without = measure_error.errors_of(keras.layers.GRU, 2, seed=0)
     assert error < 1e-5 and without > 1e-2
-
-
-@pytest.mark.slow
-def test_the_benchmark_compares_equal_functions():
-    model = theorem1.lstm(4)
-    x = np.random.default_rng(0).normal(size=(2, 9, 4)).astype("float32")
-    windows = theorem1.every_window(model, 3)(x)
-    np.testing.assert_allclose(theorem1.converted(model, 3)(x), windows, atol=1e-6)
-    whole = theorem1.untruncated(model, 3)(x)
-    np.testing.assert_allclose(whole[:, :3], windows[:, :3], atol=1e-6)
-    assert np.max(np.abs(whole - windows)) > 1e-3
