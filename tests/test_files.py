@@ -1,11 +1,8 @@
-"""Atomic writes, folder locks, and archives that declare more than they hold."""
+"""Atomic writes, and archives that declare more than they hold."""
 
-import contextlib
 import errno
 import io
 import os
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -14,15 +11,14 @@ import pytest
 
 from keras_streams.files import atomic_write, write_files
 from tests.support.disks import NO_SPACE, fill, read_only, small_disk
-from tests.support.processes import ROOT
 from trellis_keras import files
 from trellis_keras.files import (
     atomic_folder,
-    folder_lock,
     open_archive,
     read_npz,
     remove_unfinished,
 )
+from trellis_keras.jobs import folder_lock
 
 # Atomic writes
 
@@ -156,47 +152,6 @@ def test_a_read_only_folder_names_the_file(tmp_path):
         with pytest.raises(OSError, match="a.txt could not be written: Read-only file system$"):
             with atomic_write(folder / "a.txt"):
                 pass
-
-
-# Locks
-
-# Without the package, whose import takes seconds.
-HOLD_LOCK = """
-import runpy, sys, time
-with runpy.run_path(sys.argv[1])["folder_lock"](sys.argv[2]):
-    print("locked", flush=True)
-    time.sleep(600)
-"""
-
-
-@contextlib.contextmanager
-def another_process_in(folder):
-    """Holds the lock of a folder in another process, which is killed at the end."""
-    path = ROOT / "trellis_keras" / "files.py"
-    command = [sys.executable, "-c", HOLD_LOCK, str(path), str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout.readline() == "locked\n"
-            yield process
-        finally:
-            process.kill()
-
-
-def test_a_folder_is_locked_until_its_process_is_killed(tmp_path):
-    with another_process_in(tmp_path):
-        with pytest.raises(ValueError, match=f"^{tmp_path} is in use by another process. Wait"):
-            with folder_lock(tmp_path):
-                pass
-    with folder_lock(tmp_path):
-        pass
-    assert not (tmp_path / ".lock").exists()
-
-
-def test_an_error_releases_the_lock(tmp_path):
-    for _ in range(2):
-        with pytest.raises(KeyError), folder_lock(tmp_path):
-            raise KeyError
-    assert not list(tmp_path.iterdir())
 
 
 # Archives

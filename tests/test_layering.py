@@ -12,7 +12,7 @@ PACKAGE = pathlib.Path(trellis_keras.__file__).parent
 # from its own level's package and from lower levels, at run time and inside functions.
 LEVELS = [
     {"_keras_internals", "files", "startup", "terminal", "types"},
-    {"kernels"},
+    {"jobs", "kernels"},
     {"layers"},
     {"models"},
     {"data", "training"},

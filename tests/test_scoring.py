@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from tests.support.parameters import slow_but
-from trellis_keras import layers, scoring
+from trellis_keras import jobs, layers, scoring
 from trellis_keras.data import Vocabulary
-from trellis_keras.files import folder_lock
+from trellis_keras.data import lines as text_lines
+from trellis_keras.jobs import folder_lock
 from trellis_keras.models import LanguageModel
 
 CHARACTERS = Vocabulary("abcé ", unit="character")
@@ -60,7 +61,7 @@ def model():
 @pytest.fixture(autouse=True)
 def small_sizes(monkeypatch):
     """A text of some hundred characters exceeds every size."""
-    monkeypatch.setattr(scoring, "_PIECE_BYTES", 64)
+    monkeypatch.setattr(text_lines, "_PIECE", 64)
     monkeypatch.setattr(scoring, "_WINDOW_BATCHES", 4)
 
 
@@ -165,51 +166,6 @@ def test_words(tmp_path):
     check_lines(model, [WORDS.encode(line + "\n") for line in lines], table)
 
 
-def documents(path, vocabulary, **options):
-    """The texts of the lines that a reader yields."""
-    found, reader = {}, scoring._Reader(path, vocabulary, **options)
-    for piece in reader:
-        found[piece.line] = found.get(piece.line, "") + vocabulary.decode(piece.ids)
-    assert reader.offset == path.stat().st_size
-    return list(found.values())
-
-
-def test_bytes_need_not_be_utf8(tmp_path):
-    content = b"ab\xff\x00" * 20 + b"\na\xff"
-    pieces = list(scoring._Reader(write(tmp_path, content), BYTES))
-    assert [(len(piece.ids), piece.starts, piece.ends) for piece in pieces] == [
-        (64, True, False),
-        (16, False, True),
-        (2, True, True),
-    ]
-    np.testing.assert_array_equal(pieces[-1].ids, [1, 3])
-
-
-def test_a_byte_order_mark_is_skipped(tmp_path):
-    mark = b"\xef\xbb\xbf"
-    assert documents(write(tmp_path, mark + b"a cat\r\na cat\r\n"), WORDS) == ["a cat\n"] * 2
-    assert documents(write(tmp_path, mark + b"ab\n"), CHARACTERS) == ["ab"]
-    assert documents(write(tmp_path, mark), CHARACTERS) == []
-    assert documents(write(tmp_path, mark + b'{"x": "ab"}\n'), CHARACTERS, field="x") == ["ab"]
-    with pytest.raises(ValueError, match="line 2.*ufeff"):
-        documents(write(tmp_path, b"ab\n" + mark), CHARACTERS)
-
-
-@pytest.mark.parametrize("unit", ["character", "byte"])
-def test_lines_that_end_as_on_windows(unit, tmp_path):
-    """A piece may end between the two characters."""
-    lines = ["", *("ab" * 100)[:5], "ab" * 31, "ab" * 31 + "a", "ab" * 32, "ab" * 63 + "a", "b"]
-    for end in ("\r\n", "\n"):
-        path = write(tmp_path, end.join(lines))
-        assert documents(path, Vocabulary("ab", unit=unit)) == lines
-    # Anywhere else a carriage return is a symbol.
-    lines = ["a\rb", "a" * 63 + "\rb", "b\r"]
-    path = write(tmp_path, "\r\n".join(lines))
-    assert documents(path, Vocabulary("\rab", unit=unit)) == lines
-    whole = documents(path, Vocabulary("\r\nab", unit=unit), whole=True)
-    assert "".join(whole) == "\r\n".join(lines)
-
-
 def test_json_lines(model, tmp_path):
     texts = ["ab\ncé", "", "a" * 100, "b"]
     lines = [json.dumps({"id": i, "text": each}) + "\n" for i, each in enumerate(texts)]
@@ -241,7 +197,7 @@ class Killed(Exception):
 
 def interrupt(monkeypatch, after):
     """Ends a job at its `after // 2`-th save: before it if `after` is odd, else behind it."""
-    save, calls = scoring._Job._save, []
+    save, calls = scoring._Progress.save, []
 
     def interrupted(job, written):
         calls.append(None)
@@ -251,7 +207,7 @@ def interrupt(monkeypatch, after):
         if len(calls) == after // 2:
             raise Killed
 
-    monkeypatch.setattr(scoring._Job, "_save", interrupted)
+    monkeypatch.setattr(scoring._Progress, "save", interrupted)
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -293,12 +249,12 @@ def interrupted(model, tmp_path, monkeypatch):
 
 def test_another_model_or_other_arguments_are_refused(interrupted):
     _, table, resume = interrupted
-    with pytest.raises(ValueError, match=r"different whole \(False, now True\). To start over"):
+    with pytest.raises(ValueError, match="whole False there, True here. To start over"):
         resume(whole=True)
     other = language_model(LINES)
     other.head.bias.assign(other.head.bias + 1)
     for changed in (other, language_model(LINES, dtype="mixed_bfloat16")):
-        with pytest.raises(ValueError, match="the job had a different model"):
+        with pytest.raises(ValueError, match="other settings: model "):
             resume(changed)
     assert resume(language_model(LINES))["lines"] == 20
     with pytest.raises(ValueError, match=f"{table} already exists"):
@@ -328,7 +284,7 @@ def test_an_output_that_appears_before_the_lock_is_taken(interrupted, monkeypatc
         table.write_text("complete")
         return folder_lock(folder)
 
-    monkeypatch.setattr(scoring, "folder_lock", late)
+    monkeypatch.setattr(jobs, "folder_lock", late)
     with pytest.raises(ValueError, match=f"{table} already exists"):
         resume()
     assert table.read_text() == "complete"
@@ -416,7 +372,7 @@ def test_wrong_models_and_paths(model, tmp_path):
         scoring.score(model, path, tmp_path / "scores.txt")
     with pytest.raises(FileNotFoundError, match="There is no folder .*missing for scores.csv"):
         scoring.score(model, path, tmp_path / "missing" / "scores.csv")
-    with pytest.raises(ValueError, match="line 1 has no blank in 64 bytes"):
+    with pytest.raises(ValueError, match="line 1 has no blank in 64 characters"):
         scoring.score(language_model(WORDS), path, table)
     assert not table.with_name("scores.csv.unfinished").exists()  # nothing was scored yet
 

@@ -28,7 +28,8 @@ from matplotlib.figure import Figure
 from keras_streams.files import atomic_write
 from tools import cards
 from tools.description import Description
-from trellis_keras.files import check_no_links, file_checksum, folder_lock
+from trellis_keras.files import file_checksum
+from trellis_keras.jobs import check_no_links, folder_lock
 from trellis_keras.training.history import read_history
 from trellis_keras.zoo import datasets, environment, pretrained, read_recipe
 from trellis_keras.zoo import run as runs

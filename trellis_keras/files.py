@@ -1,4 +1,4 @@
-"""Atomic folders, locks, and safe reading of untrusted files."""
+"""Atomic folders, and safe reading of untrusted files."""
 
 import contextlib
 import errno
@@ -20,12 +20,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
 from keras_streams.files import TEMPORARY, annotate_error, sync_folder
-
-_LOCK = ".lock"
 
 # An archive or a compressed file may unpack to this many bytes, or to this multiple of its own size
 # if that is more.
@@ -178,55 +175,6 @@ def remove_unfinished(folder: str | os.PathLike) -> None:
     for path in Path(folder).glob(f"{TEMPORARY}*"):
         if not path.is_dir():  # a folder may contain the old version
             path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def folder_lock(folder: str | os.PathLike) -> Iterator[None]:
-    """Locks a folder against other processes. A killed process releases its lock.
-
-    Args:
-        folder: A writable folder.
-
-    Raises:
-        ValueError: If another process holds the lock.
-
-    Example:
-
-    >>> from keras_streams.files import atomic_write
-    >>> with folder_lock("."), atomic_write("notes.txt") as temporary:
-    ...     _ = temporary.write_text("no other process writes here")
-    """
-    path = Path(folder) / _LOCK
-    lock = FileLock(path)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        raise ValueError(
-            f"{folder} is in use by another process. Wait until it exits, or choose another folder."
-        ) from None
-    try:
-        yield
-    finally:
-        if os.name == "posix":  # elsewhere `filelock` removes the file after the release
-            with contextlib.suppress(OSError):  # a leftover file locks nothing
-                path.unlink()
-        lock.release()
-
-
-def check_no_links(folder: str | os.PathLike) -> None:
-    """Checks that a folder contains no symbolic link, at any depth.
-
-    Writing or removing through a link would change files elsewhere.
-
-    Raises:
-        ValueError: If there is a link.
-    """
-    for path in Path(folder).rglob("*"):
-        if path.is_symlink():
-            raise ValueError(
-                f"{path} is a symbolic link. A run's folder may not contain links: replace it with "
-                "its target."
-            )
 
 
 def make_writable(folder: str | os.PathLike) -> Path:

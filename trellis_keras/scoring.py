@@ -1,28 +1,26 @@
 """Log-probabilities of the lines of a text file, which may be larger than memory."""
 
-import codecs
 import csv
-import hashlib
 import io
 import itertools
 import json
 import os
 import pathlib
-import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 from tqdm import tqdm
 
-from keras_streams.files import annotate_error, atomic_write, check_output, sync_folder
+from keras_streams.files import annotate_error, atomic_write, check_output
 from keras_streams.xla import compile_xla
 from trellis_keras._keras_internals import all_layers
-from trellis_keras.data import Vocabulary
-from trellis_keras.files import checksum, folder_lock, open_file, read_npz, remove_unfinished
+from trellis_keras.data.lines import LineReader
+from trellis_keras.files import checksum, read_npz
+from trellis_keras.jobs import Job, different_settings
 from trellis_keras.models import LanguageModel, NeuralCache
 from trellis_keras.models.generation import cached_function
 
@@ -32,13 +30,9 @@ METRICS = {
     "cross_entropy": lambda nats: nats,
 }
 
-# Longer lines are read in pieces.
-_PIECE_BYTES = 1 << 20
 # Lines are scored and written in windows of this many batches, so that similar lengths can share
 # a batch.
 _WINDOW_BATCHES = 64
-# Memory overhead of a line, in tokens.
-_LINE_TOKENS = 16
 # Number of logits in memory at a time: 256 MB in float32, or more if 1024 tokens need more.
 _MAX_SCORES = 1 << 26
 
@@ -121,30 +115,18 @@ def score(
     path, output = pathlib.Path(path).expanduser(), pathlib.Path(output).expanduser()
     _check(model, path, output, whole, field, start, metric, batch_tokens)
     check_output(output, [path], overwrite)
-    batch_tokens = batch_tokens or _default_batch_tokens(model)
     settings = {
         "whole": whole,
         "field": field,
         "start": start,
         "metric": metric,
-        "batch_tokens": batch_tokens,
-        "model": _fingerprint(model),
+        "batch_tokens": batch_tokens or _default_batch_tokens(model),
+        "model": _fingerprint(model)[:16],
     }
-    job = _Job(model, path, output, settings, verbose)
-    job.folder.mkdir(exist_ok=True)
-    kept = True  # whether there is progress to resume from
-    try:
-        with annotate_error(output, job.folder), folder_lock(job.folder):
-            check_output(output, [path], overwrite)  # another process may have finished it
-            remove_unfinished(job.folder)
-            try:
-                totals = job.run()
-            finally:
-                kept = job.rows.exists() and job.state.exists()
-    finally:
-        if not kept:
-            shutil.rmtree(job.folder)  # after closing its lock
-    return totals
+    progress = _Progress(model, path, output, settings)
+    with annotate_error(output, progress.job.folder), progress.job.open():
+        check_output(output, [path], overwrite)  # another process may have finished it
+        return progress.run(verbose)
 
 
 def score_documents(
@@ -243,10 +225,10 @@ def _fingerprint(model):
     return checksum(itertools.chain([settings], (weight.tobytes() for weight in weights)))
 
 
-# The job: windows of lines, and the progress on the disk
+# The windows of lines, and the progress on the disk
 
 
-class _Job:
+class _Progress:
     """Reads, scores and writes a file window by window.
 
     After each window, the rows of all completed lines are appended to `rows`, and `state.npz` is
@@ -254,21 +236,26 @@ class _Job:
     written after the rows, so it is consistent whenever the process ends.
     """
 
-    def __init__(self, model, path, output, settings, verbose):
-        self.output, self.settings, self.verbose = output, settings, verbose
-        self.folder = output.with_name(f"{output.name}.unfinished")
-        self.rows, self.state = self.folder / "rows", self.folder / "state.npz"
+    def __init__(self, model, path, output, settings):
+        self.output, self.settings = output, settings
+        folder = output.with_name(f"{output.name}.unfinished")
+        self.rows, self.state = folder / "rows", folder / "state.npz"
+        self.job = Job(folder, ["rows", "state.npz"], self.exists)
         self.model, self.whole = model, settings["whole"]
-        start = _start(model, settings["start"])
-        self.reader = _Reader(path, model.vocabulary, self.whole, settings["field"])
-        self.scorer = _Scorer(model, settings["batch_tokens"], start)
+        self.reader = LineReader(path, model.vocabulary, self.whole, settings["field"])
+        self.scorer = _Scorer(model, settings["batch_tokens"], _start(model, settings["start"]))
         self.text = _LongText(self.scorer)
+        self.columns = ["line", "log_probability", "num_tokens", settings["metric"]]
         self.scores = {}  # line: [sum, count], of the lines that are not written yet
         self.next_line, self.log_probability, self.num_tokens = 0, 0.0, 0
 
-    def run(self):
-        resumed = self._load()
-        columns = ["line", "log_probability", "num_tokens", self.settings["metric"]]
+    def exists(self):
+        return self.rows.exists() and self.state.exists()
+
+    def run(self, verbose):
+        resumed = self.exists()
+        if resumed:
+            self.load()
         with (
             open(self.rows, "ab" if resumed else "wb") as file,
             tqdm(
@@ -276,25 +263,24 @@ class _Job:
                 initial=self.reader.offset,
                 unit="B",
                 unit_scale=True,
-                disable=None if self.verbose else True,  # None: shown on a terminal only
+                disable=None if verbose else True,  # None: shown on a terminal only
                 mininterval=0.5,
             ) as self.bar,
         ):
             if not resumed and self.output.suffix == ".csv":
-                file.write((",".join(columns) + "\n").encode())
+                file.write((",".join(self.columns) + "\n").encode())
             for window in self.reader.windows(_WINDOW_BATCHES * self.scorer.batch_tokens):
                 self._score(window)
-                self._write(file, columns)
+                self._write(file)
             self._add(self.text.finish())
-            self._write(file, columns)
-        os.replace(self.rows, self.output)
-        sync_folder(self.output.parent)
+            self._write(file)
+        self.job.finish(self.rows, self.output)
         totals = np.array([self.log_probability]), np.array([self.num_tokens])
         return {
             "lines": self.reader.line,
             "num_tokens": self.num_tokens,
             "log_probability": self.log_probability,
-            columns[-1]: _metric(columns[-1], *totals)[0],
+            self.columns[-1]: _metric(self.columns[-1], *totals)[0],
         }
 
     def _score(self, window):
@@ -325,7 +311,7 @@ class _Job:
                 entry[1] += count
             self.bar.update(self.bytes_per_token * int(counts.sum()))
 
-    def _write(self, file, columns):
+    def _write(self, file):
         lines = range(self.next_line, min(self.reader.line, self.text.line))
         scores = [self.scores.pop(line, (0.0, 0)) for line in lines]
         sums, counts = np.array(scores, "float64").reshape(-1, 2).T
@@ -336,17 +322,17 @@ class _Job:
             range(lines.start + 1, lines.stop + 1),
             np.round(sums, 6).tolist(),
             counts.astype("int64").tolist(),
-            _metric(columns[-1], sums, counts),
+            _metric(self.columns[-1], sums, counts),
             strict=True,
         )
-        with annotate_error(self.rows, self.rows):
-            file.write(_format(rows, columns, self.output.suffix).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        self._save(file.tell())
+        file.write(_format(rows, self.columns, self.output.suffix).encode())
+        file.flush()
+        os.fsync(file.fileno())
+        self.save(file.tell())
         self.bar.update(self.reader.offset - self.bar.n)
 
-    def _save(self, written):
+    def save(self, written):
+        """Records that the first `written` bytes of the rows are valid."""
         progress = {
             "settings": self.settings,
             "written": written,
@@ -363,14 +349,17 @@ class _Job:
         with atomic_write(self.state) as temporary, open(temporary, "wb") as file:
             np.savez(file, progress=json.dumps(progress), **arrays)
 
-    def _load(self):
-        """Loads the progress of an interrupted job; returns whether there is one."""
-        if not (self.rows.exists() and self.state.exists()):
-            return False
+    def load(self):
+        """Loads the progress of an interrupted job.
+
+        Raises:
+            ValueError: The progress is damaged, or the settings or the text differ.
+        """
         try:
             arrays = read_npz(self.state)
             progress = json.loads(str(arrays.pop("progress")))
-            self._check_settings(progress["settings"])
+            if different := different_settings(progress["settings"], self.settings):
+                raise ValueError(f"it has other settings: {different}")
             self.reader.resume(**progress["reader"])
             if self.rows.stat().st_size < progress["written"]:
                 raise ValueError(f"{self.rows} has fewer than {progress['written']:,} bytes")
@@ -389,18 +378,8 @@ class _Job:
             RecursionError,
         ) as error:
             raise ValueError(
-                f"{self.folder} cannot be resumed: {error}. To start over, remove it."
+                f"{self.job.folder} cannot be resumed: {error}. To start over, remove it."
             ) from error
-        return True
-
-    def _check_settings(self, then):
-        different = [
-            name if name == "model" else f"{name} ({then[name]!r}, now {value!r})"
-            for name, value in self.settings.items()
-            if then[name] != value
-        ]
-        if different:
-            raise ValueError(f"the job had a different {', '.join(different)}")
 
 
 def _cache_like(cache, arrays):
@@ -424,154 +403,6 @@ def _format(rows, columns, suffix):
         csv.writer(text, lineterminator="\n").writerows(rows)
         return text.getvalue()
     return "".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows)
-
-
-# From the file to token ids
-
-
-class _Piece(NamedTuple):
-    """Token ids of a line or of a part of it, and whether the line starts and ends here."""
-
-    ids: np.ndarray
-    line: int
-    starts: bool
-    ends: bool
-
-
-class _Reader:
-    """Reads a file of any size as pieces of token ids.
-
-    With a word vocabulary a line ends with `"<eos>"`. With others its newline is dropped, or, with
-    `whole`, kept as in the file, `\\n` or `\\r\\n`.
-
-    Attributes:
-        offset: Number of bytes read so far.
-        line: Index, from 0, of the current or next line.
-        line_is_open: Whether a part of that line has been read.
-        digest: SHA-256 of the bytes read so far.
-    """
-
-    def __init__(self, path, vocabulary: Vocabulary, whole=False, field=None):
-        self.path, self.size = path, path.stat().st_size
-        self._vocabulary, self._whole, self._field = vocabulary, whole, field
-        self.offset, self.line, self.line_is_open = 0, 0, False
-        self.digest = hashlib.sha256()
-
-    def position(self) -> dict[str, Any]:
-        """Returns the arguments of `resume`."""
-        digest = self.digest.hexdigest()
-        return {
-            "offset": self.offset,
-            "line": self.line,
-            "line_is_open": self.line_is_open,
-            "digest": digest,
-        }
-
-    def resume(self, offset, line, line_is_open, digest) -> None:
-        """Continues at the `position` of another reader.
-
-        Raises:
-            ValueError: The file has changed before that position.
-        """
-        with open_file(self.path) as file:
-            while self.offset < offset:
-                block = file.read(min(_PIECE_BYTES, offset - self.offset))
-                if not block:
-                    break
-                self._advance(block)
-        if self.digest.hexdigest() != digest:
-            raise ValueError(f"{self.path} has changed in its first {offset:,} bytes")
-        self.line, self.line_is_open = line, line_is_open
-
-    def windows(self, size: int) -> Iterator[list[_Piece]]:
-        """Yields lists of pieces, each of about `size` tokens."""
-        window, tokens = [], 0
-        for piece in self:
-            window.append(piece)
-            tokens += len(piece.ids) + _LINE_TOKENS
-            if tokens >= size:
-                yield window
-                window, tokens = [], 0
-        yield window
-
-    def __iter__(self) -> Iterator[_Piece]:
-        limit = _PIECE_BYTES if self._field is None else -1
-        rest = b""
-        with open_file(self.path) as file:
-            if self.offset == 0 and self._is_text:
-                if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
-                    self._advance(codecs.BOM_UTF8)
-            file.seek(self.offset)
-            while True:
-                read = file.readline(limit)
-                content, ends = rest + read, read.endswith(b"\n") or len(read) != limit
-                if not content and not self.line_is_open:
-                    return
-                ids, used = self._encode(content, ends)
-                rest = content[used:]
-                self._advance(content[:used])
-                piece = _Piece(ids, self.line, not self.line_is_open, ends)
-                self.line, self.line_is_open = self.line + ends, not ends
-                yield piece
-
-    @property
-    def _is_text(self):
-        return self._vocabulary.unit != "byte" or self._field is not None
-
-    @property
-    def _place(self):
-        return f"{self.path}, line {self.line + 1:,}"
-
-    def _advance(self, content):
-        self.digest.update(content)
-        self.offset += len(content)
-
-    def _encode(self, content, ends):
-        """Returns ids, and the number of bytes encoded: the last symbol may be incomplete."""
-        unit = self._vocabulary.unit
-        text = content if ends else content[: self._last_cut(content)]
-        used = len(text)
-        if self._is_text:
-            text, used = self._decode(text, ends)
-        if self._field is not None:
-            text = self._document(text)
-        elif ends and unit == "word":
-            text = text.removesuffix("\n") + "\n"
-        elif ends and not self._whole:
-            end, newline = ("\r\n", "\n") if self._is_text else (b"\r\n", b"\n")
-            text = text.removesuffix(end).removesuffix(newline)
-        try:
-            return self._vocabulary.encode(text, final_eos=self._field is not None), used
-        except ValueError as error:
-            raise ValueError(f"{self._place}: {error}") from error
-
-    def _last_cut(self, content):
-        """The last position in a part of a line that splits neither a word nor a newline."""
-        if self._vocabulary.unit != "word":
-            return len(content) - (not self._whole and content.endswith(b"\r"))
-        cut = max(content.rfind(blank) for blank in (b" ", b"\t", b"\r")) + 1
-        if not cut:
-            raise ValueError(f"{self._place} has no blank in {len(content):,} bytes")
-        return cut
-
-    def _decode(self, content, ends):
-        try:
-            return codecs.utf_8_decode(content, "strict", ends)
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{self._place} is not UTF-8: cannot decode the byte "
-                f"{content[error.start]:#04x} at offset {self.offset + error.start}"
-            ) from error
-
-    def _document(self, line):
-        try:
-            document = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{self._place} is not JSON: {error}") from error
-        text = document.get(self._field) if isinstance(document, dict) else None
-        if not isinstance(text, str):
-            raise ValueError(f"{self._place} must be a JSON object with a text {self._field!r}")
-        return text
 
 
 # From token ids to log-probabilities

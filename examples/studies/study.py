@@ -16,7 +16,8 @@ matplotlib.use("Agg")  # before pyplot: no display is needed
 import matplotlib.pyplot as plt  # noqa: E402
 
 from keras_streams.files import atomic_write  # noqa: E402
-from trellis_keras.files import folder_lock, make_writable  # noqa: E402
+from trellis_keras.files import make_writable  # noqa: E402
+from trellis_keras.jobs import Job, different_settings  # noqa: E402
 from trellis_keras.zoo.environment import accelerators, processor  # noqa: E402
 
 Quick = Annotated[bool, typer.Option("--quick", help="A small version that shows that it works.")]
@@ -53,10 +54,10 @@ class Study:
         self.settings = settings
         if self.path("json").exists():
             there = json.loads(self.path("json").read_text())
-            if there != settings:
+            if different := different_settings(there, settings):
                 raise ValueError(
-                    f"{self.folder} has a study with other settings. Received: {settings}. There: "
-                    f"{there}. Choose another --output."
+                    f"{self.folder} has a study with other settings: {different}. Choose another "
+                    "--output."
                 )
         else:
             with atomic_write(self.path("json")) as temporary:
@@ -84,7 +85,7 @@ class Study:
             **cell: The columns that tell cells apart.
         """
         label = "-".join(str(value) for value in cell.values())
-        with folder_lock(self.folder):
+        with Job(self.folder, (), self.path("csv").exists).open():
             rows = self.rows()
             if any(all(row[key] == cell[key] for key in self.keys) for row in rows):
                 print(f"{label}: done before", flush=True)

@@ -388,15 +388,17 @@ def score_progress(folder):
     """The progress of an interrupted `score`, in an archive that is sound."""
     model = _language_model()
     settings = {"whole": True, "start": None, "field": None, "batch_tokens": 8}
+    settings["metric"] = "bpc"
     (folder / "text.txt").write_text("abcd\n" * 3)
 
     def job():
-        return scoring._Job(model, folder / "text.txt", folder / "scores.csv", settings, 0)
+        return scoring._Progress(model, folder / "text.txt", folder / "scores.csv", settings)
 
     first = job()
     path = first.state
     path.parent.mkdir()
-    first._save(9)
+    first.rows.write_bytes(bytes(9))
+    first.save(9)
     arrays = dict(np.load(path))
     text = str(arrays["progress"])
 
@@ -405,7 +407,7 @@ def score_progress(folder):
         np.savez(path, **arrays | {"progress": content.decode(errors="replace")})
 
     inputs = damaged([text.encode()]) | damaged_json([json.loads(text)])
-    yield Target(path, inputs, lambda: job()._load(), write)
+    yield Target(path, inputs, lambda: job().load(), write)
 
 
 # Exports

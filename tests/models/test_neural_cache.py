@@ -145,7 +145,7 @@ def test_an_interrupted_score_resumes_with_its_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(scoring, "_WINDOW_BATCHES", 2)
     options = {"whole": True, "batch_tokens": 16}
     totals = scoring.score(neural, path, tmp_path / "undisturbed.csv", **options)
-    save = scoring._Job._save
+    save = scoring._Progress.save
 
     def save_and_end(job, written):
         save(job, written)
@@ -153,10 +153,10 @@ def test_an_interrupted_score_resumes_with_its_cache(tmp_path, monkeypatch):
             raise InterruptedError
 
     with monkeypatch.context() as patch:
-        patch.setattr(scoring._Job, "_save", save_and_end)
+        patch.setattr(scoring._Progress, "save", save_and_end)
         with pytest.raises(InterruptedError):
             scoring.score(neural, path, tmp_path / "scores.csv", **options)
-    with pytest.raises(ValueError, match="the job had a different model"):
+    with pytest.raises(ValueError, match="other settings: model "):
         scoring.score(NeuralCache(model, SIZE, 0.8, MIX), path, tmp_path / "scores.csv", **options)
     assert scoring.score(neural, path, tmp_path / "scores.csv", **options) == totals
 

@@ -12,7 +12,7 @@ from tools import publish
 from tools.description import described
 from trellis_keras import data, zoo
 from trellis_keras.data.vocabulary import UNITS
-from trellis_keras.files import folder_lock
+from trellis_keras.jobs import folder_lock
 from trellis_keras.training.history import read_history
 from trellis_keras.zoo import registry
 from trellis_keras.zoo import run as runs

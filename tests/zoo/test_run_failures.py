@@ -9,7 +9,7 @@ from tests.support.disks import NO_SPACE, fill, read_only, small_disk
 from tests.support.processes import run_script
 from tests.support.run_checks import assert_same_end
 from tests.support.small_runs import TINY, options, tiny_recipe, tiny_run, write_text
-from tests.test_files import another_process_in
+from tests.test_jobs import another_process_in
 from trellis_keras import zoo
 from trellis_keras.zoo import run as runs
 

@@ -8,7 +8,6 @@ import functools
 import json
 import os
 import pathlib
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -17,13 +16,8 @@ from typing import Any
 import keras
 
 from keras_streams.files import atomic_write
-from trellis_keras.files import (
-    check_no_links,
-    folder_lock,
-    make_writable,
-    own_file,
-    remove_unfinished,
-)
+from trellis_keras.files import own_file
+from trellis_keras.jobs import Job, different_settings
 from trellis_keras.terminal import printable
 from trellis_keras.training import devices as parallel
 from trellis_keras.training.best_model import BestModel
@@ -51,6 +45,7 @@ from trellis_keras.zoo.run.folder import (
     epochs_done,
     files_of,
     flat,
+    has_run,
     is_finished,
     is_run_file,
     read_settings,
@@ -178,29 +173,15 @@ def _check_processes(recipe, limit, observed):
 
 
 def _train(recipe, folder, devices, fit):
-    created = not folder.exists()
-    folder = make_writable(folder)
-    try:
-        with folder_lock(folder):
-            check_no_links(folder)
-            remove_unfinished(folder)
-            _share(folder)
-            recipe = _continued(recipe, folder)
-            _check_input(recipe, folder)
-            loaded = recipe.load_data()
-            recipe = recipe.with_data(loaded)
-            batch_size = recipe.training.batch_size
-            with (
-                parallel.data_parallel(devices, batch_size) as building,
-                explained(folder),
-                _discarding_without_checkpoint(folder),
-            ):
-                return fit(recipe, loaded, folder, building)
-    except BaseException:
-        if created:
-            with contextlib.suppress(OSError):  # it is not empty: there is a checkpoint
-                folder.rmdir()
-        raise
+    with Job(folder, FILES, functools.partial(has_run, folder)).open():
+        _share(folder)
+        recipe = _continued(recipe, folder)
+        _check_input(recipe, folder)
+        loaded = recipe.load_data()
+        recipe = recipe.with_data(loaded)
+        parallelism = parallel.data_parallel(devices, recipe.training.batch_size)
+        with parallelism as building, explained(folder):
+            return fit(recipe, loaded, folder, building)
 
 
 def _share(folder):
@@ -214,22 +195,6 @@ def _share(folder):
         if not found:
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(content)
-
-
-@contextlib.contextmanager
-def _discarding_without_checkpoint(folder):
-    """Removes the files of a run that fails before its first checkpoint."""
-    earlier = set(os.listdir(folder))
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError, ValueError):  # they would hide the reason
-            if latest(folder / CHECKPOINTS) is None:
-                for name in FILES - earlier:
-                    remove = shutil.rmtree if (folder / name).is_dir() else pathlib.Path.unlink
-                    if (folder / name).exists():
-                        remove(folder / name)
-        raise
 
 
 def _check_input(recipe, folder):
@@ -252,25 +217,20 @@ def _continued(recipe, folder):
     if name == recipe.name:
         known = {key: there["arguments"].get(key) for key in recipe.from_data}
         recipe = recipe.replace(**{k: v for k, v in known.items() if v is not None})
-    old, new = flat(there), flat(recipe.to_dict())
-    different = [
-        f"{key} {old.get(key)!r} there, {new.get(key)!r} here"
-        for key in {**new, **old}
-        if key not in _RESUMABLE_WITH and _without_path(old.get(key)) != _without_path(new.get(key))
-    ]
-    if different:
+    old, new = (_without_files(flat(settings)) for settings in (there, recipe.to_dict()))
+    if different := different_settings(old, new, free=_RESUMABLE_WITH):
         raise ValueError(
-            f"{folder} holds a run with other settings: {'; '.join(different)}. Choose another "
-            f"folder, or resume that run: {resuming(folder)}"
+            f"{folder} holds a run with other settings: {different}. Choose another folder, or "
+            f"resume that run: {resuming(folder)}"
         )
     return recipe.replace(data_checksum=there["data_checksum"])
 
 
-def _without_path(value):
+def _without_files(settings):
     # A file may move; the checksum identifies it.
-    if not isinstance(value, dict):
-        return value
-    return {k: v for k, v in value.items() if k not in files_of(value)}
+    options = settings["data_options"]
+    kept = {name: value for name, value in options.items() if name not in files_of(options)}
+    return {**settings, "data_options": kept}
 
 
 def _fit(recipe, loaded, folder, building, verbose, callbacks, observed, limit, save_minutes):
