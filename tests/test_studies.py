@@ -36,7 +36,7 @@ def test_a_cell_is_measured_once(tmp_path):
 
 def test_rows_of_other_settings_are_refused(tmp_path):
     study.Study("try", tmp_path, SETTINGS, COLUMNS)
-    with pytest.raises(ValueError, match="other settings: train 65 there, 64 here"):
+    with pytest.raises(ValueError, match="other settings: train 64 there, 65 here"):
         study.Study("try", tmp_path, SETTINGS | {"train": 65}, COLUMNS)
 
 
