@@ -75,6 +75,13 @@ def clocked():
     return keras.Model(inputs, layers.Dense(2)(z), name="clocked")
 
 
+def averaging():
+    """A classifier of the mean over all steps."""
+    keras.utils.set_random_seed(1)
+    x = layers.Conv1D(4, 3, padding="causal", activation="relu")
+    return sequential(x, layers.GlobalAveragePooling1D(), layers.Dense(2))
+
+
 @pytest.mark.parametrize(
     "quantization", ["int8_rings", pytest.param("int8", marks=pytest.mark.slow)]
 )
@@ -94,6 +101,29 @@ def test_delays_and_strides_are_close_to_keras(quantization):
         found = np.stack([stream.step(row) for row in X])
         np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
         assert np.nanmean(np.abs(found - expected)) < 0.02 * np.nanmax(np.abs(expected))
+
+
+def test_a_single_number_with_a_clock_is_close_to_keras():
+    model = sequential(layers.AveragePooling1D(2), layers.Dense(1, activation="sigmoid"))
+    stream = native(model, quantization="int8", representative_data=X)
+    found = np.stack([stream.step(row) for row in X])
+    np.testing.assert_allclose(found, keras_steps(model, X), rtol=0, atol=0.01)
+
+
+def test_masked_scores_have_no_weight():
+    inputs = keras.Input((None, CHANNELS))
+    y = layers.MultiHeadAttention(2, 3, sliding_window=9)(inputs, inputs, use_causal_mask=True)
+    assert difference(keras.Model(inputs, y), X[:8] / 4) < 1e-2
+
+
+def test_a_mean_over_all_steps_moves_after_many():
+    model = averaging()
+    x = np.concatenate([np.ones((20_000, CHANNELS)), -np.ones((20_000, CHANNELS))])
+    stream = native(model, quantization="int8", representative_data=np.stack([X, -X]))
+    expected = keras_steps(model, x.astype("float32"))
+    found = np.stack([stream.step(row) for row in x])
+    scale = np.max(np.abs(keras_steps(model, np.concatenate([X, -X]))))
+    assert np.max(np.abs(found - expected)) < 0.01 * scale
 
 
 def test_sums_of_many_products_do_not_overflow():
@@ -190,7 +220,10 @@ def write(folder, quantization, make=classifier):
 @GCC
 @pytest.mark.parametrize(
     ("make", "quantization"),
-    [(classifier, "int8"), (classifier, "int8_rings"), (clocked, "int8_rings")],
+    [
+        *((classifier, "int8"), (classifier, "int8_rings")),
+        *((clocked, "int8_rings"), (averaging, "int8")),
+    ],
 )
 def test_the_step_has_no_floating_point(tmp_path, quantization, make):
     code, header = write(tmp_path, quantization, make)
@@ -238,12 +271,8 @@ def test_errors(tmp_path):
             )
     with pytest.raises(ValueError, match="`quantization_tolerance` needs `quantization`"):
         native(model, quantization_tolerance=1.0)
-    for model, data, message in (
-        (clocked(), X[:3], r"must have more steps.*Received: shape \(1, 3, 3\)"),
-        (sequential(layers.GlobalAveragePooling1D()), X, "An average over all steps"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            export(model, tmp_path / "model.c", representative_data=data, **options)
+    with pytest.raises(ValueError, match=r"must have more steps.*Received: shape \(1, 3, 3\)"):
+        export(clocked(), tmp_path / "model.c", representative_data=X[:3], **options)
     assert not list(tmp_path.iterdir())
 
 
@@ -273,7 +302,7 @@ _ON_HOST = '#include <stdio.h>\nvoid put(int value) { printf("%d\\n", value); }\
 @pytest.mark.slow
 @pytest.mark.parametrize("cpu", cortex_m.MACHINES)
 @pytest.mark.parametrize("quantization", ["int8", "int8_rings"])
-@pytest.mark.parametrize("make", [classifier, clocked])
+@pytest.mark.parametrize("make", [classifier, clocked, averaging])
 def test_a_cortex_m_computes_what_the_host_computes(tmp_path, cpu, quantization, make):
     if not cortex_m.is_installed():
         pytest.skip("needs qemu-system-arm and gcc-arm-none-eabi")

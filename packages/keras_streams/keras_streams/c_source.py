@@ -15,6 +15,7 @@ from keras_streams.lower import MAPS
 
 TYPES = {"float32": "float", "float64": "double", "int64": "int64_t", "bool": "int"}
 TYPES |= {name: f"{name}_t" for name in ("int8", "int16", "int32")}
+TYPES["fixed64"] = "int64_t"
 _BYTES = {"float": 4, "double": 8, "int64_t": 8, "int": 4, "int8_t": 1, "int16_t": 2, "int32_t": 4}
 _MATH = "fabs sqrt expm1 log log1p pow erf sin cos floor ceil rint exp tanh fmod".split()
 
@@ -346,6 +347,7 @@ class Printer:
 
     helpers, needs = HELPERS, _NEEDS
     nothing = "NAN"  # outputs at steps without an output
+    is_real = True  # whether numbers are floating-point ones
     in_file = False  # whether `weights`, an argument of reset, has all tables of the real type
 
     def __init__(
@@ -794,7 +796,7 @@ class Printer:
         texts = [
             f'#include "{self.prefix}.h"',
             "#include <math.h>\n#include <string.h>",
-            _EXACT if any(_is_count(b) for b in self.program.states) else "",
+            _EXACT if self.is_real and any(_is_count(b) for b in self.program.states) else "",
             "/* Weights */",
             "\n\n".join(self.table_text(name) for name in self.arrays),
             "/* Operations */",
@@ -971,7 +973,7 @@ typedef struct {{
 
 
 _WORK = {"float32": "work", "float64": "work", "int64": "integers", "bool": "flags"}
-_WORK |= {"int16": "work", "int32": "sums"}
+_WORK |= {"int16": "work", "int32": "sums", "fixed64": "means"}
 
 
 def _size_of(kind):

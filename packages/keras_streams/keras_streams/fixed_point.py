@@ -7,6 +7,7 @@ of the program are what they are. Sums, squares of sums, and single numbers have
 that is closer, a table has 32 values for each power of two, as for a function of a logarithm.
 """
 
+import collections
 import dataclasses
 import math
 from typing import Any
@@ -25,6 +26,8 @@ _SCALE_BITS = 24  # of the largest scale in a matrix
 _HEADROOM = 1.25  # for inputs larger than the representative ones
 _HUGE = 1e30  # larger numbers stand for infinity, and saturate
 _WIDE_BITS = 30  # of a number with 32 bits
+_MEAN_BITS = 46  # of a mean over all steps: the share of one among 2^30 steps counts
+_FAR = 12  # below all finite values, stands for minus infinity: its exponential is 0 in 16 bits
 _TABULATED = {
     *("Sigmoid", "Tanh", "Erf", "Exp", "Expm1", "Log", "Log1p", "Sqrt", "Rsqrt", "Power"),
     *("Sin", "Cos", "Divide", "Reciprocal", "Mod"),
@@ -42,6 +45,14 @@ static inline int16_t clip16(int64_t x)
 static inline int32_t clip32(int64_t x)
 {
     return (int32_t)(x < -2147483647 ? -2147483647 : x > 2147483647 ? 2147483647 : x);
+}
+""",
+    "clip64": """
+/* Clips so that sums of two do not overflow. */
+static inline int64_t clip64(int64_t x)
+{
+    const int64_t most = (int64_t)1 << 61;
+    return x < -most ? -most : x > most ? most : x;
 }
 """,
     "align": """
@@ -212,11 +223,6 @@ def print_fixed(
     Raises:
         ValueError: If an operation has no integer version.
     """
-    if any(b.data is not None and b.data.dtype.kind == "i" for b in program.states):
-        raise ValueError(
-            "An average over all steps has no integer version, because its count of steps has no "
-            "bound. Export without `quantization`, or use AveragePooling1D or the last step."
-        )
     return _FixedPrinter(program, groups, prefix, about, x, small_rings).print()
 
 
@@ -287,6 +293,65 @@ def _run(op, memory, observe):
     observe(b, y)
 
 
+_LINEAR = {"Add", "Subtract", "Negative", "Where"}
+
+
+def _means(program, groups):
+    """Returns the buffers between a division by a count of steps and the state that it changes.
+
+    They are those of a mean over all steps: a sample changes it by a small share.
+    """
+    following, divided = collections.defaultdict(set), set()
+    for op in (op for group in groups for op in group):
+        by_count = op.name == "Divide" and all(
+            b.dtype == "int64" and b.kind != "constant" for b in program.owners(op.args[1])
+        )
+        if by_count:
+            divided.add(op.buffer)
+        if by_count or op.name in _LINEAR or op.kind in ("copy", "store"):
+            for b in program.reads([op]):
+                if b.kind != "constant" and b.dtype == op.buffer.dtype == program.real:
+                    following[b].add(op.buffer)
+    preceding = collections.defaultdict(set)
+    for b, others in following.items():
+        for other in others:
+            preceding[other].add(b)
+
+    def reached(edges):
+        found, new = set(), set(divided)
+        while new:
+            new = {other for b in new for other in edges[b]} - found
+            found |= new
+        return found
+
+    return reached(following) & reached(preceding)
+
+
+def _read_in_16(program, groups, means):
+    """Casts means of 64 bits for the operations that read 16."""
+
+    def cast(cells, like):
+        if not means & set(program.owners(cells)):
+            return cells
+        buffer = program.buffer("work", cells.shape, program.real, scope=like.scope)
+        op = Op("map", "Cast", buffer, [cells.reshape(-1)], scope=like.scope, guard=like.guard)
+        found.append([op])
+        return buffer.cells
+
+    found = []
+    for group in groups:
+        (first, *_) = group
+        if first.kind != "map" and first.buffer not in means:
+            first.args = [cast(cells, first) for cells in first.args]
+        found.append(group)
+    program.output = cast(program.output, groups[-1][0])
+    return found
+
+
+_SIZES = {"int8": 16, "int16": 16, "int32": 32, "fixed64": 64}
+_LIMITS = {"int8": 15, "int16": 15, "int32": _WIDE_BITS, "fixed64": _MEAN_BITS}
+
+
 class _Groups:
     """Sets of buffers that share their fractional bits (a union-find)."""
 
@@ -316,18 +381,20 @@ def _bits(largest, limit=15):
 
 @dataclasses.dataclass(frozen=True)
 class _Number:
-    """An element as C: its text, fractional bits, and whether it has more than 16 bits."""
+    """An element as C: its text, its fractional bits, and how many bits it has."""
 
     text: str
     bits: int
-    wide: bool = False
+    size: int = 16
 
 
 class _FixedPrinter(Printer):
     helpers, needs = _HELPERS, _NEEDS
-    nothing = "INT16_MIN"
+    nothing, is_real = "INT16_MIN", False
 
     def __init__(self, program, groups, prefix, about, x, small_rings):
+        self.means = _means(program, groups)
+        groups = _read_in_16(program, groups, self.means)
         self._calibrate(program, groups, x)
         self._choose_types(program, groups, small_rings)
         self.front: list[Op] = []
@@ -355,6 +422,8 @@ class _FixedPrinter(Printer):
         owners = [b for b in program.owners(program.output) if b.kind != "constant"]
         for b in owners:
             join(owners[0], b.cells)
+        for b in self.means:
+            self.shared.join(next(iter(self.means)), b)
 
         self.ranges: dict[Buffer, tuple[float, float]] = {}
 
@@ -365,16 +434,22 @@ class _FixedPrinter(Printer):
             low, high = self.ranges.get(key, (math.inf, -math.inf))
             low = float(np.min(value, initial=low, where=within))
             high = float(np.max(value, initial=high, where=within))
+            if np.any(value <= -_HUGE):
+                infinite.add(key)
             self.ranges[key] = low, high
             self.largest[key] = max(-low, high, 0.0)
 
-        seen = set()
+        seen, infinite = set(), set()
 
         def watch(b, value):
             observe(b, value)
             seen.add(b)
 
         simulate(program, groups, x, watch)
+        for key in infinite:
+            low, high = self.ranges[key]
+            self.ranges[key] = low - _FAR, high
+            self.largest[key] = max(_FAR - low, high)
         if any(op.buffer not in seen for group in groups for op in group if op.kind != "store"):
             raise ValueError(
                 "`representative_data` must have more steps, so that all layers receive samples. "
@@ -391,7 +466,8 @@ class _FixedPrinter(Printer):
         outputs = set(program.owners(program.output))
         for op in ops:
             b, of = op.buffer, readers.get(op.buffer, [])
-            if b.dtype != program.real or b in outputs or op.kind not in ("map", "reduce"):
+            is_kept = b in self.means or b in outputs
+            if b.dtype != program.real or is_kept or op.kind not in ("map", "reduce"):
                 continue
             squares = op.name in ("Square", "Multiply") and all(r.kind == "reduce" for r in of)
             is_sum = op.kind == "reduce" and op.name == "sum"
@@ -399,7 +475,7 @@ class _FixedPrinter(Printer):
                 b.dtype = "int32"
         for b in program.buffers:
             if b.kind != "constant" and b.dtype == program.real:
-                b.dtype = "int16"
+                b.dtype = "fixed64" if b in self.means else "int16"
         for b in program.states if small_rings else ():
             if b.ring is not None and all(op.kind == "copy" for op in readers.get(b, [])):
                 b.dtype = "int8"
@@ -410,7 +486,11 @@ class _FixedPrinter(Printer):
             values = np.abs(np.asarray(b.data, "float64"))
             return _bits(float(np.max(values, initial=0.0, where=values < _HUGE)))
         largest = self.largest.get(self.shared.of(b), 0.0)
-        return _bits(largest, _WIDE_BITS if b.dtype == "int32" else 15)
+        return _bits(largest, _LIMITS[b.dtype])
+
+    def bits_in_16(self, b):
+        """Returns the fractional bits of a buffer's numbers in a table."""
+        return _bits(self.largest.get(self.shared.of(b), 0.0))
 
     def _find_front(self, program, groups):
         """Finds the maps of the inputs alone, such as a standardization, for `quantize`."""
@@ -764,7 +844,7 @@ class _Body:
         else:
             value = self.value(op)
             text = self.aligned(value, self.bits(b))
-            if value.bits != self.bits(b) or value.wide != (b.dtype == "int32"):
+            if value.bits != self.bits(b) or value.size != _SIZES[b.dtype]:
                 text = self.clipped(text, b)
         self.outputs[name] = kind, self.printer.pointer(b, self.cut[0])
         self.lines.append(f"{name}[i] = {text};")
@@ -773,7 +853,7 @@ class _Body:
         return self.printer.bits(b)
 
     def clipped(self, text, b):
-        return f"{self.printer.use('clip32' if b.dtype == 'int32' else 'clip16')}({text})"
+        return f"{self.printer.use(f'clip{_SIZES[b.dtype]}')}({text})"
 
     def aligned(self, number, bits):
         """Returns a number with the given fractional bits, as C that may exceed its bits."""
@@ -783,13 +863,20 @@ class _Body:
         shift = number.bits - bits
         if shift == 0:
             return number.text
-        name = "align" if number.wide or shift < -14 else "shifted"
+        name = "align" if number.size > 16 or shift < -14 else "shifted"
         return f"{self.printer.use(name)}({number.text}, {shift})"
 
-    def local(self, text, bits, wide=False):
+    def local(self, text, bits, size=16):
         name = f"t{len(self.lines)}"
-        self.lines.append(f"const int32_t {name} = {text};")
-        return _Number(name, bits, wide)
+        self.lines.append(f"const int{max(size, 32)}_t {name} = {text};")
+        return _Number(name, bits, size)
+
+    def in_32(self, x):
+        """Returns a number with at most 32 bits."""
+        if x.size <= 32:
+            return x
+        bits = x.bits - _MEAN_BITS + _WIDE_BITS
+        return self.local(f"{self.printer.use('clip32')}({self.aligned(x, bits)})", bits, 32)
 
     def named(self, text, bits):
         """Returns the text of an operand that is read twice."""
@@ -816,8 +903,8 @@ class _Body:
         index = {0: "0", 1: "i"}.get(stride, f"{stride} * i")
         text = f"{name}[{index}]"
         if buffer.dtype in ("int64", "bool"):
-            return _Number(f"(int32_t){text}", 0, True)
-        return _Number(text, self.bits(buffer), buffer.dtype == "int32")
+            return _Number(f"(int32_t){text}", 0, 32)
+        return _Number(text, self.bits(buffer), _SIZES[buffer.dtype])
 
     def whole(self, op):
         """Returns an operation on integers and conditions, or a comparison, as C."""
@@ -847,7 +934,7 @@ class _Body:
                 text = self.whole(op)
                 name = f"t{len(self.lines)}"
                 self.lines.append(f"const {TYPES[b.dtype]} {name} = {text};")
-                self.found[b] = _Number(name, 0, True)
+                self.found[b] = _Number(name, 0, 32)
             return self.found[b].text
         buffer, offset, stride = self.key(cells)
         key = self.printer.pointer(buffer, offset), TYPES[buffer.dtype], stride
@@ -869,14 +956,16 @@ class _Body:
 
     def compute(self, op):
         b, name = op.buffer, op.name
-        wide = b.dtype == "int32"
+        size = _SIZES[b.dtype]
         bits = self.bits(b)
         if self.curved[b] and len(self.variables[b]) == 1 and not self.is_exact(op):
-            return self.tabulated(op, bits)
+            return self.tabulated(op, self.printer.bits_in_16(b))
         if name in ("Sqrt", "Rsqrt", "Log", "Log1p"):
             return getattr(self, name.lower())(self.operand(op.args[0]), bits, b)
         if name in _TABULATED - {"Divide", "Reciprocal", "Mod", "Power"}:
-            return self.unary(name, self.operand(op.args[0]), bits, self.owner(op.args[0]))
+            x, limits = self.operand(op.args[0]), self.range_of(self.owner(op.args[0]))
+            bits = self.printer.bits_in_16(b)
+            return self.lookup(MAPS[name].numpy, x, bits, name, limits)
         numbers = [self.operand(cells) for cells in op.args[name == "Where" :]]
         align = self.aligned
         if name == "Divide" and isinstance(numbers[1], float):
@@ -888,8 +977,9 @@ class _Body:
             if isinstance(y, float):
                 y_bits = _bits(abs(y))
                 y = _Number(f"({round(y * 2.0**y_bits)})", y_bits)
+            x, y = self.in_32(x), self.in_32(y)
             shift = x.bits + y.bits - bits
-            if x.wide or y.wide or wide or not 0 <= shift < 31:
+            if max(x.size, y.size, size) > 16 or not 0 <= shift < 31:
                 text = f"{self.printer.use('align')}((int64_t){x.text} * {y.text}, {shift})"
             else:
                 text = f"{self.printer.use('shifted')}({x.text} * {y.text}, {shift})"
@@ -898,7 +988,8 @@ class _Body:
             if isinstance(x, float):
                 x_bits = _bits(abs(x))
                 x = _Number(f"({round(x * 2.0**x_bits)})", x_bits)
-            extra = max(bits - x.bits + y.bits, 0)
+            x, y = x if size == 64 else self.in_32(x), self.in_32(y)
+            extra = min(max(bits - x.bits + y.bits, 0), 62 - min(x.size, 62))
             bits = extra + x.bits - y.bits
             text = f"{self.printer.use('divide')}({x.text}, {y.text}, {extra})"
         elif name in ("Add", "Subtract"):
@@ -917,14 +1008,16 @@ class _Body:
         elif name == "Floor":
             x = numbers[0]
             text = f"({x.text} >> {x.bits}) * (1 << {x.bits})" if x.bits > 0 else x.text
-            text = align(_Number(f"({text})", x.bits, x.wide), bits)
+            text = align(_Number(f"({text})", x.bits, x.size), bits)
         elif name == "Cast":
-            text = f"{self.printer.use('align')}({self.whole_operand(op.args[0])}, {-bits})"
+            is_whole = self.owner(op.args[0]).dtype in ("int64", "bool")
+            x = self.whole_operand(op.args[0]) if is_whole else self.operand(op.args[0])
+            text = align(_Number(x, 0, 64) if is_whole else x, bits)
         else:
             raise ValueError(
                 f"The operation {name!r} has no integer version. Export without `quantization`."
             )
-        return self.local(self.clipped(text, b), bits, wide)
+        return self.local(self.clipped(text, b), bits, size)
 
     def is_exact(self, op):
         """Returns whether an operation has a better version than a table."""
@@ -949,7 +1042,7 @@ class _Body:
         key = self.printer.pointer(buffer, offset), TYPES[buffer.dtype], stride
         name = self.parameters.setdefault(key, f"x{len(self.parameters)}")
         index = {0: "0", 1: "i"}.get(stride, f"{stride} * i")
-        x = _Number(f"{name}[{index}]", self.bits(buffer), buffer.dtype == "int32")
+        x = _Number(f"{name}[{index}]", self.bits(buffer), _SIZES[buffer.dtype])
 
         def function(places):
             values = {}
@@ -973,12 +1066,9 @@ class _Body:
     def range_of(self, b):
         return self.printer.ranges.get(self.printer.shared.of(b), (0.0, 0.0))
 
-    def unary(self, name, x, bits, b):
-        return self.lookup(MAPS[name].numpy, x, bits, name, self.range_of(b))
-
     def lookup(self, function, x, bits, name, limits):
         """Returns a table lookup, in the finest grid beyond which the function is constant."""
-        x_bits = x.bits if not x.wide else min(x.bits, _bits(self.largest_of(x)))
+        x_bits = x.bits if x.size == 16 else min(x.bits, _bits(self.largest_of(x)))
         places = np.linspace(-32768, 32768, _SEGMENTS + 1)
         with np.errstate(all="ignore"):
             whole = np.nan_to_num(function(places / 2.0**x_bits))
@@ -1016,7 +1106,7 @@ class _Body:
         return f"{self.printer.use('root')}({text})"
 
     def log1p(self, x, bits, b):
-        more = _Number(f"({x.text} + (int64_t){2 ** max(x.bits, 0)})", x.bits, True)
+        more = _Number(f"({x.text} + (int64_t){2 ** max(x.bits, 0)})", x.bits, 32)
         return self.log(more, bits, b)
 
     def log(self, x, bits, b):

@@ -6,8 +6,9 @@ import pytest
 from keras import layers, ops
 
 from keras_streams import to_stream
-from keras_streams.c import proven_source
+from keras_streams.c import fixed_source, proven_source
 from keras_streams.compiled import find_compiler
+from keras_streams.exported import exported_stream
 
 pytestmark = pytest.mark.both_backends(slow=True)
 
@@ -526,3 +527,20 @@ def test_it_streams(name):
 def test_its_step_is_c(name):
     source, _, _ = proven_source(stream_of(name), "model")  # raises where it differs from Keras
     assert source.outputs > 0
+
+
+INTEGERS = ["ds_cnn", "causal_conformer", "onset_detector"]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name not in INTEGERS]
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C compiler")
+@pytest.mark.parametrize("name", [*INTEGERS, *SLOW])
+def test_its_step_is_of_integers(name):
+    stream = exported_stream(stream_of(name))
+    rng = np.random.default_rng(1)
+    if stream.takes_token:
+        x = rng.integers(0, stream.inputs, (4, 200))
+    else:
+        x = rng.normal(size=(4, 200, stream.inputs))
+    source = fixed_source(stream, "model", "int8", x)  # raises where it differs from Keras
+    assert source.real == "int16_t"
