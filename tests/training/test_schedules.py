@@ -458,3 +458,31 @@ def test_growing_depth_needs_a_trellisnet_of_at_least_its_depth():
     x = np.zeros((1, 4), "int32")
     with pytest.raises(ValueError, match="depth=4"):
         net.fit(x, x, callbacks=[GrowingDepth(depth=4, epochs=1)], verbose=0)
+
+
+def test_interrupted_fit_with_growing_depth_leaves_all_levels():
+    net = LanguageModel(5, 4, TrellisLayer(6, 5, output_units=4, seed=0), seed=0)
+    net.compile("sgd")
+    tokens = np.arange(24).reshape(2, 12) % 5
+    x, y = tokens[:, :-1], tokens[:, 1:]
+
+    def interrupt(epoch, logs):
+        raise KeyboardInterrupt
+
+    net.fit(x, y, verbose=0)
+    net.optimizer.learning_rate = 0.0
+    expected = net.evaluate(x, y, return_dict=True, verbose=0)["loss"]
+    stop = keras.callbacks.LambdaCallback(on_epoch_end=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        net.fit(
+            x,
+            y,
+            validation_data=(x, y),
+            epochs=2,
+            callbacks=[GrowingDepth(2, 2), stop],
+            verbose=0,
+        )
+    assert net.backbone.depth == 5
+    evaluated = net.evaluate(x, y, return_dict=True, verbose=0)["loss"]
+    (trained,) = net.fit(x, y, verbose=0).history["loss"]
+    np.testing.assert_allclose([evaluated, trained], expected, rtol=1e-6)

@@ -88,7 +88,19 @@ class BackboneModel(SublayersMixin, keras.Model):
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         if not self.built and hasattr(x, "shape"):
             self.build((None, *x.shape[1:]))
-        return super().fit(x, *args, **kwargs)
+        depth = getattr(self.backbone, "depth", None)
+        try:
+            return super().fit(x, *args, **kwargs)
+        finally:  # Keras tells no callback, such as `training.GrowingDepth`, of an interruption
+            self.set_depth(depth)
+
+    def set_depth(self, depth: int | None) -> None:
+        """Changes the depth of a compiled model's backbone, which compiled functions contain."""
+        if depth != getattr(self.backbone, "depth", None):
+            self.backbone.depth = depth
+            self.make_train_function(force=True)
+            self.make_test_function(force=True)
+            self.make_predict_function(force=True)
 
     def make_train_function(self, force: bool = False) -> Callable:
         # Each variable initializer traced within a step leaves a graph that TensorFlow never frees.

@@ -13,6 +13,7 @@ from keras import ops
 
 from trellis_keras.layers import TrellisLayer
 from trellis_keras.layers.checks import check_positive
+from trellis_keras.models.base import BackboneModel
 from trellis_keras.training.optimizers import ASGD
 from trellis_keras.types import Logs
 
@@ -347,8 +348,8 @@ class GrowingDepth(keras.callbacks.Callback):
         epochs: Positive integer, number of these epochs.
 
     Raises:
-        ValueError: When training starts, if the model has no `TrellisLayer` as its backbone, or one
-            of fewer levels than `depth`.
+        ValueError: When training starts, if the model is none of `trellis_keras.models` with a
+            `TrellisLayer` as its backbone, or one of fewer levels than `depth`.
     """
 
     def __init__(self, depth: int, epochs: int) -> None:
@@ -356,24 +357,13 @@ class GrowingDepth(keras.callbacks.Callback):
         self.depth, self.epochs = check_positive(depth=depth, epochs=epochs)
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        backbone = getattr(self.model, "backbone", None)
+        backbone = self.model.backbone if isinstance(self.model, BackboneModel) else None
         if not isinstance(backbone, TrellisLayer) or backbone.depth < self.depth:
             raise ValueError(
-                f"GrowingDepth(depth={self.depth}) needs a model whose backbone is a TrellisLayer "
-                f"with at least as many levels. Received: {backbone!r}"
+                f"GrowingDepth(depth={self.depth}) needs a model of `trellis_keras.models` with a "
+                f"TrellisLayer of at least as many levels. Received: {backbone or self.model!r}"
             )
-        self._full_depth = backbone.depth
+        self._full_depth = backbone.depth  # to which `fit` returns
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        self._set_depth(self.depth if epoch < self.epochs else self._full_depth)
-
-    def on_train_end(self, logs: Logs = None) -> None:
-        self._set_depth(self._full_depth)
-
-    def _set_depth(self, depth):
-        """Changes the number of levels, which compiled functions contain as a constant."""
-        if depth != self.model.backbone.depth:
-            self.model.backbone.depth = depth
-            self.model.make_train_function(force=True)
-            self.model.make_test_function(force=True)
-            self.model.make_predict_function(force=True)
+        self.model.set_depth(self.depth if epoch < self.epochs else self._full_depth)
