@@ -173,6 +173,7 @@ def _measure(workers, rounds):
 
 
 def _start(name, variant, checkout):
+    path = os.pathsep.join([str(checkout), str(checkout / "packages" / "keras_streams")])
     return subprocess.Popen(
         [sys.executable, "-m", "benchmarks.worker", name, variant],
         stdin=subprocess.PIPE,
@@ -180,7 +181,7 @@ def _start(name, variant, checkout):
         text=True,
         bufsize=1,
         cwd=checkout,
-        env=os.environ | {"PYTHONPATH": str(checkout)},
+        env=os.environ | {"PYTHONPATH": path},
     )
 
 

@@ -1,23 +1,114 @@
-"""The benchmark cases. Each variant of a case builds a function that runs one step."""
+"""The benchmark cases. Each variant of a case builds a function that runs one step.
+
+Those that compare with keras-tcn need it: `pip install --no-deps keras-tcn`, as version 3.5.7
+requires tensorflow-macos on every system.
+"""
 
 import contextlib
-
-from benchmarks.adaptive_softmax import CASES as ADAPTIVE_SOFTMAX_CASES
-from benchmarks.case import Case
-from benchmarks.generation import CASES as GENERATION_CASES
-from benchmarks.lru import CASES as LRU_CASES
-from benchmarks.mixed_group import CASES as MIXED_GROUP_CASES
-from benchmarks.precision import CASES as PRECISION_CASES
-from benchmarks.rnn import CASES as RNN_CASES
-from benchmarks.tcn import CASES as TCN_CASES
-from benchmarks.theorem1 import CASES as THEOREM1_CASES
-from benchmarks.zoo_xla import CASES as ZOO_XLA_CASES
+import dataclasses
+from collections.abc import Callable
 
 # Keras and the package are imported by the functions: each variant runs in its own process.
 
+COMPILERS = {"graph": False, "XLA": True}
 
-def _training_step(model, x, y, plain=False, amount=0):
-    """Returns a training step, with or without kernels; the first call compiles it."""
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A set of variants to compare.
+
+    Attributes:
+        about: One-line description of a step.
+        variants: {name: function that returns `step() -> amount`}. The amount is in floating-point
+            operations of the full computation (0 if not counted), or in tokens.
+        baseline: The variant that the others are compared with, or None.
+    """
+
+    about: str
+    variants: dict[str, Callable]
+    baseline: str | None = None
+
+    def left_out(self, backend):
+        """Returns the variants that a backend lacks: on JAX, Keras has no graphs without XLA."""
+        return [name for name in self.variants if backend == "jax" and name.endswith("graph")]
+
+
+def compilers(build, makers, **options):
+    """Returns the variants "<name>, graph" and "<name>, XLA" of each maker."""
+    return {
+        f"{name}, {label}": build(make, jit_compile=jit_compile, **options)
+        for name, make in makers.items()
+        for label, jit_compile in COMPILERS.items()
+    }
+
+
+# Steps: training
+
+
+def layer_training(
+    make, shape, batch, outputs=0, jit_compile=True, plain=False, policy="float32", amount=0.0
+):
+    """A training step of a layer on random sequences.
+
+    Args:
+        make: Function that returns the layer.
+        shape: (steps, channels) of the inputs.
+        batch: Integer, number of sequences.
+        outputs: Integer, units of a Dense layer on top: classes, or 1 for regression. Defaults to
+            0, no such layer.
+        jit_compile: Whether to compile with XLA.
+        plain: Whether to compute every position, without kernels.
+        policy: String, dtype policy.
+        amount: Float, floating-point operations of the full computation.
+    """
+
+    def build():
+        import keras
+        import numpy as np
+
+        keras.config.set_dtype_policy(policy)
+        head = [keras.layers.Dense(outputs)] if outputs else []
+        model = keras.Sequential([keras.Input(shape), make(), *head])
+        loss = "mse"
+        x = np.random.default_rng(0).normal(size=(batch, *shape)).astype("float32")
+        y = np.zeros((batch, *model.output_shape[1:]), "float32")
+        if outputs > 1:
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            y = np.arange(batch) % outputs
+        model.compile(keras.optimizers.Adam(1e-3), loss, jit_compile=jit_compile)
+        return train_step(model, x, y, plain, amount)
+
+    return build
+
+
+def zoo_training(name, plain=False, amount=0.0, **options):
+    """A training step of a zoo model on random data in the shape of the recipe's batches."""
+
+    def build():
+        import numpy as np
+
+        from trellis_keras import zoo
+
+        recipe = zoo.recipe(name, **options)
+        model, training = recipe.build(), recipe.training
+        rng, rows = np.random.default_rng(0), training.batch_size
+        if recipe.stateful:
+            model.backbone.reset_state(rows)
+        if recipe.reads_text:
+            tokens = rng.integers(0, model.vocabulary_size, (rows, training.sequence_length + 1))
+            x, y = tokens[:, :-1], tokens[:, 1 + training.context_length :]
+        else:
+            inputs, targets, classes = SHAPES[recipe.data]
+            x = rng.random((rows, *inputs), dtype="float32")
+            y = rng.random((rows, *targets), dtype="float32")
+            y = (classes * y).astype("int32") if classes else y
+        return train_step(model, x, y, plain, amount)
+
+    return build
+
+
+def train_step(model, x, y, plain, amount):
+    """Returns a training step; the first call compiles it."""
     from trellis_keras import kernels
 
     def step():
@@ -26,6 +117,99 @@ def _training_step(model, x, y, plain=False, amount=0):
         return amount
 
     return step
+
+
+# Steps and channels of the inputs, shape and number of classes of the targets (0: real numbers).
+SHAPES = {
+    "seq_mnist": ((784, 1), (), 10),
+    "adding": ((600, 2), (1,), 0),
+    "copy_memory": ((1020, 1), (1020,), 9),
+}
+
+
+def trellis(units, depth, **options):
+    def make():
+        from trellis_keras.layers import TrellisLayer
+
+        return TrellisLayer(units, depth, **options)
+
+    return make
+
+
+def tcn(kernel_size, depth, filters):
+    def make():
+        from trellis_keras.layers import TCN
+
+        return TCN(filters, kernel_size, depth, return_sequences=False)
+
+    return make
+
+
+def keras_tcn(kernel_size, depth, filters):
+    """keras-tcn's network without skip connections, which TCN and the paper do not have."""
+
+    def make():
+        import tcn
+
+        return tcn.TCN(
+            filters,
+            kernel_size,
+            dilations=[2**i for i in range(depth)],
+            use_skip_connections=False,
+            return_sequences=False,
+        )
+
+    return make
+
+
+def lru():
+    from trellis_keras.layers import LRU
+
+    return LRU(512, 2, return_sequences=True)
+
+
+def lru_cells():
+    import keras
+
+    from trellis_keras.layers import LRUCell
+
+    return keras.layers.RNN([LRUCell(512), LRUCell(512)], return_sequences=True)
+
+
+def keras_rnn(kind, layers=1):
+    def make():
+        import keras
+
+        layer = getattr(keras.layers, kind)
+        return keras.Sequential([layer(512, return_sequences=True) for _ in range(layers)])
+
+    return make
+
+
+def stacked_rnn(kind):
+    def make():
+        import keras
+
+        from trellis_keras.layers import StackedRNN
+
+        layer = getattr(keras.layers, kind)
+        return StackedRNN([layer(512, return_sequences=True, return_state=True)])
+
+    return make
+
+
+def mixed_group(width, number, by_group):
+    """A layer whose products are computed by group or not, overriding the rule."""
+
+    def make():
+        from trellis_keras.kernels import mixed_group
+        from trellis_keras.layers import TrellisLayer
+
+        mixed_group._LEAST_WIDTH = 0 if by_group else width + 1
+        groups = [width] * number
+        return TrellisLayer(width * number, 16, kernel_structure="mixed_group", groups=groups)
+
+    return make
 
 
 def gemm(dtype="float32", m=16 * 110, k=2800, n=5600, repeats=8):
@@ -58,180 +242,458 @@ def gemm(dtype="float32", m=16 * 110, k=2800, n=5600, repeats=8):
     return build
 
 
-def pixels(plain=False, jit_compile=False):
-    """A training step of the pixel classifier: 784 steps, dilations 1, 1, 2, 4, ..., 512."""
+def head_training(make, jit_compile, words=267_735, channels=512, batch=16, time=110):
+    """A training step of only an output head, with words drawn with probability 1 / rank."""
 
     def build():
         import keras
         import numpy as np
 
-        from trellis_keras.layers import TrellisLayer
+        from tools.process import words as draw
 
-        layer = TrellisLayer(
-            130,
-            11,
-            output_units=10,
-            dilation_rate=[1, *(2**i for i in range(10))],
-            return_sequences=False,
-        )
-        model = keras.Sequential([keras.Input((784, 1)), layer, keras.layers.Dense(10)])
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.Adam(2e-3), loss, jit_compile=jit_compile)
-        x = np.random.default_rng(0).normal(size=(32, 784, 1)).astype("float32")
-        y = np.arange(32) % 10
-        return _training_step(model, x, y, plain)
+        class HeadOnly(keras.Model):
+            def __init__(self, head):
+                super().__init__()
+                self.head = head
+
+            def build(self, input_shape):
+                self.head.build(input_shape)
+
+            def call(self, hidden):
+                return hidden
+
+            def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+                return keras.ops.mean(self.head.loss(y_pred, y))
+
+        model = HeadOnly(make(words))
+        model.build((None, None, channels))
+        model.compile(keras.optimizers.SGD(0.1), jit_compile=jit_compile)
+        rng = np.random.default_rng(0)
+        hidden = rng.normal(size=(batch, time, channels)).astype("float32")
+        return train_step(model, hidden, draw(rng, words, (batch, time)), False, 0.0)
 
     return build
 
 
-def word_ptb(depth, plain=False, jit_compile=True, policy="float32", zoo=False, **layer_options):
-    """A training step of word-level PTB: 400 -> 1400 units, batch 16, 110 steps, half counted."""
+def softmax(words):
+    from trellis_keras.layers import DenseHead
+
+    return DenseHead(words)
+
+
+def adaptive_softmax(**options):
+    def make(words):
+        from trellis_keras.layers import AdaptiveSoftmax
+
+        return AdaptiveSoftmax(words, (2_800, 20_000, 76_000), **options)
+
+    return make
+
+
+# Steps: inference
+
+
+def inference(make, inputs, jit_compile=True, amount=1):
+    """The outputs of a whole input; `make` returns a function of it, and its variables."""
 
     def build():
-        import keras
         import numpy as np
+        from keras import ops
 
-        from trellis_keras.layers import TrellisLayer
-        from trellis_keras.models import LanguageModel
-        from trellis_keras.training import SGD
-        from trellis_keras.zoo import trellisnet_ptb
+        from keras_streams.xla import compile_xla
 
-        keras.config.set_dtype_policy(policy)
-        if zoo:
-            model = trellisnet_ptb(depth=depth, jit_compile=jit_compile)
+        function, variables = make()
+        if jit_compile:
+            compiled = compile_xla(function, variables)
         else:
-            layer = TrellisLayer(1400, depth, output_units=400, **layer_options)
-            model = LanguageModel(10_000, 400, layer)
-            model.build((None, None))
-            model.compile(SGD(20.0, clip_norm=0.225), jit_compile=jit_compile)
-        tokens = np.random.default_rng(0).integers(0, 10_000, (16, 111))
-        x, y = tokens[:, :-1], tokens[:, 56:]
-        core = 6.0 * 16 * 110 * 2 * 1400 * 5600 * depth
-        decoder = 6.0 * 16 * 55 * 400 * 10_000
-        return _training_step(model, x, y, plain, core + decoder)
+            import tensorflow as tf
+
+            compiled = tf.function(function)
+        x = ops.convert_to_tensor(inputs())
+
+        def step():
+            np.asarray(compiled(x))
+            return amount
+
+        return step
 
     return build
 
 
-def char_ptb(depth=125, jit_compile=True):
-    """A training step of character-level PTB, all options on: batch 24, 125 steps, stateful."""
-
-    def build():
-        import numpy as np
-
-        from trellis_keras.zoo import trellisnet_char_ptb
-
-        model = trellisnet_char_ptb(depth=depth, jit_compile=jit_compile)
-        model.backbone.reset_state(24)
-        tokens = np.random.default_rng(0).integers(0, 50, (24, depth + 1))
-        return _training_step(model, tokens[:, :-1], tokens[:, 1:])
-
-    return build
-
-
-def small_levels(depth, time=110, kept=None, plain=False):
-    """A training step of many small levels, to see how compile and step times grow."""
+def streamed(make, inputs, width):
+    """Cached steps in a compiled loop; the amount is their number."""
 
     def build():
         import keras
         import numpy as np
+        from keras import ops
 
-        from trellis_keras.layers import TrellisLayer
+        from keras_streams.xla import compile_xla
 
-        layer = TrellisLayer(64, depth, output_units=16, output_length=kept)
-        model = keras.Sequential([keras.Input((time, 16)), layer])
-        model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=True)
-        x = np.random.default_rng(0).normal(size=(16, time, 16)).astype("float32")
-        y = x if kept is None else x[:, -kept:]
-        return _training_step(model, x, y, plain)
+        stream, x = make(), inputs()
+        batch, steps = x.shape[:2]
+        cache = stream.initial_cache(batch)
+
+        def run(x, *leaves):
+            def turn(i, y, *leaves):
+                state = keras.tree.pack_sequence_as(cache, leaves)
+                y, state = stream.step(ops.take(x, i, axis=1), state)
+                return i + 1, y, *keras.tree.flatten(state)
+
+            y = ops.zeros((batch, width))
+            return ops.while_loop(lambda i, *_: i < steps, turn, (0, y, *leaves))[1]
+
+        compiled = compile_xla(run, stream.variables)
+        x, leaves = ops.convert_to_tensor(x), keras.tree.flatten(cache)
+
+        def step():
+            np.asarray(compiled(x, *leaves))
+            return steps
+
+        return step
 
     return build
 
 
-CASES = (
-    {
-        "gemm": Case(
-            "matrix product 1760 x 2800 x 5600", {"float32": gemm(), "bf16": gemm("bfloat16")}
+def generated(batch, prompt=16, new=48):
+    """`generate`, prompt included in the time; only new tokens count."""
+
+    def build():
+        model, tokens = word_model(), word_ids(batch, prompt)()
+
+        def step():
+            model.generate(tokens, prompt + new, sampler="greedy")
+            return new
+
+        return step
+
+    return build
+
+
+def numbers(*shape):
+    def make():
+        import numpy as np
+
+        return np.random.default_rng(0).normal(size=shape).astype("float32")
+
+    return make
+
+
+def word_ids(batch, time):
+    def make():
+        import numpy as np
+
+        return np.random.default_rng(0).integers(0, 10_000, (batch, time)).astype("int32")
+
+    return make
+
+
+def whole(make, last=False):
+    """A function that calls a layer; `last` returns the last position."""
+
+    def function():
+        layer = make()
+
+        def call(x):
+            y = layer(x, training=False)
+            return y[:, -1] if last else y
+
+        return call, layer.variables
+
+    return function
+
+
+def word_model():
+    from trellis_keras.zoo import trellisnet_ptb
+
+    return trellisnet_ptb(aux_weight=0.0)
+
+
+def next_word(cone, greedy=False):
+    """The last output of a window of words; `cone` computes only what it depends on."""
+
+    def make():
+        from keras import ops
+
+        model = word_model()
+
+        def call(tokens):
+            length = {"output_length": 1} if cone else {}
+            hidden = model.backbone(model.embedding(tokens), training=False, **length)
+            scores = model.head(hidden[:, -1])
+            return ops.argmax(scores, axis=-1) if greedy else scores
+
+        return call, model.variables
+
+    return make
+
+
+# Theorem 1: a 2-layer LSTM of 128 units, truncated to M = 32 steps
+
+
+def two_lstms():
+    import keras
+
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.LSTM(128, return_sequences=True) for _ in range(2)]
+    return keras.Sequential([keras.Input((None, 128)), *layers])
+
+
+def converted(truncation=32):
+    def make():
+        from trellis_keras.theorem1 import to_trellis
+
+        return to_trellis(two_lstms().layers, truncation)
+
+    return make
+
+
+def every_window(truncation=32):
+    """By definition: runs the LSTM over the last M steps of each position, all in one batch."""
+
+    def make():
+        import numpy as np
+        from keras import ops
+
+        model = two_lstms()
+
+        def call(x):
+            batch, time, channels = x.shape
+            later = time - truncation
+            steps = np.arange(1, later + 1)[:, None] + np.arange(truncation)
+            windows = ops.reshape(ops.take(x, steps, axis=1), (batch * later, truncation, channels))
+            # Windows of the first positions start at the first step.
+            first = model(x[:, :truncation])
+            last = ops.reshape(model(windows)[:, -1], (batch, later, channels))
+            return ops.concatenate([first, last], axis=1)
+
+        return call, model.variables
+
+    return make
+
+
+# The cases
+
+ADDING = {"kernel_size": 8, "depth": 8, "filters": 24}
+PIXELS = {"kernel_size": 7, "depth": 8, "filters": 25}
+# Two convolutions per block, with dilations 1, 2, 4, ...
+RECEPTIVE_FIELD = 1 + 2 * (ADDING["kernel_size"] - 1) * (2 ** ADDING["depth"] - 1)
+# The zoo's models, in float32 and bfloat16, with and without XLA.
+PRECISION = ("trellisnet_seq_mnist", "tcn_seq_mnist", "tcn_ptb", "tcn_char_ptb", "lstm_ptb")
+PRECISION += ("tcn_adding", "tcn_copy_memory", "lru_char_ptb")
+PRECISION += ("lstm_adding", "gru_adding", "rnn_adding", "lstm_copy_memory")
+
+
+# What trellisnet_ptb adds to the network.
+_BARE = ("aux_weight", "embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout")
+_BARE += ("weight_dropout", "activation_reg", "temporal_activation_reg")
+
+
+def word_training(depth, **options):
+    """A training step of trellisnet_ptb without dropouts and auxiliary losses."""
+    core = 6.0 * 16 * 110 * 2 * 1400 * 5600 * depth
+    decoder = 6.0 * 16 * 55 * 400 * 10_000
+    options = {"depth": depth, **dict.fromkeys(_BARE, 0.0), **options}
+    return zoo_training("trellisnet_ptb", amount=core + decoder, **options)
+
+
+def tcn_case(about, shape, sizes, outputs):
+    makers = {"keras-tcn": keras_tcn(**sizes), "cone": tcn(**sizes)}
+    options = {"shape": shape, "batch": 32, "outputs": outputs}
+    variants = compilers(layer_training, makers, **options)
+    plain = layer_training(tcn(**sizes), jit_compile=False, plain=True, **options)
+    return Case(about, {**variants, "all positions, graph": plain}, baseline="keras-tcn, graph")
+
+
+def tcn_streaming_case(batch):
+    theirs, field = whole(keras_tcn(**ADDING)), numbers(batch, RECEPTIVE_FIELD, 2)
+    name = f"keras-tcn, receptive field of {RECEPTIVE_FIELD}"
+
+    def ours():
+        layer = tcn(**ADDING)()
+        layer.build((None, None, 2))
+        return layer
+
+    return Case(
+        f"a step of tcn_adding's shape, batch {batch}",
+        {
+            f"{name}, graph": inference(theirs, field, jit_compile=False),
+            f"{name}, XLA": inference(theirs, field),
+            "keras-tcn, sequence of 600, XLA": inference(theirs, numbers(batch, 600, 2)),
+            "streamed": streamed(ours, numbers(batch, 64, 2), ADDING["filters"]),
+        },
+        baseline=f"{name}, XLA",
+    )
+
+
+def word_case(batch, about, greedy, ours):
+    window = "window of 110"
+    last = inference(next_word(True, greedy), word_ids(batch, 110))
+    return Case(
+        f"a {about} of trellisnet_ptb's shape, batch {batch}",
+        {
+            window: inference(next_word(False, greedy), word_ids(batch, 110)),
+            f"{window}, last output only": last,
+            **ours,
+        },
+        baseline=window,
+    )
+
+
+def rnn_case(kind, batch, policy="float32"):
+    makers = {f"keras.layers.{kind}": keras_rnn(kind), f"StackedRNN of {kind}": stacked_rnn(kind)}
+    amount = 6.0 * {"LSTM": 8, "GRU": 6}[kind] * 512**2 * 100 * batch
+    return Case(
+        f"training step of {kind}, 512 units, 100 steps, batch {batch}, {policy}",
+        compilers(
+            layer_training, makers, shape=(100, 512), batch=batch, policy=policy, amount=amount
         ),
-        "pixels": Case(
-            "training step, 784 pixels, 11 levels, batch 32",
-            {
-                "all positions, graph": pixels(plain=True),
-                "all positions, XLA": pixels(plain=True, jit_compile=True),
-                "cone, graph": pixels(),
-                "cone, XLA": pixels(jit_compile=True),
-            },
-            baseline="all positions, graph",
-        ),
-        "word_ptb_12": Case(
-            "training step, word PTB core, 12 levels",
-            {
-                "plain, graph": word_ptb(12, plain=True, jit_compile=False),
-                "float32, graph": word_ptb(12, jit_compile=False),
-                "float32, XLA": word_ptb(12),
-                "float32, graph, without depth_loop_tf": word_ptb(
-                    12, jit_compile=False, fused=False
-                ),
-                "float32, XLA, without depth_loop_tf": word_ptb(12, fused=False),
-                "bf16, graph": word_ptb(12, policy="mixed_bfloat16", jit_compile=False),
-                "GEMM float32": gemm(),
-            },
-            baseline="plain, graph",
-        ),
-        "word_ptb_12_xla": Case(
-            "training step, word PTB core, 12 levels, XLA",
-            {"plain, XLA": word_ptb(12, plain=True), "float32, XLA": word_ptb(12)},
-            baseline="plain, XLA",
-        ),
-        # All variants of a case are in memory at once, so those of 55 levels are separate cases.
-        "word_ptb_55": Case(
-            "training step, word PTB core, 55 levels",
-            {"float32, XLA": word_ptb(55), "GEMM float32": gemm()},
-        ),
-        "word_ptb_55_lean": Case(
-            "training step, word PTB core, 55 levels, pre-activations computed again",
-            {"float32, XLA": word_ptb(55, rematerialize=True), "GEMM float32": gemm()},
-        ),
-        "word_ptb_55_bf16": Case(
-            "training step, word PTB core, 55 levels, mixed_bfloat16",
-            {
-                "bf16, graph": word_ptb(55, policy="mixed_bfloat16", jit_compile=False),
-                "GEMM float32": gemm(),
-            },
-        ),
-        "word_ptb_55_plain": Case(
-            "training step, word PTB core, 55 levels, every position computed",
-            {
-                "plain, graph": word_ptb(55, plain=True, jit_compile=False),
-                "float32, XLA": word_ptb(55),
-            },
-            baseline="plain, graph",
-        ),
-        "word_ptb_55_zoo": Case(
-            "training step of trellisnet_ptb, everything on",
-            {"XLA": word_ptb(55, zoo=True), "GEMM float32": gemm()},
-        ),
-        "char_ptb": Case("training step, char PTB, 125 levels, everything on", {"XLA": char_ptb()}),
-        "depth": Case(
-            "training step of small levels, XLA: compile and step time against depth",
-            {f"{depth} levels": small_levels(depth) for depth in (35, 70, 140)}
-            | {
-                "140 levels, half kept": small_levels(140, time=280, kept=140),
-                "35 levels, plain": small_levels(35, plain=True),
-            },
-        ),
-        "time": Case(
-            "training step of 35 small levels, XLA: step time against length",
-            {f"{time} steps": small_levels(35, time) for time in (110, 220, 440)},
-        ),
+        baseline=f"keras.layers.{kind}, graph",
+    )
+
+
+def theorem1_case(batch):
+    makers = {
+        "every window": every_window(),
+        "TrellisNet": whole(converted()),
+        "LSTM": whole(two_lstms),
     }
-    | TCN_CASES
-    | LRU_CASES
-    | RNN_CASES
-    | GENERATION_CASES
-    | ADAPTIVE_SOFTMAX_CASES
-    | THEOREM1_CASES
-    | MIXED_GROUP_CASES
-    | PRECISION_CASES
-    | ZOO_XLA_CASES
-)
+    return Case(
+        f"all outputs of a 2-layer LSTM of 128 units, truncated to 32 steps: batch {batch}, "
+        "512 steps (the variant LSTM is not truncated, which is a different function)",
+        compilers(inference, makers, inputs=numbers(batch, 512, 128)),
+        baseline="every window, graph",
+    )
+
+
+def mixed_group_case(width, number):
+    return Case(
+        f"training step of a mixed-group TrellisLayer with {number} groups of {width} channels, "
+        "16 levels, batch 16 of 64 steps, XLA",
+        {
+            "with zeros": layer_training(mixed_group(width, number, False), (64, 64), 16),
+            "by group": layer_training(mixed_group(width, number, True), (64, 64), 16),
+        },
+        baseline="with zeros",
+    )
+
+
+def precision_case(name):
+    return Case(
+        f"training step of {name}",
+        {
+            f"{label}, {compiler}": zoo_training(name, dtype_policy=policy, jit_compile=jit_compile)
+            for label, policy in (("float32", "float32"), ("bfloat16", "mixed_bfloat16"))
+            for compiler, jit_compile in COMPILERS.items()
+        },
+        baseline="float32, graph",
+    )
+
+
+_LEVELS = [1, *(2**i for i in range(10))]
+
+CASES = {
+    "gemm": Case(
+        "matrix product 1760 x 2800 x 5600", {"float32": gemm(), "bf16": gemm("bfloat16")}
+    ),
+    "pixels": Case(
+        "training step, 784 pixels, 11 levels, batch 32",
+        {
+            f"{name}, {label}": layer_training(
+                trellis(130, 11, output_units=10, dilation_rate=_LEVELS, return_sequences=False),
+                (784, 1),
+                32,
+                outputs=10,
+                jit_compile=jit_compile,
+                plain=plain,
+            )
+            for name, plain in (("all positions", True), ("cone", False))
+            for label, jit_compile in COMPILERS.items()
+        },
+        baseline="all positions, graph",
+    ),
+    "word_ptb_12": Case(
+        "training step, word PTB core, 12 levels",
+        {
+            "plain, graph": word_training(12, plain=True, jit_compile=False),
+            "plain, XLA": word_training(12, plain=True, jit_compile=True),
+            "float32, graph": word_training(12, jit_compile=False),
+            "float32, XLA": word_training(12, jit_compile=True),
+            "bf16, graph": word_training(12, dtype_policy="mixed_bfloat16", jit_compile=False),
+            "GEMM float32": gemm(),
+        },
+        baseline="plain, graph",
+    ),
+    # All variants of a case are in memory at once.
+    "word_ptb_55": Case(
+        "training step, word PTB core, 55 levels",
+        {"float32, XLA": word_training(55, jit_compile=True), "GEMM float32": gemm()},
+    ),
+    "word_ptb_55_bf16": Case(
+        "training step, word PTB core, 55 levels, mixed_bfloat16",
+        {
+            "bf16, graph": word_training(55, dtype_policy="mixed_bfloat16", jit_compile=False),
+            "GEMM float32": gemm(),
+        },
+    ),
+    "depth": Case(
+        "training step of small levels, XLA: compile and step time against depth",
+        {
+            f"{depth} levels": layer_training(trellis(64, depth, output_units=16), (110, 16), 16)
+            for depth in (35, 70, 140)
+        },
+    ),
+    "tcn_adding": tcn_case("training step of tcn_adding, T=600, batch 32", (600, 2), ADDING, 1),
+    "tcn_pixels": tcn_case("training step of tcn_seq_mnist, batch 32", (784, 1), PIXELS, 10),
+    "tcn_streaming_1": tcn_streaming_case(1),
+    "tcn_streaming_32": tcn_streaming_case(32),
+    "lru": Case(
+        "training step of LRU, 2 x 512 units, 50 steps, batch 100",
+        compilers(
+            layer_training,
+            {"RNN of cells": lru_cells, "LRU": lru, "GRU": keras_rnn("GRU", layers=2)},
+            shape=(50, 512),
+            batch=100,
+        ),
+        baseline="RNN of cells, graph",
+    ),
+    **{
+        f"rnn_{kind.lower()}_{batch}": rnn_case(kind, batch)
+        for kind in ("LSTM", "GRU")
+        for batch in (4, 64)
+    },
+    **{
+        f"rnn_{kind.lower()}_64_bf16": rnn_case(kind, 64, "mixed_bfloat16")
+        for kind in ("LSTM", "GRU")
+    },
+    **{
+        f"streaming_{batch}": word_case(
+            batch, "token", False, {"cached": streamed(word_model, word_ids(batch, 16), 10_000)}
+        )
+        for batch in (1, 8)
+    },
+    **{
+        f"generate_{batch}": word_case(
+            batch, "generated token", True, {"generate": generated(batch)}
+        )
+        for batch in (1, 8)
+    },
+    "adaptive_softmax": Case(
+        "training step of a head, 267735 words, 512 channels, 1760 tokens",
+        compilers(
+            head_training,
+            {
+                "full softmax": softmax,
+                "adaptive": adaptive_softmax(),
+                "adaptive, div_value 4": adaptive_softmax(div_value=4),
+            },
+        ),
+        baseline="full softmax, graph",
+    ),
+    "theorem1_1": theorem1_case(1),
+    "theorem1_16": theorem1_case(16),
+    "mixed_group_64": mixed_group_case(64, 4),
+    "mixed_group_8": mixed_group_case(8, 16),
+    "mixed_group_2": mixed_group_case(2, 16),
+    **{f"precision_{name}": precision_case(name) for name in PRECISION},
+}

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import cortex_m, tcn
+from benchmarks import cases, cortex_m
 
 # Keras and the package are imported by the functions, so that --help is quick.
 
@@ -253,14 +253,12 @@ def _stepped(net, compiled):
 
 
 def keras_tcn(net):
-    from benchmarks.compiled import compiled_window
-
     if net.size is None:
         return None
     if importlib.util.find_spec("tcn") is None:
         raise Missing("pip install --no-deps keras-tcn")
     window = np.zeros((1, net.receptive_field, net.x.shape[1]), "float32")
-    run = compiled_window(tcn.keras_tcn(*net.size), window)
+    run = cases.inference(cases.whole(cases.keras_tcn(*net.size)), lambda: window)()
     return _in_python(lambda x: run(), None, 20), None
 
 
@@ -326,7 +324,7 @@ def _nets():
     exercises = TCN(32, kernel_size=3, depth=4, return_sequences=False)
     trellis = TrellisLayer(12, 5, return_sequences=False)
     nets = {
-        "`tcn_adding`": (zoo.tcn_adding(), (8, 8, 24), tcn.RECEPTIVE_FIELD),
+        "`tcn_adding`": (zoo.tcn_adding(), (8, 8, 24), cases.RECEPTIVE_FIELD),
         "`tcn_jsb`": (zoo.tcn_jsb(), (3, 2, 150), 13),
         "LRU, 9 units": (classifier(LRU(9, return_sequences=False), 2), None, None),
         "TrellisLayer, 12 units, 5 levels": (classifier(trellis, 2), None, None),
