@@ -130,7 +130,7 @@ def test_a_profile_that_keras_would_leave_out(tmp_path, monkeypatch):
 
 def test_wrong_settings(tmp_path, refused):
     recipe = tiny_recipe(tmp_path)
-    with pytest.raises(ValueError, match="`sample_length` must be 0 or more. Received: -1"):
+    with pytest.raises(ValueError, match="`length` and .* must be positive. Received: length=-1"):
         runs.train(recipe, tmp_path, sample_length=-1)
     for profile in ((0, 3), (3, 2)):
         with pytest.raises(ValueError, match="`profile` must be the first and the last batch"):

@@ -1,6 +1,5 @@
-"""Samples of text, graphs and hyper-parameters for TensorBoard."""
+"""Samples of text and graphs for TensorBoard."""
 
-import json
 import math
 import textwrap
 from collections.abc import Sequence
@@ -91,7 +90,7 @@ class TextSamples(keras.callbacks.Callback):
         if not math.isfinite((logs or {}).get("loss", 0.0)):
             return
         if self._writer is None:
-            self._writer = _summary_writer(self.directory)
+            self._writer = summary_writer(self.directory)
         with self._writer.as_default(step=epoch):
             _summary().text("sample", self._markdown(), description=self._description)
         self._writer.flush()
@@ -145,37 +144,9 @@ def write_graph(model: keras.Model, batch: Sequence, directory: str | PathLike) 
         # `__call__` would put everything in one node.
         function = tf.function(lambda inputs: model.call(inputs, training=False), autograph=False)
         graph = function.get_concrete_function(spec).graph
-    writer = _summary_writer(directory)
+    writer = summary_writer(directory)
     with writer.as_default(step=0):
         tf.summary.graph(graph)
-    writer.close()
-
-
-def write_hparams(settings: dict[str, Any], name: str, directory: str | PathLike) -> None:
-    """Writes the hyperparameters of a run for TensorBoard's HParams tab, one row per run.
-
-    The metrics of the row come from the logs in the subfolders of `directory`.
-
-    Args:
-        settings: {name: value}. Values other than numbers, booleans and strings are written as
-            JSON; None is left out.
-        name: Name of the row. Runs with the same name share it.
-        directory: Folder for TensorBoard's logs of the run.
-
-    Example:
-
-    >>> write_hparams({"filters": 24, "dilations": [1, 2]}, "first run", "run/tensorboard")
-    """
-    from tensorboard.plugins.hparams import api
-
-    values = {
-        key: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
-        for key, value in settings.items()
-        if value is not None
-    }
-    writer = _summary_writer(directory)
-    with writer.as_default(step=0):
-        api.hparams(values, trial_id=name)
     writer.close()
 
 
@@ -188,5 +159,6 @@ def _summary():
     return tf.summary
 
 
-def _summary_writer(directory):
+def summary_writer(directory: str | PathLike) -> Any:
+    """Returns TensorFlow's writer of logs in a folder."""
     return _summary().create_file_writer(str(Path(directory).expanduser()))

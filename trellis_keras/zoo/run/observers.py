@@ -1,5 +1,6 @@
 """Logs of a run for TensorBoard. They do not affect training."""
 
+import json
 import os
 import pathlib
 import sys
@@ -9,23 +10,10 @@ import keras
 
 from trellis_keras.files import checksum
 from trellis_keras.training.gradient_norms import GradientNorms
-from trellis_keras.training.tensorboard import TextSamples, write_graph, write_hparams
+from trellis_keras.training.tensorboard import TextSamples, summary_writer, write_graph
 from trellis_keras.zoo.run.folder import TENSORBOARD, flat, without_paths
 
 _PROMPT = 64  # tokens
-
-
-def check_observers(
-    gradient_norms: int, sample_length: int, profile: tuple[int, int] | None
-) -> None:
-    """Raises ValueError for values that `train` does not take."""
-    for name, value in (("gradient_norms", gradient_norms), ("sample_length", sample_length)):
-        if value < 0:
-            raise ValueError(f"`{name}` must be 0 or more. Received: {value}")
-    if profile is not None and not 1 <= profile[0] <= profile[1]:
-        raise ValueError(
-            f"`profile` must be the first and the last batch, counted from 1. Received: {profile}"
-        )
 
 
 def observers(
@@ -50,7 +38,7 @@ def observers(
         gradient_norms, sample_length, graph, profile: As in `train`.
 
     Raises:
-        ValueError: A profile without TensorFlow, or of batches beyond the end of the run.
+        ValueError: A value is out of range, or a profile is wanted without TensorFlow.
     """
     has_tensorflow = _has_tensorflow()
     if profile is not None:
@@ -77,6 +65,10 @@ def observers(
 
 
 def _check_profile(profile, batches, has_tensorflow):
+    if not 1 <= profile[0] <= profile[1]:
+        raise ValueError(
+            f"`profile` must be the first and the last batch, counted from 1. Received: {profile}"
+        )
     if not has_tensorflow:
         raise ValueError("Profiling requires TensorFlow, which is not installed.")
     if keras.backend.backend() == "jax" and sys.version_info < (3, 12):
@@ -92,11 +84,22 @@ def _check_profile(profile, batches, has_tensorflow):
 
 
 def write_settings(recipe: Any, folder: pathlib.Path) -> None:
-    """Writes the recipe of a new run as TensorBoard's hyper-parameters, with TensorFlow."""
-    if _has_tensorflow():
-        settings, _ = without_paths(recipe.to_dict())
+    """Writes a new run's recipe as a row of TensorBoard's HParams tab, if there is TensorFlow."""
+    if not _has_tensorflow():
+        return
+    from tensorboard.plugins.hparams import api
+
+    settings, _ = without_paths(recipe.to_dict())
+    values = {
+        name: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
+        for name, value in flat(settings).items()
+        if value is not None
+    }
+    writer = summary_writer(folder / TENSORBOARD)
+    with writer.as_default(step=0):
         digest = checksum([os.fsencode(folder.resolve())])
-        write_hparams(flat(settings), f"{folder.name} {digest[:8]}", folder / TENSORBOARD)
+        api.hparams(values, trial_id=f"{folder.name} {digest[:8]}")
+    writer.close()
 
 
 def _has_tensorflow():

@@ -16,6 +16,7 @@ from typing import Any
 import keras
 
 from keras_streams.files import atomic_write
+from trellis_keras.data import EpochOrder
 from trellis_keras.files import own_file
 from trellis_keras.jobs import Job, different_settings
 from trellis_keras.terminal import printable
@@ -52,7 +53,7 @@ from trellis_keras.zoo.run.folder import (
     resuming,
     without_paths,
 )
-from trellis_keras.zoo.run.observers import check_observers, observers, write_settings
+from trellis_keras.zoo.run.observers import observers, write_settings
 
 # Settings that may change when a run is resumed: its length, the location of the data, and how
 # the machine computes.
@@ -136,24 +137,26 @@ def train(
             raise ValueError(f"`{name}` must be positive. Received: {minutes}")
     # Before loading the data, which also takes time.
     limit = max_minutes and TimeLimit(60 * max_minutes, command=resuming(folder))
-    check_observers(gradient_norms, sample_length, profile)
     observed = {
         "gradient_norms": gradient_norms,
         "sample_length": sample_length,
         "graph": graph,
         "profile": profile,
     }
+    _check_processes(recipe, limit, observed)
     if verbose == "auto":
         verbose = 1 if sys.stdout.isatty() or "ipykernel" in sys.modules else 2
-    _check_processes(recipe, limit, observed)
-    fit = functools.partial(
-        _fit, callbacks=callbacks, observed=observed, limit=limit, save_minutes=save_minutes
-    )
+    options = {
+        "callbacks": callbacks,
+        "observed": observed,
+        "limit": limit,
+        "save_minutes": save_minutes,
+        "devices": devices,
+    }
     if parallel.process_index():
         with tempfile.TemporaryDirectory() as copy:
-            fit = functools.partial(fit, verbose=0)
-            return _train(recipe, pathlib.Path(copy), devices, fit)
-    model = _train(recipe, folder, devices, functools.partial(fit, verbose=verbose))
+            return _train(recipe, pathlib.Path(copy), verbose=0, **options)
+    model = _train(recipe, folder, verbose=verbose, **options)
     if verbose and (folder / BEST).is_file():
         print(printable(describe_end(recipe, folder)), flush=True)
     return model
@@ -172,7 +175,7 @@ def _check_processes(recipe, limit, observed):
         raise ValueError("Several processes must start with the same weights: set `seed`.")
 
 
-def _train(recipe, folder, devices, fit):
+def _train(recipe, folder, devices, **options):
     with Job(folder, FILES, functools.partial(has_run, folder)).open():
         _share(folder)
         recipe = _continued(recipe, folder)
@@ -181,7 +184,7 @@ def _train(recipe, folder, devices, fit):
         recipe = recipe.with_data(loaded)
         parallelism = parallel.data_parallel(devices, recipe.training.batch_size)
         with parallelism as building, explained(folder):
-            return fit(recipe, loaded, folder, building)
+            return _fit(recipe, loaded, folder, building, **options)
 
 
 def _share(folder):
@@ -293,13 +296,8 @@ def _fit(recipe, loaded, folder, building, verbose, callbacks, observed, limit, 
 
 
 def _callbacks(recipe, folder, train_stream, others, watching):
-    order = []
-    if hasattr(train_stream, "epoch"):  # each epoch has its own order, also after a resume
-        order = [
-            keras.callbacks.LambdaCallback(
-                on_epoch_begin=lambda epoch, logs: setattr(train_stream, "epoch", epoch)
-            )
-        ]
+    # Each epoch has its own order, also after a resume.
+    order = [EpochOrder(train_stream)] if hasattr(train_stream, "epoch") else []
     # The recipe's and other callbacks come first, so that their logs are recorded.
     records = [*watching, HistoryCSV(folder / HISTORY), BestModel(folder / BEST)]
     # StopOnNaN first, so that no other callback records an epoch with a NaN loss.
