@@ -1,6 +1,7 @@
 """The proof that a stream equals its model."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import keras
@@ -240,7 +241,8 @@ def _pairs(stream, xs, steps):
 def _fast(part, function, *arguments):
     """Calls a function, on TensorFlow as a graph if the part has loops."""
     if keras.backend.backend() == "tensorflow" and isinstance(part, (Recurrent, Protocol)):
-        return compile_xla(lambda: function(*arguments), [], any_shape=True)()
+        # TensorFlow warns of functions that are traced often; it tells partials apart.
+        return compile_xla(functools.partial(function, *arguments), [], any_shape=True)()
     return function(*arguments)
 
 
