@@ -113,7 +113,7 @@ def to_trellis(
         options = {name: getattr(outer, name) for name in names}
         layer = _truncated_rnn(outer.layers, truncation, **options)
         if outer.stateful:
-            layer.state_cache.allocate_like(outer.state_cache)
+            _carry_like(layer, outer)
         return layer
     return _truncated_rnn(layers, truncation)
 
@@ -346,12 +346,18 @@ def _dense_layer(layer):
     _set_dense_kernel(dense.kernel, layer.kernel)
     _set_dense_kernel(dense.recurrent_kernel, layer.recurrent_kernel)
     if layer.stateful:
-        dense.state_cache.allocate_like(layer.state_cache)
+        _carry_like(dense, layer)
         for training in (True, False):
             # Copies: JAX donates the arrays of a model's variables to its compiled functions.
-            states = [ops.copy(s) for s in layer.state_cache.state_variables(training)]
-            dense.state_cache.write(states, training)
+            states = [ops.copy(state) for state in layer.carried_states(training).current]
+            dense.carry_states(states, training)
     return dense
+
+
+def _carry_like(layer, other):
+    """Allocates zero states for the batch sizes of another stateful layer."""
+    for training in (True, False):
+        layer.reset_state(other.carried_states(training).rows, training)
 
 
 def _set_dense_kernel(dense, mixed):

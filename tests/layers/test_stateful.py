@@ -136,17 +136,18 @@ def test_a_function_for_any_batch_size_refuses_states_of_another(make, rows):
 def test_states_are_float32_in_mixed_precision(make, training, monkeypatch):
     layer = make("mixed_bfloat16")
     layer.build((2, 5, CHANNELS))
-    read, seen = layer.state_cache.read, []
+    carried, seen = layer.carried_states(training), []
+    read = carried.read
 
     def reading(*arguments):
         states = read(*arguments)
         seen.extend(keras.backend.standardize_dtype(state.dtype) for state in states)
         return states
 
-    monkeypatch.setattr(layer.state_cache, "read", reading)
+    monkeypatch.setattr(carried, "read", reading)
     first, second = [np.asarray(layer(inputs(2), training=training), "float32") for _ in range(2)]
     assert set(seen) == {"float32"} and not np.allclose(first, second)
-    assert {state.dtype for state in layer.state_cache.variables} == {"float32"}
+    assert {state.dtype for state in carried.variables} == {"float32"}
 
 
 @pytest.mark.both_backends(slow=True)

@@ -82,7 +82,7 @@ def test_consecutive_segments(case, how, golden, assert_close):
     start = initial_state(arrays) if "h0" in family(arrays, "grad") else None
     if how == "stateful":
         layer.reset_state(batch_size=len(arrays["in.h0"]))
-        layer.state_cache.write(start or [np.zeros_like(s) for s in initial_state(arrays)], False)
+        layer.carry_states(start or [np.zeros_like(s) for s in initial_state(arrays)], False)
     states = start
     for segment in ("seg1", "seg2"):
         given = None if how == "stateful" else states
@@ -96,7 +96,7 @@ def test_consecutive_segments(case, how, golden, assert_close):
             loss, list(variables_of(layer).values()), x
         )
         if how == "stateful":
-            layer.state_cache.write(states, False)  # on JAX a gradient's side effects are dropped
+            layer.carry_states(states, False)  # on JAX a gradient's side effects are dropped
         assert_close(y, arrays[f"out.y_{segment}_f64"], "output", segment)
         assert_close(states[0], arrays[f"out.h_{segment}_f64"][:, :, 0], "output", segment)
         reference = family(arrays, "grad")

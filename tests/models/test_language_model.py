@@ -233,12 +233,14 @@ def test_training_reads_the_states_resets_them_and_ignores_a_validation(jit_comp
         history = model.fit(stream, epochs=2, validation_data=validation, verbose=0).history
         expected = model.evaluate(stream, verbose=0)
         assert history["loss"] == pytest.approx([expected] * 2, rel=1e-5)
-        carried.append([np.asarray(s) for s in model.backbone.state_cache.read(2, training=True)])
+        carried.append(
+            [np.asarray(s) for s in model.backbone.carried_states(training=True).read(2)]
+        )
         if validation is not None:
             values = [model.evaluate(other, verbose=0) for _ in range(2)]
             assert history["val_loss"] == pytest.approx([values[0]] * 2, rel=1e-5)
             assert values[0] == values[1]
-            assert model.backbone.state_cache.batch_size(training=False) == 3
+            assert model.backbone.carried_states(training=False).rows == 3
     for a, b in zip(*carried, strict=True):
         assert np.any(a)
         np.testing.assert_array_equal(a, b)
@@ -251,7 +253,7 @@ def test_the_first_batch_builds_the_model(method):
     model.compile("sgd", **COMPILED)
     x = random_tokens(4, 5)
     getattr(model, method)(x, **({} if method == "predict" else {"y": x}), batch_size=2, verbose=0)
-    (state,) = model.backbone.state_cache.state_variables(training=method == "fit")
+    (state,) = model.backbone.carried_states(training=method == "fit").current
     assert state.shape == (2, 6) and np.any(state)
 
 
@@ -261,7 +263,7 @@ def test_another_batch_size_is_compiled_for_its_own_states():
         for other in (2, rows):  # as a user may do
             model.backbone.reset_state(batch_size=other, training=True)
         model.fit(random_tokens(rows, 5), random_tokens(rows, 5), verbose=0)
-        states = model.backbone.state_cache.state_variables(training=True)
+        states = model.backbone.carried_states(training=True).current
         assert all(state.shape[0] == rows and np.any(state) for state in states)
 
 
@@ -282,9 +284,9 @@ def test_rows_of_batches():
     assert model.predict(OneBatch(random_tokens(3, 8)), verbose=0).shape == (3, 8, V)
     x = random_tokens(10, 8)
     model.fit(x, x, batch_size=4, validation_split=0.2, validation_batch_size=2, verbose=0)
-    assert model.backbone.state_cache.batch_size(training=True) == 4
+    assert model.backbone.carried_states(training=True).rows == 4
     model.fit(x[:5], x[:5], verbose=0, callbacks=keras.callbacks.Callback())
-    assert model.backbone.state_cache.batch_size(training=True) == 5
+    assert model.backbone.carried_states(training=True).rows == 5
     with pytest.raises(ValueError, match="10 rows with batch_size=4"):
         model.fit(x, x, batch_size=4, verbose=0)
     with pytest.raises(ValueError, match="shuffle=False"):
@@ -300,7 +302,7 @@ def test_rows_of_a_tf_data_pipeline(capsys):
     model, x = make(trellis(stateful=True)), random_tokens(10, 8)
     pipeline = tf.data.Dataset.from_tensor_slices((x, x))
     model.fit(pipeline.batch(3, drop_remainder=True), verbose=0)
-    assert model.backbone.state_cache.batch_size(training=True) == 3
+    assert model.backbone.carried_states(training=True).rows == 3
     assert not capsys.readouterr().out
     with pytest.raises(ValueError, match="batches of equal size.*drop_remainder=True"):
         model.fit(pipeline.batch(3), verbose=0)

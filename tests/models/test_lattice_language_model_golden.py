@@ -184,7 +184,7 @@ def test_consecutive_segments(case, golden, assert_close):
     fixture, backbone, layout = CASES[case]
     arrays = golden(f"lru_lm_{fixture}")
     model, variables = language_model(backbone(arrays["meta"]["config"]["H"]), layout, arrays)
-    cache = model.backbone.state_cache
+    carried = model.backbone.carried_states(training=True)
     for segment in SEGMENTS:
         x, y = arrays[f"in.x_{segment}"], arrays[f"in.y_{segment}"]
 
@@ -192,16 +192,17 @@ def test_consecutive_segments(case, golden, assert_close):
             with model.loss_mode((x, y)):
                 y_pred = model(x, training=True)
                 value = model.compute_loss(x, y, y_pred)
-            return value, (model.head(y_pred["hidden"]), cache.read(None, training=True))
+            return value, (model.head(y_pred["hidden"]), carried.read(None))
 
         (value, (log_p, states)), gradients, _ = value_and_gradients(loss, variables)
-        cache.write(states, training=True)  # on JAX `loss` has no side effects
+        carried.write(states)  # on JAX `loss` has no side effects
         assert_close(log_p, log_probabilities(arrays, segment, log_p.shape), "output", segment)
         assert_close(value, arrays[f"out.loss_{segment}_f64"], "output", f"loss {segment}")
         check_gradients(variables, gradients, arrays, segment, layout, assert_close)
         for state, reference in zip(states, memory(arrays, segment), strict=True):
             assert_close(ops.convert_to_numpy(state), reference, "output", f"memory {segment}")
-    assert not any(np.any(s) for s in cache.read(None, training=False))
+    evaluation = model.backbone.carried_states(training=False)
+    assert not any(np.any(s) for s in evaluation.read(None))
 
 
 class DepthMemory(keras.layers.Layer):

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_streams.protocol import StreamingMixin, at_least_float32, check_start, check_stream
+from keras_streams.protocol import check_start, check_stream
 from trellis_keras import kernels
 from trellis_keras.kernels.activations import tanh
 from trellis_keras.kernels.lattice_loop import lattice_loop
@@ -16,8 +16,7 @@ from trellis_keras.layers.checks import check_has_steps, check_positive, sequenc
 from trellis_keras.layers.masks import flip_time, resolve_mask
 from trellis_keras.layers.rnn import UNITS_FOR_XLA, RecurrentCell, drop
 from trellis_keras.layers.seeds import seeded, sub_seed
-from trellis_keras.layers.stateful import StatefulMixin
-from trellis_keras.layers.sublayers import SublayersMixin
+from trellis_keras.layers.stateful import StatefulLayer, check_direction
 from trellis_keras.types import Cache, Constraint, Initializer, Regularizer, Shape, Tensor
 
 # The gates in the order of their column blocks, before those of p1 and p2. Without z1 a cell uses
@@ -219,7 +218,7 @@ _CELL_ARGUMENTS = (
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class LRU(SublayersMixin, StatefulMixin, StreamingMixin, keras.layers.Layer):
+class LRU(StatefulLayer):
     """Lattice Recurrent Unit of `depth` cells (Ahuja & Morency 2018), not the Linear one.
 
     It computes the same function as `keras.layers.RNN([LRUCell(units), ...])`: h1 passes up from
@@ -302,8 +301,8 @@ class LRU(SublayersMixin, StatefulMixin, StreamingMixin, keras.layers.Layer):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        # `call` casts the inputs; autocast would cast the float32 states to half precision too.
-        super().__init__(autocast=False, **kwargs)
+        super().__init__(stateful=stateful, **kwargs)
+        check_direction(stateful, go_backwards)
         units, depth = check_positive(units=units, depth=depth)
         self.units = units
         self.depth = depth
@@ -317,8 +316,7 @@ class LRU(SublayersMixin, StatefulMixin, StreamingMixin, keras.layers.Layer):
         self.recurrent_initializer = keras.initializers.get(recurrent_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.seed = seed
-        self.supports_masking = True
-        self._init_stateful([units] * depth, at_least_float32(self.compute_dtype), stateful)
+        self.state_sizes = [units] * depth
         self.cells = [
             LRUCell(
                 units,
@@ -347,11 +345,6 @@ class LRU(SublayersMixin, StatefulMixin, StreamingMixin, keras.layers.Layer):
             for i in range(depth)
         ]
         self.projection: keras.layers.Dense | None = None
-
-    @property
-    def is_causal(self) -> bool:
-        """Whether no output depends on later inputs."""
-        return not self.go_backwards
 
     @property
     def prefers_xla(self) -> bool:
@@ -384,7 +377,7 @@ class LRU(SublayersMixin, StatefulMixin, StreamingMixin, keras.layers.Layer):
             shape = (None, None, self.units)
         for cell in self.cells:
             cell.build(shape)
-        self._build_state_cache(input_shape[0])
+        self.build_states(input_shape[0])
 
     def call(
         self,
@@ -397,10 +390,10 @@ class LRU(SublayersMixin, StatefulMixin, StreamingMixin, keras.layers.Layer):
         mask = resolve_mask(inputs, mask)
         if self.go_backwards:
             inputs, mask = flip_time(inputs, mask)
-        states = self._initial_states(ops.shape(inputs)[0], initial_state, training)
+        states = self.initial_states(ops.shape(inputs)[0], initial_state, training)
         last_only = not self.return_sequences and mask is None
         y, states = self._forward(inputs, states, training, mask, last_only)
-        self._carry_states(states, training)
+        self.carry_states(states, training)
         y = y if self.return_sequences else y[:, -1]
         return (y, *states) if self.return_state else y
 
@@ -483,7 +476,7 @@ class LRU(SublayersMixin, StatefulMixin, StreamingMixin, keras.layers.Layer):
         """
         check_start(self, batch_size)
         if initial_state is not None:
-            return self._initial_states(batch_size, initial_state, training=False)
+            return self.given_states(initial_state, batch_size)
         return [ops.zeros((batch_size, self.units), self.state_dtype) for _ in self.cells]
 
     def step(self, x: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
@@ -502,29 +495,10 @@ class LRU(SublayersMixin, StatefulMixin, StreamingMixin, keras.layers.Layer):
 
     # Keras
 
-    def compute_mask(self, inputs: Tensor, mask: Tensor | None = None) -> Any:
-        mask = mask if self.return_sequences else None
-        if mask is not None and self.go_backwards:
-            mask = ops.flip(mask, axis=1)
-        return (mask, *[None] * self.depth) if self.return_state else mask
-
     def compute_output_shape(self, input_shape: Shape) -> Any:
         steps = (input_shape[1],) if self.return_sequences else ()
         y = (input_shape[0], *steps, self.units)
         return (y, *[(input_shape[0], self.units)] * self.depth) if self.return_state else y
-
-    def compute_output_spec(
-        self,
-        inputs: Tensor,
-        initial_state: Sequence[Tensor] | None = None,
-        training: bool = False,
-        mask: Tensor | None = None,
-    ) -> Any:
-        shapes = self.compute_output_shape(inputs.shape)
-        if not self.return_state:
-            return keras.KerasTensor(shapes, self.compute_dtype)
-        dtypes = [self.compute_dtype, *[self.state_dtype] * self.depth]
-        return tuple(map(keras.KerasTensor, shapes, dtypes))
 
     def get_config(self) -> dict[str, Any]:
         cell = self.cells[0].get_config()

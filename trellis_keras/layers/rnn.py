@@ -12,13 +12,7 @@ import keras
 from keras import ops
 
 from keras_streams.parts import RATES_LOCK, cell_step, take, without_dropout
-from keras_streams.protocol import (
-    StreamingMixin,
-    at_least_float32,
-    check_shape,
-    check_start,
-    check_stream,
-)
+from keras_streams.protocol import at_least_float32, check_shape, check_start, check_stream
 from trellis_keras import kernels
 from trellis_keras._keras_internals import DropoutRNNCell
 from trellis_keras.kernels import recurrent_loop
@@ -27,7 +21,7 @@ from trellis_keras.layers.checks import check_has_steps, check_positive, sequenc
 from trellis_keras.layers.masks import last_step, resolve_mask
 from trellis_keras.layers.regularization import VariationalDropout
 from trellis_keras.layers.seeds import seeded, sub_seed
-from trellis_keras.layers.stateful import StatefulMixin
+from trellis_keras.layers.stateful import StatefulLayer
 from trellis_keras.types import Cache, Constraint, Initializer, Regularizer, Shape, Tensor
 
 _KINDS = ("kernel", "recurrent", "bias")
@@ -601,7 +595,7 @@ UNITS_FOR_XLA = 512
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class StackedRNN(StatefulMixin, StreamingMixin, keras.layers.Layer):
+class StackedRNN(StatefulLayer):
     """A stack of Keras' recurrent layers that carries its states and streams as one layer.
 
     With `stateful=True` the last states of a batch are the initial states of the next one, with the
@@ -656,16 +650,13 @@ class StackedRNN(StatefulMixin, StreamingMixin, keras.layers.Layer):
         stateful: bool = False,
         **kwargs: Any,
     ) -> None:
-        # `call` casts the inputs; autocast would cast the float32 states to half precision too.
-        super().__init__(autocast=False, **kwargs)
+        super().__init__(stateful=stateful, **kwargs)
         _check_layers(layers)
         self.layers = list(layers)
         _disable_cudnn_in_half_precision(self.layers)
         self.return_sequences = return_sequences
         self.return_state = return_state
-        self.supports_masking = True
-        sizes = keras.tree.flatten([layer.state_size for layer in self._recurrent])
-        self._init_stateful(sizes, at_least_float32(self.compute_dtype), stateful)
+        self.state_sizes = keras.tree.flatten([layer.state_size for layer in self._recurrent])
 
     @property
     def prefers_xla(self) -> bool:
@@ -695,7 +686,7 @@ class StackedRNN(StatefulMixin, StreamingMixin, keras.layers.Layer):
             if not layer.built:
                 layer.build(shape)
             shape = _output_shape(layer, shape)
-        self._build_state_cache(input_shape[0])
+        self.build_states(input_shape[0])
 
     def call(
         self,
@@ -706,9 +697,9 @@ class StackedRNN(StatefulMixin, StreamingMixin, keras.layers.Layer):
     ) -> Any:
         check_has_steps(self, inputs)
         training, mask = bool(training), resolve_mask(inputs, mask)
-        states = self._initial_states(ops.shape(inputs)[0], initial_state, training)
+        states = self.initial_states(ops.shape(inputs)[0], initial_state, training)
         y, states = self._forward(inputs, states, training, mask)
-        self._carry_states(states, training)
+        self.carry_states(states, training)
         if not self.return_sequences:
             y = last_step([y], None, mask)[0]
         return (y, *states) if self.return_state else y
@@ -765,7 +756,7 @@ class StackedRNN(StatefulMixin, StreamingMixin, keras.layers.Layer):
         """
         check_start(self, batch_size)
         if initial_state is not None:
-            return self._initial_states(batch_size, initial_state, training=False)
+            return self.given_states(initial_state, batch_size)
         states = [layer.get_initial_state(batch_size) for layer in self._recurrent]
         return [ops.cast(state, self.state_dtype) for state in keras.tree.flatten(states)]
 
@@ -794,10 +785,6 @@ class StackedRNN(StatefulMixin, StreamingMixin, keras.layers.Layer):
 
     # Keras
 
-    def compute_mask(self, inputs: Tensor, mask: Tensor | None = None) -> Any:
-        mask = mask if self.return_sequences else None
-        return (mask, *[None] * len(self.state_sizes)) if self.return_state else mask
-
     def compute_output_shape(self, input_shape: Shape) -> Any:
         shape = input_shape
         for layer in self.layers:
@@ -806,19 +793,6 @@ class StackedRNN(StatefulMixin, StreamingMixin, keras.layers.Layer):
         if not self.return_state:
             return shape
         return (shape, *[(input_shape[0], size) for size in self.state_sizes])
-
-    def compute_output_spec(
-        self,
-        inputs: Tensor,
-        initial_state: Sequence[Tensor] | None = None,
-        training: bool = False,
-        mask: Tensor | None = None,
-    ) -> Any:
-        shapes = self.compute_output_shape(inputs.shape)
-        if not self.return_state:
-            return keras.KerasTensor(shapes, self.compute_dtype)
-        states = [keras.KerasTensor(shape, self.state_dtype) for shape in shapes[1:]]
-        return (keras.KerasTensor(shapes[0], self.compute_dtype), *states)
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""The arguments `initial_state` and `stateful` of a layer, and the states that it carries."""
+"""The base class of layers that stream, start from given states and carry them between batches."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,47 +6,65 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_streams.protocol import shapes_match
+from keras_streams.protocol import StreamingMixin, at_least_float32, shapes_match
+from trellis_keras.layers.output_length import output_mask
+from trellis_keras.layers.sublayers import SublayersMixin
 from trellis_keras.types import Tensor
 
 
-class StatefulMixin:
-    """The arguments `initial_state` and `stateful` of a layer.
+class StatefulLayer(SublayersMixin, StreamingMixin, keras.layers.Layer):
+    """Base class of layers with the arguments `initial_state`, `return_state` and `stateful`.
 
-    The states are a flat list of tensors, each (batch, size). A layer with this mixin calls
-    `_init_stateful` in its constructor and `_build_state_cache` in `build`. Its `call` starts from
-    `_initial_states` and ends with `_carry_states`.
+    The states are a flat list of tensors, each (batch, size). A subclass sets `return_sequences`,
+    `return_state` and `state_sizes` in its constructor and calls `build_states` in `build`. Its
+    `call` starts from `initial_states` and ends with `carry_states`.
+
+    Args:
+        stateful: Whether the last states of a batch are the initial states of the next one.
 
     Attributes:
-        stateful: Whether the last states of a batch are the initial states of the next one.
         state_sizes: List of the states' channel counts.
-        state_dtype: Dtype of the states.
-        state_cache: `StateCache` of a stateful layer.
+        state_dtype: Dtype of the states, at least float32.
     """
 
+    return_sequences: bool
+    return_state: bool
+    return_aux = False
+    go_backwards = False
+    output_length: int | None = None
     states = None  # `keras.layers.Bidirectional` asks for it.
 
-    def _init_stateful(self, state_sizes, dtype, stateful):
-        if stateful and getattr(self, "go_backwards", False):
-            raise ValueError(
-                "With `go_backwards=True` the last states are those at the first step of a batch, "
-                "which the next batch does not follow. Received: go_backwards=True, stateful=True"
-            )
+    def __init__(self, *, stateful: bool, **kwargs: Any) -> None:
+        # Inputs are cast in `call`: Keras' autocast would cast initial states to half precision.
+        super().__init__(autocast=False, **kwargs)
         self.stateful = stateful
-        self.state_sizes = list(state_sizes)
-        self.state_dtype = dtype
+        self.supports_masking = True
+        self.state_sizes: list[int] = []
+        self.state_dtype = at_least_float32(self.compute_dtype)
         if stateful:
-            name = f"{self.name}_state_cache"
-            self.state_cache = StateCache(self.state_sizes, dtype=dtype, name=name)
+            self.training_states = CarriedStates(self.name, "training", self.state_dtype)
+            self.evaluation_states = CarriedStates(self.name, "evaluation", self.state_dtype)
 
-    def _build_state_cache(self, batch_size):
-        """Allocates states for `batch_size` rows, unless the batch size is unknown."""
+    @property
+    def is_causal(self) -> bool:
+        """Whether no output depends on later inputs."""
+        return not self.go_backwards
+
+    def carried_states(self, training: bool) -> "CarriedStates":
+        """Returns the carried states of a stateful layer, of training or of evaluation."""
+        return self.training_states if training else self.evaluation_states
+
+    def build_states(self, batch_size: int | None) -> None:
+        """Allocates the carried states, unless the batch size is unknown."""
         if self.stateful and batch_size is not None:
-            for training in (True, False):
-                if self.state_cache.batch_size(training) != batch_size:
-                    self.state_cache.allocate(batch_size, training)
+            self.reset_state(batch_size)
 
-    def _initial_states(self, batch_size, initial_state, training):
+    def initial_states(
+        self,
+        batch_size: int | Tensor | None,
+        initial_state: Tensor | Sequence[Tensor] | None,
+        training: bool,
+    ) -> list[Tensor] | None:
         """Returns the states before the first step, each (batch, size), or None for zeros.
 
         Args:
@@ -59,8 +77,19 @@ class StatefulMixin:
                 batch size.
         """
         if initial_state is None:
-            return self.state_cache.read(batch_size, bool(training)) if self.stateful else None
-        rows = batch_size if isinstance(batch_size, int) else None
+            if not self.stateful:
+                return None
+            return self.carried_states(training).read(batch_size)
+        return self.given_states(initial_state, batch_size if isinstance(batch_size, int) else None)
+
+    def given_states(
+        self, initial_state: Tensor | Sequence[Tensor], rows: int | None
+    ) -> list[Tensor]:
+        """Returns the argument `initial_state` of a call or of `initial_cache` as a list.
+
+        Raises:
+            ValueError: States of the wrong number or shape.
+        """
         if not isinstance(initial_state, (list, tuple)):
             initial_state = [initial_state]
         shapes = [tuple(state.shape) for state in initial_state]
@@ -72,10 +101,10 @@ class StatefulMixin:
             )
         return [ops.cast(state, self.state_dtype) for state in initial_state]
 
-    def _carry_states(self, states, training):
+    def carry_states(self, states: Sequence[Tensor] | None, training: bool) -> None:
         """Keeps the last states for the next batch, if the layer is stateful."""
-        if self.stateful:
-            self.state_cache.write(states, bool(training))
+        if self.stateful and states is not None:
+            self.carried_states(training).write(states)
 
     def reset_state(self, batch_size: int | None = None, training: bool | None = None) -> None:
         """Resets the carried states of a stateful layer to zeros.
@@ -93,100 +122,106 @@ class StatefulMixin:
         """
         if not self.stateful:
             raise ValueError("`reset_state` needs a layer with `stateful=True`.")
-        self.state_cache.reset(batch_size, training)
+        for phase in (True, False) if training is None else (training,):
+            self.carried_states(phase).reset(batch_size, self.state_sizes)
+
+    def compute_mask(self, inputs: Tensor, mask: Tensor | None = None) -> Any:
+        """Returns a mask for y, the only output with a time axis, and None for other outputs."""
+        mask = output_mask(self, mask)
+        others = self.return_aux + self.return_state * len(self.state_sizes)
+        return (mask, *[None] * others) if others else mask
+
+    def compute_output_spec(
+        self,
+        inputs: Tensor,
+        initial_state: Sequence[Tensor] | None = None,
+        training: bool = False,
+        mask: Tensor | None = None,
+    ) -> Any:
+        return self.output_spec(self.compute_output_shape(inputs.shape))
+
+    def output_spec(self, shapes: Any) -> Any:
+        """Returns `KerasTensor`s of these shapes, those of states in their own dtype."""
+        if isinstance(shapes[0], tuple):
+            n_states = self.return_state * len(self.state_sizes)
+            dtypes = [self.compute_dtype] * (len(shapes) - n_states) + [self.state_dtype] * n_states
+            return tuple(map(keras.KerasTensor, shapes, dtypes))
+        return keras.KerasTensor(shapes, self.compute_dtype)
 
 
-class StateCache(keras.layers.Layer):
-    """Holds the states of a `stateful=True` layer between batches.
+def check_direction(stateful: bool, go_backwards: bool) -> None:
+    """Raises ValueError for a stateful layer that reads backwards."""
+    if stateful and go_backwards:
+        raise ValueError(
+            "With `go_backwards=True` the last states are those at the first step of a batch, "
+            "which the next batch does not follow. Received: go_backwards=True, stateful=True"
+        )
 
-    Training and evaluation have separate states: validation during training neither sees nor
-    disturbs the training states, and can use another batch size. The states are
-    variables of the model (JAX passes them through its compiled steps) but not weights: they are
-    neither counted nor saved.
 
-    Each batch size has its own variables, which are never deleted: a compiled function keeps using
-    those it was compiled with.
+class CarriedStates(keras.layers.Layer):
+    """The states that a stateful layer carries from batch to batch, zeros at first.
+
+    `keras.layers.RNN` has one set of variables, built for one batch size. Here
+
+    - training and evaluation have their own, so that a validation neither sees nor disturbs the
+      states of training, and may have another batch size;
+    - each batch size has its own: a compiled function keeps using those that it was compiled with;
+    - they are variables of the model, which JAX passes through its compiled steps, but not weights:
+      they are neither counted nor saved.
 
     Args:
-        state_sizes: List of channel counts, one per state.
+        layer: String, name of the layer.
+        phase: `"training"` or `"evaluation"`.
+        dtype: Dtype of the states.
+
+    Attributes:
+        rows: The current batch size, or None if there are no states yet.
     """
 
-    def __init__(self, state_sizes: Sequence[int], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.state_sizes = list(state_sizes)
-        # {training: {batch size: variables}}, hidden from Keras' tracking, which would make them
-        # weights.
-        object.__setattr__(self, "_by_phase", {True: {}, False: {}})
-        self._batch_sizes: dict[bool, int | None] = {True: None, False: None}
+    def __init__(self, layer: str, phase: str, dtype: str) -> None:
+        super().__init__(name=f"{layer}_{phase}_states", dtype=dtype)
+        self.rows: int | None = None
         self.built = True
 
-    def allocate(self, batch_size: int, training: bool) -> None:
-        """Allocates zero states for `batch_size` rows, and resets all other batch sizes."""
-        by_batch_size = self._by_phase[training]
-        for state in keras.tree.flatten(by_batch_size):
-            state.assign(ops.zeros(state.shape, dtype=state.dtype))
-        if batch_size not in by_batch_size:
-            by_batch_size[batch_size] = self._make_variables(batch_size, training)
-        self._batch_sizes[training] = batch_size
+    @property
+    def current(self) -> list[keras.Variable]:
+        """The states of the current batch size, each (rows, size)."""
+        return [state for state in self.variables if state.shape[0] == self.rows]
 
-    def allocate_like(self, other: "StateCache") -> None:
-        """Allocates zero states for the batch sizes of another cache."""
-        for training in (True, False):
-            batch_size = other.batch_size(training)
-            if batch_size is not None:
-                self.allocate(batch_size, training)
-
-    def _make_variables(self, batch_size, training):
-        phase = "training" if training else "evaluation"
-        with keras.name_scope(self.name):
-            return [
+    def reset(self, rows: int | None, sizes: Sequence[int]) -> None:
+        """Resets all states to zeros, and allocates those of a new batch size."""
+        for state in self.variables:
+            state.assign(ops.zeros(state.shape, state.dtype))
+        self.rows = self.rows if rows is None else rows
+        if self.rows is not None and not self.current:
+            for i, size in enumerate(sizes):
+                name, shape = f"state_{i}_of_{self.rows}_rows", (self.rows, size)
                 # The initializer by name: an array could not be kept while JAX traces shapes.
-                keras.Variable(
-                    "zeros",
-                    shape=(batch_size, size),
-                    dtype=self.compute_dtype,
-                    trainable=False,
-                    autocast=False,
-                    name=f"{phase}_state_{i}_of_{batch_size}_rows",
-                )
-                for i, size in enumerate(self.state_sizes)
-            ]
+                self.add_weight(shape, "zeros", trainable=False, autocast=False, name=name)
 
-    def batch_size(self, training: bool) -> int | None:
-        """Returns the batch size of this phase's states, or None if they are unallocated."""
-        return self._batch_sizes[training]
-
-    def state_variables(self, training: bool) -> list[keras.Variable]:
-        """Returns the variables of this phase for its current batch size."""
-        return self._by_phase[training].get(self._batch_sizes[training], [])
-
-    def read(self, batch_size: int | Tensor | None, training: bool) -> list[Tensor]:
-        """Returns the carried states, each (batch, size), with the gradient stopped.
+    def read(self, batch_size: int | Tensor | None) -> list[Tensor]:
+        """Returns the states, each (batch, size), with the gradient stopped.
 
         Args:
             batch_size: Number of rows: an integer, a scalar tensor, or None if unknown.
-            training: Which phase.
 
         Raises:
-            ValueError: No states are allocated for this batch size.
+            ValueError: There are no states for this batch size.
         """
-        allocated = self.batch_size(training)
-        if allocated is None:
+        if self.rows is None:
             raise ValueError(
                 "A layer with `stateful=True` needs a fixed batch size: build it with the full "
                 "shape (batch, time, channels), or call `reset_state(batch_size)` first."
             )
         is_static = isinstance(batch_size, int)
-        if is_static and batch_size != allocated:
+        if is_static and batch_size != self.rows:
             raise ValueError(
-                f"The carried state is for batches of {allocated} rows. "
+                f"The carried state is for batches of {self.rows} rows. "
                 f"Received: {batch_size} rows. "
                 "Call `reset_state(batch_size)` to start with another batch size."
             )
         # Copies: on PyTorch, values are the variables' own storage, which `write` overwrites.
-        states = [
-            ops.copy(ops.stop_gradient(state.value)) for state in self.state_variables(training)
-        ]
+        states = [ops.copy(ops.stop_gradient(state.value)) for state in self.current]
         if batch_size is None or is_static:
             return states
         # A graph for any batch size reads the states of a single one. The concatenation makes it
@@ -195,34 +230,13 @@ class StateCache(keras.layers.Layer):
         with keras.name_scope("carried_states_are_for_another_batch_size"):
             column = ops.zeros((batch_size, 1), self.compute_dtype)
             padded = [ops.concatenate([state, column], axis=1) for state in states]
-        return [
-            ops.slice(state, (0, 0), (batch_size, size))
-            for state, size in zip(padded, self.state_sizes, strict=True)
-        ]
+        pairs = zip(padded, states, strict=True)
+        return [ops.slice(wide, (0, 0), (batch_size, state.shape[1])) for wide, state in pairs]
 
-    def write(self, states: Sequence[Tensor], training: bool) -> None:
-        """Assigns the carried states of a phase."""
-        for variable, state in zip(self.state_variables(training), states, strict=True):
+    def write(self, states: Sequence[Tensor]) -> None:
+        """Assigns the states."""
+        for variable, state in zip(self.current, states, strict=True):
             variable.assign(ops.stop_gradient(state))
-
-    def reset(self, batch_size: int | None = None, training: bool | None = None) -> None:
-        """Resets the states of one phase, or of both (`training=None`), to zeros."""
-        for phase in (True, False) if training is None else (bool(training),):
-            size = batch_size or self.batch_size(phase)
-            if size is not None:
-                self.allocate(size, phase)
-
-    @property
-    def variables(self) -> list[keras.Variable]:
-        return keras.tree.flatten(self._by_phase)
-
-    @property
-    def non_trainable_variables(self) -> list[keras.Variable]:
-        return self.variables
-
-    @property
-    def trainable_variables(self) -> list[keras.Variable]:
-        return []
 
     @property
     def weights(self) -> list[keras.Variable]:

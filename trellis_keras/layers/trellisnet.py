@@ -16,8 +16,6 @@ import numpy as np
 from keras import ops
 
 from keras_streams.protocol import (
-    StreamingMixin,
-    at_least_float32,
     check_start,
     check_stream,
     replace_row,
@@ -39,13 +37,11 @@ from trellis_keras.layers.output_length import (
     check_output_length,
     count_outputs,
     last_steps,
-    output_mask,
     time_axis,
 )
 from trellis_keras.layers.regularization import ConvolutionKernel, VariationalDropout
 from trellis_keras.layers.seeds import seeded, sub_seed
-from trellis_keras.layers.stateful import StatefulMixin
-from trellis_keras.layers.sublayers import SublayersMixin
+from trellis_keras.layers.stateful import StatefulLayer, check_direction
 from trellis_keras.types import Cache, Initializer, Regularizer, Shape, Tensor
 
 # Gated activations
@@ -236,7 +232,7 @@ class _Weights(NamedTuple):
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class TrellisLayer(SublayersMixin, StatefulMixin, StreamingMixin, keras.layers.Layer):
+class TrellisLayer(StatefulLayer):
     """Weight-tied, input-injected temporal convolution (Bai et al. 2019, Eqs. 1, 2 and 12).
 
     With k taps, d the dilation of level i, m a dropout mask and f the gated activation, every level
@@ -371,8 +367,8 @@ class TrellisLayer(SublayersMixin, StatefulMixin, StreamingMixin, keras.layers.L
         bias_regularizer: Regularizer = None,
         **kwargs: Any,
     ) -> None:
-        # Inputs are cast in `call`: Keras' autocast would cast initial states to half precision.
-        super().__init__(autocast=False, **kwargs)
+        super().__init__(stateful=stateful, **kwargs)
+        check_direction(stateful, go_backwards)
         output_units = units if output_units is None else output_units
         if condition_size is not None:
             (condition_size,) = check_positive(condition_size=condition_size)
@@ -409,8 +405,8 @@ class TrellisLayer(SublayersMixin, StatefulMixin, StreamingMixin, keras.layers.L
         self.aux_from = aux_from
         self.return_sequences = return_sequences
         self.output_length = output_length
-        self.go_backwards = go_backwards
         self.return_state = return_state
+        self.go_backwards = go_backwards
         self.return_aux = return_aux
         has_aux = bool(self.aux_levels)  # raises if `aux_every` or `aux_from` is wrong
         if return_aux and not has_aux:
@@ -426,16 +422,13 @@ class TrellisLayer(SublayersMixin, StatefulMixin, StreamingMixin, keras.layers.L
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.recurrent_regularizer = keras.regularizers.get(recurrent_regularizer)
         self.bias_regularizer = keras.regularizers.get(bias_regularizer)
-        self.supports_masking = True
-
         # Under mixed precision, states and gates stay at least in float32.
-        state_dtype = at_least_float32(self.compute_dtype)
-        self.cell = _gated_activation(cell, units, state_dtype)
-        self._init_stateful(self.cell.state_size, state_dtype, stateful)
+        self.cell = _gated_activation(cell, units, self.state_dtype)
+        self.state_sizes = list(self.cell.state_size)
         self.kernel = self._convolution_kernel("kernel", seed)
         self.recurrent_kernel = self._convolution_kernel("recurrent_kernel", seed)
         self.hidden_dropout = VariationalDropout(
-            dropout, sub_seed(seed, "TrellisLayer", "dropout"), dtype=state_dtype
+            dropout, sub_seed(seed, "TrellisLayer", "dropout"), dtype=self.state_dtype
         )
 
     # In float32 on a CPU. Models read it where `compile(jit_compile="auto")`.
@@ -478,17 +471,12 @@ class TrellisLayer(SublayersMixin, StatefulMixin, StreamingMixin, keras.layers.L
                 regularizer=self.kernel_regularizer,
                 autocast=False,
             )
-        self._build_state_cache(input_shape[0])
+        self.build_states(input_shape[0])
 
     @property
     def aux_levels(self) -> list[int]:
         """The levels of the auxiliary outputs, in increasing order."""
         return find_aux_levels(self.depth, self.aux_every, self.aux_from)
-
-    @property
-    def is_causal(self) -> bool:
-        """Whether no output depends on later inputs."""
-        return not self.go_backwards
 
     def dilation(self, level: int) -> int:
         """Returns the dilation of a level, counted from 1."""
@@ -545,7 +533,7 @@ class TrellisLayer(SublayersMixin, StatefulMixin, StreamingMixin, keras.layers.L
         if self.go_backwards:
             inputs, mask = flip_time(inputs, mask)
         x = ops.cast(inputs, self.compute_dtype)
-        initial = self._initial_states(ops.shape(x)[0], initial_state, training)
+        initial = self.initial_states(ops.shape(x)[0], initial_state, training)
         if mask is not None:
             mask = ops.cast(mask, "bool")
             x = ops.where(mask[..., None], x, ops.zeros_like(x))
@@ -564,7 +552,7 @@ class TrellisLayer(SublayersMixin, StatefulMixin, StreamingMixin, keras.layers.L
             h_0 = None if initial is None else initial[:1]
             outputs = {i: last_step([h], h_0, mask)[0] for i, h in outputs.items()}
         last = last_step(states, initial, mask) if needs_states else None
-        self._carry_states(last, training)
+        self.carry_states(last, training)
         return self._format_outputs(outputs, last, steps)
 
     def _conditioning(self, condition):
@@ -882,7 +870,7 @@ class TrellisLayer(SublayersMixin, StatefulMixin, StreamingMixin, keras.layers.L
         if initial_state is None:
             states = [ops.zeros((batch_size, n), self.state_dtype) for n in self.cell.state_size]
         else:
-            states = self._initial_states(batch_size, initial_state, training=False)
+            states = self.given_states(initial_state, batch_size)
         shapes = self.cache_shapes(batch_size)
         buffers = [
             [ops.broadcast_to(s[:, None, None, :], shape) for shape in of_state]
@@ -1043,19 +1031,13 @@ class TrellisLayer(SublayersMixin, StatefulMixin, StreamingMixin, keras.layers.L
 
     # Keras
 
-    def compute_mask(self, inputs: Tensor, mask: Tensor | None = None) -> Any:
-        """Returns a mask for y, the only output with a time axis, and None for other outputs."""
-        mask = output_mask(self, mask)
-        others = self.return_aux + self.return_state * len(self.cell.state_size)
-        return (mask, *[None] * others) if others else mask
-
     def compute_output_shape(self, input_shape: Shape, output_length: int | None = None) -> Any:
         batch, steps = input_shape[0], time_axis(self, input_shape[1], output_length)
         shapes = [(batch, *steps, self.output_units)]
         if self.return_aux:
             shapes.append((batch, len(self.aux_levels), *steps, self.output_units))
         if self.return_state:
-            shapes.extend((batch, size) for size in self.cell.state_size)
+            shapes.extend((batch, size) for size in self.state_sizes)
         return shapes[0] if len(shapes) == 1 else tuple(shapes)
 
     def compute_output_spec(
@@ -1067,12 +1049,7 @@ class TrellisLayer(SublayersMixin, StatefulMixin, StreamingMixin, keras.layers.L
         output_length: int | None = None,
         condition: Tensor | None = None,
     ) -> Any:
-        shapes = self.compute_output_shape(inputs.shape, output_length)
-        if not isinstance(shapes[0], tuple):
-            return keras.KerasTensor(shapes, self.compute_dtype)
-        n_states = self.return_state * len(self.cell.state_size)
-        dtypes = [self.compute_dtype] * (len(shapes) - n_states) + [self.state_dtype] * n_states
-        return tuple(map(keras.KerasTensor, shapes, dtypes))
+        return self.output_spec(self.compute_output_shape(inputs.shape, output_length))
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -19,7 +19,7 @@ from trellis_keras.layers.checks import check_positive, check_tokens
 from trellis_keras.layers.heads import DenseHead, Head
 from trellis_keras.layers.regularization import Dropout, EmbeddingDropout, VariationalDropout
 from trellis_keras.layers.seeds import sub_seed
-from trellis_keras.layers.stateful import StatefulMixin
+from trellis_keras.layers.stateful import StatefulLayer
 from trellis_keras.models import generation, losses
 from trellis_keras.models.base import (
     BackboneModel,
@@ -197,10 +197,9 @@ class LanguageModel(BackboneModel):
 
         self._takes_output_length = "output_length" in inspect.signature(backbone.call).parameters
         self._counted = None
-        # Hidden from Keras' tracking, which forbids new metrics in a built model and would turn
-        # states into weights: the metrics, and the states that each phase was compiled with.
+        self._compiled_rows: dict[str, int] = {}
+        # Hidden from Keras' tracking, which forbids new metrics in a built model.
         object.__setattr__(self, "_token_metrics", [])
-        object.__setattr__(self, "_compiled_states", {})
 
     def _check_head(self):
         if getattr(self.head, "vocabulary_size", self.vocabulary_size) != self.vocabulary_size:
@@ -543,13 +542,13 @@ class LanguageModel(BackboneModel):
         Raises:
             ValueError: If the batch size varies or is not known in advance.
         """
-        self.backbone.reset_state(_rows(x, batch_size) * _processes(), training)
-        states = self.backbone.state_cache.state_variables(training)
-        if self._compiled_states.get(training) is not states:
-            # A function compiled for any batch size would keep the variables of a single one.
-            for phase in ["train"] if training else ["test", "predict"]:
-                setattr(self, f"{phase}_function", None)
-            self._compiled_states[training] = states
+        rows = _rows(x, batch_size) * _processes()
+        self.backbone.reset_state(rows, training)
+        # A function compiled for any batch size would keep the states of a single one.
+        for function in ["train_function"] if training else ["test_function", "predict_function"]:
+            if self._compiled_rows.get(function) != rows:
+                setattr(self, function, None)
+                self._compiled_rows[function] = rows
 
     # Streaming and generation
 
@@ -868,7 +867,7 @@ def _check_backbone(backbone, aux_weight):
             "The backbone of a language model must have output_length=None: the targets determine "
             f"which outputs count. Received: output_length={backbone.output_length}"
         )
-    if getattr(backbone, "stateful", False) and not isinstance(backbone, StatefulMixin):
+    if getattr(backbone, "stateful", False) and not isinstance(backbone, StatefulLayer):
         raise ValueError(
             "A stateful backbone must keep separate states for training and validation, as "
             "TrellisLayer and StackedRNN do (Keras' own recurrent layers do not: wrap them "
