@@ -15,7 +15,10 @@ from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
 # Missing: `keras.saving.save_model` to a file in memory.
 from keras.src.saving.saving_lib import save_model as save_to_file
 
-__all__ = ["DropoutRNNCell", "get_keras_mask", "save_to_file"]
+# Missing: a name for what decorates `keras.Model.compile`.
+from keras.src.utils.tracking import no_automatic_dependency_tracking
+
+__all__ = ["DropoutRNNCell", "get_keras_mask", "no_automatic_dependency_tracking", "save_to_file"]
 
 
 def all_layers(layer: keras.Layer) -> list[keras.Layer]:

@@ -93,9 +93,8 @@ def test_training_loss(assert_close):
     weight[0] = [1, 1, 0, 1, 1]
 
     def computed(training):
-        with model.loss_mode((x, y, weight)):
-            y_pred = model(x, training=training)
-            return model.compute_loss(x, y, y_pred, weight, training=training)
+        y_pred = model(model.loss_inputs(x, y, weight), training=training)
+        return model.compute_loss(x, y, y_pred, weight, training=training)
 
     def mean(values, weight=weight):
         return np.sum(values * weight) / np.sum(weight)
@@ -408,8 +407,7 @@ def test_half_precision_keeps_states_outputs_and_losses_in_float32():
     assert symbolic.shape == (None, 8, V) and tuple(real.shape) == (2, 8, V)
     assert model.backbone.state_dtype == "float32"
     assert {w.dtype for w in model.weights} == {"float32"}
-    with model.loss_mode((x, x)):
-        loss = model.compute_loss(x, x, model(x, training=True))
+    loss = model.compute_loss(x, x, model((x, x), training=True))
     assert keras.backend.standardize_dtype(loss.dtype) == "float32" and np.isfinite(loss)
 
 
@@ -606,7 +604,7 @@ WRONG_MODELS = [
     (lambda: make().quantize("int8"), 'format="litert", quantization="int8"'),
     (lambda: make().fit(X, X, class_weight={0: 2.0}), "class_weight.* sample_weight="),
     (lambda: make().fit(X, verbose=0), "no targets"),
-    (lambda: make().compute_loss(X, X, make()(X)), "outputs of a call in `train_step` or `test_"),
+    (lambda: make().compute_loss(X, X, make()(X)), "`y_pred` must be the log-probabilities of"),
     (lambda: make().predict(np.full((2, 9), -1), verbose=0), "Received: -1"),
     (lambda: make()(np.zeros((2, 4), "float32")), "integers. Received: dtype float32"),
     (

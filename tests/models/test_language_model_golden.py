@@ -53,9 +53,8 @@ def test_outputs(case, history, golden, assert_close):
 
 def scored(model, x, y, training=True):
     """What `fit` computes for a batch: the loss, from the last y.shape[1] positions."""
-    with model.loss_mode((x, y)):
-        y_pred = model(x, training=training)
-        return model.compute_loss(x, y, y_pred, training=training), y_pred
+    y_pred = model((x, y), training=training)
+    return model.compute_loss(x, y, y_pred, training=training), y_pred
 
 
 def put_masks(model, masks, config):

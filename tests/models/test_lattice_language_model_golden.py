@@ -178,21 +178,32 @@ def log_probabilities(arrays, segment, shape):
     return log_softmax(np.reshape(arrays[f"out.logits_{segment}_f64"], shape))
 
 
+def record_hidden(model):
+    """Returns a list to which each call appends its hidden states."""
+    encode, found = model.encode, []
+
+    def recording(*arguments):
+        outputs = encode(*arguments)
+        found.append(outputs["hidden"])
+        return outputs
+
+    model.encode = recording
+    return found
+
+
 @pytest.mark.both_backends(slow=True)
 @cases
 def test_consecutive_segments(case, golden, assert_close):
     fixture, backbone, layout = CASES[case]
     arrays = golden(f"lru_lm_{fixture}")
     model, variables = language_model(backbone(arrays["meta"]["config"]["H"]), layout, arrays)
-    carried = model.backbone.carried_states(training=True)
+    carried, hidden = model.backbone.carried_states(training=True), record_hidden(model)
     for segment in SEGMENTS:
         x, y = arrays[f"in.x_{segment}"], arrays[f"in.y_{segment}"]
 
         def loss(x=x, y=y):
-            with model.loss_mode((x, y)):
-                y_pred = model(x, training=True)
-                value = model.compute_loss(x, y, y_pred)
-            return value, (model.head(y_pred["hidden"]), carried.read(None))
+            value = model.compute_loss(x, y, model((x, y), training=True))
+            return value, (model.head(hidden.pop()), carried.read(None))
 
         (value, (log_p, states)), gradients, _ = value_and_gradients(loss, variables)
         carried.write(states)  # on JAX `loss` has no side effects
@@ -241,14 +252,13 @@ def test_grid_lstm(golden, assert_close):
     backbone = DepthMemory(config["H"])
     model, variables = language_model(backbone, grid_weights, arrays)
     backbone.start(config["N"], config["L"])
+    hidden = record_hidden(model)
     for segment in SEGMENTS:
         x, y = arrays[f"in.x_{segment}"], arrays[f"in.y_{segment}"]
 
         def loss(x=x, y=y):
-            with model.loss_mode((x, y)):
-                y_pred = model(x, training=True)
-                value = model.compute_loss(x, y, y_pred)
-            return value, (model.head(y_pred["hidden"]), *backbone.after)
+            value = model.compute_loss(x, y, model((x, y), training=True))
+            return value, (model.head(hidden.pop()), *backbone.after)
 
         (value, (log_p, m0, states)), gradients, _ = value_and_gradients(loss, variables)
         assert_close(log_p, log_probabilities(arrays, segment, log_p.shape), "output", segment)

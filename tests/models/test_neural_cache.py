@@ -169,6 +169,3 @@ def test_errors():
         NeuralCache(model, size=0)
     with pytest.raises(ValueError, match="two steps or more"):
         NeuralCache(model).evaluate([1])
-    for name in ("size", "theta", "mix"):  # compiled functions contain them
-        with pytest.raises(AttributeError, match=name):
-            setattr(NeuralCache(model), name, 0.5)

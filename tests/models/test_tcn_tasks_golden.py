@@ -100,9 +100,8 @@ def test_language_model(level, golden, assert_close):
     assert_close(model(x), log_softmax(arrays["out.y_f64"]), "lm_output", "log-probabilities")
 
     def loss():
-        with model.loss_mode((x, y)):
-            y_pred = model(x, training=True)
-            return model.compute_loss(x, y, y_pred), y_pred["hidden"]
+        y_pred = model((x, y), training=True)
+        return model.compute_loss(x, y, y_pred), y_pred
 
     (value, _), gradients, _ = value_and_gradients(loss, variables_of(model))
     assert_close(value, arrays["out.loss_f64"], "lm_output", "loss")

@@ -36,7 +36,7 @@ def _jax(function, variables, inputs):
 
     def stateless(values, inputs):
         mapping = list(zip(variables, values, strict=True))
-        with keras.StatelessScope(state_mapping=mapping):
+        with keras.StatelessScope(state_mapping=mapping, collect_losses=True):
             return function(*inputs)
 
     inputs = [jax.numpy.asarray(x) for x in inputs]

@@ -109,13 +109,30 @@ class BackboneModel(SublayersMixin, keras.Model):
         return super().make_train_function(force)
 
     def train_step(self, *args: Any) -> Any:
-        step = super().train_step
+        step, args = super().train_step, self._with_loss_inputs(*args)
         scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         if keras.backend.backend() != "tensorflow" or scaled:
             return step(*args)
         from trellis_keras.kernels import runtime_tf
 
         return runtime_tf.outside_replica(lambda: step(*args))
+
+    def test_step(self, *args: Any) -> Any:
+        return super().test_step(*self._with_loss_inputs(*args))
+
+    def loss_inputs(self, x: Any, y: Any, sample_weight: Any = None) -> Any:
+        """Returns what a call reads in a step of training or evaluation.
+
+        Args:
+            x, y, sample_weight: A batch, as in Keras.
+        """
+        return x
+
+    def _with_loss_inputs(self, *args):
+        """Replaces the inputs of the batch, the last argument of Keras' steps."""
+        *state, data = args
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        return *state, (self.loss_inputs(x, y, sample_weight), y, sample_weight)
 
     def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         # On several replicas Keras passes the mean of their batches: tokens would become floats.

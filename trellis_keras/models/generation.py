@@ -11,7 +11,7 @@ import json
 import math
 import numbers
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -21,6 +21,7 @@ from keras import ops
 from keras_streams.protocol import at_least_float32
 from keras_streams.xla import compile_xla
 from trellis_keras.layers.checks import check_integer, check_tokens, is_integer
+from trellis_keras.types import Cache, Tensor
 
 # Marks positions that are still to be generated. It is not a token id.
 OPEN = -1
@@ -35,10 +36,161 @@ _LEAST_ROOM = 64
 _LEAST_TEMPERATURE = 1e-30
 
 
-def generate(
-    model: Any, prompts: Any, max_length: int, sampler: Any, seed: int | None, stop_tokens: Any
-) -> np.ndarray | str | list[str]:
-    """See `LanguageModel.generate`."""
+class TextGenerator:
+    """Base class of models that read and write text token by token.
+
+    A subclass defines `initial_cache(batch_size)`, `hidden_step(tokens, cache)`,
+    `hidden_prefill(tokens, cache)` and `next_log_probs(hidden, cache)`, and has `vocabulary_size`
+    and `vocabulary`.
+    """
+
+    vocabulary_size: int
+    vocabulary: Any
+    initial_cache: Callable[..., Cache]
+    hidden_step: Callable[..., tuple[Tensor, Cache]]
+    hidden_prefill: Callable[..., tuple[Tensor, Cache]]
+    next_log_probs: Callable[..., Tensor]
+
+    def step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """Reads one token per row, with constant work per token.
+
+        Use `keras_streams.compiled_step(model)` for a compiled function.
+
+        Args:
+            tokens: Integer tensor (batch,).
+            cache: Result of `initial_cache`, `step` or `prefill`.
+
+        Returns:
+            Log-probabilities (batch, V) of the next token, and the new cache.
+
+        Raises:
+            ValueError: If the backbone does not stream, the model is not built, or tokens and cache
+                do not match.
+
+        Example:
+
+        >>> model = LanguageModel(7, 4, TrellisLayer(units=6, depth=3, output_units=4))
+        >>> model.build((None, None))
+        >>> log_probs, cache = model.step(np.array([1, 5]), model.initial_cache(2))
+        >>> tuple(log_probs.shape)
+        (2, 7)
+        """
+        hidden, cache = self.hidden_step(tokens, cache)
+        return self.next_log_probs(hidden, cache), cache
+
+    def prefill(self, tokens: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
+        """Reads a whole prompt in one forward pass.
+
+        Args:
+            tokens: Integer tensor (batch, time).
+            cache: The cache to continue from. Defaults to `None`, the initial cache.
+
+        Returns:
+            Log-probabilities (batch, V) of the token after the prompt, and the cache.
+
+        Raises:
+            ValueError: As in `step`, or if there are no tokens.
+        """
+        hidden, cache = self.hidden_prefill(tokens, cache)
+        return self.next_log_probs(hidden[:, -1], cache), cache
+
+    def generate(
+        self,
+        prompts: Any,
+        max_length: int,
+        sampler: Any = "top_p",
+        *,
+        seed: int | None = None,
+        stop_tokens: Any = None,
+    ) -> np.ndarray | str | list[str]:
+        """Continues prompts, token by token.
+
+        The prompts may differ in length: their common length is read in one pass, and the rest of
+        the longer prompts while the other rows are generated. With a deterministic sampler each row
+        equals the result for that prompt alone (except for rounding, when two tokens are equally
+        good); the other samplers draw for all rows together.
+
+        Different lengths cause few compilations. Prompts are read in segments of 32, 64, 128, ...
+        tokens, and their last tokens one at a time; the loop has room for a power of two of tokens.
+        Each combination of these sizes, batch size, stop tokens, and sampler settings (each object
+        of a custom sampler class counts as new) is compiled once. New prompts, seeds and weights
+        cause no compilation. The model keeps the 16 most recently used functions.
+
+        Args:
+            prompts: A string or a list of strings (for a model with a vocabulary), or rows of
+                token ids, such as integers (batch, time). Each has at least one token.
+            max_length: Positive integer, number of tokens in each row of the result, including the
+                prompt, so it must be greater than the length of the longest prompt.
+            sampler: `"greedy"`, `"random"`, `"top_k"`, `"top_p"`, `"beam"` or `"contrastive"`,
+                with Keras-NLP's defaults, or a `keras_nlp.samplers.Sampler`, such as
+                `TopPSampler(p=0.9, temperature=0.8)`. Temperature 0 is greedy. Beam search ranks
+                texts by the sum of their tokens' log-probabilities up to the first stop token.
+                Defaults to `"top_p"`.
+            seed: Integer; the same seed gives the same text. Defaults to `None`: a sampler given by
+                name starts from a random seed, a sampler object continues from its state.
+            stop_tokens: Token or list of tokens (ids, or strings of one token each) after which
+                a row ends. Defaults to `None`.
+
+        Returns:
+            Strings if the prompts were strings, else ids (batch, length), including the prompt.
+            A row ends with its first stop token after the prompt; shorter rows of ids are padded
+            with it.
+
+        Raises:
+            ValueError: If there are no prompts, or one is empty or has unknown tokens, if
+                `max_length` is not greater than the longest prompt, if the sampler is unknown, has
+                settings out of their range (such as a temperature of NaN) or is unsupported
+                (speculative decoding needs a draft model, and a cache that can return
+                to an earlier token), or if the backbone does not stream.
+
+        Example:
+
+        >>> model = LanguageModel(7, 4, TrellisLayer(units=6, depth=3, output_units=4))
+        >>> model.build((None, None))
+        >>> model.generate([[1, 2], [3, 4, 5]], max_length=10, sampler="greedy").shape
+        (2, 10)
+        """
+        return _generate(self, prompts, max_length, sampler, seed, stop_tokens)
+
+    def generate_stream(
+        self,
+        prompt: str | Sequence[int] | np.ndarray,
+        max_length: int,
+        sampler: Any = "top_p",
+        *,
+        seed: int | None = None,
+        stop_tokens: Any = None,
+    ) -> Iterator:
+        """Continues one prompt and yields the result as it is generated.
+
+        Joined, the pieces equal the result of `generate` for the same arguments, starting with
+        the prompt. Samplers that choose token by token (greedy, random, top_k, top_p, and
+        custom ones with a `get_next_token`) yield each token as soon as it is chosen; beam and
+        contrastive search, which compare continuations, yield everything after the prompt at the
+        end. The former compile one step, whatever `max_length` is; for the latter see `generate`.
+
+        Args:
+            prompt: A string, or token ids (time,).
+            max_length, sampler, seed, stop_tokens: As in `generate`.
+
+        Returns:
+            An iterator over non-empty pieces of text (never part of a multi-byte character), or
+            over integers for token ids. Iteration may stop at any point.
+
+        Raises:
+            ValueError: As in `generate`, before the first piece.
+
+        Example:
+
+        >>> model = LanguageModel(7, 4, TrellisLayer(units=6, depth=3, output_units=4))
+        >>> model.build((None, None))
+        >>> len(list(model.generate_stream([1, 2], max_length=5)))
+        5
+        """
+        return _generate_stream(self, prompt, max_length, sampler, seed, stop_tokens)
+
+
+def _generate(model, prompts, max_length, sampler, seed, stop_tokens):
     model.stream()  # raises if the model does not stream
     rows, is_text = _encode_prompts(model, prompts)
     given = _pad(rows, max_length)
@@ -57,10 +209,7 @@ def generate(
     return texts[0] if isinstance(prompts, str) else texts
 
 
-def generate_stream(
-    model: Any, prompt: Any, max_length: int, sampler: Any, seed: int | None, stop_tokens: Any
-) -> Iterator:
-    """See `LanguageModel.generate_stream`."""
+def _generate_stream(model, prompt, max_length, sampler, seed, stop_tokens):
     model.stream()  # raises if the model does not stream
     (row,), is_text = _encode_prompts(model, [prompt])
     given = _pad([row], max_length)
@@ -87,7 +236,7 @@ def _write_all(model, given, sampler, stop):
     """Generates all rows to their end in one compiled loop.
 
     Args:
-        model: `LanguageModel` or `NeuralCache`.
+        model: `TextGenerator`.
         given: int32 array (batch, max_length): the prompts, followed by `OPEN`.
         sampler: Keras-NLP sampler; its state is advanced.
         stop: Tuple of the ids after which a row ends.

@@ -1,11 +1,9 @@
 """A language model around any causal backbone layer."""
 
-import contextlib
-import inspect
 import itertools
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -13,28 +11,22 @@ import numpy as np
 from keras import ops
 
 from keras_streams.exported import ExportedStream
-from keras_streams.protocol import at_least_float32, check_shape
-from trellis_keras._keras_internals import all_layers
-from trellis_keras.layers.checks import check_positive, check_tokens
+from keras_streams.protocol import at_least_float32, shapes_match
+from trellis_keras._keras_internals import no_automatic_dependency_tracking
+from trellis_keras.layers.checks import check_tokens
 from trellis_keras.layers.heads import DenseHead, Head
-from trellis_keras.layers.regularization import Dropout, EmbeddingDropout, VariationalDropout
-from trellis_keras.layers.seeds import sub_seed
-from trellis_keras.layers.stateful import StatefulLayer
-from trellis_keras.models import generation, losses
-from trellis_keras.models.base import (
-    BackboneModel,
-    check_no_class_weight,
-    check_rank,
-    embed,
-    serialize_unbuilt,
-    token_ids,
-)
+from trellis_keras.layers.regularization import VariationalDropout
+from trellis_keras.models import losses
+from trellis_keras.models.base import check_no_class_weight, check_rank, serialize_unbuilt
+from trellis_keras.models.generation import TextGenerator
 from trellis_keras.models.saved_files import saved_tokens
-from trellis_keras.types import Cache, Initializer, Logs, Shape, Tensor
+from trellis_keras.models.stateful_batches import ResetStates, rows_per_batch
+from trellis_keras.models.token_backbone import TokenBackbone
+from trellis_keras.types import Cache, Initializer, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("trellis_keras")
-class LanguageModel(BackboneModel):
+class LanguageModel(TextGenerator, TokenBackbone):
     """Embedding, causal backbone and output head, trained on next-token prediction.
 
     `fit` and `evaluate` take token ids x (batch, time) and targets y (batch, n), n <= time: the
@@ -84,11 +76,13 @@ class LanguageModel(BackboneModel):
         seed: Integer seed of the dropouts and the default initializers. Defaults to `None`.
 
     Call arguments:
-        tokens: Integer tensor (batch, time).
+        tokens: Integer tensor (batch, time); or, as in a step of `fit` and `evaluate`, a tuple of
+            it, the targets (batch, n) and, optionally, their weights (batch,) or (batch, n).
         training: Whether dropout is active.
 
     Returns:
-        Log-probabilities (batch, time, V), at least float32.
+        Log-probabilities, at least float32: of all tokens at each position (batch, time, V), or
+        of the targets (batch, n).
 
     Raises:
         ValueError: If arguments are inconsistent, or tokens are not integers or lie outside
@@ -134,72 +128,47 @@ class LanguageModel(BackboneModel):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
-        vocabulary_size, embedding_dim = check_positive(
-            vocabulary_size=vocabulary_size, embedding_dim=embedding_dim
+        super().__init__(
+            vocabulary_size,
+            embedding_dim,
+            backbone,
+            embedding_dropout=embedding_dropout,
+            input_dropout=input_dropout,
+            input_dropout_kind=input_dropout_kind,
+            embeddings_initializer=embeddings_initializer,
+            seed=seed,
+            **kwargs,
         )
-        self.autocast = False  # the inputs are integers; the layers do their own casting
-        _check_backbone(backbone, aux_weight)
-        if vocabulary is not None and len(vocabulary) != vocabulary_size:
+        if aux_weight and not getattr(backbone, "return_aux", False):
+            raise ValueError(
+                "`aux_weight` needs a backbone with auxiliary outputs (return_aux=True). "
+                f"Received: aux_weight={aux_weight}, backbone={backbone}"
+            )
+        if vocabulary is not None and len(vocabulary) != self.vocabulary_size:
             raise ValueError(
                 f"The vocabulary has {len(vocabulary)} tokens, but vocabulary_size="
                 f"{vocabulary_size}"
             )
-        self.vocabulary_size = vocabulary_size
-        self.embedding_dim = embedding_dim
         self.tie_embeddings = tie_embeddings
-        self.input_dropout_kind = input_dropout_kind
         self.aux_weight = aux_weight
         self.activation_reg = activation_reg
         self.temporal_activation_reg = temporal_activation_reg
         self.vocabulary = vocabulary
-        self.seed = seed
-
-        def seed_of(part):
-            return sub_seed(seed, "LanguageModel", part)
-
-        def uniform(part):
-            return keras.initializers.RandomUniform(-0.1, 0.1, seed=seed_of(part))
-
-        policy = {"dtype": self.dtype_policy}
-        self.embedding = keras.layers.Embedding(
-            vocabulary_size,
-            embedding_dim,
-            uniform("embedding") if embeddings_initializer is None else embeddings_initializer,
-            # JAX would add up the gradients of a frequent token in half precision, and in bfloat16
-            # 256 + 1 is 256.
-            dtype=self.variable_dtype,
-            name="embedding",
-        )
-        self.embedding_dropout = EmbeddingDropout(
-            embedding_dropout, vocabulary_size, seed_of("embedding_dropout"), **policy
-        )
-        kinds = {"variational": VariationalDropout, "element": Dropout}
-        if input_dropout_kind not in kinds:
-            raise ValueError(
-                f"`input_dropout_kind` must be one of {sorted(kinds)}. "
-                f"Received: {input_dropout_kind!r}"
-            )
-        self.input_dropout = kinds[input_dropout_kind](
-            input_dropout, seed=seed_of("input_dropout"), **policy
-        )
-        self.backbone = backbone
+        policy = self.dtype_policy
         self.output_dropout = VariationalDropout(
-            output_dropout, seed_of("output_dropout"), **policy
+            output_dropout, self._seed_of("output_dropout"), dtype=policy
         )
-        self.aux_dropout = VariationalDropout(output_dropout, seed_of("aux_dropout"), **policy)
+        self.aux_dropout = VariationalDropout(
+            output_dropout, self._seed_of("aux_dropout"), dtype=policy
+        )
         if head is None:
-            head = DenseHead(vocabulary_size, uniform("head"), name="head", **policy)
+            head = DenseHead(self.vocabulary_size, self._uniform("head"), name="head", dtype=policy)
         self.head = head
         self._check_head()
         if tie_embeddings:
             head.tie(self.embedding)
-
-        self._takes_output_length = "output_length" in inspect.signature(backbone.call).parameters
-        self._counted = None
+        self._token_metrics: list[keras.metrics.Metric] = []
         self._compiled_rows: dict[str, int] = {}
-        # Hidden from Keras' tracking, which forbids new metrics in a built model.
-        object.__setattr__(self, "_token_metrics", [])
 
     def _check_head(self):
         if getattr(self.head, "vocabulary_size", self.vocabulary_size) != self.vocabulary_size:
@@ -216,12 +185,9 @@ class LanguageModel(BackboneModel):
                 f"Received: {self.head!r}, which {reason}"
             )
 
-    @property
-    def input_dtype(self) -> str:
-        """The dtype of the inputs in the signature that Keras' export derives."""
-        return "int32"
-
     def build(self, input_shape: Shape) -> None:
+        if isinstance(input_shape[0], (list, tuple)):  # of tokens and targets
+            input_shape = input_shape[0]
         if len(input_shape) != 2:
             raise ValueError(f"Tokens have axes (batch, time). Received: shape {input_shape}")
         self.embedding.build(input_shape)
@@ -234,52 +200,33 @@ class LanguageModel(BackboneModel):
 
     # Forward pass
 
-    def call(self, tokens: Tensor, training: bool = False) -> Tensor:
-        if self._counted is not None:
-            return self.encode(tokens, training, self._counted)
+    def call(self, tokens: Tensor | tuple[Tensor, ...], training: bool = False) -> Tensor:
+        if isinstance(tokens, (list, tuple)):
+            return self._target_log_probs(*tokens, training=training)
         return self.head(self.encode(tokens, training)["hidden"])
 
-    def encode(
-        self, tokens: Tensor, training: bool = False, output_length: int | Tensor | None = None
-    ) -> dict[str, Tensor]:
-        """Returns the backbone's outputs.
+    def _target_log_probs(self, tokens, targets, sample_weight=None, *, training=False):
+        """Returns the log-probabilities of the targets, and adds the terms of the training loss.
 
-        Args:
-            tokens: Integer tensor (batch, time).
-            training: Boolean, whether dropout is active. Defaults to `False`.
-            output_length: Number of last positions to return. Defaults to `None`, all of them.
-
-        Returns:
-            A dict with `"hidden"` (batch, output_length, channels), the head's input before output
-            dropout, and, if the backbone has auxiliary outputs, `"aux"`
-            (batch, number, output_length, channels).
-
-        Raises:
-            ValueError: If the tokens are not integers.
+        Only the last positions are computed, as many as there are targets, and the head need not
+        compute the log-probabilities of all tokens.
         """
-        tokens = token_ids(tokens)
-        within = ops.clip(tokens, 0, self.vocabulary_size - 1)
-        x = self.embedding_dropout(self.embed(tokens), within, training=training)
-        x = self.input_dropout(x, training=training)
-        options = {}
-        if self._takes_output_length and isinstance(output_length, int):
-            options["output_length"] = output_length
-        outputs = self.backbone(x, training=training, **options)
-        outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-        if output_length is not None:
-            outputs = [output[..., -output_length:, :] for output in outputs]
-        return dict(zip(("hidden", "aux"), outputs, strict=False))
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Returns the embedding of tokens, NaN for ids outside [0, vocabulary_size).
-
-        Args:
-            tokens: Integer tensor (...).
-
-        Raises:
-            ValueError: If the tokens are not integers.
-        """
-        return ops.cast(embed(self.embedding, tokens), self.compute_dtype)
+        outputs = self.encode(tokens, training, ops.shape(targets)[1])
+        hidden = outputs["hidden"]
+        output = self.output_dropout(hidden, training=training)
+        nll = self.head.loss(output, targets, training=training)
+        weight = losses.token_weights(sample_weight, nll)
+        if training and self.aux_weight:
+            aux = self.aux_dropout(outputs["aux"], training=True)
+            targets = ops.repeat(targets[:, None], aux.shape[1], axis=1)
+            aux_nll = ops.sum(self.head.loss(aux, targets, training=True), axis=1)
+            self.add_loss(self.aux_weight * losses.weighted_mean(aux_nll, weight))
+        if training and self.activation_reg:
+            self.add_loss(self.activation_reg * losses.activation_reg(output, weight))
+        if training and self.temporal_activation_reg:
+            reg = losses.temporal_activation_reg(hidden, weight)
+            self.add_loss(self.temporal_activation_reg * reg)
+        return -nll
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         return (*input_shape, self.vocabulary_size)
@@ -292,9 +239,9 @@ class LanguageModel(BackboneModel):
 
     def compute_loss(
         self,
-        x: Tensor = None,
+        x: Any = None,
         y: Tensor = None,
-        y_pred: Any = None,
+        y_pred: Tensor = None,
         sample_weight: Tensor = None,
         training: bool = True,
     ) -> Tensor:
@@ -303,80 +250,39 @@ class LanguageModel(BackboneModel):
         Args:
             x: Unused.
             y: Integer tensor (batch, n), the targets.
-            y_pred: The model's result within `loss_mode`.
+            y_pred: The log-probabilities of the targets, `model(model.loss_inputs(x, y, weight))`.
             sample_weight: Tensor (batch,) or (batch, n). Defaults to 1 for every token.
             training: Boolean, whether to add the terms of the training loss.
 
         Raises:
-            ValueError: If `y_pred` was not computed within `loss_mode`, as in `train_step` and
-                `test_step`.
+            ValueError: If `y_pred` does not have the shape of the targets.
         """
-        if not isinstance(y_pred, dict):
+        if not shapes_match(y_pred.shape, y.shape):
             raise ValueError(
-                "`compute_loss` needs the outputs of a call in `train_step` or `test_step`. In a "
-                "custom training loop, compute the loss from the log-probabilities returned by a "
-                "call, or call `super().train_step(data)`. "
-                f"Received: y_pred of type {type(y_pred).__name__}"
+                "`y_pred` must be the log-probabilities of the targets, as returned by "
+                f"model(model.loss_inputs(x, y), training=True). Received: y_pred of shape "
+                f"{tuple(y_pred.shape)}, y of shape {tuple(y.shape)}"
             )
-        hidden = y_pred["hidden"]
-        output = self.output_dropout(hidden, training=training)
-        nll = self.head.loss(output, y, training=training)
-        weight = losses.token_weights(sample_weight, nll)
-        loss = losses.weighted_mean(nll, weight)
-        if training and self.aux_weight:
-            aux = self.aux_dropout(y_pred["aux"], training=True)
-            targets = ops.repeat(y[:, None], aux.shape[1], axis=1)
-            aux_nll = ops.sum(self.head.loss(aux, targets, training=True), axis=1)
-            loss = loss + self.aux_weight * losses.weighted_mean(aux_nll, weight)
-        if training and self.activation_reg:
-            loss = loss + self.activation_reg * losses.activation_reg(output, weight)
-        if training and self.temporal_activation_reg:
-            reg = losses.temporal_activation_reg(hidden, weight)
-            loss = loss + self.temporal_activation_reg * reg
+        weight = losses.token_weights(sample_weight, y_pred)
+        loss = losses.weighted_mean(-y_pred, weight)
         if training:
             loss = loss + sum(self.losses)
-
         counted = ops.sum(weight)
         for metric in self._token_metrics:
-            metric.update_state(nll, sample_weight=weight)
+            metric.update_state(-y_pred, sample_weight=weight)
         self._mean_loss.update_state(loss, sample_weight=counted)
         return losses.scale_loss_for_replicas(loss, counted)
 
-    @contextlib.contextmanager
-    def loss_mode(self, data: tuple) -> Iterator[None]:
-        """Context in which a call returns what `compute_loss` needs for the scored positions.
-
-        During training and evaluation the head computes the loss from the hidden states, without
-        the log-probabilities of all words.
-
-        Args:
-            data: (x, y) or (x, y, sample_weight); y (batch, n) determines how many positions are
-                scored.
-
-        Raises:
-            ValueError: If there are no targets.
-        """
-        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+    def loss_inputs(self, x: Tensor, y: Tensor, sample_weight: Tensor = None) -> Any:
         if y is None:
             raise ValueError(
                 "A language model is trained and evaluated on (tokens, next tokens). "
                 "Received no targets."
             )
         _check_lengths(x, y)
-        self._counted = ops.shape(y)[1]
-        try:
-            yield
-        finally:
-            self._counted = None
+        return (x, y) if sample_weight is None else (x, y, sample_weight)
 
-    def train_step(self, *args: Any) -> Any:
-        with self.loss_mode(args[-1]):
-            return super().train_step(*args)
-
-    def test_step(self, *args: Any) -> Any:
-        with self.loss_mode(args[-1]):
-            return super().test_step(*args)
-
+    @no_automatic_dependency_tracking  # Keras allows no new metrics in a built model.
     def compile(  # type: ignore[override]  # its loss is the head's
         self,
         optimizer: Any = "rmsprop",
@@ -418,7 +324,7 @@ class LanguageModel(BackboneModel):
             jit_compile=jit_compile,
             auto_scale_loss=auto_scale_loss,
         )
-        object.__setattr__(self, "_token_metrics", metrics)
+        self._token_metrics = metrics
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
@@ -484,7 +390,7 @@ class LanguageModel(BackboneModel):
             split = kwargs.get("validation_split")
             trained = x[: math.floor(len(x) * (1 - split))] if split else x
             self.allocate_states(trained, batch_size, training=True)
-            callbacks = [_ResetStates(), *keras.tree.flatten(callbacks or [])]
+            callbacks = [ResetStates(), *keras.tree.flatten(callbacks or [])]
         return super().fit(
             x,
             y,
@@ -542,7 +448,7 @@ class LanguageModel(BackboneModel):
         Raises:
             ValueError: If the batch size varies or is not known in advance.
         """
-        rows = _rows(x, batch_size) * _processes()
+        rows = rows_per_batch(x, batch_size)
         self.backbone.reset_state(rows, training)
         # A function compiled for any batch size would keep the states of a single one.
         for function in ["train_function"] if training else ["test_function", "predict_function"]:
@@ -550,68 +456,7 @@ class LanguageModel(BackboneModel):
                 setattr(self, function, None)
                 self._compiled_rows[function] = rows
 
-    # Streaming and generation
-
-    def step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """Reads one token per row, with constant work per token.
-
-        Use `keras_streams.compiled_step(model)` for a compiled function.
-
-        Args:
-            tokens: Integer tensor (batch,).
-            cache: Result of `initial_cache`, `step` or `prefill`.
-
-        Returns:
-            Log-probabilities (batch, V) of the next token, and the new cache.
-
-        Raises:
-            ValueError: If the backbone does not stream, the model is not built, or tokens and cache
-                do not match.
-
-        Example:
-
-        >>> model = LanguageModel(7, 4, TrellisLayer(units=6, depth=3, output_units=4))
-        >>> model.build((None, None))
-        >>> log_probs, cache = model.step(np.array([1, 5]), model.initial_cache(2))
-        >>> tuple(log_probs.shape)
-        (2, 7)
-        """
-        hidden, cache = self.hidden_step(tokens, cache)
-        return self.next_log_probs(hidden, cache), cache
-
-    def prefill(self, tokens: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """Reads a whole prompt in one forward pass.
-
-        Args:
-            tokens: Integer tensor (batch, time).
-            cache: The cache to continue from. Defaults to `None`, the initial cache.
-
-        Returns:
-            Log-probabilities (batch, V) of the token after the prompt, and the cache.
-
-        Raises:
-            ValueError: As in `step`, or if there are no tokens.
-        """
-        hidden, cache = self.hidden_prefill(tokens, cache)
-        return self.next_log_probs(hidden[:, -1], cache), cache
-
-    def hidden_step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """Returns hidden states (batch, channels) after tokens (batch,), and the new cache."""
-        stream = self.stream()
-        return stream.step(self._embed_checked(tokens, (None,)), cache)
-
-    def hidden_prefill(self, tokens: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """Returns hidden states (batch, time, channels) after tokens, and the cache."""
-        stream = self.stream()
-        embedded = self._embed_checked(tokens, (None, None))
-        if embedded.shape[1] == 0:
-            raise ValueError("`prefill` needs at least one token. Received: shape (batch, 0)")
-        return stream.prefill(embedded, cache)
-
-    def _embed_checked(self, tokens, shape):
-        tokens = ops.convert_to_tensor(tokens)
-        check_shape("tokens", tokens, shape)
-        return self.embed(tokens)
+    # Streaming
 
     def export_stream(self) -> ExportedStream:
         """Returns the stream that exporters of steps write: from tokens to logits.
@@ -659,101 +504,6 @@ class LanguageModel(BackboneModel):
         """
         hidden, cache = self.hidden_prefill(tokens[:, :-1], cache)
         return self.head.loss(hidden, tokens[:, 1:]), cache
-
-    def generate(
-        self,
-        prompts: Any,
-        max_length: int,
-        sampler: Any = "top_p",
-        *,
-        seed: int | None = None,
-        stop_tokens: Any = None,
-    ) -> np.ndarray | str | list[str]:
-        """Continues prompts, token by token.
-
-        The prompts may differ in length: their common length is read in one pass, and the rest of
-        the longer prompts while the other rows are generated. With a deterministic sampler each row
-        equals the result for that prompt alone (except for rounding, when two tokens are equally
-        good); the other samplers draw for all rows together.
-
-        Different lengths cause few compilations. Prompts are read in segments of 32, 64, 128, ...
-        tokens, and their last tokens one at a time; the loop has room for a power of two of tokens.
-        Each combination of these sizes, batch size, stop tokens, and sampler settings (each object
-        of a custom sampler class counts as new) is compiled once. New prompts, seeds and weights
-        cause no compilation. The model keeps the 16 most recently used functions.
-
-        Args:
-            prompts: A string or a list of strings (for a model with a vocabulary), or rows of
-                token ids, such as integers (batch, time). Each has at least one token.
-            max_length: Positive integer, number of tokens in each row of the result, including the
-                prompt, so it must be greater than the length of the longest prompt.
-            sampler: `"greedy"`, `"random"`, `"top_k"`, `"top_p"`, `"beam"` or `"contrastive"`,
-                with Keras-NLP's defaults, or a `keras_nlp.samplers.Sampler`, such as
-                `TopPSampler(p=0.9, temperature=0.8)`. Temperature 0 is greedy. Beam search ranks
-                texts by the sum of their tokens' log-probabilities up to the first stop token.
-                Defaults to `"top_p"`.
-            seed: Integer; the same seed gives the same text. Defaults to `None`: a sampler given by
-                name starts from a random seed, a sampler object continues from its state.
-            stop_tokens: Token or list of tokens (ids, or strings of one token each) after which
-                a row ends. Defaults to `None`.
-
-        Returns:
-            Strings if the prompts were strings, else ids (batch, length), including the prompt.
-            A row ends with its first stop token after the prompt; shorter rows of ids are padded
-            with it.
-
-        Raises:
-            ValueError: If there are no prompts, or one is empty or has unknown tokens, if
-                `max_length` is not greater than the longest prompt, if the sampler is unknown, has
-                settings out of their range (such as a temperature of NaN) or is unsupported
-                (speculative decoding needs a draft model, and a cache that can return
-                to an earlier token), or if the backbone does not stream.
-
-        Example:
-
-        >>> model = LanguageModel(7, 4, TrellisLayer(units=6, depth=3, output_units=4))
-        >>> model.build((None, None))
-        >>> model.generate([[1, 2], [3, 4, 5]], max_length=10, sampler="greedy").shape
-        (2, 10)
-        """
-        return generation.generate(self, prompts, max_length, sampler, seed, stop_tokens)
-
-    def generate_stream(
-        self,
-        prompt: str | Sequence[int] | np.ndarray,
-        max_length: int,
-        sampler: Any = "top_p",
-        *,
-        seed: int | None = None,
-        stop_tokens: Any = None,
-    ) -> Iterator:
-        """Continues one prompt and yields the result as it is generated.
-
-        Joined, the pieces equal the result of `generate` for the same arguments, starting with
-        the prompt. Samplers that choose token by token (greedy, random, top_k, top_p, and
-        custom ones with a `get_next_token`) yield each token as soon as it is chosen; beam and
-        contrastive search, which compare continuations, yield everything after the prompt at the
-        end. The former compile one step, whatever `max_length` is; for the latter see `generate`.
-
-        Args:
-            prompt: A string, or token ids (time,).
-            max_length, sampler, seed, stop_tokens: As in `generate`.
-
-        Returns:
-            An iterator over non-empty pieces of text (never part of a multi-byte character), or
-            over integers for token ids. Iteration may stop at any point.
-
-        Raises:
-            ValueError: As in `generate`, before the first piece.
-
-        Example:
-
-        >>> model = LanguageModel(7, 4, TrellisLayer(units=6, depth=3, output_units=4))
-        >>> model.build((None, None))
-        >>> len(list(model.generate_stream([1, 2], max_length=5)))
-        5
-        """
-        return generation.generate_stream(self, prompt, max_length, sampler, seed, stop_tokens)
 
     # Serialization
 
@@ -826,86 +576,3 @@ def _check_lengths(x, y):
             "Targets are the next tokens at the last positions of x, at most one per position. "
             f"Received: x of shape {shapes[0]}, y of shape {shapes[1]}"
         )
-
-
-class _ResetStates(keras.callbacks.Callback):
-    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        self.model.backbone.reset_state(training=True)
-
-
-def _reads_later_steps(layer):
-    return isinstance(layer, keras.layers.Bidirectional) or not getattr(layer, "is_causal", True)
-
-
-def _check_backbone(backbone, aux_weight):
-    """Raises ValueError unless a backbone has one output per step and carries states safely."""
-    if aux_weight and not getattr(backbone, "return_aux", False):
-        raise ValueError(
-            "`aux_weight` needs a backbone with auxiliary outputs (return_aux=True). "
-            f"Received: aux_weight={aux_weight}, backbone={backbone}"
-        )
-    if getattr(backbone, "return_state", False):
-        raise ValueError("The backbone of a language model must have return_state=False.")
-    if not getattr(backbone, "return_sequences", True):
-        raise ValueError("The backbone of a language model must have return_sequences=True.")
-    parts = all_layers(backbone)
-    inner = [part for part in parts if part is not backbone]
-    if any(_reads_later_steps(part) for part in parts):
-        raise ValueError(
-            "The outputs of a language model's backbone must not depend on later tokens: use "
-            'go_backwards=False, padding="causal" in a TCN, and no Bidirectional layer. '
-            f"Received: {backbone}"
-        )
-    if any(getattr(part, "stateful", False) for part in inner):
-        raise ValueError(
-            "A stateful layer must itself be the backbone, so that its states are reset: use "
-            "stateful=False, or pass the layer without the layers around it. "
-            f"Received: {backbone} with stateful layers in it"
-        )
-    if getattr(backbone, "output_length", None) is not None:
-        raise ValueError(
-            "The backbone of a language model must have output_length=None: the targets determine "
-            f"which outputs count. Received: output_length={backbone.output_length}"
-        )
-    if getattr(backbone, "stateful", False) and not isinstance(backbone, StatefulLayer):
-        raise ValueError(
-            "A stateful backbone must keep separate states for training and validation, as "
-            "TrellisLayer and StackedRNN do (Keras' own recurrent layers do not: wrap them "
-            f"in a StackedRNN(..., stateful=True)). Received: {backbone}"
-        )
-
-
-def _rows(x, batch_size):
-    """Returns the number of rows per batch that this process will read from x."""
-    if isinstance(x, keras.utils.PyDataset):
-        return len(keras.utils.unpack_x_y_sample_weight(x[0])[0])
-    if hasattr(x, "element_spec"):  # a tf.data.Dataset
-        spec = x.element_spec[0] if isinstance(x.element_spec, tuple) else x.element_spec
-        if spec.shape[0] is None:
-            raise ValueError(
-                "A stateful backbone needs batches of equal size: batch(..., drop_remainder=True)."
-            )
-        return spec.shape[0]
-    if not hasattr(x, "__len__"):
-        raise ValueError(
-            "A stateful backbone needs batches of equal size, known in advance: arrays, a "
-            "`keras.utils.PyDataset`, or a `tf.data.Dataset` of batch(..., drop_remainder=True). "
-            f"Received: {type(x).__name__}"
-        )
-    rows = min(batch_size or 32, len(x))
-    if len(x) % rows:
-        raise ValueError(
-            "A stateful backbone needs batches of equal size. "
-            f"Received: {len(x)} rows with batch_size={rows}"
-        )
-    return rows
-
-
-def _processes():
-    """Returns the number of processes among which the rows of every batch are divided."""
-    distribution = keras.distribution.distribution()
-    if distribution is None or distribution.auto_shard_dataset:
-        return 1
-    import jax
-
-    return jax.process_count()

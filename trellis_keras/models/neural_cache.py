@@ -1,8 +1,6 @@
 """A neural cache: raises the probability of tokens that followed similar hidden states."""
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -11,8 +9,8 @@ from keras import ops
 from keras_streams.protocol import at_least_float32, check_built
 from keras_streams.xla import compile_xla
 from trellis_keras.layers.checks import check_positive
-from trellis_keras.models import generation
 from trellis_keras.models.base import text_rows
+from trellis_keras.models.generation import TextGenerator, cached_function
 from trellis_keras.models.language_model import LanguageModel
 from trellis_keras.types import Cache, Tensor
 
@@ -22,7 +20,7 @@ _SEGMENT = 256
 _NONE = -1
 
 
-class NeuralCache:
+class NeuralCache(TextGenerator, keras.layers.Layer):
     """A trained language model with a cache of its last hidden states (Grave et al., 2017).
 
     With h_t the model's hidden state after token x_t (the head's input), the next token w has
@@ -65,73 +63,14 @@ class NeuralCache:
                 f"Received: theta={theta}, mix={mix}"
             )
         check_built(model)
+        super().__init__(name=model.name)
         self.model = model
-        (self._size,) = check_positive(size=size)
-        self._theta = theta
-        self._mix = mix
-
-    # Compiled functions contain these values, so they are read-only.
-
-    @property
-    def size(self) -> int:
-        """Number of hidden states in the cache."""
-        return self._size
-
-    @property
-    def theta(self) -> float:
-        """Inverse temperature of the similarity."""
-        return self._theta
-
-    @property
-    def mix(self) -> float:
-        """Weight of the cache."""
-        return self._mix
-
-    # Attributes that generation, scoring and compiled steps use
-
-    @property
-    def name(self) -> str:
-        """The model's name."""
-        return self.model.name
-
-    @property
-    def built(self) -> bool:
-        """Whether the model is built."""
-        return self.model.built
-
-    @property
-    def vocabulary(self) -> Any:
-        """The model's `data.Vocabulary`, or `None`."""
-        return self.model.vocabulary
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Number of tokens V."""
-        return self.model.vocabulary_size
-
-    @property
-    def backbone(self) -> keras.Layer:
-        """The model's backbone."""
-        return self.model.backbone
-
-    @property
-    def variables(self) -> list[keras.Variable]:
-        """The model's variables."""
-        return self.model.variables
-
-    @property
-    def trainable_variables(self) -> list[keras.Variable]:
-        """The model's trainable variables."""
-        return self.model.trainable_variables
-
-    @property
-    def non_trainable_variables(self) -> list[keras.Variable]:
-        """The model's other variables."""
-        return self.model.non_trainable_variables
-
-    def stream(self) -> Any:
-        """Returns the stream of the model's backbone, as `LanguageModel.stream` does."""
-        return self.model.stream()
+        (self.size,) = check_positive(size=size)
+        self.theta = theta
+        self.mix = mix
+        self.backbone, self.stream = model.backbone, model.stream
+        self.vocabulary, self.vocabulary_size = model.vocabulary, model.vocabulary_size
+        self.built = True
 
     # Streaming and generation
 
@@ -151,22 +90,12 @@ class NeuralCache:
         return {
             "model": cache,
             "tokens": ops.full(shape, _NONE, dtype="int32"),
-            "hidden": ops.zeros((*shape, channels), dtype=self._dtype),
+            "hidden": ops.zeros((*shape, channels), dtype=self._state_dtype),
         }
 
     @property
-    def _dtype(self):
+    def _state_dtype(self):
         return at_least_float32(self.model.compute_dtype)
-
-    def step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """Reads one token per row. Arguments and results are those of `LanguageModel.step`."""
-        hidden, cache = self.hidden_step(tokens, cache)
-        return self.next_log_probs(hidden, cache), cache
-
-    def prefill(self, tokens: Tensor, cache: Cache = None) -> tuple[Tensor, Cache]:
-        """Reads a whole prompt. Arguments and results are those of `LanguageModel.prefill`."""
-        hidden, cache = self.hidden_prefill(tokens, cache)
-        return self.next_log_probs(hidden[:, -1], cache), cache
 
     def hidden_step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """Returns hidden states (batch, channels) after tokens (batch,), and the new cache."""
@@ -191,30 +120,6 @@ class NeuralCache:
         places = ops.stack([ops.broadcast_to(rows, ops.shape(words)), words], axis=-1)
         p_cache = ops.scatter(places, weights, ops.shape(log_p))
         return self._mixed(log_p, self._log_cache(p_cache, weights, log_p))
-
-    def generate(
-        self,
-        prompts: Any,
-        max_length: int,
-        sampler: Any = "top_p",
-        *,
-        seed: int | None = None,
-        stop_tokens: Any = None,
-    ) -> np.ndarray | str | list[str]:
-        """Continues prompts. See `LanguageModel.generate`."""
-        return generation.generate(self, prompts, max_length, sampler, seed, stop_tokens)
-
-    def generate_stream(
-        self,
-        prompt: str | Sequence[int] | np.ndarray,
-        max_length: int,
-        sampler: Any = "top_p",
-        *,
-        seed: int | None = None,
-        stop_tokens: Any = None,
-    ) -> Iterator:
-        """Continues a prompt and yields the result. See `LanguageModel.generate_stream`."""
-        return generation.generate_stream(self, prompt, max_length, sampler, seed, stop_tokens)
 
     # Losses
 
@@ -253,9 +158,7 @@ class NeuralCache:
         tokens = np.asarray(tokens)
         rows = text_rows(tokens, self.vocabulary_size)
         cache = self.initial_cache(len(rows))
-        read = generation.cached_function(
-            self, "segment", lambda: compile_xla(self._apart, self.variables)
-        )
+        read = cached_function(self, "segment", lambda: compile_xla(self._apart, self.variables))
         parts = []
         for first in range(0, rows.shape[1] - 1, _SEGMENT):
             segment = ops.convert_to_tensor(rows[:, first : first + _SEGMENT + 1])
@@ -268,7 +171,7 @@ class NeuralCache:
     def text_loss(self, tokens: Tensor) -> Tensor:
         """Returns the loss of tokens[:, 1:] in nats (batch, time - 1), in one forward pass."""
         hidden = self.model.encode(tokens[:, :-1])["hidden"]
-        read = tokens[:, :-1], ops.cast(hidden, self._dtype)
+        read = tokens[:, :-1], ops.cast(hidden, self._state_dtype)
         return -self._mixed(*self._targets(hidden, *read, tokens[:, 1:]))
 
     def segment_loss(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
@@ -327,7 +230,7 @@ class NeuralCache:
 
     def _extend(self, cache, tokens, hidden):
         """Returns the tokens of a cache and new ones (batch, time), and their hidden states."""
-        tokens, hidden = ops.cast(tokens, "int32"), ops.cast(hidden, self._dtype)
+        tokens, hidden = ops.cast(tokens, "int32"), ops.cast(hidden, self._state_dtype)
         return (
             ops.concatenate([cache["tokens"], tokens], axis=1),
             ops.concatenate([cache["hidden"], hidden], axis=1),

@@ -1,6 +1,5 @@
 """Norms of the gradient in each layer."""
 
-import contextlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -10,6 +9,7 @@ from keras import ops
 
 from keras_streams.protocol import at_least_float32, without_carried_states
 from trellis_keras._keras_internals import direct_layers, own_trainable_variables
+from trellis_keras.models.base import BackboneModel
 from trellis_keras.models.gradients import with_gradient
 from trellis_keras.types import Logs, Tensor
 
@@ -168,20 +168,14 @@ class LossGradient:
         variables = [*self.model.trainable_variables, *self._other_variables()]
         mapping = list(zip(variables, [*weights, *others], strict=True))
         # Assignments to variables stay in the scope.
-        with (
-            keras.StatelessScope(state_mapping=mapping, collect_losses=True),
-            _training_outputs(self.model, batch),
-        ):
+        with keras.StatelessScope(state_mapping=mapping, collect_losses=True):
             x, y, sample_weight = batch
-            y_pred = self.model(x, training=True)
+            inputs = x
+            if isinstance(self.model, BackboneModel):
+                inputs = self.model.loss_inputs(x, y, sample_weight)
+            y_pred = self.model(inputs, training=True)
             loss = self.model.compute_loss(x, y, y_pred, sample_weight, training=True)
             return loss * ops.cast(scale, loss.dtype)
-
-
-def _training_outputs(model, batch):
-    """Makes a `LanguageModel` return what its loss needs, as in its own `train_step`."""
-    loss_mode = getattr(model, "loss_mode", None)
-    return contextlib.nullcontext() if loss_mode is None else loss_mode(batch)
 
 
 def _compiled_gradient(loss, model):
