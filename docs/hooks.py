@@ -78,6 +78,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         add(File.generated(config, f"examples/{name}.md", content=tutorial(name)))
     for name, (title, modules) in REFERENCE.items():
         add(File.generated(config, f"docs/reference/{name}.md", content=reference(title, modules)))
+    add(File.generated(config, "docs/reference/index.md", content=index()))
     add(File.generated(config, f"{BENCHMARKS}/README.md", content=benchmarks()))
     queue = [
         "README.md",
@@ -155,6 +156,18 @@ def benchmarks() -> str:
         title = (ROOT / name).read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")
         case, _, what = title.partition(": ")
         lines.append(f"- [{case}]({posixpath.basename(name)}): {what}")
+    return "\n".join(lines) + "\n"
+
+
+def index() -> str:
+    """Returns the list of the reference's pages, with the names on each."""
+    lines = ["# Reference", "", "| page | names |", "|---|---|"]
+    for page, (title, modules) in REFERENCE.items():
+        names = []
+        for module in modules:
+            module, _, named = module.partition(":")
+            names += named.split(",") if named else sum(exported(module), [])
+        lines.append(f"| [{title}]({page}.md) | {', '.join(f'`{name}`' for name in names)} |")
     return "\n".join(lines) + "\n"
 
 
